@@ -1,0 +1,102 @@
+"""What a device is, as facts: the key that measurements are filed under."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device as facts.
+
+    Attributes
+    ----------
+    type : str
+        torch's device type, ``"cpu"`` or ``"cuda"``.
+    name : str
+        The model, as the driver or the operating system gives it.
+    capability : str
+        ``"9.0"`` for CUDA; the instruction set torch uses (``"AVX512"``) on the CPU.
+    units : int
+        Multiprocessors on CUDA, threads that torch uses on the CPU.
+    memory : int
+        Bytes of device memory (of main memory on the CPU).
+    l2 : int
+        Bytes of last-level cache shared by all units; 0 if not known.
+    """
+
+    type: str
+    name: str
+    capability: str
+    units: int
+    memory: int
+    l2: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the facts as plain data."""
+        return asdict(self)
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def _cpu_cache() -> int:
+    try:
+        text = Path("/sys/devices/system/cpu/cpu0/cache/index3/size").read_text(encoding="utf-8").strip()
+    except OSError:
+        return 0
+    return int(text[:-1]) * {"K": 1 << 10, "M": 1 << 20}.get(text[-1], 1) if text[:-1].isdigit() else 0
+
+
+def _memory() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return 0
+
+
+@functools.cache
+def _cuda(index: int) -> Device:
+    facts = torch.cuda.get_device_properties(index)
+    return Device(
+        type="cuda",
+        name=facts.name,
+        capability=f"{facts.major}.{facts.minor}",
+        units=facts.multi_processor_count,
+        memory=facts.total_memory,
+        l2=getattr(facts, "L2_cache_size", 0),
+    )
+
+
+def describe(device: torch.device | str) -> Device:
+    """Return the facts of ``device``; never initialises CUDA for a CPU device."""
+    device = torch.device(device)
+    if device.type == "cuda":
+        return _cuda(device.index if device.index is not None else torch.cuda.current_device())
+    return Device(
+        type=device.type,
+        name=_cpu_name() if device.type == "cpu" else device.type,
+        capability=torch.backends.cpu.get_cpu_capability(),
+        units=torch.get_num_threads(),
+        memory=_memory(),
+        l2=_cpu_cache(),
+    )
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until all that was launched on ``device`` is done; nothing to do on the CPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,30 @@
+"""The whole contract between the core and a plugin. Hooks run while plugins load, never in a call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import pluggy
+
+if TYPE_CHECKING:
+    from nxcore.kernel import Backend
+    from nxcore.plugin import Check
+    from nxcore.spec import OpSpec
+
+hookspec = pluggy.HookspecMarker("nxcore")
+
+
+@hookspec
+def nxcore_backend() -> Backend:  # type: ignore[empty-body]  # a specification has no body
+    """Hand over one backend: its name, its probe and its kernels."""
+
+
+@hookspec
+def nxcore_ops() -> Iterable[OpSpec]:  # type: ignore[empty-body]
+    """Add operators; the core's own come through this hook too."""
+
+
+@hookspec
+def nxcore_doctor() -> Iterable[Check]:  # type: ignore[empty-body]
+    """Tell ``nxcore doctor`` what the toolkit wants shown."""

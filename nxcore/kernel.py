@@ -1,0 +1,137 @@
+"""Kernel, Backend, Verdict: what a plugin hands over, and the answers it gives."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from nxcore.errors import PluginError
+from nxcore.problem import Problem
+
+Precision = Literal["ieee32", "tf32", "half"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Yes, or no with a reason. True or false as a condition.
+
+    Attributes
+    ----------
+    ok : bool
+        The answer.
+    reason : str
+        Why not; for a yes that carries a condition, the condition.
+    hint : str
+        What to type to change the answer, if anything would.
+    simulated : bool
+        Yes, but by an interpreter or simulator: right, and never worth timing.
+    """
+
+    ok: bool
+    reason: str = ""
+    hint: str = ""
+    simulated: bool = False
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the answer as plain data."""
+        return asdict(self)
+
+
+YES = Verdict(True)
+
+
+def no(reason: str, *, hint: str = "") -> Verdict:
+    """Return a refusal; the reason names what was expected and what came."""
+    return Verdict(False, reason, hint)
+
+
+def simulated(reason: str) -> Verdict:
+    """Return a yes from an interpreter or simulator: such a kernel is verified, never timed."""
+    return Verdict(True, reason, simulated=True)
+
+
+def accept_all(problem: Problem) -> Verdict:  # noqa: ARG001  the shape every accepts has
+    """Take every call."""
+    return YES
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One implementation of one operator.
+
+    Attributes
+    ----------
+    op : str
+        The operator's name.
+    target : str
+        ``"module:attribute"``, imported on first use. The attribute is a planner,
+        ``plan(problem) -> callable``: it may specialise (grid, compiled handle, strides), and what
+        it returns is called with the operator's arguments, all positional, defaults filled in.
+    accepts : callable
+        ``accepts(problem) -> Verdict`` answers for the call: shapes, dtypes, layout, device.
+    probe : callable, optional
+        ``probe() -> Verdict`` answers for the machine where this kernel needs more than its backend.
+    variant : str
+        Tells kernels of one backend apart, such as ``"cuda"``; empty for a backend's only kernel.
+    dtypes : tuple of torch.dtype
+        The element types that the kernel claims.
+    precision : str
+        The precision class of a float32 call: ``"ieee32"``, ``"tf32"`` or ``"half"``.
+    deterministic, graph_safe, in_place_safe : bool
+        Claims, False unless made; each is verified before it counts.
+    """
+
+    op: str
+    target: str
+    accepts: Callable[[Problem], Verdict] = accept_all
+    probe: Callable[[], Verdict] | None = None
+    variant: str = ""
+    dtypes: tuple[torch.dtype, ...] = (torch.float32,)
+    precision: Precision = "ieee32"
+    deterministic: bool = False
+    graph_safe: bool = False
+    in_place_safe: bool = False
+
+    @functools.cached_property
+    def plan(self) -> Callable[[Problem], Callable[..., Any]]:
+        """The planner, imported now."""
+        module, _, attribute = self.target.partition(":")
+        try:
+            found = getattr(importlib.import_module(module), attribute)
+        except AttributeError as error:
+            raise PluginError(f"kernel target {self.target!r}: {error}") from error
+        return found  # type: ignore[no-any-return]  # whatever a plugin wrote; verified before use
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A toolkit and its kernels.
+
+    Attributes
+    ----------
+    name : str
+        What a user writes in ``backend="name"``.
+    probe : callable
+        ``probe() -> Verdict`` answers for the machine: toolkit, version, device. It never raises.
+    kernels : sequence of Kernel
+        The whole backend at a glance.
+    api : int
+        The ``nxcore.plugin.API_VERSION`` that the plugin was written for.
+    """
+
+    name: str
+    probe: Callable[[], Verdict]
+    kernels: Sequence[Kernel] = field(default=())
+    api: int = 0
+
+    def label(self, kernel: Kernel) -> str:
+        """Return what tables call this kernel: the backend's name and the kernel's variant."""
+        return f"{self.name}-{kernel.variant}" if kernel.variant else self.name

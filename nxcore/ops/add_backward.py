@@ -1,0 +1,159 @@
+"""add_backward: the gradients of add, to both operands.
+
+    grad_x = sum_to_size(grad, x_size);  grad_y = alpha * sum_to_size(grad, y_size)
+
+The transpose of broadcasting is summation over the dimensions that were broadcast.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nxcore.errors import InvalidInputError
+from nxcore.plugin import Cost, ErrorCase, OpSpec, Param, Sample, rand
+from nxcore.spec import DEGENERATE, require_tensor
+
+Number = int | float
+BOTH = (True, True)
+
+
+def reference(
+    grad: Tensor,
+    x_size: tuple[int, ...],
+    y_size: tuple[int, ...],
+    alpha: Number = 1,
+    output_mask: tuple[bool, bool] = BOTH,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the gradients of ``add``, accumulating in float32 or wider.
+
+    Parameters
+    ----------
+    grad : Tensor
+        The gradient of the output, floating.
+    x_size, y_size : tuple of int
+        The operands' shapes; both broadcast to the shape of ``grad``.
+    alpha : number, default 1
+        As in ``add``.
+    output_mask : (bool, bool)
+        Which gradients to compute; the other comes back as None.
+
+    Returns
+    -------
+    x_grad, y_grad : Tensor
+        Of the operands' shapes and the dtype of ``grad``, which they may share memory with.
+
+    Raises
+    ------
+    InvalidInputError
+        If ``grad`` isn't a floating tensor, or a size doesn't broadcast to its shape.
+    """
+    x_grad = _undo(grad, x_size) if output_mask[0] else None
+    if not output_mask[1]:
+        return x_grad, None
+    y_grad = _undo(grad, y_size)
+    return x_grad, y_grad if alpha == 1 else y_grad * alpha
+
+
+def _undo(grad: Tensor, size: tuple[int, ...]) -> Tensor:
+    """Sum over what was broadcast; ``grad`` itself where nothing was."""
+    dims = summed_dims(tuple(grad.shape), size)
+    return torch.sum(grad, dims, keepdim=True).view(size) if dims else grad.view(size)
+
+
+def summed_dims(shape: tuple[int, ...], size: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the axes of ``shape`` that broadcasting from ``size`` made or stretched."""
+    lead = len(shape) - len(size)
+    return tuple(
+        i for i, n in enumerate(shape) if i < lead or (size[i - lead] == 1 and n != 1)
+    )
+
+
+def check(grad: Any, x_size: Any, y_size: Any, alpha: Any, output_mask: Any) -> None:
+    """Refuse what the operator isn't defined for."""
+    require_tensor(grad, "grad")
+    shape = tuple(grad.shape)
+    for name, size in (("x_size", x_size), ("y_size", y_size)):
+        lead = len(shape) - len(size)
+        if lead < 0 or any(n not in (1, wide) for n, wide in zip(size, shape[lead:], strict=True)):
+            raise InvalidInputError(
+                f"{name} must broadcast to the shape of grad, {shape}, got {tuple(size)}", argument=name
+            )
+    if not isinstance(alpha, int | float):
+        raise InvalidInputError(f"alpha must be a number, got {type(alpha).__name__}", argument="alpha")
+    if len(output_mask) != 2:  # noqa: PLR2004  one an operand
+        raise InvalidInputError(f"output_mask must have 2 entries, got {len(output_mask)}")
+
+
+def cost(grad: Any, x_size: Any, y_size: Any, alpha: Any, output_mask: Any) -> Cost:
+    """Read grad once, write what was asked for; an operand that isn't broadcast may share grad's memory."""
+    written = flops = 0
+    for size, mask, scaled in ((x_size, output_mask[0], False), (y_size, output_mask[1], alpha != 1)):
+        elements = torch.Size(size).numel()
+        if mask and (elements != grad.numel() or scaled):
+            written += elements * grad.element_size()
+            flops += grad.numel()
+    return Cost(bytes=(grad.nbytes if written else 0) + written, flops=flops)
+
+
+def magnitude(grad: Tensor, x_size: Any, y_size: Any, alpha: Number, output_mask: Any) -> Any:
+    """The gradients of absolute values."""
+    return reference(grad.abs(), x_size, y_size, abs(alpha), output_mask)
+
+
+def terms(grad: Any, x_size: Any, y_size: Any, alpha: Any, output_mask: Any) -> int:  # noqa: ARG001
+    """As many as the smaller operand was repeated."""
+    least = min(torch.Size(x_size).numel(), torch.Size(y_size).numel())
+    return max(grad.numel() // max(least, 1), 1)
+
+
+SMOKE = frozenset({"smoke"})
+BENCH = frozenset({"bench"})
+
+SAMPLES = (
+    Sample("row_broadcast", (rand(37, 65), (37, 65), (65,)), {"alpha": 2.0}, SMOKE),
+    Sample("channel_broadcast", (rand(4, 3, 5, 6), (4, 3, 5, 6), (3, 1, 1)), {"alpha": -0.5}, SMOKE),
+    Sample("long_column", (rand(2049, 3), (2049, 3), (1, 3)), {"alpha": 1}, SMOKE),
+    Sample("both_broadcast", (rand(7, 6, 5), (7, 1, 5), (1, 6, 5)), {"alpha": 3.0}),
+    Sample("not_broadcast", (rand(6, 50), (6, 50), (6, 50)), {"alpha": 2.0}),
+    Sample("to_zero_dimensions", (rand(6, 50), (6, 50), ()), {"alpha": 2.0}),
+    Sample("only_first", (rand(6, 50), (1, 50), (6, 50)), {"output_mask": (True, False)}),
+    Sample("only_second", (rand(6, 50), (6, 50), (50,)), {"output_mask": (False, True)}),
+    Sample("no_elements", (rand(0, 5), (0, 5), (5,)), tags=DEGENERATE),
+    Sample("one_element", (rand(1, 1), (1, 1), (1,))),
+    Sample("stride_zero_grad", (rand(6, 50, layout="expanded"), (6, 50), (50,))),
+    Sample("transposed", (rand(31, 17, layout="transposed"), (31, 17), (17,))),
+    Sample("channels_last", (rand(2, 8, 4, 5, layout="channels_last"), (2, 8, 4, 5), (8, 1, 1))),
+    Sample("odd_storage_offset", (rand(33, 17, layout="sliced"), (33, 17), (17,))),
+    Sample("nan", (rand(9, 64, values="nan"), (9, 64), (64,))),
+    Sample("accumulator_drift", (rand(3001, 16, low=0, high=2), (3001, 16), (16,))),
+    Sample("bias", (rand(64, 16, 32, 32), (64, 16, 32, 32), (16, 1, 1)), tags=BENCH),
+    Sample("row_bias", (rand(8192, 1024), (8192, 1024), (1024,)), tags=BENCH),
+)
+
+ERRORS = (
+    ErrorCase("not_a_tensor", (1.0, (4,), (4,)), match="grad must be a tensor, got float"),
+    ErrorCase("integers", (rand(4, dtype=torch.int64), (4,), (4,)), match="grad must have a floating dtype"),
+    ErrorCase("size", (rand(4), (3,), (4,)), match=r"x_size must broadcast .* \(4,\), got \(3,\)"),
+    ErrorCase("rank", (rand(4), (4,), (1, 4)), match=r"y_size must broadcast .* \(4,\), got \(1, 4\)"),
+)
+
+SPEC = OpSpec(
+    name="add_backward",
+    params=(
+        Param("grad", "tensor"),
+        Param("x_size", "static"),
+        Param("y_size", "static"),
+        Param("alpha", "scalar", 1),
+        Param("output_mask", "static", BOTH),
+    ),
+    reference=reference,
+    check=check,
+    cost=cost,
+    samples=SAMPLES,
+    errors=ERRORS,
+    magnitude=magnitude,
+    terms=terms,
+)

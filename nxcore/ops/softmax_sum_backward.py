@@ -1,0 +1,198 @@
+"""softmax_sum_backward: the gradients of softmax_sum, to every candidate and to the logits.
+
+    w = softmax(logits);  d[i] = sum(grad * xs[i])
+    grad_xs[i] = w[i] * grad;  grad_logits[i] = w[i] * (d[i] - sum_j w[j] d[j])
+
+The chain rule through ``softmax_sum``; the Jacobian of softmax is diag(w) - w w^T.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nxcore.errors import InvalidInputError
+from nxcore.ops import softmax_sum
+from nxcore.plugin import REQUIRED, Cost, ErrorCase, OpSpec, Param, Sample, rand
+from nxcore.problem import is_tensor
+from nxcore.spec import require_tensor
+
+Result = tuple[tuple[Tensor | None, ...] | Tensor | None, Tensor | None]
+
+
+def wanted(xs: Any, output_mask: tuple[bool, ...] | None) -> tuple[bool, ...]:
+    """Return the mask, all true where it is None: one entry a tensor argument, then the logits'."""
+    count = 1 if is_tensor(xs) else len(xs)
+    return (True,) * (count + 1) if output_mask is None else tuple(output_mask)
+
+
+def _contract(
+    dot: Any, grad: Tensor, xs: Sequence[Tensor] | Tensor, logits: Tensor, mask: tuple[bool, ...]
+) -> Result:
+    """Compute both gradients; ``dot(a, b)`` adds up the products of two tensors."""
+    parts = xs.unbind(0) if isinstance(xs, Tensor) else tuple(xs)
+    wide = torch.promote_types(parts[0].dtype, torch.float32)
+    weights, g = torch.softmax(logits.to(wide), dim=0), grad.to(wide)
+    grad_logits = None
+    if mask[-1]:
+        d = torch.stack([dot(g, x.to(wide)) for x in parts])
+        grad_logits = (weights * (d - (weights * d).sum())).to(logits.dtype)
+    if isinstance(xs, Tensor):
+        scaled = weights.view(-1, *(1,) * g.ndim) * g if mask[0] else None
+        return (None if scaled is None else scaled.to(xs.dtype)), grad_logits
+    grads = tuple(
+        (w * g).to(x.dtype) if m else None for w, x, m in zip(weights, parts, mask[:-1], strict=True)
+    )
+    return grads, grad_logits
+
+
+def reference(
+    grad: Tensor,
+    xs: Sequence[Tensor] | Tensor,
+    logits: Tensor,
+    output_mask: tuple[bool, ...] | None = None,
+) -> Result:
+    """Return the gradients of ``softmax_sum``, accumulating in float32 or wider.
+
+    Parameters
+    ----------
+    grad : Tensor
+        The gradient of the output, shape S.
+    xs, logits
+        As in ``softmax_sum``.
+    output_mask : tuple of bool, optional
+        Which gradients to compute: one entry for each candidate (one for a stacked tensor), then one
+        for the logits. All by default; the others come back as None.
+
+    Returns
+    -------
+    xs_grad : tuple of Tensor, or Tensor
+        As ``xs``: shape S each, or (N, *S); dtype of ``xs``, memory format of ``grad``.
+    logits_grad : Tensor
+        Shape (N,), dtype of ``logits``.
+
+    Raises
+    ------
+    InvalidInputError
+        As ``softmax_sum``; or if ``grad`` isn't of shape S or ``output_mask`` of the right length.
+    """
+    return _contract(lambda a, b: (a * b).sum(), grad, xs, logits, wanted(xs, output_mask))
+
+
+def by_dot(
+    grad: Tensor,
+    xs: Sequence[Tensor] | Tensor,
+    logits: Tensor,
+    output_mask: tuple[bool, ...] | None = None,
+) -> Result:
+    """The sums as vector dot products, which read both operands once and write nothing."""
+    return _contract(
+        lambda a, b: torch.dot(a.reshape(-1), b.reshape(-1)), grad, xs, logits, wanted(xs, output_mask)
+    )
+
+
+def check(grad: Any, xs: Any, logits: Any, output_mask: Any) -> None:
+    """Refuse what the operator isn't defined for."""
+    softmax_sum.check(xs, logits)
+    require_tensor(grad, "grad")
+    shape = tuple(xs.shape[1:]) if is_tensor(xs) else tuple(xs[0].shape)
+    if tuple(grad.shape) != shape:
+        raise InvalidInputError(
+            f"grad must have the output's shape {shape}, got {tuple(grad.shape)}", argument="grad"
+        )
+    if grad.device != logits.device:
+        raise InvalidInputError(
+            f"grad must be on the device of xs, {logits.device}, got {grad.device}", argument="grad"
+        )
+    count = len(wanted(xs, None))
+    if output_mask is not None and len(output_mask) != count:
+        raise InvalidInputError(
+            f"output_mask must have {count} entries, got {len(output_mask)}", argument="output_mask"
+        )
+
+
+def cost(grad: Any, xs: Any, logits: Any, output_mask: Any) -> Cost:
+    """Read grad once, each candidate once for the logits' gradient; write what was asked for."""
+    count, each, size = softmax_sum.elements(xs)
+    mask = wanted(xs, output_mask)
+    written = sum(mask[:-1]) * (count if is_tensor(xs) else 1)
+    read = count if mask[-1] else 0
+    return Cost(
+        bytes=(1 + read + written) * each * size + 2 * logits.nbytes, flops=(2 * read + written) * each
+    )
+
+
+def magnitude(grad: Tensor, xs: Any, logits: Tensor, output_mask: Any) -> Any:
+    """The gradients of absolute values, every term of the logits' gradient taken as positive."""
+    weights = torch.softmax(logits, dim=0)
+    spread = weights * (1 + (logits - logits.max()).abs().nan_to_num(posinf=0.0))
+    d = torch.stack([(grad.abs() * x.abs()).sum() for x in xs])
+    mask = wanted(xs, output_mask)
+    grad_logits = spread * (d + (spread * d).sum()) if mask[-1] else None
+    scaled = tuple(s * grad.abs() for s in spread)
+    if is_tensor(xs):
+        return (torch.stack(scaled) if mask[0] else None), grad_logits
+    return tuple(g if m else None for g, m in zip(scaled, mask[:-1], strict=True)), grad_logits
+
+
+def _with_grad(sample: Sample) -> Sample:
+    """Put a gradient of the output's shape in front of a sample of softmax_sum."""
+    xs = sample.args[0]
+    shape = xs[0].shape if isinstance(xs, tuple) else xs.shape[1:]
+    tags = sample.tags - {"smoke"} if sample.name == "exp_overflow" else sample.tags  # one weight is left
+    return Sample(sample.name, (rand(*shape), *sample.args), sample.kwargs, tags or frozenset({"edge"}))
+
+
+THREE = softmax_sum.candidates(3, 4, 10)
+
+SAMPLES = (
+    *(_with_grad(s) for s in softmax_sum.SAMPLES),
+    Sample("stride_zero_grad", (rand(6, 50, layout="expanded"), softmax_sum.candidates(3, 6, 50), rand(3))),
+    Sample("only_logits", (rand(4, 10), THREE, rand(3)), {"output_mask": (False, False, False, True)}),
+    Sample("only_one_candidate", (rand(4, 10), THREE, rand(3)), {"output_mask": (False, True, False, False)}),
+    Sample("only_the_stack", (rand(7, 9), rand(4, 7, 9), rand(4)), {"output_mask": (True, False)}),
+    Sample(
+        "long_sum",
+        (rand(300_001), softmax_sum.candidates(3, 300_001), rand(3, dtype=torch.float32)),
+    ),
+)
+
+ERRORS = (
+    ErrorCase("grad_of_wrong_shape", (rand(5), (rand(4), rand(4)), rand(2)), match=r"output's shape \(4,\)"),
+    ErrorCase("wrong_logits", (rand(4), (rand(4), rand(4)), rand(3)), match=r"logits must be \(2,\)"),
+    ErrorCase(
+        "short_mask",
+        (rand(4), (rand(4), rand(4)), rand(2)),
+        match="output_mask must have 3 entries, got 1",
+        kwargs={"output_mask": (True,)},
+    ),
+    ErrorCase("not_a_tensor", (None, (rand(4), rand(4)), rand(2)), match="grad must be a tensor, got None"),
+)
+
+
+def terms(grad: Any, xs: Any, logits: Any, output_mask: Any) -> int:  # noqa: ARG001
+    """Each entry of the logits' gradient adds up as many products as a candidate has elements."""
+    return max(softmax_sum.elements(xs)[1], 1)
+
+
+SPEC = OpSpec(
+    name="softmax_sum_backward",
+    params=(
+        Param("grad", "tensor", REQUIRED),
+        Param("xs", "tensors"),
+        Param("logits", "tensor"),
+        Param("output_mask", "static", None),
+    ),
+    reference=reference,
+    check=check,
+    cost=cost,
+    samples=SAMPLES,
+    errors=ERRORS,
+    magnitude=magnitude,
+    terms=terms,
+    idioms=MappingProxyType({"dot": by_dot}),
+)

@@ -1,0 +1,140 @@
+"""sum: add up a tensor over some of its axes.
+
+    out[kept] = sum over reduced of x[kept, reduced]
+
+Semantics of ``torch.sum``. Summation error: Higham 1993, "The accuracy of floating point summation".
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, canonical_dims, rand
+from nxcore.spec import DEGENERATE, require_tensor
+
+Dim = int | tuple[int, ...] | list[int] | None
+
+
+def reference(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
+    """Return the sum over ``dim``, accumulating in float32 or wider.
+
+    Parameters
+    ----------
+    x : Tensor
+        Any shape, strides and dtype.
+    dim : int, sequence of int or None
+        The axes to add up; all of them where None or empty.
+    keepdim : bool, default False
+        Keep the axes, with size 1.
+
+    Returns
+    -------
+    Tensor
+        The dtype of ``x``; int64 where ``x`` holds integers or bool. Over no elements it is 0.
+
+    Raises
+    ------
+    InvalidInputError
+        If an axis is out of range or named twice.
+    """
+    return torch.sum(x, dim=dim, keepdim=keepdim)
+
+
+def check(x: Any, dim: Any, keepdim: Any) -> None:  # noqa: ARG001  a flag of any type will do
+    """Refuse what the operator isn't defined for."""
+    require_tensor(x, "x", floating=False)
+    canonical_dims(dim, x.ndim)
+
+
+def _outputs(x: Any, dim: Any) -> int:
+    dims = canonical_dims(dim, x.ndim)
+    return torch.Size([n for i, n in enumerate(x.shape) if i not in dims]).numel()
+
+
+def cost(x: Any, dim: Any, keepdim: Any) -> Cost:  # noqa: ARG001
+    """Read x once, write the sums once."""
+    return Cost(bytes=x.nbytes + _outputs(x, dim) * x.element_size(), flops=x.numel())
+
+
+def magnitude(x: Tensor, dim: Any, keepdim: Any) -> Tensor:
+    """The sum of absolute values."""
+    return torch.sum(x.abs(), dim=dim, keepdim=keepdim)
+
+
+def terms(x: Any, dim: Any, keepdim: Any) -> int:  # noqa: ARG001
+    """As many as elements fall on one output."""
+    return max(x.numel() // max(_outputs(x, dim), 1), 1)
+
+
+def _backward(grad: Any, mask: tuple[bool, ...], x: Any, dim: Any, keepdim: Any) -> tuple[Any, ...]:  # noqa: ARG001
+    return grad, tuple(x.shape), dim, keepdim
+
+
+SMOKE = frozenset({"smoke"})
+BENCH = frozenset({"bench"})
+
+SAMPLES = (
+    Sample("all_axes", (rand(7, 11, 13),), tags=SMOKE),
+    Sample("inner_axis", (rand(9, 1025), -1), tags=SMOKE),
+    Sample("outer_axis", (rand(1025, 9), 0), tags=SMOKE),
+    Sample("middle_axis", (rand(5, 33, 7), 1), {"keepdim": True}, SMOKE),
+    Sample("around_the_middle", (rand(6, 5, 70), (0, 2)), tags=SMOKE),
+    Sample("every_second_axis", (rand(3, 4, 5, 6), (0, 2))),
+    Sample("list_of_axes", (rand(3, 4, 5), [0, 1])),
+    Sample("empty_tuple_means_all", (rand(3, 4), ())),
+    Sample("one_element", (rand(1),)),
+    Sample("zero_dimensions", (rand(),)),
+    Sample("zero_dimensions_axis", (rand(), 0)),
+    Sample("over_nothing", (rand(3, 0), 1), tags=DEGENERATE),
+    Sample("nothing_left", (rand(0, 3), 1), tags=DEGENERATE),
+    Sample("size_one_axis", (rand(5, 1, 6), 1)),
+    Sample("power_of_two_less_one", (rand(4095),)),
+    Sample("power_of_two", (rand(4096),)),
+    Sample("power_of_two_plus_one", (rand(4097),)),
+    Sample("prime", (rand(10007),)),
+    Sample("transposed", (rand(31, 17, 5, layout="transposed"), 0)),
+    Sample("transposed_keepdim", (rand(31, 17, 5, layout="transposed"), 1), {"keepdim": True}),
+    Sample("channels_last", (rand(2, 8, 5, 6, layout="channels_last"), (0, 2, 3))),
+    Sample("channels_last_inner", (rand(2, 8, 5, 6, layout="channels_last"), 1)),
+    Sample("odd_storage_offset", (rand(257, 3, layout="sliced"), 0)),
+    Sample("gaps_in_memory", (rand(17, 9, layout="strided"), 1)),
+    Sample("expanded", (rand(6, 80, layout="expanded"), 0)),
+    Sample("nan", (rand(5, 64, values="nan"), 0)),
+    Sample("inf_minus_inf", (rand(40, 3, values="inf"), 1)),
+    Sample("denormal", (rand(300, values="denormal", dtype=torch.float32),)),
+    Sample("accumulator_drift", (rand(16, 3001, low=0, high=2), 1)),
+    Sample("next_to_overflow", (rand(16, 4000, low=0, high=30), 1)),
+    Sample("past_the_partials", (rand(2_100_000, dtype=torch.float32),)),
+    Sample("small", (rand(64, 128), -1), tags=BENCH),
+    Sample("attention_all", (rand(4, 512, 896),), tags=BENCH),
+    Sample("attention_inner", (rand(4, 512, 896), -1), tags=BENCH),
+    Sample("attention_outer", (rand(4, 512, 896), (0, 1)), tags=BENCH),
+    Sample("attention_middle", (rand(4, 512, 896), 1), tags=BENCH),
+    Sample("channels", (rand(64, 16, 32, 32), (0, 2, 3)), tags=BENCH),
+    Sample("large_inner", (rand(4096, 16384), -1), tags=BENCH | {"huge"}),
+    Sample("large_outer", (rand(4096, 16384), 0), tags=BENCH | {"huge"}),
+)
+
+ERRORS = (
+    ErrorCase("axis", (rand(3, 4), 2), match=r"dim must be in \[-2, 1\] for a tensor of 2 dimensions, got 2"),
+    ErrorCase("axis_twice", (rand(3, 4), (0, -2)), match=r"name each axis once, got \(0, -2\)"),
+    ErrorCase("axis_not_an_integer", (rand(3, 4), (0.5,)), match="dim must hold integers, got float"),
+    ErrorCase("axis_not_a_sequence", (rand(3, 4), 0.5), match="dim must be an integer or a sequence"),
+    ErrorCase("not_a_tensor", ([1.0, 2.0],), match="x must be a tensor, got list"),
+)
+
+SPEC = OpSpec(
+    name="sum",
+    params=(Param("x", "tensor"), Param("dim", "static", None), Param("keepdim", "static", False)),
+    reference=reference,
+    check=check,
+    cost=cost,
+    samples=SAMPLES,
+    errors=ERRORS,
+    magnitude=magnitude,
+    terms=terms,
+    gradient=Gradient("sum_backward", _backward),
+)

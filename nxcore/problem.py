@@ -1,0 +1,255 @@
+"""Problem: a call minus its data, the one key that choosing, measuring and remembering share."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nxcore.spec import OpSpec
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMeta:
+    """A tensor minus its data, with torch's own names for what it still has.
+
+    Attributes
+    ----------
+    shape : tuple of int
+    strides : tuple of int
+        In elements.
+    dtype : torch.dtype
+    device : torch.device
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, tensor: Tensor | TensorMeta) -> TensorMeta:
+        """Describe a tensor; a description is returned as it is."""
+        if isinstance(tensor, TensorMeta):
+            return tensor
+        return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return self.numel() * self.dtype.itemsize
+
+    def stride(self) -> tuple[int, ...]:
+        """Return the strides, in elements."""
+        return self.strides
+
+    def numel(self) -> int:
+        """Return the number of elements."""
+        return math.prod(self.shape)
+
+    def element_size(self) -> int:
+        """Return the bytes of one element."""
+        return self.dtype.itemsize
+
+    def is_contiguous(self) -> bool:
+        """Tell whether elements lie in memory in row-major order without gaps."""
+        return self.numel() == 0 or self.strides_of_extent == _row_major(self.extent)
+
+    @property
+    def extent(self) -> tuple[int, ...]:
+        """The shape without the dimensions of size 1, whose strides mean nothing."""
+        return tuple(n for n in self.shape if n != 1)
+
+    @property
+    def strides_of_extent(self) -> tuple[int, ...]:
+        """The strides that belong to ``extent``."""
+        return tuple(s for n, s in zip(self.shape, self.strides, strict=True) if n != 1)
+
+    def is_dense(self) -> bool:
+        """Tell whether elements fill their memory without gap or overlap, in any order of dimensions."""
+        expected = 1
+        for stride, size in sorted(zip(self.strides_of_extent, self.extent, strict=True)):
+            if stride != expected:
+                return False
+            expected *= size
+        return True
+
+    def empty(self) -> Tensor:
+        """Return an uninitialised tensor of this shape, strides, dtype and device."""
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
+
+    def __str__(self) -> str:
+        kind = str(self.dtype).removeprefix("torch.")
+        layout = "" if self.is_contiguous() else f" strides {self.strides}"
+        return f"{kind}{list(self.shape)}{layout}"
+
+
+def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.append(strides[-1] * size)
+    return tuple(reversed(strides)) if shape else ()
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """One call minus its data.
+
+    Pointers are no part of it: a kernel that needs aligned data tests that at launch.
+
+    Attributes
+    ----------
+    spec : OpSpec
+        The operator.
+    args : tuple
+        The arguments in the order of the signature: ``TensorMeta`` for a tensor, a tuple of them for
+        a sequence, the number's type for a ``scalar`` or a number given as an ``operand``.
+    needs_grad : bool
+        Some argument needs a gradient.
+    aliased : bool
+        ``out`` is one of the inputs.
+    """
+
+    spec: OpSpec
+    args: tuple[Any, ...]
+    needs_grad: bool = False
+    aliased: bool = False
+
+    @classmethod
+    def of(
+        cls, spec: OpSpec, args: tuple[Any, ...], *, needs_grad: bool = False, aliased: bool = False
+    ) -> Problem:
+        """Describe a call of ``spec`` with ``args``, all positional."""
+        described = (_describe(p.kind, a) for p, a in zip(spec.params, args, strict=True))
+        return cls(spec, tuple(described), needs_grad, aliased)
+
+    @functools.cached_property
+    def key(self) -> tuple[Any, ...]:
+        """All that makes this problem differ from another."""
+        return (self.spec.name, self.args, self.needs_grad, self.aliased)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Problem) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __getitem__(self, name: str) -> Any:
+        """Return the described argument of that name."""
+        for param, value in zip(self.spec.params, self.args, strict=True):
+            if param.name == name:
+                return value
+        raise KeyError(f"{self.spec.name} has no parameter {name!r}")
+
+    @property
+    def op(self) -> str:
+        """The operator's name."""
+        return self.spec.name
+
+    @functools.cached_property
+    def tensors(self) -> tuple[TensorMeta, ...]:
+        """Every tensor argument, sequences flattened, in the order of the signature."""
+        return tuple(_leaves(self.args))
+
+    @functools.cached_property
+    def device(self) -> torch.device:
+        """The device of the call: the accelerator if any tensor is on one."""
+        devices = [t.device for t in self.tensors]
+        return next((d for d in devices if d.type != "cpu"), devices[0])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the first tensor."""
+        return self.tensors[0].dtype
+
+    @functools.cached_property
+    def outputs(self) -> Any:
+        """What the reference returns, as ``TensorMeta`` in the reference's own structure.
+
+        Found by running the reference on meta tensors, so shape, dtype and strides are torch's.
+        """
+        with torch.no_grad():
+            result = self.spec.reference(*(_as_meta(p.kind, a) for p, a in self._without_out()))
+        return _relabel(result, self.device)
+
+    def _without_out(self) -> Iterator[tuple[Any, Any]]:
+        for param, value in zip(self.spec.params, self.args, strict=True):
+            yield param, None if param.kind == "out" else value
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the problem as plain data."""
+        return {"op": self.op, "needs_grad": self.needs_grad, "device": str(self.device)} | {
+            p.name: _plain(a) for p, a in zip(self.spec.params, self.args, strict=True)
+        }
+
+    def __str__(self) -> str:
+        parts = (f"{p.name}={_brief(a)}" for p, a in zip(self.spec.params, self.args, strict=True))
+        return f"{self.op}({', '.join(parts)}) on {self.device}"
+
+
+def is_tensor(value: Any) -> bool:
+    """Tell whether ``value`` is a tensor or the description of one."""
+    return isinstance(value, Tensor | TensorMeta)
+
+
+def _describe(kind: str, value: Any) -> Any:
+    if is_tensor(value):
+        return TensorMeta.of(value)
+    if kind == "tensors":
+        return tuple(TensorMeta.of(v) for v in value)
+    if kind in ("scalar", "operand"):
+        return type(value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _leaves(value: Any) -> Iterator[TensorMeta]:
+    if isinstance(value, TensorMeta):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _leaves(item)
+
+
+def _as_meta(kind: str, value: Any) -> Any:
+    if isinstance(value, TensorMeta):
+        return torch.empty_strided(value.shape, value.strides, dtype=value.dtype, device="meta")
+    if isinstance(value, tuple) and value and isinstance(value[0], TensorMeta):
+        return tuple(_as_meta(kind, v) for v in value)
+    return value(1) if kind in ("scalar", "operand") and isinstance(value, type) else value
+
+
+def _relabel(result: Any, device: torch.device) -> Any:
+    if isinstance(result, Tensor):
+        return TensorMeta(tuple(result.shape), result.stride(), result.dtype, device)
+    if isinstance(result, tuple | list):
+        return tuple(_relabel(r, device) for r in result)
+    return result
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, TensorMeta):
+        return {
+            "shape": list(value.shape),
+            "strides": list(value.strides),
+            "dtype": str(value.dtype).removeprefix("torch."),
+        }
+    if isinstance(value, tuple):
+        return [_plain(v) for v in value]
+    return value.__name__ if isinstance(value, type) else value
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, tuple) and value and isinstance(value[0], TensorMeta):
+        same = all(v == value[0] for v in value)
+        return f"{len(value)} x {value[0]}" if same else f"[{', '.join(map(str, value))}]"
+    return value.__name__ if isinstance(value, type) else str(value)

@@ -1,0 +1,97 @@
+"""Reductions as data: which axes fall away, and the fewest dimensions that say the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nxcore.errors import InvalidInputError
+from nxcore.problem import TensorMeta
+
+
+def canonical_dims(dim: int | tuple[int, ...] | list[int] | None, ndim: int) -> tuple[int, ...]:
+    """Return the axes that ``dim`` names, sorted, from 0 to ``ndim - 1``.
+
+    As in ``torch.sum``, None and the empty tuple name every axis, and a 0-d tensor has the axes 0 and -1.
+
+    Raises
+    ------
+    InvalidInputError
+        If an axis is out of range, or named twice.
+    """
+    if dim is None or dim == () or dim == []:
+        return tuple(range(ndim))
+    if not isinstance(dim, int | tuple | list):
+        raise InvalidInputError(
+            f"dim must be an integer or a sequence of integers, got {type(dim).__name__}", argument="dim"
+        )
+    given = (dim,) if isinstance(dim, int) else tuple(dim)
+    span = max(ndim, 1)
+    for d in given:
+        if not isinstance(d, int):
+            raise InvalidInputError(f"dim must hold integers, got {type(d).__name__}", argument="dim")
+        if not -span <= d < span:
+            raise InvalidInputError(
+                f"dim must be in [{-span}, {span - 1}] for a tensor of {ndim} dimensions, got {d}",
+                argument="dim",
+            )
+    wrapped = sorted(d % span for d in given)
+    if len(set(wrapped)) != len(wrapped):
+        raise InvalidInputError(f"dim must name each axis once, got {given}", argument="dim")
+    return tuple(wrapped) if ndim else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """A sum over some axes of a strided tensor, in the fewest dimensions.
+
+    Axes of size 1 are dropped, and neighbours of one kind are merged where their strides allow.
+
+    Attributes
+    ----------
+    kept : tuple of (int, int, int)
+        Size, stride in the input and stride in the output of each dimension that stays,
+        outermost first, in elements.
+    reduced : tuple of (int, int)
+        Size and stride in the input of each dimension that falls away, outermost first.
+    """
+
+    kept: tuple[tuple[int, int, int], ...]
+    reduced: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, x: TensorMeta, dims: tuple[int, ...], out_strides: tuple[int, ...]) -> Reduction:
+        """Describe summing ``x`` over ``dims``; ``out_strides`` are the output's with keepdim=True."""
+        axes = [
+            (n, s, o, i in dims)
+            for i, (n, s, o) in enumerate(zip(x.shape, x.strides, out_strides, strict=True))
+            if n != 1
+        ]
+        axes.sort(key=lambda axis: -axis[1])  # memory order of the input, outermost first
+        merged: list[tuple[int, int, int, bool]] = []
+        for n, s, o, gone in axes:
+            if merged:
+                outer_n, outer_s, outer_o, outer_gone = merged[-1]
+                if gone == outer_gone and outer_s == n * s and (gone or outer_o == n * o):
+                    merged[-1] = (outer_n * n, s, o, gone)
+                    continue
+            merged.append((n, s, o, gone))
+        return cls(
+            kept=tuple((n, s, o) for n, s, o, gone in merged if not gone),
+            reduced=tuple((n, s) for n, s, _, gone in merged if gone),
+        )
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs there are."""
+        total = 1
+        for n, _, _ in self.kept:
+            total *= n
+        return total
+
+    @property
+    def terms(self) -> int:
+        """How many terms each output adds up."""
+        total = 1
+        for n, _ in self.reduced:
+            total *= n
+        return total

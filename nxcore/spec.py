@@ -1,0 +1,331 @@
+"""What an operator is, as data: its parameters, reference, checks, cost, samples and error cases."""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from nxcore.errors import InvalidInputError
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+DEGENERATE = frozenset({"edge", "degenerate"})
+"""The tags of a sample whose right answer is empty, one number everywhere, or too small to tell from 0."""
+
+Layout = Literal["contiguous", "transposed", "channels_last", "sliced", "strided", "expanded"]
+Values = Literal["normal", "nan", "inf", "denormal", "zeros"]
+Kind = Literal["tensor", "tensors", "operand", "scalar", "static", "out"]
+
+
+class _Required:
+    """The default of a parameter that has none."""
+
+    def __repr__(self) -> str:
+        return "<required>"
+
+
+REQUIRED = _Required()
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """One parameter of an operator.
+
+    Attributes
+    ----------
+    name : str
+        As the caller writes it.
+    kind : str
+        ``tensor``; ``tensors`` (a sequence of tensors, or one stacked tensor); ``operand`` (a tensor
+        or a number); ``scalar`` (a number that may change from call to call: kernels read it at run
+        time); ``static`` (a hashable value that kernels may specialise on; lists become tuples);
+        ``out`` (a tensor to write into, or None).
+    default : Any
+        The default, or ``REQUIRED``.
+    keyword : bool
+        Only by keyword.
+    """
+
+    name: str
+    kind: Kind
+    default: Any = REQUIRED
+    keyword: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """The least a call must move and compute: each input read once, each output written once.
+
+    Attributes
+    ----------
+    bytes : int
+        Bytes read plus bytes written.
+    flops : int
+        Floating-point operations.
+    """
+
+    bytes: int
+    flops: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sketch:
+    """A tensor described, not built: see ``rand``."""
+
+    shape: tuple[int, ...]
+    layout: Layout = "contiguous"
+    low: float | None = None
+    high: float | None = None
+    values: Values = "normal"
+    dtype: torch.dtype | None = None
+    device: str | None = None
+
+    def build(self, device: torch.device, dtype: torch.dtype, seed: int) -> Tensor:
+        """Build the tensor; the same sketch, dtype and seed give the same numbers on every device."""
+        dtype = self.dtype or dtype
+        generator = torch.Generator().manual_seed(seed)
+        if self.low is not None and self.high is not None:
+            data = torch.rand(self.shape, generator=generator, dtype=torch.float64)
+            data = data * (self.high - self.low) + self.low
+        else:
+            data = torch.randn(self.shape, generator=generator, dtype=torch.float64)
+        if self.values == "zeros":
+            data.zero_()
+        elif self.values == "denormal":
+            data *= torch.finfo(torch.float32).tiny / 8
+        elif self.values in ("nan", "inf"):
+            odd = torch.nan if self.values == "nan" else torch.inf
+            flat = data.view(-1)
+            flat[::7] = torch.copysign(torch.full_like(flat[::7], odd), flat[::7])
+        return _lay_out(data.to(dtype).to(self.device or device), self.layout)
+
+
+def _lay_out(data: Tensor, layout: Layout) -> Tensor:
+    """Return ``data`` with the strides and the storage offset that ``layout`` names."""
+    if layout == "transposed":
+        return data.permute(*reversed(range(data.ndim))).contiguous().permute(*reversed(range(data.ndim)))
+    if layout == "channels_last":
+        return data.contiguous(memory_format=torch.channels_last)
+    if layout == "sliced":  # an odd storage offset: aligned for no vector load
+        return torch.cat([data.new_zeros(1), data.flatten()])[1:].view(data.shape)
+    if layout == "strided":
+        return torch.stack([data, torch.full_like(data, 3)], dim=-1)[..., 0]
+    if layout == "expanded":  # stride 0, as the gradient of a sum has
+        return data[:1].expand(data.shape)
+    return data
+
+
+def rand(
+    *shape: int,
+    layout: Layout = "contiguous",
+    low: float | None = None,
+    high: float | None = None,
+    values: Values = "normal",
+    dtype: torch.dtype | None = None,
+    device: str | None = None,
+) -> Sketch:
+    """Describe a tensor of random numbers.
+
+    Parameters
+    ----------
+    *shape : int
+        Its shape.
+    layout : str
+        ``contiguous``, ``transposed`` (strides reversed), ``channels_last``, ``sliced`` (odd storage
+        offset), ``strided`` (every second element) or ``expanded`` (first dimension of stride 0).
+    low, high : float, optional
+        Uniform in [low, high); without them normal, of mixed sign and unit variance.
+    values : str
+        ``nan`` and ``inf`` put one at every seventh place; ``denormal`` scales below float32's
+        smallest normal number.
+    dtype, device : optional
+        Fixed, where the sample's own must not apply.
+    """
+    return Sketch(tuple(shape), layout, low, high, values, dtype, device)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Arguments of one call, described; named after the bug that it is there to catch.
+
+    Attributes
+    ----------
+    name : str
+        The bug.
+    args : tuple
+        Positional arguments: sketches, tuples of sketches, plain values.
+    kwargs : Mapping
+        Keyword arguments, likewise.
+    tags : frozenset of str
+        ``smoke`` (the run-time gate, milliseconds), ``edge``, ``bench`` (real workloads), ``huge``,
+        ``degenerate`` (no use for telling right from wrong, see ``DEGENERATE``).
+    """
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    tags: frozenset[str] = frozenset({"edge"})
+
+    def build(self, spec: OpSpec, device: torch.device | str, dtype: torch.dtype) -> tuple[Any, ...]:
+        """Return the arguments of ``spec``, all positional, with defaults filled in."""
+        make = functools.partial(_build, device=torch.device(device), dtype=dtype)
+        args = [make(a, seed=zlib.crc32(f"{self.name}/{i}".encode())) for i, a in enumerate(self.args)]
+        kwargs = {k: make(a, seed=zlib.crc32(f"{self.name}/{k}".encode())) for k, a in self.kwargs.items()}
+        return spec.bind(*args, **kwargs)
+
+
+def _build(value: Any, *, device: torch.device, dtype: torch.dtype, seed: int) -> Any:
+    if isinstance(value, Sketch):
+        return value.build(device, dtype, seed)
+    if isinstance(value, tuple):
+        return tuple(_build(v, device=device, dtype=dtype, seed=seed + i) for i, v in enumerate(value))
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorCase:
+    """A call that must be refused in the same words on every backend.
+
+    Attributes
+    ----------
+    name : str
+        What is wrong.
+    args, kwargs
+        As in ``Sample``.
+    match : str
+        A regular expression that the message must contain.
+    """
+
+    name: str
+    args: tuple[Any, ...]
+    match: str
+    kwargs: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+    def build(self, spec: OpSpec) -> tuple[Any, ...]:
+        """Return the arguments on the CPU in float32, but for what a sketch fixes."""
+        return Sample(self.name, self.args, self.kwargs).build(spec, "cpu", torch.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """The operator that computes the gradient of another.
+
+    Attributes
+    ----------
+    op : str
+        The backward operator's name.
+    args : callable
+        ``args(grad, mask, *arguments) -> tuple``: the backward operator's arguments, from the
+        incoming gradient, which tensors need one (a tuple of bool, sequences flattened), and the
+        forward arguments. A tensor that is not in ``saves`` comes as its ``TensorMeta``.
+    saves : tuple of str
+        The parameters kept for the backward pass.
+    """
+
+    op: str
+    args: Callable[..., tuple[Any, ...]]
+    saves: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """One operator as data.
+
+    Attributes
+    ----------
+    name : str
+        The operator's name: the address of its file, kernels, tests and benchmark.
+    params : tuple of Param
+        The signature.
+    reference : callable
+        The operator in torch, accumulating in float32 or wider: float64 in gives the truth.
+    check : callable
+        Raises ``InvalidInputError``; runs once, before any backend is asked.
+    cost : callable
+        ``cost(*arguments) -> Cost``; reads shapes and dtypes only, so ``TensorMeta`` will do.
+    samples : tuple of Sample
+        What tests, the run-time gate and benchmarks call it with.
+    errors : tuple of ErrorCase
+        What it must refuse.
+    magnitude : callable
+        The operator on absolute values: the scale of rounding errors, output by output.
+    terms : callable
+        How many terms are added up for one output.
+    dtypes : tuple of torch.dtype
+        What kernels may be written for.
+    exact : bool
+        Compared bit for bit.
+    idioms : Mapping of str to callable
+        Other ways to write it in torch; the fastest of them and the reference is the baseline.
+    gradient : Gradient, optional
+        How it is differentiated; None raises on double backward.
+    view : bool
+        The reference returns a view and does no work: there is nothing that a kernel could do faster.
+    """
+
+    name: str
+    params: tuple[Param, ...]
+    reference: Callable[..., Any]
+    check: Callable[..., None]
+    cost: Callable[..., Cost]
+    samples: tuple[Sample, ...]
+    errors: tuple[ErrorCase, ...]
+    magnitude: Callable[..., Any]
+    terms: Callable[..., int]
+    dtypes: tuple[torch.dtype, ...] = FLOATS
+    exact: bool = False
+    idioms: Mapping[str, Callable[..., Any]] = field(default_factory=lambda: MappingProxyType({}))
+    gradient: Gradient | None = None
+    view: bool = False
+
+    @property
+    def summary(self) -> str:
+        """The first line of the reference's docstring."""
+        return (self.reference.__doc__ or "").strip().splitlines()[0]
+
+    def bind(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Return ``args`` and ``kwargs`` as one positional tuple with defaults filled in."""
+        bound = list(args)
+        for param in self.params[len(args) :]:
+            if param.name in kwargs:
+                bound.append(kwargs.pop(param.name))
+            elif param.default is REQUIRED:
+                raise TypeError(f"{self.name}() misses its argument {param.name!r}")
+            else:
+                bound.append(param.default)
+        if kwargs or len(args) > len(self.params):
+            raise TypeError(f"{self.name}() got unexpected arguments: {sorted(kwargs) or args}")
+        return tuple(bound)
+
+    def tagged(self, tag: str) -> tuple[Sample, ...]:
+        """Return the samples that carry ``tag``."""
+        return tuple(s for s in self.samples if tag in s.tags)
+
+
+def require_tensor(value: Any, name: str, *, floating: bool = True) -> None:
+    """Refuse what is not a tensor or, if ``floating``, not of a real floating dtype."""
+    if not hasattr(value, "element_size"):  # a Tensor, or its TensorMeta
+        raise InvalidInputError(f"{name} must be a tensor, got {type(value).__name__}", argument=name)
+    if floating and not value.dtype.is_floating_point:
+        raise InvalidInputError(f"{name} must have a floating dtype, got {value.dtype}", argument=name)
+
+
+def require_same(values: Sequence[Any], name: str, *attributes: str) -> None:
+    """Refuse tensors that differ from the first in shape, dtype or device."""
+    for attribute in attributes:
+        wanted = getattr(values[0], attribute)
+        for i, value in enumerate(values):
+            got = getattr(value, attribute)
+            if got != wanted:
+                wanted, got = ((tuple(v) if attribute == "shape" else v) for v in (wanted, got))
+                raise InvalidInputError(
+                    f"{name} must share one {attribute}: {name}[0] has {wanted}, {name}[{i}] has {got}",
+                    argument=name,
+                )

@@ -1,0 +1,211 @@
+"""Does a kernel agree with the float64 reference? Two gates, and samples that can tell right from wrong.
+
+With u the unit roundoff of the output's dtype, u32 = 2^-24 (accumulation in float32 or wider is part of
+every contract), S the operator on absolute values and n the terms per output, both from the spec:
+
+(a) elementwise: |y - y64| <= 4 (u |y64| + u32 sqrt(n) S)
+(b) normwise:    rmse(y) <= 3 rmse(torch) + u/8 rms(y64)
+
+(a) follows the probabilistic error bound of Higham and Mary 2019, doi:10.1137/18M1226312. (b) is
+needed because (a) misses a low-precision product over long sums of zero mean. Of few outputs, torch's
+own error is a matter of luck and no yardstick: up to 64 of them (b) also grants one rounding of the
+output and of the accumulator, u rms(y64) + u32 rms(S).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nxcore.errors import VerificationError
+from nxcore.spec import OpSpec
+
+ACCUMULATOR = 2.0**-24
+FEW = 64
+ROUNDOFF = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How far a result is from the truth.
+
+    Attributes
+    ----------
+    ok : bool
+        Both gates passed.
+    error : float
+        Relative error in the 2-norm, over the finite outputs.
+    reason : str
+        The rule that was broken, and by how much.
+    """
+
+    ok: bool
+    error: float
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """The right answer of one call, and the scales to judge others by.
+
+    Attributes
+    ----------
+    exact : tuple of Tensor
+        The reference in float64 on the rounded inputs, flattened, None outputs left out.
+    torch : tuple of Tensor
+        The reference in the call's own dtype: its layout is the layout, its error the yardstick.
+    scale : tuple of Tensor
+        The operator on absolute values, in float64.
+    terms : int
+        Terms per output.
+    bitwise : bool
+        The operator moves values and never rounds.
+    """
+
+    exact: tuple[Tensor, ...]
+    torch: tuple[Tensor, ...]
+    scale: tuple[Tensor, ...]
+    terms: int
+    bitwise: bool
+
+    @classmethod
+    def of(cls, spec: OpSpec, args: tuple[Any, ...]) -> Truth:
+        """Compute the truth of calling ``spec`` with ``args``, which must hold no ``out``."""
+        wide = tuple(_widen(a) for a in args)
+        with torch.no_grad():
+            return cls(
+                exact=tuple(leaves(spec.reference(*wide))),
+                torch=tuple(leaves(spec.reference(*args))),
+                scale=tuple(leaves(spec.magnitude(*wide))),
+                terms=max(spec.terms(*args), 1),
+                bitwise=spec.exact,
+            )
+
+    def judge(self, result: Any) -> Agreement:
+        """Compare ``result`` with the truth: structure, dtype, shape, layout, special values, both gates."""
+        got = tuple(leaves(result))
+        if len(got) != len(self.exact):
+            return Agreement(False, float("inf"), f"expected {len(self.exact)} outputs, got {len(got)}")
+        worst = 0.0
+        for y, y64, like, scale in zip(got, self.exact, self.torch, self.scale, strict=True):
+            for what, wanted, came in (
+                ("dtype", like.dtype, y.dtype),
+                ("shape", tuple(like.shape), tuple(y.shape)),
+                ("device", like.device, y.device),
+                ("strides", _strides(like), _strides(y)),
+            ):
+                if wanted != came:
+                    return Agreement(False, float("inf"), f"{what} must be torch's {wanted}, got {came}")
+            found = self._gates(y, y64, like, scale)
+            worst = max(worst, found.error)
+            if not found.ok:
+                return Agreement(False, worst, found.reason)
+        return Agreement(True, worst)
+
+    def _gates(self, y: Tensor, y64: Tensor, like: Tensor, scale: Tensor) -> Agreement:
+        if y.numel() == 0:
+            return Agreement(True, 0.0)
+        if self.bitwise or not y.dtype.is_floating_point:
+            same = _same(y, like)
+            return Agreement(same, 0.0 if same else float("inf"), "" if same else "must be equal bit for bit")
+        info, u = torch.finfo(y.dtype), ROUNDOFF[y.dtype]
+        wide, expected = y.double(), y64.to(y.dtype).double()
+        # Only near the largest number may rounding decide between finite and infinite.
+        edge = (y64.abs() / info.max - 1).abs() <= 4 * u
+        if not torch.equal(wide.isnan(), expected.isnan()):
+            return Agreement(False, float("inf"), "NaN must stand where the reference has NaN")
+        special = expected.isinf() & ~edge
+        if not torch.equal(wide[special], expected[special]) or bool((wide.isinf() & ~special & ~edge).any()):
+            return Agreement(False, float("inf"), "infinities must stand where the reference has them")
+        finite = expected.isfinite() & wide.isfinite()
+        wide, y64, scale = wide[finite], y64[finite], scale.broadcast_to(y.shape)[finite]
+        error = (wide - y64).abs()
+        # The spacing of the smallest numbers, which devices may flush to zero.
+        quantum = info.smallest_normal * info.eps + torch.finfo(torch.float32).smallest_normal
+        bound = 4 * (u * y64.abs() + ACCUMULATOR * self.terms**0.5 * scale.nan_to_num(posinf=0.0)) + quantum
+        norm = _rms(y64)
+        relative = float(_rms(error) / norm) if norm else float(_rms(error))
+        if bool((error > bound).any()):
+            at = float((error / bound).max())
+            return Agreement(False, relative, f"elementwise error is {at:.3g} times its bound")
+        theirs = _rms((like.double()[finite] - y64).abs())
+        allowed = 3 * theirs + u / 8 * norm + quantum
+        if y64.numel() <= FEW:
+            allowed = allowed + u * norm + ACCUMULATOR * _rms(scale)
+        if _rms(error) > allowed:
+            return Agreement(
+                False, relative, f"root mean square error is {float(_rms(error) / allowed):.3g} times its bound"
+            )
+        return Agreement(True, relative)
+
+
+def leaves(result: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a nested tuple, None left out."""
+    if isinstance(result, Tensor):
+        yield result
+    elif isinstance(result, tuple | list):
+        for item in result:
+            yield from leaves(item)
+
+
+def _widen(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.double() if value.dtype.is_floating_point else value
+    return tuple(_widen(v) for v in value) if isinstance(value, tuple | list) else value
+
+
+def _rms(x: Tensor) -> Tensor:
+    return x.square().mean().sqrt() if x.numel() else x.new_zeros(())
+
+
+def _strides(x: Tensor) -> tuple[int, ...]:
+    """Return the strides that mean something: not of size 1, not of an empty tensor."""
+    if x.numel() == 0:
+        return ()
+    return tuple(s for n, s in zip(x.shape, x.stride(), strict=True) if n != 1)
+
+
+def require_telling(truth: Truth, args: tuple[Any, ...], name: str) -> None:
+    """Refuse a sample on which a kernel that does nothing would pass.
+
+    Raises
+    ------
+    VerificationError
+        If zeros, the mean, or the first input in place of every output would pass both gates.
+    """
+    if truth.bitwise:
+        return  # compared bit for bit: whatever passes is right
+    impostors = {
+        "zeros": tuple(torch.zeros_like(y) for y in truth.torch),
+        "the mean": tuple(torch.full_like(y, float(y.double().mean())) for y in truth.torch),
+    }
+    first = next(leaves(args))
+    if all(first.shape == y.shape and not _same(first, y) for y in truth.torch):
+        impostors["the input"] = tuple(torch.empty_like(y).copy_(first) for y in truth.torch)
+    for what, impostor in impostors.items():
+        if what == "the mean" and all(y.numel() == 1 for y in truth.torch):
+            continue  # one number is its own mean
+        if truth.judge(impostor).ok:
+            raise VerificationError(f"sample {name!r} can't tell {what} from the right answer")
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
+
+
+def agreement(
+    call: Callable[..., Any], spec: OpSpec, args: tuple[Any, ...], truth: Truth | None = None
+) -> Agreement:
+    """Run ``call`` on ``args`` and compare; inputs that it changed count as a failure."""
+    truth = truth or Truth.of(spec, args)
+    before = [t.clone() for t in leaves(args)]
+    with torch.no_grad():
+        result = call(*args)
+    for old, now in zip(before, leaves(args), strict=True):
+        if not _same(old, now):
+            return Agreement(False, float("inf"), "inputs must be left unchanged")
+    return truth.judge(result)
