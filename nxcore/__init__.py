@@ -1,0 +1,122 @@
+"""nxcore: a registry of compute kernels for torch tensors.
+
+Every call is served by the fastest kernel that agreed with a float64 reference on this machine, by
+torch's own where nothing is measurably faster, and ``explain`` says why.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from nxcore.dispatch import Operator
+    from nxcore.registry import BackendStatus
+    from nxcore.session import Explanation, Session
+
+__version__ = "0.1.0"
+
+__all__ = ["Session", "__version__", "backends", "errors", "explain", "op", "ops", "use"]
+
+
+def backends() -> dict[str, BackendStatus]:
+    """Return name -> status of every backend: ready, unavailable, failed or disabled, and why.
+
+    Returns
+    -------
+    dict of str to BackendStatus
+        With ``status``, ``reason``, ``hint``, ``source`` and ``operators``.
+    """
+    return _session().backends()
+
+
+def explain(name: str, *args: Any, backend: str | None = None, **kwargs: Any) -> Explanation:
+    """Return who would run a call of the operator ``name`` with these arguments, and why.
+
+    Parameters
+    ----------
+    name : str
+        The operator.
+    *args, **kwargs
+        The call's arguments; a problem that is new is decided now.
+    backend : str, optional
+        As in ``op``.
+
+    Returns
+    -------
+    Explanation
+        ``str()`` of it is a short text, ``to_dict()`` plain data.
+
+    Raises
+    ------
+    UnknownOperatorError, UnknownBackendError, BackendUnavailableError, UnsupportedProblemError
+        As the call itself would.
+    InvalidInputError
+        If the arguments break the operator's contract.
+    """
+    return _session().explain(name, *args, backend=backend, **kwargs)
+
+
+def op(name: str, *, backend: str | None = None) -> Operator:
+    """Return the operator ``name``, callable with its own signature; the same object at every call.
+
+    Parameters
+    ----------
+    name : str
+        See ``nxcore ops``, or the attributes of ``nxcore.ops``.
+    backend : str, optional
+        Strict: this backend serves every call, or an error says why it can't. By default each call
+        goes to the fastest kernel that is verified for it.
+
+    Returns
+    -------
+    Operator
+        Its docstring gives shapes, dtypes and errors.
+
+    Raises
+    ------
+    UnknownOperatorError, UnknownBackendError
+        Naming the nearest.
+    """
+    return _session().op(name, backend=backend)
+
+
+def use(*backends: str) -> AbstractContextManager[None]:
+    """Prefer some backends, in order, in the calls of a ``with`` block of this thread or task.
+
+    A call goes to the first of them that is verified for it; where none is, it is chosen as always.
+
+    Parameters
+    ----------
+    *backends : str
+        Names, first choice first. ``use("torch")`` keeps torch's own.
+
+    Raises
+    ------
+    UnknownBackendError
+        Naming the nearest.
+    """
+    return _session().use(*backends)
+
+
+def _session() -> Session:
+    from nxcore import session
+
+    return session.default()
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use (PEP 562): ``nxcore --help`` needs no torch."""
+    if name == "Session":
+        from nxcore.session import Session
+
+        return Session
+    if name in ("errors", "ops"):
+        return importlib.import_module(f"nxcore.{name}")
+    raise AttributeError(f"module 'nxcore' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

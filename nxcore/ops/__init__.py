@@ -1,10 +1,16 @@
-"""The core's operators: one file each, found by looking, handed over through the plugins' own hook."""
+"""The core's operators: one file each, found by looking, handed over through the plugins' own hook.
+
+To a user the attributes of this package are operators: ``nxcore.ops.add`` is ``nxcore.op("add")``. The
+modules are reached by import alone: ``from nxcore.ops.add import SPEC``.
+"""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+import sys
 from collections.abc import Iterable
+from typing import Any
 
 from nxcore.plugin import OpSpec, hookimpl
 
@@ -13,4 +19,19 @@ from nxcore.plugin import OpSpec, hookimpl
 def nxcore_ops() -> Iterable[OpSpec]:
     """Return the ``SPEC`` of every module in this folder."""
     names = sorted(m.name for m in pkgutil.iter_modules(__path__))
-    return [importlib.import_module(f"{__name__}.{name}").SPEC for name in names]
+    specs = [importlib.import_module(f"{__name__}.{name}").SPEC for name in names]
+    for name in names:  # the import left the module where the operator belongs
+        vars(sys.modules[__name__]).pop(name, None)
+    return specs
+
+
+def __getattr__(name: str) -> Any:
+    """``nxcore.ops.add`` is ``nxcore.op("add")``."""
+    from nxcore.errors import UnknownOperatorError
+
+    if name.startswith("_"):
+        raise AttributeError(name)
+    try:
+        return importlib.import_module("nxcore").op(name)
+    except UnknownOperatorError as error:
+        raise AttributeError(str(error)) from None

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from nxcore.errors import InvalidInputError
-from nxcore.ops import softmax_sum
+from nxcore.ops.softmax_sum import SAMPLES as FORWARD_SAMPLES
+from nxcore.ops.softmax_sum import candidates, elements
+from nxcore.ops.softmax_sum import check as check_forward
 from nxcore.plugin import REQUIRED, Cost, ErrorCase, OpSpec, Param, Sample, rand
 from nxcore.problem import is_tensor
 from nxcore.spec import require_tensor
@@ -97,7 +99,7 @@ def by_dot(
 
 def check(grad: Any, xs: Any, logits: Any, output_mask: Any) -> None:
     """Refuse what the operator isn't defined for."""
-    softmax_sum.check(xs, logits)
+    check_forward(xs, logits)
     require_tensor(grad, "grad")
     shape = tuple(xs.shape[1:]) if is_tensor(xs) else tuple(xs[0].shape)
     if tuple(grad.shape) != shape:
@@ -117,7 +119,7 @@ def check(grad: Any, xs: Any, logits: Any, output_mask: Any) -> None:
 
 def cost(grad: Any, xs: Any, logits: Any, output_mask: Any) -> Cost:
     """Read grad once, each candidate once for the logits' gradient; write what was asked for."""
-    count, each, size = softmax_sum.elements(xs)
+    count, each, size = elements(xs)
     mask = wanted(xs, output_mask)
     written = sum(mask[:-1]) * (count if is_tensor(xs) else 1)
     read = count if mask[-1] else 0
@@ -147,17 +149,17 @@ def _with_grad(sample: Sample) -> Sample:
     return Sample(sample.name, (rand(*shape), *sample.args), sample.kwargs, tags or frozenset({"edge"}))
 
 
-THREE = softmax_sum.candidates(3, 4, 10)
+THREE = candidates(3, 4, 10)
 
 SAMPLES = (
-    *(_with_grad(s) for s in softmax_sum.SAMPLES),
-    Sample("stride_zero_grad", (rand(6, 50, layout="expanded"), softmax_sum.candidates(3, 6, 50), rand(3))),
+    *(_with_grad(s) for s in FORWARD_SAMPLES),
+    Sample("stride_zero_grad", (rand(6, 50, layout="expanded"), candidates(3, 6, 50), rand(3))),
     Sample("only_logits", (rand(4, 10), THREE, rand(3)), {"output_mask": (False, False, False, True)}),
     Sample("only_one_candidate", (rand(4, 10), THREE, rand(3)), {"output_mask": (False, True, False, False)}),
     Sample("only_the_stack", (rand(7, 9), rand(4, 7, 9), rand(4)), {"output_mask": (True, False)}),
     Sample(
         "long_sum",
-        (rand(300_001), softmax_sum.candidates(3, 300_001), rand(3, dtype=torch.float32)),
+        (rand(300_001), candidates(3, 300_001), rand(3, dtype=torch.float32)),
     ),
 )
 
@@ -176,7 +178,7 @@ ERRORS = (
 
 def terms(grad: Any, xs: Any, logits: Any, output_mask: Any) -> int:  # noqa: ARG001
     """Each entry of the logits' gradient adds up as many products as a candidate has elements."""
-    return max(softmax_sum.elements(xs)[1], 1)
+    return max(elements(xs)[1], 1)
 
 
 SPEC = OpSpec(

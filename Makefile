@@ -1,0 +1,55 @@
+# Two commands for a newcomer: `make demo` and `make test`. Each sets up .venv by itself.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PACKAGES := pyproject.toml plugins/numba/pyproject.toml plugins/triton/pyproject.toml
+WORKERS ?= 2
+
+.PHONY: help demo test gpu-test bench lint docs clean
+
+help:
+	@echo "make demo      set up, then run the main job on this machine"
+	@echo "make test      set up, then run the tests"
+	@echo "make gpu-test  the tests, all of them, on a machine with a CUDA device"
+	@echo "make bench     the cost of a call above a direct call, gated"
+	@echo "make lint      ruff, mypy, import layers"
+	@echo "make docs      build the documentation into site/"
+
+demo: $(VENV)/.demo
+	$(BIN)/nxcore demo
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+gpu-test: $(VENV)/.test
+	$(BIN)/python -m pytest --require=triton --require=numba-cuda
+	$(BIN)/python -m pytest benchmarks/test_overhead.py
+
+bench: $(VENV)/.test
+	$(BIN)/python -m pytest benchmarks/test_overhead.py
+
+lint: $(VENV)/.lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+docs: $(VENV)/.docs
+	$(BIN)/mkdocs build --strict --quiet
+
+clean:
+	rm -rf $(VENV) build dist site
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "nxcore needs Python 3.11 or later, got " + sys.version.split()[0] + "; try: make PYTHON=python3.12 demo")'
+	$(PYTHON) -m venv $(VENV)
+
+# One stamp an extra, so that nothing is installed twice and nothing before it is needed.
+$(VENV)/.demo: $(BIN)/python $(PACKAGES) constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--editable '.[demo]' --editable plugins/numba --editable plugins/triton
+	@touch $@
+
+$(VENV)/.test $(VENV)/.lint $(VENV)/.docs: $(VENV)/.%: $(VENV)/.demo
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$*]'
+	@touch $@

@@ -1,0 +1,53 @@
+"""The command line. A command returns data; ``render`` alone prints it.
+
+Nothing heavy is imported until a command runs, so that ``nxcore --help`` starts at once.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from nxcore import __version__
+from nxcore.cli import backends, demo, doctor, explain, ops
+
+app = typer.Typer(
+    name="nxcore",
+    help="Compute kernels for torch tensors: verified on this machine, measured here, always able to say why.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+for module in (demo, ops, backends, doctor, explain):
+    app.command(name=module.__name__.rpartition(".")[2])(module.command)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from nxcore.cli import render
+
+        render.line(f"nxcore {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),  # noqa: ARG001  the callback acts
+) -> None:
+    """Hold the options that belong to no command."""
+
+
+def main() -> None:
+    """Run the command line; exit status 0, 1 (found wanting) or 2 (bad usage)."""
+    from nxcore.errors import NxcoreError
+
+    try:
+        app()
+    except NxcoreError as error:
+        from nxcore.cli import render
+
+        render.error(str(error))
+        sys.exit(2)

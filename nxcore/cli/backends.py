@@ -1,0 +1,24 @@
+"""``nxcore backends``: what is installed, what can run here, and why not."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+
+def collect() -> list[dict[str, Any]]:
+    """Return one row a backend: see ``BackendStatus``."""
+    import nxcore
+
+    return [status.to_dict() for status in nxcore.backends().values()]
+
+
+def command(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """List the backends: ready, unavailable, failed or disabled, and why."""
+    from nxcore.cli import render
+
+    rows = collect()
+    render.json(rows) if json else render.backends(rows)
+    if any(row["status"] == "failed" for row in rows):
+        raise typer.Exit(1)

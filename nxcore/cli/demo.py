@@ -1,0 +1,35 @@
+"""``nxcore demo``: the main job on this machine, with whatever is installed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+    json: Annotated[Path | None, typer.Option("--json", help="Write the same as JSON to this file.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the weights and of the choice of images.")] = 0,
+) -> None:
+    """Blend the eight candidate operations of a DARTS edge on real images, on every backend; then compare."""
+    import torch
+
+    from nxcore.cli import render
+
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if where.type == "cpu":
+        # Triton reads it when it is imported: its kernels can then be shown as verified, if not timed.
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+    from nxcore import demo
+
+    with render.progress("demo") as advance:
+        report = demo.run(where, seed=seed, advance=advance)
+    render.demo(report)
+    if json is not None:
+        json.write_text(render.dumps(report.to_dict()), encoding="utf-8")
+        render.line(f"Written to {json}")
+    if report.wrong:
+        raise typer.Exit(1)

@@ -1,0 +1,55 @@
+"""``nxcore doctor``: one screen that tells what works, what doesn't, why, and what to type."""
+
+from __future__ import annotations
+
+import platform
+from typing import Annotated, Any
+
+import typer
+
+
+def collect() -> list[dict[str, Any]]:
+    """Return one row a check: name, ok, detail, fix."""
+    import torch
+
+    from nxcore import __version__, session
+    from nxcore.device import describe
+    from nxcore.plugin import Check
+
+    current = session.default()
+    cuda = torch.cuda.is_available()
+    cpu = describe("cpu")
+    checks = [
+        Check("nxcore", True, f"{__version__} on Python {platform.python_version()}"),
+        Check("torch", True, f"{torch.__version__}"),
+        Check("cpu", True, f"{cpu.name}, {cpu.units} threads, {cpu.capability}"),
+        Check("cuda", True, describe("cuda").name if cuda else "torch sees no CUDA device: CPU kernels only"),
+    ]
+    for status in current.backends().values():
+        kernels = f"{len(status.operators)} operators" if status.status == "ready" else status.status
+        what = f"{kernels}, {status.source.distribution}" + (f": {status.reason}" if status.reason else "")
+        checks.append(Check(f"backend {status.name}", status.status != "failed", what, status.hint))
+        for backend, kernel in _partial(current.registry, status.name):
+            verdict = current.registry.probe(backend, kernel)
+            checks.append(Check(f"backend {backend.label(kernel)}", True, f"unavailable: {verdict.reason}", verdict.hint))
+    checks.extend(current.registry.checks)
+    return [check.to_dict() for check in checks]
+
+
+def _partial(registry: Any, name: str) -> list[tuple[Any, Any]]:
+    """Return one kernel of each variant that the machine refuses though its backend is ready."""
+    backend = registry.backends.get(name)
+    if backend is None or not registry.probe(backend):
+        return []
+    refused = {backend.label(k): (backend, k) for k in backend.kernels if not registry.probe(backend, k)}
+    return list(refused.values())
+
+
+def command(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Tell what works, what doesn't, why, and what to type. Exit status 1 if something is broken."""
+    from nxcore.cli import render
+
+    rows = collect()
+    render.json(rows) if json else render.doctor(rows)
+    if not all(row["ok"] for row in rows):
+        raise typer.Exit(1)

@@ -1,0 +1,37 @@
+"""``nxcore ops``: the operators, and which backends have kernels for them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+
+def collect() -> list[dict[str, Any]]:
+    """Return one row an operator: name, signature, summary, gradient, backends, count of samples."""
+    from nxcore import session
+
+    registry = session.default().registry
+    rows = []
+    for name, spec in sorted(registry.ops.items()):
+        shown = ("" if p.default.__class__.__name__ == "_Required" else f"={p.default!r}" for p in spec.params)
+        rows.append(
+            {
+                "name": name,
+                "signature": f"({', '.join(p.name + d for p, d in zip(spec.params, shown, strict=True))})",
+                "summary": spec.summary,
+                "gradient": spec.gradient.op if spec.gradient else None,
+                "view": spec.view,
+                "kernels": [b.label(k) for b, k in registry.kernels(name)],
+                "samples": len(spec.samples),
+            }
+        )
+    return rows
+
+
+def command(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """List the operators and the kernels that each backend has for them."""
+    from nxcore.cli import render
+
+    rows = collect()
+    render.json(rows) if json else render.ops(rows)

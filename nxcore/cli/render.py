@@ -1,0 +1,203 @@
+"""The one place that prints: tables for a terminal, plain text in a pipe, JSON for machines."""
+
+from __future__ import annotations
+
+import contextlib
+import json as _json
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from nxcore.demo import Cell, Report, Row
+
+WIDTH = 100
+STATUS = {"ready": "green", "unavailable": "yellow", "failed": "red", "disabled": "dim"}
+VERDICT = {"verified": "green", "not run": "yellow", "wrong": "red"}
+
+
+def _console(*, stderr: bool = False) -> Console:
+    stream = sys.stderr if stderr else sys.stdout
+    wide = Console(stderr=stderr)
+    return Console(stderr=stderr, width=min(wide.width, WIDTH) if stream.isatty() else WIDTH, highlight=False)
+
+
+def _table(*columns: str, title: str = "", right: tuple[str, ...] = ()) -> Table:
+    shown = Table(title=escape(title) or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        shown.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return shown
+
+
+def line(text: str) -> None:
+    """Print one line as it is."""
+    _console().print(text, markup=False)
+
+
+def error(text: str) -> None:
+    """Print an error to standard error."""
+    _console(stderr=True).print(f"[red]error:[/red] {escape(text)}", soft_wrap=True)
+
+
+def dumps(data: Any) -> str:
+    """Return ``data`` as JSON; what JSON doesn't know becomes text."""
+    return _json.dumps(data, indent=2, default=str) + "\n"
+
+
+def json(data: Any) -> None:
+    """Print ``data`` as JSON."""
+    sys.stdout.write(dumps(data))
+
+
+@contextlib.contextmanager
+def progress(title: str) -> Iterator[Callable[[str, int, int], None]]:
+    """Show how far long work is: a live bar in a terminal, a line a step in a pipe."""
+    console = _console(stderr=True)
+    if not sys.stderr.isatty():
+
+        def say(what: str, done: int, total: int) -> None:
+            console.print(f"{title} {done}/{total}: {what}", markup=False)
+
+        yield say
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+    ) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
+
+
+def ops(rows: list[dict[str, Any]]) -> None:
+    """Print the operators."""
+    table = _table("operator", "kernels", "what it does")
+    for row in rows:
+        gradient = f"\ngradient: {row['gradient']}" if row["gradient"] else ""
+        summary = escape(row["summary"]) + gradient
+        table.add_row(f"[bold]{row['name']}[/bold]", ", ".join(row["kernels"]), summary)
+    _console().print(table)
+
+
+def backends(rows: list[dict[str, Any]]) -> None:
+    """Print the backends."""
+    table = _table("backend", "status", "from", "operators", "reason")
+    for row in rows:
+        colour = STATUS[row["status"]]
+        reason = escape(row["reason"]) + (f"\n{escape(row['hint'])}" if row["hint"] else "")
+        table.add_row(
+            f"[bold]{escape(row['name'])}[/bold]",
+            f"[{colour}]{row['status']}[/{colour}]",
+            escape(row["source"]["distribution"]),
+            str(len(row["operators"])),
+            reason,
+        )
+    _console().print(table)
+
+
+def doctor(rows: list[dict[str, Any]]) -> None:
+    """Print the checks."""
+    table = _table("", "check", "found", "to change it")
+    for row in rows:
+        mark = "[green]ok[/green]" if row["ok"] else "[red]broken[/red]"
+        table.add_row(mark, escape(row["name"]), escape(row["detail"]), escape(row["fix"]))
+    _console().print(table)
+
+
+def explain(found: dict[str, Any]) -> None:
+    """Print an explanation."""
+    decision = found["decision"]
+    console = _console()
+    console.print(escape(f"sample {found['sample']}: {found['text']}"))
+    console.print(f"[bold]{decision['chosen']}[/bold] runs it ({decision['rule']}): {escape(decision['reason'])}")
+    table = _table("kernel", "median", "times as fast as torch", "error", right=("median", "error"))
+    for c in decision["candidates"]:
+        timing, ratio = c["timing"], c["ratio"]
+        note = escape(c["refusal"]) if c["refusal"] else "simulated, never timed" if c["simulated"] else ""
+        table.add_row(
+            escape(c["label"]),
+            _microseconds(timing["median_us"]) if timing else "",
+            _ratio(ratio) if ratio else note,
+            _error(c["error"]),
+        )
+    console.print(table)
+
+
+def demo(report: Report) -> None:
+    """Print what the demo found."""
+    console = _console()
+    head = report.head
+    device = head["device"]
+    versions = ", ".join(f"{k} {v}" for k, v in head["versions"].items())
+    console.print(f"[bold]{escape(device['name'])}[/bold], {device['units']} units; {escape(versions)}")
+    console.print(f"{escape(head['images'])} through {len(head['operations'])} operations: " + ", ".join(head["operations"]))
+    for cell in report.cells:
+        console.print()
+        console.print(_cell(cell))
+        console.print(f"chosen: [bold]{escape(cell.chosen)}[/bold] ({escape(cell.reason)})")
+    console.print()
+    edge = report.edge
+    console.print(
+        "The mixed edge as a user runs it, against float64: output "
+        f"{edge['output_error']:.1e}, gradient to the logits {edge['logits_grad_error']:.1e}, "
+        f"to the input {edge['input_grad_error']:.1e}."
+    )
+    for name, reason in report.absent.items():
+        console.print(f"[yellow]not run[/yellow] backend {escape(name)}: {escape(reason)}")
+    won = [c for c in report.cells if not c.chosen.startswith("torch")]
+    named = ", ".join(sorted({c.chosen for c in won})) or "no other backend"
+    console.print(f"{named} chosen over torch on {len(won)} of {len(report.cells)} problems.")
+
+
+def _cell(cell: Cell) -> Table:
+    table = _table(
+        "kernel",
+        "verdict",
+        "error",
+        "median",
+        "times as fast as torch",
+        "of roofline",
+        title=f"{cell.title}  (roofline {_microseconds(cell.floor_us)})",
+        right=("error", "median", "of roofline"),
+    )
+    for row in cell.rows:
+        mark = "[bold]" if row.label == cell.chosen else "[not bold]"
+        colour = VERDICT[row.verdict]
+        table.add_row(
+            f"{mark}{escape(row.label)}[/]",
+            f"[{colour}]{row.verdict}[/{colour}]",
+            _error(row.error),
+            _microseconds(row.median_us) if row.median_us is not None else "",
+            _note(row),
+            f"{row.share:.0%}" if row.share is not None else "",
+        )
+    return table
+
+
+def _note(row: Row) -> str:
+    if row.ratio is not None:
+        return _ratio(row.ratio)
+    return escape(row.detail)
+
+
+def _ratio(ratio: Any) -> str:
+    median, low, high = ratio
+    return f"{median:.2f} [dim]\\[{low:.2f}, {high:.2f}][/dim]"
+
+
+def _error(value: float | None) -> str:
+    return "" if value is None else f"{value:.1e}"
+
+
+def _microseconds(us: float) -> str:
+    return f"{us:,.1f} us" if us < 1000 else f"{us / 1000:,.2f} ms"  # noqa: PLR2004

@@ -1,0 +1,307 @@
+"""The main job as data: one mixed edge of a DARTS cell on real images, blended by every backend.
+
+Eight candidate operations (Liu, Simonyan, Yang 2019, arXiv:1806.09055) run as torch modules on a batch of
+images; ``softmax_sum`` blends their outputs, forward and backward. Then ``add`` and ``sum`` at three sizes.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import nxcore
+from nxcore.device import describe
+from nxcore.measure import Ceilings, Effort, ceilings
+from nxcore.select import Candidate, Decision
+from nxcore.session import Session
+from nxcore.spec import OpSpec
+from nxcore.verify import Truth
+
+BATCH, CHANNELS, SIDE = 64, 16, 32
+EFFORT = Effort(looks=(12, 20), warm_s=0.05, budget_s=1.0)
+
+Advance = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One kernel on one problem.
+
+    Attributes
+    ----------
+    label : str
+        The kernel.
+    verdict : str
+        ``verified``, ``wrong`` or ``not run``.
+    detail : str
+        Why it didn't run, or the condition under which it did.
+    error : float, optional
+        Relative error against float64 in the 2-norm: on this very problem, or, where the kernel runs
+        in an interpreter, on the operator's smoke samples.
+    median_us : float, optional
+        Median microseconds of a call.
+    ratio : (float, float, float), optional
+        Times faster than torch's best: median and interval.
+    share : float, optional
+        The roofline's time over the measured time.
+    """
+
+    label: str
+    verdict: str
+    detail: str
+    error: float | None = None
+    median_us: float | None = None
+    ratio: tuple[float, float, float] | None = None
+    share: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One problem: a row a kernel, and the choice.
+
+    Attributes
+    ----------
+    title : str
+        What was computed.
+    rows : tuple of Row
+        Every kernel of every backend.
+    chosen : str
+        Who serves the call from now on.
+    reason : str
+        Why.
+    floor_us : float
+        The least microseconds that this device allows.
+    """
+
+    title: str
+    rows: tuple[Row, ...]
+    chosen: str
+    reason: str
+    floor_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All that the demo found.
+
+    Attributes
+    ----------
+    head : dict
+        Device, versions, data.
+    cells : tuple of Cell
+        One a problem.
+    absent : dict
+        Backend -> why it can't run here.
+    edge : dict
+        The mixed edge as a user runs it: the loss, and the errors of its gradients against float64.
+    """
+
+    head: dict[str, Any]
+    cells: tuple[Cell, ...]
+    absent: dict[str, str]
+    edge: dict[str, Any]
+
+    @property
+    def wrong(self) -> bool:
+        """Whether any kernel disagreed with the reference."""
+        return any(row.verdict == "wrong" for cell in self.cells for row in cell.rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain data."""
+        return asdict(self)
+
+
+def images(count: int, device: torch.device, seed: int) -> Tensor:
+    """Return handwritten digits (Alpaydin and Kaynak 1998; 8x8, from scikit-learn), enlarged and normalised.
+
+    Returns
+    -------
+    Tensor
+        Shape (count, 1, SIDE, SIDE), float32, zero mean, unit variance.
+    """
+    from sklearn.datasets import load_digits
+
+    digits = torch.from_numpy(load_digits().images).float()
+    picked = digits[torch.randperm(len(digits), generator=torch.Generator().manual_seed(seed))[:count]]
+    large = nn.functional.interpolate(picked[:, None], size=(SIDE, SIDE), mode="bilinear")
+    return ((large - large.mean()) / large.std()).to(device)
+
+
+class _Zero(nn.Module):
+    """DARTS' "none"."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 0
+
+
+def candidates(channels: int) -> nn.ModuleDict:
+    """Return DARTS' eight candidate operations as torch modules, stride 1."""
+
+    def norm() -> nn.Module:
+        return nn.BatchNorm2d(channels, affine=False)
+
+    def depthwise(k: int, dilation: int) -> list[nn.Module]:
+        pad = dilation * (k - 1) // 2
+        spatial = nn.Conv2d(channels, channels, k, padding=pad, dilation=dilation, groups=channels, bias=False)
+        return [nn.ReLU(), spatial, nn.Conv2d(channels, channels, 1, bias=False), norm()]
+
+    return nn.ModuleDict(
+        {
+            "none": _Zero(),
+            "max_pool_3x3": nn.Sequential(nn.MaxPool2d(3, 1, 1), norm()),
+            "avg_pool_3x3": nn.Sequential(nn.AvgPool2d(3, 1, 1, count_include_pad=False), norm()),
+            "skip_connect": nn.Identity(),
+            "sep_conv_3x3": nn.Sequential(*depthwise(3, 1), *depthwise(3, 1)),
+            "sep_conv_5x5": nn.Sequential(*depthwise(5, 1), *depthwise(5, 1)),
+            "dil_conv_3x3": nn.Sequential(*depthwise(3, 2)),
+            "dil_conv_5x5": nn.Sequential(*depthwise(5, 2)),
+        }
+    )
+
+
+def run(device: torch.device, *, seed: int = 0, advance: Advance = lambda what, done, total: None) -> Report:  # noqa: ARG005
+    """Run the demo.
+
+    Parameters
+    ----------
+    device : torch.device
+        Where.
+    seed : int
+        Of the weights and of the choice of images.
+    advance : callable
+        Told before each step: what, how many are done, how many there are.
+
+    Returns
+    -------
+    Report
+        Data alone; ``nxcore.cli.render`` prints it.
+    """
+    session = Session(effort=EFFORT)
+    steps = 10
+    advance("measuring what this device can do", 0, steps)
+    torch.manual_seed(seed)
+    best = ceilings(device)
+    advance("running eight candidate operations on real images", 1, steps)
+    stem = nn.Sequential(nn.Conv2d(1, CHANNELS, 3, padding=1, bias=False), nn.BatchNorm2d(CHANNELS)).to(device)
+    operations = candidates(CHANNELS).to(device)
+    with torch.no_grad():
+        state = stem(images(BATCH, device, seed))
+        xs = tuple(operation(state) for operation in operations.values())
+    logits = 1e-3 * torch.randn(len(xs), device=device)
+    cells = []
+    for done, (title, name, args) in enumerate(_problems(xs, logits, device), start=2):
+        advance(title, done, steps)
+        cells.append(_cell(session, best, title, name, args))
+    advance("the mixed edge, as a user runs it", steps, steps)
+    edge = _edge(session, state, operations, logits)
+    absent = {
+        name: status.reason for name, status in session.backends().items() if status.status != "ready"
+    }
+    head = {
+        "device": describe(device).to_dict(),
+        "ceilings": best.to_dict(),
+        "images": f"{BATCH} handwritten digits as ({BATCH}, {CHANNELS}, {SIDE}, {SIDE}) float32",
+        "versions": {"nxcore": nxcore.__version__, "torch": torch.__version__, "python": platform.python_version()},
+        "operations": list(operations),
+    }
+    return Report(head, tuple(cells), absent, edge)
+
+
+def _problems(
+    xs: tuple[Tensor, ...], logits: Tensor, device: torch.device
+) -> Iterator[tuple[str, str, tuple[Any, ...]]]:
+    shape = "x".join(map(str, xs[0].shape))
+    yield f"softmax_sum forward, {len(xs)} x {shape}", "softmax_sum", (xs, logits)
+    grad = torch.randn_like(xs[0])
+    yield f"softmax_sum backward, {len(xs)} x {shape}", "softmax_sum_backward", (grad, xs, logits, None)
+    for n in (1_024, 102_400, 10_240_000):
+        x, y = (torch.randn(n, device=device) for _ in range(2))
+        yield f"add, {n:,} elements", "add", (x, y, 1, None)
+    for size, dim in (((64, 128), -1), ((64, 16, 32, 32), (0, 2, 3)), ((4096, 2048), 0)):
+        x = torch.randn(size, device=device)
+        yield f"sum, {'x'.join(map(str, size))} over {dim}", "sum", (x, dim, False)
+
+
+def _cell(session: Session, best: Ceilings, title: str, name: str, args: tuple[Any, ...]) -> Cell:
+    """Decide one problem and look at every kernel's answer to it."""
+    spec = session.registry.spec(name)
+    keywords = {p.name: a for p, a in zip(spec.params, args, strict=True) if p.keyword}
+    positional = args[: len(args) - len(keywords)]
+    decision = session.explain(name, *positional, **keywords).decision
+    floor = best.floor_us(spec.cost(*args))
+    truth = Truth.of(spec, args)
+    rows = tuple(_row(session, spec, args, truth, c, floor) for c in decision.candidates)
+    return Cell(title, rows, decision.chosen, _brief(decision), floor)
+
+
+def _brief(decision: Decision) -> str:
+    return decision.reason
+
+
+def _row(
+    session: Session, spec: OpSpec, args: tuple[Any, ...], truth: Truth, found: Candidate, floor: float
+) -> Row:
+    if found.refusal:
+        wrong = found.refusal.startswith("wrong")
+        return Row(found.label, "wrong" if wrong else "not run", found.refusal, found.error)
+    if found.simulated:
+        return Row(found.label, "verified", "in its interpreter, so not timed", found.error)
+    call = _call(session, spec, args, found)
+    with torch.no_grad():
+        agreed = truth.judge(call(*args))
+    if not agreed.ok:
+        return Row(found.label, "wrong", agreed.reason, agreed.error)
+    timing, ratio = found.timing, found.ratio
+    return Row(
+        label=found.label,
+        verdict="verified",
+        detail="",
+        error=agreed.error,
+        median_us=timing.median_us if timing else None,
+        ratio=(ratio.median, ratio.low, ratio.high) if ratio else None,
+        share=floor / timing.device_median_us if timing else None,
+    )
+
+
+def _call(session: Session, spec: OpSpec, args: tuple[Any, ...], found: Candidate) -> Callable[..., Any]:
+    """Return the planned call of one candidate."""
+    from nxcore.problem import Problem
+
+    problem = Problem.of(spec, args)
+    for backend, kernel in session.registry.kernels(spec.name):
+        if backend.label(kernel) == found.label:
+            return kernel.plan(problem)
+    raise AssertionError(f"{found.label!r} is a candidate and has no kernel")
+
+
+def _edge(session: Session, state: Tensor, operations: nn.ModuleDict, logits: Tensor) -> dict[str, Any]:
+    """Run the edge with gradients through nxcore, and again in float64 through torch alone."""
+    alpha = logits.clone().requires_grad_()
+    x = state.clone().requires_grad_()
+    out = session.op("softmax_sum")([operation(x) for operation in operations.values()], alpha)
+    out.square().mean().backward()
+    wide = operations.double()
+    alpha64 = logits.double().requires_grad_()
+    x64 = state.double().requires_grad_()
+    weights = torch.softmax(alpha64, 0)
+    out64 = sum(w * operation(x64) for w, operation in zip(weights, wide.values(), strict=True))
+    assert isinstance(out64, Tensor)  # noqa: S101  there is at least one operation
+    loss = out64.square().mean()
+    loss.backward()
+    operations.float()
+
+    def error(got: Tensor | None, want: Tensor | None) -> float:
+        assert got is not None and want is not None  # noqa: S101  both were differentiated
+        return float((got.double() - want).norm() / want.norm())
+
+    return {
+        "loss": float(loss),
+        "output_error": error(out.detach(), out64.detach()),
+        "logits_grad_error": error(alpha.grad, alpha64.grad),
+        "input_grad_error": error(x.grad, x64.grad),
+    }

@@ -1,0 +1,158 @@
+"""Entry points -> Registry. One broken plugin never breaks the rest.
+
+pluggy's own loader stops at the first plugin that fails to import, keeps one that failed validation, and
+drops a second entry point of the same name without a word; so each plugin is loaded in a try of its own,
+staged, and taken out again if anything about it is wrong.
+"""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+from collections.abc import Iterable, Iterator
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+import pluggy
+
+import nxcore.ops
+from nxcore import hookspecs, reference
+from nxcore.errors import PluginError
+from nxcore.plugin import Check
+from nxcore.registry import BackendStatus, Registry, Source
+
+GROUP = "nxcore"
+CORE = Source("core", "nxcore-kernels")
+
+
+class PluginWarning(UserWarning):
+    """A plugin was left out; the message names its distribution, its version and the fix."""
+
+
+def discover(
+    *,
+    allow: frozenset[str] | None = None,
+    disable: frozenset[str] = frozenset(),
+    strict: bool = False,
+    found: Iterable[EntryPoint] | None = None,
+) -> Registry:
+    """Load every plugin and return what they bring.
+
+    Parameters
+    ----------
+    allow : frozenset of str, optional
+        Only these entry points are imported; all where None.
+    disable : frozenset of str
+        These are not.
+    strict : bool
+        Raise at the first broken plugin instead of warning.
+    found : iterable of EntryPoint, optional
+        In place of what is installed.
+
+    Returns
+    -------
+    Registry
+        The core's operators and torch's backend, then what each plugin adds, in order of name.
+
+    Raises
+    ------
+    PluginError
+        If ``strict`` and a plugin is broken.
+    """
+    registry, manager = Registry(), pluggy.PluginManager(GROUP)
+    manager.add_hookspecs(hookspecs)
+    manager.register(nxcore.ops, name=CORE.plugin)
+    registry.add_ops(nxcore.ops.nxcore_ops(), CORE)
+    staged: list[tuple[Source, Any]] = []
+    for entry, source in _named_once(found if found is not None else entry_points(group=GROUP)):
+        if entry.name in disable or (allow is not None and entry.name not in allow):
+            by = "NXCORE_DISABLE" if entry.name in disable else "NXCORE_BACKENDS"
+            registry.refused.append(
+                BackendStatus(entry.name, "disabled", f"left out by {by}", f"unset {by}", source)
+            )
+            continue
+        try:
+            staged.append(_stage(manager, entry, source))
+        except Exception as error:  # noqa: BLE001  importing a plugin may raise anything
+            _refuse(registry, manager, source, error, strict=strict)
+    # Operators of all plugins first: a backend may have kernels for another plugin's operator.
+    for source, module in list(staged):
+        try:
+            registry.add_ops(_call(manager, module, "nxcore_ops") or (), source)
+        except Exception as error:  # noqa: BLE001  a hook may raise anything
+            staged.remove((source, module))
+            _refuse(registry, manager, source, error, strict=strict)
+    registry.add_backend(reference.backend(registry.ops.values()), CORE)
+    for source, module in staged:
+        try:
+            checks = _checked(_call(manager, module, "nxcore_doctor"))
+            backend = _call(manager, module, "nxcore_backend")
+            if backend is not None:
+                registry.add_backend(backend, source)
+            registry.checks.extend(checks)
+        except Exception as error:  # noqa: BLE001  a hook may raise anything
+            _refuse(registry, manager, source, error, strict=strict)
+    return registry
+
+
+def _named_once(found: Iterable[EntryPoint]) -> Iterator[tuple[EntryPoint, Source]]:
+    """Yield entry points in order of name; of two with one name, the first, with a warning for the other."""
+    first: dict[str, Source] = {}
+    for entry in sorted(found, key=lambda e: (e.name, e.value)):
+        source = Source(entry.name, _distribution(entry))
+        if entry.name in first:
+            if first[entry.name] != source:  # the same distribution twice on sys.path is no quarrel
+                _warn(
+                    f"plugin {entry.name!r} comes from {source.distribution} and from "
+                    f"{first[entry.name].distribution}; the former is left out: uninstall one"
+                )
+            continue
+        first[entry.name] = source
+        yield entry, source
+
+
+def _distribution(entry: EntryPoint) -> str:
+    return f"{entry.dist.name} {entry.dist.version}" if entry.dist else "an unknown distribution"
+
+
+def _stage(manager: pluggy.PluginManager, entry: EntryPoint, source: Source) -> tuple[Source, Any]:
+    """Import a plugin and let pluggy look at it."""
+    module = entry.load()
+    manager.register(module, name=entry.name)
+    manager.check_pending()  # a misspelt hook is ignored otherwise
+    return Source(source.plugin, source.distribution, getattr(module, "__file__", None) or ""), module
+
+
+def _call(manager: pluggy.PluginManager, module: Any, hook: str) -> Any:
+    """Call one hook of one plugin: a hook that raises must not keep the others' from running."""
+    others = [p for p in manager.get_plugins() if p is not module]
+    results = manager.subset_hook_caller(hook, others)()
+    return results[0] if results else None
+
+
+def _checked(checks: Any) -> list[Check]:
+    for check in (found := list(checks or ())):
+        if not isinstance(check, Check):
+            raise PluginError(f"nxcore_doctor must yield Check, got {type(check).__name__}")
+    return found
+
+
+def _refuse(
+    registry: Registry, manager: pluggy.PluginManager, source: Source, error: Exception, *, strict: bool
+) -> None:
+    """Take a plugin out again, keep the reason, and say so once."""
+    if manager.has_plugin(source.plugin):
+        manager.unregister(name=source.plugin)
+    what = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
+    dist = source.distribution.split(" ")[0]
+    fix = f"pip install --upgrade {dist} nxcore-kernels, or leave it out: NXCORE_DISABLE={source.plugin}"
+    message = f"plugin {source} is left out: {what}. To fix it: {fix}"
+    if strict:
+        raise PluginError(message, plugin=source.plugin, distribution=source.distribution) from error
+    reason = what if isinstance(error, PluginError) else "".join(traceback.format_exception(error)).strip()
+    registry.refused.append(BackendStatus(source.plugin, "failed", reason, fix, source))
+    _warn(message)
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, PluginWarning, stacklevel=2)

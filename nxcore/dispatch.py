@@ -1,0 +1,307 @@
+"""Operator: the hot path. One key, one look-up, one call.
+
+``__call__`` is generated from the spec's signature. Its key is all that a plan may have been specialised
+on: class, shape, strides, dtype and device of every tensor and whether it requires a gradient, static
+parameters, and what is in force around the call (grad mode, a preference, a mode, a transform). Whatever the table has
+not seen goes to ``Operator.miss``.
+"""
+
+from __future__ import annotations
+
+import linecache
+import warnings
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nxcore.errors import InvalidInputError, UnsupportedProblemError
+from nxcore.problem import is_tensor
+from nxcore.spec import REQUIRED, OpSpec, Param
+
+CAPACITY = 4096
+"""Plans kept per operator and generation; two generations make a least-recently-used table."""
+
+PREFERENCE: ContextVar[tuple[str, ...]] = ContextVar("nxcore_preference", default=())
+"""The backends that ``nxcore.use`` put in force, first choice first."""
+
+NUMBERS = frozenset({int, float, bool, complex})
+PLAIN = frozenset({Tensor, torch.nn.Parameter})
+
+
+class KernelWarning(UserWarning):
+    """A kernel failed at run time; another one took the call, and takes all like it from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What serves a problem.
+
+    Attributes
+    ----------
+    call : callable
+        Takes the operator's arguments, all positional.
+    label : str
+        The kernel's name.
+    writes : bool
+        It writes into an argument, so it must not be tried twice.
+    keep : bool
+        It may be remembered.
+    """
+
+    call: Callable[..., Any]
+    label: str
+    writes: bool = False
+    keep: bool = True
+
+
+Resolver = Callable[["Operator", tuple[Any, ...]], Plan]
+
+
+class Operator:
+    """One operator, callable with the signature of its spec. Made by a session; see ``nxcore.op``.
+
+    Attributes
+    ----------
+    spec : OpSpec
+        What it means.
+    backend : str, optional
+        The only backend that may serve it; None for the fastest verified kernel.
+    """
+
+    def __init__(self, spec: OpSpec, resolve: Resolver, backend: str | None = None) -> None:
+        self.spec, self.backend = spec, backend
+        self._resolve = resolve
+        self.plans: dict[Any, Callable[..., Any]] = {}
+        self._older: dict[Any, Callable[..., Any]] = {}
+        self._writes: set[Any] = set()
+        self.__name__, self.__doc__ = spec.name, spec.reference.__doc__
+
+    def __repr__(self) -> str:
+        return f"<nxcore operator {self.spec.name!r}{f' on {self.backend!r}' if self.backend else ''}>"
+
+    def key(self, *args: Any) -> Any:
+        """Return the key of a call, arguments all positional; generated from the spec."""
+        raise NotImplementedError(f"{type(self).__name__} was not made by make_operator")
+
+    def clear(self) -> None:
+        """Forget all plans: plugins, policies or quarantine have changed."""
+        self.plans, self._older, self._writes = {}, {}, set()
+
+    def miss(self, *args: Any) -> Any:
+        """Serve a call that the table doesn't know: check it, find a plan, remember it, run it."""
+        args = tuple(tuple(a) if isinstance(a, list) else a for a in args)
+        try:
+            key = self.key(*args)
+            plan = self._older.get(key)
+        except (TypeError, AttributeError, RuntimeError):
+            key = plan = None  # not even a key: the checks will say why, or torch's reference serves it
+        if plan is not None:
+            self._remember(key, plan)
+            return plan(*args)
+        if reason := self.unusual(args):
+            return self._serve_unusual(args, reason)
+        self.spec.check(*args)
+        found = self._resolve(self, args)
+        if found.keep and key is not None:
+            self._remember(key, found.call)
+            if found.writes:
+                self._writes.add(key)
+        try:
+            return found.call(*args)
+        except Exception as error:  # noqa: BLE001  a kernel may raise anything
+            return self.failed(key, found.call, error, *args)
+
+    def _remember(self, key: Any, plan: Callable[..., Any]) -> None:
+        if len(self.plans) >= CAPACITY:
+            self._older, self.plans = self.plans, {}
+            self._writes &= self._older.keys()
+        self.plans[key] = plan
+
+    def unusual(self, args: tuple[Any, ...]) -> str:
+        """Return why no kernel may see this call, only torch; empty if any may."""
+        if torch.compiler.is_compiling():
+            return "torch.compile traces the reference"
+        if torch._C._functorch.peek_interpreter_stack() is not None:  # noqa: SLF001  torch.func has no public test
+            return "torch.func transforms the reference"
+        if torch._C._len_torch_dispatch_stack():  # noqa: SLF001  modes have no public test
+            return "a __torch_dispatch__ mode is active"
+        if torch._C._is_torch_function_mode_enabled() and not _only_default_device():  # noqa: SLF001
+            return "a __torch_function__ mode is active"
+        for value in args:
+            for tensor in value if isinstance(value, tuple) else (value,):
+                if isinstance(tensor, Tensor) and (why := _unusual_tensor(tensor)):
+                    return why
+        return ""
+
+    def _serve_unusual(self, args: tuple[Any, ...], reason: str) -> Any:
+        if self.backend not in (None, "torch"):
+            raise UnsupportedProblemError(self.spec.name, str(self.backend), [reason])
+        if not torch.compiler.is_compiling():
+            self.spec.check(*args)
+        return self.spec.reference(*args)
+
+    def failed(self, key: Any, plan: Callable[..., Any], error: Exception, *args: Any) -> Any:
+        """Deal with a plan that raised: torch's reference takes this call and all like it.
+
+        Never where the caller asked for one backend, where the plan may have written into an argument,
+        or where torch's own call is what failed.
+        """
+        native = plan is self.spec.reference or isinstance(error, torch.OutOfMemoryError)
+        if native or self.backend or key in self._writes or isinstance(error, InvalidInputError):
+            raise error
+        result = self.spec.reference(*args)  # if this raises too, the call itself was at fault
+        if key is not None:
+            self.plans[key] = self.spec.reference
+        warnings.warn(
+            f"a kernel of {self.spec.name!r} raised {type(error).__name__}: {error}; torch serves this call "
+            "and all like it from now on",
+            KernelWarning,
+            stacklevel=3,
+        )
+        return result
+
+
+def _unusual_tensor(tensor: Tensor) -> str:
+    if type(tensor) not in PLAIN:
+        return f"{type(tensor).__name__} is a subclass of Tensor"
+    if tensor.layout is not torch.strided:
+        return f"its layout is {tensor.layout}, not torch.strided"
+    if tensor.is_neg() or tensor.is_conj():
+        return "a lazy negation or conjugation is pending"
+    if tensor.device.type not in ("cpu", "cuda"):
+        return f"no kernel runs on {tensor.device.type!r}"
+    return ""
+
+
+def _only_default_device() -> bool:
+    """Tell whether the modes in force are those of ``torch.set_default_device``, which concern factories."""
+    stack = torch.overrides._get_current_function_mode_stack()  # noqa: SLF001  no public look at the stack
+    return all(type(mode).__name__ == "DeviceContext" for mode in stack)
+
+
+def overlap(out: Tensor, *inputs: Any) -> tuple[bool, ...]:
+    """Tell for each input whether ``out`` is the very same memory.
+
+    Raises
+    ------
+    InvalidInputError
+        If ``out`` overlaps an input in part, or itself.
+    """
+    same = []
+    if any(s == 0 and n > 1 for s, n in zip(out.stride(), out.shape, strict=True)):
+        raise InvalidInputError("out must not overlap itself: it has stride 0", argument="out")
+    for x in inputs:
+        if not isinstance(x, Tensor) or x.untyped_storage()._cdata != out.untyped_storage()._cdata:  # noqa: SLF001  identity of storages
+            same.append(False)
+            continue
+        identical = x.data_ptr() == out.data_ptr() and x.stride() == out.stride() and x.shape == out.shape
+        if not identical and x.numel() and out.numel() and _ranges_meet(x, out):
+            raise InvalidInputError("out must not overlap an input in part", argument="out")
+        same.append(identical)
+    return tuple(same)
+
+
+def _ranges_meet(a: Tensor, b: Tensor) -> bool:
+    (a0, a1), (b0, b1) = _range(a), _range(b)
+    return a0 < b1 and b0 < a1
+
+
+def _range(t: Tensor) -> tuple[int, int]:
+    span = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+    return t.data_ptr(), t.data_ptr() + (span + 1) * t.element_size()
+
+
+def make_operator(spec: OpSpec, resolve: Resolver, backend: str | None = None) -> Operator:
+    """Return a callable for ``spec`` whose ``__call__`` has its real parameters and defaults."""
+    source = _source(spec)
+    filename = f"<nxcore operator {spec.name}>"
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    scope: dict[str, Any] = {
+        "NUMBERS": NUMBERS,
+        "dispatch_modes": torch._C._len_torch_dispatch_stack,  # noqa: SLF001  the cheap tests, read in every call
+        "function_modes": torch._C._is_torch_function_mode_enabled,  # noqa: SLF001
+        "functorch": torch._C._functorch.peek_interpreter_stack,  # noqa: SLF001
+        "grad_enabled": torch.is_grad_enabled,
+        "is_compiling": torch.compiler.is_dynamo_compiling,
+        "overlap": overlap,
+        "preference": PREFERENCE.get,
+    } | {f"default_{p.name}": p.default for p in spec.params}
+    exec(compile(source, filename, "exec"), scope)  # noqa: S102  the text is made of the spec's parameter names
+    cls = type(spec.name, (Operator,), {"__call__": scope["__call__"], "key": scope["key"]})
+    scope["__call__"].__doc__ = spec.reference.__doc__
+    operator: Operator = cls(spec, resolve, backend)
+    return operator
+
+
+def _source(spec: OpSpec) -> str:
+    """Write ``__call__`` and ``key`` for a spec."""
+    names = ", ".join(p.name for p in spec.params)
+    key = _key(spec)
+    return f"""\
+def __call__(self, {_signature(spec.params)}):
+    if is_compiling():
+        return self.miss({names})
+    try:
+        key = {key}
+        plan = self.plans[key]
+    except (KeyError, TypeError, AttributeError, RuntimeError):
+        return self.miss({names})
+    try:
+        return plan({names})
+    except Exception as error:
+        return self.failed(key, plan, error, {names})
+
+def key(self, {names}):
+    return {key}
+"""
+
+
+def _signature(params: tuple[Param, ...]) -> str:
+    parts, keyword = [], False
+    for p in params:
+        if p.keyword and not keyword:
+            parts.append("*")
+            keyword = True
+        parts.append(p.name if p.default is REQUIRED else f"{p.name}=default_{p.name}")
+    return ", ".join(parts)
+
+
+def _facts(name: str) -> str:
+    # A row-major tensor's strides follow from its shape, and asking whether it is one costs half.
+    layout = f"{name}.is_contiguous() or {name}.stride()"
+    return f"({name}.__class__, {name}.shape, {layout}, {name}.dtype, {name}.device, {name}.requires_grad)"
+
+
+def _key(spec: OpSpec) -> str:
+    """Write the key's expression."""
+    parts = []
+    inputs = ", ".join(p.name for p in spec.params if p.kind in ("tensor", "operand"))
+    for p in spec.params:
+        n = p.name
+        if p.kind == "tensor":
+            parts.append(_facts(n))
+        elif p.kind == "tensors":
+            sequence = f"{n}.__class__ is tuple or {n}.__class__ is list"
+            parts.append(f"tuple([{_facts('t')} for t in {n}]) if {sequence} else {_facts(n)}")
+        elif p.kind == "operand":
+            parts.append(f"{n}.__class__ if {n}.__class__ in NUMBERS else {_facts(n)}")
+        elif p.kind == "scalar":
+            parts.append(f"{n}.__class__")
+        elif p.kind == "out":
+            parts.append(f"None if {n} is None else ({_facts(n)}, overlap({n}, {inputs}))")
+        else:
+            parts.append(f"tuple({n}) if {n}.__class__ is list else {n}")
+    around = "grad_enabled(), dispatch_modes(), function_modes(), functorch(), preference()"
+    return f"({', '.join(parts)}, {around})"
+
+
+def tensors_of(args: tuple[Any, ...]) -> list[Tensor]:
+    """Return every tensor among ``args``, sequences flattened."""
+    found: list[Tensor] = []
+    for value in args:
+        found.extend(v for v in (value if isinstance(value, tuple) else (value,)) if is_tensor(v))
+    return found

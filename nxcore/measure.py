@@ -1,0 +1,288 @@
+"""Callables -> Timing: interleaved, paired blocks on the CPU and on CUDA; and what the device can do at best.
+
+Each candidate runs once per block, in random order, so that drift hits all alike; a block's value is the
+median of its samples. The harness knows no registry and no choice: when to stop is asked of the caller.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from nxcore.device import describe, synchronize
+from nxcore.errors import MeasurementError
+from nxcore.spec import Cost
+from nxcore.timing import Timing
+
+Clock = Callable[[], int]
+Settled = Callable[[Mapping[str, Timing]], bool]
+
+SAMPLE_S = 40e-6  # five of them make a block of at least 200 us
+EVENT_S = 50e-6  # below this the resolution of CUDA events shows
+HOST_CALLS = 200
+DROP = 2.0  # a candidate this much slower than the best after DROP_AFTER blocks is out
+DROP_AFTER = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How hard to measure.
+
+    Attributes
+    ----------
+    looks : tuple of int
+        The numbers of blocks at which the caller is asked whether all is clear.
+    warm_s : float
+        Seconds to warm up for.
+    budget_s : float
+        Seconds after which no further look is taken; the first look always is.
+    """
+
+    looks: tuple[int, ...] = (12, 20, 40)
+    warm_s: float = 0.15
+    budget_s: float = 4.0
+
+
+IN_CALL = Effort(looks=(12, 20), warm_s=0.02, budget_s=0.5)
+"""What a first call of a new problem can afford."""
+
+
+@dataclass
+class _Lane:
+    """One candidate in a race."""
+
+    call: Callable[[], Any]
+    repeats: int = 1
+    samples: int = 5
+    device_us: list[float] = field(default_factory=list)
+    host_us: list[float] = field(default_factory=list)
+
+    @property
+    def timing(self) -> Timing:
+        return Timing(tuple(self.device_us), tuple(self.host_us))
+
+
+def race(
+    calls: Mapping[str, Callable[[], Any]],
+    device: torch.device,
+    *,
+    settled: Settled = lambda timings: False,  # noqa: ARG005
+    effort: Effort = Effort(),
+    clock: Clock = time.perf_counter_ns,
+    seed: int = 0,
+) -> dict[str, Timing]:
+    """Time ``calls`` against each other.
+
+    Parameters
+    ----------
+    calls : mapping of str to callable
+        Label -> a call without arguments. All must run on ``device``'s current stream.
+    device : torch.device
+        Where the work happens.
+    settled : callable
+        Asked at each look: is every verdict clear?
+    effort : Effort
+        How many blocks, how long.
+    clock : callable
+        Nanoseconds; a test may bring its own.
+    seed : int
+        Of the order within blocks.
+
+    Returns
+    -------
+    dict of str to Timing
+        One value a block; a candidate dropped early has fewer.
+
+    Raises
+    ------
+    MeasurementError
+        If a call's work isn't on the current stream, so that its time can't be seen.
+    """
+    lanes = {label: _Lane(call) for label, call in calls.items()}
+    run_block = functools.partial(_cuda_block, device) if device.type == "cuda" else _cpu_block
+    order, dice = list(lanes), random.Random(seed)  # noqa: S311  the order of a benchmark
+    started = clock()
+    with _no_collection():
+        for lane in lanes.values():
+            _warm_up(lane, device, effort.warm_s / len(lanes), clock)
+        done = 0
+        for look in effort.looks:
+            while done < look:
+                dice.shuffle(order)
+                for label in order:
+                    run_block(lanes[label], clock)
+                done += 1
+                if done == DROP_AFTER:
+                    order = _in_the_race(lanes, order)
+            if settled({label: lane.timing for label, lane in lanes.items()}):
+                break
+            if (clock() - started) * 1e-9 > effort.budget_s:
+                break
+    return {label: lane.timing for label, lane in lanes.items()}
+
+
+def _in_the_race(lanes: Mapping[str, _Lane], order: list[str]) -> list[str]:
+    best = min(lanes[label].timing.median_us for label in order)
+    first = next(iter(lanes))  # the baseline stays, or nothing could be compared
+    return [label for label in order if label == first or lanes[label].timing.median_us <= DROP * best]
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _warm_up(lane: _Lane, device: torch.device, seconds: float, clock: Clock) -> None:
+    """Run until ``seconds`` are over, then set how often to repeat the call in one sample."""
+    lane.call()
+    synchronize(device)
+    started, calls = clock(), 0
+    while True:
+        lane.call()
+        synchronize(device)
+        calls += 1
+        spent = (clock() - started) * 1e-9
+        if spent >= seconds and calls >= 2:  # noqa: PLR2004
+            break
+    each = max(spent / calls, 1e-9)
+    lane.repeats = max(1, math.ceil((EVENT_S if device.type == "cuda" else SAMPLE_S) / each))
+    lane.samples = 5 if each < 1e-3 else 3 if each < 5e-3 else 1  # noqa: PLR2004  a long call is its own median
+    if device.type == "cuda":
+        _require_current_stream(lane, device, clock)
+
+
+def _cpu_block(lane: _Lane, clock: Clock) -> None:
+    samples = []
+    for _ in range(lane.samples):
+        started = clock()
+        for _ in range(lane.repeats):
+            lane.call()
+        samples.append((clock() - started) / lane.repeats * 1e-3)
+    lane.device_us.append(statistics.median(samples))
+    lane.host_us.append(lane.device_us[-1])
+
+
+def _cuda_block(device: torch.device, lane: _Lane, clock: Clock) -> None:
+    calls = min(HOST_CALLS, 4 * lane.repeats + 10)
+    torch.cuda.synchronize(device)
+    started = clock()
+    for _ in range(calls):
+        lane.call()
+    host_us = (clock() - started) / calls * 1e-3
+    torch.cuda.synchronize(device)
+    samples = [_cuda_sample(lane, host_us) for _ in range(lane.samples)]
+    torch.cuda.synchronize(device)
+    lane.device_us.append(statistics.median(a.elapsed_time(b) * 1e3 / lane.repeats for a, b in samples))
+    lane.host_us.append(host_us)
+
+
+def _cuda_sample(lane: _Lane, host_us: float) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    # The device spins while the host enqueues, so that launch gaps stay out of the interval.
+    torch.cuda._sleep(int(2 * host_us * lane.repeats * 2000))  # noqa: SLF001  cycles at about 2 GHz; the only spin torch has
+    start.record()
+    for _ in range(lane.repeats):
+        lane.call()
+    end.record()
+    return start, end
+
+
+def _require_current_stream(lane: _Lane, device: torch.device, clock: Clock) -> None:
+    """Compare the wall's time with the events': work on another stream is seen by the wall alone."""
+    wall, seen = math.inf, 0.0
+    for _ in range(3):  # the machine may stutter once; a side stream does it every time
+        torch.cuda.synchronize(device)
+        started = clock()
+        start, end = _cuda_sample(lane, 0.0)
+        torch.cuda.synchronize(device)
+        total = (clock() - started) * 1e-3
+        if total < wall:
+            wall, seen = total, start.elapsed_time(end) * 1e3
+    if wall > 2 * seen + 30 * lane.repeats + 100:
+        raise MeasurementError(
+            f"a call took {wall:.0f} us by the wall and {seen:.0f} us on the current stream: "
+            "its work runs on another stream"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """What a device can do at best, measured.
+
+    Attributes
+    ----------
+    t0_us : float
+        Microseconds of the smallest operation.
+    bandwidths : tuple of (int, float)
+        Bytes in flight -> bytes per second, read plus written: small tensors live in caches.
+    flops : float
+        Floating-point operations per second in float32.
+    """
+
+    t0_us: float
+    bandwidths: tuple[tuple[int, float], ...]
+    flops: float
+
+    def bandwidth(self, size: int) -> float:
+        """Return the bytes per second for ``size`` bytes: the best of the next size below and above."""
+        below = [b for n, b in self.bandwidths if n <= size][-1:]
+        above = [b for n, b in self.bandwidths if n > size][:1]
+        return max(below + above)
+
+    def floor_us(self, cost: Cost) -> float:
+        """Return the least microseconds that ``cost`` can take: t0 + max(bytes, operations)."""
+        return self.t0_us + 1e6 * max(cost.bytes / self.bandwidth(cost.bytes), cost.flops / self.flops)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the ceilings as plain data."""
+        return {"t0_us": self.t0_us, "bandwidths": [list(b) for b in self.bandwidths], "flops": self.flops}
+
+
+@functools.cache
+def ceilings(device: torch.device) -> Ceilings:
+    """Measure what ``device`` can do at best; once per process, about a second.
+
+    Bandwidth is the best of a copy (read and write alike) and a dot product (reads only); operations are
+    counted on a matrix product in strict float32.
+    """
+    effort = Effort(looks=(5,), warm_s=0.02, budget_s=1.0)
+    one = torch.zeros(1, device=device)
+    t0 = race({"t0": one.zero_}, device, effort=effort)["t0"].device_median_us
+    top = 30 if device.type == "cuda" else 28
+    sizes = [1 << p for p in range(14, top + 1, 2)]
+    bandwidths = tuple((n, _bandwidth(device, n, t0, effort)) for n in sizes)
+    n = 4096 if device.type == "cuda" else 1024
+    a = torch.randn(n, n, device=device)
+    product = race({"product": lambda: torch.mm(a, a)}, device, effort=effort)["product"]
+    return Ceilings(t0, bandwidths, 2 * n**3 / (product.device_median_us * 1e-6))
+
+
+def _bandwidth(device: torch.device, size: int, t0: float, effort: Effort) -> float:
+    """Return the best bytes per second over ``size`` bytes; ``t0`` is not the memory's fault."""
+    half = size // 8
+    source, target = torch.randn(half, device=device), torch.empty(half, device=device)
+    calls = {"copy": lambda: target.copy_(source), "dot": lambda: torch.dot(source, target)}
+    target.copy_(source)
+    fastest = min(t.device_median_us for t in race(calls, device, effort=effort).values())
+    return size / (max(fastest - t0, fastest / 4) * 1e-6)
+
+
+def device_facts(device: torch.device) -> dict[str, Any]:
+    """Return the device's facts and measured ceilings as plain data, for a record's head."""
+    return describe(device).to_dict() | {"ceilings": ceilings(device).to_dict()}

@@ -1,0 +1,58 @@
+"""Each spec's reference as the backend "torch": always there, and what every other is measured against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from nxcore.kernel import YES, Backend, Kernel, Verdict
+from nxcore.plugin import API_VERSION
+from nxcore.problem import Problem
+from nxcore.spec import OpSpec
+
+ANY_DTYPE = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+@dataclass(frozen=True)
+class TorchKernel(Kernel):
+    """A way to write an operator in torch.
+
+    Attributes
+    ----------
+    call : callable
+        The operator itself; the same for every problem.
+    """
+
+    call: Callable[..., Any] = lambda *args: None  # noqa: ARG005  always given
+
+    @property
+    def plan(self) -> Callable[[Problem], Callable[..., Any]]:  # type: ignore[override]  # nothing to import
+        """Return a planner that has nothing to decide."""
+        return lambda problem: self.call  # noqa: ARG005
+
+
+def _probe() -> Verdict:
+    return YES
+
+
+def backend(specs: Iterable[OpSpec]) -> Backend:
+    """Return the backend "torch" for ``specs``: the reference first, then each spec's other idioms."""
+    kernels: list[Kernel] = []
+    for spec in specs:
+        ways = {"": spec.reference, **spec.idioms}
+        kernels.extend(
+            TorchKernel(
+                op=spec.name,
+                target=f"{way.__module__}:{way.__qualname__}",
+                variant=variant,
+                dtypes=ANY_DTYPE,
+                graph_safe=True,
+                in_place_safe=True,
+                call=way,
+            )
+            for variant, way in ways.items()
+        )
+    return Backend("torch", _probe, tuple(kernels), api=API_VERSION)

@@ -1,0 +1,207 @@
+"""Operators and backends by name; refuses duplicates and strangers, naming both sides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from nxcore.errors import PluginError, UnknownBackendError, UnknownOperatorError
+from nxcore.kernel import Backend, Kernel, Verdict
+from nxcore.plugin import API_VERSION, Check
+from nxcore.spec import OpSpec
+
+Status = Literal["ready", "unavailable", "failed", "disabled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a plugin came from.
+
+    Attributes
+    ----------
+    plugin : str
+        The entry point's name.
+    distribution : str
+        The distribution's name and version, as ``"nxcore-triton 0.1.0"``.
+    file : str
+        The module's file, once it is imported.
+    """
+
+    plugin: str
+    distribution: str
+    file: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.plugin!r} of {self.distribution}"
+
+
+@dataclass(frozen=True, slots=True)
+class BackendStatus:
+    """How a backend stands on this machine.
+
+    Attributes
+    ----------
+    name : str
+        The backend's name, or the entry point's where the plugin failed to load.
+    status : str
+        ``ready``, ``unavailable`` (the machine says no), ``failed`` (the plugin is broken) or
+        ``disabled`` (by ``NXCORE_BACKENDS`` or ``NXCORE_DISABLE``).
+    reason : str
+        Why, where it isn't simply ready.
+    hint : str
+        What to type to change that.
+    source : Source
+        Where it came from.
+    operators : tuple of str
+        The operators that it has kernels for.
+    simulated : bool
+        Ready, but run by an interpreter: right, and never timed or chosen.
+    """
+
+    name: str
+    status: Status
+    reason: str
+    hint: str
+    source: Source
+    operators: tuple[str, ...] = ()
+    simulated: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the status as plain data."""
+        return asdict(self)
+
+
+class Registry:
+    """All operators and backends that were found, and what became of those that failed."""
+
+    def __init__(self) -> None:
+        self.ops: dict[str, OpSpec] = {}
+        self.backends: dict[str, Backend] = {}
+        self.sources: dict[str, Source] = {}
+        self.refused: list[BackendStatus] = []
+        self.checks: list[Check] = []
+        self._op_sources: dict[str, Source] = {}
+        self._verdicts: dict[str, Verdict] = {}
+
+    def add_ops(self, specs: Iterable[OpSpec], source: Source) -> None:
+        """Add a plugin's operators: all of them, or none.
+
+        Raises
+        ------
+        PluginError
+            If one isn't an ``OpSpec``, or its name is taken.
+        """
+        staged: dict[str, OpSpec] = {}
+        for spec in specs:
+            if not isinstance(spec, OpSpec):
+                raise PluginError(f"nxcore_ops must yield OpSpec, got {type(spec).__name__}")
+            if spec.name in self.ops or spec.name in staged:
+                owner = self._op_sources.get(spec.name, source)
+                raise PluginError(f"operator {spec.name!r} comes from {source} and from {owner}; remove one")
+            staged[spec.name] = spec
+        self.ops.update(staged)
+        self._op_sources.update(dict.fromkeys(staged, source))
+
+    def add_backend(self, backend: Backend, source: Source) -> None:
+        """Add a backend.
+
+        Raises
+        ------
+        PluginError
+            If it isn't a ``Backend`` of this contract's version, its name is taken, two of its kernels
+            share one label, or a kernel is for an operator that nobody defines.
+        """
+        if not isinstance(backend, Backend):
+            raise PluginError(f"nxcore_backend must return a Backend, got {type(backend).__name__}")
+        if backend.api != API_VERSION:
+            raise PluginError(
+                f"backend {backend.name!r} was written for version {backend.api} of the plugin contract, "
+                f"this core has version {API_VERSION}"
+            )
+        if backend.name in self.backends:
+            owner = self.sources[backend.name]
+            raise PluginError(f"backend {backend.name!r} comes from {source} and from {owner}; remove one")
+        seen: set[tuple[str, str]] = set()
+        for kernel in backend.kernels:
+            if kernel.op not in self.ops:
+                raise PluginError(str(UnknownOperatorError(kernel.op, self.ops)))
+            if (kernel.op, kernel.variant) in seen:
+                raise PluginError(f"two kernels of {kernel.op!r} are called {backend.label(kernel)!r}")
+            seen.add((kernel.op, kernel.variant))
+        self.backends[backend.name], self.sources[backend.name] = backend, source
+
+    def spec(self, name: str) -> OpSpec:
+        """Return the operator of that name.
+
+        Raises
+        ------
+        UnknownOperatorError
+            Naming the nearest.
+        """
+        try:
+            return self.ops[name]
+        except KeyError:
+            raise UnknownOperatorError(name, self.ops) from None
+
+    def backend(self, name: str) -> Backend:
+        """Return the backend of that name.
+
+        Raises
+        ------
+        UnknownBackendError
+            Naming the nearest.
+        """
+        try:
+            return self.backends[name]
+        except KeyError:
+            raise UnknownBackendError(name, {*self.backends, *(r.name for r in self.refused)}) from None
+
+    def kernels(self, op: str) -> Iterable[tuple[Backend, Kernel]]:
+        """Yield every kernel of ``op`` with its backend, torch's own first."""
+        for backend in self.backends.values():
+            for kernel in backend.kernels:
+                if kernel.op == op:
+                    yield backend, kernel
+
+    def probe(self, backend: Backend, kernel: Kernel | None = None) -> Verdict:
+        """Return the machine's answer for a backend, or for one kernel of it; asked once."""
+        label = backend.name if kernel is None else f"{backend.name}:{kernel.target}"
+        if label not in self._verdicts:
+            ask = backend.probe if kernel is None else kernel.probe
+            self._verdicts[label] = _asked(ask) if ask else Verdict(True)
+        verdict = self._verdicts[label]
+        if kernel is not None and verdict:
+            machine = self.probe(backend)
+            return machine if not machine or machine.simulated else verdict
+        return verdict
+
+    def statuses(self) -> dict[str, BackendStatus]:
+        """Return name -> status of every backend, those that failed or are disabled among them."""
+        found: dict[str, BackendStatus] = {}
+        for name, backend in self.backends.items():
+            verdict = self.probe(backend)
+            found[name] = BackendStatus(
+                name=name,
+                status="ready" if verdict else "unavailable",
+                reason=verdict.reason,
+                hint=verdict.hint,
+                source=self.sources[name],
+                operators=tuple(sorted({k.op for k in backend.kernels})),
+                simulated=verdict.simulated,
+            )
+        for status in self.refused:
+            key = status.name if status.name not in found else f"{status.name} ({status.source.distribution})"
+            found[key] = status
+        return found
+
+
+def _asked(probe: Any) -> Verdict:
+    """Ask a probe, which must never raise; one that does is a no."""
+    try:
+        verdict = probe()
+    except Exception as error:  # noqa: BLE001  a plugin's code may raise anything
+        return Verdict(False, f"its probe raised {type(error).__name__}: {error}")
+    if not isinstance(verdict, Verdict):
+        return Verdict(False, f"its probe must return a Verdict, got {type(verdict).__name__}")
+    return verdict

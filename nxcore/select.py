@@ -1,0 +1,288 @@
+"""From timings to a decision: a pure function of facts, tried on invented machines.
+
+A candidate replaces torch's own only if the one-sided Wilcoxon signed-rank test (Wilcoxon 1945) on the
+paired log ratios, shifted by a margin, gives p < 0.01 after Holm's correction (Holm 1979). The margin is
+the larger of 2% and twice the half-width of the A/A row, in which the reference races itself.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from nxcore.timing import Timing
+
+SIGNIFICANCE = 0.01
+MARGIN = 0.02
+CONFIDENCE = 0.95
+TIE = 0.02
+
+Rule = Literal["pinned", "preferred", "measured", "reference"]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A median with its order-statistic interval.
+
+    Attributes
+    ----------
+    median, low, high : float
+        The median and the ends of its interval of at least 95% confidence, as wide as the data forces.
+    """
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f}x [{self.low:.2f}, {self.high:.2f}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way to run a problem, and all that is known of it.
+
+    Attributes
+    ----------
+    label : str
+        The kernel's name in tables.
+    backend : str
+        The backend it belongs to.
+    refusal : str
+        Why it can't serve the call; empty if it can.
+    simulated : bool
+        Right, but run by an interpreter or simulator: never timed, never chosen.
+    error : float, optional
+        Relative error against float64 in the 2-norm, the worst of the smoke samples.
+    timing : Timing, optional
+        What it took.
+    ratio : Interval, optional
+        How many times faster than torch's best, block by block.
+    p_value : float, optional
+        Of the test that it is faster than torch's best by the margin.
+    """
+
+    label: str
+    backend: str
+    refusal: str = ""
+    simulated: bool = False
+    error: float | None = None
+    timing: Timing | None = None
+    ratio: Interval | None = None
+    p_value: float | None = None
+
+    @property
+    def native(self) -> bool:
+        """Whether it is torch's own."""
+        return self.backend == "torch"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all that is known as plain data."""
+        return {
+            "label": self.label,
+            "backend": self.backend,
+            "refusal": self.refusal,
+            "simulated": self.simulated,
+            "error": self.error,
+            "timing": self.timing.to_dict() if self.timing else None,
+            "ratio": [self.ratio.median, self.ratio.low, self.ratio.high] if self.ratio else None,
+            "p_value": self.p_value,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Who runs, by which rule and why; every other candidate with its time or its reason.
+
+    Attributes
+    ----------
+    chosen : str
+        The label of the kernel that runs.
+    rule : str
+        ``pinned`` (``backend=``), ``preferred`` (``nxcore.use``), ``measured`` or ``reference``.
+    reason : str
+        One sentence.
+    candidates : tuple of Candidate
+        In the order in which they were asked.
+    noise : float
+        The half-width of the A/A row: the reference against itself.
+    """
+
+    chosen: str
+    rule: Rule
+    reason: str
+    candidates: tuple[Candidate, ...] = ()
+    noise: float = 0.0
+
+    def __getitem__(self, label: str) -> Candidate:
+        """Return the candidate of that label."""
+        for candidate in self.candidates:
+            if candidate.label == label:
+                return candidate
+        raise KeyError(label)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the decision as plain data."""
+        return {
+            "chosen": self.chosen,
+            "rule": self.rule,
+            "reason": self.reason,
+            "noise": self.noise,
+            "candidates": [c.to_dict() for c in self.candidates],
+        }
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """Return the median of ``values`` with its order-statistic interval (Hahn and Meeker 1991)."""
+    ordered, n = sorted(values), len(values)
+    tail, below = 0.0, 0
+    for k in range(n // 2):
+        tail += math.comb(n, k) * 0.5**n
+        if tail > (1 - CONFIDENCE) / 2:
+            break
+        below = k
+    return Interval(statistics.median(ordered), ordered[below], ordered[n - 1 - below])
+
+
+def signed_rank(differences: Sequence[float]) -> float:
+    """Return the exact one-sided p-value that the median of ``differences`` is below zero.
+
+    Zeros are dropped and ties share their ranks (Pratt's variant is not used); ranks are doubled so that
+    shared ones stay whole, and the distribution is built by adding one rank at a time.
+    """
+    values = [d for d in differences if d != 0.0 and not math.isnan(d)]
+    if not values:
+        return 1.0
+    ordered = sorted(abs(v) for v in values)
+    doubled = {v: ordered.index(v) + 1 + len(ordered) - ordered[::-1].index(v) for v in set(ordered)}
+    positive = sum(doubled[abs(v)] for v in values if v > 0)
+    ways = [1]
+    for v in values:
+        rank = doubled[abs(v)]
+        grown = [*ways, *(0,) * rank]
+        for total, count in enumerate(ways):
+            grown[total + rank] += count
+        ways = grown
+    return float(sum(ways[: positive + 1]) / 2 ** len(values))
+
+
+def _log_ratios(candidate: Timing, baseline: Timing) -> list[float]:
+    pairs = zip(candidate.call_us, baseline.call_us, strict=False)  # a dropped candidate has fewer blocks
+    return [math.log(mine / theirs) for mine, theirs in pairs]
+
+
+def _half_width(reference: Timing, again: Timing | None) -> float:
+    if again is None:
+        return 0.0
+    found = interval([math.exp(r) for r in _log_ratios(again, reference)])
+    return (found.high - found.low) / 2
+
+
+def compare(candidates: Sequence[Candidate], again: Timing | None = None) -> tuple[list[Candidate], float]:
+    """Return ``candidates`` with ratio and p-value against torch's best, and the noise of the A/A row."""
+    native = [c for c in candidates if c.native and c.timing]
+    if not native:
+        return list(candidates), 0.0
+    best = min(native, key=_median)
+    reference = native[0].timing
+    assert reference is not None and best.timing is not None  # noqa: S101  filtered two lines above
+    noise = _half_width(reference, again)
+    margin = math.log1p(max(MARGIN, 2 * noise))
+    judged: list[Candidate] = []
+    for c in candidates:
+        # Torch's other idioms race the reference; everybody else races the fastest of torch's.
+        rival = reference if c.native else best.timing
+        if c.timing is None or c.timing is rival:
+            judged.append(replace(c, ratio=Interval(1.0, 1.0, 1.0)) if c.timing is best.timing else c)
+            continue
+        logs = _log_ratios(c.timing, rival)
+        against_best = [math.exp(-r) for r in _log_ratios(c.timing, best.timing)]
+        judged.append(
+            replace(c, ratio=interval(against_best), p_value=signed_rank([r + margin for r in logs]))
+        )
+    return judged, noise
+
+
+def winners(judged: Sequence[Candidate]) -> list[Candidate]:
+    """Return those that are significantly faster than torch's own, by Holm's step-down over all tested."""
+    tested = sorted((c for c in judged if c.p_value is not None), key=lambda c: c.p_value or 0.0)
+    won: list[Candidate] = []
+    for i, c in enumerate(tested):
+        if (c.p_value or 0.0) >= SIGNIFICANCE / (len(tested) - i):
+            break
+        won.append(c)
+    return won
+
+
+def settled(candidates: Sequence[Candidate], again: Timing | None = None) -> bool:
+    """Tell whether every verdict is clear: a win, or an interval that rules a win out."""
+    judged, noise = compare(candidates, again)
+    won = {c.label for c in winners(judged)}
+    margin = 1 + max(MARGIN, 2 * noise)
+    return all(c.label in won or c.ratio is None or c.ratio.high < margin for c in judged if c.p_value is not None)
+
+
+def decide(candidates: Sequence[Candidate], again: Timing | None = None) -> Decision:
+    """Choose among candidates that were measured together; the first must be torch's reference.
+
+    Parameters
+    ----------
+    candidates : sequence of Candidate
+        With a timing, a refusal, or marked as simulated.
+    again : Timing, optional
+        The second timing of the reference: the A/A row.
+
+    Returns
+    -------
+    Decision
+        Anything ambiguous is the reference.
+    """
+    judged, noise = compare(candidates, again)
+    reference = judged[0]
+    won = winners(judged)
+    if not won:
+        return Decision(reference.label, "reference", _why_none(judged), tuple(judged), noise)
+    fastest = min(won, key=_median)
+    ties = [c for c in won if _median(c) <= _median(fastest) * (1 + TIE)]
+    best = min(ties, key=lambda c: (not c.native, math.inf if c.error is None else c.error))
+    rival = min((c for c in judged if c.native and c.timing and c.label != best.label), key=_median)
+    reason = (
+        f"{_median(best):.4g} us against {rival.label}'s {_median(rival):.4g} us: "
+        f"{_ratio_to(best, rival)}, p = {best.p_value:.2g}"
+    )
+    return Decision(best.label, "measured", reason, tuple(judged), noise)
+
+
+def _ratio_to(best: Candidate, rival: Candidate) -> Interval:
+    assert best.timing is not None and rival.timing is not None  # noqa: S101  both were measured
+    return interval([math.exp(-r) for r in _log_ratios(best.timing, rival.timing)])
+
+
+def _median(candidate: Candidate) -> float:
+    return candidate.timing.median_us if candidate.timing else math.inf
+
+
+def _why_none(judged: Sequence[Candidate]) -> str:
+    timed = [c for c in judged if c.p_value is not None and not c.native]
+    if not timed:
+        return "no other kernel can serve this call"
+    closest = max(timed, key=lambda c: c.ratio.median if c.ratio else 0.0)
+    return f"nothing is measurably faster than torch; the closest is {closest.label} at {closest.ratio}"
+
+
+def prefer(candidates: Sequence[Candidate], order: Sequence[str]) -> Decision | None:
+    """Return the first candidate that can serve, by the order of backends in ``nxcore.use``; else None."""
+    for backend in order:
+        for c in candidates:
+            if c.backend == backend and not c.refusal:
+                reason = f"nxcore.use({', '.join(map(repr, order))}) is in force"
+                return Decision(c.label, "preferred", reason, tuple(candidates))
+    return None
+
+
+def refusals(candidates: Sequence[Candidate]) -> Mapping[str, str]:
+    """Return label -> reason of those that can't serve."""
+    return {c.label: c.refusal for c in candidates if c.refusal}

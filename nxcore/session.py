@@ -1,0 +1,292 @@
+"""Session: a registry, a tuner and the operators made from them. ``nxcore.op`` is sugar for the default one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from nxcore import discovery
+from nxcore.autograd import Differentiable
+from nxcore.dispatch import PREFERENCE, Operator, Plan, make_operator, overlap, tensors_of
+from nxcore.measure import IN_CALL, Effort
+from nxcore.problem import Problem
+from nxcore.registry import BackendStatus, Registry
+from nxcore.select import Decision
+from nxcore.tune import Choice, Tuner
+
+DECISIONS = 4096
+VARIABLES = ("NXCORE_BACKENDS", "NXCORE_DISABLE", "NXCORE_STRICT")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the environment says, read once per session.
+
+    Attributes
+    ----------
+    backends : frozenset of str, optional
+        ``NXCORE_BACKENDS``: the only plugins to load, separated by commas; all where None.
+    disable : frozenset of str
+        ``NXCORE_DISABLE``: plugins not to load.
+    strict : bool
+        ``NXCORE_STRICT``: a broken plugin raises; "", "0", "false", "no" and "off" mean no.
+    """
+
+    backends: frozenset[str] | None = None
+    disable: frozenset[str] = frozenset()
+    strict: bool = False
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
+        """Read ``NXCORE_*``; a name that isn't known warns."""
+        env = os.environ if environment is None else environment
+        for name in sorted(env):
+            if name.startswith("NXCORE_") and name not in VARIABLES:
+                known = ", ".join(VARIABLES)
+                warnings.warn(f"{name} is not a setting of nxcore; known: {known}", stacklevel=3)
+        return cls(
+            backends=_names(env["NXCORE_BACKENDS"]) if "NXCORE_BACKENDS" in env else None,
+            disable=_names(env.get("NXCORE_DISABLE", "")),
+            strict=env.get("NXCORE_STRICT", "").strip().lower() not in ("", "0", "false", "no", "off"),
+        )
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(name.strip() for name in text.split(",") if name.strip())
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Who runs a call, and why.
+
+    Attributes
+    ----------
+    problem : Problem
+        The call minus its data.
+    decision : Decision
+        Who, by which rule, why; every candidate with its time or its reason.
+    """
+
+    problem: Problem
+    decision: Decision
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the explanation as plain data."""
+        return {"problem": self.problem.to_dict(), "decision": self.decision.to_dict()}
+
+    def __str__(self) -> str:
+        lines = [f"{self.problem}", f"{self.decision.chosen} runs it ({self.decision.rule}): {self.decision.reason}"]
+        for c in self.decision.candidates:
+            if c.refusal:
+                what = f"not eligible: {c.refusal}"
+            elif c.simulated:
+                what = "verified by simulation, never timed"
+            elif c.timing:
+                what = f"{c.timing.median_us:.4g} us" + (f", {c.ratio}" if c.ratio else "")
+            else:
+                what = "eligible, not timed"
+            lines.append(f"  {c.label}: {what}")
+        return "\n".join(lines)
+
+
+class Session:
+    """Everything that lives between calls.
+
+    Parameters
+    ----------
+    settings : Settings, optional
+        In place of the environment.
+    registry : Registry, optional
+        In place of what is installed.
+    effort : Effort
+        What the first call of a new problem may spend on measuring.
+    """
+
+    def __init__(
+        self, settings: Settings | None = None, registry: Registry | None = None, effort: Effort = IN_CALL
+    ) -> None:
+        self.settings = settings or Settings.from_environment()
+        self.registry = registry or discovery.discover(
+            allow=self.settings.backends, disable=self.settings.disable, strict=self.settings.strict
+        )
+        self.tuner = Tuner(self.registry, effort)
+        self._operators: dict[tuple[str, str | None], Operator] = {}
+        self._decisions: OrderedDict[tuple[Problem, str | None, tuple[str, ...]], Choice] = OrderedDict()
+        self._lock = threading.RLock()
+
+    def op(self, name: str, *, backend: str | None = None) -> Operator:
+        """Return the operator ``name``: the same object at every call.
+
+        Parameters
+        ----------
+        name : str
+            See ``nxcore ops``.
+        backend : str, optional
+            Strict: this backend serves the calls, or an error says why not.
+
+        Raises
+        ------
+        UnknownOperatorError, UnknownBackendError
+            Naming the nearest.
+        """
+        found = self._operators.get((name, backend))
+        if found is None:
+            spec = self.registry.spec(name)
+            if backend is not None:
+                self.registry.backend(backend)
+            with self._lock:
+                found = self._operators.setdefault(
+                    (name, backend), make_operator(spec, self._resolve, backend)
+                )
+        return found
+
+    def backends(self) -> dict[str, BackendStatus]:
+        """Return name -> status of every backend: ready, unavailable, failed or disabled, and why."""
+        return self.registry.statuses()
+
+    @contextlib.contextmanager
+    def use(self, *backends: str) -> Iterator[None]:
+        """Prefer ``backends``, in this order, in the calls of this block; see ``nxcore.use``."""
+        for name in backends:
+            self.registry.backend(name)
+        token = PREFERENCE.set(backends)
+        try:
+            yield
+        finally:
+            PREFERENCE.reset(token)
+
+    def explain(self, name: str, *args: Any, backend: str | None = None, **kwargs: Any) -> Explanation:
+        """Return who would run this call and why; decides it now if it is new."""
+        operator = self.op(name, backend=backend)
+        bound = tuple(tuple(a) if isinstance(a, list) else a for a in operator.spec.bind(*args, **kwargs))
+        reason = operator.unusual(bound)
+        operator.spec.check(*bound)
+        problem = self._problem(operator, bound)
+        if reason:
+            return Explanation(problem, Decision("torch", "reference", reason))
+        return Explanation(problem, self._choose(operator, problem, bound).decision)
+
+    def _problem(self, operator: Operator, args: tuple[Any, ...]) -> Problem:
+        aliased = any(
+            any(overlap(a, *(b for b in tensors_of(args) if b is not a)))
+            for p, a in zip(operator.spec.params, args, strict=True)
+            if p.kind == "out" and a is not None
+        )
+        needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in tensors_of(args))
+        return Problem.of(operator.spec, args, needs_grad=needs_grad, aliased=aliased)
+
+    def _choose(self, operator: Operator, problem: Problem, args: tuple[Any, ...]) -> Choice:
+        order = PREFERENCE.get()
+        key = (problem, operator.backend, order)
+        with self._lock:  # threads that meet the same new problem measure it once
+            if key in self._decisions:
+                self._decisions.move_to_end(key)
+                return self._decisions[key]
+            timed = not _capturing(problem)
+            choice = self.tuner.choose(problem, args, backend=operator.backend, order=order, timed=timed)
+            if timed:
+                self._decisions[key] = choice
+                if len(self._decisions) > DECISIONS:
+                    self._decisions.popitem(last=False)
+            return choice
+
+    def _resolve(self, operator: Operator, args: tuple[Any, ...]) -> Plan:
+        problem = self._problem(operator, args)
+        choice = self._choose(operator, problem, args)
+        call = self._guarded(choice, problem)
+        if problem.needs_grad and operator.spec.gradient:
+            call = self._differentiable(operator, problem, choice, call)
+        writes = any(p.kind == "out" and a is not None for p, a in zip(operator.spec.params, args, strict=True))
+        return Plan(call, choice.decision.chosen, writes=writes, keep=not _capturing(problem))
+
+    def _differentiable(
+        self, operator: Operator, problem: Problem, choice: Choice, call: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """Join ``call`` with its backward operator, unless torch's own autograd would do all of it anyway."""
+        spec, gradient = operator.spec, operator.spec.gradient
+        assert gradient is not None  # noqa: S101  the caller looked
+        backward = self.registry.spec(gradient.op)
+        native = choice.decision.chosen == "torch" and operator.backend is None
+        if native and (backward.view or not self._backward_candidates(problem)):
+            return call
+        return Differentiable(
+            spec=spec,
+            gradient=gradient,
+            forward=call,
+            backward=self.op(gradient.op, backend=operator.backend),
+            reference=backward.reference,
+        )
+
+    def _backward_candidates(self, problem: Problem) -> list[str]:
+        """Return the kernels that would take the gradient of ``problem``, if it comes laid out as the output."""
+        gradient = problem.spec.gradient
+        assert gradient is not None  # noqa: S101  the caller looked
+        backward = self.registry.spec(gradient.op)
+        mask = (True,) * len(problem.tensors)
+        values = tuple(1 if isinstance(a, type) else a for a in problem.args)  # any number of that type will do
+        described = gradient.args(problem.outputs, mask, *values)
+        return self.tuner.accepting(Problem.of(backward, described))
+
+    def _guarded(self, choice: Choice, problem: Problem) -> Callable[..., Any]:
+        """Wrap the planned call where its key can't tell a call that the kernel must not see."""
+        call, reference = choice.call, problem.spec.reference
+        if call is reference:
+            return call
+        if problem.device.type == "cuda":
+            if not choice.kernel.graph_safe:
+                call = _unless_capturing(call, reference)
+            if torch.cuda.device_count() > 1:
+                call = _on_device(call, problem.device)
+        # A lazy negation lives only in views of complex tensors: strided, or of a single element.
+        if any(t.numel() == 1 or not t.is_dense() for t in problem.tensors):
+            call = _unless_negated(call, reference)
+        return call
+
+
+def _capturing(problem: Problem) -> bool:
+    return problem.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def _unless_capturing(call: Callable[..., Any], reference: Callable[..., Any]) -> Callable[..., Any]:
+    def guarded(*args: Any) -> Any:
+        return (reference if torch.cuda.is_current_stream_capturing() else call)(*args)
+
+    return guarded
+
+
+def _on_device(call: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+    def guarded(*args: Any) -> Any:
+        with torch.cuda.device(device):
+            return call(*args)
+
+    return guarded
+
+
+def _unless_negated(call: Callable[..., Any], reference: Callable[..., Any]) -> Callable[..., Any]:
+    def guarded(*args: Any) -> Any:
+        negated = any(t.is_neg() for t in tensors_of(args))
+        return (reference if negated else call)(*args)
+
+    return guarded
+
+
+_default: Session | None = None
+_default_lock = threading.Lock()
+
+
+def default() -> Session:
+    """Return the session behind ``nxcore.op``; made at first use."""
+    global _default  # noqa: PLW0603  the one session of the process
+    if _default is None:
+        with _default_lock:
+            if _default is None:
+                _default = Session()
+    return _default

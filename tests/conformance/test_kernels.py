@@ -1,0 +1,141 @@
+"""Every kernel of every installed backend, held to its operator's spec.
+
+No operator, backend or shape is named here: all come from the registry, so a new kernel is tested the
+moment that its plugin is installed. What is true of one operator alone stands in tests/ops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from nxcore.discovery import discover
+from nxcore.kernel import Kernel
+from nxcore.problem import Problem
+from nxcore.spec import OpSpec, Sample
+from nxcore.verify import Truth, agreement, leaves
+
+REGISTRY = discover(strict=True)
+KERNELS = [
+    pytest.param(REGISTRY.spec(kernel.op), backend, kernel, dtype, id=f"{kernel.op}-{backend.label(kernel)}-{str(dtype)[6:]}")
+    for backend in REGISTRY.backends.values()
+    if backend.name != "torch"
+    for kernel in backend.kernels
+    for dtype in kernel.dtypes
+]
+CELLS = [
+    pytest.param(*case.values, sample, id=f"{case.id}-{sample.name}")
+    for case in KERNELS
+    for sample in case.values[0].samples
+    if not sample.tags & {"bench", "huge"}
+]
+every_kernel = pytest.mark.parametrize(("spec", "backend", "kernel", "dtype"), KERNELS)
+every_cell = pytest.mark.parametrize(("spec", "backend", "kernel", "dtype", "sample"), CELLS)
+
+
+@pytest.fixture(autouse=True)
+def _poisoned_outputs() -> Iterator[None]:
+    """Have torch fill fresh memory with NaN: an element that a kernel doesn't write shows."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def where(backend: Any, kernel: Kernel, device: torch.device, request: pytest.FixtureRequest) -> torch.device:
+    """The device that this kernel takes here, or a skip that says why it can't run."""
+    verdict = REGISTRY.probe(backend, kernel)
+    if not verdict:
+        label = backend.label(kernel)
+        if label in request.config.getoption("--require") or backend.name in request.config.getoption("--require"):
+            pytest.fail(f"--require={label}: {verdict.reason}")
+        pytest.skip(f"{label} can't run here: {verdict.reason}")
+    if device.type == "cuda" and backend.name == "numba" and not kernel.variant:
+        return torch.device("cpu")  # the CPU kernels are tested on a machine with a CUDA device too
+    return device
+
+
+def _call(spec: OpSpec, kernel: Kernel, args: tuple[Any, ...]) -> Any:
+    problem = Problem.of(spec, args)
+    verdict = kernel.accepts(problem)
+    if not verdict:
+        assert verdict.reason, "a refusal has a reason"
+        pytest.skip(f"declined: {verdict.reason}")
+    return kernel.plan(problem)
+
+
+@every_cell
+def test_agrees_with_float64(
+    spec: OpSpec, backend: Any, kernel: Kernel, dtype: torch.dtype, sample: Sample, where: torch.device
+) -> None:
+    args = sample.build(spec, where, dtype)
+    found = agreement(_call(spec, kernel, args), spec, args)
+    assert found.ok, found.reason
+
+
+@every_kernel
+def test_takes_at_least_one_smoke_sample(
+    spec: OpSpec, backend: Any, kernel: Kernel, dtype: torch.dtype, where: torch.device
+) -> None:
+    """Or it could never be verified, so never serve a call."""
+    problems = [Problem.of(spec, s.build(spec, where, dtype)) for s in spec.tagged("smoke")]
+    assert any(kernel.accepts(p) for p in problems), [kernel.accepts(p).reason for p in problems]
+
+
+@every_kernel
+def test_repeats_itself_bit_for_bit(
+    spec: OpSpec, backend: Any, kernel: Kernel, dtype: torch.dtype, where: torch.device
+) -> None:
+    assert kernel.deterministic, "the kernels of this repository claim to be deterministic"
+    for sample in spec.tagged("smoke"):
+        args = sample.build(spec, where, dtype)
+        problem = Problem.of(spec, args)
+        if not kernel.accepts(problem):
+            continue
+        call = kernel.plan(problem)
+        first = list(leaves(call(*args)))
+        repeats = 1 if REGISTRY.probe(backend, kernel).simulated else 10
+        for _ in range(repeats):
+            for a, b in zip(first, leaves(call(*args)), strict=True):
+                assert torch.equal(a.nan_to_num(), b.nan_to_num())
+                assert torch.equal(a.isnan(), b.isnan())
+
+
+@every_kernel
+def test_ignores_what_lies_past_the_end(
+    spec: OpSpec, backend: Any, kernel: Kernel, dtype: torch.dtype, where: torch.device
+) -> None:
+    """The same numbers with NaN around them in memory: a missing mask shows."""
+    sample = spec.tagged("smoke")[0]
+    args = sample.build(spec, where, dtype)
+    walled = tuple(_walled(a) for a in args)
+    found = Truth.of(spec, args).judge(_call(spec, kernel, walled)(*walled))
+    assert found.ok, found.reason
+
+
+def _walled(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_walled(v) for v in value)
+    if not isinstance(value, torch.Tensor):
+        return value
+    assert value.is_contiguous()
+    wall = value.new_full((4096,), torch.nan)
+    return torch.cat([wall, value.flatten(), wall])[4096 : 4096 + value.numel()].view(value.shape)
+
+
+@every_kernel
+def test_plans_for_requires_grad_inputs(
+    spec: OpSpec, backend: Any, kernel: Kernel, dtype: torch.dtype, where: torch.device
+) -> None:
+    """A kernel is called with tensors that need gradients, under no_grad."""
+    sample = spec.tagged("smoke")[0]
+    args = sample.build(spec, where, dtype)
+    truth, call = Truth.of(spec, args), _call(spec, kernel, args)
+    for tensor in leaves(args):
+        tensor.requires_grad_()
+    with torch.no_grad():
+        found = truth.judge(call(*args))
+    assert found.ok, found.reason

@@ -1,0 +1,67 @@
+"""What is true of sum alone: torch's axes and dtypes, on every backend."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.ops.backends import operator, params
+
+import nxcore
+from nxcore.errors import InvalidInputError
+
+every_backend = pytest.mark.parametrize("backend", params())
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.differing_executors])
+@given(st.data())
+def test_sums_any_axes_of_any_layout_as_torch(data: st.DataObject) -> None:
+    shape = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
+    dims = data.draw(st.sets(st.integers(-len(shape), len(shape) - 1)))
+    dims = tuple({d % len(shape): d for d in dims}.values())
+    order = data.draw(st.permutations(range(len(shape))))
+    keepdim = data.draw(st.booleans())
+    x = torch.randn(shape).permute(order)
+    want = torch.sum(x, dims, keepdim=keepdim)
+    with nxcore.use("numba"):
+        got = nxcore.op("sum")(x, dims, keepdim)
+    assert got.shape == want.shape
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.bool, torch.float64, torch.complex64], ids=str)
+def test_other_dtypes_as_torch(dtype: torch.dtype, device: torch.device) -> None:
+    x = torch.ones(7, 9, device=device).to(dtype)
+    got, want = nxcore.op("sum")(x, 0), torch.sum(x, 0)
+    assert got.dtype == want.dtype
+    assert torch.equal(got, want)
+
+
+@every_backend
+@pytest.mark.parametrize(("dim", "keepdim"), [(None, False), (1, True), ((0, 2), False)])
+def test_gradient_is_the_incoming_one_repeated(
+    backend: str | None, dim: object, keepdim: bool, device: torch.device
+) -> None:
+    op = operator("sum", backend)
+    x = torch.randn(4, 5, 60, device=device, requires_grad=True)
+    twin = x.detach().clone().requires_grad_()
+    got, want = op(x, dim, keepdim), torch.sum(twin, dim, keepdim)
+    grad = torch.randn_like(want)
+    got.backward(grad)
+    want.backward(grad)
+    assert torch.equal(x.grad, twin.grad)
+
+
+def test_a_list_of_axes_is_a_hit_too() -> None:
+    op = nxcore.Session().op("sum")
+    x = torch.randn(3, 4, 5)
+    torch.testing.assert_close(op(x, [0, 1]), x.sum((0, 1)))
+    op(x, [0, 1])
+    assert len(op.plans) == 1
+
+
+@every_backend
+def test_the_same_words_on_every_backend(backend: str | None, device: torch.device) -> None:
+    with pytest.raises(InvalidInputError, match=r"dim must be in \[-2, 1\] for a tensor of 2 dimensions, got 5"):
+        operator("sum", backend)(torch.ones(2, 3, device=device), 5)
