@@ -45,15 +45,17 @@ class Differentiable:
                 flat.append(value)
             elif param.kind == "tensors":
                 flat.extend(value)
-        return _Join.apply(self, args, *flat)
+        return _Join.apply(self, args, *flat)  # type: ignore[no-untyped-call]  # torch gives it no types
 
 
 class _Join(torch.autograd.Function):
     """The bridge: ``flat`` holds the tensors of ``args`` once more, where autograd can see them."""
 
     @staticmethod
-    def forward(ctx: Any, call: Differentiable, args: tuple[Any, ...], *flat: Tensor) -> Any:
-        saves, kept, recipe = call.gradient.saves, [], []
+    def forward(ctx: Any, call: Differentiable, args: tuple[Any, ...], *flat: Tensor) -> Any:  # noqa: ARG004  see above
+        saves = call.gradient.saves
+        kept: list[Tensor] = []
+        recipe: list[tuple[int | None, Any]] = []
         for param, value in zip(call.spec.params, args, strict=True):
             tensors = value if param.kind == "tensors" and not isinstance(value, Tensor) else (value,)
             if not isinstance(tensors[0], Tensor):
@@ -70,7 +72,7 @@ class _Join(torch.autograd.Function):
         return call.forward(*args)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]  # one output
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
         mask = ctx.needs_input_grad[2:]
         if grad is None:
             return (None, None, *(None for _ in mask))
@@ -86,7 +88,19 @@ class _Join(torch.autograd.Function):
         # Only with create_graph=True is grad mode on here: the reference is made of torch's own
         # differentiable operators, a kernel isn't.
         run = call.reference if torch.is_grad_enabled() else call.backward
-        return (None, None, *_flatten(run(*arguments)))[: 2 + len(mask)]
+        results = [_itself(r, grad) for r in _flatten(run(*arguments))]
+        return (None, None, *results)[: 2 + len(mask)]
+
+
+def _itself(result: Tensor | None, grad: Tensor) -> Tensor | None:
+    """Return ``grad`` for a view of all of it.
+
+    A view that nobody else holds becomes a leaf's ``.grad`` without a copy: two leaves would share memory.
+    """
+    if result is None or result is grad or result.shape != grad.shape or result.stride() != grad.stride():
+        return result
+    same = result.data_ptr() == grad.data_ptr() and result.dtype == grad.dtype and result.numel()
+    return grad if same else result
 
 
 def _flatten(result: Any) -> list[Tensor | None]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import nxcore
 from nxcore.device import describe
 from nxcore.measure import Ceilings, Effort, ceilings
-from nxcore.select import Candidate, Decision
+from nxcore.select import Candidate
 from nxcore.session import Session
 from nxcore.spec import OpSpec
 from nxcore.verify import Truth
@@ -147,7 +147,9 @@ def candidates(channels: int) -> nn.ModuleDict:
 
     def depthwise(k: int, dilation: int) -> list[nn.Module]:
         pad = dilation * (k - 1) // 2
-        spatial = nn.Conv2d(channels, channels, k, padding=pad, dilation=dilation, groups=channels, bias=False)
+        spatial = nn.Conv2d(
+            channels, channels, k, padding=pad, dilation=dilation, groups=channels, bias=False
+        )
         return [nn.ReLU(), spatial, nn.Conv2d(channels, channels, 1, bias=False), norm()]
 
     return nn.ModuleDict(
@@ -187,7 +189,9 @@ def run(device: torch.device, *, seed: int = 0, advance: Advance = lambda what, 
     torch.manual_seed(seed)
     best = ceilings(device)
     advance("running eight candidate operations on real images", 1, steps)
-    stem = nn.Sequential(nn.Conv2d(1, CHANNELS, 3, padding=1, bias=False), nn.BatchNorm2d(CHANNELS)).to(device)
+    stem = nn.Sequential(nn.Conv2d(1, CHANNELS, 3, padding=1, bias=False), nn.BatchNorm2d(CHANNELS)).to(
+        device
+    )
     operations = candidates(CHANNELS).to(device)
     with torch.no_grad():
         state = stem(images(BATCH, device, seed))
@@ -199,14 +203,16 @@ def run(device: torch.device, *, seed: int = 0, advance: Advance = lambda what, 
         cells.append(_cell(session, best, title, name, args))
     advance("the mixed edge, as a user runs it", steps, steps)
     edge = _edge(session, state, operations, logits)
-    absent = {
-        name: status.reason for name, status in session.backends().items() if status.status != "ready"
-    }
+    absent = {name: status.reason for name, status in session.backends().items() if status.status != "ready"}
     head = {
         "device": describe(device).to_dict(),
         "ceilings": best.to_dict(),
         "images": f"{BATCH} handwritten digits as ({BATCH}, {CHANNELS}, {SIDE}, {SIDE}) float32",
-        "versions": {"nxcore": nxcore.__version__, "torch": torch.__version__, "python": platform.python_version()},
+        "versions": {
+            "nxcore": nxcore.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
         "operations": list(operations),
     }
     return Report(head, tuple(cells), absent, edge)
@@ -236,11 +242,7 @@ def _cell(session: Session, best: Ceilings, title: str, name: str, args: tuple[A
     floor = best.floor_us(spec.cost(*args))
     truth = Truth.of(spec, args)
     rows = tuple(_row(session, spec, args, truth, c, floor) for c in decision.candidates)
-    return Cell(title, rows, decision.chosen, _brief(decision), floor)
-
-
-def _brief(decision: Decision) -> str:
-    return decision.reason
+    return Cell(title, rows, decision.chosen, decision.reason, floor)
 
 
 def _row(
@@ -296,11 +298,12 @@ def _edge(session: Session, state: Tensor, operations: nn.ModuleDict, logits: Te
     operations.float()
 
     def error(got: Tensor | None, want: Tensor | None) -> float:
-        assert got is not None and want is not None  # noqa: S101  both were differentiated
+        assert got is not None  # noqa: S101  both were differentiated
+        assert want is not None  # noqa: S101
         return float((got.double() - want).norm() / want.norm())
 
     return {
-        "loss": float(loss),
+        "loss": float(loss.detach()),
         "output_error": error(out.detach(), out64.detach()),
         "logits_grad_error": error(alpha.grad, alpha64.grad),
         "input_grad_error": error(x.grad, x64.grad),

@@ -18,7 +18,7 @@ import pluggy
 import nxcore.ops
 from nxcore import hookspecs, reference
 from nxcore.errors import PluginError
-from nxcore.plugin import Check
+from nxcore.kernel import Check
 from nxcore.registry import BackendStatus, Registry, Source
 
 GROUP = "nxcore"
@@ -64,7 +64,10 @@ def discover(
     manager.register(nxcore.ops, name=CORE.plugin)
     registry.add_ops(nxcore.ops.nxcore_ops(), CORE)
     staged: list[tuple[Source, Any]] = []
-    for entry, source in _named_once(found if found is not None else entry_points(group=GROUP)):
+    for entry, source, first in _named(found if found is not None else entry_points(group=GROUP)):
+        if first is not None:
+            _refuse_duplicate(registry, source, first, strict=strict)
+            continue
         if entry.name in disable or (allow is not None and entry.name not in allow):
             by = "NXCORE_DISABLE" if entry.name in disable else "NXCORE_BACKENDS"
             registry.refused.append(
@@ -95,20 +98,26 @@ def discover(
     return registry
 
 
-def _named_once(found: Iterable[EntryPoint]) -> Iterator[tuple[EntryPoint, Source]]:
-    """Yield entry points in order of name; of two with one name, the first, with a warning for the other."""
+def _named(found: Iterable[EntryPoint]) -> Iterator[tuple[EntryPoint, Source, Source | None]]:
+    """Yield entry points in order of name; of two with one name, the second with the first's source."""
     first: dict[str, Source] = {}
     for entry in sorted(found, key=lambda e: (e.name, e.value)):
         source = Source(entry.name, _distribution(entry))
-        if entry.name in first:
-            if first[entry.name] != source:  # the same distribution twice on sys.path is no quarrel
-                _warn(
-                    f"plugin {entry.name!r} comes from {source.distribution} and from "
-                    f"{first[entry.name].distribution}; the former is left out: uninstall one"
-                )
-            continue
-        first[entry.name] = source
-        yield entry, source
+        if first.get(entry.name) == source:
+            continue  # the same distribution twice on sys.path is no quarrel
+        yield entry, source, first.get(entry.name)
+        first.setdefault(entry.name, source)
+
+
+def _refuse_duplicate(registry: Registry, source: Source, first: Source, *, strict: bool) -> None:
+    """Keep and say why the second of two plugins with one name is left out."""
+    reason = f"plugin {source.plugin!r} comes from {source.distribution} and from {first.distribution}"
+    fix = f"pip uninstall {source.distribution.split(' ')[0]}"
+    message = f"{reason}; the former is left out. To fix it: {fix}, or the other"
+    if strict:
+        raise PluginError(message, plugin=source.plugin, distribution=source.distribution)
+    registry.refused.append(BackendStatus(source.plugin, "failed", reason, fix, source))
+    _warn(message)
 
 
 def _distribution(entry: EntryPoint) -> str:

@@ -2,8 +2,8 @@
 
 ``__call__`` is generated from the spec's signature. Its key is all that a plan may have been specialised
 on: class, shape, strides, dtype and device of every tensor and whether it requires a gradient, static
-parameters, and what is in force around the call (grad mode, a preference, a mode, a transform). Whatever the table has
-not seen goes to ``Operator.miss``.
+parameters, and what is in force around the call (grad mode, a preference, a mode, a transform). What the
+table has not seen goes to ``Operator.miss``.
 """
 
 from __future__ import annotations
@@ -83,6 +83,10 @@ class Operator:
     def __repr__(self) -> str:
         return f"<nxcore operator {self.spec.name!r}{f' on {self.backend!r}' if self.backend else ''}>"
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the operator; generated from the spec, with its parameters and docstring."""
+        raise NotImplementedError(f"{type(self).__name__} was not made by make_operator")
+
     def key(self, *args: Any) -> Any:
         """Return the key of a call, arguments all positional; generated from the spec."""
         raise NotImplementedError(f"{type(self).__name__} was not made by make_operator")
@@ -94,6 +98,8 @@ class Operator:
     def miss(self, *args: Any) -> Any:
         """Serve a call that the table doesn't know: check it, find a plan, remember it, run it."""
         args = tuple(tuple(a) if isinstance(a, list) else a for a in args)
+        if torch.compiler.is_compiling():  # the key reads what dynamo can't trace
+            return self._serve_unusual(args, self.unusual(args))
         try:
             key = self.key(*args)
             plan = self._older.get(key)
@@ -222,11 +228,13 @@ def make_operator(spec: OpSpec, resolve: Resolver, backend: str | None = None) -
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     scope: dict[str, Any] = {
         "NUMBERS": NUMBERS,
-        "dispatch_modes": torch._C._len_torch_dispatch_stack,  # noqa: SLF001  the cheap tests, read in every call
+        "deterministic": torch._C._get_deterministic_algorithms,  # noqa: SLF001  the cheap tests, read in every call
+        "dispatch_modes": torch._C._len_torch_dispatch_stack,  # noqa: SLF001
         "function_modes": torch._C._is_torch_function_mode_enabled,  # noqa: SLF001
         "functorch": torch._C._functorch.peek_interpreter_stack,  # noqa: SLF001
         "grad_enabled": torch.is_grad_enabled,
         "is_compiling": torch.compiler.is_dynamo_compiling,
+        "only_default_device": _only_default_device,
         "overlap": overlap,
         "preference": PREFERENCE.get,
     } | {f"default_{p.name}": p.default for p in spec.params}
@@ -294,8 +302,12 @@ def _key(spec: OpSpec) -> str:
         elif p.kind == "out":
             parts.append(f"None if {n} is None else ({_facts(n)}, overlap({n}, {inputs}))")
         else:
-            parts.append(f"tuple({n}) if {n}.__class__ is list else {n}")
-    around = "grad_enabled(), dispatch_modes(), function_modes(), functorch(), preference()"
+            # With its class: 1, 1.0 and True are equal, and not all of them pass the checks.
+            parts.append(f"tuple({n}) if {n}.__class__ is list else ({n}.__class__, {n})")
+    around = (
+        "grad_enabled(), deterministic(), dispatch_modes(), function_modes() and not only_default_device(), "
+        "functorch(), preference()"
+    )
     return f"({', '.join(parts)}, {around})"
 
 

@@ -1,14 +1,14 @@
 """What can go wrong, as one tree; every error carries attributes, not only text.
 
-    NxcoreError
-    ├── InvalidInputError (ValueError)        an argument breaks the operator's contract
-    ├── UnknownOperatorError (KeyError)       no operator of that name; names the nearest
-    ├── BackendUnavailableError               this machine can't run that backend
-    │   └── UnknownBackendError (KeyError)    no backend of that name; names the nearest
-    ├── UnsupportedProblemError               the backend asked for declines this call
-    ├── VerificationError                     a kernel disagrees with the float64 reference
-    ├── MeasurementError                      a timing that can't be trusted
-    └── PluginError                           a plugin breaks the contract
+NxcoreError
+├── InvalidInputError (ValueError)        an argument breaks the operator's contract
+├── UnknownOperatorError (KeyError)       no operator of that name; names the nearest
+├── BackendUnavailableError               this machine can't run that backend
+│   └── UnknownBackendError (KeyError)    no backend of that name; names the nearest
+├── UnsupportedProblemError               the backend asked for declines this call
+├── VerificationError                     a kernel disagrees with the float64 reference
+├── MeasurementError                      a timing that can't be trusted
+└── PluginError                           a plugin breaks the contract
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class UnknownOperatorError(NxcoreError, KeyError):
 
 
 class BackendUnavailableError(NxcoreError):
-    """This machine can't run the backend that was asked for.
+    """The backend that was asked for can't run on this machine.
 
     Attributes
     ----------

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import pluggy
 
 if TYPE_CHECKING:
-    from nxcore.kernel import Backend
-    from nxcore.plugin import Check
+    from nxcore.kernel import Backend, Check
     from nxcore.spec import OpSpec
 
 hookspec = pluggy.HookspecMarker("nxcore")

@@ -1,4 +1,4 @@
-"""Kernel, Backend, Verdict: what a plugin hands over, and the answers it gives."""
+"""Kernel, Backend, Verdict, Check: what a plugin hands over, and the answers it gives."""
 
 from __future__ import annotations
 
@@ -135,3 +135,29 @@ class Backend:
     def label(self, kernel: Kernel) -> str:
         """Return what tables call this kernel: the backend's name and the kernel's variant."""
         return f"{self.name}-{kernel.variant}" if kernel.variant else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of ``nxcore doctor``.
+
+    Attributes
+    ----------
+    name : str
+        What was looked at.
+    ok : bool
+        Whether it is as it should be.
+    detail : str
+        What was found.
+    fix : str
+        What to type if it isn't as it should be.
+    """
+
+    name: str
+    ok: bool
+    detail: str
+    fix: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the line as plain data."""
+        return asdict(self)

@@ -76,6 +76,7 @@ def race(
     calls: Mapping[str, Callable[[], Any]],
     device: torch.device,
     *,
+    rivals: frozenset[str] = frozenset(),
     settled: Settled = lambda timings: False,  # noqa: ARG005
     effort: Effort = Effort(),
     clock: Clock = time.perf_counter_ns,
@@ -89,6 +90,9 @@ def race(
         Label -> a call without arguments. All must run on ``device``'s current stream.
     device : torch.device
         Where the work happens.
+    rivals : frozenset of str
+        Labels that all others are compared with: dropped only if slow among themselves, or the
+        fastest of them would be gone where it is most clearly beaten, and nothing could be told.
     settled : callable
         Asked at each look: is every verdict clear?
     effort : Effort
@@ -123,7 +127,7 @@ def race(
                     run_block(lanes[label], clock)
                 done += 1
                 if done == DROP_AFTER:
-                    order = _in_the_race(lanes, order)
+                    order = _in_the_race(lanes, order, rivals)
             if settled({label: lane.timing for label, lane in lanes.items()}):
                 break
             if (clock() - started) * 1e-9 > effort.budget_s:
@@ -131,10 +135,13 @@ def race(
     return {label: lane.timing for label, lane in lanes.items()}
 
 
-def _in_the_race(lanes: Mapping[str, _Lane], order: list[str]) -> list[str]:
-    best = min(lanes[label].timing.median_us for label in order)
+def _in_the_race(lanes: Mapping[str, _Lane], order: list[str], rivals: frozenset[str]) -> list[str]:
     first = next(iter(lanes))  # the baseline stays, or nothing could be compared
-    return [label for label in order if label == first or lanes[label].timing.median_us <= DROP * best]
+    medians = {label: lanes[label].timing.median_us for label in order}
+    best = min(medians.values())
+    best_rival = min(medians[label] for label in order if label in rivals or label == first)
+    limits = {label: DROP * (best_rival if label in rivals else best) for label in order}
+    return [label for label in order if label == first or medians[label] <= limits[label]]
 
 
 @contextlib.contextmanager
@@ -158,11 +165,11 @@ def _warm_up(lane: _Lane, device: torch.device, seconds: float, clock: Clock) ->
         synchronize(device)
         calls += 1
         spent = (clock() - started) * 1e-9
-        if spent >= seconds and calls >= 2:  # noqa: PLR2004
+        if spent >= seconds and calls >= 2:
             break
     each = max(spent / calls, 1e-9)
     lane.repeats = max(1, math.ceil((EVENT_S if device.type == "cuda" else SAMPLE_S) / each))
-    lane.samples = 5 if each < 1e-3 else 3 if each < 5e-3 else 1  # noqa: PLR2004  a long call is its own median
+    lane.samples = 5 if each < 1e-3 else 3 if each < 5e-3 else 1
     if device.type == "cuda":
         _require_current_stream(lane, device, clock)
 
@@ -258,28 +265,37 @@ class Ceilings:
 def ceilings(device: torch.device) -> Ceilings:
     """Measure what ``device`` can do at best; once per process, about a second.
 
-    Bandwidth is the best of a copy (read and write alike) and a dot product (reads only); operations are
-    counted on a matrix product in strict float32.
+    Bandwidth is the best of a copy, an addition in place and a dot product (reads only) over as many bytes;
+    operations are counted on a matrix product in strict float32.
     """
     effort = Effort(looks=(5,), warm_s=0.02, budget_s=1.0)
     one = torch.zeros(1, device=device)
-    t0 = race({"t0": one.zero_}, device, effort=effort)["t0"].device_median_us
+    t0 = _best_us({"t0": one.zero_}, device, effort)
     top = 30 if device.type == "cuda" else 28
     sizes = [1 << p for p in range(14, top + 1, 2)]
     bandwidths = tuple((n, _bandwidth(device, n, t0, effort)) for n in sizes)
     n = 4096 if device.type == "cuda" else 1024
     a = torch.randn(n, n, device=device)
-    product = race({"product": lambda: torch.mm(a, a)}, device, effort=effort)["product"]
-    return Ceilings(t0, bandwidths, 2 * n**3 / (product.device_median_us * 1e-6))
+    product_us = _best_us({"product": lambda: torch.mm(a, a)}, device, effort)
+    return Ceilings(t0, bandwidths, 2 * n**3 / (product_us * 1e-6))
+
+
+def _best_us(calls: Mapping[str, Callable[[], Any]], device: torch.device, effort: Effort) -> float:
+    """Return the least microseconds of any block of any call: a ceiling is what was reached once."""
+    return min(min(t.device_us) for t in race(calls, device, effort=effort).values())
 
 
 def _bandwidth(device: torch.device, size: int, t0: float, effort: Effort) -> float:
     """Return the best bytes per second over ``size`` bytes; ``t0`` is not the memory's fault."""
     half = size // 8
     source, target = torch.randn(half, device=device), torch.empty(half, device=device)
-    calls = {"copy": lambda: target.copy_(source), "dot": lambda: torch.dot(source, target)}
+    calls = {
+        "copy": lambda: target.copy_(source),
+        "dot": lambda: torch.dot(source, target),
+        "add": lambda: torch.add(source, target, out=target),
+    }
     target.copy_(source)
-    fastest = min(t.device_median_us for t in race(calls, device, effort=effort).values())
+    fastest = _best_us(calls, device, effort)
     return size / (max(fastest - t0, fastest / 4) * 1e-6)
 
 

@@ -78,6 +78,8 @@ class TensorMeta:
     def is_dense(self) -> bool:
         """Tell whether elements fill their memory without gap or overlap, in any order of dimensions."""
         expected = 1
+        if not self.numel():
+            return True
         for stride, size in sorted(zip(self.strides_of_extent, self.extent, strict=True)):
             if stride != expected:
                 return False

@@ -20,14 +20,14 @@ def canonical_dims(dim: int | tuple[int, ...] | list[int] | None, ndim: int) -> 
     """
     if dim is None or dim == () or dim == []:
         return tuple(range(ndim))
-    if not isinstance(dim, int | tuple | list):
+    if not isinstance(dim, int | tuple | list) or isinstance(dim, bool):
         raise InvalidInputError(
             f"dim must be an integer or a sequence of integers, got {type(dim).__name__}", argument="dim"
         )
     given = (dim,) if isinstance(dim, int) else tuple(dim)
     span = max(ndim, 1)
     for d in given:
-        if not isinstance(d, int):
+        if not isinstance(d, int) or isinstance(d, bool):
             raise InvalidInputError(f"dim must hold integers, got {type(d).__name__}", argument="dim")
         if not -span <= d < span:
             raise InvalidInputError(

@@ -29,7 +29,7 @@ class TorchKernel(Kernel):
     call: Callable[..., Any] = lambda *args: None  # noqa: ARG005  always given
 
     @property
-    def plan(self) -> Callable[[Problem], Callable[..., Any]]:  # type: ignore[override]  # nothing to import
+    def plan(self) -> Callable[[Problem], Callable[..., Any]]:
         """Return a planner that has nothing to decide."""
         return lambda problem: self.call  # noqa: ARG005
 

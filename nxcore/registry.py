@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from nxcore.errors import PluginError, UnknownBackendError, UnknownOperatorError
-from nxcore.kernel import Backend, Kernel, Verdict
-from nxcore.plugin import API_VERSION, Check
+from nxcore.errors import BackendUnavailableError, PluginError, UnknownBackendError, UnknownOperatorError
+from nxcore.kernel import Backend, Check, Kernel, Verdict
+from nxcore.plugin import API_VERSION
 from nxcore.spec import OpSpec
 
 Status = Literal["ready", "unavailable", "failed", "disabled"]
@@ -149,13 +149,19 @@ class Registry:
 
         Raises
         ------
+        BackendUnavailableError
+            If its plugin is broken or was left out.
         UnknownBackendError
             Naming the nearest.
         """
-        try:
+        if name in self.backends:
             return self.backends[name]
-        except KeyError:
-            raise UnknownBackendError(name, {*self.backends, *(r.name for r in self.refused)}) from None
+        for r in self.refused:
+            if r.name == name:
+                reason = r.reason.splitlines()[-1]  # of a traceback, the error
+                message = f"backend {name!r} is {r.status}: {reason} ({r.hint})"
+                raise BackendUnavailableError(message, backend=name, reason=r.reason)
+        raise UnknownBackendError(name, {*self.backends, *(r.name for r in self.refused)})
 
     def kernels(self, op: str) -> Iterable[tuple[Backend, Kernel]]:
         """Yield every kernel of ``op`` with its backend, torch's own first."""

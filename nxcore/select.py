@@ -188,21 +188,22 @@ def compare(candidates: Sequence[Candidate], again: Timing | None = None) -> tup
         return list(candidates), 0.0
     best = min(native, key=_median)
     reference = native[0].timing
-    assert reference is not None and best.timing is not None  # noqa: S101  filtered two lines above
+    assert reference is not None  # noqa: S101  filtered two lines above
+    assert best.timing is not None  # noqa: S101
     noise = _half_width(reference, again)
     margin = math.log1p(max(MARGIN, 2 * noise))
     judged: list[Candidate] = []
     for c in candidates:
         # Torch's other idioms race the reference; everybody else races the fastest of torch's.
         rival = reference if c.native else best.timing
-        if c.timing is None or c.timing is rival:
-            judged.append(replace(c, ratio=Interval(1.0, 1.0, 1.0)) if c.timing is best.timing else c)
+        if c.timing is None or c.refusal or c.simulated:
+            judged.append(c)
             continue
-        logs = _log_ratios(c.timing, rival)
-        against_best = [math.exp(-r) for r in _log_ratios(c.timing, best.timing)]
-        judged.append(
-            replace(c, ratio=interval(against_best), p_value=signed_rank([r + margin for r in logs]))
-        )
+        against_best = interval([math.exp(-r) for r in _log_ratios(c.timing, best.timing)])
+        p_value = None
+        if c.timing is not rival:
+            p_value = signed_rank([r + margin for r in _log_ratios(c.timing, rival)])
+        judged.append(replace(c, ratio=against_best, p_value=p_value))
     return judged, noise
 
 
@@ -222,7 +223,9 @@ def settled(candidates: Sequence[Candidate], again: Timing | None = None) -> boo
     judged, noise = compare(candidates, again)
     won = {c.label for c in winners(judged)}
     margin = 1 + max(MARGIN, 2 * noise)
-    return all(c.label in won or c.ratio is None or c.ratio.high < margin for c in judged if c.p_value is not None)
+    return all(
+        c.label in won or c.ratio is None or c.ratio.high < margin for c in judged if c.p_value is not None
+    )
 
 
 def decide(candidates: Sequence[Candidate], again: Timing | None = None) -> Decision:
@@ -257,7 +260,8 @@ def decide(candidates: Sequence[Candidate], again: Timing | None = None) -> Deci
 
 
 def _ratio_to(best: Candidate, rival: Candidate) -> Interval:
-    assert best.timing is not None and rival.timing is not None  # noqa: S101  both were measured
+    assert best.timing is not None  # noqa: S101  both were measured
+    assert rival.timing is not None  # noqa: S101
     return interval([math.exp(-r) for r in _log_ratios(best.timing, rival.timing)])
 
 
@@ -268,7 +272,7 @@ def _median(candidate: Candidate) -> float:
 def _why_none(judged: Sequence[Candidate]) -> str:
     timed = [c for c in judged if c.p_value is not None and not c.native]
     if not timed:
-        return "no other kernel can serve this call"
+        return "no other backend has a kernel for this call"
     closest = max(timed, key=lambda c: c.ratio.median if c.ratio else 0.0)
     return f"nothing is measurably faster than torch; the closest is {closest.label} at {closest.ratio}"
 

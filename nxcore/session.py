@@ -1,4 +1,4 @@
-"""Session: a registry, a tuner and the operators made from them. ``nxcore.op`` is sugar for the default one."""
+"""Session: a registry, a tuner and their operators. ``nxcore.op`` is sugar for the default session."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import torch
 from nxcore import discovery
 from nxcore.autograd import Differentiable
 from nxcore.dispatch import PREFERENCE, Operator, Plan, make_operator, overlap, tensors_of
+from nxcore.errors import UnsupportedProblemError
 from nxcore.measure import IN_CALL, Effort
 from nxcore.problem import Problem
 from nxcore.registry import BackendStatus, Registry
@@ -83,7 +84,10 @@ class Explanation:
         return {"problem": self.problem.to_dict(), "decision": self.decision.to_dict()}
 
     def __str__(self) -> str:
-        lines = [f"{self.problem}", f"{self.decision.chosen} runs it ({self.decision.rule}): {self.decision.reason}"]
+        lines = [
+            f"{self.problem}",
+            f"{self.decision.chosen} runs it ({self.decision.rule}): {self.decision.reason}",
+        ]
         for c in self.decision.candidates:
             if c.refusal:
                 what = f"not eligible: {c.refusal}"
@@ -119,7 +123,9 @@ class Session:
         )
         self.tuner = Tuner(self.registry, effort)
         self._operators: dict[tuple[str, str | None], Operator] = {}
-        self._decisions: OrderedDict[tuple[Problem, str | None, tuple[str, ...]], Choice] = OrderedDict()
+        self._decisions: OrderedDict[tuple[Problem, str | None, tuple[str, ...], bool], Choice] = (
+            OrderedDict()
+        )
         self._lock = threading.RLock()
 
     def op(self, name: str, *, backend: str | None = None) -> Operator:
@@ -170,22 +176,22 @@ class Session:
         reason = operator.unusual(bound)
         operator.spec.check(*bound)
         problem = self._problem(operator, bound)
+        if reason and operator.backend not in (None, "torch"):
+            raise UnsupportedProblemError(name, str(operator.backend), [reason])
         if reason:
             return Explanation(problem, Decision("torch", "reference", reason))
         return Explanation(problem, self._choose(operator, problem, bound).decision)
 
     def _problem(self, operator: Operator, args: tuple[Any, ...]) -> Problem:
-        aliased = any(
-            any(overlap(a, *(b for b in tensors_of(args) if b is not a)))
-            for p, a in zip(operator.spec.params, args, strict=True)
-            if p.kind == "out" and a is not None
-        )
+        named = list(zip(operator.spec.params, args, strict=True))
+        inputs = tensors_of(tuple(a for p, a in named if p.kind != "out"))
+        aliased = any(any(overlap(a, *inputs)) for p, a in named if p.kind == "out" and a is not None)
         needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in tensors_of(args))
         return Problem.of(operator.spec, args, needs_grad=needs_grad, aliased=aliased)
 
     def _choose(self, operator: Operator, problem: Problem, args: tuple[Any, ...]) -> Choice:
         order = PREFERENCE.get()
-        key = (problem, operator.backend, order)
+        key = (problem, operator.backend, order, torch.are_deterministic_algorithms_enabled())
         with self._lock:  # threads that meet the same new problem measure it once
             if key in self._decisions:
                 self._decisions.move_to_end(key)
@@ -204,7 +210,9 @@ class Session:
         call = self._guarded(choice, problem)
         if problem.needs_grad and operator.spec.gradient:
             call = self._differentiable(operator, problem, choice, call)
-        writes = any(p.kind == "out" and a is not None for p, a in zip(operator.spec.params, args, strict=True))
+        writes = any(
+            p.kind == "out" and a is not None for p, a in zip(operator.spec.params, args, strict=True)
+        )
         return Plan(call, choice.decision.chosen, writes=writes, keep=not _capturing(problem))
 
     def _differentiable(
@@ -226,12 +234,14 @@ class Session:
         )
 
     def _backward_candidates(self, problem: Problem) -> list[str]:
-        """Return the kernels that would take the gradient of ``problem``, if it comes laid out as the output."""
+        """Return the kernels that would take the gradient of ``problem``, laid out as the output."""
         gradient = problem.spec.gradient
         assert gradient is not None  # noqa: S101  the caller looked
         backward = self.registry.spec(gradient.op)
         mask = (True,) * len(problem.tensors)
-        values = tuple(1 if isinstance(a, type) else a for a in problem.args)  # any number of that type will do
+        values = tuple(
+            1 if isinstance(a, type) else a for a in problem.args
+        )  # any number of that type will do
         described = gradient.args(problem.outputs, mask, *values)
         return self.tuner.accepting(Problem.of(backward, described))
 

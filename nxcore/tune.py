@@ -48,8 +48,18 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
-    """A candidate on its way: its kernel, and its call once there is one."""
+class Entry:
+    """A candidate on its way.
+
+    Attributes
+    ----------
+    backend, kernel
+        What it is.
+    candidate : Candidate
+        What is known of it.
+    call : callable, optional
+        The planned kernel, where nothing speaks against it.
+    """
 
     backend: Backend
     kernel: Kernel
@@ -108,7 +118,7 @@ class Tuner:
         """
         if backend is not None:
             return self._pinned(problem, args, backend)
-        entries = [self._enter(b, k, problem, args) for b, k in self.registry.kernels(problem.op)]
+        entries = [self.enter(b, k, problem, args) for b, k in self.registry.kernels(problem.op)]
         candidates = [e.candidate for e in entries]
         decision = prefer(candidates, order)
         if decision is None:
@@ -120,7 +130,9 @@ class Tuner:
         return [
             b.label(k)
             for b, k in self.registry.kernels(problem.op)
-            if b.name != "torch" and not self._refusal(b, k, problem) and not self.registry.probe(b, k).simulated
+            if b.name != "torch"
+            and not self._refusal(b, k, problem)
+            and not self.registry.probe(b, k).simulated
         ]
 
     def _pinned(self, problem: Problem, args: tuple[Any, ...], name: str) -> Choice:
@@ -132,10 +144,10 @@ class Tuner:
                 f"backend {name!r} can't run here: {verdict.reason}{fix}", backend=name, reason=verdict.reason
             )
         if problem.spec.view:  # there is no work, so there is nothing to run on a backend
-            entries = [self._enter(b, k, problem, args) for b, k in self.registry.kernels(problem.op)]
+            entries = [self.enter(b, k, problem, args) for b, k in self.registry.kernels(problem.op)]
             return _carry_out(Decision("torch", "pinned", "a view: there is nothing to run", ()), entries)
         entries = [
-            self._enter(b, k, problem, args) for b, k in self.registry.kernels(problem.op) if b is backend
+            self.enter(b, k, problem, args) for b, k in self.registry.kernels(problem.op) if b is backend
         ]
         for entry in entries:
             if not entry.candidate.refusal:
@@ -164,26 +176,26 @@ class Tuner:
             return f"accepts raised {type(error).__name__}: {error}"
         return "" if verdict else verdict.reason or "declined without a reason"
 
-    def _enter(self, backend: Backend, kernel: Kernel, problem: Problem, args: tuple[Any, ...]) -> _Entry:
-        """Ask, plan and verify one kernel."""
+    def enter(self, backend: Backend, kernel: Kernel, problem: Problem, args: tuple[Any, ...]) -> Entry:
+        """Ask, verify and plan one kernel; its refusal says where it ended."""
         label = backend.label(kernel)
         simulated = self.registry.probe(backend, kernel).simulated
         candidate = Candidate(label, backend.name, simulated=simulated)
         refusal = self._refusal(backend, kernel, problem)
         if refusal:
-            return _Entry(backend, kernel, replace(candidate, refusal=refusal))
+            return Entry(backend, kernel, replace(candidate, refusal=refusal))
         if backend.name == "torch" and not kernel.variant:
-            return _Entry(backend, kernel, candidate, kernel.plan(problem))
+            return Entry(backend, kernel, candidate, kernel.plan(problem))
         refusal, error = self.verify(backend, kernel, problem.device, problem.dtype)
         if refusal:
-            return _Entry(backend, kernel, replace(candidate, refusal=refusal, error=error))
+            return Entry(backend, kernel, replace(candidate, refusal=refusal, error=error))
         try:
             call = kernel.plan(problem)
             if not problem.spec.view and not _writes(problem):
                 _require_layout(call, problem, args)
         except Exception as failure:  # noqa: BLE001  a compiler or a plugin may raise anything
-            return _Entry(backend, kernel, replace(candidate, refusal=_brief(failure), error=error))
-        return _Entry(backend, kernel, replace(candidate, error=error), call)
+            return Entry(backend, kernel, replace(candidate, refusal=_brief(failure), error=error))
+        return Entry(backend, kernel, replace(candidate, error=error), call)
 
     def verify(
         self, backend: Backend, kernel: Kernel, device: torch.device, dtype: torch.dtype
@@ -206,9 +218,9 @@ class Tuner:
         spec = self.registry.spec(kernel.op)
         worst, tried = 0.0, 0
         for sample in spec.tagged("smoke"):
-            args, truth = _sample(spec.name, sample.name, device, dtype, self.registry)
-            problem = Problem.of(spec, args)
             try:
+                args, truth = _sample(spec.name, sample.name, device, dtype, self.registry)
+                problem = Problem.of(spec, args)
                 if not kernel.accepts(problem):
                     continue
                 found = agreement(kernel.plan(problem), spec, args, truth)
@@ -222,7 +234,7 @@ class Tuner:
         return "", worst
 
     def _measured(
-        self, problem: Problem, args: tuple[Any, ...], entries: Sequence[_Entry], *, timed: bool
+        self, problem: Problem, args: tuple[Any, ...], entries: Sequence[Entry], *, timed: bool
     ) -> Decision:
         """Race all that can serve and decide; without measuring where that can't change anything."""
         candidates = [e.candidate for e in entries]
@@ -235,7 +247,7 @@ class Tuner:
         if problem.spec.view:
             return stay("a view: there is nothing to run")
         if len(racing) == 1:
-            return stay("no other kernel can serve this call")
+            return stay("no other backend has a kernel for this call")
         if not timed:
             return stay("nothing is measured now")
         if any(m.numel() == 0 for m in leaves_of(problem.outputs)):
@@ -251,6 +263,7 @@ class Tuner:
                     calls,
                     problem.device,
                     effort=self.effort,
+                    rivals=frozenset({AGAIN, *(c.label for c in candidates if c.native)}),
                     settled=lambda seen: settled(_timed(candidates, seen), seen[AGAIN]),
                 )
         except MeasurementError as error:
@@ -260,7 +273,7 @@ class Tuner:
         return decide(_timed(candidates, timings), timings[AGAIN])
 
 
-def _carry_out(decision: Decision, entries: Sequence[_Entry]) -> Choice:
+def _carry_out(decision: Decision, entries: Sequence[Entry]) -> Choice:
     for entry in entries:
         if entry.candidate.label == decision.chosen and entry.call is not None:
             return Choice(decision, entry.call, entry.kernel)
@@ -281,7 +294,9 @@ def _private_out(problem: Problem, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _writes(problem: Problem) -> bool:
     """Tell whether the caller gave an ``out``: the result lies where the caller said."""
-    return any(p.kind == "out" and a is not None for p, a in zip(problem.spec.params, problem.args, strict=True))
+    return any(
+        p.kind == "out" and a is not None for p, a in zip(problem.spec.params, problem.args, strict=True)
+    )
 
 
 def _require_layout(call: Callable[..., Any], problem: Problem, args: tuple[Any, ...]) -> None:

@@ -14,7 +14,7 @@ from nxcore.cli import backends, demo, doctor, explain, ops
 
 app = typer.Typer(
     name="nxcore",
-    help="Compute kernels for torch tensors: verified on this machine, measured here, always able to say why.",
+    help="Compute kernels for torch tensors: verified here, measured here, always able to say why.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -35,7 +35,9 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),  # noqa: ARG001  the callback acts
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version."
+    ),
 ) -> None:
     """Hold the options that belong to no command."""
 

@@ -14,7 +14,7 @@ def collect() -> list[dict[str, Any]]:
 
     from nxcore import __version__, session
     from nxcore.device import describe
-    from nxcore.plugin import Check
+    from nxcore.kernel import Check
 
     current = session.default()
     cuda = torch.cuda.is_available()
@@ -31,7 +31,11 @@ def collect() -> list[dict[str, Any]]:
         checks.append(Check(f"backend {status.name}", status.status != "failed", what, status.hint))
         for backend, kernel in _partial(current.registry, status.name):
             verdict = current.registry.probe(backend, kernel)
-            checks.append(Check(f"backend {backend.label(kernel)}", True, f"unavailable: {verdict.reason}", verdict.hint))
+            checks.append(
+                Check(
+                    f"backend {backend.label(kernel)}", True, f"unavailable: {verdict.reason}", verdict.hint
+                )
+            )
     checks.extend(current.registry.checks)
     return [check.to_dict() for check in checks]
 

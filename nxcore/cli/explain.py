@@ -7,7 +7,9 @@ from typing import Annotated, Any
 import typer
 
 
-def collect(op: str, sample: str | None, dtype: str, device: str | None, backend: str | None) -> dict[str, Any]:
+def collect(
+    op: str, sample: str | None, dtype: str, device: str | None, backend: str | None
+) -> dict[str, Any]:
     """Return ``Explanation.to_dict()`` for one sample of an operator."""
     import torch
 
@@ -39,7 +41,9 @@ def _keywords(spec: Any, args: tuple[Any, ...]) -> dict[str, Any]:
 
 def command(
     op: Annotated[str, typer.Argument(help="The operator, as in `nxcore ops`.")],
-    sample: Annotated[str | None, typer.Option(help="One of its samples; the first real workload by default.")] = None,
+    sample: Annotated[
+        str | None, typer.Option(help="One of its samples; the first real workload by default.")
+    ] = None,
     dtype: Annotated[str, typer.Option(help="The element type.")] = "float32",
     device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one.")] = None,
     backend: Annotated[str | None, typer.Option(help="Only this backend.")] = None,

@@ -14,7 +14,9 @@ def collect() -> list[dict[str, Any]]:
     registry = session.default().registry
     rows = []
     for name, spec in sorted(registry.ops.items()):
-        shown = ("" if p.default.__class__.__name__ == "_Required" else f"={p.default!r}" for p in spec.params)
+        shown = (
+            "" if p.default.__class__.__name__ == "_Required" else f"={p.default!r}" for p in spec.params
+        )
         rows.append(
             {
                 "name": name,

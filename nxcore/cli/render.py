@@ -84,7 +84,7 @@ def ops(rows: list[dict[str, Any]]) -> None:
     table = _table("operator", "kernels", "what it does")
     for row in rows:
         gradient = f"\ngradient: {row['gradient']}" if row["gradient"] else ""
-        summary = escape(row["summary"]) + gradient
+        summary = escape(row["summary"].replace("``", "")) + gradient
         table.add_row(f"[bold]{row['name']}[/bold]", ", ".join(row["kernels"]), summary)
     _console().print(table)
 
@@ -119,7 +119,9 @@ def explain(found: dict[str, Any]) -> None:
     decision = found["decision"]
     console = _console()
     console.print(escape(f"sample {found['sample']}: {found['text']}"))
-    console.print(f"[bold]{decision['chosen']}[/bold] runs it ({decision['rule']}): {escape(decision['reason'])}")
+    console.print(
+        f"[bold]{decision['chosen']}[/bold] runs it ({decision['rule']}): {escape(decision['reason'])}"
+    )
     table = _table("kernel", "median", "times as fast as torch", "error", right=("median", "error"))
     for c in decision["candidates"]:
         timing, ratio = c["timing"], c["ratio"]
@@ -140,7 +142,10 @@ def demo(report: Report) -> None:
     device = head["device"]
     versions = ", ".join(f"{k} {v}" for k, v in head["versions"].items())
     console.print(f"[bold]{escape(device['name'])}[/bold], {device['units']} units; {escape(versions)}")
-    console.print(f"{escape(head['images'])} through {len(head['operations'])} operations: " + ", ".join(head["operations"]))
+    console.print(
+        f"{escape(head['images'])} through {len(head['operations'])} operations: "
+        + ", ".join(head["operations"])
+    )
     for cell in report.cells:
         console.print()
         console.print(_cell(cell))
@@ -200,4 +205,4 @@ def _error(value: float | None) -> str:
 
 
 def _microseconds(us: float) -> str:
-    return f"{us:,.1f} us" if us < 1000 else f"{us / 1000:,.2f} ms"  # noqa: PLR2004
+    return f"{us:,.1f} us" if us < 1000 else f"{us / 1000:,.2f} ms"

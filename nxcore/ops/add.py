@@ -7,7 +7,6 @@ Semantics of ``torch.add``; broadcasting as in NumPy.
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -116,8 +115,8 @@ def cost(x: Any, y: Any, alpha: Any, out: Any) -> Cost:
 
 
 def magnitude(x: Tensor, y: Any, alpha: Number, out: Any) -> Tensor:  # noqa: ARG001
-    """The sum of absolute values."""
-    return x.abs() + abs(alpha) * abs(y)
+    """Return the sum of absolute values."""
+    return torch.add(x.abs(), abs(y), alpha=abs(alpha))
 
 
 def _backward(grad: Any, mask: tuple[bool, ...], x: Any, y: Any, alpha: Any, out: Any) -> tuple[Any, ...]:  # noqa: ARG001
@@ -177,7 +176,9 @@ ERRORS = (
         match="alpha must be an integer for a result of torch.int64, got 1.5",
         kwargs={"alpha": 1.5},
     ),
-    ErrorCase("alpha_not_a_number", (rand(4), rand(4)), match="alpha must be a number", kwargs={"alpha": "a"}),
+    ErrorCase(
+        "alpha_not_a_number", (rand(4), rand(4)), match="alpha must be a number", kwargs={"alpha": "a"}
+    ),
     ErrorCase(
         "out_of_wrong_shape",
         (rand(4), rand(4)),

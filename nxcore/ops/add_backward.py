@@ -66,9 +66,7 @@ def _undo(grad: Tensor, size: tuple[int, ...]) -> Tensor:
 def summed_dims(shape: tuple[int, ...], size: tuple[int, ...]) -> tuple[int, ...]:
     """Return the axes of ``shape`` that broadcasting from ``size`` made or stretched."""
     lead = len(shape) - len(size)
-    return tuple(
-        i for i, n in enumerate(shape) if i < lead or (size[i - lead] == 1 and n != 1)
-    )
+    return tuple(i for i, n in enumerate(shape) if i < lead or (size[i - lead] == 1 and n != 1))
 
 
 def check(grad: Any, x_size: Any, y_size: Any, alpha: Any, output_mask: Any) -> None:
@@ -83,7 +81,7 @@ def check(grad: Any, x_size: Any, y_size: Any, alpha: Any, output_mask: Any) -> 
             )
     if not isinstance(alpha, int | float):
         raise InvalidInputError(f"alpha must be a number, got {type(alpha).__name__}", argument="alpha")
-    if len(output_mask) != 2:  # noqa: PLR2004  one an operand
+    if len(output_mask) != 2:
         raise InvalidInputError(f"output_mask must have 2 entries, got {len(output_mask)}")
 
 
@@ -99,14 +97,14 @@ def cost(grad: Any, x_size: Any, y_size: Any, alpha: Any, output_mask: Any) -> C
 
 
 def magnitude(grad: Tensor, x_size: Any, y_size: Any, alpha: Number, output_mask: Any) -> Any:
-    """The gradients of absolute values."""
+    """Return the gradients of absolute values."""
     return reference(grad.abs(), x_size, y_size, abs(alpha), output_mask)
 
 
 def terms(grad: Any, x_size: Any, y_size: Any, alpha: Any, output_mask: Any) -> int:  # noqa: ARG001
     """As many as the smaller operand was repeated."""
     least = min(torch.Size(x_size).numel(), torch.Size(y_size).numel())
-    return max(grad.numel() // max(least, 1), 1)
+    return max(int(grad.numel()) // max(least, 1), 1)
 
 
 SMOKE = frozenset({"smoke"})

@@ -115,7 +115,7 @@ def cost(xs: Any, logits: Any) -> Cost:
 
 
 def magnitude(xs: Any, logits: Tensor) -> Tensor:
-    """The blend of absolute values; a weight's own rounding grows with its distance from the top."""
+    """Return the blend of absolute values; a weight's own rounding grows with its distance from the top."""
     weights = torch.softmax(logits, dim=0)
     spread = weights * (1 + (logits - logits.max()).abs().nan_to_num(posinf=0.0))
     parts = [s * x.abs() for s, x in zip(spread, xs, strict=True)]

@@ -91,7 +91,7 @@ def by_dot(
     logits: Tensor,
     output_mask: tuple[bool, ...] | None = None,
 ) -> Result:
-    """The sums as vector dot products, which read both operands once and write nothing."""
+    """Compute the sums as vector dot products, which read both operands once and write nothing."""
     return _contract(
         lambda a, b: torch.dot(a.reshape(-1), b.reshape(-1)), grad, xs, logits, wanted(xs, output_mask)
     )
@@ -117,7 +117,7 @@ def check(grad: Any, xs: Any, logits: Any, output_mask: Any) -> None:
         )
 
 
-def cost(grad: Any, xs: Any, logits: Any, output_mask: Any) -> Cost:
+def cost(grad: Any, xs: Any, logits: Any, output_mask: Any) -> Cost:  # noqa: ARG001
     """Read grad once, each candidate once for the logits' gradient; write what was asked for."""
     count, each, size = elements(xs)
     mask = wanted(xs, output_mask)
@@ -129,7 +129,7 @@ def cost(grad: Any, xs: Any, logits: Any, output_mask: Any) -> Cost:
 
 
 def magnitude(grad: Tensor, xs: Any, logits: Tensor, output_mask: Any) -> Any:
-    """The gradients of absolute values, every term of the logits' gradient taken as positive."""
+    """Return the gradients of absolute values, every term of the logits' gradient taken as positive."""
     weights = torch.softmax(logits, dim=0)
     spread = weights * (1 + (logits - logits.max()).abs().nan_to_num(posinf=0.0))
     d = torch.stack([(grad.abs() * x.abs()).sum() for x in xs])

@@ -60,13 +60,13 @@ def cost(x: Any, dim: Any, keepdim: Any) -> Cost:  # noqa: ARG001
 
 
 def magnitude(x: Tensor, dim: Any, keepdim: Any) -> Tensor:
-    """The sum of absolute values."""
+    """Return the sum of absolute values."""
     return torch.sum(x.abs(), dim=dim, keepdim=keepdim)
 
 
 def terms(x: Any, dim: Any, keepdim: Any) -> int:  # noqa: ARG001
     """As many as elements fall on one output."""
-    return max(x.numel() // max(_outputs(x, dim), 1), 1)
+    return max(int(x.numel()) // max(_outputs(x, dim), 1), 1)
 
 
 def _backward(grad: Any, mask: tuple[bool, ...], x: Any, dim: Any, keepdim: Any) -> tuple[Any, ...]:  # noqa: ARG001

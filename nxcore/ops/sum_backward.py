@@ -63,7 +63,7 @@ def cost(grad: Any, size: Any, dim: Any, keepdim: Any) -> Cost:  # noqa: ARG001
 
 
 def magnitude(grad: Tensor, size: Any, dim: Any, keepdim: Any) -> Tensor:
-    """The view of absolute values."""
+    """Return the view of absolute values."""
     return reference(grad.abs(), size, dim, keepdim)
 
 

@@ -1,0 +1,238 @@
+"""Triton kernels for nxcore: what this machine and each call must be like for them.
+
+Importing this module doesn't import triton; each kernel's own file does, on first use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+from nxcore.plugin import (
+    FLOATS,
+    YES,
+    Backend,
+    Check,
+    Kernel,
+    Problem,
+    Reduction,
+    TensorMeta,
+    Verdict,
+    hookimpl,
+    no,
+    simulated,
+)
+from nxcore_triton import tile
+from nxcore_triton.candidates import candidate, gradient, wanted
+from nxcore_triton.layout import alike, broadcast_strides, collapse, overlaps
+from nxcore_triton.reductions import of_add_backward, of_sum
+
+API = 1
+TRITON = (3, 6)  # kernels take tuples of pointers and keep tuples of sums across a loop
+MAX_CANDIDATES = 64  # each has a weight, and in the backward pass a sum, in registers
+MAX_RANK = 4
+MAX_KEPT = MAX_REDUCED = 3
+
+
+def _installed() -> str | None:
+    try:
+        return version("triton")  # not find_spec: any folder of that name would satisfy it
+    except PackageNotFoundError:
+        return None
+
+
+def _triton() -> Verdict:
+    found, needed = _installed(), ".".join(map(str, TRITON))
+    if found is None:
+        return no("triton is not installed", hint=f"pip install 'triton>={needed}'")
+    release = tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
+    if release < TRITON:
+        return no(f"needs triton >= {needed}, found {found}", hint=f"pip install 'triton>={needed}'")
+    return YES
+
+
+def probe() -> Verdict:
+    """Answer whether Triton can run on this machine."""
+    toolkit = _triton()
+    if not toolkit:
+        return toolkit
+    if tile.INTERPRETED:
+        return simulated("TRITON_INTERPRET=1: Triton's interpreter runs it on the CPU")
+    if not torch.cuda.is_available():
+        return no(
+            "torch sees no CUDA device",
+            hint="install a torch built for the GPU, or set TRITON_INTERPRET=1 to run on the CPU, slowly",
+        )
+    return YES
+
+
+def _tensors(problem: Problem) -> Verdict:
+    """Refuse tensors elsewhere, of other dtypes, or all empty."""
+    place, kind = ("CPU", "cpu") if tile.INTERPRETED else ("CUDA", "cuda")
+    for meta in problem.tensors:
+        if meta.device.type != kind:
+            condition = " under TRITON_INTERPRET=1" if tile.INTERPRETED else ""
+            return no(f"needs {place} tensors{condition}, got {meta.device}")
+        if meta.dtype not in FLOATS:
+            return no(f"needs float32, float16 or bfloat16, got {_name(meta.dtype)}")
+    return YES
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _rank(sizes: tuple[int, ...], what: str) -> Verdict:
+    if len(sizes) > MAX_RANK:
+        return no(f"takes {what} of at most {MAX_RANK} dimensions after merging, got {len(sizes)}: {sizes}")
+    return YES
+
+
+def _candidates(problem: Problem) -> Verdict:
+    if not (found := _tensors(problem)):
+        return found
+    xs = problem["xs"]
+    one, count, _ = candidate(xs)
+    if one.numel() == 0:
+        return no(f"nothing to compute: candidates have shape {one.shape}")
+    if count > MAX_CANDIDATES:
+        return no(f"takes at most {MAX_CANDIDATES} candidates, got {count}")
+    if isinstance(xs, tuple):
+        for x in xs:
+            if x.strides_of_extent != one.strides_of_extent:
+                return no(f"needs one layout for all candidates, got strides {one.strides} and {x.strides}")
+    return YES
+
+
+def accepts_softmax_sum(problem: Problem) -> Verdict:
+    """Take candidates of one layout, whatever it is, up to a count."""
+    if not (found := _candidates(problem)):
+        return found
+    one, _, _ = candidate(problem["xs"])
+    out = problem.outputs
+    if not out.is_dense():
+        return no(f"needs an output without gaps, got strides {out.strides}")
+    sizes, _ = collapse(out.shape, out.strides, one.strides)
+    return _rank(sizes, "candidates and output")
+
+
+def accepts_softmax_sum_backward(problem: Problem) -> Verdict:
+    """Take candidates of one layout and a gradient of any."""
+    if not (found := _candidates(problem)):
+        return found
+    if wanted(problem) == (0, False):
+        return no("nothing to compute: output_mask asks for no gradient")
+    one, _, _ = candidate(problem["xs"])
+    out, _ = gradient(problem)
+    if not out.is_dense():
+        return no(f"needs a gradient of each candidate without gaps, got strides {out.strides}")
+    sizes, _ = collapse(out.shape, out.strides, problem["grad"].strides, one.strides)
+    return _rank(sizes, "grad and candidates")
+
+
+def accepts_add(problem: Problem) -> Verdict:
+    """Take two tensors that broadcast in few dimensions, of any two float dtypes."""
+    if not (found := _tensors(problem)):
+        return found
+    x, y, out = problem["x"], problem["y"], problem["out"]
+    if not isinstance(y, TensorMeta):
+        return no(f"needs a tensor for y, got a number ({y.__name__})")
+    if x.dtype != y.dtype and 0 in (x.ndim, y.ndim):
+        return no(f"needs a 0-d operand of the other's dtype, got {_name(x.dtype)} and {_name(y.dtype)}")
+    out = problem.outputs if out is None else out
+    if out.numel() == 0:
+        return no(f"nothing to compute: the output has shape {out.shape}")
+    if overlaps(out):
+        return no(f"needs an out whose elements don't share memory, got strides {out.strides}")
+    if alike(out, x, y):
+        return YES
+    sizes, _ = collapse(out.shape, out.strides, *(broadcast_strides(m, out.shape) for m in (x, y)))
+    return _rank(sizes, "operands")
+
+
+def _reduction(reduction: Reduction) -> Verdict:
+    kept, reduced = len(reduction.kept), len(reduction.reduced)
+    if kept > MAX_KEPT or reduced > MAX_REDUCED:
+        return no(
+            f"takes at most {MAX_KEPT} kept and {MAX_REDUCED} summed dimensions after merging, "
+            f"got {kept} and {reduced}"
+        )
+    return YES
+
+
+def accepts_sum(problem: Problem) -> Verdict:
+    """Take sums over any axes that merge to few."""
+    if not (found := _tensors(problem)):
+        return found
+    if problem["x"].numel() == 0:
+        return no(f"nothing to compute: x has shape {problem['x'].shape}")
+    return _reduction(of_sum(problem))
+
+
+def accepts_add_backward(problem: Problem) -> Verdict:
+    """Take gradients of which at least one is a sum."""
+    if not (found := _tensors(problem)):
+        return found
+    grad = problem["grad"]
+    if grad.numel() == 0:
+        return no(f"nothing to compute: grad has shape {grad.shape}")
+    needed = [r for r in of_add_backward(problem) if r is not None]
+    if not needed:
+        return no("nothing to add up: no operand whose gradient is asked for was broadcast")
+    return next((v for v in map(_reduction, needed) if not v), YES)
+
+
+KERNELS = (
+    Kernel(
+        "softmax_sum",
+        "nxcore_triton.softmax_sum:plan",
+        accepts_softmax_sum,
+        dtypes=FLOATS,
+        deterministic=True,
+        graph_safe=True,
+    ),
+    Kernel(
+        "softmax_sum_backward",
+        "nxcore_triton.softmax_sum_backward:plan",
+        accepts_softmax_sum_backward,
+        dtypes=FLOATS,
+        deterministic=True,
+        graph_safe=True,
+    ),
+    Kernel(
+        "add",
+        "nxcore_triton.add:plan",
+        accepts_add,
+        dtypes=FLOATS,
+        deterministic=True,
+        graph_safe=True,
+        in_place_safe=True,
+    ),
+    Kernel(
+        "add_backward",
+        "nxcore_triton.add_backward:plan",
+        accepts_add_backward,
+        dtypes=FLOATS,
+        deterministic=True,
+        graph_safe=True,
+    ),
+    Kernel("sum", "nxcore_triton.sum:plan", accepts_sum, dtypes=FLOATS, deterministic=True, graph_safe=True),
+)
+
+
+@hookimpl
+def nxcore_backend() -> Backend:
+    """Hand over this backend."""
+    return Backend("triton", probe, KERNELS, api=API)
+
+
+@hookimpl
+def nxcore_doctor() -> Iterable[Check]:
+    """Show Triton's version, and what would run the kernels."""
+    toolkit, machine = _triton(), probe()
+    yield Check("triton", toolkit.ok, _installed() or "not installed", toolkit.hint)
+    if toolkit:
+        device = torch.cuda.get_device_name() if machine and not machine.simulated else machine.reason
+        yield Check("triton device", machine.ok, device, machine.hint)

@@ -1,0 +1,163 @@
+"""sum: one kernel for every reduction, whose tile is shaped by what lies inside in memory.
+
+A tile is so many outputs by so many terms; partial sums stay in float32 registers, one for each place
+of the tile, and are added up as a tree at the end. Where there are few outputs, several programs share
+one, and a second launch adds up what they found, in fixed order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from nxcore.plugin import Problem, Reduction, TensorMeta
+from nxcore_triton import tile
+from nxcore_triton.index import offset
+from nxcore_triton.launch import Launch
+from nxcore_triton.reductions import of_sum
+from nxcore_triton.rounding import narrow, widen
+
+
+@triton.jit(do_not_specialize=["scale"])
+def add_up(
+    x,
+    out,
+    scale,
+    outputs,
+    terms,
+    span,
+    part_step,
+    kept_sizes,
+    kept_strides,
+    out_strides,
+    sizes,
+    strides,
+    KEPT: tl.constexpr,
+    REDUCED: tl.constexpr,
+    SCALED: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TERMS: tl.constexpr,
+):
+    """Write BLOCK sums of up to span terms: program (i, j) starts at output i * BLOCK and term j * span."""
+    part = tl.program_id(1).to(tl.int64)
+    k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    first = tl.program_id(1) * span
+    if WIDE:
+        k = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        first = part * span
+    x_at = offset(k, kept_sizes, kept_strides, KEPT)
+    sums = tl.zeros([BLOCK, TERMS], tl.float32)
+    for start in range(first, tl.minimum(first + span, terms), TERMS):
+        term = start + tl.arange(0, TERMS)
+        at = x_at[:, None] + offset(term, sizes, strides, REDUCED)[None, :]
+        mask = (k < outputs)[:, None] & (term < terms)[None, :]
+        sums += widen(tl.load(x + at, mask, other=0.0))
+    total = tl.sum(sums, 1)
+    if SCALED:
+        total *= scale
+    out_at = offset(k, kept_sizes, out_strides, KEPT) + part * part_step
+    tl.store(out + out_at, narrow(total, out.dtype.element_ty), k < outputs)
+
+
+def _launch(
+    reduction: Reduction, device: torch.device, blocks: tuple[int, int, int], part_step: int, *, scaled: bool
+) -> Callable[[Tensor, Tensor, float], None]:
+    block, span_terms, parts = blocks
+    outputs, terms = reduction.outputs, reduction.terms
+    span = tile.cdiv(tile.cdiv(terms, parts), span_terms) * span_terms
+    # Triton takes no empty tuple; with rank 0 this one isn't read.
+    kept_sizes, kept_strides, out_strides = zip(*(reduction.kept or ((1, 0, 0),)), strict=True)
+    sizes, strides = zip(*(reduction.reduced or ((1, 0),)), strict=True)
+    launch = Launch(
+        add_up,
+        (tile.cdiv(outputs, block), tile.cdiv(terms, span)),
+        device,
+        KEPT=len(reduction.kept),
+        REDUCED=len(reduction.reduced),
+        SCALED=scaled,
+        WIDE=max(outputs, terms) >= 2**30,
+        BLOCK=block,
+        TERMS=span_terms,
+    )
+    fixed = (outputs, terms, span, part_step, kept_sizes, kept_strides, out_strides, sizes, strides)
+
+    def call(x: Tensor, out: Tensor, scale: float) -> None:
+        launch((x, out), x, out, scale, *fixed)
+
+    return call
+
+
+def kept_inside(reduction: Reduction) -> bool:
+    """Tell whether neighbours in memory belong to different outputs."""
+    kept = [s for _, s, _ in reduction.kept if s]
+    reduced = [s for _, s in reduction.reduced if s]
+    return bool(kept) and (not reduced or min(kept) < min(reduced))
+
+
+def plan_reduction(
+    reduction: Reduction, device: torch.device, *, scaled: bool = False
+) -> Callable[[Tensor, Tensor, float], None]:
+    """Return the launches that sum as ``reduction`` says.
+
+    Parameters
+    ----------
+    reduction : Reduction
+        At least one output and one term.
+    device : torch.device
+    scaled : bool
+        Multiply the sums.
+
+    Returns
+    -------
+    callable
+        ``call(x, out, scale)``.
+    """
+    outputs, terms = reduction.outputs, reduction.terms
+    block, span_terms, parts = tile.reduction(outputs, terms, kept_inside=kept_inside(reduction))
+    if parts == 1:
+        return _launch(reduction, device, (block, span_terms, 1), 0, scaled=scaled)
+    span = tile.cdiv(tile.cdiv(terms, parts), span_terms) * span_terms
+    parts = tile.cdiv(terms, span)
+    work = TensorMeta((parts, outputs), (outputs, 1), torch.float32, device)
+    first_kept, second_kept, step = [], [], 1
+    for n, s, o in reversed(reduction.kept):
+        first_kept.insert(0, (n, s, step))
+        second_kept.insert(0, (n, step, o))
+        step *= n
+    first = Reduction(tuple(first_kept), reduction.reduced)
+    second = Reduction(tuple(second_kept), ((parts, outputs),))
+    halves = tile.reduction(outputs, parts, kept_inside=kept_inside(second))
+    share = _launch(first, device, (block, span_terms, parts), outputs, scaled=False)
+    conclude = _launch(second, device, (*halves[:2], 1), 0, scaled=scaled)
+
+    def call(x: Tensor, out: Tensor, scale: float) -> None:
+        shares = work.empty()
+        share(x, shares, 1.0)
+        conclude(shares, out, scale)
+
+    return call
+
+
+def plan(problem: Problem) -> Callable[..., Tensor]:
+    """Return the launches for one problem.
+
+    Returns
+    -------
+    callable
+        ``call(x, dim, keepdim)``.
+    """
+    out = problem.outputs
+    run = plan_reduction(of_sum(problem), problem.device)
+
+    def call(x: Tensor, dim: Any, keepdim: bool) -> Tensor:  # noqa: ARG001
+        total = out.empty()
+        run(x, total, 1.0)
+        return total
+
+    return call

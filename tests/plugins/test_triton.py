@@ -1,0 +1,335 @@
+"""What is peculiar to the Triton plugin; that its kernels are right is the conformance suite's business."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import nxcore.ops
+from nxcore.problem import Problem, TensorMeta
+from nxcore.spec import Sketch
+
+nxcore_triton = pytest.importorskip("nxcore_triton")
+
+SPECS = {spec.name: spec for spec in nxcore.ops.nxcore_ops()}
+KERNELS = {kernel.op: kernel for kernel in nxcore_triton.KERNELS}
+needs_interpreter = pytest.mark.skipif(
+    not nxcore_triton.tile.INTERPRETED, reason="TRITON_INTERPRET=1 was not set before triton was imported"
+)
+
+
+def problem(op, *args, **kwargs):
+    spec = SPECS[op]
+    return Problem.of(spec, spec.bind(*args, **kwargs))
+
+
+def refusal(op, *args, **kwargs):
+    verdict = KERNELS[op].accepts(problem(op, *args, **kwargs))
+    assert not verdict
+    return verdict.reason
+
+
+def run(op, *args, **kwargs):
+    spec = SPECS[op]
+    bound = spec.bind(*args, **kwargs)
+    asked = Problem.of(spec, bound)
+    assert KERNELS[op].accepts(asked), KERNELS[op].accepts(asked).reason
+    return KERNELS[op].plan(asked)(*bound)
+
+
+class TestMachine:
+    def test_importing_the_plugin_imports_no_triton(self):
+        code = (
+            "import sys, nxcore_triton as n; n.nxcore_backend(); n.probe(); sys.exit('triton' in sys.modules)"
+        )
+        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+    def test_no_triton(self, monkeypatch):
+        monkeypatch.setattr(nxcore_triton, "_installed", lambda: None)
+        assert nxcore_triton.probe().reason == "triton is not installed"
+        assert nxcore_triton.probe().hint == "pip install 'triton>=3.6'"
+
+    @pytest.mark.parametrize("found", ["3.5.1", "2.10", "3"])
+    def test_old_triton(self, monkeypatch, found):
+        monkeypatch.setattr(nxcore_triton, "_installed", lambda: found)
+        assert nxcore_triton.probe().reason == f"needs triton >= 3.6, found {found}"
+
+    @pytest.mark.parametrize("found", ["3.6.0", "3.10.0+git1234", "4.0"])
+    def test_new_triton(self, monkeypatch, found):
+        monkeypatch.setattr(nxcore_triton, "_installed", lambda: found)
+        monkeypatch.setattr(nxcore_triton.tile, "INTERPRETED", True)
+        assert nxcore_triton.probe()
+
+    def test_no_device(self, monkeypatch):
+        monkeypatch.setattr(nxcore_triton, "_installed", lambda: "3.6.0")
+        monkeypatch.setattr(nxcore_triton.tile, "INTERPRETED", False)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        assert nxcore_triton.probe().reason == "torch sees no CUDA device"
+        assert not nxcore_triton.probe().simulated
+
+    def test_the_interpreter_counts_as_simulation(self, monkeypatch):
+        monkeypatch.setattr(nxcore_triton, "_installed", lambda: "3.6.0")
+        monkeypatch.setattr(nxcore_triton.tile, "INTERPRETED", True)
+        verdict = nxcore_triton.probe()
+        assert verdict.simulated
+        assert "TRITON_INTERPRET=1" in verdict.reason
+
+    def test_doctor(self, monkeypatch):
+        monkeypatch.setattr(nxcore_triton, "_installed", lambda: "2.1.0")
+        (check,) = nxcore_triton.nxcore_doctor()
+        assert (check.name, check.ok, check.detail) == ("triton", False, "2.1.0")
+        assert check.fix == "pip install 'triton>=3.6'"
+
+
+@needs_interpreter
+class TestRefusals:
+    def test_too_many_candidates(self):
+        xs = tuple(torch.zeros(4) for _ in range(65))
+        assert refusal("softmax_sum", xs, torch.zeros(65)) == "takes at most 64 candidates, got 65"
+        reason = refusal("softmax_sum_backward", torch.zeros(4), xs, torch.zeros(65))
+        assert reason == "takes at most 64 candidates, got 65"
+
+    def test_candidates_of_two_layouts(self):
+        reason = refusal("softmax_sum", (torch.zeros(4, 6), torch.zeros(6, 4).t()), torch.zeros(2))
+        assert reason == "needs one layout for all candidates, got strides (6, 1) and (1, 4)"
+
+    def test_no_gradient_asked_for(self):
+        mask = (False, False, False)
+        reason = refusal("softmax_sum_backward", torch.ones(4), (torch.ones(4),) * 2, torch.ones(2), mask)
+        assert reason == "nothing to compute: output_mask asks for no gradient"
+
+    def test_device(self):
+        x = torch.zeros(4, device="meta")
+        assert refusal("sum", x) == "needs CPU tensors under TRITON_INTERPRET=1, got meta"
+
+    def test_device_of_the_compiler(self, monkeypatch):
+        monkeypatch.setattr(nxcore_triton.tile, "INTERPRETED", False)
+        assert refusal("sum", torch.zeros(4)) == "needs CUDA tensors, got cpu"
+
+    def test_dtype(self):
+        assert refusal("sum", torch.zeros(4, dtype=torch.float64)) == (
+            "needs float32, float16 or bfloat16, got float64"
+        )
+
+    def test_number(self):
+        assert refusal("add", torch.zeros(4), 1.5) == "needs a tensor for y, got a number (float)"
+
+    def test_scalar_tensor_of_another_dtype(self):
+        reason = refusal("add", torch.zeros(4, dtype=torch.float16), torch.tensor(1.0))
+        assert reason == "needs a 0-d operand of the other's dtype, got float16 and float32"
+
+    def test_out_that_shares_memory(self):
+        out = torch.zeros(1).expand(4)
+        assert "share memory, got strides (0,)" in refusal("add", torch.zeros(4), torch.zeros(4), out=out)
+
+    def test_too_many_dimensions(self):
+        x, y = torch.zeros(2, 1, 3, 1, 2), torch.zeros(1, 3, 1, 2, 1)
+        assert "at most 4 dimensions after merging, got 5: (2, 3, 3, 2, 2)" in refusal("add", x, y)
+
+    def test_too_many_summed_dimensions(self):
+        reason = refusal("sum", torch.zeros((2,) * 8), (0, 2, 4, 6))
+        assert reason == "takes at most 3 kept and 3 summed dimensions after merging, got 4 and 4"
+
+    def test_nothing(self):
+        assert refusal("add", torch.zeros(0, 3), torch.zeros(3)) == (
+            "nothing to compute: the output has shape (0, 3)"
+        )
+
+    def test_nothing_was_broadcast(self):
+        assert "no operand whose gradient is asked for" in refusal("add_backward", torch.ones(4), (4,), (4,))
+
+
+@needs_interpreter
+class TestInterpreted:
+    def test_bfloat16_is_rounded_to_nearest(self):  # the interpreter's own cast cuts off
+        x = torch.randn(4096, generator=torch.Generator().manual_seed(0))
+        zero = torch.zeros(4096, dtype=torch.bfloat16)
+        x[:3] = torch.tensor([torch.nan, torch.inf, torch.finfo(torch.float32).max])
+        rounded = run("add", x, zero, out=torch.empty(4096, dtype=torch.bfloat16))
+        torch.testing.assert_close(rounded, x.bfloat16(), rtol=0, atol=0, equal_nan=True)
+
+    def test_bfloat16_keeps_subnormal_numbers(self):
+        tiny = torch.arange(1, 100, dtype=torch.int16).view(torch.bfloat16)
+        assert torch.equal(run("add", tiny, torch.zeros_like(tiny)), tiny)
+
+    def test_wider_out_gets_the_rounded_result(self):  # as torch: promoted first, then copied
+        x, y = (torch.randn(300, dtype=torch.float16) for _ in range(2))
+        out = torch.empty(300)
+        assert run("add", x, y, out=out) is out
+        assert torch.equal(out, torch.add(x, y, out=torch.empty(300)))
+
+    def test_strided_out(self):
+        out = torch.full((5, 66), 7.0)
+        x, y = torch.randn(5, 33), torch.randn(33)
+        run("add", x, y, out=out[:, ::2])
+        assert torch.equal(out[:, ::2], x + y)
+        assert (out[:, 1::2] == 7).all()
+
+    @pytest.mark.parametrize("y_shape", [(5, 33), (33,)])
+    def test_in_place(self, y_shape):
+        x, y = torch.randn(5, 33), torch.randn(y_shape)
+        expected = x + y
+        assert torch.equal(run("add", x, y, out=x), expected)
+        assert torch.equal(x, expected)
+
+    @pytest.mark.parametrize("layout", ["scalar", "rows", "transposed"])
+    def test_gradients_of_other_layouts_are_read_in_place(self, layout):
+        grad = {
+            "scalar": torch.randn(()).expand(6, 50),
+            "rows": torch.randn(50).expand(6, 50),
+            "transposed": torch.randn(50, 6).t(),
+        }[layout]
+        xs, logits = tuple(torch.randn(6, 50) for _ in range(3)), torch.randn(3)
+        got, dots = run("softmax_sum_backward", grad, xs, logits)
+        wanted, wanted_dots = SPECS["softmax_sum_backward"].reference(grad, xs, logits)
+        for g, w in zip(got, wanted, strict=True):
+            torch.testing.assert_close(g, w)
+            assert g.stride() == w.stride()
+        torch.testing.assert_close(dots, wanted_dots)
+
+    def test_masked_gradients_are_neither_allocated_nor_written(self):
+        xs = tuple(torch.randn(40) for _ in range(3))
+        grads, dots = run(
+            "softmax_sum_backward", torch.randn(40), xs, torch.randn(3), (False, True, False, False)
+        )
+        assert [g is None for g in grads] == [True, False, True]
+        assert dots is None
+
+    def test_gradient_of_what_was_not_broadcast_is_grad_itself(self):
+        grad = torch.randn(6, 50)
+        x_grad, y_grad = run("add_backward", grad, (6, 50), (50,), 2.0)
+        assert x_grad.data_ptr() == grad.data_ptr()
+        torch.testing.assert_close(y_grad, 2 * grad.sum(0))
+
+    def test_second_pass_of_a_sum(self, monkeypatch):
+        x = torch.randn(3, 40_000)
+        for name, value in (("LARGE", 1), ("TERMS", 4096)):
+            monkeypatch.setattr(nxcore_triton.tile, name, value)
+        for half in (x, x.half()):
+            for dim, tensor in ((1, half), (0, half.t().contiguous()), (0, half.t())):
+                wanted = tensor.double().sum(dim)
+                torch.testing.assert_close(
+                    run("sum", tensor, dim), wanted.to(half.dtype), rtol=1e-3, atol=1e-3
+                )
+
+    def test_four_dimensions(self):
+        x, y = torch.randn(3, 1, 5, 1), torch.randn(1, 4, 1, 6)
+        assert torch.equal(run("add", x, y), x + y)
+
+
+class TestLayout:
+    def test_collapse_merges_what_every_operand_allows(self):
+        sizes, strides = nxcore_triton.collapse((64, 16, 1, 32, 32), (16384, 1024, 9, 32, 1), (0, 1, 0, 0, 0))
+        assert sizes == (64, 16, 1024)
+        assert strides == ((16384, 1024, 1), (0, 1, 0))
+
+    def test_collapse_follows_the_memory_of_the_first(self):
+        assert nxcore_triton.collapse((5, 7), (1, 5), (1, 5)) == ((35,), ((1,), (1,)))
+
+    def test_alike_ignores_axes_of_size_one(self):
+        cpu = torch.device("cpu")
+        a = TensorMeta((1, 3, 4), (99, 4, 1), torch.float32, cpu)
+        assert nxcore_triton.alike(a, TensorMeta((3, 4), (4, 1), torch.float32, cpu))
+        assert not nxcore_triton.alike(a, TensorMeta((3, 4), (1, 3), torch.float32, cpu))
+        assert not nxcore_triton.alike(*(TensorMeta((3,), (2,), torch.float32, cpu),) * 2)
+
+
+@pytest.mark.slow
+def test_every_kernel_compiles(tmp_path):
+    """The interpreter runs Python; this asks the compiler, which needs no GPU either."""
+    pytest.importorskip("triton.backends.nvidia")
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    ran = subprocess.run(
+        [sys.executable, __file__], env=environment, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    counts = dict(line.split() for line in ran.stdout.splitlines())
+    assert set(counts) == {"blend", "spread", "finish", "add_flat", "add_tiles", "add_up"}
+
+
+def compile_smoke_samples():
+    """Compile for sm_90 what the smoke samples and a few others launch; print the versions of each kernel."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime.jit import JITFunction
+
+    class Driver:
+        def get_current_target(self):
+            return GPUTarget("cuda", 90, 32)
+
+        def get_current_device(self):
+            return 0
+
+        def get_current_stream(self, device):
+            return 0
+
+    compiled, launch = {}, JITFunction.run
+
+    def compile_only(self, *args, grid, warmup, **kwargs):
+        version = launch(self, *args, grid=grid, warmup=True, **kwargs)
+        assert version.asm["cubin"]
+        compiled.setdefault(self.__name__, set()).add(version.hash)
+
+    def describe(value, dtype):
+        if isinstance(value, Sketch):
+            return value.build("cpu", dtype, 0).to("meta")
+        return tuple(describe(v, dtype) for v in value) if isinstance(value, tuple) else value
+
+    triton.runtime.driver.set_active(Driver())
+    JITFunction.run = compile_only
+    for op, kernel in KERNELS.items():
+        spec = SPECS[op]
+        more = {"both_broadcast", "stacked_transposed", "stride_zero_grad", "around_the_middle"}
+        for sample in spec.samples:
+            if "smoke" not in sample.tags and sample.name not in more:
+                continue
+            for dtype in (torch.float32, torch.bfloat16):
+                kwargs = {k: describe(v, dtype) for k, v in sample.kwargs.items()}
+                args = spec.bind(*(describe(v, dtype) for v in sample.args), **kwargs)
+                kernel.plan(Problem.of(spec, args))(*args)
+    x = torch.empty(8, 2**30, device="meta")  # offsets beyond 32 bits
+    for op, args in (
+        ("add", (x, x[:, :1])),
+        ("sum", (x, None)),
+        ("softmax_sum", (torch.stack((x, x), -1).unbind(-1), x[:2, 0])),
+    ):
+        bound = SPECS[op].bind(*args)
+        KERNELS[op].plan(Problem.of(SPECS[op], bound))(*bound)
+    x, y = (torch.empty(64, 32, device="meta") for _ in range(2))
+    before = len(compiled["add_flat"])
+    for alpha in (0, 1, 1.0, 2.5):
+        KERNELS["add"].plan(problem("add", x, y, alpha=alpha))(x, y, alpha, None)
+    assert len(compiled["add_flat"]) <= before + 1, "alpha must not be specialised on"
+    for name, versions in compiled.items():
+        print(name, len(versions))
+
+
+@pytest.mark.gpu
+class TestLaunch:
+    def test_the_version_for_aligned_pointers_is_kept(self):
+        import nxcore_triton.add as module
+        from nxcore_triton.launch import Launch
+
+        device = torch.device("cuda", torch.cuda.current_device())
+        launch = Launch(module.add_flat, (4,), device, RESULT=module.tl.float32, BLOCK=1024)
+        x, y, out = (torch.randn(4097, device=device) for _ in range(3))
+        for start in (0, 0, 1, 0):  # compiled, kept, not aligned, kept
+            a, b, c = (t[start : start + 4096] for t in (x, y, out.fill_(7)))
+            launch((a, b, c), a, b, c, 0.5, 4096)
+            assert launch.aligned is not None
+            assert torch.allclose(c, a + 0.5 * b)
+
+    def test_another_stream(self):
+        x = torch.randn(1 << 20, device="cuda")
+        call = KERNELS["sum"].plan(problem("sum", x))
+        with torch.cuda.stream(torch.cuda.Stream()):
+            totals = [call(x, None, False) for _ in range(3)]
+        torch.cuda.synchronize()
+        assert totals[0] == totals[1] == totals[2]
+
+
+if __name__ == "__main__":
+    compile_smoke_samples()
