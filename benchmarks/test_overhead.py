@@ -75,5 +75,7 @@ def test_a_hit_stays_within_one_and_a_half_budgets(case: str, record_property: A
     budget = (CALL_US + TENSOR_US * tensors) * unit
     record_property("overhead_us", overhead)
     record_property("budgets", overhead / budget)
-    print(f"\n{case}: {overhead:.2f} us above a direct call, {overhead / budget:.2f} budgets of {budget:.2f} us")
+    print(
+        f"\n{case}: {overhead:.2f} us above a direct call, {overhead / budget:.2f} budgets of {budget:.2f} us"
+    )
     assert overhead <= GATE * budget

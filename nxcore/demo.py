@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import nxcore
 from nxcore.device import describe
+from nxcore.errors import NxcoreError
 from nxcore.measure import Ceilings, Effort, ceilings
 from nxcore.select import Candidate
 from nxcore.session import Session
@@ -124,7 +125,12 @@ def images(count: int, device: torch.device, seed: int) -> Tensor:
     Tensor
         Shape (count, 1, SIDE, SIDE), float32, zero mean, unit variance.
     """
-    from sklearn.datasets import load_digits
+    try:
+        from sklearn.datasets import load_digits
+    except ModuleNotFoundError as error:
+        raise NxcoreError(
+            "the demo's images come with scikit-learn: pip install 'nxcore-kernels[demo]'"
+        ) from error
 
     digits = torch.from_numpy(load_digits().images).float()
     picked = digits[torch.randperm(len(digits), generator=torch.Generator().manual_seed(seed))[:count]]

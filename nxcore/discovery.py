@@ -2,7 +2,8 @@
 
 pluggy's own loader stops at the first plugin that fails to import, keeps one that failed validation, and
 drops a second entry point of the same name without a word; so each plugin is loaded in a try of its own,
-staged, and taken out again if anything about it is wrong.
+staged, and taken out again if anything about it is wrong. Only operators that it added stay: they run on
+torch, and another plugin may have kernels for them.
 """
 
 from __future__ import annotations
@@ -23,6 +24,12 @@ from nxcore.registry import BackendStatus, Registry, Source
 
 GROUP = "nxcore"
 CORE = Source("core", "nxcore-kernels")
+
+
+class _Core:
+    """The core's own plugin; the package itself would answer to any name that pluggy asks for."""
+
+    nxcore_ops = staticmethod(nxcore.ops.nxcore_ops)
 
 
 class PluginWarning(UserWarning):
@@ -61,7 +68,7 @@ def discover(
     """
     registry, manager = Registry(), pluggy.PluginManager(GROUP)
     manager.add_hookspecs(hookspecs)
-    manager.register(nxcore.ops, name=CORE.plugin)
+    manager.register(_Core, name=CORE.plugin)
     registry.add_ops(nxcore.ops.nxcore_ops(), CORE)
     staged: list[tuple[Source, Any]] = []
     for entry, source, first in _named(found if found is not None else entry_points(group=GROUP)):

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore.errors import InvalidInputError, UnsupportedProblemError
+from nxcore.errors import InvalidInputError, NxcoreError, UnsupportedProblemError
 from nxcore.problem import is_tensor
 from nxcore.spec import REQUIRED, OpSpec, Param
 
@@ -46,15 +46,12 @@ class Plan:
         Takes the operator's arguments, all positional.
     label : str
         The kernel's name.
-    writes : bool
-        It writes into an argument, so it must not be tried twice.
     keep : bool
         It may be remembered.
     """
 
     call: Callable[..., Any]
     label: str
-    writes: bool = False
     keep: bool = True
 
 
@@ -77,7 +74,6 @@ class Operator:
         self._resolve = resolve
         self.plans: dict[Any, Callable[..., Any]] = {}
         self._older: dict[Any, Callable[..., Any]] = {}
-        self._writes: set[Any] = set()
         self.__name__, self.__doc__ = spec.name, spec.reference.__doc__
 
     def __repr__(self) -> str:
@@ -91,13 +87,21 @@ class Operator:
         """Return the key of a call, arguments all positional; generated from the spec."""
         raise NotImplementedError(f"{type(self).__name__} was not made by make_operator")
 
+    def frozen(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return ``args`` with their sequences as tuples, so that they can be part of a key."""
+        kinds = (p.kind for p in self.spec.params)
+        return tuple(
+            tuple(a) if isinstance(a, list) and kind in ("tensors", "static") else a
+            for kind, a in zip(kinds, args, strict=True)
+        )
+
     def clear(self) -> None:
         """Forget all plans: plugins, policies or quarantine have changed."""
-        self.plans, self._older, self._writes = {}, {}, set()
+        self.plans, self._older = {}, {}
 
     def miss(self, *args: Any) -> Any:
         """Serve a call that the table doesn't know: check it, find a plan, remember it, run it."""
-        args = tuple(tuple(a) if isinstance(a, list) else a for a in args)
+        args = self.frozen(args)
         if torch.compiler.is_compiling():  # the key reads what dynamo can't trace
             return self._serve_unusual(args, self.unusual(args))
         try:
@@ -105,26 +109,22 @@ class Operator:
             plan = self._older.get(key)
         except (TypeError, AttributeError, RuntimeError):
             key = plan = None  # not even a key: the checks will say why, or torch's reference serves it
-        if plan is not None:
+        if plan is None:
+            if reason := self.unusual(args):
+                return self._serve_unusual(args, reason)
+            self.spec.check(*args)
+            found = self._resolve(self, args)
+            plan, key = found.call, key if found.keep else None
+        if key is not None:
             self._remember(key, plan)
-            return plan(*args)
-        if reason := self.unusual(args):
-            return self._serve_unusual(args, reason)
-        self.spec.check(*args)
-        found = self._resolve(self, args)
-        if found.keep and key is not None:
-            self._remember(key, found.call)
-            if found.writes:
-                self._writes.add(key)
         try:
-            return found.call(*args)
+            return plan(*args)
         except Exception as error:  # noqa: BLE001  a kernel may raise anything
-            return self.failed(key, found.call, error, *args)
+            return self.failed(key, plan, error, *args)
 
     def _remember(self, key: Any, plan: Callable[..., Any]) -> None:
         if len(self.plans) >= CAPACITY:
             self._older, self.plans = self.plans, {}
-            self._writes &= self._older.keys()
         self.plans[key] = plan
 
     def unusual(self, args: tuple[Any, ...]) -> str:
@@ -144,10 +144,10 @@ class Operator:
         return ""
 
     def _serve_unusual(self, args: tuple[Any, ...], reason: str) -> Any:
-        if self.backend not in (None, "torch"):
-            raise UnsupportedProblemError(self.spec.name, str(self.backend), [reason])
         if not torch.compiler.is_compiling():
             self.spec.check(*args)
+        if self.backend not in (None, "torch"):
+            raise UnsupportedProblemError(self.spec.name, str(self.backend), [reason])
         return self.spec.reference(*args)
 
     def failed(self, key: Any, plan: Callable[..., Any], error: Exception, *args: Any) -> Any:
@@ -157,7 +157,8 @@ class Operator:
         or where torch's own call is what failed.
         """
         native = plan is self.spec.reference or isinstance(error, torch.OutOfMemoryError)
-        if native or self.backend or key in self._writes or isinstance(error, InvalidInputError):
+        writes = any(p.kind == "out" and a is not None for p, a in zip(self.spec.params, args, strict=True))
+        if native or self.backend or writes or isinstance(error, NxcoreError):
             raise error
         result = self.spec.reference(*args)  # if this raises too, the call itself was at fault
         if key is not None:
@@ -257,6 +258,8 @@ def __call__(self, {_signature(spec.params)}):
         key = {key}
         plan = self.plans[key]
     except (KeyError, TypeError, AttributeError, RuntimeError):
+        plan = None
+    if plan is None:
         return self.miss({names})
     try:
         return plan({names})
@@ -315,5 +318,5 @@ def tensors_of(args: tuple[Any, ...]) -> list[Tensor]:
     """Return every tensor among ``args``, sequences flattened."""
     found: list[Tensor] = []
     for value in args:
-        found.extend(v for v in (value if isinstance(value, tuple) else (value,)) if is_tensor(v))
+        found.extend(v for v in (value if isinstance(value, tuple | list) else (value,)) if is_tensor(v))
     return found

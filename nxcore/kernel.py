@@ -86,7 +86,7 @@ class Kernel:
     precision : str
         The precision class of a float32 call: ``"ieee32"``, ``"tf32"`` or ``"half"``.
     deterministic, graph_safe, in_place_safe : bool
-        Claims, False unless made; each is verified before it counts.
+        Claims, False unless made; the conformance suite holds a kernel to each.
     """
 
     op: str

@@ -175,6 +175,18 @@ class Problem:
         return self.tensors[0].dtype
 
     @functools.cached_property
+    def view(self) -> bool:
+        """Whether the reference returns views: there is nothing to run."""
+        return self.spec.view(*self.args)
+
+    @property
+    def writes(self) -> bool:
+        """Whether the caller gave an ``out``."""
+        return any(
+            p.kind == "out" and a is not None for p, a in zip(self.spec.params, self.args, strict=True)
+        )
+
+    @functools.cached_property
     def outputs(self) -> Any:
         """What the reference returns, as ``TensorMeta`` in the reference's own structure.
 

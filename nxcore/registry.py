@@ -172,7 +172,7 @@ class Registry:
 
     def probe(self, backend: Backend, kernel: Kernel | None = None) -> Verdict:
         """Return the machine's answer for a backend, or for one kernel of it; asked once."""
-        label = backend.name if kernel is None else f"{backend.name}:{kernel.target}"
+        label = backend.name if kernel is None else f"{backend.label(kernel)}:{kernel.op}"
         if label not in self._verdicts:
             ask = backend.probe if kernel is None else kernel.probe
             self._verdicts[label] = _asked(ask) if ask else Verdict(True)

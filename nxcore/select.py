@@ -183,7 +183,7 @@ def _half_width(reference: Timing, again: Timing | None) -> float:
 
 def compare(candidates: Sequence[Candidate], again: Timing | None = None) -> tuple[list[Candidate], float]:
     """Return ``candidates`` with ratio and p-value against torch's best, and the noise of the A/A row."""
-    native = [c for c in candidates if c.native and c.timing]
+    native = [c for c in candidates if c.native and c.timing and not (c.refusal or c.simulated)]
     if not native:
         return list(candidates), 0.0
     best = min(native, key=_median)
@@ -274,7 +274,7 @@ def _why_none(judged: Sequence[Candidate]) -> str:
     if not timed:
         return "no other backend has a kernel for this call"
     closest = max(timed, key=lambda c: c.ratio.median if c.ratio else 0.0)
-    return f"nothing is measurably faster than torch; the closest is {closest.label} at {closest.ratio}"
+    return f"nothing is measurably faster than torch; {closest.label} comes closest at {closest.ratio}"
 
 
 def prefer(candidates: Sequence[Candidate], order: Sequence[str]) -> Decision | None:

@@ -98,6 +98,8 @@ class Explanation:
             else:
                 what = "eligible, not timed"
             lines.append(f"  {c.label}: {what}")
+        if self.decision.noise:
+            lines.append(f"  torch against itself: within {self.decision.noise:.1%}")
         return "\n".join(lines)
 
 
@@ -172,12 +174,12 @@ class Session:
     def explain(self, name: str, *args: Any, backend: str | None = None, **kwargs: Any) -> Explanation:
         """Return who would run this call and why; decides it now if it is new."""
         operator = self.op(name, backend=backend)
-        bound = tuple(tuple(a) if isinstance(a, list) else a for a in operator.spec.bind(*args, **kwargs))
+        bound = operator.frozen(operator.spec.bind(*args, **kwargs))
         reason = operator.unusual(bound)
         operator.spec.check(*bound)
+        if reason and backend not in (None, "torch"):
+            raise UnsupportedProblemError(name, str(backend), [reason])
         problem = self._problem(operator, bound)
-        if reason and operator.backend not in (None, "torch"):
-            raise UnsupportedProblemError(name, str(operator.backend), [reason])
         if reason:
             return Explanation(problem, Decision("torch", "reference", reason))
         return Explanation(problem, self._choose(operator, problem, bound).decision)
@@ -196,12 +198,12 @@ class Session:
             if key in self._decisions:
                 self._decisions.move_to_end(key)
                 return self._decisions[key]
-            timed = not _capturing(problem)
-            choice = self.tuner.choose(problem, args, backend=operator.backend, order=order, timed=timed)
-            if timed:
-                self._decisions[key] = choice
-                if len(self._decisions) > DECISIONS:
-                    self._decisions.popitem(last=False)
+            if reason := _torch_alone(problem):
+                return self.tuner.stay(problem, operator.backend, reason)
+            choice = self.tuner.choose(problem, args, backend=operator.backend, order=order)
+            self._decisions[key] = choice
+            if len(self._decisions) > DECISIONS:
+                self._decisions.popitem(last=False)
             return choice
 
     def _resolve(self, operator: Operator, args: tuple[Any, ...]) -> Plan:
@@ -210,10 +212,7 @@ class Session:
         call = self._guarded(choice, problem)
         if problem.needs_grad and operator.spec.gradient:
             call = self._differentiable(operator, problem, choice, call)
-        writes = any(
-            p.kind == "out" and a is not None for p, a in zip(operator.spec.params, args, strict=True)
-        )
-        return Plan(call, choice.decision.chosen, writes=writes, keep=not _capturing(problem))
+        return Plan(call, choice.decision.chosen, keep=not _capturing(problem))
 
     def _differentiable(
         self, operator: Operator, problem: Problem, choice: Choice, call: Callable[..., Any]
@@ -223,7 +222,7 @@ class Session:
         assert gradient is not None  # noqa: S101  the caller looked
         backward = self.registry.spec(gradient.op)
         native = choice.decision.chosen == "torch" and operator.backend is None
-        if native and (backward.view or not self._backward_candidates(problem)):
+        if native and not self._backward_candidates(problem):
             return call
         return Differentiable(
             spec=spec,
@@ -242,14 +241,16 @@ class Session:
         values = tuple(
             1 if isinstance(a, type) else a for a in problem.args
         )  # any number of that type will do
-        described = gradient.args(problem.outputs, mask, *values)
-        return self.tuner.accepting(Problem.of(backward, described))
+        described = Problem.of(backward, gradient.args(problem.outputs, mask, *values))
+        return [] if described.view else self.tuner.accepting(described)
 
     def _guarded(self, choice: Choice, problem: Problem) -> Callable[..., Any]:
         """Wrap the planned call where its key can't tell a call that the kernel must not see."""
         call, reference = choice.call, problem.spec.reference
         if call is reference:
             return call
+        if choice.decision.rule == "pinned":  # what a strict backend can't run, nothing else may
+            reference = _refusing(problem.op, choice)
         if problem.device.type == "cuda":
             if not choice.kernel.graph_safe:
                 call = _unless_capturing(call, reference)
@@ -259,6 +260,24 @@ class Session:
         if any(t.numel() == 1 or not t.is_dense() for t in problem.tensors):
             call = _unless_negated(call, reference)
         return call
+
+
+def _torch_alone(problem: Problem) -> str:
+    """Return why only torch may serve ``problem`` now; empty if any kernel may."""
+    if _capturing(problem):
+        return "a CUDA graph is being captured and this problem is new: call it once before the capture"
+    if problem.needs_grad and problem.spec.gradient is None:
+        return "a gradient is needed, and only torch's autograd knows it"
+    return ""
+
+
+def _refusing(op: str, choice: Choice) -> Callable[..., Any]:
+    def refuse(*args: Any) -> Any:  # noqa: ARG001
+        backend = choice.decision.chosen
+        reason = "a CUDA graph is being captured, or a lazy negation is pending"
+        raise UnsupportedProblemError(op, backend, [reason])
+
+    return refuse
 
 
 def _capturing(problem: Problem) -> bool:
@@ -289,7 +308,7 @@ def _unless_negated(call: Callable[..., Any], reference: Callable[..., Any]) -> 
 
 
 _default: Session | None = None
-_default_lock = threading.Lock()
+_default_lock = threading.RLock()
 
 
 def default() -> Session:

@@ -266,8 +266,9 @@ class OpSpec:
         Other ways to write it in torch; the fastest of them and the reference is the baseline.
     gradient : Gradient, optional
         How it is differentiated; None raises on double backward.
-    view : bool
-        The reference returns a view and does no work: there is nothing that a kernel could do faster.
+    view : callable
+        ``view(*arguments) -> bool``: the reference returns views of its arguments, scaled at most, so
+        there is nothing that a kernel could do faster.
     """
 
     name: str
@@ -283,7 +284,7 @@ class OpSpec:
     exact: bool = False
     idioms: Mapping[str, Callable[..., Any]] = field(default_factory=lambda: MappingProxyType({}))
     gradient: Gradient | None = None
-    view: bool = False
+    view: Callable[..., bool] = lambda *args: False  # noqa: ARG005
 
     @property
     def summary(self) -> str:

@@ -89,7 +89,6 @@ class Tuner:
         *,
         backend: str | None = None,
         order: Sequence[str] = (),
-        timed: bool = True,
     ) -> Choice:
         """Choose who serves ``problem``.
 
@@ -103,8 +102,6 @@ class Tuner:
             Strict: this backend or an error.
         order : sequence of str
             Backends to prefer, in order.
-        timed : bool
-            Whether measuring is allowed now.
 
         Returns
         -------
@@ -122,8 +119,22 @@ class Tuner:
         candidates = [e.candidate for e in entries]
         decision = prefer(candidates, order)
         if decision is None:
-            decision = self._measured(problem, args, entries, timed=timed)
+            decision = self._measured(problem, args, entries)
         return _carry_out(decision, entries)
+
+    def stay(self, problem: Problem, backend: str | None, reason: str) -> Choice:
+        """Return torch's reference for a problem that no kernel may serve now.
+
+        Raises
+        ------
+        UnsupportedProblemError
+            If ``backend`` isn't torch.
+        """
+        if backend not in (None, "torch"):
+            raise UnsupportedProblemError(problem.op, backend, [reason])
+        torch_backend = self.registry.backend("torch")
+        kernel = next(k for k in torch_backend.kernels if k.op == problem.op)
+        return Choice(Decision("torch", "reference", reason), problem.spec.reference, kernel)
 
     def accepting(self, problem: Problem) -> list[str]:
         """Return the labels of kernels, torch's own aside, that would take ``problem``."""
@@ -143,7 +154,7 @@ class Tuner:
             raise BackendUnavailableError(
                 f"backend {name!r} can't run here: {verdict.reason}{fix}", backend=name, reason=verdict.reason
             )
-        if problem.spec.view:  # there is no work, so there is nothing to run on a backend
+        if problem.view:  # there is no work, so there is nothing to run on a backend
             entries = [self.enter(b, k, problem, args) for b, k in self.registry.kernels(problem.op)]
             return _carry_out(Decision("torch", "pinned", "a view: there is nothing to run", ()), entries)
         entries = [
@@ -166,6 +177,8 @@ class Tuner:
         native = backend.name == "torch"
         if not native and problem.dtype not in kernel.dtypes:
             return f"needs {' or '.join(_short(d) for d in kernel.dtypes)}, got {_short(problem.dtype)}"
+        if problem.dtype is torch.float32 and kernel.precision != "ieee32":
+            return f"its precision class is {kernel.precision}, and a float32 call needs ieee32"
         if problem.aliased and not kernel.in_place_safe:
             return "doesn't claim to be in_place_safe, and out is an input"
         if torch.are_deterministic_algorithms_enabled() and not (native or kernel.deterministic):
@@ -191,8 +204,8 @@ class Tuner:
             return Entry(backend, kernel, replace(candidate, refusal=refusal, error=error))
         try:
             call = kernel.plan(problem)
-            if not problem.spec.view and not _writes(problem):
-                _require_layout(call, problem, args)
+            if not problem.view:
+                _try_once(call, problem, args)
         except Exception as failure:  # noqa: BLE001  a compiler or a plugin may raise anything
             return Entry(backend, kernel, replace(candidate, refusal=_brief(failure), error=error))
         return Entry(backend, kernel, replace(candidate, error=error), call)
@@ -209,7 +222,7 @@ class Tuner:
         error : float or None
             The worst relative error in the 2-norm; None where nothing was computed.
         """
-        key = (backend.name, kernel.op, kernel.target, device, dtype)
+        key = (backend.label(kernel), kernel.op, device, dtype)
         if key not in self._verified:
             self._verified[key] = self._verify(kernel, device, dtype)
         return self._verified[key]
@@ -233,9 +246,7 @@ class Tuner:
             return f"can't be verified: it takes none of the smoke samples in {_short(dtype)}", None
         return "", worst
 
-    def _measured(
-        self, problem: Problem, args: tuple[Any, ...], entries: Sequence[Entry], *, timed: bool
-    ) -> Decision:
+    def _measured(self, problem: Problem, args: tuple[Any, ...], entries: Sequence[Entry]) -> Decision:
         """Race all that can serve and decide; without measuring where that can't change anything."""
         candidates = [e.candidate for e in entries]
         racing = [e for e in entries if e.call and not e.candidate.refusal and not e.candidate.simulated]
@@ -244,12 +255,10 @@ class Tuner:
         def stay(reason: str) -> Decision:
             return Decision(reference, "reference", reason, tuple(candidates))
 
-        if problem.spec.view:
+        if problem.view:
             return stay("a view: there is nothing to run")
         if len(racing) == 1:
             return stay("no other backend has a kernel for this call")
-        if not timed:
-            return stay("nothing is measured now")
         if any(m.numel() == 0 for m in leaves_of(problem.outputs)):
             return stay("there is nothing to compute")
         arguments = _private_out(problem, args)
@@ -270,6 +279,8 @@ class Tuner:
             return stay(f"not measured: {error}")
         except torch.OutOfMemoryError:
             return stay("not measured: out of memory")
+        except Exception as error:  # noqa: BLE001  a kernel may raise anything, even at its second call
+            return stay(f"not measured: {_brief(error)}")
         return decide(_timed(candidates, timings), timings[AGAIN])
 
 
@@ -292,19 +303,13 @@ def _private_out(problem: Problem, args: tuple[Any, ...]) -> tuple[Any, ...]:
     )
 
 
-def _writes(problem: Problem) -> bool:
-    """Tell whether the caller gave an ``out``: the result lies where the caller said."""
-    return any(
-        p.kind == "out" and a is not None for p, a in zip(problem.spec.params, problem.args, strict=True)
-    )
-
-
-def _require_layout(call: Callable[..., Any], problem: Problem, args: tuple[Any, ...]) -> None:
-    """Run once on the real call: a result that isn't laid out as torch's would be a different answer."""
+def _try_once(call: Callable[..., Any], problem: Problem, args: tuple[Any, ...]) -> None:
+    """Run the real call: what raises does so here, and a result laid out otherwise is another answer."""
     with torch.no_grad():
-        result = tuple(leaves(call(*args)))
-    wanted = tuple(leaves_of(problem.outputs))
-    for got, like in zip(result, wanted, strict=True):
+        result = tuple(leaves(call(*_private_out(problem, args))))
+    if problem.writes:
+        return  # the result lies where the caller said
+    for got, like in zip(result, leaves_of(problem.outputs), strict=True):
         came = TensorMeta.of(got)
         same = came.shape == like.shape and came.dtype == like.dtype
         if not same or (like.numel() and came.strides_of_extent != like.strides_of_extent):

@@ -18,12 +18,19 @@ want = sum(w * x for w, x in zip(torch.softmax(logits, 0), xs))
 torch.testing.assert_close(nxcore.op("softmax_sum")(xs, logits), want)
 print(",".join(name for name, s in nxcore.backends().items() if s.status == "ready"))
 """
-CALL_NUMBA = CALL + 'torch.testing.assert_close(nxcore.op("softmax_sum", backend="numba")(xs, logits), want)\n'
+CALL_NUMBA = (
+    CALL + 'torch.testing.assert_close(nxcore.op("softmax_sum", backend="numba")(xs, logits), want)\n'
+)
 
 
 def _run(*command: str | Path, **environment: str) -> str:
     done = subprocess.run(
-        [str(c) for c in command], capture_output=True, text=True, cwd="/", env=os.environ | environment, check=False
+        [str(c) for c in command],
+        capture_output=True,
+        text=True,
+        cwd="/",
+        env=os.environ | environment,
+        check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout
@@ -33,11 +40,31 @@ def _run(*command: str | Path, **environment: str) -> str:
 @pytest.mark.timeout(1200)
 def test_core_alone_then_one_plugin_then_without_it(tmp_path: Path) -> None:
     wheels = tmp_path / "wheels"
-    _run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", wheels, ROOT, ROOT / "plugins" / "numba")
+    _run(
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "-w",
+        wheels,
+        ROOT,
+        ROOT / "plugins" / "numba",
+    )
     core, plugin = (next(wheels.glob(f"nxcore_{name}-*.whl")) for name in ("kernels", "numba"))
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv" / "bin" / "python"
-    install = (python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "-c", ROOT / "constraints.txt")
+    install = (
+        python,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--disable-pip-version-check",
+        "-c",
+        ROOT / "constraints.txt",
+    )
     _run(*install, core)
     assert _run(python, "-W", "error", "-c", CALL).strip() == "torch"
     assert "softmax_sum" in _run(tmp_path / "venv" / "bin" / "nxcore", "ops")

@@ -23,7 +23,6 @@ def collect() -> list[dict[str, Any]]:
                 "signature": f"({', '.join(p.name + d for p, d in zip(spec.params, shown, strict=True))})",
                 "summary": spec.summary,
                 "gradient": spec.gradient.op if spec.gradient else None,
-                "view": spec.view,
                 "kernels": [b.label(k) for b, k in registry.kernels(name)],
                 "samples": len(spec.samples),
             }

@@ -107,6 +107,12 @@ def terms(grad: Any, x_size: Any, y_size: Any, alpha: Any, output_mask: Any) -> 
     return max(int(grad.numel()) // max(least, 1), 1)
 
 
+def view(grad: Any, x_size: Any, y_size: Any, alpha: Any, output_mask: Any) -> bool:  # noqa: ARG001
+    """Tell whether no operand whose gradient is asked for was broadcast."""
+    asked = (size for size, mask in zip((x_size, y_size), output_mask, strict=True) if mask)
+    return not any(summed_dims(tuple(grad.shape), size) for size in asked)
+
+
 SMOKE = frozenset({"smoke"})
 BENCH = frozenset({"bench"})
 
@@ -154,4 +160,5 @@ SPEC = OpSpec(
     errors=ERRORS,
     magnitude=magnitude,
     terms=terms,
+    view=view,
 )

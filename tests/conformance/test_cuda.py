@@ -35,7 +35,7 @@ def _prepared(spec: OpSpec, kernel: Kernel, index: int = 0) -> tuple[tuple[Any, 
 
 @every_kernel
 def test_runs_on_the_current_stream(spec: OpSpec, backend: Any, kernel: Kernel) -> None:
-    """Inputs that a long kernel on a side stream is still writing: work elsewhere would read them too early."""
+    """Inputs that a side stream is still writing: work on any other stream would read them too early."""
     args, call = _prepared(spec, kernel)
     truth = Truth.of(spec, args)
     call(*args)

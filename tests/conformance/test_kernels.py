@@ -20,7 +20,13 @@ from nxcore.verify import Truth, agreement, leaves
 
 REGISTRY = discover(strict=True)
 KERNELS = [
-    pytest.param(REGISTRY.spec(kernel.op), backend, kernel, dtype, id=f"{kernel.op}-{backend.label(kernel)}-{str(dtype)[6:]}")
+    pytest.param(
+        REGISTRY.spec(kernel.op),
+        backend,
+        kernel,
+        dtype,
+        id=f"{kernel.op}-{backend.label(kernel)}-{str(dtype)[6:]}",
+    )
     for backend in REGISTRY.backends.values()
     if backend.name != "torch"
     for kernel in backend.kernels
@@ -50,7 +56,9 @@ def where(backend: Any, kernel: Kernel, device: torch.device, request: pytest.Fi
     verdict = REGISTRY.probe(backend, kernel)
     if not verdict:
         label = backend.label(kernel)
-        if label in request.config.getoption("--require") or backend.name in request.config.getoption("--require"):
+        if label in request.config.getoption("--require") or backend.name in request.config.getoption(
+            "--require"
+        ):
             pytest.fail(f"--require={label}: {verdict.reason}")
         pytest.skip(f"{label} can't run here: {verdict.reason}")
     if device.type == "cuda" and backend.name == "numba" and not kernel.variant:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.ops.backends import operator, params
 
 import nxcore
 from nxcore.errors import InvalidInputError
+from tests.ops.backends import operator, params
 
 every_backend = pytest.mark.parametrize("backend", params())
 
@@ -67,7 +67,9 @@ def test_second_derivatives_go_through_the_reference() -> None:
 @every_backend
 def test_the_same_words_on_every_backend(backend: str | None, device: torch.device) -> None:
     op = operator("softmax_sum", backend)
-    with pytest.raises(InvalidInputError, match=r"logits must be \(2,\), one per candidate, got shape \(3,\)"):
+    with pytest.raises(
+        InvalidInputError, match=r"logits must be \(2,\), one per candidate, got shape \(3,\)"
+    ):
         op([torch.zeros(4, device=device)] * 2, torch.zeros(3, device=device))
 
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.ops.backends import operator, params
 
 import nxcore
 from nxcore.errors import InvalidInputError
+from tests.ops.backends import operator, params
 
 every_backend = pytest.mark.parametrize("backend", params())
 
@@ -30,7 +30,9 @@ def test_sums_any_axes_of_any_layout_as_torch(data: st.DataObject) -> None:
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.bool, torch.float64, torch.complex64], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.int32, torch.uint8, torch.bool, torch.float64, torch.complex64], ids=str
+)
 def test_other_dtypes_as_torch(dtype: torch.dtype, device: torch.device) -> None:
     x = torch.ones(7, 9, device=device).to(dtype)
     got, want = nxcore.op("sum")(x, 0), torch.sum(x, 0)
@@ -63,5 +65,7 @@ def test_a_list_of_axes_is_a_hit_too() -> None:
 
 @every_backend
 def test_the_same_words_on_every_backend(backend: str | None, device: torch.device) -> None:
-    with pytest.raises(InvalidInputError, match=r"dim must be in \[-2, 1\] for a tensor of 2 dimensions, got 5"):
+    with pytest.raises(
+        InvalidInputError, match=r"dim must be in \[-2, 1\] for a tensor of 2 dimensions, got 5"
+    ):
         operator("sum", backend)(torch.ones(2, 3, device=device), 5)

@@ -1,0 +1,79 @@
+"""Launching Numba's CUDA kernels on torch's tensors and torch's current stream."""
+
+import contextlib
+import warnings
+
+import numpy as np
+import torch
+
+if not hasattr(np, "row_stack"):
+    np.row_stack = np.vstack  # numba-cuda's import asks for the name that numpy 2.5 took away
+
+from numba import config, cuda
+
+if config.ENABLE_CUDASIM:
+    from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
+
+SIMULATED = bool(config.ENABLE_CUDASIM)
+"""Numba's simulator runs the kernels, on CPU tensors."""
+
+THREADS = 16 if SIMULATED else 256
+"""Threads of a block; the simulator starts a Python thread for each."""
+
+BLOCKS = 4 if SIMULATED else 1056
+"""The most blocks that share out a loop over elements."""
+
+
+def blocks_for(elements):
+    """Return how many blocks run a loop over that many elements."""
+    return max(1, min(-(-elements // THREADS), BLOCKS))
+
+
+def array(tensor):
+    """Return the memory from a tensor's first element to its last as a one-dimensional device array."""
+    span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    flat = torch.as_strided(tensor.detach(), (span,), (1,))
+    if SIMULATED:  # wrapped: the simulator copies plain arrays, and `out` may be one of the inputs
+        return FakeCUDAArray(flat.numpy())
+    # Without sync: kernels run on torch's own stream, behind whatever wrote the tensor.
+    return cuda.as_cuda_array(flat, sync=False)
+
+
+class Launch:
+    """A kernel with its grid, launched on torch's current stream.
+
+    Parameters
+    ----------
+    kernel : dispatcher
+        What ``cuda.jit`` made.
+    blocks : int
+        The size of the grid.
+    """
+
+    def __init__(self, kernel, blocks):
+        self.kernel, self.blocks = kernel, max(1, blocks)
+        self._configured = {}
+
+    def __call__(self, device, *arguments):
+        """Launch; tensors among the arguments become arrays."""
+        values = [array(a) if isinstance(a, torch.Tensor) else a for a in arguments]
+        with _quiet() if SIMULATED else torch.cuda.device(device):
+            handle = 0 if SIMULATED else torch.cuda.current_stream(device).cuda_stream
+            ready = self._configured.get((device, handle))
+            if ready is None or SIMULATED:  # the simulator keeps one grid a kernel: that of its last launch
+                ready = self._configured[device, handle] = self._configure(handle)
+            ready(*values)
+
+    def _configure(self, handle):
+        stream = cuda.external_stream(handle) if handle else 0
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a small tensor has a small grid, which Numba warns of
+            return self.kernel[self.blocks, THREADS, stream]
+
+
+@contextlib.contextmanager
+def _quiet():
+    """Silence numpy, which the simulator computes with, about NaN and overflow."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        yield

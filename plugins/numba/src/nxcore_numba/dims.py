@@ -1,0 +1,97 @@
+"""The fewest dimensions that walk several strided tensors together; plain Python, no toolkit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nxcore.plugin import Problem, Reduction, TensorMeta, canonical_dims
+
+Shape = tuple[int, ...]
+
+KINDS = 3
+"""How many dimensions that stay, and how many that fall away, a sum walks."""
+
+DIMS = 4
+"""How many dimensions the kernels walk: the innermost in a loop, the others by division."""
+
+
+def collapse(shape: Shape, strides: Sequence[Shape]) -> list[Shape]:
+    """Merge neighbouring dimensions where every operand's strides allow it.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        The shape that all operands share or are broadcast to.
+    strides : sequence of tuple of int
+        Each operand's strides, 0 where it is broadcast; the first operand's decide the order.
+
+    Returns
+    -------
+    list of tuple of int
+        ``(size, stride of each operand...)`` of each dimension, outermost first; empty for one element.
+    """
+    axes = [(n, *per) for n, *per in zip(shape, *strides, strict=True) if n != 1]
+    axes.sort(key=lambda axis: tuple(-s for s in axis[1:]))
+    merged: list[Shape] = []
+    for n, *per in axes:
+        if merged:
+            outer_n, *outer = merged[-1]
+            if all(o == n * s for o, s in zip(outer, per, strict=True)):
+                merged[-1] = (outer_n * n, *per)
+                continue
+        merged.append((n, *per))
+    return merged
+
+
+def broadcast_strides(meta: TensorMeta, shape: Shape) -> Shape:
+    """Return the strides with which a tensor runs over ``shape``: 0 where it is broadcast."""
+    own = (0 if n == 1 else s for n, s in zip(meta.shape, meta.strides, strict=True))
+    return (0,) * (len(shape) - meta.ndim) + tuple(own)
+
+
+def is_flat(metas: Sequence[TensorMeta]) -> bool:
+    """Tell whether all are dense and of one order of dimensions, so that memory order serves them all."""
+    first = metas[0]
+    return first.is_dense() and all(
+        m.extent == first.extent and m.strides_of_extent == first.strides_of_extent for m in metas[1:]
+    )
+
+
+def candidates_of(xs: TensorMeta | tuple[TensorMeta, ...]) -> tuple[list[TensorMeta], int | None]:
+    """Return the candidates' descriptions, and the bytes between them where ``xs`` stacks them.
+
+    Returns
+    -------
+    metas : list of TensorMeta
+    step : int or None
+        None for a sequence of tensors.
+    """
+    if isinstance(xs, tuple):
+        return list(xs), None
+    one = TensorMeta(xs.shape[1:], xs.strides[1:], xs.dtype, xs.device)
+    return [one] * xs.shape[0], xs.strides[0] * xs.element_size()
+
+
+def summed(shape: Shape, size: Shape) -> Shape:
+    """Return the axes of ``shape`` that broadcasting from ``size`` made or stretched."""
+    lead = len(shape) - len(size)
+    return tuple(i for i, n in enumerate(shape) if i < lead or (size[i - lead] == 1 and n != 1))
+
+
+def reduction_of_sum(problem: Problem) -> Reduction:
+    """Return the ``Reduction`` of a call of sum."""
+    x, out = problem["x"], problem.outputs
+    dims = canonical_dims(problem["dim"], x.ndim)
+    strides = out.strides
+    if out.ndim != x.ndim:  # as with keepdim=True: the summed axes' strides mean nothing
+        left = iter(strides)
+        strides = tuple(0 if i in dims else next(left) for i in range(x.ndim))
+    return Reduction.of(x, dims, strides)
+
+
+def reduction_to_size(grad: TensorMeta, size: Shape, out: TensorMeta) -> Reduction | None:
+    """Return the ``Reduction`` of a gradient to an operand's size; None where nothing was broadcast."""
+    dims = summed(grad.shape, size)
+    if not dims:
+        return None
+    return Reduction.of(grad, dims, (0,) * (grad.ndim - len(size)) + out.strides)

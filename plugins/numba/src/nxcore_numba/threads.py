@@ -1,0 +1,74 @@
+"""Compiling, and running on as many threads as torch does."""
+
+import os
+import threading
+
+import numba
+import torch
+
+SMALL = 32_768
+"""Elements below which waking the other threads costs more than they save."""
+
+COMPILE = {"cache": True, "nogil": True, "error_model": "numpy"}
+
+_alone = threading.Lock()
+_forked = False
+
+
+def _after_fork():
+    global _forked  # noqa: PLW0603  the one thing a child must know
+    _forked = True
+
+
+# GNU OpenMP ends a forked child that enters a parallel region its parent has used.
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def jit(function=None, **options):
+    """Compile ``function`` on first use, and keep the result on disk where a folder can be written."""
+    if function is None:
+        return lambda f: jit(f, **options)
+    try:
+        return numba.njit(**(COMPILE | options))(function)
+    except RuntimeError:  # no folder for the cache: neither beside the source nor in the user's home
+        return numba.njit(**(COMPILE | options | {"cache": False}))(function)
+
+
+def team(serial, parallel, signature, elements):
+    """Return the compiled kernel for a problem of that size, which of the two or both.
+
+    Parameters
+    ----------
+    serial, parallel : dispatcher
+        The kernel without and with threads, of one signature; they return the same bits.
+    signature : numba signature
+        What to compile now: exactly the types of the arguments, or a call compiles once more.
+    elements : int
+        The elements that the call reads or writes.
+
+    Returns
+    -------
+    callable
+        Takes the kernel's arguments.
+    """
+    if elements < SMALL:
+        serial.compile(signature)
+        return serial
+    # Of the two only the one that the call needs now: each takes a second or two. Numba compiles the
+    # other where torch's number of threads changes.
+    (serial if torch.get_num_threads() == 1 else parallel).compile(signature)
+    limit = numba.config.NUMBA_NUM_THREADS
+    numba.set_num_threads(min(torch.get_num_threads(), limit))  # starts the threads: now there is a layer
+    guarded = numba.threading_layer() == "workqueue"  # the one that ends the process on concurrent calls
+
+    def call(*arguments):
+        threads = min(torch.get_num_threads(), limit)
+        if threads == 1 or _forked:
+            return serial(*arguments)
+        numba.set_num_threads(threads)  # of the calling thread, so set in every call
+        if guarded:
+            with _alone:
+                return parallel(*arguments)
+        return parallel(*arguments)
+
+    return call

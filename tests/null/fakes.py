@@ -1,0 +1,234 @@
+"""Backends with scripted behaviour, a clock that moves when it is told to, and plugins made of air."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import types
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from nxcore import measure, reference
+from nxcore.kernel import YES, Backend, Kernel, Verdict
+from nxcore.measure import Effort
+from nxcore.ops import nxcore_ops
+from nxcore.plugin import API_VERSION, hookimpl
+from nxcore.registry import Registry, Source
+from nxcore.session import Session, Settings
+from nxcore.spec import OpSpec, Param, Sample, rand
+from nxcore.timing import Timing
+
+SPECS = {spec.name: spec for spec in nxcore_ops()}
+CORE = Source("core", "nxcore-kernels")
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+QUICK = Effort(looks=(12,), warm_s=1e-4, budget_s=1.0)
+DIFFERENTIABLE = sorted(name for name, spec in SPECS.items() if spec.gradient)
+
+
+class Clock:
+    """Nanoseconds that pass only where a fake says so, and one at each look."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def __call__(self) -> int:
+        self.now += 1
+        return self.now
+
+    def costing(self, us: float, call: Callable[..., Any] = lambda *args: None) -> Callable[..., Any]:
+        """Return ``call`` that takes ``us`` microseconds of this clock."""
+
+        @functools.wraps(call)
+        def timed(*args: Any) -> Any:
+            self.now += round(us * 1e3)
+            return call(*args)
+
+        return timed
+
+
+class Counter:
+    """A kernel in disguise that knows how often it ran."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self.call, self.count = call, 0
+
+    def __call__(self, *args: Any) -> Any:
+        self.count += 1
+        return self.call(*args)
+
+
+@dataclass(frozen=True)
+class FakeKernel(Kernel):
+    """A kernel whose planner is given, not imported."""
+
+    planner: Callable[..., Any] = lambda problem: None
+
+    @property
+    def plan(self) -> Callable[..., Any]:
+        return self.planner
+
+
+def kernel(op: str, call: Callable[..., Any] | None = None, **how: Any) -> FakeKernel:
+    """Return a kernel: torch's reference in disguise, or ``call``."""
+    run = call or SPECS[op].reference
+    how = {"dtypes": DTYPES, "target": f"fakes:{op}_{how.get('variant', '')}"} | how
+    return FakeKernel(op=op, **({"planner": lambda problem: run} | how))
+
+
+def backend(name: str = "fake", *kernels: Kernel, probe: Callable[[], Verdict] = lambda: YES) -> Backend:
+    """Return a backend of these kernels; of the reference in disguise for every operator if none is given."""
+    return Backend(name, probe, kernels or tuple(kernel(op) for op in SPECS), api=API_VERSION)
+
+
+def registry(*backends: Backend, specs: Sequence[OpSpec] | None = None) -> Registry:
+    """Return a registry of the core's operators, torch and ``backends``."""
+    found = Registry()
+    specs = list(SPECS.values()) if specs is None else specs
+    found.add_ops(specs, CORE)
+    found.add_backend(reference.backend(specs), CORE)
+    for b in backends:
+        found.add_backend(b, Source(b.name, f"nxcore-{b.name} 1.0"))
+    return found
+
+
+def session(*backends: Backend, specs: Sequence[OpSpec] | None = None, effort: Effort = QUICK) -> Session:
+    """Return a session that knows nothing of what is installed."""
+    return Session(Settings(), registry(*backends, specs=specs), effort)
+
+
+def scripted(clock: Clock, monkeypatch: Any, op: str, times: dict[str, float], **how: Any) -> Session:
+    """Return a session in which each kernel of ``op`` takes the microseconds that ``times`` gives its label.
+
+    ``torch`` and ``torch-idiom`` are torch's; each other label is a backend of its own.
+    """
+    monkeypatch.setattr(measure, "race", functools.partial(measure.race, clock=clock))
+    spec = SPECS[op]
+    idioms = {
+        label.removeprefix("torch-"): clock.costing(us, spec.reference)
+        for label, us in times.items()
+        if label.startswith("torch-")
+    }
+    spec = replace(spec, reference=clock.costing(times["torch"], spec.reference), idioms=idioms)
+    others = [
+        backend(label, kernel(op, clock.costing(us, SPECS[op].reference), **how))
+        for label, us in times.items()
+        if not label.startswith("torch")
+    ]
+    specs = [spec if s.name == op else s for s in SPECS.values()]
+    return session(*others, specs=specs)
+
+
+def timing(us: Sequence[float]) -> Timing:
+    """Return a CPU timing of these blocks."""
+    return Timing(tuple(us), tuple(us))
+
+
+def build(op: str, name: str, dtype: torch.dtype = torch.float32) -> tuple[Any, ...]:
+    """Return the arguments of one of an operator's samples, on the CPU."""
+    return next(s for s in SPECS[op].samples if s.name == name).build(SPECS[op], "cpu", dtype)
+
+
+def called(operator: Any, args: tuple[Any, ...]) -> Any:
+    """Call an operator with all arguments positional, but for those that are keywords only."""
+    params = operator.spec.params[: len(args)]
+    named = {p.name: a for p, a in zip(params, args, strict=True) if p.keyword}
+    return operator(*args[: len(args) - len(named)], **named)
+
+
+def leaves(value: Any) -> list[torch.Tensor]:
+    """Return the tensors of a nested sequence."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [t for v in value for t in leaves(v)] if isinstance(value, tuple | list) else []
+
+
+@contextlib.contextmanager
+def counting_resolves(operator: Any) -> Iterator[list[str]]:
+    """Note the label of every plan that ``operator`` asks its session for."""
+    seen: list[str] = []
+    resolve = operator._resolve
+
+    def counted(*args: Any) -> Any:
+        plan = resolve(*args)
+        seen.append(plan.label)
+        return plan
+
+    operator._resolve = counted
+    try:
+        yield seen
+    finally:
+        operator._resolve = resolve
+
+
+def twice(name: str = "twice", **how: Any) -> OpSpec:
+    """Return an operator that nobody else has."""
+
+    def reference(x: Any) -> Any:
+        """Return ``2 * x``."""
+        return 2 * x
+
+    facts = {
+        "params": (Param("x", "tensor"),),
+        "reference": reference,
+        "check": lambda x: None,
+        "cost": lambda x: None,
+        "samples": (Sample("some", (rand(33),), tags=frozenset({"smoke"})),),
+        "errors": (),
+        "magnitude": lambda x: 2 * x.abs(),
+        "terms": lambda x: 1,
+    }
+    return OpSpec(name=name, **(facts | how))
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """A distribution as an entry point sees it."""
+
+    name: str
+    version: str
+
+
+class Entry:
+    """An entry point that loads what it was given, or raises it."""
+
+    group = "nxcore"
+
+    def __init__(self, name: str, module: Any, dist: str | None = None, version: str = "3.2") -> None:
+        self.name, self.module, self.value = name, module, f"{dist or name}_module"
+        self.dist = Distribution(dist or f"nxcore-{name}", version)
+        self.loaded = 0
+
+    def load(self) -> Any:
+        self.loaded += 1
+        if isinstance(self.module, Exception):
+            raise self.module
+        return self.module
+
+
+def plugin(**hooks: Callable[[], Any]) -> types.ModuleType:
+    """Return a module with these hooks."""
+    module = types.ModuleType("made_of_air")
+    module.__file__ = "/nowhere/made_of_air.py"
+    for name, hook in hooks.items():
+        setattr(module, name, hookimpl(_named(name, hook)))
+    return module
+
+
+def _named(name: str, hook: Callable[[], Any]) -> Callable[[], Any]:
+    def call() -> Any:
+        return hook()
+
+    call.__name__ = name
+    return call
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    """Return a callable that raises."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        raise error
+
+    return call

@@ -1,0 +1,217 @@
+"""Gradients through nxcore are torch's, whoever runs forward and backward."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+from nxcore.autograd import Differentiable
+from tests.null import fakes
+
+
+def double(*shape: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(*shape, dtype=torch.float64, generator=generator).requires_grad_()
+
+
+CASES = {
+    "add_broadcast": ("add", lambda: (double(4, 5), double(5)), {"alpha": -2.5}),
+    "add_equal_shapes": ("add", lambda: (double(4, 5), double(4, 5)), {}),
+    "add_number": ("add", lambda: (double(4, 5), 1.5), {}),
+    "add_first_only": ("add", lambda: (double(4, 5), double(5).detach()), {"alpha": 2}),
+    "add_second_only": ("add", lambda: (double(4, 5).detach(), double(1, 5)), {"alpha": 2}),
+    "sum_all": ("sum", lambda: (double(4, 5),), {}),
+    "sum_some": ("sum", lambda: (double(4, 5, 3), (0, 2)), {"keepdim": True}),
+    "sum_list": ("sum", lambda: (double(4, 5, 3), [-1]), {}),
+    "blend_list": ("softmax_sum", lambda: ([double(4, 5), double(5, 4).t()], double(2)), {}),
+    "blend_stack": ("softmax_sum", lambda: (double(3, 4, 5), double(3)), {}),
+    "blend_logits_only": ("softmax_sum", lambda: ([double(4, 5).detach()] * 2, double(2)), {}),
+    "blend_one_candidate": ("softmax_sum", lambda: ([double(4).detach(), double(4)], double(2).detach()), {}),
+    "blend_stack_only": ("softmax_sum", lambda: (double(3, 4), double(3).detach()), {}),
+    "blend_one_tensor_twice": ("softmax_sum", lambda: ([double(4, 5)] * 2, double(2)), {}),
+}
+
+
+def operator(name: str):
+    return fakes.session(fakes.backend()).op(name, backend="fake")
+
+
+def torchs(name: str, args, kwargs):
+    spec = fakes.SPECS[name]
+    return spec.reference(*spec.bind(*args, **kwargs))
+
+
+def joined(result: torch.Tensor) -> bool:
+    return type(result.grad_fn).__name__ == "_JoinBackward"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_are_torchs(case):
+    name, make, kwargs = CASES[case]
+    args = make()
+    inputs = [t for t in fakes.leaves(args) if t.requires_grad]
+    mine, want = operator(name)(*args, **kwargs), torchs(name, args, kwargs)
+    assert joined(mine)
+    grad = torch.randn_like(want)
+    got = torch.autograd.grad(mine, inputs, grad)
+    for a, b in zip(got, torch.autograd.grad(want, inputs, grad), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+        assert a.shape == b.shape
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_second_derivatives_are_right(case):
+    name, make, kwargs = CASES[case]
+    args, op = make(), operator(name)
+    inputs = [t for t in fakes.leaves(args) if t.requires_grad]
+    inputs = [t for i, t in enumerate(inputs) if all(t is not u for u in inputs[:i])]
+
+    def function(*_):
+        return op(*args, **kwargs)
+
+    assert torch.autograd.gradcheck(function, inputs)
+    assert torch.autograd.gradgradcheck(function, inputs)
+
+
+def test_the_backward_kernel_runs_and_gets_the_mask():
+    seen = []
+
+    def note(*args):
+        seen.append(args)
+        return fakes.SPECS["softmax_sum_backward"].reference(*args)
+
+    backend = fakes.backend("fake", fakes.kernel("softmax_sum"), fakes.kernel("softmax_sum_backward", note))
+    op = fakes.session(backend).op("softmax_sum", backend="fake")
+    x, y, w = double(4), double(4).detach(), double(2)
+    result = op([x, y], w)
+    result.sum().backward()
+    assert seen[-1][3] == (True, False, True)
+    assert all(
+        not isinstance(v, torch.Tensor) or not v.requires_grad or v.is_leaf for v in fakes.leaves(seen[-1])
+    )
+
+
+def test_a_gradient_of_stride_zero_is_served():
+    x, w = double(3, 4, 5), double(3)
+    operator("softmax_sum")(x, w).sum().backward()
+    got = x.grad, w.grad
+    x.grad = w.grad = None
+    torchs("softmax_sum", (x, w), {}).sum().backward()
+    for a, b in zip(got, (x.grad, w.grad), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_undefined_gradient_stays_undefined(case):
+    name, make, kwargs = CASES[case]
+    args = make()
+
+    class Undefined(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.set_materialize_grads(False)
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return None
+
+    Undefined.apply(operator(name)(*args, **kwargs)).sum().backward()
+    assert all(t.grad is None for t in fakes.leaves(args) if t.is_leaf)
+
+
+def test_gradients_of_two_leaves_share_no_memory():
+    x, y, grad = double(5), double(5), torch.ones(5, dtype=torch.float64)
+    operator("add")(x, y).backward(grad)
+    x.grad.zero_()
+    assert torch.equal(y.grad, torch.ones_like(y))
+    assert torch.equal(grad, torch.ones_like(y))
+
+
+def test_gradients_add_up_over_calls():
+    x, op = double(5), operator("add")
+    for _ in range(2):
+        op(x, 1.0).sum().backward()
+    assert torch.equal(x.grad, torch.full_like(x, 2))
+
+
+def test_a_gradient_has_the_dtype_of_its_leaf():
+    x, y = torch.ones(3, requires_grad=True), double(3)
+    operator("add")(x, y).sum().backward()
+    assert (x.grad.dtype, y.grad.dtype) == (torch.float32, torch.float64)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_nothing_is_kept_after_backward(case):
+    name, make, kwargs = CASES[case]
+    args = make()
+    result = operator(name)(*args, **kwargs)
+    refs = [weakref.ref(t) for t in fakes.leaves(args)]
+    result.sum().backward()
+    del args, result
+    gc.collect()
+    assert all(r() is None for r in refs)
+
+
+def test_only_what_the_gradient_needs_is_saved():
+    x = double(5)
+    result = operator("sum")(x)
+    assert result.grad_fn.saved_tensors == ()
+    xs, w = [double(4), double(4)], double(2)
+    refs = [weakref.ref(t) for t in xs]
+    blend = operator("softmax_sum")(xs, w)
+    assert len(blend.grad_fn.saved_tensors) == 3
+    del xs
+    gc.collect()
+    assert all(r() is not None for r in refs)
+
+
+def test_an_input_changed_before_backward_is_noticed():
+    xs, w = [double(4), double(4)], double(2)
+    result = operator("softmax_sum")(xs, w)
+    with torch.no_grad():
+        xs[0].add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        result.sum().backward()
+
+
+def test_a_second_backward_is_refused_as_torch_does():
+    result = operator("softmax_sum")([double(4), double(4)], double(2)).sum()
+    result.backward()
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        result.backward()
+
+
+def test_no_grad_means_no_graph():
+    x = double(5)
+    with torch.no_grad():
+        assert operator("sum")(x).grad_fn is None
+    assert operator("sum")(x.detach()).grad_fn is None
+
+
+def test_torch_alone_is_left_to_torchs_own_autograd():
+    result = fakes.session().op("add")(double(5), double(5))
+    assert type(result.grad_fn).__name__ == "AddBackward0"
+
+
+def test_a_backward_kernel_joins_even_torchs_own_forward():
+    backend = fakes.backend("fake", fakes.kernel("softmax_sum_backward"))
+    assert joined(fakes.session(backend).op("softmax_sum")([double(4)] * 2, double(2)))
+
+
+def test_a_backward_that_is_a_view_joins_nothing():
+    backend = fakes.backend("fake", fakes.kernel("sum_backward"))
+    assert not joined(fakes.session(backend).op("sum")(double(4)))
+
+
+def test_a_joined_call_may_be_made_by_hand():
+    spec, back = fakes.SPECS["sum"], fakes.SPECS["sum_backward"]
+    forward, backward = fakes.Counter(spec.reference), fakes.Counter(back.reference)
+    call = Differentiable(spec, spec.gradient, forward, backward, back.reference)
+    x = double(3, 4)
+    call(x, 0, False).sum().backward()
+    assert (forward.count, backward.count) == (1, 1)
+    assert torch.equal(x.grad, torch.ones_like(x))

@@ -1,0 +1,238 @@
+"""The command line: quick help, plain text and JSON, exit status 0, 1 or 2."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import nxcore
+from nxcore import session as sessions
+from nxcore.cli import app, main
+from nxcore.errors import InvalidInputError, UnknownBackendError, UnknownOperatorError
+from nxcore.kernel import Check, no
+from nxcore.registry import BackendStatus, Source
+from tests.null import fakes
+
+FAILED = BackendStatus(
+    "sad", "failed", "ImportError: no toolkit", "reinstall it", Source("sad", "nxcore-sad 1.0")
+)
+COMMANDS = ("demo", "ops", "backends", "doctor", "explain")
+
+
+@pytest.fixture(autouse=True)
+def session(monkeypatch):
+    """The default session, with one backend that is ready and one that is not."""
+    kernels = (fakes.kernel("add"), fakes.kernel("sum"))
+    found = fakes.session(
+        fakes.backend("fake", *kernels),
+        fakes.backend("away", fakes.kernel("add"), probe=lambda: no("no GPU", hint="buy one")),
+    )
+    monkeypatch.setattr(sessions, "_default", found)
+    return found
+
+
+def run(*words: str, status: int = 0) -> str:
+    done = CliRunner().invoke(app, list(words))
+    if done.exception and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == status, done.output
+    return done.output
+
+
+def rows(*words: str, status: int = 0):
+    return json.loads(run(*words, "--json", status=status))
+
+
+def test_help_names_every_command():
+    text = run("--help")
+    assert all(command in text for command in COMMANDS)
+    assert run("-h") == text
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself_and_speaks_json(command):
+    assert "--json" in run(command, "--help")
+
+
+def test_no_command_shows_the_help():
+    assert "Usage" in run(status=2)
+
+
+def test_the_version_is_the_packages():
+    assert run("--version") == f"nxcore {nxcore.__version__}\n"
+
+
+def test_help_starts_at_once():
+    best = min(_seconds("--help") for _ in range(3))
+    assert best < 0.5
+
+
+def _seconds(*words: str) -> float:
+    started = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", "nxcore", *words], capture_output=True, check=True, timeout=60
+    )
+    assert b"explain" in done.stdout
+    return time.perf_counter() - started
+
+
+def test_ops_lists_operators_with_their_kernels():
+    text = run("ops")
+    assert all(name in text for name in fakes.SPECS)
+    found = {row["name"]: row for row in rows("ops")}
+    assert list(found) == sorted(fakes.SPECS)
+    assert found["add"]["signature"] == "(x, y, alpha=1, out=None)"
+    assert found["add"]["kernels"] == ["torch", "fake", "away"]
+    assert found["add"]["gradient"] == "add_backward"
+    assert found["add"]["samples"] == len(fakes.SPECS["add"].samples)
+    assert found["sum_backward"]["gradient"] is None
+
+
+def test_backends_lists_who_can_run_and_why_not():
+    text = run("backends")
+    assert all(
+        word in text for word in ("torch", "fake", "ready", "away", "unavailable", "no GPU", "buy one")
+    )
+    found = {row["name"]: row for row in rows("backends")}
+    assert {n: r["status"] for n, r in found.items()} == {
+        "torch": "ready",
+        "fake": "ready",
+        "away": "unavailable",
+    }
+    assert (found["away"]["reason"], found["away"]["hint"]) == ("no GPU", "buy one")
+    assert found["fake"]["operators"] == ["add", "sum"]
+
+
+def test_a_failed_plugin_makes_backends_and_doctor_end_with_one(session):
+    session.registry.refused.append(FAILED)
+    assert {r["name"]: r["status"] for r in rows("backends", status=1)}["sad"] == "failed"
+    assert "ImportError: no toolkit" in run("backends", status=1)
+    broken = [r for r in rows("doctor", status=1) if not r["ok"]]
+    assert [(r["name"], r["fix"]) for r in broken] == [("backend sad", "reinstall it")]
+    assert "broken" in run("doctor", status=1)
+
+
+def test_doctor_tells_versions_backends_and_checks(session):
+    session.registry.checks.append(Check("compiler", True, "nvcc 13"))
+    found = {row["name"]: row for row in rows("doctor")}
+    assert found["torch"]["detail"] == torch.__version__
+    assert found["nxcore"]["detail"].startswith(nxcore.__version__)
+    assert "no GPU" in found["backend away"]["detail"]
+    assert found["backend away"]["fix"] == "buy one"
+    assert found["compiler"]["detail"] == "nvcc 13"
+    assert all(row["ok"] for row in found.values())
+    assert "nvcc 13" in run("doctor")
+
+
+def test_a_plugins_failed_check_makes_doctor_end_with_one(session):
+    session.registry.checks.append(Check("compiler", False, "none", fix="install nvcc"))
+    assert "install nvcc" in run("doctor", status=1)
+
+
+def test_explain_tells_who_runs_a_sample():
+    words = ("explain", "add", "--sample", "alpha_dropped", "--device", "cpu")
+    found = rows(*words)
+    assert found["sample"] == "alpha_dropped"
+    assert found["text"].startswith("add(x=float32[6, 70], y=float32[6, 70], alpha=float, out=None) on ")
+    labels = [c["label"] for c in found["decision"]["candidates"]]
+    assert labels == ["torch", "fake", "away"]
+    text = run(*words)
+    assert "alpha_dropped" in text
+    assert "runs it" in text
+    assert "no GPU" in text
+
+
+def test_explain_takes_dtype_and_backend():
+    found = rows(
+        "explain",
+        "sum",
+        "--sample",
+        "inner_axis",
+        "--dtype",
+        "bfloat16",
+        "--backend",
+        "fake",
+        "--device",
+        "cpu",
+    )
+    assert (found["decision"]["chosen"], found["decision"]["rule"]) == ("fake", "pinned")
+    assert "bfloat16[9, 1025]" in found["text"]
+
+
+def test_explain_takes_a_real_workload_by_default():
+    assert rows("explain", "sum", "--device", "cpu")["sample"] == "small"
+
+
+WRONG = {
+    "operator": (("explain", "ad"), UnknownOperatorError, "no operator is named 'ad'; did you mean 'add'?"),
+    "sample": (
+        ("explain", "add", "--sample", "alpha"),
+        InvalidInputError,
+        "add has no sample 'alpha'",
+    ),
+    "dtype": (
+        ("explain", "add", "--dtype", "int8"),
+        InvalidInputError,
+        "dtype must be one of float32, float16, bfloat16",
+    ),
+    "backend": (
+        ("explain", "add", "--backend", "fak"),
+        UnknownBackendError,
+        "no backend is named 'fak'; did you mean 'fake'",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_unknown_ends_with_two_and_a_message(what, monkeypatch, capsys):
+    words, error, message = WRONG[what]
+    with pytest.raises(error, match=message.replace("?", r"\?")):
+        run(*words)
+    monkeypatch.setattr(sys, "argv", ["nxcore", *words])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert f"error: {message}" in " ".join(shown.err.split())
+
+
+def test_bad_usage_ends_with_two():
+    assert "No such command" in run("nothing", status=2)
+    assert "No such option" in run("ops", "--nothing", status=2)
+
+
+def test_a_process_ends_with_its_status():
+    env = os.environ | {"NXCORE_BACKENDS": ""}
+    done = subprocess.run(
+        [sys.executable, "-m", "nxcore", "explain", "ad"],
+        capture_output=True,
+        text=True,
+        env=env,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert "error: no operator is named 'ad'; did you mean 'add'?" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_pipe_gets_plain_text():
+    env = os.environ | {"NXCORE_BACKENDS": ""}
+    done = subprocess.run(
+        [sys.executable, "-m", "nxcore", "backends"],
+        capture_output=True,
+        text=True,
+        env=env,
+        check=True,
+        timeout=60,
+    )
+    assert "\x1b" not in done.stdout
+    assert "torch" in done.stdout

@@ -1,0 +1,86 @@
+"""One tree of errors, each with attributes and the nearest name."""
+
+from __future__ import annotations
+
+import pytest
+
+from nxcore import errors
+from nxcore.errors import NxcoreError, nearest
+
+TREE = {
+    errors.InvalidInputError: (NxcoreError, ValueError),
+    errors.UnknownOperatorError: (NxcoreError, KeyError),
+    errors.BackendUnavailableError: (NxcoreError,),
+    errors.UnknownBackendError: (errors.BackendUnavailableError, KeyError),
+    errors.UnsupportedProblemError: (NxcoreError,),
+    errors.VerificationError: (NxcoreError,),
+    errors.MeasurementError: (NxcoreError,),
+    errors.PluginError: (NxcoreError,),
+}
+
+
+def test_the_tree_holds_every_error_of_the_module():
+    found = {e for e in vars(errors).values() if isinstance(e, type) and issubclass(e, NxcoreError)}
+    assert found == {NxcoreError, *TREE}
+
+
+@pytest.mark.parametrize("error", TREE, ids=lambda e: e.__name__)
+def test_an_error_has_its_parents_and_stands_in_the_drawing(error):
+    assert error.__bases__ == TREE[error]
+    drawn = next(line for line in errors.__doc__.splitlines() if error.__name__ in line)
+    outside = [b.__name__ for b in TREE[error] if not issubclass(b, NxcoreError)]
+    assert all(f"({name})" in drawn for name in outside)
+
+
+def test_the_nearest_name_is_offered():
+    assert nearest("sotfmax", ("softmax", "sum")) == "; did you mean 'softmax'?"
+
+
+def test_all_names_are_listed_in_order_where_none_is_near():
+    assert nearest("qqq", ("sum", "add")) == "; known: add, sum"
+
+
+def test_no_names_are_said_to_be_none():
+    assert nearest("add", ()) == "; known: none"
+
+
+def test_a_key_error_prints_its_message_and_not_its_repr():
+    error = errors.UnknownOperatorError("ad", ["sum", "add"])
+    assert str(error) == "no operator is named 'ad'; did you mean 'add'?"
+    assert (error.name, error.known) == ("ad", ("add", "sum"))
+
+
+def test_an_unknown_backend_is_an_unavailable_one():
+    error = errors.UnknownBackendError("tritn", ["triton", "torch"])
+    assert str(error) == "no backend is named 'tritn'; did you mean 'triton'?"
+    assert (error.backend, error.reason, error.known) == ("tritn", "unknown", ("torch", "triton"))
+
+
+def test_an_error_without_arguments_prints_nothing():
+    assert str(NxcoreError()) == ""
+
+
+def test_invalid_input_names_its_argument():
+    error = errors.InvalidInputError("x must be", argument="x")
+    assert (str(error), error.argument) == ("x must be", "x")
+
+
+def test_an_unavailable_backend_carries_its_reason():
+    error = errors.BackendUnavailableError("no", backend="triton", reason="no GPU")
+    assert (error.backend, error.reason) == ("triton", "no GPU")
+
+
+def test_an_unsupported_problem_lists_every_reason():
+    error = errors.UnsupportedProblemError("add", "triton", ["a: no", "b: neither"])
+    assert str(error) == "backend 'triton' can't take this call of 'add': a: no; b: neither"
+    assert (error.operator, error.backend, error.reasons) == ("add", "triton", ("a: no", "b: neither"))
+
+
+def test_an_unsupported_problem_without_kernels_says_so():
+    error = errors.UnsupportedProblemError("add", "triton", [])
+    assert str(error).endswith("it has no kernel for this operator")
+
+
+def test_a_plugin_error_names_plugin_and_distribution():
+    error = errors.PluginError("broken", plugin="p", distribution="nxcore-p 1.0")
+    assert (error.plugin, error.distribution) == ("p", "nxcore-p 1.0")

@@ -1,0 +1,219 @@
+"""A race is interleaved, paired, and stops when told; on a clock that the test moves."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import pytest
+import torch
+
+from nxcore import measure
+from nxcore.device import describe
+from nxcore.measure import Ceilings, Effort, race
+from nxcore.spec import Cost
+from nxcore.timing import Timing
+from tests.null.fakes import Clock
+
+CPU = torch.device("cpu")
+WARM = 1e-3
+
+
+def lanes(clock: Clock, log: list[str] | None = None, **us: float):
+    def note(label):
+        return clock.costing(us[label], lambda *args: log.append(label) if log is not None else None)
+
+    return {label: note(label) for label in us}
+
+
+def run(clock: Clock, calls, looks=(12,), budget_s=100.0, **how):
+    return race(calls, CPU, effort=Effort(looks, WARM, budget_s), clock=clock, **how)
+
+
+def test_times_are_what_the_clock_says():
+    clock = Clock()
+    found = run(clock, lanes(clock, torch=100, a=250.5))
+    assert found["torch"].median_us == pytest.approx(100, abs=0.1)
+    assert found["a"].device_us == pytest.approx([250.5] * 3, abs=0.1)
+    assert found["torch"].host_us == found["torch"].device_us
+
+
+def test_each_block_holds_every_candidate_once():
+    clock, log = Clock(), []
+    found = run(clock, lanes(clock, log, torch=100, a=100, b=100), looks=(5,))
+    assert all(len(t.call_us) == 5 for t in found.values())
+    each = 5  # samples of one call of 100 us
+    raced = log[-5 * 3 * each :]
+    rounds = [raced[i : i + 3 * each] for i in range(0, len(raced), 3 * each)]
+    assert all(sorted(r) == sorted(["torch", "a", "b"] * each) for r in rounds)
+    assert len({tuple(dict.fromkeys(r)) for r in rounds}) > 1  # in changing order
+
+
+def test_the_order_follows_the_seed():
+    def order(seed):
+        clock, log = Clock(), []
+        run(clock, lanes(clock, log, torch=100, a=100), seed=seed)
+        return log
+
+    assert order(1) == order(1)
+    assert order(1) != order(2)
+
+
+def test_drift_hits_all_alike_so_that_pairs_cancel_it():
+    clock = Clock()
+    start = clock.now
+
+    def drifting(us):
+        def call():
+            clock.now += round(us * 1e3 * (1 + (clock.now - start) / 5e7))
+
+        return call
+
+    found = run(clock, {"torch": drifting(100), "a": drifting(50)})
+    alone, pairs = found["torch"].call_us, zip(found["torch"].call_us, found["a"].call_us, strict=True)
+    assert max(alone) / min(alone) > 1.15
+    assert all(1.9 < t / a < 2.1 for t, a in pairs)
+
+
+def test_a_slow_candidate_is_dropped_after_three_blocks():
+    clock = Clock()
+    found = run(clock, lanes(clock, torch=100, slow=201, near=199))
+    assert {k: len(t.call_us) for k, t in found.items()} == {"torch": 12, "slow": 3, "near": 12}
+
+
+def test_the_baseline_is_never_dropped():
+    clock = Clock()
+    found = run(clock, lanes(clock, torch=900, fast=100))
+    assert len(found["torch"].call_us) == 12
+
+
+def test_rivals_are_dropped_only_among_themselves():
+    clock = Clock()
+    calls = lanes(clock, torch=100, idiom=90, hopeless=181, fast=30, slow=61)
+    found = run(clock, calls, rivals=frozenset({"torch", "idiom", "hopeless"}))
+    counts = {k: len(t.call_us) for k, t in found.items()}
+    assert counts == {"torch": 12, "idiom": 12, "hopeless": 3, "fast": 12, "slow": 3}
+
+
+def test_a_race_stops_at_the_look_where_all_is_settled():
+    clock, asked = Clock(), []
+
+    def settled(timings):
+        asked.append(len(timings["torch"].call_us))
+        return len(asked) == 2
+
+    found = run(clock, lanes(clock, torch=100), looks=(4, 8, 16), settled=settled)
+    assert asked == [4, 8]
+    assert len(found["torch"].call_us) == 8
+
+
+def test_a_race_goes_on_to_the_last_look_where_nothing_settles():
+    clock = Clock()
+    assert len(run(clock, lanes(clock, torch=100), looks=(4, 8, 16))["torch"].call_us) == 16
+
+
+def test_the_budget_ends_a_race_but_not_before_the_first_look():
+    clock = Clock()
+    found = run(clock, lanes(clock, torch=10_000), looks=(4, 8, 16), budget_s=0.01)
+    assert len(found["torch"].call_us) == 4
+
+
+def test_a_short_call_is_repeated_and_a_long_one_sampled_less():
+    def calls_in_a_block(us):
+        clock, log = Clock(), []
+        calls = lanes(clock, log, torch=us)
+        run(clock, calls, looks=(4,))
+        long = len(log)
+        log.clear()
+        run(clock, calls, looks=(5,))
+        return len(log) - long
+
+    assert calls_in_a_block(4) == pytest.approx(50, abs=5)  # 5 samples of 40 us
+    assert calls_in_a_block(100) == 5
+    assert calls_in_a_block(2_000) == 3
+    assert calls_in_a_block(6_000) == 1
+
+
+def test_warming_up_lasts_as_long_as_asked():
+    clock, log = Clock(), []
+    race(lanes(clock, log, torch=100), CPU, effort=Effort((1,), 0.05, 9), clock=clock)
+    assert 500 <= len(log) <= 510
+
+
+def test_a_block_is_the_median_of_its_samples():
+    clock, calls = Clock(), iter(range(10**6))
+
+    def stutter():
+        clock.now += 900_000 if next(calls) % 5 == 4 else 100_000
+
+    found = race({"torch": stutter}, CPU, effort=Effort((3,), 0.0, 9), clock=clock)
+    assert found["torch"].call_us == pytest.approx([100] * 3, rel=0.01)
+
+
+def test_no_garbage_is_collected_meanwhile():
+    clock, seen = Clock(), []
+    run(clock, {"torch": clock.costing(100, lambda: seen.append(gc.isenabled()))})
+    assert not any(seen)
+    assert gc.isenabled()
+
+
+def test_collection_comes_back_after_a_failure():
+    def broken():
+        raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        run(Clock(), {"torch": broken})
+    assert gc.isenabled()
+
+
+def test_real_time_is_measured_by_default():
+    event = threading.Event()
+    found = race({"torch": lambda: event.wait(0.002)}, CPU, effort=Effort((1,), 0.0, 1.0))
+    assert 2000 <= found["torch"].median_us < 100_000
+
+
+def test_call_us_is_the_slower_of_host_and_device():
+    timing = Timing(device_us=(1.0, 5.0, 3.0), host_us=(2.0, 4.0, 9.0))
+    assert timing.call_us == (2.0, 5.0, 9.0)
+    assert (timing.median_us, timing.device_median_us) == (5.0, 3.0)
+    assert timing.to_dict() == {
+        "median_us": 5.0,
+        "device_median_us": 3.0,
+        "host_median_us": 4.0,
+        "device_us": [1.0, 5.0, 3.0],
+        "host_us": [2.0, 4.0, 9.0],
+    }
+
+
+CEILINGS = Ceilings(t0_us=2.0, bandwidths=((1000, 4e9), (4000, 2e9), (16000, 1e9)), flops=1e9)
+
+
+@pytest.mark.parametrize(
+    ("size", "bandwidth"), [(10, 4e9), (1000, 4e9), (2000, 4e9), (4000, 2e9), (5000, 2e9), (10**6, 1e9)]
+)
+def test_the_bandwidth_is_the_best_of_the_neighbouring_sizes(size, bandwidth):
+    assert CEILINGS.bandwidth(size) == bandwidth
+
+
+def test_the_floor_is_the_slower_of_bytes_and_operations():
+    assert CEILINGS.floor_us(Cost(bytes=16000, flops=1)) == pytest.approx(2 + 16)
+    assert CEILINGS.floor_us(Cost(bytes=1, flops=50_000)) == pytest.approx(2 + 50)
+    assert CEILINGS.floor_us(Cost(bytes=0, flops=0)) == pytest.approx(2)
+
+
+def test_ceilings_are_plain_data():
+    assert CEILINGS.to_dict()["bandwidths"] == [[1000, 4e9], [4000, 2e9], [16000, 1e9]]
+
+
+def test_device_facts_hold_device_and_ceilings(monkeypatch):
+    monkeypatch.setattr(measure, "ceilings", lambda device: CEILINGS)
+    assert measure.device_facts(CPU) == describe("cpu").to_dict() | {"ceilings": CEILINGS.to_dict()}
+
+
+def test_the_cpu_is_described_by_what_torch_uses():
+    found = describe("cpu")
+    assert found.type == "cpu"
+    assert found.units == torch.get_num_threads()
+    assert found.capability == torch.backends.cpu.get_cpu_capability()
+    assert found.name
+    assert found.memory > 1 << 28

@@ -1,0 +1,177 @@
+"""A problem is a call minus its data: equal where kernels could be shared, with torch's own layouts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._prims_common import is_non_overlapping_and_dense_or_false as is_dense
+
+from nxcore.problem import Problem, TensorMeta, is_tensor
+from nxcore.spec import rand
+from tests.null import fakes
+from tests.null.fakes import SPECS
+
+CPU = torch.device("cpu")
+LAYOUTS = ("contiguous", "transposed", "sliced", "strided", "expanded")
+TENSORS = {
+    **{f"{n}_{'x'.join(map(str, s))}": (s, n) for n in LAYOUTS for s in ((2, 3, 4), (5, 1), (1, 7), (6,))},
+    "channels_last": ((2, 3, 4, 5), "channels_last"),
+    "channels_last_of_one_pixel": ((2, 3, 1, 1), "channels_last"),
+    "empty": ((3, 0), "contiguous"),
+    "empty_first": ((0, 3), "contiguous"),
+    "zero_dimensions": ((), "contiguous"),
+}
+MODEST = [
+    pytest.param(spec, s, id=f"{spec.name}-{s.name}")
+    for spec in SPECS.values()
+    for s in spec.samples
+    if not {"bench", "huge"} & s.tags
+]
+
+
+def tensor(name: str) -> torch.Tensor:
+    shape, layout = TENSORS[name]
+    return rand(*shape, layout=layout).build(CPU, torch.float32, 0)
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_a_description_has_the_tensors_own_facts(name):
+    x = tensor(name)
+    meta = TensorMeta.of(x)
+    assert (meta.shape, meta.stride(), meta.dtype, meta.device) == (
+        tuple(x.shape),
+        x.stride(),
+        x.dtype,
+        x.device,
+    )
+    assert (meta.ndim, meta.numel(), meta.element_size()) == (x.ndim, x.numel(), x.element_size())
+    assert meta.nbytes == x.numel() * 4
+    assert TensorMeta.of(meta) is meta
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_is_contiguous_is_torchs(name):
+    assert TensorMeta.of(tensor(name)).is_contiguous() == tensor(name).is_contiguous()
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_is_dense_is_torchs(name):
+    x = tensor(name)
+    assert TensorMeta.of(x).is_dense() == (is_dense(x) or x.numel() == 0)
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_empty_builds_the_same_layout(name):
+    meta = TensorMeta.of(tensor(name))
+    assert TensorMeta.of(meta.empty()) == meta
+
+
+def test_a_description_reads_short():
+    assert str(TensorMeta.of(torch.zeros(2, 3))) == "float32[2, 3]"
+    assert str(TensorMeta.of(torch.zeros(2, 3).t())) == "float32[3, 2] strides (1, 3)"
+
+
+@pytest.mark.parametrize(("spec", "sample"), MODEST)
+def test_outputs_are_laid_out_as_the_reference_lays_them_out(spec, sample):
+    args = sample.build(spec, "cpu", torch.float32)
+    got = [spec.reference(*args)]
+    described = [Problem.of(spec, args).outputs]
+
+    def compare(real, meta):
+        if isinstance(real, tuple | list):
+            assert len(real) == len(meta)
+            for r, m in zip(real, meta, strict=True):
+                compare(r, m)
+        elif real is None:
+            assert meta is None
+        else:
+            assert meta == TensorMeta.of(real)
+
+    compare(got, described)
+
+
+@pytest.mark.parametrize(("spec", "sample"), MODEST)
+def test_a_problem_describes_every_tensor_in_order(spec, sample):
+    args = sample.build(spec, "cpu", torch.float32)
+    problem = Problem.of(spec, args)
+    assert problem.tensors == tuple(TensorMeta.of(t) for t in fakes.leaves(args))
+    assert problem.device == CPU
+    assert problem.dtype == problem.tensors[0].dtype
+
+
+def problem(op: str, *args, **how) -> Problem:
+    return Problem.of(SPECS[op], SPECS[op].bind(*args), **how)
+
+
+X = torch.zeros(4, 6)
+DIFFERENT = {
+    "shape": ("add", (X, torch.zeros(6))),
+    "strides": ("add", (X, torch.zeros(6, 4).t())),
+    "dtype": ("add", (X, X.half())),
+    "a number": ("add", (X, 2.0)),
+    "the type of alpha": ("add", (X, X, 1.0)),
+    "out": ("add", (X, X, 1, X)),
+}
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_a_problem_differs_in(what):
+    op, args = DIFFERENT[what]
+    assert problem(op, *args) != problem("add", X, X)
+
+
+def test_a_problem_differs_in_what_surrounds_it():
+    plain = problem("add", X, X)
+    assert Problem.of(SPECS["add"], SPECS["add"].bind(X, X), needs_grad=True) != plain
+    assert Problem.of(SPECS["add"], SPECS["add"].bind(X, X), aliased=True) != plain
+    assert plain != "add"
+
+
+def test_data_values_and_storage_make_no_difference():
+    one = problem("add", X, torch.ones(4, 6), 3)
+    two = problem("add", torch.ones(4, 6), torch.ones(25)[1:].view(4, 6), 7)
+    assert one == two
+    assert hash(one) == hash(two)
+
+
+def test_a_list_and_a_tuple_are_one_problem_and_a_stack_is_another():
+    xs, w = [torch.zeros(3)] * 2, torch.zeros(2)
+    assert problem("softmax_sum", xs, w) == problem("softmax_sum", tuple(xs), w)
+    assert problem("softmax_sum", xs, w) != problem("softmax_sum", torch.zeros(2, 3), w)
+    assert problem("sum", X, [0, 1]) == problem("sum", X, (0, 1))
+
+
+def test_arguments_are_found_by_name():
+    found = problem("add", X, 2.5)
+    assert found["x"] == TensorMeta.of(X)
+    assert (found["y"], found["alpha"], found["out"]) == (float, int, None)
+    with pytest.raises(KeyError, match="add has no parameter 'z'"):
+        found["z"]
+
+
+def test_the_accelerator_is_the_device_of_a_mixed_call():
+    meta = torch.device("meta")
+    assert problem("add", torch.zeros(3, device=meta), torch.zeros(())).device == meta
+    assert problem("add", torch.zeros(()), torch.zeros(3, device=meta)).device == meta
+
+
+def test_a_problem_reads_short_and_as_plain_data():
+    found = problem("softmax_sum", [torch.zeros(3)] * 2, torch.zeros(2))
+    assert str(found) == "softmax_sum(xs=2 x float32[3], logits=float32[2]) on cpu"
+    mixed = problem("softmax_sum", [torch.zeros(2, 3), torch.zeros(3, 2).t()], torch.zeros(2))
+    assert "xs=[float32[2, 3], float32[2, 3] strides (1, 2)]" in str(mixed)
+    assert problem("add", X, 2.5).to_dict() == {
+        "op": "add",
+        "needs_grad": False,
+        "device": "cpu",
+        "x": {"shape": [4, 6], "strides": [6, 1], "dtype": "float32"},
+        "y": "float",
+        "alpha": "int",
+        "out": None,
+    }
+
+
+def test_is_tensor_knows_tensors_and_descriptions():
+    assert is_tensor(X)
+    assert is_tensor(TensorMeta.of(X))
+    assert not is_tensor([X])

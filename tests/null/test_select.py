@@ -1,0 +1,303 @@
+"""Choosing is a pure function, tried here on machines that nobody has."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+import statistics
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import wilcoxon
+
+from nxcore.select import (
+    Candidate,
+    Decision,
+    Interval,
+    compare,
+    decide,
+    interval,
+    prefer,
+    refusals,
+    settled,
+    signed_rank,
+    winners,
+)
+from tests.null import fakes
+
+
+def blocks(us: float, n: int = 20, noise: float = 0.0, seed: int = 0) -> list[float]:
+    dice = random.Random(f"{us} {seed}")
+    return [us * math.exp(dice.gauss(0, noise)) for _ in range(n)]
+
+
+def one(label: str, us: float, n: int = 20, noise: float = 0.001, seed: int = 0, **how) -> Candidate:
+    backend = "torch" if label.startswith("torch") else label
+    return Candidate(label, backend, timing=fakes.timing(blocks(us, n, noise, seed)), **how)
+
+
+def again(us: float = 100, noise: float = 0.001):
+    return fakes.timing(blocks(us, noise=noise, seed=99))
+
+
+def test_a_clear_winner_is_chosen_and_says_by_how_much():
+    found = decide([one("torch", 100), one("fast", 50)], again())
+    assert (found.chosen, found.rule) == ("fast", "measured")
+    assert found.reason.startswith("50")
+    assert "against torch's 100" in found.reason.replace("99.99", "100").replace("100.0", "100")
+    assert found["fast"].ratio.median == pytest.approx(2, rel=0.01)
+    assert found["torch"].ratio.median == pytest.approx(1, rel=0.01)
+    assert found["fast"].p_value == pytest.approx(2.0**-20)
+
+
+def test_the_same_speed_is_the_reference():
+    found = decide([one("torch", 100), one("other", 100, seed=1)], again())
+    assert (found.chosen, found.rule) == ("torch", "reference")
+    assert found.reason.startswith("nothing is measurably faster than torch; ")
+    assert re.search(r"\bother\b.* 1\.00x", found.reason)
+
+
+def test_one_percent_faster_is_too_little():
+    assert decide([one("torch", 100), one("other", 99)], again()).chosen == "torch"
+
+
+def test_five_percent_faster_is_enough():
+    assert decide([one("torch", 100), one("other", 95)], again()).chosen == "other"
+
+
+def test_faster_on_average_and_scattered_is_the_reference():
+    times = [60, 140] * 10
+    wild = Candidate("wild", "wild", timing=fakes.timing(times))
+    assert decide([one("torch", 104), wild], again(104)).chosen == "torch"
+
+
+def test_nobody_else_is_the_reference():
+    found = decide([one("torch", 100), Candidate("a", "a", refusal="no")], again())
+    assert found.chosen == "torch"
+    assert found.reason.startswith("no other ")
+
+
+def test_nothing_measured_is_the_reference():
+    found = decide([Candidate("torch", "torch"), Candidate("a", "a")])
+    assert (found.chosen, found.noise) == ("torch", 0.0)
+
+
+def test_a_slow_kernel_is_not_adopted():
+    assert decide([one("torch", 100), one("slow", 110)], again()).chosen == "torch"
+
+
+def test_the_median_counts_and_not_the_mean():
+    times = [50.0] * 17 + [5000.0] * 3
+    spiky = Candidate("spiky", "spiky", timing=fakes.timing(times))
+    found = decide([one("torch", 100), spiky], again())
+    assert statistics.fmean(times) > 100
+    assert found.chosen == "torch"  # in doubt: three blocks of twenty were 50 times slower
+    assert found["spiky"].ratio.median == pytest.approx(2, rel=0.01)
+
+
+def test_the_slower_of_host_and_device_counts():
+    timing = fakes.Timing(device_us=(10.0,) * 20, host_us=(120.0,) * 20)
+    assert decide([one("torch", 100), Candidate("a", "a", timing=timing)], again()).chosen == "torch"
+
+
+def test_the_fastest_of_several_is_chosen():
+    found = decide([one("torch", 100), one("a", 60), one("b", 40), one("c", 50)], again())
+    assert found.chosen == "b"
+
+
+def test_a_tie_of_winners_goes_to_the_smaller_error():
+    a, b = one("a", 50.0, error=1e-6), one("b", 50.5, error=1e-8)
+    assert decide([one("torch", 100), a, b], again()).chosen == "b"
+    assert decide([one("torch", 100), a, one("b", 52, error=1e-8)], again()).chosen == "a"
+
+
+def test_a_tie_of_winners_goes_to_torchs_own():
+    found = decide([one("torch", 100), one("torch-dot", 50.5), one("a", 50, error=0.0)], again())
+    assert found.chosen == "torch-dot"
+    assert found.rule == "measured"
+
+
+def test_the_baseline_is_torchs_fastest_idiom():
+    found = decide([one("torch", 100), one("torch-dot", 50), one("a", 50, seed=3)], again())
+    assert found.chosen == "torch-dot"
+    assert found["a"].ratio.median == pytest.approx(1, rel=0.01)
+    assert found["torch"].ratio.median == pytest.approx(0.5, rel=0.01)
+    assert decide([one("torch", 100), one("torch-dot", 50), one("a", 40)], again()).chosen == "a"
+
+
+def test_holm_asks_more_of_the_best_of_many():
+    n = 7
+    base = Candidate("torch", "torch", timing=fakes.timing([100.0] * n))
+    clear = Candidate("clear", "clear", timing=fakes.timing([50.0] * n))
+    others = [Candidate(f"s{i}", f"s{i}", timing=fakes.timing([200.0] * n)) for i in range(2)]
+    assert decide([base, clear]).chosen == "clear"  # p = 2^-7 < 0.01
+    assert decide([base, clear, *others]).chosen == "torch"  # and not < 0.01 / 3
+
+
+def test_holm_steps_down():
+    def judged(*ps):
+        return [Candidate(str(p), "x", p_value=p) for p in ps]
+
+    assert [c.p_value for c in winners(judged(0.009, 0.004))] == [0.004, 0.009]
+    assert winners(judged(0.009, 0.006)) == []
+    assert [c.p_value for c in winners(judged(0.006, 0.5, 0.001))] == [0.001]
+
+
+def test_a_dropped_candidate_has_fewer_blocks_and_never_wins():
+    dropped = Candidate("fast", "fast", timing=fakes.timing([10.0, 10.0, 10.0]))
+    found = decide([one("torch", 100), dropped], again())
+    assert found.chosen == "torch"
+    assert found["fast"].p_value == 2.0**-3
+
+
+def test_noise_of_the_reference_against_itself_widens_the_margin():
+    faster = one("a", 92)
+    assert decide([one("torch", 100), faster], again()).chosen == "a"
+    noisy = decide([one("torch", 100), faster], again(noise=0.2))
+    assert noisy.noise > 0.04
+    assert noisy.chosen == "torch"
+
+
+def test_the_noise_is_the_half_width_of_the_row():
+    torch_row = Candidate("torch", "torch", timing=fakes.timing([100.0] * 5))
+    _, noise = compare([torch_row], fakes.timing([90.0, 100.0, 100.0, 100.0, 130.0]))
+    assert noise == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("how", [{"simulated": True}, {"refusal": "wrong"}], ids=["simulated", "refused"])
+def test_what_may_not_serve_is_never_chosen_however_fast(how):
+    found = decide([one("torch", 100), one("a", 1, **how)], again())
+    assert found.chosen == "torch"
+    assert found["a"].p_value is None
+    assert decide([one("torch", 100), one("torch-dot", 1, **how), one("a", 50)], again()).chosen == "a"
+
+
+def test_settled_when_every_verdict_is_clear():
+    assert settled([one("torch", 100), one("a", 50), one("b", 200)], again())
+    assert settled([one("torch", 100)], again())
+
+
+def test_not_settled_while_one_may_still_win():
+    maybe = one("a", 97.5, noise=0.02)
+    assert not settled([one("torch", 100), maybe], again())
+
+
+def test_the_first_preference_that_can_serve_is_taken():
+    ones = [Candidate("torch", "torch"), Candidate("a", "a", refusal="no"), Candidate("b-x", "b")]
+    found = prefer(ones, ("a", "b", "torch"))
+    assert (found.chosen, found.rule) == ("b-x", "preferred")
+    assert found.reason == "nxcore.use('a', 'b', 'torch') is in force"
+    assert found.candidates == tuple(ones)
+
+
+def test_no_preference_decides_nothing():
+    ones = [Candidate("torch", "torch"), Candidate("a", "a", refusal="no")]
+    assert prefer(ones, ()) is None
+    assert prefer(ones, ("a", "b")) is None
+
+
+def test_refusals_are_those_with_a_reason():
+    assert refusals([Candidate("a", "a", refusal="no"), Candidate("b", "b")]) == {"a": "no"}
+
+
+def test_a_decision_finds_its_candidates_by_label():
+    found = Decision("a", "pinned", "", (Candidate("a", "a"),))
+    assert found["a"].label == "a"
+    with pytest.raises(KeyError, match="b"):
+        found["b"]
+
+
+def test_a_decision_is_plain_data():
+    found = decide([one("torch", 100), one("a", 50)], again()).to_dict()
+    assert set(found) == {"chosen", "rule", "reason", "noise", "candidates"}
+    assert found["candidates"][1]["ratio"][0] == pytest.approx(2, rel=0.01)
+    assert found["candidates"][1]["timing"]["median_us"] == pytest.approx(50, rel=0.01)
+
+
+def test_an_interval_reads_short():
+    assert str(Interval(1.5, 1.25, 2)) == "1.50x [1.25, 2.00]"
+
+
+def test_an_interval_is_the_textbooks():
+    found = interval(range(1, 21))  # the 6th and 15th of 20: confidence 95.9%
+    assert found == Interval(10.5, 6, 15)
+    assert interval([3, 1, 2]) == Interval(2, 1, 3)
+    assert interval([7]) == Interval(7, 7, 7)
+
+
+@pytest.mark.parametrize("n", [6, 12, 20, 40])
+def test_an_interval_covers_the_median_as_often_as_it_says(n):
+    dice = random.Random(n)
+    hits = 0
+    for _ in range(2000):
+        found = interval([dice.expovariate(1) for _ in range(n)])
+        hits += found.low <= math.log(2) <= found.high
+    assert 0.94 <= hits / 2000 <= 0.99
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(-(10**6), 10**6).filter(bool), min_size=1, max_size=25, unique_by=abs))
+def test_signed_rank_is_scipys(values):
+    assert signed_rank(values) == pytest.approx(wilcoxon(values, alternative="less", method="exact").pvalue)
+
+
+def test_signed_rank_shares_the_ranks_of_ties():
+    # |values| = 1, 1, 2: ranks 1.5, 1.5, 3; of 8 sign patterns those with W+ <= 1.5 are {}, {1}, {1'}.
+    assert signed_rank([1, -1, -2]) == 3 / 8
+
+
+def test_signed_rank_drops_zeros_and_nan():
+    assert signed_rank([0.0, math.nan, -1, -2, -3]) == 1 / 8
+    assert signed_rank([0.0]) == signed_rank([]) == 1.0
+
+
+def invented(dice: random.Random, speedups: dict[str, float]) -> str:
+    """Race on a machine with 3% drift, 1% noise a block and spikes; return who was chosen."""
+    rows = {name: [] for name in ("torch", "again", *speedups)}
+    for block in range(20):
+        drift = 1 + 0.03 * math.sin(block / 5 + dice.random())
+        for name, row in rows.items():
+            spike = 1.5 if dice.random() < 0.02 else 1
+            row.append(100 * drift * spike * math.exp(dice.gauss(0, 0.01)) / speedups.get(name, 1.0))
+    ones = [Candidate(n, n, timing=fakes.timing(row)) for n, row in rows.items() if n != "again"]
+    return decide(ones, fakes.timing(rows["again"])).chosen
+
+
+def test_false_wins_stay_under_two_percent():
+    dice = random.Random(1)
+    wins = sum(invented(dice, {"a": 1.0, "b": 1.0}) != "torch" for _ in range(400))
+    assert wins / 400 < 0.02
+
+
+@pytest.mark.parametrize(("speedup", "rate"), [(1.10, 0.99), (1.05, 0.6)])
+def test_a_planted_speed_up_is_found(speedup, rate):
+    dice = random.Random(2)
+    found = sum(invented(dice, {"a": speedup}) == "a" for _ in range(100))
+    assert found / 100 >= rate
+
+
+@pytest.mark.parametrize("slowdown", [1.05, 1.10])
+def test_a_planted_slow_down_is_never_adopted(slowdown):
+    dice = random.Random(3)
+    assert all(invented(dice, {"a": 1 / slowdown}) == "torch" for _ in range(100))
+
+
+def test_the_winner_is_chosen_by_a_race_on_a_scripted_machine(monkeypatch):
+    session = fakes.scripted(fakes.Clock(), monkeypatch, "add", {"torch": 100, "fast": 40, "slow": 90})
+    x = torch.ones(5)
+    found = session.explain("add", x, x).decision
+    assert (found.chosen, found.rule) == ("fast", "measured")
+    assert found["slow"].timing.median_us == pytest.approx(90, rel=0.01)
+
+
+def test_a_fast_idiom_does_not_hide_a_faster_kernel(monkeypatch):
+    """Torch's idiom is more than twice as slow as the kernel, and must stay in the race."""
+    times = {"torch": 100, "torch-idiom": 90, "fast": 30}
+    session = fakes.scripted(fakes.Clock(), monkeypatch, "softmax_sum", times)
+    found = session.explain("softmax_sum", [torch.ones(5)] * 2, torch.ones(2)).decision
+    assert found.chosen == "fast"
+    assert "against torch-idiom's 90" in found.reason
+    assert len(found["torch-idiom"].timing.call_us) == 12

@@ -1,0 +1,303 @@
+"""Each gate refuses what it is there for, and no sample is blind."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from nxcore.errors import VerificationError
+from nxcore.plugin import Sample, rand
+from nxcore.verify import Truth, agreement, require_telling
+from tests.null import fakes
+from tests.null.fakes import SPECS
+
+SUM, ADD, BLEND = SPECS["sum"], SPECS["add"], SPECS["softmax_sum"]
+MODEST = [
+    pytest.param(spec, s, id=f"{spec.name}-{s.name}")
+    for spec in SPECS.values()
+    for s in spec.samples
+    if not {"bench", "huge"} & s.tags
+]
+TELLING = [p for p in MODEST if "degenerate" not in p.values[1].tags]
+
+
+def refusal(call, op: str, sample: str | Sample, dtype=torch.float32) -> str:
+    """Return why ``call`` fails on a sample; the reference must pass on it."""
+    spec = SPECS[op]
+    found = sample if isinstance(sample, Sample) else next(s for s in spec.samples if s.name == sample)
+    args = found.build(spec, "cpu", dtype)
+    assert agreement(spec.reference, spec, args).ok
+    agreed = agreement(call, spec, args)
+    assert not agreed.ok
+    assert agreed.error > 0 or math.isinf(agreed.error)
+    return agreed.reason
+
+
+def test_zeros_are_refused():
+    why = refusal(lambda x, dim, keep: torch.zeros_like(torch.sum(x, dim, keep)), "sum", "inner_axis")
+    assert "elementwise error is" in why
+
+
+def test_the_mean_everywhere_is_refused():
+    def mean(x, y, alpha, out):
+        z = torch.add(x, y, alpha=alpha)
+        return torch.full_like(z, float(z.mean()))
+
+    assert "elementwise error is" in refusal(mean, "add", "alpha_dropped")
+
+
+def test_the_input_is_refused():
+    assert "elementwise error is" in refusal(lambda x, y, alpha, out: x.clone(), "add", "alpha_dropped")
+
+
+def test_a_dropped_parameter_is_refused():
+    assert "elementwise error is" in refusal(lambda x, y, alpha, out: x + y, "add", "alpha_dropped")
+
+
+def test_a_dropped_nan_is_refused():
+    why = refusal(lambda x, dim, keep: torch.nansum(x, dim, keep), "sum", "nan")
+    assert why == "NaN must stand where the reference has NaN"
+
+
+def test_an_added_nan_is_refused():
+    def poisoned(x, y, alpha, out):
+        z = x + y
+        z[3] = torch.nan
+        return z
+
+    assert refusal(poisoned, "add", "power_of_two") == "NaN must stand where the reference has NaN"
+
+
+def test_a_moved_infinity_is_refused():
+    def moved(xs, logits):
+        y = BLEND.reference(xs, logits)
+        y[y.isinf()] = 1.0
+        return y
+
+    why = refusal(moved, "softmax_sum", "inf_in_candidates")
+    assert why == "infinities must stand where the reference has them"
+
+
+def test_an_infinity_of_the_other_sign_is_refused():
+    def flipped(xs, logits):
+        y = BLEND.reference(xs, logits)
+        return torch.where(y.isinf(), -y, y)
+
+    why = refusal(flipped, "softmax_sum", "inf_in_candidates")
+    assert why == "infinities must stand where the reference has them"
+
+
+def test_an_infinity_out_of_nothing_is_refused():
+    def overflowed(x, y, alpha, out):
+        z = x + y
+        z[-1] = torch.inf
+        return z
+
+    why = refusal(overflowed, "add", "power_of_two")
+    assert why == "infinities must stand where the reference has them"
+
+
+def test_another_dtype_is_refused():
+    why = refusal(lambda x, y, alpha, out: (x + y).double(), "add", "power_of_two")
+    assert why == "dtype must be torch's torch.float32, got torch.float64"
+
+
+def test_another_shape_is_refused():
+    why = refusal(lambda x, y, alpha, out: (x + y)[None], "add", "power_of_two")
+    assert why == "shape must be torch's (4096,), got (1, 4096)"
+
+
+def test_other_strides_are_refused():
+    why = refusal(lambda x, y, alpha, out: (x + y).contiguous(), "add", "transposed")
+    assert why == "strides must be torch's (1, 31), got (17, 1)"
+
+
+def test_another_device_is_refused():
+    why = refusal(lambda x, y, alpha, out: torch.empty(4096, device="meta"), "add", "power_of_two")
+    assert why == "device must be torch's cpu, got meta"
+
+
+def test_a_missing_output_is_refused():
+    why = refusal(lambda *args: None, "add", "power_of_two")
+    assert why == "expected 1 outputs, got 0"
+
+
+def test_wrong_past_a_thousand_elements_is_refused():
+    def short(x, y, alpha, out):
+        z = x + y
+        z.view(-1)[1024:] = 0
+        return z
+
+    assert "elementwise error is" in refusal(short, "add", "last_block_partly_filled")
+
+
+def test_a_last_element_left_unwritten_is_refused():
+    def unwritten(xs, logits):
+        y = BLEND.reference(xs, logits)
+        y.view(-1)[-1] = 0
+        return y
+
+    assert "elementwise error is" in refusal(unwritten, "softmax_sum", "last_block_partly_filled")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_sixteen_bit_accumulator_is_refused(dtype):
+    def narrow(x, dim, keepdim):
+        total = x.new_zeros(x.shape[0])
+        for column in x.unbind(1):
+            total = total + column
+        return total
+
+    assert "error is" in refusal(narrow, "sum", "accumulator_drift", dtype)
+
+
+def test_a_sixteen_bit_blend_is_refused():
+    def narrow(xs, logits):
+        weights = torch.softmax(logits.float(), 0).half()
+        out = xs[0] * weights[0]
+        for x, w in zip(xs[1:], weights[1:], strict=True):
+            out = out + x * w
+        return out
+
+    assert "error is" in refusal(narrow, "softmax_sum", "accumulator_drift", torch.float16)
+
+
+def test_tf32_over_a_long_sum_of_zero_mean_is_refused():
+    """The elementwise gate alone is too wide for it: the norm of the error tells."""
+
+    def truncated(x, dim, keepdim):
+        return torch.sum((x.view(torch.int32) & ~0x1FFF).view(torch.float32), dim, keepdim)
+
+    sample = Sample("long", (rand(16, 300_000), 1))
+    assert "root mean square error is" in refusal(truncated, "sum", sample)
+
+
+def test_the_norm_refuses_what_the_elementwise_gate_lets_pass():
+    truth = Truth.of(ADD, ADD.bind(torch.zeros(4096), torch.zeros(4096)))
+    exact = torch.linspace(1, 2, 4096, dtype=torch.float64)
+    like = exact.float()
+    truth = replace(truth, exact=(exact,), torch=(like,), scale=(exact * 1000,), terms=10_000)
+    off = (exact + 1e-3).float()
+    assert "root mean square error is" in truth.judge(off).reason
+    assert truth.judge(like).ok
+
+
+def test_a_changed_input_is_refused():
+    def mutating(x, dim, keepdim):
+        result = torch.sum(x, dim, keepdim)
+        x[0] += 1
+        return result
+
+    assert refusal(mutating, "sum", "inner_axis") == "inputs must be left unchanged"
+
+
+def test_a_changed_input_of_a_sequence_is_refused():
+    def mutating(xs, logits):
+        result = BLEND.reference(xs, logits)
+        logits.zero_()
+        return result
+
+    assert refusal(mutating, "softmax_sum", "list_of_pointers") == "inputs must be left unchanged"
+
+
+def test_an_infinity_made_finite_in_an_input_is_a_change():
+    x = torch.tensor([torch.inf, 1.0])
+
+    def mutating(x, dim, keepdim):
+        result = torch.sum(x, dim, keepdim)
+        x[0] = torch.finfo(torch.float32).max
+        return result
+
+    assert agreement(mutating, SUM, SUM.bind(x)).reason == "inputs must be left unchanged"
+
+
+def test_an_exact_operator_is_compared_bit_for_bit():
+    spec = SPECS["sum_backward"]
+    args = next(s for s in spec.samples if s.name == "inner_axis").build(spec, "cpu", torch.float32)
+
+    def nearly(grad, size, dim, keepdim):
+        return (grad * (1 + 2.0**-23)).unsqueeze(-1).expand(size)
+
+    assert agreement(spec.reference, spec, args).ok
+    assert agreement(nearly, spec, args).reason == "must be equal bit for bit"
+
+
+def test_the_largest_number_is_no_infinity_to_an_exact_operator():
+    spec = SPECS["sum_backward"]
+    args = spec.bind(torch.tensor([torch.inf, 1.0]), (2, 3), 1)
+    found = agreement(
+        lambda g, size, *rest: g.clamp(max=torch.finfo(g.dtype).max)[:, None].expand(size), spec, args
+    )
+    assert found.reason == "must be equal bit for bit"
+
+
+def test_one_rounding_of_a_half_is_allowed_near_overflow():
+    args = fakes.build("sum", "next_to_overflow", torch.float16)
+    assert agreement(SUM.reference, SUM, args).ok
+
+
+def test_the_error_is_relative_in_the_two_norm():
+    x = torch.full((4,), 2.0)
+    found = agreement(lambda x, y, alpha, out: (x + y) * 1.5, ADD, ADD.bind(x, x))
+    assert found.error == pytest.approx(0.5)
+    assert agreement(ADD.reference, ADD, ADD.bind(x, x)).error == 0.0
+
+
+@pytest.mark.parametrize(("spec", "sample"), TELLING)
+def test_every_sample_tells_right_from_wrong(spec, sample):
+    args = sample.build(spec, "cpu", torch.float32)
+    require_telling(Truth.of(spec, args), args, sample.name)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_every_smoke_sample_tells_right_from_wrong_in_sixteen_bits(spec, dtype):
+    for sample in spec.tagged("smoke"):
+        args = sample.build(spec, "cpu", dtype)
+        require_telling(Truth.of(spec, args), args, sample.name)
+
+
+@pytest.mark.parametrize(
+    ("args", "what"),
+    [
+        ((torch.zeros(40), torch.zeros(40)), "zeros"),
+        ((torch.ones(40), torch.ones(40)), "the mean"),
+        ((torch.linspace(1.1, 1.9, 40), 6e-8), "the input"),
+    ],
+    ids=["zeros", "mean", "input"],
+)
+def test_a_blind_sample_is_refused(args, what):
+    bound = ADD.bind(*args)
+    with pytest.raises(VerificationError, match=f"sample 'blind' can't tell {what} from the right answer"):
+        require_telling(Truth.of(ADD, bound), bound, "blind")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("spec", "sample"), MODEST)
+def test_the_reference_passes_its_own_gates(spec, sample, dtype):
+    found = agreement(spec.reference, spec, sample.build(spec, "cpu", dtype))
+    assert found.ok, found.reason
+
+
+IDIOMS = [(spec, name) for spec in SPECS.values() for name in spec.idioms]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("spec", "name"), IDIOMS, ids=[f"{s.name}-{n}" for s, n in IDIOMS])
+def test_an_idiom_agrees_but_for_its_strides(spec, name, dtype):
+    for param in MODEST:
+        owner, sample = param.values
+        if owner is not spec:
+            continue
+        args = sample.build(spec, "cpu", dtype)
+        truth = Truth.of(spec, args)
+        result = spec.idioms[name](*args)
+        laid_out = [
+            torch.empty_strided(y.shape, like.stride(), dtype=y.dtype).copy_(y)
+            for y, like in zip(fakes.leaves(result), truth.torch, strict=True)
+        ]
+        found = truth.judge(tuple(laid_out))
+        assert found.ok, f"{sample.name}: {found.reason}"

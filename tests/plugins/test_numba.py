@@ -1,0 +1,227 @@
+"""What is true of Numba alone; that kernels are right is the conformance suite's to say."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import warnings
+
+import pytest
+import torch
+
+pytest.importorskip("numba")
+
+import nxcore_numba
+
+from nxcore.ops import nxcore_ops
+from nxcore.plugin import Problem
+
+CPU = {k.op: k for k in nxcore_numba.KERNELS if not k.variant}
+CUDA = {k.op: k for k in nxcore_numba.KERNELS if k.variant}
+SPECS = {spec.name: spec for spec in nxcore_ops()}
+HALVES = (torch.float16, torch.bfloat16)
+
+
+def planned(op, *args, kernels=CPU, **kwargs):
+    spec = SPECS[op]
+    bound = spec.bind(*args, **kwargs)
+    problem = Problem.of(spec, bound)
+    verdict = kernels[op].accepts(problem)
+    assert verdict, verdict.reason
+    return kernels[op].plan(problem), bound
+
+
+def refusal(op, *args, kernels=CPU, **kwargs):
+    verdict = kernels[op].accepts(Problem.of(SPECS[op], SPECS[op].bind(*args, **kwargs)))
+    assert not verdict
+    return verdict.reason
+
+
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def test_importing_the_plugin_does_not_import_numba():
+    code = "import sys, nxcore_numba; nxcore_numba.nxcore_backend(); sys.exit('numba' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("installed", "reason"), [("", "numba is not installed"), ("0.60.0", "needs numba >= 0.61, found 0.60.0")]
+)
+def test_probe_says_what_is_missing(monkeypatch, installed, reason):
+    monkeypatch.setattr(nxcore_numba, "_found", lambda name: installed)
+    verdict = nxcore_numba.probe()
+    assert not verdict
+    assert verdict.reason == reason
+    assert "pip install" in verdict.hint
+
+
+def test_probe_of_cuda_knows_the_simulator(monkeypatch):
+    monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "1")
+    assert nxcore_numba.probe_cuda().simulated
+
+
+def test_probe_of_cuda_says_what_is_missing(monkeypatch):
+    monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert nxcore_numba.probe_cuda().reason == "torch sees no CUDA device"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(nxcore_numba, "_found", lambda name: "")
+    assert nxcore_numba.probe_cuda().reason == "numba-cuda is not installed"
+
+
+def test_doctor_has_a_line_for_each_part():
+    assert [c.name for c in nxcore_numba.nxcore_doctor()] == ["numba", "numba threads", "numba CUDA"]
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_every_bit_pattern_widens_as_in_torch(dtype):
+    bits = torch.arange(-32768, 32768, dtype=torch.int32).to(torch.int16)
+    values = bits.view(dtype)
+    # A number of another type makes the result no wider; a float32 tensor does, so that nothing is rounded.
+    call, args = planned("add", values, torch.full((1,), -0.0))
+    torch.testing.assert_close(call(*args), values.float(), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_rounding_is_torchs_bit_for_bit(dtype):
+    generator = torch.Generator().manual_seed(0)
+    spread = torch.randn(100_000, generator=generator) * 2.0 ** torch.randint(
+        -40, 40, (100_000,), generator=generator
+    )
+    lower = torch.arange(-32768, 32767, dtype=torch.int32).to(torch.int16).view(dtype)
+    upper = (lower.view(torch.int16) + 1).view(dtype)
+    ties = (lower.double() + upper.double()) / 2  # halfway between neighbours
+    largest = torch.finfo(dtype).max
+    edges = torch.tensor(
+        [largest, largest * 1.0001, 3.4e38, -3.4e38, torch.inf, -torch.inf, torch.nan, 1e-45, -0.0]
+    )
+    for values in (spread, ties.float(), edges):
+        out = torch.empty(values.numel(), dtype=dtype)
+        # Into `out` of a narrower type: torch would compute the same float32 and round it.
+        call, args = planned("add", values, torch.full_like(values, -0.0), out=out)
+        expected = values.to(dtype)
+        result = call(*args)
+        assert torch.equal(result.isnan(), expected.isnan())
+        finite = ~expected.isnan()
+        assert torch.equal(result.view(torch.int16)[finite], expected.view(torch.int16)[finite])
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_nan_of_any_payload_stays_nan(dtype):
+    payloads = torch.tensor([0x7F800001, 0x7FFFFFFF, -1, 0x7FC00000], dtype=torch.int64).to(torch.int32)
+    values = payloads.view(torch.float32)
+    call, args = planned("add", values, torch.zeros(4), out=torch.empty(4, dtype=dtype))
+    assert call(*args).isnan().all()
+
+
+def calls():
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(3, 160, 333, generator=generator)
+    xs = tuple(torch.randn(160, 333, generator=generator) for _ in range(5))
+    return [
+        ("softmax_sum", (xs, torch.randn(5, generator=generator)), {}),
+        ("softmax_sum_backward", (x[0], xs, torch.randn(5, generator=generator)), {}),
+        ("add", (x, x[0]), {"alpha": 0.3}),
+        ("add_backward", (x, (3, 160, 333), (333,)), {"alpha": 0.3}),
+        *(("sum", (x, dim), {}) for dim in (None, -1, 1, (0, 1), (0, 2))),
+    ]
+
+
+@pytest.mark.parametrize("call", calls(), ids=lambda c: c[0])
+def test_the_number_of_threads_does_not_change_a_bit(call, threads):
+    op, args, kwargs = call
+    results = []
+    for count in (1, 2, 2):
+        threads(count)
+        kernel, bound = planned(op, *args, **kwargs)
+        results.append(kernel(*bound))
+    for other in results[1:]:
+        torch.testing.assert_close(other, results[0], rtol=0, atol=0)
+
+
+def test_kernels_may_be_called_from_several_threads_at_once():
+    call, args = planned("sum", torch.ones(400, 1000), -1)
+    results = []
+    workers = [threading.Thread(target=lambda: results.append(call(*args))) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert len(results) == 4
+    assert all(torch.equal(r, torch.full((400,), 1000.0)) for r in results)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_computes_on_one_thread():
+    call, args = planned("sum", torch.ones(400, 1000), -1)
+    call(*args)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # fork in a process of several threads
+        child = os.fork()
+    if child == 0:
+        try:
+            right = torch.equal(call(*args), torch.full((400,), 1000.0))
+        finally:
+            os._exit(0 if right else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("kernels", [CPU, CUDA], ids=["cpu", "cuda"])
+def test_out_may_be_an_operand(kernels, first, device):
+    if kernels is CPU:
+        device = torch.device("cpu")
+    x, y = (torch.arange(70.0, device=device).view(7, 10) + k for k in (0, 3))
+    expected = x + 2.5 * y
+    out = x if first else y
+    call, args = planned("add", x, y, alpha=2.5, out=out, kernels=kernels)
+    assert call(*args) is out
+    assert torch.equal(out, expected)
+
+
+def test_cuda_takes_no_more_than_16_candidates(device):
+    xs = tuple(torch.ones(3, device=device) for _ in range(17))
+    logits = torch.zeros(17, device=device)
+    assert refusal("softmax_sum", xs, logits, kernels=CUDA) == "takes at most 16 candidates, got 17"
+    call, args = planned("softmax_sum", xs[:16], logits[:16], kernels=CUDA)
+    torch.testing.assert_close(call(*args), xs[0])
+
+
+def test_cuda_declines_bfloat16(device):
+    x = torch.ones(3, dtype=torch.bfloat16, device=device)
+    assert refusal("sum", x, kernels=CUDA) == "needs float32, float16, got bfloat16"
+
+
+def test_the_cpu_declines_other_devices():
+    assert refusal("sum", torch.ones(3, device="meta")) == "needs CPU tensors, got meta"
+
+
+def test_nothing_is_declined_as_nothing():
+    assert refusal("sum", torch.ones(3, 0)) == "nothing to compute: a tensor has no elements"
+
+
+def test_more_dimensions_than_kernels_walk_are_declined():
+    x = torch.ones(3, 5, 3, 5, 3, 5).permute(0, 2, 4, 1, 3, 5)
+    y = torch.ones(3, 3, 3, 5, 5, 5)
+    assert refusal("add", x, y) == "takes at most 4 dimensions that can't be merged, got 6"
+    deep = torch.ones((2,) * 8)
+    assert "that are summed, got 4 and 4" in refusal("sum", deep, (0, 2, 4, 6))
+
+
+def test_a_tensor_that_needs_a_gradient_is_read_as_it_is():
+    x = torch.ones(5, requires_grad=True)
+    call, args = planned("sum", x)
+    with torch.no_grad():
+        assert call(*args).item() == 5
+
+
+def test_a_number_beyond_float32_is_infinite_without_a_warning():
+    call, args = planned("add", torch.ones(3), 1e300)
+    assert torch.equal(call(*args), torch.full((3,), torch.inf))
