@@ -73,7 +73,8 @@ class FakeKernel(Kernel):
 
 def kernel(op: str, call: Callable[..., Any] | None = None, **how: Any) -> FakeKernel:
     """Return a kernel: torch's reference in disguise, or ``call``."""
-    run = call or SPECS[op].reference
+    # Never the very object: nxcore would take it for torch's own call.
+    run = call or Counter(SPECS[op].reference)
     how = {"dtypes": DTYPES, "target": f"fakes:{op}_{how.get('variant', '')}"} | how
     return FakeKernel(op=op, **({"planner": lambda problem: run} | how))
 

@@ -56,6 +56,15 @@ def test_choosing_does_not_write_into_out(monkeypatch):
     assert torch.equal(session.op("add")(x, X, out=x), 2 * X)
 
 
+def test_trying_a_kernel_does_not_write_into_out():
+    session, use = preferring(fakes.kernel("add", in_place_safe=True))
+    x = X.clone()
+    with use:
+        assert session.explain("add", x, X, out=x).decision.chosen == "fake"
+        assert torch.equal(x, X)
+        assert torch.equal(session.op("add")(x, X, out=x), 2 * X)
+
+
 @pytest.mark.parametrize("warm", [False, True], ids=["first_call", "later_call"])
 def test_a_partial_overlap_is_refused(warm):
     op, data = fakes.session(fakes.backend()).op("add"), torch.zeros(8)

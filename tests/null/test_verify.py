@@ -185,6 +185,38 @@ def test_the_norm_refuses_what_the_elementwise_gate_lets_pass():
     assert truth.judge(like).ok
 
 
+ULP = 2.0**-23  # of float32 at 1, two units of roundoff
+
+
+def ones_off_by(ulps: int, where=slice(None)) -> torch.Tensor:
+    y = torch.ones(4096)
+    y[where] += ulps * ULP
+    return y
+
+
+def truth_of_ones(scale: float, theirs: int) -> Truth:
+    """The truth is 1 everywhere; torch's own is off by ``theirs`` units in the last place."""
+    exact = torch.ones(4096, dtype=torch.float64)
+    return Truth((exact,), (ones_off_by(theirs),), (exact * scale,), terms=1, bitwise=False)
+
+
+def test_one_element_may_be_off_by_four_roundings_and_no_more():
+    assert truth_of_ones(0, 0).judge(ones_off_by(2, 7)).ok
+    assert truth_of_ones(0, 0).judge(ones_off_by(3, 7)).reason == "elementwise error is 1.5 times its bound"
+
+
+def test_the_accumulators_share_grows_with_the_scale():
+    assert truth_of_ones(1, 0).judge(ones_off_by(4, 7)).ok
+    assert "elementwise error is" in truth_of_ones(1, 0).judge(ones_off_by(5, 7)).reason
+
+
+def test_the_norm_may_be_three_times_torchs_and_no_more():
+    assert truth_of_ones(1000, 1).judge(ones_off_by(3)).ok
+    assert (
+        truth_of_ones(1000, 1).judge(ones_off_by(4)).reason.startswith("root mean square error is 1.31 times")
+    )
+
+
 def test_a_changed_input_is_refused():
     def mutating(x, dim, keepdim):
         result = torch.sum(x, dim, keepdim)

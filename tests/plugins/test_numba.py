@@ -225,3 +225,10 @@ def test_a_tensor_that_needs_a_gradient_is_read_as_it_is():
 def test_a_number_beyond_float32_is_infinite_without_a_warning():
     call, args = planned("add", torch.ones(3), 1e300)
     assert torch.equal(call(*args), torch.full((3,), torch.inf))
+
+
+def test_no_module_is_mistaken_for_numba_cuda() -> None:
+    """numba-cuda's import hook recurses without end on a module whose full name holds "numba.cuda"."""
+    from nxcore_numba import KERNELS
+
+    assert not [k.target for k in KERNELS if "numba.cuda" in k.target]

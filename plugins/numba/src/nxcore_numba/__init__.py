@@ -196,7 +196,7 @@ def _cpu(op: str, accepts: Any, *, in_place_safe: bool = False) -> Kernel:
 def _cuda(op: str, accepts: Any, *, in_place_safe: bool = False) -> Kernel:
     return Kernel(
         op,
-        f"nxcore_numba.cuda.{op}:plan",
+        f"nxcore_numba.gpu.{op}:plan",
         accepts,
         probe_cuda,
         "cuda",

@@ -18,14 +18,20 @@ UNDERFLOW = tl.constexpr(-104.0)  # exp of less is 0 in float32
 
 @triton.jit
 def exp(x):
-    """Return e^x to a rounding or two; ``tl.exp`` loses more the farther ``x`` is from 0.
+    """Return e^x to a rounding or two; ``tl.exp`` is the hardware's approximation and loses more.
 
-    Reduction of the argument by multiples of ln 2 in two parts: Cody and Waite 1980.
+    Reduction of the argument by multiples of ln 2 in two parts: Cody and Waite 1980. What is left is at most
+    ln 2 / 2, where Taylor's polynomial of degree 7 is off by 6e-9.
     """
     x = tl.where(x < UNDERFLOW, UNDERFLOW, x)  # not tl.maximum, which would drop NaN
     whole = tl.floor(x * INVERSE_LN2 + 0.5)
     rest = (x - whole * LN2_HIGH) - whole * LN2_LOW
-    return tl.exp2(whole) * tl.exp(rest)
+    series = 1 / 720 + rest * (1 / 5040)
+    series = 1 / 120 + rest * series
+    series = 1 / 24 + rest * series
+    series = 1 / 6 + rest * series
+    series = 0.5 + rest * series
+    return tl.exp2(whole) * (1 + (rest + rest * rest * series))
 
 
 @triton.jit

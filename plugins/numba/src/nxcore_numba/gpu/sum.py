@@ -1,6 +1,6 @@
 """sum on CUDA."""
 
-from nxcore_numba.cuda import reduce
+from nxcore_numba.gpu import reduce
 from nxcore_numba.dims import reduction_of_sum
 
 

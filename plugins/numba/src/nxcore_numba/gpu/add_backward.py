@@ -2,7 +2,7 @@
 
 import torch
 
-from nxcore_numba.cuda import add, reduce
+from nxcore_numba.gpu import add, reduce
 from nxcore_numba.dims import reduction_to_size
 
 

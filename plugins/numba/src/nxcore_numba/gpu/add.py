@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from nxcore_numba.cuda.launch import Launch, blocks_for, cuda
+from nxcore_numba.gpu.launch import Launch, blocks_for, cuda
 from nxcore_numba.dims import DIMS, broadcast_strides, collapse
 
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import torch
 
-from nxcore_numba.cuda.launch import Launch, blocks_for, cuda
+from nxcore_numba.gpu.launch import Launch, blocks_for, cuda
 from nxcore_numba.dims import candidates_of
 
 EIGHT = 8

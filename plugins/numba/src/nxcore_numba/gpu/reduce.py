@@ -8,7 +8,7 @@ sums are cut into parts, which a second launch adds up in order.
 import numpy as np
 import torch
 
-from nxcore_numba.cuda.launch import BLOCKS, THREADS, Launch, cuda
+from nxcore_numba.gpu.launch import BLOCKS, THREADS, Launch, cuda
 from nxcore_numba.dims import KINDS
 
 FLUSH = 64

@@ -9,7 +9,7 @@ import math
 import numpy as np
 import torch
 
-from nxcore_numba.cuda.launch import THREADS, Launch, blocks_for, cuda
+from nxcore_numba.gpu.launch import THREADS, Launch, blocks_for, cuda
 from nxcore_numba.dims import candidates_of
 
 
