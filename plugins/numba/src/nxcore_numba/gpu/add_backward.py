@@ -2,8 +2,8 @@
 
 import torch
 
-from nxcore_numba.gpu import add, reduce
 from nxcore_numba.dims import reduction_to_size
+from nxcore_numba.gpu import add, reduce
 
 
 def _one(grad, size, meta):

@@ -8,8 +8,8 @@ sums are cut into parts, which a second launch adds up in order.
 import numpy as np
 import torch
 
-from nxcore_numba.gpu.launch import BLOCKS, THREADS, Launch, cuda
 from nxcore_numba.dims import KINDS
+from nxcore_numba.gpu.launch import BLOCKS, THREADS, Launch, cuda
 
 FLUSH = 64
 """Terms that a thread adds up in float32 before it goes over to float64."""

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import torch
 
-from nxcore_numba.gpu.launch import Launch, blocks_for, cuda
 from nxcore_numba.dims import candidates_of
+from nxcore_numba.gpu.launch import Launch, blocks_for, cuda
 
 EIGHT = 8
 

@@ -9,8 +9,8 @@ import math
 import numpy as np
 import torch
 
-from nxcore_numba.gpu.launch import THREADS, Launch, blocks_for, cuda
 from nxcore_numba.dims import candidates_of
+from nxcore_numba.gpu.launch import THREADS, Launch, blocks_for, cuda
 
 
 @cuda.jit

@@ -1,7 +1,7 @@
 """sum on CUDA."""
 
-from nxcore_numba.gpu import reduce
 from nxcore_numba.dims import reduction_of_sum
+from nxcore_numba.gpu import reduce
 
 
 def plan(problem):
