@@ -170,8 +170,9 @@ def _raced(
     def clear(seen: Any) -> bool:
         return settled([replace(c, timing=seen.get(c.label)) for c in candidates], seen[AGAIN])
 
+    rivals = frozenset({AGAIN, *(c.label for c in candidates if c.native)})
     try:
-        return race(calls, device, effort=EFFORT, settled=clear)
+        return race(calls, device, effort=EFFORT, rivals=rivals, settled=clear)
     except MeasurementError as error:
         print(f"not measured: {error}", file=sys.stderr)
         return race({k: calls[k] for k in ("torch", AGAIN)}, device, effort=EFFORT)

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from nxcore.errors import InvalidInputError
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -94,6 +96,29 @@ def describe(device: torch.device | str) -> Device:
         memory=_memory(),
         l2=_cpu_cache(),
     )
+
+
+def available(name: str | None = None) -> torch.device:
+    """Return the device of that name, or the best there is: CUDA, else the CPU.
+
+    Raises
+    ------
+    InvalidInputError
+        If torch knows no such device, or sees none here.
+    """
+    cuda = torch.cuda.is_available()
+    try:
+        device = torch.device(name or ("cuda" if cuda else "cpu"))
+    except RuntimeError as error:
+        raise InvalidInputError(f"device must be cpu or cuda, got {name!r}", argument="device") from error
+    if device.type not in ("cpu", "cuda"):
+        raise InvalidInputError(f"device must be cpu or cuda, got {name!r}", argument="device")
+    if device.type == "cuda" and (not cuda or (device.index or 0) >= torch.cuda.device_count()):
+        count = torch.cuda.device_count()
+        raise InvalidInputError(
+            f"device {name!r} isn't there: torch sees {count} CUDA devices", argument="device"
+        )
+    return device
 
 
 def synchronize(device: torch.device) -> None:

@@ -2,8 +2,8 @@
 
 ``__call__`` is generated from the spec's signature. Its key is all that a plan may have been specialised
 on: class, shape, strides, dtype and device of every tensor and whether it requires a gradient, static
-parameters, and what is in force around the call (grad mode, a preference, a mode, a transform). What the
-table has not seen goes to ``Operator.miss``.
+parameters, and what is in force around the call (grad mode, determinism, autocast, a mode, a transform, a
+preference). What the table has not seen goes to ``Operator.miss``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from nxcore.errors import InvalidInputError, NxcoreError, UnsupportedProblemError
-from nxcore.problem import is_tensor
+from nxcore.problem import TensorMeta, is_tensor
 from nxcore.spec import REQUIRED, OpSpec, Param
 
 CAPACITY = 4096
@@ -56,6 +56,7 @@ class Plan:
 
 
 Resolver = Callable[["Operator", tuple[Any, ...]], Plan]
+Demoter = Callable[["Operator", tuple[Any, ...], str], None]
 
 
 class Operator:
@@ -69,9 +70,11 @@ class Operator:
         The only backend that may serve it; None for the fastest verified kernel.
     """
 
-    def __init__(self, spec: OpSpec, resolve: Resolver, backend: str | None = None) -> None:
+    def __init__(
+        self, spec: OpSpec, resolve: Resolver, backend: str | None = None, demote: Demoter | None = None
+    ) -> None:
         self.spec, self.backend = spec, backend
-        self._resolve = resolve
+        self._resolve, self._demote = resolve, demote
         self.plans: dict[Any, Callable[..., Any]] = {}
         self._older: dict[Any, Callable[..., Any]] = {}
         self.__name__, self.__doc__ = spec.name, spec.reference.__doc__
@@ -131,6 +134,8 @@ class Operator:
         """Return why no kernel may see this call, only torch; empty if any may."""
         if torch.compiler.is_compiling():
             return "torch.compile traces the reference"
+        if torch._C._is_any_autocast_enabled():  # noqa: SLF001  the public test wants a device
+            return "autocast is on"
         if torch._C._functorch.peek_interpreter_stack() is not None:  # noqa: SLF001  torch.func has no public test
             return "torch.func transforms the reference"
         if torch._C._len_torch_dispatch_stack():  # noqa: SLF001  modes have no public test
@@ -163,6 +168,8 @@ class Operator:
         result = self.spec.reference(*args)  # if this raises too, the call itself was at fault
         if key is not None:
             self.plans[key] = self.spec.reference
+        if self._demote:
+            self._demote(self, args, f"the kernel chosen before raised {type(error).__name__}: {error}")
         warnings.warn(
             f"a kernel of {self.spec.name!r} raised {type(error).__name__}: {error}; torch serves this call "
             "and all like it from now on",
@@ -206,7 +213,8 @@ def overlap(out: Tensor, *inputs: Any) -> tuple[bool, ...]:
             same.append(False)
             continue
         identical = x.data_ptr() == out.data_ptr() and x.stride() == out.stride() and x.shape == out.shape
-        if not identical and x.numel() and out.numel() and _ranges_meet(x, out):
+        dense = TensorMeta.of(x).is_dense() and TensorMeta.of(out).is_dense()  # others may interleave
+        if not identical and dense and x.numel() and out.numel() and _ranges_meet(x, out):
             raise InvalidInputError("out must not overlap an input in part", argument="out")
         same.append(identical)
     return tuple(same)
@@ -222,14 +230,17 @@ def _range(t: Tensor) -> tuple[int, int]:
     return t.data_ptr(), t.data_ptr() + (span + 1) * t.element_size()
 
 
-def make_operator(spec: OpSpec, resolve: Resolver, backend: str | None = None) -> Operator:
+def make_operator(
+    spec: OpSpec, resolve: Resolver, backend: str | None = None, demote: Demoter | None = None
+) -> Operator:
     """Return a callable for ``spec`` whose ``__call__`` has its real parameters and defaults."""
     source = _source(spec)
     filename = f"<nxcore operator {spec.name}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     scope: dict[str, Any] = {
         "NUMBERS": NUMBERS,
-        "deterministic": torch._C._get_deterministic_algorithms,  # noqa: SLF001  the cheap tests, read in every call
+        "autocast": torch._C._is_any_autocast_enabled,  # noqa: SLF001  the cheap tests, read in every call
+        "deterministic": torch._C._get_deterministic_algorithms,  # noqa: SLF001
         "dispatch_modes": torch._C._len_torch_dispatch_stack,  # noqa: SLF001
         "function_modes": torch._C._is_torch_function_mode_enabled,  # noqa: SLF001
         "functorch": torch._C._functorch.peek_interpreter_stack,  # noqa: SLF001
@@ -242,7 +253,7 @@ def make_operator(spec: OpSpec, resolve: Resolver, backend: str | None = None) -
     exec(compile(source, filename, "exec"), scope)  # noqa: S102  the text is made of the spec's parameter names
     cls = type(spec.name, (Operator,), {"__call__": scope["__call__"], "key": scope["key"]})
     scope["__call__"].__doc__ = spec.reference.__doc__
-    operator: Operator = cls(spec, resolve, backend)
+    operator: Operator = cls(spec, resolve, backend, demote)
     return operator
 
 
@@ -308,8 +319,8 @@ def _key(spec: OpSpec) -> str:
             # With its class: 1, 1.0 and True are equal, and not all of them pass the checks.
             parts.append(f"tuple({n}) if {n}.__class__ is list else ({n}.__class__, {n})")
     around = (
-        "grad_enabled(), deterministic(), dispatch_modes(), function_modes() and not only_default_device(), "
-        "functorch(), preference()"
+        "grad_enabled(), deterministic(), autocast(), dispatch_modes(), "
+        "function_modes() and not only_default_device(), functorch(), preference()"
     )
     return f"({', '.join(parts)}, {around})"
 

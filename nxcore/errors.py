@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class NxcoreError(Exception):
@@ -22,6 +23,16 @@ class NxcoreError(Exception):
 
     def __str__(self) -> str:  # KeyError would print the repr of its message
         return str(self.args[0]) if self.args else ""
+
+    def __reduce__(self) -> Any:  # so that an error crosses processes whole, whatever its constructor takes
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(cls: type[NxcoreError], args: tuple[Any, ...], attributes: dict[str, Any]) -> NxcoreError:
+    error = cls.__new__(cls)
+    error.args = args
+    error.__dict__.update(attributes)
+    return error
 
 
 class InvalidInputError(NxcoreError, ValueError):

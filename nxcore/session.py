@@ -152,7 +152,7 @@ class Session:
                 self.registry.backend(backend)
             with self._lock:
                 found = self._operators.setdefault(
-                    (name, backend), make_operator(spec, self._resolve, backend)
+                    (name, backend), make_operator(spec, self._resolve, backend, self._demoted)
                 )
         return found
 
@@ -192,8 +192,7 @@ class Session:
         return Problem.of(operator.spec, args, needs_grad=needs_grad, aliased=aliased)
 
     def _choose(self, operator: Operator, problem: Problem, args: tuple[Any, ...]) -> Choice:
-        order = PREFERENCE.get()
-        key = (problem, operator.backend, order, torch.are_deterministic_algorithms_enabled())
+        order, key = PREFERENCE.get(), self._key(operator, problem)
         with self._lock:  # threads that meet the same new problem measure it once
             if key in self._decisions:
                 self._decisions.move_to_end(key)
@@ -205,6 +204,15 @@ class Session:
             if len(self._decisions) > DECISIONS:
                 self._decisions.popitem(last=False)
             return choice
+
+    def _demoted(self, operator: Operator, args: tuple[Any, ...], reason: str) -> None:
+        """Keep why a kernel that failed in a call doesn't serve that problem any more."""
+        problem = self._problem(operator, operator.frozen(args))
+        with self._lock:
+            self._decisions[self._key(operator, problem)] = self.tuner.stay(problem, None, reason)
+
+    def _key(self, operator: Operator, problem: Problem) -> tuple[Any, ...]:
+        return (problem, operator.backend, PREFERENCE.get(), torch.are_deterministic_algorithms_enabled())
 
     def _resolve(self, operator: Operator, args: tuple[Any, ...]) -> Plan:
         problem = self._problem(operator, args)

@@ -15,11 +15,10 @@ def command(
     seed: Annotated[int, typer.Option(help="Of the weights and of the choice of images.")] = 0,
 ) -> None:
     """Blend the eight candidate operations of a DARTS edge on real images, on every backend; then compare."""
-    import torch
-
     from nxcore.cli import render
+    from nxcore.device import available
 
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    where = available(device)
     if where.type == "cpu":
         # Triton reads it when it is imported: its kernels can then be shown as verified, if not timed.
         os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -11,9 +11,8 @@ def collect(
     op: str, sample: str | None, dtype: str, device: str | None, backend: str | None
 ) -> dict[str, Any]:
     """Return ``Explanation.to_dict()`` for one sample of an operator."""
-    import torch
-
     from nxcore import session
+    from nxcore.device import available
     from nxcore.errors import InvalidInputError, nearest
 
     current = session.default()
@@ -25,7 +24,7 @@ def collect(
     dtypes = {str(d).removeprefix("torch."): d for d in spec.dtypes}
     if dtype not in dtypes:
         raise InvalidInputError(f"dtype must be one of {', '.join(dtypes)}, got {dtype!r}", argument="dtype")
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    where = available(device)
     args = names[chosen].build(spec, where, dtypes[dtype])
     found = current.explain(op, *args[: len(_positional(spec))], backend=backend, **_keywords(spec, args))
     return {"sample": chosen} | found.to_dict() | {"text": str(found.problem)}

@@ -25,6 +25,9 @@ def nxcore_ops() -> Iterable[OpSpec]:
     return specs
 
 
+nxcore_ops()  # all modules now, so that a later import of one can't put it in its operator's place
+
+
 def __getattr__(name: str) -> Any:
     """``nxcore.ops.add`` is ``nxcore.op("add")``."""
     from nxcore.errors import UnknownOperatorError
