@@ -291,8 +291,11 @@ def _edge(session: Session, state: Tensor, operations: nn.ModuleDict, logits: Te
     """Run the edge with gradients through nxcore, and again in float64 through torch alone."""
     alpha = logits.clone().requires_grad_()
     x = state.clone().requires_grad_()
-    out = session.op("softmax_sum")([operation(x) for operation in operations.values()], alpha)
-    out.square().mean().backward()
+    with torch.backends.cudnn.flags(
+        enabled=True, allow_tf32=False
+    ):  # TF32 in torch's convolutions is not ours
+        out = session.op("softmax_sum")([operation(x) for operation in operations.values()], alpha)
+        out.square().mean().backward()
     wide = operations.double()
     alpha64 = logits.double().requires_grad_()
     x64 = state.double().requires_grad_()

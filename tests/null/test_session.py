@@ -181,7 +181,7 @@ def test_a_kernel_that_changes_its_input_serves_nothing():
 
 def test_a_kernel_that_lays_out_its_result_otherwise_serves_nothing():
     laid_out = torch.ones(4, 3).t()
-    session = one(call=lambda x, y, alpha, out: torch.add(x, y, alpha=alpha).contiguous())
+    session = one(call=lambda x, y, alpha, out: torch.add(x, y, alpha=alpha, out=out).contiguous())
     reason = why(session, x=laid_out)
     assert "its result must be float32[3, 4] strides (1, 3) as torch's, got float32[3, 4]" in reason
 

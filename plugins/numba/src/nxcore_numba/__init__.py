@@ -121,7 +121,7 @@ def accepts_softmax_sum_cuda(problem: Problem) -> Verdict:
     metas, _ = dims.candidates_of(problem["xs"])
     if len(metas) > CANDIDATES:
         return no(f"takes at most {CANDIDATES} candidates, got {len(metas)}")
-    if problem.op == "softmax_sum_backward":
+    if problem.op == "softmax_sum_backward" and not dims.is_one_number(problem["grad"]):
         metas = [problem["grad"], *metas]
     walked = [*metas, *_outputs(problem)]
     if not dims.is_flat(walked):

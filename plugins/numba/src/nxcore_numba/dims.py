@@ -49,6 +49,11 @@ def broadcast_strides(meta: TensorMeta, shape: Shape) -> Shape:
     return (0,) * (len(shape) - meta.ndim) + tuple(own)
 
 
+def is_one_number(meta: TensorMeta) -> bool:
+    """Tell whether every element is the same one in memory, as in the gradient of a sum."""
+    return not any(meta.strides_of_extent)
+
+
 def is_flat(metas: Sequence[TensorMeta]) -> bool:
     """Tell whether all are dense and of one order of dimensions, so that memory order serves them all."""
     first = metas[0]

@@ -9,13 +9,16 @@ import math
 import numpy as np
 import torch
 
-from nxcore_numba.dims import candidates_of
+from nxcore_numba.dims import candidates_of, is_one_number
 from nxcore_numba.gpu.launch import THREADS, Launch, blocks_for, cuda
 
 
 @cuda.jit
-def candidate(grad, x, out, logits, stride, total, index, dots, wanted, written, size):
-    """Write one candidate's gradient if ``written``, its dot product with ``grad`` if ``wanted``."""
+def candidate(grad, pace, x, out, logits, stride, total, index, dots, wanted, written, size):
+    """Write one candidate's gradient if ``written``, its dot product with ``grad`` if ``wanted``.
+
+    ``pace`` is 0 where ``grad`` is one number, as the gradient of a sum is.
+    """
     top = np.float32(-math.inf)
     for k in range(total):
         top = max(top, np.float32(logits[k * stride]))
@@ -27,7 +30,7 @@ def candidate(grad, x, out, logits, stride, total, index, dots, wanted, written,
     i = np.int64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
     dot = np.float64(0)
     while i < size:
-        g = np.float32(grad[i])
+        g = np.float32(grad[i * pace])
         if wanted:
             dot += np.float64(g * np.float32(x[i]))
         if written:
@@ -80,6 +83,7 @@ def plan(problem):
     xs_out, logits_out = problem.outputs
     stacked = not isinstance(xs, tuple)
     blocks = blocks_for(size)
+    pace = np.int64(0 if is_one_number(problem["grad"]) else 1)
     each, last = Launch(candidate, blocks), Launch(finish, 1)
 
     def call(grad, xs, logits, output_mask):  # noqa: ARG001  the mask is part of the plan
@@ -94,7 +98,7 @@ def plan(problem):
             if wanted or out is not None:
                 written = out is not None
                 target = out if written else x  # never written then
-                each(device, grad, x, target, logits, stride, total, i, dots, wanted, written, size)
+                each(device, grad, pace, x, target, logits, stride, total, i, dots, wanted, written, size)
         if not wanted:
             return result, None
         logits_grad = logits_out.empty()
