@@ -247,10 +247,13 @@ class Ceilings:
     flops: float
 
     def bandwidth(self, size: int) -> float:
-        """Return the bytes per second for ``size`` bytes: the best of the next size below and above."""
-        below = [b for n, b in self.bandwidths if n <= size][-1:]
-        above = [b for n, b in self.bandwidths if n > size][:1]
-        return max(below + above)
+        """Return the bytes per second for ``size`` bytes: the best of the next size below and all above.
+
+        What a large tensor reaches, a small one could: the small one's own figure is spent on launching.
+        """
+        below = [n for n, _ in self.bandwidths if n <= size][-1:]
+        least = below[0] if below else 0
+        return max(b for n, b in self.bandwidths if n >= least)
 
     def floor_us(self, cost: Cost) -> float:
         """Return the least microseconds that ``cost`` can take: t0 + max(bytes, operations)."""
