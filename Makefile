@@ -19,10 +19,10 @@ demo: $(VENV)/.demo
 	$(BIN)/nxcore demo
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -n $(WORKERS)
+	$(BIN)/python -m pytest -p no:benchmark -n $(WORKERS)
 
 gpu-test: $(VENV)/.test
-	$(BIN)/python -m pytest --require=triton --require=numba-cuda
+	$(BIN)/python -m pytest -p no:benchmark -n $(WORKERS) --require=triton --require=numba-cuda
 	$(BIN)/python -m pytest benchmarks/test_overhead.py
 
 bench: $(VENV)/.test

@@ -9,7 +9,9 @@ import torch
 if not hasattr(np, "row_stack"):
     np.row_stack = np.vstack  # numba-cuda's import asks for the name that numpy 2.5 took away
 
-from numba import config, cuda
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # numba-cuda's import uses units that numpy gives up
+    from numba import config, cuda
 
 if config.ENABLE_CUDASIM:
     from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
