@@ -296,9 +296,9 @@ def _timed(candidates: Sequence[Candidate], timings: Mapping[str, Timing]) -> li
 
 
 def _private_out(problem: Problem, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Give ``out`` memory of its own: a race must not write into the caller's."""
+    """Give ``out`` memory of its own, laid out alike: a race must not write into the caller's."""
     return tuple(
-        torch.empty_like(a) if p.kind == "out" and a is not None else a
+        TensorMeta.of(a).empty() if p.kind == "out" and a is not None else a
         for p, a in zip(problem.spec.params, args, strict=True)
     )
 

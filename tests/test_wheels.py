@@ -11,6 +11,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+STRICT = (
+    "-W",
+    "error",
+    "-W",
+    "ignore:Failed to initialize NumPy",
+)  # torch says so itself where there is none
 CALL = """
 import torch, nxcore
 xs, logits = [torch.randn(33) for _ in range(3)], torch.randn(3)
@@ -66,9 +72,9 @@ def test_core_alone_then_one_plugin_then_without_it(tmp_path: Path) -> None:
         ROOT / "constraints.txt",
     )
     _run(*install, core)
-    assert _run(python, "-W", "error", "-c", CALL).strip() == "torch"
+    assert _run(python, *STRICT, "-c", CALL).strip() == "torch"
     assert "softmax_sum" in _run(tmp_path / "venv" / "bin" / "nxcore", "ops")
     _run(*install, plugin)
-    assert _run(python, "-W", "error", "-c", CALL_NUMBA).strip() == "torch,numba"
+    assert _run(python, *STRICT, "-c", CALL_NUMBA).strip() == "torch,numba"
     _run(python, "-m", "pip", "uninstall", "-q", "-y", "nxcore-numba")
-    assert _run(python, "-W", "error", "-c", CALL).strip() == "torch"
+    assert _run(python, *STRICT, "-c", CALL).strip() == "torch"

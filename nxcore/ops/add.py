@@ -133,6 +133,7 @@ SAMPLES = (
     Sample("row_broadcast", (rand(5, 33), rand(33)), tags=SMOKE),
     Sample("channel_broadcast", (rand(2, 3, 4, 5), rand(3, 1, 1)), {"alpha": 0.5}, SMOKE),
     Sample("out_ignored", (rand(6, 70), rand(6, 70)), {"out": rand(6, 70)}, SMOKE),
+    Sample("out_with_gaps", (rand(17, 9), rand(17, 9)), {"out": rand(17, 9, layout="strided")}),
     Sample("one_element", (rand(1), rand(1))),
     Sample("zero_dimensions", (rand(), rand())),
     Sample("no_elements", (rand(0, 3), rand(3)), tags=DEGENERATE),

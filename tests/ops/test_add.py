@@ -59,6 +59,15 @@ def test_out_may_be_an_input(backend: str | None, device: torch.device) -> None:
     torch.testing.assert_close(x, want)
 
 
+def test_out_may_interleave_with_an_input(device: torch.device) -> None:
+    """The memory that a race gives ``out`` has the caller's strides, or a kernel would write past its end."""
+    memory = torch.randn(200_001, device=device)[1:]
+    x, out = memory[::2], memory[1::2]
+    want = x + 1.0
+    assert nxcore.Session().op("add")(x, 1.0, out=out) is out
+    assert torch.equal(out, want)
+
+
 def test_choosing_never_writes_into_out_twice(device: torch.device) -> None:
     """The race of a new problem runs on memory of its own, or x would be added many times."""
     x, y = torch.zeros(777, device=device), torch.ones(777, device=device)
