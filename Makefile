@@ -35,7 +35,7 @@ lint: $(VENV)/.lint
 	$(BIN)/lint-imports
 
 docs: $(VENV)/.docs
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean:
 	rm -rf $(VENV) build dist site
