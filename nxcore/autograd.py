@@ -87,9 +87,22 @@ class _Join(torch.autograd.Function):
         arguments = call.gradient.args(grad, mask, *args)
         # Only with create_graph=True is grad mode on here: the reference is made of torch's own
         # differentiable operators, a kernel isn't.
-        run = call.reference if torch.is_grad_enabled() else call.backward
-        results = [_itself(r, grad) for r in _flatten(run(*arguments))]
+        batched = _is_batched(grad)  # torch's own, for Jacobians: such a tensor has no memory of its own
+        if torch.is_grad_enabled() or batched:
+            results = _flatten(call.reference(*arguments))
+        elif torch._C._is_any_autocast_enabled():  # noqa: SLF001  autocast is the forward's business
+            with torch.autocast(grad.device.type, enabled=False):
+                results = _flatten(call.backward(*arguments))
+        else:
+            results = _flatten(call.backward(*arguments))
+        if not batched:
+            results = [_itself(r, grad) for r in results]
         return (None, None, *results)[: 2 + len(mask)]
+
+
+def _is_batched(tensor: Tensor) -> bool:
+    functorch = torch._C._functorch  # noqa: SLF001  neither vmap has a public test
+    return bool(functorch.is_legacy_batchedtensor(tensor) or functorch.is_functorch_wrapped_tensor(tensor))
 
 
 def _itself(result: Tensor | None, grad: Tensor) -> Tensor | None:

@@ -18,7 +18,7 @@ import pluggy
 
 import nxcore.ops
 from nxcore import hookspecs, reference
-from nxcore.errors import PluginError
+from nxcore.errors import PluginError, nearest
 from nxcore.kernel import Check
 from nxcore.registry import BackendStatus, Registry, Source
 
@@ -85,6 +85,7 @@ def discover(
             staged.append(_stage(manager, entry, source))
         except Exception as error:  # noqa: BLE001  importing a plugin may raise anything
             _refuse(registry, manager, source, error, strict=strict)
+    _warn_of_strangers((allow or frozenset()) | disable, {s.source.plugin for s in registry.refused}, staged)
     # Operators of all plugins first: a backend may have kernels for another plugin's operator.
     for source, module in list(staged):
         try:
@@ -125,6 +126,14 @@ def _refuse_duplicate(registry: Registry, source: Source, first: Source, *, stri
         raise PluginError(message, plugin=source.plugin, distribution=source.distribution)
     registry.refused.append(BackendStatus(source.plugin, "failed", reason, fix, source))
     _warn(message)
+
+
+def _warn_of_strangers(named: frozenset[str], refused: set[str], staged: list[tuple[Source, Any]]) -> None:
+    """Say so where NXCORE_BACKENDS or NXCORE_DISABLE names what isn't there: a slip would leave it loaded."""
+    known = refused | {source.plugin for source, _ in staged}
+    for name in sorted(named - known):
+        hint = nearest(name, known)
+        _warn(f"NXCORE_BACKENDS or NXCORE_DISABLE names {name!r}, and no plugin is called that{hint}")
 
 
 def _distribution(entry: EntryPoint) -> str:

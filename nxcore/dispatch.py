@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from nxcore.errors import InvalidInputError, NxcoreError, UnsupportedProblemError
 from nxcore.problem import TensorMeta, is_tensor
@@ -82,6 +83,12 @@ class Operator:
     def __repr__(self) -> str:
         return f"<nxcore operator {self.spec.name!r}{f' on {self.backend!r}' if self.backend else ''}>"
 
+    def __deepcopy__(self, memo: Any) -> Operator:  # a module that holds one can be copied
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:  # and pickled: an operator is its name and its backend
+        return _named, (self.spec.name, self.backend)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the operator; generated from the spec, with its parameters and docstring."""
         raise NotImplementedError(f"{type(self).__name__} was not made by make_operator")
@@ -134,6 +141,10 @@ class Operator:
         """Return why no kernel may see this call, only torch; empty if any may."""
         if torch.compiler.is_compiling():
             return "torch.compile traces the reference"
+        if torch._C._get_tracing_state() is not None:  # noqa: SLF001  the public test is slower
+            return "torch.jit traces the reference"
+        if forward_ad._current_level >= 0:  # noqa: SLF001  the level has no public test
+            return "forward-mode differentiation goes through the reference"
         if torch._C._is_any_autocast_enabled():  # noqa: SLF001  the public test wants a device
             return "autocast is on"
         if torch._C._functorch.peek_interpreter_stack() is not None:  # noqa: SLF001  torch.func has no public test
@@ -179,6 +190,12 @@ class Operator:
         return result
 
 
+def _named(name: str, backend: str | None) -> Operator:
+    import nxcore
+
+    return nxcore.op(name, backend=backend)
+
+
 def _unusual_tensor(tensor: Tensor) -> str:
     if type(tensor) not in PLAIN:
         return f"{type(tensor).__name__} is a subclass of Tensor"
@@ -212,7 +229,12 @@ def overlap(out: Tensor, *inputs: Any) -> tuple[bool, ...]:
         if not isinstance(x, Tensor) or x.untyped_storage()._cdata != out.untyped_storage()._cdata:  # noqa: SLF001  identity of storages
             same.append(False)
             continue
-        identical = x.data_ptr() == out.data_ptr() and x.stride() == out.stride() and x.shape == out.shape
+        identical = (x.data_ptr(), x.stride(), x.shape, x.dtype) == (
+            out.data_ptr(),
+            out.stride(),
+            out.shape,
+            out.dtype,
+        )
         dense = TensorMeta.of(x).is_dense() and TensorMeta.of(out).is_dense()  # others may interleave
         if not identical and dense and x.numel() and out.numel() and _ranges_meet(x, out):
             raise InvalidInputError("out must not overlap an input in part", argument="out")
@@ -239,6 +261,8 @@ def make_operator(
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     scope: dict[str, Any] = {
         "NUMBERS": NUMBERS,
+        "forward_ad": forward_ad,
+        "tracing": torch._C._get_tracing_state,  # noqa: SLF001
         "autocast": torch._C._is_any_autocast_enabled,  # noqa: SLF001  the cheap tests, read in every call
         "deterministic": torch._C._get_deterministic_algorithms,  # noqa: SLF001
         "dispatch_modes": torch._C._len_torch_dispatch_stack,  # noqa: SLF001
@@ -320,7 +344,8 @@ def _key(spec: OpSpec) -> str:
             parts.append(f"tuple({n}) if {n}.__class__ is list else ({n}.__class__, {n})")
     around = (
         "grad_enabled(), deterministic(), autocast(), dispatch_modes(), "
-        "function_modes() and not only_default_device(), functorch(), preference()"
+        "function_modes() and not only_default_device(), functorch(), "
+        "tracing(), forward_ad._current_level, preference()"
     )
     return f"({', '.join(parts)}, {around})"
 

@@ -18,7 +18,7 @@ def canonical_dims(dim: int | tuple[int, ...] | list[int] | None, ndim: int) -> 
     InvalidInputError
         If an axis is out of range, or named twice.
     """
-    if dim is None or dim == () or dim == []:
+    if dim is None or (isinstance(dim, tuple | list) and not dim):
         return tuple(range(ndim))
     if not isinstance(dim, int | tuple | list) or isinstance(dim, bool):
         raise InvalidInputError(

@@ -16,7 +16,7 @@ import torch
 from nxcore import discovery
 from nxcore.autograd import Differentiable
 from nxcore.dispatch import PREFERENCE, Operator, Plan, make_operator, overlap, tensors_of
-from nxcore.errors import UnsupportedProblemError
+from nxcore.errors import InvalidInputError, UnsupportedProblemError
 from nxcore.measure import IN_CALL, Effort
 from nxcore.problem import Problem
 from nxcore.registry import BackendStatus, Registry
@@ -236,7 +236,7 @@ class Session:
             spec=spec,
             gradient=gradient,
             forward=call,
-            backward=self.op(gradient.op, backend=operator.backend),
+            backward=_preferring(PREFERENCE.get(), self.op(gradient.op, backend=operator.backend)),
             reference=backward.reference,
         )
 
@@ -264,10 +264,27 @@ class Session:
                 call = _unless_capturing(call, reference)
             if torch.cuda.device_count() > 1:
                 call = _on_device(call, problem.device)
+        if problem.writes:
+            call = _noticed(call, problem)
         # A lazy negation lives only in views of complex tensors: strided, or of a single element.
         if any(t.numel() == 1 or not t.is_dense() for t in problem.tensors):
             call = _unless_negated(call, reference)
         return call
+
+
+def _preferring(order: tuple[str, ...], operator: Operator) -> Callable[..., Any]:
+    """Carry ``nxcore.use`` over to the backward pass, which runs later and, on CUDA, in another thread."""
+    if not order:
+        return operator
+
+    def run(*args: Any) -> Any:
+        token = PREFERENCE.set(order)
+        try:
+            return operator(*args)
+        finally:
+            PREFERENCE.reset(token)
+
+    return run
 
 
 def _torch_alone(problem: Problem) -> str:
@@ -307,6 +324,23 @@ def _on_device(call: Callable[..., Any], device: torch.device) -> Callable[..., 
     return guarded
 
 
+def _noticed(call: Callable[..., Any], problem: Problem) -> Callable[..., Any]:
+    """Let autograd know that ``out`` was written, as torch's own operators do."""
+    place = next(i for i, p in enumerate(problem.spec.params) if p.kind == "out")
+
+    def guarded(*args: Any) -> Any:
+        if args[place].is_inference() and not torch.is_inference_mode_enabled():
+            raise InvalidInputError(
+                "out must not be an inference tensor outside torch.inference_mode()", argument="out"
+            )
+        result = call(*args)
+        if not args[place].is_inference():
+            torch.autograd.graph.increment_version(args[place])
+        return result
+
+    return guarded
+
+
 def _unless_negated(call: Callable[..., Any], reference: Callable[..., Any]) -> Callable[..., Any]:
     def guarded(*args: Any) -> Any:
         negated = any(t.is_neg() for t in tensors_of(args))
@@ -327,3 +361,15 @@ def default() -> Session:
             if _default is None:
                 _default = Session()
     return _default
+
+
+def _after_fork() -> None:
+    """Give a forked child locks of its own: another thread may have held them at the fork."""
+    global _default_lock  # noqa: PLW0603
+    _default_lock = threading.RLock()
+    if _default is not None:
+        _default._lock = threading.RLock()  # noqa: SLF001  the same module's
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

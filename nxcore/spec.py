@@ -92,10 +92,10 @@ class Sketch:
         dtype = self.dtype or dtype
         generator = torch.Generator().manual_seed(seed)
         if self.low is not None and self.high is not None:
-            data = torch.rand(self.shape, generator=generator, dtype=torch.float64)
+            data = torch.rand(self.shape, generator=generator, dtype=torch.float64, device="cpu")
             data = data * (self.high - self.low) + self.low
         else:
-            data = torch.randn(self.shape, generator=generator, dtype=torch.float64)
+            data = torch.randn(self.shape, generator=generator, dtype=torch.float64, device="cpu")
         if self.values == "zeros":
             data.zero_()
         elif self.values == "denormal":

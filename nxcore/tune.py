@@ -179,6 +179,8 @@ class Tuner:
             return f"needs {' or '.join(_short(d) for d in kernel.dtypes)}, got {_short(problem.dtype)}"
         if problem.dtype is torch.float32 and kernel.precision != "ieee32":
             return f"its precision class is {kernel.precision}, and a float32 call needs ieee32"
+        if not native and problem.writes and problem["out"].dtype != problem.outputs.dtype:
+            return f"needs an out of the result's dtype, {_short(problem.outputs.dtype)}"
         if problem.aliased and not kernel.in_place_safe:
             return "doesn't claim to be in_place_safe, and out is an input"
         if torch.are_deterministic_algorithms_enabled() and not (native or kernel.deterministic):
@@ -224,7 +226,10 @@ class Tuner:
         """
         key = (backend.label(kernel), kernel.op, device, dtype)
         if key not in self._verified:
-            self._verified[key] = self._verify(kernel, device, dtype)
+            refusal, error = self._verify(kernel, device, dtype)
+            if refusal and error is None:  # it raised: the machine's state may be to blame, so ask again
+                return refusal, error
+            self._verified[key] = refusal, error
         return self._verified[key]
 
     def _verify(self, kernel: Kernel, device: torch.device, dtype: torch.dtype) -> tuple[str, float | None]:

@@ -144,6 +144,9 @@ def _add(problem: Problem, floats: tuple[torch.dtype, ...]) -> Verdict:
     x, y, out = problem["x"], problem["y"], problem["out"] or problem.outputs
     if out.dtype not in floats:
         return no(f"needs a result of {_names(floats)}, got {_names((out.dtype,))}")
+    scalars = [t for t in (x, y) if isinstance(t, TensorMeta) and t.ndim == 0]
+    if any(t.dtype != out.dtype for t in scalars):  # torch rounds it to the result's type first
+        return no(f"needs a 0-d operand of the result's dtype, {_names((out.dtype,))}")
     operands = [out, x, *([y] if isinstance(y, TensorMeta) else [])]
     return _few_dims(out.shape, [dims.broadcast_strides(m, out.shape) for m in operands])
 

@@ -1,5 +1,6 @@
 """Compiling, and running on as many threads as torch does."""
 
+import multiprocessing
 import os
 import threading
 
@@ -12,7 +13,8 @@ SMALL = 32_768
 COMPILE = {"cache": True, "nogil": True, "error_model": "numpy"}
 
 _alone = threading.Lock()
-_forked = False
+# A worker that was forked before this module was loaded is known by its parent alone.
+_forked = multiprocessing.parent_process() is not None and multiprocessing.get_start_method() == "fork"
 
 
 def _after_fork():
@@ -20,7 +22,7 @@ def _after_fork():
     _forked = True
 
 
-# GNU OpenMP ends a forked child that enters a parallel region its parent has used.
+# GNU OpenMP ends, or never wakes, a forked child whose parent has used it, be it through torch alone.
 os.register_at_fork(after_in_child=_after_fork)
 
 
@@ -51,7 +53,7 @@ def team(serial, parallel, signature, elements):
     callable
         Takes the kernel's arguments.
     """
-    if elements < SMALL:
+    if elements < SMALL or _forked:
         serial.compile(signature)
         return serial
     # Of the two only the one that the call needs now: each takes a second or two. Numba compiles the
