@@ -20,7 +20,7 @@ from nxcore.session import Session, Settings
 REFERENCE_KEY_US = 0.34
 CALL_US, TENSOR_US = 1.0, 0.35
 GATE = 1.5
-ROUNDS, CALLS = 40, 2_000
+ROUNDS, CALLS = 80, 2_000
 
 
 def nothing(*args: Any) -> Any:
