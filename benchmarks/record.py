@@ -30,7 +30,8 @@ from nxcore.errors import MeasurementError
 from nxcore.measure import Ceilings, Effort, ceilings, race
 from nxcore.problem import Problem
 from nxcore.select import Candidate, compare, settled, winners
-from nxcore.session import Session, Settings
+from nxcore.session import Session
+from nxcore.settings import Settings
 from nxcore.spec import OpSpec, Sample
 from nxcore.tune import AGAIN
 from nxcore.verify import Truth, leaves

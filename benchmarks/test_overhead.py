@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from nxcore.discovery import discover
-from nxcore.session import Session, Settings
+from nxcore.session import Session
+from nxcore.settings import Settings
 
 REFERENCE_KEY_US = 0.34
 CALL_US, TENSOR_US = 1.0, 0.35

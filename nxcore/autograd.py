@@ -24,7 +24,8 @@ class Differentiable:
     gradient : Gradient
         Which operator differentiates it, and from what.
     forward : callable
-        The planned kernel; takes the operator's arguments, all positional.
+        The planned kernel; takes the operator's arguments, all positional. Where the gradient names an
+        operator of its own for this, returns a tuple: the result, and what to keep for the backward pass.
     backward : callable
         The backward operator; takes its arguments, all positional.
     reference : callable
@@ -67,9 +68,12 @@ class _Join(torch.autograd.Function):
                 metas = tuple(TensorMeta.of(t) for t in tensors)
                 recipe.append((None, metas if tensors is value else metas[0]))
         ctx.call, ctx.recipe = call, recipe
-        ctx.save_for_backward(*kept)
+        result, extra = call.forward(*args), ()
+        if call.gradient.forward:
+            result, *extra = result
+        ctx.save_for_backward(*kept, *extra)
         ctx.set_materialize_grads(False)
-        return call.forward(*args)
+        return result
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -84,7 +88,7 @@ class _Join(torch.autograd.Function):
             else:
                 args.append(tuple(next(saved) for _ in range(count)) if count else next(saved))
         call: Differentiable = ctx.call
-        arguments = call.gradient.args(grad, mask, *args)
+        arguments = call.gradient.args(grad, mask, *args, *saved)
         # Only with create_graph=True is grad mode on here: the reference is made of torch's own
         # differentiable operators, a kernel isn't.
         batched = _is_batched(grad)  # torch's own, for Jacobians: such a tensor has no memory of its own

@@ -18,6 +18,7 @@ from nxcore.spec import (
     Sample,
     rand,
 )
+from nxcore.window import Window
 
 API_VERSION = 1
 """The version of this contract; a plugin writes the number it was made for in its ``Backend``."""
@@ -43,6 +44,7 @@ __all__ = [
     "Sample",
     "TensorMeta",
     "Verdict",
+    "Window",
     "accept_all",
     "canonical_dims",
     "hookimpl",

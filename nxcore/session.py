@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,47 +20,10 @@ from nxcore.measure import IN_CALL, Effort
 from nxcore.problem import Problem
 from nxcore.registry import BackendStatus, Registry
 from nxcore.select import Decision
+from nxcore.settings import Settings
 from nxcore.tune import Choice, Tuner
 
 DECISIONS = 4096
-VARIABLES = ("NXCORE_BACKENDS", "NXCORE_DISABLE", "NXCORE_STRICT")
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What the environment says, read once per session.
-
-    Attributes
-    ----------
-    backends : frozenset of str, optional
-        ``NXCORE_BACKENDS``: the only plugins to load, separated by commas; all where None.
-    disable : frozenset of str
-        ``NXCORE_DISABLE``: plugins not to load.
-    strict : bool
-        ``NXCORE_STRICT``: a broken plugin raises; "", "0", "false", "no" and "off" mean no.
-    """
-
-    backends: frozenset[str] | None = None
-    disable: frozenset[str] = frozenset()
-    strict: bool = False
-
-    @classmethod
-    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
-        """Read ``NXCORE_*``; a name that isn't known warns."""
-        env = os.environ if environment is None else environment
-        for name in sorted(env):
-            if name.startswith("NXCORE_") and name not in VARIABLES:
-                known = ", ".join(VARIABLES)
-                warnings.warn(f"{name} is not a setting of nxcore; known: {known}", stacklevel=3)
-        return cls(
-            backends=_names(env["NXCORE_BACKENDS"]) if "NXCORE_BACKENDS" in env else None,
-            disable=_names(env.get("NXCORE_DISABLE", "")),
-            strict=env.get("NXCORE_STRICT", "").strip().lower() not in ("", "0", "false", "no", "off"),
-        )
-
-
-def _names(text: str) -> frozenset[str]:
-    return frozenset(name.strip() for name in text.split(",") if name.strip())
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +144,7 @@ class Session:
         problem = self._problem(operator, bound)
         if reason:
             return Explanation(problem, Decision("torch", "reference", reason))
+        operator, problem, bound = self._served(operator, problem, bound)
         return Explanation(problem, self._choose(operator, problem, bound).decision)
 
     def _problem(self, operator: Operator, args: tuple[Any, ...]) -> Problem:
@@ -207,7 +170,8 @@ class Session:
 
     def _demoted(self, operator: Operator, args: tuple[Any, ...], reason: str) -> None:
         """Keep why a kernel that failed in a call doesn't serve that problem any more."""
-        problem = self._problem(operator, operator.frozen(args))
+        args = operator.frozen(args)
+        operator, problem, args = self._served(operator, self._problem(operator, args), args)
         with self._lock:
             self._decisions[self._key(operator, problem)] = self.tuner.stay(problem, None, reason)
 
@@ -216,11 +180,27 @@ class Session:
 
     def _resolve(self, operator: Operator, args: tuple[Any, ...]) -> Plan:
         problem = self._problem(operator, args)
-        choice = self._choose(operator, problem, args)
-        call = self._guarded(choice, problem)
-        if problem.needs_grad and operator.spec.gradient:
+        served, inner, inner_args = self._served(operator, problem, args)
+        choice = self._choose(served, inner, inner_args)
+        call = self._guarded(choice, inner)
+        gradient = operator.spec.gradient
+        if served is not operator and choice.native:
+            call = operator.spec.reference  # whose own autograd keeps what it needs
+        elif problem.needs_grad and gradient and gradient.covers(*args):
+            call = call if served is operator else _first(call, len(inner_args))
             call = self._differentiable(operator, problem, choice, call)
         return Plan(call, choice.decision.chosen, keep=not _capturing(problem))
+
+    def _served(
+        self, operator: Operator, problem: Problem, args: tuple[Any, ...]
+    ) -> tuple[Operator, Problem, tuple[Any, ...]]:
+        """Return what runs: another operator where a gradient is needed and that one keeps more for it."""
+        gradient = operator.spec.gradient
+        if not (problem.needs_grad and gradient and gradient.forward and gradient.covers(*args)):
+            return operator, problem, args
+        inner = self.op(gradient.forward, backend=operator.backend)
+        inner_args = args[: len(inner.spec.params)]
+        return inner, Problem.of(inner.spec, inner_args), inner_args
 
     def _differentiable(
         self, operator: Operator, problem: Problem, choice: Choice, call: Callable[..., Any]
@@ -250,7 +230,7 @@ class Session:
             1 if isinstance(a, type) else a for a in problem.args
         )  # any number of that type will do
         described = Problem.of(backward, gradient.args(problem.outputs, mask, *values))
-        return [] if described.view else self.tuner.accepting(described)
+        return [] if described.view else self.tuner.accepting(described, PREFERENCE.get())
 
     def _guarded(self, choice: Choice, problem: Problem) -> Callable[..., Any]:
         """Wrap the planned call where its key can't tell a call that the kernel must not see."""
@@ -287,11 +267,21 @@ def _preferring(order: tuple[str, ...], operator: Operator) -> Callable[..., Any
     return run
 
 
+def _first(call: Callable[..., Any], count: int) -> Callable[..., Any]:
+    """Give ``call`` the first ``count`` arguments."""
+
+    def run(*args: Any) -> Any:
+        return call(*args[:count])
+
+    return run
+
+
 def _torch_alone(problem: Problem) -> str:
     """Return why only torch may serve ``problem`` now; empty if any kernel may."""
     if _capturing(problem):
         return "a CUDA graph is being captured and this problem is new: call it once before the capture"
-    if problem.needs_grad and problem.spec.gradient is None:
+    gradient = problem.spec.gradient
+    if problem.needs_grad and (gradient is None or not gradient.covers(*problem.args)):
         return "a gradient is needed, and only torch's autograd knows it"
     return ""
 

@@ -160,7 +160,7 @@ class Sample:
     name : str
         The bug.
     args : tuple
-        Positional arguments: sketches, tuples of sketches, plain values.
+        Positional arguments: sketches (or what has a ``build`` like theirs), tuples of them, plain values.
     kwargs : Mapping
         Keyword arguments, likewise.
     tags : frozenset of str
@@ -182,7 +182,7 @@ class Sample:
 
 
 def _build(value: Any, *, device: torch.device, dtype: torch.dtype, seed: int) -> Any:
-    if isinstance(value, Sketch):
+    if hasattr(value, "build"):  # a Sketch, or what an operator has of its own
         return value.build(device, dtype, seed)
     if isinstance(value, tuple):
         return tuple(_build(v, device=device, dtype=dtype, seed=seed + i) for i, v in enumerate(value))
@@ -227,11 +227,19 @@ class Gradient:
         forward arguments. A tensor that is not in ``saves`` comes as its ``TensorMeta``.
     saves : tuple of str
         The parameters kept for the backward pass.
+    forward : str
+        The operator that runs in place of this one where a gradient is needed: it takes the first of
+        the same arguments and returns a tuple, of the result and of what to keep for the backward pass,
+        which ``args`` is given after the forward arguments. Empty where nothing more is kept.
+    covers : callable
+        ``covers(*arguments) -> bool``: whether ``op`` is the gradient of this call; torch alone if not.
     """
 
     op: str
     args: Callable[..., tuple[Any, ...]]
     saves: tuple[str, ...] = ()
+    forward: str = ""
+    covers: Callable[..., bool] = lambda *args: True  # noqa: ARG005
 
 
 @dataclass(frozen=True)
@@ -264,6 +272,9 @@ class OpSpec:
         Compared bit for bit.
     idioms : Mapping of str to callable
         Other ways to write it in torch; the fastest of them and the reference is the baseline.
+    yardsticks : Mapping of str to callable
+        What torch's users run where torch has another operator for the same purpose: timed as torch's best,
+        never called to serve.
     gradient : Gradient, optional
         How it is differentiated; None raises on double backward.
     view : callable
@@ -283,6 +294,7 @@ class OpSpec:
     dtypes: tuple[torch.dtype, ...] = FLOATS
     exact: bool = False
     idioms: Mapping[str, Callable[..., Any]] = field(default_factory=lambda: MappingProxyType({}))
+    yardsticks: Mapping[str, Callable[..., Any]] = field(default_factory=lambda: MappingProxyType({}))
     gradient: Gradient | None = None
     view: Callable[..., bool] = lambda *args: False  # noqa: ARG005
 

@@ -54,7 +54,9 @@ def reference(
     if not output_mask[1]:
         return x_grad, None
     y_grad = _undo(grad, y_size)
-    return x_grad, y_grad if alpha == 1 else y_grad * alpha
+    if torch.compiler.is_compiling() or alpha != 1:  # a trace can't branch on a number that may change
+        y_grad = y_grad * alpha
+    return x_grad, y_grad
 
 
 def _undo(grad: Tensor, size: tuple[int, ...]) -> Tensor:

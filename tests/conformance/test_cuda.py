@@ -57,7 +57,9 @@ def test_runs_on_the_current_stream(spec: OpSpec, backend: Any, kernel: Kernel) 
 def _like(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(_like(v) for v in value)
-    return torch.full_like(value, torch.nan) if isinstance(value, torch.Tensor) else value
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.full_like(value, torch.nan if value.is_floating_point() else 85)
 
 
 @every_kernel
@@ -77,9 +79,10 @@ def test_replays_in_a_graph(spec: OpSpec, backend: Any, kernel: Kernel) -> None:
     inputs = {t.data_ptr() for t in leaves(args)}
     for r in leaves(result):
         if r.data_ptr() not in inputs:
-            r.fill_(torch.nan)
+            r.fill_(torch.nan if r.is_floating_point() else 85)
     for tensor in leaves(args):
-        tensor.mul_(0.5)
+        if tensor.is_floating_point():
+            tensor.mul_(0.5)
     graph.replay()
     torch.cuda.synchronize()
     found = Truth.of(spec, args).judge(result)
@@ -113,7 +116,7 @@ def test_runs_on_a_device_that_is_not_the_current_one(spec: OpSpec, backend: Any
     assert found.ok, found.reason
 
 
-@pytest.mark.parametrize("backend", [b for b in REGISTRY.backends if b != "torch"])
+@pytest.mark.parametrize("backend", [b for b in REGISTRY.backends if b not in ("torch", "inductor")])
 def test_offsets_past_two_to_the_31(backend: str) -> None:
     import nxcore
 

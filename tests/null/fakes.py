@@ -17,7 +17,8 @@ from nxcore.measure import Effort
 from nxcore.ops import nxcore_ops
 from nxcore.plugin import API_VERSION, hookimpl
 from nxcore.registry import Registry, Source
-from nxcore.session import Session, Settings
+from nxcore.session import Session
+from nxcore.settings import Settings
 from nxcore.spec import OpSpec, Param, Sample, rand
 from nxcore.timing import Timing
 

@@ -1,0 +1,187 @@
+"""avg_pool2d: the mean of each window of an image.
+
+    out[i, j] = sum over the taps on the image of x / divisor
+
+The divisor is ``divisor_override`` where given; else the window's size on the padded image, or on the image
+alone where ``count_include_pad`` is False. Semantics of ``torch.nn.functional.avg_pool2d``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from nxcore.errors import InvalidInputError
+from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, Window, rand
+from nxcore.spec import DEGENERATE, require_tensor
+from nxcore.window import memory_format, require_image
+
+
+def reference(
+    x: Tensor,
+    kernel_size: int | tuple[int, int],
+    stride: int | tuple[int, int] | None = None,
+    padding: int | tuple[int, int] = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Tensor:
+    """Return the mean of each window, accumulating in float32 or wider.
+
+    Parameters
+    ----------
+    x : Tensor
+        Shape (N, C, H, W) or (C, H, W).
+    kernel_size : int or (int, int)
+        The window's height and width.
+    stride : int or (int, int), optional
+        The step from window to window; that of the window's own size by default.
+    padding : int or (int, int), default 0
+        Zeros on each side; at most half of the window.
+    ceil_mode : bool, default False
+        Round the output's size up: a window may reach beyond the padding.
+    count_include_pad : bool, default True
+        Count the padding in the divisor.
+    divisor_override : int, optional
+        Divide by this instead.
+
+    Returns
+    -------
+    Tensor
+        Shape (N, C, H', W') or (C, H', W'), dtype and memory format of ``x``.
+
+    Raises
+    ------
+    InvalidInputError
+        If ``x`` isn't an image, or an argument is out of range.
+    """
+    return functional.avg_pool2d(
+        x, kernel_size, stride or kernel_size, padding, ceil_mode, count_include_pad, divisor_override
+    )
+
+
+def check(
+    x: Any,
+    kernel_size: Any,
+    stride: Any,
+    padding: Any,
+    ceil_mode: Any,
+    count_include_pad: Any,  # noqa: ARG001  a flag of any type will do
+    divisor_override: Any,
+) -> None:
+    """Refuse what the operator isn't defined for."""
+    require_tensor(x, "x", floating=False)
+    require_image(x)
+    Window.of_pool(tuple(x.shape), kernel_size, stride, padding, 1, ceil_mode)
+    if divisor_override is not None and (not isinstance(divisor_override, int) or divisor_override == 0):
+        raise InvalidInputError(
+            f"divisor_override must be an integer other than 0, got {divisor_override}",
+            argument="divisor_override",
+        )
+
+
+def _window(x: Any, kernel_size: Any, stride: Any, padding: Any, ceil_mode: Any) -> Window:
+    return Window.of_pool(tuple(x.shape), kernel_size, stride, padding, 1, ceil_mode)
+
+
+def cost(x: Any, kernel_size: Any, stride: Any, padding: Any, ceil_mode: Any, *divisor: Any) -> Cost:  # noqa: ARG001
+    """Read x once, write the means once; an addition a tap."""
+    window = _window(x, kernel_size, stride, padding, ceil_mode)
+    outputs = torch.Size((*x.shape[:-2], *window.outputs)).numel()
+    return Cost(bytes=x.nbytes + outputs * x.element_size(), flops=outputs * window.taps)
+
+
+def magnitude(x: Tensor, *window: Any) -> Tensor:
+    """Return the mean of absolute values."""
+    return reference(x.abs(), *window).abs()
+
+
+def terms(x: Any, kernel_size: Any, stride: Any, padding: Any, ceil_mode: Any, *divisor: Any) -> int:  # noqa: ARG001
+    """As many as the window has taps."""
+    return _window(x, kernel_size, stride, padding, ceil_mode).taps
+
+
+def _backward(grad: Any, mask: tuple[bool, ...], x: Any, *window: Any) -> tuple[Any, ...]:  # noqa: ARG001
+    return grad, tuple(x.shape), *window, memory_format(x)
+
+
+SMOKE = frozenset({"smoke"})
+BENCH = frozenset({"bench"})
+
+SAMPLES = (
+    Sample("darts", (rand(2, 3, 9, 11), 3, 1, 1, False, False), tags=SMOKE),
+    Sample("reduction_cell", (rand(2, 3, 8, 10), 3, 2, 1, False, False), tags=SMOKE),
+    Sample("channels_last", (rand(2, 9, 7, 6, layout="channels_last"), 3, 1, 1), tags=SMOKE),
+    Sample("rectangle", (rand(1, 2, 9, 12), (2, 3), (2, 1), (1, 0)), tags=SMOKE),
+    Sample("default_stride", (rand(1, 2, 9, 12), 3)),
+    Sample("list_of_sizes", (rand(1, 2, 9, 12), [3, 2], [2, 2])),
+    Sample("ceil_mode", (rand(1, 2, 8, 9), 3, 2, 1, True)),
+    Sample("ceil_mode_image_only", (rand(1, 2, 8, 9), 3, 2, 1, True, False)),
+    Sample("ceil_mode_window_dropped", (rand(1, 2, 5, 5), 2, 3, 1, True)),
+    Sample("divisor", (rand(1, 2, 6, 7), 3, 1, 1, False, False, 5)),
+    Sample("negative_divisor", (rand(1, 2, 6, 7), 2, 2, 0, False, True, -3)),
+    Sample("window_as_large_as_the_image", (rand(2, 3, 5, 7), (5, 7))),
+    Sample("window_of_one", (rand(1, 2, 5, 6), 1, 2)),
+    Sample("seven", (rand(1, 3, 14, 17), 7, 1, 3, False, False)),
+    Sample("one_plane", (rand(3, 9, 8), 3, 1, 1)),
+    Sample("one_channel", (rand(2, 1, 6, 9), 3, 1, 1)),
+    Sample("one_pixel", (rand(2, 3, 1, 1), 1)),
+    Sample("no_images", (rand(0, 3, 6, 6), 3), tags=DEGENERATE),
+    Sample("odd_storage_offset", (rand(1, 2, 8, 12, layout="sliced"), 3, 1, 1)),
+    Sample("gaps_in_memory", (rand(1, 2, 8, 12, layout="strided"), 3, 1, 1)),
+    Sample("transposed", (rand(2, 3, 6, 7, layout="transposed"), 3, 1, 1)),
+    Sample("expanded", (rand(3, 2, 6, 8, layout="expanded"), 3, 1, 1)),
+    Sample("wide_rows", (rand(1, 1, 5, 133), 3, 1, 1)),
+    Sample("nan", (rand(1, 2, 8, 9, values="nan"), 3, 1, 1)),
+    Sample("inf", (rand(1, 2, 8, 9, values="inf"), 2, 2)),
+    Sample("cifar_k3", (rand(64, 16, 32, 32), 3, 1, 1, False, False), tags=BENCH),
+    Sample("cifar_k3_stride2", (rand(64, 32, 32, 32), 3, 2, 1, False, False), tags=BENCH),
+    Sample("imagenet_k3", (rand(128, 64, 56, 56), 3, 1, 1, False, False), tags=BENCH | {"huge"}),
+    Sample("imagenet_k7", (rand(128, 64, 56, 56), 7, 1, 3, False, False), tags=BENCH | {"huge"}),
+    Sample(
+        "imagenet_k3_channels_last",
+        (rand(128, 64, 56, 56, layout="channels_last"), 3, 1, 1, False, False),
+        tags=BENCH | {"huge"},
+    ),
+)
+
+ERRORS = (
+    ErrorCase("rank", (rand(3, 4), 2), match=r"x must be \(C, H, W\) or \(N, C, H, W\) .* got \(3, 4\)"),
+    ErrorCase("no_channels", (rand(2, 0, 4, 4), 2), match="nothing but N of size 0"),
+    ErrorCase("kernel", (rand(1, 2, 4, 4), 0), match="kernel_size must be at least 1, got 0"),
+    ErrorCase("kernel_type", (rand(1, 2, 4, 4), 2.5), match="kernel_size must be an integer or a pair"),
+    ErrorCase("stride", (rand(1, 2, 4, 4), 2, 0), match="stride must be at least 1, got 0"),
+    ErrorCase("padding", (rand(1, 2, 4, 4), 2, 1, 2), match=r"padding must be at most half of kernel_size"),
+    ErrorCase("too_small", (rand(1, 2, 4, 4), 5), match="x must be at least as large as the window"),
+    ErrorCase(
+        "divisor",
+        (rand(1, 2, 4, 4), 2),
+        match="divisor_override must be an integer other than 0, got 0",
+        kwargs={"divisor_override": 0},
+    ),
+    ErrorCase("not_a_tensor", (1.0, 2), match="x must be a tensor, got float"),
+)
+
+SPEC = OpSpec(
+    name="avg_pool2d",
+    params=(
+        Param("x", "tensor"),
+        Param("kernel_size", "static"),
+        Param("stride", "static", None),
+        Param("padding", "static", 0),
+        Param("ceil_mode", "static", False),
+        Param("count_include_pad", "static", True),
+        Param("divisor_override", "static", None),
+    ),
+    reference=reference,
+    check=check,
+    cost=cost,
+    samples=SAMPLES,
+    errors=ERRORS,
+    magnitude=magnitude,
+    terms=terms,
+    gradient=Gradient("avg_pool2d_backward", _backward),
+)

@@ -1,0 +1,180 @@
+"""depthwise_conv2d_backward: the gradients of depthwise_conv2d, to the image and to the filters.
+
+    grad_x[n, c, row, column] = sum over the outputs that saw it of weight * grad
+    grad_weight[c, 0, a, b]   = sum over n, i, j of grad[n, c, i, j] * x[n, c, row, column]
+
+Torch's own kernel for the CPU adds up float16 in its own precision.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nxcore.errors import InvalidInputError
+from nxcore.ops.depthwise_conv2d import SAMPLES as FORWARD_SAMPLES
+from nxcore.ops.depthwise_conv2d import check as check_forward
+from nxcore.ops.depthwise_conv2d import window
+from nxcore.plugin import Cost, ErrorCase, OpSpec, Param, Sample, Window, rand
+from nxcore.spec import Layout, require_tensor
+
+BOTH = (True, True)
+Pairs = int | tuple[int, int]
+
+
+def reference(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    stride: Pairs = 1,
+    padding: Pairs | str = 0,
+    dilation: Pairs = 1,
+    output_mask: tuple[bool, bool] = BOTH,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the gradients of ``depthwise_conv2d``, accumulating in float32 or wider.
+
+    Parameters
+    ----------
+    grad : Tensor
+        The gradient of the output.
+    x, weight, stride, padding, dilation
+        As in ``depthwise_conv2d``.
+    output_mask : (bool, bool)
+        Which gradients to compute; the other comes back as None.
+
+    Returns
+    -------
+    x_grad, weight_grad : Tensor
+        Shapes and dtypes of ``x`` and ``weight``, memory formats as torch's.
+
+    Raises
+    ------
+    InvalidInputError
+        As ``depthwise_conv2d``; or if ``grad`` isn't of the output's shape.
+    """
+    seen = window(x, weight, stride, padding, dilation)
+    left, right, above, below = seen.padded
+    steps, gaps = list(seen.stride), list(seen.dilation)
+    image = x if x.ndim == 4 else x.unsqueeze(0)
+    incoming = grad if grad.ndim == 4 else grad.unsqueeze(0)
+    pads, cut = list(seen.padding), (0, 0)
+    if padding == "same" and (right > left or below > above):  # torch's backward knows even padding only
+        cut = (below - above, right - left)
+        image = torch.nn.functional.pad(image, (0, cut[1], 0, cut[0]))
+    x_grad, weight_grad, _ = torch.ops.aten.convolution_backward(
+        incoming,
+        image,
+        weight,
+        None,
+        steps,
+        pads,
+        gaps,
+        False,
+        [0, 0],
+        image.shape[1],
+        [bool(output_mask[0]), bool(output_mask[1]), False],
+    )
+    if x_grad is not None and cut != (0, 0):
+        x_grad = x_grad[..., : x.shape[-2], : x.shape[-1]].contiguous()
+    if x_grad is not None and x.ndim == 3:
+        x_grad = x_grad.squeeze(0)
+    return x_grad, weight_grad
+
+
+def check(grad: Any, x: Any, weight: Any, stride: Any, padding: Any, dilation: Any, output_mask: Any) -> None:
+    """Refuse what the operator isn't defined for."""
+    check_forward(x, weight, stride, padding, dilation)
+    require_tensor(grad, "grad")
+    wanted = (*x.shape[:-2], *window(x, weight, stride, padding, dilation).outputs)
+    if tuple(grad.shape) != wanted:
+        raise InvalidInputError(
+            f"grad must have the output's shape {tuple(wanted)}, got {tuple(grad.shape)}", argument="grad"
+        )
+    if grad.device != x.device or grad.dtype != x.dtype:
+        raise InvalidInputError(
+            f"grad must be {x.dtype} on {x.device} as x, got {grad.dtype} on {grad.device}", argument="grad"
+        )
+    if len(output_mask) != 2:
+        raise InvalidInputError(f"output_mask must have 2 entries, got {len(output_mask)}")
+
+
+def cost(grad: Any, x: Any, weight: Any, *rest: Any) -> Cost:
+    """Read grad once; x once for the filters' gradient; write what was asked for."""
+    *where, mask = rest
+    moved = grad.nbytes * any(mask)
+    moved += (x.nbytes + weight.nbytes) * (bool(mask[0]) + bool(mask[1]))
+    flops = 2 * grad.numel() * window(x, weight, *where).taps * (bool(mask[0]) + bool(mask[1]))
+    return Cost(bytes=moved, flops=flops)
+
+
+def magnitude(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> Any:
+    """Return the gradients of absolute values."""
+    return reference(grad.abs(), x.abs(), weight.abs(), *rest)
+
+
+def terms(grad: Any, x: Any, weight: Any, *rest: Any) -> int:
+    """As many as a filter has outputs to its channel, or taps if only the image's gradient is asked for."""
+    *where, mask = rest
+    taps = window(x, weight, *where).taps
+    return max(taps, int(grad.numel()) // int(weight.shape[0])) if mask[1] else taps
+
+
+def _with_grad(sample: Sample) -> Sample:
+    """Put a gradient of the output's shape in front of a sample of depthwise_conv2d."""
+    x, weight, *rest = sample.args
+    outputs = Window.of_convolution(x.shape, weight.shape[-2:], *rest).outputs
+    layout: Layout = "contiguous" if x.layout == "expanded" else x.layout
+    grad = rand(*x.shape[:-2], *outputs, layout=layout, values=x.values)
+    return Sample(sample.name, (grad, x, weight, *rest), {}, sample.tags)
+
+
+IMAGE, FILTER = rand(2, 3, 7, 9), rand(3, 1, 3, 3)
+
+SAMPLES = (
+    *(_with_grad(s) for s in FORWARD_SAMPLES),
+    Sample("stride_zero_grad", (rand(2, 3, 7, 9, layout="expanded"), IMAGE, FILTER, 1, 1)),
+    Sample("only_the_image", (rand(2, 3, 7, 9), IMAGE, FILTER, 1, 1), {"output_mask": (True, False)}),
+    Sample("only_the_filters", (rand(2, 3, 7, 9), IMAGE, FILTER, 1, 1), {"output_mask": (False, True)}),
+    Sample(
+        "formats_differ",
+        (rand(2, 9, 7, 6), rand(2, 9, 7, 6, layout="channels_last"), rand(9, 1, 3, 3), 1, 1),
+    ),
+    Sample("many_images", (rand(33, 2, 6, 7), rand(33, 2, 6, 7), rand(2, 1, 3, 3), 1, 1)),
+)
+
+ERRORS = (
+    ErrorCase(
+        "shape",
+        (rand(1, 2, 3, 3), rand(1, 2, 4, 4), rand(2, 1, 3, 3), 1, 1),
+        match="grad must have the output's",
+    ),
+    ErrorCase("filters", (rand(1, 2, 2, 2), rand(1, 2, 4, 4), rand(3, 1, 3, 3)), match="weight must be"),
+    ErrorCase(
+        "dtypes",
+        (rand(1, 2, 2, 2, dtype=torch.float16), rand(1, 2, 4, 4), rand(2, 1, 3, 3)),
+        match="grad must be torch.float32 on cpu as x, got torch.float16 on cpu",
+    ),
+    ErrorCase("not_a_tensor", (1.0, rand(1, 2, 4, 4), rand(2, 1, 3, 3)), match="grad must be a tensor"),
+)
+
+SPEC = OpSpec(
+    name="depthwise_conv2d_backward",
+    params=(
+        Param("grad", "tensor"),
+        Param("x", "tensor"),
+        Param("weight", "tensor"),
+        Param("stride", "static", 1),
+        Param("padding", "static", 0),
+        Param("dilation", "static", 1),
+        Param("output_mask", "static", BOTH),
+    ),
+    reference=reference,
+    check=check,
+    cost=cost,
+    samples=SAMPLES,
+    errors=ERRORS,
+    magnitude=magnitude,
+    terms=terms,
+)

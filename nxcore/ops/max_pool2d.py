@@ -1,0 +1,197 @@
+"""max_pool2d: the largest element of each window of an image.
+
+    out[i, j] = max over the taps on the image of x
+
+Semantics of ``torch.nn.functional.max_pool2d``: NaN is larger than anything, the first of equals counts.
+Where a gradient is needed ``max_pool2d_with_offsets`` runs in its place, and keeps one byte an output.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, Window, rand
+from nxcore.spec import DEGENERATE, require_tensor
+from nxcore.window import require_image
+
+
+def reference(
+    x: Tensor,
+    kernel_size: int | tuple[int, int],
+    stride: int | tuple[int, int] | None = None,
+    padding: int | tuple[int, int] = 0,
+    dilation: int | tuple[int, int] = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Return the largest element of each window, and where it lies if asked for.
+
+    Parameters
+    ----------
+    x : Tensor
+        Shape (N, C, H, W) or (C, H, W).
+    kernel_size : int or (int, int)
+        The window's height and width.
+    stride : int or (int, int), optional
+        The step from window to window; that of the window's own size by default.
+    padding : int or (int, int), default 0
+        Minus infinity on each side; at most half of the window.
+    dilation : int or (int, int), default 1
+        The step from tap to tap.
+    ceil_mode : bool, default False
+        Round the output's size up: a window may reach beyond the padding.
+    return_indices : bool, default False
+        Return the place of each maximum too.
+
+    Returns
+    -------
+    out : Tensor
+        Shape (N, C, H', W') or (C, H', W'), dtype and memory format of ``x``.
+    indices : Tensor
+        int64, only if asked for: ``row * W + column`` on the plane.
+
+    Raises
+    ------
+    InvalidInputError
+        If ``x`` isn't an image, or an argument is out of range.
+    """
+    pool: Any = functional.max_pool2d  # torch's annotations know no flag that isn't written out
+    result: Tensor | tuple[Tensor, Tensor] = pool(
+        x,
+        kernel_size,
+        stride or kernel_size,
+        padding,
+        dilation,
+        ceil_mode=ceil_mode,
+        return_indices=return_indices,
+    )
+    return result
+
+
+def check(
+    x: Any,
+    kernel_size: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    ceil_mode: Any,
+    return_indices: Any = False,  # noqa: ARG001  a flag of any type will do
+) -> None:
+    """Refuse what the operator isn't defined for."""
+    require_tensor(x, "x", floating=False)
+    require_image(x)
+    Window.of_pool(tuple(x.shape), kernel_size, stride, padding, dilation, ceil_mode)
+
+
+def outputs(x: Any, *window: Any) -> int:
+    """Return how many outputs there are."""
+    return torch.Size((*x.shape[:-2], *Window.of_pool(tuple(x.shape), *window[:5]).outputs)).numel()
+
+
+def cost(x: Any, *window: Any) -> Cost:
+    """Read x once, write the maxima once, and eight bytes for each index asked for; a comparison a tap."""
+    count, taps = outputs(x, *window), Window.of_pool(tuple(x.shape), *window[:5]).taps
+    index = 8 if window[5] else 0
+    return Cost(bytes=x.nbytes + count * (x.element_size() + index), flops=count * taps)
+
+
+def magnitude(x: Tensor, *window: Any) -> Any:
+    """Return what the reference does: it never rounds."""
+    return reference(x, *window)
+
+
+def _backward(grad: Any, mask: tuple[bool, ...], x: Any, *rest: Any) -> tuple[Any, ...]:  # noqa: ARG001
+    *window, _, offsets = rest
+    return grad, offsets, tuple(x.shape), *window
+
+
+SMOKE = frozenset({"smoke"})
+BENCH = frozenset({"bench"})
+
+SAMPLES = (
+    Sample("darts", (rand(2, 3, 9, 11), 3, 1, 1), tags=SMOKE),
+    Sample("reduction_cell", (rand(2, 3, 8, 10), 3, 2, 1), tags=SMOKE),
+    Sample("channels_last", (rand(2, 9, 7, 6, layout="channels_last"), 3, 1, 1), tags=SMOKE),
+    Sample("rectangle", (rand(1, 2, 9, 12), (2, 3), (2, 1), (1, 0)), tags=SMOKE),
+    Sample("default_stride", (rand(1, 2, 9, 12), 3)),
+    Sample("dilated", (rand(1, 2, 11, 12), 3, 1, 1, 2)),
+    Sample("dilated_and_strided", (rand(1, 2, 11, 12), (3, 2), (2, 3), 1, (1, 3))),
+    Sample("ceil_mode", (rand(1, 2, 8, 9), 3, 2, 1, 1, True)),
+    Sample("ceil_mode_window_dropped", (rand(1, 2, 5, 5), 2, 3, 1, 1, True)),
+    Sample("window_as_large_as_the_image", (rand(2, 3, 5, 7), (5, 7))),
+    Sample("window_of_one", (rand(1, 2, 5, 6), 1, 2)),
+    Sample("seven", (rand(1, 3, 14, 17), 7, 1, 3)),
+    Sample("more_taps_than_a_byte_holds", (rand(1, 2, 19, 18), (17, 16), 1, 0)),
+    Sample("one_plane", (rand(3, 9, 8), 3, 1, 1)),
+    Sample("one_channel", (rand(2, 1, 6, 9), 3, 1, 1)),
+    Sample("one_pixel", (rand(2, 3, 1, 1), 1)),
+    Sample("no_images", (rand(0, 3, 6, 6), 3), tags=DEGENERATE),
+    Sample("all_negative", (rand(1, 2, 6, 7, low=-9, high=-1), 3, 1, 1)),
+    Sample("ties", (rand(2, 2, 6, 7, values="zeros"), 3, 1, 1), tags=DEGENERATE),
+    Sample("odd_storage_offset", (rand(1, 2, 8, 12, layout="sliced"), 3, 1, 1)),
+    Sample("gaps_in_memory", (rand(1, 2, 8, 12, layout="strided"), 3, 1, 1)),
+    Sample("transposed", (rand(2, 3, 6, 7, layout="transposed"), 3, 1, 1)),
+    Sample("expanded", (rand(3, 2, 6, 8, layout="expanded"), 3, 1, 1)),
+    Sample("wide_rows", (rand(1, 1, 5, 133), 3, 1, 1)),
+    Sample("nan", (rand(1, 2, 8, 9, values="nan"), 3, 1, 1)),
+    Sample("inf", (rand(1, 2, 8, 9, values="inf"), 2, 2)),
+    Sample("indices", (rand(2, 3, 9, 11), 3, 1, 1), {"return_indices": True}),
+    Sample("indices_of_ties", (rand(2, 2, 6, 7, values="zeros"), 3, 2, 1), {"return_indices": True}),
+    Sample("indices_of_nan", (rand(1, 2, 8, 9, values="nan"), 3, 1, 1), {"return_indices": True}),
+    Sample(
+        "indices_channels_last",
+        (rand(2, 9, 7, 6, layout="channels_last"), 3, 2, 1),
+        {"return_indices": True},
+    ),
+    Sample("cifar_k3", (rand(64, 16, 32, 32), 3, 1, 1), tags=BENCH),
+    Sample("cifar_k3_stride2", (rand(64, 32, 32, 32), 3, 2, 1), tags=BENCH),
+    Sample("imagenet_k3", (rand(128, 64, 56, 56), 3, 1, 1), tags=BENCH | {"huge"}),
+    Sample("imagenet_k7", (rand(128, 64, 56, 56), 7, 1, 3), tags=BENCH | {"huge"}),
+    Sample(
+        "imagenet_k3_channels_last",
+        (rand(128, 64, 56, 56, layout="channels_last"), 3, 1, 1),
+        tags=BENCH | {"huge"},
+    ),
+)
+
+ERRORS = (
+    ErrorCase("rank", (rand(3, 4), 2), match=r"x must be \(C, H, W\) or \(N, C, H, W\) .* got \(3, 4\)"),
+    ErrorCase("no_channels", (rand(2, 0, 4, 4), 2), match="nothing but N of size 0"),
+    ErrorCase("kernel", (rand(1, 2, 4, 4), 0), match="kernel_size must be at least 1, got 0"),
+    ErrorCase("stride", (rand(1, 2, 4, 4), 2, 0), match="stride must be at least 1, got 0"),
+    ErrorCase("padding", (rand(1, 2, 4, 4), 2, 1, 2), match=r"padding must be at most half of kernel_size"),
+    ErrorCase("dilation", (rand(1, 2, 4, 4), 2, 1, 1, 0), match="dilation must be at least 1, got 0"),
+    ErrorCase("too_small", (rand(1, 2, 4, 4), 3, 1, 0, 2), match="x must be at least as large as the window"),
+    ErrorCase("not_a_tensor", (1.0, 2), match="x must be a tensor, got float"),
+)
+
+SPEC = OpSpec(
+    name="max_pool2d",
+    params=(
+        Param("x", "tensor"),
+        Param("kernel_size", "static"),
+        Param("stride", "static", None),
+        Param("padding", "static", 0),
+        Param("dilation", "static", 1),
+        Param("ceil_mode", "static", False),
+        Param("return_indices", "static", False),
+    ),
+    reference=reference,
+    check=check,
+    cost=cost,
+    samples=SAMPLES,
+    errors=ERRORS,
+    magnitude=magnitude,
+    terms=lambda *args: 1,  # noqa: ARG005
+    exact=True,
+    gradient=Gradient(
+        "max_pool2d_backward",
+        _backward,
+        forward="max_pool2d_with_offsets",
+        covers=lambda *args: not args[-1],  # indices are asked for by those who differentiate by themselves
+    ),
+)

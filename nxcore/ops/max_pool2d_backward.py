@@ -1,0 +1,279 @@
+"""max_pool2d_backward: the gradient of max_pool2d, from the taps that were the largest.
+
+    grad_x[p] = sum over the windows whose largest tap lies at p of grad
+
+A gather: each input looks at the windows that it lies in, so there is one order of adding up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from nxcore.errors import InvalidInputError
+from nxcore.ops.max_pool2d_with_offsets import SPEC as FORWARD
+from nxcore.ops.max_pool2d_with_offsets import offset_dtype
+from nxcore.plugin import Cost, ErrorCase, OpSpec, Param, Sample, Window, rand
+from nxcore.spec import Layout, require_tensor
+from nxcore.window import memory_format
+
+
+def reference(
+    grad: Tensor,
+    offsets: Tensor,
+    size: tuple[int, ...],
+    kernel_size: int | tuple[int, int],
+    stride: int | tuple[int, int] | None = None,
+    padding: int | tuple[int, int] = 0,
+    dilation: int | tuple[int, int] = 1,
+    ceil_mode: bool = False,
+) -> Tensor:
+    """Return the gradient of ``max_pool2d``, accumulating in float32 or wider.
+
+    Parameters
+    ----------
+    grad : Tensor
+        The gradient of the output, floating.
+    offsets : Tensor
+        As ``max_pool2d_with_offsets`` returns them.
+    size : tuple of int
+        The shape of the input.
+    kernel_size, stride, padding, dilation, ceil_mode
+        As in ``max_pool2d``.
+
+    Returns
+    -------
+    Tensor
+        Shape ``size``, dtype of ``grad``, memory format of ``offsets``.
+
+    Raises
+    ------
+    InvalidInputError
+        As ``max_pool2d``; or if ``grad`` or ``offsets`` isn't of the output's shape.
+    """
+    window = Window.of_pool(size, kernel_size, stride, padding, dilation, ceil_mode)
+    wide = grad.double() if grad.dtype is torch.float64 else grad.float()
+    left, right, above, below = window.padded
+    height, width = window.image
+    shape = (*size[:-2], height + above + below, width + left + right)
+    total = torch.zeros(shape, dtype=wide.dtype, device=grad.device)
+    for tap, at in enumerate(window.slices()):
+        total[at] += torch.where(offsets == tap, wide, 0)
+    inside = total[..., above : above + height, left : left + width]
+    return inside.to(grad.dtype).contiguous(memory_format=memory_format(offsets))
+
+
+def indices(offsets: Tensor, window: Window) -> Tensor:
+    """Return torch's int64 indices, ``row * W + column`` on the plane."""
+    tap = offsets.long()
+    row = torch.arange(window.outputs[0], device=offsets.device).view(-1, 1) * window.stride[0]
+    column = torch.arange(window.outputs[1], device=offsets.device) * window.stride[1]
+    row = row - window.padding[0] + tap // window.kernel[1] * window.dilation[0]
+    column = column - window.padding[1] + tap % window.kernel[1] * window.dilation[1]
+    return row * window.image[1] + column
+
+
+def _scattered(grad: Tensor, offsets: Tensor, places: Tensor, size: Any, window: Window, ceil: Any) -> Tensor:
+    form = memory_format(offsets)
+    # Only its shape and strides are read.
+    stand_in = torch.empty(size, dtype=grad.dtype, device=grad.device, memory_format=form)
+    x_grad: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
+        grad, stand_in, window.kernel, window.stride, window.padding, window.dilation, bool(ceil), places
+    )
+    return x_grad
+
+
+def by_indices(
+    grad: Tensor,
+    offsets: Tensor,
+    size: tuple[int, ...],
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> Tensor:
+    """Turn the offsets into torch's indices, and scatter as torch does."""
+    window = Window.of_pool(size, kernel_size, stride, padding, dilation, ceil_mode)
+    return _scattered(grad, offsets, indices(offsets, window), size, window, ceil_mode)
+
+
+_KEPT: Any = WeakTensorKeyDictionary()
+
+
+def with_indices(
+    grad: Tensor,
+    offsets: Tensor,
+    size: tuple[int, ...],
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> Tensor:
+    """Run what torch's own autograd does, which has its indices from the forward pass."""
+    window = Window.of_pool(size, kernel_size, stride, padding, dilation, ceil_mode)
+    if offsets not in _KEPT:
+        _KEPT[offsets] = indices(offsets, window)
+    return _scattered(grad, offsets, _KEPT[offsets], size, window, ceil_mode)
+
+
+def check(
+    grad: Any,
+    offsets: Any,
+    size: Any,
+    kernel_size: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    ceil_mode: Any,
+) -> None:
+    """Refuse what the operator isn't defined for."""
+    require_tensor(grad, "grad")
+    require_tensor(offsets, "offsets", floating=False)
+    if len(size) not in (3, 4):
+        raise InvalidInputError(f"size must be (C, H, W) or (N, C, H, W), got {tuple(size)}", argument="size")
+    window = Window.of_pool(size, kernel_size, stride, padding, dilation, ceil_mode)
+    wanted = (*size[:-2], *window.outputs)
+    for name, value in (("grad", grad), ("offsets", offsets)):
+        if tuple(value.shape) != wanted:
+            raise InvalidInputError(
+                f"{name} must have the output's shape {wanted}, got {tuple(value.shape)}", argument=name
+            )
+    if offsets.dtype is not offset_dtype(window):
+        raise InvalidInputError(
+            f"offsets must have dtype {offset_dtype(window)} for {window.taps} taps, got {offsets.dtype}",
+            argument="offsets",
+        )
+    if offsets.device != grad.device:
+        raise InvalidInputError(f"offsets must be on the device of grad, {grad.device}, got {offsets.device}")
+
+
+def cost(grad: Any, offsets: Any, size: Any, kernel_size: Any, *window: Any) -> Cost:
+    """Read grad and the offsets once, write the input's gradient once; a comparison a tap."""
+    written = torch.Size(size).numel() * grad.element_size()
+    flops = grad.numel() * Window.of_pool(size, kernel_size, *window).taps
+    return Cost(bytes=grad.nbytes + offsets.nbytes + written, flops=flops)
+
+
+def magnitude(grad: Tensor, *rest: Any) -> Tensor:
+    """Return the gradient of absolute values."""
+    return reference(grad.abs(), *rest)
+
+
+def terms(grad: Any, offsets: Any, size: Any, kernel_size: Any, *window: Any) -> int:  # noqa: ARG001
+    """As many as windows can share an input."""
+    return Window.of_pool(size, kernel_size, *window).taps
+
+
+@dataclass(frozen=True, slots=True)
+class Offsets:
+    """A sketch of offsets: in each window, some tap that lies on the image.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        Of the output.
+    window : Window
+    layout : str
+        ``contiguous`` or ``channels_last``.
+    """
+
+    shape: tuple[int, ...]
+    window: Window
+    layout: str = "contiguous"
+
+    def build(self, device: torch.device, dtype: torch.dtype, seed: int) -> Tensor:  # noqa: ARG002
+        """Build the tensor; the same seed gives the same taps on every device."""
+        generator = torch.Generator().manual_seed(seed)
+        window, parts = self.window, []
+        for axis in (0, 1):
+            first = torch.arange(window.outputs[axis]) * window.stride[axis] - window.padding[axis]
+            place = first.view(-1, 1) + torch.arange(window.kernel[axis]) * window.dilation[axis]
+            inside = ((place >= 0) & (place < window.image[axis])).double()
+            each = torch.Size(self.shape).numel() // max(window.outputs[axis], 1)
+            taken = torch.multinomial(inside, max(each, 1), replacement=True, generator=generator)
+            rest = [n for i, n in enumerate(self.shape) if i != len(self.shape) - 2 + axis]
+            parts.append(taken[:, :each].view(window.outputs[axis], *rest).movedim(0, len(rest) - 1 + axis))
+        offsets = (parts[0] * window.kernel[1] + parts[1]).to(offset_dtype(window)).to(device)
+        last = self.layout == "channels_last"
+        return offsets.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+
+
+def _with_grad(sample: Sample) -> Sample:
+    """Put a gradient of the output's shape, and offsets, in front of a sample of max_pool2d."""
+    x, *rest = sample.args
+    window = Window.of_pool(x.shape, *rest)
+    shape = (*x.shape[:-2], *window.outputs)
+    layout: Layout = "contiguous" if x.layout == "expanded" else x.layout
+    grad = rand(*shape, layout=layout, values=x.values if x.values != "zeros" else "normal")
+    taken = Offsets(shape, window, "channels_last" if layout == "channels_last" else "contiguous")
+    return Sample(sample.name, (grad, taken, x.shape, *rest), {}, sample.tags)
+
+
+SAMPLES = (
+    *(_with_grad(s) for s in FORWARD.samples if s.name not in ("ties", "all_negative")),
+    Sample(
+        "stride_zero_grad",
+        (
+            rand(3, 2, 6, 8, layout="expanded"),
+            Offsets((3, 2, 6, 8), Window.of_pool((6, 8), 3, 1, 1)),
+            (3, 2, 6, 8),
+            3,
+            1,
+            1,
+        ),
+    ),
+    Sample(
+        "formats_differ",
+        (
+            rand(2, 9, 7, 6),
+            Offsets((2, 9, 7, 6), Window.of_pool((7, 6), 3, 1, 1), "channels_last"),
+            (2, 9, 7, 6),
+            3,
+            1,
+            1,
+        ),
+    ),
+)
+
+_TAPS = Offsets((1, 2, 2, 2), Window.of_pool((4, 4), 2))
+
+ERRORS = (
+    ErrorCase("shape", (rand(1, 2, 3, 3), _TAPS, (1, 2, 4, 4), 2), match=r"output's shape \(1, 2, 2, 2\)"),
+    ErrorCase(
+        "dtype",
+        (rand(1, 2, 2, 2), rand(1, 2, 2, 2, dtype=torch.int64), (1, 2, 4, 4), 2),
+        match="offsets must have dtype torch.uint8 for 4 taps, got torch.int64",
+    ),
+    ErrorCase("rank", (rand(2, 2), _TAPS, (4, 4), 2), match=r"size must be \(C, H, W\) or \(N, C, H, W\)"),
+    ErrorCase("not_a_tensor", (1.0, _TAPS, (1, 2, 4, 4), 2), match="grad must be a tensor, got float"),
+)
+
+SPEC = OpSpec(
+    name="max_pool2d_backward",
+    params=(
+        Param("grad", "tensor"),
+        Param("offsets", "tensor"),
+        Param("size", "static"),
+        Param("kernel_size", "static"),
+        Param("stride", "static", None),
+        Param("padding", "static", 0),
+        Param("dilation", "static", 1),
+        Param("ceil_mode", "static", False),
+    ),
+    reference=reference,
+    check=check,
+    cost=cost,
+    samples=SAMPLES,
+    errors=ERRORS,
+    magnitude=magnitude,
+    terms=terms,
+    idioms=MappingProxyType({"by_indices": by_indices}),
+    yardsticks=MappingProxyType({"with_indices": with_indices}),
+)

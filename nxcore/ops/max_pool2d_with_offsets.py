@@ -1,0 +1,122 @@
+"""max_pool2d_with_offsets: max_pool2d, and for its gradient which tap of each window was the largest.
+
+    out[i, j] = max over the taps on the image of x;  offsets[i, j] = the number of that tap, row by row
+
+An offset takes one byte where torch's int64 index takes eight. The rule of ``max_pool2d`` in torch: a tap
+replaces the one before where it is larger, or NaN.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from nxcore.ops.max_pool2d import ERRORS, check, outputs
+from nxcore.ops.max_pool2d import SAMPLES as POOL_SAMPLES
+from nxcore.plugin import Cost, OpSpec, Param, Window
+from nxcore.window import memory_format
+
+
+def offset_dtype(window: Window) -> torch.dtype:
+    """Return uint8 where every tap's number fits into it, else int32."""
+    return torch.uint8 if window.taps <= 256 else torch.int32
+
+
+def reference(
+    x: Tensor,
+    kernel_size: int | tuple[int, int],
+    stride: int | tuple[int, int] | None = None,
+    padding: int | tuple[int, int] = 0,
+    dilation: int | tuple[int, int] = 1,
+    ceil_mode: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Return the largest element of each window, and which tap it was.
+
+    Parameters
+    ----------
+    x, kernel_size, stride, padding, dilation, ceil_mode
+        As in ``max_pool2d``.
+
+    Returns
+    -------
+    out : Tensor
+        As ``max_pool2d``.
+    offsets : Tensor
+        The shape and memory format of ``out``; uint8, or int32 for windows of more than 256 taps.
+
+    Raises
+    ------
+    InvalidInputError
+        As ``max_pool2d``.
+    """
+    window = Window.of_pool(tuple(x.shape), kernel_size, stride, padding, dilation, ceil_mode)
+    wide = functional.pad(x, window.padded, value=-torch.inf if x.dtype.is_floating_point else 0)
+    image = functional.pad(torch.ones_like(x, dtype=torch.bool), window.padded, value=False)
+    best: Tensor | None = None
+    for tap, at in enumerate(window.slices()):
+        value, inside = wide[at], image[at]
+        if best is None:
+            best, seen = value, inside
+            offsets = torch.zeros(best.shape, dtype=offset_dtype(window), device=x.device)
+            continue
+        larger = inside & (~seen | (value > best) | value.isnan())
+        best, seen = torch.where(larger, value, best), seen | inside
+        offsets = torch.where(larger, torch.full_like(offsets, tap), offsets)
+    assert best is not None  # noqa: S101  a window has a tap
+    form = memory_format(x)
+    return best.contiguous(memory_format=form), offsets.contiguous(memory_format=form)
+
+
+def cost(x: Any, *window: Any) -> Cost:
+    """Read x once, write the maxima and the offsets once; a comparison a tap."""
+    pool = Window.of_pool(tuple(x.shape), *window)
+    count = outputs(x, *window)
+    written = count * (x.element_size() + offset_dtype(pool).itemsize)
+    return Cost(bytes=x.nbytes + written, flops=count * pool.taps)
+
+
+def magnitude(x: Tensor, *window: Any) -> Any:
+    """Return what the reference does: it never rounds."""
+    return reference(x, *window)
+
+
+def with_indices(
+    x: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Run what torch's own autograd does in the forward pass."""
+    window = Window.of_pool(tuple(x.shape), kernel_size, stride, padding, dilation, ceil_mode)
+    out, indices = torch.ops.aten.max_pool2d_with_indices(
+        x, window.kernel, window.stride, window.padding, window.dilation, bool(ceil_mode)
+    )
+    return out, indices
+
+
+SPEC = OpSpec(
+    name="max_pool2d_with_offsets",
+    params=(
+        Param("x", "tensor"),
+        Param("kernel_size", "static"),
+        Param("stride", "static", None),
+        Param("padding", "static", 0),
+        Param("dilation", "static", 1),
+        Param("ceil_mode", "static", False),
+    ),
+    reference=reference,
+    check=check,
+    cost=cost,
+    samples=tuple(s for s in POOL_SAMPLES if not s.kwargs),
+    errors=ERRORS,
+    magnitude=magnitude,
+    terms=lambda *args: 1,  # noqa: ARG005
+    exact=True,
+    yardsticks=MappingProxyType({"with_indices": with_indices}),
+)

@@ -1,0 +1,128 @@
+"""sum_to_size: undo broadcasting, by adding up what it repeated.
+
+    out = the sum of x over the axes that broadcasting from ``size`` makes or stretches
+
+Semantics of ``torch.Tensor.sum_to_size``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nxcore.errors import InvalidInputError
+from nxcore.ops.add_backward import summed_dims
+from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, rand
+from nxcore.spec import DEGENERATE, require_tensor
+
+
+def reference(x: Tensor, size: tuple[int, ...]) -> Tensor:
+    """Return ``x`` summed to ``size``, accumulating in float32 or wider.
+
+    Parameters
+    ----------
+    x : Tensor
+        Any shape, strides and dtype.
+    size : sequence of int
+        A shape that broadcasts to that of ``x``.
+
+    Returns
+    -------
+    Tensor
+        Shape ``size``, dtype of ``x``; ``x`` itself where nothing is to be added up.
+
+    Raises
+    ------
+    InvalidInputError
+        If ``size`` doesn't broadcast to the shape of ``x``.
+    """
+    return x.sum_to_size(size)
+
+
+def check(x: Any, size: Any) -> None:
+    """Refuse what the operator isn't defined for."""
+    require_tensor(x, "x", floating=False)
+    if not isinstance(size, tuple) or any(not isinstance(n, int) for n in size):
+        raise InvalidInputError(f"size must be a sequence of integers, got {size}", argument="size")
+    shape = tuple(x.shape)
+    lead = len(shape) - len(size)
+    if lead < 0 or any(n not in (1, wide) for n, wide in zip(size, shape[lead:], strict=True)):
+        raise InvalidInputError(
+            f"size must broadcast to the shape of x, {shape}, got {tuple(size)}", argument="size"
+        )
+
+
+def view(x: Any, size: Any) -> bool:
+    """Tell whether nothing is to be added up."""
+    return not summed_dims(tuple(x.shape), size)
+
+
+def cost(x: Any, size: Any) -> Cost:
+    """Read x once, write the sums once."""
+    if view(x, size):
+        return Cost(bytes=0, flops=0)
+    return Cost(bytes=x.nbytes + torch.Size(size).numel() * x.element_size(), flops=x.numel())
+
+
+def magnitude(x: Tensor, size: Any) -> Tensor:
+    """Return the sum of absolute values."""
+    return x.abs().sum_to_size(size)
+
+
+def terms(x: Any, size: Any) -> int:
+    """As many as elements fall on one output."""
+    return max(int(x.numel()) // max(torch.Size(size).numel(), 1), 1)
+
+
+def _backward(grad: Any, mask: tuple[bool, ...], x: Any, size: Any) -> tuple[Any, ...]:  # noqa: ARG001
+    return grad, tuple(x.shape)
+
+
+SMOKE = frozenset({"smoke"})
+BENCH = frozenset({"bench"})
+
+SAMPLES = (
+    Sample("bias", (rand(4, 3, 5, 6), (3, 1, 1)), tags=SMOKE),
+    Sample("row", (rand(37, 65), (65,)), tags=SMOKE),
+    Sample("column", (rand(65, 37), (65, 1)), tags=SMOKE),
+    Sample("both_sides", (rand(6, 5, 70), (1, 5, 1)), tags=SMOKE),
+    Sample("to_one", (rand(7, 11, 13), ())),
+    Sample("new_axes_only", (rand(3, 4, 5), (5,))),
+    Sample("list_of_sizes", (rand(3, 4, 5), [4, 1])),
+    Sample("size_one_kept", (rand(5, 1, 6), (1, 6))),
+    Sample("nothing_to_add", (rand(4, 5), (4, 5))),
+    Sample("no_elements", (rand(0, 3), (3,)), tags=DEGENERATE),
+    Sample("zero_dimensions", (rand(), ())),
+    Sample("transposed", (rand(31, 17, 5, layout="transposed"), (17, 1))),
+    Sample("channels_last", (rand(2, 8, 5, 6, layout="channels_last"), (8, 1, 1))),
+    Sample("odd_storage_offset", (rand(257, 3, layout="sliced"), (3,))),
+    Sample("gaps_in_memory", (rand(17, 9, layout="strided"), (17, 1))),
+    Sample("expanded", (rand(6, 80, layout="expanded"), (80,))),
+    Sample("nan", (rand(5, 64, values="nan"), (64,))),
+    Sample("accumulator_drift", (rand(3001, 16, low=0, high=2), (16,))),
+    Sample("row_bias", (rand(8192, 1024), (1024,)), tags=BENCH),
+    Sample("channel_bias", (rand(64, 16, 32, 32), (16, 1, 1)), tags=BENCH),
+)
+
+ERRORS = (
+    ErrorCase("size", (rand(3, 4), (3,)), match=r"size must broadcast .* \(3, 4\), got \(3,\)"),
+    ErrorCase("rank", (rand(4), (1, 4)), match=r"size must broadcast .* \(4,\), got \(1, 4\)"),
+    ErrorCase("not_a_size", (rand(4), "4"), match="size must be a sequence of integers, got 4"),
+    ErrorCase("not_a_tensor", (1.0, (1,)), match="x must be a tensor, got float"),
+)
+
+SPEC = OpSpec(
+    name="sum_to_size",
+    params=(Param("x", "tensor"), Param("size", "static")),
+    reference=reference,
+    check=check,
+    cost=cost,
+    samples=SAMPLES,
+    errors=ERRORS,
+    magnitude=magnitude,
+    terms=terms,
+    gradient=Gradient("sum_to_size_backward", _backward),
+    view=view,
+)
