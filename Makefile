@@ -2,15 +2,21 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PACKAGES := pyproject.toml plugins/numba/pyproject.toml plugins/triton/pyproject.toml
+PACKAGES := pyproject.toml $(wildcard plugins/*/pyproject.toml)
+# What a demonstration needs; the tests install every plugin.
+SHOWN := plugins/cuda plugins/numba plugins/triton
+PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+ON_GPU := cuda cupy triton numba-cuda
 WORKERS ?= 2
 
-.PHONY: help demo test gpu-test bench lint docs clean
+.PHONY: help demo test gpu-test coverage bench lint docs clean
 
 help:
 	@echo "make demo      set up, then run the main job on this machine"
 	@echo "make test      set up, then run the tests"
 	@echo "make gpu-test  the tests, all of them, on a machine with a CUDA device"
+	@echo "make coverage  hold every kernel to its samples here, and write build/coverage.md"
 	@echo "make bench     the cost of a call above a direct call, gated"
 	@echo "make lint      ruff, mypy, import layers"
 	@echo "make docs      build the documentation into site/"
@@ -22,8 +28,12 @@ test: $(VENV)/.test
 	$(BIN)/python -m pytest -p no:benchmark -n $(WORKERS)
 
 gpu-test: $(VENV)/.test
-	$(BIN)/python -m pytest -p no:benchmark -n $(WORKERS) --require=triton --require=numba-cuda
+	$(BIN)/python -m pytest -p no:benchmark -n $(WORKERS) $(addprefix --require=,$(ON_GPU))
 	$(BIN)/python -m pytest benchmarks/test_overhead.py
+
+coverage: $(VENV)/.test
+	$(BIN)/python benchmarks/coverage.py run build/coverage.json
+	$(BIN)/python benchmarks/coverage.py render build/coverage.json build/coverage.md
 
 bench: $(VENV)/.test
 	$(BIN)/python -m pytest benchmarks/test_overhead.py
@@ -46,10 +56,13 @@ $(BIN)/python:
 
 # One stamp an extra, so that nothing is installed twice and nothing before it is needed.
 $(VENV)/.demo: $(BIN)/python $(PACKAGES) constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-		--editable '.[demo]' --editable plugins/numba --editable plugins/triton
+	$(PIP) --editable '.[demo]' $(addprefix --editable ,$(SHOWN))
 	@touch $@
 
-$(VENV)/.test $(VENV)/.lint $(VENV)/.docs: $(VENV)/.%: $(VENV)/.demo
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$*]'
+$(VENV)/.test: $(VENV)/.demo
+	$(PIP) --editable '.[test]' $(addprefix --editable ,$(PLUGINS))
+	@touch $@
+
+$(VENV)/.lint $(VENV)/.docs: $(VENV)/.%: $(VENV)/.demo
+	$(PIP) --editable '.[$*]'
 	@touch $@

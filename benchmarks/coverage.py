@@ -29,6 +29,10 @@ from nxcore.spec import FLOATS, OpSpec
 from nxcore.verify import Truth, agreement
 
 COLUMNS = ("cuda", "cupy", "triton", "numba", "numba-cuda", "jax", "inductor")
+LEGEND = """\
+A number is how many samples agreed with the float64 reference; a raised figure refers to what was declined,
+and why. Operators whose result is always a view, such as `sum_backward`, have no kernels. `make coverage`
+writes this page for your own machine."""
 
 
 def main() -> int:
@@ -132,15 +136,13 @@ def render(path: Path) -> str:
     """Return the page of a record."""
     record = json.loads(path.read_text(encoding="utf-8"))
     notes: list[str] = []
+    made = f"{record['device']['name']}, torch {record['torch']}, {record['date'][:10]}"
     lines = [
         "# Which kernels exist, and how each was verified",
         "",
-        f"Every kernel was held to the samples of its operator's spec on {record['device']['name']}, "
-        + f"torch {record['torch']}, {record['date'][:10]}; the record is `{path.as_posix()}`.",
+        f"Every kernel was held to the samples of its operator's spec; {made}, `{path.as_posix()}`.",
         "",
-        "A number is how many samples agreed with the float64 reference; a raised figure refers to what "
-        + "was declined, and why. Operators whose result is always a view, such as `sum_backward`, have no "
-        + "kernels. `make coverage` writes this page for your own machine.",
+        LEGEND,
         "",
         "| operator | dtype | " + " | ".join(COLUMNS) + " |",
         "|---|---|" + "---|" * len(COLUMNS),

@@ -17,7 +17,7 @@ from typing import Any
 import pluggy
 
 import nxcore.ops
-from nxcore import hookspecs, reference
+from nxcore import hookspecs, inductor, reference
 from nxcore.errors import PluginError, nearest
 from nxcore.kernel import Check
 from nxcore.registry import BackendStatus, Registry, Source
@@ -94,6 +94,7 @@ def discover(
             staged.remove((source, module))
             _refuse(registry, manager, source, error, strict=strict)
     registry.add_backend(reference.backend(registry.ops.values()), CORE)
+    registry.add_backend(inductor.backend(registry.ops.values()), CORE)
     for source, module in staged:
         try:
             checks = _checked(_call(manager, module, "nxcore_doctor"))

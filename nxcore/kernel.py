@@ -125,12 +125,16 @@ class Backend:
         The whole backend at a glance.
     api : int
         The ``nxcore.plugin.API_VERSION`` that the plugin was written for.
+    on_request : str
+        Why it takes part only where it is asked for by name, such as compiling for seconds; empty if it
+        always does.
     """
 
     name: str
     probe: Callable[[], Verdict]
     kernels: Sequence[Kernel] = field(default=())
     api: int = 0
+    on_request: str = ""
 
     def label(self, kernel: Kernel) -> str:
         """Return what tables call this kernel: the backend's name and the kernel's variant."""

@@ -24,9 +24,12 @@ class TorchKernel(Kernel):
     ----------
     call : callable
         The operator itself; the same for every problem.
+    yardstick : bool
+        Timed, never called to serve: see ``OpSpec.yardsticks``.
     """
 
     call: Callable[..., Any] = lambda *args: None  # noqa: ARG005  always given
+    yardstick: bool = False
 
     @property
     def plan(self) -> Callable[[Problem], Callable[..., Any]]:
@@ -39,10 +42,10 @@ def _probe() -> Verdict:
 
 
 def backend(specs: Iterable[OpSpec]) -> Backend:
-    """Return the backend "torch" for ``specs``: the reference first, then each spec's other idioms."""
+    """Return the backend "torch" for ``specs``: the reference first, then each spec's other ways."""
     kernels: list[Kernel] = []
     for spec in specs:
-        ways = {"": spec.reference, **spec.idioms}
+        ways = {"": spec.reference, **spec.idioms, **spec.yardsticks}
         kernels.extend(
             TorchKernel(
                 op=spec.name,
@@ -52,6 +55,7 @@ def backend(specs: Iterable[OpSpec]) -> Backend:
                 graph_safe=True,
                 in_place_safe=True,
                 call=way,
+                yardstick=variant in spec.yardsticks,
             )
             for variant, way in ways.items()
         )

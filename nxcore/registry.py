@@ -190,7 +190,8 @@ class Registry:
             found[name] = BackendStatus(
                 name=name,
                 status="ready" if verdict else "unavailable",
-                reason=verdict.reason,
+                reason=verdict.reason
+                or (f"only on request: {backend.on_request}" if backend.on_request else ""),
                 hint=verdict.hint,
                 source=self.sources[name],
                 operators=tuple(sorted({k.op for k in backend.kernels})),

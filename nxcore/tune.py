@@ -19,6 +19,7 @@ from nxcore.errors import (
 )
 from nxcore.kernel import Backend, Kernel
 from nxcore.problem import Problem, TensorMeta
+from nxcore.reference import TorchKernel
 from nxcore.registry import Registry
 from nxcore.select import Candidate, Decision, decide, prefer, settled
 from nxcore.timing import Timing
@@ -45,6 +46,11 @@ class Choice:
     decision: Decision
     call: Callable[..., Any]
     kernel: Kernel
+
+    @property
+    def native(self) -> bool:
+        """Whether torch itself runs it."""
+        return isinstance(self.kernel, TorchKernel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +121,10 @@ class Tuner:
         """
         if backend is not None:
             return self._pinned(problem, args, backend)
-        entries = [self.enter(b, k, problem, args) for b, k in self.registry.kernels(problem.op)]
+        entries = [
+            _left_out(b, k) if b.on_request and b.name not in order else self.enter(b, k, problem, args)
+            for b, k in self.registry.kernels(problem.op)
+        ]
         candidates = [e.candidate for e in entries]
         decision = prefer(candidates, order)
         if decision is None:
@@ -136,12 +145,13 @@ class Tuner:
         kernel = next(k for k in torch_backend.kernels if k.op == problem.op)
         return Choice(Decision("torch", "reference", reason), problem.spec.reference, kernel)
 
-    def accepting(self, problem: Problem) -> list[str]:
-        """Return the labels of kernels, torch's own aside, that would take ``problem``."""
+    def accepting(self, problem: Problem, order: Sequence[str] = ()) -> list[str]:
+        """Return the labels of kernels, torch's own aside, that would take ``problem`` in a choice."""
         return [
             b.label(k)
             for b, k in self.registry.kernels(problem.op)
             if b.name != "torch"
+            and (not b.on_request or b.name in order)
             and not self._refusal(b, k, problem)
             and not self.registry.probe(b, k).simulated
         ]
@@ -199,7 +209,7 @@ class Tuner:
         refusal = self._refusal(backend, kernel, problem)
         if refusal:
             return Entry(backend, kernel, replace(candidate, refusal=refusal))
-        if backend.name == "torch" and not kernel.variant:
+        if backend.name == "torch" and (not kernel.variant or _yardstick(kernel)):
             return Entry(backend, kernel, candidate, kernel.plan(problem))
         refusal, error = self.verify(backend, kernel, problem.device, problem.dtype)
         if refusal:
@@ -286,7 +296,29 @@ class Tuner:
             return stay("not measured: out of memory")
         except Exception as error:  # noqa: BLE001  a kernel may raise anything, even at its second call
             return stay(f"not measured: {_brief(error)}")
-        return decide(_timed(candidates, timings), timings[AGAIN])
+        return _servable(decide(_timed(candidates, timings), timings[AGAIN]), entries)
+
+
+def _yardstick(kernel: Kernel) -> bool:
+    """Tell whether a kernel is timed and never called to serve: see ``OpSpec.yardsticks``."""
+    return isinstance(kernel, TorchKernel) and kernel.yardstick
+
+
+def _servable(decision: Decision, entries: Sequence[Entry]) -> Decision:
+    """Put the fastest of torch's ways in place of a yardstick that won."""
+    aside = {e.candidate.label for e in entries if _yardstick(e.kernel)}
+    if decision.chosen not in aside:
+        return decision
+    native = (c for c in decision.candidates if c.native and c.timing and c.label not in aside)
+    best = min(native, key=lambda c: c.timing.median_us if c.timing else 0.0)
+    reason = f"{decision.reason}; {decision.chosen} answers otherwise, so {best.label} serves"
+    return replace(decision, chosen=best.label, reason=reason)
+
+
+def _left_out(backend: Backend, kernel: Kernel) -> Entry:
+    """Enter a kernel that takes part only where its backend is asked for."""
+    why = f"only on request: {backend.on_request}; ask for it by backend={backend.name!r}"
+    return Entry(backend, kernel, Candidate(backend.label(kernel), backend.name, refusal=why))
 
 
 def _carry_out(decision: Decision, entries: Sequence[Entry]) -> Choice:

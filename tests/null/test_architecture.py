@@ -95,7 +95,7 @@ def test_listing_loads_no_toolkit(words):
 
 
 def test_the_core_loads_no_toolkit():
-    code = "from nxcore.session import Session, Settings\nimport torch\n"
+    code = "from nxcore.session import Session\nfrom nxcore.settings import Settings\nimport torch\n"
     code += "s = Session(Settings(backends=frozenset()))\ns.op('sum')(torch.ones(3, 4))\ns.backends()"
     assert not TOOLKITS & loaded_by(code)
 

@@ -31,6 +31,17 @@ CASES = {
     "blend_logits_only": ("softmax_sum", lambda: ([double(4, 5).detach()] * 2, double(2)), {}),
     "blend_one_candidate": ("softmax_sum", lambda: ([double(4).detach(), double(4)], double(2).detach()), {}),
     "blend_stack_only": ("softmax_sum", lambda: (double(3, 4), double(3).detach()), {}),
+    "sum_to_size": ("sum_to_size", lambda: (double(4, 5, 3), (5, 1)), {}),
+    "max_pool": ("max_pool2d", lambda: (double(2, 3, 8, 9), 3, 2, 1), {}),
+    "max_pool_plane": ("max_pool2d", lambda: (double(3, 8, 9), (2, 3), None, 1, (1, 2)), {"ceil_mode": True}),
+    "avg_pool": ("avg_pool2d", lambda: (double(2, 3, 8, 9), 3, 1, 1, False, False), {}),
+    "avg_pool_divisor": ("avg_pool2d", lambda: (double(3, 8, 9), 3), {"divisor_override": 4}),
+    "depthwise": ("depthwise_conv2d", lambda: (double(2, 3, 8, 9), double(3, 1, 3, 3), 2, 1), {}),
+    "depthwise_filters_only": (
+        "depthwise_conv2d",
+        lambda: (double(3, 8, 9).detach(), double(3, 1, 3, 5), 1, "same"),
+        {},
+    ),
     "blend_one_tensor_twice": ("softmax_sum", lambda: ([double(4, 5)] * 2, double(2)), {}),
 }
 
@@ -215,3 +226,51 @@ def test_a_joined_call_may_be_made_by_hand():
     call(x, 0, False).sum().backward()
     assert (forward.count, backward.count) == (1, 1)
     assert torch.equal(x.grad, torch.ones_like(x))
+
+
+def pooling(*kernels):
+    """Return a pool on a backend of these kernels, and an image that needs a gradient."""
+    found = fakes.session(fakes.backend("fake", *kernels))
+    return found.op("max_pool2d", backend="fake"), double(2, 3, 8, 9)
+
+
+def test_an_operator_that_keeps_more_for_the_gradient_runs_in_its_place():
+    forward, plain, backward = (
+        fakes.kernel(op) for op in ("max_pool2d_with_offsets", "max_pool2d", "max_pool2d_backward")
+    )
+    pool, x = pooling(forward, plain, backward)
+    pool(x.detach(), 3, 1, 1)
+    runs = [k.plan(None) for k in (forward, plain, backward)]
+    before = [r.count for r in runs]
+    out = pool(x, 3, 1, 1)
+    (kept,) = out.grad_fn.saved_tensors
+    assert kept.dtype is torch.uint8
+    assert kept.shape == out.shape
+    out.sum().backward()
+    after = [r.count for r in runs]
+    assert after[0] > before[0]
+    assert after[1] == before[1]
+    assert after[2] > before[2]
+
+
+def test_where_torch_wins_its_own_autograd_keeps_what_it_needs():
+    x = double(2, 3, 8, 9)
+    out = fakes.session().op("max_pool2d")(x, 3, 1, 1)
+    assert "MaxPool2D" in type(out.grad_fn).__name__
+
+
+def test_what_the_gradient_does_not_cover_is_torchs():
+    x = double(2, 3, 8, 9)
+    session = fakes.session(fakes.backend())
+    out, indices = session.op("max_pool2d")(x, 3, 1, 1, return_indices=True)
+    assert "MaxPool2D" in type(out.grad_fn).__name__
+    assert indices.dtype is torch.int64
+    found = session.explain("max_pool2d", x, 3, 1, 1, return_indices=True)
+    assert found.decision.reason == "a gradient is needed, and only torch's autograd knows it"
+
+
+def test_an_explanation_names_the_operator_that_runs():
+    session = fakes.session(fakes.backend())
+    found = session.explain("max_pool2d", double(2, 3, 8, 9), 3, 1, 1, backend="fake")
+    assert found.problem.op == "max_pool2d_with_offsets"
+    assert found.decision.chosen == "fake"

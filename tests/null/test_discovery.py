@@ -139,27 +139,28 @@ def test_two_broken_plugins_are_each_reported():
 def test_a_good_plugin_brings_all_it_has():
     found = discover(found=[good()])
     assert set(found.ops) == {*fakes.SPECS, "good_twice"}
-    assert list(found.backends) == ["torch", "good"]
+    assert list(found.backends) == ["torch", "inductor", "good"]
     assert found.sources["good"].distribution == "nxcore-good 3.2"
     assert found.sources["good"].file == "/nowhere/made_of_air.py"
     assert [c.name for c in found.checks] == ["good"]
-    assert [b.label(k) for b, k in found.kernels("good_twice")] == ["torch"]
+    assert [b.label(k) for b, k in found.kernels("good_twice")] == ["torch", "inductor"]
 
 
 def test_a_plugin_without_hooks_is_harmless():
     found = discover(found=[Entry("bare", plugin())])
-    assert list(found.backends) == ["torch"]
+    assert list(found.backends) == ["torch", "inductor"]
     assert found.refused == []
 
 
 def test_a_backend_may_serve_another_plugins_operator():
     early = good("a", nxcore_backend=lambda: fakes.backend("a", fakes.FakeKernel(op="z_twice", target="")))
     found = discover(found=[good("z"), early])
-    assert [b.label(k) for b, k in found.kernels("z_twice")] == ["torch", "a"]
+    assert [b.label(k) for b, k in found.kernels("z_twice")] == ["torch", "inductor", "a"]
 
 
 def test_plugins_come_in_order_of_name():
-    assert list(discover(found=[good("c"), good("a"), good("b")]).backends) == ["torch", "a", "b", "c"]
+    found = discover(found=[good("c"), good("a"), good("b")])
+    assert list(found.backends) == ["torch", "inductor", "a", "b", "c"]
 
 
 def twin(dist: str) -> Entry:
@@ -172,7 +173,7 @@ def test_of_two_plugins_with_one_name_the_second_is_left_out_and_both_are_named(
     with pytest.warns(PluginWarning, match=re.escape(says)) as caught:
         found = discover(found=[twin("b-dist"), twin("a-dist")])
     assert len(caught) == 1
-    assert list(found.backends) == ["torch", "a-dist"]
+    assert list(found.backends) == ["torch", "inductor", "a-dist"]
     [status] = found.refused
     assert (status.status, status.source.distribution) == ("failed", "b-dist 3.2")
 
@@ -184,7 +185,7 @@ def test_strict_raises_at_two_plugins_with_one_name():
 
 def test_one_distribution_seen_twice_is_no_quarrel():
     found = discover(found=[good(), good()])
-    assert list(found.backends) == ["torch", "good"]
+    assert list(found.backends) == ["torch", "inductor", "good"]
     assert found.refused == []
 
 
@@ -201,7 +202,7 @@ def test_only_allowed_plugins_are_imported():
     a, b = good("a"), good("b")
     found = discover(found=[a, b], allow=frozenset({"a"}))
     assert (a.loaded, b.loaded) == (1, 0)
-    assert list(found.backends) == ["torch", "a"]
+    assert list(found.backends) == ["torch", "inductor", "a"]
     assert found.statuses()["b"].reason == "left out by NXCORE_BACKENDS"
 
 
@@ -211,7 +212,7 @@ def test_disabled_wins_over_allowed():
 
 
 def test_an_empty_list_allows_none():
-    assert list(discover(found=[good()], allow=frozenset()).backends) == ["torch"]
+    assert list(discover(found=[good()], allow=frozenset()).backends) == ["torch", "inductor"]
 
 
 def test_a_plugin_without_distribution_is_told_apart():

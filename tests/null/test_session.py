@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -356,3 +358,23 @@ def test_a_session_reads_the_environment_once(monkeypatch):
     monkeypatch.setenv("NXCORE_BACKENDS", "anything")
     assert session.settings == Settings(backends=frozenset())
     assert {s.status for n, s in session.backends().items() if n not in ("torch", "inductor")} <= {"disabled"}
+
+
+def test_a_yardstick_is_timed_and_never_serves(monkeypatch):
+    """Where torch has another operator for the same purpose, it is the one to beat."""
+    clock = fakes.Clock()
+    monkeypatch.setattr(measure, "race", functools.partial(measure.race, clock=clock))
+    spec = fakes.SPECS["max_pool2d_with_offsets"]
+    slow = replace(
+        spec,
+        reference=clock.costing(900, spec.reference),
+        yardsticks={"with_indices": clock.costing(100, spec.yardsticks["with_indices"])},
+    )
+    mine = fakes.backend("mine", fakes.kernel(spec.name, clock.costing(200, spec.reference)))
+    session = fakes.session(mine, specs=[slow])
+    args = (torch.randn(1, 2, 6, 6), 3, 1, 1)
+    decision = session.explain(spec.name, *args).decision
+    assert decision.chosen == "torch"  # 200 us beat its 900, and lose against the yardstick's 100
+    assert "torch-with_indices answers otherwise, so torch serves" in decision.reason
+    _, offsets = session.op(spec.name)(*args)
+    assert offsets.dtype is torch.uint8

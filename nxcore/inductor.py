@@ -1,0 +1,187 @@
+"""Each spec's reference as the backend "inductor": what ``torch.compile`` makes of it, a function a problem.
+
+A compiled function serves one problem and is called with tensors alone, under ``no_grad``: each a view of
+its own, numbers in tensors of no dimensions. So nothing that torch's guards look at differs from call to
+call, and it is compiled once. Only a change of torch's own state (its number of threads, say) has it compiled
+again; dynamo's limit on that counts per code object, and each function has one of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shlex
+import shutil
+import sysconfig
+import types
+from collections.abc import Callable, Iterable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nxcore.kernel import YES, Backend, Kernel, Verdict, no
+from nxcore.plugin import API_VERSION
+from nxcore.problem import Problem, TensorMeta
+from nxcore.spec import FLOATS, OpSpec
+
+ON_REQUEST = "compiling a problem takes a second or more"
+
+
+def _headers() -> Verdict:
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if header.is_file():
+        return YES
+    return no(f"needs Python's headers, and {header} isn't there", hint="install python3-dev")
+
+
+def _compiler(variable: str, *names: str) -> Verdict:
+    """Answer whether one of these compilers, or the one that the environment names, is on the PATH."""
+    given = shlex.split(os.environ.get(variable, ""))[:1]
+    if any(shutil.which(name) for name in given or names):
+        return YES
+    wanted = given[0] if given else " or ".join(names)
+    return no(f"needs a compiler, and there is no {wanted}", hint=f"install {names[0]}, or set {variable}")
+
+
+def probe_cpu() -> Verdict:
+    """Answer whether C++ can be compiled, as ``torch.compile`` does for the CPU."""
+    return _compiler("CXX", "g++") and _headers()
+
+
+def probe_cuda() -> Verdict:
+    """Answer whether Triton can be run, as ``torch.compile`` does for CUDA."""
+    if not torch.cuda.is_available():
+        return no("torch sees no CUDA device")
+    try:
+        version("triton")  # not find_spec: any folder of that name would satisfy it
+    except PackageNotFoundError:
+        return no("triton is not installed", hint="pip install triton")
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return no("TRITON_INTERPRET=1: Triton's interpreter would run it", hint="unset TRITON_INTERPRET")
+    return _compiler("CC", "gcc", "clang") and _headers()  # of its launchers
+
+
+@functools.cache
+def _machine(kind: str) -> Verdict:
+    return probe_cpu() if kind == "cpu" else probe_cuda()
+
+
+def probe() -> Verdict:
+    """Answer whether ``torch.compile`` can compile for any device of this machine."""
+    found = probe_cpu()
+    return found if found or not probe_cuda() else YES
+
+
+def accepts(problem: Problem) -> Verdict:
+    """Take real tensors, where there is something to compute and nothing to write into."""
+    if not (found := _machine(problem.device.type)):
+        return found
+    if problem.writes:
+        return no("returns a tensor of its own, and out was given")
+    if any(meta.dtype.is_complex for meta in problem.tensors):
+        return no("needs real tensors, got a complex one")
+    for param, value in zip(problem.spec.params, problem.args, strict=True):
+        # Of two numbers that are variables, inductor drops one: `torch.add(x, y, alpha=alpha)` is x + y.
+        if param.kind == "operand" and isinstance(value, type):
+            return no(f"needs a tensor for {param.name}, got a number ({value.__name__})")
+    if problem.view:
+        return no("a view: there is nothing to run")
+    if not any(meta.numel() for meta in _metas(problem.outputs)):
+        return no(f"nothing to compute: the output is {problem.outputs}")
+    return YES
+
+
+def _metas(outputs: Any) -> Iterator[TensorMeta]:
+    if isinstance(outputs, TensorMeta):
+        yield outputs
+    elif isinstance(outputs, tuple):
+        for item in outputs:
+            yield from _metas(item)
+
+
+TENSOR, TENSORS, NUMBER, FIXED = range(4)
+
+
+def _places(problem: Problem) -> tuple[tuple[int, Any], ...]:
+    """Return what stands at each argument: a tensor, a count of them, a number, or a value that is fixed."""
+    places: list[tuple[int, Any]] = []
+    for param, value in zip(problem.spec.params, problem.args, strict=True):
+        if isinstance(value, TensorMeta):
+            places.append((TENSOR, None))
+        elif param.kind == "tensors":
+            places.append((TENSORS, len(value)))
+        elif param.kind == "scalar":
+            # Not float64: inductor would specialise on the value, and compile again for the next.
+            places.append((NUMBER, torch.float32 if value is float else torch.int64))
+        else:
+            places.append((FIXED, value))
+    return tuple(places)
+
+
+def _traced(reference: Callable[..., Any], places: tuple[tuple[int, Any], ...]) -> Callable[..., Any]:
+    """Return ``reference`` as a function of tensors alone, with a code object of its own."""
+
+    def call(*leaves: Tensor) -> Any:
+        args: list[Any] = []
+        at = 0
+        for what, value in places:
+            if what == FIXED:
+                args.append(value)
+                continue
+            if what == TENSORS:
+                args.append(leaves[at : at + value])
+                at += value
+                continue
+            args.append(leaves[at].item() if what == NUMBER else leaves[at])
+            at += 1
+        return reference(*args)
+
+    # Dynamo keeps what it compiled, and counts recompilations, per code object.
+    return types.FunctionType(
+        call.__code__.replace(), call.__globals__, reference.__name__, None, call.__closure__
+    )
+
+
+class Compiled:
+    """The reference compiled for one problem, at the first call.
+
+    Parameters
+    ----------
+    problem : Problem
+        What is compiled for.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.places = _places(problem)
+        traced = _traced(problem.spec.reference, self.places)
+        # With fullgraph, a number read from a tensor stays a variable of the compiled code.
+        self.compiled: Callable[..., Any] = torch.compile(traced, fullgraph=True, dynamic=False)
+
+    def __call__(self, *args: Any) -> Any:
+        """Run it; takes the operator's arguments, all positional."""
+        leaves: list[Tensor] = []
+        for (what, value), arg in zip(self.places, args, strict=True):
+            if what == TENSOR:
+                leaves.append(arg.detach())
+            elif what == TENSORS:
+                leaves.extend([t.detach() for t in arg])
+            elif what == NUMBER:
+                leaves.append(torch.tensor(arg, dtype=value))
+        with torch.no_grad():
+            return self.compiled(*leaves)
+
+
+def plan(problem: Problem) -> Callable[..., Any]:
+    """Return the compiled reference; it is compiled at the first call, which verification makes."""
+    return Compiled(problem)
+
+
+def backend(specs: Iterable[OpSpec]) -> Backend:
+    """Return the backend "inductor" for ``specs``, without importing the compiler."""
+    kernels = tuple(
+        Kernel(spec.name, "nxcore.inductor:plan", accepts, dtypes=FLOATS, graph_safe=True) for spec in specs
+    )
+    return Backend("inductor", probe, kernels, api=API_VERSION, on_request=ON_REQUEST)
