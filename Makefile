@@ -4,10 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := pyproject.toml $(wildcard plugins/*/pyproject.toml)
 # What a demonstration needs; the tests install every plugin.
-SHOWN := plugins/numba plugins/triton
+SHOWN := plugins/cuda plugins/numba plugins/triton
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-ON_GPU := triton numba-cuda
+ON_GPU := cuda cupy triton numba-cuda
 WORKERS ?= 2
 
 .PHONY: help demo test gpu-test coverage bench lint docs clean

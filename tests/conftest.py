@@ -8,9 +8,10 @@ import pytest
 import torch
 
 if not torch.cuda.is_available():
-    # Both are read when the toolkit is imported, so they are set before any test is collected.
+    # Each is read when the toolkit is imported, so they are set before any test is collected.
     os.environ["TRITON_INTERPRET"] = "1"
     os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
+    os.environ["NXCORE_CUDA_EMULATOR"] = "1"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

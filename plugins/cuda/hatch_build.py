@@ -1,0 +1,83 @@
+"""What a standard wheel holds besides Python: kernels compiled ahead of time, and the C launcher.
+
+Each is left out where what it needs isn't there, and the build says so; the plugin then makes it on first
+use. An editable install holds neither.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+PACKAGE = Path(__file__).parent / "src" / "nxcore_cuda"
+SWITCH = "NXCORE_CUDA_BUILD"
+
+
+class CustomBuildHook(BuildHookInterface):
+    """Adds the compiled parts to a wheel."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile what can be compiled here."""
+        self.folder: str | None = None
+        switch = os.environ.get(SWITCH, "")
+        if self.target_name != "wheel" or version == "editable" or switch == "0":
+            return
+        self.folder = tempfile.mkdtemp(prefix="nxcore-cuda-")
+        images, launcher = Path(self.folder) / "images", Path(self.folder) / "_launch.abi3.so"
+        for what, make, made, inside in (
+            ("images", self._images, images, "nxcore_cuda/images"),
+            ("launcher", self._launcher, launcher, "nxcore_cuda/_launch.abi3.so"),
+        ):
+            if problem := make(made):
+                if switch == "1":
+                    raise RuntimeError(f"{SWITCH}=1 and the wheel would hold no {what}: {problem}")
+                self.app.display_warning(f"nxcore-cuda: the wheel holds no {what}: {problem}")
+            else:
+                build_data["force_include"][str(made)] = inside
+        if launcher.exists():
+            platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+            build_data["pure_python"] = False
+            build_data["tag"] = f"cp311-abi3-{platform}"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:  # noqa: ARG002
+        """Remove what is in the wheel now."""
+        if self.folder:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _images(self, folder: Path) -> str:
+        """Compile the kernels in another process. Returns what kept it from that, or nothing."""
+        command = [sys.executable, "-m", "nxcore_cuda.ahead", str(folder)]
+        if archs := os.environ.get("NXCORE_CUDA_ARCHS"):
+            command.append(archs.replace(" ", ","))
+        path = os.pathsep.join(filter(None, (str(PACKAGE.parent), os.environ.get("PYTHONPATH"))))
+        environment = os.environ | {"NXCORE_CUDA_EMULATOR": "1", "PYTHONPATH": path}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
+        if done.returncode:
+            return done.stderr.strip()[-2000:]
+        self.app.display_info(f"nxcore-cuda: {done.stdout.strip()}")
+        return ""
+
+    def _launcher(self, made: Path) -> str:
+        """Compile the launcher. Returns what kept it from that, or nothing."""
+        compiler = shutil.which("cc") or shutil.which("gcc")
+        include = Path(sysconfig.get_paths()["include"])
+        if not sys.platform.startswith("linux"):
+            return f"needs Linux, got {sys.platform}"
+        if compiler is None:
+            return "no C compiler on PATH"
+        if not (include / "Python.h").is_file():
+            return f"no Python.h in {include}"
+        if sysconfig.get_config_var("Py_GIL_DISABLED"):
+            return "a free-threaded Python has no stable interface for extensions"
+        flags = ["-O2", "-shared", "-fPIC", "-DPy_LIMITED_API=0x030b0000", f"-I{include}"]
+        command = [compiler, *flags, "-o", str(made), str(PACKAGE / "launcher.c")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+        return done.stderr.strip()[-2000:] if done.returncode else ""

@@ -1,0 +1,76 @@
+"""CUDA C++ kernels for nxcore: what this machine and each call must be like for them.
+
+Importing this module compiles, loads and looks for nothing; each kernel's own file does, on first use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+
+from nxcore.plugin import FLOATS, Backend, Check, Kernel, Problem, Verdict, hookimpl
+from nxcore_cuda import toolkit
+from nxcore_cuda.accepts import TOOLKIT, probe
+from nxcore_cuda.accepts_elementwise import (
+    accepts_add,
+    accepts_add_backward,
+    accepts_softmax_sum,
+    accepts_softmax_sum_backward,
+    accepts_sum,
+    accepts_sum_to_size,
+)
+from nxcore_cuda.compile import shipped
+
+API = 1
+
+
+def _kernel(op: str, accepts: Callable[[Problem], Verdict], *, in_place_safe: bool = False) -> Kernel:
+    target = f"nxcore_cuda.{op}:plan"
+    return Kernel(
+        op,
+        target,
+        accepts,
+        dtypes=FLOATS,
+        deterministic=True,
+        graph_safe=True,
+        in_place_safe=in_place_safe,
+    )
+
+
+KERNELS = (
+    _kernel("softmax_sum", accepts_softmax_sum),
+    _kernel("softmax_sum_backward", accepts_softmax_sum_backward),
+    _kernel("add", accepts_add, in_place_safe=True),
+    _kernel("add_backward", accepts_add_backward),
+    _kernel("sum", accepts_sum),
+    _kernel("sum_to_size", accepts_sum_to_size),
+)
+
+
+@hookimpl
+def nxcore_backend() -> Backend:
+    """Hand over this backend."""
+    return Backend("cuda", probe, KERNELS, api=API)
+
+
+@hookimpl
+def nxcore_doctor() -> Iterable[Check]:
+    """Show the device, what compiles kernels, which ones the wheel brought, and what launches them."""
+    machine = probe()
+    device = torch.cuda.get_device_name() if machine and not machine.simulated else machine.reason
+    yield Check("cuda device", True, device, machine.hint)  # to have none is no fault
+    compiler = toolkit.host_compiler() if toolkit.EMULATED else toolkit.nvcc()
+    # Not sum(): a kernel's module of that name becomes this package's attribute.
+    count = len([symbol for image in shipped().values() for symbol in image["symbols"]])
+    archs = sorted({arch for image in shipped().values() for arch in image["archs"]})
+    needed = machine and not count
+    missing = f"no nvcc {toolkit.PLACES}"
+    yield Check("cuda compiler", bool(compiler) or not needed, compiler or missing, TOOLKIT)
+    yield Check(
+        "cuda images", True, f"{count} kernels for {', '.join(archs)}" if count else "none in the wheel"
+    )
+    if machine and not machine.simulated:
+        from nxcore_cuda.native import launcher
+
+        yield Check("cuda launcher", launcher.startswith("C"), launcher, "install a C compiler and Python.h")

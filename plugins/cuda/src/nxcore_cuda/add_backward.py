@@ -1,0 +1,69 @@
+"""add_backward: for each operand that was broadcast, one reduction of grad."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+from nxcore.plugin import Problem, Reduction, TensorMeta
+from nxcore_cuda.instance import Instance
+from nxcore_cuda.reductions import of_add_backward
+from nxcore_cuda.sum import Tile, Walk, candidates, plan_reduction
+from nxcore_cuda.sum import instances as of_sums
+
+Undo = Callable[[Tensor, float], Tensor | None]
+
+
+def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., tuple[Tensor | None, Tensor | None]]:
+    """Return the launches for one problem; ``tile`` is that of each reduction.
+
+    Returns
+    -------
+    callable
+        ``call(grad, x_size, y_size, alpha, output_mask)``, which returns ``(x_grad, y_grad)``.
+    """
+    undo_x, undo_y = (
+        _undo(problem["grad"], out, reduction, tile)
+        for out, reduction in zip(problem.outputs, of_add_backward(problem), strict=True)
+    )
+
+    def call(grad: Tensor, x_size: Any, y_size: Any, alpha: float, output_mask: Any) -> Any:  # noqa: ARG001
+        return undo_x(grad, 1.0), undo_y(grad, float(alpha))
+
+    return call
+
+
+def _undo(grad: TensorMeta, out: TensorMeta | None, reduction: Reduction | None, tile: Tile | None) -> Undo:
+    if out is None:
+        return lambda grad, alpha: None  # noqa: ARG005
+    size = out.shape
+
+    def view(grad: Tensor, alpha: float) -> Tensor:
+        return grad.view(size) if alpha == 1 else grad.view(size) * alpha
+
+    if reduction is None:
+        return view
+    run = plan_reduction(grad, reduction, tile)
+
+    def total(grad: Tensor, alpha: float) -> Tensor:
+        result = out.empty()
+        run(grad, result, alpha)
+        return result
+
+    return total
+
+
+def sweep(problem: Problem) -> Iterator[Tile]:
+    """Yield the tiles worth timing, by the larger reduction."""
+    needed = [r for r in of_add_backward(problem) if r is not None]
+    if needed:
+        itemsize = problem["grad"].element_size()
+        largest = max(needed, key=lambda r: r.outputs)
+        yield from candidates(Walk.of(largest).widest(itemsize), itemsize)
+
+
+def instances() -> Iterator[Instance]:
+    """Yield what ordinary calls want."""
+    yield from of_sums()

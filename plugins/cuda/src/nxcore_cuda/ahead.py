@@ -1,0 +1,100 @@
+"""Compile kernels ahead of time: the images of a wheel, one for each source.
+
+``NXCORE_CUDA_EMULATOR=1 python -m nxcore_cuda.ahead FOLDER`` writes them and their index. It needs torch and
+nvcc, and no GPU: problems are described by CPU tensors.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import nxcore.ops
+from nxcore.plugin import Problem
+from nxcore_cuda import KERNELS, emulate, toolkit
+from nxcore_cuda.compile import NVCC_FLAGS, SOURCES, run, sources_digest
+from nxcore_cuda.instance import Instance, unit
+
+ARCHITECTURES = ("75", "80", "86", "89", "90", "100")
+
+
+def _of_smoke_samples() -> Iterator[Instance]:
+    """Yield what nxcore itself needs to verify the kernels on a machine without nvcc."""
+    specs = {spec.name: spec for spec in nxcore.ops.nxcore_ops()}
+    found: list[Instance] = []
+    original = emulate.EmulatedHandle.__init__
+    # A plan's launches are kept here, and nothing is compiled.
+    emulate.EmulatedHandle.__init__ = lambda _, instance, *__: found.append(instance)  # type: ignore[method-assign]
+    try:
+        for kernel in KERNELS:
+            spec = specs[kernel.op]
+            for sample in spec.tagged("smoke"):
+                for dtype in kernel.dtypes:
+                    problem = Problem.of(spec, sample.build(spec, "cpu", dtype))
+                    if kernel.accepts(problem):
+                        kernel.plan(problem)
+    finally:
+        emulate.EmulatedHandle.__init__ = original  # type: ignore[method-assign]
+    yield from found
+
+
+def instances() -> dict[str, list[Instance]]:
+    """Return the instances that a wheel holds, by source."""
+    if not toolkit.EMULATED:
+        raise RuntimeError("needs NXCORE_CUDA_EMULATOR=1 in the environment, so that plans need no GPU")
+    found = list(_of_smoke_samples())
+    for module in sorted({kernel.target.partition(":")[0] for kernel in KERNELS}):
+        found += importlib.import_module(module).instances()
+    by_source: dict[str, list[Instance]] = {}
+    for instance in sorted(set(found), key=lambda instance: instance.symbol):
+        by_source.setdefault(instance.source, []).append(instance)
+    return dict(sorted(by_source.items()))
+
+
+def architectures(compiler: str, wanted: Sequence[str] = ARCHITECTURES) -> list[str]:
+    """Return those of the wanted architectures that this nvcc compiles for, as nvcc writes them.
+
+    The last one is kept as PTX too, which later devices compile for themselves.
+    """
+    known = {toolkit.name(capability) for capability in toolkit.architectures(compiler)}
+    usable = [arch for arch in wanted if arch in known]
+    if not usable:
+        raise RuntimeError(
+            f"{compiler} compiles for {', '.join(sorted(known, key=int))}, and none of {', '.join(wanted)}"
+        )
+    return [*(f"sm_{arch}" for arch in usable), f"compute_{max(usable, key=int)}"]
+
+
+def build(folder: Path, wanted: Sequence[str] = ARCHITECTURES) -> str:
+    """Write one fat binary for each source, and an index of them. Returns what was written, in words."""
+    compiler = toolkit.nvcc()
+    if compiler is None:
+        raise RuntimeError(f"no nvcc is {toolkit.PLACES}")
+    archs = architectures(compiler, wanted)
+    codes = [f"-gencode=arch=compute_{arch.partition('_')[2]},code={arch}" for arch in archs]
+    folder.mkdir(parents=True, exist_ok=True)
+    index: dict[str, Any] = {}
+    for source, found in instances().items():
+        text = folder / f"{source}-unit.cu"  # another name than the source that it includes
+        text.write_text(unit(found))
+        name = f"{source}.fatbin"
+        run([compiler, "-fatbin", *NVCC_FLAGS, *codes, f"-I{SOURCES}", "-o", folder / name, text], source)
+        text.unlink()
+        index[name] = {
+            "source": source,
+            "digest": sources_digest(f'#include "{source}.cu"\n'),
+            "archs": archs,
+            "symbols": [instance.symbol for instance in found],
+        }
+    (folder / "index.json").write_text(json.dumps(index, indent=1) + "\n")
+    count = sum(len(image["symbols"]) for image in index.values())
+    return f"{count} kernels of {len(index)} sources for {', '.join(archs)}"
+
+
+if __name__ == "__main__":
+    asked = sys.argv[2].split(",") if len(sys.argv) > 2 else ARCHITECTURES
+    print(build(Path(sys.argv[1]), asked))  # noqa: T201

@@ -1,0 +1,167 @@
+"""From a translation unit to an image: shipped in the wheel, kept from another time, or compiled now."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from nxcore_cuda import toolkit
+from nxcore_cuda.instance import Instance
+
+SOURCES = Path(__file__).parent
+IMAGES = SOURCES / "images"
+NVCC_FLAGS = ("-O3", "-std=c++17")
+HOST_FLAGS = ("-O1", "-std=c++17", "-ffp-contract=off", "-shared", "-fPIC", "-fvisibility=hidden", "-w")
+LAST_LINES = 30
+
+
+class CompileError(RuntimeError):
+    """A compiler failed; the message ends with the last lines that it printed."""
+
+
+def run(command: Sequence[str | Path], what: str) -> None:
+    """Run a compiler.
+
+    Parameters
+    ----------
+    command : sequence of str or Path
+    what : str
+        What it compiles, for the message where it fails.
+    """
+    done = subprocess.run(  # noqa: S603  a compiler found on this machine
+        [str(part) for part in command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        lines = "\n".join(done.stdout.splitlines()[-LAST_LINES:])
+        raise CompileError(
+            f"{what}: {' '.join(map(str, command))}\nended with status {done.returncode}:\n{lines}"
+        )
+
+
+def included(text: str, folder: Path = SOURCES) -> dict[str, bytes]:
+    """Return every file of ``folder`` or beside this one that a text includes, directly or not, by name."""
+    found: dict[str, bytes] = {}
+    waiting = re.findall(r'^\s*#\s*include\s+"([^"]+)"', text, re.MULTILINE)
+    while waiting:
+        name = waiting.pop()
+        path = next((p for f in (folder, SOURCES) if (p := f / name).is_file()), None)
+        if name not in found and path:
+            found[name] = path.read_bytes()
+            waiting += re.findall(r'^\s*#\s*include\s+"([^"]+)"', found[name].decode(), re.MULTILINE)
+    return dict(sorted(found.items()))
+
+
+def digest(*parts: str | bytes) -> str:
+    """Return one name for all parts."""
+    total = hashlib.sha256()
+    for part in parts:
+        content = part.encode() if isinstance(part, str) else part
+        total.update(f"{len(content)}:".encode())
+        total.update(content)
+    return total.hexdigest()[:32]
+
+
+def sources_digest(text: str, folder: Path = SOURCES) -> str:
+    """Return one name for a text and all that it includes."""
+    files = included(text, folder)
+    return digest(text, *(part for name, content in files.items() for part in (name, content)))
+
+
+def kept(path: Path, make: str, command: Sequence[str | Path], text: str, suffix: str) -> Path:
+    """Return a file of the cache, made by a compiler where it isn't there.
+
+    The compiler writes to another name, so nobody ever sees half a file, and of two processes that make
+    the same one the last to rename wins.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    make : str
+        What it is, for messages.
+    command : sequence of str or Path
+        The compiler's, without its input and output.
+    text : str
+        The input.
+    suffix : str
+        Of the input's file.
+    """
+    if path.exists():
+        return path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix="making-") as folder:
+            source, made = Path(folder) / f"unit{suffix}", Path(folder) / path.name
+            source.write_text(text)
+            run([*command, "-o", made, source], make)
+            made.replace(path)
+    except OSError as error:
+        raise CompileError(f"{make}: {error}; NXCORE_CUDA_CACHE may name another folder") from error
+    return path
+
+
+def emulated(instance: Instance, folder: Path = SOURCES) -> Path:
+    """Return the shared library that runs an instance on the CPU."""
+    compiler = toolkit.host_compiler()
+    if compiler is None:
+        raise CompileError("the emulator needs a C++ compiler, and neither g++ nor c++ is on PATH")
+    text = f'#include "emulator.h"\n{instance.text}NXCORE_EMULATED({instance.symbol}, {instance.args})\n'
+    command = [compiler, *HOST_FLAGS, "-x", "c++", f"-I{folder}", f"-I{SOURCES}"]
+    key = digest(sources_digest(text, folder), *HOST_FLAGS, toolkit.version(compiler))
+    path = toolkit.cache_folder() / "emulator" / f"{instance.entry}-{key}.so"
+    return kept(path, instance.symbol, command, text, ".cpp")
+
+
+def compiled(text: str, capability: tuple[int, int], what: str, folder: Path = SOURCES) -> bytes:
+    """Return what nvcc makes of a text for a device: a cubin, or PTX where nvcc is older than the device."""
+    compiler = toolkit.nvcc()
+    if compiler is None:
+        raise CompileError(f"{what}: no image of it is in the wheel, and no nvcc is {toolkit.PLACES}")
+    arch, kind = toolkit.target(compiler, capability)
+    command = [compiler, f"-{kind}", f"-arch={arch}", *NVCC_FLAGS, f"-I{folder}", f"-I{SOURCES}"]
+    key = digest(sources_digest(text, folder), arch, *NVCC_FLAGS, toolkit.version(compiler))
+    path = toolkit.cache_folder() / arch / f"{what}-{key}.{kind}"
+    return kept(path, what, command, text, ".cu").read_bytes()
+
+
+@functools.cache
+def shipped() -> dict[str, dict[str, list[str]]]:
+    """Return what the wheel holds: for each image its parts' architectures and its kernels' symbols.
+
+    An image whose sources are others than those beside it is left out.
+    """
+    index = IMAGES / "index.json"
+    found = json.loads(index.read_text()) if index.is_file() else {}
+    return {
+        name: {"archs": image["archs"], "symbols": image["symbols"]}
+        for name, image in found.items()
+        if image["digest"] == sources_digest(f'#include "{image["source"]}.cu"\n')
+    }
+
+
+@functools.cache
+def _read(name: str) -> bytes:
+    return (IMAGES / name).read_bytes()
+
+
+def shipped_image(instance: Instance, capability: tuple[int, int]) -> bytes | None:
+    """Return the wheel's image that holds an instance and runs on a device, if there is one."""
+    for name, image in shipped().items():
+        if instance.symbol in image["symbols"] and toolkit.runs_on(image["archs"], capability):
+            return _read(name)
+    return None
+
+
+def image(instance: Instance, capability: tuple[int, int]) -> bytes:
+    """Return the image of an instance for a device: the wheel's, else the cache's, else made now."""
+    return shipped_image(instance, capability) or compiled(instance.text, capability, instance.symbol)

@@ -1,0 +1,46 @@
+"""Who compiles, loads and launches what a plan asks for: this plugin, or another that shares its kernels."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from nxcore.plugin import Verdict
+
+
+@dataclass(frozen=True)
+class Host:
+    """Another plugin that runs these kernels on CUDA tensors.
+
+    Attributes
+    ----------
+    device : callable
+        ``device(index) -> Verdict`` answers for a CUDA device.
+    handle : callable
+        Takes what ``native.prepare`` takes, and returns what a ``Launch`` is there: its calls are a
+        ``handle.CtypesHandle``'s, and so is its ``launch``.
+    """
+
+    device: Callable[[int], Verdict]
+    handle: Callable[..., Any]
+
+
+_current: ContextVar[Host | None] = ContextVar("nxcore_cuda_host", default=None)
+
+
+def current() -> Host | None:
+    """Return the plugin that ``accepts`` and ``plan`` work for at present; None is this one."""
+    return _current.get()
+
+
+@contextlib.contextmanager
+def using(host: Host) -> Iterator[None]:
+    """Have ``accepts`` and ``plan`` work for another plugin."""
+    token = _current.set(host)
+    try:
+        yield
+    finally:
+        _current.reset(token)

@@ -1,0 +1,309 @@
+"""sum: what lies inside in memory decides which way threads lie, and how many there are for each output.
+
+Where outputs are few, several blocks share one, and the last of them to arrive adds up what they found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nxcore.plugin import FLOATS, Problem, Reduction, TensorMeta
+from nxcore_cuda.candidates import TYPES
+from nxcore_cuda.instance import Instance
+from nxcore_cuda.launch import Guarded, Launch, ticket
+from nxcore_cuda.layout import DIMS, STRIDES, VECTOR, dims, divides, in_vectors, single, steps, widths
+from nxcore_cuda.reductions import of_sum
+
+THREADS = 256
+WARP = 32
+
+FILL = 264
+"""Blocks that fill a large GPU: two for each of 132 multiprocessors.
+
+A constant, not the device's own count, so that a sum has the same bits on every device.
+"""
+
+LARGE = 1 << 26  # bytes from which more blocks than that are worth their shares
+MOST = 65535  # blocks of a grid along y
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How the threads of a reduction lie.
+
+    Attributes
+    ----------
+    lanes : int
+        Threads that share an output, or a vector of outputs: a power of two, up to 32 or ``threads``
+        where neighbours in memory are terms of one output.
+    parts : int
+        Blocks that share an output, at most.
+    threads : int
+        Of a block.
+    unroll : int
+        Loads in flight of one thread.
+    resident : int
+        Blocks that a multiprocessor is to hold, for the compiler.
+    """
+
+    lanes: int
+    parts: int = 1
+    threads: int = THREADS
+    unroll: int = 8
+    resident: int = 4
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A reduction as a kernel walks through it, in vectors of ``width`` elements.
+
+    Attributes
+    ----------
+    inner : bool
+        Neighbours in memory are terms of one output.
+    width : int
+        Of a vector: of terms if ``inner``, else of outputs.
+    columns : int
+        Outputs, or vectors of them.
+    terms : int
+        Of one output: vectors, or single ones.
+    rest : int
+        Terms that follow the last whole vector.
+    out_step : int
+        From one element of a vector of outputs to the next.
+    kept, x_kept, out_kept : tuple of int
+        Sizes, and strides in the input and in the output, of the dimensions that stay, outermost first.
+    reduced, x_reduced : tuple of int
+        Sizes and strides of the others.
+    """
+
+    inner: bool
+    width: int
+    columns: int
+    terms: int
+    rest: int
+    out_step: int
+    kept: tuple[int, ...]
+    x_kept: tuple[int, ...]
+    out_kept: tuple[int, ...]
+    reduced: tuple[int, ...]
+    x_reduced: tuple[int, ...]
+
+    @classmethod
+    def of(cls, reduction: Reduction) -> Walk:
+        """Describe a walk by single elements, what is repeated outermost."""
+        kept = sorted(reduction.kept, key=lambda d: -d[1] if d[1] else -(2**63))
+        reduced = sorted(reduction.reduced, key=lambda d: -d[1] if d[1] else -(2**63))
+        inside = [d[1] for d in kept if d[1]]
+        summed = [d[1] for d in reduced if d[1]]
+        return cls(
+            inner=bool(summed) and (not inside or summed[-1] < inside[-1]),
+            width=1,
+            columns=reduction.outputs,
+            terms=reduction.terms,
+            rest=0,
+            out_step=0,
+            kept=tuple(d[0] for d in kept),
+            x_kept=tuple(d[1] for d in kept),
+            out_kept=tuple(d[2] for d in kept),
+            reduced=tuple(d[0] for d in reduced),
+            x_reduced=tuple(d[1] for d in reduced),
+        )
+
+    def widest(self, itemsize: int) -> Walk:
+        """Return the walk by the widest vectors that are whole and aligned, if any are."""
+        return next(filter(None, map(self.by_vectors, widths(itemsize))), self)
+
+    def by_vectors(self, width: int) -> Walk | None:
+        """Return the walk by vectors of so many elements, None where they wouldn't be whole and aligned."""
+        along, steps_along, steps_across = self.kept, self.x_kept, self.x_reduced
+        if self.inner:
+            along, steps_along, steps_across = self.reduced, self.x_reduced, self.x_kept
+        if any(step % width for step in steps_across) or not along:
+            return None
+        if self.inner and len(along) == 1 and steps_along == (1,) and along[0] >= width:
+            terms, rest = divmod(along[0], width)
+            return replace(self, width=width, terms=terms, rest=rest, reduced=(terms,), x_reduced=(width,))
+        if not divides(width, along, (steps_along,)):
+            return None
+        counted, (scaled,) = in_vectors(width, along, (steps_along,))
+        if self.inner:
+            terms = self.terms // width
+            return replace(self, width=width, terms=terms, reduced=counted, x_reduced=scaled)
+        _, (out_scaled,) = in_vectors(width, along, (self.out_kept,))
+        return replace(
+            self,
+            width=width,
+            columns=self.columns // width,
+            out_step=self.out_kept[-1],
+            kept=counted,
+            x_kept=scaled,
+            out_kept=out_scaled,
+        )
+
+
+def _power_below(n: int) -> int:
+    """Return the greatest power of two that isn't above ``n``, 1 at least."""
+    return 1 << max(n.bit_length() - 1, 0)
+
+
+def _power_above(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def choose(walk: Walk, itemsize: int) -> Tile:
+    """Return the tile for a reduction of elements of so many bytes."""
+    threads, unroll = THREADS, 8
+    nbytes = walk.columns * walk.terms * walk.width * itemsize
+    wanted = FILL if nbytes < LARGE else 4 * FILL
+    if walk.inner:
+        lanes = min(_power_below(max(walk.terms // 4, 1)), WARP)
+        while lanes < min(WARP, walk.terms) and walk.columns * lanes < FILL * threads:
+            lanes *= 2
+        few = walk.columns * WARP < FILL * threads
+        if lanes == WARP and walk.terms >= (threads if few else 2 * unroll * WARP):
+            lanes = threads
+        tiles = -(-walk.columns * lanes // threads)
+        parts = wanted // tiles if lanes == threads else 1
+        parts = min(parts, walk.terms // (threads * 4))
+        half = walk.width > 4  # unpacked, its vectors take more registers
+        return Tile(lanes, max(parts, 1), resident=3 if half else 4)
+    lanes = min(_power_below(max(walk.terms // unroll, 1)), 8)
+    while threads // lanes > WARP and walk.columns * lanes < FILL * threads and lanes < walk.terms:
+        lanes *= 2
+    lanes = max(lanes, threads // _power_above(min(walk.columns, threads)))
+    tiles = -(-walk.columns * lanes // threads)
+    parts = min(wanted // tiles, walk.terms // (lanes * unroll))
+    return Tile(lanes, max(parts, 1))
+
+
+def candidates(walk: Walk, itemsize: int) -> Iterator[Tile]:
+    """Yield the tiles worth timing."""
+    first = choose(walk, itemsize)
+    yield first
+    for parts in (first.parts // 2, first.parts * 2, first.parts * 4):
+        if parts and (not walk.inner or first.lanes == first.threads):
+            yield replace(first, parts=parts)
+    yield replace(first, unroll=4)
+    yield replace(first, unroll=4, parts=first.parts * 2)
+    for lanes in (first.lanes // 2, first.lanes * 2):
+        if 1 <= lanes <= (WARP if walk.inner else THREADS) and first.lanes != THREADS:
+            yield replace(first, lanes=lanes)
+    if walk.inner and first.lanes == THREADS:
+        yield replace(first, lanes=512, threads=512, resident=2)
+        yield replace(first, lanes=128, threads=128, resident=8)
+    if not walk.inner:
+        yield replace(first, lanes=2 * first.lanes, threads=512, resident=2)
+        yield replace(first, lanes=max(first.lanes // 2, 1), threads=128, resident=8)
+
+
+def _instance(inner: bool, name: str, width: int, tile: Tile) -> Instance:
+    entry = "sum_inner" if inner else "sum_outer"
+    return Instance(
+        entry, (name, width, tile.unroll), "sum", "sum_args", threads=tile.threads, blocks=tile.resident
+    )
+
+
+Run = Callable[[Tensor, Tensor, float], None]
+
+
+def plan_reduction(x: TensorMeta, reduction: Reduction, tile: Tile | None = None) -> Run:
+    """Return the launch that sums as ``reduction`` says.
+
+    Parameters
+    ----------
+    x : TensorMeta
+        The input.
+    reduction : Reduction
+        At least one output and one term.
+    tile : Tile, optional
+        The one to use in place of the chosen one, for data that can be read in vectors.
+
+    Returns
+    -------
+    callable
+        ``run(x, out, scale)`` writes the sums times ``scale``.
+    """
+    device, by_one = x.device, Walk.of(reduction)
+    scalar, scalar_values, (tiles, parts) = _launch(x, by_one, None)
+    vector, vector_values = None, ()
+    walk = by_one.widest(x.element_size())
+    if walk is not by_one:
+        vector, vector_values, (vector_tiles, vector_parts) = _launch(x, walk, tile)
+        tiles, parts = max(tiles, vector_tiles), max(parts, vector_parts)
+    guarded = Guarded(vector, scalar)
+    shares = TensorMeta((parts, reduction.outputs), (reduction.outputs, 1), torch.float32, device)
+
+    def run(x: Tensor, out: Tensor, scale: float) -> None:
+        work, arrivals = (shares.empty(), ticket(device, tiles)) if parts > 1 else (None, None)
+        if scale == 1:
+            guarded(x, out, work, arrivals)
+        elif vector is None or x.data_ptr() % VECTOR:
+            scalar(x, out, work, arrivals, tail=(*scalar_values, single(scale)))
+        else:
+            vector(x, out, work, arrivals, tail=(*vector_values, single(scale)))
+
+    return run
+
+
+def _launch(x: TensorMeta, walk: Walk, tile: Tile | None) -> tuple[Launch, tuple[Any, ...], tuple[int, int]]:
+    chosen = tile or choose(walk, x.element_size())
+    span = -(-walk.terms // min(chosen.parts, MOST))
+    span = -(-span // chosen.lanes) * chosen.lanes if chosen.parts > 1 else walk.terms
+    parts = -(-walk.terms // span)
+    tiles = -(-walk.columns * chosen.lanes // chosen.threads)
+    values = (
+        *(walk.columns, walk.terms, span, walk.rest, walk.out_step),
+        *(*dims(walk.kept), *steps(walk.x_kept), *steps(walk.out_kept)),
+        *(*dims(walk.reduced), *steps(walk.x_reduced)),
+        chosen.lanes,
+    )
+    launch = Launch(
+        _instance(walk.inner, TYPES[x.dtype], walk.width, chosen),
+        x.device,
+        (tiles, parts),
+        chosen.threads,
+        shared=4 * chosen.threads * (1 if walk.inner else walk.width),
+        pointers=4,
+        layout=f"5q{DIMS}{2 * STRIDES}{DIMS}{STRIDES}if",
+        values=(*values, 1.0),
+    )
+    return launch, values, (tiles, parts)
+
+
+def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
+    """Return the launch for one problem.
+
+    Returns
+    -------
+    callable
+        ``call(x, dim, keepdim)``.
+    """
+    out = problem.outputs
+    run = plan_reduction(problem["x"], of_sum(problem), tile)
+
+    def call(x: Tensor, dim: Any, keepdim: bool) -> Tensor:  # noqa: ARG001
+        total = out.empty()
+        run(x, total, 1.0)
+        return total
+
+    return call
+
+
+def sweep(problem: Problem) -> Iterator[Tile]:
+    """Yield the tiles worth timing."""
+    x = problem["x"]
+    yield from candidates(Walk.of(of_sum(problem)).widest(x.element_size()), x.element_size())
+
+
+def instances() -> Iterator[Instance]:
+    """Yield what ordinary calls want."""
+    for dtype in FLOATS:
+        for step in {1, 4, VECTOR // dtype.itemsize}:
+            yield _instance(True, TYPES[dtype], step, Tile(1, resident=3 if step > 4 else 4))
+            yield _instance(False, TYPES[dtype], step, Tile(1))

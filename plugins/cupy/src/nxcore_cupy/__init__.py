@@ -1,0 +1,97 @@
+"""CuPy for nxcore: the kernels of nxcore-cuda, compiled by NVRTC where there is no CUDA toolkit.
+
+Importing this module imports no CuPy; planning a call does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import nxcore_cuda
+import torch
+from nxcore_cuda.accepts import capable
+from nxcore_cuda.host import Host, using
+
+from nxcore.plugin import YES, Backend, Check, Kernel, Problem, Verdict, hookimpl, no
+
+API = 1
+CUPY = 14  # takes a stream of another library through the stream protocol
+PACKAGES = ("cupy-cuda13x", "cupy-cuda12x", "cupy")  # of one name where they are imported
+
+
+def _installed() -> tuple[str, str] | None:
+    """Return the name and the version of the first of CuPy's packages that is installed."""
+    for name in PACKAGES:
+        try:
+            return name, version(name)
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def _cupy() -> Verdict:
+    extra = "cuda12x" if (torch.version.cuda or "").startswith("12.") else "cuda13x"
+    hint, found = f"pip install 'nxcore-cupy[{extra}]'", _installed()
+    if found is None:
+        return no(f"none of {', '.join(PACKAGES)} is installed", hint=hint)
+    name, release = found
+    major = release.partition(".")[0]
+    if not major.isdigit() or int(major) < CUPY:
+        return no(f"needs {name} >= {CUPY}, found {release}", hint=hint)
+    return YES
+
+
+def probe() -> Verdict:
+    """Answer whether CuPy can run on this machine."""
+    if not (toolkit := _cupy()):
+        return toolkit
+    if torch.version.hip is not None:
+        return no("torch was built for ROCm, and these kernels are CUDA")
+    if not torch.cuda.is_available():
+        return no("torch sees no CUDA device", hint="install a torch built for CUDA")
+    found = [capable(index) for index in range(torch.cuda.device_count())]
+    return next((verdict for verdict in found if verdict), found[0])
+
+
+def _handle(*args: Any) -> Any:
+    from nxcore_cupy.launch import Handle
+
+    return Handle(*args)
+
+
+HOST = Host(capable, _handle)  # NVRTC compiles for every device that nxcore-cuda takes
+
+
+def _row(kernel: Kernel) -> Kernel:
+    """Return nxcore-cuda's row of an operator, with CuPy to run it."""
+    accepts: Callable[[Problem], Verdict] = kernel.accepts
+
+    @functools.wraps(accepts)
+    def accepts_here(problem: Problem) -> Verdict:
+        with using(HOST):
+            return accepts(problem)
+
+    return dataclasses.replace(kernel, target="nxcore_cupy.launch:plan", accepts=accepts_here)
+
+
+KERNELS = tuple(map(_row, nxcore_cuda.KERNELS))
+
+
+@hookimpl
+def nxcore_backend() -> Backend:
+    """Hand over this backend."""
+    return Backend("cupy", probe, KERNELS, api=API)
+
+
+@hookimpl
+def nxcore_doctor() -> Iterable[Check]:
+    """Show which CuPy is installed, and what would run the kernels."""
+    toolkit, machine = _cupy(), probe()
+    yield Check("cupy", toolkit.ok, " ".join(_installed() or ("not installed",)), toolkit.hint)
+    if toolkit:
+        name = torch.cuda.get_device_name() if machine else machine.reason
+        yield Check("cupy device", True, name, machine.hint)  # to have none is no fault

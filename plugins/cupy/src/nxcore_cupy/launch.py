@@ -1,0 +1,120 @@
+"""Launch: nxcore-cuda's plans, with CuPy to load and to launch their kernels."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import cupy
+import numpy as np
+import nxcore_cuda
+import torch
+from nxcore_cuda import load
+from nxcore_cuda.handle import addresses
+from nxcore_cuda.host import using
+from nxcore_cuda.instance import Instance
+from torch import Tensor
+
+from nxcore.plugin import Problem
+from nxcore_cupy import HOST
+from nxcore_cupy.compile import compiled
+
+PLANNERS = {kernel.op: kernel for kernel in nxcore_cuda.KERNELS}
+
+
+def plan(problem: Problem) -> Callable[..., Any]:
+    """Return what nxcore-cuda plans for a problem, with launches of CuPy's."""
+    with using(HOST):
+        return PLANNERS[problem.op].plan(problem)
+
+
+class _TorchStream:
+    """A stream of torch's, as CuPy takes another library's."""
+
+    def __init__(self, pointer: int) -> None:
+        self.pointer = pointer
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.pointer
+
+
+_streams: dict[int, Any] = {}
+
+
+def stream(index: int) -> Any:
+    """Return torch's current stream of a device as CuPy's, made once for each."""
+    pointer = torch._C._cuda_getCurrentRawStream(index)  # noqa: SLF001  as Triton and torch's own compiler do
+    found = _streams.get(pointer)
+    if found is None:
+        found = _streams[pointer] = cupy.cuda.Stream.from_external(_TorchStream(pointer))
+    return found
+
+
+class Handle:
+    """A kernel bound to its grid and its values, compiled and loaded.
+
+    Parameters
+    ----------
+    instance : Instance
+    device : torch.device
+    shape : tuple of int
+        Grid and block, x first.
+    shared : int
+        Bytes of dynamic shared memory.
+    pointers : int
+        How many tensors a call passes.
+    layout : str
+    values : tuple
+        What follows the pointers in the kernel's struct.
+    """
+
+    def __init__(
+        self,
+        instance: Instance,
+        device: torch.device,
+        shape: tuple[int, ...],
+        shared: int,
+        pointers: int,
+        layout: str,
+        values: tuple[Any, ...],
+    ) -> None:
+        self.name = instance.symbol
+        self.index = torch.cuda.current_device() if device.index is None else device.index
+        self.several = torch.cuda.device_count() > 1
+        self.grid, self.block = shape[:3], shape[3:]
+        self.shared = shared
+        self.pointers = pointers
+        self.head = struct.Struct(f"@{pointers}P").pack
+        tail = struct.Struct(f"@{layout}0q")  # the pointers before it end at a multiple of 8
+        self.pack = tail.pack
+        self.values = tail.pack(*values)
+        # CuPy passes a numpy array of one element by value: here one of the struct's size.
+        self.struct = np.dtype((np.void, 8 * pointers + tail.size))
+        check = f'static_assert(sizeof({instance.args}) == {self.struct.itemsize}, "as packed");\n'
+        path = compiled(instance.text + check, load.capability(self.index), self.name)
+        with self._current():
+            kernel = cupy.RawModule(path=str(path)).get_function(self.name)
+            if shared and shared > kernel.max_dynamic_shared_size_bytes:  # handles of one kernel share it
+                kernel.max_dynamic_shared_size_bytes = shared
+            self.function = kernel.kernel  # this device's: the RawKernel would look it up at every call
+
+    def _current(self) -> contextlib.AbstractContextManager[Any]:
+        return torch.cuda.device(self.index) if self.several else contextlib.nullcontext()
+
+    def __call__(self, *tensors: Tensor | None, tail: tuple[Any, ...] | None = None) -> None:
+        """Launch on torch's current stream; ``tail`` replaces the values given at construction."""
+        self.launch(addresses(tensors), tail)
+
+    def launch(self, pointers: list[int], tail: tuple[Any, ...] | None) -> None:
+        """Launch with these addresses."""
+        if len(pointers) != self.pointers:
+            raise TypeError(f"{self.name} takes {self.pointers} tensors, got {len(pointers)}")
+        packed = self.head(*pointers) + (self.values if tail is None else self.pack(*tail))
+        args = (np.frombuffer(packed, self.struct),)
+        if self.several:
+            with self._current():
+                self.function(self.grid, self.block, args, self.shared, stream(self.index))
+        else:
+            self.function(self.grid, self.block, args, self.shared, stream(self.index))

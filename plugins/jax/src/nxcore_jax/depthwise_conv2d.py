@@ -1,0 +1,34 @@
+"""depthwise_conv2d: XLA's own convolution with a group for each channel, in float32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax import lax
+
+from nxcore.plugin import Problem, Window
+from nxcore_jax.bridge import Bridged, wide
+
+
+def convolve(x: jax.Array, weight: jax.Array, *where: Any) -> jax.Array:
+    """Return each channel of (N, C, H, W) or (C, H, W) convolved with its filter, in float32."""
+    window = Window.of_convolution(x.shape, weight.shape[-2:], *where)
+    left, right, above, below = window.padded
+    images = wide(x).reshape(-1, *x.shape[-3:])
+    result = lax.conv_general_dilated(
+        images,
+        wide(weight),
+        window_strides=window.stride,
+        padding=((above, below), (left, right)),
+        rhs_dilation=window.dilation,
+        dimension_numbers=("NCHW", "OIHW", "NCHW"),
+        feature_group_count=images.shape[1],
+        precision=lax.Precision.HIGHEST,  # or a GPU would take TF32
+    )
+    return result.reshape(*x.shape[:-2], *window.outputs)
+
+
+def plan(problem: Problem) -> Bridged:
+    """Jit the convolution."""
+    return Bridged(problem, convolve)

@@ -1,0 +1,102 @@
+"""What the CUDA plugin compiles ahead of time, and what its wheel holds."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("nxcore_cuda")
+
+from nxcore_cuda import ahead, toolkit
+from nxcore_cuda.compile import SOURCES, compiled
+from nxcore_cuda.instance import Instance, unit
+
+PLUGIN = Path(__file__).parents[2] / "plugins" / "cuda"
+needs_nvcc = pytest.mark.skipif(toolkit.nvcc() is None, reason=f"no nvcc {toolkit.PLACES}")
+needs_emulator = pytest.mark.skipif(not toolkit.EMULATED, reason="NXCORE_CUDA_EMULATOR=1 was not set")
+
+
+@pytest.fixture(scope="module")
+def instances():
+    return ahead.instances()
+
+
+@needs_emulator
+class TestAhead:
+    def test_every_source_has_instances(self, instances):
+        assert set(instances) == {path.stem for path in SOURCES.glob("*.cu")}
+
+    def test_symbols_differ(self, instances):
+        found = [instance for each in instances.values() for instance in each]
+        assert len({instance.symbol for instance in found}) == len(found)
+
+    @needs_nvcc
+    @pytest.mark.slow
+    @pytest.mark.parametrize("source", sorted(path.stem for path in SOURCES.glob("*.cu")))
+    def test_nvcc_compiles_every_instance(self, instances, source):
+        """Kept from another time where nothing changed."""
+        image = compiled(unit(instances[source]), (9, 0), source)
+        assert all(instance.symbol.encode() in image for instance in instances[source])
+
+    def test_architectures(self, monkeypatch):
+        monkeypatch.setattr(toolkit, "architectures", lambda _: ((7, 5), (8, 0), (9, 0), (10, 0)))
+        assert ahead.architectures("nvcc", ("80", "86", "90")) == ["sm_80", "sm_90", "compute_90"]
+        assert ahead.architectures("nvcc", ("75", "100")) == ["sm_75", "sm_100", "compute_100"]
+        with pytest.raises(RuntimeError, match="nvcc compiles for 75, 80, 90, 100, and none of 70"):
+            ahead.architectures("nvcc", ("70",))
+
+    @needs_nvcc
+    def test_images_and_their_index(self, monkeypatch, tmp_path):
+        source = tmp_path / "probe.cu"
+        source.write_text("struct probe_args { float* x; };\n")
+        text = "template <int N> __device__ void probe(const probe_args& a) { a.x[0] = N; }\n"
+        source.write_text(source.read_text() + text)
+        wanted = [Instance("probe", (1,)), Instance("probe", (2,))]
+        monkeypatch.setattr(ahead, "instances", lambda: {"probe": wanted})
+        monkeypatch.setattr(ahead, "SOURCES", tmp_path)
+        said = ahead.build(tmp_path / "images", ("90",))
+        assert said == "2 kernels of 1 sources for sm_90, compute_90"
+        index = json.loads((tmp_path / "images" / "index.json").read_text())
+        assert index["probe.fatbin"]["symbols"] == ["probe__1", "probe__2"]
+        assert index["probe.fatbin"]["archs"] == ["sm_90", "compute_90"]
+        assert sorted(path.name for path in (tmp_path / "images").iterdir()) == ["index.json", "probe.fatbin"]
+
+
+@needs_nvcc
+class TestNvcc:
+    def test_headers_compile_for_the_oldest_device(self, tmp_path):
+        (tmp_path / "probe.cu").write_text(
+            '#include "element.cuh"\n'
+            "struct probe_args { const void* x; void* y; };\n"
+            "template <typename T, int N> __device__ void probe(const probe_args& a) {\n"
+            "  Vector<T, N> v = load_streaming<N>((const T*)a.x + threadIdx.x * N);\n"
+            "  for (int i = 0; i < N; ++i) v[i] = narrow<T>(block_sum<256>(widen(v[i])));\n"
+            "  store_streaming<N>((T*)a.y + threadIdx.x * N, v);\n"
+            "}\n"
+        )
+        kinds = ("float", "float16", "bfloat16")
+        found = [Instance("probe", (kind, n)) for kind in kinds for n in (1, 4, 8)]
+        oldest = toolkit.architectures(toolkit.nvcc())[0]
+        assert b"probe__bfloat16_8" in compiled(unit(found), oldest, "probe", tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("switch", ["", "0"])
+def test_wheel(tmp_path, switch):
+    """In pip's isolated build there is no torch, so no image; the launcher is built where C is."""
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", tmp_path, PLUGIN]
+    environment = os.environ | {"NXCORE_CUDA_BUILD": switch}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd="/", check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    launcher = "nxcore_cuda/_launch.abi3.so" in names
+    assert launcher == (switch != "0" and bool(shutil.which("cc") or shutil.which("gcc")))
+    assert ("cp311-abi3" if launcher else "py3-none-any") in wheel.name
+    assert {"nxcore_cuda/element.cuh", "nxcore_cuda/emulator.h", "nxcore_cuda/launcher.c"} <= set(names)
+    assert not [name for name in names if name.endswith((".fatbin", ".cubin"))]
