@@ -31,12 +31,14 @@ CALL_NUMBA = (
 
 
 def _run(*command: str | Path, **environment: str) -> str:
+    # Settings of plugins that this environment lacks would be warned of.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("NXCORE_")}
     done = subprocess.run(
         [str(c) for c in command],
         capture_output=True,
         text=True,
         cwd="/",
-        env=os.environ | environment,
+        env=inherited | environment,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]

@@ -53,8 +53,11 @@ def reference(
         As ``avg_pool2d``; or if ``grad`` isn't of the output's shape.
     """
     window = Window.of_pool(size, kernel_size, stride, padding, 1, ceil_mode)
+    # Torch's CUDA kernel for channels_last forgets the padding (pytorch/pytorch#188344), and the other not.
+    astray = grad.is_cuda and window.padding != (0, 0)
+    computed = torch.contiguous_format if astray else memory_format
     # Only its shape and strides are read.
-    stand_in = torch.empty(size, dtype=grad.dtype, device=grad.device, memory_format=memory_format)
+    stand_in = torch.empty(size, dtype=grad.dtype, device=grad.device, memory_format=computed)
     x_grad: Tensor = torch.ops.aten.avg_pool2d_backward(
         grad,
         stand_in,
@@ -65,7 +68,7 @@ def reference(
         bool(count_include_pad),
         divisor_override,
     )
-    return x_grad
+    return x_grad.contiguous(memory_format=memory_format)
 
 
 def check(

@@ -19,6 +19,7 @@ from nxcore.ops.depthwise_conv2d import check as check_forward
 from nxcore.ops.depthwise_conv2d import window
 from nxcore.plugin import Cost, ErrorCase, OpSpec, Param, Sample, Window, rand
 from nxcore.spec import Layout, require_tensor
+from nxcore.window import memory_format
 
 BOTH = (True, True)
 Pairs = int | tuple[int, int]
@@ -47,7 +48,7 @@ def reference(
     Returns
     -------
     x_grad, weight_grad : Tensor
-        Shapes and dtypes of ``x`` and ``weight``, memory formats as torch's.
+        Shapes and dtypes of ``x`` and ``weight``; ``x_grad`` in the memory format of ``x``.
 
     Raises
     ------
@@ -76,10 +77,11 @@ def reference(
         image.shape[1],
         [bool(output_mask[0]), bool(output_mask[1]), False],
     )
-    if x_grad is not None and cut != (0, 0):
-        x_grad = x_grad[..., : x.shape[-2], : x.shape[-1]].contiguous()
-    if x_grad is not None and x.ndim == 3:
-        x_grad = x_grad.squeeze(0)
+    if x_grad is not None:
+        x_grad = x_grad[..., : x.shape[-2], : x.shape[-1]]
+        x_grad = x_grad if x.ndim == 4 else x_grad.squeeze(0)
+        # The cut leaves gaps; and torch's meta device has ideas of its own where grad's format differs.
+        x_grad = x_grad.contiguous(memory_format=memory_format(x))
     return x_grad, weight_grad
 
 

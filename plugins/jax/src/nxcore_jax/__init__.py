@@ -26,6 +26,7 @@ from nxcore.plugin import (
     no,
 )
 from nxcore_jax.layout import Packed, repeats
+from nxcore_jax.reductions import summed_gradients
 
 API = 1
 JAX = (0, 10)
@@ -101,7 +102,7 @@ def accepts(problem: Problem) -> Verdict:
         return no("returns a tensor of its own, and out was given")
     if problem.view:
         return no("a view: there is nothing to run")
-    outputs = list(_metas(problem.outputs))
+    outputs = list(_metas(summed_gradients(problem) if problem.op == "add_backward" else problem.outputs))
     if not outputs:
         return no("nothing to compute: output_mask asks for no gradient")
     for meta in outputs:
@@ -120,6 +121,14 @@ def accepts_add(problem: Problem) -> Verdict:
     return accepts(problem)
 
 
+def accepts_max_pool2d(problem: Problem) -> Verdict:
+    """Take images; indices, where asked for, are computed in int32."""
+    x = problem["x"]
+    if problem["return_indices"] and x.shape[-1] * x.shape[-2] >= 1 << 31:
+        return no(f"needs planes of fewer than 2^31 elements for their indices, got shape {x.shape}")
+    return accepts(problem)
+
+
 def _kernel(op: str, accept: Any = accepts, *, deterministic: bool = True) -> Kernel:
     return Kernel(op, f"nxcore_jax.{op}:plan", accept, dtypes=FLOATS, deterministic=deterministic)
 
@@ -132,7 +141,7 @@ KERNELS = (
     _kernel("add_backward"),
     _kernel("sum"),
     _kernel("sum_to_size"),
-    _kernel("max_pool2d"),
+    _kernel("max_pool2d", accepts_max_pool2d),
     _kernel("max_pool2d_with_offsets"),
     _kernel("max_pool2d_backward"),
     _kernel("avg_pool2d"),

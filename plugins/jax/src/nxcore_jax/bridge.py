@@ -58,12 +58,14 @@ class Bridged:
     compute : callable
         Takes the operator's arguments: an array for a tensor, of its shape; a float for a number; what is
         fixed as it is. Returns arrays as the operator returns tensors; they are rounded to its dtypes here.
+    outputs : optional
+        Described as in the problem, which they replace: None where ``compute`` returns None.
     """
 
-    def __init__(self, problem: Problem, compute: Callable[..., Any]) -> None:
+    def __init__(self, problem: Problem, compute: Callable[..., Any], outputs: Any = None) -> None:
         self.args = problem.args
         self.numbers = frozenset(numbers(problem))
-        self.outputs = problem.outputs
+        self.outputs = problem.outputs if outputs is None else outputs
         self.device = problem.device
         self.elsewhere = problem.device.type == "cuda" and torch.cuda.device_count() > 1
         self.compute = compute

@@ -7,13 +7,12 @@ import jax.numpy as jnp
 
 from nxcore.plugin import Problem
 from nxcore_jax.bridge import Bridged, wide
+from nxcore_jax.reductions import summed_axes
 
 
 def summed(x: jax.Array, size: tuple[int, ...]) -> jax.Array:
     """Return ``x`` summed to ``size``, in float32."""
-    lead = x.ndim - len(size)
-    axes = tuple(i for i in range(x.ndim) if i < lead or (size[i - lead] == 1 and x.shape[i] != 1))
-    return jnp.sum(wide(x), axis=axes, keepdims=True).reshape(size)
+    return jnp.sum(wide(x), axis=summed_axes(x.shape, size), keepdims=True).reshape(size)
 
 
 def plan(problem: Problem) -> Bridged:
