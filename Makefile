@@ -10,16 +10,17 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 ON_GPU := cuda cupy triton numba-cuda
 WORKERS ?= 2
 
-.PHONY: help demo test gpu-test coverage bench lint docs clean
+.PHONY: help demo test gpu-test sanitize conformance bench lint docs clean
 
 help:
-	@echo "make demo      set up, then run the main job on this machine"
-	@echo "make test      set up, then run the tests"
-	@echo "make gpu-test  the tests, all of them, on a machine with a CUDA device"
-	@echo "make coverage  hold every kernel to its samples here, and write build/coverage.md"
-	@echo "make bench     the cost of a call above a direct call, gated"
-	@echo "make lint      ruff, mypy, import layers"
-	@echo "make docs      build the documentation into site/"
+	@echo "make demo         set up, then run the main job on this machine"
+	@echo "make test         set up, then run the tests"
+	@echo "make gpu-test     the tests, all of them, on a machine with a CUDA device"
+	@echo "make sanitize     compute-sanitizer over every CUDA C++ kernel, on a machine with a CUDA device"
+	@echo "make conformance  hold every kernel to its samples here, and write build/conformance.md"
+	@echo "make bench        the cost of a call above a direct call, gated"
+	@echo "make lint         ruff, mypy, import layers"
+	@echo "make docs         build the documentation into site/"
 
 demo: $(VENV)/.demo
 	$(BIN)/nxcore demo
@@ -31,9 +32,13 @@ gpu-test: $(VENV)/.test
 	$(BIN)/python -m pytest -p no:benchmark -n $(WORKERS) $(addprefix --require=,$(ON_GPU))
 	$(BIN)/python -m pytest benchmarks/test_overhead.py
 
-coverage: $(VENV)/.test
-	$(BIN)/python benchmarks/coverage.py run build/coverage.json
-	$(BIN)/python benchmarks/coverage.py render build/coverage.json build/coverage.md
+sanitize: $(VENV)/.test
+	for tool in memcheck racecheck initcheck; do \
+	  compute-sanitizer --tool $$tool --error-exitcode 1 $(BIN)/python benchmarks/sanitize.py || exit 1; done
+
+conformance: $(VENV)/.test
+	$(BIN)/python benchmarks/conformance.py run --jobs $(WORKERS) build/conformance.json
+	$(BIN)/python benchmarks/conformance.py render build/conformance.json build/conformance.md
 
 bench: $(VENV)/.test
 	$(BIN)/python -m pytest benchmarks/test_overhead.py

@@ -1,7 +1,7 @@
 """Hold every kernel to every sample of its operator on this machine, and write down how each cell ended.
 
-    python benchmarks/coverage.py run benchmarks/results/<device>/<date>-coverage.json
-    python benchmarks/coverage.py render benchmarks/results/<device>/<date>-coverage.json docs/coverage.md
+    python benchmarks/conformance.py run benchmarks/results/<device>/<date>-conformance.json
+    python benchmarks/conformance.py render benchmarks/results/<device>/<date>-conformance.json docs/conformance.md
 
 A cell is an operator, a backend and an element type: verified (on so many samples; those that a kernel
 declined are counted, with the reason), declined (by the backend as a whole), wrong, or absent.
@@ -11,9 +11,13 @@ from __future__ import annotations
 
 import argparse
 import datetime as dt
+import functools
+import itertools
 import json
+import multiprocessing
 import sys
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +35,7 @@ from nxcore.verify import Truth, agreement
 COLUMNS = ("cuda", "cupy", "triton", "numba", "numba-cuda", "jax", "inductor")
 LEGEND = """\
 A number is how many samples agreed with the float64 reference; a raised figure refers to what was declined,
-and why. Operators whose result is always a view, such as `sum_backward`, have no kernels. `make coverage`
+and why. Operators whose result is always a view, such as `sum_backward`, have no kernels. `make conformance`
 writes this page for your own machine."""
 
 
@@ -44,6 +48,7 @@ def main() -> int:
     run = verbs.add_parser("run", help="hold the kernels of this machine to their samples")
     run.add_argument("record", type=Path)
     run.add_argument("--op", action="append", default=[], help="only these operators")
+    run.add_argument("--jobs", type=int, default=1, help="processes")
     drawing = verbs.add_parser("render", help="write a record as a page")
     drawing.add_argument("record", type=Path)
     drawing.add_argument("page", type=Path)
@@ -51,7 +56,7 @@ def main() -> int:
     if options.verb == "render":
         options.page.write_text(render(options.record), encoding="utf-8")
         return 0
-    record = collect(options.op)
+    record = collect(options.op, options.jobs)
     options.record.parent.mkdir(parents=True, exist_ok=True)
     options.record.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     wrong = [c for c in record["cells"] if c["outcome"] == "wrong"]
@@ -61,27 +66,41 @@ def main() -> int:
     return int(bool(wrong))
 
 
-def collect(only: list[str]) -> dict[str, Any]:
+def collect(only: list[str], jobs: int) -> dict[str, Any]:
     """Return the record of this machine."""
     registry = discover(strict=True)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     specs = [s for name, s in registry.ops.items() if not only or name in only]
-    cells = []
-    for spec in track(specs, "operators", disable=not sys.stderr.isatty()):
-        if _all_views(spec):
-            continue
-        for column in COLUMNS:
-            owned = [(b, k) for b, k in registry.kernels(spec.name) if b.label(k) == column]
-            for dtype in FLOATS:
-                cell = {"op": spec.name, "backend": column, "dtype": str(dtype).removeprefix("torch.")}
-                cells.append(cell | _ended(registry, spec, owned, dtype, device))
-                print(json.dumps(cells[-1])[:200], flush=True)
+    turns = list(itertools.product((s.name for s in specs if not _all_views(s)), COLUMNS))
+    # Spawned: a forked child can't use CUDA.
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        found = pool.map(_column, *zip(*turns, strict=True))
+        shown = track(found, "kernels", total=len(turns), disable=not sys.stderr.isatty())
+        cells = list(itertools.chain.from_iterable(shown))
     return {
-        "device": describe(device).to_dict(),
+        "device": describe(_device()).to_dict(),
         "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         "torch": torch.__version__,
         "cells": cells,
     }
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@functools.cache
+def _registry() -> Registry:
+    return discover(strict=True)
+
+
+def _column(op: str, column: str) -> list[dict[str, Any]]:
+    """Return the cells of a kernel, one a dtype."""
+    registry, cells = _registry(), []
+    owned = [(b, k) for b, k in registry.kernels(op) if b.label(k) == column]
+    for dtype in FLOATS:
+        cell = {"op": op, "backend": column, "dtype": str(dtype).removeprefix("torch.")}
+        cells.append(cell | _ended(registry, registry.spec(op), owned, dtype, _device()))
+    return cells
 
 
 def _all_views(spec: OpSpec) -> bool:

@@ -1,0 +1,48 @@
+"""Call every CUDA C++ kernel once on every sample of its operator, for compute-sanitizer to watch.
+
+    make sanitize
+    compute-sanitizer --tool memcheck --error-exitcode 1 python benchmarks/sanitize.py
+
+Each tensor gets memory of its own from the driver, so that a step past its end isn't another tensor's. What
+the kernels return is not compared: the conformance tests do that.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+
+os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"  # before torch allocates
+
+import torch
+
+from nxcore.discovery import discover
+from nxcore.problem import Problem
+from nxcore.spec import FLOATS
+
+
+def main() -> int:
+    """Call them; return 1 if there was nothing to call."""
+    registry, calls = discover(strict=True), Counter[str]()
+    device = torch.device("cuda")
+    for name, spec in registry.ops.items():
+        for backend, kernel in registry.kernels(name):
+            if backend.name != "cuda":
+                continue
+            for sample in spec.samples:
+                if sample.tags & {"bench", "huge"}:
+                    continue
+                for dtype in FLOATS:
+                    args = sample.build(spec, device, dtype)
+                    problem = Problem.of(spec, args)
+                    if not problem.view and kernel.accepts(problem):
+                        kernel.plan(problem)(*args)
+                        torch.cuda.synchronize()
+                        calls[name] += 1
+    print(", ".join(f"{name} {count}" for name, count in calls.items()) or "no CUDA C++ kernel can run here")
+    return int(not calls)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
