@@ -12,6 +12,7 @@ import torch
 from nxcore.plugin import FLOATS, Backend, Check, Kernel, Problem, Verdict, hookimpl
 from nxcore_cuda import toolkit
 from nxcore_cuda.accepts import TOOLKIT, probe
+from nxcore_cuda.accepts_depthwise import accepts_depthwise_conv2d, accepts_depthwise_conv2d_backward
 from nxcore_cuda.accepts_elementwise import (
     accepts_add,
     accepts_add_backward,
@@ -19,6 +20,13 @@ from nxcore_cuda.accepts_elementwise import (
     accepts_softmax_sum_backward,
     accepts_sum,
     accepts_sum_to_size,
+)
+from nxcore_cuda.accepts_pool import (
+    accepts_avg_pool2d,
+    accepts_avg_pool2d_backward,
+    accepts_max_pool2d,
+    accepts_max_pool2d_backward,
+    accepts_max_pool2d_with_offsets,
 )
 from nxcore_cuda.compile import shipped
 
@@ -45,6 +53,13 @@ KERNELS = (
     _kernel("add_backward", accepts_add_backward),
     _kernel("sum", accepts_sum),
     _kernel("sum_to_size", accepts_sum_to_size),
+    _kernel("max_pool2d", accepts_max_pool2d),
+    _kernel("max_pool2d_with_offsets", accepts_max_pool2d_with_offsets),
+    _kernel("max_pool2d_backward", accepts_max_pool2d_backward),
+    _kernel("avg_pool2d", accepts_avg_pool2d),
+    _kernel("avg_pool2d_backward", accepts_avg_pool2d_backward),
+    _kernel("depthwise_conv2d", accepts_depthwise_conv2d),
+    _kernel("depthwise_conv2d_backward", accepts_depthwise_conv2d_backward),
 )
 
 

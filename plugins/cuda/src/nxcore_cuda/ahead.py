@@ -82,7 +82,8 @@ def build(folder: Path, wanted: Sequence[str] = ARCHITECTURES) -> str:
         text = folder / f"{source}-unit.cu"  # another name than the source that it includes
         text.write_text(unit(found))
         name = f"{source}.fatbin"
-        run([compiler, "-fatbin", *NVCC_FLAGS, *codes, f"-I{SOURCES}", "-o", folder / name, text], source)
+        image = ("-fatbin", "--threads=0", "-o", folder / name)
+        run([compiler, *image, *NVCC_FLAGS, *codes, f"-I{SOURCES}", text], source)
         text.unlink()
         index[name] = {
             "source": source,

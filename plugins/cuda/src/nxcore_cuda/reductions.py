@@ -27,9 +27,9 @@ def of_add_backward(problem: Problem) -> tuple[Reduction | None, Reduction | Non
 
 
 def of_operand(grad: TensorMeta, out: TensorMeta | None) -> Reduction | None:
-    """Return the reduction of ``grad`` to the shape of ``out``."""
+    """Return the reduction of ``grad`` to the shape of ``out``, None where broadcasting made no axis."""
     if out is None:
         return None
     lead = grad.ndim - out.ndim
-    dims = tuple(i for i, n in enumerate(grad.shape) if n != 1 and (i < lead or out.shape[i - lead] == 1))
+    dims = tuple(i for i, n in enumerate(grad.shape) if i < lead or (n != 1 and out.shape[i - lead] == 1))
     return Reduction.of(grad, dims, (*(0,) * lead, *out.strides)) if dims else None

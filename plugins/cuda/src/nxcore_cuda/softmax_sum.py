@@ -58,16 +58,10 @@ def choose(problem: Problem) -> Tile:
 
 def sweep(problem: Problem) -> Iterator[Tile]:
     """Yield the tiles worth timing."""
-    count = Candidates.of(problem["xs"]).count
-    yield choose(problem)
-    for threads in (256, 128, 512):
-        yield Tile(threads, 1)
-    if count <= FEW // 2:
-        yield Tile(256, 2)
-        yield Tile(128, 2)
-        yield Tile(256, 1, blocks=5)
-        yield Tile(256, 1, blocks=4)
-    yield Tile(256, 1, blocks=3)
+    found = [choose(problem), *(Tile(threads) for threads in (256, 128, 512))]
+    if Candidates.of(problem["xs"]).count <= FEW // 2:
+        found += [Tile(256, 2), Tile(128, 2), Tile(256, blocks=4)]
+    yield from dict.fromkeys((*found, Tile(256, blocks=2)))
 
 
 def _flat(name: str, count: int, width: int, chosen: Tile) -> Instance:
@@ -102,7 +96,8 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
     layout = f"3q2i{DIMS}{STRIDES}{layouts * STRIDES}"
 
     def launch(instance: Instance, width: int, elements: int, threads: int, items: int = 1) -> Launch:
-        counted, (out_strides, *x_strides) = in_vectors(width, sizes, (own, *others))
+        # Flat memory is numbered by elements, and the sizes aren't read.
+        counted, (out_strides, *x_strides) = in_vectors(n // elements, sizes, (own, *others))
         spare = [()] * (layouts - len(x_strides))
         places = [step for s in (out_strides, *x_strides, *spare) for step in steps(s)]
         grid = -(-n // (width * threads * items))

@@ -34,20 +34,50 @@ struct softmax_sum_backward_args {
 
 namespace softmax_sum_backward_parts {
 
-// One vector of grad and of each candidate.
-template <int VECTOR, bool STREAMING, typename T, int COUNT>
-__device__ __forceinline__ void spread(const softmax_sum_backward_args<16, 1>& a, long long at,
-                                       const float (&weights)[COUNT], float (&dots)[COUNT]) {
-  const T* const from = static_cast<const T*>(a.grad) + at;
-  const Vector<T, VECTOR> grad = STREAMING ? load_streaming<VECTOR>(from) : load<VECTOR>(from);
-  Vector<T, VECTOR> x[COUNT];
-  if (a.logits_grad) {  // all loads before any store, which the compiler can't move them past
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) {
-      const T* const candidate = static_cast<const T*>(a.xs[i]) + i * a.x_step + at;
-      x[i] = STREAMING ? load_streaming<VECTOR>(candidate) : load<VECTOR>(candidate);
-    }
+// A vector as the words that it was loaded in: the compiler would carry every element of a loop's next
+// vector in a register of its own.
+template <typename T, int VECTOR>
+struct Packed {
+  element::Words<sizeof(T) * VECTOR> words;
+
+  __device__ __forceinline__ void pack(const Vector<T, VECTOR>& values) {
+    element::Piece<T, VECTOR> piece;
+    piece.vector = values;
+    words = piece.words;
   }
+
+  __device__ __forceinline__ Vector<T, VECTOR> unpack() const {
+    element::Piece<T, VECTOR> piece;
+    piece.words = words;
+    return piece.vector;
+  }
+};
+
+// One vector of grad and of each candidate.
+template <typename T, int COUNT, int VECTOR>
+struct Piece {
+  Packed<T, VECTOR> grad;
+  Packed<T, VECTOR> x[COUNT];
+};
+
+template <bool STREAMING, typename T, int COUNT, int VECTOR>
+__device__ __forceinline__ void fetch(const softmax_sum_backward_args<16, 1>& a, long long at,
+                                      Piece<T, COUNT, VECTOR>& piece) {
+  const T* const grad = static_cast<const T*>(a.grad) + at;
+  piece.grad.pack(STREAMING ? load_streaming<VECTOR>(grad) : load<VECTOR>(grad));
+  if (!a.logits_grad) return;
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) {
+    const T* const x = static_cast<const T*>(a.xs[i]) + i * a.x_step + at;
+    piece.x[i].pack(STREAMING ? load_streaming<VECTOR>(x) : load<VECTOR>(x));
+  }
+}
+
+template <typename T, int COUNT, int VECTOR>
+__device__ __forceinline__ void spread(const softmax_sum_backward_args<16, 1>& a, long long at,
+                                       const Piece<T, COUNT, VECTOR>& piece, const float (&weights)[COUNT],
+                                       float (&dots)[COUNT]) {
+  const Vector<T, VECTOR> grad = piece.grad.unpack();
   float g[VECTOR];
 #pragma unroll
   for (int e = 0; e < VECTOR; ++e) g[e] = widen(grad[e]);
@@ -60,12 +90,12 @@ __device__ __forceinline__ void spread(const softmax_sum_backward_args<16, 1>& a
       store_streaming(static_cast<T*>(a.outs[i]) + i * a.out_step + at, scaled);
     }
   }
-  if (a.logits_grad) {
+  if (!a.logits_grad) return;
 #pragma unroll
-    for (int i = 0; i < COUNT; ++i) {
+  for (int i = 0; i < COUNT; ++i) {
+    const Vector<T, VECTOR> x = piece.x[i].unpack();
 #pragma unroll
-      for (int e = 0; e < VECTOR; ++e) dots[i] = fmaf(g[e], widen(x[i][e]), dots[i]);
-    }
+    for (int e = 0; e < VECTOR; ++e) dots[i] = fmaf(g[e], widen(x[e]), dots[i]);
   }
 }
 
@@ -77,11 +107,24 @@ __device__ __forceinline__ void softmax_sum_backward(const softmax_sum_backward_
   using namespace softmax_sum_backward_parts;
   constexpr int LANES = power_of_two(COUNT);
   float weights[COUNT], dots[COUNT] = {};
-  softmax<COUNT>(own_logit<COUNT>(a.logits, a.kind, a.logit_step), a.kind, weights);
+  const unsigned logit = own_logit<COUNT>(a.logits, a.kind, a.logit_step);
   const long long step = (long long)gridDim.x * blockDim.x * VECTOR;
   long long at = ((long long)blockIdx.x * blockDim.x + threadIdx.x) * VECTOR;
-  for (; at + VECTOR <= a.n; at += step) spread<VECTOR, STREAMING, T>(a, at, weights, dots);
-  for (; at < a.n; ++at) spread<1, false, T>(a, at, weights, dots);  // the last thread's part of a vector
+  bool whole = at + VECTOR <= a.n;
+  Piece<T, COUNT, VECTOR> piece;
+  if (whole) fetch<STREAMING>(a, at, piece);  // all loads of a piece come before any store
+  softmax<COUNT>(logit, a.kind, weights);
+  while (whole) {
+    spread(a, at, piece, weights, dots);
+    at += step;
+    whole = at + VECTOR <= a.n;
+    if (whole) fetch<STREAMING>(a, at, piece);
+  }
+  for (; at < a.n; ++at) {  // the last thread's part of a vector
+    Piece<T, COUNT, 1> element;
+    fetch<false>(a, at, element);
+    spread(a, at, element, weights, dots);
+  }
   if (!a.logits_grad) return;
 
   float* const shared = dynamic_shared<float>();

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -72,7 +72,7 @@ def _blocks(vectors: int, threads: int) -> int:
 
 def _resident(count: int) -> int:
     """Return how many blocks' registers fit, at 9 for each candidate and 16 for the rest."""
-    return next(r for most, r in ((3, 5), (5, 4), (9, 3), (FEW, 2)) if count <= most)
+    return next(r for most, r in ((5, 4), (9, 3), (FEW, 2)) if count <= most)
 
 
 def choose(problem: Problem) -> Tile:
@@ -84,22 +84,16 @@ def choose(problem: Problem) -> Tile:
 
 def sweep(problem: Problem) -> Iterator[Tile]:
     """Yield the tiles worth timing."""
-    grad = problem["grad"]
-    vectors = -(-grad.nbytes // VECTOR)
+    vectors = -(-problem["grad"].nbytes // VECTOR)
     first = choose(problem)
-    yield first
-    yield Tile(first.blocks, resident=first.resident, streaming=True)
+    found = [first, replace(first, streaming=True)]
     for threads in (128, 512):
-        resident = first.resident * THREADS // threads
-        yield Tile(_blocks(vectors, threads), threads, max(resident, 1))
-    seen = {first.blocks}
+        resident = max(first.resident * THREADS // threads, 1)
+        found.append(Tile(_blocks(vectors, threads), threads, resident))
     for blocks in (264, 396, 528, 792, 1584, 2112, 4224):
-        usable = min(blocks, -(-vectors // THREADS))
-        if usable not in seen:
-            seen.add(usable)
-            yield Tile(usable, resident=first.resident)
-    yield Tile(first.blocks, resident=max(first.resident - 1, 1))
-    yield Tile(first.blocks, resident=0)
+        found.append(replace(first, blocks=min(blocks, -(-vectors // THREADS))))  # noqa: PERF401
+    found += [replace(first, resident=resident) for resident in (first.resident - 1, 0) if resident >= 0]
+    yield from dict.fromkeys(found)
 
 
 def _flat(name: str, count: int, width: int, chosen: Tile) -> Instance:
@@ -140,10 +134,9 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., tuple[Any,
     own, grad_strides, *x_strides = strides
     layout = f"4q2iq{DIMS}{2 * STRIDES}{layouts * STRIDES}"
 
-    def launch(
-        instance: Instance, width: int, elements: int, blocks: int, threads: int, shared: int
-    ) -> Launch:
-        counted, scaled = in_vectors(width, sizes, strides)
+    def launch(instance: Instance, elements: int, blocks: int, threads: int, shared: int) -> Launch:
+        # Flat memory is numbered by elements, and the sizes aren't read.
+        counted, scaled = in_vectors(n // elements, sizes, strides)
         repeated = bool(grad_strides) and grad_strides[-1] == 0
         head = (elements, found.step, out_step, logits.strides[0], count, KINDS[logits.dtype], int(repeated))
         spare = [()] * (layouts - len(x_strides))
@@ -161,7 +154,7 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., tuple[Any,
 
     lists = count * (1 + THREADS // WARP)
     blocks = min(_blocks(n, THREADS), MOST)
-    scalar = launch(_strided(name, of_grad, found.room, 1), 1, n, blocks, THREADS, lists)
+    scalar = launch(_strided(name, of_grad, found.room, 1), n, blocks, THREADS, lists)
     vector = None
     fitting = [w for w in widths(itemsize) if found.step % w == 0 and out_step % w == 0]
     loaded, repeatable = ((own, *x_strides) if dotted else (own,)), (grad_strides,)
@@ -169,12 +162,12 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., tuple[Any,
     if flat and VECTOR // itemsize in fitting:
         chosen, width = tile or choose(problem), VECTOR // itemsize
         instance, shared = _flat(name, count, width, chosen), chosen.threads + FEW
-        vector = launch(instance, width, n, chosen.blocks, chosen.threads, shared)
+        vector = launch(instance, n, chosen.blocks, chosen.threads, shared)
         blocks = max(blocks, chosen.blocks)
     elif width := next((w for w in fitting if divides(w, sizes, loaded, repeatable)), 0):
         fewer = min(_blocks(n // width, THREADS), MOST)
         instance = _strided(name, of_grad, found.room, width)
-        vector = launch(instance, width, n // width, fewer, THREADS, lists)
+        vector = launch(instance, n // width, fewer, THREADS, lists)
         blocks = max(blocks, fewer)
     run = by_alignment(Guarded(vector, scalar), vector, scalar)
     shares = TensorMeta((blocks, count), (count, 1), torch.float32, problem.device)

@@ -29,6 +29,8 @@ A constant, not the device's own count, so that a sum has the same bits on every
 """
 
 LARGE = 1 << 26  # bytes from which more blocks than that are worth their shares
+CACHED = 1 << 24  # bytes up to which a sum is a matter of latency
+WIDE = 512  # threads of a block that has all terms of its outputs
 MOST = 65535  # blocks of a grid along y
 
 
@@ -173,6 +175,12 @@ def choose(walk: Walk, itemsize: int) -> Tile:
         parts = min(parts, walk.terms // (threads * 4))
         half = walk.width > 4  # unpacked, its vectors take more registers
         return Tile(lanes, max(parts, 1), resident=3 if half else 4)
+    # What fits the cache is waited for, not streamed: a block that sums all terms of its outputs, eight a
+    # thread, is done before blocks could have shared them. Two vectors of outputs are a sector of memory.
+    lanes = _power_above(-(-walk.terms // unroll))
+    columns = WIDE // lanes
+    if nbytes <= CACHED and lanes > WARP and columns > 1 and walk.columns >= FILL // 5 * columns:
+        return Tile(lanes, threads=WIDE, resident=2)
     lanes = min(_power_below(max(walk.terms // unroll, 1)), 8)
     while threads // lanes > WARP and walk.columns * lanes < FILL * threads and lanes < walk.terms:
         lanes *= 2
@@ -185,21 +193,31 @@ def choose(walk: Walk, itemsize: int) -> Tile:
 def candidates(walk: Walk, itemsize: int) -> Iterator[Tile]:
     """Yield the tiles worth timing."""
     first = choose(walk, itemsize)
-    yield first
-    for parts in (first.parts // 2, first.parts * 2, first.parts * 4):
-        if parts and (not walk.inner or first.lanes == first.threads):
-            yield replace(first, parts=parts)
-    yield replace(first, unroll=4)
-    yield replace(first, unroll=4, parts=first.parts * 2)
-    for lanes in (first.lanes // 2, first.lanes * 2):
-        if 1 <= lanes <= (WARP if walk.inner else THREADS) and first.lanes != THREADS:
-            yield replace(first, lanes=lanes)
-    if walk.inner and first.lanes == THREADS:
-        yield replace(first, lanes=512, threads=512, resident=2)
-        yield replace(first, lanes=128, threads=128, resident=8)
-    if not walk.inner:
-        yield replace(first, lanes=2 * first.lanes, threads=512, resident=2)
-        yield replace(first, lanes=max(first.lanes // 2, 1), threads=128, resident=8)
+    whole = walk.inner and first.lanes == first.threads  # a block for each output
+    found = [first]
+    if whole or not walk.inner:
+        found += [
+            replace(first, parts=max(parts, 1))
+            for parts in (first.parts // 2, first.parts * 2, first.parts * 4)
+        ]
+    found += [
+        replace(first, unroll=4),
+        replace(first, unroll=4, parts=first.parts * (1 + (whole or not walk.inner))),
+    ]
+    for threads, resident in ((512, first.resident // 2), (128, first.resident * 2)):
+        if whole:
+            found.append(replace(first, lanes=threads, threads=threads, resident=resident))
+        elif not walk.inner:
+            lanes = max(first.lanes * threads // THREADS, 1)
+            found.append(replace(first, lanes=lanes, threads=threads, resident=resident))
+    if walk.inner and not whole:
+        found.append(replace(first, lanes=first.threads))
+    if not whole:
+        most = WARP if walk.inner else THREADS
+        found += [
+            replace(first, lanes=lanes) for lanes in (first.lanes // 2, first.lanes * 2) if 1 <= lanes <= most
+        ]
+    yield from dict.fromkeys(found)
 
 
 def _instance(inner: bool, name: str, width: int, tile: Tile) -> Instance:

@@ -1,0 +1,137 @@
+"""max_pool2d: strips of the usual windows, whose maxima are shared down and across; any window by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nxcore.plugin import FLOATS, Problem, TensorMeta, Window
+from nxcore_cuda import pool as pools
+from nxcore_cuda import pool_launch as launches
+from nxcore_cuda.candidates import TYPES
+from nxcore_cuda.instance import Instance
+from nxcore_cuda.launch import Launch
+from nxcore_cuda.pool import Pool, Tile
+
+PLACES = {torch.uint8: "unsigned char", torch.int32: "int", torch.int64: "long long", None: "pool::nothing"}
+"""What says where a maximum lies: the number of its tap, in int64 its place on the plane."""
+
+
+def describe(problem: Problem) -> Pool:
+    """Return the pool of a problem."""
+    x, outputs = problem["x"], problem.outputs
+    window = Window.of_pool(x.shape, *problem.args[1:6])
+    return Pool.of(window, (x,), outputs if isinstance(outputs, tuple) else (outputs,))
+
+
+def _types(problem: Problem) -> tuple[torch.dtype, torch.dtype | None]:
+    outputs = problem.outputs
+    return problem.dtype, outputs[1].dtype if isinstance(outputs, tuple) else None
+
+
+def instance(types: tuple[torch.dtype, torch.dtype | None], pool: Pool, tile: Tile) -> Instance:
+    """Return the kernel of a tile, for elements and places of these types."""
+    spelt = (TYPES[types[0]], PLACES[types[1]])
+    if tile.kind == "window" or pool.square is None:
+        return Instance("max_pool2d_window", spelt, source="max_pool2d")
+    sizes = (*pool.square, tile.columns, tile.channels, tile.rows, tile.vector)
+    # The compiler spills places where it may hope for more blocks: those of windows apart, and wide ones.
+    spills = types[1] is torch.int64 or (types[1] is not None and pool.window.stride[0] > 1)
+    blocks = max(tile.blocks, int(spills))
+    threads = max(tile.threads, 128)
+    return Instance("max_pool2d", (*spelt, *sizes), source="max_pool2d", threads=threads, blocks=blocks)
+
+
+def rows(pool: Pool, places: bool) -> tuple[int, ...]:
+    """Return how many rows of outputs a thread may have."""
+    small = pool.window.kernel[0] < pools.LARGE
+    if pool.channels_inside:
+        return (4,) if small else (4, 8)
+    if places and small and pool.window.stride == (1, 1):
+        return (2,)
+    return (2, 8) if pool.window.stride == (1, 1) else (1, 4)
+
+
+def preferred(pool: Pool, places: bool) -> Iterator[Tile]:
+    """Yield the tiles that a pool may take, the one that is likely to be fastest first."""
+    # A float32 and its place take two registers, and more of them than there are.
+    large = places and pool.window.kernel[0] >= pools.LARGE
+    most = 16 // pool.itemsize if large else 16
+    yield from pools.strips(pool, rows(pool, places), most, int(not places or pool.channels_inside))
+    yield pools.window(pool)
+
+
+def choose(problem: Problem) -> Tile:
+    """Return the tile for a problem."""
+    pool, types = describe(problem), _types(problem)
+    return launches.prefer(
+        preferred(pool, types[1] is not None), partial(instance, types, pool), problem.device
+    )
+
+
+def sweep(problem: Problem) -> Iterator[Tile]:
+    """Yield the tiles worth timing."""
+    pool, types = describe(problem), _types(problem)
+    yield from pools.variations(pool, choose(problem), preferred(pool, types[1] is not None))
+
+
+def launch_of(problem: Problem, tile: Tile | None) -> Callable[..., None]:
+    """Return the launch for one problem: ``launch(x, out, places)``, places None if nobody asks for them."""
+    pool, types = describe(problem), _types(problem)
+
+    def launch(tile: Tile, made: Instance) -> Launch:
+        bound = partial(launches.launch, pool, tile, made, problem.device, pointers=3)
+        if tile.kind == "window":
+            return bound(launches.WINDOW, launches.pool_window(pool.window), strided=1)
+        return bound("4i", (*pool.window.image, *pool.window.outputs), strided=2)
+
+    found, make = preferred(pool, types[1] is not None), partial(instance, types, pool)
+    return launches.bind(tile or choose(problem), found, make, problem.device, launch)
+
+
+def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Any]:
+    """Return the launch for one problem.
+
+    Returns
+    -------
+    callable
+        ``call(x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)``.
+    """
+    outputs, run = problem.outputs, launch_of(problem, tile)
+    if isinstance(outputs, TensorMeta):
+
+        def call(x: Tensor, *_: Any) -> Tensor:
+            result = outputs.empty()
+            run(x, result, None)
+            return result
+
+        return call
+    out, places = outputs
+
+    def call_for_both(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+        results = out.empty(), places.empty()
+        run(x, *results)
+        return results
+
+    return call_for_both
+
+
+def usual(places: torch.dtype | None) -> Iterator[Instance]:
+    """Yield the kernels that ordinary calls want, for places of this type."""
+    for dtype in FLOATS:
+        for pool in pools.usual(dtype):
+            for tile in preferred(pool, places is not None):
+                for count in rows(pool, places is not None):
+                    yield instance((dtype, places), pool, replace(tile, rows=count))
+
+
+def instances() -> Iterator[Instance]:
+    """Yield the kernels that ordinary calls want."""
+    yield from usual(None)
+    for dtype in FLOATS:
+        yield Instance("max_pool2d_window", (TYPES[dtype], PLACES[torch.int64]), source="max_pool2d")
