@@ -9,7 +9,6 @@ import torch
 
 import nxcore.ops
 from nxcore.problem import Problem, TensorMeta
-from nxcore.spec import Sketch
 
 nxcore_triton = pytest.importorskip("nxcore_triton")
 
@@ -140,6 +139,23 @@ class TestRefusals:
     def test_nothing_was_broadcast(self):
         assert "no operand whose gradient is asked for" in refusal("add_backward", torch.ones(4), (4,), (4,))
 
+    def test_nothing_was_broadcast_to_a_size(self):
+        assert refusal("sum_to_size", torch.ones(4), (4,)) == "nothing to add up: x has that size"
+
+    def test_no_images(self):
+        reason = refusal("avg_pool2d", torch.zeros(0, 3, 4, 4), 2)
+        assert reason == "nothing to compute: x has shape (0, 3, 4, 4)"
+
+    def test_offsets_of_another_dtype(self):
+        grad = torch.ones(1, 1, 2, 2)
+        reason = refusal("max_pool2d_backward", grad, grad.long(), (1, 1, 4, 4), 2)
+        assert reason == "needs uint8 or int32 offsets, got int64"
+
+    def test_neither_the_image_nor_the_filters(self):
+        x, w = torch.ones(1, 1, 4, 4), torch.ones(1, 1, 1, 1)
+        reason = refusal("depthwise_conv2d_backward", x, x, w, 1, 0, 1, (False, False))
+        assert reason == "nothing to compute: output_mask asks for no gradient"
+
 
 @needs_interpreter
 class TestInterpreted:
@@ -247,7 +263,11 @@ def test_every_kernel_compiles(tmp_path):
     )
     assert ran.returncode == 0, ran.stderr
     counts = dict(line.split() for line in ran.stdout.splitlines())
-    assert set(counts) == {"blend", "spread", "finish", "add_flat", "add_tiles", "add_up"}
+    assert set(counts) == {
+        *("blend", "spread", "finish", "add_flat", "add_tiles", "add_up"),
+        *("average", "share_out", "pool", "collect", "correlate", "dots_of_strips"),
+        *("look", "look_back", "dots_of_tap"),
+    }
 
 
 def compile_smoke_samples():
@@ -274,7 +294,7 @@ def compile_smoke_samples():
         compiled.setdefault(self.__name__, set()).add(version.hash)
 
     def describe(value, dtype):
-        if isinstance(value, Sketch):
+        if hasattr(value, "build"):
             return value.build("cpu", dtype, 0).to("meta")
         return tuple(describe(v, dtype) for v in value) if isinstance(value, tuple) else value
 
@@ -283,6 +303,7 @@ def compile_smoke_samples():
     for op, kernel in KERNELS.items():
         spec = SPECS[op]
         more = {"both_broadcast", "stacked_transposed", "stride_zero_grad", "around_the_middle"}
+        more |= {"more_taps_than_a_byte_holds", "indices", "formats_differ", "window_as_large_as_the_image"}
         for sample in spec.samples:
             if "smoke" not in sample.tags and sample.name not in more:
                 continue
@@ -295,9 +316,17 @@ def compile_smoke_samples():
         ("add", (x, x[:, :1])),
         ("sum", (x, None)),
         ("softmax_sum", (torch.stack((x, x), -1).unbind(-1), x[:2, 0])),
+        ("avg_pool2d", (x.view(8, 2, 2**15, 2**14), 3, 1, 1)),
+        ("max_pool2d", (x.view(8, 2, 2**15, 2**14), 30)),
+        ("depthwise_conv2d", (x.view(4, 1, 2**17, 2**14), x[:1, :9].view(1, 1, 3, 3), 1, 1)),
     ):
         bound = SPECS[op].bind(*args)
         KERNELS[op].plan(Problem.of(SPECS[op], bound))(*bound)
+    x, w = torch.empty(2, 1, 20, 20, device="meta"), torch.empty(1, 1, 13, 13, device="meta")
+    grad = torch.empty(2, 1, 8, 8, device="meta")
+    for op, args in (("depthwise_conv2d", (x, w)), ("depthwise_conv2d_backward", (grad, x, w))):
+        bound = SPECS[op].bind(*args)
+        KERNELS[op].plan(problem(op, *args))(*bound)
     x, y = (torch.empty(64, 32, device="meta") for _ in range(2))
     before = len(compiled["add_flat"])
     for alpha in (0, 1, 1.0, 2.5):

@@ -5,7 +5,8 @@ Importing this module doesn't import triton; each kernel's own file does, on fir
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
@@ -27,7 +28,7 @@ from nxcore.plugin import (
 from nxcore_triton import tile
 from nxcore_triton.candidates import candidate, gradient, wanted
 from nxcore_triton.layout import alike, broadcast_strides, collapse, overlaps
-from nxcore_triton.reductions import of_add_backward, of_sum
+from nxcore_triton.reductions import of_add_backward, of_sum, of_sum_to_size
 
 API = 1
 TRITON = (3, 6)  # kernels take tuples of pointers and keep tuples of sums across a loop
@@ -184,41 +185,79 @@ def accepts_add_backward(problem: Problem) -> Verdict:
     return next((v for v in map(_reduction, needed) if not v), YES)
 
 
+def accepts_sum_to_size(problem: Problem) -> Verdict:
+    """Take sums over any axes that merge to few, of which there is at least one."""
+    if not (found := _tensors(problem)):
+        return found
+    if problem["x"].numel() == 0:
+        return no(f"nothing to compute: x has shape {problem['x'].shape}")
+    reduction = of_sum_to_size(problem)
+    return no("nothing to add up: x has that size") if reduction is None else _reduction(reduction)
+
+
+def _images(problem: Problem, name: str) -> Verdict:
+    """Refuse images without elements."""
+    if not (found := _tensors(problem)):
+        return found
+    if problem[name].numel() == 0:
+        return no(f"nothing to compute: {name} has shape {problem[name].shape}")
+    return YES
+
+
+def accepts_window(problem: Problem) -> Verdict:
+    """Take any window on images of any layout."""
+    return _images(problem, "x")
+
+
+def accepts_avg_pool2d_backward(problem: Problem) -> Verdict:
+    """Take any window and a gradient of any layout."""
+    return _images(problem, "grad")
+
+
+def accepts_max_pool2d_backward(problem: Problem) -> Verdict:
+    """Take any window, and a gradient and offsets of any layouts."""
+    offsets = problem["offsets"]
+    if offsets.dtype not in (torch.uint8, torch.int32):
+        return no(f"needs uint8 or int32 offsets, got {_name(offsets.dtype)}")
+    if offsets.device != problem["grad"].device:
+        return no(f"needs offsets on the device of grad, {problem['grad'].device}, got {offsets.device}")
+    floating = tuple(None if arg is offsets else arg for arg in problem.args)
+    return _images(replace(problem, args=floating), "grad")
+
+
+def accepts_depthwise_conv2d_backward(problem: Problem) -> Verdict:
+    """Take any filter, stride, padding, dilation and layouts, and at least one gradient to make."""
+    if not any(problem["output_mask"]):
+        return no("nothing to compute: output_mask asks for no gradient")
+    return _images(problem, "x")
+
+
+def _kernel(op: str, accepts: Callable[[Problem], Verdict], *, in_place_safe: bool = False) -> Kernel:
+    return Kernel(
+        op,
+        f"nxcore_triton.{op}:plan",
+        accepts,
+        dtypes=FLOATS,
+        deterministic=True,
+        graph_safe=True,
+        in_place_safe=in_place_safe,
+    )
+
+
 KERNELS = (
-    Kernel(
-        "softmax_sum",
-        "nxcore_triton.softmax_sum:plan",
-        accepts_softmax_sum,
-        dtypes=FLOATS,
-        deterministic=True,
-        graph_safe=True,
-    ),
-    Kernel(
-        "softmax_sum_backward",
-        "nxcore_triton.softmax_sum_backward:plan",
-        accepts_softmax_sum_backward,
-        dtypes=FLOATS,
-        deterministic=True,
-        graph_safe=True,
-    ),
-    Kernel(
-        "add",
-        "nxcore_triton.add:plan",
-        accepts_add,
-        dtypes=FLOATS,
-        deterministic=True,
-        graph_safe=True,
-        in_place_safe=True,
-    ),
-    Kernel(
-        "add_backward",
-        "nxcore_triton.add_backward:plan",
-        accepts_add_backward,
-        dtypes=FLOATS,
-        deterministic=True,
-        graph_safe=True,
-    ),
-    Kernel("sum", "nxcore_triton.sum:plan", accepts_sum, dtypes=FLOATS, deterministic=True, graph_safe=True),
+    _kernel("softmax_sum", accepts_softmax_sum),
+    _kernel("softmax_sum_backward", accepts_softmax_sum_backward),
+    _kernel("add", accepts_add, in_place_safe=True),
+    _kernel("add_backward", accepts_add_backward),
+    _kernel("sum", accepts_sum),
+    _kernel("sum_to_size", accepts_sum_to_size),
+    _kernel("max_pool2d", accepts_window),
+    _kernel("max_pool2d_with_offsets", accepts_window),
+    _kernel("max_pool2d_backward", accepts_max_pool2d_backward),
+    _kernel("avg_pool2d", accepts_window),
+    _kernel("avg_pool2d_backward", accepts_avg_pool2d_backward),
+    _kernel("depthwise_conv2d", accepts_window),
+    _kernel("depthwise_conv2d_backward", accepts_depthwise_conv2d_backward),
 )
 
 

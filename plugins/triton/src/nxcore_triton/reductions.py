@@ -15,13 +15,19 @@ def of_sum(problem: Problem) -> Reduction:
     return Reduction.of(x, dims, tuple(0 if i in dims else next(own) for i in range(x.ndim)))
 
 
+def of_sum_to_size(problem: Problem) -> Reduction | None:
+    """Return the reduction of a sum to a size, None where there is nothing to add up."""
+    return of_operand(problem["x"], problem.outputs)
+
+
 def of_add_backward(problem: Problem) -> tuple[Reduction | None, Reduction | None]:
     """Return each operand's reduction, None where it wasn't broadcast or isn't asked for."""
     x_grad, y_grad = problem.outputs
-    return _of_operand(problem["grad"], x_grad), _of_operand(problem["grad"], y_grad)
+    return of_operand(problem["grad"], x_grad), of_operand(problem["grad"], y_grad)
 
 
-def _of_operand(grad: TensorMeta, out: TensorMeta | None) -> Reduction | None:
+def of_operand(grad: TensorMeta, out: TensorMeta | None) -> Reduction | None:
+    """Return the reduction of ``grad`` to the shape of ``out``, None where there is nothing to add up."""
     if out is None:
         return None
     lead = grad.ndim - out.ndim

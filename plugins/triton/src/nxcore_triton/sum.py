@@ -7,7 +7,7 @@ one, and a second launch adds up what they found, in fixed order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -21,6 +21,9 @@ from nxcore_triton.index import offset
 from nxcore_triton.launch import Launch
 from nxcore_triton.reductions import of_sum
 from nxcore_triton.rounding import narrow, widen
+
+Blocks = tuple[int, int, int]
+"""Outputs and terms of one tile, and how many programs share an output."""
 
 
 @triton.jit(do_not_specialize=["scale"])
@@ -101,7 +104,7 @@ def kept_inside(reduction: Reduction) -> bool:
 
 
 def plan_reduction(
-    reduction: Reduction, device: torch.device, *, scaled: bool = False
+    reduction: Reduction, device: torch.device, *, scaled: bool = False, blocks: Blocks | None = None
 ) -> Callable[[Tensor, Tensor, float], None]:
     """Return the launches that sum as ``reduction`` says.
 
@@ -112,6 +115,8 @@ def plan_reduction(
     device : torch.device
     scaled : bool
         Multiply the sums.
+    blocks : (int, int, int), optional
+        The outputs and the terms of one tile, and how many programs share an output.
 
     Returns
     -------
@@ -119,7 +124,8 @@ def plan_reduction(
         ``call(x, out, scale)``.
     """
     outputs, terms = reduction.outputs, reduction.terms
-    block, span_terms, parts = tile.reduction(outputs, terms, kept_inside=kept_inside(reduction))
+    inside = kept_inside(reduction)
+    block, span_terms, parts = blocks or tile.reduction(outputs, terms, kept_inside=inside)
     if parts == 1:
         return _launch(reduction, device, (block, span_terms, 1), 0, scaled=scaled)
     span = tile.cdiv(tile.cdiv(terms, parts), span_terms) * span_terms
@@ -144,7 +150,20 @@ def plan_reduction(
     return call
 
 
-def plan(problem: Problem) -> Callable[..., Tensor]:
+def variations(reduction: Reduction) -> Iterator[Blocks]:
+    """Yield the blocks worth timing: those chosen, half and twice as many of each."""
+    chosen = tile.reduction(reduction.outputs, reduction.terms, kept_inside=kept_inside(reduction))
+    block, terms, parts = chosen
+    found = {chosen: None}
+    for b in (block, 2 * block, block // 2):
+        for t in (terms, 2 * terms, terms // 2):
+            for p in (parts, 2 * parts, parts // 2):
+                if b and t and 1 <= p <= reduction.terms and b * t <= 4 * tile.TERMS:
+                    found[b, t, p] = None
+    yield from found
+
+
+def plan(problem: Problem, tile: Blocks | None = None) -> Callable[..., Tensor]:
     """Return the launches for one problem.
 
     Returns
@@ -153,7 +172,7 @@ def plan(problem: Problem) -> Callable[..., Tensor]:
         ``call(x, dim, keepdim)``.
     """
     out = problem.outputs
-    run = plan_reduction(of_sum(problem), problem.device)
+    run = plan_reduction(of_sum(problem), problem.device, blocks=tile)
 
     def call(x: Tensor, dim: Any, keepdim: bool) -> Tensor:  # noqa: ARG001
         total = out.empty()
@@ -161,3 +180,8 @@ def plan(problem: Problem) -> Callable[..., Tensor]:
         return total
 
     return call
+
+
+def sweep(problem: Problem) -> Iterator[Blocks]:
+    """Yield the blocks worth timing."""
+    yield from variations(of_sum(problem))
