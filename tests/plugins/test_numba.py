@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ import nxcore_numba
 
 from nxcore.ops import nxcore_ops
 from nxcore.plugin import Problem
+from nxcore.verify import agreement
 
 CPU = {k.op: k for k in nxcore_numba.KERNELS if not k.variant}
 CUDA = {k.op: k for k in nxcore_numba.KERNELS if k.variant}
@@ -131,7 +133,24 @@ def calls():
         ("add", (x, x[0]), {"alpha": 0.3}),
         ("add_backward", (x, (3, 160, 333), (333,)), {"alpha": 0.3}),
         *(("sum", (x, dim), {}) for dim in (None, -1, 1, (0, 1), (0, 2))),
+        ("sum_to_size", (x, (160, 1)), {}),
+        *images(generator),
     ]
+
+
+def images(generator):
+    image = torch.randn(6, 8, 40, 36, generator=generator)
+    weight = torch.randn(8, 1, 3, 3, generator=generator)
+    size, window = tuple(image.shape), (3, 1, 1)
+    _, offsets = SPECS["max_pool2d_with_offsets"].reference(image, *window)
+    for x in (image, image.contiguous(memory_format=torch.channels_last)):
+        yield "max_pool2d", (x, *window), {}
+        yield "max_pool2d_with_offsets", (x, *window), {}
+        yield "max_pool2d_backward", (x, offsets, size, *window), {}
+        yield "avg_pool2d", (x, *window), {}
+        yield "avg_pool2d_backward", (x, size, *window), {}
+        yield "depthwise_conv2d", (x, weight, 1, 1), {}
+        yield "depthwise_conv2d_backward", (x, x, weight, 1, 1), {}
 
 
 @pytest.mark.parametrize("call", calls(), ids=lambda c: c[0])
@@ -225,6 +244,100 @@ def test_a_tensor_that_needs_a_gradient_is_read_as_it_is():
 def test_a_number_beyond_float32_is_infinite_without_a_warning():
     call, args = planned("add", torch.ones(3), 1e300)
     assert torch.equal(call(*args), torch.full((3,), torch.inf))
+
+
+@pytest.mark.parametrize("misaligned", [False, True])
+def test_outputs_too_large_for_the_caches_are_right_to_the_last_element(misaligned):
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(5 * 900_007 + 1, generator=generator)[int(misaligned) :]
+    xs = tuple(x[: 5 * 900_007].view(5, 900_007))
+    grad = torch.randn(900_007, generator=generator)
+    call, args = planned("softmax_sum_backward", grad, xs, torch.randn(5, generator=generator))
+    found = agreement(call, SPECS["softmax_sum_backward"], args)
+    assert found.ok, found.reason
+
+
+def test_a_second_process_reads_the_cache_without_what_compiling_needs():
+    code = """
+import sys
+import numba
+import torch
+from tests.plugins.test_numba import planned
+from nxcore_numba import threads
+call, args = planned("softmax_sum", tuple(torch.ones(5, 7) for _ in range(3)), torch.zeros(3))
+torch.testing.assert_close(call(*args), torch.ones(5, 7))
+lean = "numba.np.linalg" not in sys.modules
+sys.exit(0 if lean or threads.RELEASE != threads.LOADED else 1)
+"""
+    run = [sys.executable, "-c", code]
+    root = Path(__file__).resolve().parents[2]
+    subprocess.run(run, check=False, cwd=root)  # fills the cache
+    assert subprocess.run(run, check=False, cwd=root).returncode == 0
+
+
+def tiles(kernel_size=3):
+    """Return images that are cut into tiles: long rows, many rows, many channels; and both at once."""
+    for shape in ((1, 2, 3, 2600), (1, 1, 700, 90), (2, 70, 40, 41)):
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(2))
+        yield x, kernel_size
+        yield x.contiguous(memory_format=torch.channels_last), kernel_size
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tiles_meet_without_a_seam(dtype, stride):
+    for x, k in tiles():
+        x = x.to(dtype)
+        weight = torch.randn(x.shape[1], 1, k, k, generator=torch.Generator().manual_seed(3)).to(dtype)
+        window, size = (k, stride, k // 2), tuple(x.shape)
+        out, offsets = SPECS["max_pool2d_with_offsets"].reference(x, *window)
+        form = {"memory_format": torch.channels_last} if offsets.stride(1) == 1 else {}
+        for op, args, kwargs in (
+            ("max_pool2d", (x, *window), {"return_indices": True}),
+            ("max_pool2d_with_offsets", (x, *window), {}),
+            ("max_pool2d_backward", (out, offsets, size, *window), {}),
+            ("avg_pool2d", (x, *window), {}),
+            ("avg_pool2d_backward", (out, size, *window), form),
+            ("depthwise_conv2d", (x, weight, stride, k // 2), {}),
+            ("depthwise_conv2d_backward", (out, x, weight, stride, k // 2), {}),
+        ):
+            call, bound = planned(op, *args, **kwargs)
+            found = agreement(call, SPECS[op], bound)
+            assert found.ok, (op, tuple(x.shape), x.stride(), found.reason)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_tap_in_the_padding_is_never_named(layout):
+    x = torch.full((1, 2, 5, 6), -torch.inf).contiguous(memory_format=layout)
+    for window in ((3, 1, 1), (2, 1, 1, 2), (2, 3, 1, 1, True)):
+        for op, kwargs in (("max_pool2d_with_offsets", {}), ("max_pool2d", {"return_indices": True})):
+            call, args = planned(op, x, *window, **kwargs)
+            for got, wanted in zip(call(*args), SPECS[op].reference(*args), strict=True):
+                assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("value", [torch.inf, torch.nan])
+def test_what_is_not_finite_reaches_the_filters_taps_that_see_it(value, layout):
+    """The flat dot product multiplies it by the zeros that stand for a row's end."""
+    x = torch.ones(2, 3, 7, 6).contiguous(memory_format=layout)
+    x[0, 1, 2, 5] = value  # the last column: no window's first tap sees it
+    grad, weight = torch.ones(2, 3, 5, 4), torch.ones(3, 1, 3, 3)
+    call, args = planned("depthwise_conv2d_backward", grad, x, weight, output_mask=(False, True))
+    _, got = call(*args)
+    wanted = torch.full((3, 1, 3, 3), 40.0)
+    wanted[1, 0, :, 2] = value
+    assert torch.equal(got.nan_to_num(nan=-1), wanted.nan_to_num(nan=-1))
+
+
+def test_nothing_to_add_up_is_declined():
+    assert refusal("sum_to_size", torch.ones(3, 4), (3, 4)) == "nothing to add up: x has that size"
+
+
+def test_no_gradient_asked_for_is_declined():
+    grad, x, weight = torch.ones(1, 2, 3, 3), torch.ones(1, 2, 3, 3), torch.ones(2, 1, 1, 1)
+    reason = refusal("depthwise_conv2d_backward", grad, x, weight, output_mask=(False, False))
+    assert reason == "nothing to compute: output_mask asks for no gradient"
 
 
 def test_no_module_is_mistaken_for_numba_cuda() -> None:

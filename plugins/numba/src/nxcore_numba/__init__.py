@@ -18,22 +18,23 @@ from nxcore.plugin import (
     Backend,
     Check,
     Kernel,
-    Problem,
-    TensorMeta,
     Verdict,
     hookimpl,
     no,
     simulated,
 )
-from nxcore_numba import dims
+from nxcore_numba import accepts
 
-CANDIDATES = 16
-"""The most candidates of the CUDA kernels, whose tensors are parameters of their own."""
-
-SIMULATED_ELEMENTS = 100_000
-"""The most elements for Numba's CUDA simulator, which needs microseconds for each."""
-
-CUDA_FLOATS = (torch.float32, torch.float16)
+IMAGES = (
+    "max_pool2d",
+    "max_pool2d_with_offsets",
+    "max_pool2d_backward",
+    "avg_pool2d",
+    "avg_pool2d_backward",
+    "depthwise_conv2d",
+    "depthwise_conv2d_backward",
+)
+"""The operators on images."""
 
 
 def _found(distribution: str) -> str:
@@ -42,10 +43,6 @@ def _found(distribution: str) -> str:
         return version(distribution)  # not find_spec: any folder of that name would satisfy it
     except PackageNotFoundError:
         return ""
-
-
-def _simulator() -> bool:
-    return os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
 
 
 def probe() -> Verdict:
@@ -59,7 +56,7 @@ def probe() -> Verdict:
 
 def probe_cuda() -> Verdict:
     """Answer for the machine: whether it has a CUDA device, and what Numba needs to compile for it."""
-    if _simulator():
+    if accepts.simulator():
         return simulated("NUMBA_ENABLE_CUDASIM=1: Numba's CUDA simulator runs it on the CPU")
     if not torch.cuda.is_available():
         return no("torch sees no CUDA device", hint="NUMBA_ENABLE_CUDASIM=1 runs it on the CPU, slowly")
@@ -68,158 +65,39 @@ def probe_cuda() -> Verdict:
     return YES
 
 
-def _common(problem: Problem, device: str, floats: tuple[torch.dtype, ...]) -> Verdict:
-    """Answer for what every kernel asks of its tensors."""
-    for t in problem.tensors:
-        if t.device.type != device:
-            return no(f"needs {_spelled(device)} tensors, got {t.device.type}")
-        if t.dtype not in floats:
-            return no(f"needs {_names(floats)}, got {_names((t.dtype,))}")
-        if t.numel() == 0:
-            return no("nothing to compute: a tensor has no elements")
-    return YES
-
-
-def _spelled(device: str) -> str:
-    return "CPU" if device == "cpu" else "CUDA"
-
-
-def _names(dtypes: Iterable[torch.dtype]) -> str:
-    return ", ".join(str(d).removeprefix("torch.") for d in dtypes)
-
-
-def _common_cuda(problem: Problem) -> Verdict:
-    verdict = _common(problem, "cpu" if _simulator() else "cuda", CUDA_FLOATS)
-    elements = max(t.numel() for t in problem.tensors)
-    if verdict and _simulator() and elements > SIMULATED_ELEMENTS:
-        return no(f"the CUDA simulator takes at most {SIMULATED_ELEMENTS} elements a tensor, got {elements}")
-    return verdict
-
-
-def _few_dims(shape: tuple[int, ...], strides: list[tuple[int, ...]]) -> Verdict:
-    count = len(dims.collapse(shape, strides))
-    if count > dims.DIMS:
-        return no(f"takes at most {dims.DIMS} dimensions that can't be merged, got {count}")
-    return YES
-
-
-def accepts_softmax_sum(problem: Problem) -> Verdict:
-    """Answer for a call on the CPU, forward or backward: any layout of few dimensions."""
-    if not (verdict := _common(problem, "cpu", FLOATS)):
-        return verdict
-    metas, _ = dims.candidates_of(problem["xs"])
-    if problem.op == "softmax_sum_backward":
-        metas = [problem["grad"], *metas]
-    walked = [*metas, *_outputs(problem)]
-    return _few_dims(metas[0].shape, [m.strides for m in walked])
-
-
-def accepts_softmax_sum_cuda(problem: Problem) -> Verdict:
-    """Answer for a call on CUDA, forward or backward: memory that all tensors run through alike."""
-    if not (verdict := _common_cuda(problem)):
-        return verdict
-    metas, _ = dims.candidates_of(problem["xs"])
-    if len(metas) > CANDIDATES:
-        return no(f"takes at most {CANDIDATES} candidates, got {len(metas)}")
-    if problem.op == "softmax_sum_backward" and not dims.is_one_number(problem["grad"]):
-        metas = [problem["grad"], *metas]
-    walked = [*metas, *_outputs(problem)]
-    if not dims.is_flat(walked):
-        layouts = sorted({str(m.strides) for m in walked})
-        return no(f"needs one dense memory layout of all tensors, got strides {', '.join(layouts)}")
-    return YES
-
-
-def _outputs(problem: Problem) -> list[TensorMeta]:
-    """Return the outputs that are as large as a candidate."""
-    if problem.op == "softmax_sum":
-        return [problem.outputs]
-    given: Any = problem.outputs[0]
-    if isinstance(given, TensorMeta):
-        return dims.candidates_of(given)[0]
-    return [m for m in given or () if m is not None]
-
-
-def _add(problem: Problem, floats: tuple[torch.dtype, ...]) -> Verdict:
-    x, y, out = problem["x"], problem["y"], problem["out"] or problem.outputs
-    if out.dtype not in floats:
-        return no(f"needs a result of {_names(floats)}, got {_names((out.dtype,))}")
-    scalars = [t for t in (x, y) if isinstance(t, TensorMeta) and t.ndim == 0]
-    if any(t.dtype != out.dtype for t in scalars):  # torch rounds it to the result's type first
-        return no(f"needs a 0-d operand of the result's dtype, {_names((out.dtype,))}")
-    operands = [out, x, *([y] if isinstance(y, TensorMeta) else [])]
-    return _few_dims(out.shape, [dims.broadcast_strides(m, out.shape) for m in operands])
-
-
-def accepts_add(problem: Problem) -> Verdict:
-    """Answer for a call on the CPU: any floating types, numbers, broadcasting over few dimensions."""
-    return _common(problem, "cpu", FLOATS) and _add(problem, FLOATS)
-
-
-def accepts_add_cuda(problem: Problem) -> Verdict:
-    """Answer for a call on CUDA: as on the CPU, but for numbers."""
-    if isinstance(problem["y"], type):
-        return no(f"needs a tensor y, got {problem['y'].__name__}")
-    return _common_cuda(problem) and _add(problem, CUDA_FLOATS)
-
-
-def _reductions(problem: Problem) -> Verdict:
-    if problem.op == "sum":
-        found: list[Any] = [dims.reduction_of_sum(problem)]
-    else:
-        pairs = zip((problem["x_size"], problem["y_size"]), problem.outputs, strict=True)
-        grad = problem["grad"]
-        found = [dims.reduction_to_size(grad, size, out) for size, out in pairs if out is not None]
-        if any(r is None for r in found) and not (verdict := _few_dims(grad.shape, [grad.strides])):
-            return verdict
-    for r in found:
-        if r is not None and max(len(r.kept), len(r.reduced)) > dims.KINDS:
-            return no(
-                f"takes at most {dims.KINDS} dimensions that stay and {dims.KINDS} that are summed, "
-                f"got {len(r.kept)} and {len(r.reduced)}"
-            )
-    return YES
-
-
-def accepts_sum(problem: Problem) -> Verdict:
-    """Answer for a sum, or the backward of add, on the CPU: any strides."""
-    return _common(problem, "cpu", FLOATS) and _reductions(problem)
-
-
-def accepts_sum_cuda(problem: Problem) -> Verdict:
-    """Answer for a sum, or the backward of add, on CUDA."""
-    return _common_cuda(problem) and _reductions(problem)
-
-
-def _cpu(op: str, accepts: Any, *, in_place_safe: bool = False) -> Kernel:
+def _cpu(op: str, verdict: Any, *, in_place_safe: bool = False) -> Kernel:
     target = f"nxcore_numba.{op}:plan"
-    return Kernel(op, target, accepts, dtypes=FLOATS, deterministic=True, in_place_safe=in_place_safe)
+    return Kernel(op, target, verdict, dtypes=FLOATS, deterministic=True, in_place_safe=in_place_safe)
 
 
-def _cuda(op: str, accepts: Any, *, in_place_safe: bool = False) -> Kernel:
+def _cuda(op: str, verdict: Any, *, in_place_safe: bool = False) -> Kernel:
     return Kernel(
         op,
         f"nxcore_numba.gpu.{op}:plan",
-        accepts,
+        verdict,
         probe_cuda,
         "cuda",
-        CUDA_FLOATS,
+        accepts.CUDA_FLOATS,
         deterministic=True,
         in_place_safe=in_place_safe,
     )
 
 
-KERNELS = (  # sum_backward is a view, and needs none
-    _cpu("softmax_sum", accepts_softmax_sum),
-    _cpu("softmax_sum_backward", accepts_softmax_sum),
-    _cpu("add", accepts_add, in_place_safe=True),
-    _cpu("add_backward", accepts_sum),
-    _cpu("sum", accepts_sum),
-    _cuda("softmax_sum", accepts_softmax_sum_cuda),
-    _cuda("softmax_sum_backward", accepts_softmax_sum_cuda),
-    _cuda("add", accepts_add_cuda, in_place_safe=True),
-    _cuda("add_backward", accepts_sum_cuda),
-    _cuda("sum", accepts_sum_cuda),
+KERNELS = (  # sum_backward and sum_to_size_backward are views, and need none
+    _cpu("softmax_sum", accepts.accepts_softmax_sum),
+    _cpu("softmax_sum_backward", accepts.accepts_softmax_sum),
+    _cpu("add", accepts.accepts_add, in_place_safe=True),
+    _cpu("add_backward", accepts.accepts_sum),
+    _cpu("sum", accepts.accepts_sum),
+    _cpu("sum_to_size", accepts.accepts_sum),
+    *(_cpu(op, accepts.accepts_images) for op in IMAGES),
+    _cuda("softmax_sum", accepts.accepts_softmax_sum_cuda),
+    _cuda("softmax_sum_backward", accepts.accepts_softmax_sum_cuda),
+    _cuda("add", accepts.accepts_add_cuda, in_place_safe=True),
+    _cuda("add_backward", accepts.accepts_sum_cuda),
+    _cuda("sum", accepts.accepts_sum_cuda),
+    _cuda("sum_to_size", accepts.accepts_sum_cuda),
+    *(_cuda(op, accepts.accepts_images_cuda) for op in IMAGES),
 )
 
 

@@ -39,15 +39,15 @@ def type_of(dtype):
     return {0: types.float32, 1: types.uint16, 2: types.int16, 3: types.float64}[KINDS[dtype]]
 
 
-def _inputs(builder):
-    """Return the alias scope of what kernels only read.
+def scope(builder, *names):
+    """Return the alias scope of what is only read in a pass over memory.
 
     Without it a loop over eight candidates would need a run-time overlap test for each before LLVM
     vectorised it, and an in-place call would fail that test and run one element at a time.
     """
     module = builder.module
     domain = module.add_metadata(["nxcore"])
-    return module.add_metadata([module.add_metadata(["inputs", domain])])
+    return module.add_metadata([module.add_metadata([name, domain]) for name in names])
 
 
 def _element(builder, address, index, token):
@@ -86,7 +86,7 @@ def load(typingctx, address, index, token):  # noqa: ARG001
 
     def codegen(context, builder, signature, args):  # noqa: ARG001
         value = builder.load(_element(builder, args[0], args[1], token))
-        value.set_metadata("alias.scope", _inputs(builder))
+        value.set_metadata("alias.scope", scope(builder, "inputs"))
         return _widen(builder, value, token)
 
     return types.float32(types.int64, types.int64, token), codegen
@@ -102,7 +102,7 @@ def store(typingctx, address, index, value, token):  # noqa: ARG001
     def codegen(context, builder, signature, args):  # noqa: ARG001
         pointer = _element(builder, args[0], args[1], token)
         done = builder.store(_narrow(builder, args[2], token), pointer)
-        done.set_metadata("noalias", _inputs(builder))
+        done.set_metadata("noalias", scope(builder, "inputs", "done"))
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.float32, token), codegen

@@ -8,15 +8,20 @@ threads.
 """
 
 import numpy as np
+import torch
 from numba import prange, types
 
 from nxcore_numba import memory, threads
 from nxcore_numba.dims import candidates_of
-from nxcore_numba.half import KINDS, TOKENS, load, store, store_any, type_of
+from nxcore_numba.half import FLOAT, KINDS, TOKENS, load, store, store_any, type_of
 from nxcore_numba.softmax_sum import addresses, softmax
+from nxcore_numba.tile import VECTOR, fence, stream
 
 CHUNK = 8192
 FOUR = 4
+STREAMED = 16 * 1024 * 1024
+"""Bytes of outputs from which on they are written past the caches, which couldn't hold them."""
+
 PARTS = 512
 """The most parts that work is cut into."""
 
@@ -112,7 +117,23 @@ def dot_pieces(grad, xs, dots, dims, first, last, grad_token, token):
 
 
 @threads.jit
-def scale_pieces(grad, outs, weights, dims, first, last, grad_token, token):
+def scale_past_caches(out, ot, a, at, weight, size):
+    """Write ``weight`` times a dense run of float32 to a dense one that begins on a line of the cache."""
+    to, source = out + 4 * ot, a + 4 * at
+    for j in range(0, size - VECTOR + 1, VECTOR):
+        stream(to, source, j, weight)
+    for j in range(size // VECTOR * VECTOR, size):
+        store(to, j, weight * load(source, j, FLOAT), FLOAT)
+
+
+@threads.jit
+def on_line(out, ot):
+    """Tell whether a run of float32 begins on a line of the cache."""
+    return (out + 4 * ot) % (4 * VECTOR) == 0
+
+
+@threads.jit
+def scale_pieces(grad, outs, weights, dims, first, last, grad_token, token, streamed):
     """Write the candidates' gradients in the pieces from ``first`` to ``last``."""
     count = len(outs)
     for item in range(first, last):
@@ -121,7 +142,16 @@ def scale_pieces(grad, outs, weights, dims, first, last, grad_token, token):
         i = 0
         while i < count:
             column = 2 + count + i
-            if dense(outs, dims, i, column):
+            if streamed and dims[3, 1] == 1:
+                ot, weight = memory.offset(dims, row, start, column), np.float32(weights[i])
+                if outs[i] == 0:
+                    pass
+                elif dims[3, column] == 1 and on_line(outs[i], ot):
+                    scale_past_caches(outs[i], ot, grad, gt, weight, size)
+                else:
+                    scale(outs[i], ot, dims[3, column], grad, gt, 1, weight, size, grad_token, token)
+                i += 1
+            elif dense(outs, dims, i, column):
                 places = places_of(dims, row, start, column)
                 scale_four(outs, i, places, grad, gt, weights, size, grad_token, token)
                 i += FOUR
@@ -130,6 +160,8 @@ def scale_pieces(grad, outs, weights, dims, first, last, grad_token, token):
                     ot, weight = memory.offset(dims, row, start, column), np.float32(weights[i])
                     scale(outs[i], ot, dims[3, column], grad, gt, dims[3, 1], weight, size, grad_token, token)
                 i += 1
+    if streamed:
+        fence()
 
 
 @threads.jit
@@ -146,7 +178,7 @@ def finish(out, weights, parts, kind):
 
 
 @threads.jit
-def serial(grad, xs, outs, logits, stride, kind, logits_grad, dims, grad_token, token):
+def serial(grad, xs, outs, logits, stride, kind, logits_grad, dims, grad_token, token, streamed):
     """Compute on one thread; an address of 0 asks for nothing."""
     weights = softmax(logits, stride, kind, len(xs))
     items = memory.items(dims, CHUNK)
@@ -160,11 +192,11 @@ def serial(grad, xs, outs, logits, stride, kind, logits_grad, dims, grad_token, 
     if max(outs) != 0:
         for p in range(parts):
             first, last = p * items // parts, (p + 1) * items // parts
-            scale_pieces(grad, outs, weights, dims, first, last, grad_token, token)
+            scale_pieces(grad, outs, weights, dims, first, last, grad_token, token, streamed)
 
 
 @threads.jit(parallel=True)
-def parallel(grad, xs, outs, logits, stride, kind, logits_grad, dims, grad_token, token):
+def parallel(grad, xs, outs, logits, stride, kind, logits_grad, dims, grad_token, token, streamed):
     """Compute on all threads; columns of ``dims`` are sizes, then strides of grad, xs and outs."""
     weights = softmax(logits, stride, kind, len(xs))
     items = memory.items(dims, CHUNK)
@@ -178,7 +210,7 @@ def parallel(grad, xs, outs, logits, stride, kind, logits_grad, dims, grad_token
     if max(outs) != 0:
         for p in prange(parts):
             first, last = p * items // parts, (p + 1) * items // parts
-            scale_pieces(grad, outs, weights, dims, first, last, grad_token, token)
+            scale_pieces(grad, outs, weights, dims, first, last, grad_token, token, streamed)
 
 
 def plan(problem):
@@ -203,8 +235,10 @@ def plan(problem):
     whole, many = types.int64, types.int64[::1]
     signature = types.void(
         whole, many, many, whole, whole, whole, whole, types.int64[:, ::1], type_of(grad.dtype),
-        type_of(metas[0].dtype),
+        type_of(metas[0].dtype), types.boolean,
     )  # fmt: skip
+    written = sum(m.nbytes for m in out_metas if m)
+    streamed = written >= STREAMED and grad.dtype == metas[0].dtype == torch.float32
     run = threads.team(serial, parallel, signature, count * grad.numel())
 
     def call(grad, xs, logits, output_mask):  # noqa: ARG001  the mask is part of the plan
@@ -220,7 +254,7 @@ def plan(problem):
         run(
             grad.data_ptr(), np.array(addresses(xs, steps), np.int64), np.array(outs, np.int64),
             logits.data_ptr(), stride, kind, logits_grad.data_ptr() if logits_out else 0, dims,
-            grad_token, token,
+            grad_token, token, streamed,
         )  # fmt: skip
         return result, logits_grad
 

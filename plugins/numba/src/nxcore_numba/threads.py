@@ -1,14 +1,19 @@
 """Compiling, and running on as many threads as torch does."""
 
+import contextlib
 import multiprocessing
 import os
 import threading
 
 import numba
 import torch
+from numba.core.runtime import rtsys
 
 SMALL = 32_768
 """Elements below which waking the other threads costs more than they save."""
+
+RELEASE, LOADED = tuple(numba.version_info.short), (0, 68)
+"""Numba's release, and the one whose cache ``_ready`` knows how to read."""
 
 COMPILE = {"cache": True, "nogil": True, "error_model": "numpy"}
 
@@ -36,6 +41,20 @@ def jit(function=None, **options):
         return numba.njit(**(COMPILE | options | {"cache": False}))(function)
 
 
+def _ready(kernel, signature):
+    """Have ``kernel`` compiled for ``signature``: from disk where it lies there.
+
+    Numba's own way there first imports all that compiling may need: half a second of a process's start.
+    """
+    if RELEASE == LOADED:
+        rtsys.initialize(kernel.targetctx)
+        with contextlib.suppress(AttributeError, OSError):  # such as no folder for the cache
+            found = kernel._cache._load_overload(signature, kernel.targetctx)  # noqa: SLF001
+            if found is not None:
+                kernel.add_overload(found)
+    kernel.compile(signature)
+
+
 def team(serial, parallel, signature, elements):
     """Return the compiled kernel for a problem of that size, which of the two or both.
 
@@ -54,11 +73,11 @@ def team(serial, parallel, signature, elements):
         Takes the kernel's arguments.
     """
     if elements < SMALL or _forked:
-        serial.compile(signature)
+        _ready(serial, signature)
         return serial
     # Of the two only the one that the call needs now: each takes a second or two. Numba compiles the
     # other where torch's number of threads changes.
-    (serial if torch.get_num_threads() == 1 else parallel).compile(signature)
+    _ready(serial if torch.get_num_threads() == 1 else parallel, signature)
     limit = numba.config.NUMBA_NUM_THREADS
     numba.set_num_threads(min(torch.get_num_threads(), limit))  # starts the threads: now there is a layer
     guarded = numba.threading_layer() == "workqueue"  # the one that ends the process on concurrent calls

@@ -1,0 +1,176 @@
+"""Which calls the kernels take. Imports no toolkit."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from nxcore.plugin import FLOATS, YES, Problem, TensorMeta, Verdict, no
+from nxcore_numba import dims
+
+CANDIDATES = 16
+"""The most candidates of the CUDA kernels, whose tensors are parameters of their own."""
+
+SIMULATED_ELEMENTS = 100_000
+"""The most elements for Numba's CUDA simulator, which needs microseconds for each."""
+
+CUDA_FLOATS = (torch.float32, torch.float16)
+
+
+def simulator() -> bool:
+    """Tell whether Numba's CUDA simulator is to run the CUDA kernels."""
+    return os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
+
+
+def _common(problem: Problem, device: str, floats: tuple[torch.dtype, ...]) -> Verdict:
+    """Answer for what every kernel asks of its tensors."""
+    for t in problem.tensors:
+        if t.device.type != device:
+            return no(f"needs {_spelled(device)} tensors, got {t.device.type}")
+        if t.dtype not in floats:
+            return no(f"needs {_names(floats)}, got {_names((t.dtype,))}")
+        if t.numel() == 0:
+            return no("nothing to compute: a tensor has no elements")
+    return YES
+
+
+def _spelled(device: str) -> str:
+    return "CPU" if device == "cpu" else "CUDA"
+
+
+def _names(dtypes: Iterable[torch.dtype]) -> str:
+    return ", ".join(str(d).removeprefix("torch.") for d in dtypes)
+
+
+def _common_cuda(problem: Problem) -> Verdict:
+    verdict = _common(problem, "cpu" if simulator() else "cuda", CUDA_FLOATS)
+    elements = max(t.numel() for t in problem.tensors)
+    if verdict and simulator() and elements > SIMULATED_ELEMENTS:
+        return no(f"the CUDA simulator takes at most {SIMULATED_ELEMENTS} elements a tensor, got {elements}")
+    return verdict
+
+
+def _few_dims(shape: tuple[int, ...], strides: list[tuple[int, ...]]) -> Verdict:
+    count = len(dims.collapse(shape, strides))
+    if count > dims.DIMS:
+        return no(f"takes at most {dims.DIMS} dimensions that can't be merged, got {count}")
+    return YES
+
+
+def accepts_softmax_sum(problem: Problem) -> Verdict:
+    """Answer for a call on the CPU, forward or backward: any layout of few dimensions."""
+    if not (verdict := _common(problem, "cpu", FLOATS)):
+        return verdict
+    metas, _ = dims.candidates_of(problem["xs"])
+    if problem.op == "softmax_sum_backward":
+        metas = [problem["grad"], *metas]
+    walked = [*metas, *_outputs(problem)]
+    return _few_dims(metas[0].shape, [m.strides for m in walked])
+
+
+def accepts_softmax_sum_cuda(problem: Problem) -> Verdict:
+    """Answer for a call on CUDA, forward or backward: memory that all tensors run through alike."""
+    if not (verdict := _common_cuda(problem)):
+        return verdict
+    metas, _ = dims.candidates_of(problem["xs"])
+    if len(metas) > CANDIDATES:
+        return no(f"takes at most {CANDIDATES} candidates, got {len(metas)}")
+    if problem.op == "softmax_sum_backward" and not dims.is_one_number(problem["grad"]):
+        metas = [problem["grad"], *metas]
+    walked = [*metas, *_outputs(problem)]
+    if not dims.is_flat(walked):
+        layouts = sorted({str(m.strides) for m in walked})
+        return no(f"needs one dense memory layout of all tensors, got strides {', '.join(layouts)}")
+    return YES
+
+
+def _outputs(problem: Problem) -> list[TensorMeta]:
+    """Return the outputs that are as large as a candidate."""
+    if problem.op == "softmax_sum":
+        return [dims.blended(problem)]
+    given: Any = problem.outputs[0]
+    if isinstance(given, TensorMeta):
+        return dims.candidates_of(given)[0]
+    return [m for m in given or () if m is not None]
+
+
+def _add(problem: Problem, floats: tuple[torch.dtype, ...]) -> Verdict:
+    x, y, out = problem["x"], problem["y"], problem["out"] or problem.outputs
+    if out.dtype not in floats:
+        return no(f"needs a result of {_names(floats)}, got {_names((out.dtype,))}")
+    scalars = [t for t in (x, y) if isinstance(t, TensorMeta) and t.ndim == 0]
+    if any(t.dtype != out.dtype for t in scalars):  # torch rounds it to the result's type first
+        return no(f"needs a 0-d operand of the result's dtype, {_names((out.dtype,))}")
+    operands = [out, x, *([y] if isinstance(y, TensorMeta) else [])]
+    return _few_dims(out.shape, [dims.broadcast_strides(m, out.shape) for m in operands])
+
+
+def accepts_add(problem: Problem) -> Verdict:
+    """Answer for a call on the CPU: any floating types, numbers, broadcasting over few dimensions."""
+    return _common(problem, "cpu", FLOATS) and _add(problem, FLOATS)
+
+
+def accepts_add_cuda(problem: Problem) -> Verdict:
+    """Answer for a call on CUDA: as on the CPU, but for numbers."""
+    if isinstance(problem["y"], type):
+        return no(f"needs a tensor y, got {problem['y'].__name__}")
+    return _common_cuda(problem) and _add(problem, CUDA_FLOATS)
+
+
+def _reductions(problem: Problem) -> Verdict:
+    if problem.op == "sum":
+        found: list[Any] = [dims.reduction_of_sum(problem)]
+    elif problem.op == "sum_to_size":
+        found = [dims.reduction_to_size(problem["x"], problem["size"], problem.outputs)]
+        if found == [None]:
+            return no("nothing to add up: x has that size")
+    else:
+        pairs = zip((problem["x_size"], problem["y_size"]), problem.outputs, strict=True)
+        grad = problem["grad"]
+        found = [dims.reduction_to_size(grad, size, out) for size, out in pairs if out is not None]
+        if any(r is None for r in found) and not (verdict := _few_dims(grad.shape, [grad.strides])):
+            return verdict
+    for r in found:
+        if r is not None and max(len(r.kept), len(r.reduced)) > dims.KINDS:
+            return no(
+                f"takes at most {dims.KINDS} dimensions that stay and {dims.KINDS} that are summed, "
+                f"got {len(r.kept)} and {len(r.reduced)}"
+            )
+    return YES
+
+
+def accepts_sum(problem: Problem) -> Verdict:
+    """Answer for a sum, one to a size, or the backward of add, on the CPU: any strides."""
+    return _common(problem, "cpu", FLOATS) and _reductions(problem)
+
+
+def accepts_sum_cuda(problem: Problem) -> Verdict:
+    """Answer for a sum, one to a size, or the backward of add, on CUDA."""
+    return _common_cuda(problem) and _reductions(problem)
+
+
+def _images(problem: Problem, common: Callable[[Problem], Verdict]) -> Verdict:
+    """Answer for a pool, a convolution or the gradient of one: any window, any strides."""
+    if problem.op == "max_pool2d_backward":
+        taps = problem["offsets"]
+        if taps.dtype not in (torch.uint8, torch.int32):
+            return no(f"needs uint8 or int32 offsets, got {_names((taps.dtype,))}")
+        floating = tuple(None if arg is taps else arg for arg in problem.args)
+        problem = dataclasses.replace(problem, args=floating)
+    if problem.op == "depthwise_conv2d_backward" and not any(problem["output_mask"]):
+        return no("nothing to compute: output_mask asks for no gradient")
+    return common(problem)
+
+
+def accepts_images(problem: Problem) -> Verdict:
+    """Answer for an operator on images on the CPU."""
+    return _images(problem, lambda rest: _common(rest, "cpu", FLOATS))
+
+
+def accepts_images_cuda(problem: Problem) -> Verdict:
+    """Answer for an operator on images on CUDA."""
+    return _images(problem, _common_cuda)

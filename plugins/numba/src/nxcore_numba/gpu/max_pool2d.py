@@ -1,0 +1,79 @@
+"""max_pool2d on CUDA: a thread an output; the number of the largest tap is written where it is asked for."""
+
+import math
+
+import numpy as np
+
+from nxcore.plugin import Window
+from nxcore_numba.gpu.image import at, extent, place, planes
+from nxcore_numba.gpu.launch import Launch, blocks_for, cuda
+
+NOTHING, OFFSETS, INDICES = range(3)
+"""What is written but the maxima."""
+
+
+@cuda.jit
+def pool(out, numbers, x, walk, image, kernel, stride, padding, dilation, xs, outs, nums, asked):
+    """Write the largest of each window; pairs are (vertical, horizontal)."""
+    step = np.int64(cuda.gridDim.x) * cuda.blockDim.x
+    i = np.int64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
+    while i < walk[0]:
+        n, c, p, q = place(i, walk)
+        top, left = p * stride[0] - padding[0], q * stride[1] - padding[1]
+        best, tap, seen = np.float32(-math.inf), 0, False
+        for a in range(kernel[0]):
+            row = top + a * dilation[0]
+            if 0 <= row < image[0]:
+                for b in range(kernel[1]):
+                    column = left + b * dilation[1]
+                    if 0 <= column < image[1]:
+                        value = np.float32(x[at(n, c, row, column, xs)])
+                        if value > best or value != value or not seen:
+                            best, tap, seen = value, a * kernel[1] + b, True
+        out[at(n, c, p, q, outs)] = best
+        if asked == OFFSETS:
+            numbers[at(n, c, p, q, nums)] = tap
+        elif asked == INDICES:
+            row = top + tap // kernel[1] * dilation[0]
+            numbers[at(n, c, p, q, nums)] = row * image[1] + left + tap % kernel[1] * dilation[1]
+        i += step
+
+
+def compiled(problem, out, numbers, asked):
+    """Return the kernel, taking ``(out, numbers, x)`` as tensors."""
+    x = problem["x"]
+    window = Window.of_pool(x.shape, *problem.args[1:6])
+    launch, device = Launch(pool, blocks_for(out.numel())), x.device
+    rest = (
+        extent(out), window.image, window.kernel, window.stride, window.padding, window.dilation,
+        planes(x), planes(out), planes(numbers), asked,
+    )  # fmt: skip
+    return lambda out, numbers, x: launch(device, out, numbers, x, *rest)
+
+
+def plan(problem):
+    """Return a callable for calls like ``problem``."""
+    if isinstance(problem.outputs, tuple):
+        return plan_numbered(problem, INDICES)
+    out = problem.outputs
+    kernel = compiled(problem, out, out, NOTHING)
+
+    def call(x, *window):  # noqa: ARG001  the window is part of the plan
+        result = out.empty()
+        kernel(result, result, x)
+        return result
+
+    return call
+
+
+def plan_numbered(problem, asked):
+    """Return a callable for calls that return offsets or indices too."""
+    out, numbers = problem.outputs
+    kernel = compiled(problem, out, numbers, asked)
+
+    def call(x, *window):  # noqa: ARG001  the window is part of the plan
+        result, taps = out.empty(), numbers.empty()
+        kernel(result, taps, x)
+        return result, taps
+
+    return call
