@@ -1,7 +1,7 @@
 """Hold every kernel to every sample of its operator on this machine, and write down how each cell ended.
 
-    python benchmarks/conformance.py run benchmarks/results/<device>/<date>-conformance.json
-    python benchmarks/conformance.py render benchmarks/results/<device>/<date>-conformance.json docs/conformance.md
+    python benchmarks/conformance.py run [--jobs 8] benchmarks/results/<device>/<date>-conformance.json
+    python benchmarks/conformance.py render <record> docs/conformance.md
 
 A cell is an operator, a backend and an element type: verified (on so many samples; those that a kernel
 declined are counted, with the reason), declined (by the backend as a whole), wrong, or absent.
@@ -15,6 +15,7 @@ import functools
 import itertools
 import json
 import multiprocessing
+import re
 import sys
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
@@ -35,8 +36,8 @@ from nxcore.verify import Truth, agreement
 COLUMNS = ("cuda", "cupy", "triton", "numba", "numba-cuda", "jax", "inductor")
 LEGEND = """\
 A number is how many samples agreed with the float64 reference; a raised figure refers to what was declined,
-and why. Operators whose result is always a view, such as `sum_backward`, have no kernels. `make conformance`
-writes this page for your own machine."""
+and why. What is wrong on a machine serves no call there. Operators whose result is always a view, such as
+`sum_backward`, have no kernels. `make conformance` writes this page for your own machine."""
 
 
 def main() -> int:
@@ -68,19 +69,27 @@ def main() -> int:
 
 def collect(only: list[str], jobs: int) -> dict[str, Any]:
     """Return the record of this machine."""
-    registry = discover(strict=True)
-    specs = [s for name, s in registry.ops.items() if not only or name in only]
-    turns = list(itertools.product((s.name for s in specs if not _all_views(s)), COLUMNS))
+    registry, cells, turns = _registry(), [], []
+    for name, spec in registry.ops.items():
+        if (only and name not in only) or _all_views(spec):
+            continue
+        for column, dtype in itertools.product(COLUMNS, FLOATS):
+            cell = {"op": name, "backend": column, "dtype": str(dtype).removeprefix("torch.")}
+            barred = _barred(registry, name, column, dtype)
+            cells.append(cell | (barred or {"outcome": "verified", "samples": 0, "declined": {}}))
+            if not barred:
+                turns += [(len(cells) - 1, name, column, dtype, i) for i in _samples(spec, column)]
     # Spawned: a forked child can't use CUDA.
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        found = pool.map(_column, *zip(*turns, strict=True))
-        shown = track(found, "kernels", total=len(turns), disable=not sys.stderr.isatty())
-        cells = list(itertools.chain.from_iterable(shown))
+        found = pool.map(_held, *zip(*(turn[1:] for turn in turns), strict=True))
+        shown = track(found, "samples", total=len(turns), disable=not sys.stderr.isatty())
+        for (at, *_), ended in zip(turns, shown, strict=True):
+            cells[at] = _with(cells[at], *ended)
     return {
         "device": describe(_device()).to_dict(),
         "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         "torch": torch.__version__,
-        "cells": cells,
+        "cells": [_settled(cell) for cell in cells],
     }
 
 
@@ -93,14 +102,8 @@ def _registry() -> Registry:
     return discover(strict=True)
 
 
-def _column(op: str, column: str) -> list[dict[str, Any]]:
-    """Return the cells of a kernel, one a dtype."""
-    registry, cells = _registry(), []
-    owned = [(b, k) for b, k in registry.kernels(op) if b.label(k) == column]
-    for dtype in FLOATS:
-        cell = {"op": op, "backend": column, "dtype": str(dtype).removeprefix("torch.")}
-        cells.append(cell | _ended(registry, registry.spec(op), owned, dtype, _device()))
-    return cells
+def _kernel(registry: Registry, op: str, column: str) -> tuple[Backend, Kernel] | None:
+    return next(((b, k) for b, k in registry.kernels(op) if b.label(k) == column), None)
 
 
 def _all_views(spec: OpSpec) -> bool:
@@ -109,46 +112,61 @@ def _all_views(spec: OpSpec) -> bool:
     return all(Problem.of(spec, s.build(spec, "cpu", torch.float32)).view for s in samples)
 
 
-def _ended(
-    registry: Registry,
-    spec: OpSpec,
-    owned: list[tuple[Backend, Kernel]],
-    dtype: torch.dtype,
-    device: torch.device,
-) -> dict[str, Any]:
-    if not owned:
+def _barred(registry: Registry, op: str, column: str, dtype: torch.dtype) -> dict[str, Any] | None:
+    """Return how a cell ends before any sample, None where it doesn't."""
+    if (owned := _kernel(registry, op, column)) is None:
         return {"outcome": "absent"}
-    backend, kernel = owned[0]
-    machine = registry.probe(backend, kernel)
-    if not machine:
+    if not (machine := registry.probe(*owned)):
         return {"outcome": "declined", "reason": machine.reason}
-    if dtype not in kernel.dtypes:
-        needed = " or ".join(str(d).removeprefix("torch.") for d in kernel.dtypes)
+    if dtype not in owned[1].dtypes:
+        needed = " or ".join(str(d).removeprefix("torch.") for d in owned[1].dtypes)
         return {"outcome": "declined", "reason": f"needs {needed}"}
-    where = torch.device("cpu") if backend.name == "numba" and not kernel.variant else device
-    agreed, declined = 0, Counter[str]()
-    for sample in spec.samples:
-        if sample.tags & {"bench", "huge"}:
-            continue
-        if backend.name == "inductor" and "smoke" not in sample.tags:
-            continue  # seconds of compiling each
-        args = sample.build(spec, where, dtype)
-        problem = Problem.of(spec, args)
-        verdict = kernel.accepts(problem)
-        if problem.view or not verdict:
-            declined["a view: nothing to run" if problem.view else verdict.reason] += 1
-            continue
-        try:
-            found = agreement(kernel.plan(problem), spec, args, Truth.of(spec, args))
-            reason = found.reason
-        except Exception as error:  # noqa: BLE001  a kernel may raise anything
-            reason = f"{type(error).__name__}: {str(error)[:200]}"
-        if reason:
-            return {"outcome": "wrong", "reason": f"{sample.name}: {reason}"}
-        agreed += 1
-    if not agreed:
-        return {"outcome": "declined", "reason": "; ".join(declined)}
-    return {"outcome": "verified", "samples": agreed, "declined": dict(declined)}
+    return None
+
+
+def _samples(spec: OpSpec, column: str) -> list[int]:
+    """Return the places of the samples that a column is held to."""
+    found = [i for i, s in enumerate(spec.samples) if not s.tags & {"bench", "huge"}]
+    # Those of inductor are seconds of compiling each.
+    return [i for i in found if column != "inductor" or "smoke" in spec.samples[i].tags]
+
+
+def _held(op: str, column: str, dtype: torch.dtype, at: int) -> tuple[str, str]:
+    """Return how one sample ended, and why."""
+    registry = _registry()
+    owned = _kernel(registry, op, column)
+    assert owned is not None
+    spec, (backend, kernel) = registry.spec(op), owned
+    sample = spec.samples[at]
+    on_cpu = backend.name == "numba" and not kernel.variant
+    args = sample.build(spec, "cpu" if on_cpu else _device(), dtype)
+    problem = Problem.of(spec, args)
+    verdict = kernel.accepts(problem)
+    if problem.view or not verdict:
+        return "declined", "a view: nothing to run" if problem.view else verdict.reason
+    try:
+        reason = agreement(kernel.plan(problem), spec, args, Truth.of(spec, args)).reason
+    except Exception as error:  # noqa: BLE001  a kernel may raise anything
+        reason = f"{type(error).__name__}: {str(error)[:200]}"
+    return ("wrong", f"{sample.name}: {reason}") if reason else ("agreed", "")
+
+
+def _with(cell: dict[str, Any], ended: str, reason: str) -> dict[str, Any]:
+    if cell["outcome"] == "wrong":
+        return cell
+    if ended == "wrong":
+        return {k: cell[k] for k in ("op", "backend", "dtype")} | {"outcome": "wrong", "reason": reason}
+    if ended == "agreed":
+        return cell | {"samples": cell["samples"] + 1}
+    return cell | {"declined": cell["declined"] | {reason: cell["declined"].get(reason, 0) + 1}}
+
+
+def _settled(cell: dict[str, Any]) -> dict[str, Any]:
+    """Return a cell as it is, or declined where no sample was left."""
+    if cell["outcome"] != "verified" or cell["samples"]:
+        return cell
+    reason = "; ".join(cell["declined"])
+    return {k: cell[k] for k in ("op", "backend", "dtype")} | {"outcome": "declined", "reason": reason}
 
 
 def render(path: Path) -> str:
@@ -173,14 +191,16 @@ def render(path: Path) -> str:
         lines.append(f"| {f'`{op}`' if op != last else ''} | {dtype} | " + " | ".join(row) + " |")
         last = op
     if notes:
-        lines += ["", "## Declined", ""]
+        lines += ["", "## Declined, or wrong", ""]
         lines += [f"{i}. {note}" for i, note in enumerate(notes, 1)]
     return "\n".join(lines) + "\n"
 
 
 def _cell(cell: dict[str, Any], notes: list[str]) -> str:
-    if cell["outcome"] in ("absent", "wrong"):
-        return f"**{cell['outcome']}**"
+    if cell["outcome"] == "absent":
+        return "**absent**"
+    if cell["outcome"] == "wrong":
+        return "**wrong**" + _mark(cell["reason"], notes)
     if cell["outcome"] == "declined":
         return "declined" + _mark(cell["reason"], notes)
     marks = "".join(_mark(reason, notes) for reason in cell["declined"])
@@ -188,6 +208,7 @@ def _cell(cell: dict[str, Any], notes: list[str]) -> str:
 
 
 def _mark(reason: str, notes: list[str]) -> str:
+    reason = re.sub(r"0x[0-9a-f]+", "0x...", reason)
     if reason not in notes:
         notes.append(reason)
     return f"<sup>{notes.index(reason) + 1}</sup>"

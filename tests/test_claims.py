@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import re
@@ -9,13 +10,18 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-RECORD = ROOT / "benchmarks/results/nvidia-h200/2026-11-21.jsonl"
+RESULTS = ROOT / "benchmarks/results/nvidia-h200"
+RECORD = RESULTS / "2026-11-21.jsonl"
+DEPTHWISE = RESULTS / "2026-11-21-depthwise.jsonl"
+CONFORMANCE = RESULTS / "2026-11-21-conformance.json"
 
 
-def _rows() -> list[dict[str, Any]]:
-    lines = RECORD.read_text(encoding="utf-8").splitlines()
+def _rows(record: Path = RECORD) -> list[dict[str, Any]]:
+    lines = record.read_text(encoding="utf-8").splitlines()
     return [row for row in map(json.loads, lines) if row["record"] == "row"]
 
 
@@ -45,8 +51,42 @@ def test_the_table_of_policies_is_the_records() -> None:
     )
 
 
-def test_no_row_of_a_record_is_wrong_or_below_the_floor() -> None:
-    verdicts = {row["verdict"] for row in _rows()}
+@pytest.mark.parametrize(
+    ("filters", "sample", "dtype"),
+    [
+        ("3 x 3, float32", "imagenet_k3", "float32"),
+        ("7 x 7, float32", "imagenet_k7", "float32"),
+        ("3 x 3 dilated, bfloat16, channels_last", "imagenet_k3_channels_last_dilation2", "bfloat16"),
+    ],
+)
+def test_the_table_of_depthwise_convolutions_is_the_records(filters: str, sample: str, dtype: str) -> None:
+    cell = {
+        row["label"]: row
+        for row in _rows(DEPTHWISE)
+        if (row["op"], row["sample"], row["dtype"]) == ("depthwise_conv2d", sample, dtype)
+    }
+    times = {label: row["device_us"] for label, row in cell.items() if "device_us" in row}
+    assert min(times, key=lambda label: times[label]) == "cuda"
+    figures = " | ".join(f"{times[label]:.1f}" for label in ("torch", "inductor", "cuda"))
+    assert f"| {filters} | {figures}, CUDA C++ | {cell['cuda']['ratio'][0]:.2f}x |" in README
+
+
+def test_the_page_of_conformance_is_the_records() -> None:
+    found = importlib.util.spec_from_file_location("rendering", ROOT / "benchmarks" / "conformance.py")
+    assert found
+    assert found.loader
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    page = (ROOT / "docs" / "conformance.md").read_text(encoding="utf-8")
+    assert page == module.render(CONFORMANCE.relative_to(ROOT))
+    cells = json.loads(CONFORMANCE.read_text(encoding="utf-8"))["cells"]
+    assert {cell["outcome"] for cell in cells} <= {"verified", "declined", "wrong"}  # none is absent
+    assert {cell["backend"] for cell in cells if cell["outcome"] == "wrong"} <= {"jax"}  # aligned since
+
+
+@pytest.mark.parametrize("record", [RECORD, DEPTHWISE], ids=lambda path: path.stem)
+def test_no_row_of_a_record_is_wrong_or_below_the_floor(record: Path) -> None:
+    verdicts = {row["verdict"] for row in _rows(record)}
     assert verdicts <= {"BASE", "FAST", "SAME", "SLOW", "AMBG", "DECLINED"}
 
 

@@ -32,6 +32,7 @@ DTYPES = {
     torch.int64: jnp.int32,  # JAX has no int64 unless told so for the whole process; torch widens the result
 }
 
+ALIGNED = 16  # bytes
 _streams: dict[int, set[torch.cuda.Stream]] = {}
 """The streams that were given results, for each CUDA device."""
 
@@ -142,6 +143,8 @@ def _array(tensor: Tensor, packed: Packed | None) -> jax.Array:
     tensor = tensor.detach()
     if packed is not None:
         tensor = tensor.as_strided(packed.shape, packed.strides)
+    if tensor.is_cuda and tensor.data_ptr() % ALIGNED:
+        tensor = tensor.clone()  # XLA's programs for CUDA refuse it
     return jax.dlpack.from_dlpack(tensor)
 
 
