@@ -15,6 +15,9 @@ import torch
 TOOLKITS = ("TRITON_INTERPRET", "NUMBA_ENABLE_CUDASIM")  # the suite's own; a user has not set them
 
 
+pytestmark = pytest.mark.xdist_group("demo")  # one worker runs it once for all of them
+
+
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
     """Return what the demo printed and the JSON that it wrote."""
