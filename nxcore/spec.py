@@ -280,6 +280,10 @@ class OpSpec:
     view : callable
         ``view(*arguments) -> bool``: the reference returns views of its arguments, scaled at most, so
         there is nothing that a kernel could do faster.
+    outputs : callable
+        ``outputs(*arguments)``: what the reference returns, as ``TensorMeta`` in its structure, where the
+        described arguments tell; None asks torch's meta device, whose first elementwise operation costs a
+        second of a process's start: it imports torch's compiler.
     """
 
     name: str
@@ -297,6 +301,7 @@ class OpSpec:
     yardsticks: Mapping[str, Callable[..., Any]] = field(default_factory=lambda: MappingProxyType({}))
     gradient: Gradient | None = None
     view: Callable[..., bool] = lambda *args: False  # noqa: ARG005
+    outputs: Callable[..., Any] = lambda *args: None  # noqa: ARG005
 
     @property
     def summary(self) -> str:

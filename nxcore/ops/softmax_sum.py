@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nxcore.errors import InvalidInputError
 from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, rand
-from nxcore.problem import is_tensor
+from nxcore.problem import TensorMeta, is_tensor
 from nxcore.spec import DEGENERATE, require_same, require_tensor
 
 
@@ -122,6 +122,15 @@ def magnitude(xs: Any, logits: Tensor) -> Tensor:
     return torch.stack(parts).sum(0)
 
 
+def outputs(xs: Any, logits: Any) -> TensorMeta | None:  # noqa: ARG001
+    """Describe the blend of dense candidates of one layout; None for others."""
+    metas = [TensorMeta(xs.shape[1:], xs.strides[1:], xs.dtype, xs.device)] if is_tensor(xs) else list(xs)
+    first = metas[0]
+    alike = all(meta.strides == first.strides for meta in metas)
+    # Where a size is 1 torch chooses the stride.
+    return first if alike and first.is_dense() and 1 not in first.shape and first.numel() else None
+
+
 def _backward(grad: Any, mask: tuple[bool, ...], xs: Any, logits: Any) -> tuple[Any, ...]:
     return grad, xs, logits, mask
 
@@ -206,4 +215,5 @@ SPEC = OpSpec(
     terms=lambda xs, logits: len(xs) if not is_tensor(xs) else xs.shape[0],  # noqa: ARG005
     idioms=MappingProxyType({"einsum": by_einsum, "in-place": in_place}),
     gradient=Gradient("softmax_sum_backward", _backward, saves=("xs", "logits")),
+    outputs=outputs,
 )

@@ -20,7 +20,7 @@ from nxcore.ops.softmax_sum import SAMPLES as FORWARD_SAMPLES
 from nxcore.ops.softmax_sum import candidates, elements
 from nxcore.ops.softmax_sum import check as check_forward
 from nxcore.plugin import REQUIRED, Cost, ErrorCase, OpSpec, Param, Sample, rand
-from nxcore.problem import is_tensor
+from nxcore.problem import TensorMeta, is_tensor
 from nxcore.spec import require_tensor
 
 Result = tuple[tuple[Tensor | None, ...] | Tensor | None, Tensor | None]
@@ -83,6 +83,18 @@ def reference(
         As ``softmax_sum``; or if ``grad`` isn't of shape S or ``output_mask`` of the right length.
     """
     return _contract(lambda a, b: (a * b).sum(), grad, xs, logits, wanted(xs, output_mask))
+
+
+def outputs(grad: Any, xs: Any, logits: Any, output_mask: Any) -> Any:
+    """Describe the gradients where ``grad`` is dense and candidates are apart; None for others."""
+    if is_tensor(xs) or not grad.is_dense() or 1 in grad.shape or not grad.numel():
+        return None
+    *mask, for_logits = wanted(xs, output_mask)
+    grads = tuple(
+        TensorMeta(grad.shape, grad.strides, x.dtype, grad.device) if m else None
+        for x, m in zip(xs, mask, strict=True)
+    )
+    return grads, TensorMeta(logits.shape, (1,), logits.dtype, grad.device) if for_logits else None
 
 
 def by_dot(
@@ -197,4 +209,5 @@ SPEC = OpSpec(
     magnitude=magnitude,
     terms=terms,
     idioms=MappingProxyType({"dot": by_dot}),
+    outputs=outputs,
 )

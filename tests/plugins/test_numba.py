@@ -275,6 +275,41 @@ sys.exit(0 if lean or threads.RELEASE != threads.LOADED else 1)
     assert subprocess.run(run, check=False, cwd=root).returncode == 0
 
 
+FIRST_CALLS = """
+import sys, torch
+import nxcore_numba
+from nxcore.ops import nxcore_ops
+from nxcore.plugin import Problem
+specs = {spec.name: spec for spec in nxcore_ops()}
+for kernel in nxcore_numba.KERNELS:
+    if kernel.variant:
+        continue
+    for sample in specs[kernel.op].tagged("smoke")[:2]:
+        args = sample.build(specs[kernel.op], "cpu", torch.float32)
+        problem = Problem.of(specs[kernel.op], args)
+        if not problem.view and kernel.accepts(problem):
+            kernel.plan(problem)(*args)
+"""
+
+
+@pytest.mark.slow
+def test_another_process_gets_every_kernel_from_disk():
+    """A kernel that Numba's cache brings without what it needs would end the process."""
+    run = [sys.executable, "-c", FIRST_CALLS]
+    subprocess.run(run, check=True)  # fills the cache
+    assert subprocess.run(run, check=False).returncode == 0
+
+
+def test_a_first_call_imports_no_compiler_of_torch():
+    code = """if True:
+        import sys, torch, nxcore
+        xs = [torch.randn(4, 3, 8, 8) for _ in range(3)]
+        nxcore.op("softmax_sum", backend="numba")(xs, torch.randn(3))
+        sys.exit("torch._dynamo" in sys.modules or "sympy" in sys.modules)
+    """
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def tiles(kernel_size=3):
     """Return images that are cut into tiles: long rows, many rows, many channels; and both at once."""
     for shape in ((1, 2, 3, 2600), (1, 1, 700, 90), (2, 70, 40, 41)):

@@ -77,18 +77,6 @@ def candidates_of(xs: TensorMeta | tuple[TensorMeta, ...]) -> tuple[list[TensorM
     return [one] * xs.shape[0], xs.strides[0] * xs.element_size()
 
 
-def blended(problem: Problem) -> TensorMeta:
-    """Return what a call of softmax_sum returns.
-
-    Asking torch's meta device would take a second of a process's start, which imports its compiler.
-    """
-    metas, _ = candidates_of(problem["xs"])
-    if is_flat(metas) and 1 not in metas[0].shape:  # torch keeps the strides of dense operands
-        return metas[0]
-    result: TensorMeta = problem.outputs
-    return result
-
-
 def summed(shape: Shape, size: Shape) -> Shape:
     """Return the axes of ``shape`` that broadcasting from ``size`` made or stretched."""
     lead = len(shape) - len(size)

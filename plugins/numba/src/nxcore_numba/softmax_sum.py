@@ -9,7 +9,7 @@ import numpy as np
 from numba import prange, types
 
 from nxcore_numba import memory, threads
-from nxcore_numba.dims import blended, candidates_of, is_flat
+from nxcore_numba.dims import candidates_of, is_flat
 from nxcore_numba.half import FLOAT, KINDS, TOKENS, load, load_any, peek, scratch, store, type_of
 
 CHUNK = 2048
@@ -167,7 +167,7 @@ def addresses(xs, steps):
 
 def plan(problem):
     """Return a callable for calls like ``problem``."""
-    logits, out = problem["logits"], blended(problem)
+    logits, out = problem["logits"], problem.outputs
     metas, step = candidates_of(problem["xs"])
     steps = None if step is None else [i * step for i in range(len(metas))]
     kind, stride, token = KINDS[logits.dtype], logits.strides[0], TOKENS[out.dtype]
