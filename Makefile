@@ -26,10 +26,10 @@ demo: $(VENV)/.demo
 	$(BIN)/nxcore demo
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -p no:benchmark -n $(WORKERS) --dist loadgroup
+	$(BIN)/python -m pytest -p no:benchmark -n $(WORKERS)
 
 gpu-test: $(VENV)/.test
-	$(BIN)/python -m pytest -p no:benchmark -n $(WORKERS) --dist loadgroup $(addprefix --require=,$(ON_GPU))
+	$(BIN)/python -m pytest -p no:benchmark -n $(WORKERS) $(addprefix --require=,$(ON_GPU))
 	$(BIN)/python -m pytest benchmarks/test_overhead.py
 
 sanitize: $(VENV)/.test

@@ -12,16 +12,22 @@ from typing import Any
 import pytest
 import torch
 
-TOOLKITS = ("TRITON_INTERPRET", "NUMBA_ENABLE_CUDASIM")  # the suite's own; a user has not set them
+# The suite's own; a user has not set them.
+TOOLKITS = ("TRITON_INTERPRET", "NUMBA_ENABLE_CUDASIM", "NXCORE_CUDA_EMULATOR")
 
 
-pytestmark = pytest.mark.xdist_group("demo")  # one worker runs it once for all of them
+@pytest.mark.slow
+def test_the_demonstration(tmp_path: Path) -> None:
+    """Run once: the suite's processes would each run it for a test of their own."""
+    text, report = _run(tmp_path / "demo.json")
+    _every_backend_is_verified_or_says_why_not(report)
+    _the_choice_is_one_that_was_verified_and_timed(report)
+    _the_edge_agrees_with_float64(report)
+    _the_table_is_plain_and_fits_100_columns(text, report)
 
 
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
+def _run(target: Path) -> tuple[str, dict[str, Any]]:
     """Return what the demo printed and the JSON that it wrote."""
-    target = tmp_path_factory.mktemp("demo") / "demo.json"
     environment = {k: v for k, v in os.environ.items() if k not in TOOLKITS}
     command = [sys.executable, "-m", "nxcore", "demo", "--json", str(target)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
@@ -30,9 +36,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]
     return done.stdout, json.loads(Path(target).read_text(encoding="utf-8"))
 
 
-@pytest.mark.slow
-def test_every_backend_is_verified_or_says_why_not(demo: tuple[str, dict[str, Any]]) -> None:
-    _, report = demo
+def _every_backend_is_verified_or_says_why_not(report: dict[str, Any]) -> None:
     assert len(report["cells"]) == 8
     for cell in report["cells"]:
         rows = {row["label"]: row for row in cell["rows"]}
@@ -47,9 +51,7 @@ def test_every_backend_is_verified_or_says_why_not(demo: tuple[str, dict[str, An
             assert rows["triton"]["error"] < 1e-6
 
 
-@pytest.mark.slow
-def test_the_choice_is_one_that_was_verified_and_timed(demo: tuple[str, dict[str, Any]]) -> None:
-    _, report = demo
+def _the_choice_is_one_that_was_verified_and_timed(report: dict[str, Any]) -> None:
     for cell in report["cells"]:
         chosen = next(row for row in cell["rows"] if row["label"] == cell["chosen"])
         assert chosen["verdict"] == "verified"
@@ -58,17 +60,13 @@ def test_the_choice_is_one_that_was_verified_and_timed(demo: tuple[str, dict[str
         assert cell["reason"]
 
 
-@pytest.mark.slow
-def test_the_edge_agrees_with_float64(demo: tuple[str, dict[str, Any]]) -> None:
-    _, report = demo
+def _the_edge_agrees_with_float64(report: dict[str, Any]) -> None:
     assert len(report["head"]["operations"]) == 8
     for name in ("output_error", "logits_grad_error", "input_grad_error"):
         assert 0 < report["edge"][name] < 1e-5
 
 
-@pytest.mark.slow
-def test_the_table_is_plain_and_fits_100_columns(demo: tuple[str, dict[str, Any]]) -> None:
-    text, report = demo
+def _the_table_is_plain_and_fits_100_columns(text: str, report: dict[str, Any]) -> None:
     assert "\x1b" not in text
     assert max(map(len, text.splitlines())) <= 100
     for cell in report["cells"]:
