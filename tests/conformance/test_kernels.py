@@ -23,18 +23,22 @@ from nxcore.verify import Truth, agreement, leaves
 REGISTRY = discover(strict=True)
 
 
-def _samples(spec: OpSpec, backend: Any, dtype: torch.dtype) -> tuple[Sample, ...]:
-    """Return what a kernel is held to: every sample that is no workload, but for two that compile each anew.
+def _samples(spec: OpSpec, backend: Any, kernel: Kernel, dtype: torch.dtype) -> tuple[Sample, ...]:
+    """Return what a kernel is held to: every sample that is no workload, but for what takes long.
 
     inductor compiles for seconds: the smoke samples on CUDA, and on the CPU one an operator. What it compiles
     is the reference, so this asks whether the compiler is right, not whether the kernel is. JAX compiles for
     a tenth of a second: every sample in float32, and the smoke samples in other types, since each of its
-    kernels is the same code between a cast on entry and a cast at the end.
+    kernels is the same code between a cast on entry and a cast at the end. Triton's interpreter and Numba's
+    simulator take a tenth of a second and more for each: the smoke samples in float16; a device gets all.
     """
     smoke = spec.tagged("smoke")
     if backend.name == "inductor" and not torch.cuda.is_available():
         return smoke[:1] if dtype is torch.float32 else ()
     if backend.name == "inductor" or (backend.name == "jax" and dtype is not torch.float32):
+        return smoke
+    slow = backend.name == "triton" or (backend.name == "numba" and kernel.variant)
+    if slow and dtype is torch.float16 and not torch.cuda.is_available():
         return smoke
     return tuple(s for s in spec.samples if not s.tags & {"bench", "huge"})
 
@@ -51,12 +55,12 @@ KERNELS = [
     if backend.name != "torch"
     for kernel in backend.kernels
     for dtype in kernel.dtypes
-    if _samples(REGISTRY.spec(kernel.op), backend, dtype)
+    if _samples(REGISTRY.spec(kernel.op), backend, kernel, dtype)
 ]
 CELLS = [
     pytest.param(*case.values, sample, id=f"{case.id}-{sample.name}")
     for case in KERNELS
-    for sample in _samples(case.values[0], case.values[1], case.values[3])
+    for sample in _samples(*case.values)
 ]
 every_kernel = pytest.mark.parametrize(("spec", "backend", "kernel", "dtype"), KERNELS)
 every_cell = pytest.mark.parametrize(("spec", "backend", "kernel", "dtype", "sample"), CELLS)
