@@ -208,7 +208,7 @@ def _rotating(call: Callable[..., Any], sets: list[tuple[Any, ...]]) -> Callable
 
 
 def _line(row: dict[str, Any]) -> str:
-    head = f"{row['op']:<21}{row['sample']:<20}{row['dtype']:<9}{row['label']:<15}{row['verdict']:<12}"
+    head = f"{row['op']:<26}{row['sample']:<35}{row['dtype']:<9}{row['label']:<19}{row['verdict']:<12}"
     if "device_us" not in row:
         return head + row["reason"]
     ratio = f"{row['ratio'][0]:.2f}x" if row["ratio"] else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pluggy
 
 from nxcore.kernel import YES, Backend, Check, Kernel, Verdict, accept_all, no, simulated
+from nxcore.layout import alike, broadcast_strides, collapse, overlaps
 from nxcore.problem import Problem, TensorMeta
 from nxcore.reduction import Reduction, canonical_dims
 from nxcore.spec import (
@@ -46,9 +47,13 @@ __all__ = [
     "Verdict",
     "Window",
     "accept_all",
+    "alike",
+    "broadcast_strides",
     "canonical_dims",
+    "collapse",
     "hookimpl",
     "no",
+    "overlaps",
     "rand",
     "simulated",
 ]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from nxcore.plugin import YES, Problem, TensorMeta, Verdict, no
+from nxcore.plugin import YES, Problem, TensorMeta, Verdict, no, overlaps
 from nxcore_cuda.accepts import tensors
-from nxcore_cuda.layout import overlaps
 
 
 def _depthwise(problem: Problem, outputs: tuple[TensorMeta, ...]) -> Verdict:

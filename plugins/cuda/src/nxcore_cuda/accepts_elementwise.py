@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 
-from nxcore.plugin import FLOATS, YES, Problem, Reduction, TensorMeta, Verdict, no
+from nxcore.plugin import (
+    FLOATS,
+    YES,
+    Problem,
+    Reduction,
+    TensorMeta,
+    Verdict,
+    alike,
+    broadcast_strides,
+    collapse,
+    no,
+    overlaps,
+)
 from nxcore_cuda.accepts import tensors
 from nxcore_cuda.candidates import FEW, MANY, SOME, STACKED, Candidates, gradient, wanted
-from nxcore_cuda.layout import MAX_RANK, alike, broadcast_strides, collapse, overlaps
+from nxcore_cuda.layout import MAX_RANK
 from nxcore_cuda.reductions import of_add_backward, of_sum, of_sum_to_size
 
 

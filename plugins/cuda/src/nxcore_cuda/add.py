@@ -11,25 +11,12 @@ from typing import Any
 
 from torch import Tensor
 
-from nxcore.plugin import FLOATS, Problem, TensorMeta
+from nxcore.plugin import FLOATS, Problem, TensorMeta, alike, broadcast_strides, collapse
 from nxcore_cuda.accepts_elementwise import as_numbers
 from nxcore_cuda.candidates import TYPES
 from nxcore_cuda.instance import Instance
 from nxcore_cuda.launch import Guarded, Launch
-from nxcore_cuda.layout import (
-    DIMS,
-    STRIDES,
-    VECTOR,
-    alike,
-    broadcast_strides,
-    collapse,
-    dims,
-    divides,
-    in_vectors,
-    single,
-    steps,
-    widths,
-)
+from nxcore_cuda.layout import DIMS, STRIDES, VECTOR, dims, divides, in_vectors, single, steps, widths
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Layouts as data: which tensors lie in memory alike, the fewest dimensions that say the rest, and vectors.
+"""Layouts as the kernels take them: structs of sizes and strides, and vectors.
 
 The answers of ``accepts`` are made of this.
 """
@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-
-from nxcore.plugin import TensorMeta
 
 Strides = tuple[int, ...]
 
@@ -22,61 +20,6 @@ VECTOR = 16  # bytes of the widest load
 def single(value: float) -> float:
     """Return a number as float32 holds it: what is too large is infinite."""
     return ctypes.c_float(value).value
-
-
-def alike(*metas: TensorMeta) -> bool:
-    """Tell whether element i in memory of one tensor is element i in memory of all, without gaps."""
-    first = metas[0]
-    return first.is_dense() and all(
-        m.extent == first.extent and m.strides_of_extent == first.strides_of_extent for m in metas
-    )
-
-
-def overlaps(meta: TensorMeta) -> bool:
-    """Tell whether two elements may share memory: then no kernel may write there."""
-    reach = 0
-    for stride, size in sorted(zip(meta.strides_of_extent, meta.extent, strict=True)):
-        if stride <= reach:
-            return True
-        reach += stride * (size - 1)
-    return False
-
-
-def broadcast_strides(meta: TensorMeta, shape: Sequence[int]) -> Strides:
-    """Return the strides of ``meta`` expanded to ``shape``: 0 where it is repeated."""
-    lead = len(shape) - meta.ndim
-    own = (0 if n == 1 else s for n, s in zip(meta.shape, meta.strides, strict=True))
-    return (*(0,) * lead, *own)
-
-
-def collapse(shape: Sequence[int], *strides: Sequence[int]) -> tuple[Strides, tuple[Strides, ...]]:
-    """Describe strided operands of one shape in the fewest dimensions.
-
-    Dimensions of size 1 are dropped, the others put in the memory order of the first operand,
-    outermost first, and neighbours merged where every operand's strides allow.
-
-    Parameters
-    ----------
-    shape : sequence of int
-    *strides : sequence of int
-        One per operand.
-
-    Returns
-    -------
-    sizes : tuple of int
-    strides : tuple of tuple of int
-        One per operand.
-    """
-    axes = [(n, s) for n, *s in zip(shape, *strides, strict=True) if n != 1]
-    axes.sort(key=lambda axis: -axis[1][0])
-    merged: list[tuple[int, list[int]]] = []
-    for n, s in axes:
-        if merged and all(outer == n * inner for outer, inner in zip(merged[-1][1], s, strict=True)):
-            merged[-1] = (merged[-1][0] * n, s)
-        else:
-            merged.append((n, s))
-    sizes = tuple(n for n, _ in merged)
-    return sizes, tuple(tuple(s[k] for _, s in merged) for k in range(len(strides)))
 
 
 def divides(

@@ -8,22 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
-from nxcore.plugin import FLOATS, Problem
+from nxcore.plugin import FLOATS, Problem, alike, collapse
 from nxcore_cuda.candidates import FEW, KINDS, MANY, SOME, TYPES, Candidates, by_alignment
 from nxcore_cuda.instance import Instance
 from nxcore_cuda.launch import Guarded, Launch
-from nxcore_cuda.layout import (
-    DIMS,
-    STRIDES,
-    VECTOR,
-    alike,
-    collapse,
-    dims,
-    divides,
-    in_vectors,
-    steps,
-    widths,
-)
+from nxcore_cuda.layout import DIMS, STRIDES, VECTOR, dims, divides, in_vectors, steps, widths
 
 THREADS = 256
 

@@ -9,22 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore.plugin import FLOATS, Problem, TensorMeta
+from nxcore.plugin import FLOATS, Problem, TensorMeta, alike, collapse
 from nxcore_cuda.candidates import FEW, KINDS, MANY, SOME, TYPES, Candidates, by_alignment, gradient, wanted
 from nxcore_cuda.instance import Instance
 from nxcore_cuda.launch import Guarded, Launch, ticket
-from nxcore_cuda.layout import (
-    DIMS,
-    STRIDES,
-    VECTOR,
-    alike,
-    collapse,
-    dims,
-    divides,
-    in_vectors,
-    steps,
-    widths,
-)
+from nxcore_cuda.layout import DIMS, STRIDES, VECTOR, dims, divides, in_vectors, steps, widths
 
 THREADS = 256
 WARP = 32

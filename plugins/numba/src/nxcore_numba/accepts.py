@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from nxcore.plugin import FLOATS, YES, Problem, TensorMeta, Verdict, no
+from nxcore.plugin import FLOATS, YES, Problem, TensorMeta, Verdict, alike, no
 from nxcore_numba import dims
 
 CANDIDATES = 16
@@ -82,7 +82,7 @@ def accepts_softmax_sum_cuda(problem: Problem) -> Verdict:
     if problem.op == "softmax_sum_backward" and not dims.is_one_number(problem["grad"]):
         metas = [problem["grad"], *metas]
     walked = [*metas, *_outputs(problem)]
-    if not dims.is_flat(walked):
+    if not alike(*walked):
         layouts = sorted({str(m.strides) for m in walked})
         return no(f"needs one dense memory layout of all tensors, got strides {', '.join(layouts)}")
     return YES

@@ -54,14 +54,6 @@ def is_one_number(meta: TensorMeta) -> bool:
     return not any(meta.strides_of_extent)
 
 
-def is_flat(metas: Sequence[TensorMeta]) -> bool:
-    """Tell whether all are dense and of one order of dimensions, so that memory order serves them all."""
-    first = metas[0]
-    return first.is_dense() and all(
-        m.extent == first.extent and m.strides_of_extent == first.strides_of_extent for m in metas[1:]
-    )
-
-
 def candidates_of(xs: TensorMeta | tuple[TensorMeta, ...]) -> tuple[list[TensorMeta], int | None]:
     """Return the candidates' descriptions, and the bytes between them where ``xs`` stacks them.
 

@@ -8,8 +8,9 @@ import math
 import numpy as np
 from numba import prange, types
 
+from nxcore.plugin import alike
 from nxcore_numba import memory, threads
-from nxcore_numba.dims import candidates_of, is_flat
+from nxcore_numba.dims import candidates_of
 from nxcore_numba.half import FLOAT, KINDS, TOKENS, load, load_any, peek, scratch, store, type_of
 
 CHUNK = 2048
@@ -171,7 +172,7 @@ def plan(problem):
     metas, step = candidates_of(problem["xs"])
     steps = None if step is None else [i * step for i in range(len(metas))]
     kind, stride, token = KINDS[logits.dtype], logits.strides[0], TOKENS[out.dtype]
-    if is_flat([out, *metas]):
+    if alike(out, *metas):
         where, kernels, extent = types.int64, (flat, flat_parallel), out.numel()
     else:
         where, kernels = types.int64[:, ::1], (strided, strided_parallel)

@@ -21,13 +21,16 @@ from nxcore.plugin import (
     Reduction,
     TensorMeta,
     Verdict,
+    alike,
+    broadcast_strides,
+    collapse,
     hookimpl,
     no,
+    overlaps,
     simulated,
 )
 from nxcore_triton import tile
 from nxcore_triton.candidates import candidate, gradient, wanted
-from nxcore_triton.layout import alike, broadcast_strides, collapse, overlaps
 from nxcore_triton.reductions import of_add_backward, of_sum, of_sum_to_size
 
 API = 1

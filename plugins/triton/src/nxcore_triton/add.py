@@ -14,11 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nxcore.plugin import Problem
+from nxcore.plugin import Problem, alike, broadcast_strides, collapse
 from nxcore_triton import tile
 from nxcore_triton.index import offset
 from nxcore_triton.launch import Launch
-from nxcore_triton.layout import alike, broadcast_strides, collapse
 from nxcore_triton.rounding import narrow, widen
 
 DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}

@@ -14,12 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nxcore.plugin import Problem, TensorMeta
+from nxcore.plugin import Problem, TensorMeta, alike, collapse
 from nxcore_triton import tile
 from nxcore_triton.candidates import candidate, gradient, wanted
 from nxcore_triton.index import offset
 from nxcore_triton.launch import Launch
-from nxcore_triton.layout import alike, collapse
 from nxcore_triton.rounding import narrow, widen
 from nxcore_triton.weights import softmax_all, softmax_each
 

@@ -1,13 +1,10 @@
-"""Layouts as data: which tensors lie in memory alike, and the fewest dimensions that say the rest.
-
-Imports no triton: the answers of ``accepts`` are made of this.
-"""
+"""Layouts as data: which tensors lie in memory alike, and the fewest dimensions that say the rest."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nxcore.plugin import TensorMeta
+from nxcore.problem import TensorMeta
 
 Strides = tuple[int, ...]
 
