@@ -25,6 +25,7 @@ from nxcore.verify import Truth
 
 BATCH, CHANNELS, SIDE = 64, 16, 32
 EFFORT = Effort(looks=(12, 20), warm_s=0.05, budget_s=1.0)
+ASKED = "only on request"
 
 Advance = Callable[[str, int, int], None]
 
@@ -98,6 +99,8 @@ class Report:
         One a problem.
     absent : dict
         Backend -> why it can't run here.
+    on_request : dict
+        Backend -> why it runs only where it is asked for, which the demo doesn't.
     edge : dict
         The mixed edge as a user runs it: the loss, and the errors of its gradients against float64.
     """
@@ -105,6 +108,7 @@ class Report:
     head: dict[str, Any]
     cells: tuple[Cell, ...]
     absent: dict[str, str]
+    on_request: dict[str, str]
     edge: dict[str, Any]
 
     @property
@@ -210,6 +214,12 @@ def run(device: torch.device, *, seed: int = 0, advance: Advance = lambda what, 
     advance("the mixed edge, as a user runs it", steps, steps)
     edge = _edge(session, state, operations, logits)
     absent = {name: status.reason for name, status in session.backends().items() if status.status != "ready"}
+    left_out = {row.label for cell in cells for row in cell.rows if row.detail == ASKED}
+    on_request = {
+        name: backend.on_request
+        for name, backend in session.registry.backends.items()
+        if any(backend.label(kernel) in left_out for kernel in backend.kernels)
+    }
     head = {
         "device": describe(device).to_dict(),
         "ceilings": best.to_dict(),
@@ -221,7 +231,7 @@ def run(device: torch.device, *, seed: int = 0, advance: Advance = lambda what, 
         },
         "operations": list(operations),
     }
-    return Report(head, tuple(cells), absent, edge)
+    return Report(head, tuple(cells), absent, on_request, edge)
 
 
 def _problems(
@@ -256,6 +266,8 @@ def _row(
 ) -> Row:
     if found.refusal:
         wrong = found.refusal.startswith("wrong")
+        if found.refusal.startswith(ASKED):  # why so is told once for all problems
+            return Row(found.label, "not run", ASKED)
         return Row(found.label, "wrong" if wrong else "not run", found.refusal, found.error)
     if found.simulated:
         return Row(found.label, "verified", "in its interpreter, so not timed", found.error)

@@ -7,7 +7,7 @@ import pluggy
 from nxcore.kernel import YES, Backend, Check, Kernel, Verdict, accept_all, no, simulated
 from nxcore.layout import alike, broadcast_strides, collapse, overlaps
 from nxcore.problem import Problem, TensorMeta
-from nxcore.reduction import Reduction, canonical_dims
+from nxcore.reduction import Reduction, canonical_dims, summed_dims
 from nxcore.spec import (
     FLOATS,
     REQUIRED,
@@ -56,4 +56,5 @@ __all__ = [
     "overlaps",
     "rand",
     "simulated",
+    "summed_dims",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nxcore.errors import InvalidInputError
-from nxcore.problem import TensorMeta
+from nxcore.problem import Problem, TensorMeta
 
 
 def canonical_dims(dim: int | tuple[int, ...] | list[int] | None, ndim: int) -> tuple[int, ...]:
@@ -38,6 +38,16 @@ def canonical_dims(dim: int | tuple[int, ...] | list[int] | None, ndim: int) -> 
     if len(set(wrapped)) != len(wrapped):
         raise InvalidInputError(f"dim must name each axis once, got {given}", argument="dim")
     return tuple(wrapped) if ndim else ()
+
+
+def summed_dims(shape: tuple[int, ...], size: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the axes of ``shape`` that broadcasting from ``size`` made or stretched.
+
+    An axis that it made counts even where its size is 1: as in torch, undoing it is a sum of one term in
+    new memory, and no view.
+    """
+    lead = len(shape) - len(size)
+    return tuple(i for i, n in enumerate(shape) if i < lead or (n != 1 and size[i - lead] == 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +89,34 @@ class Reduction:
             kept=tuple((n, s, o) for n, s, o, gone in merged if not gone),
             reduced=tuple((n, s) for n, s, _, gone in merged if gone),
         )
+
+    @classmethod
+    def of_sum(cls, problem: Problem) -> Reduction:
+        """Describe a call of ``sum``."""
+        x, out = problem["x"], problem.outputs
+        dims = canonical_dims(problem["dim"], x.ndim)
+        if out.ndim == x.ndim:
+            return cls.of(x, dims, out.strides)
+        own = iter(out.strides)  # of the axes that stay, as without keepdim=True
+        return cls.of(x, dims, tuple(0 if i in dims else next(own) for i in range(x.ndim)))
+
+    @classmethod
+    def of_sum_to_size(cls, problem: Problem) -> Reduction | None:
+        """Describe a call of ``sum_to_size``; None where there is nothing to add up."""
+        return cls._undoing(problem["x"], problem.outputs)
+
+    @classmethod
+    def of_add_backward(cls, problem: Problem) -> tuple[Reduction | None, Reduction | None]:
+        """Describe each gradient of ``add``; None where nothing was broadcast, or it isn't asked for."""
+        x_grad, y_grad = problem.outputs
+        return cls._undoing(problem["grad"], x_grad), cls._undoing(problem["grad"], y_grad)
+
+    @classmethod
+    def _undoing(cls, grad: TensorMeta, out: TensorMeta | None) -> Reduction | None:
+        """Describe undoing the broadcast from ``out`` to ``grad``."""
+        if out is None or not (dims := summed_dims(grad.shape, out.shape)):
+            return None
+        return cls.of(grad, dims, (*(0,) * (grad.ndim - out.ndim), *out.strides))
 
     @property
     def outputs(self) -> int:

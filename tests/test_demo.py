@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from nxcore.discovery import discover
+
 # The suite's own; a user has not set them.
 TOOLKITS = ("TRITON_INTERPRET", "NUMBA_ENABLE_CUDASIM", "NXCORE_CUDA_EMULATOR")
 
@@ -21,6 +23,7 @@ def test_the_demonstration(tmp_path: Path) -> None:
     """Run once: the suite's processes would each run it for a test of their own."""
     text, report = _run(tmp_path / "demo.json")
     _every_backend_is_verified_or_says_why_not(report)
+    _why_some_wait_to_be_asked_is_said_once(text, report)
     _the_choice_is_one_that_was_verified_and_timed(report)
     _the_edge_agrees_with_float64(report)
     _the_table_is_plain_and_fits_100_columns(text, report)
@@ -49,6 +52,17 @@ def _every_backend_is_verified_or_says_why_not(report: dict[str, Any]) -> None:
             assert rows["triton"]["detail"] == "in its interpreter, so not timed"
             assert rows["triton"]["median_us"] is None
             assert rows["triton"]["error"] < 1e-6
+
+
+def _why_some_wait_to_be_asked_is_said_once(text: str, report: dict[str, Any]) -> None:
+    waiting = {name for name, backend in discover().backends.items() if backend.on_request}
+    assert {"inductor"} <= report["on_request"].keys() == waiting
+    plain = " ".join(text.split())
+    for name, reason in report["on_request"].items():
+        details = [r["detail"] for cell in report["cells"] for r in cell["rows"] if r["label"] == name]
+        assert set(details) == {"only on request"}
+        assert plain.count(reason) == 1
+        assert f"not run backend {name}, only on request: {reason}; ask for it by backend={name!r}" in plain
 
 
 def _the_choice_is_one_that_was_verified_and_timed(report: dict[str, Any]) -> None:

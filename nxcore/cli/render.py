@@ -163,6 +163,11 @@ def demo(report: Report) -> None:
         )
     for name, reason in report.absent.items():
         console.print(f"[yellow]not run[/yellow] backend {escape(name)}: {escape(reason)}")
+    for name, reason in report.on_request.items():
+        console.print(
+            f"[yellow]not run[/yellow] backend {escape(name)}, only on request: {escape(reason)}; "
+            f"ask for it by backend={name!r}"
+        )
     won = [c for c in report.cells if not c.chosen.startswith("torch")]
     named = ", ".join(sorted({c.chosen for c in won})) or "no other backend"
     console.print(f"{named} chosen over torch on {len(won)} of {len(report.cells)} problems.")

@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nxcore.errors import InvalidInputError
-from nxcore.problem import TensorMeta
-from nxcore.reduction import Reduction, canonical_dims
+from nxcore.ops import nxcore_ops
+from nxcore.problem import Problem, TensorMeta
+from nxcore.reduction import Reduction, canonical_dims, summed_dims
 
+SPECS = {spec.name: spec for spec in nxcore_ops()}
 SIZES = st.lists(st.integers(1, 4), min_size=0, max_size=4)
 
 
@@ -56,6 +58,59 @@ def test_a_reduction_adds_up_what_torch_adds_up(x, data):
     assert found.outputs == want.numel()
     assert found.terms == x.numel() // want.numel()
     assert all(n > 1 for n, *_ in (*found.kept, *found.reduced))
+
+
+def problem(op, *args):
+    return Problem.of(SPECS[op], args)
+
+
+def filled(found, x, meta):
+    return naive(found, x, meta.empty().fill_(torch.nan))
+
+
+@settings(max_examples=100, deadline=None)
+@given(strided(), st.data(), st.booleans())
+def test_a_call_of_sum_is_the_reduction_that_it_asks_for(x, data, keepdim):
+    dim = tuple(data.draw(st.sets(st.integers(0, x.ndim - 1)))) if x.ndim else None
+    described = problem("sum", x, dim, keepdim)
+    total = filled(Reduction.of_sum(described), x, described.outputs)
+    assert torch.equal(total, torch.sum(x, dim, keepdim=keepdim))
+
+
+def sizes_that_broadcast_to(shape):
+    leads = st.integers(0, len(shape))
+    return leads.flatmap(lambda lead: st.tuples(*(st.sampled_from((1, n)) for n in shape[lead:])))
+
+
+@settings(max_examples=150, deadline=None)
+@given(strided(), st.data())
+def test_undoing_a_broadcast_adds_up_what_torch_adds_up(x, data):
+    size = data.draw(sizes_that_broadcast_to(x.shape))
+    described = problem("sum_to_size", x, size)
+    found = Reduction.of_sum_to_size(described)
+    assert (found is None) == described.view
+    assert found is None or torch.equal(filled(found, x, described.outputs), x.sum_to_size(size))
+
+
+@settings(max_examples=50, deadline=None)
+@given(strided(), st.data())
+def test_each_gradient_of_add_is_asked_for_or_not(x, data):
+    sizes = [data.draw(sizes_that_broadcast_to(x.shape)) for _ in range(2)]
+    both = Reduction.of_add_backward(problem("add_backward", x, *sizes, 1, (True, True)))
+    assert both == tuple(Reduction.of_sum_to_size(problem("sum_to_size", x, size)) for size in sizes)
+    assert Reduction.of_add_backward(problem("add_backward", x, *sizes, 1, (False, True))) == (None, both[1])
+    assert Reduction.of_add_backward(problem("add_backward", x, *sizes, 1, (True, False))) == (both[0], None)
+
+
+def test_an_axis_of_size_one_that_broadcasting_made_is_summed():
+    """As in torch, whose result doesn't share memory with what it sums."""
+    x = torch.ones(1, 4)
+    assert x.sum_to_size(4).data_ptr() != x.data_ptr()
+    assert x.sum_to_size(1, 4).data_ptr() == x.data_ptr()
+    assert summed_dims((1, 4), (4,)) == (0,)
+    assert summed_dims((1, 4), (1, 4)) == ()
+    found = Reduction.of_sum_to_size(problem("sum_to_size", x, (4,)))
+    assert found == Reduction(kept=((4, 1, 1),), reduced=())
 
 
 def of(shape, dims, x=None):

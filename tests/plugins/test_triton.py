@@ -219,6 +219,11 @@ class TestInterpreted:
         assert x_grad.data_ptr() == grad.data_ptr()
         torch.testing.assert_close(y_grad, 2 * grad.sum(0))
 
+    def test_gradient_of_a_leading_axis_of_size_one_is_a_sum(self):
+        grad = torch.ones(1, 4)
+        assert run("add_backward", grad, (1, 1), (4,))[1].data_ptr() != grad.data_ptr()
+        assert torch.equal(run("sum_to_size", grad, (4,)), torch.ones(4))
+
     def test_second_pass_of_a_sum(self, monkeypatch):
         x = torch.randn(3, 40_000)
         for name, value in (("LARGE", 1), ("TERMS", 4096)):

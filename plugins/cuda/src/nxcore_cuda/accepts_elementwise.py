@@ -20,7 +20,6 @@ from nxcore.plugin import (
 from nxcore_cuda.accepts import tensors
 from nxcore_cuda.candidates import FEW, MANY, SOME, STACKED, Candidates, gradient, wanted
 from nxcore_cuda.layout import MAX_RANK
-from nxcore_cuda.reductions import of_add_backward, of_sum, of_sum_to_size
 
 
 def _rank(sizes: tuple[int, ...], what: str) -> Verdict:
@@ -119,7 +118,7 @@ def accepts_sum(problem: Problem) -> Verdict:
         return found
     if problem["x"].numel() == 0:
         return no(f"nothing to compute: x has shape {problem['x'].shape}")
-    return _reduction(of_sum(problem))
+    return _reduction(Reduction.of_sum(problem))
 
 
 def accepts_sum_to_size(problem: Problem) -> Verdict:
@@ -128,7 +127,7 @@ def accepts_sum_to_size(problem: Problem) -> Verdict:
         return found
     if problem["x"].numel() == 0:
         return no(f"nothing to compute: x has shape {problem['x'].shape}")
-    reduction = of_sum_to_size(problem)
+    reduction = Reduction.of_sum_to_size(problem)
     return no("nothing to add up: x has that size") if reduction is None else _reduction(reduction)
 
 
@@ -139,7 +138,7 @@ def accepts_add_backward(problem: Problem) -> Verdict:
     grad = problem["grad"]
     if grad.numel() == 0:
         return no(f"nothing to compute: grad has shape {grad.shape}")
-    needed = [r for r in of_add_backward(problem) if r is not None]
+    needed = [r for r in Reduction.of_add_backward(problem) if r is not None]
     if not needed:
         return no("nothing to add up: no operand whose gradient is asked for was broadcast")
     return next((v for v in map(_reduction, needed) if not v), YES)

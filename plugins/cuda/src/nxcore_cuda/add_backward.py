@@ -9,7 +9,6 @@ from torch import Tensor
 
 from nxcore.plugin import Problem, Reduction, TensorMeta
 from nxcore_cuda.instance import Instance
-from nxcore_cuda.reductions import of_add_backward
 from nxcore_cuda.sum import Tile, Walk, candidates, plan_reduction
 from nxcore_cuda.sum import instances as of_sums
 
@@ -26,7 +25,7 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., tuple[Tens
     """
     undo_x, undo_y = (
         _undo(problem["grad"], out, reduction, tile)
-        for out, reduction in zip(problem.outputs, of_add_backward(problem), strict=True)
+        for out, reduction in zip(problem.outputs, Reduction.of_add_backward(problem), strict=True)
     )
 
     def call(grad: Tensor, x_size: Any, y_size: Any, alpha: float, output_mask: Any) -> Any:  # noqa: ARG001
@@ -57,7 +56,7 @@ def _undo(grad: TensorMeta, out: TensorMeta | None, reduction: Reduction | None,
 
 def sweep(problem: Problem) -> Iterator[Tile]:
     """Yield the tiles worth timing, by the larger reduction."""
-    needed = [r for r in of_add_backward(problem) if r is not None]
+    needed = [r for r in Reduction.of_add_backward(problem) if r is not None]
     if needed:
         itemsize = problem["grad"].element_size()
         largest = max(needed, key=lambda r: r.outputs)

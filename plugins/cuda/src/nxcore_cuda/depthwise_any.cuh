@@ -135,7 +135,7 @@ __device__ __forceinline__ void depthwise_any_filter(const depthwise_any_filter_
       if (threadIdx.x == 0 && first + i < taps) partials[(long long)split * taps + first + i] = total;
     }
   }
-  if (!arrives_last(static_cast<unsigned*>(a.tickets) + channel, a.splits)) return;
+  if (!last_to_arrive(static_cast<unsigned*>(a.tickets) + channel, a.splits)) return;
   T* to = static_cast<T*>(a.weight_grad) + channel * a.target.channel;
   for (int tap = threadIdx.x; tap < taps; tap += blockDim.x) {
     float sum = 0.0f;

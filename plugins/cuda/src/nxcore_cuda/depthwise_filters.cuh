@@ -1,6 +1,7 @@
 // The gradient of a filter: from every thread's sums to the elements that torch wants.
 #pragma once
 #include "element.cuh"
+#include "reduce.cuh"
 
 namespace depthwise {
 
@@ -65,17 +66,6 @@ __device__ __forceinline__ float sum_of_block(float x) {
   return x;
 }
 
-// Tells all threads of a block whether it is the last of `blocks` to get here: then it sees what they wrote.
-__device__ __forceinline__ bool arrives_last(unsigned* ticket, unsigned blocks) {
-  __shared__ bool last;
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0) last = atomicInc(ticket, blocks - 1) == blocks - 1;
-  __syncthreads();
-  __threadfence();
-  return last;
-}
-
 // Turns what each thread of a channel's blocks has summed into the channel's gradient. `exact(tap)` sums a tap
 // anew over all that the block's thread is to take, without what lies beside the image: there the sums have
 // zeros, and a zero times an infinity or NaN is NaN.
@@ -99,7 +89,7 @@ __device__ __forceinline__ void finish_filter(float (&gradient)[TAPS], int chann
       for (int i = 1; i < count; ++i) sum += shares[i * TAPS + tap];
       mine[split * TAPS + tap] = sum;
     }
-    if (!arrives_last(static_cast<unsigned*>(tickets) + channel, splits)) return;
+    if (!last_to_arrive(static_cast<unsigned*>(tickets) + channel, splits)) return;
     count = max((int)blockDim.x / TAPS, 1);
     for (int i = threadIdx.x; i < count * TAPS; i += blockDim.x) {
       float sum = 0.0f;

@@ -17,7 +17,6 @@ from nxcore_cuda.pool import Pool, Tile, cdiv
 
 TILING = f"{DIMS}I3i"  # struct tiling
 WINDOW = "12i"  # struct pool_window
-SCALES = "16f"  # down and across, one for each count of taps from 0 to 7
 
 
 def available(instance: Instance, device: torch.device) -> bool:
@@ -75,18 +74,6 @@ def pool_window(found: Window) -> tuple[int, ...]:
     """Return the values of ``struct pool_window``."""
     pairs = (found.image, found.outputs, found.kernel, found.stride, found.padding, found.dilation)
     return tuple(n for pair in pairs for n in pair)
-
-
-def bounds(found: Window, include_pad: Any) -> tuple[int, ...]:
-    """Return between which rows, and between which columns, taps count in a mean's divisor."""
-    pads = found.padding if include_pad else (0, 0)
-    return tuple(n for size, pad in zip(found.image, pads, strict=True) for n in (-pad, size + pad))
-
-
-def scales(divisor: int | None) -> tuple[float, ...]:
-    """Return what a sum of 0 to 7 taps down is multiplied by, and then the same across."""
-    each = (0.0, *(1.0 / n for n in range(1, 8)))
-    return each + each if divisor is None else (1.0,) * 8 + (1.0 / divisor,) * 8
 
 
 def launch(

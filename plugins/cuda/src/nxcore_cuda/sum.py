@@ -17,7 +17,6 @@ from nxcore_cuda.candidates import TYPES
 from nxcore_cuda.instance import Instance
 from nxcore_cuda.launch import Guarded, Launch, ticket
 from nxcore_cuda.layout import DIMS, STRIDES, VECTOR, dims, divides, in_vectors, single, steps, widths
-from nxcore_cuda.reductions import of_sum
 
 THREADS = 256
 WARP = 32
@@ -303,7 +302,7 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
         ``call(x, dim, keepdim)``.
     """
     out = problem.outputs
-    run = plan_reduction(problem["x"], of_sum(problem), tile)
+    run = plan_reduction(problem["x"], Reduction.of_sum(problem), tile)
 
     def call(x: Tensor, dim: Any, keepdim: bool) -> Tensor:  # noqa: ARG001
         total = out.empty()
@@ -316,7 +315,7 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
 def sweep(problem: Problem) -> Iterator[Tile]:
     """Yield the tiles worth timing."""
     x = problem["x"]
-    yield from candidates(Walk.of(of_sum(problem)).widest(x.element_size()), x.element_size())
+    yield from candidates(Walk.of(Reduction.of_sum(problem)).widest(x.element_size()), x.element_size())
 
 
 def instances() -> Iterator[Instance]:

@@ -7,9 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from nxcore.plugin import Problem
+from nxcore.plugin import Problem, Reduction
 from nxcore_cuda.instance import Instance
-from nxcore_cuda.reductions import of_sum_to_size
 from nxcore_cuda.sum import Tile, Walk, candidates, plan_reduction
 from nxcore_cuda.sum import instances as of_sums
 
@@ -22,7 +21,7 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
     callable
         ``call(x, size)``.
     """
-    out, reduction = problem.outputs, of_sum_to_size(problem)
+    out, reduction = problem.outputs, Reduction.of_sum_to_size(problem)
     if reduction is None:
         return lambda x, size: x.view(size)
     run = plan_reduction(problem["x"], reduction, tile)
@@ -37,7 +36,7 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
 
 def sweep(problem: Problem) -> Iterator[Tile]:
     """Yield the tiles worth timing."""
-    if reduction := of_sum_to_size(problem):
+    if reduction := Reduction.of_sum_to_size(problem):
         itemsize = problem["x"].element_size()
         yield from candidates(Walk.of(reduction).widest(itemsize), itemsize)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from nxcore.plugin import FLOATS, YES, Problem, TensorMeta, Verdict, alike, no
+from nxcore.plugin import FLOATS, YES, Problem, Reduction, TensorMeta, Verdict, alike, broadcast_strides, no
 from nxcore_numba import dims
 
 CANDIDATES = 16
@@ -106,7 +106,7 @@ def _add(problem: Problem, floats: tuple[torch.dtype, ...]) -> Verdict:
     if any(t.dtype != out.dtype for t in scalars):  # torch rounds it to the result's type first
         return no(f"needs a 0-d operand of the result's dtype, {_names((out.dtype,))}")
     operands = [out, x, *([y] if isinstance(y, TensorMeta) else [])]
-    return _few_dims(out.shape, [dims.broadcast_strides(m, out.shape) for m in operands])
+    return _few_dims(out.shape, [broadcast_strides(m, out.shape) for m in operands])
 
 
 def accepts_add(problem: Problem) -> Verdict:
@@ -123,15 +123,14 @@ def accepts_add_cuda(problem: Problem) -> Verdict:
 
 def _reductions(problem: Problem) -> Verdict:
     if problem.op == "sum":
-        found: list[Any] = [dims.reduction_of_sum(problem)]
+        found: list[Any] = [Reduction.of_sum(problem)]
     elif problem.op == "sum_to_size":
-        found = [dims.reduction_to_size(problem["x"], problem["size"], problem.outputs)]
+        found = [Reduction.of_sum_to_size(problem)]
         if found == [None]:
             return no("nothing to add up: x has that size")
     else:
-        pairs = zip((problem["x_size"], problem["y_size"]), problem.outputs, strict=True)
-        grad = problem["grad"]
-        found = [dims.reduction_to_size(grad, size, out) for size, out in pairs if out is not None]
+        grad, reductions = problem["grad"], Reduction.of_add_backward(problem)
+        found = [r for out, r in zip(problem.outputs, reductions, strict=True) if out is not None]
         if any(r is None for r in found) and not (verdict := _few_dims(grad.shape, [grad.strides])):
             return verdict
     for r in found:

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from numba import prange, types
 
+from nxcore.plugin import broadcast_strides
 from nxcore_numba import memory, threads
-from nxcore_numba.dims import broadcast_strides
 from nxcore_numba.half import TOKENS, load, store, type_of
 
 CHUNK = 16_384

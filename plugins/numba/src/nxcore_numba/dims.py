@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nxcore.plugin import Problem, Reduction, TensorMeta, canonical_dims
+from nxcore.plugin import TensorMeta
 
 Shape = tuple[int, ...]
 
@@ -43,12 +43,6 @@ def collapse(shape: Shape, strides: Sequence[Shape]) -> list[Shape]:
     return merged
 
 
-def broadcast_strides(meta: TensorMeta, shape: Shape) -> Shape:
-    """Return the strides with which a tensor runs over ``shape``: 0 where it is broadcast."""
-    own = (0 if n == 1 else s for n, s in zip(meta.shape, meta.strides, strict=True))
-    return (0,) * (len(shape) - meta.ndim) + tuple(own)
-
-
 def is_one_number(meta: TensorMeta) -> bool:
     """Tell whether every element is the same one in memory, as in the gradient of a sum."""
     return not any(meta.strides_of_extent)
@@ -67,28 +61,3 @@ def candidates_of(xs: TensorMeta | tuple[TensorMeta, ...]) -> tuple[list[TensorM
         return list(xs), None
     one = TensorMeta(xs.shape[1:], xs.strides[1:], xs.dtype, xs.device)
     return [one] * xs.shape[0], xs.strides[0] * xs.element_size()
-
-
-def summed(shape: Shape, size: Shape) -> Shape:
-    """Return the axes of ``shape`` that broadcasting from ``size`` made or stretched."""
-    lead = len(shape) - len(size)
-    return tuple(i for i, n in enumerate(shape) if i < lead or (size[i - lead] == 1 and n != 1))
-
-
-def reduction_of_sum(problem: Problem) -> Reduction:
-    """Return the ``Reduction`` of a call of sum."""
-    x, out = problem["x"], problem.outputs
-    dims = canonical_dims(problem["dim"], x.ndim)
-    strides = out.strides
-    if out.ndim != x.ndim:  # as with keepdim=True: the summed axes' strides mean nothing
-        left = iter(strides)
-        strides = tuple(0 if i in dims else next(left) for i in range(x.ndim))
-    return Reduction.of(x, dims, strides)
-
-
-def reduction_to_size(grad: TensorMeta, size: Shape, out: TensorMeta) -> Reduction | None:
-    """Return the ``Reduction`` of a gradient to an operand's size; None where nothing was broadcast."""
-    dims = summed(grad.shape, size)
-    if not dims:
-        return None
-    return Reduction.of(grad, dims, (0,) * (grad.ndim - len(size)) + out.strides)

@@ -1,13 +1,13 @@
 """sum on the CPU."""
 
+from nxcore.plugin import Reduction
 from nxcore_numba import reduce
-from nxcore_numba.dims import reduction_of_sum
 
 
 def plan(problem):
     """Return a callable for calls like ``problem``."""
     out = problem.outputs
-    kernel = reduce.compiled(problem["x"], reduction_of_sum(problem))
+    kernel = reduce.compiled(problem["x"], Reduction.of_sum(problem))
 
     def call(x, dim, keepdim):  # noqa: ARG001  both are part of the plan
         result = out.empty()

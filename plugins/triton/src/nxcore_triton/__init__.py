@@ -31,7 +31,6 @@ from nxcore.plugin import (
 )
 from nxcore_triton import tile
 from nxcore_triton.candidates import candidate, gradient, wanted
-from nxcore_triton.reductions import of_add_backward, of_sum, of_sum_to_size
 
 API = 1
 TRITON = (3, 6)  # kernels take tuples of pointers and keep tuples of sums across a loop
@@ -172,7 +171,7 @@ def accepts_sum(problem: Problem) -> Verdict:
         return found
     if problem["x"].numel() == 0:
         return no(f"nothing to compute: x has shape {problem['x'].shape}")
-    return _reduction(of_sum(problem))
+    return _reduction(Reduction.of_sum(problem))
 
 
 def accepts_add_backward(problem: Problem) -> Verdict:
@@ -182,7 +181,7 @@ def accepts_add_backward(problem: Problem) -> Verdict:
     grad = problem["grad"]
     if grad.numel() == 0:
         return no(f"nothing to compute: grad has shape {grad.shape}")
-    needed = [r for r in of_add_backward(problem) if r is not None]
+    needed = [r for r in Reduction.of_add_backward(problem) if r is not None]
     if not needed:
         return no("nothing to add up: no operand whose gradient is asked for was broadcast")
     return next((v for v in map(_reduction, needed) if not v), YES)
@@ -194,7 +193,7 @@ def accepts_sum_to_size(problem: Problem) -> Verdict:
         return found
     if problem["x"].numel() == 0:
         return no(f"nothing to compute: x has shape {problem['x'].shape}")
-    reduction = of_sum_to_size(problem)
+    reduction = Reduction.of_sum_to_size(problem)
     return no("nothing to add up: x has that size") if reduction is None else _reduction(reduction)
 
 

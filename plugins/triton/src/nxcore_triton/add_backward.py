@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor
 
 from nxcore.plugin import Problem, Reduction, TensorMeta
-from nxcore_triton.reductions import of_add_backward
 from nxcore_triton.sum import plan_reduction
 
 Undo = Callable[[Tensor, float], Tensor]
@@ -22,9 +21,10 @@ def plan(problem: Problem) -> Callable[..., tuple[Tensor | None, Tensor | None]]
     callable
         ``call(grad, x_size, y_size, alpha, output_mask)``, which returns ``(x_grad, y_grad)``.
     """
+    reductions = Reduction.of_add_backward(problem)
     undo_x, undo_y = (
         None if out is None else _undo(problem, out, reduction, scaled=i == 1)
-        for i, (out, reduction) in enumerate(zip(problem.outputs, of_add_backward(problem), strict=True))
+        for i, (out, reduction) in enumerate(zip(problem.outputs, reductions, strict=True))
     )
 
     def call(grad: Tensor, x_size: Any, y_size: Any, alpha: float, output_mask: Any) -> Any:  # noqa: ARG001

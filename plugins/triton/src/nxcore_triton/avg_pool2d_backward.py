@@ -7,20 +7,18 @@ then down as in avg_pool2d.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from nxcore.plugin import Problem, Window
-from nxcore_triton import any_window
-from nxcore_triton.avg_pool2d import added_across, added_down, divided
-from nxcore_triton.launch import Launch
+from nxcore.plugin import Problem
+from nxcore_triton import mean
+from nxcore_triton.mean import added_across, added_down
 from nxcore_triton.places import counted
 from nxcore_triton.schedule import ends, lines, loaded, of, window
 from nxcore_triton.strip import abreast, blank, line, origin, plane, put, stand
-from nxcore_triton.strips import Image, Tile, choose, lay, variations
+from nxcore_triton.strips import Tile
 
 
 @triton.jit(do_not_specialize=["scale"])
@@ -74,12 +72,6 @@ def share_out(
                 put(target, row + r, column, done, out_strides, out_size, ok, FORM)
 
 
-def describe(problem: Problem) -> Window:
-    """Return the window of a problem."""
-    _, size, kernel_size, stride, padding, ceil_mode, *_ = problem.args
-    return Window.of_pool(size, kernel_size, stride, padding, 1, ceil_mode)
-
-
 def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
     """Return the launch for one problem.
 
@@ -89,40 +81,9 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
         ``call(grad, size, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override,
         memory_format)``.
     """
-    out, pool = problem.outputs, describe(problem)
-    mean = divided(pool, *problem.args[6:8])
-    source, target = Image.of(problem["grad"]), Image.of(out)
-    chosen = tile or choose(pool, (target,), (source,), sum(pool.kernel))
-    if not chosen.rows:
-        anyhow = any_window.bind("mean", pool, problem["grad"], out, back=True, mean=mean)
-
-        def call_anyhow(grad: Tensor, *_: Any) -> Tensor:
-            result = out.empty()
-            anyhow(grad, None, result, None)
-            return result
-
-        return call_anyhow
-    strips = lay(pool, chosen, (target,), (source,), back=True)
-    launch = Launch(
-        share_out,
-        (strips.programs,),
-        problem.device,
-        strips.warps,
-        FORM=strips.form,
-        COUNTED=mean[0],
-        PADDED=mean[1],
-    )
-    fixed = (mean[2], strips.counts, source.strides, target.strides, source.shape[2:], target.shape[2:])
-
-    def call(grad: Tensor, *_: Any) -> Tensor:
-        result = out.empty()
-        launch((grad, result), grad, result, *fixed)
-        return result
-
-    return call
+    return mean.bind(share_out, problem, tile, back=True)
 
 
 def sweep(problem: Problem) -> Iterator[Tile]:
     """Yield the tiles worth timing."""
-    pool, target, source = describe(problem), Image.of(problem.outputs), Image.of(problem["grad"])
-    yield from variations(choose(pool, (target,), (source,), sum(pool.kernel)), sum(pool.kernel))
+    yield from mean.tiles(problem, back=True)

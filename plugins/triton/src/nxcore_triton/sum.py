@@ -19,7 +19,6 @@ from nxcore.plugin import Problem, Reduction, TensorMeta
 from nxcore_triton import tile
 from nxcore_triton.index import offset
 from nxcore_triton.launch import Launch
-from nxcore_triton.reductions import of_sum
 from nxcore_triton.rounding import narrow, widen
 
 Blocks = tuple[int, int, int]
@@ -172,7 +171,7 @@ def plan(problem: Problem, tile: Blocks | None = None) -> Callable[..., Tensor]:
         ``call(x, dim, keepdim)``.
     """
     out = problem.outputs
-    run = plan_reduction(of_sum(problem), problem.device, blocks=tile)
+    run = plan_reduction(Reduction.of_sum(problem), problem.device, blocks=tile)
 
     def call(x: Tensor, dim: Any, keepdim: bool) -> Tensor:  # noqa: ARG001
         total = out.empty()
@@ -184,4 +183,4 @@ def plan(problem: Problem, tile: Blocks | None = None) -> Callable[..., Tensor]:
 
 def sweep(problem: Problem) -> Iterator[Blocks]:
     """Yield the blocks worth timing."""
-    yield from variations(of_sum(problem))
+    yield from variations(Reduction.of_sum(problem))

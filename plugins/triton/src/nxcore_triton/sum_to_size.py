@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from nxcore.plugin import Problem
-from nxcore_triton.reductions import of_sum_to_size
+from nxcore.plugin import Problem, Reduction
 from nxcore_triton.sum import Blocks, plan_reduction, variations
 
 
@@ -20,7 +19,7 @@ def plan(problem: Problem, tile: Blocks | None = None) -> Callable[..., Tensor]:
     callable
         ``call(x, size)``.
     """
-    out, reduction = problem.outputs, of_sum_to_size(problem)
+    out, reduction = problem.outputs, Reduction.of_sum_to_size(problem)
     if reduction is None:
         return lambda x, size: x.view(size)
     run = plan_reduction(reduction, problem.device, blocks=tile)
@@ -35,5 +34,5 @@ def plan(problem: Problem, tile: Blocks | None = None) -> Callable[..., Tensor]:
 
 def sweep(problem: Problem) -> Iterator[Blocks]:
     """Yield the blocks worth timing."""
-    if reduction := of_sum_to_size(problem):
+    if reduction := Reduction.of_sum_to_size(problem):
         yield from variations(reduction)

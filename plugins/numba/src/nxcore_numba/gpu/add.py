@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from nxcore_numba.dims import DIMS, broadcast_strides, collapse
+from nxcore.plugin import broadcast_strides
+from nxcore_numba.dims import DIMS, collapse
 from nxcore_numba.gpu.launch import Launch, blocks_for, cuda
 
 

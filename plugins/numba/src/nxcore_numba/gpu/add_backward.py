@@ -2,13 +2,12 @@
 
 import torch
 
-from nxcore_numba.dims import reduction_to_size
+from nxcore.plugin import Reduction
 from nxcore_numba.gpu import add, reduce
 
 
-def _one(grad, size, meta):
+def _one(grad, meta, reduction):
     """Return ``undo(grad, alpha)`` for one operand."""
-    reduction = reduction_to_size(grad, size, meta)
     if reduction:
         kernel = reduce.compiled(grad, reduction)
 
@@ -23,7 +22,7 @@ def _one(grad, size, meta):
 
     def view(grad, alpha):
         if alpha == 1:
-            return grad.view(size)
+            return grad.view(meta.shape)
         result = meta.empty()
         scaled(result, zero, grad, float(alpha))
         return result
@@ -33,9 +32,10 @@ def _one(grad, size, meta):
 
 def plan(problem):
     """Return a callable for calls like ``problem``."""
-    grad, (x_out, y_out) = problem["grad"], problem.outputs
-    x_undo = _one(grad, problem["x_size"], x_out) if x_out else None
-    y_undo = _one(grad, problem["y_size"], y_out) if y_out else None
+    x_undo, y_undo = (
+        _one(problem["grad"], out, reduction) if out else None
+        for out, reduction in zip(problem.outputs, Reduction.of_add_backward(problem), strict=True)
+    )
 
     def call(grad, x_size, y_size, alpha, output_mask):  # noqa: ARG001  all but alpha are part of the plan
         return (x_undo(grad, 1) if x_undo else None), (y_undo(grad, alpha) if y_undo else None)

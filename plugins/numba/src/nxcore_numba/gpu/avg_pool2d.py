@@ -2,16 +2,9 @@
 
 import numpy as np
 
-from nxcore.plugin import Window
-from nxcore_numba.gpu.image import at, extent, least, most, place, planes
-from nxcore_numba.gpu.launch import Launch, blocks_for, cuda
-
-
-@cuda.jit(device=True)
-def counted(first, kernel, padding, size, padded):
-    """Return how many places of an axis a window counts that begins at ``first``."""
-    last = least(first + kernel, size + padding)
-    return last - first if padded else least(last, size) - most(first, 0)
+from nxcore_numba.gpu.image import at, least, most, place
+from nxcore_numba.gpu.launch import cuda
+from nxcore_numba.gpu.mean import bind, counted
 
 
 @cuda.jit
@@ -36,18 +29,4 @@ def pool(out, x, walk, image, kernel, stride, padding, xs, outs, divisor, padded
 
 def plan(problem):
     """Return a callable for calls like ``problem``."""
-    x, out = problem["x"], problem.outputs
-    kernel_size, stride, padding, ceil_mode, padded, divisor = problem.args[1:7]
-    window = Window.of_pool(x.shape, kernel_size, stride, padding, 1, ceil_mode)
-    launch, device = Launch(pool, blocks_for(out.numel())), x.device
-    rest = (
-        extent(out), window.image, window.kernel, window.stride, window.padding, planes(x), planes(out),
-        divisor or 0, bool(padded),
-    )  # fmt: skip
-
-    def call(x, *window):  # noqa: ARG001  the window is part of the plan
-        result = out.empty()
-        launch(device, result, x, *rest)
-        return result
-
-    return call
+    return bind(pool, problem)

@@ -2,10 +2,9 @@
 
 import numpy as np
 
-from nxcore.plugin import Window
-from nxcore_numba.gpu.avg_pool2d import counted
-from nxcore_numba.gpu.image import at, extent, least, most, place, planes
-from nxcore_numba.gpu.launch import Launch, blocks_for, cuda
+from nxcore_numba.gpu.image import at, least, most, place
+from nxcore_numba.gpu.launch import cuda
+from nxcore_numba.gpu.mean import bind, counted
 
 
 @cuda.jit
@@ -35,18 +34,4 @@ def spread(out, grad, walk, outputs, kernel, stride, padding, grads, outs, divis
 
 def plan(problem):
     """Return a callable for calls like ``problem``."""
-    grad, out = problem["grad"], problem.outputs
-    kernel_size, stride, padding, ceil_mode, padded, divisor = problem.args[2:8]
-    window = Window.of_pool(out.shape, kernel_size, stride, padding, 1, ceil_mode)
-    launch, device = Launch(spread, blocks_for(out.numel())), out.device
-    rest = (
-        extent(out), window.outputs, window.kernel, window.stride, window.padding, planes(grad), planes(out),
-        divisor or 0, bool(padded),
-    )  # fmt: skip
-
-    def call(grad, *window):  # noqa: ARG001  the window is part of the plan
-        result = out.empty()
-        launch(device, result, grad, *rest)
-        return result
-
-    return call
+    return bind(spread, problem, back=True)

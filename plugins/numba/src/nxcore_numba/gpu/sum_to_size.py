@@ -1,13 +1,13 @@
 """sum_to_size on CUDA."""
 
-from nxcore_numba.dims import reduction_to_size
+from nxcore.plugin import Reduction
 from nxcore_numba.gpu import reduce
 
 
 def plan(problem):
     """Return a callable for calls like ``problem``."""
     out = problem.outputs
-    kernel = reduce.compiled(problem["x"], reduction_to_size(problem["x"], problem["size"], out))
+    kernel = reduce.compiled(problem["x"], Reduction.of_sum_to_size(problem))
 
     def call(x, size):  # noqa: ARG001  it is part of the plan
         result = out.empty()
