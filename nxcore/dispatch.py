@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib
 import linecache
-import warnings
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -58,7 +57,7 @@ class Plan:
 
 
 Resolver = Callable[["Operator", tuple[Any, ...]], Plan]
-Demoter = Callable[["Operator", tuple[Any, ...], str], None]
+Recoverer = Callable[["Operator", Any, Callable[..., Any], Exception, tuple[Any, ...]], Any]
 
 
 class Operator:
@@ -73,10 +72,10 @@ class Operator:
     """
 
     def __init__(
-        self, spec: OpSpec, resolve: Resolver, backend: str | None = None, demote: Demoter | None = None
+        self, spec: OpSpec, resolve: Resolver, backend: str | None = None, recover: Recoverer | None = None
     ) -> None:
         self.spec, self.backend = spec, backend
-        self._resolve, self._demote = resolve, demote
+        self._resolve, self._recover = resolve, recover
         self.plans: dict[Any, Callable[..., Any]] = {}
         self._older: dict[Any, Callable[..., Any]] = {}
         self.__name__, self.__doc__ = spec.name, spec.reference.__doc__
@@ -168,27 +167,10 @@ class Operator:
         return self.spec.reference(*args)
 
     def failed(self, key: Any, plan: Callable[..., Any], error: Exception, *args: Any) -> Any:
-        """Deal with a plan that raised: torch's reference takes this call and all like it.
-
-        Never where the caller asked for one backend, where the plan may have written into an argument,
-        or where torch's own call is what failed.
-        """
-        native = plan is self.spec.reference or isinstance(error, torch.OutOfMemoryError)
-        writes = any(p.kind == "out" and a is not None for p, a in zip(self.spec.params, args, strict=True))
-        if native or self.backend or writes or isinstance(error, NxcoreError):
+        """Deal with a plan that raised: the session knows who is next, unless the error is nxcore's own."""
+        if self._recover is None or isinstance(error, NxcoreError):
             raise error
-        result = self.spec.reference(*args)  # if this raises too, the call itself was at fault
-        if key is not None:
-            self.plans[key] = self.spec.reference
-        if self._demote:
-            self._demote(self, args, f"the kernel chosen before raised {type(error).__name__}: {error}")
-        warnings.warn(
-            f"a kernel of {self.spec.name!r} raised {type(error).__name__}: {error}; torch serves this call "
-            "and all like it from now on",
-            KernelWarning,
-            stacklevel=3,
-        )
-        return result
+        return self._recover(self, key, plan, error, self.frozen(args))
 
 
 def _named(name: str, backend: str | None) -> Operator:
@@ -254,7 +236,7 @@ def _range(t: Tensor) -> tuple[int, int]:
 
 
 def make_operator(
-    spec: OpSpec, resolve: Resolver, backend: str | None = None, demote: Demoter | None = None
+    spec: OpSpec, resolve: Resolver, backend: str | None = None, recover: Recoverer | None = None
 ) -> Operator:
     """Return a callable for ``spec`` whose ``__call__`` has its real parameters and defaults."""
     source = _source(spec)
@@ -278,7 +260,7 @@ def make_operator(
     exec(compile(source, filename, "exec"), scope)  # noqa: S102  the text is made of the spec's parameter names
     cls = type(spec.name, (Operator,), {"__call__": scope["__call__"], "key": scope["key"]})
     scope["__call__"].__doc__ = spec.reference.__doc__
-    operator: Operator = cls(spec, resolve, backend, demote)
+    operator: Operator = cls(spec, resolve, backend, recover)
     return operator
 
 

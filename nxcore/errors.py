@@ -8,6 +8,7 @@ NxcoreError
 ├── UnsupportedProblemError               the backend asked for declines this call
 ├── VerificationError                     a kernel disagrees with the float64 reference
 ├── MeasurementError                      a timing that can't be trusted
+├── DeviceLostError                       a kernel ended the process's CUDA context
 └── PluginError                           a plugin breaks the contract
 """
 
@@ -127,6 +128,33 @@ class VerificationError(NxcoreError):
 
 class MeasurementError(NxcoreError):
     """A timing that can't be trusted, such as work that ran on another stream."""
+
+
+class DeviceLostError(NxcoreError):
+    """A kernel ended the process's CUDA context; nothing on that device works until the process restarts.
+
+    Attributes
+    ----------
+    op, kernel : str
+        What was running.
+    sure : bool
+        It was the kernel's first launch, waited for; else an earlier launch may be to blame.
+    reason : str
+        What the driver said.
+    """
+
+    def __init__(self, reason: str, *, op: str, kernel: str, sure: bool, before: Iterable[str] = ()) -> None:
+        self.op, self.kernel, self.sure, self.reason = op, kernel, sure, reason
+        earlier = ", ".join(before) or "none of nxcore's"
+        who = (
+            f"{kernel!r} of {op!r} did, at its first launch; it is quarantined"
+            if sure
+            else f"it showed in a call of {op!r} ({kernel!r}); an earlier launch may be to blame: {earlier}"
+        )
+        super().__init__(
+            f"the CUDA context of this process was ended: {reason}; {who}. Restart the process: nothing on "
+            "this device works until then. `nxcore verify` finds the kernel, each in a process of its own"
+        )
 
 
 class PluginError(NxcoreError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -125,6 +125,9 @@ class Backend:
         The whole backend at a glance.
     api : int
         The ``nxcore.plugin.API_VERSION`` that the plugin was written for.
+    toolkit : callable, optional
+        ``toolkit() -> Mapping``: name -> version of what its kernels are made with and pip doesn't know,
+        such as a compiler. Where one changes, the kernels are verified anew.
     on_request : str
         Why it takes part only where it is asked for by name, such as compiling for seconds; empty if it
         always does.
@@ -135,6 +138,7 @@ class Backend:
     kernels: Sequence[Kernel] = field(default=())
     api: int = 0
     on_request: str = ""
+    toolkit: Callable[[], Mapping[str, str]] | None = None
 
     def label(self, kernel: Kernel) -> str:
         """Return what tables call this kernel: the backend's name and the kernel's variant."""

@@ -8,6 +8,28 @@ from nxcore.problem import TensorMeta
 
 Strides = tuple[int, ...]
 
+LAYOUTS = ("contiguous", "channels_last", "permuted", "gaps", "expanded")
+"""Layout classes, the plainest first."""
+
+
+def layout_class(metas: Sequence[TensorMeta]) -> str:
+    """Return the layout class of a call: that of its least plain tensor.
+
+    ``contiguous`` (row-major), ``channels_last``, ``permuted`` (dense in another order of dimensions),
+    ``gaps`` (between elements) or ``expanded`` (elements that share memory).
+    """
+    return LAYOUTS[max((_rank(m) for m in metas), default=0)]
+
+
+def _rank(meta: TensorMeta) -> int:
+    if meta.is_contiguous():
+        return 0
+    if not meta.is_dense():
+        return 4 if overlaps(meta) else 3
+    order = (0, *range(2, meta.ndim), 1)[: meta.ndim]
+    strides = [meta.strides[d] for d in order if meta.shape[d] != 1]
+    return 1 if meta.ndim == 4 and strides == sorted(strides, reverse=True) else 2
+
 
 def alike(*metas: TensorMeta) -> bool:
     """Tell whether element i in memory of one tensor is element i in memory of all, without gaps."""

@@ -82,6 +82,7 @@ def race(
     clock: Clock = time.perf_counter_ns,
     seed: int = 0,
     suspect: bool = True,
+    failed: Callable[[str, Exception], None] | None = None,
 ) -> dict[str, Timing]:
     """Time ``calls`` against each other.
 
@@ -104,6 +105,9 @@ def race(
         Of the order within blocks.
     suspect : bool
         Make sure that each call's work is on the current stream; not needed for torch's own.
+    failed : callable, optional
+        Told the label and the exception of a call that raised, which leaves the race; without it, and
+        for the first call, the exception is raised.
 
     Returns
     -------
@@ -116,20 +120,35 @@ def race(
         If a call's work isn't on the current stream, so that its time can't be seen.
     """
     lanes = {label: _Lane(call) for label, call in calls.items()}
+    first = next(iter(lanes))
     run_block = functools.partial(_cuda_block, device) if device.type == "cuda" else _cpu_block
     order, dice = list(lanes), random.Random(seed)  # noqa: S311  the order of a benchmark
     started = clock()
+
+    def attempt(label: str, step: Callable[[_Lane], None]) -> None:
+        try:
+            step(lanes[label])
+        except Exception as error:
+            if failed is None or label == first:
+                raise
+            order.remove(label)
+            del lanes[label]
+            failed(label, error)
+
+    def prepare(lane: _Lane) -> None:
+        _warm_up(lane, device, effort.warm_s / len(calls), clock)
+        if suspect and device.type == "cuda":
+            _require_current_stream(lane, device, clock)
+
     with _no_collection():
-        for lane in lanes.values():
-            _warm_up(lane, device, effort.warm_s / len(lanes), clock)
-            if suspect and device.type == "cuda":
-                _require_current_stream(lane, device, clock)
+        for label in calls:
+            attempt(label, prepare)
         done = 0
         for look in effort.looks:
             while done < look:
                 dice.shuffle(order)
-                for label in order:
-                    run_block(lanes[label], clock)
+                for label in tuple(order):
+                    attempt(label, lambda lane: run_block(lane, clock))
                 done += 1
                 if done == DROP_AFTER:
                     order = _in_the_race(lanes, order, rivals)

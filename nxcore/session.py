@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import threading
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,13 +16,24 @@ import torch
 
 from nxcore import discovery
 from nxcore.autograd import Differentiable
-from nxcore.dispatch import PREFERENCE, Operator, Plan, make_operator, overlap, tensors_of
-from nxcore.errors import InvalidInputError, UnsupportedProblemError
+from nxcore.dispatch import (
+    PREFERENCE,
+    KernelWarning,
+    Operator,
+    Plan,
+    make_operator,
+    overlap,
+    tensors_of,
+)
+from nxcore.errors import DeviceLostError, UnsupportedProblemError
+from nxcore.gate import Gate, brief, lost
+from nxcore.guards import capturing, guarded, torch_alone
 from nxcore.measure import IN_CALL, Effort
 from nxcore.problem import Problem
 from nxcore.registry import BackendStatus, Registry
 from nxcore.select import Decision
 from nxcore.settings import Settings
+from nxcore.store import Store
 from nxcore.tune import Choice, Tuner
 
 DECISIONS = 4096
@@ -85,7 +98,9 @@ class Session:
         self.registry = registry or discovery.discover(
             allow=self.settings.backends, disable=self.settings.disable, strict=self.settings.strict
         )
-        self.tuner = Tuner(self.registry, effort)
+        self.gate = Gate(self.registry, Store(self.settings.cache))
+        self.tuner = Tuner(self.registry, self.gate, effort)
+        self._lost: DeviceLostError | None = None
         self._operators: dict[tuple[str, str | None], Operator] = {}
         self._decisions: OrderedDict[tuple[Problem, str | None, tuple[str, ...], bool], Choice] = (
             OrderedDict()
@@ -114,7 +129,7 @@ class Session:
                 self.registry.backend(backend)
             with self._lock:
                 found = self._operators.setdefault(
-                    (name, backend), make_operator(spec, self._resolve, backend, self._demoted)
+                    (name, backend), make_operator(spec, self._resolve, backend, self._recover)
                 )
         return found
 
@@ -160,36 +175,116 @@ class Session:
             if key in self._decisions:
                 self._decisions.move_to_end(key)
                 return self._decisions[key]
-            if reason := _torch_alone(problem):
+            if reason := torch_alone(problem):
                 return self.tuner.stay(problem, operator.backend, reason)
-            choice = self.tuner.choose(problem, args, backend=operator.backend, order=order)
+            try:
+                choice = self.tuner.choose(problem, args, backend=operator.backend, order=order)
+            except DeviceLostError as error:
+                self._lose(error)
+                raise
             self._decisions[key] = choice
             if len(self._decisions) > DECISIONS:
                 self._decisions.popitem(last=False)
             return choice
 
-    def _demoted(self, operator: Operator, args: tuple[Any, ...], reason: str) -> None:
-        """Keep why a kernel that failed in a call doesn't serve that problem any more."""
-        args = operator.frozen(args)
-        operator, problem, args = self._served(operator, self._problem(operator, args), args)
+    def _recover(
+        self, operator: Operator, key: Any, plan: Callable[..., Any], error: Exception, args: tuple[Any, ...]
+    ) -> Any:
+        """Return the answer of whoever is next after ``plan`` raised; calls like it go there from now on.
+
+        Nobody is where the caller asked for one backend, where the plan may have written into an argument,
+        or where torch's own is what failed. If torch fails too, the call was at fault and nobody is blamed.
+        """
+        problem = self._problem(operator, args)
+        served, inner, inner_args = self._served(operator, problem, args)
+        failed = choice = self._choose(served, inner, inner_args)
+        if reason := lost(problem.device):
+            before = sorted({c.decision.chosen for c in self._decisions.values() if not c.native})
+            label = choice.decision.chosen
+            raise self._lose(
+                DeviceLostError(reason, op=problem.op, kernel=label, sure=False, before=before)
+            ) from error
+        if choice.native or operator.backend or problem.writes:
+            raise error
+        passing = isinstance(error, torch.OutOfMemoryError)  # the next call may find room again
+        if key is not None and (now := operator.plans.get(key)) not in (None, plan):
+            return now(*args)  # another thread was here first
+        why = error
+        while True:
+            text = f"{choice.decision.chosen} was chosen before and raised {brief(why)}"
+            choice = self.tuner.after(choice, inner, text)
+            call = self._joined(operator, problem, args, served, inner, inner_args, choice)
+            try:
+                result = call(*args)
+                break
+            except Exception as again:
+                if choice.native:
+                    raise
+                why = again
         with self._lock:
-            self._decisions[self._key(operator, problem)] = self.tuner.stay(problem, None, reason)
+            first = key is None or operator.plans.get(key) in (None, plan)
+            if first and not passing and not capturing(problem):
+                self._decisions[self._key(served, inner)] = choice
+                if key is not None:
+                    operator.plans[key] = call
+                self._strike(failed, inner, error)
+        if first:
+            warnings.warn(
+                f"{failed.decision.chosen}, a kernel of {problem.op!r}, raised {brief(error)}; "
+                f"{choice.decision.chosen} serves this call"
+                f"{'' if passing else ' and all like it from now on'}",
+                KernelWarning,
+                stacklevel=4,
+            )
+        return result
+
+    def _strike(self, choice: Choice, problem: Problem, error: Exception) -> None:
+        """Count a failure; a kernel that the last one put into quarantine leaves all of its plans."""
+        self.tuner.failed(choice.backend, choice.kernel, problem, error)
+        if not self.gate.refusal(choice.backend, choice.kernel, problem):
+            return
+        for key in [k for k, c in self._decisions.items() if c.kernel is choice.kernel]:
+            del self._decisions[key]
+        for operator in self._operators.values():
+            operator.clear()
+
+    def _lose(self, error: DeviceLostError) -> DeviceLostError:
+        """Remember that CUDA is gone: every call on it ends with this error from now on."""
+        self._lost = error
+        for operator in self._operators.values():
+            operator.clear()
+        return error
 
     def _key(self, operator: Operator, problem: Problem) -> tuple[Any, ...]:
         return (problem, operator.backend, PREFERENCE.get(), torch.are_deterministic_algorithms_enabled())
 
     def _resolve(self, operator: Operator, args: tuple[Any, ...]) -> Plan:
         problem = self._problem(operator, args)
+        if self._lost and _on_lost_device(problem):
+            raise copy.copy(self._lost)
         served, inner, inner_args = self._served(operator, problem, args)
         choice = self._choose(served, inner, inner_args)
-        call = self._guarded(choice, inner)
-        gradient = operator.spec.gradient
+        call = self._joined(operator, problem, args, served, inner, inner_args, choice)
+        return Plan(call, choice.decision.chosen, keep=not capturing(problem))
+
+    def _joined(
+        self,
+        operator: Operator,
+        problem: Problem,
+        args: tuple[Any, ...],
+        served: Operator,
+        inner: Problem,
+        inner_args: tuple[Any, ...],
+        choice: Choice,
+    ) -> Callable[..., Any]:
+        """Return the chosen call behind its guards, joined with its backward operator where one is needed."""
+        call, gradient = guarded(choice, inner), operator.spec.gradient
         if served is not operator and choice.native:
-            call = operator.spec.reference  # whose own autograd keeps what it needs
-        elif problem.needs_grad and gradient and gradient.covers(*args):
-            call = call if served is operator else _first(call, len(inner_args))
-            call = self._differentiable(operator, problem, choice, call)
-        return Plan(call, choice.decision.chosen, keep=not _capturing(problem))
+            return operator.spec.reference  # whose own autograd keeps what it needs
+        if not (problem.needs_grad and gradient and gradient.covers(*args)):
+            return call
+        call = call if served is operator else _first(call, len(inner_args))
+        return self._differentiable(operator, problem, choice, call)
 
     def _served(
         self, operator: Operator, problem: Problem, args: tuple[Any, ...]
@@ -232,25 +327,6 @@ class Session:
         described = Problem.of(backward, gradient.args(problem.outputs, mask, *values))
         return [] if described.view else self.tuner.accepting(described, PREFERENCE.get())
 
-    def _guarded(self, choice: Choice, problem: Problem) -> Callable[..., Any]:
-        """Wrap the planned call where its key can't tell a call that the kernel must not see."""
-        call, reference = choice.call, problem.spec.reference
-        if call is reference:
-            return call
-        if choice.decision.rule == "pinned":  # what a strict backend can't run, nothing else may
-            reference = _refusing(problem.op, choice)
-        if problem.device.type == "cuda":
-            if not choice.kernel.graph_safe:
-                call = _unless_capturing(call, reference)
-            if torch.cuda.device_count() > 1:
-                call = _on_device(call, problem.device)
-        if problem.writes:
-            call = _noticed(call, problem)
-        # A lazy negation lives only in views of complex tensors: strided, or of a single element.
-        if any(t.numel() == 1 or not t.is_dense() for t in problem.tensors):
-            call = _unless_negated(call, reference)
-        return call
-
 
 def _preferring(order: tuple[str, ...], operator: Operator) -> Callable[..., Any]:
     """Carry ``nxcore.use`` over to the backward pass, which runs later and, on CUDA, in another thread."""
@@ -267,6 +343,10 @@ def _preferring(order: tuple[str, ...], operator: Operator) -> Callable[..., Any
     return run
 
 
+def _on_lost_device(problem: Problem) -> bool:
+    return problem.device.type == "cuda"  # a context lost on one device is lost on all
+
+
 def _first(call: Callable[..., Any], count: int) -> Callable[..., Any]:
     """Give ``call`` the first ``count`` arguments."""
 
@@ -274,69 +354,6 @@ def _first(call: Callable[..., Any], count: int) -> Callable[..., Any]:
         return call(*args[:count])
 
     return run
-
-
-def _torch_alone(problem: Problem) -> str:
-    """Return why only torch may serve ``problem`` now; empty if any kernel may."""
-    if _capturing(problem):
-        return "a CUDA graph is being captured and this problem is new: call it once before the capture"
-    gradient = problem.spec.gradient
-    if problem.needs_grad and (gradient is None or not gradient.covers(*problem.args)):
-        return "a gradient is needed, and only torch's autograd knows it"
-    return ""
-
-
-def _refusing(op: str, choice: Choice) -> Callable[..., Any]:
-    def refuse(*args: Any) -> Any:  # noqa: ARG001
-        backend = choice.decision.chosen
-        reason = "a CUDA graph is being captured, or a lazy negation is pending"
-        raise UnsupportedProblemError(op, backend, [reason])
-
-    return refuse
-
-
-def _capturing(problem: Problem) -> bool:
-    return problem.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
-def _unless_capturing(call: Callable[..., Any], reference: Callable[..., Any]) -> Callable[..., Any]:
-    def guarded(*args: Any) -> Any:
-        return (reference if torch.cuda.is_current_stream_capturing() else call)(*args)
-
-    return guarded
-
-
-def _on_device(call: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
-    def guarded(*args: Any) -> Any:
-        with torch.cuda.device(device):
-            return call(*args)
-
-    return guarded
-
-
-def _noticed(call: Callable[..., Any], problem: Problem) -> Callable[..., Any]:
-    """Let autograd know that ``out`` was written, as torch's own operators do."""
-    place = next(i for i, p in enumerate(problem.spec.params) if p.kind == "out")
-
-    def guarded(*args: Any) -> Any:
-        if args[place].is_inference() and not torch.is_inference_mode_enabled():
-            raise InvalidInputError(
-                "out must not be an inference tensor outside torch.inference_mode()", argument="out"
-            )
-        result = call(*args)
-        if not args[place].is_inference():
-            torch.autograd.graph.increment_version(args[place])
-        return result
-
-    return guarded
-
-
-def _unless_negated(call: Callable[..., Any], reference: Callable[..., Any]) -> Callable[..., Any]:
-    def guarded(*args: Any) -> Any:
-        negated = any(t.is_neg() for t in tensors_of(args))
-        return (reference if negated else call)(*args)
-
-    return guarded
 
 
 _default: Session | None = None

@@ -7,8 +7,12 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from pathlib import Path
 
-VARIABLES = ("NXCORE_BACKENDS", "NXCORE_DISABLE", "NXCORE_STRICT")
+import platformdirs
+
+VARIABLES = ("NXCORE_BACKENDS", "NXCORE_CACHE", "NXCORE_DISABLE", "NXCORE_STRICT")
+NO = frozenset({"", "0", "false", "no", "off"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +23,9 @@ class Settings:
     ----------
     backends : frozenset of str, optional
         ``NXCORE_BACKENDS``: the only plugins to load, separated by commas; all where None.
+    cache : Path, optional
+        ``NXCORE_CACHE``: the folder for what was learnt, by default one of the user's cache; in memory
+        alone where None, or the variable is "", "0", "false", "no" or "off".
     disable : frozenset of str
         ``NXCORE_DISABLE``: plugins not to load.
     strict : bool
@@ -26,6 +33,7 @@ class Settings:
     """
 
     backends: frozenset[str] | None = None
+    cache: Path | None = None
     disable: frozenset[str] = frozenset()
     strict: bool = False
 
@@ -40,10 +48,17 @@ class Settings:
                 warnings.warn(f"{name} is not a setting of nxcore; known: {known}", stacklevel=3)
         return cls(
             backends=_names(env["NXCORE_BACKENDS"]) if "NXCORE_BACKENDS" in env else None,
+            cache=_cache(env.get("NXCORE_CACHE")),
             disable=_names(env.get("NXCORE_DISABLE", "")),
-            strict=env.get("NXCORE_STRICT", "").strip().lower() not in ("", "0", "false", "no", "off"),
+            strict=env.get("NXCORE_STRICT", "").strip().lower() not in NO,
         )
 
 
 def _names(text: str) -> frozenset[str]:
     return frozenset(name.strip() for name in text.split(",") if name.strip())
+
+
+def _cache(given: str | None) -> Path | None:
+    if given is None:
+        return platformdirs.user_cache_path("nxcore", appauthor=False)
+    return None if given.strip().lower() in NO else Path(given).expanduser()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,44 +12,22 @@ import torch
 from nxcore import measure
 from nxcore.errors import (
     BackendUnavailableError,
+    DeviceLostError,
     MeasurementError,
     UnsupportedProblemError,
     VerificationError,
 )
+from nxcore.gate import Gate, brief, lost, short
 from nxcore.kernel import Backend, Kernel
 from nxcore.problem import Problem, TensorMeta
 from nxcore.reference import TorchKernel
 from nxcore.registry import Registry
-from nxcore.select import Candidate, Decision, decide, prefer, settled
+from nxcore.select import Candidate, Decision, decide, prefer, settled, winners
 from nxcore.timing import Timing
-from nxcore.verify import Truth, agreement, leaves, require_telling
+from nxcore.verify import leaves
 
 AGAIN = "torch again"
 """The reference's second entry in every race: the A/A row."""
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A decision and the call that carries it out.
-
-    Attributes
-    ----------
-    decision : Decision
-        Who, by which rule, why.
-    call : callable
-        The planned kernel.
-    kernel : Kernel
-        What was chosen.
-    """
-
-    decision: Decision
-    call: Callable[..., Any]
-    kernel: Kernel
-
-    @property
-    def native(self) -> bool:
-        """Whether torch itself runs it."""
-        return isinstance(self.kernel, TorchKernel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,20 +50,51 @@ class Entry:
     call: Callable[..., Any] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A decision and the call that carries it out.
+
+    Attributes
+    ----------
+    decision : Decision
+        Who, by which rule, why.
+    call : callable
+        The planned kernel.
+    kernel : Kernel
+        What was chosen.
+    backend : Backend
+        Whose it is.
+    runners_up : tuple of Entry
+        Who else is faster than torch's own, the fastest first.
+    """
+
+    decision: Decision
+    call: Callable[..., Any]
+    kernel: Kernel
+    backend: Backend
+    runners_up: tuple[Entry, ...] = ()
+
+    @property
+    def native(self) -> bool:
+        """Whether torch itself runs it."""
+        return isinstance(self.kernel, TorchKernel)
+
+
 class Tuner:
-    """Chooses kernels of a registry; remembers what it verified.
+    """Chooses kernels of a registry.
 
     Parameters
     ----------
     registry : Registry
         Operators and backends.
+    gate : Gate
+        Who may be chosen at all.
     effort : measure.Effort
         What a first call can afford.
     """
 
-    def __init__(self, registry: Registry, effort: measure.Effort = measure.IN_CALL) -> None:
-        self.registry, self.effort = registry, effort
-        self._verified: dict[tuple[Any, ...], tuple[str, float | None]] = {}
+    def __init__(self, registry: Registry, gate: Gate, effort: measure.Effort = measure.IN_CALL) -> None:
+        self.registry, self.gate, self.effort = registry, gate, effort
 
     def choose(
         self,
@@ -143,7 +151,22 @@ class Tuner:
             raise UnsupportedProblemError(problem.op, backend, [reason])
         torch_backend = self.registry.backend("torch")
         kernel = next(k for k in torch_backend.kernels if k.op == problem.op)
-        return Choice(Decision("torch", "reference", reason), problem.spec.reference, kernel)
+        decision = Decision("torch", "reference", reason)
+        return Choice(decision, problem.spec.reference, kernel, torch_backend)
+
+    def after(self, choice: Choice, problem: Problem, reason: str) -> Choice:
+        """Return who is next where the chosen kernel failed for ``reason``: a runner-up, or torch."""
+        failed = choice.decision
+        known = tuple(
+            replace(c, refusal=reason) if c.label == failed.chosen else c for c in failed.candidates
+        )
+        if not choice.runners_up:
+            stayed = self.stay(problem, None, reason)
+            return replace(stayed, decision=replace(stayed.decision, candidates=known, noise=failed.noise))
+        entry, *others = choice.runners_up
+        assert entry.call is not None  # noqa: S101  it was measured
+        decision = Decision(entry.candidate.label, "measured", reason, known, failed.noise)
+        return Choice(decision, entry.call, entry.kernel, entry.backend, tuple(others))
 
     def accepting(self, problem: Problem, order: Sequence[str] = ()) -> list[str]:
         """Return the labels of kernels, torch's own aside, that would take ``problem`` in a choice."""
@@ -186,11 +209,11 @@ class Tuner:
             return machine.reason
         native = backend.name == "torch"
         if not native and problem.dtype not in kernel.dtypes:
-            return f"needs {' or '.join(_short(d) for d in kernel.dtypes)}, got {_short(problem.dtype)}"
+            return f"needs {' or '.join(short(d) for d in kernel.dtypes)}, got {short(problem.dtype)}"
         if problem.dtype is torch.float32 and kernel.precision != "ieee32":
             return f"its precision class is {kernel.precision}, and a float32 call needs ieee32"
         if not native and problem.writes and problem["out"].dtype != problem.outputs.dtype:
-            return f"needs an out of the result's dtype, {_short(problem.outputs.dtype)}"
+            return f"needs an out of the result's dtype, {short(problem.outputs.dtype)}"
         if problem.aliased and not kernel.in_place_safe:
             return "doesn't claim to be in_place_safe, and out is an input"
         if torch.are_deterministic_algorithms_enabled() and not (native or kernel.deterministic):
@@ -199,7 +222,9 @@ class Tuner:
             verdict = kernel.accepts(problem)
         except Exception as error:  # noqa: BLE001  a plugin's code may raise anything
             return f"accepts raised {type(error).__name__}: {error}"
-        return "" if verdict else verdict.reason or "declined without a reason"
+        if not verdict:
+            return verdict.reason or "declined without a reason"
+        return "" if native else self.gate.refusal(backend, kernel, problem)
 
     def enter(self, backend: Backend, kernel: Kernel, problem: Problem, args: tuple[Any, ...]) -> Entry:
         """Ask, verify and plan one kernel; its refusal says where it ended."""
@@ -211,55 +236,24 @@ class Tuner:
             return Entry(backend, kernel, replace(candidate, refusal=refusal))
         if backend.name == "torch" and (not kernel.variant or _yardstick(kernel)):
             return Entry(backend, kernel, candidate, kernel.plan(problem))
-        refusal, error = self.verify(backend, kernel, problem.device, problem.dtype)
-        if refusal:
-            return Entry(backend, kernel, replace(candidate, refusal=refusal, error=error))
         try:
-            call = kernel.plan(problem)
-            if not problem.view:
-                _try_once(call, problem, args)
+            held = self.gate.verify(backend, kernel, problem)
+            candidate = replace(candidate, error=held.error)
+            if held.refusal:
+                return Entry(backend, kernel, replace(candidate, refusal=held.refusal))
+            suspect = self.gate.suspect(backend, kernel, problem.device, problem.dtype)
+            with self.gate.watched(suspect, problem.device, f"its first run on {problem}"):
+                call = kernel.plan(problem)
+                if not problem.view:
+                    _try_once(call, problem, args)
+        except DeviceLostError:
+            raise
+        except torch.OutOfMemoryError:
+            return Entry(backend, kernel, replace(candidate, refusal="out of memory at its first run"))
         except Exception as failure:  # noqa: BLE001  a compiler or a plugin may raise anything
-            return Entry(backend, kernel, replace(candidate, refusal=_brief(failure), error=error))
-        return Entry(backend, kernel, replace(candidate, error=error), call)
-
-    def verify(
-        self, backend: Backend, kernel: Kernel, device: torch.device, dtype: torch.dtype
-    ) -> tuple[str, float | None]:
-        """Hold a kernel to the float64 reference on its operator's smoke samples; once per dtype and device.
-
-        Returns
-        -------
-        refusal : str
-            The rule that it broke; empty if it agrees.
-        error : float or None
-            The worst relative error in the 2-norm; None where nothing was computed.
-        """
-        key = (backend.label(kernel), kernel.op, device, dtype)
-        if key not in self._verified:
-            refusal, error = self._verify(kernel, device, dtype)
-            if refusal and error is None:  # it raised: the machine's state may be to blame, so ask again
-                return refusal, error
-            self._verified[key] = refusal, error
-        return self._verified[key]
-
-    def _verify(self, kernel: Kernel, device: torch.device, dtype: torch.dtype) -> tuple[str, float | None]:
-        spec = self.registry.spec(kernel.op)
-        worst, tried = 0.0, 0
-        for sample in spec.tagged("smoke"):
-            try:
-                args, truth = _sample(spec.name, sample.name, device, dtype, self.registry)
-                problem = Problem.of(spec, args)
-                if not kernel.accepts(problem):
-                    continue
-                found = agreement(kernel.plan(problem), spec, args, truth)
-            except Exception as failure:  # noqa: BLE001  a compiler or a plugin may raise anything
-                return f"raised on sample {sample.name!r}: {_brief(failure)}", None
-            if not found.ok:
-                return f"wrong on sample {sample.name!r}: {found.reason}", found.error
-            worst, tried = max(worst, found.error), tried + 1
-        if not tried:
-            return f"can't be verified: it takes none of the smoke samples in {_short(dtype)}", None
-        return "", worst
+            refusal = self.failed(backend, kernel, problem, failure)
+            return Entry(backend, kernel, replace(candidate, refusal=refusal))
+        return Entry(backend, kernel, candidate, call)
 
     def _measured(self, problem: Problem, args: tuple[Any, ...], entries: Sequence[Entry]) -> Decision:
         """Race all that can serve and decide; without measuring where that can't change anything."""
@@ -281,6 +275,12 @@ class Tuner:
             e.candidate.label: functools.partial(e.call, *arguments) for e in racing if e.call
         }
         calls[AGAIN] = functools.partial(entries[0].call or problem.spec.reference, *arguments)
+        failures: dict[str, str] = {}
+
+        def failed(label: str, error: Exception) -> None:
+            entry = next((e for e in racing if e.candidate.label == label), entries[0])
+            failures[label] = self.failed(entry.backend, entry.kernel, problem, error)
+
         try:
             with torch.no_grad():
                 timings = measure.race(
@@ -288,15 +288,39 @@ class Tuner:
                     problem.device,
                     effort=self.effort,
                     rivals=frozenset({AGAIN, *(c.label for c in candidates if c.native)}),
-                    settled=lambda seen: settled(_timed(candidates, seen), seen[AGAIN]),
+                    settled=lambda seen: settled(_timed(candidates, seen), seen.get(AGAIN)),
+                    failed=failed,
                 )
-        except MeasurementError as error:
-            return stay(f"not measured: {error}")
-        except torch.OutOfMemoryError:
-            return stay("not measured: out of memory")
-        except Exception as error:  # noqa: BLE001  a kernel may raise anything, even at its second call
-            return stay(f"not measured: {_brief(error)}")
-        return _servable(decide(_timed(candidates, timings), timings[AGAIN]), entries)
+        except Exception as error:
+            if reason := lost(problem.device):
+                labels = [e.candidate.label for e in racing]
+                raise DeviceLostError(
+                    reason, op=problem.op, kernel=labels[0], sure=False, before=labels[1:]
+                ) from error
+            why = str(error) if isinstance(error, MeasurementError) else brief(error)
+            return stay(
+                "not measured: out of memory"
+                if isinstance(error, torch.OutOfMemoryError)
+                else f"not measured: {why}"
+            )
+        if failures and not any(e.candidate.label in timings for e in racing if e.backend.name != "torch"):
+            return stay("; ".join(f"{label}: {why}" for label, why in failures.items()))
+        candidates = [replace(c, refusal=failures.get(c.label, c.refusal)) for c in candidates]
+        return _servable(decide(_timed(candidates, timings), timings.get(AGAIN)), entries)
+
+    def failed(self, backend: Backend, kernel: Kernel, problem: Problem, error: Exception) -> str:
+        """Count what a kernel raised; return it as a refusal.
+
+        Want of memory, and work on another stream than it should be, are no strikes.
+        """
+        if isinstance(error, torch.OutOfMemoryError):
+            return "not measured: out of memory"
+        if isinstance(error, MeasurementError):
+            return f"not measured: {error}"
+        reason = f"raised {brief(error)}"
+        suspect = self.gate.suspect(backend, kernel, problem.device, problem.dtype)
+        entry = self.gate.quarantine.strike(suspect, problem, reason)
+        return str(entry) if entry else reason
 
 
 def _yardstick(kernel: Kernel) -> bool:
@@ -322,10 +346,17 @@ def _left_out(backend: Backend, kernel: Kernel) -> Entry:
 
 
 def _carry_out(decision: Decision, entries: Sequence[Entry]) -> Choice:
-    for entry in entries:
-        if entry.candidate.label == decision.chosen and entry.call is not None:
-            return Choice(decision, entry.call, entry.kernel)
-    raise AssertionError(f"{decision.chosen!r} was chosen and has no call")
+    called = {e.candidate.label: e for e in entries if e.call is not None}
+    chosen = called.get(decision.chosen)
+    if chosen is None or chosen.call is None:
+        raise AssertionError(f"{decision.chosen!r} was chosen and has no call")
+    others = sorted(winners(decision.candidates), key=lambda c: c.timing.median_us if c.timing else 0.0)
+    behind = tuple(
+        called[c.label]
+        for c in others
+        if c.label != decision.chosen and not _yardstick(called[c.label].kernel)
+    )
+    return Choice(decision, chosen.call, chosen.kernel, chosen.backend, behind)
 
 
 def _timed(candidates: Sequence[Candidate], timings: Mapping[str, Timing]) -> list[Candidate]:
@@ -358,33 +389,3 @@ def leaves_of(outputs: Any) -> list[TensorMeta]:
     if isinstance(outputs, TensorMeta):
         return [outputs]
     return [m for o in outputs or () for m in leaves_of(o)]
-
-
-@functools.lru_cache(maxsize=256)
-def _sample(
-    op: str, name: str, device: torch.device, dtype: torch.dtype, registry: Registry
-) -> tuple[tuple[Any, ...], Truth]:
-    """Build a smoke sample and its truth, shared by all kernels of an operator.
-
-    Raises
-    ------
-    VerificationError
-        If the sample can't tell a kernel that does nothing from one that works.
-    """
-    spec = registry.spec(op)
-    sample = next(s for s in spec.samples if s.name == name)
-    args = sample.build(spec, device, dtype)
-    truth = Truth.of(spec, args)
-    require_telling(truth, args, name)
-    return args, truth
-
-
-def _brief(error: Exception) -> str:
-    text = str(error).strip().splitlines()
-    where = traceback.extract_tb(error.__traceback__)[-1:] or None
-    at = f" ({where[0].name}, line {where[0].lineno})" if where else ""
-    return f"{type(error).__name__}: {text[0] if text else ''}{at}"
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

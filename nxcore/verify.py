@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from nxcore.errors import VerificationError
+from nxcore.kernel import Precision
 from nxcore.spec import OpSpec
 
 ACCUMULATOR = 2.0**-24
@@ -32,6 +33,18 @@ ROUNDOFF = {
     torch.float16: 2.0**-11,
     torch.bfloat16: 2.0**-8,
 }
+
+
+CLASSES: tuple[Precision, ...] = ("ieee32", "tf32", "half")
+"""Precision classes, the finest first."""
+
+IEEE32, TF32 = 5e-6, 2e-3
+"""The normwise errors below which a float32 kernel belongs to the first two."""
+
+
+def precision_class(error: float) -> Precision:
+    """Return the class that a relative error in the 2-norm belongs to."""
+    return "ieee32" if error < IEEE32 else "tf32" if error < TF32 else "half"
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,13 +193,26 @@ def _strides(x: Tensor) -> tuple[int, ...]:
     return tuple(s for n, s in zip(x.shape, x.stride(), strict=True) if n != 1)
 
 
-def require_telling(truth: Truth, args: tuple[Any, ...], name: str) -> None:
+def require_telling(
+    truth: Truth, args: tuple[Any, ...], name: str, previous: tuple[Tensor, ...] = ()
+) -> None:
     """Refuse a sample on which a kernel that does nothing would pass.
+
+    Parameters
+    ----------
+    truth : Truth
+        Of the sample.
+    args : tuple
+        Its arguments.
+    name : str
+        Its name.
+    previous : tuple of Tensor
+        The outputs for other numbers: what memory may still hold of an earlier call.
 
     Raises
     ------
     VerificationError
-        If zeros, the mean, or the first input in place of every output would pass both gates.
+        If zeros, the mean, the first input or ``previous`` in place of every output would pass both gates.
     """
     if truth.bitwise:
         return  # compared bit for bit: whatever passes is right
@@ -197,6 +223,8 @@ def require_telling(truth: Truth, args: tuple[Any, ...], name: str) -> None:
     first = next(leaves(args))
     if all(first.shape == y.shape and not _same(first, y) for y in truth.torch):
         impostors["the input"] = tuple(torch.empty_like(y).copy_(first) for y in truth.torch)
+    if previous and not all(_same(was, y) for was, y in zip(previous, truth.torch, strict=True)):
+        impostors["an earlier answer"] = previous
     for what, impostor in impostors.items():
         if what == "the mean" and all(y.numel() == 1 for y in truth.torch):
             continue  # one number is its own mean

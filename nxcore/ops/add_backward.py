@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nxcore.errors import InvalidInputError
 from nxcore.plugin import Cost, ErrorCase, OpSpec, Param, Sample, rand
-from nxcore.spec import DEGENERATE, require_tensor
+from nxcore.spec import DEGENERATE, require_flags, require_size, require_tensor
 
 Number = int | float
 BOTH = (True, True)
@@ -76,6 +76,7 @@ def check(grad: Any, x_size: Any, y_size: Any, alpha: Any, output_mask: Any) -> 
     require_tensor(grad, "grad")
     shape = tuple(grad.shape)
     for name, size in (("x_size", x_size), ("y_size", y_size)):
+        require_size(size, name)
         lead = len(shape) - len(size)
         if lead < 0 or any(n not in (1, wide) for n, wide in zip(size, shape[lead:], strict=True)):
             raise InvalidInputError(
@@ -83,8 +84,9 @@ def check(grad: Any, x_size: Any, y_size: Any, alpha: Any, output_mask: Any) -> 
             )
     if not isinstance(alpha, int | float):
         raise InvalidInputError(f"alpha must be a number, got {type(alpha).__name__}", argument="alpha")
-    if len(output_mask) != 2:
-        raise InvalidInputError(f"output_mask must have 2 entries, got {len(output_mask)}")
+    if isinstance(alpha, int) and not -(2**63) <= alpha < 2**64:
+        raise InvalidInputError(f"alpha must fit 64 bits, got {alpha}", argument="alpha")
+    require_flags(output_mask, 2, "output_mask")
 
 
 def cost(grad: Any, x_size: Any, y_size: Any, alpha: Any, output_mask: Any) -> Cost:
@@ -131,6 +133,7 @@ SAMPLES = (
     Sample("one_element", (rand(1, 1), (1, 1), (1,))),
     Sample("stride_zero_grad", (rand(6, 50, layout="expanded"), (6, 50), (50,))),
     Sample("transposed", (rand(31, 17, layout="transposed"), (31, 17), (17,))),
+    Sample("gaps_in_memory", (rand(31, 18, layout="strided"), (31, 18), (18,))),
     Sample("channels_last", (rand(2, 8, 4, 5, layout="channels_last"), (2, 8, 4, 5), (8, 1, 1))),
     Sample("odd_storage_offset", (rand(33, 17, layout="sliced"), (33, 17), (17,))),
     Sample("nan", (rand(9, 64, values="nan"), (9, 64), (64,))),

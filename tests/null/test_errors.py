@@ -15,6 +15,7 @@ TREE = {
     errors.UnsupportedProblemError: (NxcoreError,),
     errors.VerificationError: (NxcoreError,),
     errors.MeasurementError: (NxcoreError,),
+    errors.DeviceLostError: (NxcoreError,),
     errors.PluginError: (NxcoreError,),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -121,7 +122,8 @@ def test_a_kernel_that_fails_later_is_replaced_with_one_warning():
         op(X, X)
         moody.error = RuntimeError("lost my nerve")
         with pytest.warns(
-            KernelWarning, match="a kernel of 'add' raised RuntimeError: lost my nerve; torch serves"
+            KernelWarning,
+            match="fake, a kernel of 'add', raised RuntimeError: lost my nerve .*; torch serves",
         ) as caught:
             assert torch.equal(op(X, X), 2 * X)
         calls = moody.calls
@@ -187,15 +189,36 @@ def test_a_call_that_writes_into_out_is_never_tried_twice():
     assert not out.any()
 
 
-def test_running_out_of_memory_is_the_callers_to_hear():
+def test_where_a_kernel_runs_out_of_memory_torch_serves_that_call_alone():
     moody = Moody()
     session, use = preferring(fakes.kernel("add", moody))
     op = session.op("add")
     with use:
         op(X, X)
         moody.error = torch.OutOfMemoryError("full")
-        with pytest.raises(torch.OutOfMemoryError, match="full"):
+        with pytest.warns(KernelWarning, match="OutOfMemoryError: full .*; torch serves this call$"):
+            assert torch.equal(op(X, X), 2 * X)
+        moody.error, calls = None, moody.calls
+        op(X, X)
+    assert moody.calls == calls + 1, "there may be room again"
+    assert not list(session.gate.quarantine)
+
+
+def test_where_torch_fails_too_its_error_is_raised_and_nobody_is_blamed(monkeypatch):
+    moody = Moody()
+    specs = [replace(fakes.SPECS["add"], reference=lambda *args: native(*args))]
+    native = ADD
+    session = fakes.session(fakes.backend("fake", fakes.kernel("add", moody)), specs=specs)
+    op = session.op("add")
+    with session.use("fake"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        op(X, X)
+        moody.error, native = RuntimeError("mine"), fakes.raising(RuntimeError("the call's"))
+        with pytest.raises(RuntimeError, match="the call's"):
             op(X, X)
+        moody.error, calls = None, moody.calls
+        op(X, X)
+    assert moody.calls == calls + 1
 
 
 def test_an_error_of_torch_itself_is_raised_without_a_warning():

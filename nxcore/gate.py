@@ -1,0 +1,266 @@
+"""The gate in front of every kernel: no call before it agreed with the float64 reference on this machine.
+
+A kernel is held to its operator's smoke samples, and, for a call whose tensors are laid out otherwise, to
+samples laid out like it. A yes is kept on disk with all that the kernel was made of, so that the next
+process need not ask. A wrong answer puts it into quarantine; one that takes the process along is found in
+the journal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import statistics
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from nxcore import identity
+from nxcore.device import synchronize
+from nxcore.errors import DeviceLostError
+from nxcore.kernel import Backend, Kernel
+from nxcore.layout import layout_class
+from nxcore.problem import Problem
+from nxcore.quarantine import Quarantine, Suspect
+from nxcore.registry import Registry
+from nxcore.spec import Sample
+from nxcore.store import Store
+from nxcore.verify import CLASSES, Truth, agreement, precision_class, require_telling
+
+ALIKE = 3
+"""How many samples of one layout a kernel is held to where the smoke samples have none of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """How a kernel did on some samples.
+
+    Attributes
+    ----------
+    refusal : str
+        The rule that it broke; empty if it agreed.
+    error : float, optional
+        The worst relative error in the 2-norm; None if it raised or took no sample.
+    layouts : tuple of str
+        The layout classes of the samples that it took.
+    """
+
+    refusal: str
+    error: float | None = None
+    layouts: tuple[str, ...] = ()
+
+
+class Gate:
+    """Verifies the kernels of a registry, each once for a dtype, a layout class and a device.
+
+    Parameters
+    ----------
+    registry : Registry
+        Operators and backends.
+    store : Store
+        Where verdicts, quarantine and journal are kept.
+    """
+
+    def __init__(self, registry: Registry, store: Store) -> None:
+        self.registry, self.store, self.quarantine = registry, store, Quarantine(store)
+        self._held: dict[tuple[Any, ...], Held] = {}
+        self._suspects: dict[tuple[Any, ...], Suspect] = {}
+
+    def suspect(self, backend: Backend, kernel: Kernel, device: torch.device, dtype: torch.dtype) -> Suspect:
+        """Return a kernel with all that it is made of."""
+        key = (backend.name, kernel.op, kernel.variant, device, dtype)
+        if key not in self._suspects:
+            distribution = self.registry.sources[backend.name].distribution.partition(" ")[0]
+            made_of = {
+                "target": kernel.target,
+                "sources": identity.sources(distribution, kernel.target.partition(":")[0]),
+                "versions": identity.versions(distribution) | _toolkit(backend),
+                "simulated": self.registry.probe(backend, kernel).simulated,
+            }
+            facts = identity.device(device.type, device.index)
+            self._suspects[key] = Suspect(kernel.op, backend.label(kernel), short(dtype), facts, made_of)
+        return self._suspects[key]
+
+    def refusal(self, backend: Backend, kernel: Kernel, problem: Problem) -> str:
+        """Return why the quarantine keeps a kernel from ``problem``; empty if it doesn't."""
+        if not self.quarantine.knows(kernel.op, backend.label(kernel)):
+            return ""  # without looking at its sources
+        return self.quarantine.refusal(self.suspect(backend, kernel, problem.device, problem.dtype))
+
+    def verify(self, backend: Backend, kernel: Kernel, problem: Problem) -> Held:
+        """Hold a kernel to the float64 reference for calls like ``problem``; once.
+
+        Raises
+        ------
+        DeviceLostError
+            If it took the CUDA context along.
+        """
+        layout = layout_class(problem.tensors)
+        smoke = self._ask(backend, kernel, problem, "smoke")
+        if smoke.refusal or layout in smoke.layouts:
+            return smoke
+        alike = self._ask(backend, kernel, problem, layout)
+        if alike.refusal or alike.error is None or smoke.error is None:
+            return alike
+        return replace(alike, error=max(alike.error, smoke.error))
+
+    @contextlib.contextmanager
+    def watched(self, suspect: Suspect, device: torch.device, what: str) -> Iterator[None]:
+        """Run the first launches of a kernel under the journal, to their end.
+
+        Raises
+        ------
+        DeviceLostError
+            If the CUDA context didn't survive them; the kernel is in quarantine then.
+        """
+        with self.quarantine.watched(suspect, what):
+            try:
+                yield
+                synchronize(device)
+            except Exception as error:
+                if reason := lost(device):
+                    self.quarantine.add(suspect, "crashed", f"{what} ended the CUDA context: {reason}")
+                    raise DeviceLostError(reason, op=suspect.op, kernel=suspect.kernel, sure=True) from error
+                raise
+
+    def _ask(self, backend: Backend, kernel: Kernel, problem: Problem, what: str) -> Held:
+        """Return how a kernel did on the samples called ``what``: from memory, from disk, or found now."""
+        device, dtype = problem.device, problem.dtype
+        suspect = self.suspect(backend, kernel, device, dtype)
+        key = (suspect.kernel, suspect.op, device, dtype, what)
+        if key in self._held:
+            return self._held[key]
+        filed = suspect.key | {"samples": what}
+        make = {"device": dict(suspect.device), "made_of": dict(suspect.made_of)}
+        # Without a source there is no telling when it changed: such a verdict is this process's alone.
+        lasting = all(suspect.made_of["sources"].values())
+        found = _verdict(self.store.read("verdicts", filed), make) if lasting else None
+        if found is None:
+            with self.watched(suspect, device, "its verification"):
+                found = self._run(suspect, kernel, device, dtype, what)
+            if found.refusal and found.error is not None:
+                self.quarantine.add(suspect, "wrong", found.refusal)
+            elif not found.refusal and lasting:
+                self.store.write(
+                    "verdicts", filed, {"error": found.error, "layouts": list(found.layouts), **make}
+                )
+        if found.refusal and found.error is None:
+            return found  # it raised: the machine's state may be to blame, so ask again
+        self._held[key] = found
+        return found
+
+    def _run(
+        self, suspect: Suspect, kernel: Kernel, device: torch.device, dtype: torch.dtype, what: str
+    ) -> Held:
+        spec = self.registry.spec(kernel.op)
+        errors: list[float] = []
+        layouts: list[str] = []
+        for sample in _samples(spec.name, dtype, what, self.registry):
+            try:
+                args, truth = _built(spec.name, sample.name, device, dtype, self.registry)
+                problem = Problem.of(spec, args)
+                if not kernel.accepts(problem):
+                    continue
+                found = agreement(kernel.plan(problem), spec, args, truth)
+            except Exception as failure:
+                if lost(device):
+                    raise
+                return Held(f"raised on sample {sample.name!r}: {brief(failure)}")
+            if not found.ok:
+                return Held(f"wrong on sample {sample.name!r}: {found.reason}", found.error)
+            errors.append(found.error)
+            layouts.append(layout_class(problem.tensors))
+            if what != "smoke" and len(errors) == ALIKE:
+                break
+        if not errors:
+            wanted = "none of the smoke samples" if what == "smoke" else f"no sample that is laid out {what}"
+            return Held(f"can't be verified: it takes {wanted} in {suspect.dtype}")
+        if dtype is torch.float32 and (why := _overclaims(kernel, errors)):
+            return Held(why, max(errors))
+        return Held("", max(errors), tuple(dict.fromkeys(layouts)))
+
+
+def _toolkit(backend: Backend) -> dict[str, str]:
+    return dict(backend.toolkit()) if backend.toolkit else {}
+
+
+def lost(device: torch.device) -> str:
+    """Return why the CUDA context of ``device`` is no more; empty if it lives, or if it isn't CUDA's."""
+    if device.type != "cuda":
+        return ""
+    try:
+        if not torch.cuda.is_current_stream_capturing():  # which forbids to wait
+            synchronize(device)
+    except Exception as error:  # noqa: BLE001  torch's type for it changed with its versions
+        return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return ""
+
+
+def brief(error: Exception) -> str:
+    """Return an exception in one line: its type, the first line of its text, where it was raised."""
+    text = str(error).strip().splitlines()
+    where = traceback.extract_tb(error.__traceback__)[-1:] or None
+    at = f" ({where[0].name}, line {where[0].lineno})" if where else ""
+    return f"{type(error).__name__}: {text[0] if text else ''}{at}"
+
+
+def short(dtype: torch.dtype) -> str:
+    """Return a dtype's name as torch's users write it, without ``torch.``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _overclaims(kernel: Kernel, errors: Sequence[float]) -> str:
+    """Return why a kernel's precision class is not what it claims; empty if it is."""
+    rounded = [e for e in errors if e > 0]
+    if not rounded:
+        return ""
+    middle = statistics.median(rounded)  # one sum may cancel to nearly nothing; not half of all
+    reached = precision_class(middle)
+    if CLASSES.index(reached) <= CLASSES.index(kernel.precision):
+        return ""
+    return f"wrong about its precision: claims {kernel.precision}, reaches {reached} (error {middle:.1e})"
+
+
+def _verdict(document: dict[str, Any] | None, make: dict[str, Any]) -> Held | None:
+    """Return the verdict that a document holds, None where it is of another make or holds none."""
+    if document is None or {name: document.get(name) for name in make} != make:
+        return None
+    error, layouts = document.get("error"), document.get("layouts")
+    if not isinstance(error, int | float) or not isinstance(layouts, list):
+        return None
+    return Held("", float(error), tuple(map(str, layouts)))
+
+
+@functools.lru_cache(maxsize=256)
+def _samples(op: str, dtype: torch.dtype, what: str, registry: Registry) -> tuple[Sample, ...]:
+    """Return the smoke samples, or all that are small, telling and laid out ``what``."""
+    spec = registry.spec(op)
+    if what == "smoke":
+        return spec.tagged("smoke")
+    small = (s for s in spec.samples if not s.tags & {"bench", "degenerate", "huge"})
+    return tuple(
+        s for s in small if layout_class(Problem.of(spec, s.build(spec, "cpu", dtype)).tensors) == what
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _built(
+    op: str, name: str, device: torch.device, dtype: torch.dtype, registry: Registry
+) -> tuple[tuple[Any, ...], Truth]:
+    """Build a sample and its truth, shared by all kernels of an operator.
+
+    Raises
+    ------
+    VerificationError
+        If the sample can't tell a kernel that does nothing from one that works.
+    """
+    spec = registry.spec(op)
+    sample = next(s for s in spec.samples if s.name == name)
+    args = sample.build(spec, device, dtype)
+    truth = Truth.of(spec, args)
+    other = Sample(f"{name}, other numbers", sample.args, sample.kwargs).build(spec, device, dtype)
+    require_telling(truth, args, name, previous=Truth.of(spec, other).torch)
+    return args, truth

@@ -1,0 +1,97 @@
+"""What stands around a planned call where its key can't tell a call that the kernel must not see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from nxcore.dispatch import tensors_of
+from nxcore.errors import InvalidInputError, UnsupportedProblemError
+from nxcore.problem import Problem
+from nxcore.tune import Choice
+
+
+def guarded(choice: Choice, problem: Problem) -> Callable[..., Any]:
+    """Return the planned call behind the guards that ``problem`` needs."""
+    call, reference = choice.call, problem.spec.reference
+    if call is reference:
+        return call
+    if choice.decision.rule == "pinned":  # what a strict backend can't run, nothing else may
+        reference = _refusing(problem.op, choice)
+    if problem.device.type == "cuda":
+        if not choice.kernel.graph_safe:
+            call = _unless_capturing(call, reference)
+        if torch.cuda.device_count() > 1:
+            call = _on_device(call, problem.device)
+    if problem.writes:
+        call = _noticed(call, problem)
+    # A lazy negation lives only in views of complex tensors: strided, or of a single element.
+    if any(t.numel() == 1 or not t.is_dense() for t in problem.tensors):
+        call = _unless_negated(call, reference)
+    return call
+
+
+def torch_alone(problem: Problem) -> str:
+    """Return why only torch may serve ``problem`` now; empty if any kernel may."""
+    if capturing(problem):
+        return "a CUDA graph is being captured and this problem is new: call it once before the capture"
+    gradient = problem.spec.gradient
+    if problem.needs_grad and (gradient is None or not gradient.covers(*problem.args)):
+        return "a gradient is needed, and only torch's autograd knows it"
+    return ""
+
+
+def capturing(problem: Problem) -> bool:
+    """Tell whether a CUDA graph is being captured around this call."""
+    return problem.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def _refusing(op: str, choice: Choice) -> Callable[..., Any]:
+    def refuse(*args: Any) -> Any:  # noqa: ARG001
+        backend = choice.decision.chosen
+        reason = "a CUDA graph is being captured, or a lazy negation is pending"
+        raise UnsupportedProblemError(op, backend, [reason])
+
+    return refuse
+
+
+def _unless_capturing(call: Callable[..., Any], reference: Callable[..., Any]) -> Callable[..., Any]:
+    def guarded(*args: Any) -> Any:
+        return (reference if torch.cuda.is_current_stream_capturing() else call)(*args)
+
+    return guarded
+
+
+def _on_device(call: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+    def guarded(*args: Any) -> Any:
+        with torch.cuda.device(device):
+            return call(*args)
+
+    return guarded
+
+
+def _noticed(call: Callable[..., Any], problem: Problem) -> Callable[..., Any]:
+    """Let autograd know that ``out`` was written, as torch's own operators do."""
+    place = next(i for i, p in enumerate(problem.spec.params) if p.kind == "out")
+
+    def guarded(*args: Any) -> Any:
+        if args[place].is_inference() and not torch.is_inference_mode_enabled():
+            raise InvalidInputError(
+                "out must not be an inference tensor outside torch.inference_mode()", argument="out"
+            )
+        result = call(*args)
+        if not args[place].is_inference():
+            torch.autograd.graph.increment_version(args[place])
+        return result
+
+    return guarded
+
+
+def _unless_negated(call: Callable[..., Any], reference: Callable[..., Any]) -> Callable[..., Any]:
+    def guarded(*args: Any) -> Any:
+        negated = any(t.is_neg() for t in tensors_of(args))
+        return (reference if negated else call)(*args)
+
+    return guarded

@@ -1,0 +1,75 @@
+"""What a kernel is made of: the hash of its source, the versions under it. Another one is another kernel."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import re
+from importlib.metadata import PackageNotFoundError, entry_points, requires, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nxcore.device import describe
+
+CODE = frozenset({".py", ".pyi", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".so", ".ptx", ".cubin"})
+
+
+@functools.cache
+def source(module: str) -> str:
+    """Return the hash of all source files of the package that ``module`` is in; empty if it has no files."""
+    try:
+        spec = importlib.util.find_spec(module.partition(".")[0])
+    except (ImportError, ValueError):
+        return ""
+    if spec is None or not spec.origin or not Path(spec.origin).is_file():
+        return ""
+    origin = Path(spec.origin)
+    files = [origin]
+    if spec.submodule_search_locations:
+        files = sorted(p for p in origin.parent.rglob("*") if p.suffix in CODE and p.is_file())
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(path.relative_to(origin.parent).as_posix().encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:32]
+
+
+@functools.cache
+def versions(distribution: str) -> dict[str, str]:
+    """Return name -> version of what a distribution needs or can use, torch and itself among it."""
+    try:
+        needed = requires(distribution) or []
+    except PackageNotFoundError:
+        needed = []
+    names = {re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0] for line in needed}
+    found = {"torch": str(torch.__version__)}
+    for name in sorted(names | {distribution}):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+@functools.cache
+def sources(distribution: str, module: str) -> dict[str, str]:
+    """Return package -> hash of its source: the core, the kernel's own, the plugins that it builds on."""
+    needed = versions(distribution)
+    plugins = (e.value for e in entry_points(group="nxcore") if e.dist and e.dist.name in needed)
+    packages = {name.partition(".")[0] for name in ("nxcore", module, *plugins)}
+    return {name: source(name) for name in sorted(packages)}
+
+
+@functools.cache
+def device(kind: str, index: int | None) -> dict[str, Any]:
+    """Return what a verdict on a device depends on: its model, its capability and its driver."""
+    facts = describe(torch.device(kind, index) if index is not None else kind)
+    found: dict[str, Any] = {"type": facts.type, "name": facts.name, "capability": facts.capability}
+    if kind == "cuda":
+        found["cuda"] = torch.version.cuda
+        # torch has no public name for it, and a build without CUDA none at all.
+        found["driver"] = torch._C._cuda_getDriverVersion()  # type: ignore[attr-defined]  # noqa: SLF001
+    return found

@@ -1,0 +1,149 @@
+"""JSON documents on disk: one a file, written whole and renamed, so that processes need no locks.
+
+What can't be read is a miss and one warning; a folder that can't be written, or that isn't this user's alone,
+is replaced by memory and one warning. Nothing here is ever unpickled or evaluated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import threading
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+VERSION = "v1"
+LIMIT = 1 << 20
+"""Bytes a document may have."""
+
+Document = dict[str, Any]
+
+
+class StoreWarning(UserWarning):
+    """Something on disk couldn't be read or written; what it would have told is asked anew."""
+
+
+class Store:
+    """Documents by kind and key.
+
+    Parameters
+    ----------
+    folder : Path, optional
+        Where they lie; in memory alone where None.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder / VERSION if folder else None
+        self._memory: dict[tuple[str, str], tuple[Document, Document]] = {}
+        self._lock = threading.Lock()
+        self._warned: set[str] = set()
+        if folder and (why := _unsafe(folder)):
+            self._forsake(why)
+
+    def read(self, kind: str, key: Mapping[str, Any]) -> Document | None:
+        """Return the document under ``key``, None if there is none that can be read."""
+        name = _name(key)
+        if self.folder is None:
+            found = self._memory.get((kind, name))
+            return found[1] if found else None
+        loaded = self._load(self.folder / kind / f"{name}.json")
+        return loaded[1] if loaded and loaded[0] == _plain(key) else None
+
+    def write(self, kind: str, key: Mapping[str, Any], value: Mapping[str, Any]) -> None:
+        """Keep ``value`` under ``key``, in place of what was there."""
+        name, document = _name(key), {"key": _plain(key), "value": _plain(value)}
+        if self.folder is not None:
+            try:
+                _replace(self.folder / kind, f"{name}.json", json.dumps(document))
+            except OSError as error:
+                self._forsake(f"can't write to {self.folder}: {error}")
+            else:
+                return
+        self._memory[kind, name] = document["key"], document["value"]
+
+    def remove(self, kind: str, key: Mapping[str, Any]) -> None:
+        """Forget what is under ``key``, if anything is."""
+        name = _name(key)
+        self._memory.pop((kind, name), None)
+        if self.folder is not None:
+            try:
+                (self.folder / kind / f"{name}.json").unlink(missing_ok=True)
+            except OSError as error:
+                self._forsake(f"can't write to {self.folder}: {error}")
+
+    def items(self, kind: str) -> Iterator[tuple[Document, Document]]:
+        """Yield key and document of all of a kind, in order of their files' names."""
+        if self.folder is None:
+            yield from [found for (of, _), found in sorted(self._memory.items()) if of == kind]
+            return
+        for path in sorted((self.folder / kind).glob("*.json")):
+            if loaded := self._load(path):
+                yield loaded
+
+    def _load(self, path: Path) -> tuple[Document, Document] | None:
+        try:
+            if path.stat().st_size > LIMIT:
+                raise ValueError(f"has more than {LIMIT} bytes")
+            found = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(found, dict):
+                raise TypeError(f"holds {type(found).__name__}, not an object")
+            key, value = found.get("key"), found.get("value")
+            if not isinstance(key, dict) or not isinstance(value, dict):
+                raise TypeError("has no key and value")
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            self._warn(f"{path} is left out: {type(error).__name__}: {error}")
+            return None
+        return key, value
+
+    def _forsake(self, why: str) -> None:
+        self.folder = None
+        self._warn(f"{why}; what is learnt is kept in memory, for this process. NXCORE_CACHE names another")
+
+    def _warn(self, text: str) -> None:
+        with self._lock:
+            first = text not in self._warned
+            self._warned.add(text)
+        if first:
+            warnings.warn(text, StoreWarning, stacklevel=4)
+
+
+def _plain(value: Any) -> Any:
+    """Return ``value`` as JSON would give it back."""
+    return json.loads(json.dumps(value))
+
+
+def _name(key: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _replace(folder: Path, name: str, text: str) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=folder, prefix=".", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(temporary).replace(folder / name)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _unsafe(folder: Path) -> str:
+    """Make the folder; return why it can't be trusted or written, empty if it can."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+    except OSError as error:
+        return f"can't write to {folder}: {error}"
+    if hasattr(os, "getuid"):  # elsewhere a folder of the user's is the user's alone
+        if found.st_uid != os.getuid():
+            return f"{folder} belongs to user {found.st_uid}, not to {os.getuid()}"
+        if found.st_mode & 0o022:
+            return f"{folder} can be written by others (mode {found.st_mode & 0o777:o}, expected 700)"
+    return "" if os.access(folder, os.W_OK) else f"can't write to {folder}: it is read-only"

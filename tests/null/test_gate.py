@@ -1,0 +1,268 @@
+"""Nothing serves a call before it agreed with the truth, and what is known of it is asked once."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from dataclasses import replace
+
+import pytest
+import torch
+
+from nxcore import gate, identity
+from nxcore.errors import DeviceLostError, UnsupportedProblemError
+from nxcore.gate import Gate
+from nxcore.kernel import no
+from nxcore.layout import LAYOUTS, layout_class
+from nxcore.plugin import TensorMeta
+from nxcore.problem import Problem
+from nxcore.session import Session
+from nxcore.settings import Settings
+from nxcore.store import Store
+from tests.null import fakes
+from tests.null.fakes import SPECS
+
+ADD = SPECS["add"].reference
+X = torch.arange(12.0).view(3, 4)
+PROBLEM = Problem.of(SPECS["add"], (X, X, 1, None))
+
+
+def gated(call=ADD, folder=None, op="add", **how):
+    """Return a gate, and the backend and the kernel in front of it."""
+    kernel = fakes.kernel(op, fakes.Counter(call), **how)
+    backend = fakes.backend("fake", kernel)
+    return Gate(fakes.registry(backend), Store(folder)), backend, kernel
+
+
+def calls(kernel):
+    return kernel.plan(None).count
+
+
+# ---- layouts
+
+
+@pytest.mark.parametrize(
+    ("tensor", "expected"),
+    [
+        (torch.zeros(2, 3, 4, 5), "contiguous"),
+        (torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last), "channels_last"),
+        (torch.zeros(2, 1, 4, 5).to(memory_format=torch.channels_last), "contiguous"),
+        (torch.zeros(3, 4).t(), "permuted"),
+        (torch.zeros(2, 3, 4, 5).permute(3, 2, 1, 0), "permuted"),
+        (torch.zeros(3, 8)[:, ::2], "gaps"),
+        (torch.zeros(3, 8)[:, :5], "gaps"),
+        (torch.zeros(1, 4).expand(3, 4), "expanded"),
+        (torch.zeros(8).unfold(0, 4, 1), "expanded"),
+        (torch.zeros(8)[1:], "contiguous"),
+        (torch.zeros(()), "contiguous"),
+        (torch.zeros(0, 3), "contiguous"),
+    ],
+    ids=str,
+)
+def test_a_tensor_has_one_layout_class(tensor, expected):
+    assert layout_class([TensorMeta.of(tensor)]) == expected
+
+
+def test_a_call_is_laid_out_as_its_least_plain_tensor():
+    plain, gaps = TensorMeta.of(X), TensorMeta.of(X[:, ::2])
+    assert layout_class([plain, gaps]) == "gaps"
+    assert layout_class([]) == "contiguous"
+
+
+@pytest.mark.parametrize(
+    "op", [n for n, s in SPECS.items() if not n.endswith(("sum_backward", "size_backward"))]
+)
+def test_every_operator_that_kernels_run_has_a_sample_of_every_layout(op):
+    """Or a call laid out like that could go to no kernel at all."""
+    if op.endswith("_backward") and all(
+        Problem.of(SPECS[op], s.build(SPECS[op], "cpu", torch.float32)).view
+        for s in SPECS[op].tagged("smoke")
+    ):
+        pytest.skip("its results are views: no kernel runs it")
+    registry = fakes.registry()
+    for layout in LAYOUTS[1:]:
+        assert gate._samples(op, torch.float32, layout, registry), layout
+
+
+# ---- the verdict
+
+
+def test_a_kernel_that_agrees_is_asked_once():
+    found, backend, kernel = gated()
+    held = found.verify(backend, kernel, PROBLEM)
+    assert (held.refusal, held.layouts) == ("", ("contiguous",))
+    assert held.error < 1e-6
+    before = calls(kernel)
+    assert found.verify(backend, kernel, PROBLEM) is held
+    assert calls(kernel) == before == len(SPECS["add"].tagged("smoke"))
+
+
+def wrong_on_gaps(x, y, alpha, out):
+    result = torch.add(x, y, alpha=alpha, out=out)
+    return result + 1 if layout_class([TensorMeta.of(x)]) == "gaps" else result
+
+
+def test_a_kernel_that_is_wrong_on_one_layout_is_found_out_by_a_call_of_it():
+    found, backend, kernel = gated(wrong_on_gaps)
+    assert found.verify(backend, kernel, PROBLEM).refusal == ""
+    gaps = X[:, ::2]
+    held = found.verify(backend, kernel, Problem.of(SPECS["add"], (gaps, gaps, 1, None)))
+    assert held.refusal.startswith("wrong on sample 'gaps_in_memory': elementwise error")
+    assert "wrong on sample 'gaps_in_memory'" in found.refusal(backend, kernel, PROBLEM), (
+        "for the whole dtype"
+    )
+
+
+def test_a_kernel_that_takes_no_sample_of_a_layout_serves_none():
+    def picky(problem):
+        smooth = all(t.is_dense() for t in problem.tensors)
+        return fakes.YES if smooth or problem.tensors[0].shape == (3, 2) else no("gaps")
+
+    session = fakes.session(fakes.backend("fake", fakes.kernel("add", accepts=picky)))
+    with pytest.raises(UnsupportedProblemError, match="takes no sample that is laid out gaps in float32"):
+        session.op("add", backend="fake")(X[:, ::2], X[:, ::2])
+
+
+def test_a_kernel_that_claims_full_precision_and_rounds_to_ten_bits_is_wrong():
+    kernel = fakes.kernel("add")
+    errors = [2e-4, 3e-4, 0.0, 4e-4]
+    assert gate._overclaims(kernel, errors) == (
+        "wrong about its precision: claims ieee32, reaches tf32 (error 3.0e-04)"
+    )
+    assert gate._overclaims(replace(kernel, precision="tf32"), errors) == ""
+    assert "claims tf32, reaches half" in gate._overclaims(replace(kernel, precision="tf32"), [1e-2])
+    assert gate._overclaims(kernel, [1e-7, 1e-7, 1e-3]) == "", "one sum may cancel"
+    assert gate._overclaims(kernel, [0.0]) == ""
+
+
+def test_a_wrong_answer_is_quarantined_for_the_dtype_and_not_run_again():
+    found, backend, kernel = gated(lambda x, y, alpha, out: torch.zeros_like(x + y))
+    assert "wrong on sample" in found.verify(backend, kernel, PROBLEM).refusal
+    (entry,) = found.quarantine
+    assert (entry.kind, entry.op, entry.kernel, entry.dtype) == ("wrong", "add", "fake", "float32")
+    assert found.refusal(backend, kernel, PROBLEM)
+    half = Problem.of(SPECS["add"], (X.half(), X.half(), 1, None))
+    assert found.refusal(backend, kernel, half) == "", "another dtype has its own verdict"
+
+
+def test_what_raised_in_verification_is_asked_again():
+    found, backend, kernel = gated(fakes.raising(OSError("busy")))
+    for _ in range(2):
+        assert "OSError: busy" in found.verify(backend, kernel, PROBLEM).refusal
+    assert list(found.quarantine) == []
+
+
+# ---- across processes
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """A kernel in a module of its own, so that its source can be told."""
+    folder = tmp_path / "src"
+    folder.mkdir()
+    source = """
+    import torch
+    ran = []
+    def plan(problem):
+        def call(x, y, alpha, out):
+            ran.append(1)
+            return torch.add(x, y, alpha=alpha, out=out)
+        return call
+    """
+    (folder / "kernels_of_mine.py").write_text(textwrap.dedent(source))
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "kernels_of_mine", raising=False)
+    identity.source.cache_clear()
+    identity.sources.cache_clear()
+    yield folder / "kernels_of_mine.py"
+    identity.source.cache_clear()
+    identity.sources.cache_clear()
+    sys.modules.pop("kernels_of_mine", None)
+
+
+def process(folder, **how):
+    """Return what a new process would: a gate on the same folder, a kernel not yet imported."""
+    identity.source.cache_clear()
+    identity.sources.cache_clear()
+    sys.modules.pop("kernels_of_mine", None)
+    kernel = fakes.Kernel("add", "kernels_of_mine:plan", dtypes=fakes.DTYPES)
+    backend = replace(fakes.backend("fake", kernel), **how)
+    found = Gate(fakes.registry(backend), Store(folder))
+    held = found.verify(backend, kernel, PROBLEM)
+    imported = sys.modules.get("kernels_of_mine")
+    return held, len(imported.ran) if imported else 0
+
+
+def test_a_yes_is_kept_for_the_next_process(tmp_path, module):
+    first, ran = process(tmp_path / "cache")
+    assert ran > 0
+    again, ran = process(tmp_path / "cache")
+    assert ran == 0
+    assert again == first
+
+
+def test_a_changed_source_is_asked_again(tmp_path, module):
+    process(tmp_path / "cache")
+    module.write_text(module.read_text() + "# another line\n")
+    assert process(tmp_path / "cache")[1] > 0
+
+
+def test_another_version_of_a_toolkit_is_asked_again(tmp_path, module):
+    process(tmp_path / "cache", toolkit=lambda: {"compiler": "1"})
+    assert process(tmp_path / "cache", toolkit=lambda: {"compiler": "1"})[1] == 0
+    assert process(tmp_path / "cache", toolkit=lambda: {"compiler": "2"})[1] > 0
+
+
+def test_another_version_of_torch_is_asked_again(tmp_path, module, monkeypatch):
+    process(tmp_path / "cache")
+    monkeypatch.setattr(torch, "__version__", "99.0")
+    identity.versions.cache_clear()
+    try:
+        assert process(tmp_path / "cache")[1] > 0
+    finally:
+        identity.versions.cache_clear()
+
+
+def test_a_verdict_that_makes_no_sense_is_asked_again(tmp_path, module):
+    process(tmp_path / "cache")
+    store = Store(tmp_path / "cache")
+    ((key, document),) = store.items("verdicts")
+    store.write("verdicts", key, document | {"error": "small"})
+    assert process(tmp_path / "cache")[1] > 0
+
+
+def test_a_kernel_without_a_source_is_asked_by_every_process(tmp_path):
+    for _ in range(2):
+        found, backend, kernel = gated(folder=tmp_path)
+        found.verify(backend, kernel, PROBLEM)
+        assert calls(kernel) > 0
+    assert list(found.store.items("verdicts")) == []
+
+
+def test_a_session_keeps_its_verdicts_where_the_settings_say(tmp_path, module):
+    kernel = fakes.Kernel("add", "kernels_of_mine:plan", dtypes=fakes.DTYPES)
+    session = Session(
+        Settings(cache=tmp_path / "cache"), fakes.registry(fakes.backend("fake", kernel)), fakes.QUICK
+    )
+    session.op("add", backend="fake")(X, X)
+    assert [key["kernel"] for key, _ in Store(tmp_path / "cache").items("verdicts")] == ["fake"]
+
+
+# ---- a device that is gone
+
+
+def test_a_kernel_that_ends_the_context_is_quarantined_and_named(monkeypatch):
+    gone = []
+    monkeypatch.setattr(gate, "lost", lambda device: "an illegal memory access" if gone else "")
+
+    def ending(*args):
+        gone.append(1)
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    session = fakes.session(fakes.backend("fake", fakes.kernel("add", ending)))
+    with pytest.raises(
+        DeviceLostError, match="'fake' of 'add' did, at its first launch; it is quarantined"
+    ) as caught:
+        session.op("add")(X, X)
+    assert (caught.value.op, caught.value.kernel, caught.value.sure) == ("add", "fake", True)
+    assert [(e.kind, e.kernel) for e in session.gate.quarantine] == [("crashed", "fake")]

@@ -1,0 +1,204 @@
+"""A kernel that did wrong is kept from calls, with a reason, for a term, and across processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from nxcore import quarantine
+from nxcore.quarantine import DAY, STRIKES, TERM, Quarantine, Suspect
+from nxcore.store import Store
+
+SUSPECT = Suspect(
+    "add",
+    "fake",
+    "float32",
+    {"type": "cpu", "name": "One"},
+    {"sources": {"fake": "abc"}, "versions": {"torch": "2"}},
+)
+OTHERS = {
+    "dtype": Suspect("add", "fake", "float16", SUSPECT.device, SUSPECT.made_of),
+    "kernel": Suspect("add", "other", "float32", SUSPECT.device, SUSPECT.made_of),
+    "operator": Suspect("sum", "fake", "float32", SUSPECT.device, SUSPECT.made_of),
+    "device": Suspect("add", "fake", "float32", {"type": "cpu", "name": "Two"}, SUSPECT.made_of),
+    "driver": Suspect("add", "fake", "float32", {**SUSPECT.device, "driver": 2}, SUSPECT.made_of),
+    "source": Suspect(
+        "add", "fake", "float32", SUSPECT.device, {**SUSPECT.made_of, "sources": {"fake": "abd"}}
+    ),
+}
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path)
+
+
+def test_an_entry_refuses_its_kernel_and_says_why_until_when_and_how_to_lift_it(store):
+    found = Quarantine(store)
+    assert found.refusal(SUSPECT) == ""
+    found.add(SUSPECT, "wrong", "NaN must stand")
+    refusal = found.refusal(SUSPECT)
+    until = time.strftime("%Y-%m-%d", time.gmtime(time.time() + TERM["wrong"]))
+    assert refusal == f"quarantined until {until} (wrong): NaN must stand; nxcore quarantine clear lifts it"
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_another_one_is_not_refused(store, what):
+    found = Quarantine(store)
+    found.add(SUSPECT, "wrong", "zeros")
+    assert found.refusal(OTHERS[what]) == ""
+
+
+def test_an_entry_outlives_its_process(store):
+    Quarantine(store).add(SUSPECT, "crashed", "gone")
+    again = Quarantine(Store(store.folder.parent))
+    assert "(crashed): gone" in again.refusal(SUSPECT)
+    assert [(e.kind, e.op, e.kernel, e.dtype) for e in again] == [("crashed", "add", "fake", "float32")]
+
+
+@pytest.mark.parametrize("kind", TERM)
+def test_an_entry_ends_with_its_term(store, monkeypatch, kind):
+    found = Quarantine(store)
+    found.add(SUSPECT, kind, "gone")
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + TERM[kind] + 1)
+    assert found.refusal(SUSPECT) == ""
+    assert list(found) == []
+    assert list(Quarantine(store)) == []
+
+
+def test_the_last_strike_puts_a_kernel_away_and_one_problem_counts_once(store):
+    found = Quarantine(store)
+    for problem in ("p", "p", *range(STRIKES - 2)):
+        assert found.strike(SUSPECT, problem, "RuntimeError: no") is None
+    entry = found.strike(SUSPECT, "last", "RuntimeError: no")
+    assert (entry.kind, entry.reason) == (
+        "raised",
+        f"raised on {STRIKES} problems, at last: RuntimeError: no",
+    )
+    assert "RuntimeError: no" in found.refusal(SUSPECT)
+
+
+@pytest.mark.parametrize(
+    ("how", "left"), [({}, 0), ({"op": "add"}, 1), ({"kernel": "other"}, 2), ({"op": "mul"}, 3)]
+)
+def test_clearing_lifts_what_was_named_for_good(store, how, left):
+    found = Quarantine(store)
+    for who in (SUSPECT, OTHERS["kernel"], OTHERS["operator"]):
+        found.add(who, "wrong", "zeros")
+    lifted = found.clear(**how)
+    assert len(lifted) == 3 - left == 3 - len(list(found)) == 3 - len(list(Quarantine(store)))
+
+
+@pytest.mark.parametrize(
+    "document",
+    [{}, {"op": 3}, {"kind": "loved"}, {"until": "tomorrow"}, {"facts": []}, {"more": 1}, {"op": "sum"}],
+    ids=str,
+)
+def test_a_document_that_is_no_entry_is_left_out(store, document):
+    entry = Quarantine(store).add(SUSPECT, "wrong", "zeros").to_dict()
+    store.write("quarantine", SUSPECT.key, entry | document if document else {})
+    assert list(Quarantine(store)) == []
+
+
+def test_the_journal_is_empty_after_a_run_and_after_an_exception(store):
+    found = Quarantine(store)
+    with found.watched(SUSPECT, "its first run"):
+        assert len(list(store.items("journal"))) == 1
+    with pytest.raises(RuntimeError), found.watched(SUSPECT, "its first run"):
+        raise RuntimeError
+    assert list(store.items("journal")) == []
+    assert list(found) == []
+
+
+@pytest.mark.parametrize(("seconds", "kinds"), [(1.0, []), (31.0, ["crashed"])])
+def test_an_interrupted_run_counts_as_hung_only_after_long(store, monkeypatch, seconds, kinds):
+    found, now = Quarantine(store), time.time()
+
+    def interrupted():
+        monkeypatch.setattr(time, "time", lambda: now + seconds)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), found.watched(SUSPECT, "its first run"):
+        interrupted()
+    assert [e.kind for e in found] == kinds
+
+
+CHILD = """
+import os, sys, time
+from pathlib import Path
+sys.path.insert(0, {root!r})
+from tests.null.test_quarantine import SUSPECT
+from nxcore.quarantine import Quarantine
+from nxcore.store import Store
+with Quarantine(Store(Path(sys.argv[1]))).watched(SUSPECT, "its first run on a problem"):
+    print("in", flush=True)
+    {ending}
+"""
+
+
+def child(folder, ending):
+    root = str(quarantine.__file__).rsplit("/", 2)[0]
+    code = textwrap.dedent(CHILD).format(root=root, ending=ending)
+    process = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "in\n"
+    return process
+
+
+def ended(process):
+    status = process.wait(30)
+    process.stdout.close()
+    return status
+
+
+def test_a_process_that_crashed_in_a_first_run_is_known_at_the_next_start(tmp_path):
+    store = Store(tmp_path)
+    assert ended(child(tmp_path, "os.kill(os.getpid(), 11)")) == -signal.SIGSEGV
+    refusal = Quarantine(store).refusal(SUSPECT)
+    assert (
+        "(crashed): a process ended during its first run on a problem: it crashed, or hung and was" in refusal
+    )
+    assert list(store.items("journal")) == []
+    assert Quarantine(Store(tmp_path)).refusal(SUSPECT) == refusal, "and at all after it"
+
+
+def test_a_process_that_hangs_is_let_be_and_known_once_it_is_killed(tmp_path):
+    hung = child(tmp_path, "time.sleep(600)")
+    try:
+        assert Quarantine(Store(tmp_path)).refusal(SUSPECT) == "", "it may still end well"
+    finally:
+        hung.kill()
+    ended(hung)
+    assert "or hung and was killed" in Quarantine(Store(tmp_path)).refusal(SUSPECT)
+
+
+def test_a_number_that_another_process_has_now_does_not_keep_a_note_alive(store):
+    note = {
+        "what": "its first run",
+        "since": time.time(),
+        "suspect": {**SUSPECT.key, "made_of": {}, "device": {}},
+    }
+    store.write("journal", {"host": os.uname().nodename, "pid": os.getpid(), "born": "1", "turn": 0}, note)
+    assert [e.kernel for e in Quarantine(store)] == ["fake"]
+
+
+@pytest.mark.parametrize(("age", "count"), [(60.0, 0), (DAY + 60, 1)])
+def test_a_note_of_another_host_is_believed_for_a_day(store, age, count):
+    note = {"what": "x", "since": time.time() - age, "suspect": {**SUSPECT.key, "made_of": {}, "device": {}}}
+    store.write("journal", {"host": "elsewhere", "pid": 1, "born": "", "turn": 0}, note)
+    assert len(list(Quarantine(store))) == count
+
+
+@pytest.mark.parametrize(
+    "note", [{}, {"suspect": 3, "since": 0.0}, {"suspect": {"op": "add"}, "since": 0.0}], ids=str
+)
+def test_a_note_that_says_nothing_is_dropped(store, note):
+    store.write("journal", {"host": os.uname().nodename, "pid": 2**22 + 1, "born": "", "turn": 0}, note)
+    assert list(Quarantine(store)) == []
+    assert list(store.items("journal")) == []
