@@ -53,7 +53,11 @@ def result_dtype(x: Any, y: Any) -> torch.dtype:
     stand_ins = [
         torch.empty((1,) * v.ndim, dtype=v.dtype, device="meta") if is_tensor(v) else v for v in (x, y)
     ]
-    return torch.result_type(*stand_ins)
+    try:
+        return torch.result_type(*stand_ins)
+    except RuntimeError as error:  # an 8-bit type has no other to meet
+        came = " and ".join(str(v.dtype) if is_tensor(v) else type(v).__name__ for v in (x, y))
+        raise InvalidInputError(f"x and y must have dtypes that promote to one, got {came}") from error
 
 
 def broadcast(x: Any, y: Any) -> tuple[int, ...]:
@@ -67,9 +71,14 @@ def broadcast(x: Any, y: Any) -> tuple[int, ...]:
 
 def check(x: Any, y: Any, alpha: Any, out: Any) -> None:
     """Refuse what the operator isn't defined for."""
-    require_tensor(x, "x", floating=False)
-    if not is_tensor(y) and not isinstance(y, int | float | complex):
+    require_tensor(x, "x", floating=False, strided=False)
+    if isinstance(y, Tensor):
+        require_tensor(y, "y", floating=False, strided=False)
+    elif not isinstance(y, int | float | complex):
         raise InvalidInputError(f"y must be a tensor or a number, got {type(y).__name__}", argument="y")
+    for name, value in (("y", y), ("alpha", alpha)):
+        if isinstance(value, int) and not -(2**63) <= value < 2**64:
+            raise InvalidInputError(f"{name} must fit 64 bits, got {value}", argument=name)
     if is_tensor(y) and x.device != y.device and "cpu" not in _scalar_devices(x, y):
         raise InvalidInputError(f"y must be on the device of x, {x.device}, got {y.device}", argument="y")
     if not isinstance(alpha, int | float | complex):
@@ -91,6 +100,10 @@ def _scalar_devices(x: Any, y: Any) -> set[str]:
 
 def _check_out(x: Any, y: Any, out: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     require_tensor(out, "out", floating=False)
+    if out.is_inference() and not torch.is_inference_mode_enabled():
+        raise InvalidInputError(
+            "out must not be an inference tensor outside torch.inference_mode()", argument="out"
+        )
     if tuple(out.shape) != shape:
         raise InvalidInputError(f"out must have shape {shape}, got {tuple(out.shape)}", argument="out")
     if not torch.can_cast(dtype, out.dtype):

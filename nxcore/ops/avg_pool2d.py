@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from nxcore.errors import InvalidInputError
+from nxcore.ops.max_pool2d import require_window
 from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, Window, rand
-from nxcore.spec import DEGENERATE, require_tensor
+from nxcore.spec import DEGENERATE, brief, require_flag, require_tensor
 from nxcore.window import memory_format, require_image
 
 
@@ -69,17 +70,32 @@ def check(
     stride: Any,
     padding: Any,
     ceil_mode: Any,
-    count_include_pad: Any,  # noqa: ARG001  a flag of any type will do
+    count_include_pad: Any,
     divisor_override: Any,
 ) -> None:
     """Refuse what the operator isn't defined for."""
     require_tensor(x, "x", floating=False)
     require_image(x)
+    require_average(kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
     Window.of_pool(tuple(x.shape), kernel_size, stride, padding, 1, ceil_mode)
-    if divisor_override is not None and (not isinstance(divisor_override, int) or divisor_override == 0):
+
+
+def require_average(
+    kernel_size: Any, stride: Any, padding: Any, ceil_mode: Any, count_include_pad: Any, divisor: Any
+) -> None:
+    """Refuse a window, or a way to divide, that torch couldn't take on any image."""
+    require_window(kernel_size, stride, padding, 1, ceil_mode)
+    require_flag(count_include_pad, "count_include_pad")
+    if divisor is None:
+        return
+    if not isinstance(divisor, int) or isinstance(divisor, bool) or divisor == 0:
         raise InvalidInputError(
-            f"divisor_override must be an integer other than 0, got {divisor_override}",
+            f"divisor_override must be an integer other than 0, got {brief(divisor)}",
             argument="divisor_override",
+        )
+    if not -(2**63) <= divisor < 2**63:
+        raise InvalidInputError(
+            f"divisor_override must fit 64 bits, got {divisor}", argument="divisor_override"
         )
 
 

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from nxcore.errors import InvalidInputError
 from nxcore.ops.avg_pool2d import SAMPLES as FORWARD_SAMPLES
+from nxcore.ops.avg_pool2d import require_average
 from nxcore.plugin import Cost, ErrorCase, OpSpec, Param, Sample, Window, rand
-from nxcore.spec import require_tensor
+from nxcore.spec import brief, require_size, require_tensor
 
 
 def reference(
@@ -78,17 +79,21 @@ def check(
     stride: Any,
     padding: Any,
     ceil_mode: Any,
-    count_include_pad: Any,  # noqa: ARG001  a flag of any type will do
-    divisor_override: Any,  # noqa: ARG001
+    count_include_pad: Any,
+    divisor_override: Any,
     memory_format: Any,
 ) -> None:
     """Refuse what the operator isn't defined for."""
     require_tensor(grad, "grad")
+    require_size(size, "size")
     if len(size) not in (3, 4):
         raise InvalidInputError(f"size must be (C, H, W) or (N, C, H, W), got {tuple(size)}", argument="size")
-    if memory_format not in (torch.contiguous_format, torch.channels_last):
+    require_average(kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+    known = (torch.contiguous_format, torch.channels_last) if len(size) == 4 else (torch.contiguous_format,)
+    if not any(memory_format is form for form in known):
         raise InvalidInputError(
-            f"memory_format must be contiguous_format or channels_last, got {memory_format}",
+            f"memory_format must be contiguous_format or channels_last, the latter for 4 dimensions, "
+            f"got {brief(memory_format)}",
             argument="memory_format",
         )
     window = Window.of_pool(size, kernel_size, stride, padding, 1, ceil_mode)

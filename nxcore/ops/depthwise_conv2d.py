@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from nxcore.errors import InvalidInputError
 from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, Window, rand
-from nxcore.spec import DEGENERATE, require_tensor
+from nxcore.spec import DEGENERATE, require_integers, require_size, require_tensor
 from nxcore.window import memory_format, require_image
 
 
@@ -75,7 +75,11 @@ def check(x: Any, weight: Any, stride: Any, padding: Any, dilation: Any) -> None
             raise InvalidInputError(
                 f"weight must have the {attribute} of x, {wanted}, got {got}", argument="weight"
             )
-    window(x, weight, stride, padding, dilation)
+    for name, value in (("stride", stride), ("padding", padding), ("dilation", dilation)):
+        if not isinstance(value, str) or name != "padding":
+            require_integers(value, name)
+    outputs = window(x, weight, stride, padding, dilation).outputs
+    require_size((*x.shape[:-2], *outputs), "the result's size")
 
 
 def window(x: Any, weight: Any, stride: Any, padding: Any, dilation: Any) -> Window:

@@ -18,7 +18,7 @@ from nxcore.ops.depthwise_conv2d import SAMPLES as FORWARD_SAMPLES
 from nxcore.ops.depthwise_conv2d import check as check_forward
 from nxcore.ops.depthwise_conv2d import window
 from nxcore.plugin import Cost, ErrorCase, OpSpec, Param, Sample, Window, rand
-from nxcore.spec import Layout, require_tensor
+from nxcore.spec import Layout, require_flags, require_tensor
 from nxcore.window import memory_format
 
 BOTH = (True, True)
@@ -98,8 +98,7 @@ def check(grad: Any, x: Any, weight: Any, stride: Any, padding: Any, dilation: A
         raise InvalidInputError(
             f"grad must be {x.dtype} on {x.device} as x, got {grad.dtype} on {grad.device}", argument="grad"
         )
-    if len(output_mask) != 2:
-        raise InvalidInputError(f"output_mask must have 2 entries, got {len(output_mask)}")
+    require_flags(output_mask, 2, "output_mask")
 
 
 def cost(grad: Any, x: Any, weight: Any, *rest: Any) -> Cost:

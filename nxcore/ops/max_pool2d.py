@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from nxcore.errors import InvalidInputError
 from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, Window, rand
-from nxcore.spec import DEGENERATE, require_tensor
-from nxcore.window import require_image
+from nxcore.spec import DEGENERATE, require_flag, require_integers, require_tensor
+from nxcore.window import pair, require_image
 
 
 def reference(
@@ -72,6 +73,22 @@ def reference(
     return result
 
 
+def require_window(kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: Any) -> None:
+    """Refuse a pool's window that isn't of small integers; no stride means that of the kernel."""
+    absent = stride is None or (isinstance(stride, tuple | list) and not stride)
+    steps = kernel_size if absent else stride
+    for name, value in zip(
+        ("kernel_size", "stride", "padding", "dilation"), (kernel_size, steps, padding, dilation), strict=True
+    ):
+        require_integers(value, name)
+    height, width = pair(kernel_size, "kernel_size")
+    if height * width >= 2**31:
+        raise InvalidInputError(
+            f"kernel_size must have fewer than 2**31 taps, got {kernel_size}", argument="kernel_size"
+        )
+    require_flag(ceil_mode, "ceil_mode")
+
+
 def check(
     x: Any,
     kernel_size: Any,
@@ -79,11 +96,13 @@ def check(
     padding: Any,
     dilation: Any,
     ceil_mode: Any,
-    return_indices: Any = False,  # noqa: ARG001  a flag of any type will do
+    return_indices: Any = False,
 ) -> None:
     """Refuse what the operator isn't defined for."""
     require_tensor(x, "x", floating=False)
     require_image(x)
+    require_window(kernel_size, stride, padding, dilation, ceil_mode)
+    require_flag(return_indices, "return_indices")
     Window.of_pool(tuple(x.shape), kernel_size, stride, padding, dilation, ceil_mode)
 
 

@@ -16,10 +16,11 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from nxcore.errors import InvalidInputError
+from nxcore.ops.max_pool2d import require_window
 from nxcore.ops.max_pool2d_with_offsets import SPEC as FORWARD
 from nxcore.ops.max_pool2d_with_offsets import offset_dtype
 from nxcore.plugin import Cost, ErrorCase, OpSpec, Param, Sample, Window, rand
-from nxcore.spec import Layout, require_tensor
+from nxcore.spec import Layout, require_size, require_tensor
 from nxcore.window import memory_format
 
 
@@ -69,13 +70,14 @@ def reference(
 
 
 def indices(offsets: Tensor, window: Window) -> Tensor:
-    """Return torch's int64 indices, ``row * W + column`` on the plane."""
+    """Return torch's int64 indices, ``row * W + column``, each on the plane."""
     tap = offsets.long()
     row = torch.arange(window.outputs[0], device=offsets.device).view(-1, 1) * window.stride[0]
     column = torch.arange(window.outputs[1], device=offsets.device) * window.stride[1]
     row = row - window.padding[0] + tap // window.kernel[1] * window.dilation[0]
     column = column - window.padding[1] + tap % window.kernel[1] * window.dilation[1]
-    return row * window.image[1] + column
+    # What no forward pass returns must not be scattered outside the plane: torch looks at no index.
+    return (row * window.image[1] + column).clamp_(0, window.image[0] * window.image[1] - 1)
 
 
 def _scattered(grad: Tensor, offsets: Tensor, places: Tensor, size: Any, window: Window, ceil: Any) -> Tensor:
@@ -136,6 +138,8 @@ def check(
     """Refuse what the operator isn't defined for."""
     require_tensor(grad, "grad")
     require_tensor(offsets, "offsets", floating=False)
+    require_size(size, "size")
+    require_window(kernel_size, stride, padding, dilation, ceil_mode)
     if len(size) not in (3, 4):
         raise InvalidInputError(f"size must be (C, H, W) or (N, C, H, W), got {tuple(size)}", argument="size")
     window = Window.of_pool(size, kernel_size, stride, padding, dilation, ceil_mode)

@@ -71,7 +71,7 @@ def in_place(xs: Sequence[Tensor] | Tensor, logits: Tensor) -> Tensor:
 
 def check(xs: Any, logits: Any) -> None:
     """Refuse what the operator isn't defined for."""
-    if is_tensor(xs):
+    if isinstance(xs, Tensor):
         require_tensor(xs, "xs")
         if xs.ndim < 1 or xs.shape[0] == 0:
             raise InvalidInputError(

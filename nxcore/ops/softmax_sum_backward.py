@@ -21,7 +21,7 @@ from nxcore.ops.softmax_sum import candidates, elements
 from nxcore.ops.softmax_sum import check as check_forward
 from nxcore.plugin import REQUIRED, Cost, ErrorCase, OpSpec, Param, Sample, rand
 from nxcore.problem import TensorMeta, is_tensor
-from nxcore.spec import require_tensor
+from nxcore.spec import require_flags, require_tensor
 
 Result = tuple[tuple[Tensor | None, ...] | Tensor | None, Tensor | None]
 
@@ -122,11 +122,8 @@ def check(grad: Any, xs: Any, logits: Any, output_mask: Any) -> None:
         raise InvalidInputError(
             f"grad must be on the device of xs, {logits.device}, got {grad.device}", argument="grad"
         )
-    count = len(wanted(xs, None))
-    if output_mask is not None and len(output_mask) != count:
-        raise InvalidInputError(
-            f"output_mask must have {count} entries, got {len(output_mask)}", argument="output_mask"
-        )
+    if output_mask is not None:
+        require_flags(output_mask, len(wanted(xs, None)), "output_mask")
 
 
 def cost(grad: Any, xs: Any, logits: Any, output_mask: Any) -> Cost:  # noqa: ARG001

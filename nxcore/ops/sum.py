@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, canonical_dims, rand
-from nxcore.spec import DEGENERATE, require_tensor
+from nxcore.spec import DEGENERATE, require_flag, require_tensor
 
 Dim = int | tuple[int, ...] | list[int] | None
 
@@ -43,10 +43,11 @@ def reference(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
     return torch.sum(x, dim=dim, keepdim=keepdim)
 
 
-def check(x: Any, dim: Any, keepdim: Any) -> None:  # noqa: ARG001  a flag of any type will do
+def check(x: Any, dim: Any, keepdim: Any) -> None:
     """Refuse what the operator isn't defined for."""
-    require_tensor(x, "x", floating=False)
+    require_tensor(x, "x", floating=False, strided=False)
     canonical_dims(dim, x.ndim)
+    require_flag(keepdim, "keepdim")
 
 
 def _outputs(x: Any, dim: Any) -> int:

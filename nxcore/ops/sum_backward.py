@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nxcore.errors import InvalidInputError
 from nxcore.plugin import Cost, ErrorCase, OpSpec, Param, Sample, canonical_dims, rand
-from nxcore.spec import require_tensor
+from nxcore.spec import require_flag, require_size, require_tensor
 
 Dim = int | tuple[int, ...] | list[int] | None
 
@@ -49,6 +49,8 @@ def reference(grad: Tensor, size: tuple[int, ...], dim: Dim = None, keepdim: boo
 def check(grad: Any, size: Any, dim: Any, keepdim: Any) -> None:
     """Refuse what the operator isn't defined for."""
     require_tensor(grad, "grad")
+    require_size(size, "size")
+    require_flag(keepdim, "keepdim")
     dims = canonical_dims(dim, len(size))
     wanted = tuple(1 if i in dims else n for i, n in enumerate(size) if keepdim or i not in dims)
     if tuple(grad.shape) != wanted:

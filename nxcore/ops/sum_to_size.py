@@ -15,7 +15,7 @@ from torch import Tensor
 from nxcore.errors import InvalidInputError
 from nxcore.ops.add_backward import summed_dims
 from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, rand
-from nxcore.spec import DEGENERATE, require_tensor
+from nxcore.spec import DEGENERATE, require_size, require_tensor
 
 
 def reference(x: Tensor, size: tuple[int, ...]) -> Tensor:
@@ -43,9 +43,8 @@ def reference(x: Tensor, size: tuple[int, ...]) -> Tensor:
 
 def check(x: Any, size: Any) -> None:
     """Refuse what the operator isn't defined for."""
-    require_tensor(x, "x", floating=False)
-    if not isinstance(size, tuple) or any(not isinstance(n, int) for n in size):
-        raise InvalidInputError(f"size must be a sequence of integers, got {size}", argument="size")
+    require_tensor(x, "x", floating=False, strided=False)
+    require_size(size, "size")
     shape = tuple(x.shape)
     lead = len(shape) - len(size)
     if lead < 0 or any(n not in (1, wide) for n, wide in zip(size, shape[lead:], strict=True)):
@@ -109,7 +108,7 @@ SAMPLES = (
 ERRORS = (
     ErrorCase("size", (rand(3, 4), (3,)), match=r"size must broadcast .* \(3, 4\), got \(3,\)"),
     ErrorCase("rank", (rand(4), (1, 4)), match=r"size must broadcast .* \(4,\), got \(1, 4\)"),
-    ErrorCase("not_a_size", (rand(4), "4"), match="size must be a sequence of integers, got 4"),
+    ErrorCase("not_a_size", (rand(4), "4"), match="size must be a sequence of integers, got '4'"),
     ErrorCase("not_a_tensor", (1.0, (1,)), match="x must be a tensor, got float"),
 )
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nxcore.errors import InvalidInputError
 from nxcore.plugin import Cost, ErrorCase, OpSpec, Param, Sample, rand
-from nxcore.spec import require_tensor
+from nxcore.spec import require_size, require_tensor
 
 
 def reference(grad: Tensor, size: tuple[int, ...]) -> Tensor:
@@ -42,6 +42,7 @@ def reference(grad: Tensor, size: tuple[int, ...]) -> Tensor:
 def check(grad: Any, size: Any) -> None:
     """Refuse what the operator isn't defined for."""
     require_tensor(grad, "grad")
+    require_size(size, "size")
     shape, lead = tuple(grad.shape), len(size) - grad.ndim
     if lead < 0 or any(n not in (1, wide) for n, wide in zip(shape, size[lead:], strict=True)):
         raise InvalidInputError(f"grad must broadcast to size {tuple(size)}, got {shape}", argument="grad")
