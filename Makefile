@@ -30,7 +30,7 @@ test: $(VENV)/.test
 
 gpu-test: $(VENV)/.test
 	$(BIN)/python -m pytest -p no:benchmark -n $(WORKERS) $(addprefix --require=,$(ON_GPU))
-	$(BIN)/python -m pytest benchmarks/test_overhead.py
+	$(BIN)/python -m pytest benchmarks/test_overhead.py benchmarks/test_gate.py
 
 sanitize: $(VENV)/.test
 	for tool in memcheck racecheck initcheck; do \
@@ -41,7 +41,7 @@ conformance: $(VENV)/.test
 	$(BIN)/python benchmarks/conformance.py render build/conformance.json build/conformance.md
 
 bench: $(VENV)/.test
-	$(BIN)/python -m pytest benchmarks/test_overhead.py
+	$(BIN)/python -m pytest benchmarks/test_overhead.py benchmarks/test_gate.py
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .

@@ -160,7 +160,7 @@ class Gate:
         layouts: list[str] = []
         for sample in _samples(spec.name, dtype, what, self.registry):
             try:
-                args, truth = _built(spec.name, sample.name, device, dtype, self.registry)
+                args, truth = built(spec.name, sample.name, device, dtype, self.registry)
                 problem = Problem.of(spec, args)
                 if not kernel.accepts(problem):
                     continue
@@ -247,7 +247,7 @@ def _samples(op: str, dtype: torch.dtype, what: str, registry: Registry) -> tupl
 
 
 @functools.lru_cache(maxsize=256)
-def _built(
+def built(
     op: str, name: str, device: torch.device, dtype: torch.dtype, registry: Registry
 ) -> tuple[tuple[Any, ...], Truth]:
     """Build a sample and its truth, shared by all kernels of an operator.
