@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import importlib.util
+import os
 import re
 from importlib.metadata import PackageNotFoundError, entry_points, requires, version
 from pathlib import Path
@@ -70,6 +72,17 @@ def device(kind: str, index: int | None) -> dict[str, Any]:
     found: dict[str, Any] = {"type": facts.type, "name": facts.name, "capability": facts.capability}
     if kind == "cuda":
         found["cuda"] = torch.version.cuda
-        # torch has no public name for it, and a build without CUDA none at all.
-        found["driver"] = torch._C._cuda_getDriverVersion()  # type: ignore[attr-defined]  # noqa: SLF001
+        found["driver"] = _driver()
     return found
+
+
+def _driver() -> int:
+    """Return the version that the CUDA driver supports, as 13000; 0 where it doesn't say. torch doesn't."""
+    found = ctypes.c_int(0)
+    try:
+        ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1").cuDriverGetVersion(
+            ctypes.byref(found)
+        )
+    except (OSError, AttributeError):
+        return 0
+    return found.value

@@ -239,6 +239,21 @@ def test_a_kernel_without_a_source_is_asked_by_every_process(tmp_path):
     assert list(found.store.items("verdicts")) == []
 
 
+def test_a_device_is_known_by_its_model_and_capability():
+    found = identity.device("cpu", None)
+    assert found["type"] == "cpu"
+    assert found["name"]
+    assert found["capability"]
+
+
+@pytest.mark.gpu
+def test_a_cuda_device_is_known_by_its_driver_too():
+    found = identity.device("cuda", 0)
+    assert found["name"] == torch.cuda.get_device_name(0)
+    assert found["driver"] >= 12000
+    assert found["cuda"] == torch.version.cuda
+
+
 def test_a_session_keeps_its_verdicts_where_the_settings_say(tmp_path, module):
     kernel = fakes.Kernel("add", "kernels_of_mine:plan", dtypes=fakes.DTYPES)
     session = Session(
