@@ -28,7 +28,7 @@ from nxcore.quarantine import Quarantine, Suspect
 from nxcore.registry import Registry
 from nxcore.spec import Sample
 from nxcore.store import Store
-from nxcore.verify import CLASSES, Truth, agreement, precision_class, require_telling
+from nxcore.verify import CLASSES, Truth, agreement, leaves, precision_class, require_telling, without_out
 
 ALIKE = 3
 """How many samples of one layout a kernel is held to where the smoke samples have none of it."""
@@ -262,5 +262,7 @@ def built(
     args = sample.build(spec, device, dtype)
     truth = Truth.of(spec, args)
     other = Sample(f"{name}, other numbers", sample.args, sample.kwargs).build(spec, device, dtype)
-    require_telling(truth, args, name, previous=Truth.of(spec, other).torch)
+    with torch.no_grad():
+        earlier = tuple(leaves(spec.reference(*without_out(spec, other))))
+    require_telling(truth, args, name, previous=earlier)
     return args, truth
