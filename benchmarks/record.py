@@ -120,7 +120,7 @@ def _measure(
         if entry.call is not None and truth is not None and not aside:
             with torch.no_grad():
                 found = truth.judge(entry.call(*args))
-            if not found.ok and not candidate.native:  # torch's own rounds where it likes, and is the baseline
+            if not found.ok and not candidate.native:  # torch is the baseline, wherever it rounds
                 candidate = replace(candidate, refusal=f"wrong: {found.reason}")
             errors[candidate.label] = found.error
         if entry.call is not None and not candidate.refusal and not candidate.simulated:

@@ -271,10 +271,9 @@ def require_telling(
 
 def _same(a: Tensor, b: Tensor) -> bool:
     # nan_to_num would turn an infinity into the largest number.
-    return (
-        torch.equal(a, b)
-        or (torch.equal(a.isnan(), b.isnan())
-        and torch.equal(a.masked_fill(a.isnan(), 0), b.masked_fill(b.isnan(), 0)))
+    return torch.equal(a, b) or (
+        torch.equal(a.isnan(), b.isnan())
+        and torch.equal(a.masked_fill(a.isnan(), 0), b.masked_fill(b.isnan(), 0))
     )
 
 

@@ -283,3 +283,27 @@ class TestCuda:
             x.zero_()
             assert bool((out == 2).all())
             x.fill_(1)
+
+
+@pytest.mark.gpu
+@needs_jax
+def test_the_current_device_stays_what_it_was():
+    """JAX leaves its last device current when it starts: torch's next tensor would land there."""
+    if not nxcore_jax.cuda():
+        pytest.skip(nxcore_jax.cuda().reason)
+    before = torch.cuda.current_device()
+    x = torch.ones(3, device="cuda")
+    assert torch.equal(run("add", x, x), 2 * x)
+    assert torch.cuda.current_device() == before
+
+
+@needs_jax
+def test_jax_starts_without_changing_the_current_device(monkeypatch):
+    from nxcore_jax import bridge
+
+    devices = [0]
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: devices[-1])
+    monkeypatch.setattr(torch.cuda, "set_device", devices.append)
+    monkeypatch.setattr(bridge.jax, "devices", lambda: devices.append(1))
+    bridge.start.__wrapped__()
+    assert devices == [0, 1, 0]

@@ -6,6 +6,7 @@ to the tensor's own dimensions, and results to torch's order in memory, which XL
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -37,6 +38,14 @@ _streams: dict[int, set[torch.cuda.Stream]] = {}
 """The streams that were given results, for each CUDA device."""
 
 
+@functools.cache
+def start() -> None:
+    """Have JAX take hold of all CUDA devices now: it leaves the last of them current, where torch had another."""
+    before = torch.cuda.current_device()
+    jax.devices()
+    torch.cuda.set_device(before)
+
+
 def wide(x: jax.Array) -> jax.Array:
     """Return ``x`` in float32, in which all is computed."""
     return x.astype(jnp.float32)
@@ -64,6 +73,8 @@ class Bridged:
     """
 
     def __init__(self, problem: Problem, compute: Callable[..., Any], outputs: Any = None) -> None:
+        if problem.device.type == "cuda":
+            start()
         self.args = problem.args
         self.numbers = frozenset(numbers(problem))
         self.outputs = problem.outputs if outputs is None else outputs
