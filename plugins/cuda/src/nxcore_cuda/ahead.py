@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -77,20 +79,24 @@ def build(folder: Path, wanted: Sequence[str] = ARCHITECTURES) -> str:
     archs = architectures(compiler, wanted)
     codes = [f"-gencode=arch=compute_{arch.partition('_')[2]},code={arch}" for arch in archs]
     folder.mkdir(parents=True, exist_ok=True)
-    index: dict[str, Any] = {}
-    for source, found in instances().items():
+
+    def compile(source: str, found: list[Instance]) -> tuple[str, dict[str, Any]]:
         text = folder / f"{source}-unit.cu"  # another name than the source that it includes
         text.write_text(unit(found))
         name = f"{source}.fatbin"
         image = ("-fatbin", "--threads=0", "-o", folder / name)
         run([compiler, *image, *NVCC_FLAGS, *codes, f"-I{SOURCES}", text], source)
         text.unlink()
-        index[name] = {
+        return name, {
             "source": source,
             "digest": sources_digest(f'#include "{source}.cu"\n'),
             "archs": archs,
             "symbols": [instance.symbol for instance in found],
         }
+
+    by_source = instances()
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # threads that wait for compilers
+        index = dict(pool.map(compile, by_source, by_source.values()))
     (folder / "index.json").write_text(json.dumps(index, indent=1) + "\n")
     count = sum(len(image["symbols"]) for image in index.values())
     return f"{count} kernels of {len(index)} sources for {', '.join(archs)}"

@@ -5,7 +5,7 @@
 
 // Adds up by columns: thread t holds WIDTH neighbouring values of column t % columns (a power of two).
 // Calls emit(place, total) once for each place in 0..columns * WIDTH - 1. Every thread calls this, with
-// `shared` of blockDim.x * WIDTH floats, and may do so again at once.
+// `shared` of blockDim.x * WIDTH floats; a barrier must lie before `shared` is used again.
 template <int WIDTH, typename Emit>
 __device__ __forceinline__ void sum_columns(float (&values)[WIDTH], int columns, float* shared, Emit emit) {
   const int thread = threadIdx.x, threads = blockDim.x;
@@ -28,7 +28,6 @@ __device__ __forceinline__ void sum_columns(float (&values)[WIDTH], int columns,
     for (int r = 1; r < rows; ++r) total += shared[r * columns * WIDTH + place];
     emit(place, total);
   }
-  __syncthreads();
 }
 
 // Tells every thread of a block whether it is the last of `blocks` blocks to arrive, in which case all that

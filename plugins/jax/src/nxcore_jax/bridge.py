@@ -40,7 +40,7 @@ _streams: dict[int, set[torch.cuda.Stream]] = {}
 
 @functools.cache
 def start() -> None:
-    """Have JAX take hold of all CUDA devices now: it leaves the last of them current, where torch had another."""
+    """Have JAX take hold of all CUDA devices now: it leaves the last one current, whatever torch had."""
     before = torch.cuda.current_device()
     jax.devices()
     torch.cuda.set_device(before)
