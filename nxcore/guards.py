@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from nxcore.choice import Choice
 from nxcore.dispatch import tensors_of
 from nxcore.errors import InvalidInputError, UnsupportedProblemError
 from nxcore.problem import Problem
-from nxcore.tune import Choice
 
 
 def guarded(choice: Choice, problem: Problem) -> Callable[..., Any]:

@@ -16,6 +16,7 @@ import torch
 
 from nxcore import discovery
 from nxcore.autograd import Differentiable
+from nxcore.choice import Choice
 from nxcore.dispatch import (
     PREFERENCE,
     KernelWarning,
@@ -34,7 +35,8 @@ from nxcore.registry import BackendStatus, Registry
 from nxcore.select import Decision
 from nxcore.settings import Settings
 from nxcore.store import Store
-from nxcore.tune import Choice, Tuner
+from nxcore.tune import Tuner
+from nxcore.wisdom import Wisdom
 
 DECISIONS = 4096
 
@@ -98,8 +100,9 @@ class Session:
         self.registry = registry or discovery.discover(
             allow=self.settings.backends, disable=self.settings.disable, strict=self.settings.strict
         )
-        self.gate = Gate(self.registry, Store(self.settings.cache))
-        self.tuner = Tuner(self.registry, self.gate, effort)
+        store = Store(self.settings.cache)
+        self.gate, self.wisdom = Gate(self.registry, store), Wisdom(store)
+        self.tuner = Tuner(self.registry, self.gate, self.wisdom, effort)
         self._lost: DeviceLostError | None = None
         self._operators: dict[tuple[str, str | None], Operator] = {}
         self._decisions: OrderedDict[tuple[Problem, str | None, tuple[str, ...], bool], Choice] = (

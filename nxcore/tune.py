@@ -3,81 +3,35 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from nxcore import measure
-from nxcore.errors import (
-    BackendUnavailableError,
-    DeviceLostError,
-    MeasurementError,
-    UnsupportedProblemError,
-    VerificationError,
+from nxcore.choice import (
+    ON_REQUEST,
+    Choice,
+    Entry,
+    carry_out,
+    leaves_of,
+    left_out,
+    passing,
+    private_out,
+    servable,
+    timed,
+    try_once,
+    yardstick,
 )
+from nxcore.errors import BackendUnavailableError, DeviceLostError, MeasurementError, UnsupportedProblemError
 from nxcore.gate import Gate, brief, lost, short
 from nxcore.kernel import Backend, Kernel
-from nxcore.problem import Problem, TensorMeta
-from nxcore.reference import TorchKernel
+from nxcore.problem import Problem
 from nxcore.registry import Registry
-from nxcore.select import Candidate, Decision, decide, prefer, settled, winners
+from nxcore.select import Candidate, Decision, decide, prefer, settled
 from nxcore.timing import Timing
-from nxcore.verify import leaves
-
-AGAIN = "torch again"
-"""The reference's second entry in every race: the A/A row."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A candidate on its way.
-
-    Attributes
-    ----------
-    backend, kernel
-        What it is.
-    candidate : Candidate
-        What is known of it.
-    call : callable, optional
-        The planned kernel, where nothing speaks against it.
-    """
-
-    backend: Backend
-    kernel: Kernel
-    candidate: Candidate
-    call: Callable[..., Any] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A decision and the call that carries it out.
-
-    Attributes
-    ----------
-    decision : Decision
-        Who, by which rule, why.
-    call : callable
-        The planned kernel.
-    kernel : Kernel
-        What was chosen.
-    backend : Backend
-        Whose it is.
-    runners_up : tuple of Entry
-        Who else is faster than torch's own, the fastest first.
-    """
-
-    decision: Decision
-    call: Callable[..., Any]
-    kernel: Kernel
-    backend: Backend
-    runners_up: tuple[Entry, ...] = ()
-
-    @property
-    def native(self) -> bool:
-        """Whether torch itself runs it."""
-        return isinstance(self.kernel, TorchKernel)
+from nxcore.wisdom import AGAIN, Page, Wisdom, digest
 
 
 class Tuner:
@@ -89,12 +43,16 @@ class Tuner:
         Operators and backends.
     gate : Gate
         Who may be chosen at all.
+    wisdom : Wisdom
+        What was measured before.
     effort : measure.Effort
         What a first call can afford.
     """
 
-    def __init__(self, registry: Registry, gate: Gate, effort: measure.Effort = measure.IN_CALL) -> None:
-        self.registry, self.gate, self.effort = registry, gate, effort
+    def __init__(
+        self, registry: Registry, gate: Gate, wisdom: Wisdom, effort: measure.Effort = measure.IN_CALL
+    ) -> None:
+        self.registry, self.gate, self.wisdom, self.effort = registry, gate, wisdom, effort
 
     def choose(
         self,
@@ -129,15 +87,18 @@ class Tuner:
         """
         if backend is not None:
             return self._pinned(problem, args, backend)
+        if not order and (known := self._recalled(problem, args)):
+            return known
         entries = [
-            _left_out(b, k) if b.on_request and b.name not in order else self.enter(b, k, problem, args)
+            left_out(b, k) if b.on_request and b.name not in order else self.enter(b, k, problem, args)
             for b, k in self.registry.kernels(problem.op)
         ]
-        candidates = [e.candidate for e in entries]
-        decision = prefer(candidates, order)
+        decision, again = prefer([e.candidate for e in entries], order), None
         if decision is None:
-            decision = self._measured(problem, args, entries)
-        return _carry_out(decision, entries)
+            decision, again = self._measured(problem, args, entries)
+        if again and not order:
+            self._keep(problem, decision, again)
+        return carry_out(decision, entries)
 
     def stay(self, problem: Problem, backend: str | None, reason: str) -> Choice:
         """Return torch's reference for a problem that no kernel may serve now.
@@ -189,7 +150,7 @@ class Tuner:
             )
         if problem.view:  # there is no work, so there is nothing to run on a backend
             entries = [self.enter(b, k, problem, args) for b, k in self.registry.kernels(problem.op)]
-            return _carry_out(Decision("torch", "pinned", "a view: there is nothing to run", ()), entries)
+            return carry_out(Decision("torch", "pinned", "a view: there is nothing to run", ()), entries)
         entries = [
             self.enter(b, k, problem, args) for b, k in self.registry.kernels(problem.op) if b is backend
         ]
@@ -197,7 +158,7 @@ class Tuner:
             if not entry.candidate.refusal:
                 reason = f"backend={name!r} was asked for"
                 candidates = tuple(e.candidate for e in entries)
-                return _carry_out(Decision(entry.candidate.label, "pinned", reason, candidates), entries)
+                return carry_out(Decision(entry.candidate.label, "pinned", reason, candidates), entries)
         raise UnsupportedProblemError(
             problem.op, name, [f"{e.candidate.label}: {e.candidate.refusal}" for e in entries]
         )
@@ -226,26 +187,39 @@ class Tuner:
             return verdict.reason or "declined without a reason"
         return "" if native else self.gate.refusal(backend, kernel, problem)
 
-    def enter(self, backend: Backend, kernel: Kernel, problem: Problem, args: tuple[Any, ...]) -> Entry:
-        """Ask, verify and plan one kernel; its refusal says where it ended."""
+    def enter(
+        self,
+        backend: Backend,
+        kernel: Kernel,
+        problem: Problem,
+        args: tuple[Any, ...],
+        *,
+        first: bool = True,
+    ) -> Entry:
+        """Ask, verify and plan one kernel, and run it once if it is its ``first`` run on such a problem.
+
+        Its refusal says where it ended.
+        """
         label = backend.label(kernel)
         simulated = self.registry.probe(backend, kernel).simulated
         candidate = Candidate(label, backend.name, simulated=simulated)
         refusal = self._refusal(backend, kernel, problem)
         if refusal:
             return Entry(backend, kernel, replace(candidate, refusal=refusal))
-        if backend.name == "torch" and (not kernel.variant or _yardstick(kernel)):
+        if backend.name == "torch" and (not kernel.variant or yardstick(kernel)):
             return Entry(backend, kernel, candidate, kernel.plan(problem))
         try:
             held = self.gate.verify(backend, kernel, problem)
             candidate = replace(candidate, error=held.error)
             if held.refusal:
                 return Entry(backend, kernel, replace(candidate, refusal=held.refusal))
+            if not first:
+                return Entry(backend, kernel, candidate, kernel.plan(problem))
             suspect = self.gate.suspect(backend, kernel, problem.device, problem.dtype)
             with self.gate.watched(suspect, problem.device, f"its first run on {problem}"):
                 call = kernel.plan(problem)
                 if not problem.view:
-                    _try_once(call, problem, args)
+                    try_once(call, problem, args)
         except DeviceLostError:
             raise
         except torch.OutOfMemoryError:
@@ -255,14 +229,23 @@ class Tuner:
             return Entry(backend, kernel, replace(candidate, refusal=refusal))
         return Entry(backend, kernel, candidate, call)
 
-    def _measured(self, problem: Problem, args: tuple[Any, ...], entries: Sequence[Entry]) -> Decision:
-        """Race all that can serve and decide; without measuring where that can't change anything."""
+    def _measured(
+        self, problem: Problem, args: tuple[Any, ...], entries: Sequence[Entry]
+    ) -> tuple[Decision, Timing | None]:
+        """Race all that can serve and decide; without measuring where that can't change anything.
+
+        Returns
+        -------
+        decision : Decision
+        again : Timing or None
+            The A/A row, where there was a race.
+        """
         candidates = [e.candidate for e in entries]
         racing = [e for e in entries if e.call and not e.candidate.refusal and not e.candidate.simulated]
         reference = entries[0].candidate.label
 
-        def stay(reason: str) -> Decision:
-            return Decision(reference, "reference", reason, tuple(candidates))
+        def stay(reason: str) -> tuple[Decision, None]:
+            return Decision(reference, "reference", reason, tuple(candidates)), None
 
         if problem.view:
             return stay("a view: there is nothing to run")
@@ -270,7 +253,7 @@ class Tuner:
             return stay("no other backend has a kernel for this call")
         if any(m.numel() == 0 for m in leaves_of(problem.outputs)):
             return stay("there is nothing to compute")
-        arguments = _private_out(problem, args)
+        arguments = private_out(problem, args)
         calls: dict[str, Callable[[], Any]] = {
             e.candidate.label: functools.partial(e.call, *arguments) for e in racing if e.call
         }
@@ -288,7 +271,7 @@ class Tuner:
                     problem.device,
                     effort=self.effort,
                     rivals=frozenset({AGAIN, *(c.label for c in candidates if c.native)}),
-                    settled=lambda seen: settled(_timed(candidates, seen), seen.get(AGAIN)),
+                    settled=lambda seen: settled(timed(candidates, seen), seen.get(AGAIN)),
                     failed=failed,
                 )
         except Exception as error:
@@ -306,7 +289,94 @@ class Tuner:
         if failures and not any(e.candidate.label in timings for e in racing if e.backend.name != "torch"):
             return stay("; ".join(f"{label}: {why}" for label, why in failures.items()))
         candidates = [replace(c, refusal=failures.get(c.label, c.refusal)) for c in candidates]
-        return _servable(decide(_timed(candidates, timings), timings.get(AGAIN)), entries)
+        again = timings.get(AGAIN)
+        return servable(decide(timed(candidates, timings), again), entries), again
+
+    def _make(self, backend: Backend, kernel: Kernel, problem: Problem) -> str:
+        """Return the digest of what a kernel is made of; empty where nobody could tell a change."""
+        sources = self.gate.suspect(backend, kernel, problem.device, problem.dtype).made_of["sources"]
+        return digest(sources) if all(sources.values()) else ""
+
+    def _taking_part(self, op: str) -> list[tuple[Backend, Kernel]]:
+        return [(b, k) for b, k in self.registry.kernels(op) if not b.on_request]
+
+    def _keep(self, problem: Problem, decision: Decision, again: Timing | None) -> None:
+        """Keep what was measured for the next process, unless chance had a part in who took part."""
+        owned = self._taking_part(problem.op)
+        makes = {b.label(k): self._make(b, k, problem) for b, k in owned}
+        if again is None or not all(makes.values()) or any(passing(c.refusal) for c in decision.candidates):
+            return
+        late = [
+            b.label(k) for b, k in owned if decision[b.label(k)].refusal and not self._refusal(b, k, problem)
+        ]
+        device = self.gate.suspect(*owned[0], problem.device, problem.dtype).device
+        versions = {**device, "torch": str(torch.__version__)}
+        self.wisdom.write(problem, Page(decision, again, makes, tuple(late), versions=versions))
+
+    def _recalled(self, problem: Problem, args: tuple[Any, ...]) -> Choice | None:
+        """Return what was decided before; only kernels that are new or made otherwise are measured."""
+        if problem.view or (page := self.wisdom.read(problem)) is None:
+            return None
+        known = {c.label: c for c in page.decision.candidates if not c.refusal.startswith(ON_REQUEST)}
+        candidates: list[Candidate] = []
+        changed = False
+        new: list[tuple[Backend, Kernel]] = []
+        for backend, kernel in self._taking_part(problem.op):
+            label = backend.label(kernel)
+            refusal, before = self._refusal(backend, kernel, problem), known.pop(label, None)
+            same = before is not None and page.makes.get(label) == self._make(backend, kernel, problem)
+            if refusal:
+                changed |= before is not None and before.timing is not None
+                candidates.append(Candidate(label, backend.name, refusal=refusal))
+            elif before is not None and same and (before.timing or before.simulated or label in page.late):
+                candidates.append(before)
+            else:
+                new.append((backend, kernel))
+        changed |= any(c.timing for c in known.values())  # what is left isn't installed any more
+        if new:
+            return self._joined(problem, args, page, candidates, new)
+        if changed:
+            return self._carried(problem, args, self._decided(problem, candidates, page.again))
+        return self._carried(problem, args, replace(page.decision, candidates=tuple(candidates)))
+
+    def _joined(
+        self,
+        problem: Problem,
+        args: tuple[Any, ...],
+        page: Page,
+        known: Sequence[Candidate],
+        new: Sequence[tuple[Backend, Kernel]],
+    ) -> Choice:
+        """Race what is new against torch's own, and let it join what was measured before."""
+        native = [(b, k) for b, k in self._taking_part(problem.op) if b.name == "torch" and (b, k) not in new]
+        entries = [self.enter(b, k, problem, args) for b, k in [*native, *new]]
+        raced, _ = self._measured(problem, args, entries)
+        labels = {b.label(k) for b, k in new}
+        found = {c.label: c for c in known} | {c.label: c for c in raced.candidates if c.label in labels}
+        if (then := found["torch"].timing) and (now := raced["torch"].timing):
+            # Ratios are what was measured: beside the torch of before, they are other times.
+            found |= {
+                c.label: replace(c, timing=c.timing.paced(then, now))
+                for c in raced.candidates
+                if c.timing and c.label in labels
+            }
+        order = [found[b.label(k)] for b, k in self._taking_part(problem.op)]
+        decision = self._decided(problem, order, page.again)
+        self._keep(problem, decision, page.again)
+        return self._carried(problem, args, decision)
+
+    def _decided(self, problem: Problem, candidates: Sequence[Candidate], again: Timing | None) -> Decision:
+        owned = {b.label(k): (b, k) for b, k in self._taking_part(problem.op)}
+        return servable(decide(candidates, again), [Entry(*owned[c.label], c) for c in candidates])
+
+    def _carried(self, problem: Problem, args: tuple[Any, ...], decision: Decision) -> Choice:
+        """Plan what was chosen in another process; torch serves where it can't be any more."""
+        owned = next((b, k) for b, k in self._taking_part(problem.op) if b.label(k) == decision.chosen)
+        entry = self.enter(*owned, problem, args, first=False)
+        if entry.call is None:
+            why = f"{decision.chosen} was chosen before, and now: {entry.candidate.refusal}"
+            return self.stay(problem, None, why)
+        return Choice(decision, entry.call, entry.kernel, entry.backend)
 
     def failed(self, backend: Backend, kernel: Kernel, problem: Problem, error: Exception) -> str:
         """Count what a kernel raised; return it as a refusal.
@@ -321,71 +391,3 @@ class Tuner:
         suspect = self.gate.suspect(backend, kernel, problem.device, problem.dtype)
         entry = self.gate.quarantine.strike(suspect, problem, reason)
         return str(entry) if entry else reason
-
-
-def _yardstick(kernel: Kernel) -> bool:
-    """Tell whether a kernel is timed and never called to serve: see ``OpSpec.yardsticks``."""
-    return isinstance(kernel, TorchKernel) and kernel.yardstick
-
-
-def _servable(decision: Decision, entries: Sequence[Entry]) -> Decision:
-    """Put the fastest of torch's ways in place of a yardstick that won."""
-    aside = {e.candidate.label for e in entries if _yardstick(e.kernel)}
-    if decision.chosen not in aside:
-        return decision
-    native = (c for c in decision.candidates if c.native and c.timing and c.label not in aside)
-    best = min(native, key=lambda c: c.timing.median_us if c.timing else 0.0)
-    reason = f"{decision.reason}; {decision.chosen} answers otherwise, so {best.label} serves"
-    return replace(decision, chosen=best.label, reason=reason)
-
-
-def _left_out(backend: Backend, kernel: Kernel) -> Entry:
-    """Enter a kernel that takes part only where its backend is asked for."""
-    why = f"only on request: {backend.on_request}; ask for it by backend={backend.name!r}"
-    return Entry(backend, kernel, Candidate(backend.label(kernel), backend.name, refusal=why))
-
-
-def _carry_out(decision: Decision, entries: Sequence[Entry]) -> Choice:
-    called = {e.candidate.label: e for e in entries if e.call is not None}
-    chosen = called.get(decision.chosen)
-    if chosen is None or chosen.call is None:
-        raise AssertionError(f"{decision.chosen!r} was chosen and has no call")
-    others = sorted(winners(decision.candidates), key=lambda c: c.timing.median_us if c.timing else 0.0)
-    behind = tuple(
-        called[c.label]
-        for c in others
-        if c.label != decision.chosen and not _yardstick(called[c.label].kernel)
-    )
-    return Choice(decision, chosen.call, chosen.kernel, chosen.backend, behind)
-
-
-def _timed(candidates: Sequence[Candidate], timings: Mapping[str, Timing]) -> list[Candidate]:
-    return [replace(c, timing=timings.get(c.label)) for c in candidates]
-
-
-def _private_out(problem: Problem, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Give ``out`` memory of its own, laid out alike: a race must not write into the caller's."""
-    return tuple(
-        TensorMeta.of(a).empty() if p.kind == "out" and a is not None else a
-        for p, a in zip(problem.spec.params, args, strict=True)
-    )
-
-
-def _try_once(call: Callable[..., Any], problem: Problem, args: tuple[Any, ...]) -> None:
-    """Run the real call: what raises does so here, and a result laid out otherwise is another answer."""
-    with torch.no_grad():
-        result = tuple(leaves(call(*_private_out(problem, args))))
-    if problem.writes:
-        return  # the result lies where the caller said
-    for got, like in zip(result, leaves_of(problem.outputs), strict=True):
-        came = TensorMeta.of(got)
-        same = came.shape == like.shape and came.dtype == like.dtype
-        if not same or (like.numel() and came.strides_of_extent != like.strides_of_extent):
-            raise VerificationError(f"its result must be {like} as torch's, got {came}")
-
-
-def leaves_of(outputs: Any) -> list[TensorMeta]:
-    """Return the described tensors of ``Problem.outputs``, None left out."""
-    if isinstance(outputs, TensorMeta):
-        return [outputs]
-    return [m for o in outputs or () for m in leaves_of(o)]
