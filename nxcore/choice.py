@@ -67,8 +67,8 @@ class Choice:
 
     @property
     def native(self) -> bool:
-        """Whether torch itself runs it."""
-        return isinstance(self.kernel, TorchKernel)
+        """Whether torch itself runs it, and nobody else takes turns."""
+        return isinstance(self.kernel, TorchKernel) and self.decision.rule != "exploring"
 
 
 def yardstick(kernel: Kernel) -> bool:
@@ -129,10 +129,20 @@ def private_out(problem: Problem, args: tuple[Any, ...]) -> tuple[Any, ...]:
 def try_once(call: Callable[..., Any], problem: Problem, args: tuple[Any, ...]) -> None:
     """Run the real call: what raises does so here, and a result laid out otherwise is another answer."""
     with torch.no_grad():
-        result = tuple(leaves(call(*private_out(problem, args))))
-    if problem.writes:
-        return  # the result lies where the caller said
-    for got, like in zip(result, leaves_of(problem.outputs), strict=True):
+        result = call(*private_out(problem, args))
+    if not problem.writes:  # else the result lies where the caller said
+        check_result(result, problem)
+
+
+def check_result(result: Any, problem: Problem) -> None:
+    """Refuse a result that isn't of torch's shapes, dtypes and strides.
+
+    Raises
+    ------
+    VerificationError
+        Naming both.
+    """
+    for got, like in zip(tuple(leaves(result)), leaves_of(problem.outputs), strict=True):
         came = TensorMeta.of(got)
         same = came.shape == like.shape and came.dtype == like.dtype
         if not same or (like.numel() and came.strides_of_extent != like.strides_of_extent):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import os
 import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from nxcore.dispatch import (
     KernelWarning,
     Operator,
     Plan,
+    Preference,
     make_operator,
     overlap,
     tensors_of,
@@ -29,11 +31,12 @@ from nxcore.dispatch import (
 from nxcore.errors import DeviceLostError, UnsupportedProblemError
 from nxcore.gate import Gate, brief, lost
 from nxcore.guards import capturing, guarded, torch_alone
+from nxcore.learn import Learner
 from nxcore.measure import IN_CALL, Effort
 from nxcore.problem import Problem
 from nxcore.registry import BackendStatus, Registry
 from nxcore.select import Decision
-from nxcore.settings import Settings
+from nxcore.settings import Settings, require_policy
 from nxcore.store import Store
 from nxcore.tune import Tuner
 from nxcore.wisdom import Wisdom
@@ -103,6 +106,7 @@ class Session:
         store = Store(self.settings.cache)
         self.gate, self.wisdom = Gate(self.registry, store), Wisdom(store)
         self.tuner = Tuner(self.registry, self.gate, self.wisdom, effort)
+        self.learner = Learner(self.tuner)
         self._lost: DeviceLostError | None = None
         self._operators: dict[tuple[str, str | None], Operator] = {}
         self._decisions: OrderedDict[tuple[Problem, str | None, tuple[str, ...], bool], Choice] = (
@@ -145,7 +149,16 @@ class Session:
         """Prefer ``backends``, in this order, in the calls of this block; see ``nxcore.use``."""
         for name in backends:
             self.registry.backend(name)
-        token = PREFERENCE.set(backends)
+        token = PREFERENCE.set(PREFERENCE.get()._replace(backends=backends))
+        try:
+            yield
+        finally:
+            PREFERENCE.reset(token)
+
+    @contextlib.contextmanager
+    def policy(self, name: str) -> Iterator[None]:
+        """Decide by another policy in the calls of this block; see ``nxcore.policy``."""
+        token = PREFERENCE.set(PREFERENCE.get()._replace(policy=require_policy(name)))
         try:
             yield
         finally:
@@ -163,7 +176,8 @@ class Session:
         if reason:
             return Explanation(problem, Decision("torch", "reference", reason))
         operator, problem, bound = self._served(operator, problem, bound)
-        return Explanation(problem, self._choose(operator, problem, bound).decision)
+        with self.policy("measure"):  # whoever asks for a reason wants one now
+            return Explanation(problem, self._choose(operator, problem, bound).decision)
 
     def _problem(self, operator: Operator, args: tuple[Any, ...]) -> Problem:
         named = list(zip(operator.spec.params, args, strict=True))
@@ -173,15 +187,15 @@ class Session:
         return Problem.of(operator.spec, args, needs_grad=needs_grad, aliased=aliased)
 
     def _choose(self, operator: Operator, problem: Problem, args: tuple[Any, ...]) -> Choice:
-        order, key = PREFERENCE.get(), self._key(operator, problem)
+        key = self._key(operator, problem)
         with self._lock:  # threads that meet the same new problem measure it once
-            if key in self._decisions:
+            if key in self._decisions and _enough(self._decisions[key], self._policy()):
                 self._decisions.move_to_end(key)
                 return self._decisions[key]
             if reason := torch_alone(problem):
                 return self.tuner.stay(problem, operator.backend, reason)
             try:
-                choice = self.tuner.choose(problem, args, backend=operator.backend, order=order)
+                choice = self._decide(operator, problem, args)
             except DeviceLostError as error:
                 self._lose(error)
                 raise
@@ -189,6 +203,27 @@ class Session:
             if len(self._decisions) > DECISIONS:
                 self._decisions.popitem(last=False)
             return choice
+
+    def _decide(self, operator: Operator, problem: Problem, args: tuple[Any, ...]) -> Choice:
+        """Choose for a problem that is new to this process."""
+        order, policy = PREFERENCE.get().backends, self._policy()
+        if operator.backend is not None or order:
+            return self.tuner.choose(problem, args, backend=operator.backend, order=order)
+        if known := self.tuner.recall(problem, args):
+            return known
+        if policy in ("estimate", "frozen"):
+            stayed = self.tuner.stay(problem, None, f"nothing is known of it, and the policy is {policy!r}")
+            return replace(stayed, decision=replace(stayed.decision, rule="prior"))
+        if policy == "online" and self.learner.takes(problem):
+            return self.learner.start(problem, functools.partial(self._decided, operator, problem))
+        return self.tuner.choose(problem, args)
+
+    def _decided(self, operator: Operator, problem: Problem, choice: Choice) -> None:
+        """Let what was learnt from the calls serve those to come."""
+        with self._lock:
+            self._decisions[self._key(operator, problem)] = choice
+        for found in self._operators.values():  # a gradient's forward runs inside another operator's plans
+            found.clear()
 
     def _recover(
         self, operator: Operator, key: Any, plan: Callable[..., Any], error: Exception, args: tuple[Any, ...]
@@ -259,7 +294,12 @@ class Session:
         return error
 
     def _key(self, operator: Operator, problem: Problem) -> tuple[Any, ...]:
-        return (problem, operator.backend, PREFERENCE.get(), torch.are_deterministic_algorithms_enabled())
+        frozen = self._policy() == "frozen"
+        around = PREFERENCE.get().backends, frozen, torch.are_deterministic_algorithms_enabled()
+        return (problem, operator.backend, *around)
+
+    def _policy(self) -> str:
+        return PREFERENCE.get().policy or self.settings.policy
 
     def _resolve(self, operator: Operator, args: tuple[Any, ...]) -> Plan:
         problem = self._problem(operator, args)
@@ -307,7 +347,7 @@ class Session:
         spec, gradient = operator.spec, operator.spec.gradient
         assert gradient is not None  # noqa: S101  the caller looked
         backward = self.registry.spec(gradient.op)
-        native = choice.decision.chosen == "torch" and operator.backend is None
+        native = choice.native and choice.decision.chosen == "torch" and operator.backend is None
         if native and not self._backward_candidates(problem):
             return call
         return Differentiable(
@@ -328,12 +368,12 @@ class Session:
             1 if isinstance(a, type) else a for a in problem.args
         )  # any number of that type will do
         described = Problem.of(backward, gradient.args(problem.outputs, mask, *values))
-        return [] if described.view else self.tuner.accepting(described, PREFERENCE.get())
+        return [] if described.view else self.tuner.accepting(described, PREFERENCE.get().backends)
 
 
-def _preferring(order: tuple[str, ...], operator: Operator) -> Callable[..., Any]:
+def _preferring(order: Preference, operator: Operator) -> Callable[..., Any]:
     """Carry ``nxcore.use`` over to the backward pass, which runs later and, on CUDA, in another thread."""
-    if not order:
+    if order == Preference():
         return operator
 
     def run(*args: Any) -> Any:
@@ -344,6 +384,13 @@ def _preferring(order: tuple[str, ...], operator: Operator) -> Callable[..., Any
             PREFERENCE.reset(token)
 
     return run
+
+
+def _enough(choice: Choice, policy: str) -> bool:
+    """Tell whether a policy is content with what was decided."""
+    return choice.decision.rule not in {"measure": ("exploring", "prior"), "online": ("prior",)}.get(
+        policy, ()
+    )
 
 
 def _on_lost_device(problem: Problem) -> bool:

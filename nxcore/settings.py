@@ -11,7 +11,10 @@ from pathlib import Path
 
 import platformdirs
 
-VARIABLES = ("NXCORE_BACKENDS", "NXCORE_CACHE", "NXCORE_DISABLE", "NXCORE_STRICT")
+from nxcore.errors import InvalidInputError, nearest
+
+VARIABLES = ("NXCORE_BACKENDS", "NXCORE_CACHE", "NXCORE_DISABLE", "NXCORE_POLICY", "NXCORE_STRICT")
+POLICIES = ("estimate", "online", "measure", "frozen")
 NO = frozenset({"", "0", "false", "no", "off"})
 
 
@@ -28,6 +31,9 @@ class Settings:
         alone where None, or the variable is "", "0", "false", "no" or "off".
     disable : frozenset of str
         ``NXCORE_DISABLE``: plugins not to load.
+    policy : str
+        ``NXCORE_POLICY``: ``online`` (learn from the calls), ``measure`` (at the first call of a problem),
+        ``estimate`` (never) or ``frozen`` (only what is known).
     strict : bool
         ``NXCORE_STRICT``: a broken plugin raises; "", "0", "false", "no" and "off" mean no.
     """
@@ -35,6 +41,7 @@ class Settings:
     backends: frozenset[str] | None = None
     cache: Path | None = None
     disable: frozenset[str] = frozenset()
+    policy: str = "online"
     strict: bool = False
 
     @classmethod
@@ -50,8 +57,25 @@ class Settings:
             backends=_names(env["NXCORE_BACKENDS"]) if "NXCORE_BACKENDS" in env else None,
             cache=_cache(env.get("NXCORE_CACHE")),
             disable=_names(env.get("NXCORE_DISABLE", "")),
+            policy=require_policy(env.get("NXCORE_POLICY", "online").strip().lower(), "NXCORE_POLICY"),
             strict=env.get("NXCORE_STRICT", "").strip().lower() not in NO,
         )
+
+
+def require_policy(policy: str, name: str = "policy") -> str:
+    """Return ``policy``, or refuse what is none.
+
+    Raises
+    ------
+    InvalidInputError
+        Naming the nearest.
+    """
+    if policy not in POLICIES:
+        raise InvalidInputError(
+            f"{name} must be one of {', '.join(POLICIES)}, got {policy!r}{nearest(policy, POLICIES)}",
+            argument=name,
+        )
+    return policy
 
 
 def _names(text: str) -> frozenset[str]:

@@ -87,8 +87,6 @@ class Tuner:
         """
         if backend is not None:
             return self._pinned(problem, args, backend)
-        if not order and (known := self._recalled(problem, args)):
-            return known
         entries = [
             left_out(b, k) if b.on_request and b.name not in order else self.enter(b, k, problem, args)
             for b, k in self.registry.kernels(problem.op)
@@ -97,7 +95,7 @@ class Tuner:
         if decision is None:
             decision, again = self._measured(problem, args, entries)
         if again and not order:
-            self._keep(problem, decision, again)
+            self.keep(problem, decision, again)
         return carry_out(decision, entries)
 
     def stay(self, problem: Problem, backend: str | None, reason: str) -> Choice:
@@ -297,12 +295,15 @@ class Tuner:
         sources = self.gate.suspect(backend, kernel, problem.device, problem.dtype).made_of["sources"]
         return digest(sources) if all(sources.values()) else ""
 
-    def _taking_part(self, op: str) -> list[tuple[Backend, Kernel]]:
+    def taking_part(self, op: str) -> list[tuple[Backend, Kernel]]:
+        """Return the kernels of ``op`` that take part without being asked for."""
         return [(b, k) for b, k in self.registry.kernels(op) if not b.on_request]
 
-    def _keep(self, problem: Problem, decision: Decision, again: Timing | None) -> None:
+    def keep(
+        self, problem: Problem, decision: Decision, again: Timing | None, policy: str = "measure"
+    ) -> None:
         """Keep what was measured for the next process, unless chance had a part in who took part."""
-        owned = self._taking_part(problem.op)
+        owned = self.taking_part(problem.op)
         makes = {b.label(k): self._make(b, k, problem) for b, k in owned}
         if again is None or not all(makes.values()) or any(passing(c.refusal) for c in decision.candidates):
             return
@@ -311,9 +312,9 @@ class Tuner:
         ]
         device = self.gate.suspect(*owned[0], problem.device, problem.dtype).device
         versions = {**device, "torch": str(torch.__version__)}
-        self.wisdom.write(problem, Page(decision, again, makes, tuple(late), versions=versions))
+        self.wisdom.write(problem, Page(decision, again, makes, tuple(late), policy, versions=versions))
 
-    def _recalled(self, problem: Problem, args: tuple[Any, ...]) -> Choice | None:
+    def recall(self, problem: Problem, args: tuple[Any, ...]) -> Choice | None:
         """Return what was decided before; only kernels that are new or made otherwise are measured."""
         if problem.view or (page := self.wisdom.read(problem)) is None:
             return None
@@ -321,7 +322,7 @@ class Tuner:
         candidates: list[Candidate] = []
         changed = False
         new: list[tuple[Backend, Kernel]] = []
-        for backend, kernel in self._taking_part(problem.op):
+        for backend, kernel in self.taking_part(problem.op):
             label = backend.label(kernel)
             refusal, before = self._refusal(backend, kernel, problem), known.pop(label, None)
             same = before is not None and page.makes.get(label) == self._make(backend, kernel, problem)
@@ -348,7 +349,7 @@ class Tuner:
         new: Sequence[tuple[Backend, Kernel]],
     ) -> Choice:
         """Race what is new against torch's own, and let it join what was measured before."""
-        native = [(b, k) for b, k in self._taking_part(problem.op) if b.name == "torch" and (b, k) not in new]
+        native = [(b, k) for b, k in self.taking_part(problem.op) if b.name == "torch" and (b, k) not in new]
         entries = [self.enter(b, k, problem, args) for b, k in [*native, *new]]
         raced, _ = self._measured(problem, args, entries)
         labels = {b.label(k) for b, k in new}
@@ -360,18 +361,18 @@ class Tuner:
                 for c in raced.candidates
                 if c.timing and c.label in labels
             }
-        order = [found[b.label(k)] for b, k in self._taking_part(problem.op)]
+        order = [found[b.label(k)] for b, k in self.taking_part(problem.op)]
         decision = self._decided(problem, order, page.again)
-        self._keep(problem, decision, page.again)
+        self.keep(problem, decision, page.again)
         return self._carried(problem, args, decision)
 
     def _decided(self, problem: Problem, candidates: Sequence[Candidate], again: Timing | None) -> Decision:
-        owned = {b.label(k): (b, k) for b, k in self._taking_part(problem.op)}
+        owned = {b.label(k): (b, k) for b, k in self.taking_part(problem.op)}
         return servable(decide(candidates, again), [Entry(*owned[c.label], c) for c in candidates])
 
     def _carried(self, problem: Problem, args: tuple[Any, ...], decision: Decision) -> Choice:
         """Plan what was chosen in another process; torch serves where it can't be any more."""
-        owned = next((b, k) for b, k in self._taking_part(problem.op) if b.label(k) == decision.chosen)
+        owned = next((b, k) for b, k in self.taking_part(problem.op) if b.label(k) == decision.chosen)
         entry = self.enter(*owned, problem, args, first=False)
         if entry.call is None:
             why = f"{decision.chosen} was chosen before, and now: {entry.candidate.refusal}"
