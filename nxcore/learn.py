@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -14,6 +15,7 @@ from nxcore.choice import Choice, Entry, carry_out, check_result, leaves_of, tim
 from nxcore.dispatch import KernelWarning
 from nxcore.gate import brief
 from nxcore.guards import guarded
+from nxcore.measure import Clock
 from nxcore.online import Exploration
 from nxcore.problem import Problem
 from nxcore.select import Decision, decide, settled
@@ -31,10 +33,12 @@ class Learner:
     ----------
     tuner : Tuner
         Who may take part, and what becomes of the times.
+    clock : callable
+        Nanoseconds; a test may bring its own.
     """
 
-    def __init__(self, tuner: Tuner) -> None:
-        self.tuner = tuner
+    def __init__(self, tuner: Tuner, clock: Clock = time.perf_counter_ns) -> None:
+        self.tuner, self.clock = tuner, clock
         self._one_at_a_time = threading.Lock()
         self.threads: list[threading.Thread] = []
 
@@ -83,6 +87,7 @@ class Learner:
             settled=lambda seen: settled(timed([e.candidate for e in entries], seen), seen.get(AGAIN)),
             finished=finish,
             failed=failed,
+            clock=self.clock,
         )
 
         def prepare() -> None:
