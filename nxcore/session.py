@@ -29,6 +29,7 @@ from nxcore.dispatch import (
     tensors_of,
 )
 from nxcore.errors import DeviceLostError, UnsupportedProblemError
+from nxcore.exchange import Lock
 from nxcore.gate import Gate, brief, lost
 from nxcore.guards import capturing, guarded, torch_alone
 from nxcore.learn import Learner
@@ -40,6 +41,7 @@ from nxcore.settings import Settings, require_policy
 from nxcore.store import Store
 from nxcore.tune import Tuner
 from nxcore.wisdom import Wisdom
+from nxcore.wisdom import key as filed
 
 DECISIONS = 4096
 
@@ -107,6 +109,7 @@ class Session:
         self.gate, self.wisdom = Gate(self.registry, store), Wisdom(store)
         self.tuner = Tuner(self.registry, self.gate, self.wisdom, effort)
         self.learner = Learner(self.tuner)
+        self.lock = Lock.read(self.settings.lock) if self.settings.lock else Lock({})
         self._lost: DeviceLostError | None = None
         self._operators: dict[tuple[str, str | None], Operator] = {}
         self._decisions: OrderedDict[tuple[Problem, str | None, tuple[str, ...], bool], Choice] = (
@@ -209,7 +212,11 @@ class Session:
         order, policy = PREFERENCE.get().backends, self._policy()
         if operator.backend is not None or order:
             return self.tuner.choose(problem, args, backend=operator.backend, order=order)
-        if known := self.tuner.recall(problem, args):
+        if label := self.lock.label(filed(problem)):
+            return self.tuner.locked(problem, args, label, strict=self.settings.strict)
+        if policy == "frozen" and self.settings.strict:
+            raise UnsupportedProblemError(problem.op, "frozen", [f"the lock says nothing of {problem}"])
+        if policy != "frozen" and (known := self.tuner.recall(problem, args)):
             return known
         if policy in ("estimate", "frozen"):
             stayed = self.tuner.stay(problem, None, f"nothing is known of it, and the policy is {policy!r}")

@@ -13,7 +13,14 @@ import platformdirs
 
 from nxcore.errors import InvalidInputError, nearest
 
-VARIABLES = ("NXCORE_BACKENDS", "NXCORE_CACHE", "NXCORE_DISABLE", "NXCORE_POLICY", "NXCORE_STRICT")
+VARIABLES = (
+    "NXCORE_BACKENDS",
+    "NXCORE_CACHE",
+    "NXCORE_DISABLE",
+    "NXCORE_LOCK",
+    "NXCORE_POLICY",
+    "NXCORE_STRICT",
+)
 POLICIES = ("estimate", "online", "measure", "frozen")
 NO = frozenset({"", "0", "false", "no", "off"})
 
@@ -31,6 +38,8 @@ class Settings:
         alone where None, or the variable is "", "0", "false", "no" or "off".
     disable : frozenset of str
         ``NXCORE_DISABLE``: plugins not to load.
+    lock : Path, optional
+        ``NXCORE_LOCK``: a file of choices that hold whatever was measured; see ``nxcore wisdom lock``.
     policy : str
         ``NXCORE_POLICY``: ``online`` (learn from the calls), ``measure`` (at the first call of a problem),
         ``estimate`` (never) or ``frozen`` (only what is known).
@@ -41,6 +50,7 @@ class Settings:
     backends: frozenset[str] | None = None
     cache: Path | None = None
     disable: frozenset[str] = frozenset()
+    lock: Path | None = None
     policy: str = "online"
     strict: bool = False
 
@@ -57,6 +67,7 @@ class Settings:
             backends=_names(env["NXCORE_BACKENDS"]) if "NXCORE_BACKENDS" in env else None,
             cache=_cache(env.get("NXCORE_CACHE")),
             disable=_names(env.get("NXCORE_DISABLE", "")),
+            lock=Path(env["NXCORE_LOCK"]).expanduser() if env.get("NXCORE_LOCK") else None,
             policy=require_policy(env.get("NXCORE_POLICY", "online").strip().lower(), "NXCORE_POLICY"),
             strict=env.get("NXCORE_STRICT", "").strip().lower() not in NO,
         )

@@ -113,6 +113,26 @@ class Tuner:
         decision = Decision("torch", "reference", reason)
         return Choice(decision, problem.spec.reference, kernel, torch_backend)
 
+    def locked(self, problem: Problem, args: tuple[Any, ...], label: str, *, strict: bool) -> Choice:
+        """Return the kernel that a lock names, torch's reference where it can't serve.
+
+        Raises
+        ------
+        UnsupportedProblemError
+            If it can't and ``strict``.
+        """
+        owned = [(b, k) for b, k in self.registry.kernels(problem.op) if b.label(k) == label]
+        why = "it isn't installed"
+        if owned:
+            entry = self.enter(*owned[0], problem, args)
+            if entry.call is not None:
+                decision = Decision(label, "locked", "the lock says so", (entry.candidate,))
+                return Choice(decision, entry.call, entry.kernel, entry.backend)
+            why = entry.candidate.refusal
+        if strict:
+            raise UnsupportedProblemError(problem.op, label, [f"the lock names it, and {why}"])
+        return self.stay(problem, None, f"the lock names {label}, and {why}")
+
     def after(self, choice: Choice, problem: Problem, reason: str) -> Choice:
         """Return who is next where the chosen kernel failed for ``reason``: a runner-up, or torch."""
         failed = choice.decision

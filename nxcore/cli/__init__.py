@@ -10,7 +10,7 @@ import sys
 import typer
 
 from nxcore import __version__
-from nxcore.cli import backends, demo, doctor, explain, ops
+from nxcore.cli import backends, demo, doctor, explain, ops, wisdom
 
 app = typer.Typer(
     name="nxcore",
@@ -23,6 +23,7 @@ app = typer.Typer(
 
 for module in (demo, ops, backends, doctor, explain):
     app.command(name=module.__name__.rpartition(".")[2])(module.command)
+app.add_typer(wisdom.app, name="wisdom")
 
 
 def _version(wanted: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json as _json
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -133,6 +134,40 @@ def explain(found: dict[str, Any]) -> None:
             _error(c["error"]),
         )
     console.print(table)
+
+
+def wisdom(rows: list[dict[str, Any]]) -> None:
+    """Print what was measured."""
+    console = _console()
+    for device in dict.fromkeys(row["device"] for row in rows):
+        table = _table(
+            "operator", "problem", "chosen", "why", "policy", "days", title=device, right=("days",)
+        )
+        for row in (r for r in rows if r["device"] == device):
+            days = f"{(time.time() - row['date']) / 86_400:.0f}"
+            cells = (
+                row["problem"]["op"],
+                _shapes(row["problem"]),
+                row["chosen"],
+                row["reason"],
+                row["policy"],
+                days,
+            )
+            table.add_row(*map(escape, cells))
+        console.print(table)
+    if not rows:
+        console.print("nothing was measured yet")
+
+
+def _shapes(problem: dict[str, Any]) -> str:
+    """Return the tensors of a problem as text: element type and shape of each, and how often."""
+    found: list[str] = []
+    for value in problem.values():
+        for meta in value if isinstance(value, list) else [value]:
+            if isinstance(meta, dict) and "shape" in meta:
+                found.append(f"{meta['dtype']}{meta['shape']}")
+    counts = {text: found.count(text) for text in found}
+    return ", ".join(f"{n} x {text}" if n > 1 else text for text, n in counts.items())
 
 
 def demo(report: Report) -> None:
