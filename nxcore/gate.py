@@ -24,7 +24,7 @@ from nxcore.errors import DeviceLostError
 from nxcore.kernel import Backend, Kernel
 from nxcore.layout import layout_class
 from nxcore.problem import Problem
-from nxcore.quarantine import Quarantine, Suspect
+from nxcore.quarantine import Entry, Quarantine, Suspect
 from nxcore.registry import Registry
 from nxcore.spec import Sample
 from nxcore.store import Store
@@ -89,6 +89,19 @@ class Gate:
         if not self.quarantine.knows(kernel.op, backend.label(kernel)):
             return ""  # without looking at its sources
         return self.quarantine.refusal(self.suspect(backend, kernel, problem.device, problem.dtype))
+
+    def quarantined(self) -> list[Entry]:
+        """Return the entries in force; one whose kernel is made otherwise by now is lifted."""
+        owned = {(k.op, b.label(k)): (b, k) for b in self.registry.backends.values() for k in b.kernels}
+        for entry in list(self.quarantine):
+            if (found := owned.get((entry.op, entry.kernel))) is None:
+                continue  # not installed now, and still what it was where it comes back
+            kind = torch.device(str(entry.facts["device"].get("type")))
+            if kind.type == "cuda" and not torch.cuda.is_available():
+                continue
+            if not self.quarantine.refusal(self.suspect(*found, kind, getattr(torch, entry.dtype))):
+                self.quarantine.lift(entry)
+        return list(self.quarantine)
 
     def verify(self, backend: Backend, kernel: Kernel, problem: Problem) -> Held:
         """Hold a kernel to the float64 reference for calls like ``problem``; once.

@@ -223,6 +223,25 @@ def test_another_version_of_torch_is_asked_again(tmp_path, module, monkeypatch):
         identity.versions.cache_clear()
 
 
+def test_an_entry_of_a_kernel_that_was_mended_is_lifted(tmp_path, module):
+    good = module.read_text()
+    module.write_text(good.replace("torch.add(x, y, alpha=alpha, out=out)", "torch.zeros_like(x + y)"))
+    held, _ = process(tmp_path / "cache")
+    assert "wrong on sample" in held.refusal
+    kernel = fakes.Kernel("add", "kernels_of_mine:plan", dtypes=fakes.DTYPES)
+    registry = fakes.registry(fakes.backend("fake", kernel))
+
+    def listed():
+        identity.source.cache_clear()
+        identity.sources.cache_clear()
+        return [e.kernel for e in Gate(registry, Store(tmp_path / "cache")).quarantined()]
+
+    assert listed() == ["fake"]
+    module.write_text(good)
+    assert listed() == []
+    assert list(Store(tmp_path / "cache").items("quarantine")) == []
+
+
 def test_a_verdict_that_makes_no_sense_is_asked_again(tmp_path, module):
     process(tmp_path / "cache")
     store = Store(tmp_path / "cache")
