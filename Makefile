@@ -29,7 +29,7 @@ test: $(VENV)/.test
 	$(BIN)/python -m pytest -p no:benchmark -n $(WORKERS)
 
 gpu-test: $(VENV)/.test
-	$(BIN)/python -m pytest -p no:benchmark -n $(WORKERS) $(addprefix --require=,$(ON_GPU))
+	$(BIN)/python -m pytest -p no:benchmark -n $(WORKERS) $(addprefix --nxcore-require=,$(ON_GPU))
 	$(BIN)/python -m pytest benchmarks/test_overhead.py benchmarks/test_gate.py
 
 sanitize: $(VENV)/.test
@@ -37,8 +37,8 @@ sanitize: $(VENV)/.test
 	  compute-sanitizer --tool $$tool --error-exitcode 1 $(BIN)/python benchmarks/sanitize.py || exit 1; done
 
 conformance: $(VENV)/.test
-	$(BIN)/python benchmarks/conformance.py run --jobs $(WORKERS) build/conformance.json
-	$(BIN)/python benchmarks/conformance.py render build/conformance.json build/conformance.md
+	$(BIN)/python -m pytest -p no:benchmark -n $(WORKERS) -q --nxcore-report=build/conformance.json nxcore/testing; \
+	  status=$$?; $(BIN)/python benchmarks/conformance.py build/conformance.json build/conformance.md && exit $$status
 
 bench: $(VENV)/.test
 	$(BIN)/python -m pytest benchmarks/test_overhead.py benchmarks/test_gate.py

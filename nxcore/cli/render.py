@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json as _json
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,14 @@ if TYPE_CHECKING:
 
 WIDTH = 100
 STATUS = {"ready": "green", "unavailable": "yellow", "failed": "red", "disabled": "dim"}
-VERDICT = {"verified": "green", "not run": "yellow", "wrong": "red"}
+VERDICT = {
+    "verified": "green",
+    "not run": "yellow",
+    "declined": "yellow",
+    "wrong": "red",
+    "crashed": "red",
+    "hung": "red",
+}
 
 
 def _console(*, stderr: bool = False) -> Console:
@@ -133,6 +141,53 @@ def explain(found: dict[str, Any]) -> None:
             _error(c["error"]),
         )
     console.print(table)
+
+
+def quarantine(rows: list[dict[str, Any]]) -> None:
+    """Print what is kept from calls: a table a kind, for a wrong answer is not a crash."""
+    titles = {"wrong": "Wrong answers", "crashed": "Crashed or hung", "raised": "Raised again and again"}
+    console = _console()
+    for kind, title in titles.items():
+        table = _table("operator", "kernel", "type", "device", "until", "reason", title=title)
+        for row in (r for r in rows if r["kind"] == kind):
+            until = time.strftime("%Y-%m-%d", time.gmtime(row["until"]))
+            cells = (row["op"], row["kernel"], row["dtype"], row["device"], until, row["reason"])
+            table.add_row(*map(escape, cells))
+        if table.row_count:
+            console.print(table)
+    if rows:
+        console.print("To let one try again: nxcore quarantine clear OPERATOR --kernel KERNEL")
+    else:
+        console.print("no kernel is in quarantine")
+
+
+def verify(rows: list[dict[str, Any]]) -> None:
+    """Print how each kernel ended, and below what can't run here."""
+    columns = ("operator", "kernel", "type", "outcome", "samples", "worst error", "reason")
+    table = _table(*columns, right=("samples", "worst error"))
+    absent: dict[tuple[str, str], int] = {}
+    for row in rows:
+        if row["outcome"] == "declined" and not row["declined"]:  # the machine's no, not the kernel's
+            at = (row["kernel"], row["reason"])
+            absent[at] = absent.get(at, 0) + 1
+            continue
+        colour = VERDICT[row["outcome"]]
+        table.add_row(
+            row["op"],
+            escape(row["kernel"]),
+            row["dtype"],
+            f"[{colour}]{row['outcome']}[/{colour}]",
+            str(row["samples"] or ""),
+            _error(row["error"]),
+            escape(row["reason"]),
+        )
+    console = _console()
+    if table.row_count:
+        console.print(table)
+    for (kernel, reason), count in absent.items():
+        console.print(f"[yellow]not run[/yellow] {escape(kernel)} ({count} rows): {escape(reason)}")
+    counts = [f"{n} {what}" for what in VERDICT if (n := sum(row["outcome"] == what for row in rows))]
+    console.print(", ".join(counts) or "no kernel to verify")
 
 
 def demo(report: Report) -> None:
