@@ -159,6 +159,7 @@ ERRORS = (
         match="memory_format must be contiguous_format or channels_last",
         kwargs={"memory_format": torch.preserve_format},
     ),
+    ErrorCase("not_a_size", (rand(1, 2, 2, 2), 4, 2), match="size must be a sequence of integers, got 4"),
     ErrorCase("not_a_tensor", (1.0, (1, 2, 4, 4), 2), match="grad must be a tensor, got float"),
 )
 

@@ -143,6 +143,22 @@ SAMPLES = (
         (rand(2, 9, 7, 6), rand(2, 9, 7, 6, layout="channels_last"), rand(9, 1, 3, 3), 1, 1),
     ),
     Sample("many_images", (rand(33, 2, 6, 7), rand(33, 2, 6, 7), rand(2, 1, 3, 3), 1, 1)),
+    # In larger images every filter element meets a NaN, and none is left to be kept clean. There are NaNs in
+    # x alone: whether the zeros of the padding times NaN are NaN, torch's own kernels don't agree.
+    Sample(
+        "nan_past_the_outputs",
+        (rand(1, 1, 2, 3), rand(1, 1, 2, 3, values="nan"), rand(1, 1, 3, 3), 1, 1),
+    ),
+    Sample(
+        "nan_past_the_outputs_channels_last",
+        (
+            rand(1, 2, 1, 3, layout="channels_last"),
+            rand(1, 2, 1, 3, layout="channels_last", values="nan"),
+            rand(2, 1, 3, 3),
+            1,
+            1,
+        ),
+    ),
 )
 
 ERRORS = (

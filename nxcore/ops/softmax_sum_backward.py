@@ -181,6 +181,12 @@ ERRORS = (
         match="output_mask must have 3 entries, got 1",
         kwargs={"output_mask": (True,)},
     ),
+    ErrorCase(
+        "not_a_mask",
+        (rand(4), (rand(4), rand(4)), rand(2)),
+        match="output_mask must be a sequence of flags, got 'all'",
+        kwargs={"output_mask": "all"},
+    ),
     ErrorCase("not_a_tensor", (None, (rand(4), rand(4)), rand(2)), match="grad must be a tensor, got None"),
 )
 
