@@ -14,7 +14,8 @@ from torch import Tensor
 
 from nxcore.errors import InvalidInputError
 from nxcore.plugin import Cost, ErrorCase, OpSpec, Param, Sample, rand
-from nxcore.spec import DEGENERATE, require_flags, require_size, require_tensor
+from nxcore.require import require_flags, require_size, require_tensor
+from nxcore.spec import DEGENERATE
 
 Number = int | float
 BOTH = (True, True)

@@ -17,7 +17,8 @@ from torch.nn import functional
 from nxcore.errors import InvalidInputError
 from nxcore.ops.max_pool2d import require_window
 from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, Window, rand
-from nxcore.spec import DEGENERATE, brief, require_flag, require_tensor
+from nxcore.require import brief, require_flag, require_tensor
+from nxcore.spec import DEGENERATE
 from nxcore.window import memory_format, require_image
 
 

@@ -16,7 +16,8 @@ from torch.nn import functional
 
 from nxcore.errors import InvalidInputError
 from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, Window, rand
-from nxcore.spec import DEGENERATE, require_integers, require_size, require_tensor
+from nxcore.require import require_integers, require_size, require_tensor
+from nxcore.spec import DEGENERATE
 from nxcore.window import memory_format, require_image
 
 

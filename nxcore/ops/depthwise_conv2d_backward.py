@@ -18,7 +18,8 @@ from nxcore.ops.depthwise_conv2d import SAMPLES as FORWARD_SAMPLES
 from nxcore.ops.depthwise_conv2d import check as check_forward
 from nxcore.ops.depthwise_conv2d import window
 from nxcore.plugin import Cost, ErrorCase, OpSpec, Param, Sample, Window, rand
-from nxcore.spec import Layout, require_flags, require_tensor
+from nxcore.require import require_flags, require_tensor
+from nxcore.spec import Layout
 from nxcore.window import memory_format
 
 BOTH = (True, True)
@@ -136,6 +137,7 @@ IMAGE, FILTER = rand(2, 3, 7, 9), rand(3, 1, 3, 3)
 SAMPLES = (
     *(_with_grad(s) for s in FORWARD_SAMPLES),
     Sample("stride_zero_grad", (rand(2, 3, 7, 9, layout="expanded"), IMAGE, FILTER, 1, 1)),
+    Sample("gradient_of_a_sum", (rand(2, 3, 7, 9, layout="repeated"), IMAGE, FILTER, 1, 1)),
     Sample("only_the_image", (rand(2, 3, 7, 9), IMAGE, FILTER, 1, 1), {"output_mask": (True, False)}),
     Sample("only_the_filters", (rand(2, 3, 7, 9), IMAGE, FILTER, 1, 1), {"output_mask": (False, True)}),
     Sample(

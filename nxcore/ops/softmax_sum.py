@@ -17,7 +17,8 @@ from torch import Tensor
 from nxcore.errors import InvalidInputError
 from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, rand
 from nxcore.problem import TensorMeta, is_tensor
-from nxcore.spec import DEGENERATE, require_same, require_tensor
+from nxcore.require import require_same, require_tensor
+from nxcore.spec import DEGENERATE
 
 
 def reference(xs: Sequence[Tensor] | Tensor, logits: Tensor) -> Tensor:

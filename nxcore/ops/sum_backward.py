@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nxcore.errors import InvalidInputError
 from nxcore.plugin import Cost, ErrorCase, OpSpec, Param, Sample, canonical_dims, rand
-from nxcore.spec import require_flag, require_size, require_tensor
+from nxcore.require import require_flag, require_size, require_tensor
 
 Dim = int | tuple[int, ...] | list[int] | None
 

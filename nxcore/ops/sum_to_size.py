@@ -15,7 +15,8 @@ from torch import Tensor
 from nxcore.errors import InvalidInputError
 from nxcore.ops.add_backward import summed_dims
 from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, rand
-from nxcore.spec import DEGENERATE, require_size, require_tensor
+from nxcore.require import require_size, require_tensor
+from nxcore.spec import DEGENERATE
 
 
 def reference(x: Tensor, size: tuple[int, ...]) -> Tensor:

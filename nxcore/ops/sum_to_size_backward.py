@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nxcore.errors import InvalidInputError
 from nxcore.plugin import Cost, ErrorCase, OpSpec, Param, Sample, rand
-from nxcore.spec import require_size, require_tensor
+from nxcore.require import require_size, require_tensor
 
 
 def reference(grad: Tensor, size: tuple[int, ...]) -> Tensor:

@@ -209,7 +209,7 @@ def test_the_reference_in_disguise_keeps_every_rule(op):
     assert row.broken == ()
     assert row.outcome == "verified"
     assert row.samples
-    assert not row.declined
+    assert set(row.declined) <= {"doesn't claim to be graph_safe"}, "asked on CUDA alone"
     assert row.microseconds or op in VIEWS
 
 

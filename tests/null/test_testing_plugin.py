@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest_plugins = "pytester"
 
@@ -34,7 +35,8 @@ def pytest_nxcore_registry(config):
 def kit(pytester, monkeypatch):
     """Run the kit over backends that are registered at run time."""
     pytester.makepyfile(backends=BACKENDS)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(pytester.path), str(ROOT)]))
+    path = [str(pytester.path), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
 
     def run(*options):
         always = ("-p", "backends", "-p", "no:cacheprovider", "-p", "no:benchmark", "--pyargs")
@@ -51,7 +53,7 @@ def test_refusals_are_written_reviewed_and_held_to(kit, pytester):
     assert first["passed"] > 30
     assert set(first) == {"passed", "skipped"}
     text = listed.read_text()
-    assert "[cpu]\nadd\n  loop\n" in text
+    assert f"[{'cuda' if torch.cuda.is_available() else 'cpu'}]\nadd\n  loop\n" in text
     assert "    number: needs a tensor for y\n" in text
     assert "    repeats_itself: doesn't claim to be deterministic\n" in text
     listed.write_text(text.replace("    number: ", "    nan: "))
@@ -116,7 +118,7 @@ def test_backends_are_chosen_by_name(kit):
     }
 
 
-def test_a_session_without_the_kit_is_left_alone(pytester):
+def test_a_session_without_the_kit_is_left_alone(pytester, monkeypatch):
     pytester.makepyfile(
         """
         import sys
@@ -127,5 +129,7 @@ def test_a_session_without_the_kit_is_left_alone(pytester):
             assert not heavy & set(sys.modules)
         """
     )
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-p", "no:benchmark")
+    # No plugin but the kit's: others may load torch.
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    result = pytester.runpytest_subprocess("-p", "nxcore.testing.plugin", "-p", "no:cacheprovider")
     result.assert_outcomes(passed=1)

@@ -108,11 +108,11 @@ TABLE: dict[str, tuple[str, Callable[..., tuple[Any, ...]]]] = {
 """By torch's name in the database: the operator, and its arguments from those of a sample."""
 
 
-def _samples(info: Any, dtype: torch.dtype) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+def _samples(info: Any, dtype: torch.dtype, device: str) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
     """Return the samples, and the reference inputs where they are others; of a convolution, no bias."""
-    found = list(info.sample_inputs("cpu", dtype, requires_grad=False))
+    found = list(info.sample_inputs(device, dtype, requires_grad=False))
     if info.reference_inputs_func is not None:
-        found += info.reference_inputs("cpu", dtype, requires_grad=False)
+        found += info.reference_inputs(device, dtype, requires_grad=False)
     calls = [((s.input, *s.args), dict(s.kwargs)) for s in found]
     if info.name == "nn.functional.conv2d":
         calls = [((x, weight, None), named) for (x, weight, *_), named in calls]
@@ -149,12 +149,13 @@ def _tally(session: Session, info: Any, backend: str | None) -> dict[str, Any]:
     name, adapt = TABLE[info.name]
     op = session.op(name, backend=backend)
     machine = session.registry.probe(session.registry.backend(backend)) if backend else None
+    device = "cuda" if torch.cuda.is_available() and backend in ("triton", "cuda") else "cpu"
     seen = used = 0
     left_out: Counter[str] = Counter()
     failures = []
     for dtype in DTYPES:
         simulated = bool(machine and machine.simulated)
-        calls = _samples(info, dtype)
+        calls = _samples(info, dtype, device)
         seen += len(calls)
         if simulated and dtype is not torch.float32:
             left_out["an interpreter is given float32 alone"] += len(calls)
