@@ -98,7 +98,7 @@ def test_a_side_stream_never_wins_a_race(op):
     sample = next(s for s in SPECS[op].samples if s.name == backends.SIDE_STREAM.shown[op])
     args = sample.build(SPECS[op], "cuda", torch.float32)
     assert right(op, args, fakes.called(session.op(op), args))
-    assert session.explain(op, *args).decision.chosen == "torch"
+    assert session.explain(op, *args).decision.chosen.startswith("torch")
 
 
 # What hangs, in processes of their own.
