@@ -10,12 +10,13 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 ON_GPU := cuda cupy triton numba-cuda
 WORKERS ?= 2
 
-.PHONY: help demo test gpu-test sanitize conformance bench lint docs clean
+.PHONY: help demo test mutations gpu-test sanitize conformance bench lint docs clean
 
 help:
 	@echo "make demo         set up, then run the main job on this machine"
 	@echo "make test         set up, then run the tests"
 	@echo "make gpu-test     the tests, all of them, on a machine with a CUDA device"
+	@echo "make mutations    break every kernel of ours in five ways, and see the conformance kit catch each"
 	@echo "make sanitize     compute-sanitizer over every CUDA C++ kernel, on a machine with a CUDA device"
 	@echo "make conformance  hold every kernel to its samples here, and write build/conformance.md"
 	@echo "make bench        the cost of a call above a direct call, gated"
@@ -28,8 +29,11 @@ demo: $(VENV)/.demo
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -p no:benchmark -n $(WORKERS)
 
+mutations: $(VENV)/.test
+	NXCORE_TEST_MUTATIONS=all $(BIN)/python -m pytest -p no:benchmark -n $(WORKERS) tests/hostile/test_mutations.py
+
 gpu-test: $(VENV)/.test
-	$(BIN)/python -m pytest -p no:benchmark -n $(WORKERS) $(addprefix --require=,$(ON_GPU))
+	$(BIN)/python -m pytest -p no:benchmark -n $(WORKERS) $(addprefix --nxcore-require=,$(ON_GPU))
 	$(BIN)/python -m pytest benchmarks/test_overhead.py benchmarks/test_gate.py
 
 sanitize: $(VENV)/.test
@@ -37,8 +41,8 @@ sanitize: $(VENV)/.test
 	  compute-sanitizer --tool $$tool --error-exitcode 1 $(BIN)/python benchmarks/sanitize.py || exit 1; done
 
 conformance: $(VENV)/.test
-	$(BIN)/python benchmarks/conformance.py run --jobs $(WORKERS) build/conformance.json
-	$(BIN)/python benchmarks/conformance.py render build/conformance.json build/conformance.md
+	$(BIN)/python -m pytest -p no:benchmark -n $(WORKERS) -q --nxcore-report=build/conformance.json nxcore/testing; \
+	  status=$$?; $(BIN)/python benchmarks/conformance.py build/conformance.json build/conformance.md && exit $$status
 
 bench: $(VENV)/.test
 	$(BIN)/python -m pytest benchmarks/test_overhead.py benchmarks/test_gate.py

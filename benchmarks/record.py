@@ -47,6 +47,7 @@ def main() -> int:
     )
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--op", action="append", default=[], help="only these operators")
+    parser.add_argument("--sample", action="append", default=[], help="only these samples")
     parser.add_argument("--dtype", action="append", default=[], help="only these element types")
     parser.add_argument("--cpu", action="store_true", help="on the CPU though there is a CUDA device")
     parser.add_argument("--huge", action="store_true", help="the samples tagged huge too")
@@ -93,6 +94,8 @@ def _cells(session: Session, options: argparse.Namespace) -> Iterator[tuple[OpSp
             continue
         for sample, dtype in itertools.product(spec.tagged("bench"), spec.dtypes):
             if "huge" in sample.tags and not options.huge:
+                continue
+            if options.sample and sample.name not in options.sample:
                 continue
             if options.dtype and str(dtype).removeprefix("torch.") not in options.dtype:
                 continue

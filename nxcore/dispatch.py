@@ -183,10 +183,16 @@ class Operator:
         return self.spec.reference(*args)
 
     def failed(self, key: Any, plan: Callable[..., Any], error: Exception, *args: Any) -> Any:
-        """Deal with a plan that raised: the session knows who is next, unless the error is nxcore's own."""
-        if self._recover is None or isinstance(error, NxcoreError):
+        """Deal with a plan that raised: the session knows who is next, unless the call was at fault."""
+        if isinstance(error, NxcoreError):
             raise error
-        return self._recover(self, key, plan, error, self.frozen(args))
+        args = self.frozen(args)
+        self.spec.check(*args)  # a key doesn't tell all that a check does, such as the size of a number
+        if reason := self.unusual(args):
+            return self._serve_unusual(args, reason)
+        if self._recover is None:
+            raise error
+        return self._recover(self, key, plan, error, args)
 
 
 def _named(name: str, backend: str | None) -> Operator:
@@ -315,10 +321,11 @@ def _signature(params: tuple[Param, ...]) -> str:
     return ", ".join(parts)
 
 
-def _facts(name: str) -> str:
+def _facts(name: str, *more: str) -> str:
     # A row-major tensor's strides follow from its shape, and asking whether it is one costs half.
-    layout = f"{name}.is_contiguous() or {name}.stride()"
-    return f"({name}.__class__, {name}.shape, {layout}, {name}.dtype, {name}.device, {name}.requires_grad)"
+    strides = f"{name}.is_contiguous() or {name}.stride()"
+    facts = ("__class__", "shape", "dtype", "device", "requires_grad", *more)
+    return f"({strides}, {', '.join(f'{name}.{fact}' for fact in facts)})"
 
 
 def _key(spec: OpSpec) -> str:
@@ -328,19 +335,22 @@ def _key(spec: OpSpec) -> str:
     for p in spec.params:
         n = p.name
         if p.kind == "tensor":
-            parts.append(_facts(n))
+            parts.append(_facts(n, "layout"))
         elif p.kind == "tensors":
             sequence = f"{n}.__class__ is tuple or {n}.__class__ is list"
-            parts.append(f"tuple([{_facts('t')} for t in {n}]) if {sequence} else {_facts(n)}")
+            # One layout for all: among others, a tensor without strides raises in whatever runs.
+            many = f"({n} and {n}[0].layout, *[{_facts('t')} for t in {n}])"
+            parts.append(f"{many} if {sequence} else {_facts(n, 'layout')}")
         elif p.kind == "operand":
-            parts.append(f"{n}.__class__ if {n}.__class__ in NUMBERS else {_facts(n)}")
+            parts.append(f"{n}.__class__ if {n}.__class__ in NUMBERS else {_facts(n, 'layout')}")
         elif p.kind == "scalar":
             parts.append(f"{n}.__class__")
         elif p.kind == "out":
-            parts.append(f"None if {n} is None else ({_facts(n)}, overlap({n}, {inputs}))")
+            parts.append(f"None if {n} is None else ({_facts(n, 'layout')}, overlap({n}, {inputs}))")
         else:
-            # With its class: 1, 1.0 and True are equal, and not all of them pass the checks.
-            parts.append(f"tuple({n}) if {n}.__class__ is list else ({n}.__class__, {n})")
+            # With classes: 1, 1.0 and True are equal, and not all of them pass the checks.
+            many = f"{n}.__class__ is tuple or {n}.__class__ is list"
+            parts.append(f"(tuple({n}), *map(type, {n})) if {many} else ({n}.__class__, {n})")
     around = (
         "grad_enabled(), deterministic(), autocast(), dispatch_modes(), "
         "function_modes() and not only_default_device(), functorch(), "

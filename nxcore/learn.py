@@ -18,9 +18,9 @@ from nxcore.guards import guarded
 from nxcore.measure import Clock
 from nxcore.online import Exploration
 from nxcore.problem import Problem
+from nxcore.recall import Recall
 from nxcore.select import Decision, decide, settled
 from nxcore.timing import Timing
-from nxcore.tune import Tuner
 from nxcore.wisdom import AGAIN
 
 Decided = Callable[[Choice], None]
@@ -31,14 +31,14 @@ class Learner:
 
     Parameters
     ----------
-    tuner : Tuner
-        Who may take part, and what becomes of the times.
+    recall : Recall
+        Keeps what was learnt; its tuner knows who may take part.
     clock : callable
         Nanoseconds; a test may bring its own.
     """
 
-    def __init__(self, tuner: Tuner, clock: Clock = time.perf_counter_ns) -> None:
-        self.tuner, self.clock = tuner, clock
+    def __init__(self, recall: Recall, clock: Clock = time.perf_counter_ns) -> None:
+        self.recall, self.tuner, self.clock = recall, recall.tuner, clock
         self._one_at_a_time = threading.Lock()
         self.threads: list[threading.Thread] = []
 
@@ -64,7 +64,7 @@ class Learner:
 
         def finish(timings: Mapping[str, Timing]) -> Callable[..., Any]:
             decision = decide(timed([e.candidate for e in entries], timings), timings.get(AGAIN))
-            self.tuner.keep(problem, decision, timings.get(AGAIN), "online")
+            self.recall.keep(problem, decision, timings.get(AGAIN), "online")
             choice = carry_out(decision, entries)
             decided(choice)
             return guarded(choice, problem)

@@ -191,13 +191,17 @@ class Problem:
         """What the reference returns, as ``TensorMeta`` in the reference's own structure.
 
         Told by the spec, or found by running the reference on meta tensors: shape, dtype and strides are
-        torch's.
+        torch's. A number is 2: by 1, a reference may return a view of what it would multiply.
         """
+        return self.outputs_by(2)
+
+    def outputs_by(self, number: int) -> Any:
+        """Return what the reference returns where every number that may change is ``number``."""
         told = self.spec.outputs(*(a for _, a in self._without_out()))
         if told is not None:
             return told
         with torch.no_grad():
-            result = self.spec.reference(*(_as_meta(p.kind, a) for p, a in self._without_out()))
+            result = self.spec.reference(*(_as_meta(p.kind, a, number) for p, a in self._without_out()))
         return _relabel(result, self.device)
 
     def _without_out(self) -> Iterator[tuple[Any, Any]]:
@@ -238,12 +242,12 @@ def _leaves(value: Any) -> Iterator[TensorMeta]:
             yield from _leaves(item)
 
 
-def _as_meta(kind: str, value: Any) -> Any:
+def _as_meta(kind: str, value: Any, number: int) -> Any:
     if isinstance(value, TensorMeta):
         return torch.empty_strided(value.shape, value.strides, dtype=value.dtype, device="meta")
     if isinstance(value, tuple) and value and isinstance(value[0], TensorMeta):
-        return tuple(_as_meta(kind, v) for v in value)
-    return value(1) if kind in ("scalar", "operand") and isinstance(value, type) else value
+        return tuple(_as_meta(kind, v, number) for v in value)
+    return value(number) if kind in ("scalar", "operand") and isinstance(value, type) else value
 
 
 def _relabel(result: Any, device: torch.device) -> Any:

@@ -165,12 +165,16 @@ class Quarantine:
         """Lift the entries of an operator, of a kernel or of all; return them."""
         lifted = [e for e in self if (not op or e.op == op) and (not kernel or e.kernel == kernel)]
         for entry in lifted:
-            key = {"op": entry.op, "kernel": entry.kernel, "dtype": entry.dtype, "device": entry.device}
-            with self._lock:
-                self._entries.pop(_place(key), None)
-                self._strikes.pop(_place(key), None)
-            self.store.remove("quarantine", key)
+            self.lift(entry)
         return lifted
+
+    def lift(self, entry: Entry) -> None:
+        """Let one kernel try again."""
+        key = {"op": entry.op, "kernel": entry.kernel, "dtype": entry.dtype, "device": entry.device}
+        with self._lock:
+            self._entries.pop(_place(key), None)
+            self._strikes.pop(_place(key), None)
+        self.store.remove("quarantine", key)
 
     @contextlib.contextmanager
     def watched(self, suspect: Suspect, what: str) -> Iterator[None]:

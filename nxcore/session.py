@@ -10,7 +10,7 @@ import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,18 +23,19 @@ from nxcore.dispatch import (
     KernelWarning,
     Operator,
     Plan,
-    Preference,
     make_operator,
     overlap,
     tensors_of,
 )
 from nxcore.errors import DeviceLostError, UnsupportedProblemError
 from nxcore.exchange import Lock
+from nxcore.explanation import Explanation
 from nxcore.gate import Gate, brief, lost
-from nxcore.guards import capturing, guarded, torch_alone
+from nxcore.guards import capturing, enough, first, guarded, preferring, torch_alone
 from nxcore.learn import Learner
 from nxcore.measure import IN_CALL, Effort
 from nxcore.problem import Problem
+from nxcore.recall import Recall
 from nxcore.registry import BackendStatus, Registry
 from nxcore.select import Decision
 from nxcore.settings import Settings, require_policy
@@ -44,45 +45,6 @@ from nxcore.wisdom import Wisdom
 from nxcore.wisdom import key as filed
 
 DECISIONS = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """Who runs a call, and why.
-
-    Attributes
-    ----------
-    problem : Problem
-        The call minus its data.
-    decision : Decision
-        Who, by which rule, why; every candidate with its time or its reason.
-    """
-
-    problem: Problem
-    decision: Decision
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the explanation as plain data."""
-        return {"problem": self.problem.to_dict(), "decision": self.decision.to_dict()}
-
-    def __str__(self) -> str:
-        lines = [
-            f"{self.problem}",
-            f"{self.decision.chosen} runs it ({self.decision.rule}): {self.decision.reason}",
-        ]
-        for c in self.decision.candidates:
-            if c.refusal:
-                what = f"not eligible: {c.refusal}"
-            elif c.simulated:
-                what = "verified by simulation, never timed"
-            elif c.timing:
-                what = f"{c.timing.median_us:.4g} us" + (f", {c.ratio}" if c.ratio else "")
-            else:
-                what = "eligible, not timed"
-            lines.append(f"  {c.label}: {what}")
-        if self.decision.noise:
-            lines.append(f"  torch against itself: within {self.decision.noise:.1%}")
-        return "\n".join(lines)
 
 
 class Session:
@@ -107,8 +69,9 @@ class Session:
         )
         store = Store(self.settings.cache)
         self.gate, self.wisdom = Gate(self.registry, store), Wisdom(store)
-        self.tuner = Tuner(self.registry, self.gate, self.wisdom, effort)
-        self.learner = Learner(self.tuner)
+        self.tuner = Tuner(self.registry, self.gate, effort)
+        self.recall = Recall(self.tuner, self.wisdom)
+        self.learner = Learner(self.recall)
         self.lock = Lock.read(self.settings.lock) if self.settings.lock else Lock({})
         self._lost: DeviceLostError | None = None
         self._operators: dict[tuple[str, str | None], Operator] = {}
@@ -192,7 +155,7 @@ class Session:
     def _choose(self, operator: Operator, problem: Problem, args: tuple[Any, ...]) -> Choice:
         key = self._key(operator, problem)
         with self._lock:  # threads that meet the same new problem measure it once
-            if key in self._decisions and _enough(self._decisions[key], self._policy()):
+            if key in self._decisions and enough(self._decisions[key], self._policy()):
                 self._decisions.move_to_end(key)
                 return self._decisions[key]
             if reason := torch_alone(problem):
@@ -213,17 +176,19 @@ class Session:
         if operator.backend is not None or order:
             return self.tuner.choose(problem, args, backend=operator.backend, order=order)
         if label := self.lock.label(filed(problem)):
-            return self.tuner.locked(problem, args, label, strict=self.settings.strict)
+            return self.recall.locked(problem, args, label, strict=self.settings.strict)
         if policy == "frozen" and self.settings.strict:
             raise UnsupportedProblemError(problem.op, "frozen", [f"the lock says nothing of {problem}"])
-        if policy != "frozen" and (known := self.tuner.recall(problem, args)):
+        if policy != "frozen" and (known := self.recall.recall(problem, args)):
             return known
         if policy in ("estimate", "frozen"):
             stayed = self.tuner.stay(problem, None, f"nothing is known of it, and the policy is {policy!r}")
             return replace(stayed, decision=replace(stayed.decision, rule="prior"))
         if policy == "online" and self.learner.takes(problem):
             return self.learner.start(problem, functools.partial(self._decided, operator, problem))
-        return self.tuner.choose(problem, args)
+        choice = self.tuner.choose(problem, args)
+        self.recall.keep(problem, choice.decision, choice.again)
+        return choice
 
     def _decided(self, operator: Operator, problem: Problem, choice: Choice) -> None:
         """Let what was learnt from the calls serve those to come."""
@@ -333,7 +298,7 @@ class Session:
             return operator.spec.reference  # whose own autograd keeps what it needs
         if not (problem.needs_grad and gradient and gradient.covers(*args)):
             return call
-        call = call if served is operator else _first(call, len(inner_args))
+        call = call if served is operator else first(call, len(inner_args))
         return self._differentiable(operator, problem, choice, call)
 
     def _served(
@@ -361,7 +326,7 @@ class Session:
             spec=spec,
             gradient=gradient,
             forward=call,
-            backward=_preferring(PREFERENCE.get(), self.op(gradient.op, backend=operator.backend)),
+            backward=preferring(PREFERENCE.get(), self.op(gradient.op, backend=operator.backend)),
             reference=backward.reference,
         )
 
@@ -378,39 +343,8 @@ class Session:
         return [] if described.view else self.tuner.accepting(described, PREFERENCE.get().backends)
 
 
-def _preferring(order: Preference, operator: Operator) -> Callable[..., Any]:
-    """Carry ``nxcore.use`` over to the backward pass, which runs later and, on CUDA, in another thread."""
-    if order == Preference():
-        return operator
-
-    def run(*args: Any) -> Any:
-        token = PREFERENCE.set(order)
-        try:
-            return operator(*args)
-        finally:
-            PREFERENCE.reset(token)
-
-    return run
-
-
-def _enough(choice: Choice, policy: str) -> bool:
-    """Tell whether a policy is content with what was decided."""
-    return choice.decision.rule not in {"measure": ("exploring", "prior"), "online": ("prior",)}.get(
-        policy, ()
-    )
-
-
 def _on_lost_device(problem: Problem) -> bool:
     return problem.device.type == "cuda"  # a context lost on one device is lost on all
-
-
-def _first(call: Callable[..., Any], count: int) -> Callable[..., Any]:
-    """Give ``call`` the first ``count`` arguments."""
-
-    def run(*args: Any) -> Any:
-        return call(*args[:count])
-
-    return run
 
 
 _default: Session | None = None

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
@@ -13,14 +12,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from nxcore.errors import InvalidInputError
-
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 DEGENERATE = frozenset({"edge", "degenerate"})
 """The tags of a sample whose right answer is empty, one number everywhere, or too small to tell from 0."""
 
-Layout = Literal["contiguous", "transposed", "channels_last", "sliced", "strided", "expanded"]
+Layout = Literal["contiguous", "transposed", "channels_last", "sliced", "strided", "expanded", "repeated"]
 Values = Literal["normal", "nan", "inf", "denormal", "zeros"]
 Kind = Literal["tensor", "tensors", "operand", "scalar", "static", "out"]
 
@@ -118,8 +115,10 @@ def _lay_out(data: Tensor, layout: Layout) -> Tensor:
         return torch.cat([data.new_zeros(1), data.flatten()])[1:].view(data.shape)
     if layout == "strided":
         return torch.stack([data, torch.full_like(data, 3)], dim=-1)[..., 0]
-    if layout == "expanded":  # stride 0, as the gradient of a sum has
+    if layout == "expanded":  # of stride 0 along the first dimension
         return data[:1].expand(data.shape)
+    if layout == "repeated":  # of stride 0 along all of them, as the gradient of a sum is
+        return data.flatten()[:1].view((1,) * data.ndim).expand(data.shape)
     return data
 
 
@@ -140,7 +139,8 @@ def rand(
         Its shape.
     layout : str
         ``contiguous``, ``transposed`` (strides reversed), ``channels_last``, ``sliced`` (odd storage
-        offset), ``strided`` (every second element) or ``expanded`` (first dimension of stride 0).
+        offset), ``strided`` (every second element), ``expanded`` (first dimension of stride 0) or
+        ``repeated`` (one element everywhere).
     low, high : float, optional
         Uniform in [low, high); without them normal, of mixed sign and unit variance.
     values : str
@@ -326,75 +326,3 @@ class OpSpec:
     def tagged(self, tag: str) -> tuple[Sample, ...]:
         """Return the samples that carry ``tag``."""
         return tuple(s for s in self.samples if tag in s.tags)
-
-
-def require_tensor(value: Any, name: str, *, floating: bool = True, strided: bool = True) -> None:
-    """Refuse what torch can't compute with and, if asked, what isn't of a real floating dtype or strided."""
-    if not isinstance(value, Tensor):
-        raise InvalidInputError(f"{name} must be a tensor, got {type(value).__name__}", argument=name)
-    if value.is_nested or value.is_quantized:
-        raise InvalidInputError(f"{name} must be neither nested nor quantized", argument=name)
-    if value.dtype.itemsize == 1 if value.dtype.is_floating_point else floating:  # torch adds no 8-bit floats
-        raise InvalidInputError(f"{name} must have a floating dtype, got {value.dtype}", argument=name)
-    if strided and value.layout is not torch.strided:
-        raise InvalidInputError(f"{name} must be strided, got layout {value.layout}", argument=name)
-
-
-def require_flags(value: Any, count: int, name: str) -> None:
-    """Refuse what isn't a sequence of ``count`` flags."""
-    if not isinstance(value, tuple | list):
-        raise InvalidInputError(f"{name} must be a sequence of flags, got {brief(value)}", argument=name)
-    if len(value) != count:
-        raise InvalidInputError(f"{name} must have {count} entries, got {len(value)}", argument=name)
-    for flag in value:
-        require_flag(flag, name)
-
-
-def require_flag(value: Any, name: str) -> None:
-    """Refuse what is neither True nor False, as torch does."""
-    if not isinstance(value, bool):
-        raise InvalidInputError(f"{name} must be True or False, got {brief(value)}", argument=name)
-
-
-def require_size(value: Any, name: str) -> None:
-    """Refuse what can't be a tensor's shape."""
-    if not isinstance(value, tuple | list) or not all(map(_is_integer, value)):
-        raise InvalidInputError(f"{name} must be a sequence of integers, got {brief(value)}", argument=name)
-    if any(n < 0 for n in value) or math.prod(n or 1 for n in value) >= 2**63:
-        raise InvalidInputError(f"{name} must be a tensor's shape, got {tuple(value)}", argument=name)
-
-
-def require_integers(value: Any, name: str) -> None:
-    """Refuse what is neither an integer nor one or two of them, of the 31 bits that torch gives a window."""
-    given = value if isinstance(value, tuple | list) else (value,)
-    if len(given) not in (1, 2) or not all(map(_is_integer, given)):
-        message = f"{name} must be an integer or a pair of integers, got {brief(value)}"
-        raise InvalidInputError(message, argument=name)
-    if any(v >= 2**31 for v in given):
-        raise InvalidInputError(f"{name} must be below 2**31, got {value}", argument=name)
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def brief(value: Any) -> str:
-    """Return plain values as text, and of any other its type: its own text may be long, or raise."""
-    if isinstance(value, tuple | list):
-        items = (type(v).__name__ if isinstance(v, tuple | list) else brief(v) for v in value[:8])
-        return f"({', '.join(items)}{', ...' if len(value) > 8 else ''})"
-    return repr(value) if isinstance(value, int | float | str | None) else type(value).__name__
-
-
-def require_same(values: Sequence[Any], name: str, *attributes: str) -> None:
-    """Refuse tensors that differ from the first in shape, dtype or device."""
-    for attribute in attributes:
-        wanted = getattr(values[0], attribute)
-        for i, value in enumerate(values):
-            got = getattr(value, attribute)
-            if got != wanted:
-                wanted, got = ((tuple(v) if attribute == "shape" else v) for v in (wanted, got))
-                raise InvalidInputError(
-                    f"{name} must share one {attribute}: {name}[0] has {wanted}, {name}[{i}] has {got}",
-                    argument=name,
-                )

@@ -11,13 +11,11 @@ import torch
 
 from nxcore import measure
 from nxcore.choice import (
-    ON_REQUEST,
     Choice,
     Entry,
     carry_out,
     leaves_of,
     left_out,
-    passing,
     private_out,
     servable,
     timed,
@@ -31,7 +29,7 @@ from nxcore.problem import Problem
 from nxcore.registry import Registry
 from nxcore.select import Candidate, Decision, decide, prefer, settled
 from nxcore.timing import Timing
-from nxcore.wisdom import AGAIN, Page, Wisdom, digest
+from nxcore.wisdom import AGAIN
 
 
 class Tuner:
@@ -43,16 +41,12 @@ class Tuner:
         Operators and backends.
     gate : Gate
         Who may be chosen at all.
-    wisdom : Wisdom
-        What was measured before.
     effort : measure.Effort
         What a first call can afford.
     """
 
-    def __init__(
-        self, registry: Registry, gate: Gate, wisdom: Wisdom, effort: measure.Effort = measure.IN_CALL
-    ) -> None:
-        self.registry, self.gate, self.wisdom, self.effort = registry, gate, wisdom, effort
+    def __init__(self, registry: Registry, gate: Gate, effort: measure.Effort = measure.IN_CALL) -> None:
+        self.registry, self.gate, self.effort = registry, gate, effort
 
     def choose(
         self,
@@ -91,12 +85,10 @@ class Tuner:
             left_out(b, k) if b.on_request and b.name not in order else self.enter(b, k, problem, args)
             for b, k in self.registry.kernels(problem.op)
         ]
-        decision, again = prefer([e.candidate for e in entries], order), None
-        if decision is None:
-            decision, again = self._measured(problem, args, entries)
-        if again and not order:
-            self.keep(problem, decision, again)
-        return carry_out(decision, entries)
+        if decision := prefer([e.candidate for e in entries], order):
+            return carry_out(decision, entries)
+        decision, again = self.measured(problem, args, entries)
+        return replace(carry_out(decision, entries), again=again)
 
     def stay(self, problem: Problem, backend: str | None, reason: str) -> Choice:
         """Return torch's reference for a problem that no kernel may serve now.
@@ -113,26 +105,6 @@ class Tuner:
         decision = Decision("torch", "reference", reason)
         return Choice(decision, problem.spec.reference, kernel, torch_backend)
 
-    def locked(self, problem: Problem, args: tuple[Any, ...], label: str, *, strict: bool) -> Choice:
-        """Return the kernel that a lock names, torch's reference where it can't serve.
-
-        Raises
-        ------
-        UnsupportedProblemError
-            If it can't and ``strict``.
-        """
-        owned = [(b, k) for b, k in self.registry.kernels(problem.op) if b.label(k) == label]
-        why = "it isn't installed"
-        if owned:
-            entry = self.enter(*owned[0], problem, args)
-            if entry.call is not None:
-                decision = Decision(label, "locked", "the lock says so", (entry.candidate,))
-                return Choice(decision, entry.call, entry.kernel, entry.backend)
-            why = entry.candidate.refusal
-        if strict:
-            raise UnsupportedProblemError(problem.op, label, [f"the lock names it, and {why}"])
-        return self.stay(problem, None, f"the lock names {label}, and {why}")
-
     def after(self, choice: Choice, problem: Problem, reason: str) -> Choice:
         """Return who is next where the chosen kernel failed for ``reason``: a runner-up, or torch."""
         failed = choice.decision
@@ -147,6 +119,10 @@ class Tuner:
         decision = Decision(entry.candidate.label, "measured", reason, known, failed.noise)
         return Choice(decision, entry.call, entry.kernel, entry.backend, tuple(others))
 
+    def taking_part(self, op: str) -> list[tuple[Backend, Kernel]]:
+        """Return the kernels of ``op`` that take part without being asked for."""
+        return [(b, k) for b, k in self.registry.kernels(op) if not b.on_request]
+
     def accepting(self, problem: Problem, order: Sequence[str] = ()) -> list[str]:
         """Return the labels of kernels, torch's own aside, that would take ``problem`` in a choice."""
         return [
@@ -154,7 +130,7 @@ class Tuner:
             for b, k in self.registry.kernels(problem.op)
             if b.name != "torch"
             and (not b.on_request or b.name in order)
-            and not self._refusal(b, k, problem)
+            and not self.refusal(b, k, problem)
             and not self.registry.probe(b, k).simulated
         ]
 
@@ -167,13 +143,13 @@ class Tuner:
                 f"backend {name!r} can't run here: {verdict.reason}{fix}", backend=name, reason=verdict.reason
             )
         if problem.view:  # there is no work, so there is nothing to run on a backend
-            entries = [self.enter(b, k, problem, args) for b, k in self.registry.kernels(problem.op)]
-            return carry_out(Decision("torch", "pinned", "a view: there is nothing to run", ()), entries)
-        entries = [
-            self.enter(b, k, problem, args) for b, k in self.registry.kernels(problem.op) if b is backend
-        ]
-        for entry in entries:
-            if not entry.candidate.refusal:
+            everybody = [self.enter(b, k, problem, args) for b, k in self.registry.kernels(problem.op)]
+            return carry_out(Decision("torch", "pinned", "a view: there is nothing to run", ()), everybody)
+        entries: list[Entry] = []
+        for kernel in (k for b, k in self.registry.kernels(problem.op) if b is backend):
+            entry = self.enter(backend, kernel, problem, args)
+            entries.append(entry)
+            if not entry.candidate.refusal:  # those after it are not asked: nobody falls back to them
                 reason = f"backend={name!r} was asked for"
                 candidates = tuple(e.candidate for e in entries)
                 return carry_out(Decision(entry.candidate.label, "pinned", reason, candidates), entries)
@@ -181,7 +157,7 @@ class Tuner:
             problem.op, name, [f"{e.candidate.label}: {e.candidate.refusal}" for e in entries]
         )
 
-    def _refusal(self, backend: Backend, kernel: Kernel, problem: Problem) -> str:
+    def refusal(self, backend: Backend, kernel: Kernel, problem: Problem) -> str:
         """Return why a kernel can't take ``problem``: the machine's no, then the call's."""
         machine = self.registry.probe(backend, kernel)
         if not machine:
@@ -221,7 +197,7 @@ class Tuner:
         label = backend.label(kernel)
         simulated = self.registry.probe(backend, kernel).simulated
         candidate = Candidate(label, backend.name, simulated=simulated)
-        refusal = self._refusal(backend, kernel, problem)
+        refusal = self.refusal(backend, kernel, problem)
         if refusal:
             return Entry(backend, kernel, replace(candidate, refusal=refusal))
         if backend.name == "torch" and (not kernel.variant or yardstick(kernel)):
@@ -247,7 +223,7 @@ class Tuner:
             return Entry(backend, kernel, replace(candidate, refusal=refusal))
         return Entry(backend, kernel, candidate, call)
 
-    def _measured(
+    def measured(
         self, problem: Problem, args: tuple[Any, ...], entries: Sequence[Entry]
     ) -> tuple[Decision, Timing | None]:
         """Race all that can serve and decide; without measuring where that can't change anything.
@@ -309,95 +285,6 @@ class Tuner:
         candidates = [replace(c, refusal=failures.get(c.label, c.refusal)) for c in candidates]
         again = timings.get(AGAIN)
         return servable(decide(timed(candidates, timings), again), entries), again
-
-    def _make(self, backend: Backend, kernel: Kernel, problem: Problem) -> str:
-        """Return the digest of what a kernel is made of; empty where nobody could tell a change."""
-        sources = self.gate.suspect(backend, kernel, problem.device, problem.dtype).made_of["sources"]
-        return digest(sources) if all(sources.values()) else ""
-
-    def taking_part(self, op: str) -> list[tuple[Backend, Kernel]]:
-        """Return the kernels of ``op`` that take part without being asked for."""
-        return [(b, k) for b, k in self.registry.kernels(op) if not b.on_request]
-
-    def keep(
-        self, problem: Problem, decision: Decision, again: Timing | None, policy: str = "measure"
-    ) -> None:
-        """Keep what was measured for the next process, unless chance had a part in who took part."""
-        owned = self.taking_part(problem.op)
-        makes = {b.label(k): self._make(b, k, problem) for b, k in owned}
-        if again is None or not all(makes.values()) or any(passing(c.refusal) for c in decision.candidates):
-            return
-        late = [
-            b.label(k) for b, k in owned if decision[b.label(k)].refusal and not self._refusal(b, k, problem)
-        ]
-        device = self.gate.suspect(*owned[0], problem.device, problem.dtype).device
-        versions = {**device, "torch": str(torch.__version__)}
-        self.wisdom.write(problem, Page(decision, again, makes, tuple(late), policy, versions=versions))
-
-    def recall(self, problem: Problem, args: tuple[Any, ...]) -> Choice | None:
-        """Return what was decided before; only kernels that are new or made otherwise are measured."""
-        if problem.view or (page := self.wisdom.read(problem)) is None:
-            return None
-        known = {c.label: c for c in page.decision.candidates if not c.refusal.startswith(ON_REQUEST)}
-        candidates: list[Candidate] = []
-        changed = False
-        new: list[tuple[Backend, Kernel]] = []
-        for backend, kernel in self.taking_part(problem.op):
-            label = backend.label(kernel)
-            refusal, before = self._refusal(backend, kernel, problem), known.pop(label, None)
-            same = before is not None and page.makes.get(label) == self._make(backend, kernel, problem)
-            if refusal:
-                changed |= before is not None and before.timing is not None
-                candidates.append(Candidate(label, backend.name, refusal=refusal))
-            elif before is not None and same and (before.timing or before.simulated or label in page.late):
-                candidates.append(before)
-            else:
-                new.append((backend, kernel))
-        changed |= any(c.timing for c in known.values())  # what is left isn't installed any more
-        if new:
-            return self._joined(problem, args, page, candidates, new)
-        if changed:
-            return self._carried(problem, args, self._decided(problem, candidates, page.again))
-        return self._carried(problem, args, replace(page.decision, candidates=tuple(candidates)))
-
-    def _joined(
-        self,
-        problem: Problem,
-        args: tuple[Any, ...],
-        page: Page,
-        known: Sequence[Candidate],
-        new: Sequence[tuple[Backend, Kernel]],
-    ) -> Choice:
-        """Race what is new against torch's own, and let it join what was measured before."""
-        native = [(b, k) for b, k in self.taking_part(problem.op) if b.name == "torch" and (b, k) not in new]
-        entries = [self.enter(b, k, problem, args) for b, k in [*native, *new]]
-        raced, _ = self._measured(problem, args, entries)
-        labels = {b.label(k) for b, k in new}
-        found = {c.label: c for c in known} | {c.label: c for c in raced.candidates if c.label in labels}
-        if (then := found["torch"].timing) and (now := raced["torch"].timing):
-            # Ratios are what was measured: beside the torch of before, they are other times.
-            found |= {
-                c.label: replace(c, timing=c.timing.paced(then, now))
-                for c in raced.candidates
-                if c.timing and c.label in labels
-            }
-        order = [found[b.label(k)] for b, k in self.taking_part(problem.op)]
-        decision = self._decided(problem, order, page.again)
-        self.keep(problem, decision, page.again)
-        return self._carried(problem, args, decision)
-
-    def _decided(self, problem: Problem, candidates: Sequence[Candidate], again: Timing | None) -> Decision:
-        owned = {b.label(k): (b, k) for b, k in self.taking_part(problem.op)}
-        return servable(decide(candidates, again), [Entry(*owned[c.label], c) for c in candidates])
-
-    def _carried(self, problem: Problem, args: tuple[Any, ...], decision: Decision) -> Choice:
-        """Plan what was chosen in another process; torch serves where it can't be any more."""
-        owned = next((b, k) for b, k in self.taking_part(problem.op) if b.label(k) == decision.chosen)
-        entry = self.enter(*owned, problem, args, first=False)
-        if entry.call is None:
-            why = f"{decision.chosen} was chosen before, and now: {entry.candidate.refusal}"
-            return self.stay(problem, None, why)
-        return Choice(decision, entry.call, entry.kernel, entry.backend)
 
     def failed(self, backend: Backend, kernel: Kernel, problem: Problem, error: Exception) -> str:
         """Count what a kernel raised; return it as a refusal.

@@ -165,8 +165,8 @@ class Truth:
     def _allowed(self, y64: Tensor, like: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the bound of gate (a), that of (b), and the norm, of outputs that are all finite."""
         info, u = torch.finfo(like.dtype), ROUNDOFF[like.dtype]
-        # The spacing of the smallest numbers, which devices may flush to zero.
-        quantum = info.smallest_normal * info.eps + torch.finfo(torch.float32).smallest_normal
+        # The spacing of the smallest numbers; and a device may take each term below the normal ones for zero.
+        quantum = info.smallest_normal * info.eps + self.terms * torch.finfo(torch.float32).smallest_normal
         bound = 4 * (u * y64.abs() + ACCUMULATOR * self.terms**0.5 * scale.nan_to_num(posinf=0.0)) + quantum
         norm = _rms(y64)
         allowed = 3 * _rms((like.double() - y64).abs()) + u / 8 * norm + ACCUMULATOR * _rms(scale) + quantum
@@ -183,7 +183,9 @@ class Truth:
         # Only near the largest number may rounding decide between finite and infinite.
         edge = (y64.abs() / info.max - 1).abs() <= 4 * u
         if not torch.equal(wide.isnan(), expected.isnan()):
-            return Agreement(False, float("inf"), "NaN must stand where the reference has NaN")
+            came, wanted = int(wide.isnan().sum()), int(expected.isnan().sum())
+            why = f"NaN must stand where the reference has NaN: {came} outputs are NaN, {wanted} should be"
+            return Agreement(False, float("inf"), why)
         special = expected.isinf() & ~edge
         if not torch.equal(wide[special], expected[special]) or bool((wide.isinf() & ~special & ~edge).any()):
             return Agreement(False, float("inf"), "infinities must stand where the reference has them")

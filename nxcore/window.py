@@ -71,7 +71,7 @@ class Window:
             If an argument is malformed, the padding is more than half the kernel, or no output is left.
         """
         kernel = pair(kernel_size, "kernel_size")
-        steps = kernel if stride is None or stride == () else pair(stride, "stride")
+        steps = kernel if stride in (None, (), []) else pair(stride, "stride")
         pads, gaps = pair(padding, "padding", least=0), pair(dilation, "dilation")
         if any(2 * p > k for p, k in zip(pads, kernel, strict=True)):
             raise InvalidInputError(

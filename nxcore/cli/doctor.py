@@ -37,7 +37,27 @@ def collect() -> list[dict[str, Any]]:
                 )
             )
     checks.extend(current.registry.checks)
+    checks.extend(_kept(current))
     return [check.to_dict() for check in checks]
+
+
+def _kept(session: Any) -> list[Any]:
+    """Return what is known of the cache, and a check for every kernel in quarantine."""
+    from nxcore.kernel import Check
+
+    store = session.gate.store
+    if store.folder is None:
+        wanted = session.settings.cache
+        found = f"{wanted} can't be used: what is learnt is gone with the process" if wanted else "in memory"
+        checks = [Check("cache", wanted is None, found, "set NXCORE_CACHE to a folder of yours")]
+    else:
+        known = sum(1 for _ in store.items("verdicts"))
+        checks = [Check("cache", True, f"{store.folder}, {known} verdicts")]
+    for entry in session.gate.quarantined():
+        name = f"{entry.kernel} {entry.op} {entry.dtype}"
+        fix = f"nxcore quarantine clear {entry.op} --kernel {entry.kernel}"
+        checks.append(Check(name, False, f"in quarantine ({entry.kind}): {entry.reason}", fix))
+    return checks
 
 
 def _partial(registry: Any, name: str) -> list[tuple[Any, Any]]:
@@ -49,10 +69,16 @@ def _partial(registry: Any, name: str) -> list[tuple[Any, Any]]:
     return list(refused.values())
 
 
-def command(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def command(
+    clear: Annotated[bool, typer.Option("--clear", help="Empty the quarantine first.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
     """Tell what works, what doesn't, why, and what to type. Exit status 1 if something is broken."""
+    from nxcore import session
     from nxcore.cli import render
 
+    if clear:
+        session.default().gate.quarantine.clear()
     rows = collect()
     render.json(rows) if json else render.doctor(rows)
     if not all(row["ok"] for row in rows):

@@ -19,7 +19,14 @@ if TYPE_CHECKING:
 
 WIDTH = 100
 STATUS = {"ready": "green", "unavailable": "yellow", "failed": "red", "disabled": "dim"}
-VERDICT = {"verified": "green", "not run": "yellow", "wrong": "red"}
+VERDICT = {
+    "verified": "green",
+    "not run": "yellow",
+    "declined": "yellow",
+    "wrong": "red",
+    "crashed": "red",
+    "hung": "red",
+}
 
 
 def _console(*, stderr: bool = False) -> Console:
@@ -161,13 +168,57 @@ def wisdom(rows: list[dict[str, Any]]) -> None:
 
 def _shapes(problem: dict[str, Any]) -> str:
     """Return the tensors of a problem as text: element type and shape of each, and how often."""
-    found: list[str] = []
-    for value in problem.values():
-        for meta in value if isinstance(value, list) else [value]:
-            if isinstance(meta, dict) and "shape" in meta:
-                found.append(f"{meta['dtype']}{meta['shape']}")
+    values = [v for value in problem.values() for v in (value if isinstance(value, list) else [value])]
+    found = [f"{m['dtype']}{m['shape']}" for m in values if isinstance(m, dict) and "shape" in m]
     counts = {text: found.count(text) for text in found}
     return ", ".join(f"{n} x {text}" if n > 1 else text for text, n in counts.items())
+
+
+def quarantine(rows: list[dict[str, Any]]) -> None:
+    """Print what is kept from calls: a table a kind, for a wrong answer is not a crash."""
+    titles = {"wrong": "Wrong answers", "crashed": "Crashed or hung", "raised": "Raised again and again"}
+    console = _console()
+    for kind, title in titles.items():
+        table = _table("operator", "kernel", "type", "device", "until", "reason", title=title)
+        for row in (r for r in rows if r["kind"] == kind):
+            until = time.strftime("%Y-%m-%d", time.gmtime(row["until"]))
+            cells = (row["op"], row["kernel"], row["dtype"], row["device"], until, row["reason"])
+            table.add_row(*map(escape, cells))
+        if table.row_count:
+            console.print(table)
+    if rows:
+        console.print("To let one try again: nxcore quarantine clear OPERATOR --kernel KERNEL")
+    else:
+        console.print("no kernel is in quarantine")
+
+
+def verify(rows: list[dict[str, Any]]) -> None:
+    """Print how each kernel ended, and below what can't run here."""
+    columns = ("operator", "kernel", "type", "outcome", "samples", "worst error", "reason")
+    table = _table(*columns, right=("samples", "worst error"))
+    absent: dict[tuple[str, str], int] = {}
+    for row in rows:
+        if row["outcome"] == "declined" and not row["declined"]:  # the machine's no, not the kernel's
+            at = (row["kernel"], row["reason"])
+            absent[at] = absent.get(at, 0) + 1
+            continue
+        colour = VERDICT[row["outcome"]]
+        table.add_row(
+            row["op"],
+            escape(row["kernel"]),
+            row["dtype"],
+            f"[{colour}]{row['outcome']}[/{colour}]",
+            str(row["samples"] or ""),
+            _error(row["error"]),
+            escape(row["reason"]),
+        )
+    console = _console()
+    if table.row_count:
+        console.print(table)
+    for (kernel, reason), count in absent.items():
+        console.print(f"[yellow]not run[/yellow] {escape(kernel)} ({count} rows): {escape(reason)}")
+    counts = [f"{n} {what}" for what in VERDICT if (n := sum(row["outcome"] == what for row in rows))]
+    console.print(", ".join(counts) or "no kernel to verify")
 
 
 def demo(report: Report) -> None:

@@ -1,4 +1,4 @@
-"""``nxcore wisdom``: what was measured here, as a table, as a file to carry over, as a lock for runs to come."""
+"""``nxcore wisdom``: what was measured here, as a table, as a file to carry over, and as a lock."""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from nxcore.errors import InvalidInputError
 from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, rand
 from nxcore.problem import TensorMeta, is_tensor
-from nxcore.spec import DEGENERATE, require_tensor
+from nxcore.require import require_tensor
+from nxcore.spec import DEGENERATE
 
 Number = int | float
 
@@ -167,8 +168,9 @@ SAMPLES = (
     Sample("gaps_in_memory", (rand(17, 9, layout="strided"), rand(17, 9))),
     Sample("expanded", (rand(6, 8, layout="expanded"), rand(6, 8))),
     Sample("promotion", (rand(50), rand(50, dtype=torch.float32)), {"alpha": 3}),
+    Sample("half_operand_scaled_in_half", (rand(50), rand(50, dtype=torch.float16)), {"alpha": 3}),
     Sample("promotion_of_the_first", (rand(50, dtype=torch.float32), rand(50)), {"alpha": 3}),
-    Sample("nan", (rand(64, values="nan"), rand(64))),
+    Sample("nan", (rand(64, values="nan"), rand(64)), tags=SMOKE),
     Sample("inf_minus_inf", (rand(64, values="inf"), rand(64, values="inf")), {"alpha": -1}),
     Sample("zero_times_inf", (rand(64), rand(64, values="inf")), {"alpha": 0}),
     Sample("denormal", (rand(64, values="denormal"), rand(64, values="denormal")), tags=DEGENERATE),
@@ -206,6 +208,7 @@ ERRORS = (
         match="out must have a dtype that torch.float32 casts to, got torch.int32",
         kwargs={"out": rand(4, dtype=torch.int32)},
     ),
+    ErrorCase("huge_number", (rand(4), 2**64), match="y must fit 64 bits, got 18446744073709551616"),
     ErrorCase("out_not_a_tensor", (rand(4), rand(4)), match="out must be a tensor", kwargs={"out": 3}),
 )
 

@@ -17,7 +17,8 @@ from torch.nn import functional
 from nxcore.errors import InvalidInputError
 from nxcore.ops.max_pool2d import require_window
 from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, Window, rand
-from nxcore.spec import DEGENERATE, brief, require_flag, require_tensor
+from nxcore.require import brief, require_flag, require_tensor
+from nxcore.spec import DEGENERATE
 from nxcore.window import memory_format, require_image
 
 
@@ -142,6 +143,7 @@ SAMPLES = (
     Sample("window_as_large_as_the_image", (rand(2, 3, 5, 7), (5, 7))),
     Sample("window_of_one", (rand(1, 2, 5, 6), 1, 2)),
     Sample("seven", (rand(1, 3, 14, 17), 7, 1, 3, False, False)),
+    Sample("window_too_large_to_unroll", (rand(1, 2, 13, 14), (12, 11), (1, 2), (6, 5))),
     Sample("one_plane", (rand(3, 9, 8), 3, 1, 1)),
     Sample("one_channel", (rand(2, 1, 6, 9), 3, 1, 1)),
     Sample("one_pixel", (rand(2, 3, 1, 1), 1)),
@@ -151,7 +153,7 @@ SAMPLES = (
     Sample("transposed", (rand(2, 3, 6, 7, layout="transposed"), 3, 1, 1)),
     Sample("expanded", (rand(3, 2, 6, 8, layout="expanded"), 3, 1, 1)),
     Sample("wide_rows", (rand(1, 1, 5, 133), 3, 1, 1)),
-    Sample("nan", (rand(1, 2, 8, 9, values="nan"), 3, 1, 1)),
+    Sample("nan", (rand(1, 4, 9, 8, values="nan"), 3, 1, 1), tags=SMOKE),
     Sample("inf", (rand(1, 2, 8, 9, values="inf"), 2, 2)),
     Sample("cifar_k3", (rand(64, 16, 32, 32), 3, 1, 1, False, False), tags=BENCH),
     Sample("cifar_k3_stride2", (rand(64, 32, 32, 32), 3, 2, 1, False, False), tags=BENCH),
@@ -177,6 +179,13 @@ ERRORS = (
         (rand(1, 2, 4, 4), 2),
         match="divisor_override must be an integer other than 0, got 0",
         kwargs={"divisor_override": 0},
+    ),
+    ErrorCase("flag", (rand(1, 2, 4, 4), 2, 1, 0, None), match="ceil_mode must be True or False, got None"),
+    ErrorCase(
+        "huge_divisor",
+        (rand(1, 2, 4, 4), 2),
+        match="divisor_override must fit 64 bits",
+        kwargs={"divisor_override": 2**63},
     ),
     ErrorCase("not_a_tensor", (1.0, 2), match="x must be a tensor, got float"),
 )

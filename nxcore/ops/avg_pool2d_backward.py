@@ -16,7 +16,7 @@ from nxcore.errors import InvalidInputError
 from nxcore.ops.avg_pool2d import SAMPLES as FORWARD_SAMPLES
 from nxcore.ops.avg_pool2d import require_average
 from nxcore.plugin import Cost, ErrorCase, OpSpec, Param, Sample, Window, rand
-from nxcore.spec import brief, require_size, require_tensor
+from nxcore.require import brief, require_size, require_tensor
 
 
 def reference(
@@ -141,6 +141,7 @@ def _with_grad(sample: Sample) -> Sample:
 SAMPLES = (
     *(_with_grad(s) for s in FORWARD_SAMPLES if s.name != "list_of_sizes"),
     Sample("stride_zero_grad", (rand(3, 2, 6, 8, layout="expanded"), (3, 2, 6, 8), 3, 1, 1)),
+    Sample("gradient_of_a_sum", (rand(3, 2, 6, 8, layout="repeated"), (3, 2, 6, 8), 3, 1, 1)),
     Sample(
         "formats_differ",
         (rand(2, 9, 7, 6), (2, 9, 7, 6), 3, 1, 1),
@@ -159,6 +160,7 @@ ERRORS = (
         match="memory_format must be contiguous_format or channels_last",
         kwargs={"memory_format": torch.preserve_format},
     ),
+    ErrorCase("not_a_size", (rand(1, 2, 2, 2), 4, 2), match="size must be a sequence of integers, got 4"),
     ErrorCase("not_a_tensor", (1.0, (1, 2, 4, 4), 2), match="grad must be a tensor, got float"),
 )
 

@@ -16,7 +16,8 @@ from torch.nn import functional
 
 from nxcore.errors import InvalidInputError
 from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, Window, rand
-from nxcore.spec import DEGENERATE, require_integers, require_size, require_tensor
+from nxcore.require import require_integers, require_size, require_tensor
+from nxcore.spec import DEGENERATE
 from nxcore.window import memory_format, require_image
 
 
@@ -121,6 +122,7 @@ SAMPLES = (
     Sample("five", (rand(1, 2, 9, 12), rand(2, 1, 5, 5), 1, 2)),
     Sample("seven", (rand(1, 2, 11, 17), rand(2, 1, 7, 7), 1, 3)),
     Sample("nine", (rand(1, 2, 12, 13), rand(2, 1, 9, 9), 1, 4)),
+    Sample("filter_too_large_to_unroll", (rand(1, 2, 13, 14), rand(2, 1, 12, 11), (1, 2), (6, 5))),
     Sample("even", (rand(1, 2, 8, 9), rand(2, 1, 2, 4), 1, 1)),
     Sample("rectangle", (rand(1, 2, 9, 12), rand(2, 1, 3, 5), (2, 1), (0, 2), (1, 2))),
     Sample("dilated_three", (rand(1, 2, 9, 12), rand(2, 1, 3, 3), 1, 2, 2)),
@@ -143,7 +145,7 @@ SAMPLES = (
     Sample("transposed", (rand(2, 3, 6, 7, layout="transposed"), rand(3, 1, 3, 3), 1, 1)),
     Sample("expanded", (rand(3, 2, 6, 8, layout="expanded"), rand(2, 1, 3, 3), 1, 1)),
     Sample("wide_rows", (rand(1, 1, 5, 133), rand(1, 1, 3, 3), 1, 1)),
-    Sample("nan", (rand(1, 2, 8, 9, values="nan"), rand(2, 1, 3, 3), 1, 1)),
+    Sample("nan", (rand(2, 4, 9, 8, values="nan"), rand(4, 1, 3, 3), 1, 1), tags=SMOKE),
     Sample("cifar_k3", (rand(64, 16, 32, 32), rand(16, 1, 3, 3), 1, 1), tags=BENCH),
     Sample("cifar_k5", (rand(64, 16, 32, 32), rand(16, 1, 5, 5), 1, 2), tags=BENCH),
     Sample("cifar_k5_dilation2", (rand(64, 16, 32, 32), rand(16, 1, 5, 5), 1, 4, 2), tags=BENCH),
@@ -191,6 +193,11 @@ ERRORS = (
         "strided_same", (rand(1, 2, 4, 4), rand(2, 1, 3, 3), 2, "same"), match="where padding is 'same'"
     ),
     ErrorCase("too_small", (rand(1, 2, 2, 2), rand(2, 1, 3, 3)), match="x must be at least as large as"),
+    ErrorCase(
+        "huge_result",
+        (rand(1, 2, 4, 4), rand(2, 1, 3, 3), 1, 2**31 - 1),
+        match="the result's size must be a tensor's shape",
+    ),
     ErrorCase("not_a_tensor", (1.0, rand(2, 1, 3, 3)), match="x must be a tensor, got float"),
 )
 

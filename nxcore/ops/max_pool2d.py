@@ -16,7 +16,8 @@ from torch.nn import functional
 
 from nxcore.errors import InvalidInputError
 from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, Window, rand
-from nxcore.spec import DEGENERATE, require_flag, require_integers, require_tensor
+from nxcore.require import require_flag, require_integers, require_tensor
+from nxcore.spec import DEGENERATE
 from nxcore.window import pair, require_image
 
 
@@ -145,6 +146,7 @@ SAMPLES = (
     Sample("window_of_one", (rand(1, 2, 5, 6), 1, 2)),
     Sample("seven", (rand(1, 3, 14, 17), 7, 1, 3)),
     Sample("more_taps_than_a_byte_holds", (rand(1, 2, 19, 18), (17, 16), 1, 0)),
+    Sample("window_too_large_to_unroll", (rand(1, 2, 13, 14, low=-9, high=-1), (12, 11), (1, 2), (6, 5))),
     Sample("one_plane", (rand(3, 9, 8), 3, 1, 1)),
     Sample("one_channel", (rand(2, 1, 6, 9), 3, 1, 1)),
     Sample("one_pixel", (rand(2, 3, 1, 1), 1)),
@@ -156,7 +158,8 @@ SAMPLES = (
     Sample("transposed", (rand(2, 3, 6, 7, layout="transposed"), 3, 1, 1)),
     Sample("expanded", (rand(3, 2, 6, 8, layout="expanded"), 3, 1, 1)),
     Sample("wide_rows", (rand(1, 1, 5, 133), 3, 1, 1)),
-    Sample("nan", (rand(1, 2, 8, 9, values="nan"), 3, 1, 1)),
+    Sample("nan", (rand(1, 4, 9, 8, values="nan"), 3, 1, 1), tags=SMOKE),
+    Sample("nan_in_a_large_window", (rand(1, 2, 13, 14, values="nan"), (12, 11), (1, 2), (6, 5))),
     Sample("inf", (rand(1, 2, 8, 9, values="inf"), 2, 2)),
     Sample("indices", (rand(2, 3, 9, 11), 3, 1, 1), {"return_indices": True}),
     Sample("indices_of_ties", (rand(2, 2, 6, 7, values="zeros"), 3, 2, 1), {"return_indices": True}),
@@ -185,6 +188,9 @@ ERRORS = (
     ErrorCase("padding", (rand(1, 2, 4, 4), 2, 1, 2), match=r"padding must be at most half of kernel_size"),
     ErrorCase("dilation", (rand(1, 2, 4, 4), 2, 1, 1, 0), match="dilation must be at least 1, got 0"),
     ErrorCase("too_small", (rand(1, 2, 4, 4), 3, 1, 0, 2), match="x must be at least as large as the window"),
+    ErrorCase("flag", (rand(1, 2, 4, 4), 2, 1, 0, 1, 1), match="ceil_mode must be True or False, got 1"),
+    ErrorCase("huge_stride", (rand(1, 2, 4, 4), 2, 2**31), match=r"stride must be below 2\*\*31"),
+    ErrorCase("taps", (rand(1, 2, 4, 4), 2**30, 1, 2**29), match=r"fewer than 2\*\*31 taps, got 1073741824"),
     ErrorCase("not_a_tensor", (1.0, 2), match="x must be a tensor, got float"),
 )
 

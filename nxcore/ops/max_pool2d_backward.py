@@ -20,7 +20,8 @@ from nxcore.ops.max_pool2d import require_window
 from nxcore.ops.max_pool2d_with_offsets import SPEC as FORWARD
 from nxcore.ops.max_pool2d_with_offsets import offset_dtype
 from nxcore.plugin import Cost, ErrorCase, OpSpec, Param, Sample, Window, rand
-from nxcore.spec import Layout, require_size, require_tensor
+from nxcore.require import require_size, require_tensor
+from nxcore.spec import Layout
 from nxcore.window import memory_format
 
 
@@ -226,6 +227,17 @@ SAMPLES = (
         "stride_zero_grad",
         (
             rand(3, 2, 6, 8, layout="expanded"),
+            Offsets((3, 2, 6, 8), Window.of_pool((6, 8), 3, 1, 1)),
+            (3, 2, 6, 8),
+            3,
+            1,
+            1,
+        ),
+    ),
+    Sample(
+        "gradient_of_a_sum",
+        (
+            rand(3, 2, 6, 8, layout="repeated"),
             Offsets((3, 2, 6, 8), Window.of_pool((6, 8), 3, 1, 1)),
             (3, 2, 6, 8),
             3,

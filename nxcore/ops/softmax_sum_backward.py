@@ -21,7 +21,7 @@ from nxcore.ops.softmax_sum import candidates, elements
 from nxcore.ops.softmax_sum import check as check_forward
 from nxcore.plugin import REQUIRED, Cost, ErrorCase, OpSpec, Param, Sample, rand
 from nxcore.problem import TensorMeta, is_tensor
-from nxcore.spec import require_flags, require_tensor
+from nxcore.require import require_flags, require_tensor
 
 Result = tuple[tuple[Tensor | None, ...] | Tensor | None, Tensor | None]
 
@@ -163,6 +163,7 @@ THREE = candidates(3, 4, 10)
 SAMPLES = (
     *(_with_grad(s) for s in FORWARD_SAMPLES),
     Sample("stride_zero_grad", (rand(6, 50, layout="expanded"), candidates(3, 6, 50), rand(3))),
+    Sample("gradient_of_a_sum", (rand(6, 50, layout="repeated"), candidates(3, 6, 50), rand(3))),
     Sample("only_logits", (rand(4, 10), THREE, rand(3)), {"output_mask": (False, False, False, True)}),
     Sample("only_one_candidate", (rand(4, 10), THREE, rand(3)), {"output_mask": (False, True, False, False)}),
     Sample("only_the_stack", (rand(7, 9), rand(4, 7, 9), rand(4)), {"output_mask": (True, False)}),
@@ -180,6 +181,12 @@ ERRORS = (
         (rand(4), (rand(4), rand(4)), rand(2)),
         match="output_mask must have 3 entries, got 1",
         kwargs={"output_mask": (True,)},
+    ),
+    ErrorCase(
+        "not_a_mask",
+        (rand(4), (rand(4), rand(4)), rand(2)),
+        match="output_mask must be a sequence of flags, got 'all'",
+        kwargs={"output_mask": "all"},
     ),
     ErrorCase("not_a_tensor", (None, (rand(4), rand(4)), rand(2)), match="grad must be a tensor, got None"),
 )

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nxcore.errors import InvalidInputError
 from nxcore.plugin import Cost, ErrorCase, OpSpec, Param, Sample, canonical_dims, rand
-from nxcore.spec import require_flag, require_size, require_tensor
+from nxcore.require import require_flag, require_size, require_tensor
 
 Dim = int | tuple[int, ...] | list[int] | None
 
@@ -80,6 +80,7 @@ SAMPLES = (
 ERRORS = (
     ErrorCase("grad_of_wrong_shape", (rand(4), (9, 33), -1), match=r"the sum's shape \(9,\), got \(4,\)"),
     ErrorCase("axis", (rand(9), (9, 33), 5), match=r"dim must be in \[-2, 1\]"),
+    ErrorCase("not_a_size", (rand(9), None, -1), match="size must be a sequence of integers, got None"),
     ErrorCase("not_a_tensor", (1.0, (9, 33), 1), match="grad must be a tensor, got float"),
 )
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from nxcore.errors import InvalidInputError
 from nxcore.ops.add_backward import summed_dims
 from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, rand
-from nxcore.spec import DEGENERATE, require_size, require_tensor
+from nxcore.require import require_size, require_tensor
+from nxcore.spec import DEGENERATE
 
 
 def reference(x: Tensor, size: tuple[int, ...]) -> Tensor:
@@ -83,6 +84,7 @@ SMOKE = frozenset({"smoke"})
 BENCH = frozenset({"bench"})
 
 SAMPLES = (
+    Sample("leading_one", (rand(1, 4), (4,))),
     Sample("bias", (rand(4, 3, 5, 6), (3, 1, 1)), tags=SMOKE),
     Sample("row", (rand(37, 65), (65,)), tags=SMOKE),
     Sample("column", (rand(65, 37), (65, 1)), tags=SMOKE),
@@ -99,7 +101,7 @@ SAMPLES = (
     Sample("odd_storage_offset", (rand(257, 3, layout="sliced"), (3,))),
     Sample("gaps_in_memory", (rand(17, 9, layout="strided"), (17, 1))),
     Sample("expanded", (rand(6, 80, layout="expanded"), (80,))),
-    Sample("nan", (rand(5, 64, values="nan"), (64,))),
+    Sample("nan", (rand(5, 257, values="nan"), (257,)), tags=SMOKE),
     Sample("accumulator_drift", (rand(3001, 16, low=0, high=2), (16,))),
     Sample("row_bias", (rand(8192, 1024), (1024,)), tags=BENCH),
     Sample("channel_bias", (rand(64, 16, 32, 32), (16, 1, 1)), tags=BENCH),
@@ -109,6 +111,7 @@ ERRORS = (
     ErrorCase("size", (rand(3, 4), (3,)), match=r"size must broadcast .* \(3, 4\), got \(3,\)"),
     ErrorCase("rank", (rand(4), (1, 4)), match=r"size must broadcast .* \(4,\), got \(1, 4\)"),
     ErrorCase("not_a_size", (rand(4), "4"), match="size must be a sequence of integers, got '4'"),
+    ErrorCase("negative_size", (rand(4), (-1,)), match=r"size must be a tensor's shape, got \(-1,\)"),
     ErrorCase("not_a_tensor", (1.0, (1,)), match="x must be a tensor, got float"),
 )
 

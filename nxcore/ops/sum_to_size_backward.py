@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nxcore.errors import InvalidInputError
 from nxcore.plugin import Cost, ErrorCase, OpSpec, Param, Sample, rand
-from nxcore.spec import require_size, require_tensor
+from nxcore.require import require_size, require_tensor
 
 
 def reference(grad: Tensor, size: tuple[int, ...]) -> Tensor:
@@ -66,6 +66,7 @@ SAMPLES = (
 
 ERRORS = (
     ErrorCase("size", (rand(4), (9, 33)), match=r"grad must broadcast to size \(9, 33\), got \(4,\)"),
+    ErrorCase("huge_size", (rand(4), (2**62, 4)), match="size must be a tensor's shape"),
     ErrorCase("not_a_tensor", (1.0, (9, 33)), match="grad must be a tensor, got float"),
 )
 

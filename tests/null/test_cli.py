@@ -17,13 +17,16 @@ from nxcore import session as sessions
 from nxcore.cli import app, main
 from nxcore.errors import InvalidInputError, UnknownBackendError, UnknownOperatorError
 from nxcore.kernel import Check, no
+from nxcore.quarantine import Suspect
 from nxcore.registry import BackendStatus, Source
+from nxcore.settings import Settings
+from nxcore.store import Store
 from tests.null import fakes
 
 FAILED = BackendStatus(
     "sad", "failed", "ImportError: no toolkit", "reinstall it", Source("sad", "nxcore-sad 1.0")
 )
-COMMANDS = ("demo", "ops", "backends", "doctor", "explain")
+COMMANDS = ("demo", "ops", "backends", "doctor", "explain", "verify")
 
 
 @pytest.fixture(autouse=True)
@@ -108,6 +111,72 @@ def test_backends_lists_who_can_run_and_why_not():
     }
     assert (found["away"]["reason"], found["away"]["hint"]) == ("no GPU", "buy one")
     assert found["fake"]["operators"] == ["add", "sum"]
+
+
+@pytest.fixture
+def quarantined(session):
+    """The session, with a kernel of each kind in quarantine."""
+    for op, kind, reason in (
+        ("add", "wrong", "NaN must stand"),
+        ("sum", "crashed", "a process ended"),
+        ("sum_to_size", "raised", "raised on 3 problems"),
+    ):
+        owned = [(b, k) for b, k in session.registry.kernels(op) if b.name == "fake"]
+        suspect = Suspect(op, "fake", "float32", {"type": "cpu", "name": "One"}, {})  # not installed now
+        if owned:
+            suspect = session.gate.suspect(*owned[0], torch.device("cpu"), torch.float32)
+        session.gate.quarantine.add(suspect, kind, reason)
+    return session
+
+
+def test_an_empty_quarantine_says_so():
+    assert run("quarantine", "list") == "no kernel is in quarantine\n"
+    assert rows("quarantine", "list") == []
+
+
+def test_the_quarantine_lists_wrong_answers_apart_from_crashes(quarantined):
+    text = run("quarantine", "list")
+    assert text.index("Wrong answers") < text.index("NaN must stand") < text.index("Crashed or hung")
+    assert text.index("Crashed or hung") < text.index("a process ended") < text.index("Raised again")
+    found = rows("quarantine", "list")
+    assert [(r["op"], r["kernel"], r["kind"]) for r in found] == [
+        ("sum", "fake", "crashed"),
+        ("sum_to_size", "fake", "raised"),
+        ("add", "fake", "wrong"),
+    ]
+
+
+def test_clearing_lifts_what_was_named(quarantined):
+    assert run("quarantine", "clear", "add") == "1 lifted\n"
+    assert run("quarantine", "clear", "--kernel", "other") == "0 lifted\n"
+    assert len(rows("quarantine", "clear")) == 2
+    assert rows("quarantine", "list") == []
+
+
+def test_clearing_an_operator_that_is_not_there_names_the_nearest():
+    with pytest.raises(UnknownOperatorError, match="did you mean 'add'"):
+        run("quarantine", "clear", "ad")
+
+
+def test_doctor_shows_the_quarantine_and_what_to_type_and_can_clear_it(quarantined):
+    broken = [r for r in rows("doctor", status=1) if not r["ok"]]
+    assert broken[0]["name"] == "fake sum float32"
+    assert broken[0]["detail"] == "in quarantine (crashed): a process ended"
+    assert broken[0]["fix"] == "nxcore quarantine clear sum --kernel fake"
+    assert len(broken) == 3
+    assert all(r["ok"] for r in rows("doctor", "--clear"))
+
+
+def test_doctor_tells_where_the_cache_is_and_whether_it_works(session, tmp_path):
+    cache = lambda *status: next(r for r in rows("doctor", status=sum(status)) if r["name"] == "cache")  # noqa: E731
+    assert cache()["detail"] == "in memory"
+    session.gate.store = Store(tmp_path)
+    session.gate.store.write("verdicts", {"op": "add"}, {})
+    assert cache()["detail"] == f"{tmp_path / 'v1'}, 1 verdicts"
+    session.gate.store.folder, session.settings = None, Settings(cache=tmp_path)
+    found = cache(1)
+    assert not found["ok"]
+    assert found["detail"].startswith(f"{tmp_path} can't be used")
 
 
 def test_a_failed_plugin_makes_backends_and_doctor_end_with_one(session):

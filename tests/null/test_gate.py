@@ -94,7 +94,8 @@ def test_a_kernel_that_agrees_is_asked_once():
     assert held.error < 1e-6
     before = calls(kernel)
     assert found.verify(backend, kernel, PROBLEM) is held
-    assert calls(kernel) == before == len(SPECS["add"].tagged("smoke"))
+    # Two more: is the answer that of the numbers, or of their addresses?
+    assert calls(kernel) == before == len(SPECS["add"].tagged("smoke")) + 2
 
 
 def wrong_on_gaps(x, y, alpha, out):
@@ -121,6 +122,33 @@ def test_a_kernel_that_takes_no_sample_of_a_layout_serves_none():
     session = fakes.session(fakes.backend("fake", fakes.kernel("add", accepts=picky)))
     with pytest.raises(UnsupportedProblemError, match="takes no sample that is laid out gaps in float32"):
         session.op("add", backend="fake")(X[:, ::2], X[:, ::2])
+
+
+def test_a_kernel_that_remembers_its_answer_by_address_is_wrong():
+    answers = {}
+
+    def remembering(x, y, alpha, out):
+        if out is not None:
+            return ADD(x, y, alpha, out)
+        key = x.data_ptr(), y.data_ptr()
+        if key not in answers:
+            answers[key] = ADD(x, y, alpha, out)
+        return answers[key].clone()
+
+    found, backend, kernel = gated(remembering)
+    refusal = found.verify(backend, kernel, PROBLEM).refusal
+    assert refusal.endswith("new numbers at the same addresses got the old answer")
+    assert [e.kind for e in found.quarantine] == ["wrong"]
+
+
+def test_torchs_own_idiom_is_refused_without_a_quarantine():
+    """What lays out its result otherwise is no wrong kernel."""
+    transposed = X.t()
+    session = fakes.session()
+    xs, logits = [transposed.clone(memory_format=torch.preserve_format) for _ in range(3)], torch.zeros(3)
+    decision = session.explain("softmax_sum", xs, logits).decision
+    assert any("strides must be torch's" in c.refusal for c in decision.candidates if c.native)
+    assert list(session.gate.quarantine) == []
 
 
 def test_a_kernel_that_claims_full_precision_and_rounds_to_ten_bits_is_wrong():
@@ -221,6 +249,25 @@ def test_another_version_of_torch_is_asked_again(tmp_path, module, monkeypatch):
         assert process(tmp_path / "cache")[1] > 0
     finally:
         identity.versions.cache_clear()
+
+
+def test_an_entry_of_a_kernel_that_was_mended_is_lifted(tmp_path, module):
+    good = module.read_text()
+    module.write_text(good.replace("torch.add(x, y, alpha=alpha, out=out)", "torch.zeros_like(x + y)"))
+    held, _ = process(tmp_path / "cache")
+    assert "wrong on sample" in held.refusal
+    kernel = fakes.Kernel("add", "kernels_of_mine:plan", dtypes=fakes.DTYPES)
+    registry = fakes.registry(fakes.backend("fake", kernel))
+
+    def listed():
+        identity.source.cache_clear()
+        identity.sources.cache_clear()
+        return [e.kernel for e in Gate(registry, Store(tmp_path / "cache")).quarantined()]
+
+    assert listed() == ["fake"]
+    module.write_text(good)
+    assert listed() == []
+    assert list(Store(tmp_path / "cache").items("quarantine")) == []
 
 
 def test_a_verdict_that_makes_no_sense_is_asked_again(tmp_path, module):

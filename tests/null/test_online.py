@@ -52,8 +52,10 @@ def learning(folder=None, **us):
         fakes.backend(name, fakes.kernel("add", k, target=f"{name}:plan")) for name, k in kernels.items()
     ]
     specs = [spec if s.name == "add" else s for s in SPECS.values()]
-    session = Session(Settings(cache=folder), fakes.registry(*backends, specs=specs), fakes.QUICK)
-    session.learner = Learner(session.tuner, clock)
+    session = Session(
+        Settings(cache=folder, policy="online"), fakes.registry(*backends, specs=specs), fakes.QUICK
+    )
+    session.learner = Learner(session.recall, clock)
     return session, kernels | {"torch": spec.reference}, runs
 
 
@@ -147,7 +149,7 @@ def test_a_candidate_that_raises_is_dropped_with_a_warning_and_the_answer_is_rig
         for i in range(4 * (LOOKS[0] + 2)):
             assert torch.equal(op(X, X + i), 2 * X + i)
     assert [w.category for w in caught] == [KernelWarning]
-    assert runs.count("sad") == len(SPECS["add"].tagged("smoke")) + 1
+    assert runs.count("sad") == len(SPECS["add"].tagged("smoke")) + 2 + 1, "the gate's, and one turn"
     found = session.explain("add", X, X).decision
     assert found.chosen == "fast"
     assert "RuntimeError: no" in found["sad"].refusal

@@ -176,3 +176,15 @@ def test_is_tensor_knows_tensors_and_descriptions():
     assert is_tensor(X)
     assert is_tensor(TensorMeta.of(X))
     assert not is_tensor([X])
+
+
+@pytest.mark.parametrize("alpha", [1, 2])
+def test_a_number_that_may_change_does_not_make_a_result_a_view(alpha):
+    """By 1, the gradient of y is a view of the incoming one; a plan serves every number."""
+    spec, grad = fakes.SPECS["add_backward"], torch.ones(1).expand(4)
+    args = spec.bind(grad, (1,), (4,), alpha)
+    _, y_grad = Problem.of(spec, args).outputs
+    assert y_grad.strides == (1,)
+    session = fakes.session(fakes.backend("fake", fakes.kernel("add_backward")))
+    _, found = session.op("add_backward", backend="fake")(grad, (1,), (4,), alpha)
+    assert torch.equal(found, torch.full((4,), float(alpha)))

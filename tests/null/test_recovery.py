@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,11 +16,13 @@ from nxcore import gate, session
 from nxcore.dispatch import KernelWarning
 from nxcore.errors import DeviceLostError
 from nxcore.quarantine import STRIKES
+from nxcore.store import Store
 from tests.null import fakes
 from tests.null.fakes import SPECS
 
 ADD = SPECS["add"].reference
 X = torch.arange(12.0).view(3, 4)
+ROOT = Path(__file__).parents[2]
 
 
 class Failing:
@@ -189,3 +194,35 @@ def test_a_lost_device_is_told_once_and_never_blamed_on_the_next_operator(monkey
         for again in (op, total):
             with pytest.raises(DeviceLostError, match="Restart the process"):
                 again(X, X) if again is op else again(X)
+
+
+ENDED = """
+import pathlib, sys, torch
+from nxcore.errors import DeviceLostError
+from nxcore.session import Session
+from nxcore.settings import Settings
+from tests.null import fakes
+
+def ending(x, y, alpha, out):  # a device-side assertion ends the context as an illegal access does
+    return x.flatten()[torch.full((1,), 10**9, device=x.device)]
+
+backend = fakes.backend("fake", fakes.kernel("add", ending))
+session = Session(Settings(cache=pathlib.Path(sys.argv[1])), fakes.registry(backend), fakes.QUICK)
+x = torch.ones(3, 4, device="cuda")
+for op, args in (("add", (x, x)), ("sum", (x,)), ("add", (x, x))):
+    try:
+        session.op(op)(*args)
+    except DeviceLostError as error:
+        print(error.op, error.kernel, error.sure)
+print(float(session.op("sum")(torch.ones(5))))
+"""
+
+
+@pytest.mark.gpu
+def test_a_context_that_a_kernel_ended_is_told_once_and_the_kernel_is_quarantined(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", ENDED, str(tmp_path)], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert done.stdout.splitlines() == ["add fake True"] * 3 + ["5.0"], done.stderr[-2000:]
+    ((key, entry),) = Store(tmp_path).items("quarantine")
+    assert (key["op"], key["kernel"], entry["kind"]) == ("add", "fake", "crashed")

@@ -55,7 +55,9 @@ class Machine:
             for label, time in us.items()
         ]
         specs = [spec if s.name == "add" else s for s in SPECS.values()]
-        return Session(Settings(cache=self.folder, policy="measure"), fakes.registry(*backends, specs=specs), fakes.QUICK)
+        return Session(
+            Settings(cache=self.folder, policy="measure"), fakes.registry(*backends, specs=specs), fakes.QUICK
+        )
 
     def chosen(self, **us):
         return self.process(**us).explain("add", X, X).decision
@@ -169,7 +171,9 @@ def test_what_chance_had_a_part_in_is_not_kept(machine):
 
 
 def test_without_a_source_nothing_is_kept(tmp_path):
-    session = Session(Settings(cache=tmp_path, policy="measure"), fakes.registry(fakes.backend("fake")), fakes.QUICK)
+    session = Session(
+        Settings(cache=tmp_path, policy="measure"), fakes.registry(fakes.backend("fake")), fakes.QUICK
+    )
     session.op("add")(X, X)
     assert list(session.wisdom.pages(X.device)) == []
 

@@ -28,8 +28,11 @@ def test_the_gradient_is_torchs_in_layout_too(backend, device, window, last):
     assert out.stride() == want.stride()
     out.sum().backward()  # of stride 0
     want.sum().backward()
-    torch.testing.assert_close(ours.grad, theirs.grad)
     assert ours.grad.stride() == theirs.grad.stride()
+    # On the CPU: torch's CUDA kernel for channels_last forgets the padding (pytorch/pytorch#188344).
+    plain = x.cpu().requires_grad_()
+    functional.avg_pool2d(plain, *window).sum().backward()
+    torch.testing.assert_close(ours.grad.cpu(), plain.grad)
 
 
 @BACKENDS

@@ -385,3 +385,12 @@ class TestMachine:
     def test_doctor(self, monkeypatch):
         monkeypatch.setattr(toolkit, "EMULATED", True)
         assert [check.name for check in nxcore_cuda.nxcore_doctor()][:1] == ["cuda device"]
+
+
+def test_the_backend_tells_its_compiler():
+    """A verdict is kept by it."""
+    backend = nxcore_cuda.nxcore_backend()
+    assert backend.toolkit is not None
+    told = backend.toolkit()
+    found = toolkit.host_compiler() if toolkit.EMULATED else toolkit.nvcc()
+    assert told == ({"compiler": toolkit.version(found)} if found else {})

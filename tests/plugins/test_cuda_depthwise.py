@@ -13,21 +13,22 @@ pytest.importorskip("nxcore_cuda")
 
 from nxcore_cuda import depthwise
 
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SPECS = {spec.name: spec for spec in nxcore.ops.nxcore_ops()}
 LAYOUTS = {"nchw": torch.contiguous_format, "channels_last": torch.channels_last}
 
 
 def forward(shape, k, *window, layout="nchw", dtype=torch.float32):
     """Return arguments of the forward pass."""
-    x = torch.randn(shape).to(dtype).contiguous(memory_format=LAYOUTS[layout])
-    return x, torch.randn(shape[1], 1, k, k).to(dtype), *window
+    x = torch.randn(shape).to(DEVICE, dtype).contiguous(memory_format=LAYOUTS[layout])
+    return x, torch.randn(shape[1], 1, k, k).to(DEVICE, dtype), *window
 
 
 def backward(shape, k, *window, layout="nchw", dtype=torch.float32, mask=(True, True)):
     """Return arguments of the gradients."""
     x, weight, *_ = forward(shape, k, layout=layout, dtype=dtype)
     out = SPECS["depthwise_conv2d"].reference(x, weight, *window)
-    grad = torch.randn(out.shape).to(dtype).contiguous(memory_format=LAYOUTS[layout])
+    grad = torch.randn(out.shape).to(DEVICE, dtype).contiguous(memory_format=LAYOUTS[layout])
     return grad, x, weight, *window, mask
 
 
@@ -80,7 +81,7 @@ class TestBesideTheImage:
         op = "depthwise_conv2d_backward"
         _, got = planner(op).plan(Problem.of(SPECS[op], args))(*args)
         assert got[0].isfinite().all()
-        beside = torch.ones(3, 3, dtype=torch.bool)
+        beside = torch.ones(3, 3, dtype=torch.bool, device=DEVICE)
         beside[1:, 1:] = False
         assert torch.equal(got[1, 0].isfinite(), beside)
         grad[4, 1, 0, 0] = 0.0
@@ -110,9 +111,9 @@ class TestOffsets:
     )
     def test_past_32_bits(self, shape, strides):
         reach = 1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
-        x = torch.empty(reach, dtype=torch.float16).as_strided(shape, strides)
+        x = torch.empty(reach, dtype=torch.float16, device=DEVICE).as_strided(shape, strides)
         x.copy_(torch.randn(shape))
-        found = judge("depthwise_conv2d", (x, torch.randn(2, 1, 3, 3).half(), 1, 1, 1))
+        found = judge("depthwise_conv2d", (x, torch.randn(2, 1, 3, 3).to(x), 1, 1, 1))
         assert found.ok, found.reason
 
 

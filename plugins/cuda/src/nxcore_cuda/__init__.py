@@ -63,10 +63,16 @@ KERNELS = (
 )
 
 
+def compiler() -> dict[str, str]:
+    """Return what compiles kernels here, which pip doesn't know: by another compiler, they are others."""
+    found = toolkit.host_compiler() if toolkit.EMULATED else toolkit.nvcc()
+    return {"compiler": toolkit.version(found)} if found else {}
+
+
 @hookimpl
 def nxcore_backend() -> Backend:
     """Hand over this backend."""
-    return Backend("cuda", probe, KERNELS, api=API)
+    return Backend("cuda", probe, KERNELS, api=API, toolkit=compiler)
 
 
 @hookimpl

@@ -141,7 +141,8 @@ def filter_steps(weight: TensorMeta) -> tuple[int, int, int]:
 def dense_filter(weight: TensorMeta) -> bool:
     """Tell whether a channel's taps lie in memory one after the other."""
     _, row, column = filter_steps(weight)
-    return row in (0, weight.shape[3]) and column in (0, 1)
+    height, width = weight.shape[2:]
+    return (height == 1 or row == width) and (width == 1 or column == 1)
 
 
 def square(seen: Window) -> tuple[int, int, int] | None:

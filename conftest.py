@@ -1,0 +1,74 @@
+"""For every test of this repository: interpreters where there is no device, and what is left out."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from typing import Any
+
+import pytest
+import torch
+
+CUDA = torch.cuda.is_available()
+
+if not CUDA:
+    # Each is read when the toolkit is imported, so they are set before any test is collected.
+    os.environ["TRITON_INTERPRET"] = "1"
+    os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
+    os.environ["NXCORE_CUDA_EMULATOR"] = "1"
+
+# What a session learns is this run's alone: neither the user's nor the last run's.
+os.environ["NXCORE_CACHE"] = tempfile.mkdtemp(prefix="nxcore-tests-")
+
+KIT = "nxcore.testing.test_kernels"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add a short name for ``--nxcore-require``."""
+    parser.addoption("--require", action="append", dest="nxcore_require", help="see --nxcore-require")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out of the conformance kit what takes too long here."""
+    kept, left = [], []
+    for item in items:
+        given = item.callspec.params if isinstance(item, pytest.Function) and _of_the_kit(item) else None
+        if given and _takes_long(given["rule"], given["cell"], whole=bool(config.option.nxcore_report)):
+            left.append(item)
+            continue
+        kept.append(item)
+    if left:
+        items[:] = kept
+        config.hook.pytest_deselected(items=left)
+
+
+def _of_the_kit(item: pytest.Function) -> bool:
+    return item.module.__name__ == KIT
+
+
+def _takes_long(rule: Any, cell: Any, *, whole: bool) -> bool:
+    """Tell what isn't worth its time in these tests.
+
+    inductor compiles for seconds: the smoke samples on CUDA, and on the CPU one an operator. What it compiles
+    is the reference, so this asks whether the compiler is right, not whether the kernel is. JAX compiles for
+    a tenth of a second: every sample in float32, and the smoke samples in other types, since each of its
+    kernels is the same code between a cast on entry and a cast at the end. Triton's interpreter and Numba's
+    simulator take a tenth of a second and more for each: the smoke samples in float16; a device gets all.
+    A report of the whole has all of this, but for inductor, which is held to its smoke samples.
+    """
+    from nxcore.testing.rules import OF_A_TYPE
+
+    smoke = cell.spec.tagged("smoke")
+    telling = cell.sample is None or cell.sample in smoke
+    if cell.backend.name == "inductor" and not (CUDA or whole):
+        first = rule in OF_A_TYPE if cell.sample is None else cell.sample is smoke[0]
+        return cell.dtype is not torch.float32 or not first
+    if cell.backend.name == "inductor":
+        return not telling
+    interpreted = cell.backend.name == "triton" or (cell.backend.name == "numba" and cell.kernel.variant)
+    slow = (
+        cell.dtype is not torch.float32
+        if cell.backend.name == "jax"
+        else interpreted and not CUDA and cell.dtype is torch.float16
+    )
+    return bool(slow) and not telling and not whole

@@ -1,0 +1,84 @@
+"""Checks that operators share: each names the argument, what was expected and what came."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nxcore.errors import InvalidInputError
+
+
+def require_tensor(value: Any, name: str, *, floating: bool = True, strided: bool = True) -> None:
+    """Refuse what torch can't compute with and, if asked, what isn't of a real floating dtype or strided."""
+    if not isinstance(value, Tensor):
+        raise InvalidInputError(f"{name} must be a tensor, got {type(value).__name__}", argument=name)
+    if value.is_nested or value.is_quantized:
+        raise InvalidInputError(f"{name} must be neither nested nor quantized", argument=name)
+    if value.dtype.itemsize == 1 if value.dtype.is_floating_point else floating:  # torch adds no 8-bit floats
+        raise InvalidInputError(f"{name} must have a floating dtype, got {value.dtype}", argument=name)
+    if strided and value.layout is not torch.strided:
+        raise InvalidInputError(f"{name} must be strided, got layout {value.layout}", argument=name)
+
+
+def require_flags(value: Any, count: int, name: str) -> None:
+    """Refuse what isn't a sequence of ``count`` flags."""
+    if not isinstance(value, tuple | list):
+        raise InvalidInputError(f"{name} must be a sequence of flags, got {brief(value)}", argument=name)
+    if len(value) != count:
+        raise InvalidInputError(f"{name} must have {count} entries, got {len(value)}", argument=name)
+    for flag in value:
+        require_flag(flag, name)
+
+
+def require_flag(value: Any, name: str) -> None:
+    """Refuse what is neither True nor False, as torch does."""
+    if not isinstance(value, bool):
+        raise InvalidInputError(f"{name} must be True or False, got {brief(value)}", argument=name)
+
+
+def require_size(value: Any, name: str) -> None:
+    """Refuse what can't be a tensor's shape."""
+    if not isinstance(value, tuple | list) or not all(map(_is_integer, value)):
+        raise InvalidInputError(f"{name} must be a sequence of integers, got {brief(value)}", argument=name)
+    if any(n < 0 for n in value) or math.prod(n or 1 for n in value) >= 2**63:
+        raise InvalidInputError(f"{name} must be a tensor's shape, got {tuple(value)}", argument=name)
+
+
+def require_integers(value: Any, name: str) -> None:
+    """Refuse what is neither an integer nor one or two of them, of the 31 bits that torch gives a window."""
+    given = value if isinstance(value, tuple | list) else (value,)
+    if len(given) not in (1, 2) or not all(map(_is_integer, given)):
+        message = f"{name} must be an integer or a pair of integers, got {brief(value)}"
+        raise InvalidInputError(message, argument=name)
+    if any(v >= 2**31 for v in given):
+        raise InvalidInputError(f"{name} must be below 2**31, got {value}", argument=name)
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def brief(value: Any) -> str:
+    """Return plain values as text, and of any other its type: its own text may be long, or raise."""
+    if isinstance(value, tuple | list):
+        items = (type(v).__name__ if isinstance(v, tuple | list) else brief(v) for v in value[:8])
+        return f"({', '.join(items)}{', ...' if len(value) > 8 else ''})"
+    return repr(value) if isinstance(value, int | float | str | None) else type(value).__name__
+
+
+def require_same(values: Sequence[Any], name: str, *attributes: str) -> None:
+    """Refuse tensors that differ from the first in shape, dtype or device."""
+    for attribute in attributes:
+        wanted = getattr(values[0], attribute)
+        for i, value in enumerate(values):
+            got = getattr(value, attribute)
+            if got != wanted:
+                wanted, got = ((tuple(v) if attribute == "shape" else v) for v in (wanted, got))
+                raise InvalidInputError(
+                    f"{name} must share one {attribute}: {name}[0] has {wanted}, {name}[{i}] has {got}",
+                    argument=name,
+                )

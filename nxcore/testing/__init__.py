@@ -1,0 +1,37 @@
+"""The conformance kit: every rule that a kernel must keep, each a plain function, and ways to run them all.
+
+    pytest --nxcore-backend=NAME --pyargs nxcore.testing
+
+holds every kernel of a backend to every rule, with nothing named by hand. ``examine`` does the same without
+pytest and tells which rule refused which kernel; ``nxcore verify`` prints what it returns.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nxcore.testing.cell import Broken, Cell, Declined, Inapplicable
+    from nxcore.testing.isolate import isolated
+    from nxcore.testing.rows import Finding, Row, examine
+
+__all__ = ["Broken", "Cell", "Declined", "Finding", "Inapplicable", "Row", "examine", "isolated"]
+
+HOMES = {
+    "Broken": "cell",
+    "Cell": "cell",
+    "Declined": "cell",
+    "Finding": "rows",
+    "Inapplicable": "cell",
+    "Row": "rows",
+    "examine": "rows",
+    "isolated": "isolate",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: pytest imports this package in every session, for its options."""
+    if name not in HOMES:
+        raise AttributeError(f"module 'nxcore.testing' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"nxcore.testing.{HOMES[name]}"), name)

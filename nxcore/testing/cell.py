@@ -1,0 +1,354 @@
+"""Cell: one kernel in one element type, perhaps on one sample; and how a rule says what it found."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nxcore.device import synchronize
+from nxcore.discovery import discover
+from nxcore.errors import VerificationError
+from nxcore.kernel import Backend, Kernel, Verdict
+from nxcore.problem import Problem, TensorMeta
+from nxcore.registry import Registry
+from nxcore.settings import Settings
+from nxcore.spec import OpSpec, Sample
+from nxcore.testing.memory import poisoned
+from nxcore.verify import CLASSES, Agreement, Truth, leaves, precision_class, without_out
+
+
+class Broken(VerificationError):  # noqa: N818  reads as what it says, and so does the next
+    """A kernel broke a rule.
+
+    Attributes
+    ----------
+    rule : str
+        Its name.
+    message : str
+        What was expected, and what came.
+    """
+
+    def __init__(self, rule: str, message: str) -> None:
+        super().__init__(f"{rule}: {message}")
+        self.rule, self.message = rule, message
+
+
+class Declined(Exception):  # noqa: N818
+    """The kernel itself takes no part in this: it refused the call, or makes no such claim.
+
+    Attributes
+    ----------
+    reason : str
+        The kernel's own words, or the claim that it doesn't make.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Inapplicable(Exception):  # noqa: N818
+    """A rule has nothing to ask here: no such device, no such parameter, nothing to run.
+
+    Attributes
+    ----------
+    reason : str
+        What is missing.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One kernel in one element type, and the sample where a rule is about one.
+
+    Attributes
+    ----------
+    registry : Registry
+        Where it comes from.
+    backend : Backend
+    kernel : Kernel
+    dtype : torch.dtype
+    sample : Sample, optional
+        None where a rule chooses its own.
+    fixed : torch.device, optional
+        Where it runs; by default where it takes a smoke sample, CUDA first.
+    """
+
+    registry: Registry
+    backend: Backend
+    kernel: Kernel
+    dtype: torch.dtype
+    sample: Sample | None = None
+    fixed: torch.device | None = None
+
+    @property
+    def spec(self) -> OpSpec:
+        """The operator."""
+        return self.registry.spec(self.kernel.op)
+
+    @property
+    def label(self) -> str:
+        """What tables call the kernel."""
+        return self.backend.label(self.kernel)
+
+    @property
+    def type(self) -> str:
+        """The element type's name."""
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def name(self) -> str:
+        """What tells this cell from all others."""
+        parts = (self.kernel.op, self.label, self.type, *([self.sample.name] if self.sample else ()))
+        return "-".join(parts)
+
+    @property
+    def machine(self) -> Verdict:
+        """Whether this machine can run it."""
+        return self.registry.probe(self.backend, self.kernel)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return self.fixed or _home(self.registry, self.kernel, self.dtype)
+
+    @property
+    def leads(self) -> bool:
+        """Whether it stands for its kernel where a rule is held once a kernel: float32, or the first."""
+        dtypes = self.kernel.dtypes
+        return self.dtype is (torch.float32 if torch.float32 in dtypes else dtypes[0])
+
+    def on(self, sample: Sample) -> Cell:
+        """Return the same kernel and type on ``sample``."""
+        return replace(self, sample=sample)
+
+    def build(self) -> tuple[Any, ...]:
+        """Return the sample's arguments; the same numbers at every call, in memory of their own."""
+        if self.sample is None:
+            raise ValueError(f"{self.name} has no sample")
+        return self.sample.build(self.spec, self.device, self.dtype)
+
+    def problem(self) -> Problem:
+        """Return a new description of the call of the sample; no data is built for it."""
+        if self.sample is None:
+            raise ValueError(f"{self.name} has no sample")
+        return replace(_described(self.registry, self.kernel.op, self.sample.name, self.dtype, self.device))
+
+    def ask(self, problem: Problem) -> Verdict:
+        """Return what ``accepts`` says; a refusal must have a reason.
+
+        Raises
+        ------
+        Broken
+            ``raises_nothing`` or ``gives_reasons``.
+        """
+        try:
+            verdict = self.kernel.accepts(problem)
+        except Exception as error:
+            raise Broken("raises_nothing", f"accepts raised {_brief(error)} on {problem}") from error
+        if not isinstance(verdict, Verdict):
+            raise Broken("gives_reasons", f"accepts must return a Verdict, got {type(verdict).__name__}")
+        if not verdict and not verdict.reason:
+            raise Broken("gives_reasons", f"{problem} was refused without a reason")
+        return verdict
+
+    def plan(
+        self, args: tuple[Any, ...], *, aliased: bool = False, waits: bool = True, anew: bool = False
+    ) -> Callable[..., Any]:
+        """Return the planned kernel for ``args``; unless ``anew``, one plan for all rules: some are compiled.
+
+        Called, it runs in ``state`` and, if it ``waits``, returns once the device is done: what raises does
+        so there.
+
+        Raises
+        ------
+        Declined
+            If the kernel refuses the call.
+        Broken
+            ``raises_nothing`` or ``gives_reasons``.
+        """
+        planned = self.planned(args, aliased=aliased, anew=anew)
+        return functools.partial(self._run, planned, waits)
+
+    def planned(
+        self, args: tuple[Any, ...], *, aliased: bool = False, anew: bool = False
+    ) -> Callable[..., Any]:
+        """Return what the kernel's own planner makes for ``args``; see ``plan``."""
+        problem = Problem.of(self.spec, args, aliased=aliased)
+        verdict = self.ask(problem)
+        if not verdict and problem.view:
+            raise Inapplicable("a view: there is nothing to run")
+        if not verdict:
+            raise Declined(verdict.reason)
+        try:
+            return (self.kernel.plan if anew else functools.partial(_planned, self.kernel))(problem)
+        except Exception as error:
+            raise Broken("raises_nothing", f"its planner raised {_brief(error)} on {problem}") from error
+
+    @contextlib.contextmanager
+    def state(self) -> Iterator[None]:
+        """Be as in a rule's calls: under ``no_grad``, with fresh memory filled with NaN."""
+        with torch.no_grad(), poisoned(warn_only=not self.kernel.deterministic):
+            yield
+
+    def _run(self, planned: Callable[..., Any], waits: bool, *args: Any) -> Any:
+        try:
+            with self.state():
+                result = planned(*args)
+            if waits:
+                synchronize(self.device)
+        except Exception as error:
+            raise Broken("raises_nothing", f"raised {_brief(error)}") from error
+        return result
+
+    def taken(self) -> list[Cell]:
+        """Return this cell on every smoke sample that the kernel takes."""
+        return [self.on(s) for s in _taken(self.registry, self.kernel, self.dtype, self.device)]
+
+    def first(self) -> Cell:
+        """Return this cell on its own sample, or on the first smoke sample that the kernel takes."""
+        return self._chosen(lambda samples: samples[0])
+
+    def smallest(self) -> Cell:
+        """Return this cell on its own sample, or on the smallest finite smoke sample that it takes."""
+        return self._chosen(lambda samples: min(samples, key=self._size))
+
+    def _chosen(self, choose: Callable[[Sequence[Sample]], Sample]) -> Cell:
+        if self.sample is not None:
+            return self
+        if not (found := [cell.sample for cell in self.taken() if cell.sample]):
+            raise Inapplicable("it takes no smoke sample")
+        return self.on(choose(found))
+
+    def _size(self, sample: Sample) -> tuple[bool, int]:
+        tensors = list(leaves(self.on(sample).build()))
+        odd = any(not bool(t.isfinite().all()) for t in tensors)  # among NaN a wrong answer may hide
+        return odd, sum(t.numel() for t in tensors)
+
+    def inputs(self, args: tuple[Any, ...]) -> list[Tensor]:
+        """Return the tensors among ``args`` that are read: all but ``out``."""
+        return list(leaves(without_out(self.spec, args)))
+
+    def excused(self, found: Agreement) -> bool:
+        """Tell whether a disagreement is within the precision class that the kernel claims in float32."""
+        coarse = self.dtype is torch.float32 and self.kernel.precision != "ieee32"
+        return coarse and CLASSES.index(precision_class(found.error)) <= CLASSES.index(self.kernel.precision)
+
+    def judge(self, rule: str, truth: Truth, result: Any, *, laid_out: bool = True, about: str = "") -> float:
+        """Hold a result to the truth and return its error.
+
+        Raises
+        ------
+        Broken
+            Named ``rule``, or ``has_torchs_layout``.
+        """
+        with torch.no_grad():
+            found = truth.judge(result, laid_out=laid_out)
+        if found.ok or self.excused(found):
+            return found.error
+        named = rule if in_form(truth, result, laid_out=laid_out) else "has_torchs_layout"
+        raise Broken(named, f"{about}: {found.reason}" if about else found.reason)
+
+
+def in_form(truth: Truth, result: Any, *, laid_out: bool = True) -> bool:
+    """Tell whether a result has torch's number, types, shapes, devices and, if ``laid_out``, strides."""
+    got, wanted = (
+        [(t.dtype, t.shape, t.device, _strides(t) if laid_out else ()) for t in tensors]
+        for tensors in (leaves(result), truth.torch)
+    )
+    return got == wanted
+
+
+def _strides(tensor: Tensor) -> tuple[int, ...]:
+    return TensorMeta.of(tensor).strides_of_extent if tensor.numel() else ()
+
+
+def modest(spec: OpSpec) -> tuple[Sample, ...]:
+    """Return the samples that take little time and memory: no real workload, none of gigabytes."""
+    return tuple(s for s in spec.samples if not s.tags & {"bench", "huge"})
+
+
+def huge(spec: OpSpec) -> tuple[Sample, ...]:
+    """Return the samples of gigabytes, which are for a device's memory."""
+    return spec.tagged("huge")
+
+
+def installed(*, strict: bool = False) -> Registry:
+    """Return what is installed, as the environment says; a broken plugin raises if ``strict``."""
+    settings = Settings.from_environment()
+    return discover(allow=settings.backends, disable=settings.disable, strict=strict or settings.strict)
+
+
+def cells(registry: Registry, *, backends: Sequence[str] = (), ops: Sequence[str] = ()) -> Iterator[Cell]:
+    """Yield a cell for each kernel and element type; torch's own, which are the reference, left out.
+
+    Parameters
+    ----------
+    registry : Registry
+    backends : sequence of str
+        Only these; all where empty.
+    ops : sequence of str
+        Likewise.
+
+    Raises
+    ------
+    UnknownBackendError, BackendUnavailableError, UnknownOperatorError
+        Naming the nearest.
+    """
+    wanted = [registry.backend(name) for name in backends] or [
+        b for name, b in registry.backends.items() if name != "torch"
+    ]
+    names = {registry.spec(name).name for name in ops} or set(registry.ops)
+    for backend in wanted:
+        for kernel in backend.kernels:
+            if kernel.op in names:
+                for dtype in kernel.dtypes:
+                    yield Cell(registry, backend, kernel, dtype)
+
+
+@functools.cache
+def _planned(kernel: Kernel, problem: Problem) -> Any:
+    return kernel.plan(problem)
+
+
+@functools.cache
+def _described(registry: Registry, op: str, name: str, dtype: torch.dtype, device: torch.device) -> Problem:
+    spec = registry.spec(op)
+    sample = next(s for s in spec.samples if s.name == name)
+    return Problem.of(spec, sample.build(spec, device, dtype))
+
+
+@functools.cache
+def _home(registry: Registry, kernel: Kernel, dtype: torch.dtype) -> torch.device:
+    """Return the device that a kernel takes a smoke sample on: CUDA where it takes one there."""
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+    return cuda if torch.cuda.is_available() and _taken(registry, kernel, dtype, cuda) else cpu
+
+
+@functools.cache
+def _taken(
+    registry: Registry, kernel: Kernel, dtype: torch.dtype, device: torch.device
+) -> tuple[Sample, ...]:
+    """Return the smoke samples that a kernel takes on a device and that there is something to run for."""
+    spec, found = registry.spec(kernel.op), []
+    for sample in spec.tagged("smoke"):
+        problem = replace(_described(registry, spec.name, sample.name, dtype, device))
+        with contextlib.suppress(Exception):  # where it raises, a rule will say so
+            if kernel.accepts(problem) and not problem.view:
+                found.append(sample)
+    return tuple(found)
+
+
+def _brief(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200] if lines else ''}"

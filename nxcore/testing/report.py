@@ -1,0 +1,111 @@
+"""What a run of the tests found, gathered from all processes: the support matrix, and the refusals."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from nxcore.device import available, describe
+from nxcore.registry import Registry
+from nxcore.testing.declines import Declines, Place
+from nxcore.testing.plugin import declines_file, registry
+
+PROPERTY = "nxcore"
+"""The name that a test's finding travels under, from a worker to the process that writes."""
+
+Finding = Mapping[str, Any]
+
+
+class Gatherer:
+    """Gathers the findings of all tests, and writes files at the end.
+
+    Parameters
+    ----------
+    config : pytest.Config
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config, self.findings = config, list[Finding]()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep what a test found."""
+        if report.when == "call":
+            properties: list[tuple[str, Any]] = report.user_properties
+            self.findings += [value for name, value in properties if name == PROPERTY]
+
+    def pytest_sessionfinish(self) -> None:
+        """Write, in the one process that has heard of all tests."""
+        if hasattr(self.config, "workerinput"):
+            return
+        if self.config.option.nxcore_report:
+            path = self.config.invocation_params.dir / self.config.option.nxcore_report
+            path.parent.mkdir(parents=True, exist_ok=True)
+            record = matrix(registry(self.config), self.findings)
+            path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        listed = declines_file(self.config)
+        if self.config.option.nxcore_write_declines and listed:
+            declines = Declines.read(listed)
+            declines.replace(
+                (place(f), f["dtype"], f["reason"] if f["outcome"] == "declined" else None)
+                for f in self.findings
+                if f["outcome"] in ("agreed", "declined", "wrong")
+            )
+            listed.write_text(str(declines), encoding="utf-8")
+
+
+def place(finding: Finding) -> Place:
+    """Return where it was found."""
+    name = finding["sample"] or finding["rule"]
+    return Place(finding["device"], finding["op"], finding["kernel"], name)
+
+
+def matrix(found: Registry, findings: Sequence[Finding]) -> dict[str, Any]:
+    """Return the support matrix: how each kernel ended in each element type.
+
+    A cell is ``verified`` (on so many samples; those that the kernel refused are counted, with the reason),
+    ``declined`` (as a whole) or ``wrong``. What wasn't asked is left out.
+    """
+    cells = []
+    for op, spec in found.ops.items():
+        for dtype in spec.dtypes:
+            for backend, kernel in found.kernels(op):
+                head = {
+                    "op": op,
+                    "backend": backend.label(kernel),
+                    "dtype": str(dtype).removeprefix("torch."),
+                }
+                if not (about := [f for f in findings if (f["op"], f["kernel"]) == (op, head["backend"])]):
+                    continue
+                if dtype not in kernel.dtypes:
+                    needed = " or ".join(str(d).removeprefix("torch.") for d in kernel.dtypes)
+                    cells.append(head | {"outcome": "declined", "reason": f"needs {needed}"})
+                elif ended := _ended([f for f in about if f["dtype"] == head["dtype"]]):
+                    cells.append(head | ended)
+    return {
+        "device": describe(available()).to_dict(),
+        "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        "torch": torch.__version__,
+        "cells": cells,
+    }
+
+
+def _ended(findings: Sequence[Finding]) -> dict[str, Any] | None:
+    wrong = next((f for f in findings if f["outcome"] == "wrong"), None)
+    if wrong:
+        return {"outcome": "wrong", "reason": f"{wrong['sample'] or wrong['rule']}: {wrong['reason']}"}
+    agreed = [f for f in findings if f["outcome"] == "agreed" and f["sample"]]
+    declined = Counter(f["reason"] for f in findings if f["outcome"] == "declined" and f["sample"])
+    if agreed:
+        error = max(f["figure"] or 0.0 for f in agreed)
+        prompt = [f["figure"] for f in findings if f["rule"] == "returns_promptly" and f["figure"]]
+        figures = {"error": error} | ({"microseconds": prompt[0]} if prompt else {})
+        return {"outcome": "verified", "samples": len(agreed), "declined": dict(declined), **figures}
+    if not declined:
+        declined = Counter(f["reason"] for f in findings if f["outcome"] == "unavailable")
+    return {"outcome": "declined", "reason": "; ".join(declined)} if declined else None

@@ -1,0 +1,392 @@
+"""What every kernel must keep, one function a rule: it raises ``Broken``, ``Declined`` or ``Inapplicable``.
+
+A rule may find that another was broken on the way and then names that one: a kernel that raises breaks
+``raises_nothing``, and a wrong answer may turn out to be memory that was never written. What only a CUDA
+device can show is in ``cuda``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nxcore.device import synchronize
+from nxcore.kernel import Verdict
+from nxcore.layout import overlaps
+from nxcore.problem import TensorMeta
+from nxcore.testing.cell import Broken, Cell, Declined, Inapplicable, in_form, modest
+from nxcore.testing.memory import Guarded, Walled, each, poison, same_bits
+from nxcore.verify import CLASSES, Truth, agreement, leaves, precision_class, without_out
+
+Rule = Callable[[Cell], float | None]
+
+REPEATS = 10
+PATIENCE = 2.0
+PROMPT_MS = 5.0
+WAITING_MS = 100.0
+"""What a call may cost the host once it was made before, in time of its own and in all. What is compiled or
+planned costs more; where a busy machine keeps a kernel's threads waiting, that is no fault of the kernel."""
+
+
+def agrees_with_float64(cell: Cell) -> float:
+    """Agree with the float64 truth within two gates; leave inputs alone, lay the result out as torch does.
+
+    Returns the relative error in the 2-norm. Where it isn't so, the rule that is named tells what happened:
+    ``leaves_inputs_alone``, ``writes_into_out``, ``has_torchs_layout``, ``writes_every_element`` or this one.
+    """
+    args = cell.build()
+    call = cell.plan(args)
+    out = _out(cell, args)
+    if out is not None:
+        poison(out)
+    truth, results = Truth.of(cell.spec, args), []
+
+    def noted(*given: Any) -> Any:
+        results.append(call(*given))
+        return results[0]
+
+    found = agreement(noted, cell.spec, args, truth)
+    if found.ok or cell.excused(found):
+        return found.error
+    raise Broken(_diagnosis(cell, call, args, truth, results[0]), found.reason)
+
+
+def _diagnosis(cell: Cell, call: Callable[..., Any], args: tuple[Any, ...], truth: Truth, result: Any) -> str:
+    """Return the rule that a wrong answer broke."""
+    fresh, out, got = cell.build(), _out(cell, args), tuple(leaves(result))
+    for old, now in zip(cell.inputs(fresh), cell.inputs(args), strict=True):
+        if not same_bits(old, now):
+            return "leaves_inputs_alone"
+    if out is not None and (len(got) != 1 or got[0].data_ptr() != out.data_ptr()):
+        return "writes_into_out"
+    if not in_form(truth, result, laid_out=out is None):
+        return "has_torchs_layout"
+    return "writes_every_element" if _left_out(cell, call, fresh, got) else "agrees_with_float64"
+
+
+def _left_out(cell: Cell, call: Callable[..., Any], args: tuple[Any, ...], got: tuple[Tensor, ...]) -> bool:
+    """Tell whether other numbers in fresh memory come out as other results."""
+    out = _out(cell, args)
+    if out is not None:
+        poison(out, 2.5)
+    try:
+        with Guarded(fill=2.5):
+            again = tuple(leaves(call(*args)))
+    except Broken:
+        return False  # it can't be watched
+    return len(again) == len(got) and not all(same_bits(a, b) for a, b in zip(got, again, strict=True))
+
+
+def takes_a_smoke_sample(cell: Cell) -> None:
+    """Take at least one smoke sample: or the kernel could never be verified, so never serve a call."""
+    problems = [cell.on(s).problem() for s in cell.spec.tagged("smoke")]
+    if all(p.view for p in problems):
+        raise Inapplicable(f"{cell.spec.name} returns views: there is nothing to run")
+    verdicts = [cell.ask(p) for p in problems]
+    if not any(verdicts):
+        reasons = "; ".join(dict.fromkeys(v.reason for v in verdicts))
+        raise Broken("takes_a_smoke_sample", f"it refuses them all in {cell.type}: {reasons}")
+
+
+def gives_reasons(cell: Cell) -> None:
+    """Give a reason with every refusal."""
+    for sample in modest(cell.spec):
+        cell.ask(cell.on(sample).problem())
+
+
+def answers_equal_problems_alike(cell: Cell) -> None:
+    """Answer equal problems alike: asked again, in another order."""
+    asked = [cell.on(s) for s in modest(cell.spec)]
+    first = [one.ask(one.problem()) for one in asked]
+    for _ in range(2):
+        for one, then in reversed(list(zip(asked, first, strict=True))):
+            now = one.ask(one.problem())
+            if (now.ok, now.reason) != (then.ok, then.reason):
+                raise Broken(
+                    "answers_equal_problems_alike",
+                    f"{_sample(one)} was {_answer(then)}, and then {_answer(now)}",
+                )
+
+
+def _answer(verdict: Verdict) -> str:
+    return "taken" if verdict else f"refused ({verdict.reason})"
+
+
+def repeats_itself(cell: Cell) -> None:
+    """Give the same bits in ten runs, where the kernel claims to be deterministic."""
+    if not cell.kernel.deterministic:
+        raise Declined("doesn't claim to be deterministic")
+    repeats = 1 if cell.machine.simulated else REPEATS
+    for one in cell.taken():
+        args = one.build()
+        call = one.plan(args)
+        first = [t.clone() for t in leaves(call(*args))]
+        for _ in range(repeats):
+            for a, b in zip(first, leaves(call(*args)), strict=True):
+                if not same_bits(a, b):
+                    raise Broken("repeats_itself", f"{_sample(one)}: a run gave other bits than the first")
+
+
+def reads_no_further(cell: Cell) -> None:
+    """Give the same answer to the same numbers with NaN around them in memory: a missing mask shows."""
+    one = cell.first()
+    args = one.build()
+    truth = Truth.of(one.spec, args)
+    walls = [Walled(t) for t in leaves(args)]
+    tensors = iter(walls)
+    walled = each(args, lambda t: next(tensors).tensor)  # noqa: ARG005  they come in the same order
+    result = one.plan(walled)(*walled)
+    if any(w.scratched for w in walls):
+        raise Broken("stays_within_its_output", f"{_sample(one)}: it wrote beside an argument")
+    one.judge("reads_no_further", truth, result, laid_out=_out(one, args) is None, about=_sample(one))
+
+
+def stays_within_its_output(cell: Cell) -> None:
+    """Write nothing beside what was allocated: guards on both sides of it stay as they were."""
+    one = cell.first()
+    args = one.build()
+    call = one.plan(args)
+    call(*args)  # what is compiled or kept at the first call is no matter here
+    guard = Guarded()
+    try:
+        with guard:
+            result = call(*args)
+    except Broken as error:
+        raise Inapplicable(f"can't be watched by a torch dispatch mode: {error.message}") from error
+    if guard.scratched:
+        raise Broken("stays_within_its_output", f"{_sample(one)}: it wrote beside memory that it allocated")
+    inside = {block.untyped_storage().data_ptr() for block, _ in guard.blocks}
+    if not any(t.untyped_storage().data_ptr() in inside for t in leaves(result)) and _out(one, args) is None:
+        raise Inapplicable("its results aren't allocated by torch")
+
+
+def reads_new_data(cell: Cell) -> None:
+    """Give other numbers at the same addresses their own answer, and leave the earlier result alone."""
+    one = cell.smallest()
+    args = without_out(one.spec, one.build())
+    call = one.plan(args)
+    own = {t.untyped_storage().data_ptr() for t in leaves(args)}
+    earlier = [t for t in leaves(call(*args)) if t.untyped_storage().data_ptr() not in own]  # no views
+    kept = [t.clone() for t in earlier]
+    for tensor in leaves(args):
+        if tensor.is_floating_point() and not overlaps(TensorMeta.of(tensor)):
+            tensor.mul_(-0.5)
+    result = call(*args)
+    if not all(same_bits(now, then) for now, then in zip(earlier, kept, strict=True)):
+        raise Broken("keeps_earlier_results", f"{_sample(one)}: a second call wrote into the first's result")
+    one.judge("reads_new_data", Truth.of(one.spec, args), result, about=_sample(one))
+
+
+def reads_moved_data(cell: Cell) -> None:
+    """Give the same answer at another address, misaligned too: a plan keeps no address."""
+    one = cell.smallest()
+    args = without_out(one.spec, one.build())
+    truth = Truth.of(one.spec, without_out(one.spec, one.build()))
+    call = one.plan(args, anew=True)  # whose first call is made here
+    copies = {
+        "elsewhere": each(args, lambda t: Walled(t, wall=64, value=3.0).tensor),
+        "at an odd address": each(args, lambda t: Walled(t, wall=65, value=3.0).tensor),
+    }
+    call(*args)
+    for tensor in leaves(args):
+        if not overlaps(TensorMeta.of(tensor)):
+            poison(tensor)
+    for where, moved in copies.items():
+        one.judge("reads_moved_data", truth, call(*moved), about=f"{_sample(one)} {where}")
+
+
+def reads_numbers_anew(cell: Cell) -> None:
+    """Read a number that may change from call to call from the call: the plan must not keep it."""
+    for one in cell.taken():
+        args = without_out(one.spec, one.build())
+        places = [
+            i for i, p in enumerate(one.spec.params)
+            if p.kind in ("scalar", "operand") and type(args[i]) in (int, float)
+        ]  # fmt: skip
+        if not places:
+            continue
+        call = one.plan(args)
+        call(*args)
+        other = tuple(a * 3 if i in places else a for i, a in enumerate(args))
+        one.judge("reads_numbers_anew", Truth.of(one.spec, other), call(*other), about=_sample(one))
+        return
+    raise Inapplicable(f"no smoke sample of {cell.spec.name} holds a number that may change")
+
+
+def takes_tensors_that_need_gradients(cell: Cell) -> None:
+    """Take tensors that need a gradient like any others, under ``no_grad``."""
+    one = cell.first()
+    args = one.build()
+    truth, call = Truth.of(one.spec, args), one.plan(args)
+    for tensor in leaves(args):
+        tensor.requires_grad_(tensor.is_floating_point())
+    one.judge("takes_tensors_that_need_gradients", truth, call(*args), about=_sample(one))
+
+
+def writes_into_out(cell: Cell) -> None:
+    """Write and return the ``out`` that is given, laid out as the caller's, and nothing beside it."""
+    place = _place_of_out(cell)
+    one = cell.smallest()
+    args = without_out(one.spec, one.build())
+    truth = Truth.of(one.spec, args)
+    declined = []
+    for layout, empty in LAYOUTS.items():
+        wall = Walled(empty(truth.torch[0]))
+        poison(wall.tensor)
+        given = (*args[:place], wall.tensor, *args[place + 1 :])
+        try:
+            result = one.plan(given)(*given)
+        except Declined as refusal:
+            declined.append(refusal.reason)
+            continue
+        if not isinstance(result, Tensor) or result.data_ptr() != wall.tensor.data_ptr():
+            raise Broken("writes_into_out", f"{layout} out must be what is written and returned")
+        if wall.scratched:
+            raise Broken("stays_within_its_output", f"it wrote beside a {layout} out")
+        one.judge("writes_into_out", truth, result, laid_out=False, about=f"{layout} out")
+    if len(declined) == len(LAYOUTS):
+        raise Declined("; ".join(dict.fromkeys(declined)))
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "torch's": torch.empty_like,
+    "a transposed": lambda t: torch.empty_like(t.mT.contiguous()).mT if t.ndim > 1 else torch.empty_like(t),
+    "a strided": lambda t: t.new_empty((*t.shape, 2))[..., 0],
+}
+
+
+def writes_in_place(cell: Cell) -> None:
+    """Take an input as ``out``, where the kernel claims to be in_place_safe."""
+    place = _place_of_out(cell)
+    if not cell.kernel.in_place_safe:
+        raise Declined("doesn't claim to be in_place_safe")
+    one, tried = cell.smallest(), False
+    args = without_out(one.spec, one.build())
+    truth = Truth.of(one.spec, args)
+    like = truth.torch[0]
+    for i, value in enumerate(args):
+        fits = isinstance(value, Tensor) and (value.shape, value.dtype) == (like.shape, like.dtype)
+        if not fits or overlaps(TensorMeta.of(value)):
+            continue
+        fresh = without_out(one.spec, one.build())
+        given = (*fresh[:place], fresh[i], *fresh[place + 1 :])
+        result, tried = one.plan(given, aliased=True)(*given), True
+        name = one.spec.params[i].name
+        if not isinstance(result, Tensor) or result.data_ptr() != fresh[i].data_ptr():
+            raise Broken("writes_in_place", f"out is {name}, and something else was returned")
+        one.judge("writes_in_place", truth, result, laid_out=False, about=f"out is {name}")
+    if not tried:
+        raise Inapplicable("no argument of its smallest smoke sample has the result's shape and type")
+
+
+def reaches_its_precision(cell: Cell) -> float:
+    """Reach in float32 the precision class that the kernel claims."""
+    if cell.dtype is not torch.float32:
+        raise Inapplicable("a precision class is about float32")
+    one = cell.smallest()
+    args = without_out(one.spec, one.build())
+    truth, result = Truth.of(one.spec, args), one.plan(args)(*args)
+    found = truth.judge(result)
+    if not in_form(truth, result):
+        raise Broken("has_torchs_layout", f"{_sample(one)}: {found.reason}")
+    reached = precision_class(found.error)
+    if CLASSES.index(reached) > CLASSES.index(cell.kernel.precision):
+        raise Broken(
+            "reaches_its_precision",
+            f"{_sample(one)}: it claims {cell.kernel.precision}, its error of {found.error:.1e} is {reached}",
+        )
+    return found.error
+
+
+def returns_promptly(cell: Cell) -> float:
+    """Cost the host under 5 ms where a call was made before: compile and plan nothing. In microseconds."""
+    if cell.machine.simulated:
+        raise Inapplicable("simulated: its time says nothing")
+    one = cell.smallest()
+    args = one.build()
+    call = one.plan(args)
+    call(*args)
+    call = one.planned(args)
+    spent = [_seconds(one, call, args) for _ in range(REPEATS)]
+    patience = time.monotonic() + PATIENCE
+    while not _prompt(spent) and time.monotonic() < patience:
+        spent.append(_seconds(one, call, args))
+    own, whole = min(own for own, _ in spent), min(whole for _, whole in spent)
+    if not _prompt(spent):
+        raise Broken(
+            "returns_promptly",
+            f"{_sample(one)}: {own * 1e3:.1f} ms of the host a call, and {whole * 1e3:.1f} ms in all; "
+            f"at most {PROMPT_MS} and {WAITING_MS} are granted",
+        )
+    return whole * 1e6
+
+
+def _seconds(cell: Cell, call: Callable[..., Any], args: tuple[Any, ...]) -> tuple[float, float]:
+    """Return the time that this thread spent on a call, and the time that passed."""
+    synchronize(cell.device)
+    with cell.state():
+        own, start = time.thread_time(), time.perf_counter()
+        call(*args)
+        return time.thread_time() - own, time.perf_counter() - start
+
+
+def _prompt(spent: list[tuple[float, float]]) -> bool:
+    return any(own <= PROMPT_MS / 1e3 and whole <= WAITING_MS / 1e3 for own, whole in spent)
+
+
+def passes_opcheck(cell: Cell) -> None:
+    """Pass ``torch.library.opcheck``, where the operator is one of torch's library."""
+    found = getattr(torch.ops.nxcore, cell.spec.name, None)
+    if found is None:
+        raise Inapplicable(f"there is no torch.ops.nxcore.{cell.spec.name}")
+    one = cell.first()
+    try:
+        torch.library.opcheck(found.default, one.build())
+    except Exception as error:
+        raise Broken("passes_opcheck", str(error)[:400]) from error
+
+
+OF_A_SAMPLE: tuple[Rule, ...] = (agrees_with_float64,)
+"""Held on every sample."""
+
+OF_A_TYPE: tuple[Rule, ...] = (
+    takes_a_smoke_sample,
+    repeats_itself,
+    reads_no_further,
+    takes_tensors_that_need_gradients,
+)
+"""Held in every element type that a kernel claims."""
+
+OF_A_KERNEL: tuple[Rule, ...] = (
+    gives_reasons,
+    answers_equal_problems_alike,
+    stays_within_its_output,
+    reads_new_data,
+    reads_moved_data,
+    reads_numbers_anew,
+    writes_into_out,
+    writes_in_place,
+    reaches_its_precision,
+    returns_promptly,
+    passes_opcheck,
+)
+"""Held once a kernel: the element type makes no difference to them."""
+
+
+def _out(cell: Cell, args: tuple[Any, ...]) -> Tensor | None:
+    return next((a for a, i in zip(args, without_out(cell.spec, args), strict=True) if a is not i), None)
+
+
+def _place_of_out(cell: Cell) -> int:
+    places = [i for i, p in enumerate(cell.spec.params) if p.kind == "out"]
+    if not places:
+        raise Inapplicable(f"{cell.spec.name} takes no out")
+    return places[0]
+
+
+def _sample(cell: Cell) -> str:
+    return f"sample {cell.sample.name}" if cell.sample else "the sample"

@@ -1,0 +1,98 @@
+"""Every kernel of every backend, held to every rule; operators, backends and samples come from the registry.
+
+pytest --nxcore-backend=NAME --pyargs nxcore.testing
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nxcore.testing.cell import Broken, Cell, Declined, Inapplicable, cells, huge, modest
+from nxcore.testing.cuda import ON_CUDA
+from nxcore.testing.declines import Declines
+from nxcore.testing.plugin import declines_file, registry
+from nxcore.testing.report import PROPERTY, place
+from nxcore.testing.rules import OF_A_KERNEL, OF_A_SAMPLE, OF_A_TYPE, Rule
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give each test its rules and cells."""
+    asked = list(cells(registry(metafunc.config), backends=metafunc.config.option.nxcore_backend))
+    cuda = torch.cuda.is_available()
+    if metafunc.function is test_samples:
+        pairs = [(rule, c.on(s)) for c in asked for s in modest(c.spec) for rule in OF_A_SAMPLE]
+        if cuda and metafunc.config.option.nxcore_huge:
+            pairs += [(rule, c.on(s)) for c in asked if c.leads for s in huge(c.spec) for rule in OF_A_SAMPLE]
+        ids = [cell.name for _, cell in pairs]
+    else:
+        once = (*OF_A_KERNEL, *(ON_CUDA if cuda else ()))
+        pairs = [(rule, c) for rule in OF_A_TYPE for c in asked]
+        pairs += [(rule, c) for rule in once for c in asked if c.leads]
+        ids = [f"{rule.__name__}-{cell.name}" for rule, cell in pairs]
+    metafunc.parametrize(("rule", "cell"), pairs, ids=ids)
+
+
+def test_samples(rule: Rule, cell: Cell, request: pytest.FixtureRequest) -> None:
+    """Hold a kernel to a rule on one sample."""
+    _hold(rule, cell, request)
+
+
+def test_rules(rule: Rule, cell: Cell, request: pytest.FixtureRequest) -> None:
+    """Hold a kernel to a rule that chooses its own sample."""
+    _hold(rule, cell, request)
+
+
+def _hold(rule: Rule, cell: Cell, request: pytest.FixtureRequest) -> None:
+    found: dict[str, Any] = {
+        "rule": rule.__name__,
+        "op": cell.kernel.op,
+        "kernel": cell.label,
+        "dtype": cell.type,
+        "device": cell.device.type,
+        "sample": cell.sample.name if cell.sample else "",
+        "outcome": "wrong",
+        "reason": "it did not finish",
+        "figure": None,
+    }
+    if request.config.pluginmanager.has_plugin("nxcore-gatherer"):
+        request.node.user_properties.append((PROPERTY, found))
+    if not cell.machine:
+        found |= {"outcome": "unavailable", "reason": cell.machine.reason}
+        if {cell.label, cell.backend.name} & set(request.config.option.nxcore_require):
+            pytest.fail(f"--nxcore-require={cell.label}: {cell.machine.reason}")
+        pytest.skip(f"{cell.label} can't run here: {cell.machine.reason}")
+    try:
+        figure = rule(cell)
+    except Inapplicable as error:
+        found |= {"outcome": "inapplicable", "reason": error.reason}
+        pytest.skip(error.reason)
+    except Declined as refusal:
+        found |= {"outcome": "declined", "reason": refusal.reason}
+        _review(found, request.config, refusal.reason)
+        pytest.skip(f"declined: {refusal.reason}")
+    except Broken as error:
+        found |= {"rule": error.rule, "reason": error.message}
+        if error.__cause__ is not None:
+            raise  # what the kernel itself raised, with its trace
+        pytest.fail(f"{error.rule}: {error.message}", pytrace=False)
+    found |= {"outcome": "agreed", "reason": "", "figure": figure}
+    _review(found, request.config, None)
+
+
+def _review(found: dict[str, Any], config: pytest.Config, reason: str | None) -> None:
+    """Hold a refusal, or its absence, to the list of refusals, where there is one."""
+    listed = declines_file(config)
+    if listed is None or config.option.nxcore_write_declines:
+        return
+    if wrong := _declines(listed).verdict(place(found), found["dtype"], reason):
+        pytest.fail(f"{wrong}; if that is right, write it down: --nxcore-write-declines", pytrace=False)
+
+
+@functools.cache
+def _declines(path: Path) -> Declines:
+    return Declines.read(path)

@@ -1,0 +1,105 @@
+"""Our own kernels, broken on purpose: what is changed in which file, and which operators must be refused.
+
+Five ways, each a bug that somebody has shipped: a mask is dropped, sums are rounded to 16 bits on their
+way, a stride is another's, softmax doesn't subtract the maximum, NaN is dropped. Each stands in the source
+of the kernel as text, which must occur exactly as often as is said here: a mutation can't rot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+MASK, BITS, STRIDE, TOP, NAN = "mask", "16 bits", "stride", "max subtraction", "nan"
+KINDS = (MASK, BITS, STRIDE, TOP, NAN)
+
+SUMS = ("sum", "sum_to_size", "add_backward")
+BLENDS = ("softmax_sum", "softmax_sum_backward")
+LARGEST = ("max_pool2d", "max_pool2d_with_offsets")
+MEANS = ("avg_pool2d", "avg_pool2d_backward")
+FILTERED = ("depthwise_conv2d", "depthwise_conv2d_backward")
+IMAGES = (*LARGEST, "max_pool2d_backward", *MEANS, *FILTERED)
+OPS = ("add", *SUMS, *BLENDS, *IMAGES)
+VIEWS = ("sum_backward", "sum_to_size_backward")
+"""What has no kernel: its results are views."""
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One change of a text.
+
+    Attributes
+    ----------
+    find, replace : str
+        What is there, and what comes in its place.
+    count : int
+        How often it is there.
+    """
+
+    find: str
+    replace: str
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One way to break a source file.
+
+    Attributes
+    ----------
+    kind : str
+        One of ``KINDS``.
+    file : str
+        Beside the plugin's ``__init__.py``.
+    ops : tuple of str
+        The operators that it breaks: each must be refused.
+    edits : tuple of Edit
+        The change.
+    raises : str
+        What it is allowed to raise, where the simulator itself finds it out; any other error is no refusal.
+    likely : str
+        Part of the name of the sample to try first, where the others take long.
+    slow : bool
+        Left to a run of all, since another of its kind breaks the same file.
+    why : str
+        What the bug is, where the change doesn't tell.
+    """
+
+    kind: str
+    file: str
+    ops: tuple[str, ...]
+    edits: tuple[Edit, ...]
+    raises: str = ""
+    likely: str = ""
+    slow: bool = False
+    why: str = ""
+
+    @property
+    def name(self) -> str:
+        """What a test calls it."""
+        return f"{self.file}: {self.kind}, {'/'.join(self.ops)}"
+
+
+def one(kind: str, file: str, ops: tuple[str, ...], find: str, replace: str, **how: Any) -> Mutation:
+    """Return the mutation that is one edit."""
+    return Mutation(kind, file, ops, (Edit(find, replace),), **how)
+
+
+NO_WEIGHTS = "it has no softmax"
+NEVER_ADDS = "it compares and never adds up"
+PASSES_NAN = "NaN passes through its arithmetic: no line treats it"
+
+NONE_SUCH = {
+    **{(op, TOP): NO_WEIGHTS for op in OPS if op not in BLENDS},
+    **{(op, BITS): NEVER_ADDS for op in LARGEST},
+    **{(op, NAN): PASSES_NAN for op in ("add", *SUMS, *MEANS, "max_pool2d_backward", "depthwise_conv2d")},
+}
+"""What there is nothing of in any backend's kernel of an operator, and why."""
+
+NONE_SUCH_IN = {
+    backend: {
+        ("depthwise_conv2d_backward", NAN): "it never meets what lies past the outputs, and treats no NaN"
+    }
+    for backend in ("triton", "numba-cuda")
+}
+"""What there is nothing of in one backend's kernel of an operator, and why."""

@@ -1,0 +1,109 @@
+"""Our own kernels, broken in five ways: the conformance kit refuses every one of them.
+
+One operator a mutation in every run of the tests; the others, and mutations of a kind and file that has
+one already, where NXCORE_TEST_MUTATIONS=all: those take minutes more. JAX and inductor have no kernel to
+break, only calls of XLA's and torch's own operators; CuPy launches the sources of ``cuda``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.hostile.mutants import CONTROL, PLUGINS, mutated
+from tests.hostile.mutations import KINDS, NONE_SUCH, NONE_SUCH_IN, OPS, VIEWS
+from tests.null.fakes import SPECS
+
+SIMULATED = {
+    "TRITON_INTERPRET": "1",
+    "NUMBA_ENABLE_CUDASIM": "1",
+    "NXCORE_CUDA_EMULATOR": "1",
+    "CUDA_VISIBLE_DEVICES": "",  # on a device a mask that is gone would end more than one process
+}
+FAST = {"NUMBA_OPT": "0", "PYTHONWARNINGS": "ignore"}
+"""What is compiled runs once: LLVM needs longer to make it fast than it takes. Numba warns of that."""
+
+MAY_CRASH = ("mask", "stride")
+"""What may write where it must not: to die of it is to be found out, as an isolated run does."""
+
+ALL = pytest.mark.skipif(
+    os.environ.get("NXCORE_TEST_MUTATIONS") != "all",
+    reason="minutes; NXCORE_TEST_MUTATIONS=all asks for them",
+)
+
+
+def examined(backend: str, which: str) -> list[dict[str, object]]:
+    """Return the results of the mutations of a backend."""
+    command = [sys.executable, "-m", "tests.hostile.mutants", backend, which]
+    done = subprocess.run(
+        command, env=os.environ | SIMULATED | FAST, text=True, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def hold(backend: str, which: str) -> None:
+    """Require that everything is refused, and print by what."""
+    results = examined(backend, which)
+    if which == "first":
+        control = results.pop(0)
+        assert (control["name"], control["rule"]) == (CONTROL.name, ""), control["message"]
+    assert results
+    for found in results:
+        where = f" on {found['sample']}" if found["sample"] else ""
+        print(f"{found['op']:25} {found['name']:40} {found['rule'] or 'SURVIVED'}{where}")
+    survivors = [(f["name"], f["op"]) for f in results if not f["rule"] or f["rule"] == "hangs"]
+    assert survivors == []
+    crashed = [f["name"] for f in results if f["rule"] == "crashes"]
+    assert [name for name in crashed if not any(kind in name for kind in MAY_CRASH)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", PLUGINS)
+def test_every_mutation_is_refused(backend):
+    hold(backend, "first")
+
+
+@ALL
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", PLUGINS)
+def test_every_other_mutation_is_refused(backend):
+    hold(backend, "rest")
+
+
+@pytest.mark.parametrize("backend", PLUGINS)
+def test_every_mutation_finds_its_text(backend, tmp_path):
+    plugin = PLUGINS[backend]
+    for i, mutation in enumerate(plugin.mutations):
+        mutated(mutation, plugin.folder, tmp_path / str(i))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("backend", PLUGINS)
+def test_every_operator_is_broken_in_every_way_that_there_is(backend, op, kind):
+    there = any(m.kind == kind and op in m.ops for m in PLUGINS[backend].mutations)
+    reasons = NONE_SUCH | NONE_SUCH_IN.get(backend, {})
+    assert there != ((op, kind) in reasons), reasons.get((op, kind), "it isn't broken in that way")
+
+
+@pytest.mark.parametrize("backend", PLUGINS)
+def test_all_operators_of_a_backend_are_there(backend):
+    plugin = PLUGINS[backend]
+    kernels = importlib.import_module(plugin.package).KERNELS
+    variant = plugin.label.partition("-")[2]
+    assert {k.op for k in kernels if k.variant == variant} == set(OPS) == set(SPECS) - set(VIEWS)
+
+
+def test_a_text_that_is_gone_is_told(tmp_path):
+    plugin = PLUGINS["triton"]
+    mutation = plugin.mutations[0]
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / mutation.file).write_text("nothing")
+    with pytest.raises(ValueError, match=r"add\.py: mask, add: expected 1 of 'mask = at < n', got 0"):
+        mutated(mutation, tmp_path / "source", tmp_path / "target")

@@ -1,0 +1,135 @@
+"""The conformance kit as a user runs it: pytest's options, from a folder that knows nothing of nxcore."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest_plugins = "pytester"
+
+ROOT = Path(__file__).parents[2]
+BACKENDS = """
+import torch
+from nxcore.kernel import no
+from nxcore.plugin import TensorMeta
+from tests.null import fakes
+
+def tensors(problem):
+    return fakes.YES if isinstance(problem["y"], TensorMeta) else no("needs a tensor for y")
+
+def pytest_nxcore_registry(config):
+    how = {"dtypes": (torch.float32,), "in_place_safe": True}
+    return fakes.registry(
+        fakes.backend("loop", fakes.kernel("add", accepts=tensors, **how)),
+        fakes.backend("away", fakes.kernel("add", **how), probe=lambda: no("no such device")),
+        fakes.backend("zeros", fakes.kernel("add", lambda x, y, alpha, out: torch.add(x, y) * 0, **how)),
+    )
+"""
+
+
+@pytest.fixture
+def kit(pytester, monkeypatch):
+    """Run the kit over backends that are registered at run time."""
+    pytester.makepyfile(backends=BACKENDS)
+    path = [str(pytester.path), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+
+    def run(*options):
+        always = ("-p", "backends", "-p", "no:cacheprovider", "-p", "no:benchmark", "--pyargs")
+        # Not in this process: pytester forgets what a run imports, and torch can't be imported twice.
+        return pytester.runpytest_subprocess(*always, "nxcore.testing", *options)
+
+    return run
+
+
+def test_refusals_are_written_reviewed_and_held_to(kit, pytester):
+    listed = pytester.path / "declines.txt"
+    asked = ("--nxcore-backend=loop", f"--nxcore-declines={listed}")
+    first = kit(*asked, "--nxcore-write-declines").parseoutcomes()
+    assert first["passed"] > 30
+    assert set(first) == {"passed", "skipped"}
+    text = listed.read_text()
+    assert f"[{'cuda' if torch.cuda.is_available() else 'cpu'}]\nadd\n  loop\n" in text
+    assert "    number: needs a tensor for y\n" in text
+    assert "    repeats_itself: doesn't claim to be deterministic\n" in text
+    listed.write_text(text.replace("    number: ", "    nan: "))
+    result = kit(*asked)
+    assert result.parseoutcomes() == first | {
+        "passed": first["passed"] - 1,
+        "skipped": first["skipped"] - 1,
+        "failed": 2,
+    }
+    result.stdout.fnmatch_lines(["*a refusal that isn't listed: needs a tensor for y*"])
+    result.stdout.fnmatch_lines(["*listed as refused (needs a tensor for y), and it was taken*"])
+
+
+def test_what_cannot_run_fails_where_it_is_required(kit):
+    result = kit("--nxcore-backend=away", "--nxcore-require=away")
+    assert set(result.parseoutcomes()) == {"failed"}
+    result.stdout.fnmatch_lines("*--nxcore-require=away: no such device*")
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("--nxcore-backend=lop", "*--nxcore-backend=lop: no backend is named 'lop'; did you mean 'loop'?*"),
+        ("--nxcore-write-declines", "*--nxcore-write-declines needs --nxcore-declines=FILE*"),
+    ],
+)
+def test_a_slip_is_an_error_of_usage(kit, option, told):
+    result = kit(option)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(told)
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["one_process", "two_workers"])
+def test_the_report_holds_every_cell(kit, pytester, workers):
+    path = pytester.path / "deep" / "report.json"
+    result = kit(f"--nxcore-report={path}", *workers)
+    result.stdout.fnmatch_lines("agrees_with_float64: elementwise error is *")
+    record = json.loads(path.read_text())
+    assert set(record) == {"device", "date", "torch", "cells"}
+    found = {(c["backend"], c["dtype"]): c for c in record["cells"] if c["op"] == "add"}
+    loop = found["loop", "float32"]
+    assert (loop["outcome"], loop["declined"]) == ("verified", {"needs a tensor for y": 1})
+    assert loop["samples"] > 25
+    assert loop["error"] < 1e-6
+    assert loop["microseconds"] > 0
+    assert found["loop", "float16"] == {
+        "op": "add",
+        "backend": "loop",
+        "dtype": "float16",
+        "outcome": "declined",
+        "reason": "needs float32",
+    }
+    assert found["away", "float32"]["reason"] == "no such device"
+    assert found["zeros", "float32"]["outcome"] == "wrong"
+
+
+def test_backends_are_chosen_by_name(kit):
+    lines = kit("--nxcore-backend=loop", "--nxcore-backend=away", "--collect-only", "-q").outlines
+    assert {name for name in ("loop", "away", "zeros") if any(f"-{name}-" in line for line in lines)} == {
+        "loop",
+        "away",
+    }
+
+
+def test_a_session_without_the_kit_is_left_alone(pytester, monkeypatch):
+    pytester.makepyfile(
+        """
+        import sys
+
+        def test_nothing_is_loaded(request):
+            assert not request.config.pluginmanager.has_plugin("nxcore-gatherer")
+            heavy = {"torch", "numpy", "nxcore.spec", "nxcore.testing.cell"}
+            assert not heavy & set(sys.modules)
+        """
+    )
+    # No plugin but the kit's: others may load torch.
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    result = pytester.runpytest_subprocess("-p", "nxcore.testing.plugin", "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=1)

@@ -1,0 +1,57 @@
+"""Torch's OpInfo samples, run on every operator that torch has; a second source beside our own samples."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+LEAST = {
+    "add": 300,
+    "avg_pool2d": 20,
+    "depthwise_conv2d": 80,
+    "max_pool2d": 4000,
+    "sum": 50,
+    "sum_to_size": 40,
+}
+"""Samples that torch 2.13 has, and some fewer: a database that shrinks must not go unseen."""
+
+
+@pytest.fixture(scope="module")
+def tallies() -> dict[str, Any]:
+    """What came of the samples: operator -> backend -> counts, reasons and failures."""
+    script = Path(__file__).with_name("opinfo.py")
+    # Numba's simulator of CUDA takes seconds a call; its kernels are held to the spec's own samples.
+    env = {k: v for k, v in os.environ.items() if k != "NUMBA_ENABLE_CUDASIM"}
+    ran = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=False, cwd=ROOT, env=env
+    )
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)
+
+
+@pytest.mark.parametrize("op", LEAST)
+def test_every_sample_agrees(
+    op: str, tallies: dict[str, Any], record_property: Callable[[str, object], None]
+) -> None:
+    found = tallies[op]
+    for backend, tally in found.items():
+        record_property(f"{op} on {backend}", json.dumps({k: tally[k] for k in ("seen", "used", "left_out")}))
+        print(f"{op} on {backend}: {tally['used']} of {tally['seen']} used; left out: {tally['left_out']}")
+        assert tally["seen"] >= LEAST[op], f"torch had {LEAST[op]} samples and more"
+        assert tally["used"] + sum(tally["left_out"].values()) == tally["seen"], "each has a reason"
+        assert tally["used"] >= min(LEAST[op] // 20, 4), "some are used on every backend"
+    failures = [f"{backend}: {f}" for backend, tally in found.items() for f in tally["failures"]]
+    assert not failures, "\n".join(failures)
+
+
+def test_every_operator_of_the_database_is_asked(tallies: dict[str, Any]) -> None:
+    assert set(tallies) == set(LEAST)

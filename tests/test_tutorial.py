@@ -1,0 +1,220 @@
+"""docs/tutorial.md to the letter: every block in order, every shown line looked for in what is printed.
+
+A ``console`` block holds commands after ``$``, each with lines that it prints: they must come in this order.
+A number stands for any number, ``...`` for anything. A ``python`` block goes to the end of the file in its
+title; a ``diff`` block is applied to it, and what it replaces must stand there once. There are no others.
+
+All is run by one shell, in a fresh folder and in the virtual environment that the page makes. The network
+isn't asked for torch and pytest: they are links to this environment's packages, its plugins left out. Nor is
+it for hatchling where that is installed; where it isn't, pip fetches it to build, as for ``test_wheels``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+TEMPLATE = ROOT / "docs" / "template"
+
+FENCE = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+NUMBER = r"\d+(?:\.\d+)*(?:e[+-]?\d+)?"
+FREE = re.compile(rf"(\.\.\.)|(={{3,}})|(?<![\w.]){NUMBER}( (?:us|ms|s)\b)?")
+"""What may differ from the page: what it leaves out, pytest's rules, numbers and the units of times."""
+MAKE_VENV = "python -m venv venv"
+DONE = "exit status of what the page says: "
+
+
+@dataclass(frozen=True)
+class Block:
+    kind: str
+    file: str
+    text: str
+
+    def commands(self) -> Iterator[tuple[str, list[str]]]:
+        """Yield each command with the lines that are shown of its output."""
+        for part in re.split(r"^\$ ", self.text, flags=re.MULTILINE)[1:]:
+            command, *shown = part.splitlines()
+            yield command, shown
+
+    def edit(self, path: Path) -> None:
+        """Do to a file what the page asks of its reader."""
+        before = path.read_text(encoding="utf-8")
+        if self.kind == "python":
+            path.write_text(f"{before}\n\n{self.text}", encoding="utf-8")
+            return
+        old, new = ("".join(f"{x[1:]}\n" for x in self.text.splitlines() if x[0] in f" {s}") for s in "-+")
+        assert before.count(old) == 1, f"{self.file} must hold once:\n{old}"
+        path.write_text(before.replace(old, new), encoding="utf-8")
+
+
+BLOCKS = [Block(kind, file, text) for kind, file, text in FENCE.findall(PAGE)]
+
+
+class Shell:
+    """One shell for all commands: a folder that was entered and an environment that was activated stay so."""
+
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        self.process = subprocess.Popen(
+            ["bash", "--norc", "--noprofile"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=folder,
+            env=environment,
+        )
+
+    def run(self, command: str) -> tuple[str, int]:
+        """Return what a command printed, and its exit status."""
+        stdin, stdout = self.process.stdin, self.process.stdout
+        stdin.write(f"{{ {command}\n}} < /dev/null\nprintf '\\n{DONE}%d\\n' $?\n")
+        stdin.flush()
+        lines = []
+        for line in stdout:
+            if line.startswith(DONE):
+                return "".join(lines), int(line.removeprefix(DONE))
+            lines.append(line)
+        raise AssertionError(f"the shell ended in {command!r}:\n{''.join(lines)}")
+
+    def close(self) -> None:
+        self.process.stdin.close()
+        self.process.stdout.close()
+        self.process.wait(timeout=60)
+
+
+def environment(cache: Path) -> dict[str, str]:
+    """Return a stranger's environment: no settings of this suite, nothing that was learnt."""
+    ours = ("NXCORE_", "PYTEST_", "TRITON_", "NUMBA_", "VIRTUAL_ENV", "PYTHONPATH")
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    built = all(importlib.util.find_spec(name) for name in ("hatchling", "editables"))
+    offline = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"} if built else {}  # 0: no isolation
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    settings = {"NXCORE_CACHE": str(cache), "COLUMNS": "100", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    return inherited | offline | settings | {"PATH": path}
+
+
+def furnish(venv: Path) -> None:
+    """Put into ``venv`` what pip would fetch: this environment's packages, but for nxcore and its plugins."""
+    packages = next(venv.glob("lib/python*/site-packages"))
+    for package in Path(sysconfig.get_path("purelib")).iterdir():
+        if "nxcore" not in package.name and not (packages / package.name).exists():
+            (packages / package.name).symlink_to(package)
+    script = venv / "bin" / "pytest"
+    script.write_text(f"#!{venv}/bin/python\nimport pytest\nraise SystemExit(pytest.main())\n")
+    script.chmod(0o755)
+
+
+def pattern(line: str) -> re.Pattern[str]:
+    """Return what a shown line matches; blanks count as one."""
+    text, parts, end = " ".join(line.split()), [], 0
+    for free in FREE.finditer(text):
+        anything, rule, unit = free.groups()
+        parts += [re.escape(text[end : free.start()]), ".*" if anything else "=+" if rule else NUMBER]
+        parts += [" (?:us|ms|s)"] if unit else []
+        end = free.end()
+    return re.compile("".join(parts) + re.escape(text[end:]))
+
+
+def missing(shown: list[str], output: str) -> str | None:
+    """Return the first shown line that doesn't come in its turn, None if all do."""
+    came = iter(" ".join(line.split()) for line in output.splitlines())
+    for line in shown:
+        if line != "..." and not any(pattern(line).fullmatch(other) for other in came):
+            return line
+    return None
+
+
+def failures(lines: list[str]) -> list[str]:
+    return [line.split()[1] for line in lines if line.startswith("FAILED ")]
+
+
+@pytest.mark.slow
+def test_the_tutorial(tmp_path):
+    """Follow it; a command fails where the page shows it to, and nowhere else."""
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    (folder / "nxcore").symlink_to(ROOT)  # "You have the repository in a folder `nxcore`."
+    shell = Shell(folder, environment(tmp_path / "cache"))
+    try:
+        for block in BLOCKS:
+            if block.file:
+                block.edit(folder / "nxcore-numpy" / block.file)
+                continue
+            for command, shown in block.commands():
+                output, status = shell.run(command)
+                where = f"$ {command}\n{output}"
+                assert failures(output.splitlines()) == failures(shown), where
+                assert (status != 0) == bool(failures(shown)), where
+                assert missing(shown, output) is None, f"{missing(shown, output)!r} didn't come:\n{where}"
+                if command == MAKE_VENV:
+                    furnish(folder / "venv")
+    finally:
+        shell.close()
+
+
+def test_every_block_is_followed():
+    assert len(re.findall(r"^\s*(?:```|~~~)", PAGE, re.MULTILINE)) == 2 * len(BLOCKS)
+    assert {b.kind for b in BLOCKS} == {"console", "python", "diff"}
+    assert all((b.kind == "console") != bool(b.file) for b in BLOCKS)
+    commands = [command for b in BLOCKS if not b.file for command, _ in b.commands()]
+    assert MAKE_VENV in commands
+    assert sum(command.startswith("pytest") for command in commands) > 4
+    assert all(b.text.startswith("$ ") for b in BLOCKS if b.kind == "console")
+
+
+def test_a_reader_of_the_docs_alone_can_save_the_whole_template():
+    """A site has no listing of a folder: each file needs a link of its own."""
+    files = {p.name for p in TEMPLATE.iterdir() if p.is_file()}
+    for page in (PAGE, (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")):
+        assert set(re.findall(r"\]\(template/([\w.]+)\)", page)) == files
+
+
+@pytest.mark.parametrize(
+    ("shown", "came"),
+    [
+        ("=== 1 failed, 76 passed in 2.80s ===", "====== 1 failed, 80 passed in 14.1s ======"),
+        ("numpy  50.3 us  0.68 [0.66, 0.72]  8.5e-08", "numpy 1.21 ms   0.70 [0.6, 0.7]   9e-08"),
+        ("FAILED a.py::b[float32-x] - ...", "FAILED a.py::b[float32-x] - Broken: ..."),
+        ("numpy ready nxcore-numpy 0.1.0 1", " numpy   ready   nxcore-numpy 0.2.10   1 "),
+    ],
+)
+def test_a_line_may_differ_in_numbers_and_in_what_is_left_out(shown, came):
+    assert missing(["...", shown], f"before\n{came}\nafter") is None
+
+
+@pytest.mark.parametrize(
+    ("shown", "came"),
+    [
+        ("=== 77 passed, 9 skipped in 2.80s ===", "=== 1 failed, 76 passed, 9 skipped in 2.80s ==="),
+        ("needs float32 or float16", "needs float32 or float64"),
+        ("FAILED a.py::b[float32-x] - ...", "FAILED a.py::b[float32-y] - Broken"),
+        ("first", "second"),
+    ],
+)
+def test_a_line_that_does_not_come_is_found(shown, came):
+    assert missing([shown], came) == shown
+
+
+def test_lines_must_come_in_order():
+    assert missing(["first", "second"], "first\nother\nsecond") is None
+    assert missing(["first", "second"], "second\nfirst") == "second"
+
+
+def test_a_diff_that_does_not_fit_is_an_error(tmp_path):
+    path = tmp_path / "module.py"
+    path.write_text("a = 1\nb = 2\n")
+    Block("diff", path.name, " a = 1\n-b = 2\n+b = 3\n").edit(path)
+    assert path.read_text() == "a = 1\nb = 3\n"
+    with pytest.raises(AssertionError, match=r"module\.py must hold once:"):
+        Block("diff", path.name, "-b = 2\n+b = 3\n").edit(path)
