@@ -33,7 +33,7 @@ from nxcore.select import Candidate, compare, settled, winners
 from nxcore.session import Session
 from nxcore.settings import Settings
 from nxcore.spec import OpSpec, Sample
-from nxcore.tune import AGAIN
+from nxcore.wisdom import AGAIN
 from nxcore.verify import Truth, leaves
 
 EFFORT = Effort(looks=(12, 20), warm_s=0.05, budget_s=2.0)

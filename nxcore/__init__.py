@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from nxcore.dispatch import Operator
+    from nxcore.explanation import Explanation
     from nxcore.registry import BackendStatus
-    from nxcore.session import Explanation, Session
+    from nxcore.session import Session
 
 __version__ = "0.1.0"
 
-__all__ = ["Session", "__version__", "backends", "errors", "explain", "op", "ops", "use"]
+__all__ = ["Session", "__version__", "backends", "errors", "explain", "op", "ops", "policy", "use"]
 
 
 def backends() -> dict[str, BackendStatus]:
@@ -81,6 +82,24 @@ def op(name: str, *, backend: str | None = None) -> Operator:
         Naming the nearest.
     """
     return _session().op(name, backend=backend)
+
+
+def policy(name: str) -> AbstractContextManager[None]:
+    """Decide by another policy in the calls of a ``with`` block of this thread or task.
+
+    Parameters
+    ----------
+    name : str
+        ``measure``: a new problem is measured at its first call. ``online``: its first calls take turns, each
+        timed in place, until it is clear which kernel is best. ``estimate``: nothing is measured; torch
+        serves what isn't known. ``frozen``: only what the lock holds; see ``nxcore wisdom lock``.
+
+    Raises
+    ------
+    InvalidInputError
+        Naming the nearest.
+    """
+    return _session().policy(name)
 
 
 def use(*backends: str) -> AbstractContextManager[None]:

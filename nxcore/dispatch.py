@@ -13,7 +13,7 @@ import linecache
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,8 +26,24 @@ from nxcore.spec import REQUIRED, OpSpec, Param
 CAPACITY = 4096
 """Plans kept per operator and generation; two generations make a least-recently-used table."""
 
-PREFERENCE: ContextVar[tuple[str, ...]] = ContextVar("nxcore_preference", default=())
-"""The backends that ``nxcore.use`` put in force, first choice first."""
+
+class Preference(NamedTuple):
+    """What is in force around a call.
+
+    Attributes
+    ----------
+    backends : tuple of str
+        Those that ``nxcore.use`` put in force, first choice first.
+    policy : str
+        What ``nxcore.policy`` put in force; empty for the session's own.
+    """
+
+    backends: tuple[str, ...] = ()
+    policy: str = ""
+
+
+PREFERENCE: ContextVar[Preference] = ContextVar("nxcore_preference", default=Preference())  # noqa: B039  a tuple
+"""Part of every key."""
 
 NUMBERS = frozenset({int, float, bool, complex})
 PLAIN = frozenset({Tensor, torch.nn.Parameter})

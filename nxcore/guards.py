@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from nxcore.dispatch import tensors_of
+from nxcore.choice import Choice
+from nxcore.dispatch import PREFERENCE, Operator, Preference, tensors_of
 from nxcore.errors import InvalidInputError, UnsupportedProblemError
 from nxcore.problem import Problem
-from nxcore.tune import Choice
 
 
 def guarded(choice: Choice, problem: Problem) -> Callable[..., Any]:
@@ -95,3 +95,34 @@ def _unless_negated(call: Callable[..., Any], reference: Callable[..., Any]) -> 
         return (reference if negated else call)(*args)
 
     return guarded
+
+
+def preferring(order: Preference, operator: Operator) -> Callable[..., Any]:
+    """Carry ``nxcore.use`` over to the backward pass, which runs later and, on CUDA, in another thread."""
+    if order == Preference():
+        return operator
+
+    def run(*args: Any) -> Any:
+        token = PREFERENCE.set(order)
+        try:
+            return operator(*args)
+        finally:
+            PREFERENCE.reset(token)
+
+    return run
+
+
+def first(call: Callable[..., Any], count: int) -> Callable[..., Any]:
+    """Give ``call`` the first ``count`` arguments."""
+
+    def run(*args: Any) -> Any:
+        return call(*args[:count])
+
+    return run
+
+
+def enough(choice: Choice, policy: str) -> bool:
+    """Tell whether a policy is content with what was decided."""
+    return choice.decision.rule not in {"measure": ("exploring", "prior"), "online": ("prior",)}.get(
+        policy, ()
+    )

@@ -20,7 +20,7 @@ MARGIN = 0.02
 CONFIDENCE = 0.95
 TIE = 0.02
 
-Rule = Literal["pinned", "preferred", "measured", "reference"]
+Rule = Literal["pinned", "preferred", "locked", "measured", "reference", "prior", "exploring"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,8 @@ class Decision:
     chosen : str
         The label of the kernel that runs.
     rule : str
-        ``pinned`` (``backend=``), ``preferred`` (``nxcore.use``), ``measured`` or ``reference``.
+        ``pinned`` (``backend=``), ``preferred`` (``nxcore.use``), ``locked``, ``measured``, ``reference``,
+        ``prior`` (nothing was measured) or ``exploring`` (calls take turns).
     reason : str
         One sentence.
     candidates : tuple of Candidate

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import os
 import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from nxcore import discovery
 from nxcore.autograd import Differentiable
+from nxcore.choice import Choice
 from nxcore.dispatch import (
     PREFERENCE,
     KernelWarning,
@@ -26,56 +28,23 @@ from nxcore.dispatch import (
     tensors_of,
 )
 from nxcore.errors import DeviceLostError, UnsupportedProblemError
+from nxcore.exchange import Lock
+from nxcore.explanation import Explanation
 from nxcore.gate import Gate, brief, lost
-from nxcore.guards import capturing, guarded, torch_alone
+from nxcore.guards import capturing, enough, first, guarded, preferring, torch_alone
+from nxcore.learn import Learner
 from nxcore.measure import IN_CALL, Effort
 from nxcore.problem import Problem
+from nxcore.recall import Recall
 from nxcore.registry import BackendStatus, Registry
 from nxcore.select import Decision
-from nxcore.settings import Settings
+from nxcore.settings import Settings, require_policy
 from nxcore.store import Store
-from nxcore.tune import Choice, Tuner
+from nxcore.tune import Tuner
+from nxcore.wisdom import Wisdom
+from nxcore.wisdom import key as filed
 
 DECISIONS = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """Who runs a call, and why.
-
-    Attributes
-    ----------
-    problem : Problem
-        The call minus its data.
-    decision : Decision
-        Who, by which rule, why; every candidate with its time or its reason.
-    """
-
-    problem: Problem
-    decision: Decision
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the explanation as plain data."""
-        return {"problem": self.problem.to_dict(), "decision": self.decision.to_dict()}
-
-    def __str__(self) -> str:
-        lines = [
-            f"{self.problem}",
-            f"{self.decision.chosen} runs it ({self.decision.rule}): {self.decision.reason}",
-        ]
-        for c in self.decision.candidates:
-            if c.refusal:
-                what = f"not eligible: {c.refusal}"
-            elif c.simulated:
-                what = "verified by simulation, never timed"
-            elif c.timing:
-                what = f"{c.timing.median_us:.4g} us" + (f", {c.ratio}" if c.ratio else "")
-            else:
-                what = "eligible, not timed"
-            lines.append(f"  {c.label}: {what}")
-        if self.decision.noise:
-            lines.append(f"  torch against itself: within {self.decision.noise:.1%}")
-        return "\n".join(lines)
 
 
 class Session:
@@ -98,8 +67,12 @@ class Session:
         self.registry = registry or discovery.discover(
             allow=self.settings.backends, disable=self.settings.disable, strict=self.settings.strict
         )
-        self.gate = Gate(self.registry, Store(self.settings.cache))
+        store = Store(self.settings.cache)
+        self.gate, self.wisdom = Gate(self.registry, store), Wisdom(store)
         self.tuner = Tuner(self.registry, self.gate, effort)
+        self.recall = Recall(self.tuner, self.wisdom)
+        self.learner = Learner(self.recall)
+        self.lock = Lock.read(self.settings.lock) if self.settings.lock else Lock({})
         self._lost: DeviceLostError | None = None
         self._operators: dict[tuple[str, str | None], Operator] = {}
         self._decisions: OrderedDict[tuple[Problem, str | None, tuple[str, ...], bool], Choice] = (
@@ -142,7 +115,16 @@ class Session:
         """Prefer ``backends``, in this order, in the calls of this block; see ``nxcore.use``."""
         for name in backends:
             self.registry.backend(name)
-        token = PREFERENCE.set(backends)
+        token = PREFERENCE.set(PREFERENCE.get()._replace(backends=backends))
+        try:
+            yield
+        finally:
+            PREFERENCE.reset(token)
+
+    @contextlib.contextmanager
+    def policy(self, name: str) -> Iterator[None]:
+        """Decide by another policy in the calls of this block; see ``nxcore.policy``."""
+        token = PREFERENCE.set(PREFERENCE.get()._replace(policy=require_policy(name)))
         try:
             yield
         finally:
@@ -160,7 +142,8 @@ class Session:
         if reason:
             return Explanation(problem, Decision("torch", "reference", reason))
         operator, problem, bound = self._served(operator, problem, bound)
-        return Explanation(problem, self._choose(operator, problem, bound).decision)
+        with self.policy("measure"):  # whoever asks for a reason wants one now
+            return Explanation(problem, self._choose(operator, problem, bound).decision)
 
     def _problem(self, operator: Operator, args: tuple[Any, ...]) -> Problem:
         named = list(zip(operator.spec.params, args, strict=True))
@@ -170,15 +153,15 @@ class Session:
         return Problem.of(operator.spec, args, needs_grad=needs_grad, aliased=aliased)
 
     def _choose(self, operator: Operator, problem: Problem, args: tuple[Any, ...]) -> Choice:
-        order, key = PREFERENCE.get(), self._key(operator, problem)
+        key = self._key(operator, problem)
         with self._lock:  # threads that meet the same new problem measure it once
-            if key in self._decisions:
+            if key in self._decisions and enough(self._decisions[key], self._policy()):
                 self._decisions.move_to_end(key)
                 return self._decisions[key]
             if reason := torch_alone(problem):
                 return self.tuner.stay(problem, operator.backend, reason)
             try:
-                choice = self.tuner.choose(problem, args, backend=operator.backend, order=order)
+                choice = self._decide(operator, problem, args)
             except DeviceLostError as error:
                 self._lose(error)
                 raise
@@ -186,6 +169,33 @@ class Session:
             if len(self._decisions) > DECISIONS:
                 self._decisions.popitem(last=False)
             return choice
+
+    def _decide(self, operator: Operator, problem: Problem, args: tuple[Any, ...]) -> Choice:
+        """Choose for a problem that is new to this process."""
+        order, policy = PREFERENCE.get().backends, self._policy()
+        if operator.backend is not None or order:
+            return self.tuner.choose(problem, args, backend=operator.backend, order=order)
+        if label := self.lock.label(filed(problem)):
+            return self.recall.locked(problem, args, label, strict=self.settings.strict)
+        if policy == "frozen" and self.settings.strict:
+            raise UnsupportedProblemError(problem.op, "frozen", [f"the lock says nothing of {problem}"])
+        if policy != "frozen" and (known := self.recall.recall(problem, args)):
+            return known
+        if policy in ("estimate", "frozen"):
+            stayed = self.tuner.stay(problem, None, f"nothing is known of it, and the policy is {policy!r}")
+            return replace(stayed, decision=replace(stayed.decision, rule="prior"))
+        if policy == "online" and self.learner.takes(problem):
+            return self.learner.start(problem, functools.partial(self._decided, operator, problem))
+        choice = self.tuner.choose(problem, args)
+        self.recall.keep(problem, choice.decision, choice.again)
+        return choice
+
+    def _decided(self, operator: Operator, problem: Problem, choice: Choice) -> None:
+        """Let what was learnt from the calls serve those to come."""
+        with self._lock:
+            self._decisions[self._key(operator, problem)] = choice
+        for found in self._operators.values():  # a gradient's forward runs inside another operator's plans
+            found.clear()
 
     def _recover(
         self, operator: Operator, key: Any, plan: Callable[..., Any], error: Exception, args: tuple[Any, ...]
@@ -256,7 +266,12 @@ class Session:
         return error
 
     def _key(self, operator: Operator, problem: Problem) -> tuple[Any, ...]:
-        return (problem, operator.backend, PREFERENCE.get(), torch.are_deterministic_algorithms_enabled())
+        frozen = self._policy() == "frozen"
+        around = PREFERENCE.get().backends, frozen, torch.are_deterministic_algorithms_enabled()
+        return (problem, operator.backend, *around)
+
+    def _policy(self) -> str:
+        return PREFERENCE.get().policy or self.settings.policy
 
     def _resolve(self, operator: Operator, args: tuple[Any, ...]) -> Plan:
         problem = self._problem(operator, args)
@@ -283,7 +298,7 @@ class Session:
             return operator.spec.reference  # whose own autograd keeps what it needs
         if not (problem.needs_grad and gradient and gradient.covers(*args)):
             return call
-        call = call if served is operator else _first(call, len(inner_args))
+        call = call if served is operator else first(call, len(inner_args))
         return self._differentiable(operator, problem, choice, call)
 
     def _served(
@@ -304,14 +319,14 @@ class Session:
         spec, gradient = operator.spec, operator.spec.gradient
         assert gradient is not None  # noqa: S101  the caller looked
         backward = self.registry.spec(gradient.op)
-        native = choice.decision.chosen == "torch" and operator.backend is None
+        native = choice.native and choice.decision.chosen == "torch" and operator.backend is None
         if native and not self._backward_candidates(problem):
             return call
         return Differentiable(
             spec=spec,
             gradient=gradient,
             forward=call,
-            backward=_preferring(PREFERENCE.get(), self.op(gradient.op, backend=operator.backend)),
+            backward=preferring(PREFERENCE.get(), self.op(gradient.op, backend=operator.backend)),
             reference=backward.reference,
         )
 
@@ -325,35 +340,11 @@ class Session:
             1 if isinstance(a, type) else a for a in problem.args
         )  # any number of that type will do
         described = Problem.of(backward, gradient.args(problem.outputs, mask, *values))
-        return [] if described.view else self.tuner.accepting(described, PREFERENCE.get())
-
-
-def _preferring(order: tuple[str, ...], operator: Operator) -> Callable[..., Any]:
-    """Carry ``nxcore.use`` over to the backward pass, which runs later and, on CUDA, in another thread."""
-    if not order:
-        return operator
-
-    def run(*args: Any) -> Any:
-        token = PREFERENCE.set(order)
-        try:
-            return operator(*args)
-        finally:
-            PREFERENCE.reset(token)
-
-    return run
+        return [] if described.view else self.tuner.accepting(described, PREFERENCE.get().backends)
 
 
 def _on_lost_device(problem: Problem) -> bool:
     return problem.device.type == "cuda"  # a context lost on one device is lost on all
-
-
-def _first(call: Callable[..., Any], count: int) -> Callable[..., Any]:
-    """Give ``call`` the first ``count`` arguments."""
-
-    def run(*args: Any) -> Any:
-        return call(*args[:count])
-
-    return run
 
 
 _default: Session | None = None

@@ -11,7 +11,17 @@ from pathlib import Path
 
 import platformdirs
 
-VARIABLES = ("NXCORE_BACKENDS", "NXCORE_CACHE", "NXCORE_DISABLE", "NXCORE_STRICT")
+from nxcore.errors import InvalidInputError, nearest
+
+VARIABLES = (
+    "NXCORE_BACKENDS",
+    "NXCORE_CACHE",
+    "NXCORE_DISABLE",
+    "NXCORE_LOCK",
+    "NXCORE_POLICY",
+    "NXCORE_STRICT",
+)
+POLICIES = ("estimate", "online", "measure", "frozen")
 NO = frozenset({"", "0", "false", "no", "off"})
 
 
@@ -28,6 +38,11 @@ class Settings:
         alone where None, or the variable is "", "0", "false", "no" or "off".
     disable : frozenset of str
         ``NXCORE_DISABLE``: plugins not to load.
+    lock : Path, optional
+        ``NXCORE_LOCK``: a file of choices that hold whatever was measured; see ``nxcore wisdom lock``.
+    policy : str
+        ``NXCORE_POLICY``: ``measure`` (at the first call of a problem), ``online`` (learn from the calls),
+        ``estimate`` (never) or ``frozen`` (only what the lock holds).
     strict : bool
         ``NXCORE_STRICT``: a broken plugin raises; "", "0", "false", "no" and "off" mean no.
     """
@@ -35,6 +50,8 @@ class Settings:
     backends: frozenset[str] | None = None
     cache: Path | None = None
     disable: frozenset[str] = frozenset()
+    lock: Path | None = None
+    policy: str = "measure"
     strict: bool = False
 
     @classmethod
@@ -50,8 +67,26 @@ class Settings:
             backends=_names(env["NXCORE_BACKENDS"]) if "NXCORE_BACKENDS" in env else None,
             cache=_cache(env.get("NXCORE_CACHE")),
             disable=_names(env.get("NXCORE_DISABLE", "")),
+            lock=Path(env["NXCORE_LOCK"]).expanduser() if env.get("NXCORE_LOCK") else None,
+            policy=require_policy(env.get("NXCORE_POLICY", "measure").strip().lower(), "NXCORE_POLICY"),
             strict=env.get("NXCORE_STRICT", "").strip().lower() not in NO,
         )
+
+
+def require_policy(policy: str, name: str = "policy") -> str:
+    """Return ``policy``, or refuse what is none.
+
+    Raises
+    ------
+    InvalidInputError
+        Naming the nearest.
+    """
+    if policy not in POLICIES:
+        raise InvalidInputError(
+            f"{name} must be one of {', '.join(POLICIES)}, got {policy!r}{nearest(policy, POLICIES)}",
+            argument=name,
+        )
+    return policy
 
 
 def _names(text: str) -> frozenset[str]:

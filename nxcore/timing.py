@@ -38,6 +38,19 @@ class Timing:
         """The median of ``device_us``."""
         return statistics.median(self.device_us)
 
+    def paced(self, then: Timing, now: Timing) -> Timing:
+        """Return these times as if they had been taken beside ``then`` instead of ``now``, block by block.
+
+        The ratio to the one beside it stays; there are as many blocks as all three have.
+        """
+        rows = list(zip(self.call_us, then.call_us, now.call_us, strict=False))
+        scale = [old / new for _, old, new in rows]
+        device, host = (
+            tuple(t * k for t, k in zip(times, scale, strict=False))
+            for times in (self.device_us, self.host_us)
+        )
+        return Timing(device, host)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the medians and all blocks as plain data."""
         return {

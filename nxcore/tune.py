@@ -3,81 +3,33 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from nxcore import measure
-from nxcore.errors import (
-    BackendUnavailableError,
-    DeviceLostError,
-    MeasurementError,
-    UnsupportedProblemError,
-    VerificationError,
+from nxcore.choice import (
+    Choice,
+    Entry,
+    carry_out,
+    leaves_of,
+    left_out,
+    private_out,
+    servable,
+    timed,
+    try_once,
+    yardstick,
 )
+from nxcore.errors import BackendUnavailableError, DeviceLostError, MeasurementError, UnsupportedProblemError
 from nxcore.gate import Gate, brief, lost, short
 from nxcore.kernel import Backend, Kernel
-from nxcore.problem import Problem, TensorMeta
-from nxcore.reference import TorchKernel
+from nxcore.problem import Problem
 from nxcore.registry import Registry
-from nxcore.select import Candidate, Decision, decide, prefer, settled, winners
+from nxcore.select import Candidate, Decision, decide, prefer, settled
 from nxcore.timing import Timing
-from nxcore.verify import leaves
-
-AGAIN = "torch again"
-"""The reference's second entry in every race: the A/A row."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A candidate on its way.
-
-    Attributes
-    ----------
-    backend, kernel
-        What it is.
-    candidate : Candidate
-        What is known of it.
-    call : callable, optional
-        The planned kernel, where nothing speaks against it.
-    """
-
-    backend: Backend
-    kernel: Kernel
-    candidate: Candidate
-    call: Callable[..., Any] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A decision and the call that carries it out.
-
-    Attributes
-    ----------
-    decision : Decision
-        Who, by which rule, why.
-    call : callable
-        The planned kernel.
-    kernel : Kernel
-        What was chosen.
-    backend : Backend
-        Whose it is.
-    runners_up : tuple of Entry
-        Who else is faster than torch's own, the fastest first.
-    """
-
-    decision: Decision
-    call: Callable[..., Any]
-    kernel: Kernel
-    backend: Backend
-    runners_up: tuple[Entry, ...] = ()
-
-    @property
-    def native(self) -> bool:
-        """Whether torch itself runs it."""
-        return isinstance(self.kernel, TorchKernel)
+from nxcore.wisdom import AGAIN
 
 
 class Tuner:
@@ -130,14 +82,13 @@ class Tuner:
         if backend is not None:
             return self._pinned(problem, args, backend)
         entries = [
-            _left_out(b, k) if b.on_request and b.name not in order else self.enter(b, k, problem, args)
+            left_out(b, k) if b.on_request and b.name not in order else self.enter(b, k, problem, args)
             for b, k in self.registry.kernels(problem.op)
         ]
-        candidates = [e.candidate for e in entries]
-        decision = prefer(candidates, order)
-        if decision is None:
-            decision = self._measured(problem, args, entries)
-        return _carry_out(decision, entries)
+        if decision := prefer([e.candidate for e in entries], order):
+            return carry_out(decision, entries)
+        decision, again = self.measured(problem, args, entries)
+        return replace(carry_out(decision, entries), again=again)
 
     def stay(self, problem: Problem, backend: str | None, reason: str) -> Choice:
         """Return torch's reference for a problem that no kernel may serve now.
@@ -168,6 +119,10 @@ class Tuner:
         decision = Decision(entry.candidate.label, "measured", reason, known, failed.noise)
         return Choice(decision, entry.call, entry.kernel, entry.backend, tuple(others))
 
+    def taking_part(self, op: str) -> list[tuple[Backend, Kernel]]:
+        """Return the kernels of ``op`` that take part without being asked for."""
+        return [(b, k) for b, k in self.registry.kernels(op) if not b.on_request]
+
     def accepting(self, problem: Problem, order: Sequence[str] = ()) -> list[str]:
         """Return the labels of kernels, torch's own aside, that would take ``problem`` in a choice."""
         return [
@@ -175,7 +130,7 @@ class Tuner:
             for b, k in self.registry.kernels(problem.op)
             if b.name != "torch"
             and (not b.on_request or b.name in order)
-            and not self._refusal(b, k, problem)
+            and not self.refusal(b, k, problem)
             and not self.registry.probe(b, k).simulated
         ]
 
@@ -189,7 +144,7 @@ class Tuner:
             )
         if problem.view:  # there is no work, so there is nothing to run on a backend
             everybody = [self.enter(b, k, problem, args) for b, k in self.registry.kernels(problem.op)]
-            return _carry_out(Decision("torch", "pinned", "a view: there is nothing to run", ()), everybody)
+            return carry_out(Decision("torch", "pinned", "a view: there is nothing to run", ()), everybody)
         entries: list[Entry] = []
         for kernel in (k for b, k in self.registry.kernels(problem.op) if b is backend):
             entry = self.enter(backend, kernel, problem, args)
@@ -197,12 +152,12 @@ class Tuner:
             if not entry.candidate.refusal:  # those after it are not asked: nobody falls back to them
                 reason = f"backend={name!r} was asked for"
                 candidates = tuple(e.candidate for e in entries)
-                return _carry_out(Decision(entry.candidate.label, "pinned", reason, candidates), entries)
+                return carry_out(Decision(entry.candidate.label, "pinned", reason, candidates), entries)
         raise UnsupportedProblemError(
             problem.op, name, [f"{e.candidate.label}: {e.candidate.refusal}" for e in entries]
         )
 
-    def _refusal(self, backend: Backend, kernel: Kernel, problem: Problem) -> str:
+    def refusal(self, backend: Backend, kernel: Kernel, problem: Problem) -> str:
         """Return why a kernel can't take ``problem``: the machine's no, then the call's."""
         machine = self.registry.probe(backend, kernel)
         if not machine:
@@ -226,26 +181,39 @@ class Tuner:
             return verdict.reason or "declined without a reason"
         return "" if native else self.gate.refusal(backend, kernel, problem)
 
-    def enter(self, backend: Backend, kernel: Kernel, problem: Problem, args: tuple[Any, ...]) -> Entry:
-        """Ask, verify and plan one kernel; its refusal says where it ended."""
+    def enter(
+        self,
+        backend: Backend,
+        kernel: Kernel,
+        problem: Problem,
+        args: tuple[Any, ...],
+        *,
+        first: bool = True,
+    ) -> Entry:
+        """Ask, verify and plan one kernel, and run it once if it is its ``first`` run on such a problem.
+
+        Its refusal says where it ended.
+        """
         label = backend.label(kernel)
         simulated = self.registry.probe(backend, kernel).simulated
         candidate = Candidate(label, backend.name, simulated=simulated)
-        refusal = self._refusal(backend, kernel, problem)
+        refusal = self.refusal(backend, kernel, problem)
         if refusal:
             return Entry(backend, kernel, replace(candidate, refusal=refusal))
-        if backend.name == "torch" and (not kernel.variant or _yardstick(kernel)):
+        if backend.name == "torch" and (not kernel.variant or yardstick(kernel)):
             return Entry(backend, kernel, candidate, kernel.plan(problem))
         try:
             held = self.gate.verify(backend, kernel, problem)
             candidate = replace(candidate, error=held.error)
             if held.refusal:
                 return Entry(backend, kernel, replace(candidate, refusal=held.refusal))
+            if not first:
+                return Entry(backend, kernel, candidate, kernel.plan(problem))
             suspect = self.gate.suspect(backend, kernel, problem.device, problem.dtype)
             with self.gate.watched(suspect, problem.device, f"its first run on {problem}"):
                 call = kernel.plan(problem)
                 if not problem.view:
-                    _try_once(call, problem, args)
+                    try_once(call, problem, args)
         except DeviceLostError:
             raise
         except torch.OutOfMemoryError:
@@ -255,14 +223,23 @@ class Tuner:
             return Entry(backend, kernel, replace(candidate, refusal=refusal))
         return Entry(backend, kernel, candidate, call)
 
-    def _measured(self, problem: Problem, args: tuple[Any, ...], entries: Sequence[Entry]) -> Decision:
-        """Race all that can serve and decide; without measuring where that can't change anything."""
+    def measured(
+        self, problem: Problem, args: tuple[Any, ...], entries: Sequence[Entry]
+    ) -> tuple[Decision, Timing | None]:
+        """Race all that can serve and decide; without measuring where that can't change anything.
+
+        Returns
+        -------
+        decision : Decision
+        again : Timing or None
+            The A/A row, where there was a race.
+        """
         candidates = [e.candidate for e in entries]
         racing = [e for e in entries if e.call and not e.candidate.refusal and not e.candidate.simulated]
         reference = entries[0].candidate.label
 
-        def stay(reason: str) -> Decision:
-            return Decision(reference, "reference", reason, tuple(candidates))
+        def stay(reason: str) -> tuple[Decision, None]:
+            return Decision(reference, "reference", reason, tuple(candidates)), None
 
         if problem.view:
             return stay("a view: there is nothing to run")
@@ -270,7 +247,7 @@ class Tuner:
             return stay("no other backend has a kernel for this call")
         if any(m.numel() == 0 for m in leaves_of(problem.outputs)):
             return stay("there is nothing to compute")
-        arguments = _private_out(problem, args)
+        arguments = private_out(problem, args)
         calls: dict[str, Callable[[], Any]] = {
             e.candidate.label: functools.partial(e.call, *arguments) for e in racing if e.call
         }
@@ -288,7 +265,7 @@ class Tuner:
                     problem.device,
                     effort=self.effort,
                     rivals=frozenset({AGAIN, *(c.label for c in candidates if c.native)}),
-                    settled=lambda seen: settled(_timed(candidates, seen), seen.get(AGAIN)),
+                    settled=lambda seen: settled(timed(candidates, seen), seen.get(AGAIN)),
                     failed=failed,
                 )
         except Exception as error:
@@ -306,7 +283,8 @@ class Tuner:
         if failures and not any(e.candidate.label in timings for e in racing if e.backend.name != "torch"):
             return stay("; ".join(f"{label}: {why}" for label, why in failures.items()))
         candidates = [replace(c, refusal=failures.get(c.label, c.refusal)) for c in candidates]
-        return _servable(decide(_timed(candidates, timings), timings.get(AGAIN)), entries)
+        again = timings.get(AGAIN)
+        return servable(decide(timed(candidates, timings), again), entries), again
 
     def failed(self, backend: Backend, kernel: Kernel, problem: Problem, error: Exception) -> str:
         """Count what a kernel raised; return it as a refusal.
@@ -321,76 +299,3 @@ class Tuner:
         suspect = self.gate.suspect(backend, kernel, problem.device, problem.dtype)
         entry = self.gate.quarantine.strike(suspect, problem, reason)
         return str(entry) if entry else reason
-
-
-def _yardstick(kernel: Kernel) -> bool:
-    """Tell whether a kernel is timed and never called to serve: see ``OpSpec.yardsticks``."""
-    return isinstance(kernel, TorchKernel) and kernel.yardstick
-
-
-def _servable(decision: Decision, entries: Sequence[Entry]) -> Decision:
-    """Put the fastest of torch's ways in place of a yardstick that won."""
-    aside = {e.candidate.label for e in entries if _yardstick(e.kernel)}
-    if decision.chosen not in aside:
-        return decision
-    native = (c for c in decision.candidates if c.native and c.timing and c.label not in aside)
-    best = min(native, key=lambda c: c.timing.median_us if c.timing else 0.0)
-    reason = f"{decision.reason}; {decision.chosen} answers otherwise, so {best.label} serves"
-    return replace(decision, chosen=best.label, reason=reason)
-
-
-def _left_out(backend: Backend, kernel: Kernel) -> Entry:
-    """Enter a kernel that takes part only where its backend is asked for."""
-    why = f"only on request: {backend.on_request}; ask for it by backend={backend.name!r}"
-    return Entry(backend, kernel, Candidate(backend.label(kernel), backend.name, refusal=why))
-
-
-def _carry_out(decision: Decision, entries: Sequence[Entry]) -> Choice:
-    called = {e.candidate.label: e for e in entries if e.call is not None}
-    chosen = called.get(decision.chosen)
-    if chosen is None or chosen.call is None:
-        raise AssertionError(f"{decision.chosen!r} was chosen and has no call")
-    others = sorted(winners(decision.candidates), key=lambda c: c.timing.median_us if c.timing else 0.0)
-    behind = tuple(
-        called[c.label]
-        for c in others
-        if c.label != decision.chosen and not _yardstick(called[c.label].kernel)
-    )
-    return Choice(decision, chosen.call, chosen.kernel, chosen.backend, behind)
-
-
-def _timed(candidates: Sequence[Candidate], timings: Mapping[str, Timing]) -> list[Candidate]:
-    return [replace(c, timing=timings.get(c.label)) for c in candidates]
-
-
-def _private_out(problem: Problem, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Give ``out`` memory of its own, laid out alike: a race must not write into the caller's."""
-    return tuple(
-        TensorMeta.of(a).empty() if p.kind == "out" and a is not None else a
-        for p, a in zip(problem.spec.params, args, strict=True)
-    )
-
-
-def _try_once(call: Callable[..., Any], problem: Problem, args: tuple[Any, ...]) -> None:
-    """Run the real call: what raises does so here, and a result laid out otherwise is another answer."""
-    with torch.no_grad():
-        result = tuple(leaves(call(*_private_out(problem, args))))
-    if problem.writes:
-        return  # the result lies where the caller said
-    for i, (got, like) in enumerate(zip(result, leaves_of(problem.outputs), strict=True)):
-        came = TensorMeta.of(got)
-        # By 1 the reference may return a view, laid out otherwise.
-        if not _alike(came, like) and not _alike(came, leaves_of(problem.outputs_by(1))[i]):
-            raise VerificationError(f"its result must be {like} as torch's, got {came}")
-
-
-def _alike(came: TensorMeta, like: TensorMeta) -> bool:
-    same = came.shape == like.shape and came.dtype == like.dtype
-    return same and (not like.numel() or came.strides_of_extent == like.strides_of_extent)
-
-
-def leaves_of(outputs: Any) -> list[TensorMeta]:
-    """Return the described tensors of ``Problem.outputs``, None left out."""
-    if isinstance(outputs, TensorMeta):
-        return [outputs]
-    return [m for o in outputs or () for m in leaves_of(o)]

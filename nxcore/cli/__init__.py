@@ -10,7 +10,7 @@ import sys
 import typer
 
 from nxcore import __version__
-from nxcore.cli import backends, demo, doctor, explain, ops, quarantine, verify
+from nxcore.cli import backends, demo, doctor, explain, ops, quarantine, verify, wisdom
 
 app = typer.Typer(
     name="nxcore",
@@ -23,6 +23,7 @@ app = typer.Typer(
 
 for module in (demo, ops, backends, doctor, explain, verify):
     app.command(name=module.__name__.rpartition(".")[2])(module.command)
+app.add_typer(wisdom.app, name="wisdom")
 app.add_typer(quarantine.app, name="quarantine")
 
 

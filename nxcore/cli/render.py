@@ -143,6 +143,37 @@ def explain(found: dict[str, Any]) -> None:
     console.print(table)
 
 
+def wisdom(rows: list[dict[str, Any]]) -> None:
+    """Print what was measured."""
+    console = _console()
+    for device in dict.fromkeys(row["device"] for row in rows):
+        table = _table(
+            "operator", "problem", "chosen", "why", "policy", "days", title=device, right=("days",)
+        )
+        for row in (r for r in rows if r["device"] == device):
+            days = f"{(time.time() - row['date']) / 86_400:.0f}"
+            cells = (
+                row["problem"]["op"],
+                _shapes(row["problem"]),
+                row["chosen"],
+                row["reason"],
+                row["policy"],
+                days,
+            )
+            table.add_row(*map(escape, cells))
+        console.print(table)
+    if not rows:
+        console.print("nothing was measured yet")
+
+
+def _shapes(problem: dict[str, Any]) -> str:
+    """Return the tensors of a problem as text: element type and shape of each, and how often."""
+    values = [v for value in problem.values() for v in (value if isinstance(value, list) else [value])]
+    found = [f"{m['dtype']}{m['shape']}" for m in values if isinstance(m, dict) and "shape" in m]
+    counts = {text: found.count(text) for text in found}
+    return ", ".join(f"{n} x {text}" if n > 1 else text for text, n in counts.items())
+
+
 def quarantine(rows: list[dict[str, Any]]) -> None:
     """Print what is kept from calls: a table a kind, for a wrong answer is not a crash."""
     titles = {"wrong": "Wrong answers", "crashed": "Crashed or hung", "raised": "Raised again and again"}

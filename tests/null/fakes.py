@@ -98,7 +98,7 @@ def registry(*backends: Backend, specs: Sequence[OpSpec] | None = None) -> Regis
 
 def session(*backends: Backend, specs: Sequence[OpSpec] | None = None, effort: Effort = QUICK) -> Session:
     """Return a session that knows nothing of what is installed."""
-    return Session(Settings(), registry(*backends, specs=specs), effort)
+    return Session(Settings(policy="measure"), registry(*backends, specs=specs), effort)
 
 
 def scripted(clock: Clock, monkeypatch: Any, op: str, times: dict[str, float], **how: Any) -> Session:

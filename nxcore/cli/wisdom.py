@@ -1,0 +1,131 @@
+"""``nxcore wisdom``: what was measured here, as a table, as a file to carry over, and as a lock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="Show, carry over and lock what was measured.")
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+File = Annotated[Path, typer.Argument(help="The file.")]
+
+
+def collect(op: str = "") -> list[dict[str, Any]]:
+    """Return one row a problem that was measured, on every device there is wisdom of."""
+    from nxcore import session
+    from nxcore.exchange import gathered
+    from nxcore.wisdom import page
+
+    current = session.default()
+    if op:
+        current.registry.spec(op)  # or an error that names the nearest
+    environments, pages = gathered(current.wisdom.store)
+    rows = []
+    for (name, _), (key, document) in pages.items():
+        if op and key["op"] != op:
+            continue
+        found = page(document)
+        assert found is not None  # noqa: S101  gathered leaves others out
+        rows.append(
+            {
+                "device": environments[name]["name"],
+                "problem": key,
+                "chosen": found.decision.chosen,
+                "rule": found.decision.rule,
+                "reason": found.decision.reason,
+                "policy": found.policy,
+                "date": found.date,
+                "kernels": {c.label: c.timing.median_us for c in found.decision.candidates if c.timing},
+            }
+        )
+    return rows
+
+
+@app.command()
+def show(
+    op: Annotated[str, typer.Argument(help="Only this operator's.", show_default="all")] = "",
+    json: Json = False,
+) -> None:
+    """List what was measured: problem, choice and reason, policy and age."""
+    from nxcore.cli import render
+
+    rows = collect(op)
+    render.json(rows) if json else render.wisdom(rows)
+
+
+@app.command()
+def export(file: File) -> None:
+    """Write all of it into one file."""
+    from nxcore import exchange, session
+    from nxcore.cli import render
+
+    document = exchange.exported(session.default().wisdom.store)
+    exchange.write(file, document)
+    render.line(f"{sum(len(e['entries']) for e in document['environments'])} problems written to {file}")
+
+
+@app.command(name="import")
+def take(file: File) -> None:
+    """Add what a file holds, where it is new or later; other devices' figures are never used as ours."""
+    from nxcore import exchange, session
+    from nxcore.cli import render
+
+    count = exchange.imported(session.default().wisdom.store, *exchange.read(file))
+    render.line(f"{count} problems imported from {file}")
+
+
+@app.command()
+def merge(
+    files: Annotated[list[Path], typer.Argument(help="Files that `export` wrote.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
+) -> None:
+    """Put files together into one; of two figures for one problem the later one stays."""
+    from nxcore import exchange
+    from nxcore.cli import render
+
+    environments, pages = exchange.merged(map(exchange.read, files))
+    exchange.write(output, exchange.document_of(environments, pages))
+    render.line(f"{len(pages)} problems written to {output}")
+
+
+@app.command()
+def prune(
+    days: Annotated[float, typer.Option(help="Only what is older than so many days.")] = 0.0,
+    others: Annotated[bool, typer.Option("--others", help="Only what other devices measured.")] = False,
+) -> None:
+    """Forget what was measured; it is measured again when it is needed."""
+    import time
+
+    import torch
+
+    from nxcore import session
+    from nxcore.cli import render
+    from nxcore.exchange import gathered
+    from nxcore.wisdom import digest, environment
+
+    store = session.default().wisdom.store
+    kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+    ours = {digest(environment(torch.device(kind))) for kind in kinds}
+    gone = 0
+    for (name, _), (key, document) in gathered(store)[1].items():
+        if time.time() - document["date"] < days * 86_400 or (others and name in ours):
+            continue
+        store.remove(f"{name}/entries", key)
+        gone += 1
+    render.line(f"{gone} problems forgotten")
+
+
+@app.command()
+def lock(file: File, device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None) -> None:
+    """Write who was chosen for every problem; NXCORE_LOCK=FILE holds later runs to it, on any machine."""
+    from nxcore import exchange, session
+    from nxcore.cli import render
+    from nxcore.device import available
+    from nxcore.wisdom import digest, environment
+
+    name = digest(environment(available(device)))
+    document = exchange.locked(session.default().wisdom.store, name)
+    exchange.write(file, document)
+    render.line(f"{len(document['locked'])} choices locked in {file}")

@@ -1,0 +1,174 @@
+"""Wisdom as one file: to carry over, to put together, and to hold runs to it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from nxcore.errors import InvalidInputError
+from nxcore.store import Document, Store
+from nxcore.wisdom import digest, page
+
+FORMAT = 1
+LIMIT = 256 << 20
+"""Bytes a file may have."""
+
+Pages = dict[tuple[str, str], tuple[Document, Document]]
+"""(environment, problem) by digest -> key and page."""
+
+
+def gathered(store: Store) -> tuple[dict[str, Document], Pages]:
+    """Return every environment and every page of a store."""
+    environments = {digest(facts): facts for _, facts in store.items("environments")}
+    pages = {
+        (name, digest(key)): (key, document)
+        for name in environments
+        for key, document in store.items(f"{name}/entries")
+        if page(document) is not None
+    }
+    return environments, pages
+
+
+def exported(store: Store) -> Document:
+    """Return all that a store holds as one document."""
+    environments, pages = gathered(store)
+    return {
+        "format": FORMAT,
+        "environments": [
+            {
+                "facts": facts,
+                "entries": [
+                    {"key": key, "page": document}
+                    for (of, _), (key, document) in sorted(pages.items())
+                    if of == name
+                ],
+            }
+            for name, facts in sorted(environments.items())
+        ],
+    }
+
+
+def read(path: Path) -> tuple[dict[str, Document], Pages]:
+    """Return the environments and pages of a file that ``exported`` wrote.
+
+    Raises
+    ------
+    InvalidInputError
+        If it isn't one.
+    """
+    found = _json(path)
+    if found.get("format") != FORMAT or not isinstance(found.get("environments"), list):
+        raise InvalidInputError(f"{path} isn't wisdom of format {FORMAT}: got format {found.get('format')!r}")
+    environments: dict[str, Document] = {}
+    pages: Pages = {}
+    for part in found["environments"]:
+        if not isinstance(part, dict) or not isinstance(part.get("facts"), dict):
+            raise InvalidInputError(f"{path}: an environment has no facts")
+        name = digest(part["facts"])
+        environments[name] = part["facts"]
+        for entry in part.get("entries", ()):
+            key, document = (entry.get(what) if isinstance(entry, dict) else None for what in ("key", "page"))
+            if not isinstance(key, dict) or not isinstance(document, dict) or page(document) is None:
+                raise InvalidInputError(f"{path}: an entry makes no sense: {str(entry)[:80]}")
+            pages[name, digest(key)] = key, document
+    return environments, pages
+
+
+def merged(sources: Iterable[tuple[Mapping[str, Document], Pages]]) -> tuple[dict[str, Document], Pages]:
+    """Return the union; of two pages of one problem the later one."""
+    environments: dict[str, Document] = {}
+    pages: Pages = {}
+    for facts, found in sources:
+        environments.update(facts)
+        for place, (key, document) in found.items():
+            if place not in pages or pages[place][1]["date"] < document["date"]:
+                pages[place] = key, document
+    return environments, pages
+
+
+def imported(store: Store, environments: Mapping[str, Document], pages: Pages) -> int:
+    """Write what is new or later into a store; return how many pages were."""
+    _, present = gathered(store)
+    count = 0
+    for facts in environments.values():
+        store.write("environments", {"environment": digest(facts)}, facts)
+    for (name, of), (key, document) in pages.items():
+        if (name, of) in present and present[name, of][1]["date"] >= document["date"]:
+            continue
+        store.write(f"{name}/entries", key, document)
+        count += 1
+    return count
+
+
+def write(path: Path, document: Mapping[str, Any]) -> None:
+    """Write a document as a file."""
+    path.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def document_of(environments: Mapping[str, Document], pages: Pages) -> Document:
+    """Return environments and pages as one document."""
+    memory = Store()
+    imported(memory, environments, pages)
+    return exported(memory)
+
+
+class Lock:
+    """Who serves which problem, whatever was measured: the same choice on every machine.
+
+    Parameters
+    ----------
+    chosen : Mapping
+        The digest of a problem -> the label of its kernel.
+    """
+
+    def __init__(self, chosen: Mapping[str, str]) -> None:
+        self.chosen = dict(chosen)
+
+    @classmethod
+    def read(cls, path: Path) -> Lock:
+        """Read what ``to_dict`` was written to.
+
+        Raises
+        ------
+        InvalidInputError
+            If it isn't a lock.
+        """
+        found = _json(path)
+        entries = found.get("locked")
+        if found.get("format") != FORMAT or not isinstance(entries, list):
+            raise InvalidInputError(f"{path} isn't a lock of format {FORMAT}")
+        try:
+            return cls({digest(e["problem"]): str(e["kernel"]) for e in entries})
+        except (KeyError, TypeError) as error:
+            raise InvalidInputError(f"{path}: an entry makes no sense: {error}") from None
+
+    def label(self, key: Mapping[str, Any]) -> str:
+        """Return who is to serve a problem; empty where the lock says nothing."""
+        return self.chosen.get(digest(key), "")
+
+
+def locked(store: Store, environment: str) -> Document:
+    """Return what an environment's pages chose, as a lock's document."""
+    _, pages = gathered(store)
+    entries = [
+        {"problem": key, "kernel": document["decision"]["chosen"]}
+        for (of, _), (key, document) in sorted(pages.items())
+        if of == environment
+    ]
+    return {"format": FORMAT, "locked": entries}
+
+
+def _json(path: Path) -> Document:
+    try:
+        if path.stat().st_size > LIMIT:
+            raise InvalidInputError(f"{path} has more than {LIMIT} bytes")
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidInputError(f"{path} can't be read: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise InvalidInputError(f"{path} isn't JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise InvalidInputError(f"{path} must hold an object, got {type(found).__name__}")
+    return found

@@ -1,0 +1,142 @@
+"""What was decided before, in this environment or by a lock, carried out again; what is new joins it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from nxcore.choice import ON_REQUEST, Choice, Entry, passing, servable
+from nxcore.errors import UnsupportedProblemError
+from nxcore.kernel import Backend, Kernel
+from nxcore.problem import Problem
+from nxcore.select import Candidate, Decision, decide
+from nxcore.timing import Timing
+from nxcore.tune import Tuner
+from nxcore.wisdom import Page, Wisdom, digest
+
+
+class Recall:
+    """Keeps what a tuner measured, and finds it again.
+
+    Parameters
+    ----------
+    tuner : Tuner
+        Who measures.
+    wisdom : Wisdom
+        Where it is kept.
+    """
+
+    def __init__(self, tuner: Tuner, wisdom: Wisdom) -> None:
+        self.tuner, self.wisdom = tuner, wisdom
+
+    def locked(self, problem: Problem, args: tuple[Any, ...], label: str, *, strict: bool) -> Choice:
+        """Return the kernel that a lock names, torch's reference where it can't serve.
+
+        Raises
+        ------
+        UnsupportedProblemError
+            If it can't and ``strict``.
+        """
+        owned = [(b, k) for b, k in self.tuner.registry.kernels(problem.op) if b.label(k) == label]
+        why = "it isn't installed"
+        if owned:
+            entry = self.tuner.enter(*owned[0], problem, args)
+            if entry.call is not None:
+                decision = Decision(label, "locked", "the lock says so", (entry.candidate,))
+                return Choice(decision, entry.call, entry.kernel, entry.backend)
+            why = entry.candidate.refusal
+        if strict:
+            raise UnsupportedProblemError(problem.op, label, [f"the lock names it, and {why}"])
+        return self.tuner.stay(problem, None, f"the lock names {label}, and {why}")
+
+    def _make(self, backend: Backend, kernel: Kernel, problem: Problem) -> str:
+        """Return the digest of what a kernel is made of; empty where nobody could tell a change."""
+        sources = self.tuner.gate.suspect(backend, kernel, problem.device, problem.dtype).made_of["sources"]
+        return digest(sources) if all(sources.values()) else ""
+
+    def keep(
+        self, problem: Problem, decision: Decision, again: Timing | None, policy: str = "measure"
+    ) -> None:
+        """Keep what was measured for the next process, unless chance had a part in who took part."""
+        owned = self.tuner.taking_part(problem.op)
+        makes = {b.label(k): self._make(b, k, problem) for b, k in owned}
+        if again is None or not all(makes.values()) or any(passing(c.refusal) for c in decision.candidates):
+            return
+        late = [
+            b.label(k)
+            for b, k in owned
+            if decision[b.label(k)].refusal and not self.tuner.refusal(b, k, problem)
+        ]
+        device = self.tuner.gate.suspect(*owned[0], problem.device, problem.dtype).device
+        versions = {**device, "torch": str(torch.__version__)}
+        self.wisdom.write(problem, Page(decision, again, makes, tuple(late), policy, versions=versions))
+
+    def recall(self, problem: Problem, args: tuple[Any, ...]) -> Choice | None:
+        """Return what was decided before; only kernels that are new or made otherwise are measured."""
+        if problem.view or (page := self.wisdom.read(problem)) is None:
+            return None
+        known = {c.label: c for c in page.decision.candidates if not c.refusal.startswith(ON_REQUEST)}
+        candidates: list[Candidate] = []
+        changed = False
+        new: list[tuple[Backend, Kernel]] = []
+        for backend, kernel in self.tuner.taking_part(problem.op):
+            label = backend.label(kernel)
+            refusal, before = self.tuner.refusal(backend, kernel, problem), known.pop(label, None)
+            same = before is not None and page.makes.get(label) == self._make(backend, kernel, problem)
+            if refusal:
+                changed |= before is not None and before.timing is not None
+                candidates.append(Candidate(label, backend.name, refusal=refusal))
+            elif before is not None and same and (before.timing or before.simulated or label in page.late):
+                candidates.append(before)
+            else:
+                new.append((backend, kernel))
+        changed |= any(c.timing for c in known.values())  # what is left isn't installed any more
+        if new:
+            return self._joined(problem, args, page, candidates, new)
+        if changed:
+            return self._carried(problem, args, self._decided(problem, candidates, page.again))
+        return self._carried(problem, args, replace(page.decision, candidates=tuple(candidates)))
+
+    def _joined(
+        self,
+        problem: Problem,
+        args: tuple[Any, ...],
+        page: Page,
+        known: Sequence[Candidate],
+        new: Sequence[tuple[Backend, Kernel]],
+    ) -> Choice:
+        """Race what is new against torch's own, and let it join what was measured before."""
+        native = [
+            (b, k) for b, k in self.tuner.taking_part(problem.op) if b.name == "torch" and (b, k) not in new
+        ]
+        entries = [self.tuner.enter(b, k, problem, args) for b, k in [*native, *new]]
+        raced, _ = self.tuner.measured(problem, args, entries)
+        labels = {b.label(k) for b, k in new}
+        found = {c.label: c for c in known} | {c.label: c for c in raced.candidates if c.label in labels}
+        if (then := found["torch"].timing) and (now := raced["torch"].timing):
+            # Ratios are what was measured: beside the torch of before, they are other times.
+            found |= {
+                c.label: replace(c, timing=c.timing.paced(then, now))
+                for c in raced.candidates
+                if c.timing and c.label in labels
+            }
+        order = [found[b.label(k)] for b, k in self.tuner.taking_part(problem.op)]
+        decision = self._decided(problem, order, page.again)
+        self.keep(problem, decision, page.again)
+        return self._carried(problem, args, decision)
+
+    def _decided(self, problem: Problem, candidates: Sequence[Candidate], again: Timing | None) -> Decision:
+        owned = {b.label(k): (b, k) for b, k in self.tuner.taking_part(problem.op)}
+        return servable(decide(candidates, again), [Entry(*owned[c.label], c) for c in candidates])
+
+    def _carried(self, problem: Problem, args: tuple[Any, ...], decision: Decision) -> Choice:
+        """Plan what was chosen in another process; torch serves where it can't be any more."""
+        owned = next((b, k) for b, k in self.tuner.taking_part(problem.op) if b.label(k) == decision.chosen)
+        entry = self.tuner.enter(*owned, problem, args, first=False)
+        if entry.call is None:
+            why = f"{decision.chosen} was chosen before, and now: {entry.candidate.refusal}"
+            return self.tuner.stay(problem, None, why)
+        return Choice(decision, entry.call, entry.kernel, entry.backend)

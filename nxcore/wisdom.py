@@ -1,0 +1,176 @@
+"""What was measured, kept for the next process: one document a problem, one folder an environment.
+
+A document holds every candidate's times, by its kernel's label, with the digest of what that kernel was made
+of: where a plugin changes, its kernels alone are measured again. Figures of another device are in another
+folder, and never in the way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from nxcore.device import describe
+from nxcore.problem import Problem
+from nxcore.select import Candidate, Decision
+from nxcore.store import Document, Store
+from nxcore.timing import Timing
+
+AGAIN = "torch again"
+"""The reference's second entry in every race: the A/A row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """All that is known of one problem in one environment.
+
+    Attributes
+    ----------
+    decision : Decision
+        What was decided, with every candidate that was timed or failed.
+    again : Timing, optional
+        The A/A row.
+    makes : Mapping
+        Label -> digest of what the kernel was made of.
+    late : tuple of str
+        Labels of those that took the problem and failed after all, such as in verification.
+    policy : str
+        By which policy it was measured.
+    date : float
+        Seconds since the epoch.
+    versions : Mapping
+        Of torch and the driver: another one makes the figures stale, not wrong.
+    """
+
+    decision: Decision
+    again: Timing | None
+    makes: Mapping[str, str]
+    late: tuple[str, ...] = ()
+    policy: str = "measure"
+    date: float = field(default_factory=time.time)
+    versions: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the page as plain data."""
+        return {
+            "decision": self.decision.to_dict(),
+            "again": self.again.to_dict() if self.again else None,
+            "makes": dict(self.makes),
+            "late": list(self.late),
+            "policy": self.policy,
+            "date": self.date,
+            "versions": dict(self.versions),
+        }
+
+
+class Wisdom:
+    """Pages by problem.
+
+    Parameters
+    ----------
+    store : Store
+        Where they are kept.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def read(self, problem: Problem) -> Page | None:
+        """Return what is known of ``problem`` on its device, None where nothing that makes sense is."""
+        document = self.store.read(_folder(environment(problem.device)), key(problem))
+        return page(document) if document is not None else None
+
+    def write(self, problem: Problem, found: Page) -> None:
+        """Keep what was found out about ``problem``."""
+        facts = environment(problem.device)
+        self.store.write("environments", {"environment": digest(facts)}, facts)
+        self.store.write(_folder(facts), key(problem), found.to_dict())
+
+    def pages(self, device: torch.device) -> Iterator[tuple[Document, Page]]:
+        """Yield key and page of every problem of an environment."""
+        for of, document in self.store.items(_folder(environment(device))):
+            if (found := page(document)) is not None:
+                yield of, found
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Return what figures depend on without appeal: of another device they are another's."""
+    return describe(device).to_dict()
+
+
+def digest(facts: Any) -> str:
+    """Return one name for plain data."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _folder(facts: Mapping[str, Any]) -> str:
+    return f"{digest(facts)}/entries"
+
+
+def key(problem: Problem) -> dict[str, Any]:
+    """Return what a page is filed under: the problem without its device, which the folder tells."""
+    facts = problem.to_dict()
+    del facts["device"]
+    return facts | {
+        "devices": [t.device.type for t in problem.tensors],
+        "aliased": problem.aliased,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+    }
+
+
+def page(document: Document) -> Page | None:
+    """Return the page that a document describes, None where it describes none."""
+    try:
+        decided = document["decision"]
+        candidates = tuple(_candidate(c) for c in decided["candidates"])
+        decision = Decision(
+            _text(decided["chosen"]),
+            decided["rule"],
+            _text(decided["reason"]),
+            candidates,
+            float(decided["noise"]),
+        )
+        again = _timing(document["again"])
+        makes = {_text(label): _text(make) for label, make in document["makes"].items()}
+        versions = dict(document["versions"])
+        late = tuple(map(_text, document["late"]))
+        found = Page(
+            decision, again, makes, late, _text(document["policy"]), float(document["date"]), versions
+        )
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+    known = any(c.label == decision.chosen for c in candidates)
+    return found if known and decision.rule in ("measured", "reference") else None
+
+
+def _candidate(data: Mapping[str, Any]) -> Candidate:
+    error = data["error"]
+    return Candidate(
+        label=_text(data["label"]),
+        backend=_text(data["backend"]),
+        refusal=_text(data["refusal"]),
+        simulated=bool(data["simulated"]),
+        error=None if error is None else float(error),
+        timing=_timing(data["timing"]),
+    )
+
+
+def _timing(data: Mapping[str, Any] | None) -> Timing | None:
+    if data is None:
+        return None
+    device_us, host_us = (tuple(map(float, data[name])) for name in ("device_us", "host_us"))
+    if not device_us or len(device_us) != len(host_us):
+        raise ValueError("a timing has as many values of the device as of the host, and one at least")
+    return Timing(device_us, host_us)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected text, got {type(value).__name__}")
+    return value

@@ -1,0 +1,308 @@
+"""The first calls of a problem are its benchmark: each is somebody's turn, and its answer the caller's."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from nxcore import identity, measure, online
+from nxcore.dispatch import KernelWarning
+from nxcore.learn import Learner
+from nxcore.online import LOOKS, Exploration
+from nxcore.session import Session
+from nxcore.settings import Settings
+from nxcore.timing import Timing
+from tests.null import fakes
+from tests.null.fakes import SPECS
+
+ADD = SPECS["add"].reference
+X = torch.arange(12.0).view(3, 4)
+CPU = torch.device("cpu")
+
+
+class Kernel:
+    """Right, and noted each time it runs."""
+
+    def __init__(self, name, runs, clock, us):
+        self.name, self.runs, self.clock, self.us = name, runs, clock, us
+        self.error = None
+
+    def __call__(self, *args):
+        if args[0].is_meta:  # asked for the result's layout
+            return ADD(*args)
+        self.clock.now += round(self.us * 1e3)
+        self.runs.append(self.name)
+        if self.error:
+            raise self.error
+        return ADD(*args)
+
+
+def learning(folder=None, **us):
+    """Return an online session, its kernels by name, and the names of those that ran, in order."""
+    clock, runs = fakes.Clock(), []
+    kernels = {name: Kernel(name, runs, clock, time) for name, time in us.items()}
+    spec = fakes.replace(SPECS["add"], reference=kernels.pop("torch"), idioms={})
+    spec.reference.__module__, spec.reference.__qualname__ = "fakes", "add"
+    backends = [
+        fakes.backend(name, fakes.kernel("add", k, target=f"{name}:plan")) for name, k in kernels.items()
+    ]
+    specs = [spec if s.name == "add" else s for s in SPECS.values()]
+    session = Session(
+        Settings(cache=folder, policy="online"), fakes.registry(*backends, specs=specs), fakes.QUICK
+    )
+    session.learner = Learner(session.recall, clock)
+    return session, kernels | {"torch": spec.reference}, runs
+
+
+def ready(session, *args):
+    """Call once, so that the background begins, and wait for it."""
+    result = session.op("add")(*args)
+    for thread in session.learner.threads:
+        thread.join(30)
+    return result
+
+
+def test_calls_take_turns_each_runs_once_and_all_are_right():
+    session, _, runs = learning(torch=100, fast=50, slow=90)
+    ready(session, X, X)
+    runs.clear()
+    op = session.op("add")
+    for i in range(24):
+        assert torch.equal(op(X, X + i), 2 * X + i)
+    assert len(runs) == 24, "no call is repeated"
+    assert {runs.count("fast"), runs.count("slow")} == {6}
+    assert runs.count("torch") == 12, "itself and the A/A row"
+
+
+def test_the_fastest_serves_once_it_is_clear_and_it_sticks():
+    session, _, runs = learning(torch=100, fast=50, faster=25)
+    ready(session, X, X)
+    op = session.op("add")
+    for _ in range(4 * (LOOKS[0] + 2)):
+        op(X, X)
+    runs.clear()
+    for _ in range(10):
+        op(X, X)
+    assert runs == ["faster"] * 10
+    found = session.explain("add", X, X).decision
+    assert (found.chosen, found.rule) == ("faster", "measured")
+    assert found["fast"].timing is not None
+
+
+def test_nothing_is_faster_so_torch_stays():
+    session, _, runs = learning(torch=50, slow=60)
+    ready(session, X, X)
+    for _ in range(3 * (LOOKS[-1] + 2)):
+        session.op("add")(X, X)
+    runs.clear()
+    session.op("add")(X, X)
+    assert runs == ["torch"]
+    assert session.explain("add", X, X).decision.rule == "reference"
+
+
+def test_a_candidate_more_than_twice_as_slow_is_dropped_after_three_rounds():
+    session, _, runs = learning(torch=10, slow=25, close=11)
+    ready(session, X, X)
+    runs.clear()
+    for _ in range(4 * 20):
+        session.op("add")(X, X)
+    assert runs.count("slow") <= 5
+    assert runs.count("close") > 10
+
+
+def test_a_hopeless_candidate_has_two_turns():
+    session, _, runs = learning(torch=10, hopeless=5000)
+    ready(session, X, X)
+    runs.clear()
+    for _ in range(100):
+        session.op("add")(X, X)
+    assert runs.count("hopeless") == 2
+
+
+def test_until_the_kernels_are_ready_torch_serves(monkeypatch):
+    session, _, runs = learning(torch=100, fast=50)
+    held = threading.Event()
+    enter = session.tuner.enter
+    monkeypatch.setattr(session.tuner, "enter", lambda *a, **k: held.wait(20) and enter(*a, **k))
+    for _ in range(50):
+        session.op("add")(X, X)
+    assert runs == ["torch"] * 50, "no call waits for a compiler"
+    held.set()
+    ready(session, X, X)
+    for _ in range(12):
+        session.op("add")(X, X)
+    assert "fast" in runs
+
+
+def test_a_candidate_that_raises_is_dropped_with_a_warning_and_the_answer_is_right():
+    session, kernels, runs = learning(torch=100, fast=50, sad=60)
+    ready(session, X, X)
+    kernels["sad"].error = RuntimeError("no")
+    op = session.op("add")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for i in range(4 * (LOOKS[0] + 2)):
+            assert torch.equal(op(X, X + i), 2 * X + i)
+    assert [w.category for w in caught] == [KernelWarning]
+    assert runs.count("sad") == len(SPECS["add"].tagged("smoke")) + 2 + 1, "the gate's, and one turn"
+    found = session.explain("add", X, X).decision
+    assert found.chosen == "fast"
+    assert "RuntimeError: no" in found["sad"].refusal
+
+
+def test_a_result_laid_out_otherwise_is_not_what_the_caller_gets():
+    session, _, _ = learning(torch=100, odd=50)
+    registry_kernel = next(k for b, k in session.registry.kernels("add") if b.name == "odd")
+    ran = registry_kernel.plan(None)
+
+    def odd(x, y, alpha, out):
+        return ran(x, y, alpha, out).t().contiguous().t() if x.shape == X.shape else ran(x, y, alpha, out)
+
+    object.__setattr__(registry_kernel, "planner", lambda problem: odd)
+    ready(session, X, X)
+    with pytest.warns(KernelWarning, match="its result must be"):
+        results = [session.op("add")(X, X) for _ in range(12)]
+    assert all(r.stride() == X.stride() for r in results)
+
+
+def test_what_was_learnt_is_known_to_the_next_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(identity, "sources", lambda dist, module: {"it": "1"})
+    session, _, _ = learning(tmp_path, torch=100, fast=50)
+    ready(session, X, X)
+    for _ in range(3 * (LOOKS[0] + 2)):
+        session.op("add")(X, X)
+    again, _, runs = learning(tmp_path, torch=100, fast=50)
+    again.op("add")(X, X)
+    assert runs == ["fast"]
+    ((_, page),) = again.wisdom.pages(CPU)
+    assert page.policy == "online"
+
+
+def test_explaining_decides_now(monkeypatch):
+    session, _, runs = learning(torch=100, fast=50)
+    monkeypatch.setattr(measure, "race", functools.partial(measure.race, clock=session.learner.clock))
+    ready(session, X, X)
+    assert session.explain("add", X, X).decision.rule == "measured"
+    runs.clear()
+    session.op("add")(X, X)
+    assert runs == ["fast"]
+
+
+@pytest.mark.parametrize("how", ["deterministic", "out", "empty"])
+def test_here_nothing_is_explored(how):
+    session, _, _ = learning(torch=100, fast=50)
+    torch.use_deterministic_algorithms(how == "deterministic")
+    try:
+        if how == "out":
+            session.op("add")(X, X, out=torch.zeros(3, 4))
+        else:
+            x = torch.zeros(0) if how == "empty" else X
+            session.op("add")(x, x)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert session.learner.threads == []
+
+
+def test_where_no_kernel_takes_the_call_nothing_is_explored():
+    session, _, runs = learning(torch=100)
+    session.op("add")(X, X)
+    assert session.learner.threads == []
+    assert runs == ["torch"]
+
+
+def test_under_capture_torch_serves_and_nothing_is_timed(monkeypatch):
+    session, _, runs = learning(torch=100, fast=50)
+    ready(session, X, X)
+    monkeypatch.setattr(Exploration, "_capturing", lambda self: True)
+    runs.clear()
+    for _ in range(20):
+        session.op("add")(X, X)
+    assert runs == ["torch"] * 20
+
+
+def test_gradients_are_right_while_calls_take_turns():
+    session, _, _ = learning(torch=100, fast=50)
+    leaf = X.clone().requires_grad_()
+    ready(session, leaf, X)
+    for _ in range(30):
+        leaf.grad = None
+        session.op("add")(leaf, X).sum().backward()
+        assert torch.equal(leaf.grad, torch.ones_like(X))
+
+
+def test_threads_share_an_exploration_and_all_answers_are_right():
+    session, _, _ = learning(torch=100, fast=50)
+    ready(session, X, X)
+    op = session.op("add")
+
+    def work(thread):
+        return all(torch.equal(op(X, X + i + thread), 2 * X + i + thread) for i in range(100))
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(8)))
+    assert session.explain("add", X, X).decision.chosen == "fast"
+
+
+def test_an_exploration_waits_for_events_without_asking_to_wait(monkeypatch):
+    """On CUDA, times are taken from events when they have come to pass, later."""
+    clock, passed = fakes.Clock(), []
+
+    class Event:
+        def __init__(self, enable_timing):
+            self.at = None
+
+        def record(self):
+            self.at = clock.now
+
+        def query(self):
+            return bool(passed)
+
+        def elapsed_time(self, other):
+            return (other.at - self.at) * 1e-6
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(Exploration, "_capturing", lambda self: False)
+    ends = []
+    found = Exploration(
+        clock.costing(100, lambda: "torch"),
+        torch.device("cuda"),
+        settled=lambda seen: True,
+        finished=lambda seen: ends.append(seen) or (lambda: "done"),
+        failed=lambda label, error: None,
+        clock=clock,
+    )
+    assert found() == "torch"
+    found.begin(
+        {"torch": clock.costing(100, lambda: "torch"), "fast": clock.costing(50, lambda: "fast")},
+        frozenset({"torch"}),
+    )
+    answers = [found() for _ in range(2 * (LOOKS[0] + 1))]
+    assert set(answers) == {"torch", "fast"}
+    assert found.progress == (0, LOOKS[-1]), "no event has come to pass"
+    passed.append(True)
+    assert found() == "done"
+    ((timings),) = ends
+    assert timings["fast"] == Timing(*((pytest.approx(50, rel=1e-3),) * LOOKS[0],) * 2)
+
+
+def test_the_last_round_ends_it_whatever_the_verdict():
+    clock, ends = fakes.Clock(), []
+    found = Exploration(
+        lambda: 0,
+        CPU,
+        settled=lambda seen: False,
+        finished=lambda seen: ends.append(seen) or (lambda: 1),
+        failed=lambda label, error: None,
+        clock=clock,
+    )
+    found.begin({"torch": clock.costing(10), "even": clock.costing(10)}, frozenset({"torch"}))
+    for _ in range(2 * (online.LOOKS[-1] + 1)):
+        found()
+    assert found() == 1
+    assert len(ends) == 1
+    assert len(ends[0]["even"].device_us) == LOOKS[-1]

@@ -1,0 +1,243 @@
+"""What one process measured, the next one knows; what changed is measured again, and nothing else is."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+from nxcore import gate, identity, measure, wisdom
+from nxcore.kernel import no
+from nxcore.problem import Problem
+from nxcore.session import Session
+from nxcore.settings import Settings
+from nxcore.store import Store
+from nxcore.timing import Timing
+from tests.null import fakes
+from tests.null.fakes import SPECS
+
+ADD = SPECS["add"].reference
+X = torch.arange(12.0).view(3, 4)
+
+
+class Machine:
+    """A machine on which processes start one after another, with backends of so many microseconds."""
+
+    def __init__(self, folder, monkeypatch):
+        self.folder, self.clock = folder, fakes.Clock()
+        self.makes, self.raced, self.accepts = {}, [], {}
+        race = functools.partial(measure.race, clock=self.clock)
+
+        def noted(calls, *args, **how):
+            self.raced.append(sorted(set(calls) - {wisdom.AGAIN}))
+            return race(calls, *args, **how)
+
+        monkeypatch.setattr(measure, "race", noted)
+        monkeypatch.setattr(
+            identity, "sources", lambda dist, module: {"it": self.makes.get(module.partition(":")[0], "1")}
+        )
+
+    def process(self, **us):
+        """Return a session that has seen nothing, in which each label takes so long for an add."""
+        self.raced.clear()
+        spec = fakes.replace(SPECS["add"], reference=self.clock.costing(us.pop("torch", 100), ADD), idioms={})
+        backends = [
+            fakes.backend(
+                label,
+                fakes.kernel(
+                    "add",
+                    self.clock.costing(time, ADD),
+                    target=f"{label}:plan",
+                    accepts=self.accepts.get(label, lambda p: fakes.YES),
+                ),
+            )
+            for label, time in us.items()
+        ]
+        specs = [spec if s.name == "add" else s for s in SPECS.values()]
+        return Session(
+            Settings(cache=self.folder, policy="measure"), fakes.registry(*backends, specs=specs), fakes.QUICK
+        )
+
+    def chosen(self, **us):
+        return self.process(**us).explain("add", X, X).decision
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    return Machine(tmp_path, monkeypatch)
+
+
+def test_the_next_process_knows_and_measures_nothing(machine):
+    first = machine.chosen(fast=50, slow=200)
+    assert first.chosen == "fast"
+    again = machine.chosen(fast=50, slow=200)
+    assert machine.raced == []
+    assert (again.chosen, again.rule, again.reason, again.noise) == (
+        first.chosen,
+        first.rule,
+        first.reason,
+        first.noise,
+    )
+    assert [(c.label, c.timing) for c in again.candidates] == [(c.label, c.timing) for c in first.candidates]
+
+
+def test_what_it_knows_serves_calls(machine):
+    machine.chosen(fast=50)
+    assert torch.equal(machine.process(fast=50).op("add")(X, X), 2 * X)
+    assert machine.raced == []
+
+
+def test_another_problem_is_measured(machine):
+    machine.chosen(fast=50)
+    session = machine.process(fast=50)
+    session.op("add")(X[:2], X[:2])
+    session.op("add")(X.t(), X.t())
+    session.op("add")(X.half(), X.half())
+    assert len(machine.raced) == 3
+
+
+def test_a_new_plugin_is_measured_alone_against_torch(machine):
+    machine.chosen(fast=50, slow=200)
+    found = machine.chosen(fast=50, slow=200, faster=25)
+    assert machine.raced == [["faster", "torch"]]
+    assert found.chosen == "faster"
+    assert found["fast"].timing is not None
+    machine.chosen(fast=50, slow=200, faster=25)
+    assert machine.raced == [], "and known from then on"
+
+
+def test_an_upgraded_plugin_is_measured_alone_again(machine):
+    machine.chosen(fast=50, other=70)
+    machine.makes["fast"] = "2"
+    found = machine.chosen(fast=80, other=70)
+    assert machine.raced == [["fast", "torch"]]
+    assert found.chosen == "other"
+
+
+def test_the_ratio_counts_and_not_the_time_of_day(machine):
+    """The machine is at half its speed when the second plugin is measured."""
+    machine.chosen(torch=100, fast=50)
+    found = machine.chosen(torch=200, fast=100, faster=80)
+    assert found.chosen == "faster"
+    assert found["faster"].timing.median_us == pytest.approx(40, rel=1e-3)
+
+
+def test_a_plugin_that_is_gone_leaves_the_choice_to_the_others(machine):
+    machine.chosen(fast=50, other=70)
+    found = machine.chosen(other=70)
+    assert machine.raced == []
+    assert found.chosen == "other"
+    assert machine.chosen().chosen == "torch"
+
+
+def test_a_kernel_that_declines_now_leaves_the_choice_to_the_others(machine):
+    machine.chosen(fast=50, other=70)
+    machine.accepts["fast"] = lambda p: no("out of order")
+    found = machine.chosen(fast=50, other=70)
+    assert machine.raced == []
+    assert (found.chosen, found["fast"].refusal) == ("other", "out of order")
+
+
+def test_a_kernel_that_declined_and_takes_it_now_is_measured(machine):
+    machine.accepts["fast"] = lambda p: no("out of order")
+    machine.chosen(fast=50, other=70)
+    del machine.accepts["fast"]
+    assert machine.chosen(fast=50, other=70).chosen == "fast"
+    assert machine.raced == [["fast", "torch"]]
+
+
+def test_a_kernel_in_quarantine_is_not_carried_over(machine):
+    machine.chosen(fast=50, other=70)
+    session = machine.process(fast=50, other=70)
+    backend, kernel = next((b, k) for b, k in session.registry.kernels("add") if b.name == "fast")
+    session.gate.quarantine.add(session.gate.suspect(backend, kernel, X.device, X.dtype), "wrong", "zeros")
+    assert session.explain("add", X, X).decision.chosen == "other"
+    assert machine.raced == []
+
+
+def test_what_chance_had_a_part_in_is_not_kept(machine):
+    def hungry(x, y, alpha, out):
+        if x.shape == X.shape:
+            raise torch.OutOfMemoryError("full")
+        return ADD(x, y, alpha, out)
+
+    session = machine.process(fast=50)
+    session.registry.add_backend(
+        fakes.backend("hungry", fakes.kernel("add", hungry)), fakes.Source("hungry", "nxcore-hungry 1.0")
+    )
+    session.op("add")(X, X)
+    assert list(session.wisdom.pages(X.device)) == []
+
+
+def test_without_a_source_nothing_is_kept(tmp_path):
+    session = Session(
+        Settings(cache=tmp_path, policy="measure"), fakes.registry(fakes.backend("fake")), fakes.QUICK
+    )
+    session.op("add")(X, X)
+    assert list(session.wisdom.pages(X.device)) == []
+
+
+def test_another_number_of_threads_is_another_environment(machine):
+    machine.chosen(fast=50)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads + 1)
+        machine.chosen(fast=50)
+    finally:
+        torch.set_num_threads(threads)
+    assert len(machine.raced) == 1
+
+
+def test_a_strict_backend_and_a_preference_measure_and_keep_nothing(machine):
+    session = machine.process(fast=50)
+    session.op("add", backend="fast")(X, X)
+    with session.use("fast"):
+        session.op("add")(X, X)
+    assert list(session.wisdom.pages(X.device)) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"decision": None},
+        {"decision": {"chosen": "nobody"}},
+        {"makes": []},
+        {"date": "today"},
+        {"late": [3]},
+        {"again": {"device_us": [], "host_us": []}},
+    ],
+    ids=str,
+)
+def test_a_page_that_makes_no_sense_is_measured_again(machine, change):
+    machine.chosen(fast=50)
+    problem = Problem.of(SPECS["add"], (X, X, 1, None))
+    store = Store(machine.folder)
+    folder = f"{wisdom.digest(wisdom.environment(X.device))}/entries"
+    document = store.read(folder, wisdom.key(problem))
+    store.write(folder, wisdom.key(problem), document | change)
+    assert machine.chosen(fast=50).chosen == "fast"
+    assert len(machine.raced) == 1
+
+
+def test_the_folder_tells_its_environment(machine):
+    machine.chosen(fast=50)
+    ((_, facts),) = Store(machine.folder).items("environments")
+    assert facts == wisdom.environment(X.device)
+
+
+def test_a_timing_keeps_its_ratio_to_the_one_beside_it():
+    then, now = Timing((100.0, 200.0), (1.0, 1.0)), Timing((50.0, 50.0, 50.0), (1.0, 1.0, 1.0))
+    paced = Timing((25.0, 25.0, 25.0), (5.0, 5.0, 5.0)).paced(then, now)
+    assert paced == Timing((50.0, 100.0), (10.0, 20.0))
+
+
+def test_verdicts_are_asked_of_the_gate_all_the_same(machine, monkeypatch):
+    machine.chosen(fast=50)
+    asked = []
+    verify = gate.Gate.verify
+    monkeypatch.setattr(
+        gate.Gate, "verify", lambda self, b, k, p: asked.append(b.label(k)) or verify(self, b, k, p)
+    )
+    machine.chosen(fast=50)
+    assert asked == ["fast"]
