@@ -33,8 +33,8 @@ from nxcore.select import Candidate, compare, settled, winners
 from nxcore.session import Session
 from nxcore.settings import Settings
 from nxcore.spec import OpSpec, Sample
-from nxcore.wisdom import AGAIN
 from nxcore.verify import Truth, leaves
+from nxcore.wisdom import AGAIN
 
 EFFORT = Effort(looks=(12, 20), warm_s=0.05, budget_s=2.0)
 SLACK = 0.97  # ceilings are measured, so a row may pass the floor by their own noise
