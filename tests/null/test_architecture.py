@@ -243,3 +243,16 @@ def test_only_render_prints():
             if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)
         }
         assert "print" not in calls, path
+
+
+def test_the_documentation_draws_the_layers_that_are_kept():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    (contract,) = settings["tool"]["importlinter"]["contracts"]
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert "```text\n" + "\n".join(contract["layers"]) + "\n```" in page
+
+
+def test_the_documentation_names_every_module():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    modules = {p.name for p in (ROOT / "nxcore").glob("*.py")} - {"__main__.py", "__init__.py"}
+    assert {name for name in modules if name not in page} == set()
