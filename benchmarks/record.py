@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import datetime as dt
-import functools
 import gc
 import itertools
 import json
@@ -29,11 +28,12 @@ from nxcore.device import describe
 from nxcore.errors import MeasurementError
 from nxcore.measure import Ceilings, Effort, ceilings, race
 from nxcore.problem import Problem
+from nxcore.rotation import rotating, rotation
 from nxcore.select import Candidate, compare, settled, winners
 from nxcore.session import Session
 from nxcore.settings import Settings
 from nxcore.spec import OpSpec, Sample
-from nxcore.verify import Truth, leaves
+from nxcore.verify import Truth
 from nxcore.wisdom import AGAIN
 
 EFFORT = Effort(looks=(12, 20), warm_s=0.05, budget_s=2.0)
@@ -110,7 +110,7 @@ def _measure(
     problem = Problem.of(spec, args)
     if problem.view:
         return
-    sets = _rotation(args, describe(device).l2)
+    sets = rotation(args, describe(device).l2)
     calls: dict[str, Callable[[], Any]] = {}
     candidates: list[Candidate] = []
     errors: dict[str, float] = {}
@@ -127,10 +127,10 @@ def _measure(
                 candidate = replace(candidate, refusal=f"wrong: {found.reason}")
             errors[candidate.label] = found.error
         if entry.call is not None and not candidate.refusal and not candidate.simulated:
-            calls[candidate.label] = _rotating(entry.call, sets)
+            calls[candidate.label] = rotating(entry.call, sets)
         candidates.append(candidate)
     del truth
-    calls[AGAIN] = _rotating(spec.reference, sets)
+    calls[AGAIN] = rotating(spec.reference, sets)
     with torch.no_grad():
         timings = _raced(calls, candidates, device)
     timed = [replace(c, timing=timings.get(c.label)) for c in candidates]
@@ -190,24 +190,6 @@ def _verdict(c: Candidate, noise: float) -> str:
     if c.ratio.high < 1 / margin:
         return "SLOW"
     return "SAME" if 1 / margin <= c.ratio.low and c.ratio.high <= margin else "AMBG"
-
-
-def _rotation(args: tuple[Any, ...], cache: int) -> list[tuple[Any, ...]]:
-    """Return as many copies of the arguments as make up five times the last-level cache; at most 200."""
-    size = sum(t.numel() * t.element_size() for t in leaves(args))
-    copies = min(max(1, -(-5 * cache // max(size, 1))), 200)
-    return [args, *(tuple(_copied(a) for a in args) for _ in range(copies - 1))]
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(_copied(v) for v in value)
-    return value.clone() if isinstance(value, torch.Tensor) else value
-
-
-def _rotating(call: Callable[..., Any], sets: list[tuple[Any, ...]]) -> Callable[[], Any]:
-    turns = itertools.cycle([functools.partial(call, *args) for args in sets])
-    return lambda: next(turns)()  # noqa: PLW0108  the next one at each call
 
 
 def _line(row: dict[str, Any]) -> str:

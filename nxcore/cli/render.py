@@ -143,6 +143,26 @@ def explain(found: dict[str, Any]) -> None:
     console.print(table)
 
 
+def tune(found: list[dict[str, Any]]) -> None:
+    """Print the tiles of each sample, the one that the kernel takes first."""
+    console = _console()
+    for entry in found:
+        if entry["reason"]:
+            console.print(f"{escape(entry['sample'])}: {escape(entry['reason'])}")
+            continue
+        columns = ("tile", "median", "of floor", "times as fast as chosen")
+        table = _table(*columns, title=entry["sample"], right=("median", "of floor"))
+        for row in entry["rows"]:
+            timed = row["device_us"] is not None
+            table.add_row(
+                escape(row["tile"]),
+                _microseconds(row["device_us"]) if timed else "",
+                f"{row['share']:.0%}" if timed else "",
+                _ratio(row["ratio"]) if timed else escape(row["reason"]),
+            )
+        console.print(table)
+
+
 def wisdom(rows: list[dict[str, Any]]) -> None:
     """Print what was measured."""
     console = _console()

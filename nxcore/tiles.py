@@ -1,0 +1,158 @@
+"""The tiles of a kernel, timed: how a plugin's author fills the table that its planner chooses from.
+
+A planner's module may have ``sweep(problem)``, which yields what its ``plan(problem, tile)`` takes. No call
+of a user ever sweeps: a tile comes from the plugin's own table, and this is what the table is made from.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import itertools
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from nxcore import measure
+from nxcore.device import describe
+from nxcore.errors import InvalidInputError, UnsupportedProblemError
+from nxcore.kernel import Backend, Kernel
+from nxcore.measure import Effort
+from nxcore.problem import Problem
+from nxcore.rotation import rotating, rotation
+from nxcore.select import Interval, interval
+from nxcore.spec import OpSpec
+from nxcore.timing import Timing
+from nxcore.verify import Truth
+
+CHOSEN = "chosen"
+EFFORT = Effort(looks=(12, 20), warm_s=0.05, budget_s=10.0)
+
+Advance = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One tile.
+
+    Attributes
+    ----------
+    tile : str
+        As its plugin writes it; ``chosen`` for what the planner takes by itself.
+    device_us : float, optional
+        The median; None where it couldn't be timed.
+    share : float, optional
+        The floor over that time.
+    ratio : tuple of float, optional
+        How many times faster than the chosen one, block by block: median, low, high.
+    reason : str
+        Why it wasn't timed: what it raised, or how it is wrong.
+    """
+
+    tile: str
+    device_us: float | None = None
+    share: float | None = None
+    ratio: tuple[float, float, float] | None = None
+    reason: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the row as plain data."""
+        return asdict(self)
+
+
+def swept(
+    spec: OpSpec,
+    backend: Backend,
+    kernel: Kernel,
+    args: tuple[Any, ...],
+    *,
+    most: int = 24,
+    effort: Effort = EFFORT,
+    advance: Advance = lambda what, done, total: None,  # noqa: ARG005
+) -> list[Row]:
+    """Race the tiles of a kernel on one call, each held to the float64 truth first.
+
+    Parameters
+    ----------
+    spec : OpSpec
+    backend : Backend
+    kernel : Kernel
+        Whose tiles.
+    args : tuple
+        The call's arguments, all positional.
+    most : int
+        How many tiles at most.
+    effort : Effort
+        How many blocks, how long.
+    advance : callable
+        ``advance(what, done, total)`` is told of every step.
+
+    Returns
+    -------
+    list of Row
+        The chosen one first, the others from the fastest on.
+
+    Raises
+    ------
+    InvalidInputError
+        If the kernel has no tiles to sweep.
+    UnsupportedProblemError
+        If it declines the call.
+    """
+    sweep = getattr(importlib.import_module(kernel.target.partition(":")[0]), "sweep", None)
+    if sweep is None or len(inspect.signature(kernel.plan).parameters) < 2:
+        raise InvalidInputError(f"{backend.label(kernel)} has no tiles for {spec.name!r}", argument="backend")
+    problem = Problem.of(spec, args)
+    if not (verdict := kernel.accepts(problem)):
+        raise UnsupportedProblemError(spec.name, backend.name, [verdict.reason])
+    truth = Truth.of(spec, args)
+    found: dict[str, Callable[..., Any]] = {}
+    rows: list[Row] = []
+    tiles = [None, *itertools.islice(sweep(problem), most)]
+    for done, tile in enumerate(tiles):
+        name = CHOSEN if tile is None else str(tile)
+        advance(name, done, 2 * len(tiles))
+        try:
+            call = kernel.plan(problem) if tile is None else _plan(kernel, problem, tile)
+            with torch.no_grad():
+                agreed = truth.judge(call(*args))
+        except Exception as error:  # noqa: BLE001  a tile may be more than the device has room for
+            rows.append(Row(name, reason=f"{type(error).__name__}: {error}"))
+            continue
+        if agreed.ok:
+            found[name] = call
+        else:
+            rows.append(Row(name, reason=f"wrong: {agreed.reason}"))
+    if CHOSEN not in found:
+        return rows
+    sets = rotation(args, describe(problem.device).l2)
+    calls = {name: rotating(call, sets) for name, call in found.items()}
+    advance("racing", len(tiles), 2 * len(tiles))
+    failures: dict[str, str] = {}
+    with torch.no_grad():
+        timings = measure.race(
+            calls,
+            problem.device,
+            effort=effort,
+            failed=lambda name, error: failures.update({name: f"{type(error).__name__}: {error}"}),
+        )
+    advance("done", 2 * len(tiles), 2 * len(tiles))
+    floor_us = measure.ceilings(problem.device).floor_us(spec.cost(*args))
+    timed = [_row(name, timing, timings[CHOSEN], floor_us) for name, timing in timings.items()]
+    rows += [Row(name, reason=why) for name, why in failures.items()]
+    return sorted(timed, key=lambda r: (r.tile != CHOSEN, r.device_us)) + rows
+
+
+def _plan(kernel: Kernel, problem: Problem, tile: Any) -> Callable[..., Any]:
+    plan: Callable[..., Callable[..., Any]] = kernel.plan
+    return plan(problem, tile)
+
+
+def _row(name: str, timing: Timing, chosen: Timing, floor_us: float) -> Row:
+    ratios: Interval = interval(
+        [theirs / mine for mine, theirs in zip(timing.device_us, chosen.device_us, strict=False)]
+    )
+    median = timing.device_median_us
+    return Row(name, median, floor_us / median, (ratios.median, ratios.low, ratios.high))
