@@ -267,7 +267,9 @@ def _plain(value: Any) -> Any:
         }
     if isinstance(value, tuple):
         return [_plain(v) for v in value]
-    return value.__name__ if isinstance(value, type) else value
+    if isinstance(value, type):
+        return value.__name__
+    return value if isinstance(value, int | float | str | None) else str(value)  # such as a memory format
 
 
 def _brief(value: Any) -> str:

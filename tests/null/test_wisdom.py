@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 
 import pytest
 import torch
@@ -241,3 +242,12 @@ def test_verdicts_are_asked_of_the_gate_all_the_same(machine, monkeypatch):
     )
     machine.chosen(fast=50)
     assert asked == ["fast"]
+
+
+@pytest.mark.parametrize("op", sorted(SPECS))
+def test_every_problem_can_be_filed(op, tmp_path):
+    """Whatever an operator's parameters are, such as a memory format: a file holds plain data."""
+    for sample in SPECS[op].samples:
+        if not sample.tags & {"bench", "huge"}:
+            problem = Problem.of(SPECS[op], sample.build(SPECS[op], "cpu", torch.float32))
+            assert json.loads(json.dumps(wisdom.key(problem))) == wisdom.key(problem)
