@@ -1,8 +1,9 @@
 """Our own kernels, broken in five ways: the conformance kit refuses every one of them.
 
 One operator a mutation in every run of the tests; the others, mutations of a kind and file that has one
-already, and Numba's for the CPU where NXCORE_TEST_MUTATIONS=all (`make mutations`): minutes more. JAX and inductor have no kernel to
-break, only calls of XLA's and torch's own operators; CuPy launches the sources of ``cuda``.
+already, and Numba's for the CPU where NXCORE_TEST_MUTATIONS=all (`make mutations`): minutes more. JAX and
+inductor have no kernel to break, only calls of XLA's and torch's own operators; CuPy launches the sources of
+``cuda``.
 """
 
 from __future__ import annotations
