@@ -27,7 +27,7 @@ demo: $(VENV)/.demo
 	$(BIN)/nxcore demo
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -p no:benchmark -n $(WORKERS)
+	$(BIN)/python -m pytest -p no:benchmark -n $(WORKERS) --dist worksteal
 
 mutations: $(VENV)/.test
 	NXCORE_TEST_MUTATIONS=all $(BIN)/python -m pytest -p no:benchmark -n $(WORKERS) tests/hostile/test_mutations.py

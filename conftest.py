@@ -51,9 +51,8 @@ def _takes_long(rule: Any, cell: Any, *, whole: bool) -> bool:
 
     inductor compiles for seconds: the smoke samples on CUDA, and on the CPU one an operator. What it compiles
     is the reference, so this asks whether the compiler is right, not whether the kernel is. JAX compiles for
-    a tenth of a second: every sample in float32, and the smoke samples in other types, since each of its
-    kernels is the same code between a cast on entry and a cast at the end. Triton's interpreter and Numba's
-    simulator take a tenth of a second and more for each: the smoke samples in float16; a device gets all.
+    a tenth of a second, and takes part on request: the smoke samples. Triton's interpreter and Numba's
+    simulator take a tenth of a second and more for each: the smoke samples in 16 bits; a device gets all.
     A report of the whole has all of this, but for inductor, which is held to its smoke samples.
     """
     from nxcore.testing.rules import OF_A_TYPE
@@ -66,9 +65,6 @@ def _takes_long(rule: Any, cell: Any, *, whole: bool) -> bool:
     if cell.backend.name == "inductor":
         return not telling
     interpreted = cell.backend.name == "triton" or (cell.backend.name == "numba" and cell.kernel.variant)
-    slow = (
-        cell.dtype is not torch.float32
-        if cell.backend.name == "jax"
-        else interpreted and not CUDA and cell.dtype is torch.float16
-    )
-    return bool(slow) and not telling and not whole
+    if cell.backend.name == "jax":
+        return not telling and not whole
+    return bool(interpreted) and not CUDA and cell.dtype is not torch.float32 and not telling and not whole
