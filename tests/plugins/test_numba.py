@@ -380,3 +380,16 @@ def test_no_module_is_mistaken_for_numba_cuda() -> None:
     from nxcore_numba import KERNELS
 
     assert not [k.target for k in KERNELS if "numba.cuda" in k.target]
+
+
+def test_a_second_plan_reads_nothing_from_disk(monkeypatch):
+    """To load a kernel again takes longer than most calls."""
+    from nxcore_numba import reduce
+
+    planned("sum", torch.randn(7, 5), 0)
+    read = []
+    for kernel in (reduce.serial, reduce.parallel):
+        monkeypatch.setattr(kernel._cache, "_load_overload", lambda *args: read.append(args))
+    call, args = planned("sum", torch.randn(9, 5), 0)
+    assert read == []
+    torch.testing.assert_close(call(*args), args[0].sum(0))

@@ -42,10 +42,12 @@ def jit(function=None, **options):
 
 
 def _ready(kernel, signature):
-    """Have ``kernel`` compiled for ``signature``: from disk where it lies there.
+    """Have ``kernel`` compiled for ``signature``: by an earlier plan, or from disk where it lies there.
 
     Numba's own way there first imports all that compiling may need: half a second of a process's start.
     """
+    if signature.args in kernel.overloads:
+        return
     if RELEASE == LOADED:
         rtsys.initialize(kernel.targetctx)
         with contextlib.suppress(AttributeError, OSError):  # such as no folder for the cache
