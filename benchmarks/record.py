@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from rich.progress import track
 
+from nxcore.choice import AGAIN
 from nxcore.device import describe
 from nxcore.errors import MeasurementError
 from nxcore.measure import Ceilings, Effort, ceilings, race
@@ -34,7 +35,6 @@ from nxcore.session import Session
 from nxcore.settings import Settings
 from nxcore.spec import OpSpec, Sample
 from nxcore.verify import Truth
-from nxcore.wisdom import AGAIN
 
 EFFORT = Effort(looks=(12, 20), warm_s=0.05, budget_s=2.0)
 SLACK = 0.97  # ceilings are measured, so a row may pass the floor by their own noise

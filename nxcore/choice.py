@@ -16,6 +16,9 @@ from nxcore.select import Candidate, Decision, winners
 from nxcore.timing import Timing
 from nxcore.verify import leaves
 
+AGAIN = "torch again"
+"""The reference's second entry in every race: the A/A row."""
+
 ON_REQUEST = "only on request"
 PASSING = ("raised", "out of memory", "not measured")
 """How the refusals begin that another process need not meet."""

@@ -46,6 +46,7 @@ class Device:
         return asdict(self)
 
 
+@functools.cache
 def _cpu_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -55,6 +56,7 @@ def _cpu_name() -> str:
     return next(names, platform.machine())
 
 
+@functools.cache
 def _cpu_cache() -> int:
     try:
         text = Path("/sys/devices/system/cpu/cpu0/cache/index3/size").read_text(encoding="utf-8").strip()
@@ -63,6 +65,7 @@ def _cpu_cache() -> int:
     return int(text[:-1]) * {"K": 1 << 10, "M": 1 << 20}.get(text[-1], 1) if text[:-1].isdigit() else 0
 
 
+@functools.cache
 def _memory() -> int:
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -128,7 +128,7 @@ class Lock:
 
     @classmethod
     def read(cls, path: Path) -> Lock:
-        """Read what ``to_dict`` was written to.
+        """Read what ``locked`` returned and ``write`` wrote.
 
         Raises
         ------

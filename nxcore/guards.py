@@ -112,7 +112,7 @@ def preferring(order: Preference, operator: Operator) -> Callable[..., Any]:
     return run
 
 
-def first(call: Callable[..., Any], count: int) -> Callable[..., Any]:
+def of_the_first(call: Callable[..., Any], count: int) -> Callable[..., Any]:
     """Give ``call`` the first ``count`` arguments."""
 
     def run(*args: Any) -> Any:

@@ -60,9 +60,15 @@ def versions(distribution: str) -> dict[str, str]:
 def sources(distribution: str, module: str) -> dict[str, str]:
     """Return package -> hash of its source: the core, the kernel's own, the plugins that it builds on."""
     needed = versions(distribution)
-    plugins = (e.value for e in entry_points(group="nxcore") if e.dist and e.dist.name in needed)
+    plugins = (module for name, module in _plugins() if name in needed)
     packages = {name.partition(".")[0] for name in ("nxcore", module, *plugins)}
     return {name: source(name) for name in sorted(packages)}
+
+
+@functools.cache
+def _plugins() -> tuple[tuple[str, str], ...]:
+    """Return the distribution and the module of every plugin that is installed."""
+    return tuple((e.dist.name, e.value) for e in entry_points(group="nxcore") if e.dist)
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from nxcore.choice import Choice, Entry, carry_out, check_result, leaves_of, timed
+from nxcore.choice import AGAIN, Choice, Entry, carry_out, check_result, leaves_of, timed
 from nxcore.dispatch import KernelWarning
 from nxcore.gate import brief
 from nxcore.guards import guarded
@@ -21,7 +21,6 @@ from nxcore.problem import Problem
 from nxcore.recall import Recall
 from nxcore.select import Decision, decide, settled
 from nxcore.timing import Timing
-from nxcore.wisdom import AGAIN
 
 Decided = Callable[[Choice], None]
 

@@ -31,7 +31,7 @@ from nxcore.errors import DeviceLostError, UnsupportedProblemError
 from nxcore.exchange import Lock
 from nxcore.explanation import Explanation
 from nxcore.gate import Gate, brief, lost
-from nxcore.guards import capturing, enough, first, guarded, preferring, torch_alone
+from nxcore.guards import capturing, enough, guarded, of_the_first, preferring, torch_alone
 from nxcore.learn import Learner
 from nxcore.measure import IN_CALL, Effort
 from nxcore.problem import Problem
@@ -214,7 +214,10 @@ class Session:
             raise self._lose(
                 DeviceLostError(reason, op=problem.op, kernel=label, sure=False, before=before)
             ) from error
-        if choice.native or operator.backend or problem.writes:
+        torchs = (
+            choice.native or choice.decision.rule == "exploring"
+        )  # which deals with the candidates itself
+        if torchs or operator.backend or problem.writes:
             raise error
         passing = isinstance(error, torch.OutOfMemoryError)  # the next call may find room again
         if key is not None and (now := operator.plans.get(key)) not in (None, plan):
@@ -223,7 +226,7 @@ class Session:
         while True:
             text = f"{choice.decision.chosen} was chosen before and raised {brief(why)}"
             choice = self.tuner.after(choice, inner, text)
-            call = self._joined(operator, problem, args, served, inner, inner_args, choice)
+            call = self._joined(operator, problem, args, choice)
             try:
                 result = call(*args)
                 break
@@ -279,26 +282,20 @@ class Session:
             raise copy.copy(self._lost)
         served, inner, inner_args = self._served(operator, problem, args)
         choice = self._choose(served, inner, inner_args)
-        call = self._joined(operator, problem, args, served, inner, inner_args, choice)
+        call = self._joined(operator, problem, args, choice)
         return Plan(call, choice.decision.chosen, keep=not capturing(problem))
 
     def _joined(
-        self,
-        operator: Operator,
-        problem: Problem,
-        args: tuple[Any, ...],
-        served: Operator,
-        inner: Problem,
-        inner_args: tuple[Any, ...],
-        choice: Choice,
+        self, operator: Operator, problem: Problem, args: tuple[Any, ...], choice: Choice
     ) -> Callable[..., Any]:
         """Return the chosen call behind its guards, joined with its backward operator where one is needed."""
+        served, inner, inner_args = self._served(operator, problem, args)
         call, gradient = guarded(choice, inner), operator.spec.gradient
         if served is not operator and choice.native:
             return operator.spec.reference  # whose own autograd keeps what it needs
         if not (problem.needs_grad and gradient and gradient.covers(*args)):
             return call
-        call = call if served is operator else first(call, len(inner_args))
+        call = call if served is operator else of_the_first(call, len(inner_args))
         return self._differentiable(operator, problem, choice, call)
 
     def _served(

@@ -11,6 +11,7 @@ import torch
 
 from nxcore import measure
 from nxcore.choice import (
+    AGAIN,
     Choice,
     Entry,
     carry_out,
@@ -29,7 +30,6 @@ from nxcore.problem import Problem
 from nxcore.registry import Registry
 from nxcore.select import Candidate, Decision, decide, prefer, settled
 from nxcore.timing import Timing
-from nxcore.wisdom import AGAIN
 
 
 class Tuner:

@@ -74,7 +74,8 @@ class Truth:
     Attributes
     ----------
     exact : tuple of Tensor
-        The reference in float64 on the rounded inputs, flattened, None outputs left out.
+        The reference in float64 on the rounded inputs, flattened, None outputs left out; of an operator that
+        never rounds, in the call's own dtype.
     torch : tuple of Tensor
         The reference in the call's own dtype: its layout is the layout, its error the yardstick.
     scale : tuple of Tensor

@@ -22,9 +22,6 @@ from nxcore.select import Candidate, Decision
 from nxcore.store import Document, Store
 from nxcore.timing import Timing
 
-AGAIN = "torch again"
-"""The reference's second entry in every race: the A/A row."""
-
 
 @dataclass(frozen=True, slots=True)
 class Page:

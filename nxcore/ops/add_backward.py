@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nxcore.errors import InvalidInputError
-from nxcore.plugin import Cost, ErrorCase, OpSpec, Param, Sample, rand
+from nxcore.plugin import Cost, ErrorCase, OpSpec, Param, Sample, rand, summed_dims
 from nxcore.require import require_flags, require_size, require_tensor
 from nxcore.spec import DEGENERATE
 
@@ -64,12 +64,6 @@ def _undo(grad: Tensor, size: tuple[int, ...]) -> Tensor:
     """Sum over what was broadcast; ``grad`` itself where nothing was."""
     dims = summed_dims(tuple(grad.shape), size)
     return torch.sum(grad, dims, keepdim=True).view(size) if dims else grad.view(size)
-
-
-def summed_dims(shape: tuple[int, ...], size: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the axes of ``shape`` that broadcasting from ``size`` made or stretched."""
-    lead = len(shape) - len(size)
-    return tuple(i for i, n in enumerate(shape) if i < lead or (size[i - lead] == 1 and n != 1))
 
 
 def check(grad: Any, x_size: Any, y_size: Any, alpha: Any, output_mask: Any) -> None:

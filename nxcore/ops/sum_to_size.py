@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from nxcore.errors import InvalidInputError
-from nxcore.ops.add_backward import summed_dims
-from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, rand
+from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, rand, summed_dims
 from nxcore.require import require_size, require_tensor
 from nxcore.spec import DEGENERATE
 

@@ -61,6 +61,20 @@ class Counter:
         return self.call(*args)
 
 
+class Moody:
+    """An addition that works until it is told not to."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self.calls = 0
+
+    def __call__(self, *args: Any) -> Any:
+        self.calls += 1
+        if self.error:
+            raise self.error
+        return SPECS["add"].reference(*args)
+
+
 @dataclass(frozen=True)
 class FakeKernel(Kernel):
     """A kernel whose planner is given, not imported."""

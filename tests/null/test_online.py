@@ -30,13 +30,15 @@ class Kernel:
 
     def __init__(self, name, runs, clock, us):
         self.name, self.runs, self.clock, self.us = name, runs, clock, us
-        self.error = None
+        self.error, self.errors = None, []
 
     def __call__(self, *args):
         if args[0].is_meta:  # asked for the result's layout
             return ADD(*args)
         self.clock.now += round(self.us * 1e3)
         self.runs.append(self.name)
+        if self.errors:
+            raise self.errors.pop()
         if self.error:
             raise self.error
         return ADD(*args)
@@ -306,3 +308,20 @@ def test_the_last_round_ends_it_whatever_the_verdict():
     assert found() == 1
     assert len(ends) == 1
     assert len(ends[0]["even"].device_us) == LOOKS[-1]
+
+
+def test_what_torch_itself_raises_between_turns_is_nobodys_strike():
+    session, kernels, _ = learning(torch=100, fast=50)
+    ready(session, X, X)
+    kernels["torch"].errors.append(RuntimeError("torch can't"))
+
+    def turns():
+        for _ in range(12):
+            session.op("add")(X, X)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RuntimeError, match="torch can't"):
+            turns()
+        turns()  # and goes on
+    assert session.gate.quarantine._strikes == {}

@@ -101,21 +101,8 @@ def test_out_that_needs_a_gradient_is_refused(warm):
         op(X.clone().requires_grad_(), X, out=torch.empty(3, 4))
 
 
-class Moody:
-    """A kernel that works until it is told not to."""
-
-    def __init__(self):
-        self.error, self.calls = None, 0
-
-    def __call__(self, *args):
-        self.calls += 1
-        if self.error:
-            raise self.error
-        return ADD(*args)
-
-
 def test_a_kernel_that_fails_later_is_replaced_with_one_warning():
-    moody = Moody()
+    moody = fakes.Moody()
     session, use = preferring(fakes.kernel("add", moody))
     op = session.op("add")
     with use:
@@ -138,7 +125,7 @@ def test_a_kernel_that_fails_later_is_replaced_with_one_warning():
     "error", [KeyError("k"), TypeError("t"), AttributeError("a")], ids=lambda e: type(e).__name__
 )
 def test_an_error_of_a_kernel_is_not_taken_for_a_miss(error):
-    moody = Moody()
+    moody = fakes.Moody()
     session, use = preferring(fakes.kernel("add", moody))
     op = session.op("add")
     with use:
@@ -150,7 +137,7 @@ def test_an_error_of_a_kernel_is_not_taken_for_a_miss(error):
 
 
 def test_a_kernel_that_fails_at_its_first_real_call_is_replaced():
-    class Late(Moody):
+    class Late(fakes.Moody):
         def __call__(self, *args):
             if args[0].numel() == 12 and torch.equal(args[0], X) and self.armed:
                 raise RuntimeError("too late")
@@ -167,7 +154,7 @@ def test_a_kernel_that_fails_at_its_first_real_call_is_replaced():
 
 
 def test_where_one_backend_was_asked_for_its_error_is_raised():
-    moody = Moody()
+    moody = fakes.Moody()
     op = fakes.session(fakes.backend("fake", fakes.kernel("add", moody))).op("add", backend="fake")
     op(X, X)
     moody.error = RuntimeError("lost my nerve")
@@ -177,7 +164,7 @@ def test_where_one_backend_was_asked_for_its_error_is_raised():
 
 
 def test_a_call_that_writes_into_out_is_never_tried_twice():
-    moody = Moody()
+    moody = fakes.Moody()
     session, use = preferring(fakes.kernel("add", moody))
     op, out = session.op("add"), torch.zeros(3, 4)
     with use:
@@ -190,7 +177,7 @@ def test_a_call_that_writes_into_out_is_never_tried_twice():
 
 
 def test_where_a_kernel_runs_out_of_memory_torch_serves_that_call_alone():
-    moody = Moody()
+    moody = fakes.Moody()
     session, use = preferring(fakes.kernel("add", moody))
     op = session.op("add")
     with use:
@@ -205,7 +192,7 @@ def test_where_a_kernel_runs_out_of_memory_torch_serves_that_call_alone():
 
 
 def test_where_torch_fails_too_its_error_is_raised_and_nobody_is_blamed(monkeypatch):
-    moody = Moody()
+    moody = fakes.Moody()
     specs = [replace(fakes.SPECS["add"], reference=lambda *args: native(*args))]
     native = ADD
     session = fakes.session(fakes.backend("fake", fakes.kernel("add", moody)), specs=specs)

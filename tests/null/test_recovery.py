@@ -25,22 +25,9 @@ X = torch.arange(12.0).view(3, 4)
 ROOT = Path(__file__).parents[2]
 
 
-class Failing:
-    """Right until it is told to fail."""
-
-    def __init__(self):
-        self.error, self.calls = None, 0
-
-    def __call__(self, *args):
-        self.calls += 1
-        if self.error:
-            raise self.error
-        return ADD(*args)
-
-
 def racing(monkeypatch, **times):
     """Return a session in which each backend takes so many microseconds for an add, and its kernels."""
-    clock, kernels = fakes.Clock(), {name: Failing() for name in times if name != "torch"}
+    clock, kernels = fakes.Clock(), {name: fakes.Moody() for name in times if name != "torch"}
     found = fakes.scripted(clock, monkeypatch, "add", {"torch": times["torch"]})
     for name, kernel in kernels.items():
         found.registry.add_backend(
@@ -117,7 +104,7 @@ def test_two_hundred_calls_of_eight_threads_get_right_answers_and_one_warning(mo
 def test_one_candidate_that_fails_while_it_is_measured_leaves_the_race_to_the_others(monkeypatch):
     smoke = len(SPECS["add"].tagged("smoke"))
 
-    class Tired(Failing):
+    class Tired(fakes.Moody):
         def __call__(self, *args):
             if self.calls > smoke + 3:
                 self.error = self.fault

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from nxcore import gate, identity, measure, wisdom
+from nxcore.choice import AGAIN
 from nxcore.kernel import no
 from nxcore.problem import Problem
 from nxcore.session import Session
@@ -31,7 +32,7 @@ class Machine:
         race = functools.partial(measure.race, clock=self.clock)
 
         def noted(calls, *args, **how):
-            self.raced.append(sorted(set(calls) - {wisdom.AGAIN}))
+            self.raced.append(sorted(set(calls) - {AGAIN}))
             return race(calls, *args, **how)
 
         monkeypatch.setattr(measure, "race", noted)

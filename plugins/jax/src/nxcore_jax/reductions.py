@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from nxcore.plugin import Problem, TensorMeta
-
-
-def summed_axes(shape: tuple[int, ...], size: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the axes of ``shape`` that broadcasting from ``size`` made or stretched."""
-    lead = len(shape) - len(size)
-    return tuple(i for i, n in enumerate(shape) if i < lead or (size[i - lead] == 1 and n != 1))
+from nxcore.plugin import Problem, TensorMeta, summed_dims
 
 
 def summed_gradients(problem: Problem) -> tuple[TensorMeta | None, ...]:
     """Return those gradients of an ``add_backward`` that are sums; the others are views of ``grad``."""
     shape, sizes = problem["grad"].shape, (problem["x_size"], problem["y_size"])
     gradients = zip(problem.outputs, sizes, strict=True)
-    return tuple(out if out is not None and summed_axes(shape, size) else None for out, size in gradients)
+    return tuple(out if out is not None and summed_dims(shape, size) else None for out, size in gradients)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from nxcore.plugin import Problem
+from nxcore.plugin import Problem, summed_dims
 from nxcore_jax.bridge import Bridged, wide
-from nxcore_jax.reductions import summed_axes
 
 
 def summed(x: jax.Array, size: tuple[int, ...]) -> jax.Array:
     """Return ``x`` summed to ``size``, in float32."""
-    return jnp.sum(wide(x), axis=summed_axes(x.shape, size), keepdims=True).reshape(size)
+    return jnp.sum(wide(x), axis=summed_dims(x.shape, size), keepdims=True).reshape(size)
 
 
 def plan(problem: Problem) -> Bridged:
