@@ -214,9 +214,8 @@ class Session:
             raise self._lose(
                 DeviceLostError(reason, op=problem.op, kernel=label, sure=False, before=before)
             ) from error
-        torchs = (
-            choice.native or choice.decision.rule == "exploring"
-        )  # which deals with the candidates itself
+        # While calls take turns, a candidate's failure is dealt with there: what comes here is torch's own.
+        torchs = choice.native or choice.decision.rule == "exploring"
         if torchs or operator.backend or problem.writes:
             raise error
         passing = isinstance(error, torch.OutOfMemoryError)  # the next call may find room again
