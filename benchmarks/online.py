@@ -51,7 +51,7 @@ def main() -> None:
                 for _ in range(TURN):
                     operator(*args)
                 spent[which] += time.perf_counter() - started
-        for thread in learning.learner.threads:
+        for thread in learning.chooser.learner.threads:
             thread.join()
         learnt = learning.explain(op, *args).decision
         cost = spent["online"] / spent["settled"] - 1

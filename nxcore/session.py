@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import os
 import threading
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +15,7 @@ import torch
 from nxcore import discovery
 from nxcore.autograd import Differentiable
 from nxcore.choice import Choice
+from nxcore.chooser import Chooser
 from nxcore.dispatch import (
     PREFERENCE,
     KernelWarning,
@@ -28,11 +26,9 @@ from nxcore.dispatch import (
     tensors_of,
 )
 from nxcore.errors import DeviceLostError, UnsupportedProblemError
-from nxcore.exchange import Lock
 from nxcore.explanation import Explanation
 from nxcore.gate import Gate, brief, lost
-from nxcore.guards import capturing, enough, guarded, of_the_first, preferring, torch_alone
-from nxcore.learn import Learner
+from nxcore.guards import capturing, guarded, of_the_first, preferring
 from nxcore.measure import IN_CALL, Effort
 from nxcore.problem import Problem
 from nxcore.recall import Recall
@@ -42,9 +38,6 @@ from nxcore.settings import Settings, require_policy
 from nxcore.store import Store
 from nxcore.tune import Tuner
 from nxcore.wisdom import Wisdom
-from nxcore.wisdom import key as filed
-
-DECISIONS = 4096
 
 
 class Session:
@@ -70,14 +63,9 @@ class Session:
         store = Store(self.settings.cache)
         self.gate, self.wisdom = Gate(self.registry, store), Wisdom(store)
         self.tuner = Tuner(self.registry, self.gate, effort)
-        self.recall = Recall(self.tuner, self.wisdom)
-        self.learner = Learner(self.recall)
-        self.lock = Lock.read(self.settings.lock) if self.settings.lock else Lock({})
+        self.chooser = Chooser(self.settings, Recall(self.tuner, self.wisdom), self._forget)
         self._lost: DeviceLostError | None = None
         self._operators: dict[tuple[str, str | None], Operator] = {}
-        self._decisions: OrderedDict[tuple[Problem, str | None, tuple[str, ...], bool], Choice] = (
-            OrderedDict()
-        )
         self._lock = threading.RLock()
 
     def op(self, name: str, *, backend: str | None = None) -> Operator:
@@ -153,47 +141,14 @@ class Session:
         return Problem.of(operator.spec, args, needs_grad=needs_grad, aliased=aliased)
 
     def _choose(self, operator: Operator, problem: Problem, args: tuple[Any, ...]) -> Choice:
-        key = self._key(operator, problem)
-        with self._lock:  # threads that meet the same new problem measure it once
-            if key in self._decisions and enough(self._decisions[key], self._policy()):
-                self._decisions.move_to_end(key)
-                return self._decisions[key]
-            if reason := torch_alone(problem):
-                return self.tuner.stay(problem, operator.backend, reason)
-            try:
-                choice = self._decide(operator, problem, args)
-            except DeviceLostError as error:
-                self._lose(error)
-                raise
-            self._decisions[key] = choice
-            if len(self._decisions) > DECISIONS:
-                self._decisions.popitem(last=False)
-            return choice
+        try:
+            return self.chooser.choose(problem, args, operator.backend)
+        except DeviceLostError as error:
+            self._lose(error)
+            raise
 
-    def _decide(self, operator: Operator, problem: Problem, args: tuple[Any, ...]) -> Choice:
-        """Choose for a problem that is new to this process."""
-        order, policy = PREFERENCE.get().backends, self._policy()
-        if operator.backend is not None or order:
-            return self.tuner.choose(problem, args, backend=operator.backend, order=order)
-        if label := self.lock.label(filed(problem)):
-            return self.recall.locked(problem, args, label, strict=self.settings.strict)
-        if policy == "frozen" and self.settings.strict:
-            raise UnsupportedProblemError(problem.op, "frozen", [f"the lock says nothing of {problem}"])
-        if policy != "frozen" and (known := self.recall.recall(problem, args)):
-            return known
-        if policy in ("estimate", "frozen"):
-            stayed = self.tuner.stay(problem, None, f"nothing is known of it, and the policy is {policy!r}")
-            return replace(stayed, decision=replace(stayed.decision, rule="prior"))
-        if policy == "online" and self.learner.takes(problem):
-            return self.learner.start(problem, functools.partial(self._decided, operator, problem))
-        choice = self.tuner.choose(problem, args)
-        self.recall.keep(problem, choice.decision, choice.again)
-        return choice
-
-    def _decided(self, operator: Operator, problem: Problem, choice: Choice) -> None:
-        """Let what was learnt from the calls serve those to come."""
-        with self._lock:
-            self._decisions[self._key(operator, problem)] = choice
+    def _forget(self) -> None:
+        """Drop all plans: a choice that they were made of is another now."""
         for found in self._operators.values():  # a gradient's forward runs inside another operator's plans
             found.clear()
 
@@ -209,7 +164,7 @@ class Session:
         served, inner, inner_args = self._served(operator, problem, args)
         failed = choice = self._choose(served, inner, inner_args)
         if reason := lost(problem.device):
-            before = sorted({c.decision.chosen for c in self._decisions.values() if not c.native})
+            before = sorted({c.decision.chosen for c in self.chooser.choices.values() if not c.native})
             label = choice.decision.chosen
             raise self._lose(
                 DeviceLostError(reason, op=problem.op, kernel=label, sure=False, before=before)
@@ -236,7 +191,7 @@ class Session:
         with self._lock:
             first = key is None or operator.plans.get(key) in (None, plan)
             if first and not passing and not capturing(problem):
-                self._decisions[self._key(served, inner)] = choice
+                self.chooser.keep(inner, served.backend, choice)
                 if key is not None:
                     operator.plans[key] = call
                 self._strike(failed, inner, error)
@@ -255,25 +210,14 @@ class Session:
         self.tuner.failed(choice.backend, choice.kernel, problem, error)
         if not self.gate.refusal(choice.backend, choice.kernel, problem):
             return
-        for key in [k for k, c in self._decisions.items() if c.kernel is choice.kernel]:
-            del self._decisions[key]
-        for operator in self._operators.values():
-            operator.clear()
+        self.chooser.forget(choice.kernel)
+        self._forget()
 
     def _lose(self, error: DeviceLostError) -> DeviceLostError:
         """Remember that CUDA is gone: every call on it ends with this error from now on."""
         self._lost = error
-        for operator in self._operators.values():
-            operator.clear()
+        self._forget()
         return error
-
-    def _key(self, operator: Operator, problem: Problem) -> tuple[Any, ...]:
-        frozen = self._policy() == "frozen"
-        around = PREFERENCE.get().backends, frozen, torch.are_deterministic_algorithms_enabled()
-        return (problem, operator.backend, *around)
-
-    def _policy(self) -> str:
-        return PREFERENCE.get().policy or self.settings.policy
 
     def _resolve(self, operator: Operator, args: tuple[Any, ...]) -> Plan:
         problem = self._problem(operator, args)
@@ -363,6 +307,7 @@ def _after_fork() -> None:
     _default_lock = threading.RLock()
     if _default is not None:
         _default._lock = threading.RLock()  # noqa: SLF001  the same module's
+        _default.chooser.after_fork()
 
 
 if hasattr(os, "register_at_fork"):

@@ -159,7 +159,7 @@ def test_a_lock_that_makes_no_sense_is_refused(tmp_path):
 def test_estimate_measures_nothing_and_measure_does_later(tmp_path, monkeypatch):
     session = measured(None, (3, 4), policy="estimate")
     with session.policy("estimate"):
-        assert session._decisions[next(iter(session._decisions))].decision.rule == "prior"
+        assert next(iter(session.chooser.choices.values())).decision.rule == "prior"
     assert session.explain("add", X, X).decision.rule in ("measured", "reference")
 
 

@@ -57,14 +57,14 @@ def learning(folder=None, **us):
     session = Session(
         Settings(cache=folder, policy="online"), fakes.registry(*backends, specs=specs), fakes.QUICK
     )
-    session.learner = Learner(session.recall, clock)
+    session.chooser.learner = Learner(session.chooser.recall, clock)
     return session, kernels | {"torch": spec.reference}, runs
 
 
 def ready(session, *args):
     """Call once, so that the background begins, and wait for it."""
     result = session.op("add")(*args)
-    for thread in session.learner.threads:
+    for thread in session.chooser.learner.threads:
         thread.join(30)
     return result
 
@@ -187,7 +187,7 @@ def test_what_was_learnt_is_known_to_the_next_process(tmp_path, monkeypatch):
 
 def test_explaining_decides_now(monkeypatch):
     session, _, runs = learning(torch=100, fast=50)
-    monkeypatch.setattr(measure, "race", functools.partial(measure.race, clock=session.learner.clock))
+    monkeypatch.setattr(measure, "race", functools.partial(measure.race, clock=session.chooser.learner.clock))
     ready(session, X, X)
     assert session.explain("add", X, X).decision.rule == "measured"
     runs.clear()
@@ -207,13 +207,13 @@ def test_here_nothing_is_explored(how):
             session.op("add")(x, x)
     finally:
         torch.use_deterministic_algorithms(False)
-    assert session.learner.threads == []
+    assert session.chooser.learner.threads == []
 
 
 def test_where_no_kernel_takes_the_call_nothing_is_explored():
     session, _, runs = learning(torch=100)
     session.op("add")(X, X)
-    assert session.learner.threads == []
+    assert session.chooser.learner.threads == []
     assert runs == ["torch"]
 
 

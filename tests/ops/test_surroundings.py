@@ -88,7 +88,7 @@ def test_a_preference_holds_for_the_backward_pass_too() -> None:
     with session.use("numba"):
         out = session.op("add")(x, y)
     out.sum().backward()
-    rules = {k[0].op: c.decision.rule for k, c in session._decisions.items()}
+    rules = {k[0].op: c.decision.rule for k, c in session.chooser.choices.items()}
     assert rules == {"add": "preferred", "add_backward": "preferred"}
 
 

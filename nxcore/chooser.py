@@ -1,0 +1,136 @@
+"""Chooser: the ladder from a problem to a choice, walked once a problem and remembered."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from nxcore.choice import Choice
+from nxcore.dispatch import PREFERENCE
+from nxcore.errors import UnsupportedProblemError
+from nxcore.exchange import Lock
+from nxcore.guards import enough, torch_alone
+from nxcore.kernel import Kernel
+from nxcore.learn import Learner
+from nxcore.problem import Problem
+from nxcore.recall import Recall
+from nxcore.settings import Settings
+from nxcore.wisdom import key as filed
+
+DECISIONS = 4096
+"""Choices remembered in a process, the least recently used ones forgotten."""
+
+Key = tuple[Any, ...]
+
+
+class Chooser:
+    """Says who serves a problem: pinned, preferred, locked, known, learnt, measured, or torch.
+
+    Parameters
+    ----------
+    settings : Settings
+        Policy, lock, strictness.
+    recall : Recall
+        What is known; its tuner measures what isn't.
+    changed : callable
+        Called where a choice that serves already was made anew: plans made of it must go.
+    """
+
+    def __init__(self, settings: Settings, recall: Recall, changed: Callable[[], None]) -> None:
+        self.settings, self.recall, self.tuner = settings, recall, recall.tuner
+        self.learner = Learner(recall)
+        self.lock = Lock.read(settings.lock) if settings.lock else Lock({})
+        self.choices: OrderedDict[Key, Choice] = OrderedDict()
+        self._changed = changed
+        self._threads = threading.RLock()
+
+    @property
+    def policy(self) -> str:
+        """The policy in force around the call."""
+        return PREFERENCE.get().policy or self.settings.policy
+
+    def choose(self, problem: Problem, args: tuple[Any, ...], backend: str | None = None) -> Choice:
+        """Return who serves ``problem`` here and now.
+
+        Parameters
+        ----------
+        problem : Problem
+            The call minus its data.
+        args : tuple
+            The call's arguments, all positional, already checked.
+        backend : str, optional
+            Strict: this backend or an error.
+
+        Raises
+        ------
+        UnknownBackendError, BackendUnavailableError, UnsupportedProblemError
+            If ``backend``, or what a lock names under ``NXCORE_STRICT``, can't serve the call.
+        DeviceLostError
+            If a kernel ended the CUDA context.
+        """
+        key = self._key(problem, backend)
+        with self._threads:  # threads that meet the same new problem measure it once
+            if key in self.choices and enough(self.choices[key], self.policy):
+                self.choices.move_to_end(key)
+                return self.choices[key]
+            if reason := torch_alone(problem):
+                return self.tuner.stay(problem, backend, reason)
+            choice = self.choices[key] = self._decide(problem, args, backend)
+            if len(self.choices) > DECISIONS:
+                self.choices.popitem(last=False)
+            return choice
+
+    def keep(self, problem: Problem, backend: str | None, choice: Choice) -> None:
+        """Let ``choice`` serve ``problem`` from now on."""
+        with self._threads:
+            self.choices[self._key(problem, backend)] = choice
+
+    def forget(self, kernel: Kernel) -> None:
+        """Drop every choice that fell on ``kernel``."""
+        with self._threads:
+            for key in [k for k, c in self.choices.items() if c.kernel is kernel]:
+                del self.choices[key]
+
+    def after_fork(self) -> None:
+        """Take locks of its own in a forked child: another thread may have held them at the fork."""
+        self._threads = threading.RLock()
+
+    def _key(self, problem: Problem, backend: str | None) -> Key:
+        frozen = self.policy == "frozen"
+        return (
+            problem,
+            backend,
+            PREFERENCE.get().backends,
+            frozen,
+            torch.are_deterministic_algorithms_enabled(),
+        )
+
+    def _decide(self, problem: Problem, args: tuple[Any, ...], backend: str | None) -> Choice:
+        """Choose for a problem that is new to this process."""
+        order, policy = PREFERENCE.get().backends, self.policy
+        if backend is not None or order:
+            return self.tuner.choose(problem, args, backend=backend, order=order)
+        if label := self.lock.label(filed(problem)):
+            return self.recall.locked(problem, args, label, strict=self.settings.strict)
+        if policy == "frozen" and self.settings.strict:
+            raise UnsupportedProblemError(problem.op, "frozen", [f"the lock says nothing of {problem}"])
+        if policy != "frozen" and (known := self.recall.recall(problem, args)):
+            return known
+        if policy in ("estimate", "frozen"):
+            stayed = self.tuner.stay(problem, None, f"nothing is known of it, and the policy is {policy!r}")
+            return replace(stayed, decision=replace(stayed.decision, rule="prior"))
+        if policy == "online" and self.learner.takes(problem):
+            return self.learner.start(problem, functools.partial(self._learnt, problem))
+        choice = self.tuner.choose(problem, args)
+        self.recall.keep(problem, choice.decision, choice.again)
+        return choice
+
+    def _learnt(self, problem: Problem, choice: Choice) -> None:
+        self.keep(problem, None, choice)
+        self._changed()
