@@ -81,7 +81,10 @@ class Chooser:
                 return self.choices[key]
             if reason := torch_alone(problem):
                 return self.tuner.stay(problem, backend, reason)
+            before = self.choices.get(key)
             choice = self.choices[key] = self._decide(problem, args, backend)
+            if before:
+                self._changed()
             if len(self.choices) > DECISIONS:
                 self.choices.popitem(last=False)
             return choice

@@ -191,8 +191,9 @@ def test_explaining_decides_now(monkeypatch):
     ready(session, X, X)
     assert session.explain("add", X, X).decision.rule == "measured"
     runs.clear()
-    session.op("add")(X, X)
-    assert runs == ["fast"]
+    for _ in range(6):  # more than a round: nobody takes turns any more
+        session.op("add")(X, X)
+    assert set(runs) == {"fast"}
 
 
 @pytest.mark.parametrize("how", ["deterministic", "out", "empty"])
