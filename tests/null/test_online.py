@@ -248,7 +248,9 @@ def test_threads_share_an_exploration_and_all_answers_are_right():
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(work, range(8)))
-    assert session.explain("add", X, X).decision.chosen == "fast"
+    # Who won is chance here: the clock of this test goes on in all threads at once.
+    (choice,) = session.chooser.choices.values()
+    assert choice.decision.rule != "exploring"
 
 
 def test_an_exploration_waits_for_events_without_asking_to_wait(monkeypatch):
