@@ -14,11 +14,12 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-os.environ.setdefault("TRITON_INTERPRET", "1")
-os.environ.setdefault("NXCORE_CUDA_EMULATOR", "1")
-
 import torch
 from torch import Tensor
+
+if not torch.cuda.is_available():  # both are read when the plugins are imported
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+    os.environ.setdefault("NXCORE_CUDA_EMULATOR", "1")
 
 from nxcore.errors import InvalidInputError, UnsupportedProblemError
 from nxcore.measure import Effort
