@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import os
     from contextlib import AbstractContextManager
 
     from nxcore.dispatch import Operator
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["Session", "__version__", "backends", "errors", "explain", "op", "ops", "policy", "use"]
+__all__ = ["Session", "__version__", "backends", "errors", "explain", "op", "ops", "policy", "record", "use"]
 
 
 def backends() -> dict[str, BackendStatus]:
@@ -100,6 +101,26 @@ def policy(name: str) -> AbstractContextManager[None]:
         Naming the nearest.
     """
     return _session().policy(name)
+
+
+def record(path: str | os.PathLike[str]) -> AbstractContextManager[None]:
+    """Write the distinct problems that the calls of a ``with`` block meet, for ``nxcore tune --from-trace``.
+
+    Calls of this thread or task, and their gradients where the backward pass runs within the block. Calls
+    that only torch serves aren't problems to tune. Within another recording, this one alone takes notes.
+
+    Parameters
+    ----------
+    path : str or path
+        The file, written anew when the block ends: one JSON object a line, operator, shapes, strides, dtypes,
+        static parameters, and how often it was met.
+
+    Raises
+    ------
+    OSError
+        If it can't be written; before any call.
+    """
+    return _session().record(path)
 
 
 def use(*backends: str) -> AbstractContextManager[None]:

@@ -22,6 +22,7 @@ from torch.autograd import forward_ad
 from nxcore.errors import InvalidInputError, NxcoreError, UnsupportedProblemError
 from nxcore.problem import TensorMeta, is_tensor
 from nxcore.spec import REQUIRED, OpSpec, Param
+from nxcore.trace import Trace
 
 CAPACITY = 4096
 """Plans kept per operator and generation; two generations make a least-recently-used table."""
@@ -36,10 +37,13 @@ class Preference(NamedTuple):
         Those that ``nxcore.use`` put in force, first choice first.
     policy : str
         What ``nxcore.policy`` put in force; empty for the session's own.
+    trace : Trace, optional
+        Where ``nxcore.record`` notes problems.
     """
 
     backends: tuple[str, ...] = ()
     policy: str = ""
+    trace: Trace | None = None
 
 
 PREFERENCE: ContextVar[Preference] = ContextVar("nxcore_preference", default=Preference())  # noqa: B039  a tuple

@@ -70,9 +70,32 @@ class Recall:
             for b, k in owned
             if decision[b.label(k)].refusal and not self.tuner.refusal(b, k, problem)
         ]
-        device = self.tuner.gate.suspect(*owned[0], problem.device, problem.dtype).device
-        versions = {**device, "torch": str(torch.__version__)}
+        versions = self.versions(problem)
         self.wisdom.write(problem, Page(decision, again, makes, tuple(late), policy, versions=versions))
+
+    def versions(self, problem: Problem) -> dict[str, Any]:
+        """Return what figures of ``problem`` grow stale with: torch, and the driver of its device."""
+        own = self.tuner.taking_part(problem.op)[0]
+        device = self.tuner.gate.suspect(*own, problem.device, problem.dtype).device
+        return {**device, "torch": str(torch.__version__)}
+
+    def stale(self, problem: Problem, page: Page) -> str:
+        """Return what changed since ``page`` was written; empty if nothing did."""
+        now = self.versions(problem)
+        changed = [
+            f"{name} was {page.versions.get(name)}, is {now.get(name)}"
+            for name in sorted({*now, *page.versions})
+            if now.get(name) != page.versions.get(name)
+        ]
+        makes = {b.label(k): self._make(b, k, problem) for b, k in self.tuner.taking_part(problem.op)}
+        changed += [f"{label} is gone" for label in sorted({*page.makes} - {*makes})]
+        changed += [f"{label} is new" for label in sorted({*makes} - {*page.makes})]
+        changed += [
+            f"{label} is made otherwise"
+            for label in sorted({*makes} & {*page.makes})
+            if makes[label] != page.makes[label]
+        ]
+        return "; ".join(changed)
 
     def recall(self, problem: Problem, args: tuple[Any, ...]) -> Choice | None:
         """Return what was decided before; only kernels that are new or made otherwise are measured."""

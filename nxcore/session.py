@@ -8,6 +8,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ from nxcore.registry import BackendStatus, Registry
 from nxcore.select import Decision
 from nxcore.settings import Settings, require_policy
 from nxcore.store import Store
+from nxcore.trace import Trace
 from nxcore.tune import Tuner
 from nxcore.wisdom import Wisdom
 
@@ -117,6 +119,19 @@ class Session:
             yield
         finally:
             PREFERENCE.reset(token)
+
+    @contextlib.contextmanager
+    def record(self, path: str | os.PathLike[str]) -> Iterator[None]:
+        """Write the problems that calls of this block meet to a file; see ``nxcore.record``."""
+        trace = Trace(Path(path))
+        token = PREFERENCE.set(
+            PREFERENCE.get()._replace(trace=trace)
+        )  # a key of its own: each problem misses
+        try:
+            yield
+        finally:
+            PREFERENCE.reset(token)
+            trace.write()
 
     def explain(self, name: str, *args: Any, backend: str | None = None, **kwargs: Any) -> Explanation:
         """Return who would run this call and why; decides it now if it is new."""
@@ -226,6 +241,8 @@ class Session:
         served, inner, inner_args = self._served(operator, problem, args)
         choice = self._choose(served, inner, inner_args)
         call = self._joined(operator, problem, args, choice)
+        if trace := PREFERENCE.get().trace:
+            call = trace.counting(inner, call)
         return Plan(call, choice.decision.chosen, keep=not capturing(problem))
 
     def _joined(

@@ -285,6 +285,9 @@ class OpSpec:
         ``outputs(*arguments)``: what the reference returns, as ``TensorMeta`` in its structure, where the
         described arguments tell; None asks torch's meta device, whose first elementwise operation costs a
         second of a process's start: it imports torch's compiler.
+    sketches : callable
+        ``sketches(*arguments) -> Mapping``: name -> sketch of each tensor whose values are not free, such as
+        indices, from the described arguments. All others may hold any numbers.
     """
 
     name: str
@@ -303,6 +306,7 @@ class OpSpec:
     gradient: Gradient | None = None
     view: Callable[..., bool] = lambda *args: False  # noqa: ARG005
     outputs: Callable[..., Any] = lambda *args: None  # noqa: ARG005
+    sketches: Callable[..., Mapping[str, Any]] = lambda *args: MappingProxyType({})  # noqa: ARG005
 
     @property
     def summary(self) -> str:

@@ -18,7 +18,7 @@ import torch
 
 from nxcore.device import describe
 from nxcore.problem import Problem
-from nxcore.select import Candidate, Decision
+from nxcore.select import Candidate, Decision, Interval
 from nxcore.store import Document, Store
 from nxcore.timing import Timing
 
@@ -147,7 +147,7 @@ def page(document: Document) -> Page | None:
 
 
 def _candidate(data: Mapping[str, Any]) -> Candidate:
-    error = data["error"]
+    error, ratio, p_value = data["error"], data["ratio"], data["p_value"]
     return Candidate(
         label=_text(data["label"]),
         backend=_text(data["backend"]),
@@ -155,6 +155,8 @@ def _candidate(data: Mapping[str, Any]) -> Candidate:
         simulated=bool(data["simulated"]),
         error=None if error is None else float(error),
         timing=_timing(data["timing"]),
+        ratio=None if ratio is None else Interval(*map(float, ratio)),
+        p_value=None if p_value is None else float(p_value),
     )
 
 

@@ -63,9 +63,12 @@ def json(data: Any) -> None:
 
 
 @contextlib.contextmanager
-def progress(title: str) -> Iterator[Callable[[str, int, int], None]]:
-    """Show how far long work is: a live bar in a terminal, a line a step in a pipe."""
+def progress(title: str, *, quiet: bool = False) -> Iterator[Callable[[str, int, int], None]]:
+    """Show how far long work is: a live bar in a terminal, a line a step in a pipe; nothing if ``quiet``."""
     console = _console(stderr=True)
+    if quiet:
+        yield lambda what, done, total: None  # noqa: ARG005
+        return
     if not sys.stderr.isatty():
 
         def say(what: str, done: int, total: int) -> None:
@@ -143,7 +146,36 @@ def explain(found: dict[str, Any]) -> None:
     console.print(table)
 
 
-def tune(found: list[dict[str, Any]]) -> None:
+def tune(found: dict[str, Any]) -> None:
+    """Print what was measured, and in one line what wasn't."""
+    table = _table("operator", "problem", "chosen", "times as fast as torch", "was")
+    rows = found["rows"]
+    for row in rows:
+        if row["status"] == "known":
+            continue
+        served = row["status"] != "left out"
+        table.add_row(
+            row["op"],
+            escape(_shapes(row["problem"]) or row["name"]),
+            escape(row["chosen"]),
+            _ratio(row["ratio"]) if served and row["ratio"] else escape(row["reason"]),
+            escape(row["was"]),
+        )
+    console = _console()
+    if table.row_count:
+        console.print(table)
+    counts = {
+        status: sum(r["status"] == status for r in rows)
+        for status in dict.fromkeys(r["status"] for r in rows)
+    }
+    told = [f"{n} {status}" for status, n in counts.items()]
+    if found["stopped"]:
+        why = "interrupted" if found["stopped"] == "interrupted" else "the budget is spent"
+        told.append(f"{found['left']} left: {why}; the same command goes on from here")
+    console.print(", ".join(told) or "nothing to measure")
+
+
+def tiles(found: list[dict[str, Any]]) -> None:
     """Print the tiles of each sample, the one that the kernel takes first."""
     console = _console()
     for entry in found:

@@ -1,68 +1,118 @@
-"""``nxcore tune``: a kernel's tiles on an operator's real workloads, timed beside the one that it takes."""
+"""``nxcore tune``: problems measured ahead of the calls that will meet them."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nxcore.cli import tiles as sweep
 
-def collect(
-    op: str, backend: str, samples: list[str], dtype: str, device: str | None, most: int
-) -> list[dict[str, Any]]:
-    """Return one entry a sample: its name, and a row a tile or why it was left out."""
-    from nxcore import session
-    from nxcore.cli import render
+if TYPE_CHECKING:
+    from nxcore.tuning import Cell
+
+INTERRUPTED = 130
+
+
+def cells(
+    ops: list[str], samples: list[str], dtypes: list[str], device: str | None, trace: Path | None
+) -> list[Cell]:
+    """Return what is to be measured: operators' real workloads, or the problems of a trace."""
+    from nxcore import session, tuning
     from nxcore.device import available
-    from nxcore.errors import InvalidInputError, UnsupportedProblemError, nearest
-    from nxcore.tiles import swept
+    from nxcore.errors import InvalidInputError
 
     registry = session.default().registry
-    spec = registry.spec(op)
-    owned = {b.label(k): (b, k) for b, k in registry.kernels(op)}
-    if backend not in owned:
-        raise InvalidInputError(
-            f"{op} has no kernel {backend!r}{nearest(backend, owned)}", argument="backend"
-        )
-    machine = registry.probe(*owned[backend])
-    if not machine or machine.simulated:  # an interpreter's times say nothing
-        raise InvalidInputError(f"{backend} can't be timed here: {machine.reason}", argument="backend")
-    dtypes = {str(d).removeprefix("torch."): d for d in spec.dtypes}
-    if dtype not in dtypes:
-        raise InvalidInputError(f"dtype must be one of {', '.join(dtypes)}, got {dtype!r}", argument="dtype")
-    names = {s.name: s for s in spec.samples}
-    for name in samples:
-        if name not in names:
-            raise InvalidInputError(f"{op} has no sample {name!r}{nearest(name, names)}", argument="sample")
-    wanted = [names[n] for n in samples] or [s for s in spec.tagged("bench") if "huge" not in s.tags]
-    found: list[dict[str, Any]] = []
-    with render.progress(f"tune {op} {backend}") as advance:
-        for sample in wanted:
-            args = sample.build(spec, available(device), dtypes[dtype])
-            try:
-                rows = swept(spec, *owned[backend], args, most=most, advance=advance)
-            except UnsupportedProblemError as error:
-                found.append({"sample": sample.name, "reason": str(error), "rows": []})
-                continue
-            found.append({"sample": sample.name, "reason": "", "rows": [r.to_dict() for r in rows]})
-    return found
+    if trace is None:
+        return tuning.of_samples(registry, available(device), ops, samples=samples, dtypes=dtypes)
+    if samples or dtypes:
+        raise InvalidInputError("--from-trace can't be used with --sample or --dtype: a trace has its own")
+    for op in ops:
+        registry.spec(op)  # or an error that names the nearest
+    found = tuning.of_trace(registry, trace, available(device) if device else None)
+    return [cell for cell in found if not ops or cell.spec.name in ops]
+
+
+def collect(wanted: list[Cell], *, again: bool, budget: float | None, quiet: bool = False) -> dict[str, Any]:
+    """Measure cells; return ``rows``, how many are ``left``, and what ``stopped`` it, if anything."""
+    import time
+
+    from nxcore import session, tuning
+    from nxcore.cli import render
+
+    rows: list[dict[str, Any]] = []
+    ends, stopped = time.monotonic() + (math.inf if budget is None else budget), ""
+    with render.progress("tune", quiet=quiet) as advance:
+        at_work = tuning.tuned(session.default(), wanted, again=again)
+        try:
+            for done, cell in enumerate(wanted):
+                if time.monotonic() >= ends:
+                    stopped = "budget"
+                    break
+                advance(f"{cell.spec.name} {cell.name}", done, len(wanted))
+                rows.append(next(at_work).to_dict())
+        except KeyboardInterrupt:
+            stopped = "interrupted"
+    return {"rows": rows, "left": len(wanted) - len(rows), "stopped": stopped}
 
 
 def command(
-    op: Annotated[str, typer.Argument(help="The operator, as in `nxcore ops`.")],
-    backend: Annotated[str, typer.Option(help="Whose tiles: a kernel's label, such as cuda or triton.")],
+    op: Annotated[list[str] | None, typer.Argument(help="Only these operators.", show_default="all")] = None,
     sample: Annotated[
-        list[str] | None, typer.Option(help="One of its samples; every real workload by default.")
+        list[str] | None, typer.Option(help="One of their samples; every real workload by default.")
     ] = None,
-    dtype: Annotated[str, typer.Option(help="The element type.")] = "float32",
+    dtype: Annotated[list[str] | None, typer.Option(help="Only this element type.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one.")] = None,
+    budget: Annotated[
+        float | None, typer.Option(help="Seconds; begins nothing new after them.", min=0)
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Measure what is known too.")] = False,
+    from_trace: Annotated[
+        Path | None, typer.Option(help="The problems that nxcore.record wrote, in place of samples.")
+    ] = None,
+    tiles: Annotated[
+        str | None,
+        typer.Option(
+            help="Time the tiles of this kernel of one operator instead, for the table in its plugin."
+        ),
+    ] = None,
     most: Annotated[int, typer.Option(help="How many tiles at most.", min=1)] = 24,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Time a kernel's tiles here, for the table in its plugin. Exit status 1 if a tile is wrong."""
+    """Measure ahead of the calls: operators' real workloads, or a recorded run's problems.
+
+    What is known and not stale is left as it is, so a run that was interrupted goes on where it ended.
+    Exit status 130 if it was interrupted, 1 if a tile is wrong.
+    """
     from nxcore.cli import render
 
-    found = collect(op, backend, sample or [], dtype, device, most)
+    ops, samples, dtypes = op or [], sample or [], dtype or []
+    if tiles is not None:
+        _sweep(ops, tiles, samples, dtypes, device, most, json)
+        return
+    found = collect(cells(ops, samples, dtypes, device, from_trace), again=again, budget=budget)
     render.json(found) if json else render.tune(found)
+    if found["stopped"] == "interrupted":
+        raise typer.Exit(INTERRUPTED)
+
+
+def _sweep(
+    ops: list[str],
+    kernel: str,
+    samples: list[str],
+    dtypes: list[str],
+    device: str | None,
+    most: int,
+    json: bool,
+) -> None:
+    from nxcore.cli import render
+    from nxcore.errors import InvalidInputError
+
+    if len(ops) != 1:
+        raise InvalidInputError(f"--tiles needs one operator, got {len(ops)}", argument="op")
+    found = sweep.collect(ops[0], kernel, samples, dtypes, device, most)
+    render.json(found) if json else render.tiles(found)
     if any(row["reason"].startswith("wrong") for entry in found for row in entry["rows"]):
         raise typer.Exit(1)

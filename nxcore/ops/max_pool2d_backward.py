@@ -210,6 +210,11 @@ class Offsets:
         return offsets.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
 
 
+def sketches(grad: Any, offsets: Any, size: Any, *window: Any) -> dict[str, Offsets]:  # noqa: ARG001
+    """Return what the offsets may be: some tap of the window that lies on the image."""
+    return {"offsets": Offsets(offsets.shape, Window.of_pool(size, *window))}
+
+
 def _with_grad(sample: Sample) -> Sample:
     """Put a gradient of the output's shape, and offsets, in front of a sample of max_pool2d."""
     x, *rest = sample.args
@@ -292,4 +297,5 @@ SPEC = OpSpec(
     terms=terms,
     idioms=MappingProxyType({"by_indices": by_indices}),
     yardsticks=MappingProxyType({"with_indices": with_indices}),
+    sketches=sketches,
 )

@@ -92,23 +92,23 @@ def test_the_command_prints_a_table_and_json(tiled, monkeypatch):
         assert done.exit_code == status, done.output
         return done.stdout
 
-    text = run("--backend", "tiled", status=1)
+    text = run("--tiles", "tiled", status=1)
     assert text.index("chosen") < text.index("20.0 us") < text.index("60.0 us")
-    (entry,) = json.loads(run("--backend", "tiled", "--json", "--most", "1", status=0))
-    assert (entry["sample"], len(entry["rows"])) == ("prime", 2)
-    (entry,) = json.loads(run("--backend", "tiled", "--dtype", "float16", "--json", status=0))
+    (entry,) = json.loads(run("--tiles", "tiled", "--json", "--most", "1", status=0))
+    assert (entry["sample"], len(entry["rows"])) == ("prime float32", 2)
+    (entry,) = json.loads(run("--tiles", "tiled", "--dtype", "float16", "--json", status=0))
     assert "halves" in entry["reason"]
     with pytest.raises(InvalidInputError, match="did you mean 'tiled'"):
-        run("--backend", "tild", status=2)
+        run("--tiles", "tild", status=2)
     with pytest.raises(InvalidInputError, match="did you mean 'prime'"):
-        run("--backend", "tiled", "--sample", "prim", status=2)
+        run("--tiles", "tiled", "--sample", "prim", status=2)
 
 
 @pytest.mark.parametrize("verdict", [no("no GPU"), simulated("in an interpreter")], ids=lambda v: v.reason)
 def test_what_can_not_run_here_is_not_timed(tiled, monkeypatch, verdict):
     found = fakes.session(fakes.backend("tiled", tiled[1], probe=lambda: verdict))
     monkeypatch.setattr(sessions, "_default", found)
-    done = CliRunner().invoke(app, ["tune", "add", "--backend", "tiled", "--device", "cpu"])
+    done = CliRunner().invoke(app, ["tune", "add", "--tiles", "tiled", "--device", "cpu"])
     assert str(done.exception) == f"tiled can't be timed here: {verdict.reason}"
 
 

@@ -1,0 +1,257 @@
+"""Tuning: problems measured ahead of the calls that will meet them, with more patience than a call has.
+
+A cell is one problem to measure. Each page of wisdom is written as soon as it is known, so whoever is
+interrupted goes on where it ended: what is known and not stale is not measured again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from nxcore import trace
+from nxcore.choice import Choice
+from nxcore.errors import InvalidInputError, nearest
+from nxcore.gate import brief, short
+from nxcore.guards import torch_alone
+from nxcore.measure import Effort
+from nxcore.problem import Problem
+from nxcore.recall import Recall
+from nxcore.registry import Registry
+from nxcore.session import Session
+from nxcore.spec import OpSpec
+from nxcore.tune import Tuner
+from nxcore.wisdom import Page
+
+THOROUGH = Effort()
+"""Nobody waits for a call: looks after 12, 20 and 40 blocks."""
+
+Status = Literal["measured", "known", "no race", "left out"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One problem to measure.
+
+    Attributes
+    ----------
+    spec : OpSpec
+        The operator.
+    name : str
+        What tables call it: a sample, or a line of a trace.
+    build : callable
+        Returns the arguments, all positional; called when it is their turn, for there may be many.
+    needs_grad, aliased, deterministic : bool
+        What else the problem is filed by.
+    """
+
+    spec: OpSpec
+    name: str
+    build: Callable[[], tuple[Any, ...]]
+    needs_grad: bool = False
+    aliased: bool = False
+    deterministic: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What came of one cell.
+
+    Attributes
+    ----------
+    op, name : str
+        The operator and the cell's name.
+    problem : Mapping
+        The problem as plain data; empty where its arguments couldn't be built.
+    status : str
+        ``measured``; ``known`` (and not stale); ``no race`` (there was nothing to choose between);
+        ``left out`` (it couldn't be built or served).
+    chosen : str
+        The label of the kernel that serves it from now on.
+    ratio : tuple of float, optional
+        How many times as fast as torch's best: median, low, high.
+    was : str
+        Who was chosen before, empty if nothing was known.
+    reason : str
+        Why, in one sentence.
+    """
+
+    op: str
+    name: str
+    problem: dict[str, Any]
+    status: Status
+    chosen: str = ""
+    ratio: tuple[float, float, float] | None = None
+    was: str = ""
+    reason: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the row as plain data."""
+        return asdict(self)
+
+
+def of_samples(
+    registry: Registry,
+    device: torch.device,
+    ops: Sequence[str] = (),
+    *,
+    samples: Sequence[str] = (),
+    dtypes: Sequence[str] = (),
+) -> list[Cell]:
+    """Return the cells of operators' real workloads, in every element type.
+
+    Parameters
+    ----------
+    registry : Registry
+    device : torch.device
+        Where the arguments are built.
+    ops : sequence of str
+        The operators, all of them by default.
+    samples : sequence of str
+        In place of all real workloads but the huge ones; an operator without one of them has no cell for it.
+    dtypes : sequence of str
+        Without ``torch.``; all that an operator has kernels for by default.
+
+    Raises
+    ------
+    UnknownOperatorError, InvalidInputError
+        Naming the nearest.
+    """
+    specs = [registry.spec(op) for op in ops] or list(registry.ops.values())
+    named = {s.name for spec in specs for s in spec.samples}
+    typed = {short(d) for spec in specs for d in spec.dtypes}
+    for what, asked, known in (("sample", samples, named), ("dtype", dtypes, typed)):
+        for name in asked:
+            if name not in known:
+                raise InvalidInputError(f"no {what} {name!r} here{nearest(name, known)}", argument=what)
+    return [
+        Cell(spec, f"{s.name} {short(d)}", _builder(spec, s.name, device, d))
+        for spec in specs
+        for s in spec.samples
+        if (s.name in samples if samples else "bench" in s.tags and "huge" not in s.tags)
+        for d in spec.dtypes
+        if not dtypes or short(d) in dtypes
+    ]
+
+
+def of_trace(registry: Registry, path: Path, device: torch.device | None = None) -> list[Cell]:
+    """Return the cells of the problems that ``nxcore.record`` wrote, the most frequent first.
+
+    Parameters
+    ----------
+    registry : Registry
+    path : Path
+        The file.
+    device : torch.device, optional
+        Where to measure them; by default each on a device of the type that it was met on.
+
+    Raises
+    ------
+    UnknownOperatorError, InvalidInputError
+        If a line makes no sense here.
+    """
+    cells = []
+    for number, line in trace.read(path):
+        spec = registry.spec(line["op"])
+        problem = trace.described(spec, line)
+        problem = trace.moved(problem, device or problem.device)
+        build = functools.partial(_checked, spec, problem)
+        facts = (problem.needs_grad, problem.aliased, bool(line.get("deterministic")))
+        cells.append(Cell(spec, f"line {number}", build, *facts))
+    return cells
+
+
+def _checked(spec: OpSpec, problem: Problem) -> tuple[Any, ...]:
+    args = trace.arguments(problem)
+    spec.check(*args)
+    return args
+
+
+def tuned(
+    session: Session, cells: Iterable[Cell], *, again: bool = False, effort: Effort = THOROUGH
+) -> Iterator[Row]:
+    """Measure cells, one at every step, and keep what was found.
+
+    Parameters
+    ----------
+    session : Session
+        Whose kernels, and whose wisdom.
+    cells : iterable of Cell
+        What to measure.
+    again : bool
+        Measure what is known too.
+    effort : Effort
+        How many blocks, how long.
+
+    Yields
+    ------
+    Row
+        One a cell.
+    """
+    tuner = Tuner(session.registry, session.gate, effort)
+    recall = Recall(tuner, session.wisdom)
+    for cell in cells:
+        with _deterministic(cell.deterministic):
+            row = _row(recall, cell, again)
+        yield row
+
+
+def _row(recall: Recall, cell: Cell, again: bool) -> Row:
+    try:
+        args = cell.build()
+    except (RuntimeError, InvalidInputError) as error:  # no memory, no such device, no such call
+        return Row(cell.spec.name, cell.name, {}, "left out", reason=brief(error))
+    problem = Problem.of(cell.spec, args, needs_grad=cell.needs_grad, aliased=cell.aliased)
+    row = Row(cell.spec.name, cell.name, problem.to_dict(), "left out")
+    if why := torch_alone(problem):
+        return replace(row, reason=why)
+    page = recall.wisdom.read(problem)
+    row = replace(row, was=page.decision.chosen if page else "")
+    if page and not again and not recall.stale(problem, page):
+        return _found(row, "known", page)
+    choice = recall.tuner.choose(problem, args)
+    for each in (problem, *_in_training(recall.tuner, problem)):
+        recall.keep(each, choice.decision, choice.again)
+    return _found(row, "measured" if choice.again else "no race", choice)
+
+
+def _found(row: Row, status: Status, by: Page | Choice) -> Row:
+    decision = by.decision
+    best = next((c for c in decision.candidates if c.label == decision.chosen), None)
+    ratio = (best.ratio.median, best.ratio.low, best.ratio.high) if best and best.ratio else None
+    return replace(row, status=status, chosen=decision.chosen, ratio=ratio, reason=decision.reason)
+
+
+def _in_training(tuner: Tuner, problem: Problem) -> list[Problem]:
+    """Return the same problem where a gradient is needed, if the same kernels would run the same race."""
+    gradient = problem.spec.gradient
+    if not gradient or gradient.forward or problem.needs_grad or problem.writes:
+        return []
+    training = replace(problem, needs_grad=True)
+    alike = gradient.covers(*problem.args) and tuner.accepting(training) == tuner.accepting(problem)
+    return [training] if alike else []
+
+
+@contextlib.contextmanager
+def _deterministic(wanted: bool) -> Iterator[None]:
+    """Measure a problem under the setting that it is filed by."""
+    was = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(wanted or was, warn_only=warns)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(was, warn_only=warns)
+
+
+def _builder(
+    spec: OpSpec, sample: str, device: torch.device, dtype: torch.dtype
+) -> Callable[[], tuple[Any, ...]]:
+    found = next(s for s in spec.samples if s.name == sample)
+    return lambda: found.build(spec, device, dtype)

@@ -1,0 +1,210 @@
+"""Problems measured ahead of their calls: once, thoroughly, as far as the budget goes."""
+
+from __future__ import annotations
+
+import functools
+import json
+import signal
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from nxcore import identity, measure, tuning
+from nxcore import session as sessions
+from nxcore.cli import app
+from nxcore.cli.tune import INTERRUPTED
+from nxcore.errors import InvalidInputError, UnknownOperatorError
+from nxcore.problem import Problem
+from nxcore.session import Session
+from nxcore.settings import Settings
+from tests.null import fakes
+from tests.null.fakes import SPECS
+
+ADD = SPECS["add"].reference
+CPU = torch.device("cpu")
+
+
+class Machine:
+    """A cache folder on a machine whose clock is told what an addition takes."""
+
+    def __init__(self, folder, monkeypatch):
+        self.folder, self.clock, self.raced, self.interrupted = folder, fakes.Clock(), [], None
+        self.monkeypatch = monkeypatch
+        race = functools.partial(measure.race, clock=self.clock)
+
+        def noted(calls, *args, **how):
+            if len(self.raced) == self.interrupted:
+                raise KeyboardInterrupt
+            self.raced.append(how["effort"].looks)
+            return race(calls, *args, **how)
+
+        monkeypatch.setattr(measure, "race", noted)
+        monkeypatch.setattr(identity, "sources", lambda dist, module: {"it": "1"})
+
+    def process(self, fast=50):
+        """Return a new session, in which an addition takes torch 100 us and the kernel so many."""
+        self.raced.clear()
+        spec = fakes.replace(SPECS["add"], reference=self.clock.costing(100, ADD), idioms={})
+        kernel = fakes.kernel("add", self.clock.costing(fast, ADD), target="fast:plan")
+        specs = [spec if s.name == "add" else s for s in SPECS.values()]
+        found = Session(
+            Settings(cache=self.folder, policy="estimate"),
+            fakes.registry(fakes.backend("fast", kernel), specs=specs),
+            fakes.QUICK,
+        )
+        self.monkeypatch.setattr(sessions, "_default", found)
+        return found
+
+    def tune(self, *words, status=0):
+        done = CliRunner().invoke(app, ["tune", "--device", "cpu", *words])
+        if done.exception and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        assert done.exit_code == status, done.output
+        return done.stdout
+
+    def rows(self, *words, status=0):
+        return json.loads(self.tune(*words, "--json", status=status))
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    return Machine(tmp_path, monkeypatch)
+
+
+SMALL = ("add", "--sample", "prime", "--sample", "row_broadcast", "--dtype", "float32")
+
+
+@pytest.fixture(autouse=True)
+def samples():
+    assert {"prime", "row_broadcast"} <= {s.name for s in SPECS["add"].samples}
+
+
+def test_it_measures_with_patience_and_calls_know(machine):
+    machine.process()
+    (first, second) = machine.rows(*SMALL)["rows"]
+    assert [r["status"] for r in (first, second)] == ["measured", "measured"]
+    assert (first["chosen"], first["was"]) == ("fast", "")
+    assert first["ratio"] == pytest.approx([2, 2, 2], rel=1e-2)
+    assert machine.raced == [(12, 20, 40)] * 2
+    session = machine.process()
+    decision = session.explain("add", *fakes.build("add", "prime")[:2]).decision
+    assert (decision.chosen, decision.rule) == ("fast", "measured")
+    assert machine.raced == []
+
+
+def test_what_it_measured_is_known_where_a_gradient_is_needed(machine):
+    machine.process()
+    machine.tune(*SMALL)
+    session = machine.process()
+    x, y = (t.clone().requires_grad_() for t in fakes.build("add", "prime")[:2])
+    with session.policy("estimate"):
+        assert session.explain("add", x, y).decision.chosen == "fast"
+    assert machine.raced == []
+
+
+def test_what_is_known_is_not_measured_again_unless_asked(machine):
+    machine.process()
+    machine.tune(*SMALL)
+    machine.process()
+    assert {r["status"] for r in machine.rows(*SMALL)["rows"]} == {"known"}
+    assert machine.raced == []
+    machine.process(fast=200)
+    found = machine.rows(*SMALL, "--again")["rows"]
+    assert [(r["status"], r["chosen"], r["was"]) for r in found] == [("measured", "torch", "fast")] * 2
+
+
+def test_what_is_stale_is_measured_again(machine, monkeypatch):
+    machine.process()
+    machine.tune(*SMALL)
+    monkeypatch.setattr(torch, "__version__", "99.0")
+    machine.process()
+    assert {r["status"] for r in machine.rows(*SMALL)["rows"]} == {"measured"}
+    machine.process()
+    monkeypatch.setattr(identity, "sources", lambda dist, module: {"it": "2"})
+    assert {r["status"] for r in machine.rows(*SMALL)["rows"]} == {"measured"}
+
+
+def test_the_reason_for_being_stale_names_what_changed(machine, monkeypatch):
+    session = machine.process()
+    machine.tune(*SMALL)
+    problem = Problem.of(SPECS["add"], fakes.build("add", "prime"))
+    page = session.wisdom.read(problem)
+    recall = session.chooser.recall
+    assert recall.stale(problem, page) == ""
+    was = torch.__version__
+    monkeypatch.setattr(torch, "__version__", "99.0")
+    assert recall.stale(problem, page) == f"torch was {was}, is 99.0"
+    other = fakes.replace(page, makes={"fast": "1", "gone": "2"})
+    assert "gone is gone; torch is new; fast is made otherwise" in recall.stale(problem, other)
+
+
+def test_a_spent_budget_leaves_the_rest_and_says_so(machine):
+    machine.process()
+    found = machine.rows(*SMALL, "--budget", "0")
+    assert (found["rows"], found["left"], found["stopped"]) == ([], 2, "budget")
+    assert "2 left: the budget is spent" in machine.tune(*SMALL, "--budget", "0")
+
+
+def test_who_is_interrupted_goes_on_where_it_ended(machine):
+    machine.process()
+    machine.interrupted = 1
+    text = machine.tune(*SMALL, status=INTERRUPTED)
+    assert "1 measured, 1 left: interrupted" in text
+    machine.interrupted = None
+    machine.process()
+    assert [r["status"] for r in machine.rows(*SMALL)["rows"]] == ["known", "measured"]
+
+
+def test_an_interruption_has_the_status_of_one():
+    assert INTERRUPTED == 128 + signal.SIGINT
+
+
+def test_the_table_shows_problem_choice_ratio_and_what_was(machine):
+    machine.process()
+    text = machine.tune(*SMALL)
+    assert all(word in text for word in ("float32[10007]", "fast", "2.00 [", "2 measured"))
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_all_real_workloads_in_all_types_are_the_default():
+    registry = fakes.registry(fakes.backend())
+    cells = tuning.of_samples(registry, CPU)
+    assert {c.spec.name for c in cells} == {n for n, s in SPECS.items() if _real(s)}
+    assert len(cells) == sum(len(_real(s)) * len(s.dtypes) for s in SPECS.values())
+
+
+def _real(spec):
+    return [s for s in spec.tagged("bench") if "huge" not in s.tags]
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "match"),
+    [
+        (["ad"], UnknownOperatorError, "did you mean 'add'"),
+        (["add", "--sample", "prim"], InvalidInputError, "did you mean 'prime'"),
+        (["add", "--dtype", "float33"], InvalidInputError, "did you mean 'float32'"),
+        (["--tiles", "fast"], InvalidInputError, "--tiles needs one operator, got 0"),
+        (["--from-trace", "x", "--dtype", "float32"], InvalidInputError, "a trace has its own"),
+        (["--from-trace", "nowhere"], InvalidInputError, "nowhere can't be read"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(machine, words, error, match):
+    machine.process()
+    with pytest.raises(error, match=match):
+        machine.tune(*words, status=2)
+
+
+def test_what_can_not_be_built_is_left_out_with_its_reason(machine):
+    def build():
+        raise RuntimeError("not enough memory")
+
+    (row,) = tuning.tuned(machine.process(), [tuning.Cell(SPECS["add"], "huge", build)])
+    assert (row.status, row.problem) == ("left out", {})
+    assert "not enough memory" in row.reason
+
+
+def test_where_nobody_else_has_a_kernel_there_is_no_race(machine):
+    cell = tuning.Cell(SPECS["sum"], "some", lambda: fakes.build("sum", SPECS["sum"].samples[0].name))
+    (row,) = tuning.tuned(machine.process(), [cell])
+    assert (row.status, row.chosen) == ("no race", "torch")
