@@ -1,0 +1,211 @@
+"""What calls met is written down, and can be met again."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import nxcore
+from nxcore import identity, trace
+from nxcore import session as sessions
+from nxcore.cli import app
+from nxcore.errors import InvalidInputError
+from nxcore.problem import Problem
+from nxcore.wisdom import key
+from tests.null import fakes
+from tests.null.fakes import SPECS
+
+SAMPLES = [(op, s.name) for op, spec in SPECS.items() for s in spec.samples if not s.tags & {"bench", "huge"}]
+X = torch.arange(12.0).view(3, 4)
+
+
+def lines(path):
+    return [line for _, line in trace.read(path)]
+
+
+@pytest.mark.parametrize("op", SPECS)
+def test_every_problem_comes_back_from_its_line_and_its_arguments_are_like_it(op):
+    spec, found = SPECS[op], 0
+    for name in (name for of, name in SAMPLES if of == op):
+        for dtype in (torch.float32, torch.bfloat16):
+            problem = Problem.of(spec, fakes.build(op, name, dtype))
+            again = trace.described(spec, json.loads(json.dumps(key(problem))))
+            assert again == problem, name
+            args = trace.arguments(again)
+            assert Problem.of(spec, args) == problem, name
+            spec.check(*args)
+            found += 1
+    assert found >= 6
+
+
+def test_numbers_are_of_mixed_sign_and_unit_variance():
+    problem = Problem.of(SPECS["add"], fakes.build("add", "prime", torch.float16))
+    x, y, _, _ = trace.arguments(problem)
+    for t in (x.float(), y.float()):
+        assert abs(t.mean()) < 0.1
+        assert abs(t.std() - 1) < 0.1
+    assert not torch.equal(x, y)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.int64, torch.uint8, torch.bool, torch.complex64, torch.float64], ids=str
+)
+def test_other_types_have_other_numbers(dtype):
+    (x,) = trace.arguments(Problem.of(fakes.twice(), (torch.zeros(100, dtype=dtype),)))
+    assert x.dtype is dtype
+    assert len(set(x.tolist())) > 1
+
+
+def test_an_out_that_is_an_input_is_one_again():
+    problem = Problem.of(SPECS["add"], (X, X.clone(), 1, X), aliased=True)
+    args = trace.arguments(problem)
+    assert args[3] is args[0]
+
+
+def test_offsets_are_such_as_a_forward_pass_returns():
+    spec = SPECS["max_pool2d_backward"]
+    like = Problem.of(spec, fakes.build(spec.name, "formats_differ"))
+    grad, offsets, *rest = trace.arguments(like)
+    x = torch.randn(rest[0])
+    _, real = SPECS["max_pool2d_with_offsets"].reference(x, *rest[1:])
+    assert offsets.dtype is real.dtype
+    assert offsets.max() < 9
+    assert offsets[0, 0, 0, 0] in (4, 5, 7, 8), "the first window's other taps lie outside the image"
+    total = spec.reference(grad, offsets, *rest).double().sum()
+    assert total.item() == pytest.approx(grad.double().sum().item(), rel=1e-3), "no gradient is lost"
+
+
+def test_distinct_problems_are_written_with_how_often_they_were_met(tmp_path):
+    session = fakes.session(fakes.backend())
+    add = session.op("add")
+    add(X, X)  # before, so that it is in the table
+    with session.record(tmp_path / "met.jsonl"):
+        add(X, X)
+        for _ in range(3):
+            add(X.t(), X.t(), alpha=2.5)
+        session.op("sum")(X)
+    add(X[:2], X[:2])
+    found = lines(tmp_path / "met.jsonl")
+    assert [(line["op"], line["count"]) for line in found] == [("add", 3), ("add", 1), ("sum", 1)]
+    assert found[0]["x"] == {"shape": [4, 3], "strides": [1, 4], "dtype": "float32"}
+    assert found[0]["alpha"] == "float"
+
+
+def test_gradients_and_what_runs_for_them_are_met(tmp_path):
+    session = fakes.session(fakes.backend())
+    x = torch.randn(1, 2, 6, 6, requires_grad=True)
+    with session.record(tmp_path / "met"):
+        session.op("max_pool2d", backend="fake")(x, 2).sum().backward()
+    assert {line["op"] for line in lines(tmp_path / "met")} == {
+        "max_pool2d_with_offsets",
+        "max_pool2d_backward",
+    }
+
+
+def test_what_was_met_is_written_although_the_block_raised(tmp_path):
+    session = fakes.session(fakes.backend())
+
+    def block():
+        with session.record(tmp_path / "met"):
+            session.op("add")(X, X)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        block()
+    assert [line["op"] for line in lines(tmp_path / "met")] == ["add"]
+
+
+def test_where_nothing_can_be_written_no_call_is_made(tmp_path):
+    session = fakes.session(fakes.backend())
+    with pytest.raises(FileNotFoundError), session.record(tmp_path / "no" / "folder"):
+        pytest.fail("the block must not run")
+
+
+@pytest.fixture
+def default(monkeypatch):
+    found = fakes.session(fakes.backend())
+    monkeypatch.setattr(sessions, "_default", found)
+    return found
+
+
+def run(*words):
+    done = CliRunner().invoke(app, ["tune", *words, "--json"])
+    if done.exception and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return json.loads(done.stdout)["rows"]
+
+
+def test_tune_replays_a_trace_and_the_calls_know(default, tmp_path, monkeypatch):
+    monkeypatch.setattr(identity, "sources", lambda dist, module: {"it": "1"})
+    path = tmp_path / "met"
+    args = fakes.build("max_pool2d_backward", "formats_differ")
+    with nxcore.record(path), nxcore.policy("estimate"):
+        nxcore.op("add")(X.t(), X.t())
+        nxcore.op("max_pool2d_backward")(*args)
+    rows = run("--from-trace", str(path))
+    assert sorted((r["op"], r["name"]) for r in rows) == [
+        ("add", "line 1"),
+        ("max_pool2d_backward", "line 2"),
+    ]
+    assert {r["status"] for r in rows} == {"measured"}
+    for op, met in (("add", (X.t(), X.t(), 1, None)), ("max_pool2d_backward", args)):
+        assert default.wisdom.read(Problem.of(SPECS[op], met)) is not None
+    assert [r["op"] for r in run("add", "--from-trace", str(path))] == ["add"]
+
+
+def test_a_problem_of_another_device_is_left_out_unless_it_is_moved(default, tmp_path):
+    line = key(Problem.of(SPECS["add"], (X, X, 1, None))) | {"devices": ["cuda", "cuda"], "count": 1}
+    (tmp_path / "met").write_text(json.dumps(line) + "\n", encoding="utf-8")
+    assert run("--from-trace", str(tmp_path / "met"), "--device", "cpu")[0]["problem"]["device"] == "cpu"
+    if not torch.cuda.is_available():
+        (row,) = run("--from-trace", str(tmp_path / "met"))
+        assert row["status"] == "left out"
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_moved_problem_leaves_a_number_on_the_cpu(index):
+    cuda, one = torch.device("cuda", 0), Problem.of(SPECS["add"], (X, torch.ones(()), 1, None))
+    mixed = fakes.replace(
+        one, args=tuple(fakes.replace(a, device=cuda) if i == index else a for i, a in enumerate(one.args))
+    )
+    other = trace.moved(mixed, torch.device("cuda", 1))
+    assert [str(t.device) for t in other.tensors] == ["cuda:1" if i == index else "cpu" for i in (0, 1)]
+    assert trace.moved(mixed, torch.device("cpu")) == one
+    assert [t.device.type for t in trace.moved(one, cuda).tensors] == ["cuda", "cuda"]
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("{", "line 1 isn't JSON"),
+        ("[]", "line 1 isn't a problem: it has no op"),
+        ('{"op": "add"}', "add: a problem can't be made of"),
+    ],
+)
+def test_a_file_that_is_no_trace_is_refused(default, tmp_path, text, match):
+    (tmp_path / "met").write_text(text + "\n", encoding="utf-8")
+    with pytest.raises(InvalidInputError, match=match):
+        run("--from-trace", str(tmp_path / "met"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"x": {"shape": [3], "strides": [1, 1], "dtype": "float32"}},
+        {"x": {"shape": [-3], "strides": [1], "dtype": "float32"}},
+        {"x": {"shape": [3], "strides": [1], "dtype": "load"}},
+        {"x": None},
+        {"alpha": "list"},
+        {"devices": []},
+        {"devices": ["nowhere", "cpu"]},
+    ],
+    ids=str,
+)
+def test_a_line_that_makes_no_sense_is_refused(change):
+    line = key(Problem.of(SPECS["add"], (X, X, 1, None)))
+    assert trace.described(SPECS["add"], line)
+    with pytest.raises(InvalidInputError, match="add: a problem can't be made of"):
+        trace.described(SPECS["add"], line | change)
