@@ -34,7 +34,9 @@ def backends() -> dict[str, BackendStatus]:
     return _session().backends()
 
 
-def explain(name: str, *args: Any, backend: str | None = None, **kwargs: Any) -> Explanation:
+def explain(
+    name: str, *args: Any, backend: str | None = None, decide: bool = True, **kwargs: Any
+) -> Explanation:
     """Return who would run a call of the operator ``name`` with these arguments, and why.
 
     Parameters
@@ -42,9 +44,12 @@ def explain(name: str, *args: Any, backend: str | None = None, **kwargs: Any) ->
     name : str
         The operator.
     *args, **kwargs
-        The call's arguments; a problem that is new is decided now.
+        The call's arguments.
     backend : str, optional
         As in ``op``.
+    decide : bool
+        Under the policies ``measure`` and ``online``, measure a problem that is new, or that calls take turns
+        on, now. If not, tell what serves it as things are.
 
     Returns
     -------
@@ -58,7 +63,7 @@ def explain(name: str, *args: Any, backend: str | None = None, **kwargs: Any) ->
     InvalidInputError
         If the arguments break the operator's contract.
     """
-    return _session().explain(name, *args, backend=backend, **kwargs)
+    return _session().explain(name, *args, backend=backend, decide=decide, **kwargs)
 
 
 def op(name: str, *, backend: str | None = None) -> Operator:

@@ -8,6 +8,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,11 @@ from nxcore.dispatch import (
     tensors_of,
 )
 from nxcore.errors import DeviceLostError, UnsupportedProblemError
-from nxcore.explanation import Explanation
+from nxcore.explanation import Explanation, Origin
 from nxcore.gate import Gate, brief, lost
 from nxcore.guards import capturing, guarded, of_the_first, preferring
 from nxcore.measure import IN_CALL, Effort
+from nxcore.online import Exploration
 from nxcore.problem import Problem
 from nxcore.recall import Recall
 from nxcore.registry import BackendStatus, Registry
@@ -133,8 +135,10 @@ class Session:
             PREFERENCE.reset(token)
             trace.write()
 
-    def explain(self, name: str, *args: Any, backend: str | None = None, **kwargs: Any) -> Explanation:
-        """Return who would run this call and why; decides it now if it is new."""
+    def explain(
+        self, name: str, *args: Any, backend: str | None = None, decide: bool = True, **kwargs: Any
+    ) -> Explanation:
+        """Return who would run this call and why; see ``nxcore.explain``."""
         operator = self.op(name, backend=backend)
         bound = operator.frozen(operator.spec.bind(*args, **kwargs))
         reason = operator.unusual(bound)
@@ -145,8 +149,25 @@ class Session:
         if reason:
             return Explanation(problem, Decision("torch", "reference", reason))
         operator, problem, bound = self._served(operator, problem, bound)
-        with self.policy("measure"):  # whoever asks for a reason wants one now
-            return Explanation(problem, self._choose(operator, problem, bound).decision)
+        policy = self.chooser.policy
+        if policy != "frozen" and not decide:
+            policy = "estimate"
+        elif policy == "online":
+            policy = "measure"  # whoever asks for a reason wants one now
+        with self.policy(policy):
+            choice = self._choose(operator, problem, bound)
+        return self._explained(problem, choice)
+
+    def _explained(self, problem: Problem, choice: Choice) -> Explanation:
+        decision, recall, origin = choice.decision, self.chooser.recall, None
+        if isinstance(choice.call, Exploration):
+            done, most = choice.call.progress
+            reason = f"{decision.reason}: {done} of at most {most} rounds are complete"
+            decision = replace(decision, reason=reason)
+        page = recall.wisdom.read(problem) if decision.rule in ("measured", "reference") else None
+        if page and page.decision.chosen == decision.chosen:
+            origin = Origin(page.policy, page.date, page.versions, recall.stale(problem, page))
+        return Explanation(problem, decision, origin, self.tuner.fixes(problem))
 
     def _problem(self, operator: Operator, args: tuple[Any, ...]) -> Problem:
         named = list(zip(operator.spec.params, args, strict=True))

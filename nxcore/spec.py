@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -85,9 +85,16 @@ class Sketch:
     dtype: torch.dtype | None = None
     device: str | None = None
 
+    @property
+    def plain(self) -> bool:
+        """Whether its numbers are normal and it lies in memory in row-major order."""
+        return self.layout == "contiguous" and self.values == "normal"
+
     def build(self, device: torch.device, dtype: torch.dtype, seed: int) -> Tensor:
         """Build the tensor; the same sketch, dtype and seed give the same numbers on every device."""
         dtype = self.dtype or dtype
+        if device.type == "meta" and not self.device:  # which has no numbers to make
+            return _lay_out(torch.empty(self.shape, dtype=dtype, device=device), self.layout)
         generator = torch.Generator().manual_seed(seed)
         if self.low is not None and self.high is not None:
             data = torch.rand(self.shape, generator=generator, dtype=torch.float64, device="cpu")
@@ -180,6 +187,33 @@ class Sample:
         args = [make(a, seed=zlib.crc32(f"{self.name}/{i}".encode())) for i, a in enumerate(self.args)]
         kwargs = {k: make(a, seed=zlib.crc32(f"{self.name}/{k}".encode())) for k, a in self.kwargs.items()}
         return spec.bind(*args, **kwargs)
+
+    @property
+    def sketches(self) -> tuple[Sketch, ...]:
+        """Its tensors, sequences flattened; without what an operator has of its own."""
+        return tuple(_sketches((*self.args, *self.kwargs.values())))
+
+    def shaped(self, shape: tuple[int, ...]) -> Sample:
+        """Return the sample with ``shape`` in place of its first tensor's, wherever that shape occurs."""
+        follow = functools.partial(_follow, was=self.sketches[0].shape, shape=shape)
+        kwargs = {name: follow(value) for name, value in self.kwargs.items()}
+        return Sample(self.name, tuple(map(follow, self.args)), kwargs, self.tags)
+
+
+def _sketches(value: Any) -> Iterator[Sketch]:
+    if isinstance(value, Sketch):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _sketches(item)
+
+
+def _follow(value: Any, was: tuple[int, ...], shape: tuple[int, ...]) -> Any:
+    if isinstance(value, Sketch):
+        return replace(value, shape=shape) if value.shape == was else value
+    if isinstance(value, tuple):
+        return shape if value == was else tuple(_follow(v, was, shape) for v in value)
+    return value
 
 
 def _build(value: Any, *, device: torch.device, dtype: torch.dtype, seed: int) -> Any:

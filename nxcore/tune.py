@@ -134,6 +134,17 @@ class Tuner:
             and not self.registry.probe(b, k).simulated
         ]
 
+    def fixes(self, problem: Problem) -> dict[str, str]:
+        """Return label -> what to type where the machine, not the call, keeps a kernel from ``problem``."""
+        found: dict[str, str] = {}
+        for backend, kernel in self.registry.kernels(problem.op):
+            label, machine = backend.label(kernel), self.registry.probe(backend, kernel)
+            if machine.hint:
+                found[label] = machine.hint
+            elif machine and self.gate.refusal(backend, kernel, problem):
+                found[label] = f"nxcore quarantine clear {problem.op} --kernel {label}"
+        return found
+
     def _pinned(self, problem: Problem, args: tuple[Any, ...], name: str) -> Choice:
         backend = self.registry.backend(name)
         verdict = self.registry.probe(backend)

@@ -1,41 +1,95 @@
-"""``nxcore explain``: who would run an operator's sample here, and why."""
+"""``nxcore explain``: who would run an operator's sample, here or on another device, and why."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+if TYPE_CHECKING:
+    import torch
+
+    from nxcore.spec import OpSpec, Sample
+
 
 def collect(
-    op: str, sample: str | None, dtype: str, device: str | None, backend: str | None
+    op: str, sample: str | None, dtype: str, device: str | None, backend: str | None, shape: str | None = None
 ) -> dict[str, Any]:
-    """Return ``Explanation.to_dict()`` for one sample of an operator."""
-    from nxcore import session
+    """Return ``Explanation.to_dict()`` for one sample of an operator, of another shape if one is given."""
+    import torch
+
+    from nxcore import elsewhere, session
     from nxcore.device import available
     from nxcore.errors import InvalidInputError, nearest
+    from nxcore.problem import Problem
 
     current = session.default()
     spec = current.op(op, backend=backend).spec
     names = {s.name: s for s in spec.samples}
-    chosen = sample or next((s.name for s in spec.tagged("bench")), spec.samples[0].name)
-    if chosen not in names:
-        raise InvalidInputError(f"{op} has no sample {chosen!r}{nearest(chosen, names)}", argument="sample")
+    if sample and sample not in names:
+        raise InvalidInputError(f"{op} has no sample {sample!r}{nearest(sample, names)}", argument="sample")
     dtypes = {str(d).removeprefix("torch."): d for d in spec.dtypes}
     if dtype not in dtypes:
         raise InvalidInputError(f"dtype must be one of {', '.join(dtypes)}, got {dtype!r}", argument="dtype")
-    where = available(device)
-    args = names[chosen].build(spec, where, dtypes[dtype])
-    found = current.explain(op, *args[: len(_positional(spec))], backend=backend, **_keywords(spec, args))
-    return {"sample": chosen} | found.to_dict() | {"text": str(found.problem)}
+    asked = names[sample] if sample else next(iter(spec.tagged("bench")), spec.samples[0])
+    if shape is not None:
+        asked = shaped(spec, _numbers(shape), [asked] if sample else list(spec.samples), dtypes[dtype])
+    told = {"sample": asked.name, "shape": shape}
+    if device and device.partition(":")[0] not in ("cpu", "cuda"):
+        if backend:
+            raise InvalidInputError(
+                "--backend can't be asked of a device that isn't here", argument="backend"
+            )
+        problem = Problem.of(spec, asked.build(spec, torch.device("meta"), dtypes[dtype]))
+        found = elsewhere.explained(current.wisdom.store, problem, device)
+    else:
+        args = asked.build(spec, available(device), dtypes[dtype])
+        named = {p.name: a for p, a in zip(spec.params, args, strict=True) if p.keyword}
+        found = current.explain(op, *args[: len(args) - len(named)], backend=backend, **named)
+    return told | found.to_dict() | {"text": str(found.problem)}
 
 
-def _positional(spec: Any) -> list[Any]:
-    return [p for p in spec.params if not p.keyword]
+def shaped(spec: OpSpec, shape: tuple[int, ...], samples: list[Sample], dtype: torch.dtype) -> Sample:
+    """Return the first sample that makes a call with ``shape`` in place of its first tensor's.
+
+    Real workloads come first; among them, and after them, those of that many dimensions.
+
+    Raises
+    ------
+    InvalidInputError
+        If none does: the other arguments can't follow.
+    """
+    import torch
+
+    from nxcore.errors import InvalidInputError
+
+    def distance(sample: Sample) -> tuple[bool, ...]:
+        first, plain = sample.sketches[0], all(s.plain for s in sample.sketches)
+        return "bench" not in sample.tags, len(first.shape) != len(shape), not plain, bool(sample.kwargs)
+
+    why = "it has no sample of tensors"
+    for sample in sorted((s for s in samples if s.sketches), key=distance):
+        other = sample.shaped(shape)
+        try:
+            spec.check(*other.build(spec, torch.device("meta"), dtype))
+        except (InvalidInputError, RuntimeError, ValueError, IndexError) as error:
+            why = why if "sample " in why else f"sample {sample.name!r}: {error}"
+        else:
+            return other
+    raise InvalidInputError(
+        f"--shape {list(shape)} can't be the first tensor's of a call of {spec.name} whose other arguments "
+        f"are a sample's; {why}",
+        argument="shape",
+    )
 
 
-def _keywords(spec: Any, args: tuple[Any, ...]) -> dict[str, Any]:
-    return {p.name: a for p, a in zip(spec.params, args, strict=True) if p.keyword}
+def _numbers(text: str) -> tuple[int, ...]:
+    from nxcore.errors import InvalidInputError
+
+    parts = text.replace("x", ",").split(",")
+    if not all(part.strip().isdigit() for part in parts):
+        raise InvalidInputError(f"--shape must be sizes such as 64,16,32,32, got {text!r}", argument="shape")
+    return tuple(map(int, parts))
 
 
 def command(
@@ -43,13 +97,21 @@ def command(
     sample: Annotated[
         str | None, typer.Option(help="One of its samples; the first real workload by default.")
     ] = None,
+    shape: Annotated[
+        str | None, typer.Option(help="In place of the sample's first tensor's shape, such as 64,16,32,32.")
+    ] = None,
     dtype: Annotated[str, typer.Option(help="The element type.")] = "float32",
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one.")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="cpu or cuda, cuda where there is one; or the name of a device that there is wisdom of."
+        ),
+    ] = None,
     backend: Annotated[str | None, typer.Option(help="Only this backend.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Tell who would run one of an operator's samples here, and why; measures it if it is new."""
+    """Tell who would run one of an operator's samples, and why; here, it is measured if it is new."""
     from nxcore.cli import render
 
-    found = collect(op, sample, dtype, device, backend)
+    found = collect(op, sample, dtype, device, backend, shape)
     render.json(found) if json else render.explain(found)

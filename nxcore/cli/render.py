@@ -133,30 +133,37 @@ def explain(found: dict[str, Any]) -> None:
     console.print(
         f"[bold]{decision['chosen']}[/bold] runs it ({decision['rule']}): {escape(decision['reason'])}"
     )
-    table = _table("kernel", "median", "times as fast as torch", "error", right=("median", "error"))
+    columns = ("kernel", "median", "times as fast as torch", "error", "to be chosen")
+    table = _table(*columns, right=("median", "error"))
     for c in decision["candidates"]:
-        timing, ratio = c["timing"], c["ratio"]
-        note = escape(c["refusal"]) if c["refusal"] else "simulated, never timed" if c["simulated"] else ""
+        timing, ratio, change = c["timing"], c["ratio"], found["changes"].get(c["label"], "")
+        why = [c["refusal"], "" if change == c["refusal"] else change]
         table.add_row(
             escape(c["label"]),
             _microseconds(timing["median_us"]) if timing else "",
-            _ratio(ratio) if ratio else note,
+            _ratio(ratio) if ratio else "",
             _error(c["error"]),
+            escape("; ".join(filter(None, why))),
         )
-    console.print(table)
+    if table.row_count:
+        console.print(table)
+    if found["origin"]:
+        console.print(escape(found["origin"]["text"]))
+    if found["change"]:
+        console.print(escape(f"what would change it: {found['change']}"))
 
 
 def tune(found: dict[str, Any]) -> None:
     """Print what was measured, and in one line what wasn't."""
-    table = _table("operator", "problem", "chosen", "times as fast as torch", "was")
+    table = _table("problem", "tensors", "chosen", "times as fast as torch", "was")
     rows = found["rows"]
     for row in rows:
         if row["status"] == "known":
             continue
         served = row["status"] != "left out"
         table.add_row(
-            row["op"],
-            escape(_shapes(row["problem"]) or row["name"]),
+            escape(f"{row['op']} {row['name']}"),
+            escape(_shapes(row["problem"])),
             escape(row["chosen"]),
             _ratio(row["ratio"]) if served and row["ratio"] else escape(row["reason"]),
             escape(row["was"]),

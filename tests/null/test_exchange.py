@@ -160,7 +160,9 @@ def test_estimate_measures_nothing_and_measure_does_later(tmp_path, monkeypatch)
     session = measured(None, (3, 4), policy="estimate")
     with session.policy("estimate"):
         assert next(iter(session.chooser.choices.values())).decision.rule == "prior"
-    assert session.explain("add", X, X).decision.rule in ("measured", "reference")
+        assert session.explain("add", X, X).decision.rule == "prior", "which is who would run"
+    with session.policy("measure"):
+        assert session.explain("add", X, X).decision.rule in ("measured", "reference")
 
 
 def test_a_policy_that_is_none_is_refused():

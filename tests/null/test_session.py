@@ -273,7 +273,7 @@ def test_an_explanation_is_text_and_plain_data(monkeypatch):
     assert text[2:] == [
         "  torch: 100 us, 1.00x [1.00, 1.00]",
         "  fast: 50 us, 2.00x [2.00, 2.00]",
-        "  slow: 300 us, 0.33x [0.33, 0.33]",
+        "  slow: 300 us, 0.33x [0.33, 0.33]; would have to be 6.0 times as fast",
         "  sad: not eligible: too sad",
     ]
     data = found.to_dict()

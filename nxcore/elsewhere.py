@@ -1,0 +1,51 @@
+"""What wisdom says of a device that isn't here: imported figures, read without a tensor on it."""
+
+from __future__ import annotations
+
+import torch
+
+from nxcore.errors import InvalidInputError, nearest
+from nxcore.exchange import gathered
+from nxcore.explanation import Explanation, Origin
+from nxcore.problem import Problem
+from nxcore.select import Decision
+from nxcore.store import Store
+from nxcore.trace import moved
+from nxcore.wisdom import digest, key, page
+
+
+def explained(store: Store, problem: Problem, name: str) -> Explanation:
+    """Return who was chosen for a problem on another device.
+
+    Parameters
+    ----------
+    store : Store
+        Where wisdom of it is kept.
+    problem : Problem
+        The call; its tensors may be on any device, ``meta`` among them.
+    name : str
+        The device's name, or a part of it that no other shares; see ``nxcore wisdom show``.
+
+    Raises
+    ------
+    InvalidInputError
+        If there is no wisdom of such a device, naming the nearest.
+    """
+    environments, pages = gathered(store)
+    names = {str(facts.get("name")) for facts in environments.values()}
+    meant = [n for n in names if n.lower() == name.lower()] or [n for n in names if name.lower() in n.lower()]
+    if len(meant) != 1:
+        raise InvalidInputError(
+            f"there is no wisdom of a device {name!r}{nearest(name, names)}", argument="device"
+        )
+    of = {digest(facts): facts for facts in environments.values() if str(facts.get("name")) == meant[0]}
+    there = moved(problem, torch.device(next(iter(of.values()))["type"]))
+    filed = digest(key(there))
+    found = [page(document) for (env, name), (_, document) in pages.items() if env in of and name == filed]
+    best = max((p for p in found if p), key=lambda p: p.date, default=None)
+    if best is None:
+        others = sum(env in of and at["op"] == problem.op for (env, _), (at, _) in pages.items())
+        reason = f"nothing was measured of it on {meant[0]}; {others} other problems of {problem.op} were"
+        return Explanation(there, Decision("torch", "prior", reason))
+    origin = Origin(best.policy, best.date, best.versions, device=meant[0])
+    return Explanation(there, best.decision, origin)

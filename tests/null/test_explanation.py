@@ -1,0 +1,254 @@
+"""Who runs a call, since when, and what would change it; here and on a device that isn't here."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from nxcore import elsewhere, identity
+from nxcore import session as sessions
+from nxcore.cli import app
+from nxcore.errors import InvalidInputError
+from nxcore.explanation import BY_RULE, Explanation, ago
+from nxcore.kernel import no, simulated
+from nxcore.problem import Problem
+from nxcore.select import Candidate, Decision, decide
+from nxcore.store import Store
+from nxcore.wisdom import Page, digest, key
+from tests.null import fakes
+from tests.null.fakes import SPECS
+
+X = torch.arange(12.0).view(3, 4)
+PROBLEM = Problem.of(SPECS["add"], (X, X, 1, None))
+H200 = {"type": "cuda", "name": "NVIDIA H200", "capability": "9.0", "units": 132, "memory": 1, "l2": 1}
+BLOCKS = 12
+
+
+def decided(**us):
+    """Decide between kernels of so many microseconds a block, or one figure for all blocks."""
+    candidates = [
+        Candidate(label, label, timing=fakes.timing(t if isinstance(t, list) else [t] * BLOCKS))
+        for label, t in us.items()
+    ]
+    return Explanation(PROBLEM, decide(candidates, candidates[0].timing))
+
+
+@pytest.mark.parametrize(
+    ("us", "label", "change"),
+    [
+        ({"torch": 100, "near": 105}, "near", "would have to be 7% faster"),
+        ({"torch": 100, "far": 300}, "far", "would have to be 3.1 times as fast"),
+        ({"torch": 100, "fast": 50, "second": 60}, "second", "would have to be 20% faster"),
+        ({"torch": 100, "fast": 50, "tied": 50.5}, "tied", "as fast within 2%; the smaller error against"),
+        ({"torch": 100, "moody": [80, 120] * 6}, "moody", "ambiguous (p = "),
+    ],
+)
+def test_it_tells_what_a_kernel_would_need(us, label, change):
+    assert decided(**us).changes[label].startswith(change)
+
+
+def test_nothing_is_asked_of_torch_and_of_who_was_chosen():
+    assert set(decided(torch=100, fast=50).changes) == set()
+
+
+@pytest.mark.parametrize("rule", BY_RULE)
+def test_a_choice_without_figures_says_what_would_change_it(rule):
+    found = Explanation(PROBLEM, Decision("torch", rule, "so it is"))
+    assert found.change
+    assert "{" not in found.change
+    assert f"what would change it: {found.change}" in str(found)
+    assert found.to_dict()["change"] == found.change
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A session with kernels that can't serve, each for another reason."""
+    monkeypatch.setattr(identity, "sources", lambda dist, module: {"it": "1"})
+    add = fakes.kernel("add")
+    return fakes.session(
+        fakes.backend("fake", add),
+        fakes.backend(
+            "away", fakes.kernel("add"), probe=lambda: no("no GPU", hint="pip install nxcore-away")
+        ),
+        fakes.backend("picky", fakes.kernel("add", accepts=lambda p: no("needs CUDA tensors, got cpu"))),
+        fakes.backend("played", fakes.kernel("add"), probe=lambda: simulated("in an interpreter")),
+        fakes.replace(fakes.backend("later", fakes.kernel("add")), on_request="compiles for seconds"),
+    )
+
+
+def test_a_kernel_that_can_not_serve_says_what_would_let_it(machine):
+    suspect = machine.gate.suspect(
+        machine.registry.backends["fake"], machine.registry.backends["fake"].kernels[0], X.device, X.dtype
+    )
+    machine.gate.quarantine.add(suspect, "wrong", "NaN must stand")
+    changes = machine.explain("add", X, X).changes
+    assert changes == {
+        "fake": "nxcore quarantine clear add --kernel fake",
+        "away": "pip install nxcore-away",
+        "picky": "needs CUDA tensors, got cpu",
+        "played": "it is run by a simulator here; backend='played' asks for it",
+        "later": "only on request: compiles for seconds; ask for it by backend='later'",
+    }
+
+
+def test_the_age_and_the_policy_of_figures_are_told(machine, monkeypatch):
+    found = machine.explain("add", X, X)
+    assert str(found.origin) == f"measured just now by policy 'measure' with torch {torch.__version__}"
+    page = machine.wisdom.read(PROBLEM)
+    versions = {**page.versions, "torch": "2.13"}
+    earlier = time.time() - 3 * 86_400 - 5
+    machine.wisdom.write(PROBLEM, fakes.replace(page, date=earlier, policy="online", versions=versions))
+    found = machine.explain("add", X, X)
+    text = "measured 3 days ago by policy 'online' with torch 2.13; stale: "
+    text += f"torch was 2.13, is {torch.__version__}"
+    assert str(found.origin) == text
+    assert text in str(found)
+    assert found.to_dict()["origin"]["text"] == text
+
+
+def test_what_was_kept_still_has_its_ratios(machine):
+    first = machine.explain("add", X, X).decision["fake"]
+    machine.chooser.choices.clear()
+    again = machine.explain("add", X, X).decision["fake"]
+    assert again.ratio == first.ratio is not None
+    assert again.p_value == first.p_value is not None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (5, "just now"),
+        (60, "1 minute ago"),
+        (7300, "2 hours ago"),
+        (86_400, "1 day ago"),
+        (1e6, "11 days ago"),
+    ],
+)
+def test_an_age_in_words(seconds, text):
+    assert ago(seconds) == text
+
+
+def test_it_tells_who_runs_as_things_are_without_measuring(machine):
+    found = machine.explain("add", X, X, decide=False)
+    assert found.decision.rule == "prior"
+    assert machine.wisdom.read(PROBLEM) is None
+    assert machine.explain("add", X, X).origin is not None, "and it decides where it is asked to"
+
+
+def test_who_takes_turns_is_told_with_progress():
+    session = fakes.session(fakes.backend("fake", fakes.kernel("add")))
+    with session.policy("online"):
+        session.op("add")(X, X)
+        for thread in session.chooser.learner.threads:
+            thread.join()
+        for _ in range(7):
+            session.op("add")(X, X)
+        found = session.explain("add", X, X, decide=False)
+    assert found.decision.rule == "exploring"
+    assert found.decision.reason.endswith(": 2 of at most 40 rounds are complete")
+
+
+# ---- a device that isn't here
+
+
+@pytest.fixture
+def store():
+    """A store with figures of an addition on an H200, an older one among them."""
+    found = Store()
+    on_cuda = key(PROBLEM) | {"devices": ["cuda", "cuda"]}
+    for units, date, chosen in ((66, 1e9, "torch"), (132, 2e9, "cuda")):
+        facts = H200 | {"units": units}
+        found.write("environments", {"environment": digest(facts)}, facts)
+        us = {"torch": 20.0, "cuda": 10.0} if chosen == "cuda" else {"torch": 10.0, "cuda": 20.0}
+        candidates = [Candidate(n, n, timing=fakes.timing([t] * BLOCKS)) for n, t in us.items()]
+        page = Page(decide(candidates), candidates[0].timing, {}, date=date, versions={"torch": "2.13"})
+        found.write(f"{digest(facts)}/entries", on_cuda, page.to_dict())
+    return found
+
+
+@pytest.mark.parametrize("name", ["NVIDIA H200", "nvidia h200", "H200"])
+def test_another_device_is_asked_by_name_without_being_there(store, name):
+    found = elsewhere.explained(store, PROBLEM, name)
+    assert (found.decision.chosen, found.decision.rule) == ("cuda", "measured")
+    assert found.origin.device == "NVIDIA H200"
+    assert " on NVIDIA H200 by policy" in str(found)
+
+
+def test_what_nobody_measured_there_is_said(store):
+    problem = Problem.of(SPECS["add"], (X[:2], X[:2], 1, None))
+    found = elsewhere.explained(store, problem, "H200").decision
+    assert (found.chosen, found.rule) == ("torch", "prior")
+    assert "nothing was measured of it on NVIDIA H200; 2 other problems of add were" in found.reason
+
+
+def test_a_device_of_which_nothing_is_known_is_refused(store):
+    with pytest.raises(
+        InvalidInputError, match="no wisdom of a device 'NVIDIA H100'; did you mean 'NVIDIA H200'"
+    ):
+        elsewhere.explained(store, PROBLEM, "NVIDIA H100")
+
+
+# ---- the command line
+
+
+@pytest.fixture
+def default(machine, monkeypatch):
+    monkeypatch.setattr(sessions, "_default", machine)
+    return machine
+
+
+def run(*words, status=0):
+    done = CliRunner().invoke(app, ["explain", *words])
+    if done.exception and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == status, done.output
+    return done.stdout
+
+
+def test_the_command_shows_age_and_what_would_change_it(default):
+    text = run("add", "--sample", "prime", "--device", "cpu")
+    for word in (
+        "to be chosen",
+        "needs CUDA tensors",
+        "pip install nxcore-away",
+        "measured just now by policy",
+    ):
+        assert word in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    ("op", "shape"),
+    [("add", "64,16,3,2"), ("add", "5"), ("softmax_sum", "3,4,5"), ("max_pool2d", "2,3,9,9"), ("sum", "6x7")],
+)
+def test_a_shape_that_is_nobodys_sample(default, op, shape):
+    found = json.loads(run(op, "--shape", shape, "--device", "cpu", "--json"))
+    wanted = [int(n) for n in shape.replace("x", ",").split(",")]
+    values = [
+        v for value in found["problem"].values() for v in (value if isinstance(value, list) else [value])
+    ]
+    assert next(v["shape"] for v in values if isinstance(v, dict)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        (["depthwise_conv2d", "--shape", "3"], "can't be the first tensor's of a call of depthwise_conv2d"),
+        (["add", "--shape", "3,a"], "--shape must be sizes such as 64,16,32,32, got '3,a'"),
+        (["add", "--device", "H300"], "no wisdom of a device 'H300'"),
+    ],
+)
+def test_what_can_not_be_asked_is_refused(default, words, match):
+    with pytest.raises(InvalidInputError, match=match):
+        run(*words, status=2)
+
+
+def test_the_command_asks_another_device(default, store):
+    default.wisdom.store = store
+    found = json.loads(run("add", "--shape", "3,4", "--device", "H200", "--json"))
+    assert found["decision"]["chosen"] == "cuda"
+    assert "on NVIDIA H200 by policy 'measure'" in run("add", "--shape", "3,4", "--device", "H200")
