@@ -20,7 +20,19 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["Session", "__version__", "backends", "errors", "explain", "op", "ops", "policy", "record", "use"]
+__all__ = [
+    "Session",
+    "__version__",
+    "backends",
+    "distributed",
+    "errors",
+    "explain",
+    "op",
+    "ops",
+    "policy",
+    "record",
+    "use",
+]
 
 
 def backends() -> dict[str, BackendStatus]:
@@ -158,7 +170,7 @@ def __getattr__(name: str) -> Any:
         from nxcore.session import Session
 
         return Session
-    if name in ("errors", "ops"):
+    if name in ("distributed", "errors", "ops"):
         return importlib.import_module(f"nxcore.{name}")
     raise AttributeError(f"module 'nxcore' has no attribute {name!r}")
 

@@ -94,6 +94,12 @@ class Chooser:
         with self._threads:
             self.choices[self._key(problem, backend)] = choice
 
+    def hold(self, lock: Lock, settings: Settings) -> None:
+        """Choose by another lock and other settings; what was decided before is forgotten."""
+        with self._threads:
+            self.lock, self.settings = lock, settings
+            self.choices.clear()
+
     def forget(self, kernel: Kernel) -> None:
         """Drop every choice that fell on ``kernel``."""
         with self._threads:
@@ -129,11 +135,12 @@ class Chooser:
             stayed = self.tuner.stay(problem, None, f"nothing is known of it, and the policy is {policy!r}")
             return replace(stayed, decision=replace(stayed.decision, rule="prior"))
         if policy == "online" and self.learner.takes(problem):
-            return self.learner.start(problem, functools.partial(self._learnt, problem))
+            return self.learner.start(problem, functools.partial(self._learnt, problem, self.lock))
         choice = self.tuner.choose(problem, args)
         self.recall.keep(problem, choice.decision, choice.again)
         return choice
 
-    def _learnt(self, problem: Problem, choice: Choice) -> None:
-        self.keep(problem, None, choice)
-        self._changed()
+    def _learnt(self, problem: Problem, lock: Lock, choice: Choice) -> None:
+        if self.lock is lock:  # else ranks have agreed meanwhile, and this comes too late
+            self.keep(problem, None, choice)
+            self._changed()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import platform
@@ -122,6 +123,11 @@ def available(name: str | None = None) -> torch.device:
             f"device {name!r} isn't there: torch sees {count} CUDA devices", argument="device"
         )
     return device
+
+
+def current(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Make ``device`` the current one of a block: its streams and events are what is meant."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def synchronize(device: torch.device) -> None:

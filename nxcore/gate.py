@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from nxcore import identity
-from nxcore.device import synchronize
+from nxcore.device import current, synchronize
 from nxcore.errors import DeviceLostError
 from nxcore.kernel import Backend, Kernel
 from nxcore.layout import layout_class
@@ -152,7 +152,7 @@ class Gate:
         lasting = all(suspect.made_of["sources"].values())
         found = _verdict(self.store.read("verdicts", filed), make) if lasting else None
         if found is None:
-            with self.watched(suspect, device, "its verification"):
+            with self.watched(suspect, device, "its verification"), current(device):
                 found = self._run(suspect, kernel, device, dtype, what)
             if found.refusal and found.error is not None and backend.name != "torch":
                 self.quarantine.add(suspect, "wrong", found.refusal)

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from nxcore.device import describe, synchronize
+from nxcore.device import current, describe, synchronize
 from nxcore.errors import MeasurementError
 from nxcore.spec import Cost
 from nxcore.timing import Timing
@@ -140,7 +140,7 @@ def race(
         if suspect and device.type == "cuda":
             _require_current_stream(lane, device, clock)
 
-    with _no_collection():
+    with _no_collection(), current(device):
         for label in calls:
             attempt(label, prepare)
         done = 0

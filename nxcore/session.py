@@ -28,6 +28,7 @@ from nxcore.dispatch import (
     tensors_of,
 )
 from nxcore.errors import DeviceLostError, UnsupportedProblemError
+from nxcore.exchange import Lock
 from nxcore.explanation import Explanation, Origin
 from nxcore.gate import Gate, brief, lost
 from nxcore.guards import capturing, guarded, of_the_first, preferring
@@ -134,6 +135,12 @@ class Session:
         finally:
             PREFERENCE.reset(token)
             trace.write()
+
+    def hold(self, lock: Lock, policy: str) -> None:
+        """Serve by ``lock`` from now on, and by ``policy`` what it says nothing of."""
+        self.settings = replace(self.settings, policy=require_policy(policy))
+        self.chooser.hold(lock, self.settings)
+        self._forget()
 
     def explain(
         self, name: str, *args: Any, backend: str | None = None, decide: bool = True, **kwargs: Any

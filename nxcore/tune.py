@@ -23,6 +23,7 @@ from nxcore.choice import (
     try_once,
     yardstick,
 )
+from nxcore.device import current
 from nxcore.errors import BackendUnavailableError, DeviceLostError, MeasurementError, UnsupportedProblemError
 from nxcore.gate import Gate, brief, lost, short
 from nxcore.kernel import Backend, Kernel
@@ -221,7 +222,10 @@ class Tuner:
             if not first:
                 return Entry(backend, kernel, candidate, kernel.plan(problem))
             suspect = self.gate.suspect(backend, kernel, problem.device, problem.dtype)
-            with self.gate.watched(suspect, problem.device, f"its first run on {problem}"):
+            with (
+                self.gate.watched(suspect, problem.device, f"its first run on {problem}"),
+                current(problem.device),
+            ):
                 call = kernel.plan(problem)
                 if not problem.view:
                     try_once(call, problem, args)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -84,6 +85,7 @@ def command(
     """Measure ahead of the calls: operators' real workloads, or a recorded run's problems.
 
     What is known and not stale is left as it is, so a run that was interrupted goes on where it ended.
+    `torchrun -m nxcore tune` splits the work over ranks, each with a GPU of its own.
     Exit status 130 if it was interrupted, 1 if a tile is wrong.
     """
     from nxcore.cli import render
@@ -92,10 +94,28 @@ def command(
     if tiles is not None:
         _sweep(ops, tiles, samples, dtypes, device, most, json)
         return
-    found = collect(cells(ops, samples, dtypes, device, from_trace), again=again, budget=budget)
-    render.json(found) if json else render.tune(found)
+    from nxcore import distributed
+
+    with distributed.ranks() as (rank, world):
+        wanted = cells(ops, samples, dtypes, device, from_trace)[rank::world]
+        found = collect(wanted, again=again, budget=budget, quiet=rank > 0)
+        if world > 1 and found["stopped"] != "interrupted":  # who is interrupted meets nobody any more
+            found = together(distributed.gathered(found))
+            distributed.agree()
+    if rank == 0:
+        render.json(found) if json else render.tune(found)
     if found["stopped"] == "interrupted":
         raise typer.Exit(INTERRUPTED)
+
+
+def together(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what ranks found as one: each rank had a cell in turn."""
+    turns = itertools.zip_longest(*(f["rows"] for f in found))
+    return {
+        "rows": [row for turn in turns for row in turn if row is not None],
+        "left": sum(f["left"] for f in found),
+        "stopped": next((f["stopped"] for f in found if f["stopped"]), ""),
+    }
 
 
 def _sweep(

@@ -1,0 +1,149 @@
+"""Ranks that choose alike: what one of them measured holds for all.
+
+Choosing itself never communicates, so no rank can wait for another in a call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import distributed
+
+from nxcore import exchange, session
+from nxcore.errors import InvalidInputError
+from nxcore.exchange import Lock, Pages
+from nxcore.registry import Registry
+from nxcore.session import Session
+from nxcore.settings import require_policy
+from nxcore.store import Document
+from nxcore.wisdom import digest, environment
+
+LONGEST = dt.timedelta(days=1)
+"""How long a rank that is through waits for those that are still measuring."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a rank brings along.
+
+    Attributes
+    ----------
+    environments, pages
+        All its wisdom, as ``exchange.gathered`` gives it.
+    here : tuple of str
+        The environments that are this rank's own devices.
+    able : Mapping
+        Operator -> labels of the kernels that its machine can run.
+    locked : Mapping
+        What its lock says already.
+    """
+
+    environments: Mapping[str, Document]
+    pages: Pages
+    here: tuple[str, ...]
+    able: Mapping[str, frozenset[str]]
+    locked: Mapping[str, str]
+
+
+def agree(group: Any = None, *, otherwise: str = "frozen") -> int:
+    """Make all ranks of a group choose as its first rank does, from now on.
+
+    All ranks must call it. They put their wisdom together; where ranks know different figures of a problem,
+    the first rank's count, else the latest. What follows is a lock that is the same on every rank. A kernel
+    that some rank's machine can't run is in no lock: torch serves there.
+
+    Parameters
+    ----------
+    group : ProcessGroup, optional
+        The default group where None. Under NCCL, each rank's current device must be its own.
+    otherwise : str
+        The policy for problems that nobody has met yet. ``frozen``: torch serves them, on every rank, until
+        ranks agree again. Under another policy each rank decides for itself.
+
+    Returns
+    -------
+    int
+        How many problems they agree on.
+
+    Raises
+    ------
+    InvalidInputError
+        If there is no process group, or this rank isn't in it.
+    """
+    require_policy(otherwise, "otherwise")
+    if not (distributed.is_available() and distributed.is_initialized()):
+        raise InvalidInputError(
+            "agree needs a process group: call torch.distributed.init_process_group first"
+        )
+    if distributed.get_rank(group) < 0:
+        raise InvalidInputError("group must be one that this rank is in", argument="group")
+    current = session.default()
+    offers: list[Any] = [None] * distributed.get_world_size(group)
+    distributed.all_gather_object(offers, offer(current), group=group)
+    environments, pages, lock = agreed(offers)
+    exchange.imported(current.wisdom.store, environments, pages)
+    current.hold(lock, otherwise)
+    return len(lock.chosen)
+
+
+def offer(of: Session) -> Offer:
+    """Return what a session brings along."""
+    devices = [torch.device("cpu")]
+    if torch.cuda.is_available():
+        devices.append(torch.device("cuda", torch.cuda.current_device()))
+    here = tuple(digest(environment(d)) for d in devices)
+    return Offer(*exchange.gathered(of.wisdom.store), here, _able(of.registry), dict(of.chooser.lock.chosen))
+
+
+def agreed(offers: Sequence[Offer]) -> tuple[dict[str, Document], Pages, Lock]:
+    """Return all wisdom together, and the lock that follows for the first offer's devices."""
+    first = offers[0]
+    environments, pages = exchange.merged((o.environments, o.pages) for o in offers)
+    environments, pages = environments | dict(first.environments), pages | first.pages
+    chosen = {}
+    for (of, name), (key, document) in pages.items():
+        label = document["decision"]["chosen"]
+        if of in first.here:
+            chosen[name] = label if all(label in o.able.get(key["op"], ()) for o in offers) else "torch"
+    return environments, pages, Lock(chosen | dict(first.locked))
+
+
+def _able(registry: Registry) -> dict[str, frozenset[str]]:
+    return {
+        op: frozenset(
+            b.label(k)
+            for b, k in registry.kernels(op)
+            if (machine := registry.probe(b, k)) and not machine.simulated
+        )
+        for op in registry.ops
+    }
+
+
+@contextlib.contextmanager
+def ranks() -> Iterator[tuple[int, int]]:
+    """Yield rank and world size where torchrun started this process, with a device of its own; else 0, 1."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world == 1:
+        yield 0, 1
+        return
+    cuda = torch.cuda.is_available()
+    if cuda:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    distributed.init_process_group("nccl" if cuda else "gloo", timeout=LONGEST)
+    try:
+        yield distributed.get_rank(), world
+    finally:
+        distributed.destroy_process_group()
+
+
+def gathered(value: Any) -> list[Any]:
+    """Return every rank's ``value``, in their order."""
+    values: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(values, value)
+    return values
