@@ -13,8 +13,11 @@ if TYPE_CHECKING:
     import os
     from contextlib import AbstractContextManager
 
+    from torch.nn import Module
+
     from nxcore.dispatch import Operator
     from nxcore.explanation import Explanation
+    from nxcore.nn.swap import Swap
     from nxcore.registry import BackendStatus
     from nxcore.session import Session
 
@@ -23,16 +26,40 @@ __version__ = "0.1.0"
 __all__ = [
     "Session",
     "__version__",
+    "accelerate",
     "backends",
     "distributed",
     "errors",
     "explain",
+    "nn",
     "op",
     "ops",
     "policy",
     "record",
+    "restore",
     "use",
 ]
+
+
+def accelerate(model: Module) -> Swap:
+    """Have nxcore's operators serve the modules of ``model`` that they can.
+
+    Such a module becomes an instance of the class of the same name in ``nxcore.nn``. It stays the same
+    object, with its parameters, hooks and names in a ``state_dict``, in every model that it is part of.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Any; itself included. Done twice, nothing more happens.
+
+    Returns
+    -------
+    Swap
+        ``replaced``: name -> class; ``left``: name -> reason, of every module that holds no other.
+    """
+    from nxcore.nn import swap
+
+    return swap.accelerate(model)
 
 
 def backends() -> dict[str, BackendStatus]:
@@ -140,6 +167,24 @@ def record(path: str | os.PathLike[str]) -> AbstractContextManager[None]:
     return _session().record(path)
 
 
+def restore(model: Module) -> Swap:
+    """Undo ``accelerate``: the modules that it replaced are torch's again.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        One that ``accelerate`` was given, or a copy of it.
+
+    Returns
+    -------
+    Swap
+        ``replaced``: name -> class; ``left``: name -> reason, where another has changed the class since.
+    """
+    from nxcore.nn import swap
+
+    return swap.restore(model)
+
+
 def use(*backends: str) -> AbstractContextManager[None]:
     """Prefer some backends, in order, in the calls of a ``with`` block of this thread or task.
 
@@ -170,7 +215,7 @@ def __getattr__(name: str) -> Any:
         from nxcore.session import Session
 
         return Session
-    if name in ("distributed", "errors", "ops"):
+    if name in ("distributed", "errors", "nn", "ops"):
         return importlib.import_module(f"nxcore.{name}")
     raise AttributeError(f"module 'nxcore' has no attribute {name!r}")
 

@@ -1,0 +1,12 @@
+"""Modules with torch's constructors, hooks and state_dicts, whose ``forward`` calls nxcore's operators.
+
+Each is a subclass of torch's module of the same name. What an operator refuses, torch's own ``forward``
+serves, or refuses in its own words; ``reason`` says which modules that concerns from the start.
+"""
+
+from __future__ import annotations
+
+from nxcore.nn.modules import AvgPool2d, Conv2d, MaxPool2d, SoftmaxSum
+from nxcore.nn.swap import Swap, accelerate, restore
+
+__all__ = ["AvgPool2d", "Conv2d", "MaxPool2d", "SoftmaxSum", "Swap", "accelerate", "restore"]

@@ -1,0 +1,137 @@
+"""The modules: torch's own, but for ``forward``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import nxcore
+from nxcore.errors import InvalidInputError
+
+# Here and not in a call: torch's compiler can't trace how an operator is found, only that it is one.
+_add = nxcore.op("add")
+_avg_pool2d = nxcore.op("avg_pool2d")
+_depthwise_conv2d = nxcore.op("depthwise_conv2d")
+_max_pool2d = nxcore.op("max_pool2d")
+_softmax_sum = nxcore.op("softmax_sum")
+
+
+class _Served(nn.Module):
+    """A module and what may keep its operator from serving it."""
+
+    @staticmethod
+    def refusal(module: Any) -> str:  # noqa: ARG004  most are served whatever their arguments
+        """Return why torch's own ``forward`` is to serve ``module``; empty if the operator can."""
+        return ""
+
+    @property
+    def reason(self) -> str:
+        """Why torch's own ``forward`` serves this module; empty if the operator does."""
+        return self.refusal(self)
+
+
+class MaxPool2d(nn.MaxPool2d, _Served):
+    """``torch.nn.MaxPool2d`` by the operator ``max_pool2d``."""
+
+    def forward(self, input: Tensor) -> Any:  # noqa: A002  torch's name
+        """Return the largest element of each window, and where it lies if asked for."""
+        try:
+            return _max_pool2d(
+                input,
+                self.kernel_size,
+                self.stride,
+                self.padding,
+                self.dilation,
+                self.ceil_mode,
+                self.return_indices,
+            )
+        except InvalidInputError:
+            return super().forward(input)
+
+
+class AvgPool2d(nn.AvgPool2d, _Served):
+    """``torch.nn.AvgPool2d`` by the operator ``avg_pool2d``."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's name
+        """Return the mean of each window."""
+        try:
+            out: Tensor = _avg_pool2d(
+                input,
+                self.kernel_size,
+                self.stride,
+                self.padding,
+                self.ceil_mode,
+                self.count_include_pad,
+                self.divisor_override,
+            )
+        except InvalidInputError:
+            return super().forward(input)
+        return out
+
+
+class Conv2d(nn.Conv2d, _Served):
+    """``torch.nn.Conv2d``, by the operator ``depthwise_conv2d`` where each channel has one filter of its own.
+
+    A bias is added by the operator ``add``. Padding other than with zeros is laid around the image before, as
+    torch does it.
+    """
+
+    @staticmethod
+    def refusal(module: Any) -> str:
+        """Return why torch's own ``forward`` is to serve ``module``; empty if the operator can."""
+        groups, channels, filters = module.groups, module.in_channels, module.out_channels
+        if groups == channels == filters:
+            return ""
+        return (
+            f"not depthwise: groups {groups}, in_channels {channels} and out_channels {filters} must be equal"
+        )
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's name
+        """Return each channel convolved with its filter."""
+        bias, image = self.bias, input
+        padding: Any = self.padding
+        if self.refusal(self) or (bias is not None and bias.dtype != input.dtype):
+            return super().forward(input)
+        try:
+            if self.padding_mode != "zeros":
+                image = functional.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
+                padding = 0
+            out: Tensor = _depthwise_conv2d(image, self.weight, self.stride, padding, self.dilation)
+        except InvalidInputError:
+            return super().forward(input)
+        # Under autocast the convolution may have come in another dtype than its arguments.
+        return out if bias is None else _add(out, bias.to(out.dtype).view(-1, 1, 1))
+
+
+class SoftmaxSum(_Served):
+    """A blend of N tensors with softmax weights that are learnt, by the operator ``softmax_sum``.
+
+    Parameters
+    ----------
+    candidates : int
+        N, how many tensors are blended.
+    device, dtype : optional
+        Of the logits.
+
+    Attributes
+    ----------
+    logits : Parameter
+        Shape (N,), 0 at the start: the blend is the mean.
+    """
+
+    def __init__(self, candidates: int, device: Any = None, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(torch.zeros(candidates, device=device, dtype=dtype))
+
+    def forward(self, xs: Sequence[Tensor] | Tensor) -> Tensor:
+        """Return ``sum_i softmax(logits)[i] * xs[i]``."""
+        out: Tensor = _softmax_sum(xs, self.logits)
+        return out
+
+    def extra_repr(self) -> str:
+        """Return how many tensors are blended."""
+        return str(len(self.logits))

@@ -1,0 +1,94 @@
+"""accelerate and restore: the modules of an existing model become nxcore's and torch's again.
+
+A module changes its class and nothing else. So its parameters, buffers, hooks and flags, its places in the
+model and whatever else holds it stay as they are, and no operator of torch is touched.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torch import nn
+from torch.nn.utils import parametrize
+
+from nxcore.nn.modules import AvgPool2d, Conv2d, MaxPool2d
+
+OURS: dict[type[nn.Module], Any] = {
+    nn.MaxPool2d: MaxPool2d,
+    nn.AvgPool2d: AvgPool2d,
+    nn.Conv2d: Conv2d,
+}
+TORCHS = {ours: torchs for torchs, ours in OURS.items()}
+MARK = "_nxcore_accelerated"
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """What ``accelerate`` or ``restore`` did.
+
+    Attributes
+    ----------
+    replaced : dict of str to str
+        The name of a module in the model -> the class that it was of. A shared module has one name.
+    left : dict of str to str
+        The name of a module -> why it was left as it is.
+    """
+
+    replaced: dict[str, str] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return both as plain data."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        lines = [f"replaced {len(self.replaced)}, left {len(self.left)}"]
+        lines += [f"  {name or '(the model)'}: {cls}" for name, cls in self.replaced.items()]
+        lines += [f"  left {count}: {why}" for why, count in Counter(self.left.values()).most_common()]
+        return "\n".join(lines)
+
+
+def accelerate(model: nn.Module) -> Swap:
+    """Have nxcore's operators serve the modules of ``model`` that they can; see ``nxcore.accelerate``."""
+    swap = Swap()
+    for name, module in model.named_modules():
+        cls = type(module)
+        if why := _refusal(module):
+            swap.left[name] = why
+        elif cls in OURS:
+            module.__class__ = OURS[cls]
+            vars(module)[MARK] = True
+            swap.replaced[name] = cls.__name__
+    return swap
+
+
+def restore(model: nn.Module) -> Swap:
+    """Undo ``accelerate``; see ``nxcore.restore``."""
+    swap = Swap()
+    for name, module in model.named_modules():
+        cls = type(module)
+        if MARK not in vars(module):
+            continue
+        if cls not in TORCHS:
+            swap.left[name] = f"its class was changed since, to {cls.__name__}"
+            continue
+        del vars(module)[MARK]
+        module.__class__ = TORCHS[cls]
+        swap.replaced[name] = cls.__name__
+    return swap
+
+
+def _refusal(module: nn.Module) -> str:
+    """Return why ``module`` is left as it is; empty if it can be served, or only holds others."""
+    cls = type(module)
+    if cls in OURS:
+        return "its forward was replaced" if "forward" in vars(module) else OURS[cls].refusal(module)
+    if cls in TORCHS:
+        return "nxcore's already"
+    if base := next((b for b in cls.__mro__ if b in OURS), None):
+        if parametrize.is_parametrized(module):
+            return "it has parametrizations"
+        return f"{cls.__name__} is a subclass of {base.__name__}: its forward may differ"
+    return "" if next(module.children(), None) else f"no operator for {cls.__name__}"
