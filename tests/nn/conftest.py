@@ -1,0 +1,35 @@
+"""What serves the modules of nxcore.nn in these tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from nxcore.nn import modules
+from tests.null import fakes
+
+OPERATORS = ("add", "avg_pool2d", "depthwise_conv2d", "max_pool2d", "softmax_sum")
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> Iterator[list[str]]:
+    """Serve modules by kernels that are torch's references in disguise; return the names of those that ran.
+
+    Numba's own take a second each to compile for each window: one test has them. On CUDA the kernels are real.
+    """
+    names: list[str] = []
+
+    def noting(name: str) -> fakes.FakeKernel:
+        def run(*args: object) -> object:
+            names.append(name)
+            return fakes.SPECS[name].reference(*args)
+
+        return fakes.kernel(name, run)
+
+    session = fakes.session(fakes.backend("fake", *map(noting, fakes.SPECS)))
+    for name in OPERATORS:
+        monkeypatch.setattr(modules, f"_{name}", session.op(name))
+    with session.use("fake"):
+        yield names
