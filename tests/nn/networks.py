@@ -154,16 +154,15 @@ class MixedOp(nn.Module):
 
 
 class Cell(nn.Module):
-    """Two nodes: the first sees both inputs, the second the first node too."""
+    """One node that sees both inputs, and one that sees the first."""
 
     def __init__(self, channels: int, stride: int) -> None:
         super().__init__()
-        self.edges = nn.ModuleList(MixedOp(channels, s) for s in (stride, stride, stride, stride, 1))
+        self.edges = nn.ModuleList(MixedOp(channels, s) for s in (stride, stride, 1))
 
     def forward(self, before: Tensor, last: Tensor, alphas: Sequence[Tensor]) -> Tensor:
         first = self.edges[0](before, alphas[0]) + self.edges[1](last, alphas[1])
-        second = self.edges[2](before, alphas[2]) + self.edges[3](last, alphas[3])
-        return first + second + self.edges[4](first, alphas[4])
+        return first + self.edges[2](first, alphas[2])
 
 
 class Darts(nn.Module):
@@ -173,7 +172,7 @@ class Darts(nn.Module):
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(3, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels))
         self.cells = nn.ModuleList([Cell(channels, 1), Cell(channels, 2)])
-        self.alphas = nn.Parameter(0.1 * torch.randn(2, 5, len(PRIMITIVES)))
+        self.alphas = nn.Parameter(0.1 * torch.randn(2, 3, len(PRIMITIVES)))
         self.head = nn.Linear(channels, 5)
 
     def forward(self, x: Tensor) -> Tensor:

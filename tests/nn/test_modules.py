@@ -1,0 +1,134 @@
+"""nxcore.nn: torch's constructors and answers, and torch's own forward where no operator serves."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import nxcore
+
+MAKE = {
+    "max_pool": lambda of: of.MaxPool2d(3, stride=2, padding=1),
+    "max_pool_dilated": lambda of: of.MaxPool2d((3, 2), 1, 0, dilation=2, ceil_mode=True),
+    "max_pool_indices": lambda of: of.MaxPool2d(2, return_indices=True),
+    "avg_pool": lambda of: of.AvgPool2d(3, 2, 1, ceil_mode=True, count_include_pad=False),
+    "avg_pool_divisor": lambda of: of.AvgPool2d((2, 3), divisor_override=5),
+    "conv": lambda of: of.Conv2d(4, 4, 3, groups=4, bias=False),
+    "conv_bias": lambda of: of.Conv2d(4, 4, (3, 5), stride=(1, 2), padding=(1, 2), groups=4),
+    "conv_same": lambda of: of.Conv2d(4, 4, 4, padding="same", dilation=2, groups=4),
+    "conv_valid": lambda of: of.Conv2d(4, 4, 3, padding="valid", groups=4),
+    "conv_reflect": lambda of: of.Conv2d(4, 4, 3, padding=1, padding_mode="reflect", groups=4),
+    "conv_circular": lambda of: of.Conv2d(4, 4, 3, padding="same", padding_mode="circular", groups=4),
+    "conv_of_one_group": lambda of: of.Conv2d(4, 6, 3),
+    "conv_two_filters_each": lambda of: of.Conv2d(4, 8, 3, groups=4),
+}
+OURS = ["AvgPool2d", "Conv2d", "MaxPool2d"]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_module_is_torchs_with_its_constructor(name: str) -> None:
+    ours, torchs = getattr(nxcore.nn, name), getattr(nn, name)
+    assert issubclass(ours, torchs)
+    assert inspect.signature(ours) == inspect.signature(torchs)
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_a_module_answers_as_torchs(name: str, ran: list[str], device: torch.device) -> None:
+    torch.manual_seed(0)
+    torchs, ours = MAKE[name](nn).to(device), MAKE[name](nxcore.nn).to(device)
+    assert repr(ours) == repr(torchs)
+    ours.load_state_dict(torchs.state_dict())
+    x = torch.randn(2, 4, 9, 11, device=device)
+    for given in (x, x[0], x.to(memory_format=torch.channels_last)):
+        for leaves in ((a := given.clone().requires_grad_(), b := given.clone().requires_grad_()),):
+            got, want = ours(a), torchs(b)
+            torch.testing.assert_close(got, want)
+            first = [out[0] if isinstance(out, tuple) else out for out in (got, want)]
+            cotangent = torch.randn_like(first[0])
+            for out in first:
+                out.backward(cotangent)
+            torch.testing.assert_close(leaves[0].grad, leaves[1].grad)
+    for p, q in zip(ours.parameters(), torchs.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad)
+    # With indices torch differentiates by itself; a convolution that isn't depthwise is none of ours.
+    assert bool(ran) == (not ours.reason and name != "max_pool_indices")
+
+
+def test_the_reason_says_what_torch_serves() -> None:
+    assert nxcore.nn.Conv2d(4, 4, 3, groups=4).reason == nxcore.nn.MaxPool2d(2).reason == ""
+    reason = "not depthwise: groups 1, in_channels 4 and out_channels 6 must be equal"
+    assert nxcore.nn.Conv2d(4, 6, 3).reason == reason
+
+
+@pytest.mark.parametrize(
+    ("module", "x"),
+    [
+        (nxcore.nn.MaxPool2d(2), torch.zeros(3, 4)),
+        (nxcore.nn.AvgPool2d(2, padding=2), torch.zeros(1, 2, 4, 4)),
+        (nxcore.nn.Conv2d(4, 4, 3, groups=4), torch.zeros(1, 3, 4, 4)),
+        (nxcore.nn.Conv2d(4, 4, 3, groups=4), torch.zeros(1, 4, 4, 4, dtype=torch.float64)),
+        (nxcore.nn.Conv2d(4, 4, 3, padding=9, padding_mode="reflect", groups=4), torch.zeros(1, 4, 4, 4)),
+    ],
+    ids=["rank", "padding", "channels", "dtype", "reflection"],
+)
+def test_what_torch_refuses_is_refused_in_its_words(module: nn.Module, x: torch.Tensor) -> None:
+    torchs = copy.deepcopy(module)
+    torchs.__class__ = type(module).__mro__[1]
+    with pytest.raises(RuntimeError) as wanted:
+        torchs(x)
+    with pytest.raises(RuntimeError) as got:
+        module(x)
+    assert str(got.value) == str(wanted.value)
+
+
+def test_what_only_torch_can_do_it_does() -> None:
+    conv = nxcore.nn.Conv2d(4, 4, 3, groups=4, dtype=torch.complex64)
+    x = torch.randn(1, 4, 5, 5, dtype=torch.complex64)
+    want = nn.functional.conv2d(x, conv.weight, conv.bias, groups=4)
+    torch.testing.assert_close(conv(x), want)
+
+
+def test_autocast_gives_its_dtype_with_a_bias_too(device: torch.device) -> None:
+    conv = nxcore.nn.Conv2d(4, 4, 3, groups=4, device=device)
+    x = torch.randn(1, 4, 5, 5, device=device)
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        for given in (x, x.bfloat16()):
+            assert conv(given).dtype is torch.bfloat16
+            torch.testing.assert_close(conv(given), nn.Conv2d.forward(conv, given), atol=0.02, rtol=0.02)
+
+
+def test_a_blend_of_candidates_learns(ran: list[str], device: torch.device) -> None:
+    blend = nxcore.nn.SoftmaxSum(3, device=device)
+    xs = [torch.randn(4, 5, device=device) for _ in range(3)]
+    torch.testing.assert_close(blend(xs), torch.stack(xs).mean(0))
+    blend(xs).sum().backward()
+    assert repr(blend) == "SoftmaxSum(3)"
+    means = torch.stack([x.sum() for x in xs])
+    torch.testing.assert_close(blend.logits.grad, (means - means.mean()) / 3)
+    assert set(ran) == {"softmax_sum", "softmax_sum_backward"}
+
+
+@pytest.mark.parametrize("name", ["max_pool", "avg_pool", "conv_bias"])
+def test_a_module_is_copied_pickled_and_loaded(name: str, ran: list[str]) -> None:
+    ours = MAKE[name](nxcore.nn)
+    x = torch.randn(1, 4, 9, 9)
+    for other in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
+        assert type(other) is type(ours)
+        torch.testing.assert_close(other(x), ours(x))
+    torchs = MAKE[name](nn)
+    torchs.load_state_dict(ours.state_dict())
+    torch.testing.assert_close(torchs(x), ours(x))
+
+
+def test_a_module_compiles_into_one_graph() -> None:
+    conv, pool = nxcore.nn.Conv2d(4, 4, 3, groups=4), nxcore.nn.MaxPool2d(2)
+    compiled = torch.compile(nn.Sequential(conv, pool), fullgraph=True, backend="eager")
+    x = torch.randn(2, 4, 9, 9)
+    torch.testing.assert_close(compiled(x), pool(conv(x)))
+    with torch.inference_mode():
+        torch.testing.assert_close(compiled(x), pool(conv(x)))
