@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from nxcore import discovery
+from nxcore import discovery, sharding
 from nxcore.autograd import Differentiable
 from nxcore.choice import Choice
 from nxcore.chooser import Chooser
@@ -94,9 +94,8 @@ class Session:
             if backend is not None:
                 self.registry.backend(backend)
             with self._lock:
-                found = self._operators.setdefault(
-                    (name, backend), make_operator(spec, self._resolve, backend, self._recover)
-                )
+                made = make_operator(spec, self._resolve, backend, self._recover)
+                found = self._operators.setdefault((name, backend), sharing(made))
         return found
 
     def backends(self) -> dict[str, BackendStatus]:
@@ -326,6 +325,19 @@ class Session:
         )  # any number of that type will do
         described = Problem.of(backward, gradient.args(problem.outputs, mask, *values))
         return [] if described.view else self.tuner.accepting(described, PREFERENCE.get().backends)
+
+
+def sharing(operator: Operator) -> Operator:
+    """Have ``operator`` share out calls with DTensors, none of which is ever among its plans."""
+    miss = operator.miss
+
+    def first(*args: Any) -> Any:
+        if torch.compiler.is_compiling() or not sharding.is_sharded(args):
+            return miss(*args)
+        return sharding.divided(operator.spec, operator.call, args)
+
+    operator.miss = first  # type: ignore[method-assign]
+    return operator
 
 
 def _on_lost_device(problem: Problem) -> bool:

@@ -277,6 +277,23 @@ class Gradient:
     covers: Callable[..., bool] = lambda *args: True  # noqa: ARG005
 
 
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way to divide a call into independent ones, whose results side by side are the call's.
+
+    Attributes
+    ----------
+    tensors : tuple of (int or None)
+        The dimension along which each tensor is cut, sequences flattened; None for one that every part
+        takes whole, and whose gradient is the sum of theirs.
+    result : int or None
+        The dimension along which the results lie side by side; None: nothing is divided.
+    """
+
+    tensors: tuple[int | None, ...]
+    result: int | None
+
+
 @dataclass(frozen=True)
 class OpSpec:
     """One operator as data.
@@ -322,6 +339,8 @@ class OpSpec:
     sketches : callable
         ``sketches(*arguments) -> Mapping``: name -> sketch of each tensor whose values are not free, such as
         indices, from the described arguments. All others may hold any numbers.
+    ways : callable
+        ``ways(*arguments)``: the ways to divide a call, a ``Way`` each: how calls with DTensors are shared out.
     """
 
     name: str
@@ -341,6 +360,7 @@ class OpSpec:
     view: Callable[..., bool] = lambda *args: False  # noqa: ARG005
     outputs: Callable[..., Any] = lambda *args: None  # noqa: ARG005
     sketches: Callable[..., Mapping[str, Any]] = lambda *args: MappingProxyType({})  # noqa: ARG005
+    ways: Callable[..., tuple[Way, ...]] = lambda *args: ()  # noqa: ARG005
 
     @property
     def summary(self) -> str:

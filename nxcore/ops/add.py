@@ -16,7 +16,7 @@ from nxcore.errors import InvalidInputError
 from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, rand
 from nxcore.problem import TensorMeta, is_tensor
 from nxcore.require import require_tensor
-from nxcore.spec import DEGENERATE
+from nxcore.spec import DEGENERATE, Way
 
 Number = int | float
 
@@ -117,6 +117,18 @@ def _check_out(x: Any, y: Any, out: Any, shape: tuple[int, ...], dtype: torch.dt
     grads = any(getattr(v, "requires_grad", False) for v in (x, y, out))
     if grads and torch.is_grad_enabled():
         raise InvalidInputError("out can't be differentiated; leave it out or use torch.no_grad()")
+
+
+def ways(x: Any, y: Any, alpha: Any, out: Any) -> tuple[Way, ...]:  # noqa: ARG001
+    """Along any dimension of the result; what is broadcast along it, all parts take whole."""
+    shape = broadcast(x, y)
+    from_right = [(size, d - len(shape)) for d, size in enumerate(shape) if size != 1 and out is None]
+
+    def cut(v: Any, size: int, d: int) -> int | None:
+        return v.ndim + d if v.ndim + d >= 0 and v.shape[d] == size else None
+
+    tensors = [v for v in (x, y) if is_tensor(v)]
+    return tuple(Way(tuple(cut(v, n, d) for v in tensors), len(shape) + d) for n, d in from_right)
 
 
 def cost(x: Any, y: Any, alpha: Any, out: Any) -> Cost:
@@ -228,4 +240,5 @@ SPEC = OpSpec(
     magnitude=magnitude,
     terms=lambda x, y, alpha, out: 2,  # noqa: ARG005
     gradient=Gradient("add_backward", _backward),
+    ways=ways,
 )

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nxcore.errors import InvalidInputError
-from nxcore.ops.max_pool2d import require_window
+from nxcore.ops.max_pool2d import require_window, ways
 from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, Window, rand
 from nxcore.require import brief, require_flag, require_tensor
 from nxcore.spec import DEGENERATE
@@ -208,5 +208,6 @@ SPEC = OpSpec(
     errors=ERRORS,
     magnitude=magnitude,
     terms=terms,
+    ways=ways,
     gradient=Gradient("avg_pool2d_backward", _backward),
 )

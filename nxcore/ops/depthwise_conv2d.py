@@ -17,7 +17,7 @@ from torch.nn import functional
 from nxcore.errors import InvalidInputError
 from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, Window, rand
 from nxcore.require import require_integers, require_size, require_tensor
-from nxcore.spec import DEGENERATE
+from nxcore.spec import DEGENERATE, Way
 from nxcore.window import memory_format, require_image
 
 
@@ -87,6 +87,12 @@ def window(x: Any, weight: Any, stride: Any, padding: Any, dilation: Any) -> Win
     """Describe the convolution's window."""
     height, width = weight.shape[-2:]
     return Window.of_convolution(tuple(x.shape), (int(height), int(width)), stride, padding, dilation)
+
+
+def ways(x: Any, *rest: Any) -> tuple[Way, ...]:  # noqa: ARG001
+    """By image, all of them with the same filters, and by channel."""
+    channel = x.ndim - 3
+    return (*(Way((d, None), d) for d in range(channel)), Way((channel, 0), channel))
 
 
 def cost(x: Any, weight: Any, *rest: Any) -> Cost:
@@ -217,5 +223,6 @@ SPEC = OpSpec(
     errors=ERRORS,
     magnitude=magnitude,
     terms=terms,
+    ways=ways,
     gradient=Gradient("depthwise_conv2d_backward", _backward, saves=("x", "weight")),
 )

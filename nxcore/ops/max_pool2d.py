@@ -17,7 +17,7 @@ from torch.nn import functional
 from nxcore.errors import InvalidInputError
 from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, Window, rand
 from nxcore.require import require_flag, require_integers, require_tensor
-from nxcore.spec import DEGENERATE
+from nxcore.spec import DEGENERATE, Way
 from nxcore.window import pair, require_image
 
 
@@ -110,6 +110,11 @@ def check(
 def outputs(x: Any, *window: Any) -> int:
     """Return how many outputs there are."""
     return torch.Size((*x.shape[:-2], *Window.of_pool(tuple(x.shape), *window[:5]).outputs)).numel()
+
+
+def ways(x: Any, *window: Any) -> tuple[Way, ...]:  # noqa: ARG001
+    """By image and by channel."""
+    return tuple(Way((d,), d) for d in range(x.ndim - 2))
 
 
 def cost(x: Any, *window: Any) -> Cost:
@@ -213,6 +218,7 @@ SPEC = OpSpec(
     magnitude=magnitude,
     terms=lambda *args: 1,  # noqa: ARG005
     exact=True,
+    ways=ways,
     gradient=Gradient(
         "max_pool2d_backward",
         _backward,

@@ -18,7 +18,7 @@ from nxcore.errors import InvalidInputError
 from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, rand
 from nxcore.problem import TensorMeta, is_tensor
 from nxcore.require import require_same, require_tensor
-from nxcore.spec import DEGENERATE
+from nxcore.spec import DEGENERATE, Way
 
 
 def reference(xs: Sequence[Tensor] | Tensor, logits: Tensor) -> Tensor:
@@ -107,6 +107,13 @@ def elements(xs: Any) -> tuple[int, int, int]:
     if is_tensor(xs):
         return xs.shape[0], xs.numel() // xs.shape[0], xs.element_size()
     return len(xs), xs[0].numel(), xs[0].element_size()
+
+
+def ways(xs: Any, logits: Any) -> tuple[Way, ...]:  # noqa: ARG001
+    """Along any dimension of the candidates, all parts with the same weights."""
+    if is_tensor(xs):
+        return tuple(Way((d + 1, None), d) for d in range(xs.ndim - 1))
+    return tuple(Way((*[d] * len(xs), None), d) for d in range(xs[0].ndim))
 
 
 def cost(xs: Any, logits: Any) -> Cost:
@@ -217,4 +224,5 @@ SPEC = OpSpec(
     idioms=MappingProxyType({"einsum": by_einsum, "in-place": in_place}),
     gradient=Gradient("softmax_sum_backward", _backward, saves=("xs", "logits")),
     outputs=outputs,
+    ways=ways,
 )

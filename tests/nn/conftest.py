@@ -17,7 +17,7 @@ OPERATORS = ("add", "avg_pool2d", "depthwise_conv2d", "max_pool2d", "softmax_sum
 def ran(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> Iterator[list[str]]:
     """Serve modules by kernels that are torch's references in disguise; return the names of those that ran.
 
-    Numba's own take a second each to compile for each window: one test has them. On CUDA the kernels are real.
+    Numba's own take a second each to compile for each window: one test has them; on CUDA another has its own.
     """
     names: list[str] = []
 

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 import nxcore
 from tests.nn.networks import NETWORKS
 
-
 DEPTHWISE = {"depthwise_conv2d", "depthwise_conv2d_backward"}
 MAX = {"max_pool2d_with_offsets", "max_pool2d_backward"}
 AVERAGE = {"avg_pool2d", "avg_pool2d_backward"}

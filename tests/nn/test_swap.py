@@ -16,8 +16,8 @@ import nxcore
 class Subclass(nn.MaxPool2d):
     """Has a forward of its own."""
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return -super().forward(-input)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return -super().forward(-x)
 
 
 def model() -> nn.Sequential:

@@ -1,0 +1,93 @@
+"""Calls with DTensors: every rank computes its own part, where the spec says how a call divides.
+
+torch's own rules know a kernel as little as they know some operators of torch: as of 2.13 they have none for the
+gradient of an average pool, and none for a depthwise convolution whose channels are sharded.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+from nxcore.problem import Problem
+from nxcore.spec import OpSpec, Way
+
+
+def is_sharded(args: tuple[Any, ...]) -> bool:
+    """Tell whether a ``DTensor`` is among ``args``; where nobody has imported it, none is."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and any(isinstance(t, module.DTensor) for t in _tensors(args))
+
+
+def divided(spec: OpSpec, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Run ``call`` on each rank's own part of ``args``, all positional, and return its part of the result.
+
+    Along each dimension of the mesh one of the spec's ways to divide a call is taken, or none: that which
+    leaves most elements where they are. Arguments that lie otherwise are redistributed. Torch's rules serve what
+    doesn't divide at all.
+    """
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+    spec.check(*args)
+    tensors, ways = list(_tensors(args)), spec.ways(*args)
+    known = all(isinstance(t, DTensor) and t.device_mesh == tensors[0].device_mesh for t in tensors)
+    if not ways or not known or any(type(p) not in (Shard, Replicate, Partial) for t in tensors for p in t.placements):
+        return spec.reference(*args)
+    mesh = tensors[0].device_mesh
+    whole = Way((None,) * len(tensors), None)
+
+    def moved(axis: int, way: Way) -> int:
+        wanted = (Replicate() if dim is None else Shard(dim) for dim in way.tensors)
+        pairs = zip(tensors, wanted, strict=True)
+        return sum(t.numel() for t, placement in pairs if t.placements[axis] != placement)
+
+    fitting = [w for w in ways if _fits(w, tensors, mesh)]
+    chosen = [min((whole, *fitting), key=lambda way, axis=axis: moved(axis, way)) for axis in range(mesh.ndim)]  # type: ignore[misc]  # mypy knows no default of a lambda
+    parts: list[Tensor] = []
+    for i, tensor in enumerate(tensors):
+        dims = [way.tensors[i] for way in chosen]
+        placements = [Replicate() if dim is None else Shard(dim) for dim in dims]
+        # Each rank knows the gradient of what all have whole by its own part of the call alone.
+        grads = [
+            p if way.result is None or dim is not None else Partial()
+            for p, way, dim in zip(placements, chosen, dims, strict=True)
+        ]
+        part = tensor if list(tensor.placements) == placements else tensor.redistribute(placements=placements)
+        parts.append(part.to_local(grad_placements=grads))
+    results = call(*_rebuilt(args, iter(parts)))
+    placements = [Replicate() if way.result is None else Shard(way.result) for way in chosen]
+
+    def joined(result: Any, meta: Any) -> Any:
+        if isinstance(result, tuple | list):
+            return tuple(joined(r, m) for r, m in zip(result, meta, strict=True))
+        size = {"shape": meta.shape, "stride": meta.strides}  # by itself it would take all parts to be equal
+        return DTensor.from_local(result, mesh, placements, run_check=False, **size)
+
+    return joined(results, Problem.of(spec, args).outputs)
+
+
+def _fits(way: Way, tensors: list[Any], mesh: Any) -> bool:
+    """Tell whether every rank has a part that isn't empty: operators differ in what they take of nothing."""
+    count = mesh.size()
+    sizes = [t.shape[dim] for t, dim in zip(tensors, way.tensors, strict=True) if dim is not None]
+    if mesh.ndim > 1:  # parts of parts
+        return all(n and n % count == 0 for n in sizes)
+    return all(-(-n // count) * (count - 1) < n for n in sizes)
+
+
+def _tensors(args: tuple[Any, ...]) -> Iterator[Any]:
+    for value in args:
+        yield from (t for t in (value if isinstance(value, tuple | list) else (value,)) if isinstance(t, Tensor))
+
+
+def _rebuilt(args: tuple[Any, ...], parts: Iterator[Tensor]) -> Iterator[Any]:
+    for value in args:
+        if isinstance(value, Tensor):
+            yield next(parts)
+        elif isinstance(value, tuple | list) and value and isinstance(value[0], Tensor):
+            yield tuple(next(parts) for _ in value)
+        else:
+            yield value

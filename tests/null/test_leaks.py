@@ -1,0 +1,110 @@
+"""Ten thousand calls leave nothing behind, and inference mode changes nothing."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from tests.null import fakes
+
+CALLS = 10_000
+SLACK = 300
+"""Blocks of Python's memory that come and go by themselves: far fewer than one for each call."""
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Compute on one thread: many small calls wait longer for others than they take."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def operands(op: str, device: torch.device | str = "cpu") -> tuple[Any, ...]:
+    spec = fakes.SPECS[op]
+    return spec.tagged("smoke")[0].build(spec, device, torch.float32)
+
+
+def grown(call: Callable[[], object], calls: int) -> int:
+    """Return how many blocks of Python's memory are left behind by ``calls`` calls.
+
+    The smaller of two halves, twice: what is imported or cached once is no leak.
+    """
+    left = []
+    for _ in range(2):
+        gc.collect()
+        before = sys.getallocatedblocks()
+        for _ in range(calls // 2):
+            call()
+        gc.collect()
+        left.append(sys.getallocatedblocks() - before)
+    return 2 * min(left)
+
+
+def differentiating(operator: Any, args: tuple[Any, ...]) -> Callable[[], None]:
+    leaves = fakes.leaves(list(args))
+    for leaf in leaves:
+        leaf.requires_grad_()
+
+    def call() -> None:
+        out = fakes.called(operator, args)
+        torch.autograd.grad(out, leaves, out.detach())
+
+    return call
+
+
+def test_a_leak_would_be_seen() -> None:
+    kept: list[object] = []
+    assert grown(lambda: kept.append([]), 1000) > SLACK
+
+
+@pytest.mark.parametrize("op", fakes.DIFFERENTIABLE)
+def test_calls_leave_no_object_behind(op: str) -> None:
+    session = fakes.session(fakes.backend())
+    operator, args = session.op(op), operands(op)
+    share = CALLS // len(fakes.DIFFERENTIABLE) + 1
+    with session.use("fake"):
+        assert grown(lambda: fakes.called(operator, args), share) < SLACK
+        assert grown(differentiating(operator, args), share) < SLACK
+    assert len(operator.plans) == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+@pytest.mark.parametrize("op", fakes.DIFFERENTIABLE)
+def test_calls_leave_no_memory_of_the_device_behind(op: str, backend: str) -> None:
+    import nxcore
+
+    operator, args = nxcore.op(op), operands(op, "cuda")
+    with nxcore.use(backend):
+        for call in (lambda: fakes.called(operator, args), differentiating(operator, args)):
+            grown(call, 1)
+            before = torch.cuda.memory_allocated()
+            assert grown(call, CALLS) < SLACK
+            assert torch.cuda.memory_allocated() == before
+
+
+@pytest.mark.parametrize("op", sorted(fakes.SPECS))
+def test_inference_mode_is_served_by_the_same_plan(op: str) -> None:
+    session = fakes.session(fakes.backend())
+    operator, args = session.op(op), operands(op)
+    with session.use("fake"):
+        with torch.no_grad():
+            want = fakes.leaves([fakes.called(operator, args)])
+        with torch.inference_mode():
+            own = operands(op)
+            got = [
+                *fakes.leaves([fakes.called(operator, args)]),
+                *fakes.leaves([fakes.called(operator, own)]),
+            ]
+        with torch.no_grad():
+            got += fakes.leaves([fakes.called(operator, own)])  # inference tensors, used outside
+    assert len(operator.plans) == 1
+    for tensor, other in zip(got, want * 3, strict=True):
+        torch.testing.assert_close(tensor, other)
