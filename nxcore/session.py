@@ -149,6 +149,8 @@ class Session:
         bound = operator.frozen(operator.spec.bind(*args, **kwargs))
         reason = operator.unusual(bound)
         operator.spec.check(*bound)
+        if sharding.is_sharded(bound) and operator.spec.ways(*bound):
+            reason, backend = "every rank chooses for its own part of the DTensors", None
         if reason and backend not in (None, "torch"):
             raise UnsupportedProblemError(name, str(backend), [reason])
         problem = self._problem(operator, bound)
@@ -329,12 +331,16 @@ class Session:
 
 def sharing(operator: Operator) -> Operator:
     """Have ``operator`` share out calls with DTensors, none of which is ever among its plans."""
-    miss = operator.miss
+    miss, named = operator.miss, [p.name for p in operator.spec.params if p.keyword]
+
+    def call(*args: Any) -> Any:
+        first = len(args) - len(named)
+        return operator(*args[:first], **dict(zip(named, args[first:], strict=True)))
 
     def first(*args: Any) -> Any:
         if torch.compiler.is_compiling() or not sharding.is_sharded(args):
             return miss(*args)
-        return sharding.divided(operator.spec, operator.call, args)
+        return sharding.divided(operator.spec, call, args)
 
     operator.miss = first  # type: ignore[method-assign]
     return operator

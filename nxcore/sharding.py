@@ -1,11 +1,12 @@
 """Calls with DTensors: every rank computes its own part, where the spec says how a call divides.
 
-torch's own rules know a kernel as little as they know some operators of torch: as of 2.13 they have none for the
-gradient of an average pool, and none for a depthwise convolution whose channels are sharded.
+torch's own rules know no kernel of ours, and not all of torch: as of 2.13 they have none for the gradient of
+an average pool, and none that is right for a depthwise convolution whose channels are sharded.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,26 +27,26 @@ def divided(spec: OpSpec, call: Callable[..., Any], args: tuple[Any, ...]) -> An
     """Run ``call`` on each rank's own part of ``args``, all positional, and return its part of the result.
 
     Along each dimension of the mesh one of the spec's ways to divide a call is taken, or none: that which
-    leaves most elements where they are. Arguments that lie otherwise are redistributed. Torch's rules serve what
-    doesn't divide at all.
+    leaves most elements where they are. Arguments that lie otherwise are redistributed. What doesn't divide
+    at all goes to torch's own rules.
     """
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
     spec.check(*args)
     tensors, ways = list(_tensors(args)), spec.ways(*args)
     known = all(isinstance(t, DTensor) and t.device_mesh == tensors[0].device_mesh for t in tensors)
-    if not ways or not known or any(type(p) not in (Shard, Replicate, Partial) for t in tensors for p in t.placements):
+    kinds = {type(p) for t in tensors for p in t.placements} if known else set()
+    if not ways or not known or not kinds <= {Shard, Replicate, Partial}:
         return spec.reference(*args)
     mesh = tensors[0].device_mesh
-    whole = Way((None,) * len(tensors), None)
+    candidates = [Way((None,) * len(tensors), None), *(w for w in ways if _fits(w, tensors, mesh))]
 
     def moved(axis: int, way: Way) -> int:
         wanted = (Replicate() if dim is None else Shard(dim) for dim in way.tensors)
         pairs = zip(tensors, wanted, strict=True)
         return sum(t.numel() for t, placement in pairs if t.placements[axis] != placement)
 
-    fitting = [w for w in ways if _fits(w, tensors, mesh)]
-    chosen = [min((whole, *fitting), key=lambda way, axis=axis: moved(axis, way)) for axis in range(mesh.ndim)]  # type: ignore[misc]  # mypy knows no default of a lambda
+    chosen = [min(candidates, key=functools.partial(moved, axis)) for axis in range(mesh.ndim)]
     parts: list[Tensor] = []
     for i, tensor in enumerate(tensors):
         dims = [way.tensors[i] for way in chosen]
@@ -80,7 +81,9 @@ def _fits(way: Way, tensors: list[Any], mesh: Any) -> bool:
 
 def _tensors(args: tuple[Any, ...]) -> Iterator[Any]:
     for value in args:
-        yield from (t for t in (value if isinstance(value, tuple | list) else (value,)) if isinstance(t, Tensor))
+        yield from (
+            t for t in (value if isinstance(value, tuple | list) else (value,)) if isinstance(t, Tensor)
+        )
 
 
 def _rebuilt(args: tuple[Any, ...], parts: Iterator[Tensor]) -> Iterator[Any]:

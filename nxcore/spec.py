@@ -340,7 +340,7 @@ class OpSpec:
         ``sketches(*arguments) -> Mapping``: name -> sketch of each tensor whose values are not free, such as
         indices, from the described arguments. All others may hold any numbers.
     ways : callable
-        ``ways(*arguments)``: the ways to divide a call, a ``Way`` each: how calls with DTensors are shared out.
+        ``ways(*arguments)``: the ways to divide a call, a ``Way`` each; by them DTensors are shared out.
     """
 
     name: str
