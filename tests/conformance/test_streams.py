@@ -1,12 +1,20 @@
-"""What only a CUDA device can show and no rule of the kit asks: capture of what is new, and sheer size."""
+"""What only a CUDA device can show and no rule of the kit asks: capture of what is new, sheer size, streams.
+
+Memory belongs to the stream that it was allocated on. A kernel's results and scratch are allocated on the
+stream of the call, where the kernel runs too, so that nothing in nxcore calls ``record_stream``. Arguments of
+another stream are the caller's to record, as for torch's own operators.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 
 import nxcore
 from nxcore.discovery import discover
+from tests.null import fakes
 
 pytestmark = pytest.mark.gpu
 
@@ -27,11 +35,126 @@ def test_nothing_is_measured_under_capture() -> None:
     assert not add.plans
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+KERNELS = [b for b in discover(strict=True).backends if b not in ("torch", "inductor", "jax")]
+LONG = 20_000_000
+"""Cycles of the device: some ten milliseconds, longer than the host takes to queue what follows."""
+
+two_devices = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+
+
+@two_devices
 @pytest.mark.parametrize("backend", [b for b in discover(strict=True).backends if b != "torch"])
 def test_an_operator_runs_on_a_device_that_is_not_the_current_one(backend: str) -> None:
     x = torch.randn(6, 70, device=torch.device("cuda", 1))
     torch.testing.assert_close(nxcore.Session().op("add", backend=backend)(x, x), x + x)
+
+
+def computed(operator: Any, args: tuple[Any, ...]) -> list[torch.Tensor]:
+    """Return the results, and the gradients of what can have one."""
+    written = any(p.kind == "out" and a is not None for p, a in zip(operator.spec.params, args, strict=True))
+    given = fakes.leaves(list(args)) if operator.spec.gradient and not written else []
+    leaves = [t.detach().requires_grad_() for t in given]
+    rest = iter(leaves)
+
+    def fresh(value: Any) -> Any:
+        if isinstance(value, tuple) and value and isinstance(value[0], torch.Tensor):
+            return tuple(fresh(v) for v in value)
+        return next(rest) if leaves and isinstance(value, torch.Tensor) else value
+
+    results = fakes.leaves([fakes.called(operator, tuple(fresh(a) for a in args))])
+    if not leaves:
+        return results
+    cotangent = torch.ones_like(results[0])
+    return [results[0], *torch.autograd.grad(results[0], leaves, cotangent, allow_unused=True)]
+
+
+def agree(got: list[torch.Tensor], want: list[torch.Tensor]) -> None:
+    for one, other in zip(got, want, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+@two_devices
+@pytest.mark.parametrize("backend", KERNELS)
+@pytest.mark.parametrize("op", sorted(fakes.SPECS))
+def test_two_devices_take_turns_in_one_process(op: str, backend: str) -> None:
+    """Forward and backward, with the first device the current one throughout."""
+    spec, session = fakes.SPECS[op], nxcore.Session()
+    with session.use(backend):
+        for sample in spec.tagged("smoke"):
+            if "nan" in sample.name:  # torch's gradients of it differ between CPU and CUDA
+                continue
+            for _ in range(2):
+                want = computed(session.op(op, backend="torch"), sample.build(spec, "cpu", torch.float32))
+                for index in (0, 1):
+                    device = torch.device("cuda", index)
+                    got = computed(session.op(op), sample.build(spec, device, torch.float32))
+                    assert {t.device for t in got} == {device}
+                    agree([t.cpu() for t in got], want)
+    assert torch.cuda.current_device() == 0
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+@pytest.mark.parametrize("op", sorted(fakes.SPECS))
+def test_results_and_scratch_are_of_the_stream_of_the_call(op: str, backend: str) -> None:
+    """While calls wait on another stream, the first one takes and fills all memory that it is given."""
+    spec, session = fakes.SPECS[op], nxcore.Session()
+    operator, side = session.op(op), torch.cuda.Stream()
+    for sample in spec.tagged("smoke"):
+        args = sample.build(spec, CUDA, torch.float32)
+        with session.use(backend):
+            want = computed(operator, args)  # and verified, and planned
+            torch.cuda.synchronize()
+            for _ in range(5):
+                with torch.cuda.stream(side):
+                    torch.cuda._sleep(LONG)
+                    got = computed(operator, args)
+                for size in (512, 4096, 65_536, 2**20):
+                    taken = [torch.full((size // 4,), torch.nan, device=CUDA) for _ in range(20)]
+                del taken
+                torch.cuda.synchronize()
+                agree(got, want)
+
+
+def spoiled(backend: str, *, recorded: bool) -> int:
+    """Return how often memory of the first stream was overwritten before another stream had read it."""
+    n, wrong, side = 300_000, 0, torch.cuda.Stream()
+    add = nxcore.op("add", backend=backend)
+    add(torch.ones(n, device=CUDA), torch.ones(n, device=CUDA))
+    for _ in range(20):
+        x = torch.ones(n, device=CUDA)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(LONG)
+            y = add(x, x)
+        if recorded:
+            x.record_stream(side)
+        del x
+        torch.full((n,), 5.0, device=CUDA)
+        torch.cuda.synchronize()
+        wrong += not bool((y == 2).all())
+    return wrong
+
+
+@pytest.mark.parametrize("backend", ["torch", *KERNELS])
+def test_a_recorded_argument_of_another_stream_is_safe(backend: str) -> None:
+    assert spoiled(backend, recorded=True) == 0
+    assert spoiled(backend, recorded=False) > 0, "the stress is none: this must fail where it is dropped"
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_backward_runs_on_the_stream_of_its_forward(backend: str) -> None:
+    session, side = nxcore.Session(), torch.cuda.Stream()
+    x, bias = torch.randn(64, 33, 50, device=CUDA), torch.randn(33, 1, device=CUDA, requires_grad=True)
+    with session.use(backend):
+        for _ in range(5):
+            bias.grad = None
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                torch.cuda._sleep(LONG)
+                out = session.op("add")(x, bias)
+            torch.cuda.current_stream().wait_stream(side)
+            out.sum().backward()  # from another stream than the forward pass
+            torch.testing.assert_close(bias.grad, torch.full_like(bias, 64.0 * 50))
 
 
 @pytest.mark.parametrize(
