@@ -16,7 +16,7 @@ class Pooled(Dataset[Tensor]):
     """Images that are pooled, and added to, where they are loaded."""
 
     def __init__(self) -> None:
-        self.add = nxcore.op("add")
+        self.add = nxcore.op("add", backend="numba")
         self.pool = nn.MaxPool2d(2)
         nxcore.accelerate(self.pool)
 
@@ -28,7 +28,6 @@ class Pooled(Dataset[Tensor]):
         if multiprocessing.parent_process() is None:  # the truth, below
             return nn.functional.max_pool2d(image, 2) + i
         with nxcore.use("numba"):
-            assert nxcore.explain("add", image, image).decision.chosen == "numba"
             return self.add(self.pool(image), torch.tensor(float(i)))
 
 
