@@ -1,0 +1,243 @@
+"""Records -> every number that a page shows, as plain data: the same for HTML, Markdown and ``--json``.
+
+The page in the browser filters and draws; only what a filter changes (a mean over the cells that are left) is
+computed there again, by the formulas of `spread`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from nxcore.report.records import AGAIN, NUMBERS, Cell, Records, Row
+
+NXCORE = "nxcore"
+CHOOSERS = frozenset({NXCORE, "chooser"})  # a row that was timed through nxcore's own dispatch
+# A record says by "on_request" or "peer" who is there for comparison alone; before those fields, these were.
+COMPARED_ONLY = frozenset({"inductor", "jax", "compile", "eager", "flaggems"})
+FAILED = frozenset({"WRONG", "BELOW_FLOOR"})  # such a row's time is not evidence of anything
+TIE = 1.02  # as in nxcore.select, which needs torch
+
+
+def joined(records: Records) -> dict[str, Any]:
+    """Return all that a page shows: runs, devices, cells with their rows, and what was found in sum."""
+    cells = [_cell(index, cell) for index, cell in enumerate(records.cells)]
+    labels = _ordered(row["label"] for cell in cells for row in cell["rows"])
+    names = list(dict.fromkeys(cell["device"] for cell in cells))
+    devices = [_device(name, records, [c for c in cells if c["device"] == name]) for name in names]
+    devices.sort(key=lambda d: -d["cells"])
+    counts = Counter(cell["run"] for cell in cells)
+    runs = [
+        {"file": r.file, "device": r.device, "cells": counts[i], **{k: v for k, v in r.head.items() if k != "device"}}
+        for i, r in enumerate(records.runs)
+    ]  # fmt: skip
+    return {
+        "devices": devices,
+        "labels": labels,
+        "cells": cells,
+        "runs": [{k: v for k, v in run.items() if k != "record"} for run in runs],
+        "notes": records.notes,
+        "replaced": records.replaced,
+    }
+
+
+def spread(ratios: Sequence[float]) -> dict[str, float] | None:
+    """Return geometric mean, fifth percentile (linear), minimum and how many are below one; None of nothing."""
+    if not ratios:
+        return None
+    ordered = sorted(ratios)
+    at = 0.05 * (len(ordered) - 1)
+    low, high = ordered[math.floor(at)], ordered[math.ceil(at)]
+    return {
+        "cells": len(ordered),
+        "mean": math.exp(math.fsum(map(math.log, ordered)) / len(ordered)),
+        "p5": low + (at - math.floor(at)) * (high - low),
+        "minimum": ordered[0],
+        "slower": sum(r < 1 for r in ordered),
+    }
+
+
+def summary(cells: Sequence[Mapping[str, Any]], labels: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the spread of nxcore's choice and of each backend where it ran: a row a policy."""
+    policies = {NXCORE: [c["ratio"][0] for c in cells if c["ratio"]]}
+    for label in labels:
+        policies[label] = [r["ratio"][0] for c in cells if (r := row_of(c, label)) and _counts(r)]
+    return [{"policy": p, **found} for p, ratios in policies.items() if (found := spread(ratios))]
+
+
+def support(cells: Sequence[Mapping[str, Any]], labels: Iterable[str]) -> list[dict[str, Any]]:
+    """Return a row for each operator and backend: how many cells ran, declined or failed, and every reason."""
+    found = []
+    for op in dict.fromkeys(c["op"] for c in cells):
+        for label in labels:
+            rows = [r for c in cells if c["op"] == op and (r := row_of(c, label))]
+            if not rows:
+                continue
+            declined = [r for r in rows if r.get("verdict") == "DECLINED"]
+            failed = [r for r in rows if r.get("verdict") in FAILED]
+            reasons = Counter(r.get("reason") or r["verdict"] for r in declined + failed)
+            found.append(
+                {
+                    "op": op,
+                    "label": label,
+                    "ran": len(rows) - len(declined) - len(failed),
+                    "declined": len(declined),
+                    "failed": len(failed),
+                    "reasons": dict(reasons.most_common()),
+                }
+            )
+    return found
+
+
+def row_of(cell: Mapping[str, Any], label: str) -> dict[str, Any] | None:
+    """Return the row of that kernel in a cell."""
+    return next((row for row in cell["rows"] if row["label"] == label), None)
+
+
+def _cell(index: int, cell: Cell) -> dict[str, Any]:
+    rows = [r for r in cell.rows if r.label != AGAIN and r.label not in CHOOSERS]
+    torch = _torch(rows)
+    baseline = torch.get("call_us") if torch else None
+    served = next((r for r in cell.rows if r.label in CHOOSERS and r.get("call_us")), None)
+    chosen, took, ratio = _served(served) if served else _chosen(rows, torch)
+    times = {r.label: r.numbers["call_us"] for r in rows if "call_us" in r.numbers and r.verdict not in FAILED}
+    best = min([*times.values(), *([took] if took else [])], default=None)
+    regret = {}
+    if best and baseline and took:
+        # Who can't run a cell leaves it to torch, as any caller would.
+        policies = {NXCORE: took, "torch": baseline}
+        policies |= {r.label: times.get(r.label, baseline) for r in rows if not r.native}
+        regret = {policy: round(us / best, 4) for policy, us in policies.items()}
+    return {
+        "id": index,
+        "device": cell.device,
+        "op": cell.op,
+        "sample": cell.sample,
+        "dtype": cell.dtype,
+        "run": cell.run,
+        **cell.numbers,
+        "torch": torch.label if torch else None,
+        "torch_us": baseline,
+        "chosen": chosen,
+        "chosen_us": took,
+        "ratio": ratio,
+        "timed_as": NXCORE if served else "rule",
+        "regret": regret,
+        "rows": [_row(row, cell, baseline) for row in rows],
+    }
+
+
+def _torch(rows: Sequence[Row]) -> Row | None:
+    """Return torch at its best, which is what every ratio is to."""
+    native = [r for r in rows if r.native and r.get("call_us")]
+    exact = [r for r in native if r.ratio and r.ratio == (1.0, 1.0, 1.0)]
+    return min(exact or native, key=lambda r: r.numbers["call_us"], default=None)
+
+
+def _served(row: Row) -> tuple[str, float | None, tuple[float, float, float] | None]:
+    return str(row.more.get("chosen") or row.more.get("choice") or NXCORE), row.get("call_us"), row.ratio
+
+
+def _chosen(
+    rows: Sequence[Row], torch: Row | None
+) -> tuple[str | None, float | None, tuple[float, float, float] | None]:
+    """Return who the rule chooses on these timings, with time and ratio: a clear winner, else torch."""
+    won = [r for r in rows if r.verdict == "FAST" and r.get("call_us") and r.ratio and not compared_only(r)]
+    if not won:
+        return (torch.label, torch.get("call_us"), (1.0, 1.0, 1.0)) if torch else (None, None, None)
+    fastest = min(r.numbers["call_us"] for r in won)
+    ties = [r for r in won if r.numbers["call_us"] <= fastest * TIE]
+    best = min(ties, key=lambda r: r.numbers.get("error", math.inf))
+    return best.label, best.get("call_us"), best.ratio
+
+
+def compared_only(row: Row) -> bool:
+    """Tell whether a kernel is measured for comparison, and never serves a call unasked."""
+    said = [bool(row.more[k]) for k in ("on_request", "peer") if k in row.more]
+    return any(said) if said else row.label in COMPARED_ONLY
+
+
+def _counts(row: Mapping[str, Any]) -> bool:
+    return bool(row.get("ratio")) and row.get("verdict") not in FAILED
+
+
+def _row(row: Row, cell: Cell, baseline: float | None) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "label": row.label,
+        "verdict": row.verdict,
+        "reason": row.reason,
+        "native": row.native,
+        "compared_only": compared_only(row),
+        "ratio": row.ratio,
+        **{name: row.get(name) for name in NUMBERS},
+        "more": dict(row.more),
+    }
+    device, call = row.get("device_us"), row.get("call_us")
+    size, floor = cell.numbers.get("bytes"), cell.numbers.get("floor_us")
+    if call and row.ratio:  # the ratio's interval, carried over to the time
+        median, low, high = row.ratio
+        found["interval_us"] = [round(call * median / high, 3), round(call * median / low, 3)]
+    if device and size and found["gb_per_s"] is None:
+        found["gb_per_s"] = round(size / device * 1e-3, 1)
+    if device and floor and found["share_of_floor"] is None:
+        found["share_of_floor"] = round(floor / device, 4)
+    operations = cell.numbers.get("flops") or (row.get("tflops") or 0.0) * (device or 0.0) * 1e6
+    if device and size and operations:
+        found["intensity"] = operations / size
+        found["tflops"] = found["tflops"] or operations / device * 1e-6
+    compiling = row.get("compile_s")
+    if compiling and call and baseline:
+        gained = baseline - call
+        found["break_even"] = math.ceil(compiling * 1e6 / gained) if gained > 0 else "never"
+    return {k: v for k, v in found.items() if v is not None and v is not False and v not in ("", {})}
+
+
+def _device(name: str, records: Records, cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return a device's facts, those of its latest run, and what never ran on it."""
+    own = sorted((r for r in records.runs if r.device == name), key=lambda r: r.date)
+    head = own[-1].head if own else {}
+    versions: dict[str, list[str]] = {}
+    for run in own:
+        given = run.head.get("versions")
+        for package, version in (given if isinstance(given, dict) else {}).items():
+            versions.setdefault(str(package), [])
+            if str(version) not in versions[str(package)]:
+                versions[str(package)].append(str(version))
+    rows = [row for cell in cells for row in cell["rows"]]
+    labels = _ordered(row["label"] for row in rows)
+    ran = {row["label"] for row in rows if "call_us" in row}
+    absent = {
+        label: dict(Counter(r.get("reason", "no reason recorded") for r in rows if r["label"] == label))
+        for label in labels
+        if label not in ran
+    }
+    failures = [
+        {"cell": c["id"], "label": r["label"], "verdict": r["verdict"], "reason": r.get("reason", "")}
+        for c in cells
+        for r in c["rows"]
+        if r.get("verdict") in FAILED
+    ]
+    return {
+        "name": name,
+        "cells": len(cells),
+        "facts": head.get("device") if isinstance(head.get("device"), dict) else {},
+        "ceilings": head.get("ceilings") if isinstance(head.get("ceilings"), dict) else {},
+        "versions": versions,
+        "dates": sorted({r.date for r in own if r.date}),
+        "methods": sorted({str(r.head["method"]) for r in own if r.head.get("method")}),
+        "absent": absent,
+        "failures": failures,
+        "summary": summary(cells, [n for n in labels if not _native(n)]),
+        "support": support(cells, labels),
+    }
+
+
+def _ordered(labels: Iterable[str]) -> list[str]:
+    """Return each label once: torch's own first, then by name, those for comparison last."""
+    return sorted(set(labels), key=lambda n: (not _native(n), n in COMPARED_ONLY, n))
+
+
+def _native(label: str) -> bool:
+    return label == "torch" or label.startswith("torch-")

@@ -1,0 +1,143 @@
+"""What was joined -> a Markdown page: the same figures as tables, for a terminal, a review or a repository."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from nxcore.report.figures import NXCORE, row_of, spread
+from nxcore.report.page import title
+
+
+def markdown(data: Mapping[str, Any]) -> str:
+    """Return the page.
+
+    Parameters
+    ----------
+    data : mapping
+        What `figures.joined` returned.
+    """
+    lines = [f"# {title(dict(data))}", ""]
+    for device in data["devices"]:
+        cells = [c for c in data["cells"] if c["device"] == device["name"]]
+        lines += _device(device, cells)
+    lines += ["## Runs", ""]
+    lines += _table(
+        ("file", "device", "began", "cells shown"),
+        [(r["file"], r["device"], r.get("date", ""), str(r["cells"])) for r in data["runs"]],
+    )
+    if data["replaced"]:
+        lines += [f"{data['replaced']} earlier measurements of the same cells gave way to later ones.", ""]
+    if data["notes"]:
+        lines += ["## What could not be read", "", *(f"- {_text(n)}" for n in data["notes"]), ""]
+    return "\n".join(lines)
+
+
+def _device(device: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    lines = [f"## {_text(device['name'])}", ""]
+    for name, value in (("Ceilings", _ceilings(device["ceilings"])), ("Versions", _versions(device["versions"]))):
+        lines.append(f"{name}: {value}.")
+    lines += [*(f"Method: {m}." for m in device["methods"]), ""]
+    lines += ["### Times as fast as torch at its best", ""]
+    summary = device["summary"]
+    lines += _table(
+        ("policy", "cells", "geometric mean", "fifth percentile", "worst cell", "slower than torch"),
+        [
+            (
+                "**nxcore's choice**" if s["policy"] == NXCORE else f"always {s['policy']}",
+                str(s["cells"]),
+                *(f"{s[k]:.2f}" for k in ("mean", "p5", "minimum")),
+                str(s["slower"]),
+            )
+            for s in summary
+        ],
+    )
+    if any(c["timed_as"] == "rule" for c in cells):
+        lines += ["The choice is what the rule takes on these same timings; a backend counts where it ran.", ""]
+    if device["failures"]:
+        lines += ["Rows that can't be trusted, and count nowhere:", ""]
+        by_id = {c["id"]: c for c in cells}
+        lines += [
+            f"- {f['label']} {f['verdict']}, {_cell(by_id[f['cell']])}: {_text(f['reason'])}"
+            for f in device["failures"]
+        ]
+        lines.append("")
+    lines += ["### By operator", ""]
+    rows = []
+    for op in dict.fromkeys(c["op"] for c in cells):
+        found = spread([c["ratio"][0] for c in cells if c["op"] == op and c["ratio"]])
+        if found:
+            rows.append((op, str(found["cells"]), *(f"{found[k]:.2f}" for k in ("mean", "p5", "minimum"))))
+    lines += _table(("operator", "cells", "geometric mean", "fifth percentile", "worst cell"), rows)
+    lines += ["### Cells", ""]
+    lines += _table(
+        ("operator", "sample", "type", "bytes", "torch, us", "choice", "its time, us", "ratio", "of floor", "error"),
+        [_row(c) for c in cells],
+    )
+    lines += ["### Who runs what", ""]
+    rows = [
+        (s["op"], s["label"], *(str(s[k] or "") for k in ("ran", "declined", "failed")), _reasons(s["reasons"]))
+        for s in device["support"]
+        if not s["label"].startswith("torch") and s["label"] not in device["absent"]
+    ]
+    lines += _table(("operator", "backend", "ran", "declined", "wrong", "why"), rows)
+    if device["absent"]:
+        lines += ["Not run at all:", ""]
+        lines += [f"- {label}: {_reasons(reasons)}" for label, reasons in device["absent"].items()]
+        lines.append("")
+    return lines
+
+
+def _row(cell: Mapping[str, Any]) -> tuple[str, ...]:
+    chosen = row_of(cell, cell["chosen"] or "") or {}
+    ratio = cell["ratio"]
+    return (
+        cell["op"],
+        cell["sample"],
+        cell["dtype"],
+        f"{int(cell['bytes']):,}" if "bytes" in cell else "",
+        _number(cell["torch_us"], ",.1f"),
+        cell["chosen"] or "",
+        _number(cell["chosen_us"], ",.1f"),
+        f"{ratio[0]:.2f} [{ratio[1]:.2f}, {ratio[2]:.2f}]" if ratio else "",
+        _number(chosen.get("share_of_floor"), ".0%"),
+        _number(chosen.get("error"), ".1e"),
+    )
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
+
+
+def _cell(cell: Mapping[str, Any]) -> str:
+    return f"{cell['op']}, {cell['sample']}, {cell['dtype']}"
+
+
+def _ceilings(ceilings: Mapping[str, Any]) -> str:
+    found = []
+    bandwidths = ceilings.get("bandwidths") or []
+    if bandwidths:
+        found.append(f"{max(rate for _, rate in bandwidths[-2:]) / 1e9:,.0f} GB/s copying from memory")
+    if ceilings.get("flops"):
+        found.append(f"{ceilings['flops'] / 1e12:,.2f} TFLOP/s")
+    if ceilings.get("t0_us"):
+        found.append(f"{ceilings['t0_us']:.2f} us for an empty call")
+    return ", ".join(found) or "not recorded"
+
+
+def _versions(versions: Mapping[str, Sequence[str]]) -> str:
+    return ", ".join(f"{k} {' and '.join(v)}" for k, v in versions.items()) or "not recorded"
+
+
+def _reasons(reasons: Mapping[str, int]) -> str:
+    return "; ".join(f"{why} ({n})" for why, n in reasons.items())
+
+
+def _text(value: str) -> str:
+    """Return text as it stands: neither a table's border nor an element."""
+    return str(value).replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    body = [f"| {' | '.join(map(_text, row))} |" for row in rows]
+    return [f"| {' | '.join(head)} |", "|" + "---|" * len(head), *body, ""]

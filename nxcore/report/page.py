@@ -1,0 +1,60 @@
+"""What was joined -> one HTML file that needs nothing else: no network, no second file."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib.resources import files
+from typing import Any
+
+from nxcore.errors import NxcoreError
+
+SCRIPTS = ("view.js", "tables.js", "figures.js", "page.js")
+LIMIT = 8_000_000  # bytes of a whole page
+
+
+def title(data: dict[str, Any]) -> str:
+    """Return what a page is about."""
+    return "Kernels against torch on " + " and ".join(d["name"].partition(",")[0] for d in data["devices"])
+
+
+def html(data: dict[str, Any]) -> str:
+    """Return the page.
+
+    Parameters
+    ----------
+    data : dict
+        What `figures.joined` returned.
+
+    Raises
+    ------
+    NxcoreError
+        If plotly isn't installed, or the page would be larger than 8 MB.
+    """
+    template = files("nxcore.report") / "template"
+    read = {name: (template / name).read_text(encoding="utf-8") for name in ("page.html", "page.css", *SCRIPTS)}
+    parts = {
+        "title": re.sub(r"[<>&\"]", " ", title(data)),
+        "style": read["page.css"],
+        "plotly": _plotly(),
+        # A "<" could end the element that holds the data; in JSON it may stand as an escape.
+        "data": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+        "script": "\n".join(read[name] for name in SCRIPTS),
+    }
+    page = re.sub(r"\{\{(\w+)\}\}", lambda m: parts[m[1]], read["page.html"])
+    size = len(page.encode())
+    if size > LIMIT:
+        raise NxcoreError(
+            f"the page would have {size / 1e6:.1f} MB, and may have {LIMIT / 1e6:.0f}: give fewer records"
+        )
+    return page
+
+
+def _plotly() -> str:
+    try:
+        source = files("plotly") / "package_data" / "plotly.min.js"
+        return source.read_text(encoding="utf-8").replace("</script", "<\\/script")
+    except (ModuleNotFoundError, FileNotFoundError) as error:
+        raise NxcoreError(
+            "the HTML page is drawn by plotly: pip install 'nxcore-kernels[report]'; Markdown needs nothing"
+        ) from error
