@@ -13,7 +13,9 @@ def command(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="An .html or .md file; report.html by default.")
     ] = None,
-    markdown: Annotated[Path | None, typer.Option("--markdown", help="Write Markdown to this file too.")] = None,
+    markdown: Annotated[
+        Path | None, typer.Option("--markdown", help="Write Markdown to this file too.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the joined data as JSON.")] = False,
 ) -> None:
     """Join records that `nxcore bench --record` wrote, and write a page that compares the backends."""

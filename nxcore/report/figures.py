@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from nxcore.report.records import AGAIN, NUMBERS, Cell, Records, Row
+from nxcore.report.records import AGAIN, NUMBERS, Cell, Records, Row, is_number
 
 NXCORE = "nxcore"
 CHOOSERS = frozenset({NXCORE, "chooser"})  # a row that was timed through nxcore's own dispatch
@@ -30,21 +30,22 @@ def joined(records: Records) -> dict[str, Any]:
     devices.sort(key=lambda d: -d["cells"])
     counts = Counter(cell["run"] for cell in cells)
     runs = [
-        {"file": r.file, "device": r.device, "cells": counts[i], **{k: v for k, v in r.head.items() if k != "device"}}
+        {k: v for k, v in r.head.items() if k != "record"}
+        | {"file": r.file, "device": r.device, "cells": counts[i]}
         for i, r in enumerate(records.runs)
-    ]  # fmt: skip
+    ]
     return {
         "devices": devices,
         "labels": labels,
         "cells": cells,
-        "runs": [{k: v for k, v in run.items() if k != "record"} for run in runs],
+        "runs": runs,
         "notes": records.notes,
         "replaced": records.replaced,
     }
 
 
 def spread(ratios: Sequence[float]) -> dict[str, float] | None:
-    """Return geometric mean, fifth percentile (linear), minimum and how many are below one; None of nothing."""
+    """Return geometric mean, fifth percentile, minimum and how many are below one; None of nothing."""
     if not ratios:
         return None
     ordered = sorted(ratios)
@@ -68,7 +69,7 @@ def summary(cells: Sequence[Mapping[str, Any]], labels: Iterable[str]) -> list[d
 
 
 def support(cells: Sequence[Mapping[str, Any]], labels: Iterable[str]) -> list[dict[str, Any]]:
-    """Return a row for each operator and backend: how many cells ran, declined or failed, and every reason."""
+    """Return a row for each operator and backend: how many cells ran, declined or failed, and why."""
     found = []
     for op in dict.fromkeys(c["op"] for c in cells):
         for label in labels:
@@ -102,7 +103,9 @@ def _cell(index: int, cell: Cell) -> dict[str, Any]:
     baseline = torch.get("call_us") if torch else None
     served = next((r for r in cell.rows if r.label in CHOOSERS and r.get("call_us")), None)
     chosen, took, ratio = _served(served) if served else _chosen(rows, torch)
-    times = {r.label: r.numbers["call_us"] for r in rows if "call_us" in r.numbers and r.verdict not in FAILED}
+    times = {
+        r.label: r.numbers["call_us"] for r in rows if "call_us" in r.numbers and r.verdict not in FAILED
+    }
     best = min([*times.values(), *([took] if took else [])], default=None)
     regret = {}
     if best and baseline and took:
@@ -223,7 +226,7 @@ def _device(name: str, records: Records, cells: Sequence[Mapping[str, Any]]) -> 
         "name": name,
         "cells": len(cells),
         "facts": head.get("device") if isinstance(head.get("device"), dict) else {},
-        "ceilings": head.get("ceilings") if isinstance(head.get("ceilings"), dict) else {},
+        "ceilings": _ceilings(head.get("ceilings")),
         "versions": versions,
         "dates": sorted({r.date for r in own if r.date}),
         "methods": sorted({str(r.head["method"]) for r in own if r.head.get("method")}),
@@ -232,6 +235,16 @@ def _device(name: str, records: Records, cells: Sequence[Mapping[str, Any]]) -> 
         "summary": summary(cells, [n for n in labels if not _native(n)]),
         "support": support(cells, labels),
     }
+
+
+def _ceilings(given: Any) -> dict[str, float]:
+    """Return launch, rate and the bandwidth of memory beyond every cache: what floors are counted with."""
+    if not isinstance(given, dict):
+        return {}
+    pairs = [p for p in given.get("bandwidths") or () if isinstance(p, list) and len(p) == 2]
+    rates = [rate for _, rate in pairs[-2:] if is_number(rate)]
+    found = {name: given[name] for name in ("t0_us", "flops") if is_number(given.get(name))}
+    return found | ({"cold": max(rates)} if rates else {})
 
 
 def _ordered(labels: Iterable[str]) -> list[str]:

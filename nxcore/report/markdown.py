@@ -1,4 +1,4 @@
-"""What was joined -> a Markdown page: the same figures as tables, for a terminal, a review or a repository."""
+"""What was joined -> a Markdown page: the same figures as tables, for a terminal or a review."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ def markdown(data: Mapping[str, Any]) -> str:
 
 def _device(device: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = [f"## {_text(device['name'])}", ""]
-    for name, value in (("Ceilings", _ceilings(device["ceilings"])), ("Versions", _versions(device["versions"]))):
+    for name, value in (
+        ("Ceilings", _ceilings(device["ceilings"])),
+        ("Versions", _versions(device["versions"])),
+    ):
         lines.append(f"{name}: {value}.")
     lines += [*(f"Method: {m}." for m in device["methods"]), ""]
     lines += ["### Times as fast as torch at its best", ""]
@@ -53,12 +56,15 @@ def _device(device: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> li
         ],
     )
     if any(c["timed_as"] == "rule" for c in cells):
-        lines += ["The choice is what the rule takes on these same timings; a backend counts where it ran.", ""]
+        lines += [
+            "The choice is what the rule takes on these same timings; a backend counts where it ran.",
+            "",
+        ]
     if device["failures"]:
         lines += ["Rows that can't be trusted, and count nowhere:", ""]
         by_id = {c["id"]: c for c in cells}
         lines += [
-            f"- {f['label']} {f['verdict']}, {_cell(by_id[f['cell']])}: {_text(f['reason'])}"
+            _text(f"- {f['label']} {f['verdict']}, {_cell(by_id[f['cell']])}: {f['reason']}")
             for f in device["failures"]
         ]
         lines.append("")
@@ -71,19 +77,37 @@ def _device(device: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> li
     lines += _table(("operator", "cells", "geometric mean", "fifth percentile", "worst cell"), rows)
     lines += ["### Cells", ""]
     lines += _table(
-        ("operator", "sample", "type", "bytes", "torch, us", "choice", "its time, us", "ratio", "of floor", "error"),
+        (
+            "operator",
+            "sample",
+            "type",
+            "bytes",
+            "torch, us",
+            "choice",
+            "its time, us",
+            "ratio",
+            "of floor",
+            "error",
+        ),
         [_row(c) for c in cells],
     )
     lines += ["### Who runs what", ""]
     rows = [
-        (s["op"], s["label"], *(str(s[k] or "") for k in ("ran", "declined", "failed")), _reasons(s["reasons"]))
+        (
+            s["op"],
+            s["label"],
+            *(str(s[k] or "") for k in ("ran", "declined", "failed")),
+            _reasons(s["reasons"]),
+        )
         for s in device["support"]
         if not s["label"].startswith("torch") and s["label"] not in device["absent"]
     ]
     lines += _table(("operator", "backend", "ran", "declined", "wrong", "why"), rows)
     if device["absent"]:
         lines += ["Not run at all:", ""]
-        lines += [f"- {label}: {_reasons(reasons)}" for label, reasons in device["absent"].items()]
+        lines += [
+            f"- {_text(label)}: {_text(_reasons(reasons))}" for label, reasons in device["absent"].items()
+        ]
         lines.append("")
     return lines
 
@@ -115,9 +139,8 @@ def _cell(cell: Mapping[str, Any]) -> str:
 
 def _ceilings(ceilings: Mapping[str, Any]) -> str:
     found = []
-    bandwidths = ceilings.get("bandwidths") or []
-    if bandwidths:
-        found.append(f"{max(rate for _, rate in bandwidths[-2:]) / 1e9:,.0f} GB/s copying from memory")
+    if ceilings.get("cold"):
+        found.append(f"{ceilings['cold'] / 1e9:,.0f} GB/s copying from memory")
     if ceilings.get("flops"):
         found.append(f"{ceilings['flops'] / 1e12:,.2f} TFLOP/s")
     if ceilings.get("t0_us"):

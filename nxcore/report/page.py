@@ -9,7 +9,8 @@ from typing import Any
 
 from nxcore.errors import NxcoreError
 
-SCRIPTS = ("view.js", "tables.js", "figures.js", "page.js")
+STYLES = ("page.css", "figures.css")
+SCRIPTS = ("view.js", "plots.js", "tables.js", "about.js", "figures.js", "costs.js", "page.js")
 LIMIT = 8_000_000  # bytes of a whole page
 
 
@@ -32,10 +33,10 @@ def html(data: dict[str, Any]) -> str:
         If plotly isn't installed, or the page would be larger than 8 MB.
     """
     template = files("nxcore.report") / "template"
-    read = {name: (template / name).read_text(encoding="utf-8") for name in ("page.html", "page.css", *SCRIPTS)}
+    read = {name: (template / name).read_text(encoding="utf-8") for name in ("page.html", *STYLES, *SCRIPTS)}
     parts = {
         "title": re.sub(r"[<>&\"]", " ", title(data)),
-        "style": read["page.css"],
+        "style": "\n".join(read[name] for name in STYLES),
         "plotly": _plotly(),
         # A "<" could end the element that holds the data; in JSON it may stand as an escape.
         "data": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),

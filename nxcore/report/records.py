@@ -1,8 +1,8 @@
 """Lines of JSON -> runs and cells.
 
 A line is a head, which opens a run, or a row of that run. A cell is one operator, sample and element type on
-one device. Ratios are paired within a run, so that rows of two runs are never mixed: the latest run that has a
-cell has all of it. Whatever a line lacks is absent; whatever can't be read is a note with file and line.
+one device. Ratios are paired within a run, so that rows of two runs are never mixed: the latest run that has
+a cell has all of it. What a line lacks is absent; what can't be read is a note with file and line.
 """
 
 from __future__ import annotations
@@ -238,15 +238,16 @@ def _row(line: Mapping[str, Any]) -> Row:
 
 
 def _numbers(line: Mapping[str, Any], names: Iterable[str]) -> dict[str, float]:
-    return {n: line[n] for n in names if _is_number(line.get(n))}
+    return {n: line[n] for n in names if is_number(line.get(n))}
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Tell whether a value of JSON is a finite number."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _ratio(value: Any) -> tuple[float, float, float] | None:
-    if not isinstance(value, list) or len(value) != 3 or not all(_is_number(v) and v > 0 for v in value):
+    if not isinstance(value, list) or len(value) != 3 or not all(is_number(v) and v > 0 for v in value):
         return None
     median, low, high = value
     return median, low, high

@@ -9,7 +9,17 @@ function forest(row, low, high) {
   };
   const at = (r) => 3 + (138 * (Math.log(r) - Math.log(low))) / (Math.log(high) - Math.log(low));
   const found = svg("svg", { viewBox: "0 0 144 16", class: "forest", "aria-hidden": "true" });
-  found.append(svg("line", { x1: at(1), x2: at(1), y1: 0, y2: 16, stroke: "var(--muted)", "stroke-width": 1, "stroke-dasharray": "2 2" }));
+  found.append(
+    svg("line", {
+      x1: at(1),
+      x2: at(1),
+      y1: 0,
+      y2: 16,
+      stroke: "var(--muted)",
+      "stroke-width": 1,
+      "stroke-dasharray": "2 2",
+    }),
+  );
   if (row.ratio) {
     const color = style(row.native ? "torch" : row.label).color;
     found.append(
@@ -21,26 +31,89 @@ function forest(row, low, high) {
 }
 
 function openCell(id) {
-  const cell = DATA.cells[id], run = DATA.runs[cell.run];
-  const ratios = cell.rows.flatMap((r) => r.ratio || []), low = Math.min(1, ...ratios) / 1.15, high = Math.max(1, ...ratios) * 1.15;
-  const facts = [["Device", cell.device], ["Bytes moved", bytesText(cell.bytes)], ["Floor", timeText(cell.floor_us)], ["Torch at its best", `${cell.torch || "–"}, ${timeText(cell.torch_us)}`],
-    ["nxcore's choice", cell.chosen ? `${cell.chosen}, ${timeText(cell.chosen_us)}` : "–"], ["Noise, A/A half-width", cell.noise === undefined ? "–" : `±${(100 * cell.noise).toFixed(1)}%`],
-    ["Measured", run.date || "not recorded"], ["Record", run.file]];
-  const timed = cell.rows.filter((r) => r.call_us !== undefined).sort((a, b) => a.call_us - b.call_us);
+  const cell = DATA.cells[id],
+    run = DATA.runs[cell.run];
+  const ratios = cell.rows.flatMap((r) => r.ratio || []),
+    low = Math.min(1, ...ratios) / 1.15,
+    high = Math.max(1, ...ratios) * 1.15;
+  const facts = [
+    ["Device", cell.device],
+    ["Bytes moved", bytesText(cell.bytes)],
+    ["Floor", timeText(cell.floor_us)],
+    ["Torch at its best", `${cell.torch || "–"}, ${timeText(cell.torch_us)}`],
+    ["nxcore's choice", cell.chosen ? `${cell.chosen}, ${timeText(cell.chosen_us)}` : "–"],
+    ["Noise, A/A half-width", noiseText(cell.noise)],
+    ["Measured", run.date || "not recorded"],
+    ["Record", run.file],
+  ];
+  const timed = cell.rows.filter((r) => r.call_us !== undefined).sort((a, b) => FAILED.has(a.verdict) - FAILED.has(b.verdict) || a.call_us - b.call_us);
   const others = cell.rows.filter((r) => r.call_us === undefined);
-  const remarks = (r) => [r.reason, r.compared_only ? "for comparison only" : "", r.blocks && r.blocks < 12 ? `left the race after ${r.blocks} blocks` : "",
-    r.break_even ? `compiled in ${r.compile_s.toPrecision(2)} s` : "", ...Object.entries(r.more || {}).map(([k, v]) => `${k}: ${typeof v === "object" ? JSON.stringify(v) : v}`)].filter(Boolean).join("; ");
-  const columns = [col("Kernel"), col("Verdict"), num("Call"), num("Device"), num("Host"), num("Ratio to torch"), col("Interval"), num("Of floor"), num("Error"), col("Remarks")];
-  const rows = timed.map((r) => ({ class: r.label === cell.chosen ? "chosen" : null, cells: [r.label, make("span", { class: `verdict${FAILED.has(r.verdict) ? " bad" : ""}` }, r.verdict || "–"),
-    timeText(r.call_us), timeText(r.device_us), timeText(r.host_us), intervalText(r.ratio), forest(r, low, high), shareText(r.share_of_floor), errorText(r.error), remarks(r)] }));
-  const why = others.map((r) => ({ cells: [r.label, make("span", { class: `verdict${FAILED.has(r.verdict) ? " bad" : ""}` }, r.verdict || "not timed"), remarks(r) || "no reason recorded"] }));
+  const remarks = (r) =>
+    [
+      r.reason,
+      r.compared_only ? "for comparison only" : "",
+      r.blocks && r.blocks < 12 ? `left the race after ${r.blocks} blocks` : "",
+      r.break_even ? `compiled in ${r.compile_s.toPrecision(2)} s` : "",
+      ...Object.entries(r.more || {}).map(([k, v]) => `${k}: ${typeof v === "object" ? JSON.stringify(v) : v}`),
+    ]
+      .filter(Boolean)
+      .join("; ");
+  const columns = [
+    col("Kernel"),
+    col("Verdict"),
+    num("Call"),
+    num("Device"),
+    num("Host"),
+    num("Ratio to torch"),
+    col("Interval"),
+    num("Of floor"),
+    num("Error"),
+    { name: "Remarks", class: "remarks" },
+  ];
+  const rows = timed.map((r) => ({
+    class: r.label === cell.chosen ? "chosen" : null,
+    cells: [
+      r.label,
+      make("span", { class: `verdict${FAILED.has(r.verdict) ? " bad" : ""}` }, r.verdict || "–"),
+      timeText(r.call_us),
+      timeText(r.device_us),
+      timeText(r.host_us),
+      intervalText(r.ratio),
+      forest(r, low, high),
+      shareText(r.share_of_floor),
+      errorText(r.error),
+      remarks(r),
+    ],
+  }));
+  const why = others.map((r) => ({
+    cells: [
+      r.label,
+      make("span", { class: `verdict${FAILED.has(r.verdict) ? " bad" : ""}` }, r.verdict || "not timed"),
+      remarks(r) || "no reason recorded",
+    ],
+  }));
   const close = make("button", { type: "button", autofocus: true, "aria-label": "Close" }, "Close");
   close.addEventListener("click", () => $("cell").close());
   $("cell").replaceChildren(
-    make("header", {}, make("h2", { id: "cell-h" }, cell.op, make("small", {}, `${cell.sample}, ${cell.dtype}`)), close),
+    make(
+      "header",
+      {},
+      make("h2", { id: "cell-h" }, cell.op, make("small", {}, `${cell.sample}, ${cell.dtype}`)),
+      close,
+    ),
     make("dl", {}, ...facts.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value)))),
-    make("div", { class: "wide" }, table("Every candidate that was timed, the fastest first; the dashed line is torch at its best", columns, rows)),
-    ...(why.length ? [make("br"), make("div", { class: "wide" }, table("Not timed", [col("Kernel"), col("Verdict"), col("Reason")], why))] : []));
+    make(
+      "div",
+      { class: "wide" },
+      table("Every candidate that was timed, the fastest first; the dashed line is torch at its best", columns, rows),
+    ),
+    ...(why.length
+      ? [
+          make("br"),
+          make("div", { class: "wide" }, table("Not timed", [col("Kernel"), col("Verdict"), col("Reason")], why)),
+        ]
+      : []),
+  );
   if (!$("cell").open) $("cell").showModal();
 }
 
@@ -48,25 +121,47 @@ function openCell(id) {
 function frame(name, section) {
   const plot = make("div", { class: "plot", id: `plot-${name}`, role: "img" });
   const empty = make("p", { class: "empty", id: `empty-${name}`, hidden: true });
-  const behind = make("details", { id: `table-${name}` }, make("summary", {}, "The same as a table"), make("div", { class: "wide", tabindex: 0, role: "group", "aria-label": "Table" }));
+  const behind = make(
+    "details",
+    { id: `table-${name}` },
+    make("summary", {}, "The same as a table"),
+    make("div", { class: "wide", tabindex: 0, role: "group", "aria-label": "Table" }),
+  );
   $(section).append(make("figure", { id: `figure-${name}` }, plot, empty, behind));
 }
 
 function draw(name, state) {
-  const figure = $(`figure-${name}`), plot = $(`plot-${name}`), empty = $(`empty-${name}`), behind = $(`table-${name}`);
+  const figure = $(`figure-${name}`),
+    plot = $(`plot-${name}`),
+    empty = $(`empty-${name}`),
+    behind = $(`table-${name}`);
   const found = FIGURES[name](state, figure.clientWidth);
   figure.hidden = Boolean(found.skip);
   plot.hidden = behind.hidden = !found.traces;
   empty.hidden = !found.empty;
   empty.textContent = found.empty || "";
-  if (!found.traces) { Plotly.purge(plot); return; }
+  if (!found.traces) {
+    Plotly.purge(plot);
+    return;
+  }
   Plotly.react(plot, found.traces, found.layout, CONFIG).then(() => {
     plot.removeAllListeners("plotly_click");
-    plot.on("plotly_click", ({ points }) => { if (points[0].customdata !== undefined) openCell(points[0].customdata); });
+    plot.on("plotly_click", ({ points }) => {
+      if (points[0].customdata !== undefined) openCell(points[0].customdata);
+    });
   });
   plot.setAttribute("aria-label", `${found.words} The table below has the same.`);
   // Built when it is opened: a thousand rows that nobody asked for would slow every filter.
-  const fillTable = () => { if (behind.open) behind.querySelector(".wide").replaceChildren(table(found.words, found.columns, found.rows.map((cells) => ({ cells })))); };
+  const fillTable = () => {
+    if (behind.open)
+      behind.querySelector(".wide").replaceChildren(
+        table(
+          found.words,
+          found.columns,
+          found.rows.map((cells) => ({ cells })),
+        ),
+      );
+  };
   behind.ontoggle = fillTable;
   fillTable();
 }
@@ -79,9 +174,14 @@ function render() {
   policies(state);
   support(state);
   const inferred = state.cells.some((c) => c.timed_as === "rule");
-  $("regret-note").textContent = inferred ? "The choice is made on these same timings; sizes held out would tell more." : "";
-  $("roofline-note").textContent = "Bandwidth by device time over the bytes that the operator must move. The dashed line is what copying reached from memory; the roof adds what an empty call takes."
-    + (state.cells.some((c) => c.rows.some((r) => r.intensity)) ? "" : " These records count no operations, so there is no plot over operations a byte.");
+  $("regret-note").textContent = inferred
+    ? "The choice is made on these same timings; sizes held out would tell more."
+    : "";
+  $("roofline-note").textContent =
+    "Bandwidth by device time over the bytes that the operator must move. The dashed line is what copying reached from memory; the roof adds what an empty call takes, both as the latest run measured them. A share of floor is counted with its own run's." +
+    (state.cells.some((c) => c.rows.some((r) => r.intensity))
+      ? ""
+      : " These records count no operations, so there is no plot over operations a byte.");
   for (const name of Object.keys(FIGURES)) draw(name, state);
 }
 
@@ -96,7 +196,15 @@ function mark() {
   $("theme").setAttribute("aria-pressed", String(isDark()));
 }
 
-const SECTIONS = { time: "time", error: "error", roofline: "roofline", intensity: "roofline", regret: "regret", host: "host", jit: "jit" };
+const SECTIONS = {
+  time: "time",
+  error: "error",
+  roofline: "roofline",
+  intensity: "roofline",
+  regret: "regret",
+  host: "host",
+  jit: "jit",
+};
 for (const [name, section] of Object.entries(SECTIONS)) frame(name, section);
 fillFilters();
 mark();
@@ -120,7 +228,15 @@ document.addEventListener("click", (event) => {
 });
 $("heat").addEventListener("keydown", steer);
 $("theme").addEventListener("click", () => theme(!isDark()));
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { mark(); render(); });
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+  mark();
+  render();
+});
 let width = innerWidth;
-addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; render(); } });
+addEventListener("resize", () => {
+  if (innerWidth !== width) {
+    width = innerWidth;
+    render();
+  }
+});
 document.documentElement.dataset.ready = "yes";

@@ -1,7 +1,14 @@
-// All that is a table: the heat map, the policies, the support matrix, the runs; and what the head says.
+// The heat map, the policies and the support matrix, which are tables.
 
 const LIMIT = Math.log2(8); // beyond eight times the colour doesn't change
-const SIZES = [[1e5, "under 100 kB"], [1e6, "100 kB to 1 MB"], [1e7, "1 to 10 MB"], [1e8, "10 to 100 MB"], [1e9, "100 MB to 1 GB"], [Infinity, "over 1 GB"]];
+const SIZES = [
+  [1e5, "under 100 kB"],
+  [1e6, "100 kB to 1 MB"],
+  [1e7, "1 to 10 MB"],
+  [1e8, "10 to 100 MB"],
+  [1e9, "100 MB to 1 GB"],
+  [Infinity, "over 1 GB"],
+];
 
 // What a tile of the heat map says: text, classes, strength of the colour, and words for those who can't see it.
 function tileOf(cell, backend) {
@@ -9,15 +16,25 @@ function tileOf(cell, backend) {
     const hesitant = cell.rows.find((r) => r.verdict === "AMBG" && !r.compared_only && r.ratio && r.ratio[0] > 1);
     if (!cell.ratio) return { text: "–", kinds: ["none"], words: "not measured" };
     if (cell.chosen === cell.torch) {
-      const why = hesitant ? `torch, though ${hesitant.label} may be faster: ${intervalText(hesitant.ratio)}` : "torch itself is chosen";
+      const why = hesitant
+        ? `torch, though ${hesitant.label} may be faster: ${intervalText(hesitant.ratio)}`
+        : "torch itself is chosen";
       return { text: ratioText(cell.ratio[0]), kinds: hesitant ? ["kept", "ambg"] : ["kept"], words: why };
     }
-    return { ...coloured(cell.ratio), words: `${cell.chosen} is chosen, ${intervalText(cell.ratio)} times as fast as torch` };
+    return {
+      ...coloured(cell.ratio),
+      words: `${cell.chosen} is chosen, ${intervalText(cell.ratio)} times as fast as torch`,
+    };
   }
   const row = rowOf(cell, backend);
   if (!row) return { text: "·", kinds: ["none"], words: "not in this record" };
   if (FAILED.has(row.verdict)) return { text: "✕", kinds: ["wrong"], words: `${row.verdict}: ${row.reason || ""}` };
-  if (!row.ratio) return { text: "–", kinds: ["none"], words: `${row.verdict || "not timed"}: ${row.reason || "no reason recorded"}` };
+  if (!row.ratio)
+    return {
+      text: "–",
+      kinds: ["none"],
+      words: `${row.verdict || "not timed"}: ${row.reason || "no reason recorded"}`,
+    };
   const found = coloured(row.ratio);
   if (row.verdict === "AMBG") found.kinds.push("ambg");
   return { ...found, words: `${row.verdict}, ${intervalText(row.ratio)} times as fast as torch` };
@@ -38,17 +55,48 @@ function heat(state) {
     const types = unique(state.cells.filter((c) => c.op === op).map((c) => c.dtype)).sort();
     types.forEach((dtype, i) => {
       const own = state.cells.filter((c) => c.op === op && c.dtype === dtype);
-      rows.push(make("tr", { class: i < types.length - 1 ? "inner" : null },
-        i === 0 ? make("th", { scope: "rowgroup", rowspan: types.length, class: "op" }, op) : null,
-        make("th", { scope: "row", class: "type" }, dtype),
-        ...edges.map((edge) => make("td", {}, make("div", {}, ...own.filter((c) => inside(c, SIZES.indexOf(edge))).map((c) => tile(c, backend)))))));
+      rows.push(
+        make(
+          "tr",
+          { class: i < types.length - 1 ? "inner" : null },
+          i === 0 ? make("th", { scope: "rowgroup", rowspan: types.length, class: "op" }, ...breaking(op)) : null,
+          make("th", { scope: "row", class: "type" }, dtype),
+          ...edges.map((edge) =>
+            make(
+              "td",
+              {},
+              make("div", {}, ...own.filter((c) => inside(c, SIZES.indexOf(edge))).map((c) => tile(c, backend))),
+            ),
+          ),
+        ),
+      );
     });
   }
-  const found = make("table", { class: "heat" },
-    make("caption", {}, "Operators by the bytes that they must move; left to right and down, smaller to larger. Arrow keys move, Enter opens a cell."),
-    make("thead", {}, make("tr", {}, make("th", { scope: "col" }, "Operator"), make("th", { scope: "col" }, "Type"),
-      ...edges.map(([, name]) => make("th", { scope: "col" }, name)))),
-    make("tbody", {}, ...rows));
+  const found = make(
+    "table",
+    { class: "heat" },
+    make(
+      "caption",
+      {},
+      make(
+        "span",
+        {},
+        "Operators by the bytes that they must move; left to right and down, smaller to larger. Arrow keys move, Enter opens a cell.",
+      ),
+    ),
+    make(
+      "thead",
+      {},
+      make(
+        "tr",
+        {},
+        make("th", { scope: "col" }, "Operator"),
+        make("th", { scope: "col" }, "Type"),
+        ...edges.map(([, name]) => make("th", { scope: "col" }, name)),
+      ),
+    ),
+    make("tbody", {}, ...rows),
+  );
   const first = found.querySelector(".tile");
   if (first) first.tabIndex = 0;
   $("heat").replaceChildren(found);
@@ -62,11 +110,19 @@ const inside = (cell, i) => (cell.bytes || 0) < SIZES[i][0] && (i === 0 || (cell
 
 function tile(cell, backend) {
   const { text, kinds, strength, words } = tileOf(cell, backend);
-  return make("button", {
-    type: "button", tabindex: -1, class: ["tile", ...kinds].join(" "), style: strength === undefined ? null : `--s:${strength.toFixed(3)}`,
-    "data-cell": cell.id, title: `${cell.sample}, ${cell.dtype}, ${bytesText(cell.bytes)}: ${words}`,
-    "aria-label": `${text}: ${cell.op}, ${cell.sample}, ${cell.dtype}: ${words}`,
-  }, text);
+  return make(
+    "button",
+    {
+      type: "button",
+      tabindex: -1,
+      class: ["tile", ...kinds].join(" "),
+      style: strength === undefined ? null : `--s:${strength.toFixed(3)}`,
+      "data-cell": cell.id,
+      title: `${cell.sample}, ${cell.dtype}, ${bytesText(cell.bytes)}: ${words}`,
+      "aria-label": `${text}: ${cell.op}, ${cell.sample}, ${cell.dtype}: ${words}`,
+    },
+    text,
+  );
 }
 
 function key(backend) {
@@ -75,9 +131,17 @@ function key(backend) {
     return make("i", { class: kinds.join(" "), style: `--s:${strength}` }, r < 1 ? `1/${1 / r}` : String(r));
   });
   const mark = (kind, sign, text) => make("span", {}, make("i", { class: kind }, sign), text);
-  return [make("span", { class: "scale" }, ...shades), ...(backend ? [] : [mark("kept", "1.00", "torch kept")]),
-    mark(backend ? "ambg" : "kept ambg", backend ? "1.1" : "1.00", backend ? "AMBG: can't be told" : "torch kept, a rival can't be told"),
-    mark("none", "–", "DECLINED or not timed"), mark("wrong", "✕", "WRONG")];
+  const marks = backend
+    ? [
+        ["ambg", "1.10", "AMBG: can't be told"],
+        ["none", "–", "DECLINED or not timed"],
+        ["wrong", "✕", "WRONG"],
+      ]
+    : [
+        ["kept", "1.00", "torch kept"],
+        ["kept ambg", "1.00", "torch kept, a rival can't be told"],
+      ];
+  return [make("span", { class: "scale" }, ...shades), ...marks.map((m) => mark(...m))];
 }
 
 // One tab stop for the whole map; arrows go to the next tile, or to the row above or below.
@@ -86,7 +150,8 @@ function steer(event) {
   if (!step || !event.target.classList.contains("tile")) return;
   event.preventDefault();
   const tiles = [...$("heat").querySelectorAll(".tile")];
-  const own = event.target.closest("tr"), rows = [...$("heat").querySelectorAll("tbody tr")];
+  const own = event.target.closest("tr"),
+    rows = [...$("heat").querySelectorAll("tbody tr")];
   let next = step === "home" ? tiles[0] : step === "end" ? tiles.at(-1) : tiles[tiles.indexOf(event.target) + step];
   if (step === "up" || step === "down") {
     const row = rows[rows.indexOf(own) + (step === "up" ? -1 : 1)];
@@ -101,84 +166,87 @@ function steer(event) {
 }
 
 function policies(state) {
-  const policy = (name, rows) => ({ name, found: spread(rows.map((r) => r.ratio[0])), clearly: rows.filter((r) => r.verdict === "SLOW").length });
-  const found = [policy("nxcore's choice", state.cells.filter((c) => c.ratio))];
+  const policy = (name, rows) => ({
+    name,
+    found: spread(rows.map((r) => r.ratio[0])),
+    clearly: rows.filter((r) => r.verdict === "SLOW").length,
+  });
+  const found = [
+    policy(
+      "nxcore's choice",
+      state.cells.filter((c) => c.ratio),
+    ),
+  ];
   for (const label of state.labels) {
-    found.push(policy(`always ${label}`, state.cells.map((c) => rowOf(c, label)).filter((r) => r && r.ratio && !FAILED.has(r.verdict))));
+    found.push(
+      policy(
+        `always ${label}`,
+        state.cells.map((c) => rowOf(c, label)).filter((r) => r && r.ratio && !FAILED.has(r.verdict)),
+      ),
+    );
   }
-  const columns = [col("Policy"), num("Cells"), num("Geometric mean"), num("Fifth percentile"), num("Worst cell"), num("Slower than torch"), num("Clearly slower")];
-  $("policies-table").replaceChildren(table("Times as fast as torch at its best", columns, found.filter((p) => p.found).map(({ name, found: s, clearly }, i) => ({
-    class: i === 0 ? "total" : null,
-    cells: [name, s.cells, ratioText(s.mean), ratioText(s.p5), ratioText(s.minimum), s.slower, clearly],
-  }))));
+  const columns = [
+    col("Policy"),
+    num("Cells"),
+    num("Geometric mean"),
+    num("Fifth percentile"),
+    num("Worst cell"),
+    num("Slower than torch"),
+    num("Clearly slower"),
+  ];
+  $("policies-table").replaceChildren(
+    table(
+      "Times as fast as torch at its best",
+      columns,
+      found
+        .filter((p) => p.found)
+        .map(({ name, found: s, clearly }, i) => ({
+          class: i === 0 ? "total" : null,
+          cells: [name, s.cells, ratioText(s.mean), ratioText(s.p5), ratioText(s.minimum), s.slower, clearly],
+        })),
+    ),
+  );
 }
 
 function support(state) {
-  const labels = unique([...DATA.labels.filter((l) => state.here.some((c) => rowOf(c, l))), ...state.here.flatMap((c) => c.rows.map((r) => r.label))])
-    .filter((l) => l !== "torch" && !l.startsWith("torch-") && (!state.wanted.backend || l === state.wanted.backend));
+  const labels = unique([
+    ...DATA.labels.filter((l) => state.here.some((c) => rowOf(c, l))),
+    ...state.here.flatMap((c) => c.rows.map((r) => r.label)),
+  ]).filter((l) => l !== "torch" && !l.startsWith("torch-") && (!state.wanted.backend || l === state.wanted.backend));
   const reasons = new Map();
-  const rows = unique(state.cells.map((c) => c.op)).map((op) => ({ cells: [op, ...labels.map((label) => {
-    const own = state.cells.filter((c) => c.op === op).map((c) => rowOf(c, label)).filter(Boolean);
-    const failed = own.filter((r) => FAILED.has(r.verdict)), declined = own.filter((r) => r.verdict === "DECLINED");
-    for (const r of [...declined, ...failed]) {
-      const why = `${label}: ${r.reason || r.verdict}`;
-      reasons.set(why, (reasons.get(why) || 0) + 1);
-    }
-    const good = own.length - failed.length - declined.length;
-    if (!own.length) return make("span", { class: "muted" }, "not asked");
-    return make("span", {}, ...[good ? `✓ ${good}` : null, declined.length ? make("span", { class: "muted" }, ` – ${declined.length}`) : null,
-      failed.length ? make("span", { class: "bad" }, ` ✕ ${failed.length}`) : null]);
-  })] }));
-  $("support-table").replaceChildren(table("✓ verified and timed, – declined, ✕ wrong, in cells", [col("Operator"), ...labels.map(col)], rows));
-  const listed = [...reasons].sort((a, b) => b[1] - a[1]).map(([why, n]) => make("li", {}, `${why} `, make("span", { class: "muted" }, `(${plural(n, "cell")})`)));
+  const rows = unique(state.cells.map((c) => c.op)).map((op) => ({
+    cells: [
+      op,
+      ...labels.map((label) => {
+        const own = state.cells
+          .filter((c) => c.op === op)
+          .map((c) => rowOf(c, label))
+          .filter(Boolean);
+        const failed = own.filter((r) => FAILED.has(r.verdict)),
+          declined = own.filter((r) => r.verdict === "DECLINED");
+        for (const r of [...declined, ...failed]) {
+          const why = `${label}: ${r.reason || r.verdict}`;
+          reasons.set(why, (reasons.get(why) || 0) + 1);
+        }
+        const good = own.length - failed.length - declined.length;
+        if (!own.length) return make("span", { class: "muted" }, "not asked");
+        return make(
+          "span",
+          {},
+          ...[
+            good ? `✓ ${good}` : null,
+            declined.length ? make("span", { class: "muted" }, ` – ${declined.length}`) : null,
+            failed.length ? make("span", { class: "bad" }, ` ✕ ${failed.length}`) : null,
+          ],
+        );
+      }),
+    ],
+  }));
+  $("support-table").replaceChildren(
+    table("✓ verified and timed, – declined, ✕ wrong, in cells", [col("Operator"), ...labels.map(col)], rows),
+  );
+  const listed = [...reasons]
+    .sort((a, b) => b[1] - a[1])
+    .map(([why, n]) => make("li", {}, `${why} `, make("span", { class: "muted" }, `(${plural(n, "cell")})`)));
   $("support-reasons").replaceChildren(...(listed.length ? [make("ul", { class: "reasons" }, ...listed)] : []));
 }
-
-function runs() {
-  const written = (v) => (typeof v === "object" && v !== null ? Object.entries(v).map(([k, x]) => `${k} ${typeof x === "object" ? JSON.stringify(x) : x}`).join(", ") : String(v));
-  const known = new Set(["file", "device", "cells", "date", "versions", "ceilings", "method", "cuda"]);
-  const rows = DATA.runs.map((r) => ({ cells: [r.file, r.device, r.date || "not recorded", r.cells, written(r.versions || "not recorded"),
-    Object.entries(r).filter(([k]) => !known.has(k)).map(([k, v]) => `${k}: ${written(v)}`).join("; ")] }));
-  const more = rows.some((r) => r.cells[5]);
-  for (const row of rows) if (!more) row.cells.pop();
-  $("runs-table").replaceChildren(table("In the order of reading", [col("File"), col("Device"), col("Began"), num("Cells shown"), col("Versions"), ...(more ? [col("More")] : [])], rows));
-  $("runs-note").textContent = "Ratios are paired within a run, so a cell is shown as its latest run has it."
-    + (DATA.replaced ? ` ${plural(DATA.replaced, "earlier measurement")} of the same cells gave way.` : "")
-    + ` Method: ${unique(DATA.runs.map((r) => r.method).filter(Boolean)).join("; ") || "not recorded"}.`;
-  $("notes").replaceChildren(...(DATA.notes.length ? [make("h3", {}, "What could not be read"), make("ul", {}, ...DATA.notes.map((n) => make("li", {}, n)))] : []));
-}
-
-function head(state) {
-  const { device, cells } = state, found = spread(cells.filter((c) => c.ratio).map((c) => c.ratio[0]));
-  const inferred = cells.some((c) => c.timed_as === "rule");
-  $("lede").replaceChildren(...(found ? [
-    `In ${plural(found.cells, "cell")} (an operator, size and element type) on ${device.name}, nxcore's choice is ${ratioText(found.mean)} times as fast as torch at its best, in the geometric mean. `
-      + (found.slower ? `${plural(found.slower, "cell is", "cells are")} slower than torch.` : "None is slower than torch."),
-    inferred ? make("small", {}, "The choice is what the rule takes on these same timings, so by construction it loses nowhere here, and dispatch isn't in its time. Where a record has a row timed through nxcore, that row counts.") : null,
-  ].filter(Boolean) : ["No cell is left by these filters."]));
-  const kept = cells.filter((c) => c.chosen && c.chosen === c.torch).length;
-  const stats = found ? [["Geometric mean", ratioText(found.mean), "×"], ["Fifth percentile", ratioText(found.p5), "×"], ["Worst cell", ratioText(found.minimum), "×"],
-    ["Slower than torch", found.slower, `of ${found.cells}`], ["Left to torch", kept, `of ${cells.length}`]] : [];
-  $("tiles").replaceChildren(...stats.map(([name, value, unit]) => make("div", {}, make("dt", {}, name), make("dd", {}, String(value), make("small", {}, unit)))));
-  $("failures").replaceChildren(...(device.failures.length ? [make("div", { class: "failed" }, `${plural(device.failures.length, "row")} of this record can't be trusted, and ${device.failures.length === 1 ? "counts" : "count"} nowhere:`,
-    make("ul", {}, ...device.failures.map((f) => make("li", {}, make("b", {}, `${f.label} ${f.verdict} `), opener(DATA.cells[f.cell]), f.reason ? `: ${f.reason}` : ""))))] : []));
-  const f = device.facts, c = device.ceilings, cold = coldOf(device);
-  const lines = (values) => make("ul", {}, ...(values.length ? values : ["not recorded"]).map((v) => make("li", {}, v)));
-  const block = (name, ...content) => make("div", {}, make("h3", {}, name), ...content);
-  $("facts").replaceChildren(
-    block("Device", lines([device.name, f.capability && `capability ${f.capability}`, f.units && `${f.units} ${f.type === "cpu" ? "threads" : "multiprocessors"}`,
-      f.memory && `${memoryText(f.memory)} of memory`, f.l2 && `${memoryText(f.l2)} last-level cache`].filter(Boolean))),
-    block("Measured ceilings", lines([cold && `${rateText(cold)} copying, from memory`, c.flops && `${flopsText(c.flops)}, float32`, c.t0_us && `${timeText(c.t0_us)} for an empty call`].filter(Boolean))),
-    block("Versions", make("p", {}, Object.entries(device.versions).map(([k, v]) => `${k} ${v.join(" and ")}`).join(", ") || "not recorded")),
-    block("Not run, and why", lines(Object.keys(device.absent).length
-      ? Object.entries(byReason(device.absent)).map(([why, labels]) => `${labels.join(", ")}: ${why}`) : ["every backend in these records ran"])));
-}
-
-function byReason(absent) {
-  const found = {};
-  for (const [label, reasons] of Object.entries(absent)) for (const why of Object.keys(reasons)) (found[why] ||= []).push(label);
-  return found;
-}
-
-// The bandwidth of memory, beyond every cache: what the floor is counted with.
-const coldOf = (device) => Math.max(0, ...(device.ceilings.bandwidths || []).slice(-2).map(([, rate]) => rate)) || null;

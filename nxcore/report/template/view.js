@@ -18,7 +18,8 @@ function make(tag, attributes = {}, ...children) {
 
 const plural = (n, one, many = `${one}s`) => `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
 const unique = (values) => [...new Set(values)];
-const short = (dtype) => dtype.replace("float", "f").replace("complex", "c").replace("bf16", "bf16");
+// A name that may break behind its underscores.
+const breaking = (name) => name.split(/(?<=_)/).flatMap((part, i) => (i ? [make("wbr"), part] : [part]));
 
 function ratioText(value) {
   if (value === undefined || value === null) return "–";
@@ -32,7 +33,10 @@ function timeText(us) {
 }
 function scaled(value, units, step = 1000) {
   let i = 0;
-  while (value >= step && i < units.length - 1) { value /= step; i += 1; }
+  while (value >= step && i < units.length - 1) {
+    value /= step;
+    i += 1;
+  }
   return `${value >= 100 ? value.toFixed(0) : Number(value.toPrecision(3))} ${units[i]}`;
 }
 const bytesText = (n) => (n === undefined || n === null ? "–" : scaled(n, ["B", "kB", "MB", "GB", "TB"]));
@@ -41,6 +45,7 @@ const flopsText = (n) => scaled(n, ["FLOP/s", "kFLOP/s", "MFLOP/s", "GFLOP/s", "
 const memoryText = (n) => scaled(n, ["B", "KiB", "MiB", "GiB", "TiB"], 1024);
 const shareText = (v) => (v === undefined || v === null ? "–" : `${(100 * v).toFixed(v < 0.1 ? 1 : 0)}%`);
 const errorText = (v) => (v === undefined || v === null ? "–" : v === 0 ? "exact" : v.toExponential(1));
+const noiseText = (v) => (v === undefined || v === null ? "–" : `±${(100 * v).toFixed(v < 0.01 ? 2 : 1)}%`);
 const intervalText = (r) => (r ? `${ratioText(r[0])} [${ratioText(r[1])}, ${ratioText(r[2])}]` : "–");
 
 const rowOf = (cell, label) => cell.rows.find((row) => row.label === label);
@@ -51,7 +56,9 @@ const ran = (row) => row.call_us !== undefined && !FAILED.has(row.verdict);
 function spread(ratios) {
   if (!ratios.length) return null;
   const ordered = [...ratios].sort((a, b) => a - b);
-  const at = 0.05 * (ordered.length - 1), low = ordered[Math.floor(at)], high = ordered[Math.ceil(at)];
+  const at = 0.05 * (ordered.length - 1),
+    low = ordered[Math.floor(at)],
+    high = ordered[Math.ceil(at)];
   return {
     cells: ordered.length,
     mean: Math.exp(ordered.reduce((sum, r) => sum + Math.log(r), 0) / ordered.length),
@@ -67,10 +74,18 @@ function view() {
   const device = DATA.devices.find((d) => d.name === wanted.device) || DATA.devices[0];
   const here = DATA.cells.filter((c) => c.device === device.name);
   const cells = here.filter((c) => (!wanted.op || c.op === wanted.op) && (!wanted.dtype || c.dtype === wanted.dtype));
-  const timed = DATA.labels.filter((label) => cells.some((c) => { const row = rowOf(c, label); return row && row.call_us !== undefined; }));
+  const timed = DATA.labels.filter((label) =>
+    cells.some((c) => {
+      const row = rowOf(c, label);
+      return row && row.call_us !== undefined;
+    }),
+  );
   const labels = timed.filter((label) => label !== "torch" && !label.startsWith("torch-"));
   return {
-    device, here, cells, wanted,
+    device,
+    here,
+    cells,
+    wanted,
     all: labels, // who was timed in these cells beside torch
     labels: wanted.backend ? labels.filter((label) => label === wanted.backend) : labels,
   };
@@ -88,30 +103,59 @@ function* drawn(state) {
 
 function fill(select, values, every) {
   const before = select.value;
-  select.replaceChildren(...(every ? [make("option", { value: ALL }, every)] : []), ...values.map((v) => make("option", { value: v }, v)));
+  select.replaceChildren(
+    ...(every ? [make("option", { value: ALL }, every)] : []),
+    ...values.map((v) => make("option", { value: v }, v)),
+  );
   select.value = values.includes(before) ? before : every ? ALL : values[0];
 }
 
 // The choices that the device leaves.
 function fillFilters() {
-  fill($("device"), DATA.devices.map((d) => d.name));
+  fill(
+    $("device"),
+    DATA.devices.map((d) => d.name),
+  );
   const here = DATA.cells.filter((c) => c.device === $("device").value);
   const timed = DATA.labels.filter((label) => here.some((c) => rowOf(c, label)));
   fill($("op"), unique(here.map((c) => c.op)), "All");
   fill($("dtype"), unique(here.map((c) => c.dtype)), "All");
-  fill($("backend"), timed.filter((label) => label !== "torch" && !label.startsWith("torch-")), "All, as nxcore chooses");
+  fill(
+    $("backend"),
+    timed.filter((label) => label !== "torch" && !label.startsWith("torch-")),
+    "All, as nxcore chooses",
+  );
 }
 
 // A table with a caption and headed rows; a cell is text, a node, or {value, text} where a number is aligned.
 function table(caption, columns, rows) {
-  const body = rows.map((row) => make("tr", { class: row.class }, ...row.cells.map((value, i) => {
-    const content = value instanceof Node ? value : value === undefined || value === null ? "–" : String(value);
-    return make(i === 0 ? "th" : "td", { scope: i === 0 ? "row" : null, class: columns[i].num ? "num" : null }, content);
-  })));
-  return make("table", {}, make("caption", {}, caption),
-    make("thead", {}, make("tr", {}, ...columns.map((c) => make("th", { scope: "col", class: c.num ? "num" : null }, c.name)))),
-    make("tbody", {}, ...body));
+  const body = rows.map((row) =>
+    make(
+      "tr",
+      { class: row.class },
+      ...row.cells.map((value, i) => {
+        const content = value instanceof Node ? value : value === undefined || value === null ? "–" : String(value);
+        return make(
+          i === 0 ? "th" : "td",
+          { scope: i === 0 ? "row" : null, class: columns[i].num ? "num" : columns[i].class },
+          content,
+        );
+      }),
+    ),
+  );
+  return make(
+    "table",
+    {},
+    make("caption", {}, make("span", {}, caption)),
+    make(
+      "thead",
+      {},
+      make("tr", {}, ...columns.map((c) => make("th", { scope: "col", class: c.num ? "num" : null }, c.name))),
+    ),
+    make("tbody", {}, ...body),
+  );
 }
 const col = (name) => ({ name });
 const num = (name) => ({ name, num: true });
-const opener = (cell, text = nameOf(cell)) => make("button", { type: "button", class: "link", "data-cell": cell.id }, text);
+const opener = (cell, text = nameOf(cell)) =>
+  make("button", { type: "button", class: "link", "data-cell": cell.id }, text);

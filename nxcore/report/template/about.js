@@ -1,0 +1,159 @@
+// What the page says of the record itself: head, ceilings, versions, what was not run, the runs.
+
+function runs() {
+  const written = (v) =>
+    typeof v === "object" && v !== null
+      ? Object.entries(v)
+          .map(([k, x]) => `${k} ${typeof x === "object" ? JSON.stringify(x) : x}`)
+          .join(", ")
+      : String(v);
+  const known = new Set(["file", "device", "cells", "date", "versions", "ceilings", "method", "cuda"]);
+  const rows = DATA.runs.map((r) => ({
+    cells: [
+      r.file,
+      r.device,
+      r.date || "not recorded",
+      r.cells,
+      written(r.versions || "not recorded"),
+      Object.entries(r)
+        .filter(([k]) => !known.has(k))
+        .map(([k, v]) => `${k}: ${written(v)}`)
+        .join("; "),
+    ],
+  }));
+  const more = rows.some((r) => r.cells[5]);
+  for (const row of rows) if (!more) row.cells.pop();
+  $("runs-table").replaceChildren(
+    table(
+      "In the order of reading",
+      [col("File"), col("Device"), col("Began"), num("Cells shown"), col("Versions"), ...(more ? [col("More")] : [])],
+      rows,
+    ),
+  );
+  $("runs-note").textContent =
+    "Ratios are paired within a run, so a cell is shown as its latest run has it." +
+    (DATA.replaced ? ` ${plural(DATA.replaced, "earlier measurement")} of the same cells gave way.` : "") +
+    ` Method: ${unique(DATA.runs.map((r) => r.method).filter(Boolean)).join("; ") || "not recorded"}.`;
+  $("notes").replaceChildren(
+    ...(DATA.notes.length
+      ? [make("h3", {}, "What could not be read"), make("ul", {}, ...DATA.notes.map((n) => make("li", {}, n)))]
+      : []),
+  );
+}
+
+function head(state) {
+  const { device, cells } = state,
+    found = spread(cells.filter((c) => c.ratio).map((c) => c.ratio[0]));
+  const inferred = cells.some((c) => c.timed_as === "rule");
+  $("lede").replaceChildren(
+    ...(found
+      ? [
+          `In ${plural(found.cells, "cell")} (an operator, size and element type) on ${device.name}, nxcore's choice is ${ratioText(found.mean)} times as fast as torch at its best, in the geometric mean. ` +
+            (found.slower
+              ? `${plural(found.slower, "cell is", "cells are")} slower than torch.`
+              : "None is slower than torch."),
+          inferred
+            ? make(
+                "small",
+                {},
+                "The choice is what the rule takes on these same timings, so by construction it loses nowhere here, and dispatch isn't in its time. Where a record has a row timed through nxcore, that row counts.",
+              )
+            : null,
+        ].filter(Boolean)
+      : ["No cell is left by these filters."]),
+  );
+  const kept = cells.filter((c) => c.chosen && c.chosen === c.torch).length;
+  const stats = found
+    ? [
+        ["Geometric mean", ratioText(found.mean), "×"],
+        ["Fifth percentile", ratioText(found.p5), "×"],
+        ["Worst cell", ratioText(found.minimum), "×"],
+        ["Slower than torch", found.slower, `of ${found.cells}`],
+        ["Left to torch", kept, `of ${cells.length}`],
+      ]
+    : [];
+  $("tiles").replaceChildren(
+    ...stats.map(([name, value, unit]) =>
+      make("div", {}, make("dt", {}, name), make("dd", {}, String(value), make("small", {}, unit))),
+    ),
+  );
+  $("failures").replaceChildren(
+    ...(device.failures.length
+      ? [
+          make(
+            "div",
+            { class: "failed" },
+            `${plural(device.failures.length, "row")} of this record can't be trusted, and ${device.failures.length === 1 ? "counts" : "count"} nowhere:`,
+            make(
+              "ul",
+              {},
+              ...device.failures.map((f) =>
+                make(
+                  "li",
+                  {},
+                  make("b", {}, `${f.label} ${f.verdict} `),
+                  opener(DATA.cells[f.cell]),
+                  f.reason ? `: ${f.reason}` : "",
+                ),
+              ),
+            ),
+          ),
+        ]
+      : []),
+  );
+  const f = device.facts,
+    c = device.ceilings,
+    cold = c.cold;
+  const lines = (values) =>
+    make("ul", {}, ...(values.length ? values : ["not recorded"]).map((v) => make("li", {}, v)));
+  const block = (name, ...content) => make("div", {}, make("h3", {}, name), ...content);
+  $("facts").replaceChildren(
+    block(
+      "Device",
+      lines(
+        [
+          device.name,
+          f.capability && `capability ${f.capability}`,
+          f.units && `${f.units} ${f.type === "cpu" ? "threads" : "multiprocessors"}`,
+          f.memory && `${memoryText(f.memory)} of memory`,
+          f.l2 && `${memoryText(f.l2)} last-level cache`,
+        ].filter(Boolean),
+      ),
+    ),
+    block(
+      "Measured ceilings",
+      lines(
+        [
+          cold && `${rateText(cold)} copying, from memory`,
+          c.flops && `${flopsText(c.flops)}, float32`,
+          c.t0_us && `${timeText(c.t0_us)} for an empty call`,
+        ].filter(Boolean),
+      ),
+    ),
+    block(
+      "Versions",
+      make(
+        "p",
+        {},
+        Object.entries(device.versions)
+          .map(([k, v]) => `${k} ${v.join(" and ")}`)
+          .join(", ") || "not recorded",
+      ),
+    ),
+    block(
+      "Not run, and why",
+      lines(
+        Object.keys(device.absent).length
+          ? Object.entries(byReason(device.absent)).map(([why, labels]) => `${labels.join(", ")}: ${why}`)
+          : ["every backend in these records ran"],
+      ),
+    ),
+  );
+}
+
+function byReason(absent) {
+  const found = {};
+  for (const [label, reasons] of Object.entries(absent))
+    for (const why of Object.keys(reasons)) (found[why] ||= []).push(label);
+  return found;
+}

@@ -1,0 +1,194 @@
+"""The page in a browser: no error, filters that filter, cells that open, dark as the system is."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from nxcore.report import page
+from nxcore.report.figures import joined
+from nxcore.report.records import read
+from tests.report.lines import record, write
+
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+DRIVER = shutil.which("chromedriver")
+FIGURES = ("time", "error", "roofline", "intensity", "regret", "host", "jit")
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not (BROWSER and DRIVER), reason="there is no chromium, or no chromedriver"),
+]
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    pytest.importorskip("plotly", reason="the extra `report` isn't installed")
+    folder = tmp_path_factory.mktemp("report")
+    records = read([write(folder / "a.jsonl", *record())])
+    file: Path = folder / "report.html"
+    file.write_text(page.html(joined(records)), "utf-8")
+    return file.as_uri()
+
+
+@pytest.fixture(scope="module")
+def started():
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium isn't installed")
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = BROWSER
+    # A container's root has no sandbox, and its /dev/shm is small.
+    for word in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1400,1000"):
+        options.add_argument(word)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def browser(started, address):
+    """The page, just opened, in light colours; a test that leaves an error in the console fails."""
+    scheme(started, "light")
+    started.get(address)
+    wait(started, "return document.documentElement.dataset.ready === 'yes'")
+    yield started
+    assert [e for e in started.get_log("browser") if e["level"] in ("SEVERE", "WARNING")] == []
+
+
+def wait(driver, script):
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    return WebDriverWait(driver, 30).until(lambda d: d.execute_script(script))
+
+
+def scheme(driver, value):
+    features = [
+        {"name": "prefers-color-scheme", "value": value},
+        {"name": "prefers-reduced-motion", "value": "reduce"},  # a page that still scrolls can't be clicked
+    ]
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+
+def element(driver, selector):
+    return driver.find_element("css selector", selector)
+
+
+def texts(driver, selector):
+    return [e.text for e in driver.find_elements("css selector", selector)]
+
+
+def choose(driver, name, value):
+    from selenium.webdriver.support.ui import Select
+
+    Select(element(driver, f"#{name}")).select_by_value(value)
+
+
+def test_every_figure_is_drawn(browser):
+    for name in FIGURES:
+        wait(browser, f"return document.querySelectorAll('#plot-{name} .main-svg').length > 0")
+        assert "The table below" in element(browser, f"#plot-{name}").get_attribute("aria-label")
+    assert len(texts(browser, ".tile")) == 12
+    assert texts(browser, "#tiles dd") == ["2.88\u00d7", "1.00\u00d7", "1.00\u00d7", "0of 12", "4of 12"]
+    assert "needs CPU tensors, got cuda <b>here</b>" in element(browser, "#facts").text
+
+
+def test_the_browser_computes_what_python_does(browser):
+    same = """
+        const python = DATA.devices[0].summary;
+        return python.every(p => {
+          const rows = DATA.cells.map(c => p.policy === "nxcore" ? c : rowOf(c, p.policy));
+          const found = spread(rows.filter(r => r && r.ratio && !FAILED.has(r.verdict)).map(r => r.ratio[0]));
+          return Object.keys(found).every(k => Math.abs(found[k] - p[k]) < 1e-9);
+        }) && python.length;"""
+    assert browser.execute_script(same) == 4  # nxcore, triton, cuda, jax
+
+
+def test_filters_leave_what_they_say(browser):
+    choose(browser, "op", "sum")
+    choose(browser, "dtype", "bfloat16")
+    assert element(browser, "#count").text == "3 of 12 cells"
+    assert texts(browser, ".tile") == ["1.00", "3.00", "12.0"]
+    assert texts(browser, "#support-table tbody th") == ["sum"]
+    choose(browser, "backend", "numba")
+    assert texts(browser, ".tile") == ["\u2013"] * 3
+    assert {e.get_attribute("class") for e in browser.find_elements("css selector", ".tile")} == {"tile none"}
+    assert not element(browser, "#plot-jit").is_displayed()
+    assert "not recorded" in element(browser, "#empty-jit").text
+    element(browser, "#reset").click()
+    assert element(browser, "#count").text == "12 of 12 cells"
+
+
+def test_what_cannot_be_told_is_marked_beside_its_colour(browser):
+    choose(browser, "backend", "cuda")
+    tiles = browser.find_elements("css selector", ".tile")
+    assert all("ambg" in t.get_attribute("class") and "AMBG" in t.get_attribute("aria-label") for t in tiles)
+    choose(browser, "backend", "jax")
+    assert texts(browser, ".tile.wrong") == ["✕"] * 4
+
+
+def test_a_click_opens_a_cell_and_escape_closes_it(browser):
+    from selenium.webdriver.common.keys import Keys
+
+    tile = element(browser, ".tile[aria-label*='sum, large, float32']")
+    tile.click()
+    dialog = element(browser, "#cell")
+    assert dialog.get_attribute("open") is not None
+    assert "sum\nlarge, float32" in dialog.text
+    assert texts(browser, "#cell tbody th")[:4] == ["triton", "cuda", "torch", "jax"]  # what is wrong comes last
+    assert texts(browser, "#cell .chosen th") == ["triton"]
+    assert "needs CPU tensors" in dialog.text
+    element(browser, "body").send_keys(Keys.ESCAPE)
+    assert dialog.get_attribute("open") is None
+    assert browser.switch_to.active_element == tile
+
+
+def test_a_point_of_a_plot_opens_its_cell(browser):
+    wait(browser, "return document.querySelectorAll('#plot-error .points path').length > 0")
+    browser.execute_script(
+        "document.getElementById('plot-error').emit('plotly_click', {points: [{customdata: 0}]})"
+    )
+    assert element(browser, "#cell").get_attribute("open") is not None
+
+
+def test_the_heat_map_is_walked_by_arrow_keys(browser):
+    from selenium.webdriver.common.keys import Keys
+
+    tiles = browser.find_elements("css selector", ".tile")
+    assert [t.get_attribute("tabindex") for t in tiles].count("0") == 1
+    tiles[0].send_keys(Keys.ARROW_RIGHT)
+    assert browser.switch_to.active_element == tiles[1]
+    tiles[1].send_keys(Keys.ARROW_DOWN)
+    assert browser.switch_to.active_element == tiles[4]
+    tiles[4].send_keys(Keys.ENTER)
+    assert element(browser, "#cell").get_attribute("open") is not None
+
+
+def test_behind_a_figure_is_a_table(browser):
+    element(browser, "#table-time summary").click()
+    wait(browser, "return document.querySelectorAll('#table-time tbody tr').length > 0")
+    assert len(texts(browser, "#table-time tbody tr")) == 12 * 4 - 4  # jax's wrong rows count nowhere
+
+
+def test_dark_follows_the_system_and_the_button(browser):
+    paper = "return getComputedStyle(document.body).backgroundColor"
+    light = browser.execute_script(paper)
+    scheme(browser, "dark")
+    dark = browser.execute_script(paper)
+    assert dark != light
+    ink = "return document.querySelector('#plot-error .legendtext').style.fill"
+    wait(browser, f"{ink.replace('return ', 'return (')}) === 'rgb(233, 233, 230)'")
+    element(browser, "#theme").click()
+    assert browser.execute_script(paper) == light
+    assert element(browser, "#theme").get_attribute("aria-pressed") == "false"
+
+
+def test_a_narrow_window_scrolls_down_alone(browser):
+    size = {"width": 500, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= 500
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

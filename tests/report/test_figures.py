@@ -1,0 +1,115 @@
+"""The numbers: choice, regret, spread, intervals, break-even; each against a value worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from nxcore.report.figures import joined, spread
+from nxcore.report.records import AGAIN, read
+from tests.report.lines import HEAD, record, row, write
+
+
+def data(tmp_path, *lines):
+    return joined(read([write(tmp_path / "a.jsonl", HEAD, *lines)]))
+
+
+def cell(tmp_path, *lines):
+    (found,) = data(tmp_path, *lines)["cells"]
+    return found
+
+
+def test_the_spread_is_geometric_mean_percentile_minimum_and_count():
+    found = spread([0.5, 1.0, 2.0, 8.0])
+    assert found["mean"] == pytest.approx(8 ** (1 / 4))
+    assert found["p5"] == pytest.approx(0.5 + 0.15 * 0.5)
+    assert (found["minimum"], found["slower"], found["cells"]) == (0.5, 1, 4)
+    assert spread([]) is None
+    assert spread([3.0])["p5"] == 3.0
+
+
+def test_a_clear_winner_is_chosen_and_the_regret_is_to_the_best_of_all(tmp_path):
+    found = cell(tmp_path, row(), row("triton", 2.0), row("cuda", 4.0), row("jax", 5.0), row("numba", None))
+    assert (found["chosen"], found["chosen_us"], found["ratio"][0]) == ("cuda", 25.0, 4.0)
+    # jax is there for comparison: it is never chosen, but it is the best that was measured
+    assert found["regret"] == {
+        "nxcore": 1.25,
+        "torch": 5.0,
+        "triton": 2.5,
+        "cuda": 1.25,
+        "jax": 1.0,
+        "numba": 5.0,  # declines, so torch serves
+    }
+
+
+def test_of_ties_the_smaller_error_is_chosen(tmp_path):
+    found = cell(tmp_path, row(), row("triton", 2.0, error=2e-7), row("cuda", 1.99, error=1e-7))
+    assert found["chosen"] == "cuda"
+
+
+def test_nobody_clear_leaves_torch_at_its_best(tmp_path):
+    best = row("torch-in-place", 1.25, ratio=[1.0, 1.0, 1.0], verdict="BASE")
+    found = cell(tmp_path, row(ratio=[0.8, 0.7, 0.9]), best, row("triton", 3.0, verdict="AMBG"))
+    assert (found["torch"], found["chosen"], found["ratio"]) == (
+        "torch-in-place",
+        "torch-in-place",
+        (1.0, 1.0, 1.0),
+    )
+
+
+def test_a_row_timed_through_nxcore_is_the_choice(tmp_path):
+    served = row("nxcore", 1.8, chosen="triton")
+    found = cell(tmp_path, row(), row("triton", 2.0), row(AGAIN, 1.01), served)
+    assert (found["timed_as"], found["chosen"], found["ratio"][0]) == ("nxcore", "triton", 1.8)
+    assert found["regret"]["nxcore"] == pytest.approx(2 / 1.8, abs=1e-4)
+    assert [r["label"] for r in found["rows"]] == ["torch", "triton"]
+
+
+@pytest.mark.parametrize("verdict", ["WRONG", "BELOW_FLOOR"])
+def test_what_cannot_be_trusted_counts_nowhere(tmp_path, verdict):
+    found = data(tmp_path, row(), row("triton", 9.0, verdict=verdict, reason="off"))
+    (only,) = found["cells"]
+    assert (only["chosen"], only["regret"]["nxcore"]) == ("torch", 1.0)
+    (device,) = found["devices"]
+    assert device["failures"] == [{"cell": 0, "label": "triton", "verdict": verdict, "reason": "off"}]
+    assert [s["policy"] for s in device["summary"]] == ["nxcore"]
+    assert [s["failed"] for s in device["support"] if s["label"] == "triton"] == [1]
+
+
+def test_who_is_for_comparison_alone_is_said_by_the_record(tmp_path):
+    found = cell(tmp_path, row(), row("mine", 3.0, on_request="slow to start"), row("jax", 2.0, peer=False))
+    assert found["chosen"] == "jax"
+
+
+def test_the_interval_of_the_ratio_is_carried_over_to_the_time(tmp_path):
+    found = cell(tmp_path, row(), row("triton", 2.0, ratio=[2.0, 1.6, 2.5]))
+    assert found["rows"][1]["interval_us"] == [40.0, 62.5]
+
+
+def test_calls_until_compiling_has_paid(tmp_path):
+    found = cell(tmp_path, row(), row("triton", 2.0, compile_s=1.0), row("cuda", 0.5, compile_s=1.0))
+    assert [r.get("break_even") for r in found["rows"]] == [None, 20_000, "never"]
+
+
+def test_what_follows_from_bytes_and_operations_is_filled_in(tmp_path):
+    found = cell(tmp_path, row(), row("triton", 2.0, tflops=2.0))
+    triton = found["rows"][1]
+    assert triton["gb_per_s"] == pytest.approx(12_288 / 25 * 1e-3, abs=0.05)
+    assert triton["share_of_floor"] == pytest.approx(2 / 25)
+    assert triton["intensity"] == pytest.approx(2.0 * 25e6 / 12_288)
+    assert "intensity" not in found["rows"][0]
+
+
+def test_a_cell_of_almost_nothing_is_shown(tmp_path):
+    bare = {"record": "row", "op": "add", "sample": "s", "dtype": "float32", "label": "triton"}
+    found = cell(tmp_path, bare)
+    assert (found["torch"], found["chosen"], found["ratio"], found["regret"]) == (None, None, None, {})
+
+
+def test_a_device_says_what_never_ran_on_it_and_why(tmp_path):
+    found = joined(read([write(tmp_path / "a.jsonl", *record())]))
+    (device,) = found["devices"]
+    assert device["absent"] == {"numba": {"needs CPU tensors, got cuda <b>here</b>": 12}}
+    assert device["versions"] == {"torch": ["2.11.0"], "triton": ["3.6.0"]}
+    summary = {s["policy"]: s for s in device["summary"]}
+    assert summary["triton"]["slower"] == 4
+    assert (summary["nxcore"]["minimum"], summary["nxcore"]["cells"]) == (1.0, 12)
