@@ -1,4 +1,4 @@
-"""What mkdocs adds to these pages: the report of all committed records, built from them as it builds the site."""
+"""What mkdocs adds to these pages: the report of all committed records, built as the site is."""
 
 from __future__ import annotations
 

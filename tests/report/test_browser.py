@@ -137,7 +137,8 @@ def test_a_click_opens_a_cell_and_escape_closes_it(browser):
     dialog = element(browser, "#cell")
     assert dialog.get_attribute("open") is not None
     assert "sum\nlarge, float32" in dialog.text
-    assert texts(browser, "#cell tbody th")[:4] == ["triton", "cuda", "torch", "jax"]  # what is wrong comes last
+    # fastest first, and last what is wrong
+    assert texts(browser, "#cell tbody th")[:4] == ["triton", "cuda", "torch", "jax"]
     assert texts(browser, "#cell .chosen th") == ["triton"]
     assert "needs CPU tensors" in dialog.text
     element(browser, "body").send_keys(Keys.ESCAPE)
@@ -183,6 +184,28 @@ def test_dark_follows_the_system_and_the_button(browser):
     element(browser, "#theme").click()
     assert browser.execute_script(paper) == light
     assert element(browser, "#theme").get_attribute("aria-pressed") == "false"
+
+
+def test_filters_may_change_faster_than_plots_are_drawn(browser):
+    browser.execute_script("""
+        for (const backend of ["triton", "numba", "", "numba", "triton"]) {
+          document.getElementById("backend").value = backend;
+          render();
+        }""")
+    wait(browser, "return document.querySelectorAll('#plot-jit .points path').length === 8")  # 4 never pay
+
+
+def test_a_record_of_almost_nothing_is_a_page(browser, tmp_path):
+    bare = {"record": "row", "op": "add", "sample": "s", "dtype": "float32"}
+    lines = [bare | {"label": "triton"}, bare | {"label": "numba", "call_us": 3.0, "more": {"deep": [1]}}]
+    file = tmp_path / "bare.html"
+    file.write_text(page.html(joined(read([write(tmp_path / "a.jsonl", *lines)]))), "utf-8")
+    browser.get(file.as_uri())
+    wait(browser, "return document.documentElement.dataset.ready === 'yes'")
+    assert element(browser, "#lede").text == "No cell that is left has a ratio to torch."
+    assert "a row before any head" in element(browser, "#notes").text
+    element(browser, ".tile").click()
+    assert texts(browser, "#cell tbody th") == ["numba", "triton"]
 
 
 def test_a_narrow_window_scrolls_down_alone(browser):

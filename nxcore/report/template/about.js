@@ -60,7 +60,7 @@ function head(state) {
               )
             : null,
         ].filter(Boolean)
-      : ["No cell is left by these filters."]),
+      : ["No cell that is left has a ratio to torch."]),
   );
   const kept = cells.filter((c) => c.chosen && c.chosen === c.torch).length;
   const stats = found

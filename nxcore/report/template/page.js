@@ -140,10 +140,7 @@ function draw(name, state) {
   plot.hidden = behind.hidden = !found.traces;
   empty.hidden = !found.empty;
   empty.textContent = found.empty || "";
-  if (!found.traces) {
-    Plotly.purge(plot);
-    return;
-  }
+  if (!found.traces) return; // hidden, not purged: an earlier drawing may still be under way
   Plotly.react(plot, found.traces, found.layout, CONFIG).then(() => {
     plot.removeAllListeners("plotly_click");
     plot.on("plotly_click", ({ points }) => {
