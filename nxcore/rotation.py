@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,10 +24,20 @@ def rotation(args: tuple[Any, ...], cache: int) -> list[tuple[Any, ...]]:
     return [args, *(tuple(_copied(a) for a in args) for _ in range(copies - 1))]
 
 
-def rotating(call: Callable[..., Any], sets: list[tuple[Any, ...]]) -> Callable[[], Any]:
-    """Return ``call`` without arguments: each time on the next of ``sets``."""
-    turns = itertools.cycle([functools.partial(call, *args) for args in sets])
-    return lambda: next(turns)()  # noqa: PLW0108  the next one at each call
+def rotating(
+    calls: Mapping[str, Callable[..., Any]], sets: Sequence[tuple[Any, ...]]
+) -> dict[str, Callable[[], Any]]:
+    """Return ``calls`` without arguments: whoever is called gets the next of ``sets``.
+
+    They share one rotation. With one each, they would keep in step, and find in the cache what the last
+    one left there.
+    """
+    turns = itertools.cycle(sets)
+    return {label: functools.partial(_on_next, call, turns) for label, call in calls.items()}
+
+
+def _on_next(call: Callable[..., Any], turns: Iterator[tuple[Any, ...]]) -> Any:
+    return call(*next(turns))
 
 
 def _copied(value: Any) -> Any:

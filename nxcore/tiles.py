@@ -128,7 +128,7 @@ def swept(
     if CHOSEN not in found:
         return rows
     sets = rotation(args, describe(problem.device).l2)
-    calls = {name: rotating(call, sets) for name, call in found.items()}
+    calls = rotating(found, sets)
     advance("racing", len(tiles), 2 * len(tiles))
     failures: dict[str, str] = {}
     with torch.no_grad():

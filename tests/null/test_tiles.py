@@ -119,10 +119,13 @@ def test_a_rotation_is_of_other_memory_and_the_same_numbers():
     assert len({id(args[0]) for args in sets}) == 14
     assert all(torch.equal(args[0], x) and args[2] == 3 for args in sets)
     seen = []
-    call = rotating(lambda a, b, c: seen.append(a.data_ptr()), sets)
-    for _ in range(28):
-        call()
-    assert len(set(seen)) == 14
+    calls = rotating(dict.fromkeys("ab", lambda x, y, z: seen.append(x.data_ptr())), sets)
+    for _ in range(7):
+        calls["a"]()
+        calls["b"]()
+    assert len(set(seen)) == 14, "nobody finds in the cache what another one left there"
+    calls["a"]()
+    assert seen[-1] == seen[0]
 
 
 def test_a_rotation_has_an_end():

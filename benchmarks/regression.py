@@ -1,0 +1,249 @@
+"""Is a kernel slower than at the parent commit? Both on the CPU, paired, in one job.
+
+    python benchmarks/regression.py [--against COMMIT] [--seconds 150]
+
+Two processes live side by side, one on each tree, and take turns: a block of one, a block of the other, in
+random order. A block is the ratio of a call through nxcore to torch's own, on fresh memory. A kernel has
+become slower if the paired log ratios say so beyond 10% (the signed-rank test of ``nxcore.select``, Holm over
+all cells), and two new processes say so again: a process has a bias of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import math
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+MARGIN, SIGNIFICANCE = 0.10, 0.01
+BLOCKS, LEAST = 24, 16
+SAMPLE_S = 2e-4
+BACKENDS = ("torch", "numba")  # who runs on the CPU without being asked for; torch's is the cost of a call
+
+Cell = str
+Ratios = dict[Cell, list[float]]
+
+
+def main() -> int:
+    """Compare; return 1 if a kernel has become slower."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--against", help="by default the parent; HEAD, where something isn't committed")
+    parser.add_argument("--seconds", type=float, default=150.0, help="no block begins after them")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        return work()
+    until = time.monotonic() + options.seconds
+    against = options.against or ("HEAD" if _git("status", "--porcelain", "nxcore", "plugins") else "HEAD^")
+    commit = _git("rev-parse", "--verify", "--quiet", f"{against}^{{commit}}")
+    if not commit:
+        why = "a shallow clone, or the first commit"
+        print(f"regression: there is no {against} here ({why}): nothing to compare")
+        return 0
+    if not _git("diff", "--name-only", commit, "--", "nxcore", "plugins"):
+        print(f"regression: nothing that runs differs from {against}")
+        return 0
+    with tempfile.TemporaryDirectory(prefix="nxcore-parent-") as folder:
+        archive = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True, check=True).stdout
+        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+            tar.extractall(folder, filter="data")
+        return compare(Path(folder), ROOT, until, f"{against} ({commit[:10]})")
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def compare(old: Path, new: Path, until: float, name: str) -> int:
+    """Measure both trees, those that seem slower once more, and print what was found."""
+    ratios = measured(old, new, until)
+    if ratios is None:
+        print(f"regression: {name} can't be measured by this commit's benchmark: nothing to compare")
+        return 0
+    slower, changes = verdicts(ratios)
+    for cell, change in sorted(changes.items(), key=lambda item: -item[1])[:5]:
+        print(f"regression: {cell}: {change:+.1%}")
+    if slower:
+        print(f"regression: {', '.join(slower)} seem slower; two new processes are asked")
+        again = measured(old, new, until + 60.0, only=slower) or {}
+        slower = verdicts(again)[0]
+    blocks = max((len(b) for b in ratios.values()), default=0)
+    told = f"{len(slower)} slower beyond {MARGIN:.0%}"
+    print(f"regression: {len(changes)} cells, {blocks} blocks against {name}: {told}")
+    for cell in slower:
+        print(f"regression: SLOW {cell}")
+    return int(bool(slower))
+
+
+def verdicts(ratios: Ratios) -> tuple[list[Cell], dict[Cell, float]]:
+    """Return the cells that are slower beyond doubt, and by how much each has changed.
+
+    ``ratios`` holds new over old, a value a pair of blocks.
+    """
+    from nxcore.select import signed_rank
+
+    enough = {cell: values for cell, values in ratios.items() if len(values) >= LEAST}
+    p = {c: signed_rank([math.log1p(MARGIN) - math.log(v) for v in values]) for c, values in enough.items()}
+    slower: list[Cell] = []
+    for i, cell in enumerate(sorted(p, key=lambda c: p[c])):
+        if p[cell] >= SIGNIFICANCE / (len(p) - i):
+            break
+        slower.append(cell)
+    return slower, {cell: statistics.median(values) - 1 for cell, values in enough.items()}
+
+
+def measured(old: Path, new: Path, until: float, only: Sequence[Cell] = ()) -> Ratios | None:
+    """Return new over old for each cell that both trees have; None if the old tree can't be measured."""
+    with contextlib.ExitStack() as stack:
+        both = [stack.enter_context(worker(tree)) for tree in (old, new)]
+        there = [_read(process) for process in both]  # both compile at the same time
+        if there[1] is None:
+            raise RuntimeError("this commit can't be measured: its worker ended, see above")
+        if there[0] is None:
+            return None
+        cells = [c for c in there[1] if c in there[0] and (not only or c in only)]
+        ratios: Ratios = {cell: [] for cell in cells}
+        for _ in range(BLOCKS):
+            for cell in cells:
+                if time.monotonic() > until:
+                    return ratios
+                found = {}
+                for process in random.sample(both, 2):
+                    found[process.pid] = _asked(process, cell)
+                ratios[cell].append(found[both[1].pid] / found[both[0].pid])
+    return ratios
+
+
+@contextlib.contextmanager
+def worker(tree: Path) -> Iterator[subprocess.Popen[str]]:
+    """Start a process that measures ``tree``, by this very file."""
+    paths = [str(tree), *(str(p) for p in sorted((tree / "plugins").glob("*/src")))]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "NXCORE_CACHE": "off"}
+    command = [sys.executable, __file__, "--worker"]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, cwd=tree, env=environment, **pipes)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _read(process: subprocess.Popen[str]) -> Any:
+    assert process.stdout
+    line = process.stdout.readline()
+    return json.loads(line) if line else None
+
+
+def _asked(process: subprocess.Popen[str], cell: Cell) -> float:
+    assert process.stdin
+    process.stdin.write(cell + "\n")
+    process.stdin.flush()
+    answer = _read(process)
+    if answer is None:
+        raise RuntimeError(f"the process that measured {cell} ended")
+    return float(answer)
+
+
+def work() -> int:
+    """Be the process: say which cells there are, then measure a block of each that is asked for."""
+    channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what a kernel prints goes elsewhere
+    cells = dict(_cells())
+    print(json.dumps(list(cells)), file=channel, flush=True)
+    for line in sys.stdin:
+        print(_block(*cells[line.rstrip("\n")]), file=channel, flush=True)
+    return 0
+
+
+def _cells() -> Iterator[tuple[Cell, tuple[Mapping[str, Callable[..., Any]], Callable[[], tuple[Any, ...]]]]]:
+    """Yield the cells of this tree: what both commits must have to be compared is used here, and no more."""
+    import torch
+
+    import nxcore
+    from nxcore.ops import nxcore_ops
+
+    for spec in nxcore_ops():
+        for sample in spec.tagged("bench"):
+            if "huge" in sample.tags:
+                continue
+            args = sample.build(spec, torch.device("cpu"), torch.float32)
+            for backend in BACKENDS:
+                operator = nxcore.op(spec.name, backend=backend)
+                keywords = {p.name: a for p, a in zip(spec.params, args, strict=True) if p.keyword}
+                call = _through(operator, len(args) - len(keywords), tuple(keywords))
+                try:
+                    call(*args)
+                except nxcore.errors.NxcoreError:
+                    continue
+                make = _copier(args)
+                yield (
+                    f"{spec.name} {sample.name} {backend}",
+                    ({"torch": spec.reference, "nxcore": call}, make),
+                )
+
+
+def _through(operator: Any, positional: int, names: tuple[str, ...]) -> Callable[..., Any]:
+    if not names:
+        return operator
+    return lambda *args: operator(*args[:positional], **dict(zip(names, args[positional:], strict=True)))
+
+
+def _copier(args: tuple[Any, ...]) -> Callable[[], tuple[Any, ...]]:
+    """Return what copies ``args`` to memory that begins elsewhere each time."""
+    import torch
+
+    def copied(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(copied(v) for v in value)
+        return value.clone() if isinstance(value, torch.Tensor) else value
+
+    def make() -> tuple[Any, ...]:
+        filler = torch.empty(random.randrange(1, 1 << 16), dtype=torch.uint8)
+        found = copied(args)
+        del filler
+        return found
+
+    return make
+
+
+def _seconds(call: Callable[..., Any], args: tuple[Any, ...]) -> float:
+    call(*args)
+    started = time.perf_counter()
+    call(*args)
+    return time.perf_counter() - started
+
+
+def _block(calls: Mapping[str, Callable[..., Any]], make: Callable[[], tuple[Any, ...]]) -> float:
+    """Return how many times as long as torch's own a call takes: medians of samples taken in turn."""
+    args = make()
+    each = {name: max(_seconds(call, args), 1e-7) for name, call in calls.items()}
+    repeats = {name: math.ceil(SAMPLE_S / seconds) for name, seconds in each.items()}
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(5 if max(each.values()) < 1e-3 else 3 if max(each.values()) < 5e-3 else 1):
+        for name, call in calls.items():
+            started = time.perf_counter()
+            for _ in range(repeats[name]):
+                call(*args)
+            samples[name].append((time.perf_counter() - started) / repeats[name])
+    return statistics.median(samples["nxcore"]) / statistics.median(samples["torch"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

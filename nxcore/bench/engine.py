@@ -1,0 +1,305 @@
+"""Bench: cells -> rows. All who can run a cell race once, interleaved, on ever other memory; torch twice."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import statistics
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from nxcore import measure
+from nxcore.bench import peers as other
+from nxcore.bench.cells import Cell
+from nxcore.bench.entrants import Entrant, Entry, Guest
+from nxcore.bench.head import clocks, head
+from nxcore.bench.row import Row, Verdict, rates, rounded, verdict
+from nxcore.choice import AGAIN
+from nxcore.device import describe
+from nxcore.dispatch import Plan, make_operator
+from nxcore.errors import DeviceLostError
+from nxcore.gate import brief
+from nxcore.measure import Ceilings, Effort, ceilings
+from nxcore.problem import Problem
+from nxcore.rotation import CACHES, rotating, rotation
+from nxcore.select import Candidate, Interval, compare, decide, interval, settled, winners
+from nxcore.session import Session
+from nxcore.spec import OpSpec
+from nxcore.timing import Timing
+from nxcore.verify import leaves, precision_class
+
+FULL = Effort(looks=(12, 20, 40), warm_s=0.15, budget_s=4.0)
+FAST = Effort(looks=(12,), warm_s=0.03, budget_s=0.5)
+SLACK = 0.97  # ceilings are measured, so a row may pass the floor by their own noise
+ROUNDS, CALLS = 7, 200  # of the cost of a call
+
+
+class Bench:
+    """Measures cells on one device.
+
+    Parameters
+    ----------
+    session : Session
+        Whose kernels.
+    device : torch.device
+    effort : Effort
+        How long a cell may take.
+    backends : collection of str
+        Only these and torch; all where empty.
+    peers : collection of str
+        Whom to compare with besides: ``eager``, ``compile``, ``jax``, ``flaggems``.
+
+    Raises
+    ------
+    UnknownBackendError, InvalidInputError
+        If a backend or peer isn't known.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        device: torch.device,
+        effort: Effort = FULL,
+        backends: Collection[str] = (),
+        peers: Collection[str] = (),
+    ) -> None:
+        other.require_peers(peers)
+        for name in backends:
+            session.registry.backend(name)
+        self.session, self.device, self.effort = session, device, effort
+        self.backends, self.peers = tuple(backends), tuple(peers)
+        known = session.registry.backends
+        self.entry = Entry(session.tuner, self.backends, other.requested(peers, known))
+
+    @functools.cached_property
+    def head(self) -> dict[str, Any]:
+        """The record's head."""
+        asked = {"backends": sorted(self.backends), "peers": sorted(self.peers)}
+        return head(self.session.registry, self.device, self.effort, asked)
+
+    def guests(self, cell: Cell) -> list[Guest]:
+        """Return the peers that aren't registered."""
+        return other.guests(self.peers, self.session.registry.backends, cell)
+
+    def labels(self, cell: Cell) -> list[str]:
+        """Return the labels of all rows that a cell will have."""
+        registered = [b.label(k) for b, k in self.entry.named(cell.spec.name)]
+        return [*registered, *(g.label for g in self.guests(cell))]
+
+    def measure(
+        self, cell: Cell, guests: Sequence[Guest] = (), only: Collection[str] | None = None
+    ) -> list[Row]:
+        """Race all who take part in a cell.
+
+        Parameters
+        ----------
+        cell : Cell
+        guests : sequence of Guest
+            Kernels that nobody registered.
+        only : collection of str, optional
+            Labels; torch's own take part anyway.
+
+        Returns
+        -------
+        list of Row
+            A row a kernel, those that failed or declined among them, then the A/A row and the choice.
+
+        Raises
+        ------
+        DeviceLostError
+            If a kernel ended the CUDA context: nothing can be measured after that.
+        """
+        try:
+            return list(self._rows(cell, [*self.guests(cell), *guests], only))
+        except DeviceLostError:
+            raise
+        except Exception as error:  # noqa: BLE001  such as want of memory: the next cell may do
+            return [_row(cell, "torch", "DECLINED", reason=f"not measured: {brief(error)}")]
+        finally:
+            gc.collect()  # what a cell held may be a good part of the memory
+
+    def check(self, cell: Cell, label: str, guests: Sequence[Guest] = ()) -> Row:
+        """Hold one kernel to the float64 truth on a cell, without timing it."""
+        args = cell.build()
+        problem = Problem.of(cell.spec, args)
+        everybody = [*self.guests(cell), *guests]
+        for entrant in self.entry.entrants(problem, args, everybody, only={label}):
+            if entrant.candidate.label == label:
+                found = entrant.candidate
+                return _row(cell, label, _unraced(found) if found.refusal else "AMBG", **_known(cell, found))
+        raise AssertionError(f"{label!r} is no kernel of {cell.spec.name}")
+
+    def _rows(self, cell: Cell, guests: Sequence[Guest], only: Collection[str] | None) -> Iterator[Row]:
+        args = cell.build()
+        problem = Problem.of(cell.spec, args)
+        if problem.view:
+            yield _row(cell, "torch", "DECLINED", reason="a view: there is nothing to run")
+            return
+        found = list(self.entry.entrants(problem, args, guests, only))
+        sets = rotation(args, describe(self.device).l2)
+        able = {e.candidate.label: e.call for e in found if e.call} | {AGAIN: cell.spec.reference}
+        timings, failures = self._raced(rotating(able, sets), [e.candidate for e in found])
+        known = [
+            replace(
+                e.candidate,
+                timing=timings.get(e.candidate.label),
+                refusal=failures.get(e.candidate.label, e.candidate.refusal),
+            )
+            for e in found
+        ]
+        judged, noise = compare(known, timings[AGAIN])
+        won = {c.label for c in winners(judged)}
+        cost = cell.spec.cost(*args)
+        best = ceilings(self.device)
+        moving_s = _moving_s(best, cost.bytes, sets, describe(self.device).l2)
+        work_us = 1e6 * max(moving_s, cost.flops / best.flops)
+        floor: dict[str, Any] = {"bytes": cost.bytes, "flops": cost.flops, "floor_us": best.t0_us + work_us}
+        floor |= {"noise": noise}
+        reading = clocks(self.device) if self.device.type == "cuda" else None
+        for c in judged:
+            if c.timing is None:
+                yield _row(cell, c.label, _unraced(c), **_known(cell, c), **floor)
+                continue
+            said: Verdict = "BASE" if c.native else "FAST" if c.label in won else "AMBG"
+            if said == "AMBG" and c.ratio:
+                said = verdict(c.ratio, noise)
+            if c.timing.device_median_us < SLACK * work_us:
+                said = "BELOW_FLOOR"
+            times = _times(c.timing) | rates(cost, c.timing.device_median_us)
+            times |= {"share_of_floor": round(floor["floor_us"] / c.timing.device_median_us, 4)}
+            more = {"ratio": rounded(c.ratio), "p": c.p_value, "clocks": reading}
+            yield _row(cell, c.label, said, **_known(cell, c), **floor, **times, **more)
+        again = _against(timings[AGAIN], timings["torch"])
+        yield replace(
+            _row(cell, AGAIN, "BASE", **floor, **_times(timings[AGAIN]), ratio=rounded(again)),
+            record="again",
+        )
+        yield _choice(cell, found, known, timings, dispatch_us(cell.spec, args))
+
+    def _raced(
+        self, calls: Mapping[str, Callable[[], Any]], candidates: list[Candidate]
+    ) -> tuple[dict[str, Timing], dict[str, str]]:
+        failures: dict[str, str] = {}
+
+        def clear(seen: Mapping[str, Timing]) -> bool:
+            timed = [replace(c, timing=seen.get(c.label)) for c in candidates]
+            return settled(timed, seen.get(AGAIN))
+
+        with torch.no_grad():
+            timings = measure.race(
+                calls,
+                self.device,
+                effort=self.effort,
+                rivals=frozenset({AGAIN, *(c.label for c in candidates if c.native)}),
+                settled=clear,
+                failed=lambda label, error: failures.update({label: f"raised {brief(error)}"}),
+            )
+        return timings, failures
+
+
+def _moving_s(best: Ceilings, size: int, sets: Sequence[tuple[Any, ...]], cache: int) -> float:
+    """Return the least seconds that a call needs to read its inputs from memory and to write its result.
+
+    A result may stay in the cache: torch's allocator hands out the same memory again. So may inputs of
+    which the most copies that are made don't fill it.
+    """
+    read = min(size, sum(t.numel() * t.element_size() for t in leaves(sets[0])))
+    cold = read * len(sets) >= CACHES * cache
+    reading = max(b for _, b in best.bandwidths[-2:]) if cold else best.bandwidth(read * len(sets))
+    return read / reading + (size - read) / best.bandwidth(size - read)
+
+
+def _row(cell: Cell, label: str, said: Verdict, **more: Any) -> Row:
+    op, sample, dtype = cell.key
+    return Row("row", op, sample, dtype, label, said, **more)
+
+
+def _unraced(c: Candidate) -> Verdict:
+    return "WRONG" if c.refusal.startswith("wrong") or "(wrong)" in c.refusal else "DECLINED"
+
+
+def _known(cell: Cell, c: Candidate) -> dict[str, Any]:
+    of_float32 = cell.dtype is torch.float32 and c.error is not None
+    return {
+        "reason": c.refusal,
+        "error": c.error,
+        "precision": precision_class(c.error) if of_float32 and c.error is not None else "",
+    }
+
+
+def _times(timing: Timing) -> dict[str, Any]:
+    device, host = (tuple(round(t, 4) for t in us) for us in (timing.device_us, timing.host_us))
+    return {
+        "device_us": round(timing.device_median_us, 3),
+        "host_us": round(statistics.median(timing.host_us), 3),
+        "call_us": round(timing.median_us, 3),
+        "blocks": len(device),
+        "device_blocks_us": device,
+        "host_blocks_us": () if device == host else host,
+    }
+
+
+def _against(timing: Timing, baseline: Timing) -> Interval:
+    pairs = zip(timing.call_us, baseline.call_us, strict=False)  # a dropped one has fewer blocks
+    return interval([theirs / mine for mine, theirs in pairs])
+
+
+def _choice(
+    cell: Cell, found: Sequence[Entrant], known: Sequence[Candidate], timings: Mapping[str, Timing], us: float
+) -> Row:
+    """Return what the chooser would take by the rule: of what takes part unasked, and may serve."""
+    eligible = [c for e, c in zip(found, known, strict=True) if e.eligible]
+    aside = {e.candidate.label for e in found if e.aside}
+    decision = decide(eligible, timings[AGAIN])
+    native = [c for c in decision.candidates if c.native and c.timing]
+    best = min(native, key=_median)
+    serving = [c for c in decision.candidates if c.timing and c.ratio and c.label not in aside]
+    chosen = decision[decision.chosen]
+    if chosen.label in aside:  # it answers otherwise than the operator, so the fastest of torch's ways serves
+        chosen = min((c for c in serving if c.native), key=_median)
+    assert chosen.timing is not None  # noqa: S101  what isn't timed isn't chosen
+    assert best.timing is not None  # noqa: S101  torch's reference always is
+    called = Timing(chosen.timing.device_us, tuple(h + us for h in chosen.timing.host_us))
+    if chosen.timing.device_us == chosen.timing.host_us:  # the CPU's clock sees both
+        called = replace(called, device_us=called.host_us)
+    by_rule = decision.rule == "measured" and not chosen.native
+    return replace(
+        _row(cell, "nxcore", "FAST" if by_rule else "SAME", reason=decision.reason),
+        record="choice",
+        chosen=chosen.label,
+        noise=decision.noise,
+        ratio=rounded(chosen.ratio),
+        ratio_called=rounded(_against(called, best.timing)),
+        regret=round(_median(chosen) / min(map(_median, serving)) - 1, 4),
+        dispatch_us=round(us, 3),
+        call_us=round(called.median_us, 3),
+    )
+
+
+def _median(c: Candidate) -> float:
+    return c.timing.median_us if c.timing else float("inf")
+
+
+def _nothing(*args: Any) -> Any:
+    return args
+
+
+def dispatch_us(spec: OpSpec, args: tuple[Any, ...]) -> float:
+    """Return what a call through the operator costs above a direct call: the median of paired rounds."""
+    operator = make_operator(spec, lambda op, a: Plan(_nothing, "nothing"))  # noqa: ARG005
+    keywords = {p.name: a for p, a in zip(spec.params, args, strict=True) if p.keyword}
+    through = functools.partial(operator, *args[: len(args) - len(keywords)], **keywords)
+    direct = functools.partial(_nothing, *args)
+    through()
+    return max(0.0, statistics.median(_round_us(through) - _round_us(direct) for _ in range(ROUNDS)))
+
+
+def _round_us(call: Callable[[], Any]) -> float:
+    started = time.perf_counter_ns()
+    for _ in range(CALLS):
+        call()
+    return (time.perf_counter_ns() - started) / CALLS * 1e-3

@@ -1,0 +1,206 @@
+"""pytest's side: every backend on every real workload, measured together and replayed into pytest-benchmark.
+
+Loaded in every session of pytest, so nothing heavy is imported. A test that asks for ``nxcore_bench``
+becomes one test a kernel and cell; the first of a cell races all, and each replays its own blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from nxcore.bench.cells import Cell
+    from nxcore.bench.engine import Bench
+    from nxcore.bench.entrants import Guest
+    from nxcore.bench.row import Row
+
+FIXTURE, LANE, MARKER = "nxcore_bench", "nxcore_lane", "nxcore_bench"
+
+Lane = tuple["Cell", str]
+Raced = tuple[Any, dict[str, "Row"]]
+
+BENCH: pytest.StashKey[Bench] = pytest.StashKey()
+RACED: pytest.StashKey[Raced] = pytest.StashKey()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options."""
+    group = parser.getgroup("nxcore-bench", "nxcore's benchmarks: tests with the fixture nxcore_bench")
+    more: dict[str, Any] = {"action": "append", "default": [], "metavar": "NAME"}
+    group.addoption("--nxcore-bench-backend", help="only this backend, and torch (repeatable)", **more)
+    group.addoption("--nxcore-bench-dtype", help="only this element type (repeatable)", **more)
+    group.addoption("--nxcore-bench-size", help="a word in a workload's name, or a tag (repeatable)", **more)
+    group.addoption("--nxcore-bench-peer", help="eager, compile, jax or flaggems (repeatable)", **more)
+    group.addoption("--nxcore-bench-device", metavar="NAME", help="cpu or cuda; cuda where there is one")
+    group.addoption("--nxcore-bench-fast", action="store_true", help="float32 alone, and fewer blocks")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Describe the marker."""
+    config.addinivalue_line(
+        "markers",
+        f"{MARKER}(*operators, guests=()): which operators a benchmark is about, and the fixtures whose "
+        "values are kernels that take part besides, called with all arguments positional",
+    )
+
+
+def bench(config: pytest.Config) -> Bench:
+    """Return the bench of this session, made at first use."""
+    if BENCH not in config.stash:
+        from nxcore.bench.engine import FAST, FULL, Bench
+        from nxcore.device import available
+        from nxcore.discovery import discover
+        from nxcore.session import Session
+        from nxcore.settings import Settings
+
+        option, settings = config.option, Settings.from_environment()
+        ask = getattr(
+            config.hook, "pytest_nxcore_registry", None
+        )  # the conformance kit's, where it is loaded
+        found = ask(config=config) if ask else None
+        registry = found or discover(
+            allow=settings.backends, disable=settings.disable, strict=settings.strict
+        )
+        config.stash[BENCH] = Bench(
+            Session(settings, registry),
+            available(option.nxcore_bench_device),
+            FAST if option.nxcore_bench_fast else FULL,
+            option.nxcore_bench_backend,
+            option.nxcore_bench_peer,
+        )
+    return config.stash[BENCH]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make a test a kernel and cell, those of a cell next to each other."""
+    if FIXTURE not in metafunc.fixturenames:
+        return
+    from nxcore.bench.cells import Wanted, cells
+    from nxcore.errors import NxcoreError
+
+    config = metafunc.config
+    marker = metafunc.definition.get_closest_marker(MARKER)
+    option = config.option
+    dtypes = option.nxcore_bench_dtype or (["float32"] if option.nxcore_bench_fast else [])
+    ops = marker.args if marker else ()
+    try:
+        measuring = bench(config)
+        wanted = Wanted(ops=ops, sizes=tuple(option.nxcore_bench_size), dtypes=tuple(dtypes))
+        asked = cells(measuring.session.registry, measuring.device, wanted)
+    except NxcoreError as error:
+        raise pytest.UsageError(str(error)) from None
+    more = tuple(marker.kwargs.get("guests", ())) if marker else ()
+    lanes = [(cell, label) for cell in asked for label in _labels(measuring, cell, more)]
+    ids = ["-".join((*cell.key, label.replace(" ", "_"))) for cell, label in lanes]
+    metafunc.parametrize(LANE, lanes, ids=ids)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let ``--benchmark-only`` know these tests, which also run where there is no such fixture."""
+    if not config.pluginmanager.hasplugin("pytest-benchmark"):
+        return
+    for item in items:
+        names: list[str] = getattr(item, "fixturenames", [])
+        if FIXTURE in names and "benchmark" not in names:
+            names.append("benchmark")
+
+
+def _labels(measuring: Bench, cell: Cell, guests: tuple[str, ...]) -> list[str]:
+    from nxcore.choice import AGAIN
+
+    native = [n for n in measuring.labels(cell) if n.startswith("torch")]
+    return [*native, AGAIN, *(n for n in measuring.labels(cell) if n not in native), *guests]
+
+
+@pytest.fixture
+def nxcore_lane(request: pytest.FixtureRequest) -> Any:
+    """Return the cell and the kernel's label; given by parametrization."""
+    return request.param
+
+
+@pytest.fixture
+def nxcore_bench(request: pytest.FixtureRequest, nxcore_lane: Any) -> Callable[[], Row]:
+    """Return a function that checks this test's kernel, replays its times and returns its row.
+
+    Without pytest-benchmark, under ``--benchmark-disable`` and in the processes of xdist, the answer alone is
+    checked. A kernel that declines is a skip with its reason; a wrong one fails, and so does a time that
+    no device can reach.
+    """
+    cell, label = nxcore_lane
+    config = request.config
+    fixture = request.getfixturevalue("benchmark") if "benchmark" in request.fixturenames else None
+    if fixture is not None:
+        fixture._mode = FIXTURE  # noqa: SLF001  else it warns that it wasn't used; it can't time others' blocks
+        fixture.group, fixture.name = str(cell), label
+
+    def replay() -> Row:
+        from nxcore.bench.row import BAD
+        from nxcore.choice import AGAIN
+
+        guests = _guests(request)
+        if fixture is None or not fixture.enabled:
+            name = "torch" if label == AGAIN else label
+            row = bench(config).check(cell, name, guests)
+        else:
+            row = _raced(request, cell, guests)[label]
+        if row.verdict == "DECLINED":
+            pytest.skip(f"declined: {row.reason}")
+        if fixture is not None and row.device_us is not None:
+            _replay(fixture, row, bench(config).head)
+        if row.verdict in BAD:
+            came = row.reason or f"{row.device_us} us, and the floor is {row.floor_us:.4g} us"
+            pytest.fail(f"{row.verdict}: {came}", pytrace=False)
+        return row
+
+    return replay
+
+
+def _guests(request: pytest.FixtureRequest) -> list[Guest]:
+    from nxcore.bench.entrants import Guest
+
+    marker = request.node.get_closest_marker(MARKER)
+    names = marker.kwargs.get("guests", ()) if marker else ()
+    return [Guest(name, request.getfixturevalue(name)) for name in names]
+
+
+def _raced(request: pytest.FixtureRequest, cell: Cell, guests: list[Guest]) -> dict[str, Row]:
+    """Return the rows of a cell, by label: of the race that the first of its tests holds."""
+    stash, function = request.config.stash, request.function
+    key = (function, cell.key, str(cell.device))
+    if RACED not in stash or stash[RACED][0] != key:
+        items = [
+            i for i in request.session.items if isinstance(i, pytest.Function) and hasattr(i, "callspec")
+        ]
+        lanes = [
+            i.callspec.params[LANE] for i in items if i.function is function and LANE in i.callspec.params
+        ]
+        only = {label for of, label in lanes if of.key == cell.key}
+        rows = bench(request.config).measure(cell, guests, only)
+        found = {row.label: row for row in rows}
+        # Where the cell as a whole couldn't be measured, there is one row for all.
+        stash[RACED] = key, {label: found.get(label, rows[0]) for label in only}
+    return stash[RACED][1]
+
+
+def _replay(fixture: Any, row: Row, head: dict[str, Any]) -> None:
+    """Feed the blocks of a race to pytest-benchmark, as seconds of its own."""
+    told = row.to_dict()
+    for name in ("record", "device_blocks_us", "host_blocks_us"):
+        told.pop(name, None)
+    told |= {"versions": head["versions"], "clocks": row.clocks or head["clocks"]}
+    fixture.extra_info.update(told)
+    stats = fixture._make_stats(1)  # noqa: SLF001  there is no public way to give it times
+    for us in row.call_blocks_us:
+        stats.update(us * 1e-6)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
+    """Add the head of a record to what pytest-benchmark keeps of the machine."""
+    if RACED in config.stash:
+        head = bench(config).head
+        machine_info["nxcore"] = {k: head[k] for k in ("device", "ceilings", "method", "fingerprint")}

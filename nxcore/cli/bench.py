@@ -1,0 +1,136 @@
+"""``nxcore bench``: every kernel on its operator's real workloads, raced against torch at its best."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from nxcore.bench.cells import Cell
+    from nxcore.bench.engine import Bench
+
+PEERS = "eager (torch, there anyway), compile (inductor), jax or flaggems"
+
+
+def measured(
+    bench: Bench,
+    cells: Sequence[Cell],
+    record: Path | None = None,
+    budget_s: float = float("inf"),
+    advance: Callable[[str, int, int], None] = lambda what, done, total: None,  # noqa: ARG005
+) -> Iterator[list[dict[str, Any]]]:
+    """Yield the rows of each cell: from the record where it has them, else measured now and recorded.
+
+    A cell that the budget has no seconds for is a row with this as its reason, and isn't recorded.
+    """
+    from nxcore.bench.record import Recorder
+
+    recorder = Recorder(record, bench.head) if record else None
+    started = time.monotonic()
+    for done, cell in enumerate(cells):
+        advance(str(cell), done, len(cells))
+        if recorder and cell.key in recorder.done:
+            yield recorder.done[cell.key]
+            continue
+        if time.monotonic() - started > budget_s:
+            op, sample, dtype = cell.key
+            why = f"not measured: the budget of {budget_s:g} s was spent"
+            row = {"record": "row", "op": op, "sample": sample, "dtype": dtype, "label": "torch"}
+            yield [row | {"verdict": "DECLINED", "reason": why, "error": None}]
+            continue
+        rows = bench.measure(cell)
+        if recorder:
+            recorder.write(rows)
+        yield [row.to_dict() for row in rows]
+
+
+def compared(old: Path, new: Path, margin: float, *, as_json: bool) -> bool:
+    """Print two records against each other; return whether a kernel has become slower or wrong."""
+    from nxcore.bench import compare
+    from nxcore.bench.record import read
+    from nxcore.bench.row import BAD
+    from nxcore.cli import render, scoreboard
+
+    before, now = read(old), read(new)
+    lines = compare.compare(before, now, margin)
+    apart = compare.differences(before, now)
+    if as_json:
+        render.json({"cells": lines, "differences": apart})
+    else:
+        scoreboard.compared(lines, apart)
+    return any(line["verdict"] in BAD | {"SLOW"} for line in lines)
+
+
+def command(
+    op: Annotated[list[str] | None, typer.Argument(help="Only these operators.")] = None,
+    backend: Annotated[
+        list[str] | None, typer.Option(help="Only this backend, and torch. One on request runs so.")
+    ] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="Only this element type.")] = None,
+    size: Annotated[
+        list[str] | None,
+        typer.Option(help="A word in a real workload's name, such as small, or a tag: huge ones run so."),
+    ] = None,
+    sample: Annotated[list[str] | None, typer.Option(help="This sample, whatever its tags.")] = None,
+    fast: Annotated[bool, typer.Option("--fast", help="A quick look: float32 alone, fewer blocks.")] = False,
+    forward: Annotated[bool, typer.Option("--forward", help="No gradients.")] = False,
+    backward: Annotated[bool, typer.Option("--backward", help="Gradients alone.")] = False,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one.")] = None,
+    peer: Annotated[list[str] | None, typer.Option(help=f"Whom to compare with besides: {PEERS}.")] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(help="Append the rows to this file, as JSON lines; what it has is not measured again."),
+    ] = None,
+    budget: Annotated[float | None, typer.Option(help="Seconds after which no cell begins.", min=0.0)] = None,
+    compare: Annotated[
+        tuple[Path, Path] | None, typer.Option(metavar="OLD NEW", help="Two records against each other.")
+    ] = None,
+    margin: Annotated[float, typer.Option(help="Of --compare: what a change must exceed.", min=0.0)] = 0.05,
+    audit: Annotated[
+        bool, typer.Option("--audit", help="Measure what was chosen against torch, in a new process.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Race every kernel on real workloads. Exit status 1 if one is wrong, or faster than can be."""
+    from nxcore.cli import render, scoreboard
+
+    if compare is not None:
+        raise typer.Exit(int(compared(*compare, margin, as_json=json)))
+    if audit:
+        found = importlib.import_module("nxcore.audit").audit()
+        render.json(found)
+        return
+    from nxcore import session
+    from nxcore.bench.cells import Wanted, cells
+    from nxcore.bench.engine import FAST, FULL, Bench
+    from nxcore.bench.row import BAD
+    from nxcore.bench.summary import summary
+    from nxcore.device import available
+    from nxcore.errors import InvalidInputError
+
+    bench = Bench(
+        session.default(), available(device), FAST if fast else FULL, tuple(backend or ()), tuple(peer or ())
+    )
+    dtypes = dtype or (["float32"] if fast else [])
+    wanted = Wanted(tuple(op or ()), tuple(sample or ()), tuple(size or ()), tuple(dtypes), forward, backward)
+    asked = cells(bench.session.registry, bench.device, wanted)
+    if not asked:
+        raise InvalidInputError("no cell passes these filters", argument="op")
+    seconds = float("inf") if budget is None else budget
+    rows: list[dict[str, Any]] = []
+    with scoreboard.watching(len(asked), quiet=json) as (advance, show):
+        for of_cell in measured(bench, asked, record, seconds, advance):
+            rows += of_cell
+            show(of_cell)
+    lines = summary(rows)
+    if json:
+        render.json({"head": bench.head, "rows": rows, "summary": lines})
+    else:
+        scoreboard.summed_up(bench.head, rows, lines)
+    if any(row["verdict"] in BAD for row in rows):
+        raise typer.Exit(1)
