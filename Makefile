@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 ON_GPU := cuda cupy triton numba-cuda
 WORKERS ?= 2
 
-.PHONY: help demo test mutations gpu-test sanitize conformance bench lint docs clean
+.PHONY: help demo test mutations gpu-test sanitize conformance bench regression lint docs clean
 
 help:
 	@echo "make demo         set up, then run the main job on this machine"
@@ -20,6 +20,7 @@ help:
 	@echo "make sanitize     compute-sanitizer over every CUDA C++ kernel, on a machine with a CUDA device"
 	@echo "make conformance  hold every kernel to its samples here, and write build/conformance.md"
 	@echo "make bench        the cost of a call above a direct call, gated"
+	@echo "make regression   the CPU's kernels against the parent commit's, paired, gated"
 	@echo "make lint         ruff, mypy, import layers"
 	@echo "make docs         build the documentation into site/"
 
@@ -46,6 +47,9 @@ conformance: $(VENV)/.test
 
 bench: $(VENV)/.test
 	$(BIN)/python -m pytest benchmarks/test_overhead.py benchmarks/test_gate.py
+
+regression: $(VENV)/.test
+	$(BIN)/python benchmarks/regression.py
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .

@@ -1,6 +1,6 @@
 """Is a kernel slower than at the parent commit? Both on the CPU, paired, in one job.
 
-    python benchmarks/regression.py [--against COMMIT] [--seconds 150]
+    python benchmarks/regression.py [--against COMMIT] [--seconds 120]
 
 Two processes live side by side, one on each tree, and take turns: a block of one, a block of the other, in
 random order. A block is the ratio of a call through nxcore to torch's own, on fresh memory. A kernel has
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import io
 import json
 import math
@@ -23,15 +24,15 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 MARGIN, SIGNIFICANCE = 0.10, 0.01
-BLOCKS, LEAST = 24, 16
-SAMPLE_S = 2e-4
-BACKENDS = ("torch", "numba")  # who runs on the CPU without being asked for; torch's is the cost of a call
+BLOCKS, LEAST = 20, 14
+SAMPLE_S, LONGEST_S = 2e-4, 10e-3
 
 Cell = str
 Ratios = dict[Cell, list[float]]
@@ -43,11 +44,11 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--against", help="by default the parent; HEAD, where something isn't committed")
-    parser.add_argument("--seconds", type=float, default=150.0, help="no block begins after them")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, default=120.0, help="no block begins after them")
+    parser.add_argument("--worker", nargs="*", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.worker:
-        return work()
+    if options.worker is not None:
+        return work(options.worker)
     until = time.monotonic() + options.seconds
     against = options.against or ("HEAD" if _git("status", "--porcelain", "nxcore", "plugins") else "HEAD^")
     commit = _git("rev-parse", "--verify", "--quiet", f"{against}^{{commit}}")
@@ -77,11 +78,13 @@ def compare(old: Path, new: Path, until: float, name: str) -> int:
         print(f"regression: {name} can't be measured by this commit's benchmark: nothing to compare")
         return 0
     slower, changes = verdicts(ratios)
+    if not changes:
+        print(f"regression: fewer than {LEAST} blocks in the time there was: nothing can be told")
     for cell, change in sorted(changes.items(), key=lambda item: -item[1])[:5]:
         print(f"regression: {cell}: {change:+.1%}")
     if slower:
         print(f"regression: {', '.join(slower)} seem slower; two new processes are asked")
-        again = measured(old, new, until + 60.0, only=slower) or {}
+        again = measured(old, new, until + 40.0, only=slower) or {}
         slower = verdicts(again)[0]
     blocks = max((len(b) for b in ratios.values()), default=0)
     told = f"{len(slower)} slower beyond {MARGIN:.0%}"
@@ -111,13 +114,13 @@ def verdicts(ratios: Ratios) -> tuple[list[Cell], dict[Cell, float]]:
 def measured(old: Path, new: Path, until: float, only: Sequence[Cell] = ()) -> Ratios | None:
     """Return new over old for each cell that both trees have; None if the old tree can't be measured."""
     with contextlib.ExitStack() as stack:
-        both = [stack.enter_context(worker(tree)) for tree in (old, new)]
+        both = [stack.enter_context(worker(tree, only)) for tree in (old, new)]
         there = [_read(process) for process in both]  # both compile at the same time
         if there[1] is None:
             raise RuntimeError("this commit can't be measured: its worker ended, see above")
         if there[0] is None:
             return None
-        cells = [c for c in there[1] if c in there[0] and (not only or c in only)]
+        cells = [c for c, seconds in there[1].items() if max(seconds, there[0].get(c, 1.0)) <= LONGEST_S]
         ratios: Ratios = {cell: [] for cell in cells}
         for _ in range(BLOCKS):
             for cell in cells:
@@ -131,11 +134,11 @@ def measured(old: Path, new: Path, until: float, only: Sequence[Cell] = ()) -> R
 
 
 @contextlib.contextmanager
-def worker(tree: Path) -> Iterator[subprocess.Popen[str]]:
+def worker(tree: Path, only: Sequence[Cell]) -> Iterator[subprocess.Popen[str]]:
     """Start a process that measures ``tree``, by this very file."""
     paths = [str(tree), *(str(p) for p in sorted((tree / "plugins").glob("*/src")))]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "NXCORE_CACHE": "off"}
-    command = [sys.executable, __file__, "--worker"]
+    command = [sys.executable, __file__, "--worker", *only]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     process = subprocess.Popen(command, cwd=tree, env=environment, **pipes)
     try:
@@ -161,66 +164,71 @@ def _asked(process: subprocess.Popen[str], cell: Cell) -> float:
     return float(answer)
 
 
-def work() -> int:
+def work(only: Sequence[Cell]) -> int:
     """Be the process: say which cells there are, then measure a block of each that is asked for."""
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a kernel prints goes elsewhere
-    cells = dict(_cells())
-    print(json.dumps(list(cells)), file=channel, flush=True)
+    cells = {lane.name: lane for lane in _lanes(only)}
+    print(json.dumps({name: max(lane.each) for name, lane in cells.items()}), file=channel, flush=True)
     for line in sys.stdin:
-        print(_block(*cells[line.rstrip("\n")]), file=channel, flush=True)
+        print(_block(cells[line.rstrip("\n")]), file=channel, flush=True)
     return 0
 
 
-def _cells() -> Iterator[tuple[Cell, tuple[Mapping[str, Callable[..., Any]], Callable[[], tuple[Any, ...]]]]]:
-    """Yield the cells of this tree: what both commits must have to be compared is used here, and no more."""
+@dataclass
+class Lane:
+    """A cell in a worker: torch's own call and ours, and what a call of each takes."""
+
+    name: Cell
+    calls: tuple[Callable[..., Any], Callable[..., Any]]
+    args: tuple[Any, ...]
+    each: list[float]
+
+
+def _lanes(only: Sequence[Cell]) -> Iterator[Lane]:
+    """Yield the cells of this tree: what both commits must have to be compared is used here, and no more.
+
+    Kernels are called directly: the tests have verified them, which compiles for every smoke sample. A call
+    through the operator is one cell for each operator, on torch's own.
+    """
     import torch
 
     import nxcore
-    from nxcore.ops import nxcore_ops
+    from nxcore.discovery import discover
+    from nxcore.problem import Problem
 
-    for spec in nxcore_ops():
-        for sample in spec.tagged("bench"):
-            if "huge" in sample.tags:
-                continue
+    registry = discover()
+    for spec in registry.ops.values():
+        for i, sample in enumerate(s for s in spec.tagged("bench") if "huge" not in s.tags):
             args = sample.build(spec, torch.device("cpu"), torch.float32)
-            for backend in BACKENDS:
-                operator = nxcore.op(spec.name, backend=backend)
-                keywords = {p.name: a for p, a in zip(spec.params, args, strict=True) if p.keyword}
-                call = _through(operator, len(args) - len(keywords), tuple(keywords))
-                try:
-                    call(*args)
-                except nxcore.errors.NxcoreError:
-                    continue
-                make = _copier(args)
-                yield (
-                    f"{spec.name} {sample.name} {backend}",
-                    ({"torch": spec.reference, "nxcore": call}, make),
-                )
+            problem = Problem.of(spec, args)
+            plans: dict[Cell, Callable[[], Callable[..., Any]]] = {}
+            for backend, kernel in registry.kernels(spec.name):
+                machine = registry.probe(backend, kernel)
+                timed = machine and not (machine.simulated or backend.on_request or backend.name == "torch")
+                if timed and not problem.view and kernel.accepts(problem):
+                    name = f"{spec.name} {sample.name} {backend.label(kernel)}"
+                    plans[name] = functools.partial(kernel.plan, problem)
+            if not i and not any(p.keyword for p in spec.params):
+                name = f"{spec.name} {sample.name} dispatch"
+                plans[name] = functools.partial(nxcore.op, spec.name, backend="torch")
+            for name in [n for n in plans if not only or n in only]:
+                calls = (spec.reference, plans[name]())
+                yield Lane(name, calls, args, [_seconds(call, args) for call in calls])
 
 
-def _through(operator: Any, positional: int, names: tuple[str, ...]) -> Callable[..., Any]:
-    if not names:
-        return operator
-    return lambda *args: operator(*args[:positional], **dict(zip(names, args[positional:], strict=True)))
-
-
-def _copier(args: tuple[Any, ...]) -> Callable[[], tuple[Any, ...]]:
-    """Return what copies ``args`` to memory that begins elsewhere each time."""
+def _elsewhere(value: Any) -> Any:
+    """Return a copy in memory that begins elsewhere each time, so that an address is no part of a bias."""
     import torch
 
-    def copied(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return tuple(copied(v) for v in value)
-        return value.clone() if isinstance(value, torch.Tensor) else value
-
-    def make() -> tuple[Any, ...]:
-        filler = torch.empty(random.randrange(1, 1 << 16), dtype=torch.uint8)
-        found = copied(args)
-        del filler
-        return found
-
-    return make
+    if isinstance(value, tuple):
+        return tuple(_elsewhere(v) for v in value)
+    if not isinstance(value, torch.Tensor):
+        return value
+    filler = torch.empty(random.randrange(1, 1 << 16), dtype=torch.uint8)
+    found = value.clone()
+    del filler
+    return found
 
 
 def _seconds(call: Callable[..., Any], args: tuple[Any, ...]) -> float:
@@ -230,19 +238,21 @@ def _seconds(call: Callable[..., Any], args: tuple[Any, ...]) -> float:
     return time.perf_counter() - started
 
 
-def _block(calls: Mapping[str, Callable[..., Any]], make: Callable[[], tuple[Any, ...]]) -> float:
+def _block(lane: Lane) -> float:
     """Return how many times as long as torch's own a call takes: medians of samples taken in turn."""
-    args = make()
-    each = {name: max(_seconds(call, args), 1e-7) for name, call in calls.items()}
-    repeats = {name: math.ceil(SAMPLE_S / seconds) for name, seconds in each.items()}
-    samples: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(5 if max(each.values()) < 1e-3 else 3 if max(each.values()) < 5e-3 else 1):
-        for name, call in calls.items():
+    args = _elsewhere(lane.args)
+    repeats = [math.ceil(SAMPLE_S / max(seconds, 1e-7)) for seconds in lane.each]
+    samples: list[list[float]] = [[], []]
+    for call in lane.calls:
+        call(*args)
+    for _ in range(5 if max(lane.each) < 1e-3 else 3 if max(lane.each) < 5e-3 else 1):
+        for call, times, taken in zip(lane.calls, repeats, samples, strict=True):
             started = time.perf_counter()
-            for _ in range(repeats[name]):
+            for _ in range(times):
                 call(*args)
-            samples[name].append((time.perf_counter() - started) / repeats[name])
-    return statistics.median(samples["nxcore"]) / statistics.median(samples["torch"])
+            taken.append((time.perf_counter() - started) / times)
+    torchs, ours = map(statistics.median, samples)
+    return ours / torchs
 
 
 if __name__ == "__main__":

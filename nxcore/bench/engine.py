@@ -17,7 +17,7 @@ from nxcore.bench import peers as other
 from nxcore.bench.cells import Cell
 from nxcore.bench.entrants import Entrant, Entry, Guest
 from nxcore.bench.head import clocks, head
-from nxcore.bench.row import Row, Verdict, rates, rounded, verdict
+from nxcore.bench.row import Row, Verdict, rounded, verdict
 from nxcore.choice import AGAIN
 from nxcore.device import describe
 from nxcore.dispatch import Plan, make_operator
@@ -28,7 +28,7 @@ from nxcore.problem import Problem
 from nxcore.rotation import CACHES, rotating, rotation
 from nxcore.select import Candidate, Interval, compare, decide, interval, settled, winners
 from nxcore.session import Session
-from nxcore.spec import OpSpec
+from nxcore.spec import Cost, OpSpec
 from nxcore.timing import Timing
 from nxcore.verify import leaves, precision_class
 
@@ -169,15 +169,12 @@ class Bench:
                 said = verdict(c.ratio, noise)
             if c.timing.device_median_us < SLACK * work_us:
                 said = "BELOW_FLOOR"
-            times = _times(c.timing) | rates(cost, c.timing.device_median_us)
-            times |= {"share_of_floor": round(floor["floor_us"] / c.timing.device_median_us, 4)}
+            times = _times(c.timing, cost, floor["floor_us"])
             more = {"ratio": rounded(c.ratio), "p": c.p_value, "clocks": reading}
             yield _row(cell, c.label, said, **_known(cell, c), **floor, **times, **more)
         again = _against(timings[AGAIN], timings["torch"])
-        yield replace(
-            _row(cell, AGAIN, "BASE", **floor, **_times(timings[AGAIN]), ratio=rounded(again)),
-            record="again",
-        )
+        times = _times(timings[AGAIN], cost, floor["floor_us"])
+        yield replace(_row(cell, AGAIN, "BASE", **floor, **times, ratio=rounded(again)), record="again")
         yield _choice(cell, found, known, timings, dispatch_us(cell.spec, args))
 
     def _raced(
@@ -231,7 +228,7 @@ def _known(cell: Cell, c: Candidate) -> dict[str, Any]:
     }
 
 
-def _times(timing: Timing) -> dict[str, Any]:
+def _times(timing: Timing, cost: Cost, floor_us: float) -> dict[str, Any]:
     device, host = (tuple(round(t, 4) for t in us) for us in (timing.device_us, timing.host_us))
     return {
         "device_us": round(timing.device_median_us, 3),
@@ -240,6 +237,9 @@ def _times(timing: Timing) -> dict[str, Any]:
         "blocks": len(device),
         "device_blocks_us": device,
         "host_blocks_us": () if device == host else host,
+        "share_of_floor": round(floor_us / timing.device_median_us, 4),
+        "gb_per_s": round(cost.bytes / timing.device_median_us * 1e-3, 1),
+        "tflop_per_s": round(cost.flops / timing.device_median_us * 1e-6, 4),
     }
 
 

@@ -172,12 +172,8 @@ def _raced(request: pytest.FixtureRequest, cell: Cell, guests: list[Guest]) -> d
     stash, function = request.config.stash, request.function
     key = (function, cell.key, str(cell.device))
     if RACED not in stash or stash[RACED][0] != key:
-        items = [
-            i for i in request.session.items if isinstance(i, pytest.Function) and hasattr(i, "callspec")
-        ]
-        lanes = [
-            i.callspec.params[LANE] for i in items if i.function is function and LANE in i.callspec.params
-        ]
+        items = [i for i in request.session.items if getattr(i, "function", None) is function]
+        lanes: list[Any] = [i.callspec.params[LANE] for i in items if isinstance(i, pytest.Function)]
         only = {label for of, label in lanes if of.key == cell.key}
         rows = bench(request.config).measure(cell, guests, only)
         found = {row.label: row for row in rows}

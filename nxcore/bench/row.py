@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from nxcore.select import MARGIN, Interval
-from nxcore.spec import Cost
 from nxcore.timing import Timing
 
 Record = Literal["row", "again", "choice"]
@@ -119,14 +118,6 @@ def verdict(ratio: Interval, noise: float) -> Verdict:
     if ratio.high < 1 / margin:
         return "SLOW"
     return "SAME" if 1 / margin <= ratio.low and ratio.high <= margin else "AMBG"
-
-
-def rates(cost: Cost, device_us: float) -> dict[str, float]:
-    """Return the bytes and operations a second, as fields of a row."""
-    return {
-        "gb_per_s": round(cost.bytes / device_us * 1e-3, 1),
-        "tflop_per_s": round(cost.flops / device_us * 1e-6, 4),
-    }
 
 
 def rounded(ratio: Interval | None) -> Ratio | None:

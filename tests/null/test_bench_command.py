@@ -1,0 +1,99 @@
+"""``nxcore bench`` as a user types it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from nxcore import session as sessions
+from nxcore.bench import engine, head
+from nxcore.bench.record import read
+from nxcore.cli import app
+from nxcore.measure import Ceilings
+from tests.null import fakes
+
+SMALL = ("bench", "add", "--fast", "--size", "small", "--device", "cpu")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """The default session, with one backend that is right and one that is wrong."""
+    monkeypatch.setattr(engine, "FAST", fakes.QUICK)
+    for module in (engine, head):  # the real ones take a second
+        monkeypatch.setattr(module, "ceilings", lambda device: Ceilings(0.1, ((1, 1e13), (2, 1e13)), 1e14))
+    kernels = {"ready": None, "zeros": lambda x, y, alpha, out: torch.add(x, y) * 0}
+    found = fakes.session(*(fakes.backend(name, fakes.kernel("add", call)) for name, call in kernels.items()))
+    monkeypatch.setattr(sessions, "_default", found)
+
+
+def run(*words: str, status: int = 0) -> str:
+    done = CliRunner().invoke(app, list(words))
+    if done.exception and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == status, done.output
+    return done.stdout
+
+
+def test_a_pipe_gets_a_line_a_row_and_the_summary():
+    text = run(*SMALL, "--backend", "ready")
+    for label in ("torch ", "ready", "torch again", "nxcore"):
+        assert any(li.startswith("add ") and "small" in li and label in li for li in text.splitlines())
+    assert "nxcore, called" in text
+    assert "fingerprint" in text
+    assert "zeros" not in text
+
+
+def test_a_wrong_kernel_is_status_1_and_a_row():
+    found = json.loads(run(*SMALL, "--json", status=1))
+    assert {r["label"]: r["verdict"] for r in found["rows"]}["zeros"] == "WRONG"
+    assert {s["label"] for s in found["summary"]} >= {"torch", "ready", "zeros", "torch again", "nxcore"}
+    assert found["head"]["device"]["type"] == "cpu"
+    assert "WRONG add" in " ".join(run(*SMALL, status=1).split())
+
+
+def test_a_record_is_resumed_and_compared(tmp_path, monkeypatch):
+    path = tmp_path / "record.jsonl"
+    asked = (*SMALL, "--backend", "ready", "--record", str(path))
+    run(*asked)
+    lines = read(path)
+    monkeypatch.setattr(engine.Bench, "measure", fakes.raising(AssertionError("measured again")))
+    run(*asked)
+    assert read(path) == lines
+    assert "SLOW" not in run("bench", "--compare", str(path), str(path), "--margin", "9")
+    slower = tmp_path / "slower.jsonl"
+    for row in lines:
+        if row.get("label") == "ready":
+            row["ratio"] = [r / 100 for r in row["ratio"]]
+    slower.write_text("".join(json.dumps(row) + "\n" for row in lines))
+    text = run("bench", "--compare", str(path), str(slower), status=1)
+    assert "SLOW" in text
+    found = json.loads(run("bench", "--compare", str(path), str(slower), "--json", status=1))
+    assert {c["label"]: c["verdict"] for c in found["cells"]}["ready"] == "SLOW"
+    assert found["differences"] == []
+
+
+def test_what_the_budget_has_no_time_for_is_a_row_and_not_recorded(tmp_path):
+    path = tmp_path / "record.jsonl"
+    found = json.loads(run(*SMALL, "--budget", "0", "--record", str(path), "--json"))
+    assert [r["reason"] for r in found["rows"]] == ["not measured: the budget of 0 s was spent"]
+    assert [line["record"] for line in read(path)] == ["head"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("bench", "ad"), "did you mean"),
+        (("bench", "add", "--size", "smal"), "size 'smal' isn't there"),
+        (("bench", "add", "--backend", "read"), "did you mean 'ready'"),
+        (("bench", "add", "--peer", "jaxx"), "did you mean 'jax'"),
+        (("bench", "add", "--backward"), "no cell passes these filters"),
+        (("bench", "--compare", "a.jsonl", "b.jsonl"), "no record to read at a.jsonl"),
+    ],
+)
+def test_a_slip_names_what_is_there(words, told, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, list(words))
+    assert told in str(done.exception)

@@ -1,0 +1,126 @@
+"""The benchmarks' side of pytest, run as a user runs it: in a folder of its own, with pytest-benchmark."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = "pytester"
+
+ROOT = Path(__file__).parents[2]
+REGISTRY = """
+import torch
+from nxcore.bench import engine
+from nxcore.kernel import no
+from tests.null import fakes
+
+engine.FAST = fakes.QUICK
+
+def pytest_nxcore_registry(config):
+    return fakes.registry(
+        fakes.backend("loop", fakes.kernel("add")),
+        fakes.backend("away", fakes.kernel("add"), probe=lambda: no("no such device")),
+        fakes.backend("zeros", fakes.kernel("add", lambda x, y, alpha, out: torch.add(x, y) * 0)),
+    )
+"""
+BENCHMARKS = """
+import pytest
+import torch
+
+@pytest.fixture
+def mine():
+    return lambda x, y, alpha, out: torch.add(y, x)
+
+@pytest.mark.nxcore_bench("add", guests=["mine"])
+def test_backends(nxcore_bench):
+    nxcore_bench()
+"""
+
+
+@pytest.fixture
+def benchmarks(pytester, monkeypatch):
+    """Run a benchmark over backends that are registered at run time."""
+    pytester.makepyfile(backends=REGISTRY, test_mine=BENCHMARKS)
+    path = [str(pytester.path), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+    monkeypatch.setenv("NXCORE_CACHE", "off")  # else one run's quarantine is the next one's
+    # The plugins by name: which of them is installed is no matter.
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+    def run(*options: str):
+        ours = ("-p", "nxcore.testing.plugin", "-p", "nxcore.bench.plugin", "-p", "backends")
+        always = ("-p", "no:cacheprovider", "--nxcore-bench-fast", "--nxcore-bench-device=cpu")
+        # Not in this process: pytester forgets what a run imports, and torch can't be imported twice.
+        return pytester.runpytest_subprocess(*ours, *always, "--nxcore-bench-size=small", *options)
+
+    return run
+
+
+def test_one_race_is_replayed_into_pytest_benchmark(benchmarks, pytester):
+    path = pytester.path / "out.json"
+    result = benchmarks(
+        "-p", "pytest_benchmark.plugin", "--benchmark-only", f"--benchmark-json={path}", "-rs"
+    )
+    result.assert_outcomes(passed=4, skipped=1, failed=1)
+    result.stdout.fnmatch_lines(["*benchmark 'add small float32': 4 tests*"])
+    result.stdout.fnmatch_lines(["*declined: no such device*"])
+    result.stdout.fnmatch_lines(["WRONG: wrong*"])
+    found = json.loads(path.read_text())
+    kept = {b["name"]: b for b in found["benchmarks"]}
+    assert set(kept) == {"torch", "torch again", "loop", "mine"}
+    for bench in kept.values():
+        info = bench["extra_info"]
+        assert bench["group"] == "add small float32"
+        assert bench["stats"]["rounds"] == info["blocks"] == 12
+        assert bench["stats"]["median"] * 1e6 == pytest.approx(info["call_us"], rel=1e-2)
+        assert {"ratio", "verdict", "gb_per_s", "tflop_per_s", "host_us", "versions", "clocks"} <= set(info)
+    ratios = [t / m for t, m in zip(*(kept[n]["stats"]["data"] for n in ("torch", "mine")), strict=True)]
+    low, high = kept["mine"]["extra_info"]["ratio"][1:]
+    assert low <= sorted(ratios)[6] <= high, "the data are paired, block by block"
+    assert found["machine_info"]["nxcore"]["device"]["type"] == "cpu"
+
+
+def test_only_what_is_selected_races_with_torch(benchmarks):
+    result = benchmarks("-p", "pytest_benchmark.plugin", "--benchmark-only", "-k", "float32-mine")
+    result.stdout.fnmatch_lines(["*benchmark 'add small float32'*"])
+    result.assert_outcomes(passed=1, deselected=5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("-p", "no:benchmark"),
+        ("-p", "pytest_benchmark.plugin", "-p", "xdist.plugin", "-n", "1"),  # which disables it
+    ],
+    ids=["absent", "xdist"],
+)
+def test_answers_are_checked_where_nothing_is_timed(benchmarks, options):
+    result = benchmarks(*options)
+    result.assert_outcomes(passed=4, skipped=1, failed=1)
+    result.stdout.no_fnmatch_line("*tests ---*")
+    result.stdout.fnmatch_lines(["*WRONG: wrong*"])
+
+
+def test_a_slip_is_an_error_of_usage(benchmarks):
+    result = benchmarks("--nxcore-bench-peer=jaxx")
+    result.stdout.fnmatch_lines(["*UsageError: peer must be one of*did you mean 'jax'?*"])
+    result.assert_outcomes(errors=1)
+
+
+def test_a_session_without_benchmarks_is_left_alone(pytester, monkeypatch):
+    pytester.makepyfile(
+        """
+        import sys
+
+        def test_nothing_is_loaded():
+            assert not {"torch", "pytest_benchmark", "nxcore.bench.engine"} & set(sys.modules)
+        """
+    )
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+    result = pytester.runpytest_subprocess("-p", "nxcore.bench.plugin", "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=1)
