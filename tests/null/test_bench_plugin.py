@@ -104,12 +104,6 @@ def test_answers_are_checked_where_nothing_is_timed(benchmarks, options):
     result.stdout.fnmatch_lines(["*WRONG: wrong*"])
 
 
-def test_a_slip_is_an_error_of_usage(benchmarks):
-    result = benchmarks("--nxcore-bench-peer=jaxx")
-    result.stdout.fnmatch_lines(["*UsageError: peer must be one of*did you mean 'jax'?*"])
-    result.assert_outcomes(errors=1)
-
-
 def test_a_session_without_benchmarks_is_left_alone(pytester, monkeypatch):
     pytester.makepyfile(
         """
