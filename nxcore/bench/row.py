@@ -14,6 +14,9 @@ Verdict = Literal["BASE", "FAST", "SAME", "SLOW", "AMBG", "WRONG", "DECLINED", "
 BAD = frozenset({"WRONG", "BELOW_FLOOR"})
 """Verdicts that fail a run: a wrong answer, and a time that can't be."""
 
+ALIKE = 1.1
+"""What is further apart is never called the same, however noisy the race."""
+
 Ratio = tuple[float, float, float]
 
 
@@ -117,7 +120,8 @@ def verdict(ratio: Interval, noise: float) -> Verdict:
     margin = 1 + max(MARGIN, 2 * noise)
     if ratio.high < 1 / margin:
         return "SLOW"
-    return "SAME" if 1 / margin <= ratio.low and ratio.high <= margin else "AMBG"
+    alike = min(margin, ALIKE)
+    return "SAME" if 1 / alike <= ratio.low and ratio.high <= alike else "AMBG"
 
 
 def rounded(ratio: Interval | None) -> Ratio | None:
