@@ -10,7 +10,7 @@ import sys
 import typer
 
 from nxcore import __version__
-from nxcore.cli import backends, demo, doctor, explain, ops, quarantine, report, tune, verify, wisdom, bench
+from nxcore.cli import backends, bench, demo, doctor, explain, ops, quarantine, report, tune, verify, wisdom
 
 app = typer.Typer(
     name="nxcore",
