@@ -1,0 +1,26 @@
+"""Differentiable architecture search on the public API: operations, mixed operations, cells and networks."""
+
+from __future__ import annotations
+
+from nxcore.nas.architecture import ArchitectureParameters
+from nxcore.nas.cells import Cell, EvalCell, EvalNetwork, SearchNetwork
+from nxcore.nas.genotype import Genotype, dominant
+from nxcore.nas.mixed import MixedOp
+from nxcore.nas.operations import OPS, PRIMITIVES, DilConv, FactorizedReduce, ReLUConvBN, SepConv
+
+__all__ = [
+    "OPS",
+    "PRIMITIVES",
+    "ArchitectureParameters",
+    "Cell",
+    "DilConv",
+    "EvalCell",
+    "EvalNetwork",
+    "FactorizedReduce",
+    "Genotype",
+    "MixedOp",
+    "ReLUConvBN",
+    "SearchNetwork",
+    "SepConv",
+    "dominant",
+]

@@ -1,0 +1,73 @@
+"""Genotype: the discrete architecture that a search ends with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nxcore.errors import InvalidInputError
+
+Gene = tuple[str, int]
+"""An operation, and the state that it reads: 0 and 1 are the cell's inputs."""
+
+
+class Genotype(NamedTuple):
+    """Two edges into every node of a cell, and the nodes that are its output.
+
+    Attributes
+    ----------
+    normal, reduce : tuple of (str, int)
+        Operation and source state, two a node in the order of nodes.
+    normal_concat, reduce_concat : tuple of int
+        The states that are concatenated.
+    """
+
+    normal: tuple[Gene, ...]
+    normal_concat: tuple[int, ...]
+    reduce: tuple[Gene, ...]
+    reduce_concat: tuple[int, ...]
+
+
+def edges(steps: int) -> list[list[int]]:
+    """Return for each node the rows of its edges, of which there are ``node + 2``."""
+    rows, found = 0, []
+    for node in range(steps):
+        found.append(list(range(rows, rows + node + 2)))
+        rows += node + 2
+    return found
+
+
+def dominant(weights: Tensor, primitives: Sequence[str], steps: int = 4) -> tuple[Gene, ...]:
+    """Return the two strongest edges of each node, by their strongest operation that isn't ``none``.
+
+    Parameters
+    ----------
+    weights : Tensor
+        Shape (edges, operations): the softmax of the architecture parameters.
+    primitives : sequence of str
+        Names of the operations.
+    steps : int
+        Nodes of a cell.
+
+    Raises
+    ------
+    InvalidInputError
+        If ``weights`` has another shape.
+    """
+    rows = edges(steps)
+    wanted = (rows[-1][-1] + 1, len(primitives))
+    if tuple(weights.shape) != wanted:
+        raise InvalidInputError(
+            f"weights must be {wanted}, a row an edge, got {tuple(weights.shape)}", argument="weights"
+        )
+    table = weights.detach().to("cpu", torch.float64).tolist()
+    real = [i for i, name in enumerate(primitives) if name != "none"]
+    genes: list[Gene] = []
+    for node in rows:
+        best = {row - node[0]: max(real, key=lambda i, r=row: table[r][i]) for row in node}  # type: ignore[misc]  # mypy can't infer a default's type
+        strongest = sorted(best, key=lambda state: -table[node[0] + state][best[state]])[:2]
+        genes += [(primitives[best[state]], state) for state in strongest]
+    return tuple(genes)

@@ -1,0 +1,202 @@
+"""The primitives of a DARTS search space: Liu, Simonyan, Yang 2019, arXiv:1806.09055, section 2.1 and A.1.
+
+Parameters and buffers are named as in the paper's own code, so that published weights load. Pools and
+depthwise convolutions go through ``nxcore.op``; 1x1 convolutions and batch norm are torch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import torch
+from torch import Tensor, nn
+
+import nxcore
+
+BN_EPS = 1e-5
+
+
+class Zero(nn.Module):
+    """``none``: x * 0 at every stride-th place. NaN and infinity propagate, as in the paper's code."""
+
+    def __init__(self, stride: int) -> None:
+        super().__init__()
+        self.stride = stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return zeros, shape (N, C, ceil(H / stride), ceil(W / stride))."""
+        return (x if self.stride == 1 else x[:, :, :: self.stride, :: self.stride]).mul(0.0)
+
+
+class Identity(nn.Identity):
+    """``skip_connect`` of stride 1."""
+
+
+class FactorizedReduce(nn.Module):
+    """``skip_connect`` of stride 2: two 1x1 convolutions, on the even pixels and on the odd ones.
+
+    Parameters
+    ----------
+    C_in, C_out : int
+        Channels; ``C_out`` must be even.
+    affine : bool, default True
+        The batch norm has a weight and a bias.
+    """
+
+    def __init__(self, C_in: int, C_out: int, affine: bool = True) -> None:
+        super().__init__()
+        if C_out % 2:
+            raise nxcore.errors.InvalidInputError(f"C_out must be even, got {C_out}", argument="C_out")
+        self.relu = nn.ReLU()
+        self.conv_1 = nn.Conv2d(C_in, C_out // 2, 1, stride=2, bias=False)
+        self.conv_2 = nn.Conv2d(C_in, C_out // 2, 1, stride=2, bias=False)
+        self.bn = nn.BatchNorm2d(C_out, eps=BN_EPS, affine=affine)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return shape (N, C_out, H / 2, W / 2); H and W must be even."""
+        x = self.relu(x)
+        out: Tensor = self.bn(torch.cat([self.conv_1(x), self.conv_2(x[:, :, 1:, 1:])], dim=1))
+        return out
+
+
+class DepthwiseConv2d(nn.Conv2d):
+    """A convolution of each channel with a filter of its own, without bias, by ``nxcore.op``."""
+
+    def __init__(
+        self,
+        C: int,
+        kernel_size: int | tuple[int, int],
+        stride: int | tuple[int, int],
+        padding: int | tuple[int, int],
+        dilation: int = 1,
+    ) -> None:
+        super().__init__(C, C, kernel_size, stride, padding, dilation, groups=C, bias=False)
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's name
+        """Return shape (N, C, H', W')."""
+        out: Tensor = nxcore.op("depthwise_conv2d")(
+            input, self.weight, self.stride, self.padding, self.dilation
+        )
+        return out
+
+
+class MaxPool2d(nn.MaxPool2d):
+    """``torch.nn.MaxPool2d`` by ``nxcore.op``."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's name
+        """Return shape (N, C, H', W')."""
+        out: Tensor = nxcore.op("max_pool2d")(input, self.kernel_size, self.stride, self.padding)
+        return out
+
+
+class AvgPool2d(nn.AvgPool2d):
+    """``torch.nn.AvgPool2d`` by ``nxcore.op``."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's name
+        """Return shape (N, C, H', W')."""
+        out: Tensor = nxcore.op("avg_pool2d")(
+            input, self.kernel_size, self.stride, self.padding, count_include_pad=self.count_include_pad
+        )
+        return out
+
+
+class ReLUConvBN(nn.Module):
+    """ReLU, convolution, batch norm."""
+
+    def __init__(
+        self, C_in: int, C_out: int, kernel_size: int, stride: int, padding: int, affine: bool = True
+    ) -> None:
+        super().__init__()
+        self.op = nn.Sequential(
+            nn.ReLU(),
+            nn.Conv2d(C_in, C_out, kernel_size, stride, padding, bias=False),
+            nn.BatchNorm2d(C_out, eps=BN_EPS, affine=affine),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return shape (N, C_out, H', W')."""
+        out: Tensor = self.op(x)
+        return out
+
+
+class DilConv(nn.Module):
+    """ReLU, dilated depthwise convolution, 1x1 convolution, batch norm."""
+
+    def __init__(
+        self,
+        C_in: int,
+        C_out: int,
+        kernel_size: int,
+        stride: int,
+        padding: int,
+        dilation: int,
+        affine: bool = True,
+    ) -> None:
+        super().__init__()
+        self.op = nn.Sequential(
+            nn.ReLU(),
+            DepthwiseConv2d(C_in, kernel_size, stride, padding, dilation),
+            nn.Conv2d(C_in, C_out, 1, bias=False),
+            nn.BatchNorm2d(C_out, eps=BN_EPS, affine=affine),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return shape (N, C_out, H', W')."""
+        out: Tensor = self.op(x)
+        return out
+
+
+class SepConv(nn.Module):
+    """Twice: ReLU, depthwise convolution, 1x1 convolution, batch norm. The first time with the stride."""
+
+    def __init__(
+        self, C_in: int, C_out: int, kernel_size: int, stride: int, padding: int, affine: bool = True
+    ) -> None:
+        super().__init__()
+        self.op = nn.Sequential(
+            nn.ReLU(),
+            DepthwiseConv2d(C_in, kernel_size, stride, padding),
+            nn.Conv2d(C_in, C_in, 1, bias=False),
+            nn.BatchNorm2d(C_in, eps=BN_EPS, affine=affine),
+            nn.ReLU(),
+            DepthwiseConv2d(C_in, kernel_size, 1, padding),
+            nn.Conv2d(C_in, C_out, 1, bias=False),
+            nn.BatchNorm2d(C_out, eps=BN_EPS, affine=affine),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return shape (N, C_out, H', W')."""
+        out: Tensor = self.op(x)
+        return out
+
+
+def _conv_7x1_1x7(C: int, stride: int, affine: bool) -> nn.Module:
+    return nn.Sequential(
+        nn.ReLU(),
+        nn.Conv2d(C, C, (1, 7), stride=(1, stride), padding=(0, 3), bias=False),
+        nn.Conv2d(C, C, (7, 1), stride=(stride, 1), padding=(3, 0), bias=False),
+        nn.BatchNorm2d(C, eps=BN_EPS, affine=affine),
+    )
+
+
+OPS: Mapping[str, Callable[[int, int, bool], nn.Module]] = MappingProxyType(
+    {
+        "none": lambda C, stride, affine: Zero(stride),  # noqa: ARG005  all have one signature
+        "max_pool_3x3": lambda C, stride, affine: MaxPool2d(3, stride, padding=1),  # noqa: ARG005
+        "avg_pool_3x3": lambda C, stride, affine: AvgPool2d(3, stride, padding=1, count_include_pad=False),  # noqa: ARG005
+        "skip_connect": lambda C, stride, affine: (
+            Identity() if stride == 1 else FactorizedReduce(C, C, affine)
+        ),
+        "sep_conv_3x3": lambda C, stride, affine: SepConv(C, C, 3, stride, 1, affine),
+        "sep_conv_5x5": lambda C, stride, affine: SepConv(C, C, 5, stride, 2, affine),
+        "dil_conv_3x3": lambda C, stride, affine: DilConv(C, C, 3, stride, 2, 2, affine),
+        "dil_conv_5x5": lambda C, stride, affine: DilConv(C, C, 5, stride, 4, 2, affine),
+        "sep_conv_7x7": lambda C, stride, affine: SepConv(C, C, 7, stride, 3, affine),
+        "conv_7x1_1x7": _conv_7x1_1x7,
+    }
+)
+"""Name -> ``(C, stride, affine) -> module``."""
+
+PRIMITIVES = tuple(OPS)[:8]
+"""The eight of the paper, in its order."""
