@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
 import nxcore
@@ -110,10 +109,8 @@ class MixedOp(nn.Module):
         outputs = [self._ops[i](x) for i in chosen]
         if len(chosen) < len(self._ops):
             given = given[list(chosen)]
-        if weights is None:
-            blended: Tensor = nxcore.op("softmax_sum")(outputs, given)
-            return blended
-        return weighted_sum(outputs, given)
+        blended: Tensor = nxcore.op("softmax_sum" if weights is None else "weighted_sum")(outputs, given)
+        return blended
 
     def extra_repr(self) -> str:
         """Return the mode."""
@@ -127,14 +124,6 @@ def strongest(given: Tensor, mixed: MixedOp) -> tuple[int, ...]:
     if mixed.mode == "argmax":
         return tuple(i for i in order if mixed.primitives[i] != "none")[:1]
     return tuple(sorted(order[: mixed.k]))
-
-
-def weighted_sum(xs: Sequence[Tensor], weights: Tensor) -> Tensor:
-    """Return sum_i weights[i] * xs[i]; any weights, their gradients included."""
-    out = xs[0] * weights[0]
-    for x, weight in zip(xs[1:], weights[1:].unbind(0), strict=True):
-        out = torch.addcmul(out, x, weight)
-    return out
 
 
 def _candidate(name: str, C: int, stride: int) -> nn.Module:

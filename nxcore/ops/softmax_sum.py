@@ -72,6 +72,11 @@ def in_place(xs: Sequence[Tensor] | Tensor, logits: Tensor) -> Tensor:
 
 def check(xs: Any, logits: Any) -> None:
     """Refuse what the operator isn't defined for."""
+    check_candidates(xs, logits, "logits")
+
+
+def check_candidates(xs: Any, factors: Any, name: str) -> None:
+    """Refuse candidates that don't go together, or factors that aren't one for each of them."""
     if isinstance(xs, Tensor):
         require_tensor(xs, "xs")
         if xs.ndim < 1 or xs.shape[0] == 0:
@@ -90,15 +95,14 @@ def check(xs: Any, logits: Any) -> None:
             require_tensor(x, f"xs[{i}]")
         require_same(xs, "xs", "shape", "dtype", "device")
         count, first = len(xs), xs[0]
-    require_tensor(logits, "logits")
-    if tuple(logits.shape) != (count,):
+    require_tensor(factors, name)
+    if tuple(factors.shape) != (count,):
         raise InvalidInputError(
-            f"logits must be ({count},), one per candidate, got shape {tuple(logits.shape)}",
-            argument="logits",
+            f"{name} must be ({count},), one per candidate, got shape {tuple(factors.shape)}", argument=name
         )
-    if logits.device != first.device:
+    if factors.device != first.device:
         raise InvalidInputError(
-            f"logits must be on the device of xs, {first.device}, got {logits.device}", argument="logits"
+            f"{name} must be on the device of xs, {first.device}, got {factors.device}", argument=name
         )
 
 

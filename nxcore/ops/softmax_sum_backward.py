@@ -112,15 +112,20 @@ def by_dot(
 def check(grad: Any, xs: Any, logits: Any, output_mask: Any) -> None:
     """Refuse what the operator isn't defined for."""
     check_forward(xs, logits)
+    check_grad(grad, xs, logits, output_mask)
+
+
+def check_grad(grad: Any, xs: Any, factors: Any, output_mask: Any) -> None:
+    """Refuse a gradient that isn't the output's, or a mask of another length."""
     require_tensor(grad, "grad")
     shape = tuple(xs.shape[1:]) if is_tensor(xs) else tuple(xs[0].shape)
     if tuple(grad.shape) != shape:
         raise InvalidInputError(
             f"grad must have the output's shape {shape}, got {tuple(grad.shape)}", argument="grad"
         )
-    if grad.device != logits.device:
+    if grad.device != factors.device:
         raise InvalidInputError(
-            f"grad must be on the device of xs, {logits.device}, got {grad.device}", argument="grad"
+            f"grad must be on the device of xs, {factors.device}, got {grad.device}", argument="grad"
         )
     if output_mask is not None:
         require_flags(output_mask, len(wanted(xs, None)), "output_mask")

@@ -249,6 +249,21 @@ def softmax_sum_backward(draw: Draw, most: int) -> tuple[Any, ...]:
     return grad, xs, logits, mask
 
 
+@strategy
+def weighted_sum(draw: Draw, most: int) -> tuple[Any, ...]:
+    """As softmax_sum, with weights of any sign."""
+    xs, logits = draw(softmax_sum(most))
+    weights = tensor(draw, tuple(logits.shape), logits.dtype, ("normal", "equal"))
+    return (xs if isinstance(xs, Tensor) else tuple(xs)), weights
+
+
+@strategy
+def weighted_sum_backward(draw: Draw, most: int) -> tuple[Any, ...]:
+    """Any of the gradients."""
+    grad, xs, logits, mask = draw(softmax_sum_backward(most))
+    return grad, xs, tensor(draw, tuple(logits.shape), logits.dtype, ("normal", "equal")), mask
+
+
 def _images(draw: Draw, most: int) -> Shape:
     """Draw (N, C, H, W) or (C, H, W)."""
     shape = tuple(n or 1 for n in draw(shapes(most, 4, 4)))

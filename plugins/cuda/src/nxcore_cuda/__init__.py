@@ -49,6 +49,8 @@ def _kernel(op: str, accepts: Callable[[Problem], Verdict], *, in_place_safe: bo
 KERNELS = (
     _kernel("softmax_sum", accepts_softmax_sum),
     _kernel("softmax_sum_backward", accepts_softmax_sum_backward),
+    _kernel("weighted_sum", accepts_softmax_sum),
+    _kernel("weighted_sum_backward", accepts_softmax_sum_backward),
     _kernel("add", accepts_add, in_place_safe=True),
     _kernel("add_backward", accepts_add_backward),
     _kernel("sum", accepts_sum),

@@ -1,4 +1,7 @@
-"""The candidates of softmax_sum as its kernels see them. The answers of ``accepts`` are made of this."""
+"""The candidates of softmax_sum and weighted_sum as their kernels see them.
+
+The answers of ``accepts`` are made of this.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ STACKED = 1024  # candidates behind one pointer: their weights and sums lie in s
 
 TYPES = {torch.float32: "float", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # as in softmax.cuh
+GIVEN = 4  # likewise: the numbers are the weights themselves
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,15 @@ class Candidates:
         if self.stacked:
             return 1, 1
         return (MANY, 1) if layouts == 1 else (SOME, SOME)
+
+
+def factors(problem: Problem) -> tuple[TensorMeta, int]:
+    """Return the logits or the weights, and their kind."""
+    if problem.op.startswith("weighted_sum"):
+        weights = problem["weights"]
+        return weights, KINDS[weights.dtype] + GIVEN
+    logits = problem["logits"]
+    return logits, KINDS[logits.dtype]
 
 
 def part(stacked: TensorMeta) -> TensorMeta:

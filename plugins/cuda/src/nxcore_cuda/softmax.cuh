@@ -1,4 +1,4 @@
-// The softmax of a few logits, which every warp or block computes for itself.
+// The softmax of a few logits, which every warp or block computes for itself; or weights as they are given.
 #pragma once
 
 #include "element.cuh"
@@ -6,11 +6,16 @@
 // Numbers of one of three types, told apart at run time: there are few of them.
 enum { FLOAT32, FLOAT16, BFLOAT16 };
 
+// Added to one of them where the numbers are the weights, and no logits.
+constexpr int GIVEN = 4;
+
 __device__ __forceinline__ unsigned read_bits(const void* from, int kind, long long at) {
-  return kind == FLOAT32 ? static_cast<const unsigned*>(from)[at] : static_cast<const unsigned short*>(from)[at];
+  return (kind & ~GIVEN) == FLOAT32 ? static_cast<const unsigned*>(from)[at]
+                                    : static_cast<const unsigned short*>(from)[at];
 }
 
 __device__ __forceinline__ float from_bits(unsigned bits, int kind) {
+  kind &= ~GIVEN;
   if (kind == FLOAT16) return widen(float16{(unsigned short)bits});
   if (kind == BFLOAT16) return widen(bfloat16{(unsigned short)bits});
   return __uint_as_float(bits);
@@ -21,6 +26,7 @@ __device__ __forceinline__ float read(const void* from, int kind, long long at) 
 }
 
 __device__ __forceinline__ void write(void* to, int kind, long long at, float value) {
+  kind &= ~GIVEN;
   if (kind == FLOAT16) {
     static_cast<float16*>(to)[at] = narrow<float16>(value);
   } else if (kind == BFLOAT16) {
@@ -58,14 +64,16 @@ __device__ __forceinline__ void softmax(unsigned own, int kind, float (&weights)
   const float logit = from_bits(own, kind);  // lanes past the last hold the first one's, which moves no maximum
   const float top = warp_max<LANES>(logit);
   const float power = (int)(threadIdx.x % LANES) < COUNT ? expf(logit - top) : 0.0f;
-  const float weight = power / warp_sum<LANES>(power);
+  const float weight = kind & GIVEN ? logit : power / warp_sum<LANES>(power);
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) weights[i] = __shfl_sync(ALL_LANES, weight, i);
 }
 
 // Fills `weights` in shared memory. Every thread calls it; it ends with a barrier.
 __device__ __forceinline__ void softmax(const void* logits, int kind, long long step, int count, float* weights) {
-  if (threadIdx.x < WARP) {
+  if (kind & GIVEN) {
+    for (int i = threadIdx.x; i < count; i += blockDim.x) weights[i] = read(logits, kind, i * step);
+  } else if (threadIdx.x < WARP) {
     float top = minus_infinity(), total = 0.0f;
     for (int i = threadIdx.x; i < count; i += WARP) top = fmaxf(top, read(logits, kind, i * step));
     top = warp_max<WARP>(top);

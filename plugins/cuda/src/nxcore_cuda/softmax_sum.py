@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from nxcore.plugin import FLOATS, Problem, alike, collapse
-from nxcore_cuda.candidates import FEW, KINDS, MANY, SOME, TYPES, Candidates, by_alignment
+from nxcore_cuda.candidates import FEW, MANY, SOME, TYPES, Candidates, by_alignment, factors
 from nxcore_cuda.instance import Instance
 from nxcore_cuda.launch import Guarded, Launch
 from nxcore_cuda.layout import DIMS, STRIDES, VECTOR, dims, divides, in_vectors, steps, widths
@@ -76,7 +76,7 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
     callable
         ``call(xs, logits)``, ``xs`` a sequence of tensors or one stacked tensor.
     """
-    xs, logits, out = problem["xs"], problem["logits"], problem.outputs
+    xs, (logits, kind), out = problem["xs"], factors(problem), problem.outputs
     found = Candidates.of(xs)
     pointers, layouts = found.room
     n, name = out.numel(), TYPES[out.dtype]
@@ -90,7 +90,7 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
         spare = [()] * (layouts - len(x_strides))
         places = [step for s in (out_strides, *x_strides, *spare) for step in steps(s)]
         grid = -(-n // (width * threads * items))
-        head = (elements, found.step, logits.strides[0], found.count, KINDS[logits.dtype])
+        head = (elements, found.step, logits.strides[0], found.count, kind)
         return Launch(
             instance,
             problem.device,

@@ -1,6 +1,7 @@
 // softmax_sum_backward: w[i] * grad for every candidate, and the gradient of the logits, in one pass.
 //
-// With d[i] the sum of grad * xs[i], that gradient is w[i] * (d[i] - sum_j w[j] d[j]). Every block leaves
+// With d[i] the sum of grad * xs[i], that gradient is w[i] * (d[i] - sum_j w[j] d[j]), or d[i] itself where
+// the weights are given. Every block leaves
 // its shares of d in `shares`; the last one to arrive adds them up.
 #pragma once
 
@@ -160,7 +161,8 @@ __device__ __forceinline__ void softmax_sum_backward(const softmax_sum_backward_
       mean = fmaf(weights[j], totals[j], mean);
       if (j == threadIdx.x) weight = weights[j];
     }
-    write(a.logits_grad, a.kind, threadIdx.x, weight * (totals[threadIdx.x] - mean));
+    const float total = totals[threadIdx.x];
+    write(a.logits_grad, a.kind, threadIdx.x, a.kind & GIVEN ? total : weight * (total - mean));
   }
 }
 
@@ -252,6 +254,6 @@ __device__ __forceinline__ void softmax_sum_backward_strided(const softmax_sum_b
   for (int i = lane; i < a.count; i += WARP) mean = fmaf(weights[i], dots[i], mean);
   mean = warp_sum(mean);
   for (int i = threadIdx.x; i < a.count; i += blockDim.x) {
-    write(a.logits_grad, a.kind, i, weights[i] * (dots[i] - mean));
+    write(a.logits_grad, a.kind, i, a.kind & GIVEN ? dots[i] : weights[i] * (dots[i] - mean));
   }
 }

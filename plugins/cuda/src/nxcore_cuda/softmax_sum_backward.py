@@ -10,7 +10,17 @@ import torch
 from torch import Tensor
 
 from nxcore.plugin import FLOATS, Problem, TensorMeta, alike, collapse
-from nxcore_cuda.candidates import FEW, KINDS, MANY, SOME, TYPES, Candidates, by_alignment, gradient, wanted
+from nxcore_cuda.candidates import (
+    FEW,
+    MANY,
+    SOME,
+    TYPES,
+    Candidates,
+    by_alignment,
+    factors,
+    gradient,
+    wanted,
+)
 from nxcore_cuda.instance import Instance
 from nxcore_cuda.launch import Guarded, Launch, ticket
 from nxcore_cuda.layout import DIMS, STRIDES, VECTOR, dims, divides, in_vectors, steps, widths
@@ -109,7 +119,7 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., tuple[Any,
     callable
         ``call(grad, xs, logits, output_mask)``, which returns ``(xs_grad, logits_grad)``.
     """
-    grad, xs, logits = problem["grad"], problem["xs"], problem["logits"]
+    grad, xs, (logits, kind) = problem["grad"], problem["xs"], factors(problem)
     xs_grad, logits_grad = problem.outputs
     found = Candidates.of(xs)
     pointers, layouts = found.room
@@ -127,7 +137,7 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., tuple[Any,
         # Flat memory is numbered by elements, and the sizes aren't read.
         counted, scaled = in_vectors(n // elements, sizes, strides)
         repeated = bool(grad_strides) and grad_strides[-1] == 0
-        head = (elements, found.step, out_step, logits.strides[0], count, KINDS[logits.dtype], int(repeated))
+        head = (elements, found.step, out_step, logits.strides[0], count, kind, int(repeated))
         spare = [()] * (layouts - len(x_strides))
         places = [step for s in (*scaled, *spare) for step in steps(s)]
         return Launch(

@@ -137,6 +137,8 @@ def _kernel(op: str, accept: Any = accepts, *, deterministic: bool = True) -> Ke
 KERNELS = (
     _kernel("softmax_sum"),
     _kernel("softmax_sum_backward"),
+    _kernel("weighted_sum"),
+    _kernel("weighted_sum_backward"),
     _kernel("add", accepts_add),
     _kernel("add_backward"),
     _kernel("sum"),

@@ -13,11 +13,15 @@ from nxcore_jax.bridge import Bridged, wide
 
 def compute(xs: Any, logits: jax.Array) -> jax.Array:
     """Return the blend of a sequence of arrays, or of one that stacks them."""
-    weights = jax.nn.softmax(wide(logits))
+    return blend(xs, jax.nn.softmax(wide(logits)))
+
+
+def blend(xs: Any, weights: jax.Array) -> jax.Array:
+    """Return the sum of weighted arrays."""
     if isinstance(xs, jax.Array):
         return jnp.sum(weights.reshape(-1, *(1,) * (xs.ndim - 1)) * wide(xs), axis=0)
     total = weights[0] * wide(xs[0])
-    for i in range(1, logits.shape[0]):
+    for i in range(1, weights.shape[0]):
         total += weights[i] * wide(xs[i])
     return total
 

@@ -86,6 +86,8 @@ def _cuda(op: str, verdict: Any, *, in_place_safe: bool = False) -> Kernel:
 KERNELS = (  # sum_backward and sum_to_size_backward are views, and need none
     _cpu("softmax_sum", accepts.accepts_softmax_sum),
     _cpu("softmax_sum_backward", accepts.accepts_softmax_sum),
+    _cpu("weighted_sum", accepts.accepts_softmax_sum),
+    _cpu("weighted_sum_backward", accepts.accepts_softmax_sum),
     _cpu("add", accepts.accepts_add, in_place_safe=True),
     _cpu("add_backward", accepts.accepts_sum),
     _cpu("sum", accepts.accepts_sum),
@@ -93,6 +95,8 @@ KERNELS = (  # sum_backward and sum_to_size_backward are views, and need none
     *(_cpu(op, accepts.accepts_images) for op in IMAGES),
     _cuda("softmax_sum", accepts.accepts_softmax_sum_cuda),
     _cuda("softmax_sum_backward", accepts.accepts_softmax_sum_cuda),
+    _cuda("weighted_sum", accepts.accepts_softmax_sum_cuda),
+    _cuda("weighted_sum_backward", accepts.accepts_softmax_sum_cuda),
     _cuda("add", accepts.accepts_add_cuda, in_place_safe=True),
     _cuda("add_backward", accepts.accepts_sum_cuda),
     _cuda("sum", accepts.accepts_sum_cuda),

@@ -66,7 +66,7 @@ def accepts_softmax_sum(problem: Problem) -> Verdict:
     if not (verdict := _common(problem, "cpu", FLOATS)):
         return verdict
     metas, _ = dims.candidates_of(problem["xs"])
-    if problem.op == "softmax_sum_backward":
+    if problem.op.endswith("_backward"):
         metas = [problem["grad"], *metas]
     walked = [*metas, *_outputs(problem)]
     return _few_dims(metas[0].shape, [m.strides for m in walked])
@@ -79,7 +79,7 @@ def accepts_softmax_sum_cuda(problem: Problem) -> Verdict:
     metas, _ = dims.candidates_of(problem["xs"])
     if len(metas) > CANDIDATES:
         return no(f"takes at most {CANDIDATES} candidates, got {len(metas)}")
-    if problem.op == "softmax_sum_backward" and not dims.is_one_number(problem["grad"]):
+    if problem.op.endswith("_backward") and not dims.is_one_number(problem["grad"]):
         metas = [problem["grad"], *metas]
     walked = [*metas, *_outputs(problem)]
     if not alike(*walked):
@@ -90,7 +90,7 @@ def accepts_softmax_sum_cuda(problem: Problem) -> Verdict:
 
 def _outputs(problem: Problem) -> list[TensorMeta]:
     """Return the outputs that are as large as a candidate."""
-    if problem.op == "softmax_sum":
+    if not problem.op.endswith("_backward"):
         return [problem.outputs]
     given: Any = problem.outputs[0]
     if isinstance(given, TensorMeta):

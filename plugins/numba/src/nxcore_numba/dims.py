@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nxcore.plugin import TensorMeta
+from nxcore.plugin import Problem, TensorMeta
 
 Shape = tuple[int, ...]
 
@@ -46,6 +46,12 @@ def collapse(shape: Shape, strides: Sequence[Shape]) -> list[Shape]:
 def is_one_number(meta: TensorMeta) -> bool:
     """Tell whether every element is the same one in memory, as in the gradient of a sum."""
     return not any(meta.strides_of_extent)
+
+
+def factors_of(problem: Problem) -> tuple[TensorMeta, bool]:
+    """Return the logits or the weights, and whether a softmax makes weights of them."""
+    softmax = problem.op.startswith("softmax_sum")
+    return problem["logits" if softmax else "weights"], softmax
 
 
 def candidates_of(xs: TensorMeta | tuple[TensorMeta, ...]) -> tuple[list[TensorMeta], int | None]:

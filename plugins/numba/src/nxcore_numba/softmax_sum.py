@@ -10,11 +10,14 @@ from numba import prange, types
 
 from nxcore.plugin import alike
 from nxcore_numba import memory, threads
-from nxcore_numba.dims import candidates_of
+from nxcore_numba.dims import candidates_of, factors_of
 from nxcore_numba.half import FLOAT, KINDS, TOKENS, load, load_any, peek, scratch, store, type_of
 
 CHUNK = 2048
 FOUR, EIGHT = 4, 8
+GIVEN = 16
+"""Added to the kind where the numbers are the weights, and no logits."""
+
 ZEROS = np.zeros(CHUNK, np.float32)
 """What stands in for the candidates that are missing from a group of four or eight."""
 
@@ -23,6 +26,10 @@ ZEROS = np.zeros(CHUNK, np.float32)
 def softmax(logits, stride, kind, count):
     """Return the weights in float64; NaN and infinities come out as torch's do."""
     weights = np.empty(count, np.float64)
+    if kind >= GIVEN:
+        for i in range(count):
+            weights[i] = load_any(logits, i * stride, kind - GIVEN)
+        return weights
     top = -math.inf
     for i in range(count):
         weights[i] = load_any(logits, i * stride, kind)
@@ -166,12 +173,18 @@ def addresses(xs, steps):
     return [first + step for step in steps]
 
 
+def factors(problem):
+    """Return the logits or the weights, and their kind."""
+    found, softmax = factors_of(problem)
+    return found, KINDS[found.dtype] + (0 if softmax else GIVEN)
+
+
 def plan(problem):
     """Return a callable for calls like ``problem``."""
-    logits, out = problem["logits"], problem.outputs
+    (logits, kind), out = factors(problem), problem.outputs
     metas, step = candidates_of(problem["xs"])
     steps = None if step is None else [i * step for i in range(len(metas))]
-    kind, stride, token = KINDS[logits.dtype], logits.strides[0], TOKENS[out.dtype]
+    stride, token = logits.strides[0], TOKENS[out.dtype]
     if alike(out, *metas):
         where, kernels, extent = types.int64, (flat, flat_parallel), out.numel()
     else:

@@ -13,8 +13,8 @@ from numba import prange, types
 
 from nxcore_numba import memory, threads
 from nxcore_numba.dims import candidates_of
-from nxcore_numba.half import FLOAT, KINDS, TOKENS, load, store, store_any, type_of
-from nxcore_numba.softmax_sum import addresses, softmax
+from nxcore_numba.half import FLOAT, TOKENS, load, store, store_any, type_of
+from nxcore_numba.softmax_sum import GIVEN, addresses, factors, softmax
 from nxcore_numba.tile import VECTOR, fence, stream
 
 CHUNK = 8192
@@ -166,7 +166,7 @@ def scale_pieces(grad, outs, weights, dims, first, last, grad_token, token, stre
 
 @threads.jit
 def finish(out, weights, parts, kind):
-    """Add up the parts and apply the Jacobian of softmax."""
+    """Add up the parts and apply the Jacobian of softmax, unless the weights were given."""
     count = len(weights)
     mean = 0.0
     for i in range(count):
@@ -174,7 +174,10 @@ def finish(out, weights, parts, kind):
             parts[0, i] += parts[p, i]
         mean += weights[i] * parts[0, i]
     for i in range(count):
-        store_any(out, i, weights[i] * (parts[0, i] - mean), kind)
+        if kind >= GIVEN:
+            store_any(out, i, parts[0, i], kind - GIVEN)
+        else:
+            store_any(out, i, weights[i] * (parts[0, i] - mean), kind)
 
 
 @threads.jit
@@ -215,7 +218,7 @@ def parallel(grad, xs, outs, logits, stride, kind, logits_grad, dims, grad_token
 
 def plan(problem):
     """Return a callable for calls like ``problem``."""
-    grad, logits = problem["grad"], problem["logits"]
+    grad, (logits, kind) = problem["grad"], factors(problem)
     metas, step = candidates_of(problem["xs"])
     count, stacked = len(metas), step is not None
     steps = [i * step for i in range(count)] if stacked else None
@@ -230,7 +233,7 @@ def plan(problem):
     # The strides of what isn't asked for don't count: the gradient's keep dimensions mergeable.
     columns = [m.strides if m else grad.strides for m in (grad, *metas, *out_metas)]
     dims = memory.table(grad.shape, columns)
-    kind, stride = KINDS[logits.dtype], logits.strides[0]
+    stride = logits.strides[0]
     grad_token, token = TOKENS[grad.dtype], TOKENS[metas[0].dtype]
     whole, many = types.int64, types.int64[::1]
     signature = types.void(

@@ -1,5 +1,6 @@
-"""The candidates of softmax_sum as its kernels see them: one layout, a count, and steps if stacked.
+"""The candidates of softmax_sum and weighted_sum as their kernels see them.
 
+One layout, a count, and steps if stacked.
 Imports no triton: the answers of ``accepts`` are made of this.
 """
 
@@ -13,6 +14,12 @@ def candidate(xs: TensorMeta | tuple[TensorMeta, ...]) -> tuple[TensorMeta, int,
     if isinstance(xs, TensorMeta):
         return _slice(xs), xs.shape[0], xs.strides[0]
     return xs[0], len(xs), 0
+
+
+def factors(problem: Problem) -> tuple[TensorMeta, bool]:
+    """Return the logits or the weights, and whether a softmax makes weights of them."""
+    softmax = problem.op.startswith("softmax_sum")
+    return problem["logits" if softmax else "weights"], softmax
 
 
 def wanted(problem: Problem) -> tuple[int, bool]:

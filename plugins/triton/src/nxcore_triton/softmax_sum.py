@@ -14,11 +14,11 @@ from torch import Tensor
 
 from nxcore.plugin import Problem, TensorMeta, alike, collapse
 from nxcore_triton import tile
-from nxcore_triton.candidates import candidate
+from nxcore_triton.candidates import candidate, factors
 from nxcore_triton.index import offset
 from nxcore_triton.launch import Launch
 from nxcore_triton.rounding import narrow, widen
-from nxcore_triton.weights import softmax_each
+from nxcore_triton.weights import each
 
 
 @triton.jit
@@ -35,6 +35,7 @@ def blend(
     STACKED: tl.constexpr,
     RANK: tl.constexpr,
     WIDE: tl.constexpr,
+    SOFTMAX: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Write one block of the blend; RANK is 0 where candidates lie in memory as the output does."""
@@ -46,7 +47,7 @@ def blend(
         place = offset(at, sizes, strides, RANK)
     else:
         place = offset(at.to(tl.int32), sizes, strides, RANK)
-    weights = softmax_each(logits, logit_step, COUNT)
+    weights = each(logits, logit_step, COUNT, SOFTMAX)
     total = weights[0] * widen(tl.load(xs[0] + place, mask, other=0.0))
     for i in tl.static_range(1, COUNT):
         x = xs[0] + tl.full([], i, tl.int64) * x_step if STACKED else xs[i]
@@ -62,7 +63,7 @@ def plan(problem: Problem) -> Callable[..., Tensor]:
     callable
         ``call(xs, logits)``, ``xs`` a sequence of tensors or one stacked tensor.
     """
-    xs, logits, out = problem["xs"], problem["logits"], problem.outputs
+    xs, (logits, softmax), out = problem["xs"], factors(problem), problem.outputs
     one, count, x_step = candidate(xs)
     n, logit_step = out.numel(), logits.strides[0]
     # In the memory order of the output, where do a candidate's elements lie?
@@ -78,6 +79,7 @@ def plan(problem: Problem) -> Callable[..., Tensor]:
         STACKED=isinstance(xs, TensorMeta),
         RANK=0 if flat else len(sizes),
         WIDE=n >= 2**31,
+        SOFTMAX=softmax,
         BLOCK=block,
     )
 

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from nxcore.plugin import Problem, TensorMeta, alike, collapse
 from nxcore_triton import tile
-from nxcore_triton.candidates import candidate, gradient, wanted
+from nxcore_triton.candidates import candidate, factors, gradient, wanted
 from nxcore_triton.index import offset
 from nxcore_triton.launch import Launch
 from nxcore_triton.rounding import narrow, widen
-from nxcore_triton.weights import softmax_all, softmax_each
+from nxcore_triton.weights import each, softmax_all
 
 SHARES = 128  # read by one step of the second launch
 
@@ -45,12 +45,13 @@ def spread(
     DOTS: tl.constexpr,
     RANK: tl.constexpr,
     WIDE: tl.constexpr,
+    SOFTMAX: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Write w[i] * grad for every bit i of WANTED and, if DOTS, this program's shares of grad . xs[i]."""
     first = tl.program_id(0).to(tl.int64)
     programs = tl.num_programs(0)
-    weights = softmax_each(logits, logit_step, COUNT)
+    weights = each(logits, logit_step, COUNT, SOFTMAX)
     dots = ()
     for _ in tl.static_range(COUNT):
         dots = dots + (tl.zeros([BLOCK], tl.float32),)  # noqa: RUF005
@@ -84,9 +85,17 @@ def spread(
 
 @triton.jit
 def finish(
-    shares, logits, out, programs, logit_step, COUNT: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr
+    shares,
+    logits,
+    out,
+    programs,
+    logit_step,
+    COUNT: tl.constexpr,
+    LANES: tl.constexpr,
+    SOFTMAX: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """Write w * (d - sum(w * d)), d the sums of the programs' shares."""
+    """Write w * (d - sum(w * d)), d the sums of the programs' shares; d where the weights are given."""
     lane = tl.arange(0, LANES)
     column = tl.arange(0, BLOCK)
     sums = tl.zeros([LANES, BLOCK], tl.float32)
@@ -95,8 +104,10 @@ def finish(
         mask = (lane < COUNT)[:, None] & (start + column < programs)[None, :]
         sums += tl.load(shares + at, mask, other=0.0)
     d = tl.sum(sums, 1)
-    w = softmax_all(logits, logit_step, COUNT, LANES)
-    result = w * (d - tl.sum(tl.where(lane < COUNT, w * d, 0.0), 0))
+    result = d
+    if SOFTMAX:
+        w = softmax_all(logits, logit_step, COUNT, LANES)
+        result = w * (d - tl.sum(tl.where(lane < COUNT, w * d, 0.0), 0))
     tl.store(out + lane, narrow(result, out.dtype.element_ty), lane < COUNT)
 
 
@@ -108,7 +119,7 @@ def plan(problem: Problem) -> Callable[..., tuple[Any, Any]]:
     callable
         ``call(grad, xs, logits, output_mask)``, which returns ``(xs_grad, logits_grad)``.
     """
-    grad, xs, logits = problem["grad"], problem["xs"], problem["logits"]
+    grad, xs, (logits, softmax) = problem["grad"], problem["xs"], factors(problem)
     xs_grad, logits_grad = problem.outputs
     stacked = isinstance(xs, TensorMeta)
     one, count, x_step = candidate(xs)
@@ -132,10 +143,11 @@ def plan(problem: Problem) -> Callable[..., tuple[Any, Any]]:
         DOTS=dotted,
         RANK=0 if flat else len(sizes),
         WIDE=n >= 2**31,
+        SOFTMAX=softmax,
         BLOCK=block,
     )
     lanes = tile.power_of_two(count)
-    conclude = Launch(finish, (1,), problem.device, COUNT=count, LANES=lanes, BLOCK=SHARES)
+    conclude = Launch(finish, (1,), problem.device, COUNT=count, LANES=lanes, SOFTMAX=softmax, BLOCK=SHARES)
 
     def call(grad: Tensor, xs: Any, logits: Tensor, output_mask: Any) -> tuple[Any, Any]:  # noqa: ARG001
         given = (xs,) if stacked else tuple(xs)

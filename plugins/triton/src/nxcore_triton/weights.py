@@ -1,4 +1,4 @@
-"""The softmax of a few logits, which every program computes for itself.
+"""The softmax of a few logits, which every program computes for itself; or weights as they are given.
 
 Every exponential here is of a number that is not above 0, or NaN.
 """
@@ -32,6 +32,18 @@ def exp(x):
     series = 1 / 6 + rest * series
     series = 0.5 + rest * series
     return tl.exp2(whole) * (1 + (rest + rest * rest * series))
+
+
+@triton.jit
+def each(factors, step, COUNT: tl.constexpr, SOFTMAX: tl.constexpr):
+    """Return the weights as a tuple of float32 scalars: of logits if SOFTMAX, else as they are given."""
+    if SOFTMAX:
+        return softmax_each(factors, step, COUNT)
+    else:  # noqa: RET505  Triton compiles one branch alone
+        values = ()
+        for i in tl.static_range(COUNT):
+            values = values + (widen(tl.load(factors + i * step)),)  # noqa: RUF005
+        return values
 
 
 @triton.jit

@@ -5,24 +5,28 @@ import math
 import numpy as np
 import torch
 
-from nxcore_numba.dims import candidates_of
+from nxcore_numba.dims import candidates_of, factors_of
 from nxcore_numba.gpu.launch import Launch, blocks_for, cuda
 
 EIGHT = 8
 
 
 @cuda.jit
-def blend(out, logits, stride, total, first, count, more, size, acc, a, b, c, d, e, f, g, h):
+def blend(out, logits, stride, softmax, total, first, count, more, size, acc, a, b, c, d, e, f, g, h):
     """Write candidates ``first`` to ``first + count - 1``, added to ``acc`` if ``more``."""
-    top = np.float32(-math.inf)
-    for k in range(total):
-        top = max(top, np.float32(logits[k * stride]))
-    scale = np.float32(0)
-    for k in range(total):
-        scale += np.float32(math.exp(np.float32(logits[k * stride]) - top))
     weights = cuda.local.array(8, np.float32)
-    for k in range(count):
-        weights[k] = np.float32(math.exp(np.float32(logits[(first + k) * stride]) - top)) / scale
+    if softmax:
+        top = np.float32(-math.inf)
+        for k in range(total):
+            top = max(top, np.float32(logits[k * stride]))
+        scale = np.float32(0)
+        for k in range(total):
+            scale += np.float32(math.exp(np.float32(logits[k * stride]) - top))
+        for k in range(count):
+            weights[k] = np.float32(math.exp(np.float32(logits[(first + k) * stride]) - top)) / scale
+    else:
+        for k in range(count):
+            weights[k] = np.float32(logits[(first + k) * stride])
     step = np.int64(cuda.gridDim.x) * cuda.blockDim.x
     i = np.int64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
     while i < size:
@@ -51,7 +55,8 @@ def plan(problem):
     """Return a callable for calls like ``problem``."""
     out, device = problem.outputs, problem.device
     metas, _ = candidates_of(problem["xs"])
-    total, size, stride = len(metas), out.numel(), problem["logits"].strides[0]
+    (factors, softmax), total, size = factors_of(problem), len(metas), out.numel()
+    stride = factors.strides[0]
     launch = Launch(blend, blocks_for(size))
 
     def call(xs, logits):
@@ -62,7 +67,7 @@ def plan(problem):
             count = len(group)
             target = result if first + EIGHT >= total else acc
             group += group[:1] * (EIGHT - count)
-            launch(device, target, logits, stride, total, first, count, first > 0, size, acc, *group)
+            launch(device, target, logits, stride, softmax, total, first, count, first > 0, size, acc, *group)
         return result
 
     return call

@@ -9,23 +9,25 @@ import math
 import numpy as np
 import torch
 
-from nxcore_numba.dims import candidates_of, is_one_number
+from nxcore_numba.dims import candidates_of, factors_of, is_one_number
 from nxcore_numba.gpu.launch import THREADS, Launch, blocks_for, cuda
 
 
 @cuda.jit
-def candidate(grad, pace, x, out, logits, stride, total, index, dots, wanted, written, size):
+def candidate(grad, pace, x, out, logits, stride, softmax, total, index, dots, wanted, written, size):
     """Write one candidate's gradient if ``written``, its dot product with ``grad`` if ``wanted``.
 
     ``pace`` is 0 where ``grad`` is one number, as the gradient of a sum is.
     """
-    top = np.float32(-math.inf)
-    for k in range(total):
-        top = max(top, np.float32(logits[k * stride]))
-    scale = np.float32(0)
-    for k in range(total):
-        scale += np.float32(math.exp(np.float32(logits[k * stride]) - top))
-    weight = np.float32(math.exp(np.float32(logits[index * stride]) - top)) / scale
+    weight = np.float32(logits[index * stride])
+    if softmax:
+        top = np.float32(-math.inf)
+        for k in range(total):
+            top = max(top, np.float32(logits[k * stride]))
+        scale = np.float32(0)
+        for k in range(total):
+            scale += np.float32(math.exp(np.float32(logits[k * stride]) - top))
+        weight = np.float32(math.exp(weight - top)) / scale
     step = np.int64(cuda.gridDim.x) * cuda.blockDim.x
     i = np.int64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
     dot = np.float64(0)
@@ -51,8 +53,8 @@ def candidate(grad, pace, x, out, logits, stride, total, index, dots, wanted, wr
 
 
 @cuda.jit
-def finish(out, logits, stride, total, dots, blocks):
-    """Apply the Jacobian of softmax, in one block."""
+def finish(out, logits, stride, softmax, total, dots, blocks):
+    """Apply the Jacobian of softmax, unless the weights were given, in one block."""
     sums = cuda.shared.array(THREADS, np.float64)
     weights = cuda.shared.array(THREADS, np.float64)
     lane = cuda.threadIdx.x
@@ -73,12 +75,13 @@ def finish(out, logits, stride, total, dots, blocks):
         mean = np.float64(0)
         for k in range(total):
             mean += weights[k] * sums[k]
-        out[lane] = np.float32(weights[lane] * (sums[lane] - mean))
+        out[lane] = np.float32(weights[lane] * (sums[lane] - mean) if softmax else sums[lane])
 
 
 def plan(problem):
     """Return a callable for calls like ``problem``."""
-    xs, stride, device = problem["xs"], problem["logits"].strides[0], problem.device
+    xs, (factors, softmax), device = problem["xs"], factors_of(problem), problem.device
+    stride = factors.strides[0]
     total, size = len(candidates_of(xs)[0]), problem["grad"].numel()
     xs_out, logits_out = problem.outputs
     stacked = not isinstance(xs, tuple)
@@ -98,11 +101,26 @@ def plan(problem):
             if wanted or out is not None:
                 written = out is not None
                 target = out if written else x  # never written then
-                each(device, grad, pace, x, target, logits, stride, total, i, dots, wanted, written, size)
+                each(
+                    device,
+                    grad,
+                    pace,
+                    x,
+                    target,
+                    logits,
+                    stride,
+                    softmax,
+                    total,
+                    i,
+                    dots,
+                    wanted,
+                    written,
+                    size,
+                )
         if not wanted:
             return result, None
         logits_grad = logits_out.empty()
-        last(device, logits_grad, logits, stride, total, dots, blocks)
+        last(device, logits_grad, logits, stride, softmax, total, dots, blocks)
         return result, logits_grad
 
     return call

@@ -1,0 +1,113 @@
+"""weighted_sum: blend N tensors of one shape with given weights.
+
+    out = sum_i weights[i] * xs[i]
+
+``softmax_sum`` after the softmax: for weights that were drawn, masked, or made by somebody else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nxcore.ops import softmax_sum
+from nxcore.ops.softmax_sum import check_candidates
+from nxcore.plugin import Gradient, OpSpec, Param, Sample
+
+
+def reference(xs: Sequence[Tensor] | Tensor, weights: Tensor) -> Tensor:
+    """Blend ``xs`` with ``weights``, accumulating in float32 or wider.
+
+    Parameters
+    ----------
+    xs : sequence of Tensor, or Tensor
+        N >= 1 candidates of one shape S, floating dtype and device; or one tensor (N, *S) that
+        stacks them. Any strides.
+    weights : Tensor
+        Shape (N,), floating, on the device of ``xs``; any numbers. A candidate whose weight is 0 takes part:
+        its NaN and infinities make NaN.
+
+    Returns
+    -------
+    Tensor
+        Shape S, dtype and memory format of ``xs[0]``.
+
+    Raises
+    ------
+    InvalidInputError
+        If there is no candidate, they differ in shape, dtype or device, or ``weights`` isn't (N,).
+    """
+    first, *rest = xs.unbind(0) if isinstance(xs, Tensor) else xs
+    wide = torch.promote_types(first.dtype, torch.float32)
+    factors = weights.to(wide).unbind(0)
+    out = first.to(wide) * factors[0]
+    for x, factor in zip(rest, factors[1:], strict=True):
+        out = torch.addcmul(out, x.to(wide), factor)
+    return out.to(first.dtype)
+
+
+def by_einsum(xs: Sequence[Tensor] | Tensor, weights: Tensor) -> Tensor:
+    """``torch.stack``, then one contraction: a matrix-vector product."""
+    stacked = xs if isinstance(xs, Tensor) else torch.stack(tuple(xs))
+    wide = torch.promote_types(stacked.dtype, torch.float32)
+    return torch.einsum("k,k...->...", weights.to(wide), stacked.to(wide)).to(stacked.dtype)
+
+
+def in_place(xs: Sequence[Tensor] | Tensor, weights: Tensor) -> Tensor:
+    """One accumulator, added to in place."""
+    first, *rest = xs.unbind(0) if isinstance(xs, Tensor) else xs
+    wide = torch.promote_types(first.dtype, torch.float32)
+    factors = weights.to(wide).unbind(0)
+    out = first.to(wide) * factors[0]
+    for x, factor in zip(rest, factors[1:], strict=True):
+        out.addcmul_(x.to(wide), factor)
+    return out.to(first.dtype)
+
+
+def check(xs: Any, weights: Any) -> None:
+    """Refuse what the operator isn't defined for."""
+    check_candidates(xs, weights, "weights")
+
+
+def magnitude(xs: Any, weights: Tensor) -> Tensor:
+    """Return the blend of absolute values with absolute weights."""
+    return torch.stack([w.abs() * x.abs() for w, x in zip(weights, xs, strict=True)]).sum(0)
+
+
+def _backward(grad: Any, mask: tuple[bool, ...], xs: Any, weights: Any) -> tuple[Any, ...]:
+    return grad, xs, weights, mask
+
+
+def renamed(sample: Sample) -> Sample | None:
+    """Return a sample of softmax_sum as one of weights; None where it is about softmax."""
+    if sample.name in ("exp_overflow", "nan_logit"):
+        return None
+    return replace(sample, name=sample.name.replace("logits", "weights"))
+
+
+SAMPLES = tuple(s for s in map(renamed, softmax_sum.SAMPLES) if s)
+
+ERRORS = tuple(
+    replace(e, name=e.name.replace("logits", "weights"), match=e.match.replace("logits", "weights"))
+    for e in softmax_sum.ERRORS
+)
+
+SPEC = OpSpec(
+    name="weighted_sum",
+    params=(Param("xs", "tensors"), Param("weights", "tensor")),
+    reference=reference,
+    check=check,
+    cost=softmax_sum.cost,
+    samples=SAMPLES,
+    errors=ERRORS,
+    magnitude=magnitude,
+    terms=softmax_sum.SPEC.terms,
+    idioms=MappingProxyType({"einsum": by_einsum, "in-place": in_place}),
+    gradient=Gradient("weighted_sum_backward", _backward, saves=("xs", "weights")),
+    outputs=softmax_sum.outputs,
+)

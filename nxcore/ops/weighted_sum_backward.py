@@ -1,0 +1,130 @@
+"""weighted_sum_backward: the gradients of weighted_sum, to every candidate and to the weights.
+
+    grad_xs[i] = weights[i] * grad;  grad_weights[i] = sum(grad * xs[i])
+
+The chain rule through ``weighted_sum``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nxcore.ops import softmax_sum_backward
+from nxcore.ops.softmax_sum import check_candidates
+from nxcore.ops.softmax_sum_backward import Result, check_grad, wanted
+from nxcore.ops.weighted_sum import renamed
+from nxcore.plugin import REQUIRED, OpSpec, Param
+from nxcore.problem import is_tensor
+
+
+def _contract(
+    dot: Any, grad: Tensor, xs: Sequence[Tensor] | Tensor, weights: Tensor, mask: tuple[bool, ...]
+) -> Result:
+    """Compute both gradients; ``dot(a, b)`` adds up the products of two tensors."""
+    parts = xs.unbind(0) if isinstance(xs, Tensor) else tuple(xs)
+    wide = torch.promote_types(parts[0].dtype, torch.float32)
+    factors, g = weights.to(wide), grad.to(wide)
+    grad_weights = None
+    if mask[-1]:
+        grad_weights = torch.stack([dot(g, x.to(wide)) for x in parts]).to(weights.dtype)
+    if isinstance(xs, Tensor):
+        scaled = factors.view(-1, *(1,) * g.ndim) * g if mask[0] else None
+        return (None if scaled is None else scaled.to(xs.dtype)), grad_weights
+    grads = tuple(
+        (w * g).to(x.dtype) if m else None for w, x, m in zip(factors, parts, mask[:-1], strict=True)
+    )
+    return grads, grad_weights
+
+
+def reference(
+    grad: Tensor,
+    xs: Sequence[Tensor] | Tensor,
+    weights: Tensor,
+    output_mask: tuple[bool, ...] | None = None,
+) -> Result:
+    """Return the gradients of ``weighted_sum``, accumulating in float32 or wider.
+
+    Parameters
+    ----------
+    grad : Tensor
+        The gradient of the output, shape S.
+    xs, weights
+        As in ``weighted_sum``.
+    output_mask : tuple of bool, optional
+        Which gradients to compute: one entry for each candidate (one for a stacked tensor), then one
+        for the weights. All by default; the others come back as None.
+
+    Returns
+    -------
+    xs_grad : tuple of Tensor, or Tensor
+        As ``xs``: shape S each, or (N, *S); dtype of ``xs``, memory format of ``grad``.
+    weights_grad : Tensor
+        Shape (N,), dtype of ``weights``.
+
+    Raises
+    ------
+    InvalidInputError
+        As ``weighted_sum``; or if ``grad`` isn't of shape S or ``output_mask`` of the right length.
+    """
+    return _contract(lambda a, b: (a * b).sum(), grad, xs, weights, wanted(xs, output_mask))
+
+
+def by_dot(
+    grad: Tensor,
+    xs: Sequence[Tensor] | Tensor,
+    weights: Tensor,
+    output_mask: tuple[bool, ...] | None = None,
+) -> Result:
+    """Compute the sums as vector dot products, which read both operands once and write nothing."""
+    return _contract(
+        lambda a, b: torch.dot(a.reshape(-1), b.reshape(-1)), grad, xs, weights, wanted(xs, output_mask)
+    )
+
+
+def check(grad: Any, xs: Any, weights: Any, output_mask: Any) -> None:
+    """Refuse what the operator isn't defined for."""
+    check_candidates(xs, weights, "weights")
+    check_grad(grad, xs, weights, output_mask)
+
+
+def magnitude(grad: Tensor, xs: Any, weights: Tensor, output_mask: Any) -> Any:
+    """Return the gradients of absolute values."""
+    mask, size = wanted(xs, output_mask), grad.abs()
+    grad_weights = torch.stack([(size * x.abs()).sum() for x in xs]) if mask[-1] else None
+    scaled = tuple(w.abs() * size for w in weights)
+    if is_tensor(xs):
+        return (torch.stack(scaled) if mask[0] else None), grad_weights
+    return tuple(g if m else None for g, m in zip(scaled, mask[:-1], strict=True)), grad_weights
+
+
+SAMPLES = tuple(s for s in map(renamed, softmax_sum_backward.SAMPLES) if s)
+
+ERRORS = tuple(
+    replace(e, name=e.name.replace("logits", "weights"), match=e.match.replace("logits", "weights"))
+    for e in softmax_sum_backward.ERRORS
+)
+
+SPEC = OpSpec(
+    name="weighted_sum_backward",
+    params=(
+        Param("grad", "tensor", REQUIRED),
+        Param("xs", "tensors"),
+        Param("weights", "tensor"),
+        Param("output_mask", "static", None),
+    ),
+    reference=reference,
+    check=check,
+    cost=softmax_sum_backward.cost,
+    samples=SAMPLES,
+    errors=ERRORS,
+    magnitude=magnitude,
+    terms=softmax_sum_backward.terms,
+    idioms=MappingProxyType({"dot": by_dot}),
+    outputs=softmax_sum_backward.outputs,
+)
