@@ -7,6 +7,7 @@ from nxcore.nas.cells import Cell, EvalCell, EvalNetwork, SearchNetwork
 from nxcore.nas.genotype import Genotype, dominant
 from nxcore.nas.mixed import MixedOp
 from nxcore.nas.operations import OPS, PRIMITIVES, DilConv, FactorizedReduce, ReLUConvBN, SepConv
+from nxcore.nas.patch import patch, unpatch
 
 __all__ = [
     "OPS",
@@ -23,4 +24,6 @@ __all__ = [
     "SearchNetwork",
     "SepConv",
     "dominant",
+    "patch",
+    "unpatch",
 ]

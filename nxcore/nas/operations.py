@@ -1,7 +1,7 @@
 """The primitives of a DARTS search space: Liu, Simonyan, Yang 2019, arXiv:1806.09055, section 2.1 and A.1.
 
 Parameters and buffers are named as in the paper's own code, so that published weights load. Pools and
-depthwise convolutions go through ``nxcore.op``; 1x1 convolutions and batch norm are torch's.
+depthwise convolutions are ``nxcore.nn``'s; 1x1 convolutions and batch norm are torch's.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-import nxcore
+from nxcore.errors import InvalidInputError
+from nxcore.nn import AvgPool2d, Conv2d, MaxPool2d
 
 BN_EPS = 1e-5
 
@@ -47,7 +48,7 @@ class FactorizedReduce(nn.Module):
     def __init__(self, C_in: int, C_out: int, affine: bool = True) -> None:
         super().__init__()
         if C_out % 2:
-            raise nxcore.errors.InvalidInputError(f"C_out must be even, got {C_out}", argument="C_out")
+            raise InvalidInputError(f"C_out must be even, got {C_out}", argument="C_out")
         self.relu = nn.ReLU()
         self.conv_1 = nn.Conv2d(C_in, C_out // 2, 1, stride=2, bias=False)
         self.conv_2 = nn.Conv2d(C_in, C_out // 2, 1, stride=2, bias=False)
@@ -60,45 +61,9 @@ class FactorizedReduce(nn.Module):
         return out
 
 
-class DepthwiseConv2d(nn.Conv2d):
-    """A convolution of each channel with a filter of its own, without bias, by ``nxcore.op``."""
-
-    def __init__(
-        self,
-        C: int,
-        kernel_size: int | tuple[int, int],
-        stride: int | tuple[int, int],
-        padding: int | tuple[int, int],
-        dilation: int = 1,
-    ) -> None:
-        super().__init__(C, C, kernel_size, stride, padding, dilation, groups=C, bias=False)
-
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's name
-        """Return shape (N, C, H', W')."""
-        out: Tensor = nxcore.op("depthwise_conv2d")(
-            input, self.weight, self.stride, self.padding, self.dilation
-        )
-        return out
-
-
-class MaxPool2d(nn.MaxPool2d):
-    """``torch.nn.MaxPool2d`` by ``nxcore.op``."""
-
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's name
-        """Return shape (N, C, H', W')."""
-        out: Tensor = nxcore.op("max_pool2d")(input, self.kernel_size, self.stride, self.padding)
-        return out
-
-
-class AvgPool2d(nn.AvgPool2d):
-    """``torch.nn.AvgPool2d`` by ``nxcore.op``."""
-
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's name
-        """Return shape (N, C, H', W')."""
-        out: Tensor = nxcore.op("avg_pool2d")(
-            input, self.kernel_size, self.stride, self.padding, count_include_pad=self.count_include_pad
-        )
-        return out
+def depthwise(C: int, kernel_size: int, stride: int, padding: int, dilation: int = 1) -> Conv2d:
+    """Return a convolution of each channel with a filter of its own, without bias."""
+    return Conv2d(C, C, kernel_size, stride, padding, dilation, groups=C, bias=False)
 
 
 class ReLUConvBN(nn.Module):
@@ -136,7 +101,7 @@ class DilConv(nn.Module):
         super().__init__()
         self.op = nn.Sequential(
             nn.ReLU(),
-            DepthwiseConv2d(C_in, kernel_size, stride, padding, dilation),
+            depthwise(C_in, kernel_size, stride, padding, dilation),
             nn.Conv2d(C_in, C_out, 1, bias=False),
             nn.BatchNorm2d(C_out, eps=BN_EPS, affine=affine),
         )
@@ -156,11 +121,11 @@ class SepConv(nn.Module):
         super().__init__()
         self.op = nn.Sequential(
             nn.ReLU(),
-            DepthwiseConv2d(C_in, kernel_size, stride, padding),
+            depthwise(C_in, kernel_size, stride, padding),
             nn.Conv2d(C_in, C_in, 1, bias=False),
             nn.BatchNorm2d(C_in, eps=BN_EPS, affine=affine),
             nn.ReLU(),
-            DepthwiseConv2d(C_in, kernel_size, 1, padding),
+            depthwise(C_in, kernel_size, 1, padding),
             nn.Conv2d(C_in, C_out, 1, bias=False),
             nn.BatchNorm2d(C_out, eps=BN_EPS, affine=affine),
         )
