@@ -1,9 +1,9 @@
-"""Operator: the hot path. One key, one look-up, one call.
+"""Operator: the hot path. One look-up, one call.
 
-``__call__`` is generated from the spec's signature. Its key is all that a plan may have been specialised
-on: class, shape, strides, dtype and device of every tensor and whether it requires a gradient, static
-parameters, and what is in force around the call (grad mode, determinism, autocast, a mode, a transform, a
-preference). What the table has not seen goes to ``Operator.miss``.
+``__call__`` is generated from the spec's signature: see ``hit``. Its key is all that a plan may have been
+specialised on: class, shape, strides, dtype and device of every tensor and whether it requires a gradient,
+static parameters, and what is in force around the call (grad mode, determinism, autocast, a mode, a
+transform, a preference). What the table has not seen goes to ``Operator.miss``.
 """
 
 from __future__ import annotations
@@ -20,12 +20,16 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from nxcore.errors import InvalidInputError, NxcoreError, UnsupportedProblemError
+from nxcore.hit import guards, source
 from nxcore.problem import TensorMeta, is_tensor
-from nxcore.spec import REQUIRED, OpSpec, Param
+from nxcore.spec import OpSpec
 from nxcore.trace import Trace
 
 CAPACITY = 4096
 """Plans kept per operator and generation; two generations make a least-recently-used table."""
+
+ALIKE = 8
+"""Plans that one look-up may lead near to, each a guard away."""
 
 
 class Preference(NamedTuple):
@@ -76,6 +80,9 @@ class Plan:
     keep: bool = True
 
 
+Near = dict[Any, tuple[tuple[Any, ...], ...]]
+"""What is cheap to read of a call -> guards, key and plan of the calls that look like it."""
+
 Resolver = Callable[["Operator", tuple[Any, ...]], Plan]
 Recoverer = Callable[["Operator", Any, Callable[..., Any], Exception, tuple[Any, ...]], Any]
 
@@ -98,6 +105,7 @@ class Operator:
         self._resolve, self._recover = resolve, recover
         self.plans: dict[Any, Callable[..., Any]] = {}
         self._older: dict[Any, Callable[..., Any]] = {}
+        self.near: Near = {}
         self.__name__, self.__doc__ = spec.name, spec.reference.__doc__
 
     def __repr__(self) -> str:
@@ -117,6 +125,10 @@ class Operator:
         """Return the key of a call, arguments all positional; generated from the spec."""
         raise NotImplementedError(f"{type(self).__name__} was not made by make_operator")
 
+    def near_key(self, *args: Any) -> Any:
+        """Return what of a call, arguments all positional, leads near; generated from the spec."""
+        raise NotImplementedError(f"{type(self).__name__} was not made by make_operator")
+
     def frozen(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return ``args`` with their sequences as tuples, so that they can be part of a key."""
         kinds = (p.kind for p in self.spec.params)
@@ -128,12 +140,29 @@ class Operator:
     def clear(self) -> None:
         """Forget all plans: plugins, policies or quarantine have changed."""
         self.plans, self._older = {}, {}
+        self.near = {}  # last: whoever holds an older one may still add to it what is forgotten
+
+    def approach(self, near: Near, key: Any, plan: Callable[..., Any], *args: Any) -> None:
+        """Let calls like this one find ``plan`` near; ``near`` was read before ``plan`` was found."""
+        found = guards(self.spec, args)
+        if found is None:
+            return
+        leads = self.near_key(*args)
+        if len(near) >= CAPACITY and leads not in near:
+            near.clear()
+        near[leads] = ((*found, key, plan), *near.get(leads, ()))[:ALIKE]
+
+    def replan(self, key: Any, plan: Callable[..., Any]) -> None:
+        """Let ``plan`` serve calls of ``key`` from now on, in place of another."""
+        self.plans[key] = plan
+        self.near = {}
 
     def miss(self, *args: Any) -> Any:
         """Serve a call that the table doesn't know: check it, find a plan, remember it, run it."""
         args = self.frozen(args)
         if torch.compiler.is_compiling():  # the key reads what dynamo can't trace
             return self._serve_unusual(args, self.unusual(args))
+        near = self.near
         try:
             key = self.key(*args)
             plan = self._older.get(key)
@@ -147,6 +176,7 @@ class Operator:
             plan, key = found.call, key if found.keep else None
         if key is not None:
             self._remember(key, plan)
+            self.approach(near, key, plan, *args)
         try:
             return plan(*args)
         except Exception as error:  # noqa: BLE001  a kernel may raise anything
@@ -155,6 +185,7 @@ class Operator:
     def _remember(self, key: Any, plan: Callable[..., Any]) -> None:
         if len(self.plans) >= CAPACITY:
             self._older, self.plans = self.plans, {}
+            self.near = {}  # what is still called comes back, and what isn't is not held
         self.plans[key] = plan
 
     def unusual(self, args: tuple[Any, ...]) -> str:
@@ -265,9 +296,9 @@ def make_operator(
     spec: OpSpec, resolve: Resolver, backend: str | None = None, recover: Recoverer | None = None
 ) -> Operator:
     """Return a callable for ``spec`` whose ``__call__`` has its real parameters and defaults."""
-    source = _source(spec)
+    text = source(spec)
     filename = f"<nxcore operator {spec.name}>"
-    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     scope: dict[str, Any] = {
         "NUMBERS": NUMBERS,
         "forward_ad": forward_ad,
@@ -283,84 +314,12 @@ def make_operator(
         "overlap": overlap,
         "preference": PREFERENCE.get,
     } | {f"default_{p.name}": p.default for p in spec.params}
-    exec(compile(source, filename, "exec"), scope)  # noqa: S102  the text is made of the spec's parameter names
-    cls = type(spec.name, (Operator,), {"__call__": scope["__call__"], "key": scope["key"]})
+    exec(compile(text, filename, "exec"), scope)  # noqa: S102  the text is made of the spec's parameter names
+    methods = {name: scope[name] for name in ("__call__", "far", "key", "near_key")}
+    cls = type(spec.name, (Operator,), methods)
     scope["__call__"].__doc__ = spec.reference.__doc__
     operator: Operator = cls(spec, resolve, backend, recover)
     return operator
-
-
-def _source(spec: OpSpec) -> str:
-    """Write ``__call__`` and ``key`` for a spec."""
-    names = ", ".join(p.name for p in spec.params)
-    key = _key(spec)
-    return f"""\
-def __call__(self, {_signature(spec.params)}):
-    if is_compiling():
-        return self.miss({names})
-    try:
-        key = {key}
-        plan = self.plans[key]
-    except (KeyError, TypeError, AttributeError, RuntimeError):
-        plan = None
-    if plan is None:
-        return self.miss({names})
-    try:
-        return plan({names})
-    except Exception as error:
-        return self.failed(key, plan, error, {names})
-
-def key(self, {names}):
-    return {key}
-"""
-
-
-def _signature(params: tuple[Param, ...]) -> str:
-    parts, keyword = [], False
-    for p in params:
-        if p.keyword and not keyword:
-            parts.append("*")
-            keyword = True
-        parts.append(p.name if p.default is REQUIRED else f"{p.name}=default_{p.name}")
-    return ", ".join(parts)
-
-
-def _facts(name: str, *more: str) -> str:
-    # A row-major tensor's strides follow from its shape, and asking whether it is one costs half.
-    strides = f"{name}.is_contiguous() or {name}.stride()"
-    facts = ("__class__", "shape", "dtype", "device", "requires_grad", *more)
-    return f"({strides}, {', '.join(f'{name}.{fact}' for fact in facts)})"
-
-
-def _key(spec: OpSpec) -> str:
-    """Write the key's expression."""
-    parts = []
-    inputs = ", ".join(p.name for p in spec.params if p.kind in ("tensor", "operand"))
-    for p in spec.params:
-        n = p.name
-        if p.kind == "tensor":
-            parts.append(_facts(n, "layout"))
-        elif p.kind == "tensors":
-            sequence = f"{n}.__class__ is tuple or {n}.__class__ is list"
-            # One layout for all: among others, a tensor without strides raises in whatever runs.
-            many = f"({n} and {n}[0].layout, *[{_facts('t')} for t in {n}])"
-            parts.append(f"{many} if {sequence} else {_facts(n, 'layout')}")
-        elif p.kind == "operand":
-            parts.append(f"{n}.__class__ if {n}.__class__ in NUMBERS else {_facts(n, 'layout')}")
-        elif p.kind == "scalar":
-            parts.append(f"{n}.__class__")
-        elif p.kind == "out":
-            parts.append(f"None if {n} is None else ({_facts(n, 'layout')}, overlap({n}, {inputs}))")
-        else:
-            # With classes: 1, 1.0 and True are equal, and not all of them pass the checks.
-            many = f"{n}.__class__ is tuple or {n}.__class__ is list"
-            parts.append(f"(tuple({n}), *map(type, {n})) if {many} else ({n}.__class__, {n})")
-    around = (
-        "grad_enabled(), deterministic(), autocast(), dispatch_modes(), "
-        "function_modes() and not only_default_device(), functorch(), "
-        "tracing(), forward_ad._current_level, preference()"
-    )
-    return f"({', '.join(parts)}, {around})"
 
 
 def tensors_of(args: tuple[Any, ...]) -> list[Tensor]:

@@ -237,7 +237,7 @@ class Session:
             if first and not passing and not capturing(problem):
                 self.chooser.keep(inner, served.backend, choice)
                 if key is not None:
-                    operator.plans[key] = call
+                    operator.replan(key, call)
                 self._strike(failed, inner, error)
         if first:
             warnings.warn(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nxcore import dispatch
+from nxcore import dispatch, hit
 from nxcore.dispatch import Operator
 from nxcore.errors import InvalidInputError, UnsupportedProblemError
 from tests.null import fakes
@@ -23,9 +24,11 @@ def session():
     return fakes.session(fakes.backend())
 
 
-@pytest.fixture
-def resolves(session):
+@pytest.fixture(params=["near", "far"])
+def resolves(session, request, monkeypatch):
     """Return a function that counts the misses that made a plan while ``add`` was called."""
+    if request.param == "far":
+        monkeypatch.setattr(hit, "_of_torch", None)
 
     def count(*calls, op="add"):
         operator = session.op(op)
@@ -52,7 +55,8 @@ def test_an_operator_carries_its_name_and_documentation(session, name):
 
 
 def test_the_generated_source_can_be_read(session):
-    assert "plan = self.plans[key]" in inspect.getsource(type(session.op("add")).__call__)
+    assert "in self.near[" in inspect.getsource(type(session.op("add")).__call__)
+    assert "plan = self.plans[key]" in inspect.getsource(type(session.op("add")).far)
 
 
 def test_keywords_are_keywords_only(session):
@@ -73,6 +77,60 @@ def test_an_operator_is_made_by_a_session():
 
 def test_a_second_call_is_a_hit(resolves):
     assert resolves(lambda op: op(X, X), lambda op: op(X + 1, X.clone())) == 1
+
+
+NEAR = {
+    "add": (X, X),
+    "add of a number": (X, 2.0),
+    "softmax_sum": ([X, X, X + 1], W),
+    "softmax_sum of a stack": (torch.stack([X] * 3), W),
+    "sum": (X, (0,)),
+}
+
+
+@pytest.mark.parametrize("what", NEAR)
+def test_a_second_call_is_near(session, monkeypatch, what):
+    op = session.op(what.partition(" ")[0])
+    op(*NEAR[what])
+    monkeypatch.setattr(type(op), "far", fakes.raising(AssertionError("it went far")))
+    torch.testing.assert_close(op(*NEAR[what]), op.spec.reference(*op.spec.bind(*NEAR[what])))
+
+
+def test_calls_that_look_alike_are_told_by_their_guards(session, monkeypatch):
+    op = session.op("add")
+    strided = X.t().contiguous().t()
+    alike = [(X, X), (strided, X), (X, strided), (X.double(), X), (X, W[:1])]
+    for args in alike:
+        op(*args)
+    assert [len(found) for found in op.near.values()] == [len(alike)]
+    far = []
+    monkeypatch.setattr(type(op), "far", lambda self, *args: far.append(args))
+    for args in alike:
+        torch.testing.assert_close(op(*args), torch.add(*args))
+    monkeypatch.setattr(dispatch, "ALIKE", 2)
+    op.approach(op.near, "key", op.spec.reference, X.half(), X, 1, None)
+    op(*alike[0])
+    assert len(far) == 1, "what was found longest ago is far again"
+
+
+def test_what_is_forgotten_or_replaced_is_not_near(session):
+    op = session.op("sum")
+    op(X)
+    (key,) = op.plans
+    op.replan(key, lambda *args: "another")
+    assert [op(X), op(X)] == ["another"] * 2
+    near = op.near
+    op.clear()
+    op.approach(near, key, lambda *args: "late", X, None, False)
+    assert op(X) == X.sum()
+
+
+def test_a_guard_keeps_no_tensor_alive(session):
+    x = torch.randn(3)
+    session.op("sum")(x)
+    alive = weakref.ref(x)
+    del x
+    assert alive() is None
 
 
 SAME = {

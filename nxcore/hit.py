@@ -1,0 +1,179 @@
+"""The text of a hit: an operator's ``__call__``, its key and its guards, written from the spec's signature.
+
+A plan is found in one of two ways. *Near*: what of the arguments is cheap to read leads to a few plans, each
+behind one guard a tensor, torch's own (``TensorGuards``, what dynamo guards its graphs with). One call in C++
+compares class, dtype, device, sizes, strides, ``requires_grad`` and the dispatch keys, which tell layout,
+lazy negation, inference mode, autocast, tracing, transforms and modes. *Far*: the whole key, read fact by
+fact. A plan that was made or found far is near the next time. Where torch has no such guards, all go far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import call
+from typing import Any
+
+from torch import Tensor
+
+from nxcore.spec import REQUIRED, OpSpec, Param
+
+try:
+    from torch._C._dynamo import guards as _of_torch
+except ImportError:  # torch promises nothing about them
+    _of_torch = None  # type: ignore[assignment]  # a module, where there is one
+
+Guard = Callable[[Any], bool]
+
+AROUND = (
+    "grad_enabled(), deterministic(), autocast(), dispatch_modes(), "
+    "function_modes() and not only_default_device(), functorch(), "
+    "tracing(), forward_ad._current_level, preference()"
+)
+"""What is in force around a call."""
+
+
+def source(spec: OpSpec) -> str:
+    """Write ``__call__``, ``far`` and ``key`` for a spec, and ``near_key``, all of them methods."""
+    names = ", ".join(p.name for p in spec.params)
+    guarded = [p for p in spec.params if p.kind in ("tensor", "tensors", "operand")]
+    guards = "".join(f"guard_{p.name}, " for p in guarded)
+    # The first tensor's shape led here: the others are more likely to tell.
+    passed = " and ".join(f"guard_{p.name}({p.name})" for p in reversed(guarded))
+    out = "".join(f" or {p.name} is not None" for p in spec.params if p.kind == "out")
+    return f"""\
+def __call__(self, {_signature(spec.params)}):
+    if is_compiling() or function_modes() or forward_ad._current_level >= 0{out}:
+        return self.far({names})
+    try:
+        for {guards}key, plan in self.near[{_near_key(spec)}]:
+            if {passed}:
+                break
+        else:
+            plan = None
+    except (KeyError, TypeError, AttributeError, RuntimeError):
+        plan = None
+    if plan is None:
+        return self.far({names})
+    try:
+        return plan({names})
+    except Exception as error:
+        return self.failed(key, plan, error, {names})
+
+def far(self, {names}):
+    if is_compiling():
+        return self.miss({names})
+    near = self.near
+    try:
+        key = {_key(spec)}
+        plan = self.plans[key]
+    except (KeyError, TypeError, AttributeError, RuntimeError):
+        plan = None
+    if plan is None:
+        return self.miss({names})
+    self.approach(near, key, plan, {names})
+    try:
+        return plan({names})
+    except Exception as error:
+        return self.failed(key, plan, error, {names})
+
+def key(self, {names}):
+    return {_key(spec)}
+
+def near_key(self, {names}):
+    return {_near_key(spec)}
+"""
+
+
+def guards(spec: OpSpec, args: Sequence[Any]) -> tuple[Guard, ...] | None:
+    """Return what a call must pass to be one like that of ``args``; None if there is no telling.
+
+    A call with an ``out`` has none: whether that overlaps an input isn't in a guard.
+    """
+    named = list(zip(spec.params, args, strict=True))
+    if _of_torch is None or any(p.kind == "out" and a is not None for p, a in named):
+        return None
+    return tuple(_guard(a) for p, a in named if p.kind in ("tensor", "tensors", "operand"))
+
+
+def _guard(value: Any) -> Guard:
+    if isinstance(value, Tensor):
+        # torch's stub knows nothing of the tensors, which come first.
+        made = _of_torch.TensorGuards(value, dynamic_dims_sizes=None, dynamic_dims_strides=None)  # type: ignore[misc, arg-type]
+        return made.check
+    if not isinstance(value, tuple | list):
+        return _pass  # a number, whose class is in the key
+    checks = tuple(map(_guard, value))
+    return lambda tensors: all(map(call, checks, tensors))  # as many as there are: the key holds their number
+
+
+def _pass(value: Any) -> bool:  # noqa: ARG001  the shape every guard has
+    return True
+
+
+def _signature(params: tuple[Param, ...]) -> str:
+    parts, keyword = [], False
+    for p in params:
+        if p.keyword and not keyword:
+            parts.append("*")
+            keyword = True
+        parts.append(p.name if p.default is REQUIRED else f"{p.name}=default_{p.name}")
+    return ", ".join(parts)
+
+
+def _facts(name: str, *more: str) -> str:
+    # A row-major tensor's strides follow from its shape, and asking whether it is one costs half.
+    strides = f"{name}.is_contiguous() or {name}.stride()"
+    facts = ("__class__", "shape", "dtype", "device", "requires_grad", *more)
+    return f"({strides}, {', '.join(f'{name}.{fact}' for fact in facts)})"
+
+
+def _sequence(name: str) -> str:
+    return f"{name}.__class__ is tuple or {name}.__class__ is list"
+
+
+def _plain(p: Param) -> str:
+    """Write the part of a key that a number or a static value is."""
+    n = p.name
+    if p.kind == "scalar":
+        return f"{n}.__class__"
+    # With classes: 1, 1.0 and True are equal, and not all of them pass the checks.
+    return f"(tuple({n}), *map(type, {n})) if {_sequence(n)} else ({n}.__class__, {n})"
+
+
+def _key(spec: OpSpec) -> str:
+    """Write the key's expression."""
+    parts = []
+    inputs = ", ".join(p.name for p in spec.params if p.kind in ("tensor", "operand"))
+    for p in spec.params:
+        n = p.name
+        if p.kind == "tensor":
+            parts.append(_facts(n, "layout"))
+        elif p.kind == "tensors":
+            # One layout for all: among others, a tensor without strides raises in whatever runs.
+            many = f"({n} and {n}[0].layout, *[{_facts('t')} for t in {n}])"
+            parts.append(f"{many} if {_sequence(n)} else {_facts(n, 'layout')}")
+        elif p.kind == "operand":
+            parts.append(f"{n}.__class__ if {n}.__class__ in NUMBERS else {_facts(n, 'layout')}")
+        elif p.kind == "out":
+            parts.append(f"None if {n} is None else ({_facts(n, 'layout')}, overlap({n}, {inputs}))")
+        else:
+            parts.append(_plain(p))
+    return f"({', '.join(parts)}, {AROUND})"
+
+
+def _near_key(spec: OpSpec) -> str:
+    """Write what leads near: a shape, numbers, and what no guard sees of the surroundings."""
+    parts = ["grad_enabled()", "deterministic()", "preference()"]
+    first = True
+    for p in spec.params:
+        n = p.name
+        if p.kind == "tensors":
+            parts.append(f"(len({n}), {n} and {n}[0].shape) if {_sequence(n)} else {n}.shape")
+        elif p.kind == "tensor" and first:
+            parts.append(f"{n}.shape")
+        elif p.kind == "operand":
+            parts.append(f"{n}.__class__")
+        elif p.kind in ("scalar", "static"):
+            parts.append(_plain(p))
+        first = False
+    return f"({', '.join(parts)})"
