@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from nxcore.errors import InvalidInputError, NxcoreError, UnsupportedProblemError
-from nxcore.hit import guards, source
+from nxcore.hit import alike, guards, source
 from nxcore.problem import TensorMeta, is_tensor
 from nxcore.spec import OpSpec
 from nxcore.trace import Trace
@@ -301,6 +301,7 @@ def make_operator(
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     scope: dict[str, Any] = {
         "NUMBERS": NUMBERS,
+        "alike": alike,
         "forward_ad": forward_ad,
         "tracing": torch._C._get_tracing_state,  # noqa: SLF001
         "autocast": torch._C._is_any_autocast_enabled,  # noqa: SLF001  the cheap tests, read in every call

@@ -10,7 +10,7 @@ fact. A plan that was made or found far is near the next time. Where torch has n
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from operator import call
+from operator import call, is_
 from typing import Any
 
 from torch import Tensor
@@ -24,6 +24,9 @@ except ImportError:  # torch promises nothing about them
 
 Guard = Callable[[Any], bool]
 
+GUARDED = ("tensor", "tensors", "operand")
+"""The kinds of parameters that are tensors, or may be."""
+
 AROUND = (
     "grad_enabled(), deterministic(), autocast(), dispatch_modes(), "
     "function_modes() and not only_default_device(), functorch(), "
@@ -35,10 +38,14 @@ AROUND = (
 def source(spec: OpSpec) -> str:
     """Write ``__call__``, ``far`` and ``key`` for a spec, and ``near_key``, all of them methods."""
     names = ", ".join(p.name for p in spec.params)
-    guarded = [p for p in spec.params if p.kind in ("tensor", "tensors", "operand")]
-    guards = "".join(f"guard_{p.name}, " for p in guarded)
-    # The first tensor's shape led here: the others are more likely to tell.
-    passed = " and ".join(f"guard_{p.name}({p.name})" for p in reversed(guarded))
+    guarded = [p.name for p in spec.params if p.kind in GUARDED]
+    static = [p.name for p in spec.params if p.kind == "static"]
+    guards = "".join(f"guard_{n}, " for n in guarded) + "".join(f"static_{n}, " for n in static)
+    # The first tensor's shape led here: the others are more likely to tell. So did equal static values,
+    # which are most often the very same; 1, 1.0 and True are equal, and not all of them pass the checks.
+    tests = [f"guard_{n}({n})" for n in reversed(guarded)]
+    tests += [f"({n} is static_{n} or alike({n}, static_{n}))" for n in static]
+    passed = " and ".join(tests)
     out = "".join(f" or {p.name} is not None" for p in spec.params if p.kind == "out")
     return f"""\
 def __call__(self, {_signature(spec.params)}):
@@ -84,15 +91,23 @@ def near_key(self, {names}):
 """
 
 
-def guards(spec: OpSpec, args: Sequence[Any]) -> tuple[Guard, ...] | None:
-    """Return what a call must pass to be one like that of ``args``; None if there is no telling.
+def guards(spec: OpSpec, args: Sequence[Any]) -> tuple[Any, ...] | None:
+    """Return the guards of calls like that of ``args``, then its static values; None if there is no telling.
 
     A call with an ``out`` has none: whether that overlaps an input isn't in a guard.
     """
     named = list(zip(spec.params, args, strict=True))
     if _of_torch is None or any(p.kind == "out" and a is not None for p, a in named):
         return None
-    return tuple(_guard(a) for p, a in named if p.kind in ("tensor", "tensors", "operand"))
+    checks = (_guard(a) for p, a in named if p.kind in GUARDED)
+    return (*checks, *(a for p, a in named if p.kind == "static"))
+
+
+def alike(a: Any, b: Any) -> bool:
+    """Tell whether equal values are of the same classes; most often their items are the very same."""
+    if a.__class__ is not tuple or b.__class__ is not tuple:
+        return a.__class__ is b.__class__
+    return all(map(is_, a, b)) or [*map(type, a)] == [*map(type, b)]
 
 
 def _guard(value: Any) -> Guard:
@@ -171,9 +186,9 @@ def _near_key(spec: OpSpec) -> str:
             parts.append(f"(len({n}), {n} and {n}[0].shape) if {_sequence(n)} else {n}.shape")
         elif p.kind == "tensor" and first:
             parts.append(f"{n}.shape")
-        elif p.kind == "operand":
+        elif p.kind in ("operand", "scalar"):
             parts.append(f"{n}.__class__")
-        elif p.kind in ("scalar", "static"):
-            parts.append(_plain(p))
+        elif p.kind == "static":
+            parts.append(n)
         first = False
     return f"({', '.join(parts)})"
