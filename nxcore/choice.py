@@ -12,8 +12,8 @@ from nxcore.errors import VerificationError
 from nxcore.kernel import Backend, Kernel
 from nxcore.problem import Problem, TensorMeta
 from nxcore.reference import TorchKernel
-from nxcore.select import Candidate, Decision, winners
-from nxcore.timing import Timing
+from nxcore.select import Candidate, Decision, decide, winners
+from nxcore.timing import REGIMES, Regime, Timing
 from nxcore.verify import leaves
 
 AGAIN = "torch again"
@@ -62,6 +62,8 @@ class Choice:
         Who else is faster than torch's own, the fastest first.
     again : Timing, optional
         The A/A row, where it was measured now.
+    captured : Choice, optional
+        What serves where a CUDA graph is captured, where that is another one.
     """
 
     decision: Decision
@@ -70,11 +72,16 @@ class Choice:
     backend: Backend
     runners_up: tuple[Entry, ...] = ()
     again: Timing | None = None
+    captured: Choice | None = None
 
     @property
     def native(self) -> bool:
         """Whether torch itself runs it, and nobody else takes turns."""
         return isinstance(self.kernel, TorchKernel) and self.decision.rule != "exploring"
+
+    def falls_on(self, kernel: Kernel) -> bool:
+        """Tell whether ``kernel`` was chosen, for eager calls or for captured ones."""
+        return kernel is self.kernel or (self.captured is not None and kernel is self.captured.kernel)
 
 
 def yardstick(kernel: Kernel) -> bool:
@@ -82,13 +89,43 @@ def yardstick(kernel: Kernel) -> bool:
     return isinstance(kernel, TorchKernel) and kernel.yardstick
 
 
-def servable(decision: Decision, entries: Sequence[Entry]) -> Decision:
+def regimes(problem: Problem) -> tuple[Regime, ...]:
+    """Return how calls like ``problem`` can be made."""
+    return REGIMES if problem.device.type == "cuda" else REGIMES[:1]
+
+
+def decided(
+    problem: Problem,
+    candidates: Sequence[Candidate],
+    again: Timing | None,
+    entries: Sequence[Entry],
+    *,
+    learnt: bool = False,
+) -> Decision:
+    """Decide for eager calls, and on CUDA for captured ones too.
+
+    Where it was ``learnt`` from calls, a device's time holds what it waited for the host: to win under
+    capture, all of a kernel's time must be less than what torch's is at the least.
+    """
+    decision = servable(decide(candidates, again), entries)
+    if "captured" not in regimes(problem):
+        return decision
+    if learnt:
+        candidates = [
+            replace(c, timing=c.timing.without_gaps()) if c.native and c.timing else c for c in candidates
+        ]
+        again = again.without_gaps() if again else None
+    captured = servable(decide(candidates, again, "captured"), entries, "captured")
+    return replace(decision, captured=replace(captured, candidates=()))
+
+
+def servable(decision: Decision, entries: Sequence[Entry], regime: Regime = "eager") -> Decision:
     """Put the fastest of torch's ways in place of a yardstick that won."""
     aside = {e.candidate.label for e in entries if yardstick(e.kernel)}
     if decision.chosen not in aside:
         return decision
     native = (c for c in decision.candidates if c.native and c.timing and c.label not in aside)
-    best = min(native, key=lambda c: c.timing.median_us if c.timing else 0.0)
+    best = min(native, key=lambda c: c.timing.median(regime) if c.timing else 0.0)
     reason = f"{decision.reason}; {decision.chosen} answers otherwise, so {best.label} serves"
     return replace(decision, chosen=best.label, reason=reason)
 
@@ -101,7 +138,11 @@ def passing(refusal: str) -> bool:
 def left_out(backend: Backend, kernel: Kernel) -> Entry:
     """Enter a kernel that takes part only where its backend is asked for."""
     why = f"{ON_REQUEST}: {backend.on_request}; ask for it by backend={backend.name!r}"
-    return Entry(backend, kernel, Candidate(backend.label(kernel), backend.name, refusal=why))
+    return Entry(
+        backend,
+        kernel,
+        Candidate(backend.label(kernel), backend.name, refusal=why, graph_safe=kernel.graph_safe),
+    )
 
 
 def carry_out(decision: Decision, entries: Sequence[Entry]) -> Choice:
@@ -116,7 +157,12 @@ def carry_out(decision: Decision, entries: Sequence[Entry]) -> Choice:
         for c in others
         if c.label != decision.chosen and not yardstick(called[c.label].kernel)
     )
-    return Choice(decision, chosen.call, chosen.kernel, chosen.backend, behind)
+    choice = Choice(decision, chosen.call, chosen.kernel, chosen.backend, behind)
+    if decision.captured is None or decision.captured.chosen == decision.chosen:
+        return choice
+    entry = called[decision.captured.chosen]
+    assert entry.call is not None  # noqa: S101  see above
+    return replace(choice, captured=Choice(decision.captured, entry.call, entry.kernel, entry.backend))
 
 
 def timed(candidates: Sequence[Candidate], timings: Mapping[str, Timing]) -> list[Candidate]:

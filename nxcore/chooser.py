@@ -103,7 +103,7 @@ class Chooser:
     def forget(self, kernel: Kernel) -> None:
         """Drop every choice that fell on ``kernel``."""
         with self._threads:
-            for key in [k for k, c in self.choices.items() if c.kernel is kernel]:
+            for key in [k for k, c in self.choices.items() if c.falls_on(kernel)]:
                 del self.choices[key]
 
     def after_fork(self) -> None:

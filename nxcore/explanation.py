@@ -110,6 +110,8 @@ class Explanation:
             f"{self.problem}",
             f"{self.decision.chosen} runs it ({self.decision.rule}): {self.decision.reason}",
         ]
+        if captured := self.decision.captured:
+            lines.append(f"captured: {captured.chosen} ({captured.rule}): {captured.reason}")
         changes = self.changes
         for c in self.decision.candidates:
             change = changes.get(c.label, "")

@@ -14,15 +14,18 @@ from nxcore.problem import Problem
 
 
 def guarded(choice: Choice, problem: Problem) -> Callable[..., Any]:
-    """Return the planned call behind the guards that ``problem`` needs."""
+    """Return the planned call behind the guards that ``problem`` needs.
+
+    Where there is another choice for captured calls, who joins the two keeps those from this one.
+    """
     call, reference = choice.call, problem.spec.reference
     if call is reference:
         return call
     if choice.decision.rule == "pinned":  # what a strict backend can't run, nothing else may
         reference = _refusing(problem.op, choice)
     if problem.device.type == "cuda":
-        if not choice.kernel.graph_safe:
-            call = _unless_capturing(call, reference)
+        if not choice.kernel.graph_safe and choice.captured is None:
+            call = unless_capturing(call, reference)
         if torch.cuda.device_count() > 1:
             call = _on_device(call, problem.device)
     if problem.writes:
@@ -57,9 +60,11 @@ def _refusing(op: str, choice: Choice) -> Callable[..., Any]:
     return refuse
 
 
-def _unless_capturing(call: Callable[..., Any], reference: Callable[..., Any]) -> Callable[..., Any]:
+def unless_capturing(call: Callable[..., Any], captured: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``call``, and ``captured`` in its place where a CUDA graph is being captured."""
+
     def guarded(*args: Any) -> Any:
-        return (reference if torch.cuda.is_current_stream_capturing() else call)(*args)
+        return (captured if torch.cuda.is_current_stream_capturing() else call)(*args)
 
     return guarded
 

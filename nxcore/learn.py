@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from nxcore.choice import AGAIN, Choice, Entry, carry_out, check_result, leaves_of, timed
+from nxcore.choice import AGAIN, Choice, Entry, carry_out, check_result, decided, leaves_of, timed
 from nxcore.dispatch import KernelWarning
 from nxcore.gate import brief
 from nxcore.guards import guarded
@@ -19,7 +19,7 @@ from nxcore.measure import Clock
 from nxcore.online import Exploration
 from nxcore.problem import Problem
 from nxcore.recall import Recall
-from nxcore.select import Decision, decide, settled
+from nxcore.select import Decision, settled
 from nxcore.timing import Timing
 
 Decided = Callable[[Choice], None]
@@ -56,17 +56,18 @@ class Learner:
             or not self.tuner.accepting(problem)
         )
 
-    def start(self, problem: Problem, decided: Decided) -> Choice:
+    def start(self, problem: Problem, serve: Decided) -> Choice:
         """Return what serves ``problem`` from now on: torch, and soon everybody in turn."""
         backend, kernel = self.tuner.taking_part(problem.op)[0]
         entries: list[Entry] = []
 
         def finish(timings: Mapping[str, Timing]) -> Callable[..., Any]:
-            decision = decide(timed([e.candidate for e in entries], timings), timings.get(AGAIN))
+            candidates = timed([e.candidate for e in entries], timings)
+            decision = decided(problem, candidates, timings.get(AGAIN), entries, learnt=True)
             self.recall.keep(problem, decision, timings.get(AGAIN), "online")
             choice = carry_out(decision, entries)
-            decided(choice)
-            return guarded(choice, problem)
+            serve(choice)
+            return guarded(replace(choice, captured=None), problem)
 
         def failed(label: str, error: Exception) -> None:
             at = next(i for i, e in enumerate(entries) if e.candidate.label == label)
@@ -99,7 +100,7 @@ class Learner:
             if len(racing) == 1:
                 candidates = tuple(e.candidate for e in entries)
                 why = "no other backend has a kernel for this call"
-                decided(
+                serve(
                     Choice(
                         Decision("torch", "reference", why, candidates),
                         problem.spec.reference,

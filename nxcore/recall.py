@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from nxcore.choice import ON_REQUEST, Choice, Entry, passing, servable
+from nxcore.choice import ON_REQUEST, Choice, Entry, decided, passing
 from nxcore.errors import UnsupportedProblemError
 from nxcore.kernel import Backend, Kernel
 from nxcore.problem import Problem
-from nxcore.select import Candidate, Decision, decide
+from nxcore.select import Candidate, Decision
 from nxcore.timing import Timing
 from nxcore.tune import Tuner
 from nxcore.wisdom import Page, Wisdom, digest
@@ -111,7 +111,9 @@ class Recall:
             same = before is not None and page.makes.get(label) == self._make(backend, kernel, problem)
             if refusal:
                 changed |= before is not None and before.timing is not None
-                candidates.append(Candidate(label, backend.name, refusal=refusal))
+                candidates.append(
+                    Candidate(label, backend.name, refusal=refusal, graph_safe=kernel.graph_safe)
+                )
             elif before is not None and same and (before.timing or before.simulated or label in page.late):
                 candidates.append(before)
             else:
@@ -120,7 +122,7 @@ class Recall:
         if new:
             return self._joined(problem, args, page, candidates, new)
         if changed:
-            return self._carried(problem, args, self._decided(problem, candidates, page.again))
+            return self._carried(problem, args, self._decided(problem, candidates, page))
         return self._carried(problem, args, replace(page.decision, candidates=tuple(candidates)))
 
     def _joined(
@@ -147,16 +149,24 @@ class Recall:
                 if c.timing and c.label in labels
             }
         order = [found[b.label(k)] for b, k in self.tuner.taking_part(problem.op)]
-        decision = self._decided(problem, order, page.again)
-        self.keep(problem, decision, page.again)
+        decision = self._decided(problem, order, page)
+        self.keep(problem, decision, page.again, page.policy)
         return self._carried(problem, args, decision)
 
-    def _decided(self, problem: Problem, candidates: Sequence[Candidate], again: Timing | None) -> Decision:
+    def _decided(self, problem: Problem, candidates: Sequence[Candidate], page: Page) -> Decision:
         owned = {b.label(k): (b, k) for b, k in self.tuner.taking_part(problem.op)}
-        return servable(decide(candidates, again), [Entry(*owned[c.label], c) for c in candidates])
+        entries = [Entry(*owned[c.label], c) for c in candidates]
+        return decided(problem, candidates, page.again, entries, learnt=page.policy == "online")
 
     def _carried(self, problem: Problem, args: tuple[Any, ...], decision: Decision) -> Choice:
-        """Plan what was chosen in another process; torch serves where it can't be any more."""
+        """Plan what was chosen in another process, for captured calls too where that is another one."""
+        choice = self._planned(problem, args, decision)
+        if decision.captured is None or decision.captured.chosen == decision.chosen:
+            return choice
+        return replace(choice, captured=self._planned(problem, args, decision.captured))
+
+    def _planned(self, problem: Problem, args: tuple[Any, ...], decision: Decision) -> Choice:
+        """Plan what was chosen; torch serves where it can't any more."""
         owned = next((b, k) for b, k in self.tuner.taking_part(problem.op) if b.label(k) == decision.chosen)
         entry = self.tuner.enter(*owned, problem, args, first=False)
         if entry.call is None:

@@ -3,17 +3,21 @@
 A candidate replaces torch's own only if the one-sided Wilcoxon signed-rank test (Wilcoxon 1945) on the
 paired log ratios, shifted by a margin, gives p < 0.01 after Holm's correction (Holm 1979). The margin is
 the larger of 2% and twice the half-width of the A/A row, in which the reference races itself.
+
+There are two regimes, and a winner in each: an eager call costs the slower of host and device, a replay of a
+CUDA graph the device's time alone. What does not claim to be graph-safe takes no part in the second.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from nxcore.timing import Timing
+from nxcore.timing import Regime, Timing
 
 SIGNIFICANCE = 0.01
 MARGIN = 0.02
@@ -55,6 +59,8 @@ class Candidate:
         Why it can't serve the call; empty if it can.
     simulated : bool
         Right, but run by an interpreter or simulator: never timed, never chosen.
+    graph_safe : bool
+        Whether it claims that a CUDA graph may capture it.
     error : float, optional
         Relative error against float64 in the 2-norm, the worst of the smoke samples.
     timing : Timing, optional
@@ -69,6 +75,7 @@ class Candidate:
     backend: str
     refusal: str = ""
     simulated: bool = False
+    graph_safe: bool = False
     error: float | None = None
     timing: Timing | None = None
     ratio: Interval | None = None
@@ -86,6 +93,7 @@ class Candidate:
             "backend": self.backend,
             "refusal": self.refusal,
             "simulated": self.simulated,
+            "graph_safe": self.graph_safe,
             "error": self.error,
             "timing": self.timing.to_dict() if self.timing else None,
             "ratio": [self.ratio.median, self.ratio.low, self.ratio.high] if self.ratio else None,
@@ -110,6 +118,8 @@ class Decision:
         In the order in which they were asked.
     noise : float
         The half-width of the A/A row: the reference against itself.
+    captured : Decision, optional
+        Who runs where a CUDA graph is captured, where that was asked; its candidates are these.
     """
 
     chosen: str
@@ -117,6 +127,7 @@ class Decision:
     reason: str
     candidates: tuple[Candidate, ...] = ()
     noise: float = 0.0
+    captured: Decision | None = None
 
     def __getitem__(self, label: str) -> Candidate:
         """Return the candidate of that label."""
@@ -133,7 +144,12 @@ class Decision:
             "reason": self.reason,
             "noise": self.noise,
             "candidates": [c.to_dict() for c in self.candidates],
+            "captured": _brief(self.captured) if self.captured else None,
         }
+
+
+def _brief(decision: Decision) -> dict[str, Any]:
+    return {"chosen": decision.chosen, "rule": decision.rule, "reason": decision.reason}
 
 
 def interval(values: Sequence[float]) -> Interval:
@@ -170,28 +186,32 @@ def signed_rank(differences: Sequence[float]) -> float:
     return float(sum(ways[: positive + 1]) / 2 ** len(values))
 
 
-def _log_ratios(candidate: Timing, baseline: Timing) -> list[float]:
-    pairs = zip(candidate.call_us, baseline.call_us, strict=False)  # a dropped candidate has fewer blocks
+def _log_ratios(candidate: Timing, baseline: Timing, regime: Regime) -> list[float]:
+    pairs = zip(
+        candidate.us(regime), baseline.us(regime), strict=False
+    )  # a dropped candidate has fewer blocks
     return [math.log(mine / theirs) for mine, theirs in pairs]
 
 
-def _half_width(reference: Timing, again: Timing | None) -> float:
+def _half_width(reference: Timing, again: Timing | None, regime: Regime) -> float:
     if again is None:
         return 0.0
-    found = interval([math.exp(r) for r in _log_ratios(again, reference)])
+    found = interval([math.exp(r) for r in _log_ratios(again, reference, regime)])
     return (found.high - found.low) / 2
 
 
-def compare(candidates: Sequence[Candidate], again: Timing | None = None) -> tuple[list[Candidate], float]:
+def compare(
+    candidates: Sequence[Candidate], again: Timing | None = None, regime: Regime = "eager"
+) -> tuple[list[Candidate], float]:
     """Return ``candidates`` with ratio and p-value against torch's best, and the noise of the A/A row."""
     native = [c for c in candidates if c.native and c.timing and not (c.refusal or c.simulated)]
     if not native:
         return list(candidates), 0.0
-    best = min(native, key=_median)
+    best = min(native, key=functools.partial(_median, regime))
     reference = native[0].timing
     assert reference is not None  # noqa: S101  filtered two lines above
     assert best.timing is not None  # noqa: S101
-    noise = _half_width(reference, again)
+    noise = _half_width(reference, again, regime)
     margin = math.log1p(max(MARGIN, 2 * noise))
     judged: list[Candidate] = []
     for c in candidates:
@@ -200,10 +220,10 @@ def compare(candidates: Sequence[Candidate], again: Timing | None = None) -> tup
         if c.timing is None or c.refusal or c.simulated:
             judged.append(c)
             continue
-        against_best = interval([math.exp(-r) for r in _log_ratios(c.timing, best.timing)])
+        against_best = interval([math.exp(-r) for r in _log_ratios(c.timing, best.timing, regime)])
         p_value = None
         if c.timing is not rival:
-            p_value = signed_rank([r + margin for r in _log_ratios(c.timing, rival)])
+            p_value = signed_rank([r + margin for r in _log_ratios(c.timing, rival, regime)])
         judged.append(replace(c, ratio=against_best, p_value=p_value))
     return judged, noise
 
@@ -219,9 +239,15 @@ def winners(judged: Sequence[Candidate]) -> list[Candidate]:
     return won
 
 
-def settled(candidates: Sequence[Candidate], again: Timing | None = None) -> bool:
+def settled(
+    candidates: Sequence[Candidate], again: Timing | None = None, regimes: Sequence[Regime] = ("eager",)
+) -> bool:
     """Tell whether every verdict is clear: a win, or an interval that rules a win out."""
-    judged, noise = compare(candidates, again)
+    return all(_settled(candidates, again, regime) for regime in regimes)
+
+
+def _settled(candidates: Sequence[Candidate], again: Timing | None, regime: Regime) -> bool:
+    judged, noise = compare(_admitted(candidates, regime), again, regime)
     won = {c.label for c in winners(judged)}
     margin = 1 + max(MARGIN, 2 * noise)
     return all(
@@ -229,7 +255,19 @@ def settled(candidates: Sequence[Candidate], again: Timing | None = None) -> boo
     )
 
 
-def decide(candidates: Sequence[Candidate], again: Timing | None = None) -> Decision:
+def _admitted(candidates: Sequence[Candidate], regime: Regime) -> list[Candidate]:
+    """Return ``candidates``, those refused that a CUDA graph may not capture where one is."""
+    if regime == "eager":
+        return list(candidates)
+    return [
+        c if c.refusal or c.graph_safe else replace(c, refusal="doesn't claim to be graph_safe")
+        for c in candidates
+    ]
+
+
+def decide(
+    candidates: Sequence[Candidate], again: Timing | None = None, regime: Regime = "eager"
+) -> Decision:
     """Choose among candidates that were measured together; the first must be torch's reference.
 
     Parameters
@@ -238,36 +276,39 @@ def decide(candidates: Sequence[Candidate], again: Timing | None = None) -> Deci
         With a timing, a refusal, or marked as simulated.
     again : Timing, optional
         The second timing of the reference: the A/A row.
+    regime : str
+        ``eager``, or ``captured`` where a CUDA graph is.
 
     Returns
     -------
     Decision
         Anything ambiguous is the reference.
     """
-    judged, noise = compare(candidates, again)
+    median = functools.partial(_median, regime)
+    judged, noise = compare(_admitted(candidates, regime), again, regime)
     reference = judged[0]
     won = winners(judged)
     if not won:
         return Decision(reference.label, "reference", _why_none(judged), tuple(judged), noise)
-    fastest = min(won, key=_median)
-    ties = [c for c in won if _median(c) <= _median(fastest) * (1 + TIE)]
+    fastest = min(won, key=median)
+    ties = [c for c in won if median(c) <= median(fastest) * (1 + TIE)]
     best = min(ties, key=lambda c: (not c.native, math.inf if c.error is None else c.error))
-    rival = min((c for c in judged if c.native and c.timing and c.label != best.label), key=_median)
+    rival = min((c for c in judged if c.native and c.timing and c.label != best.label), key=median)
     reason = (
-        f"{_median(best):.4g} us against {rival.label}'s {_median(rival):.4g} us: "
-        f"{_ratio_to(best, rival)}, p = {best.p_value:.2g}"
+        f"{median(best):.4g} us against {rival.label}'s {median(rival):.4g} us: "
+        f"{_ratio_to(best, rival, regime)}, p = {best.p_value:.2g}"
     )
     return Decision(best.label, "measured", reason, tuple(judged), noise)
 
 
-def _ratio_to(best: Candidate, rival: Candidate) -> Interval:
+def _ratio_to(best: Candidate, rival: Candidate, regime: Regime) -> Interval:
     assert best.timing is not None  # noqa: S101  both were measured
     assert rival.timing is not None  # noqa: S101
-    return interval([math.exp(-r) for r in _log_ratios(best.timing, rival.timing)])
+    return interval([math.exp(-r) for r in _log_ratios(best.timing, rival.timing, regime)])
 
 
-def _median(candidate: Candidate) -> float:
-    return candidate.timing.median_us if candidate.timing else math.inf
+def _median(regime: Regime, candidate: Candidate) -> float:
+    return candidate.timing.median(regime) if candidate.timing else math.inf
 
 
 def _why_none(judged: Sequence[Candidate]) -> str:

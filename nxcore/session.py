@@ -31,7 +31,7 @@ from nxcore.errors import DeviceLostError, UnsupportedProblemError
 from nxcore.exchange import Lock
 from nxcore.explanation import Explanation, Origin
 from nxcore.gate import Gate, brief, lost
-from nxcore.guards import capturing, guarded, of_the_first, preferring
+from nxcore.guards import capturing, guarded, of_the_first, preferring, unless_capturing
 from nxcore.measure import IN_CALL, Effort
 from nxcore.online import Exploration
 from nxcore.problem import Problem
@@ -206,7 +206,10 @@ class Session:
         """
         problem = self._problem(operator, args)
         served, inner, inner_args = self._served(operator, problem, args)
-        failed = choice = self._choose(served, inner, inner_args)
+        choice = self._choose(served, inner, inner_args)
+        if choice.captured and capturing(inner):
+            choice = choice.captured
+        failed = choice
         if reason := lost(problem.device):
             before = sorted({c.decision.chosen for c in self.chooser.choices.values() if not c.native})
             label = choice.decision.chosen
@@ -217,7 +220,8 @@ class Session:
         torchs = choice.native or choice.decision.rule == "exploring"
         if torchs or operator.backend or problem.writes:
             raise error
-        passing = isinstance(error, torch.OutOfMemoryError)  # the next call may find room again
+        # The next call may find room again, and be no captured one.
+        passing = isinstance(error, torch.OutOfMemoryError) or capturing(inner)
         if key is not None and (now := operator.plans.get(key)) not in (None, plan):
             return now(*args)  # another thread was here first
         why = error
@@ -234,7 +238,7 @@ class Session:
                 why = again
         with self._lock:
             first = key is None or operator.plans.get(key) in (None, plan)
-            if first and not passing and not capturing(problem):
+            if first and not passing:
                 self.chooser.keep(inner, served.backend, choice)
                 if key is not None:
                     operator.replan(key, call)
@@ -277,7 +281,16 @@ class Session:
     def _joined(
         self, operator: Operator, problem: Problem, args: tuple[Any, ...], choice: Choice
     ) -> Callable[..., Any]:
-        """Return the chosen call behind its guards, joined with its backward operator where one is needed."""
+        """Return the chosen call, and the one for captured calls beside it where that is another."""
+        call = self._alone(operator, problem, args, choice)
+        if choice.captured is None:
+            return call
+        return unless_capturing(call, self._alone(operator, problem, args, choice.captured))
+
+    def _alone(
+        self, operator: Operator, problem: Problem, args: tuple[Any, ...], choice: Choice
+    ) -> Callable[..., Any]:
+        """Return a chosen call behind its guards, joined with its backward operator where one is needed."""
         served, inner, inner_args = self._served(operator, problem, args)
         call, gradient = guarded(choice, inner), operator.spec.gradient
         if served is not operator and choice.native:

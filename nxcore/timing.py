@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
+
+Regime = Literal["eager", "captured"]
+"""How a call is made: issued by the host each time, or replayed by a CUDA graph."""
+
+REGIMES: tuple[Regime, ...] = ("eager", "captured")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,26 +33,41 @@ class Timing:
         """Microseconds a call costs in eager mode: the slower of host and device, block by block."""
         return tuple(max(pair) for pair in zip(self.device_us, self.host_us, strict=True))
 
+    def us(self, regime: Regime) -> tuple[float, ...]:
+        """Return the microseconds a call costs, block by block; a replay costs the device's time alone."""
+        return self.call_us if regime == "eager" else self.device_us
+
+    def median(self, regime: Regime) -> float:
+        """Return the median of ``us(regime)``; never the mean, never the minimum."""
+        return statistics.median(self.us(regime))
+
     @property
     def median_us(self) -> float:
-        """The median of ``call_us``; never the mean, never the minimum."""
-        return statistics.median(self.call_us)
+        """The median of ``call_us``."""
+        return self.median("eager")
 
     @property
     def device_median_us(self) -> float:
         """The median of ``device_us``."""
-        return statistics.median(self.device_us)
+        return self.median("captured")
+
+    def without_gaps(self) -> Timing:
+        """Return the least that the device can have been busy: events around a call see it wait."""
+        least = (max(d - h, 1e-3) for d, h in zip(self.device_us, self.host_us, strict=True))
+        return Timing(tuple(least), self.host_us)
 
     def paced(self, then: Timing, now: Timing) -> Timing:
         """Return these times as if they had been taken beside ``then`` instead of ``now``, block by block.
 
-        The ratio to the one beside it stays; there are as many blocks as all three have.
+        The ratios to the one beside it stay, the device's and the call's; there are as many blocks as all
+        three have.
         """
-        rows = list(zip(self.call_us, then.call_us, now.call_us, strict=False))
-        scale = [old / new for _, old, new in rows]
         device, host = (
-            tuple(t * k for t, k in zip(times, scale, strict=False))
-            for times in (self.device_us, self.host_us)
+            tuple(mine * old / new for mine, old, new in zip(*rows, strict=False))
+            for rows in (
+                (self.device_us, then.device_us, now.device_us),
+                (self.host_us, then.call_us, now.call_us),
+            )
         )
         return Timing(device, host)
 

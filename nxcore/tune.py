@@ -15,10 +15,11 @@ from nxcore.choice import (
     Choice,
     Entry,
     carry_out,
+    decided,
     leaves_of,
     left_out,
     private_out,
-    servable,
+    regimes,
     timed,
     try_once,
     yardstick,
@@ -29,7 +30,7 @@ from nxcore.gate import Gate, brief, lost, short
 from nxcore.kernel import Backend, Kernel
 from nxcore.problem import Problem
 from nxcore.registry import Registry
-from nxcore.select import Candidate, Decision, decide, prefer, settled
+from nxcore.select import Candidate, Decision, prefer, settled
 from nxcore.timing import Timing
 
 
@@ -114,11 +115,14 @@ class Tuner:
         )
         if not choice.runners_up:
             stayed = self.stay(problem, None, reason)
-            return replace(stayed, decision=replace(stayed.decision, candidates=known, noise=failed.noise))
+            decision = replace(stayed.decision, candidates=known, noise=failed.noise)
+            return replace(stayed, decision=decision, captured=choice.captured)
         entry, *others = choice.runners_up
         assert entry.call is not None  # noqa: S101  it was measured
         decision = Decision(entry.candidate.label, "measured", reason, known, failed.noise)
-        return Choice(decision, entry.call, entry.kernel, entry.backend, tuple(others))
+        return Choice(
+            decision, entry.call, entry.kernel, entry.backend, tuple(others), captured=choice.captured
+        )
 
     def taking_part(self, op: str) -> list[tuple[Backend, Kernel]]:
         """Return the kernels of ``op`` that take part without being asked for."""
@@ -208,7 +212,7 @@ class Tuner:
         """
         label = backend.label(kernel)
         simulated = self.registry.probe(backend, kernel).simulated
-        candidate = Candidate(label, backend.name, simulated=simulated)
+        candidate = Candidate(label, backend.name, simulated=simulated, graph_safe=kernel.graph_safe)
         refusal = self.refusal(backend, kernel, problem)
         if refusal:
             return Entry(backend, kernel, replace(candidate, refusal=refusal))
@@ -280,7 +284,7 @@ class Tuner:
                     problem.device,
                     effort=self.effort,
                     rivals=frozenset({AGAIN, *(c.label for c in candidates if c.native)}),
-                    settled=lambda seen: settled(timed(candidates, seen), seen.get(AGAIN)),
+                    settled=lambda seen: settled(timed(candidates, seen), seen.get(AGAIN), regimes(problem)),
                     failed=failed,
                 )
         except Exception as error:
@@ -299,7 +303,7 @@ class Tuner:
             return stay("; ".join(f"{label}: {why}" for label, why in failures.items()))
         candidates = [replace(c, refusal=failures.get(c.label, c.refusal)) for c in candidates]
         again = timings.get(AGAIN)
-        return servable(decide(timed(candidates, timings), again), entries), again
+        return decided(problem, timed(candidates, timings), again, entries), again
 
     def failed(self, backend: Backend, kernel: Kernel, problem: Problem, error: Exception) -> str:
         """Count what a kernel raised; return it as a refusal.

@@ -132,6 +132,7 @@ def page(document: Document) -> Page | None:
             _text(decided["reason"]),
             candidates,
             float(decided["noise"]),
+            _captured(decided.get("captured")),
         )
         again = _timing(document["again"])
         makes = {_text(label): _text(make) for label, make in document["makes"].items()}
@@ -142,8 +143,15 @@ def page(document: Document) -> Page | None:
         )
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
-    known = any(c.label == decision.chosen for c in candidates)
-    return found if known and decision.rule in ("measured", "reference") else None
+    labels = {c.label for c in candidates}
+    both = (decision, decision.captured or decision)
+    return found if all(d.chosen in labels and d.rule in ("measured", "reference") for d in both) else None
+
+
+def _captured(data: Mapping[str, Any] | None) -> Decision | None:
+    if data is None:
+        return None
+    return Decision(_text(data["chosen"]), data["rule"], _text(data["reason"]))
 
 
 def _candidate(data: Mapping[str, Any]) -> Candidate:
@@ -153,6 +161,7 @@ def _candidate(data: Mapping[str, Any]) -> Candidate:
         backend=_text(data["backend"]),
         refusal=_text(data["refusal"]),
         simulated=bool(data["simulated"]),
+        graph_safe=bool(data.get("graph_safe")),
         error=None if error is None else float(error),
         timing=_timing(data["timing"]),
         ratio=None if ratio is None else Interval(*map(float, ratio)),

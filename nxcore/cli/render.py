@@ -133,6 +133,8 @@ def explain(found: dict[str, Any]) -> None:
     console.print(
         f"[bold]{decision['chosen']}[/bold] runs it ({decision['rule']}): {escape(decision['reason'])}"
     )
+    if captured := decision["captured"]:
+        console.print(f"captured: {captured['chosen']} ({captured['rule']}): {escape(captured['reason'])}")
     columns = ("kernel", "median", "times as fast as torch", "error", "to be chosen")
     table = _table(*columns, right=("median", "error"))
     for c in decision["candidates"]:

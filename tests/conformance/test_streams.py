@@ -14,6 +14,7 @@ import torch
 
 import nxcore
 from nxcore.discovery import discover
+from nxcore.settings import Settings
 from tests.null import fakes
 
 pytestmark = pytest.mark.gpu
@@ -33,6 +34,32 @@ def test_nothing_is_measured_under_capture() -> None:
     graph.replay()
     torch.testing.assert_close(out, x + y)
     assert not add.plans
+
+
+SMALL = {
+    "add": lambda: (torch.randn(4096, device=CUDA), torch.randn(4096, device=CUDA)),
+    "sum": lambda: (torch.randn(64, 128, device=CUDA), 1),
+    "softmax_sum": lambda: ([torch.randn(8, 64, device=CUDA) for _ in range(8)], torch.randn(8, device=CUDA)),
+}
+
+
+@pytest.mark.parametrize("op", SMALL)
+def test_a_captured_call_goes_to_the_winner_of_the_devices_time(op: str) -> None:
+    session, args = nxcore.Session(Settings(policy="measure")), SMALL[op]()
+    operator = session.op(op)
+    operator(*args)
+    decision = session.explain(op, *args).decision
+    assert decision.captured is not None
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = operator(*args)
+    out.zero_()
+    graph.replay()
+    torch.testing.assert_close(out, operator.spec.reference(*operator.spec.bind(*args)))
+    won = decision[decision.captured.chosen]
+    assert won.graph_safe
+    if decision.captured.rule == "measured":
+        assert won.timing.device_median_us < decision["torch"].timing.device_median_us
 
 
 KERNELS = [b for b in discover(strict=True).backends if b not in ("torch", "inductor", "jax")]

@@ -16,6 +16,7 @@ from nxcore.kernel import YES, Backend, Kernel, Verdict
 from nxcore.measure import Effort
 from nxcore.ops import nxcore_ops
 from nxcore.plugin import API_VERSION, hookimpl
+from nxcore.problem import TensorMeta
 from nxcore.registry import Registry, Source
 from nxcore.session import Session
 from nxcore.settings import Settings
@@ -135,6 +136,12 @@ def scripted(clock: Clock, monkeypatch: Any, op: str, times: dict[str, float], *
     ]
     specs = [spec if s.name == op else s for s in SPECS.values()]
     return session(*others, specs=specs)
+
+
+def on_cuda(*shape: int, dtype: torch.dtype = torch.float32) -> TensorMeta:
+    """Return a tensor minus its data, as if on a CUDA device."""
+    strides = torch.empty(shape, device="meta").stride()
+    return TensorMeta(shape, strides, dtype, torch.device("cuda", 0))
 
 
 def timing(us: Sequence[float]) -> Timing:

@@ -6,6 +6,7 @@ import math
 import random
 import re
 import statistics
+from dataclasses import replace
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from nxcore.select import (
     signed_rank,
     winners,
 )
+from nxcore.timing import REGIMES, Timing
 from tests.null import fakes
 
 
@@ -101,6 +103,47 @@ def test_the_median_counts_and_not_the_mean():
 def test_the_slower_of_host_and_device_counts():
     timing = fakes.Timing(device_us=(10.0,) * 20, host_us=(120.0,) * 20)
     assert decide([one("torch", 100), Candidate("a", "a", timing=timing)], again()).chosen == "torch"
+
+
+def both(label: str, host_us: float, device_us: float, **how) -> Candidate:
+    backend = "torch" if label.startswith("torch") else label
+    timing = Timing(tuple(blocks(device_us, noise=0.001)), tuple(blocks(host_us, noise=0.001)))
+    return Candidate(label, backend, timing=timing, **({"graph_safe": True} | how))
+
+
+def chosen(machine):
+    return {r: decide(machine, both("torch", 8, 4).timing, r).chosen for r in REGIMES}
+
+
+def test_a_kernel_that_costs_the_host_much_loses_in_eager_and_wins_under_capture():
+    machine = [both("torch", 8, 4), both("late", 40, 2)]
+    assert chosen(machine) == {"eager": "torch", "captured": "late"}
+    captured = decide(machine, both("torch", 8, 4).timing, "captured")
+    assert re.match(r"(2|1\.99\d|2\.00\d) us against torch's (4|3\.99\d|4\.00\d) us", captured.reason)
+
+
+def test_a_kernel_that_costs_the_host_little_wins_in_eager_and_loses_under_capture():
+    assert chosen([both("torch", 40, 4), both("light", 8, 5)]) == {"eager": "light", "captured": "torch"}
+
+
+def test_a_winner_that_is_not_graph_safe_gives_way_under_capture_alone():
+    machine = [both("torch", 40, 9), both("best", 8, 2, graph_safe=False), both("next", 9, 3)]
+    assert chosen(machine) == {"eager": "best", "captured": "next"}
+    found = decide(machine, regime="captured")
+    assert found["best"].refusal == "doesn't claim to be graph_safe"
+    assert chosen(machine[:2]) == {"eager": "best", "captured": "torch"}
+
+
+def test_the_fastest_of_torchs_ways_is_another_one_under_capture():
+    machine = [both("torch", 20, 9), both("torch-loop", 30, 5), both("other", 19, 7)]
+    assert chosen(machine) == {"eager": "other", "captured": "torch-loop"}
+
+
+def test_settled_asks_of_every_regime():
+    machine = [both("torch", 8, 4), both("late", 40, 4)]
+    unclear = replace(machine[1], timing=Timing(tuple([3.5, 4.5] * 10), machine[1].timing.host_us))
+    assert settled([machine[0], unclear], regimes=["eager"])
+    assert not settled([machine[0], unclear], regimes=REGIMES)
 
 
 def test_the_fastest_of_several_is_chosen():
@@ -212,7 +255,7 @@ def test_a_decision_finds_its_candidates_by_label():
 
 def test_a_decision_is_plain_data():
     found = decide([one("torch", 100), one("a", 50)], again()).to_dict()
-    assert set(found) == {"chosen", "rule", "reason", "noise", "candidates"}
+    assert set(found) == {"chosen", "rule", "reason", "noise", "candidates", "captured"}
     assert found["candidates"][1]["ratio"][0] == pytest.approx(2, rel=0.01)
     assert found["candidates"][1]["timing"]["median_us"] == pytest.approx(50, rel=0.01)
 

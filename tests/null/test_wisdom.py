@@ -204,6 +204,7 @@ def test_a_strict_backend_and_a_preference_measure_and_keep_nothing(machine):
     [
         {"decision": None},
         {"decision": {"chosen": "nobody"}},
+        {"captured": {"chosen": "nobody", "rule": "measured", "reason": ""}},
         {"makes": []},
         {"date": "today"},
         {"late": [3]},
@@ -217,6 +218,8 @@ def test_a_page_that_makes_no_sense_is_measured_again(machine, change):
     store = Store(machine.folder)
     folder = f"{wisdom.digest(wisdom.environment(X.device))}/entries"
     document = store.read(folder, wisdom.key(problem))
+    if "captured" in change:
+        change = {"decision": document["decision"] | change}
     store.write(folder, wisdom.key(problem), document | change)
     assert machine.chosen(fast=50).chosen == "fast"
     assert len(machine.raced) == 1
@@ -232,6 +235,8 @@ def test_a_timing_keeps_its_ratio_to_the_one_beside_it():
     then, now = Timing((100.0, 200.0), (1.0, 1.0)), Timing((50.0, 50.0, 50.0), (1.0, 1.0, 1.0))
     paced = Timing((25.0, 25.0, 25.0), (5.0, 5.0, 5.0)).paced(then, now)
     assert paced == Timing((50.0, 100.0), (10.0, 20.0))
+    then, now = Timing((4.0,), (10.0,)), Timing((2.0,), (10.0,))
+    assert Timing((1.0,), (20.0,)).paced(then, now) == Timing((2.0,), (20.0,)), "of a CUDA graph's too"
 
 
 def test_verdicts_are_asked_of_the_gate_all_the_same(machine, monkeypatch):
