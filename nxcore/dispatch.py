@@ -148,9 +148,13 @@ class Operator:
         if found is None:
             return
         leads = self.near_key(*args)
-        if len(near) >= CAPACITY and leads not in near:
+        try:
+            others = [entry for entry in near.get(leads, ()) if entry[-2] != key]
+        except TypeError:
+            return  # a static value is a list, which the key holds as a tuple
+        if len(near) >= CAPACITY and not others:
             near.clear()
-        near[leads] = ((*found, key, plan), *near.get(leads, ()))[:ALIKE]
+        near[leads] = ((*found, key, plan), *others)[:ALIKE]
 
     def replan(self, key: Any, plan: Callable[..., Any]) -> None:
         """Let ``plan`` serve calls of ``key`` from now on, in place of another."""

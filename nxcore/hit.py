@@ -77,7 +77,8 @@ def far(self, {names}):
         plan = None
     if plan is None:
         return self.miss({names})
-    self.approach(near, key, plan, {names})
+    if not (function_modes(){out}):
+        self.approach(near, key, plan, {names})
     try:
         return plan({names})
     except Exception as error:
@@ -94,7 +95,7 @@ def near_key(self, {names}):
 def guards(spec: OpSpec, args: Sequence[Any]) -> tuple[Any, ...] | None:
     """Return the guards of calls like that of ``args``, then its static values; None if there is no telling.
 
-    A call with an ``out`` has none: whether that overlaps an input isn't in a guard.
+    A call with an ``out`` has none: whether that is an input isn't in a guard.
     """
     named = list(zip(spec.params, args, strict=True))
     if _of_torch is None or any(p.kind == "out" and a is not None for p, a in named):

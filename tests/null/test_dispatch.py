@@ -113,6 +113,15 @@ def test_calls_that_look_alike_are_told_by_their_guards(session, monkeypatch):
     assert len(far) == 1, "what was found longest ago is far again"
 
 
+def test_what_never_gets_near_does_not_pile_up(session):
+    op = session.op("sum")
+    for _ in range(3):
+        op(X, [0])
+        with torch.device("cpu"):  # a function mode
+            op(X, 0)
+    assert sorted(len(found) for found in op.near.values()) == [1, 1]
+
+
 def test_what_is_forgotten_or_replaced_is_not_near(session):
     op = session.op("sum")
     op(X)
