@@ -125,7 +125,7 @@ class Chooser:
         order, policy = PREFERENCE.get().backends, self.policy
         if backend is not None or order:
             return self.tuner.choose(problem, args, backend=backend, order=order)
-        if label := self.lock.label(filed(problem)):
+        if self.lock.chosen and (label := self.lock.label(filed(problem))):
             return self.recall.locked(problem, args, label, strict=self.settings.strict)
         if policy == "frozen" and self.settings.strict:
             raise UnsupportedProblemError(problem.op, "frozen", [f"the lock says nothing of {problem}"])

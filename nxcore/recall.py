@@ -31,6 +31,7 @@ class Recall:
 
     def __init__(self, tuner: Tuner, wisdom: Wisdom) -> None:
         self.tuner, self.wisdom = tuner, wisdom
+        self._makes: dict[tuple[str, str], str] = {}
 
     def locked(self, problem: Problem, args: tuple[Any, ...], label: str, *, strict: bool) -> Choice:
         """Return the kernel that a lock names, torch's reference where it can't serve.
@@ -54,8 +55,12 @@ class Recall:
 
     def _make(self, backend: Backend, kernel: Kernel, problem: Problem) -> str:
         """Return the digest of what a kernel is made of; empty where nobody could tell a change."""
-        sources = self.tuner.gate.suspect(backend, kernel, problem.device, problem.dtype).made_of["sources"]
-        return digest(sources) if all(sources.values()) else ""
+        key = (kernel.op, backend.label(kernel))
+        if key not in self._makes:
+            suspect = self.tuner.gate.suspect(backend, kernel, problem.device, problem.dtype)
+            sources = suspect.made_of["sources"]
+            self._makes[key] = digest(sources) if all(sources.values()) else ""
+        return self._makes[key]
 
     def keep(
         self, problem: Problem, decision: Decision, again: Timing | None, policy: str = "measure"

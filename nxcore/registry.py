@@ -82,6 +82,7 @@ class Registry:
         self.refused: list[BackendStatus] = []
         self.checks: list[Check] = []
         self._op_sources: dict[str, Source] = {}
+        self._kernels: dict[str, tuple[tuple[Backend, Kernel], ...]] = {}
         self._verdicts: dict[str, Verdict] = {}
 
     def add_ops(self, specs: Iterable[OpSpec], source: Source) -> None:
@@ -130,6 +131,7 @@ class Registry:
                 raise PluginError(f"two kernels of {kernel.op!r} are called {backend.label(kernel)!r}")
             seen.add((kernel.op, kernel.variant))
         self.backends[backend.name], self.sources[backend.name] = backend, source
+        self._kernels.clear()
 
     def spec(self, name: str) -> OpSpec:
         """Return the operator of that name.
@@ -164,11 +166,11 @@ class Registry:
         raise UnknownBackendError(name, {*self.backends, *(r.name for r in self.refused)})
 
     def kernels(self, op: str) -> Iterable[tuple[Backend, Kernel]]:
-        """Yield every kernel of ``op`` with its backend, torch's own first."""
-        for backend in self.backends.values():
-            for kernel in backend.kernels:
-                if kernel.op == op:
-                    yield backend, kernel
+        """Return every kernel of ``op`` with its backend, torch's own first."""
+        if op not in self._kernels:
+            owned = ((b, k) for b in self.backends.values() for k in b.kernels)
+            self._kernels[op] = tuple((b, k) for b, k in owned if k.op == op)
+        return self._kernels[op]
 
     def probe(self, backend: Backend, kernel: Kernel | None = None) -> Verdict:
         """Return the machine's answer for a backend, or for one kernel of it; asked once."""

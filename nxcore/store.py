@@ -46,16 +46,17 @@ class Store:
 
     def read(self, kind: str, key: Mapping[str, Any]) -> Document | None:
         """Return the document under ``key``, None if there is none that can be read."""
-        name = _name(key)
+        text = _text(key)
+        name = _name(text)
         if self.folder is None:
             found = self._memory.get((kind, name))
             return found[1] if found else None
         loaded = self._load(self.folder / kind / f"{name}.json")
-        return loaded[1] if loaded and loaded[0] == _plain(key) else None
+        return loaded[1] if loaded and (loaded[0] == key or _text(loaded[0]) == text) else None
 
     def write(self, kind: str, key: Mapping[str, Any], value: Mapping[str, Any]) -> None:
         """Keep ``value`` under ``key``, in place of what was there."""
-        name, document = _name(key), {"key": _plain(key), "value": _plain(value)}
+        name, document = _name(_text(key)), {"key": _plain(key), "value": _plain(value)}
         if self.folder is not None:
             try:
                 _replace(self.folder / kind, f"{name}.json", json.dumps(document))
@@ -67,7 +68,7 @@ class Store:
 
     def remove(self, kind: str, key: Mapping[str, Any]) -> None:
         """Forget what is under ``key``, if anything is."""
-        name = _name(key)
+        name = _name(_text(key))
         self._memory.pop((kind, name), None)
         if self.folder is not None:
             try:
@@ -86,9 +87,11 @@ class Store:
 
     def _load(self, path: Path) -> tuple[Document, Document] | None:
         try:
-            if path.stat().st_size > LIMIT:
+            with path.open("rb") as file:
+                text = file.read(LIMIT + 1)
+            if len(text) > LIMIT:
                 raise ValueError(f"has more than {LIMIT} bytes")
-            found = json.loads(path.read_text(encoding="utf-8"))
+            found = json.loads(text.decode())
             if not isinstance(found, dict):
                 raise TypeError(f"holds {type(found).__name__}, not an object")
             key, value = found.get("key"), found.get("value")
@@ -118,8 +121,12 @@ def _plain(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
-def _name(key: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
+def _text(key: Mapping[str, Any]) -> str:
+    return json.dumps(key, sort_keys=True)
+
+
+def _name(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _replace(folder: Path, name: str, text: str) -> None:

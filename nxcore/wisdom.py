@@ -7,6 +7,7 @@ folder, and never in the way.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import time
@@ -16,7 +17,7 @@ from typing import Any
 
 import torch
 
-from nxcore.device import describe
+from nxcore.device import Device, describe
 from nxcore.problem import Problem
 from nxcore.select import Candidate, Decision, Interval
 from nxcore.store import Document, Store
@@ -80,18 +81,18 @@ class Wisdom:
 
     def read(self, problem: Problem) -> Page | None:
         """Return what is known of ``problem`` on its device, None where nothing that makes sense is."""
-        document = self.store.read(_folder(environment(problem.device)), key(problem))
+        document = self.store.read(_folder(describe(problem.device)), key(problem))
         return page(document) if document is not None else None
 
     def write(self, problem: Problem, found: Page) -> None:
         """Keep what was found out about ``problem``."""
         facts = environment(problem.device)
         self.store.write("environments", {"environment": digest(facts)}, facts)
-        self.store.write(_folder(facts), key(problem), found.to_dict())
+        self.store.write(_folder(describe(problem.device)), key(problem), found.to_dict())
 
     def pages(self, device: torch.device) -> Iterator[tuple[Document, Page]]:
         """Yield key and page of every problem of an environment."""
-        for of, document in self.store.items(_folder(environment(device))):
+        for of, document in self.store.items(_folder(describe(device))):
             if (found := page(document)) is not None:
                 yield of, found
 
@@ -106,8 +107,9 @@ def digest(facts: Any) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def _folder(facts: Mapping[str, Any]) -> str:
-    return f"{digest(facts)}/entries"
+@functools.lru_cache(maxsize=64)
+def _folder(device: Device) -> str:
+    return f"{digest(device.to_dict())}/entries"
 
 
 def key(problem: Problem) -> dict[str, Any]:

@@ -99,6 +99,15 @@ def _scalar_devices(x: Any, y: Any) -> set[str]:
     return {v.device.type for v in (x, y) if v.ndim == 0}
 
 
+def outputs(x: Any, y: Any, alpha: Any, out: Any) -> TensorMeta | None:  # noqa: ARG001
+    """Describe the sum of dense tensors that are alike, or of one and a number; None for others."""
+    if not is_tensor(x):
+        return None
+    alike = y == x if is_tensor(y) else y is not complex and x.dtype.is_floating_point
+    # Where a size is 1 torch chooses the stride.
+    return x if alike and x.is_dense() and 1 not in x.shape and x.numel() else None
+
+
 def _check_out(x: Any, y: Any, out: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     require_tensor(out, "out", floating=False)
     if out.is_inference() and not torch.is_inference_mode_enabled():
@@ -239,6 +248,7 @@ SPEC = OpSpec(
     errors=ERRORS,
     magnitude=magnitude,
     terms=lambda x, y, alpha, out: 2,  # noqa: ARG005
+    outputs=outputs,
     gradient=Gradient("add_backward", _backward),
     ways=ways,
 )
