@@ -11,12 +11,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from nxcore.report.records import AGAIN, NUMBERS, Cell, Records, Row, is_number
+from nxcore.report.records import NUMBERS, Cell, Records, Row, is_number, ratio_of
 
 NXCORE = "nxcore"
-CHOOSERS = frozenset({NXCORE, "chooser"})  # a row that was timed through nxcore's own dispatch
-# A record says by "on_request" or "peer" who is there for comparison alone; before those fields, these were.
-COMPARED_ONLY = frozenset({"inductor", "jax", "compile", "eager", "flaggems"})
+CALLED = "nxcore, called"  # the choice with the cost of a call through nxcore
+COMPARED_ONLY = frozenset({"inductor", "jax", "compile", "eager", "flaggems"})  # never serve unasked
 FAILED = frozenset({"WRONG", "BELOW_FLOOR"})  # such a row's time is not evidence of anything
 TIE = 1.02  # as in nxcore.select, which needs torch
 
@@ -49,12 +48,10 @@ def spread(ratios: Sequence[float]) -> dict[str, float] | None:
     if not ratios:
         return None
     ordered = sorted(ratios)
-    at = 0.05 * (len(ordered) - 1)
-    low, high = ordered[math.floor(at)], ordered[math.ceil(at)]
     return {
         "cells": len(ordered),
         "mean": math.exp(math.fsum(map(math.log, ordered)) / len(ordered)),
-        "p5": low + (at - math.floor(at)) * (high - low),
+        "p5": ordered[math.ceil(len(ordered) * 0.05) - 1],
         "minimum": ordered[0],
         "slower": sum(r < 1 for r in ordered),
     }
@@ -62,7 +59,10 @@ def spread(ratios: Sequence[float]) -> dict[str, float] | None:
 
 def summary(cells: Sequence[Mapping[str, Any]], labels: Iterable[str]) -> list[dict[str, Any]]:
     """Return the spread of nxcore's choice and of each backend where it ran: a row a policy."""
-    policies = {NXCORE: [c["ratio"][0] for c in cells if c["ratio"]]}
+    policies = {
+        NXCORE: [c["ratio"][0] for c in cells if c["ratio"]],
+        CALLED: [c["ratio_called"][0] for c in cells if c["ratio_called"]],
+    }
     for label in labels:
         policies[label] = [r["ratio"][0] for c in cells if (r := row_of(c, label)) and _counts(r)]
     return [{"policy": p, **found} for p, ratios in policies.items() if (found := spread(ratios))]
@@ -98,15 +98,17 @@ def row_of(cell: Mapping[str, Any], label: str) -> dict[str, Any] | None:
 
 
 def _cell(index: int, cell: Cell) -> dict[str, Any]:
-    rows = [r for r in cell.rows if r.label != AGAIN and r.label not in CHOOSERS]
+    rows = [r for r in cell.rows if r.record == "row"]
     torch = _torch(rows)
     baseline = torch.get("call_us") if torch else None
-    served = next((r for r in cell.rows if r.label in CHOOSERS and r.get("call_us")), None)
-    chosen, took, ratio = _served(served) if served else _chosen(rows, torch)
-    times = {
-        r.label: r.numbers["call_us"] for r in rows if "call_us" in r.numbers and r.verdict not in FAILED
-    }
-    best = min([*times.values(), *([took] if took else [])], default=None)
+    choice = next((r for r in cell.rows if r.record == "choice"), None)
+    sound = [r for r in rows if r.verdict not in FAILED]
+    won = next((r for r in sound if choice and r.label == choice.more.get("chosen")), None)
+    won = won or _chosen(sound) or torch
+    chosen, took = (won.label, won.get("call_us")) if won else (None, None)
+    ratio = won.ratio if won else None
+    times = {r.label: r.numbers["call_us"] for r in sound if "call_us" in r.numbers}
+    best = min(times.values(), default=None)
     regret = {}
     if best and baseline and took:
         # Who can't run a cell leaves it to torch, as any caller would.
@@ -126,7 +128,8 @@ def _cell(index: int, cell: Cell) -> dict[str, Any]:
         "chosen": chosen,
         "chosen_us": took,
         "ratio": ratio,
-        "timed_as": NXCORE if served else "rule",
+        "called_us": choice.get("call_us") if choice else None,
+        "ratio_called": ratio_of(choice.more.get("ratio_called")) if choice else None,
         "regret": regret,
         "rows": [_row(row, cell, baseline) for row in rows],
     }
@@ -139,27 +142,17 @@ def _torch(rows: Sequence[Row]) -> Row | None:
     return min(exact or native, key=lambda r: r.numbers["call_us"], default=None)
 
 
-def _served(row: Row) -> tuple[str, float | None, tuple[float, float, float] | None]:
-    return str(row.more.get("chosen") or row.more.get("choice") or NXCORE), row.get("call_us"), row.ratio
-
-
-def _chosen(
-    rows: Sequence[Row], torch: Row | None
-) -> tuple[str | None, float | None, tuple[float, float, float] | None]:
-    """Return who the rule chooses on these timings, with time and ratio: a clear winner, else torch."""
+def _chosen(rows: Sequence[Row]) -> Row | None:
+    """Return who the rule chooses on these timings, where the record doesn't say: a clear winner."""
     won = [r for r in rows if r.verdict == "FAST" and r.get("call_us") and r.ratio and not compared_only(r)]
-    if not won:
-        return (torch.label, torch.get("call_us"), (1.0, 1.0, 1.0)) if torch else (None, None, None)
-    fastest = min(r.numbers["call_us"] for r in won)
+    fastest = min((r.numbers["call_us"] for r in won), default=0.0)
     ties = [r for r in won if r.numbers["call_us"] <= fastest * TIE]
-    best = min(ties, key=lambda r: r.numbers.get("error", math.inf))
-    return best.label, best.get("call_us"), best.ratio
+    return min(ties, key=lambda r: r.numbers.get("error", math.inf), default=None)
 
 
 def compared_only(row: Row) -> bool:
     """Tell whether a kernel is measured for comparison, and never serves a call unasked."""
-    said = [bool(row.more[k]) for k in ("on_request", "peer") if k in row.more]
-    return any(said) if said else row.label in COMPARED_ONLY
+    return row.label in COMPARED_ONLY
 
 
 def _counts(row: Mapping[str, Any]) -> bool:
@@ -186,10 +179,10 @@ def _row(row: Row, cell: Cell, baseline: float | None) -> dict[str, Any]:
         found["gb_per_s"] = round(size / device * 1e-3, 1)
     if device and floor and found["share_of_floor"] is None:
         found["share_of_floor"] = round(floor / device, 4)
-    operations = cell.numbers.get("flops") or (row.get("tflops") or 0.0) * (device or 0.0) * 1e6
+    operations = cell.numbers.get("flops") or (row.get("tflop_per_s") or 0.0) * (device or 0.0) * 1e6
     if device and size and operations:
         found["intensity"] = operations / size
-        found["tflops"] = found["tflops"] or operations / device * 1e-6
+        found["tflop_per_s"] = found["tflop_per_s"] or operations / device * 1e-6
     compiling = row.get("compile_s")
     if compiling and call and baseline:
         gained = baseline - call
@@ -216,6 +209,11 @@ def _device(name: str, records: Records, cells: Sequence[Mapping[str, Any]]) -> 
         for label in labels
         if label not in ran
     }
+    for run in own:  # a backend that can't run on the machine may have no row at all
+        said = run.head.get("absent")
+        for backend, why in (said if isinstance(said, dict) else {}).items():
+            if backend not in ran:
+                absent.setdefault(str(backend), {str(why): 0})
     failures = [
         {"cell": c["id"], "label": r["label"], "verdict": r["verdict"], "reason": r.get("reason", "")}
         for c in cells

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from nxcore.report.figures import NXCORE, row_of, spread
+from nxcore.report.figures import CALLED, NXCORE, row_of, spread
 from nxcore.report.page import title
+
+NAMES = {NXCORE: "**nxcore's choice**", CALLED: "nxcore's choice, called through nxcore"}
 
 
 def markdown(data: Mapping[str, Any]) -> str:
@@ -47,7 +49,7 @@ def _device(device: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> li
         ("policy", "cells", "geometric mean", "fifth percentile", "worst cell", "slower than torch"),
         [
             (
-                "**nxcore's choice**" if s["policy"] == NXCORE else f"always {s['policy']}",
+                NAMES.get(s["policy"], f"always {s['policy']}"),
                 str(s["cells"]),
                 *(f"{s[k]:.2f}" for k in ("mean", "p5", "minimum")),
                 str(s["slower"]),
@@ -55,11 +57,10 @@ def _device(device: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> li
             for s in summary
         ],
     )
-    if any(c["timed_as"] == "rule" for c in cells):
-        lines += [
-            "The choice is what the rule takes on these same timings; a backend counts where it ran.",
-            "",
-        ]
+    lines += [
+        "The choice is what the rule takes on these same timings; a backend counts where it ran.",
+        "",
+    ]
     if device["failures"]:
         lines += ["Rows that can't be trusted, and count nowhere:", ""]
         by_id = {c["id"]: c for c in cells}
@@ -153,7 +154,7 @@ def _versions(versions: Mapping[str, Sequence[str]]) -> str:
 
 
 def _reasons(reasons: Mapping[str, int]) -> str:
-    return "; ".join(f"{why} ({n})" for why, n in reasons.items())
+    return "; ".join(f"{why} ({n})" if n else why for why, n in reasons.items())
 
 
 def _text(value: str) -> str:

@@ -1,8 +1,9 @@
 """Lines of JSON -> runs and cells.
 
-A line is a head, which opens a run, or a row of that run. A cell is one operator, sample and element type on
-one device. Ratios are paired within a run, so that rows of two runs are never mixed: the latest run that has
-a cell has all of it. What a line lacks is absent; what can't be read is a note with file and line.
+A line is a head, which opens a run, or a row of that run: a kernel, the A/A row, or the choice. A cell is one
+operator, sample and element type on one device. Ratios are paired within a run, so that rows of two runs are
+never mixed: the latest run that has a cell has all of it. What a line lacks is absent; what can't be read is
+a note with file and line.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ NUMBERS = (
     "error",
     "share_of_floor",
     "gb_per_s",
-    "tflops",
+    "tflop_per_s",
     "compile_s",
     "blocks",
     "p",
 )
-OF_THE_CELL = ("record", "op", "sample", "dtype", "bytes", "floor_us", "noise", "flops")
-AGAIN = "torch again"  # the A/A row: torch's second entry
+SHARED = ("bytes", "flops", "floor_us", "noise")  # of a cell, and written in each of its rows
+LEFT_OUT = ("device_blocks_us", "host_blocks_us")  # what medians and intervals were taken from
 UNKNOWN = "unknown device"
 
 
@@ -63,6 +64,8 @@ class Row:
 
     Attributes
     ----------
+    record : str
+        ``row``; ``again`` for torch's second entry, the A/A row; ``choice`` for what the chooser takes.
     label, verdict, reason : str
         Which kernel, how it ended, and why it wasn't timed.
     numbers : dict
@@ -73,6 +76,7 @@ class Row:
         All other fields as they were written.
     """
 
+    record: str
     label: str
     verdict: str
     reason: str
@@ -206,8 +210,8 @@ def _lines(file: Path, notes: list[str]) -> Iterator[tuple[int, dict[str, Any]]]
 
 def _refused(line: Mapping[str, Any]) -> str:
     """Return why a line is no row, or nothing."""
-    if line.get("record", "row") != "row":
-        return f"record must be head or row, got {line['record']!r}"
+    if line.get("record", "row") not in ("row", "again", "choice"):
+        return f"record must be head, row, again or choice, got {line['record']!r}"
     missing = [n for n in ("op", "sample", "dtype", "label") if not isinstance(line.get(n), str)]
     return f"a row must have {', '.join(missing)} as text" if missing else ""
 
@@ -221,18 +225,20 @@ def _name(device: Any) -> str:
 
 def _cell(key: tuple[str, str, str, str], run: int, lines: list[Mapping[str, Any]]) -> Cell:
     device, op, sample, dtype = key
-    shared = _numbers(lines[0], ("bytes", "floor_us", "noise", "flops"))
+    shared = {k: v for line in reversed(lines) for k, v in _numbers(line, SHARED).items()}
     return Cell(device, op, sample, dtype, run, shared, tuple(map(_row, lines)))
 
 
 def _row(line: Mapping[str, Any]) -> Row:
-    known = {*NUMBERS, *OF_THE_CELL, "label", "verdict", "reason", "ratio"}
+    named = ("record", "op", "sample", "dtype", "label", "verdict", "reason", "ratio")
+    known = {*NUMBERS, *SHARED, *LEFT_OUT, *named}
     return Row(
+        record=line.get("record", "row"),
         label=line["label"],
         verdict=str(line.get("verdict") or ""),
         reason=str(line.get("reason") or ""),
         numbers=_numbers(line, NUMBERS),
-        ratio=_ratio(line.get("ratio")),
+        ratio=ratio_of(line.get("ratio")),
         more={k: v for k, v in line.items() if k not in known},
     )
 
@@ -246,7 +252,8 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _ratio(value: Any) -> tuple[float, float, float] | None:
+def ratio_of(value: Any) -> tuple[float, float, float] | None:
+    """Return a ratio as its median, low and high, or None if it is anything else."""
     if not isinstance(value, list) or len(value) != 3 or not all(is_number(v) and v > 0 for v in value):
         return None
     median, low, high = value

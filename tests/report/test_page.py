@@ -163,10 +163,10 @@ def test_the_command_writes_both_pages_and_goes_on_after_a_bad_line(tmp_path):
     done = run(path, "--output", html, "--markdown", text)
     assert f"12 cells of 1 runs written to {html}" in done.stdout.replace("\n", " ").replace("  ", " ")
     assert "left out: " in done.stderr
-    assert "a.jsonl:62: not JSON" in done.stderr
+    assert "a.jsonl:74: not JSON" in done.stderr
     assert html.read_text("utf-8").startswith("<!doctype html>")
     assert text.read_text("utf-8").startswith("# Kernels against torch")
-    assert "a.jsonl:62: not JSON" in text.read_text("utf-8")
+    assert "a.jsonl:74: not JSON" in text.read_text("utf-8")
 
 
 def test_the_command_prints_json_and_writes_nothing(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ LATER = HEAD | {"date": "2026-11-22T10:00:00+00:00"}
 def test_rows_of_one_problem_are_one_cell(tmp_path):
     found = read([write(tmp_path / "a.jsonl", *record())])
     assert len(found.cells) == 12
-    assert {len(c.rows) for c in found.cells} == {5}
+    assert {len(c.rows) for c in found.cells} == {6}
     assert found.notes == []
     assert [(c.op, c.sample) for c in found.cells[:6:2]] == [
         ("add", "small"),
@@ -49,7 +49,7 @@ def test_devices_are_apart_and_a_cpu_is_named_with_its_threads(tmp_path):
     [
         ("{", "not JSON"),
         ("[1]", "must be an object, got list"),
-        ({"record": "tail"}, "record must be head or row, got 'tail'"),
+        ({"record": "tail"}, "record must be head, row, again or choice, got 'tail'"),
         (
             {"record": "row", "op": "add", "sample": 3, "label": "torch"},
             "a row must have sample, dtype as text",
@@ -73,7 +73,15 @@ def test_a_row_before_any_head_has_an_unknown_device(tmp_path):
 
 def test_fields_of_a_wrong_kind_are_absent_and_unknown_ones_are_kept(tmp_path):
     odd = row(
-        "cuda", 2.0, call_us="soon", error=float("nan"), ratio=[1.0, 2.0], blocks=True, bytes=None, clock=1980
+        "cuda",
+        2.0,
+        call_us="soon",
+        error=float("nan"),
+        ratio=[1.0, 2.0],
+        blocks=True,
+        bytes=None,
+        clock=1980,
+        host_blocks_us=[1.0],
     )
     (cell,) = read([write(tmp_path / "a.jsonl", HEAD, odd)]).cells
     (found,) = cell.rows

@@ -1,13 +1,7 @@
 // What the page says of the record itself: head, ceilings, versions, what was not run, the runs.
 
 function runs() {
-  const written = (v) =>
-    typeof v === "object" && v !== null
-      ? Object.entries(v)
-          .map(([k, x]) => `${k} ${typeof x === "object" ? JSON.stringify(x) : x}`)
-          .join(", ")
-      : String(v);
-  const known = new Set(["file", "device", "cells", "date", "versions", "ceilings", "method", "cuda"]);
+  const known = new Set(["file", "device", "cells", "date", "versions", "ceilings", "method", "cuda", "sources"]);
   const rows = DATA.runs.map((r) => ({
     cells: [
       r.file,
@@ -44,7 +38,7 @@ function runs() {
 function head(state) {
   const { device, cells } = state,
     found = spread(cells.filter((c) => c.ratio).map((c) => c.ratio[0]));
-  const inferred = cells.some((c) => c.timed_as === "rule");
+  const called = spread(cells.filter((c) => c.ratio_called).map((c) => c.ratio_called[0]));
   $("lede").replaceChildren(
     ...(found
       ? [
@@ -52,14 +46,15 @@ function head(state) {
             (found.slower
               ? `${plural(found.slower, "cell is", "cells are")} slower than torch.`
               : "None is slower than torch."),
-          inferred
-            ? make(
-                "small",
-                {},
-                "The choice is what the rule takes on these same timings, so by construction it loses nowhere here, and dispatch isn't in its time. Where a record has a row timed through nxcore, that row counts.",
-              )
-            : null,
-        ].filter(Boolean)
+          make(
+            "small",
+            {},
+            "The choice is what the rule takes on these same timings, so by construction it loses nowhere here. " +
+              (called
+                ? `With what a call through nxcore costs, it is ${ratioText(called.mean)} times as fast, and ${plural(called.slower, "cell is", "cells are")} slower than torch.`
+                : "What a call through nxcore costs was not recorded, and is not in its time."),
+          ),
+        ]
       : ["No cell that is left has a ratio to torch."]),
   );
   const kept = cells.filter((c) => c.chosen && c.chosen === c.torch).length;

@@ -233,14 +233,14 @@ const FIGURES = {
         bytesText(cell.bytes),
         row.gb_per_s,
         shareText(row.share_of_floor),
-        row.tflops ? row.tflops.toPrecision(3) : null,
+        row.tflop_per_s ? row.tflop_per_s.toPrecision(3) : null,
         row.intensity ? row.intensity.toPrecision(3) : null,
       ]),
     };
   },
 
   intensity(state) {
-    const points = measured(state, (row) => row.intensity && row.tflops);
+    const points = measured(state, (row) => row.intensity && row.tflop_per_s);
     if (!points.length) return { skip: true };
     const cold = state.device.ceilings.cold,
       peak = state.device.ceilings.flops;
@@ -253,7 +253,7 @@ const FIGURES = {
         group,
         label,
         (p) => p.row.intensity,
-        (p) => p.row.tflops,
+        (p) => p.row.tflop_per_s,
       ),
     );
     if (cold && peak)
@@ -273,7 +273,7 @@ const FIGURES = {
         xaxis: log("operations a byte", [10 ** low, 10 ** high], plain),
         yaxis: log(
           "TFLOP/s, by device time",
-          [...points.map((p) => p.row.tflops), ...(peak ? [peak * 1e-12] : [])],
+          [...points.map((p) => p.row.tflop_per_s), ...(peak ? [peak * 1e-12] : [])],
           plain,
         ),
       }),
@@ -282,7 +282,7 @@ const FIGURES = {
         opener(cell),
         row.label,
         row.intensity.toPrecision(3),
-        row.tflops.toPrecision(3),
+        row.tflop_per_s.toPrecision(3),
       ]),
     };
   },

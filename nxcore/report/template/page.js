@@ -43,10 +43,13 @@ function openCell(id) {
     ["Torch at its best", `${cell.torch || "–"}, ${timeText(cell.torch_us)}`],
     ["nxcore's choice", cell.chosen ? `${cell.chosen}, ${timeText(cell.chosen_us)}` : "–"],
     ["Noise, A/A half-width", noiseText(cell.noise)],
+    ["A call through nxcore", cell.called_us ? timeText(cell.called_us) : "not recorded"],
     ["Measured", run.date || "not recorded"],
     ["Record", run.file],
   ];
-  const timed = cell.rows.filter((r) => r.call_us !== undefined).sort((a, b) => FAILED.has(a.verdict) - FAILED.has(b.verdict) || a.call_us - b.call_us);
+  const timed = cell.rows
+    .filter((r) => r.call_us !== undefined)
+    .sort((a, b) => FAILED.has(a.verdict) - FAILED.has(b.verdict) || a.call_us - b.call_us);
   const others = cell.rows.filter((r) => r.call_us === undefined);
   const remarks = (r) =>
     [
@@ -54,10 +57,14 @@ function openCell(id) {
       r.compared_only ? "for comparison only" : "",
       r.blocks && r.blocks < 12 ? `left the race after ${r.blocks} blocks` : "",
       r.break_even ? `compiled in ${r.compile_s.toPrecision(2)} s` : "",
-      ...Object.entries(r.more || {}).map(([k, v]) => `${k}: ${typeof v === "object" ? JSON.stringify(v) : v}`),
+      ...Object.entries({ ...r.more, clocks: undefined })
+        .filter(([, v]) => v !== undefined)
+        .map(([k, v]) => `${k}: ${written(v)}`),
     ]
       .filter(Boolean)
       .join("; ");
+  const clocks = cell.rows.map((r) => r.more?.clocks).find(Boolean);
+  if (clocks) facts.push(["Clocks after the race", written(clocks)]);
   const columns = [
     col("Kernel"),
     col("Verdict"),
@@ -170,10 +177,6 @@ function render() {
   heat(state);
   policies(state);
   support(state);
-  const inferred = state.cells.some((c) => c.timed_as === "rule");
-  $("regret-note").textContent = inferred
-    ? "The choice is made on these same timings; sizes held out would tell more."
-    : "";
   $("roofline-note").textContent =
     "Bandwidth by device time over the bytes that the operator must move. The dashed line is what copying reached from memory; the roof adds what an empty call takes, both as the latest run measured them. A share of floor is counted with its own run's." +
     (state.cells.some((c) => c.rows.some((r) => r.intensity))

@@ -177,6 +177,8 @@ function policies(state) {
       state.cells.filter((c) => c.ratio),
     ),
   ];
+  const called = state.cells.filter((c) => c.ratio_called).map((c) => ({ ratio: c.ratio_called }));
+  found.push(policy("nxcore's choice, called through nxcore", called));
   for (const label of state.labels) {
     found.push(
       policy(

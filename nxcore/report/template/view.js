@@ -48,6 +48,14 @@ const errorText = (v) => (v === undefined || v === null ? "–" : v === 0 ? "exa
 const noiseText = (v) => (v === undefined || v === null ? "–" : `±${(100 * v).toFixed(v < 0.01 ? 2 : 1)}%`);
 const intervalText = (r) => (r ? `${ratioText(r[0])} [${ratioText(r[1])}, ${ratioText(r[2])}]` : "–");
 
+// Whatever else a record holds, as one line.
+function written(value) {
+  if (typeof value !== "object" || value === null) return String(value);
+  return Object.entries(value)
+    .map(([k, v]) => `${k} ${typeof v === "object" ? JSON.stringify(v) : v}`)
+    .join(", ");
+}
+
 const rowOf = (cell, label) => cell.rows.find((row) => row.label === label);
 const nameOf = (cell) => `${cell.op}, ${cell.sample}, ${cell.dtype}`;
 const ran = (row) => row.call_us !== undefined && !FAILED.has(row.verdict);
@@ -56,13 +64,10 @@ const ran = (row) => row.call_us !== undefined && !FAILED.has(row.verdict);
 function spread(ratios) {
   if (!ratios.length) return null;
   const ordered = [...ratios].sort((a, b) => a - b);
-  const at = 0.05 * (ordered.length - 1),
-    low = ordered[Math.floor(at)],
-    high = ordered[Math.ceil(at)];
   return {
     cells: ordered.length,
     mean: Math.exp(ordered.reduce((sum, r) => sum + Math.log(r), 0) / ordered.length),
-    p5: low + (at - Math.floor(at)) * (high - low),
+    p5: ordered[Math.ceil(ordered.length * 0.05) - 1],
     minimum: ordered[0],
     slower: ordered.filter((r) => r < 1).length,
   };
