@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from nxcore.report.figures import joined, spread
+from nxcore.bench.row import Row
+from nxcore.bench.summary import summary
+from nxcore.report.figures import NXCORE, joined, spread
 from nxcore.report.records import read
 from tests.report.lines import HEAD, choice, record, row, write
 
@@ -124,3 +128,30 @@ def test_a_device_says_what_never_ran_on_it_and_why(tmp_path):
     summary = {s["policy"]: s for s in device["summary"]}
     assert summary["triton"]["slower"] == 4
     assert (summary["nxcore"]["minimum"], summary["nxcore"]["cells"]) == (1.0, 12)
+
+
+def test_a_record_is_summed_up_as_nxcore_bench_does(tmp_path):
+    def rows(op, triton):
+        common = {"op": op, "sample": "small", "dtype": "float32"}
+        taken = Row(record="choice", label=NXCORE, verdict="FAST", chosen="triton", **common)
+        return [
+            Row(record="row", label="torch", verdict="BASE", call_us=9.0, ratio=(1.0, 1.0, 1.0), **common),
+            Row(
+                record="row",
+                label="triton",
+                verdict="FAST",
+                call_us=9 / triton,
+                ratio=(triton,) * 3,
+                **common,
+            ),
+            Row(record="again", label="torch again", verdict="BASE", ratio=(1.01, 1.0, 1.02), **common),
+            replace(taken, ratio=(triton,) * 3, ratio_called=(triton * 0.8,) * 3),
+        ]
+
+    lines = [r.to_dict() for r in [*rows("add", 1.2), *rows("sum", 3.0)]]
+    theirs = {line["label"]: line for line in summary(lines)}
+    for ours in data(tmp_path, *lines)["devices"][0]["summary"]:
+        line = theirs[ours["policy"]]
+        assert ours["mean"] == pytest.approx(line["mean"], abs=1e-4)
+        found = (ours["cells"], ours["p5"], ours["minimum"], ours["slower"])
+        assert found == (line["cells"], line["p5"], line["worst"], line["slower"])
