@@ -44,7 +44,7 @@ class Chooser:
 
     def __init__(self, settings: Settings, recall: Recall, changed: Callable[[], None]) -> None:
         self.settings, self.recall, self.tuner = settings, recall, recall.tuner
-        self.learner = Learner(recall)
+        self.learner = Learner(recall, changed)
         self.lock = Lock.read(settings.lock) if settings.lock else Lock({})
         self.choices: OrderedDict[Key, Choice] = OrderedDict()
         self._changed = changed
@@ -82,8 +82,8 @@ class Chooser:
             if reason := torch_alone(problem):
                 return self.tuner.stay(problem, backend, reason)
             before = self.choices.get(key)
-            choice = self.choices[key] = self._decide(problem, args, backend)
-            if before:
+            choice = self.choices[key] = self._decide(key, problem, args, backend)
+            if before and before.decision.rule != choice.decision.rule:
                 self._changed()
             if len(self.choices) > DECISIONS:
                 self.choices.popitem(last=False)
@@ -107,8 +107,15 @@ class Chooser:
                 del self.choices[key]
 
     def after_fork(self) -> None:
-        """Take locks of its own in a forked child: another thread may have held them at the fork."""
+        """Take locks of its own in a forked child, where what was being learnt begins anew.
+
+        Another thread may have held the locks at the fork, and the one that learns isn't there.
+        """
         self._threads = threading.RLock()
+        self.learner.after_fork()
+        for key in [k for k, c in self.choices.items() if c.decision.rule == "exploring"]:
+            del self.choices[key]
+        self._changed()
 
     def _key(self, problem: Problem, backend: str | None) -> Key:
         frozen = self.policy == "frozen"
@@ -120,7 +127,7 @@ class Chooser:
             torch.are_deterministic_algorithms_enabled(),
         )
 
-    def _decide(self, problem: Problem, args: tuple[Any, ...], backend: str | None) -> Choice:
+    def _decide(self, key: Key, problem: Problem, args: tuple[Any, ...], backend: str | None) -> Choice:
         """Choose for a problem that is new to this process."""
         order, policy = PREFERENCE.get().backends, self.policy
         if backend is not None or order:
@@ -129,18 +136,21 @@ class Chooser:
             return self.recall.locked(problem, args, label, strict=self.settings.strict)
         if policy == "frozen" and self.settings.strict:
             raise UnsupportedProblemError(problem.op, "frozen", [f"the lock says nothing of {problem}"])
-        if policy != "frozen" and (known := self.recall.recall(problem, args)):
+        if policy != "frozen" and (known := self.recall.recall(problem, args, policy)):
             return known
-        if policy in ("estimate", "frozen"):
-            stayed = self.tuner.stay(problem, None, f"nothing is known of it, and the policy is {policy!r}")
-            return replace(stayed, decision=replace(stayed.decision, rule="prior"))
-        if policy == "online" and self.learner.takes(problem):
-            return self.learner.start(problem, functools.partial(self._learnt, problem, self.lock))
-        choice = self.tuner.choose(problem, args)
-        self.recall.keep(problem, choice.decision, choice.again)
-        return choice
+        if policy == "measure":
+            choice = self.tuner.choose(problem, args)
+            self.recall.keep(problem, choice.decision, choice.again)
+            return choice
+        why = self.learner.refusal(problem) if policy == "online" else ""
+        if policy == "online" and not why:
+            return self.learner.start(problem, functools.partial(self._learnt, key, self.lock))
+        reason = f"nothing is known of it, and the policy is {policy!r}" + (f": {why}" if why else "")
+        stayed = self.tuner.stay(problem, None, reason)
+        return replace(stayed, decision=replace(stayed.decision, rule="prior"))
 
-    def _learnt(self, problem: Problem, lock: Lock, choice: Choice) -> None:
-        if self.lock is lock:  # else ranks have agreed meanwhile, and this comes too late
-            self.keep(problem, None, choice)
-            self._changed()
+    def _learnt(self, key: Key, lock: Lock, choice: Choice) -> None:
+        """Keep what the calls told, unless somebody decided meanwhile, or ranks have agreed."""
+        with self._threads:
+            if self.lock is lock and key in self.choices and self.choices[key].decision.rule == "exploring":
+                self.choices[key] = choice

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from nxcore.errors import NxcoreError
 from nxcore.measure import Ceilings, Effort, ceilings
 from nxcore.select import Candidate
 from nxcore.session import Session
+from nxcore.settings import Settings
 from nxcore.spec import OpSpec
 from nxcore.verify import Truth
 
@@ -193,7 +194,7 @@ def run(device: torch.device, *, seed: int = 0, advance: Advance = lambda what, 
     Report
         Data alone; ``nxcore.cli.render`` prints it.
     """
-    session = Session(effort=EFFORT)
+    session = Session(replace(Settings.from_environment(), policy="measure"), effort=EFFORT)
     steps = 10
     advance("measuring what this device can do", 0, steps)
     torch.manual_seed(seed)

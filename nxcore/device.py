@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import os
 import platform
@@ -134,3 +135,10 @@ def synchronize(device: torch.device) -> None:
     """Wait until all that was launched on ``device`` is done; nothing to do on the CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def heed_no_capture() -> None:
+    """Let this thread use CUDA while another one captures a graph, and do that graph no harm."""
+    thread_local = ctypes.c_int(1)  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+    with contextlib.suppress(OSError, AttributeError):  # no driver of that name, such as on ROCm
+        ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(thread_local))

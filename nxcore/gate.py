@@ -13,6 +13,7 @@ import functools
 import statistics
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +30,8 @@ from nxcore.registry import Registry
 from nxcore.spec import Sample
 from nxcore.store import Store
 from nxcore.verify import CLASSES, Truth, agreement, leaves, precision_class, require_telling, without_out
+
+_PAUSE: ContextVar[Callable[[], None]] = ContextVar("nxcore_pause", default=lambda: None)
 
 ALIKE = 3
 """How many samples of one layout a kernel is held to where the smoke samples have none of it."""
@@ -51,6 +54,16 @@ class Held:
     refusal: str
     error: float | None = None
     layouts: tuple[str, ...] = ()
+
+
+@contextlib.contextmanager
+def pausing(pause: Callable[[], None]) -> Iterator[None]:
+    """Call ``pause`` between the samples of a verification, each of which may have to be compiled for."""
+    token = _PAUSE.set(pause)
+    try:
+        yield
+    finally:
+        _PAUSE.reset(token)
 
 
 class Gate:
@@ -139,30 +152,33 @@ class Gate:
                     raise DeviceLostError(reason, op=suspect.op, kernel=suspect.kernel, sure=True) from error
                 raise
 
+    def knows(self, backend: Backend, kernel: Kernel, problem: Problem) -> bool:
+        """Tell whether a kernel was found right before, so that it need not be compiled for samples."""
+        suspect = self.suspect(backend, kernel, problem.device, problem.dtype)
+        return self._kept(suspect, problem.device, problem.dtype, "smoke") is not None
+
+    def _kept(self, suspect: Suspect, device: torch.device, dtype: torch.dtype, what: str) -> Held | None:
+        """Return the verdict on the samples called ``what``, from memory or from disk."""
+        if found := self._held.get((suspect.kernel, suspect.op, device, dtype, what)):
+            return found
+        return _verdict(self.store.read("verdicts", suspect.key | {"samples": what}), _make(suspect))
+
     def _ask(self, backend: Backend, kernel: Kernel, problem: Problem, what: str) -> Held:
-        """Return how a kernel did on the samples called ``what``: from memory, from disk, or found now."""
+        """Return how a kernel did on the samples called ``what``: kept from before, or found now."""
         device, dtype = problem.device, problem.dtype
         suspect = self.suspect(backend, kernel, device, dtype)
-        key = (suspect.kernel, suspect.op, device, dtype, what)
-        if key in self._held:
-            return self._held[key]
-        filed = suspect.key | {"samples": what}
-        make = {"device": dict(suspect.device), "made_of": dict(suspect.made_of)}
-        # Without a source there is no telling when it changed: such a verdict is this process's alone.
-        lasting = all(suspect.made_of["sources"].values())
-        found = _verdict(self.store.read("verdicts", filed), make) if lasting else None
+        found = self._kept(suspect, device, dtype, what)
         if found is None:
-            with self.watched(suspect, device, "its verification"), current(device):
-                found = self._run(suspect, kernel, device, dtype, what)
+            found = self._run(suspect, kernel, device, dtype, what)
             if found.refusal and found.error is not None and backend.name != "torch":
                 self.quarantine.add(suspect, "wrong", found.refusal)
-            elif not found.refusal and lasting:
-                self.store.write(
-                    "verdicts", filed, {"error": found.error, "layouts": list(found.layouts), **make}
-                )
+            # Without a source there is no telling when it changed: such a verdict is this process's alone.
+            elif not found.refusal and all(suspect.made_of["sources"].values()):
+                verdict = {"error": found.error, "layouts": list(found.layouts)}
+                self.store.write("verdicts", suspect.key | {"samples": what}, verdict | _make(suspect))
         if found.refusal and found.error is None:
             return found  # it raised: the machine's state may be to blame, so ask again
-        self._held[key] = found
+        self._held[suspect.kernel, suspect.op, device, dtype, what] = found
         return found
 
     def _run(
@@ -172,20 +188,27 @@ class Gate:
         errors: list[float] = []
         layouts: list[str] = []
         for sample in _samples(spec.name, dtype, what, self.registry):
-            try:
-                args, truth, other = built(spec.name, sample.name, device, dtype, self.registry)
-                problem = Problem.of(spec, args)
-                if not kernel.accepts(problem):
-                    continue
-                call = kernel.plan(problem)
-                found = agreement(call, spec, args, truth)
-                if found.ok and not errors and what == "smoke" and _answers_from_memory(call, args, other):
-                    why = "new numbers at the same addresses got the old answer"
-                    return Held(f"wrong on sample {sample.name!r}: {why}", found.error)
-            except Exception as failure:
-                if lost(device):
-                    raise
-                return Held(f"raised on sample {sample.name!r}: {brief(failure)}")
+            _PAUSE.get()()
+            with self.watched(suspect, device, "its verification"), current(device):
+                try:
+                    args, truth, other = built(spec.name, sample.name, device, dtype, self.registry)
+                    problem = Problem.of(spec, args)
+                    if not kernel.accepts(problem):
+                        continue
+                    call = kernel.plan(problem)
+                    found = agreement(call, spec, args, truth)
+                    if (
+                        found.ok
+                        and not errors
+                        and what == "smoke"
+                        and _answers_from_memory(call, args, other)
+                    ):
+                        why = "new numbers at the same addresses got the old answer"
+                        return Held(f"wrong on sample {sample.name!r}: {why}", found.error)
+                except Exception as failure:
+                    if lost(device):
+                        raise
+                    return Held(f"raised on sample {sample.name!r}: {brief(failure)}")
             if not found.ok:
                 return Held(f"wrong on sample {sample.name!r}: {found.reason}", found.error)
             errors.append(found.error)
@@ -244,6 +267,10 @@ def brief(error: Exception) -> str:
 def short(dtype: torch.dtype) -> str:
     """Return a dtype's name as torch's users write it, without ``torch.``."""
     return str(dtype).removeprefix("torch.")
+
+
+def _make(suspect: Suspect) -> dict[str, Any]:
+    return {"device": dict(suspect.device), "made_of": dict(suspect.made_of)}
 
 
 def _overclaims(kernel: Kernel, errors: Sequence[float]) -> str:

@@ -5,69 +5,97 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from nxcore.choice import AGAIN, Choice, Entry, carry_out, check_result, decided, leaves_of, timed
+from nxcore.choice import (
+    AGAIN,
+    Choice,
+    Entry,
+    carry_out,
+    check_result,
+    decided,
+    leaves_of,
+    timed,
+    yardstick,
+)
+from nxcore.device import heed_no_capture
 from nxcore.dispatch import KernelWarning
-from nxcore.gate import brief
+from nxcore.gate import brief, pausing
 from nxcore.guards import guarded
 from nxcore.measure import Clock
 from nxcore.online import Exploration
+from nxcore.pace import Hand, Pace
 from nxcore.problem import Problem
 from nxcore.recall import Recall
-from nxcore.select import Decision, settled
+from nxcore.select import Candidate, Decision, settled
 from nxcore.timing import Timing
 
 Decided = Callable[[Choice], None]
 
+KNOWN_S, UNKNOWN_S, LOOK_S = 1.0, 2.0, 0.01
+"""What is allowed for a kernel that is verified already, for a step of one that isn't, and for a look."""
+
+WAITING = 4096
+"""Problems that may wait for their kernels; the one that waits longest is left to torch."""
+
 
 class Learner:
-    """Starts explorations, one background thread a problem, one at work at a time.
+    """Starts explorations, and does in one background thread what is needed for them, at its pace.
 
     Parameters
     ----------
     recall : Recall
         Keeps what was learnt; its tuner knows who may take part.
+    changed : callable
+        Called when all that is decided may be planned anew.
     clock : callable
         Nanoseconds; a test may bring its own.
+    pace : Pace, optional
+        How much of the time the thread may take.
     """
 
-    def __init__(self, recall: Recall, clock: Clock = time.perf_counter_ns) -> None:
+    def __init__(
+        self,
+        recall: Recall,
+        changed: Callable[[], None],
+        clock: Clock = time.perf_counter_ns,
+        pace: Pace | None = None,
+    ) -> None:
         self.recall, self.tuner, self.clock = recall, recall.tuner, clock
-        self._one_at_a_time = threading.Lock()
-        self.threads: list[threading.Thread] = []
+        self._changed, self._undone = changed, False
+        self._take(pace or Pace())
 
-    def takes(self, problem: Problem) -> bool:
-        """Tell whether a problem can be learnt from its calls.
-
-        Not one that writes into an argument, one without work, or one whose torch is a yardstick that
-        answers otherwise; and not under a deterministic setting, where calls must not differ.
-        """
-        return not (
-            problem.writes
-            or problem.view
-            or problem.spec.yardsticks
-            or torch.are_deterministic_algorithms_enabled()
-            or any(m.numel() == 0 for m in leaves_of(problem.outputs))
-            or not self.tuner.accepting(problem)
+    def _take(self, pace: Pace) -> None:
+        """Begin with hands of its own: what takes long keeps no verdict waiting."""
+        self.pace = pace
+        self._preparing, self._judging = (
+            Hand(pace, idle=self._idle, failed=self._failed, most=WAITING) for _ in range(2)
         )
 
+    def refusal(self, problem: Problem) -> str:
+        """Return why a problem can't be learnt from its calls; empty if it can.
+
+        What takes longer to tell is told in the background.
+        """
+        if problem.writes:
+            return "it writes into an argument"
+        if torch.are_deterministic_algorithms_enabled():
+            return "under a deterministic setting calls must not differ"
+        if problem.view:
+            return "it is a view: there is nothing to run"
+        if len(self.tuner.taking_part(problem.op)) == 1 or not threading.main_thread().is_alive():
+            return "nobody else can take a turn"
+        return ""
+
     def start(self, problem: Problem, serve: Decided) -> Choice:
-        """Return what serves ``problem`` from now on: torch, and soon everybody in turn."""
+        """Return what serves ``problem`` from now on: torch, and in time everybody in turn."""
         backend, kernel = self.tuner.taking_part(problem.op)[0]
         entries: list[Entry] = []
-
-        def finish(timings: Mapping[str, Timing]) -> Callable[..., Any]:
-            candidates = timed([e.candidate for e in entries], timings)
-            decision = decided(problem, candidates, timings.get(AGAIN), entries, learnt=True)
-            self.recall.keep(problem, decision, timings.get(AGAIN), "online")
-            choice = carry_out(decision, entries)
-            serve(choice)
-            return guarded(replace(choice, captured=None), problem)
+        self.pace.begin()
 
         def failed(label: str, error: Exception) -> None:
             at = next(i for i, e in enumerate(entries) if e.candidate.label == label)
@@ -78,50 +106,89 @@ class Learner:
             warnings.warn(
                 f"{label}, a kernel of {problem.op!r}, raised {brief(error)}; it takes no more turns",
                 KernelWarning,
-                stacklevel=5,
+                stacklevel=6,
             )
+
+        def finish(choice: Choice) -> None:
+            serve(choice)
+            exploration.end(guarded(replace(choice, captured=None), problem))
+            self._undone = True
+
+        def judge(timings: Mapping[str, Timing], last: bool) -> None:
+            self.pace.rest(LOOK_S)
+            candidates, again = timed([e.candidate for e in entries], timings), timings.get(AGAIN)
+            if not (last or settled(candidates, again)):
+                exploration.resume()
+                return
+            self.pace.charge(_lost_s(timings))
+            decision = decided(problem, candidates, again, entries, learnt=True)
+            self.recall.keep(problem, decision, again, "online")
+            finish(carry_out(decision, entries))
+
+        def prepare() -> None:
+            entries.extend(self._entered(problem))
+            racing = [e for e in entries if e.call and not e.candidate.refusal and not e.candidate.simulated]
+            if len(racing) < 2:
+                why = "no other backend has a kernel for this call"
+                decision = Decision("torch", "reference", why, tuple(e.candidate for e in entries))
+                finish(Choice(decision, problem.spec.reference, kernel, backend))
+                return
+            calls = {e.candidate.label: self._careful(e, problem) for e in racing}
+            calls[AGAIN] = problem.spec.reference
+            native = (e.candidate.label for e in racing if e.candidate.native)
+            exploration.begin(calls, frozenset({AGAIN, *native}))
 
         exploration = Exploration(
             problem.spec.reference,
             problem.device,
-            settled=lambda seen: settled(timed([e.candidate for e in entries], seen), seen.get(AGAIN)),
-            finished=finish,
+            wanted=lambda: self._preparing.add(prepare),
+            look=lambda timings, last: self._judging.add(lambda: judge(timings, last)),
             failed=failed,
             clock=self.clock,
         )
-
-        def prepare() -> None:
-            with self._one_at_a_time:
-                for b, k in self.tuner.taking_part(problem.op):
-                    if not threading.main_thread().is_alive():
-                        return  # the process ends: nobody will call again
-                    entries.append(self.tuner.enter(b, k, problem, (), first=False))
-            racing = [e for e in entries if e.call and not e.candidate.refusal and not e.candidate.simulated]
-            if len(racing) == 1:
-                candidates = tuple(e.candidate for e in entries)
-                why = "no other backend has a kernel for this call"
-                serve(
-                    Choice(
-                        Decision("torch", "reference", why, candidates),
-                        problem.spec.reference,
-                        kernel,
-                        backend,
-                    )
-                )
-                exploration.end(problem.spec.reference)
-                return
-            calls = {e.candidate.label: self._careful(e, problem) for e in racing} | {
-                AGAIN: problem.spec.reference
-            }
-            exploration.begin(
-                calls, frozenset({AGAIN, *(e.candidate.label for e in racing if e.candidate.native)})
-            )
-
-        thread = threading.Thread(target=prepare, name=f"nxcore {problem.op}")
-        self.threads = [t for t in self.threads if t.is_alive()] + [thread]
-        thread.start()
         reason = "its first calls take turns between torch's own and the kernels that are ready"
         return Choice(Decision("torch", "exploring", reason), exploration, kernel, backend)
+
+    def settle(self, timeout: float | None = None) -> None:
+        """Wait until the background has nothing left to do."""
+        for hand in (self._preparing, self._judging):
+            if thread := hand.thread:
+                thread.join(timeout)
+
+    def after_fork(self) -> None:
+        """Begin anew in a forked child, which has no background threads."""
+        self._take(Pace(self.pace.share))
+
+    def _idle(self) -> None:
+        """Have all that is decided planned anew: once, where several were learnt in a row."""
+        undone, self._undone = self._undone, False
+        if undone:
+            self._changed()
+
+    def _failed(self, error: Exception) -> None:
+        text = f"learning from calls met {brief(error)}; torch serves them"
+        warnings.warn(text, KernelWarning, stacklevel=1)
+
+    def _entered(self, problem: Problem) -> Iterator[Entry]:
+        """Ask, verify and plan every kernel, with rests in between; none if there is no work."""
+        self.pace.rest(KNOWN_S)
+        if problem.device.type == "cuda":
+            heed_no_capture()
+        if any(m.numel() == 0 for m in leaves_of(problem.outputs)):
+            return
+        with pausing(lambda: self.pace.rest(UNKNOWN_S)):
+            for backend, kernel in self.tuner.taking_part(problem.op):
+                candidate = Candidate(backend.label(kernel), backend.name)
+                if yardstick(kernel):
+                    refusal = "takes no turns: it answers otherwise than the operator"
+                    yield Entry(backend, kernel, replace(candidate, refusal=refusal))
+                elif self.tuner.registry.probe(backend, kernel).simulated:
+                    yield Entry(backend, kernel, replace(candidate, simulated=True))
+                else:
+                    if not self.tuner.refusal(backend, kernel, problem):
+                        known = self.tuner.gate.knows(backend, kernel, problem)
+                        self.pace.rest(KNOWN_S if known else UNKNOWN_S)
+                    yield self.tuner.enter(backend, kernel, problem, (), first=False)
 
     def _careful(self, entry: Entry, problem: Problem) -> Callable[..., Any]:
         """Wrap a kernel's call so that its first run is in the journal, waited for, and looked at."""
@@ -143,3 +210,9 @@ class Learner:
             return result
 
         return run
+
+
+def _lost_s(timings: Mapping[str, Timing]) -> float:
+    """Return what turns took above as many of torch's own."""
+    each = timings[AGAIN].median_us
+    return sum(max(0.0, t - each) for timing in timings.values() for t in timing.call_us) * 1e-6

@@ -3,6 +3,7 @@
 Calls take turns between torch's own and the candidates, in rounds of random order, so that drift hits
 all alike. Each does the caller's work and is timed in place: on the CPU by a clock, on CUDA by two events
 that are asked later whether they have come to pass. Nothing runs twice, nothing waits, no memory is taken.
+Until all are ready, and while somebody looks at the times, torch's own serves.
 """
 
 from __future__ import annotations
@@ -22,11 +23,16 @@ from nxcore.timing import Timing
 LOOKS = (12, 20, 40)
 """Rounds after which the verdicts are looked at; after the last one the exploration ends."""
 
+MET = 8
+"""Calls after which a problem is worth the work: a shape that comes but once is not."""
+
 HOPELESS = 10.0
-"""A first time this much worse than torch's ends a candidate at once."""
+"""A second time this much worse than torch's ends a candidate at once, a first one by the square of it."""
+
+FIRST_US = 10_000.0
+"""What a first run may take above that: it may load, link or allocate."""
 
 Call = Callable[..., Any]
-Settled = Callable[[Mapping[str, Timing]], bool]
 
 
 class Exploration:
@@ -38,16 +44,22 @@ class Exploration:
         torch's own: serves whenever it is nobody's turn.
     device : torch.device
         Where the work happens.
-    settled : callable
-        Asked at each look: is every verdict clear?
-    finished : callable
-        Given the timings at the end, once; returns the call that serves from then on.
+    wanted : callable
+        Called once the problem was met often enough; in time, ``begin`` or ``end`` are to follow.
+    look : callable
+        Given the timings after some rounds, and whether they were the last; ``resume`` or ``end`` are to
+        follow.
     failed : callable
         Told the label and the exception of a candidate that raised.
     clock : callable
         Nanoseconds; a test may bring its own.
     seed : int
         Of the order within rounds.
+
+    Attributes
+    ----------
+    serve : callable
+        What a call goes to at present.
     """
 
     def __init__(
@@ -55,56 +67,80 @@ class Exploration:
         reference: Call,
         device: torch.device,
         *,
-        settled: Settled,
-        finished: Callable[[Mapping[str, Timing]], Call],
+        wanted: Callable[[], None],
+        look: Callable[[Mapping[str, Timing], bool], None],
         failed: Callable[[str, Exception], None],
         clock: Clock = time.perf_counter_ns,
         seed: int = 0,
     ) -> None:
         self.reference, self.device, self.clock = reference, device, clock
-        self._settled, self._finished, self._failed = settled, finished, failed
+        self._wanted, self._looks, self._failed = wanted, look, failed
         self._calls: dict[str, Call] = {}
         self._rounds: dict[str, list[tuple[float, float]]] = {}
         self._rivals: frozenset[str] = frozenset()
         self._order: list[str] = []
         self._pending: deque[tuple[str, float, Any, Any]] = deque()
-        self._final: Call | None = None
         self._turn, self._dice = threading.Lock(), random.Random(seed)  # noqa: S311  the order of a benchmark
-        self._started = 0
+        self._started, self._done, self._met = 0, 0, 0
+        self.serve: Call = self._meet
+
+    def __call__(self, *args: Any) -> Any:
+        """Do the caller's work, by whoever's turn it is."""
+        return self.serve(*args)
 
     def begin(self, calls: Mapping[str, Call], rivals: frozenset[str]) -> None:
-        """Take turns from now on; the first of ``calls`` is torch's own, and ``rivals`` are never dropped."""
+        """Take turns from now on; ``rivals``, torch's own among them, are never dropped."""
         self._rivals = rivals
         self._rounds = {label: [] for label in calls}
         self._calls = dict(calls)
+        self.resume()
+
+    def resume(self) -> None:
+        """Go on taking turns after a look."""
+        self.serve = self._take_turns
 
     def end(self, call: Call) -> None:
         """Serve all calls by ``call`` from now on."""
-        self._final = call
+        self.serve, self._calls = call, {}
 
     @property
     def progress(self) -> tuple[int, int]:
         """The rounds that are complete, and the most there can be."""
         return min((len(r) for r in self._rounds.values()), default=0), LOOKS[-1]
 
-    def __call__(self, *args: Any) -> Any:
-        """Do the caller's work, by whoever's turn it is."""
-        if self._final is not None:
-            return self._final(*args)
-        if not self._calls or self._capturing() or not self._turn.acquire(blocking=False):
+    @property
+    def _taking_turns(self) -> bool:
+        return self.serve == self._take_turns
+
+    def _meet(self, *args: Any) -> Any:
+        self._met += 1
+        if self._met == MET:
+            self.serve = self.reference
+            self._wanted()
+        return self.reference(*args)
+
+    def _take_turns(self, *args: Any) -> Any:
+        if self._capturing() or not self._turn.acquire(blocking=False):
             return self.reference(*args)
         try:
-            if final := self._harvest():
-                return final(*args)
+            self._harvest()
+            if not self._taking_turns:
+                return self.reference(*args)
             if not self._order:
                 if self._started == LOOKS[-1] + 1:
                     return self.reference(*args)  # the last events have not come to pass yet
-                self._order = list(self._calls)
-                self._dice.shuffle(self._order)
+                self._order = self._new_order()
                 self._started += 1
             return self._run(self._order.pop(), args)
         finally:
             self._turn.release()
+
+    def _new_order(self) -> list[str]:
+        order = list(self._calls)
+        self._dice.shuffle(order)
+        if not self._started:  # torch's own first, at the end: what the others are held to from the start
+            order.sort(key=lambda label: label in self._rivals)
+        return order
 
     def _run(self, label: str, args: tuple[Any, ...]) -> Any:
         call = self._calls[label]
@@ -124,36 +160,41 @@ class Exploration:
                 self._note(label, spent_us, spent_us)
         except Exception as error:
             if label in self._rivals:
+                self._order.append(label)  # the round is to be whole
                 raise
             self._drop(label)
             self._failed(label, error)
+            self._end_round()
             return self.reference(*args)
         return result
 
     def _capturing(self) -> bool:
         return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
-    def _harvest(self) -> Call | None:
-        """Take the times of events that have come to pass, in order; wait for none. Return what was found."""
-        while self._pending and self._pending[0][3].query():
+    def _harvest(self) -> None:
+        """Take the times of events that have come to pass, in order; wait for none, stop at a look."""
+        while self._pending and self._taking_turns and self._pending[0][3].query():
             label, host_us, start, end = self._pending.popleft()
             if label in self._calls:
                 self._note(label, start.elapsed_time(end) * 1e3, host_us)
-        return self._final
 
     def _note(self, label: str, device_us: float, host_us: float) -> None:
         self._rounds[label].append((device_us, host_us))
-        done = min(len(self._rounds[name]) for name in self._calls)
         mine = len(self._rounds[label])
         if label not in self._rivals and mine <= DROP_AFTER:
             least = min((max(t) for name in self._rivals for t in self._rounds[name]), default=float("inf"))
-            if max(device_us, host_us) > HOPELESS * least and mine > 1:  # the first run warms up
+            limit = HOPELESS * least if mine > 1 else HOPELESS**2 * least + FIRST_US
+            if max(device_us, host_us) > limit:
                 self._drop(label)
-        if mine == done and done == max(len(self._rounds[name]) for name in self._calls):
-            self._look(done)
+        self._end_round()
 
-    def _look(self, done: int) -> None:
-        """After a whole round: drop the slow, and end where all is clear."""
+    def _end_round(self) -> None:
+        """After a whole round, drop the slow; where it is time to look, torch serves until somebody did."""
+        counts = {len(self._rounds[name]) for name in self._calls}
+        done = counts.pop()
+        if counts or done == self._done:
+            return
+        self._done = done
         timings = self.timings
         if done == DROP_AFTER + 1:  # of which the first warmed up
             best = min(t.median_us for t in timings.values())
@@ -161,9 +202,9 @@ class Exploration:
                 n for n, t in timings.items() if t.median_us > DROP * best and n not in self._rivals
             ]:
                 self._drop(label)
-        if done - 1 in LOOKS and (done - 1 == LOOKS[-1] or self._settled(self.timings)):
-            self._final = self._finished(self.timings)
-            self._calls = {}
+        if done - 1 in LOOKS:
+            self.serve = self.reference
+            self._looks(timings, done - 1 == LOOKS[-1])
 
     @property
     def timings(self) -> dict[str, Timing]:

@@ -102,8 +102,12 @@ class Recall:
         ]
         return "; ".join(changed)
 
-    def recall(self, problem: Problem, args: tuple[Any, ...]) -> Choice | None:
-        """Return what was decided before; only kernels that are new or made otherwise are measured."""
+    def recall(self, problem: Problem, args: tuple[Any, ...], policy: str) -> Choice | None:
+        """Return what was decided before.
+
+        Of kernels that are new or made otherwise, ``measure`` measures those alone. ``online`` learns all anew:
+        None. Any other policy does without them.
+        """
         if problem.view or (page := self.wisdom.read(problem)) is None:
             return None
         known = {c.label: c for c in page.decision.candidates if not c.refusal.startswith(ON_REQUEST)}
@@ -124,9 +128,11 @@ class Recall:
             else:
                 new.append((backend, kernel))
         changed |= any(c.timing for c in known.values())  # what is left isn't installed any more
-        if new:
+        if new and policy == "measure":
             return self._joined(problem, args, page, candidates, new)
-        if changed:
+        if new and (policy == "online" or not (candidates and candidates[0].native)):
+            return None
+        if new or changed:
             return self._carried(problem, args, self._decided(problem, candidates, page))
         return self._carried(problem, args, replace(page.decision, candidates=tuple(candidates)))
 

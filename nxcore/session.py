@@ -7,6 +7,7 @@ import copy
 import os
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -72,6 +73,7 @@ class Session:
         self._lost: DeviceLostError | None = None
         self._operators: dict[tuple[str, str | None], Operator] = {}
         self._lock = threading.RLock()
+        _sessions.add(self)
 
     def op(self, name: str, *, backend: str | None = None) -> Operator:
         """Return the operator ``name``: the same object at every call.
@@ -191,9 +193,16 @@ class Session:
             self._lose(error)
             raise
 
+    def after_fork(self) -> None:
+        """Take locks of its own in a forked child."""
+        self._lock = threading.RLock()
+        self.chooser.after_fork()
+
     def _forget(self) -> None:
         """Drop all plans: a choice that they were made of is another now."""
-        for found in self._operators.values():  # a gradient's forward runs inside another operator's plans
+        for found in list(
+            self._operators.values()
+        ):  # a gradient's forward runs inside another operator's plans
             found.clear()
 
     def _recover(
@@ -377,14 +386,33 @@ def default() -> Session:
     return _default
 
 
+FORK_PATIENCE = 60.0
+"""Seconds that a fork waits for background work in hand: a compiler's locks must not be held in the child."""
+
+_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+_held: list[Any] = []
+
+
+def _before_fork() -> None:
+    """Let background work come to a rest: a child that inherits the lock of a compiler waits for ever."""
+    _held[:] = [
+        b for s in list(_sessions) if (b := s.chooser.learner.pace.busy).acquire(timeout=FORK_PATIENCE)
+    ]
+
+
+def _after_fork_here() -> None:
+    while _held:
+        _held.pop().release()
+
+
 def _after_fork() -> None:
     """Give a forked child locks of its own: another thread may have held them at the fork."""
     global _default_lock  # noqa: PLW0603
     _default_lock = threading.RLock()
-    if _default is not None:
-        _default._lock = threading.RLock()  # noqa: SLF001  the same module's
-        _default.chooser.after_fork()
+    _held.clear()
+    for session in list(_sessions):
+        session.after_fork()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_here, after_in_child=_after_fork)

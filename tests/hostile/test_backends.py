@@ -117,7 +117,7 @@ import sys, pathlib, torch
 from nxcore.session import Session
 from nxcore.settings import Settings
 from tests.hostile import backends
-Session(Settings(cache=pathlib.Path(sys.argv[1])), backends.hangs()).op("sum")(torch.ones(9))
+Session(Settings(cache=pathlib.Path(sys.argv[1]), policy="measure"), backends.hangs()).op("sum")(torch.ones(9))
 """
 
 
@@ -133,7 +133,7 @@ def test_what_hung_until_it_was_killed_is_quarantined_at_the_next_start(tmp_path
     finally:
         child.kill()
         child.wait()
-    session = Session(Settings(cache=cache), backends.hangs(), fakes.QUICK)
+    session = Session(Settings(cache=cache, policy="measure"), backends.hangs(), fakes.QUICK)
     assert float(session.op("sum")(torch.ones(9))) == 9
     (entry,) = session.gate.quarantine
     assert (entry.kind, entry.op, entry.kernel) == ("crashed", "sum", "hostile")

@@ -13,7 +13,8 @@ import torch
 from nxcore import identity, measure, online
 from nxcore.dispatch import KernelWarning
 from nxcore.learn import Learner
-from nxcore.online import LOOKS, Exploration
+from nxcore.online import LOOKS, MET, Exploration
+from nxcore.pace import Pace
 from nxcore.session import Session
 from nxcore.settings import Settings
 from nxcore.timing import Timing
@@ -44,12 +45,16 @@ class Kernel:
         return ADD(*args)
 
 
-def learning(folder=None, **us):
+def learning(folder=None, yardstick=None, **us):
     """Return an online session, its kernels by name, and the names of those that ran, in order."""
     clock, runs = fakes.Clock(), []
     kernels = {name: Kernel(name, runs, clock, time) for name, time in us.items()}
     spec = fakes.replace(SPECS["add"], reference=kernels.pop("torch"), idioms={})
     spec.reference.__module__, spec.reference.__qualname__ = "fakes", "add"
+    if yardstick:
+        kernels["torch-other"] = other = Kernel("torch-other", runs, clock, yardstick)
+        other.__module__, other.__qualname__ = "fakes", "other"
+        spec = fakes.replace(spec, yardsticks={"other": kernels.pop("torch-other")})
     backends = [
         fakes.backend(name, fakes.kernel("add", k, target=f"{name}:plan")) for name, k in kernels.items()
     ]
@@ -57,16 +62,24 @@ def learning(folder=None, **us):
     session = Session(
         Settings(cache=folder, policy="online"), fakes.registry(*backends, specs=specs), fakes.QUICK
     )
-    session.chooser.learner = Learner(session.chooser.recall, clock)
+    at_once = Pace(share=float("inf"))
+    session.chooser.learner = Learner(session.chooser.recall, session._forget, clock, at_once)
     return session, kernels | {"torch": spec.reference}, runs
 
 
 def ready(session, *args):
-    """Call once, so that the background begins, and wait for it."""
-    result = session.op("add")(*args)
-    for thread in session.chooser.learner.threads:
-        thread.join(30)
+    """Call until the problem is worth the work, and wait for the background."""
+    for _ in range(MET):
+        result = session.op("add")(*args)
+    session.chooser.learner.settle(30)
     return result
+
+
+def called(session, times, *args):
+    """Call, and give the background its time after each."""
+    for _ in range(times):
+        session.op("add")(*args)
+        session.chooser.learner.settle(30)
 
 
 def test_calls_take_turns_each_runs_once_and_all_are_right():
@@ -84,12 +97,9 @@ def test_calls_take_turns_each_runs_once_and_all_are_right():
 def test_the_fastest_serves_once_it_is_clear_and_it_sticks():
     session, _, runs = learning(torch=100, fast=50, faster=25)
     ready(session, X, X)
-    op = session.op("add")
-    for _ in range(4 * (LOOKS[0] + 2)):
-        op(X, X)
+    called(session, 4 * (LOOKS[0] + 1), X, X)
     runs.clear()
-    for _ in range(10):
-        op(X, X)
+    called(session, 10, X, X)
     assert runs == ["faster"] * 10
     found = session.explain("add", X, X).decision
     assert (found.chosen, found.rule) == ("faster", "measured")
@@ -99,8 +109,7 @@ def test_the_fastest_serves_once_it_is_clear_and_it_sticks():
 def test_nothing_is_faster_so_torch_stays():
     session, _, runs = learning(torch=50, slow=60)
     ready(session, X, X)
-    for _ in range(3 * (LOOKS[-1] + 2)):
-        session.op("add")(X, X)
+    called(session, 3 * (LOOKS[-1] + 1), X, X)
     runs.clear()
     session.op("add")(X, X)
     assert runs == ["torch"]
@@ -121,9 +130,16 @@ def test_a_hopeless_candidate_has_two_turns():
     session, _, runs = learning(torch=10, hopeless=5000)
     ready(session, X, X)
     runs.clear()
-    for _ in range(100):
-        session.op("add")(X, X)
+    called(session, 100, X, X)
     assert runs.count("hopeless") == 2
+
+
+def test_a_candidate_that_no_first_run_excuses_has_one_turn():
+    session, _, runs = learning(torch=10, beyond=50_000)
+    ready(session, X, X)
+    runs.clear()
+    called(session, 100, X, X)
+    assert runs.count("beyond") == 1
 
 
 def test_until_the_kernels_are_ready_torch_serves(monkeypatch):
@@ -148,8 +164,9 @@ def test_a_candidate_that_raises_is_dropped_with_a_warning_and_the_answer_is_rig
     op = session.op("add")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for i in range(4 * (LOOKS[0] + 2)):
+        for i in range(4 * (LOOKS[0] + 1)):
             assert torch.equal(op(X, X + i), 2 * X + i)
+            session.chooser.learner.settle(30)
     assert [w.category for w in caught] == [KernelWarning]
     assert runs.count("sad") == len(SPECS["add"].tagged("smoke")) + 2 + 1, "the gate's, and one turn"
     found = session.explain("add", X, X).decision
@@ -176,8 +193,7 @@ def test_what_was_learnt_is_known_to_the_next_process(tmp_path, monkeypatch):
     monkeypatch.setattr(identity, "sources", lambda dist, module: {"it": "1"})
     session, _, _ = learning(tmp_path, torch=100, fast=50)
     ready(session, X, X)
-    for _ in range(3 * (LOOKS[0] + 2)):
-        session.op("add")(X, X)
+    called(session, 3 * (LOOKS[0] + 1), X, X)
     again, _, runs = learning(tmp_path, torch=100, fast=50)
     again.op("add")(X, X)
     assert runs == ["fast"]
@@ -196,26 +212,71 @@ def test_explaining_decides_now(monkeypatch):
     assert set(runs) == {"fast"}
 
 
-@pytest.mark.parametrize("how", ["deterministic", "out", "empty"])
+@pytest.mark.parametrize("how", ["deterministic", "out", "empty", "estimate"])
 def test_here_nothing_is_explored(how):
-    session, _, _ = learning(torch=100, fast=50)
+    session, _, runs = learning(torch=100, fast=50)
     torch.use_deterministic_algorithms(how == "deterministic")
+    x, more = (torch.zeros(0) if how == "empty" else X), {"out": torch.zeros(3, 4)} if how == "out" else {}
     try:
-        if how == "out":
-            session.op("add")(X, X, out=torch.zeros(3, 4))
-        else:
-            x = torch.zeros(0) if how == "empty" else X
-            session.op("add")(x, x)
+        with session.policy("estimate" if how == "estimate" else "online"):
+            for _ in range(3 * MET):
+                session.op("add")(x, x, **more)
+                session.chooser.learner.settle(30)
     finally:
         torch.use_deterministic_algorithms(False)
-    assert session.chooser.learner.threads == []
+    assert runs == ["torch"] * 3 * MET
 
 
-def test_where_no_kernel_takes_the_call_nothing_is_explored():
+def test_an_exploration_that_runs_leaves_deterministic_calls_alone():
+    session, _, runs = learning(torch=100, fast=50)
+    ready(session, X, X)
+    runs.clear()
+    torch.use_deterministic_algorithms(True)
+    try:
+        called(session, 20, X, X)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert runs == ["torch"] * 20
+    called(session, 3 * (LOOKS[0] + 1), X, X)
+    runs.clear()
+    called(session, 1, X, X)
+    assert runs == ["fast"]
+
+
+def test_what_was_measured_serves_a_call_with_an_out():
+    session, _, runs = learning(torch=100, fast=50)
+    with session.policy("measure"):
+        session.op("add")(X, X, out=torch.zeros(3, 4))
+    serving = session.explain("add", X, X, out=torch.zeros(3, 4)).decision.chosen
+    runs.clear()
+    session.op("add")(X, X, out=torch.zeros(3, 4))
+    assert runs == [serving]
+
+
+def test_where_nobody_else_is_there_nothing_is_explored():
     session, _, runs = learning(torch=100)
-    session.op("add")(X, X)
-    assert session.chooser.learner.threads == []
-    assert runs == ["torch"]
+    called(session, 2 * MET, X, X)
+    assert session.chooser.learner._preparing.thread is None
+    assert runs == ["torch"] * 2 * MET
+
+
+def test_a_shape_that_comes_but_once_is_not_worth_the_work():
+    session, _, runs = learning(torch=100, fast=50)
+    for n in range(1, 40):
+        called(session, 1, torch.ones(n), torch.ones(n))
+    assert runs == ["torch"] * 39
+
+
+def test_where_torchs_best_answers_otherwise_the_others_take_turns():
+    session, _, runs = learning(yardstick=20, torch=100, fast=50)
+    ready(session, X, X)
+    called(session, 3 * (LOOKS[0] + 1), X, X)
+    assert "torch-other" not in runs
+    runs.clear()
+    called(session, 1, X, X)
+    assert runs == ["fast"]
+    with session.policy("measure"):
+        assert session.explain("add", X, X).decision["torch-other"].refusal.startswith("takes no turns")
 
 
 def test_under_capture_torch_serves_and_nothing_is_timed(monkeypatch):
@@ -276,8 +337,8 @@ def test_an_exploration_waits_for_events_without_asking_to_wait(monkeypatch):
     found = Exploration(
         clock.costing(100, lambda: "torch"),
         torch.device("cuda"),
-        settled=lambda seen: True,
-        finished=lambda seen: ends.append(seen) or (lambda: "done"),
+        wanted=lambda: None,
+        look=lambda seen, last: ends.append(seen) or found.end(lambda: "done"),
         failed=lambda label, error: None,
         clock=clock,
     )
@@ -290,6 +351,7 @@ def test_an_exploration_waits_for_events_without_asking_to_wait(monkeypatch):
     assert set(answers) == {"torch", "fast"}
     assert found.progress == (0, LOOKS[-1]), "no event has come to pass"
     passed.append(True)
+    assert found() in ("torch", "fast"), "the call that finds the times, or the first of the next"
     assert found() == "done"
     ((timings),) = ends
     assert timings["fast"] == Timing(*((pytest.approx(50, rel=1e-3),) * LOOKS[0],) * 2)
@@ -300,8 +362,8 @@ def test_the_last_round_ends_it_whatever_the_verdict():
     found = Exploration(
         lambda: 0,
         CPU,
-        settled=lambda seen: False,
-        finished=lambda seen: ends.append(seen) or (lambda: 1),
+        wanted=lambda: None,
+        look=lambda seen, last: ends.append(seen) or (found.end(lambda: 1) if last else found.resume()),
         failed=lambda label, error: None,
         clock=clock,
     )
@@ -309,8 +371,7 @@ def test_the_last_round_ends_it_whatever_the_verdict():
     for _ in range(2 * (online.LOOKS[-1] + 1)):
         found()
     assert found() == 1
-    assert len(ends) == 1
-    assert len(ends[0]["even"].device_us) == LOOKS[-1]
+    assert [len(seen["even"].device_us) for seen in ends] == list(LOOKS)
 
 
 def test_what_torch_itself_raises_between_turns_is_nobodys_strike():

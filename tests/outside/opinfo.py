@@ -195,7 +195,7 @@ def main() -> None:
     torch.set_num_threads(1)
     # A choice among simulated backends would verify each of them, for kernels that it never chooses.
     quick = Effort(looks=(12,), warm_s=1e-4, budget_s=0.05)
-    choosing = Session(Settings(backends=frozenset({"numba"})), effort=quick)
+    choosing = Session(Settings(backends=frozenset({"numba"}), policy="measure"), effort=quick)
     session = Session(Settings())
     ready = [name for name, status in session.backends().items() if status.status == "ready"]
     backends = [b for b in LIMITS if b is None or b in ready]

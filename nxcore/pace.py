@@ -1,0 +1,151 @@
+"""Pace: work beside a program's own, held to a share of the time that it has run."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+
+SHARE = 0.04
+"""Of the time since the first call: what is left to 5% is for the turns."""
+
+
+def until_the_end(seconds: float) -> bool:
+    """Wait, and return whether the program goes on; its end ends the wait."""
+    main = threading.main_thread()
+    main.join(seconds)
+    return main.is_alive()
+
+
+class Pace:
+    """Counts what background work costs, and has it rest until that is a small share of the time.
+
+    While a thread works, every second of its processor time is taken to delay the program by one: it may
+    hold the interpreter's lock, or a core that torch's threads wait for.
+
+    Parameters
+    ----------
+    share : float
+        Of the time since ``begin``.
+    clock : callable
+        Seconds.
+    processor : callable
+        Seconds that the calling thread has computed.
+    wait : callable
+        Given seconds; returns whether the program goes on.
+    """
+
+    def __init__(
+        self,
+        share: float = SHARE,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        processor: Callable[[], float] = time.thread_time,
+        wait: Callable[[float], bool] = until_the_end,
+    ) -> None:
+        self.share, self._clock, self._processor, self._wait = share, clock, processor, wait
+        self.busy = threading.RLock()
+        """Held while there is work in hand, and not while it rests."""
+        self._began: float | None = None
+        self._spent, self._mark = 0.0, 0.0
+
+    def begin(self) -> None:
+        """Count the time from now on, unless it is counted already."""
+        if self._began is None:
+            self._began = self._clock()
+
+    def charge(self, seconds: float) -> None:
+        """Count what was spent elsewhere."""
+        self._spent += seconds
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        """Work in this block, counted."""
+        with self.busy:
+            self._mark = self._processor()
+            try:
+                yield
+            finally:
+                self._count()
+
+    def rest(self, ahead: float) -> None:
+        """Wait until ``ahead`` seconds of work more are within the share; in a block of ``working``.
+
+        Raises
+        ------
+        SystemExit
+            If the program ends meanwhile: it ends this thread, silently.
+        """
+        self._count()
+        self.busy.release()
+        try:
+            while (left := self._left(ahead)) > 0:
+                if not self._wait(left):
+                    sys.exit()
+        finally:
+            self.busy.acquire()
+            self._mark = self._processor()
+
+    def _left(self, ahead: float) -> float:
+        self.begin()
+        assert self._began is not None  # noqa: S101  it has just begun
+        return (self._spent + ahead) / self.share - (self._clock() - self._began)
+
+    def _count(self) -> None:
+        now = self._processor()
+        self._spent += now - self._mark
+        self._mark = now
+
+
+class Hand:
+    """Does jobs one after the other in a thread of its own, which is there only while there are any.
+
+    Parameters
+    ----------
+    pace : Pace
+        What the thread is held to; of several hands of one pace, one works at a time.
+    idle : callable
+        Called when the last job is done.
+    failed : callable
+        Given what a job raised.
+    most : int
+        Jobs that may wait; the one that waits longest is dropped.
+    """
+
+    def __init__(
+        self, pace: Pace, *, idle: Callable[[], None], failed: Callable[[Exception], None], most: int
+    ) -> None:
+        self.pace, self._idle, self._failed = pace, idle, failed
+        self._lock = threading.Lock()
+        self._jobs: deque[Callable[[], None]] = deque(maxlen=most)
+        self.thread: threading.Thread | None = None
+
+    def add(self, job: Callable[[], None]) -> None:
+        """Do ``job`` later; never, where the program is about to end."""
+        with self._lock:
+            self._jobs.append(job)
+            if self.thread is None and threading.main_thread().is_alive():
+                self.thread = threading.Thread(target=self._work, name="nxcore learns")
+                self.thread.start()
+
+    def _work(self) -> None:
+        while job := self._next():
+            with self.pace.working():
+                try:
+                    job()
+                except Exception as error:  # noqa: BLE001  the other jobs are to be done
+                    self._failed(error)
+
+    def _next(self) -> Callable[[], None] | None:
+        with self._lock:
+            if self._jobs:
+                return self._jobs.popleft()
+        self._idle()
+        with self._lock:
+            if not self._jobs:
+                self.thread = None
+                return None
+            return self._jobs.popleft()
