@@ -147,7 +147,7 @@ class Learner:
             clock=self.clock,
         )
         reason = "its first calls take turns between torch's own and the kernels that are ready"
-        return Choice(Decision("torch", "exploring", reason), exploration, kernel, backend)
+        return Choice(Decision("torch", "exploring", reason), exploration.call, kernel, backend)
 
     def settle(self, timeout: float | None = None) -> None:
         """Wait until the background has nothing left to do."""

@@ -105,8 +105,8 @@ class Recall:
     def recall(self, problem: Problem, args: tuple[Any, ...], policy: str) -> Choice | None:
         """Return what was decided before.
 
-        Of kernels that are new or made otherwise, ``measure`` measures those alone. ``online`` learns all anew:
-        None. Any other policy does without them.
+        Of kernels that are new or made otherwise, ``measure`` measures those alone; ``online`` is to learn
+        all anew, so None; any other policy does without them.
         """
         if problem.view or (page := self.wisdom.read(problem)) is None:
             return None

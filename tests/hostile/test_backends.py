@@ -117,7 +117,8 @@ import sys, pathlib, torch
 from nxcore.session import Session
 from nxcore.settings import Settings
 from tests.hostile import backends
-Session(Settings(cache=pathlib.Path(sys.argv[1]), policy="measure"), backends.hangs()).op("sum")(torch.ones(9))
+settings = Settings(cache=pathlib.Path(sys.argv[1]), policy="measure")
+Session(settings, backends.hangs()).op("sum")(torch.ones(9))
 """
 
 

@@ -304,7 +304,9 @@ def test_a_cuda_device_is_known_by_its_driver_too():
 def test_a_session_keeps_its_verdicts_where_the_settings_say(tmp_path, module):
     kernel = fakes.Kernel("add", "kernels_of_mine:plan", dtypes=fakes.DTYPES)
     session = Session(
-        Settings(cache=tmp_path / "cache", policy="measure"), fakes.registry(fakes.backend("fake", kernel)), fakes.QUICK
+        Settings(cache=tmp_path / "cache", policy="measure"),
+        fakes.registry(fakes.backend("fake", kernel)),
+        fakes.QUICK,
     )
     session.op("add", backend="fake")(X, X)
     assert [key["kernel"] for key, _ in Store(tmp_path / "cache").items("verdicts")] == ["fake"]

@@ -342,17 +342,17 @@ def test_an_exploration_waits_for_events_without_asking_to_wait(monkeypatch):
         failed=lambda label, error: None,
         clock=clock,
     )
-    assert found() == "torch"
+    assert found.call() == "torch"
     found.begin(
         {"torch": clock.costing(100, lambda: "torch"), "fast": clock.costing(50, lambda: "fast")},
         frozenset({"torch"}),
     )
-    answers = [found() for _ in range(2 * (LOOKS[0] + 1))]
+    answers = [found.call() for _ in range(2 * (LOOKS[0] + 1))]
     assert set(answers) == {"torch", "fast"}
     assert found.progress == (0, LOOKS[-1]), "no event has come to pass"
     passed.append(True)
-    assert found() in ("torch", "fast"), "the call that finds the times, or the first of the next"
-    assert found() == "done"
+    assert found.call() in ("torch", "fast"), "the call that finds the times, or the first of the next"
+    assert found.call() == "done"
     ((timings),) = ends
     assert timings["fast"] == Timing(*((pytest.approx(50, rel=1e-3),) * LOOKS[0],) * 2)
 
@@ -369,8 +369,8 @@ def test_the_last_round_ends_it_whatever_the_verdict():
     )
     found.begin({"torch": clock.costing(10), "even": clock.costing(10)}, frozenset({"torch"}))
     for _ in range(2 * (online.LOOKS[-1] + 1)):
-        found()
-    assert found() == 1
+        found.call()
+    assert found.call() == 1
     assert [len(seen["even"].device_us) for seen in ends] == list(LOOKS)
 
 

@@ -195,7 +195,8 @@ def ending(x, y, alpha, out):  # a device-side assertion ends the context as an 
     return x.flatten()[torch.full((1,), 10**9, device=x.device)]
 
 backend = fakes.backend("fake", fakes.kernel("add", ending))
-session = Session(Settings(cache=pathlib.Path(sys.argv[1]), policy="measure"), fakes.registry(backend), fakes.QUICK)
+settings = Settings(cache=pathlib.Path(sys.argv[1]), policy="measure")
+session = Session(settings, fakes.registry(backend), fakes.QUICK)
 x = torch.ones(3, 4, device="cuda")
 for op, args in (("add", (x, x)), ("sum", (x,)), ("add", (x, x))):
     try:

@@ -1,0 +1,192 @@
+"""The harness in worlds whose truth is known: drift, spikes, bias and noise, on a clock that the test moves.
+
+What is held to: no candidate that is slower, or the same, is ever taken for faster beyond the stated bound,
+which is p < 0.01 a family of candidates; and what is faster by a tenth is always found.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import random
+import time
+
+import pytest
+import torch
+
+from nxcore.choice import AGAIN, timed
+from nxcore.measure import Effort, race
+from nxcore.online import LOOKS, Exploration
+from nxcore.select import SIGNIFICANCE, Candidate, decide, settled
+from tests.null.fakes import Clock
+
+CPU = torch.device("cpu")
+EFFORT = Effort(LOOKS, 1e-3, 1e9)
+TORCH_US = 100.0
+CELLS, SEEDS = 200, range(10)
+
+
+def most_wins(cells, rate=SIGNIFICANCE, doubt=1e-3):
+    """Return the most false wins that chance gives but once in a thousand such tests."""
+    at_most = 0.0
+    for wins in range(cells + 1):
+        at_most += math.comb(cells, wins) * rate**wins * (1 - rate) ** (cells - wins)
+        if at_most >= 1 - doubt:
+            return wins
+    return cells
+
+
+class World:
+    """Calls that take their time on a clock of their own, as on a machine that does other things too.
+
+    Parameters
+    ----------
+    seed : int
+        Of all chance in it.
+    noise : float
+        Standard deviation of the logarithm of a call's time.
+    drift : float
+        By which share calls are slower after a second.
+    spike : int
+        Every so many calls one takes five times as long.
+    bias : float
+        Standard deviation of a factor that each candidate keeps.
+    """
+
+    def __init__(self, seed=0, noise=0.01, drift=0.0, spike=0, bias=0.0):
+        self.clock, self.dice = Clock(), random.Random(seed)
+        self.noise, self.drift, self.spike, self.bias = noise, drift, spike, bias
+        self.calls = itertools.count(1)
+
+    def call(self, us):
+        us *= math.exp(self.dice.gauss(0, self.bias))
+
+        def run():
+            now = us * math.exp(self.dice.gauss(0, self.noise)) * (1 + self.drift * self.clock.now * 1e-9)
+            if self.spike and next(self.calls) % self.spike == 0:
+                now *= 5
+            self.clock.now += round(now * 1e3)
+
+        return run
+
+    def lanes(self, **us):
+        torchs = self.call(TORCH_US)
+        return {"torch": torchs, **{name: self.call(value) for name, value in us.items()}, AGAIN: torchs}
+
+
+def candidates(calls):
+    return [Candidate(name, name.partition(" ")[0]) for name in calls if name != AGAIN]
+
+
+def measured(world, **us):
+    """Return what policy ``measure`` decides."""
+    calls = world.lanes(**us)
+    asked = candidates(calls)
+    clear = lambda seen: settled(timed(asked, seen), seen.get(AGAIN))  # noqa: E731  as short as it is
+    found = race(calls, CPU, rivals=frozenset({AGAIN}), settled=clear, effort=EFFORT, clock=world.clock)
+    return decide(timed(asked, found), found[AGAIN])
+
+
+def learnt(world, **us):
+    """Return what policy ``online`` decides."""
+    calls = world.lanes(**us)
+    asked, ends = candidates(calls), []
+
+    def look(seen, last):
+        judged = timed(asked, seen)
+        if last or settled(judged, seen.get(AGAIN)):
+            ends.append(decide(judged, seen.get(AGAIN)))
+            found.end(calls["torch"])
+        else:
+            found.resume()
+
+    found = Exploration(
+        calls["torch"], CPU, wanted=lambda: None, look=look, failed=lambda *a: None, clock=world.clock
+    )
+    found.begin(calls, frozenset({"torch", AGAIN}))
+    while not ends:
+        found.call()
+    return ends[0]
+
+
+QUIET = {"noise": 0.01}
+DRIFT = {"noise": 0.01, "drift": 0.03}
+SPIKES = {"noise": 0.01, "spike": 37}
+ALL = {"noise": 0.01, "drift": 0.03, "spike": 37, "bias": 0.003}
+WORLDS = {"quiet": QUIET, "drift": DRIFT, "spikes": SPIKES, "all": ALL}
+WAYS = pytest.mark.parametrize("way", [measured, learnt])
+
+
+@WAYS
+@pytest.mark.parametrize("world", [QUIET, DRIFT | {"drift": 3.0}, SPIKES], ids=["quiet", "steep", "spikes"])
+@pytest.mark.parametrize("times", [0.5, 0.9, 1.1, 1.9])
+def test_ratios_are_recovered(way, world, times):
+    found = [way(World(seed, **world), other=TORCH_US * times)["other"].ratio.median for seed in SEEDS]
+    assert found == pytest.approx([1 / times] * len(found), rel=0.015)
+
+
+@WAYS
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("slower", [1.03, 1.05, 1.10])
+def test_what_is_slower_is_never_taken_for_faster(way, world, slower):
+    for seed in SEEDS:
+        found = way(World(seed, **WORLDS[world]), other=TORCH_US * slower)
+        assert found.chosen == "torch"
+        if slower == 1.10:
+            assert found["other"].ratio.high < 1, "it is told as slower"
+
+
+@WAYS
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize(("faster", "least"), [(1.03, 0), (1.05, 0.5), (1.10, 1.0)])
+def test_what_is_faster_is_found(way, world, faster, least):
+    found = [way(World(seed, **WORLDS[world]), other=TORCH_US / faster).chosen for seed in SEEDS]
+    assert found.count("other") >= least * len(found)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("times", [1.10, 1.05, 1.03, 1 / 1.03, 1 / 1.10, 0.5])
+def test_learning_from_calls_comes_to_what_a_race_comes_to(world, times):
+    both = [
+        [way(World(seed, **WORLDS[world]), other=TORCH_US * times).chosen for seed in SEEDS]
+        for way in (measured, learnt)
+    ]
+    differ = sum(a != b for a, b in zip(*both, strict=True))
+    near = abs(math.log(times)) < math.log(1.04)  # within the margin's reach both may stay with torch
+    assert differ <= (len(SEEDS) // 2 if near and times < 1 else 0)
+
+
+@WAYS
+@pytest.mark.parametrize("others", [1, 4])
+def test_of_200_cells_without_a_difference_no_more_are_won_than_the_bound_allows(way, others):
+    us = {f"other {i}": TORCH_US for i in range(others)}
+    chosen = [way(World(seed, **ALL), **us).chosen for seed in range(CELLS)]
+    assert most_wins(CELLS) == 8
+    assert CELLS - chosen.count("torch") <= most_wins(CELLS)
+
+
+def busy(us):
+    end = time.perf_counter_ns() + round(us * 1e3)
+    while time.perf_counter_ns() < end:
+        pass
+
+
+@pytest.mark.parametrize("times", [1.03, 1.05, 1.10])
+def test_what_is_really_slower_is_told(times):
+    calls = {name: functools.partial(busy, 50 * k) for name, k in (("torch", 1), ("other", times), (AGAIN, 1))}
+    asked = candidates(calls)
+    found = race(calls, CPU, rivals=frozenset({AGAIN}), effort=Effort((20,), 1e-3, 9))
+    decision = decide(timed(asked, found), found[AGAIN])
+    assert decision.chosen == "torch"
+    if times == 1.10:
+        assert decision["other"].ratio.high < 1
+
+
+def test_of_cells_really_timed_no_more_are_won_than_the_bound_allows():
+    x, chosen = torch.randn(4096), []
+    for seed in range(20):
+        calls = {name: functools.partial(torch.add, x, x) for name in ("torch", "other", AGAIN)}
+        found = race(calls, CPU, rivals=frozenset({AGAIN}), effort=Effort((12,), 1e-3, 9), seed=seed)
+        chosen.append(decide(timed(candidates(calls), found), found[AGAIN]).chosen)
+    assert chosen.count("other") <= most_wins(20)
