@@ -67,9 +67,9 @@ class Learner:
     ) -> None:
         self.recall, self.tuner, self.clock = recall, recall.tuner, clock
         self._changed, self._undone = changed, False
-        self._take(pace or Pace())
+        self.keep_to(pace or Pace())
 
-    def _take(self, pace: Pace) -> None:
+    def keep_to(self, pace: Pace) -> None:
         """Begin with hands of its own: what takes long keeps no verdict waiting."""
         self.pace = pace
         self._preparing, self._judging = (
@@ -157,7 +157,7 @@ class Learner:
 
     def after_fork(self) -> None:
         """Begin anew in a forked child, which has no background threads."""
-        self._take(Pace(self.pace.share))
+        self.keep_to(Pace(self.pace.share))
 
     def _idle(self) -> None:
         """Have all that is decided planned anew: once, where several were learnt in a row."""

@@ -36,6 +36,13 @@ class Pace:
         Seconds that the calling thread has computed.
     wait : callable
         Given seconds; returns whether the program goes on.
+
+    Attributes
+    ----------
+    spent : float
+        Seconds of work so far.
+    busy : lock
+        Held while there is work in hand, and not while it rests.
     """
 
     def __init__(
@@ -48,9 +55,8 @@ class Pace:
     ) -> None:
         self.share, self._clock, self._processor, self._wait = share, clock, processor, wait
         self.busy = threading.RLock()
-        """Held while there is work in hand, and not while it rests."""
         self._began: float | None = None
-        self._spent, self._mark = 0.0, 0.0
+        self._mark, self.spent = 0.0, 0.0
 
     def begin(self) -> None:
         """Count the time from now on, unless it is counted already."""
@@ -59,7 +65,7 @@ class Pace:
 
     def charge(self, seconds: float) -> None:
         """Count what was spent elsewhere."""
-        self._spent += seconds
+        self.spent += seconds
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
@@ -92,11 +98,11 @@ class Pace:
     def _left(self, ahead: float) -> float:
         self.begin()
         assert self._began is not None  # noqa: S101  it has just begun
-        return (self._spent + ahead) / self.share - (self._clock() - self._began)
+        return (self.spent + ahead) / self.share - (self._clock() - self._began)
 
     def _count(self) -> None:
         now = self._processor()
-        self._spent += now - self._mark
+        self.spent += now - self._mark
         self._mark = now
 
 

@@ -174,7 +174,9 @@ def busy(us):
 
 @pytest.mark.parametrize("times", [1.03, 1.05, 1.10])
 def test_what_is_really_slower_is_told(times):
-    calls = {name: functools.partial(busy, 50 * k) for name, k in (("torch", 1), ("other", times), (AGAIN, 1))}
+    calls = {
+        name: functools.partial(busy, 50 * k) for name, k in (("torch", 1), ("other", times), (AGAIN, 1))
+    }
     asked = candidates(calls)
     found = race(calls, CPU, rivals=frozenset({AGAIN}), effort=Effort((20,), 1e-3, 9))
     decision = decide(timed(asked, found), found[AGAIN])
