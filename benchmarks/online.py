@@ -4,7 +4,7 @@
 
 Against as many calls that torch alone serves (policy ``estimate``), twice, in turns of a hundred calls, so
 that drift hits all alike; the two of torch's differ by the noise. What the background computes hits all alike
-too, so it is added: every second of it is taken to delay the run by one, which is the worst that it can. Short
+too, so it is added: every second of it is taken to delay the run by one. Short
 runs are taken again, each with sessions that know nothing, and the median counts. With a ``--cache`` that has
 verdicts the kernels are known to be right, and their compiled code lies on disk; without, all is to be
 verified. ``--torch`` leaves the plugins out: torch's own ways take turns.
@@ -101,7 +101,8 @@ class Row:
     def __str__(self) -> str:
         return (
             f"{self.case}: {self.cost:+.1%} (background {self.background:.1%}, noise {self.noise:+.1%}) "
-            f"over {self.calls:,} calls of {self.torch_s / self.calls * 1e6:.1f} us; {self.chosen} ({self.rule})"
+            f"over {self.calls:,} calls of {self.torch_s / self.calls * 1e6:.1f} us; "
+            f"{self.chosen} ({self.rule})"
         )
 
 
