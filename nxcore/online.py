@@ -87,6 +87,7 @@ class Exploration:
         # Kept: what a partial is going to must outlive the call that another thread is in.
         self._steps = (self._meet, self._take_turns)
         self.call = functools.partial[Any](self._steps[0])
+        self.serve = self._steps[0]
 
     @property
     def serve(self) -> Call:
@@ -95,7 +96,7 @@ class Exploration:
 
     @serve.setter
     def serve(self, call: Call) -> None:
-        self.call.__setstate__((call, (), {}, None))  # type: ignore[attr-defined]  # typeshed lacks it
+        self.call.__setstate__((call, (), {}, {"of": self}))  # type: ignore[attr-defined]  # typeshed lacks it
 
     def begin(self, calls: Mapping[str, Call], rivals: frozenset[str]) -> None:
         """Take turns from now on; ``rivals``, torch's own among them, are never dropped."""
@@ -227,3 +228,9 @@ class Exploration:
     def _drop(self, label: str) -> None:
         self._calls.pop(label, None)
         self._order = [name for name in self._order if name != label]
+
+
+def exploration(call: Call) -> Exploration | None:
+    """Return the exploration that a call belongs to, None if it belongs to none."""
+    found = getattr(call, "of", None)
+    return found if isinstance(found, Exploration) else None

@@ -34,7 +34,7 @@ from nxcore.explanation import Explanation, Origin
 from nxcore.gate import Gate, brief, lost
 from nxcore.guards import capturing, guarded, of_the_first, preferring, unless_capturing
 from nxcore.measure import IN_CALL, Effort
-from nxcore.online import Exploration
+from nxcore.online import exploration
 from nxcore.problem import Problem
 from nxcore.recall import Recall
 from nxcore.registry import BackendStatus, Registry
@@ -170,8 +170,8 @@ class Session:
 
     def _explained(self, problem: Problem, choice: Choice) -> Explanation:
         decision, recall, origin = choice.decision, self.chooser.recall, None
-        if isinstance(choice.call, Exploration):
-            done, most = choice.call.progress
+        if exploring := exploration(choice.call):
+            done, most = exploring.progress
             reason = f"{decision.reason}: {done} of at most {most} rounds are complete"
             decision = replace(decision, reason=reason)
         page = recall.wisdom.read(problem) if decision.rule in ("measured", "reference") else None
