@@ -87,15 +87,14 @@ class Exploration:
         # Kept: what a partial is going to must outlive the call that another thread is in.
         self._steps = (self._meet, self._take_turns)
         self.call = functools.partial[Any](self._steps[0])
-        self.serve = self._steps[0]
+        self._go_to(self._steps[0])
 
     @property
     def serve(self) -> Call:
         """What ``call`` goes to at present."""
         return self.call.func
 
-    @serve.setter
-    def serve(self, call: Call) -> None:
+    def _go_to(self, call: Call) -> None:
         self.call.__setstate__((call, (), {}, {"of": self}))  # type: ignore[attr-defined]  # typeshed lacks it
 
     def begin(self, calls: Mapping[str, Call], rivals: frozenset[str]) -> None:
@@ -107,11 +106,12 @@ class Exploration:
 
     def resume(self) -> None:
         """Go on taking turns after a look."""
-        self.serve = self._steps[1]
+        self._go_to(self._steps[1])
 
     def end(self, call: Call) -> None:
         """Serve all calls by ``call`` from now on."""
-        self.serve, self._calls = call, {}
+        self._go_to(call)
+        self._calls = {}
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -125,7 +125,7 @@ class Exploration:
     def _meet(self, *args: Any) -> Any:
         self._met += 1
         if self._met == MET:
-            self.serve = self.reference
+            self._go_to(self.reference)
             self._wanted()
         return self.reference(*args)
 
@@ -213,7 +213,7 @@ class Exploration:
             ]:
                 self._drop(label)
         if done - 1 in LOOKS:
-            self.serve = self.reference
+            self._go_to(self.reference)
             self._looks(timings, done - 1 == LOOKS[-1])
 
     @property

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import Any
 
 SHARE = 0.04
 """Of the time since the first call: what is left to 5% is for the turns."""
+
+PATIENCE_S = 60.0
+"""What a fork waits for the work in hand."""
 
 
 def until_the_end(seconds: float) -> bool:
@@ -56,6 +62,7 @@ class Pace:
         self.share, self._clock, self._processor, self._wait = share, clock, processor, wait
         self.busy = threading.RLock()
         self._began: float | None = None
+        _paces.add(self)
         self._mark, self.spent = 0.0, 0.0
 
     def begin(self) -> None:
@@ -104,6 +111,24 @@ class Pace:
         now = self._processor()
         self.spent += now - self._mark
         self._mark = now
+
+
+_paces: weakref.WeakSet[Pace] = weakref.WeakSet()
+_held: list[Any] = []
+
+
+def _before_fork() -> None:
+    """Let background work come to a rest: a child that inherits the lock of a compiler waits for ever."""
+    _held[:] = [pace.busy for pace in list(_paces) if pace.busy.acquire(timeout=PATIENCE_S)]
+
+
+def _after_fork() -> None:
+    while _held:
+        _held.pop().release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 
 class Hand:

@@ -128,9 +128,8 @@ class Session:
     def record(self, path: str | os.PathLike[str]) -> Iterator[None]:
         """Write the problems that calls of this block meet to a file; see ``nxcore.record``."""
         trace = Trace(Path(path))
-        token = PREFERENCE.set(
-            PREFERENCE.get()._replace(trace=trace)
-        )  # a key of its own: each problem misses
+        # A key of its own: each problem misses.
+        token = PREFERENCE.set(PREFERENCE.get()._replace(trace=trace))
         try:
             yield
         finally:
@@ -344,9 +343,8 @@ class Session:
         assert gradient is not None  # noqa: S101  the caller looked
         backward = self.registry.spec(gradient.op)
         mask = (True,) * len(problem.tensors)
-        values = tuple(
-            1 if isinstance(a, type) else a for a in problem.args
-        )  # any number of that type will do
+        # Any number of that type will do.
+        values = tuple(1 if isinstance(a, type) else a for a in problem.args)
         described = Problem.of(backward, gradient.args(problem.outputs, mask, *values))
         return [] if described.view else self.tuner.accepting(described, PREFERENCE.get().backends)
 
@@ -386,33 +384,16 @@ def default() -> Session:
     return _default
 
 
-FORK_PATIENCE = 60.0
-"""Seconds that a fork waits for background work in hand: a compiler's locks must not be held in the child."""
-
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
-_held: list[Any] = []
-
-
-def _before_fork() -> None:
-    """Let background work come to a rest: a child that inherits the lock of a compiler waits for ever."""
-    _held[:] = [
-        b for s in list(_sessions) if (b := s.chooser.learner.pace.busy).acquire(timeout=FORK_PATIENCE)
-    ]
-
-
-def _after_fork_here() -> None:
-    while _held:
-        _held.pop().release()
 
 
 def _after_fork() -> None:
     """Give a forked child locks of its own: another thread may have held them at the fork."""
     global _default_lock  # noqa: PLW0603
     _default_lock = threading.RLock()
-    _held.clear()
     for session in list(_sessions):
         session.after_fork()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_here, after_in_child=_after_fork)
+    os.register_at_fork(after_in_child=_after_fork)

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -99,10 +100,11 @@ def test_what_was_learnt_before_ranks_agreed_comes_too_late():
     choice = session.tuner.stay(problem, None, "some reason")
     before = session.chooser.lock
     session.hold(Lock({}), "frozen")
-    session.chooser._learnt(problem, before, choice)
-    assert not session.chooser.choices
-    session.chooser._learnt(problem, session.chooser.lock, choice)
-    assert list(session.chooser.choices.values()) == [choice]
+    exploring = replace(choice, decision=replace(choice.decision, rule="exploring"))
+    for lock, kept in ((before, exploring), (session.chooser.lock, choice)):
+        session.chooser.choices["key"] = exploring
+        session.chooser._learnt("key", lock, choice)
+        assert session.chooser.choices["key"] is kept
 
 
 def test_what_ranks_found_is_in_the_order_of_the_cells():

@@ -15,6 +15,8 @@ from nxcore.cli import app
 from nxcore.errors import InvalidInputError
 from nxcore.explanation import BY_RULE, Explanation, ago
 from nxcore.kernel import no, simulated
+from nxcore.online import MET
+from nxcore.pace import Pace
 from nxcore.problem import Problem
 from nxcore.select import Candidate, Decision, decide
 from nxcore.store import Store
@@ -142,9 +144,10 @@ def test_it_tells_who_runs_as_things_are_without_measuring(machine):
 def test_who_takes_turns_is_told_with_progress():
     session = fakes.session(fakes.backend("fake", fakes.kernel("add")))
     with session.policy("online"):
-        session.op("add")(X, X)
-        for thread in session.chooser.learner.threads:
-            thread.join()
+        session.chooser.learner.keep_to(Pace(float("inf")))
+        for _ in range(MET):
+            session.op("add")(X, X)
+        session.chooser.learner.settle(30)
         for _ in range(7):
             session.op("add")(X, X)
         found = session.explain("add", X, X, decide=False)
