@@ -14,6 +14,7 @@ import torch
 from nxcore.choice import Choice
 from nxcore.dispatch import PREFERENCE
 from nxcore.errors import UnsupportedProblemError
+from nxcore.estimate import Estimator
 from nxcore.exchange import Lock
 from nxcore.guards import enough, torch_alone
 from nxcore.kernel import Kernel
@@ -45,6 +46,7 @@ class Chooser:
     def __init__(self, settings: Settings, recall: Recall, changed: Callable[[], None]) -> None:
         self.settings, self.recall, self.tuner = settings, recall, recall.tuner
         self.learner = Learner(recall, changed)
+        self.estimator = Estimator(recall)
         self.lock = Lock.read(settings.lock) if settings.lock else Lock({})
         self.choices: OrderedDict[Key, Choice] = OrderedDict()
         self._changed = changed
@@ -145,6 +147,8 @@ class Chooser:
         why = self.learner.refusal(problem) if policy == "online" else ""
         if policy == "online" and not why:
             return self.learner.start(problem, functools.partial(self._learnt, key, self.lock))
+        if policy != "frozen" and (guessed := self.estimator.choose(problem, args)):
+            return guessed
         reason = f"nothing is known of it, and the policy is {policy!r}" + (f": {why}" if why else "")
         stayed = self.tuner.stay(problem, None, reason)
         return replace(stayed, decision=replace(stayed.decision, rule="prior"))

@@ -133,7 +133,7 @@ class Operator:
         """Return ``args`` with their sequences as tuples, so that they can be part of a key."""
         kinds = (p.kind for p in self.spec.params)
         return tuple(
-            tuple(a) if isinstance(a, list) and kind in ("tensors", "static") else a
+            tuple(a) if isinstance(a, list) and kind in ("tensors", "static", "size") else a
             for kind, a in zip(kinds, args, strict=True)
         )
 

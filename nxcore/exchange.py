@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from nxcore.errors import InvalidInputError
-from nxcore.store import Document, Store
-from nxcore.wisdom import digest, page
+from nxcore.store import Document, Store, StoreWarning
+from nxcore.wisdom import Pages, digest, page
 
 FORMAT = 1
 LIMIT = 256 << 20
 """Bytes a file may have."""
 
-Pages = dict[tuple[str, str], tuple[Document, Document]]
-"""(environment, problem) by digest -> key and page."""
+SHIPPED = Path(__file__).parent / "shipped"
+"""What comes with the package: ``<device type>-<any name>.json``, as ``nxcore wisdom export`` writes it."""
 
 
 def gathered(store: Store) -> tuple[dict[str, Document], Pages]:
@@ -74,6 +75,20 @@ def read(path: Path) -> tuple[dict[str, Document], Pages]:
                 raise InvalidInputError(f"{path}: an entry makes no sense: {str(entry)[:80]}")
             pages[name, digest(key)] = key, document
     return environments, pages
+
+
+def shipped(kind: str, folder: Path | None = None) -> tuple[dict[str, Document], Pages]:
+    """Return what comes with the package for devices of type ``kind``; a broken file is one warning.
+
+    Of other types it isn't even read: a process on the CPU needs no GPU's figures.
+    """
+    found = []
+    for path in sorted((folder or SHIPPED).glob(f"{kind}-*.json")):
+        try:
+            found.append(read(path))
+        except InvalidInputError as error:
+            warnings.warn(f"shipped wisdom is left out: {error}", StoreWarning, stacklevel=3)
+    return merged(found)
 
 
 def merged(sources: Iterable[tuple[Mapping[str, Document], Pages]]) -> tuple[dict[str, Document], Pages]:

@@ -128,6 +128,5 @@ def of_the_first(call: Callable[..., Any], count: int) -> Callable[..., Any]:
 
 def enough(choice: Choice, policy: str) -> bool:
     """Tell whether a policy is content with what was decided."""
-    return choice.decision.rule not in {"measure": ("exploring", "prior"), "online": ("prior",)}.get(
-        policy, ()
-    )
+    guessed = ("bracketed", "prior")
+    return choice.decision.rule not in {"measure": ("exploring", *guessed), "online": guessed}.get(policy, ())

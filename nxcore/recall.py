@@ -53,7 +53,7 @@ class Recall:
             raise UnsupportedProblemError(problem.op, label, [f"the lock names it, and {why}"])
         return self.tuner.stay(problem, None, f"the lock names {label}, and {why}")
 
-    def _make(self, backend: Backend, kernel: Kernel, problem: Problem) -> str:
+    def make(self, backend: Backend, kernel: Kernel, problem: Problem) -> str:
         """Return the digest of what a kernel is made of; empty where nobody could tell a change."""
         key = (kernel.op, backend.label(kernel))
         if key not in self._makes:
@@ -67,7 +67,7 @@ class Recall:
     ) -> None:
         """Keep what was measured for the next process, unless chance had a part in who took part."""
         owned = self.tuner.taking_part(problem.op)
-        makes = {b.label(k): self._make(b, k, problem) for b, k in owned}
+        makes = {b.label(k): self.make(b, k, problem) for b, k in owned}
         if again is None or not all(makes.values()) or any(passing(c.refusal) for c in decision.candidates):
             return
         late = [
@@ -92,7 +92,7 @@ class Recall:
             for name in sorted({*now, *page.versions})
             if now.get(name) != page.versions.get(name)
         ]
-        makes = {b.label(k): self._make(b, k, problem) for b, k in self.tuner.taking_part(problem.op)}
+        makes = {b.label(k): self.make(b, k, problem) for b, k in self.tuner.taking_part(problem.op)}
         changed += [f"{label} is gone" for label in sorted({*page.makes} - {*makes})]
         changed += [f"{label} is new" for label in sorted({*makes} - {*page.makes})]
         changed += [
@@ -117,7 +117,7 @@ class Recall:
         for backend, kernel in self.tuner.taking_part(problem.op):
             label = backend.label(kernel)
             refusal, before = self.tuner.refusal(backend, kernel, problem), known.pop(label, None)
-            same = before is not None and page.makes.get(label) == self._make(backend, kernel, problem)
+            same = before is not None and page.makes.get(label) == self.make(backend, kernel, problem)
             if refusal:
                 changed |= before is not None and before.timing is not None
                 candidates.append(
@@ -132,6 +132,10 @@ class Recall:
             return self._joined(problem, args, page, candidates, new)
         if new and (policy == "online" or not (candidates and candidates[0].native)):
             return None
+        candidates += [
+            Candidate(b.label(k), b.name, refusal="not measured as it is now", graph_safe=k.graph_safe)
+            for b, k in new
+        ]
         if new or changed:
             return self._carried(problem, args, self._decided(problem, candidates, page))
         return self._carried(problem, args, replace(page.decision, candidates=tuple(candidates)))

@@ -24,7 +24,7 @@ MARGIN = 0.02
 CONFIDENCE = 0.95
 TIE = 0.02
 
-Rule = Literal["pinned", "preferred", "locked", "measured", "reference", "prior", "exploring"]
+Rule = Literal["pinned", "preferred", "locked", "measured", "bracketed", "prior", "reference", "exploring"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +110,9 @@ class Decision:
     chosen : str
         The label of the kernel that runs.
     rule : str
-        ``pinned`` (``backend=``), ``preferred`` (``nxcore.use``), ``locked``, ``measured``, ``reference``,
-        ``prior`` (nothing was measured) or ``exploring`` (calls take turns).
+        ``pinned`` (``backend=``), ``preferred`` (``nxcore.use``), ``locked``, ``measured``, ``bracketed``
+        (measured at sizes around it), ``prior`` (not measured: predicted, or nothing is known),
+        ``reference`` or ``exploring`` (calls take turns).
     reason : str
         One sentence.
     candidates : tuple of Candidate

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from nxcore import discovery, sharding
+from nxcore import discovery, exchange, sharding
 from nxcore.autograd import Differentiable
 from nxcore.choice import Choice
 from nxcore.chooser import Chooser
@@ -67,7 +67,7 @@ class Session:
             allow=self.settings.backends, disable=self.settings.disable, strict=self.settings.strict
         )
         store = Store(self.settings.cache)
-        self.gate, self.wisdom = Gate(self.registry, store), Wisdom(store)
+        self.gate, self.wisdom = Gate(self.registry, store), Wisdom(store, exchange.shipped)
         self.tuner = Tuner(self.registry, self.gate, effort)
         self.chooser = Chooser(self.settings, Recall(self.tuner, self.wisdom), self._forget)
         self._lost: DeviceLostError | None = None

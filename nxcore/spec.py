@@ -19,7 +19,7 @@ DEGENERATE = frozenset({"edge", "degenerate"})
 
 Layout = Literal["contiguous", "transposed", "channels_last", "sliced", "strided", "expanded", "repeated"]
 Values = Literal["normal", "nan", "inf", "denormal", "zeros"]
-Kind = Literal["tensor", "tensors", "operand", "scalar", "static", "out"]
+Kind = Literal["tensor", "tensors", "operand", "scalar", "static", "size", "out"]
 
 
 class _Required:
@@ -44,7 +44,8 @@ class Param:
         ``tensor``; ``tensors`` (a sequence of tensors, or one stacked tensor); ``operand`` (a tensor
         or a number); ``scalar`` (a number that may change from call to call: kernels read it at run
         time); ``static`` (a hashable value that kernels may specialise on; lists become tuples);
-        ``out`` (a tensor to write into, or None).
+        ``size`` (likewise, and a shape: what was measured at one tells of others); ``out`` (a tensor to
+        write into, or None).
     default : Any
         The default, or ``REQUIRED``.
     keyword : bool

@@ -10,8 +10,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,10 @@ from nxcore.problem import Problem
 from nxcore.select import Candidate, Decision, Interval
 from nxcore.store import Document, Store
 from nxcore.timing import Timing
+
+Pages = dict[tuple[str, str], tuple[Document, Document]]
+"""(environment, problem) by digest -> key and page."""
+Shipped = tuple[dict[str, Document], Pages]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,10 @@ class Page:
         }
 
 
+Shelf = dict[str, tuple[Document, Page]]
+"""The digest of a problem's key -> key and page."""
+
+
 class Wisdom:
     """Pages by problem.
 
@@ -74,21 +83,57 @@ class Wisdom:
     ----------
     store : Store
         Where they are kept.
+    shipped : callable
+        Device type -> environments and pages that came with the package, as ``exchange.read`` returns them;
+        asked once a type. On the very same device they are knowledge, where the store has none.
     """
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
+    def __init__(self, store: Store, shipped: Callable[[str], Shipped] = lambda kind: ({}, {})) -> None:  # noqa: ARG005
+        self.store, self._shipped = store, functools.cache(shipped)
+        self._shelves: dict[str, dict[str, Shelf]] = {}
+        self._lock = threading.Lock()
 
     def read(self, problem: Problem) -> Page | None:
         """Return what is known of ``problem`` on its device, None where nothing that makes sense is."""
-        document = self.store.read(_folder(describe(problem.device)), key(problem))
+        of = key(problem)
+        document = self.store.read(_folder(describe(problem.device)), of)
+        if document is None and (shipped := self._shipped(problem.device.type)[1]):
+            _, document = shipped.get((digest(environment(problem.device)), digest(of)), (None, None))
         return page(document) if document is not None else None
 
     def write(self, problem: Problem, found: Page) -> None:
         """Keep what was found out about ``problem``."""
-        facts = environment(problem.device)
+        facts, of = environment(problem.device), key(problem)
         self.store.write("environments", {"environment": digest(facts)}, facts)
-        self.store.write(_folder(describe(problem.device)), key(problem), found.to_dict())
+        self.store.write(_folder(describe(problem.device)), of, found.to_dict())
+        with self._lock:
+            if (shelves := self._shelves.get(digest(facts))) is not None:
+                shelves.setdefault(problem.op, {})[digest(of)] = of, found
+
+    def shelf(self, facts: Mapping[str, Any], op: str) -> Shelf:
+        """Return what is known of an operator in an environment.
+
+        Read from disk once a process; what this process writes joins it.
+        """
+        environment = digest(facts)
+        with self._lock:
+            if environment not in self._shelves:
+                self._shelves[environment] = self._read(environment, str(facts.get("type")))
+            return dict(self._shelves[environment].get(op, {}))
+
+    def _read(self, environment: str, kind: str) -> dict[str, Shelf]:
+        found: dict[str, Shelf] = {}
+        shipped = (entry for (name, _), entry in self._shipped(kind)[1].items() if name == environment)
+        for of, document in (*shipped, *self.store.items(f"{environment}/entries")):
+            if (known := page(document)) is not None:
+                found.setdefault(str(of.get("op")), {})[digest(of)] = of, known
+        return found
+
+    def environments(self, kind: str) -> list[Document]:
+        """Return the facts of every environment of a device type, of which there may be pages."""
+        stored = {digest(facts): facts for _, facts in self.store.items("environments")}
+        everything = self._shipped(kind)[0] | stored
+        return [facts for facts in everything.values() if facts.get("type") == kind]
 
     def pages(self, device: torch.device) -> Iterator[tuple[Document, Page]]:
         """Yield key and page of every problem of an environment."""

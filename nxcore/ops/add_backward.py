@@ -149,8 +149,8 @@ SPEC = OpSpec(
     name="add_backward",
     params=(
         Param("grad", "tensor"),
-        Param("x_size", "static"),
-        Param("y_size", "static"),
+        Param("x_size", "size"),
+        Param("y_size", "size"),
         Param("alpha", "scalar", 1),
         Param("output_mask", "static", BOTH),
     ),

@@ -168,7 +168,7 @@ SPEC = OpSpec(
     name="avg_pool2d_backward",
     params=(
         Param("grad", "tensor"),
-        Param("size", "static"),
+        Param("size", "size"),
         Param("kernel_size", "static"),
         Param("stride", "static", None),
         Param("padding", "static", 0),

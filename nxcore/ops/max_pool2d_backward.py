@@ -281,7 +281,7 @@ SPEC = OpSpec(
     params=(
         Param("grad", "tensor"),
         Param("offsets", "tensor"),
-        Param("size", "static"),
+        Param("size", "size"),
         Param("kernel_size", "static"),
         Param("stride", "static", None),
         Param("padding", "static", 0),

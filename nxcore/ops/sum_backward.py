@@ -88,7 +88,7 @@ SPEC = OpSpec(
     name="sum_backward",
     params=(
         Param("grad", "tensor"),
-        Param("size", "static"),
+        Param("size", "size"),
         Param("dim", "static", None),
         Param("keepdim", "static", False),
     ),

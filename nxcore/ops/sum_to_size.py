@@ -116,7 +116,7 @@ ERRORS = (
 
 SPEC = OpSpec(
     name="sum_to_size",
-    params=(Param("x", "tensor"), Param("size", "static")),
+    params=(Param("x", "tensor"), Param("size", "size")),
     reference=reference,
     check=check,
     cost=cost,

@@ -72,7 +72,7 @@ ERRORS = (
 
 SPEC = OpSpec(
     name="sum_to_size_backward",
-    params=(Param("grad", "tensor"), Param("size", "static")),
+    params=(Param("grad", "tensor"), Param("size", "size")),
     reference=reference,
     check=check,
     cost=cost,

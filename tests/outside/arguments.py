@@ -208,7 +208,7 @@ def confused(value: Any) -> Iterator[tuple[str, Any]]:
 def odd(param: Param, value: Any) -> Iterator[tuple[str, Any]]:
     """Yield what may be put, by mistake, in place of an argument that fits; each with its name."""
     yield from PLAIN.items()
-    if param.kind == "static":
+    if param.kind in ("static", "size"):
         yield from confused(value)
     tensor = next(iter(leaves(value)), torch.ones(3, 5))
     for name, make in TENSORS.items():

@@ -1,0 +1,113 @@
+"""Regret on sizes that were never measured: learn some sizes of each family, choose for others, measure all.
+
+    python benchmarks/regret.py --output FILE.json [--device cuda] [--policy estimate] [--minutes 9]
+
+What is learnt lies in a folder beside FILE, and each held-out problem is a line in FILE.jsonl, so that a run
+that ended early goes on where it stopped. FILE itself is written at the end, and a table is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from sizes import families
+
+from nxcore import audit
+from nxcore.device import available, describe
+from nxcore.measure import Effort
+from nxcore.session import Session
+from nxcore.settings import Settings
+
+LEARN = Effort(looks=(12, 20, 40), warm_s=0.05, budget_s=1.0)
+JUDGE = Effort(looks=(40,), warm_s=0.05, budget_s=1.5)
+
+
+def main() -> int:
+    """Learn, choose, measure; return 1 where some are left for another run."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--device", help="cpu or cuda; cuda where there is one")
+    parser.add_argument("--policy", default="estimate", help="by which the held-out problems are decided")
+    parser.add_argument("--op", action="append", default=[], help="only these operators")
+    parser.add_argument("--learn", type=int, default=12, help="sizes to learn a family, beside its corners")
+    parser.add_argument("--held", type=int, default=12, help="sizes held out, a family")
+    parser.add_argument("--minutes", type=float, default=9.0, help="end after so many, to be gone on with")
+    given = parser.parse_args()
+    ends = time.monotonic() + 60 * given.minutes
+    device = available(given.device)
+    given.output.parent.mkdir(parents=True, exist_ok=True)
+    folder, lines = given.output.with_suffix(".wisdom"), given.output.with_suffix(".jsonl")
+    session = Session(Settings(cache=folder.resolve()), effort=LEARN)
+    rows = _read(lines)
+    done = {r["sample"] for r in rows}
+    left = 0
+    for family in families(large=device.type == "cuda"):
+        if given.op and family.op not in given.op:
+            continue
+        spec = session.registry.spec(family.op)
+        held = [s for s in family.held(given.held) if f"{family.op} {s.name}" not in done]
+        for sample in family.learnt(given.learn) if held else ():
+            if time.monotonic() < ends:
+                audit.learn(session, family.op, sample.build(spec, device, family.dtype))
+        for sample in held:
+            if time.monotonic() >= ends:
+                left += 1
+                continue
+            row = audit.hold_out(
+                session, family.op, sample.build(spec, device, family.dtype), given.policy, JUDGE
+            )
+            kept = {"sample": f"{family.op} {sample.name}", "row": asdict(row) if row else None}
+            rows.append(kept)
+            with lines.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(kept) + "\n")
+            print(_line(row) if row else f"{kept['sample']}: torch alone", flush=True)
+    found = [audit.Row(**r["row"]) for r in rows if r["row"]]
+    table = audit.summary(found)
+    document = {
+        "device": describe(device).to_dict(),
+        "torch": torch.__version__,
+        "policy": given.policy,
+        "learnt": given.learn,
+        "summary": table,
+        "rows": [asdict(r) for r in found],
+    }
+    given.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    report(table)
+    if left:
+        print(f"{left} problems are left: run it again")
+    return int(left > 0)
+
+
+def _read(path: Path) -> list[dict]:
+    return (
+        [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    )
+
+
+def _line(row: audit.Row) -> str:
+    mark = " SLOWER" if row.slower else ""
+    return (
+        f"{row.regret:6.3f} {row.rule:<10}{row.chosen:<14} best {row.best:<14}"
+        f"{row.ratio[0]:6.2f}x torch  {row.problem}{mark}"
+    )
+
+
+def report(table: list[dict]) -> None:
+    """Print one line an operator."""
+    print(f"{'operator':<20}{'problems':>9}{'p50':>8}{'p95':>8}{'max':>8}{'slower':>8}  not torch, rules")
+    for r in table:
+        figures = "".join(f"{r[n]:8.3f}" if r[n] is not None else f"{'':8}" for n in ("p50", "p95", "max"))
+        rules = ", ".join(f"{n} {rule}" for rule, n in r["rules"].items())
+        print(f"{r['op']:<20}{r['problems']:>9}{figures}{r['slower']:>8}  {r['others']}; {rules}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,317 @@
+"""How good choices are, measured again: regret on held-out problems, and an audit of what is stored.
+
+    python -m nxcore.audit --json [--device cpu] [--limit 100] [--seconds 60]
+
+Regret is what the chosen kernel takes over what the best one takes, less one. Which one is best is told by
+one half of the blocks and its time by the other: of equals, the one that is picked and timed on the same blocks
+would be fast by luck.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from nxcore.choice import yardstick
+from nxcore.device import available, describe
+from nxcore.errors import InvalidInputError, NxcoreError
+from nxcore.measure import Effort
+from nxcore.problem import Problem
+from nxcore.select import MARGIN, Decision, Interval
+from nxcore.session import Session
+from nxcore.settings import Settings
+from nxcore.timing import Timing
+from nxcore.trace import arguments, described, moved
+from nxcore.tune import Tuner
+from nxcore.wisdom import environment
+
+EFFORT = Effort(looks=(12, 20, 40), warm_s=0.05, budget_s=2.0)
+CALLS = 4_000
+"""The most calls that learning from them may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One choice, measured again.
+
+    Attributes
+    ----------
+    op, problem : str
+        What was asked.
+    chosen, rule : str
+        Who was chosen, and by which rule.
+    best : str
+        Who is fastest.
+    regret : float
+        The chosen one's time over the best one's, as a factor; 1 is none.
+    ratio : tuple of float
+        How many times as fast as torch's best the chosen one is: median, low, high.
+    slower : bool
+        It is slower than torch by more than the margin, beyond what the blocks leave open.
+    """
+
+    op: str
+    problem: str
+    chosen: str
+    rule: str
+    best: str
+    regret: float
+    ratio: tuple[float, float, float]
+    slower: bool
+
+
+def regret(chosen: str, timings: Mapping[str, Timing]) -> tuple[float, str]:
+    """Return the chosen one's time over the best one's, and who is best; their blocks are paired."""
+    whole = min(timings, key=lambda label: timings[label].median_us)
+    blocks = {label: t.call_us for label, t in timings.items()}
+    halves = [{label: us[turn::2] for label, us in blocks.items()} for turn in (0, 1)]
+    logs = []
+    for told, held in (halves, halves[::-1]):
+        if not all(told.values()) or not all(held.values()):
+            continue  # a candidate that was dropped after three blocks has two and one
+        best = min(told, key=lambda label: statistics.median(told[label]))
+        pairs = zip(held[chosen], held[best], strict=False)
+        logs.append(statistics.median(math.log(mine / least) for mine, least in pairs))
+    return math.exp(statistics.fmean(logs)) if logs else 1.0, whole
+
+
+def judged(problem: Problem, decision: Decision, measured: Decision, aside: Iterable[str] = ()) -> Row | None:
+    """Return how a decision did by a measurement of all; None where its kernel wasn't timed.
+
+    Parameters
+    ----------
+    problem : Problem
+    decision : Decision
+        The choice that is judged.
+    measured : Decision
+        What a race of all found.
+    aside : iterable of str
+        Labels that can't serve.
+    """
+    timings = {c.label: c.timing for c in measured.candidates if c.timing and c.label not in set(aside)}
+    if decision.chosen not in timings:
+        return None
+    found, best = regret(decision.chosen, timings)
+    ratio = measured[decision.chosen].ratio or Interval(1.0, 1.0, 1.0)
+    margin = max(MARGIN, 2 * measured.noise)
+    slower = decision.chosen != "torch" and ratio.high * (1 + margin) < 1
+    brief = str(problem)
+    return Row(
+        problem.op,
+        brief,
+        decision.chosen,
+        decision.rule,
+        best,
+        found,
+        (ratio.median, ratio.low, ratio.high),
+        slower,
+    )
+
+
+def summary(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return one entry an operator, and one of all: how many, quantiles of regret, by which rules."""
+    found = []
+    for op in (*sorted({r.op for r in rows}), "all"):
+        of = [r for r in rows if op in (r.op, "all")]
+        regrets = sorted(r.regret for r in of)
+        rules = {rule: sum(r.rule == rule for r in of) for rule in sorted({r.rule for r in of})}
+        found.append(
+            {
+                "op": op,
+                "problems": len(of),
+                "p50": _quantile(regrets, 0.50),
+                "p95": _quantile(regrets, 0.95),
+                "max": regrets[-1] if regrets else None,
+                "slower": sum(r.slower for r in of),
+                "rules": rules,
+                "others": sum(not r.chosen.startswith("torch") for r in of),
+            }
+        )
+    return found
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float | None:
+    """Return the least value that ``share`` of all don't exceed."""
+    return ordered[max(math.ceil(share * len(ordered)) - 1, 0)] if ordered else None
+
+
+def wilson(count: int, total: int) -> tuple[float, float]:
+    """Return the interval of 95% confidence of a rate (Wilson 1927)."""
+    if not total:
+        return 0.0, 1.0
+    z, rate = 1.959964, count / total
+    middle = rate + z * z / (2 * total)
+    width = z * math.sqrt(rate * (1 - rate) / total + (z / (2 * total)) ** 2)
+    scale = 1 + z * z / total
+    return max((middle - width) / scale, 0.0), min((middle + width) / scale, 1.0)
+
+
+def learn(session: Session, op: str, args: tuple[Any, ...]) -> None:
+    """Measure one problem, and remember it."""
+    with session.policy("measure"):
+        session.chooser.choose(Problem.of(session.registry.spec(op), args), args)
+
+
+def hold_out(
+    session: Session, op: str, args: tuple[Any, ...], policy: str = "estimate", effort: Effort = EFFORT
+) -> Row | None:
+    """Choose for one problem by a policy, then measure all who could have been chosen.
+
+    None where torch alone can serve it, or nothing could be measured.
+    """
+    problem = Problem.of(session.registry.spec(op), args)
+    tuner = Tuner(session.registry, session.gate, effort)
+    decision = _decided(session, problem, args, policy)
+    entries = [tuner.enter(b, k, problem, args) for b, k in tuner.taking_part(op)]
+    if all(e.call is None or e.candidate.simulated or e.backend.name == "torch" for e in entries):
+        return None
+    measured, _ = tuner.measured(problem, args, entries)
+    return judged(problem, decision, measured, [e.candidate.label for e in entries if yardstick(e.kernel)])
+
+
+def _decided(session: Session, problem: Problem, args: tuple[Any, ...], policy: str) -> Decision:
+    with session.policy(policy):
+        choice = session.chooser.choose(problem, args)
+        for _ in range(CALLS):
+            if choice.decision.rule != "exploring":
+                break
+            for thread in session.chooser.learner.threads:
+                thread.join()
+            choice.call(*args)
+            choice = session.chooser.choose(problem, args)
+        return choice.decision
+
+
+def audit(
+    device: str | None = None,
+    *,
+    limit: int = 100,
+    seconds: float = 60.0,
+    seed: int = 0,
+    cache: str | None = None,
+) -> dict[str, Any]:
+    """Measure stored choices against torch again, in a process of their own.
+
+    Parameters
+    ----------
+    device : str, optional
+        ``cpu`` or ``cuda``; CUDA where there is one.
+    limit : int
+        How many choices at most, drawn at random.
+    seconds : float
+        After how many no further one is taken.
+    seed : int
+        Of the draw.
+    cache : str, optional
+        The folder of what was learnt, in place of ``NXCORE_CACHE``.
+
+    Returns
+    -------
+    dict
+        ``audited``, ``violations`` (choices slower than torch's best by more than the margin), ``rate``, its
+        ``interval``, ``rows``, and why others were ``skipped``.
+    """
+    words = ["--here", "--limit", str(limit), "--seconds", str(seconds), "--seed", str(seed)]
+    words += ["--device", device] if device else []
+    around = dict(os.environ) | ({"NXCORE_CACHE": cache} if cache else {})
+    done = subprocess.run(  # noqa: S603  this very module
+        [sys.executable, "-m", "nxcore.audit", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=around,
+    )
+    if done.returncode:
+        raise NxcoreError(f"the audit's process ended with status {done.returncode}: {done.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def here(
+    session: Session, device: torch.device, *, limit: int = 100, seconds: float = 60.0, seed: int = 0
+) -> dict[str, Any]:
+    """Measure stored choices against torch again, in this process; see ``audit``."""
+    facts = environment(device)
+    kept = [
+        (session.registry.ops[op], of, page)
+        for op in session.registry.ops
+        for of, page in session.wisdom.shelf(facts, op).values()
+        if page.decision.chosen != "torch"
+    ]
+    random.Random(seed).shuffle(kept)  # noqa: S311  a draw
+    started, rows = time.perf_counter(), []
+    skipped: dict[str, int] = {}
+    for spec, of, page in kept[:limit]:
+        if time.perf_counter() - started > seconds:
+            break
+        try:
+            problem = moved(described(spec, of), device)
+        except InvalidInputError:
+            row: Row | str = "its page is of another release"
+        else:
+            row = _again(session, problem, arguments(problem), page.decision)
+        if isinstance(row, str):
+            skipped[row] = skipped.get(row, 0) + 1
+        else:
+            rows.append(row)
+    wrong = sum(r.slower for r in rows)
+    return {
+        "device": describe(device).name,
+        "choices": len(kept),
+        "audited": len(rows),
+        "violations": wrong,
+        "rate": wrong / len(rows) if rows else None,
+        "interval": wilson(wrong, len(rows)),
+        "skipped": skipped,
+        "rows": [asdict(r) for r in rows],
+    }
+
+
+def _again(session: Session, problem: Problem, args: tuple[Any, ...], decision: Decision) -> Row | str:
+    """Race who was chosen against torch's own; return why not where that can't be."""
+    tuner = Tuner(session.registry, session.gate, EFFORT)
+    asked = [
+        (b, k) for b, k in tuner.taking_part(problem.op) if b.name == "torch" or b.label(k) == decision.chosen
+    ]
+    entries = [tuner.enter(b, k, problem, args) for b, k in asked]
+    chosen = next((e for e in entries if e.candidate.label == decision.chosen), None)
+    if chosen is None or chosen.call is None:
+        return "the chosen kernel can't serve it now"
+    measured, _ = tuner.measured(problem, args, entries)
+    return judged(problem, decision, measured) or "it couldn't be measured"
+
+
+def main() -> None:
+    """Print an audit as JSON."""
+    parser = argparse.ArgumentParser(
+        prog="python -m nxcore.audit", description="Measure stored choices again."
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, as it always does")
+    parser.add_argument("--here", action="store_true", help="in this process")
+    parser.add_argument("--device", help="cpu or cuda; cuda where there is one")
+    parser.add_argument("--limit", type=int, default=100, help="how many choices at most")
+    parser.add_argument("--seconds", type=float, default=60.0, help="the time budget")
+    parser.add_argument("--seed", type=int, default=0, help="of the draw")
+    given = parser.parse_args()
+    how = {"limit": given.limit, "seconds": given.seconds, "seed": given.seed}
+    if given.here:
+        found = here(Session(Settings.from_environment()), available(given.device), **how)
+    else:
+        found = audit(given.device, **how)
+    sys.stdout.write(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Who serves a size that was never measured, by what is known of others: ``prior`` asked, and carried out."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from nxcore import prior
+from nxcore.choice import Choice, yardstick
+from nxcore.errors import InvalidInputError
+from nxcore.kernel import Backend, Kernel
+from nxcore.prior import Guess, Point
+from nxcore.problem import Problem
+from nxcore.recall import Recall
+from nxcore.select import Candidate, Decision
+from nxcore.trace import described
+from nxcore.wisdom import Page, digest, environment
+
+Owned = dict[str, tuple[Backend, Kernel]]
+
+
+class Estimator:
+    """Decides from what was measured at other sizes; measures nothing.
+
+    Parameters
+    ----------
+    recall : Recall
+        Whose wisdom is asked; its tuner says who can serve the real shape.
+    """
+
+    def __init__(self, recall: Recall) -> None:
+        self.recall, self.tuner, self.wisdom = recall, recall.tuner, recall.wisdom
+        self._points: dict[tuple[str, str], tuple[Page, Any, Point | None]] = {}
+
+    @functools.cached_property
+    def _foreign(self) -> dict[str, list[dict[str, Any]]]:
+        return {kind: self.wisdom.environments(kind) for kind in ("cpu", "cuda")}
+
+    def choose(self, problem: Problem, args: tuple[Any, ...]) -> Choice | None:
+        """Return who is to serve ``problem`` by what is known of other sizes, None where that is nothing."""
+        if problem.view:
+            return None
+        refused: dict[str, str] = {}
+        owned = {b.label(k): (b, k) for b, k in self.tuner.taking_part(problem.op)}
+        able: Owned = {}
+        for label, (backend, kernel) in owned.items():
+            if why := self.tuner.refusal(backend, kernel, problem):
+                refused[label] = why
+            elif not (self.tuner.registry.probe(backend, kernel).simulated or yardstick(kernel)):
+                able[label] = backend, kernel
+        while len(able) > 1 and (found := self.guess(problem, able)):
+            entry = self.tuner.enter(*able[found.label], problem, args)
+            if entry.call is not None:
+                candidates = tuple(
+                    Candidate(label, b.name, refusal=refused.get(label, ""))
+                    for label, (b, _) in owned.items()
+                )
+                decision = Decision(found.label, found.rule, found.reason, candidates)
+                return Choice(decision, entry.call, entry.kernel, entry.backend)
+            refused[found.label] = entry.candidate.refusal
+            del able[found.label]
+        return None
+
+    def guess(self, problem: Problem, able: Owned) -> Guess | None:
+        """Say who of ``able`` is to serve ``problem``: by this device's figures, else by those of others."""
+        native = [label for label, (backend, _) in able.items() if backend.name == "torch"]
+        cost = problem.spec.cost(*problem.args)
+        if cost is None or "torch" not in native:
+            return None
+        at, facts = Point(prior.sizes(problem), cost, {}), environment(problem.device)
+        makes = {label: self.recall.make(b, k, problem) for label, (b, k) in able.items()}
+        ours, stale = self._known(problem, facts, makes)
+        if found := prior.guess(at, ours, able, native=native):
+            return found
+        foreign = [stale]
+        foreign += [
+            self._known(problem, other, {})[1]
+            for other in self._foreign[problem.device.type]
+            if other != facts
+        ]
+        for points in sorted(foreign, key=len, reverse=True):  # figures of two devices never mix
+            if found := prior.guess(at, points, able, native=native, here=False):
+                return found
+        return None
+
+    def _known(
+        self, problem: Problem, facts: dict[str, Any], makes: dict[str, str]
+    ) -> tuple[list[Point], list[Point]]:
+        """Return what was measured in an environment of the family of ``problem``.
+
+        First with the times of kernels as they are now alone, then with all times where some are of others.
+        """
+        family, where = prior.family(problem), digest(facts)
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        now: list[Point] = []
+        before: list[Point] = []
+        for name, (of, page) in self.wisdom.shelf(facts, problem.op).items():
+            if of.get("deterministic") != deterministic:
+                continue
+            kept = self._points.get((where, name))
+            if kept is None or kept[0] is not page:
+                kept = self._points[where, name] = (page, *self._point(problem, of, page))
+            _, found, point = kept
+            if point is None or found != family:
+                continue
+            times = {n: t for n, t in point.times.items() if makes and page.makes.get(n) == makes.get(n)}
+            if "torch" in times:
+                now.append(Point(point.sizes, point.cost, times))
+            before.append(point)
+        return now, before
+
+    def _point(self, problem: Problem, of: dict[str, Any], page: Page) -> tuple[Any, Point | None]:
+        times = {c.label: c.timing for c in page.decision.candidates if c.timing}
+        try:
+            other = described(problem.spec, of)
+        except InvalidInputError:  # a page of another release, or of another's making
+            return None, None
+        if "torch" not in times:
+            return None, None
+        return prior.family(other), Point(prior.sizes(other), problem.spec.cost(*other.args), times)

@@ -1,0 +1,368 @@
+"""Sizes that were never measured: from measured ones of the same family to a guess; pure.
+
+A winner on which two bracketing points agree serves what lies between them. Elsewhere a model of each
+kernel, t = max(host, t0 + bytes / bandwidth, flops / rate), is fitted, and corrected by what it misses at the
+points nearby (kriging: Krige 1951). It may put a kernel before torch's own where it promises more than it
+was too hopeful of when points that it was not shown were asked of it.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from nxcore.layout import layout_class
+from nxcore.problem import Problem, TensorMeta
+from nxcore.select import TIE
+from nxcore.spec import Cost
+from nxcore.timing import Timing
+
+EXACT = 64
+"""Sizes below it are told apart one by one, those from it on in half-octaves."""
+
+AGREED = 0.05
+"""How much faster than torch's best a winner must be at both points that bracket a problem."""
+
+BEYOND = 2.0
+"""How far outside the measured a problem may lie, as a factor, in every size and in bytes."""
+
+APART = 4.0
+"""Octaves that a point may be away, in any size, and still tell something."""
+
+ALIKE = 1.25
+"""How much two problems' operations per byte may differ, as a factor, for one to tell of the other."""
+
+NEAREST = 24
+"""How many points are looked at."""
+
+REACH = 2.0
+"""Octaves over which what a model misses at one point tells of what it misses at another."""
+
+NUGGET = 0.05
+"""The share of what a model misses that is each point's own."""
+
+LEAST = 4
+"""How many points must be there for a model to be tried on them."""
+
+HOPE = 0.8
+"""A model is taken to be too hopeful by as much as it was at most at this share of the points."""
+
+UNPROVEN = 0.25
+"""What a model must promise at least where it can't be tried: too few points, or another device's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A problem as numbers, with what each kernel took where it was measured.
+
+    Attributes
+    ----------
+    sizes : tuple of int
+        See ``sizes``.
+    cost : Cost
+        Bytes and operations.
+    times : Mapping of str to Timing
+        By label; torch's reference is ``"torch"``.
+    """
+
+    sizes: tuple[int, ...]
+    cost: Cost
+    times: Mapping[str, Timing]
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """Who is to serve a problem that was not measured.
+
+    Attributes
+    ----------
+    label : str
+        Whose kernel.
+    rule : str
+        ``bracketed`` or ``prior``.
+    reason : str
+        One sentence.
+    predicted : Mapping of str to float
+        Microseconds by the model, the fastest first: the order in which to try; empty where bracketed.
+    """
+
+    label: str
+    rule: Literal["bracketed", "prior"]
+    reason: str
+    predicted: Mapping[str, float]
+
+
+def family(problem: Problem) -> tuple[Any, ...]:
+    """Return what two problems must share for one to tell of the other: all but their sizes.
+
+    Ranks, dtypes, layouts, static parameters, and which dimensions are of size 1 or empty: those broadcast.
+    """
+    parts = [_family(p.kind, a) for p, a in zip(problem.spec.params, problem.args, strict=True)]
+    return (problem.op, problem.needs_grad, problem.aliased, *parts)
+
+
+def _family(kind: str, value: Any) -> Any:
+    if isinstance(value, TensorMeta):
+        order = sorted(range(value.ndim), key=lambda d: -value.strides[d])
+        telling = () if value.is_contiguous() else tuple((d, value.strides[d] == 0) for d in order)
+        return (value.dtype, value.device.type, layout_class([value]), telling, _flat(value.shape))
+    if isinstance(value, tuple) and value and isinstance(value[0], TensorMeta):
+        return ("tensors", frozenset(_family(kind, v) for v in value))
+    if kind == "size":
+        return _flat(value if isinstance(value, tuple) else (value,))
+    return repr(value)
+
+
+def _flat(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(min(n, 2) for n in shape)
+
+
+def sizes(problem: Problem) -> tuple[int, ...]:
+    """Return all sizes of a problem, in order of its arguments; a sequence counts once, with its length."""
+    found: list[int] = []
+    for param, value in zip(problem.spec.params, problem.args, strict=True):
+        if isinstance(value, TensorMeta):
+            found += value.shape
+        elif isinstance(value, tuple) and value and isinstance(value[0], TensorMeta):
+            found += (len(value), *value[0].shape)
+        elif param.kind == "size":
+            found += value if isinstance(value, tuple) else (value,)
+    return tuple(found)
+
+
+def bucket(size: int) -> int:
+    """Return a size itself where it is small, else the half-octave that it is in, below zero."""
+    return size if size < EXACT else -math.floor(2 * math.log2(size))
+
+
+def guess(
+    at: Point, points: Sequence[Point], labels: Collection[str], *, native: Collection[str], here: bool = True
+) -> Guess | None:
+    """Say who is to serve ``at``.
+
+    Parameters
+    ----------
+    at : Point
+        The problem; its times are not looked at.
+    points : sequence of Point
+        What was measured, all of one device and of the family of ``at``.
+    labels : collection of str
+        Who can serve it, torch's reference among them.
+    native : collection of str
+        Which labels are torch's own.
+    here : bool
+        The points are of this device and of the kernels as they are now; else they are no more than a prior.
+
+    Returns
+    -------
+    Guess or None
+        None where the points say nothing: beyond their hull, or of others.
+    """
+    telling = [p for p in points if "torch" in p.times and _alike(at, p) and _apart(at, p) <= APART]
+    at, *near = _distinct([at, *telling])
+    near = sorted(near, key=lambda p: _distance(at, p))[:NEAREST]
+    if here and (found := _bracketed(at, near, labels, native)):
+        return found
+    return _modelled(at, near, labels, here=here) if _within(at, near) else None
+
+
+def _octaves(a: Point, b: Point) -> list[float]:
+    return [abs(math.log2(m / n)) if m != n else 0.0 for m, n in zip(a.sizes, b.sizes, strict=True)]
+
+
+def _apart(a: Point, b: Point) -> float:
+    return max(_octaves(a, b), default=0.0)
+
+
+def _distance(a: Point, b: Point) -> float:
+    return math.hypot(*_octaves(a, b))
+
+
+def _distinct(points: Sequence[Point]) -> list[Point]:
+    """Return points whose sizes are told once where all have them twice, as channels in image and filter."""
+    columns = dict.fromkeys(zip(*(p.sizes for p in points), strict=True))
+    rows = zip(*columns, strict=True) if columns else [()] * len(points)
+    return [replace(p, sizes=row) for p, row in zip(points, rows, strict=True)]
+
+
+def _alike(a: Point, b: Point) -> bool:
+    """Tell whether two problems do as much with each byte: a larger filter is another kind of work."""
+    first, second = (p.cost.flops / max(p.cost.bytes, 1) for p in (a, b))
+    return first <= ALIKE * second and second <= ALIKE * first
+
+
+def _within(at: Point, points: Sequence[Point]) -> bool:
+    if not points:
+        return False
+    spans = zip(at.sizes, *(p.sizes for p in points), strict=True)
+    each = all(min(of) / BEYOND <= size <= max(of) * BEYOND for size, *of in spans)
+    work = [p.cost.bytes for p in points]
+    return each and min(work) / BEYOND <= at.cost.bytes <= max(work) * BEYOND
+
+
+def _between(at: Point, a: Point, b: Point) -> bool:
+    """Tell whether two points bracket a problem: in every size and in bytes, or in the same buckets as one.
+
+    Small sizes must lie between theirs; large ones may be a little beyond.
+    """
+    if a is b:
+        return [bucket(n) for n in at.sizes] == [bucket(n) for n in a.sizes]
+    if not _within(at, (a, b)):
+        return False
+    small = ((n, *ends) for n, *ends in zip(at.sizes, a.sizes, b.sizes, strict=True) if n < EXACT)
+    return all(min(ends) <= n <= max(ends) for n, *ends in small)
+
+
+def _brackets(at: Point, points: Sequence[Point]) -> list[tuple[Point, Point]]:
+    """Return the closest two points that bracket a problem, and any others that are hardly farther away."""
+    found: list[tuple[Point, Point]] = []
+    limit = math.inf
+    for i, far in enumerate(points):
+        if _distance(at, far) > limit:
+            break
+        for near in (far, *points[:i]):
+            if _between(at, near, far):
+                found.append((near, far))
+                limit = min(limit, _distance(at, far) + 0.5)
+    return found
+
+
+def _bracketed(
+    at: Point, points: Sequence[Point], labels: Collection[str], native: Collection[str]
+) -> Guess | None:
+    pairs = _brackets(at, points)
+    ends = [p for pair in pairs for p in pair]
+    agreed = set.intersection(*(_leaders(p, labels, native) for p in ends)) if ends else set()
+    if not agreed:
+        return None
+    best = min(agreed, key=lambda label: sum(math.log(_us(p, label)) for p in ends))
+    closest = pairs[0][: 1 if pairs[0][0] is pairs[0][1] else 2]
+    gains = [min(_us(p, n) for n in native) / _us(p, best) for p in closest]
+    said = " and ".join(f"{gain:.2f}x at {_said(p)}" for gain, p in zip(gains, closest, strict=True))
+    return Guess(best, "bracketed", f"measured at sizes around it, beside torch's best: {said}", {})
+
+
+def _leaders(point: Point, labels: Collection[str], native: Collection[str]) -> set[str]:
+    """Return who is as good as the fastest, where torch clearly beats all others or is clearly beaten."""
+    fastest = min(_us(point, label) for label in labels)
+    torchs = min(_us(point, label) for label in native)
+    others = min((_us(point, label) for label in labels if label not in native), default=math.inf)
+    if max(torchs / others, others / torchs) < 1 + AGREED:
+        return set()
+    return {label for label in labels if _us(point, label) <= fastest * (1 + TIE)}
+
+
+def _us(point: Point, label: str) -> float:
+    return point.times[label].median_us if label in point.times else math.inf
+
+
+def _said(point: Point) -> str:
+    return "x".join(map(str, point.sizes))
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What a kernel takes: ``max(host, t0 + bytes * per_byte, flops * per_flop)``, in microseconds."""
+
+    host: float
+    t0: float
+    per_byte: float
+    per_flop: float
+
+    def __call__(self, cost: Cost) -> float:
+        """Return microseconds."""
+        return max(self.host, self.t0 + cost.bytes * self.per_byte, cost.flops * self.per_flop)
+
+
+def fit(costs: Sequence[Cost], timings: Sequence[Timing]) -> Model:
+    """Fit a model by least absolute relative deviations, which outliers don't pull away.
+
+    Such a fit passes through two of the points, or through one along a boundary, so those are tried.
+    """
+    device = [t.device_median_us for t in timings]
+    host = min(statistics.median(t.host_us) for t in timings)
+    rate = min((us / c.flops for us, c in zip(device, costs, strict=True) if c.flops), default=0.0)
+
+    def off(line: tuple[float, float]) -> float:
+        return sum(abs((line[0] + c.bytes * line[1]) / us - 1) for c, us in zip(costs, device, strict=True))
+
+    t0, per_byte = min(_lines([(c.bytes, us) for c, us in zip(costs, device, strict=True)]), key=off)
+    return Model(host, t0, per_byte, rate)
+
+
+def _lines(points: Sequence[tuple[int, float]]) -> Iterator[tuple[float, float]]:
+    for i, (x, y) in enumerate(points):
+        yield y, 0.0
+        yield 0.0, y / max(x, 1)
+        for u, v in points[:i]:
+            slope = (y - v) / (x - u) if x != u else -1.0
+            if slope >= 0 and (t0 := y - slope * x) >= 0:
+                yield t0, slope
+
+
+def _modelled(at: Point, points: Sequence[Point], labels: Collection[str], *, here: bool) -> Guess:
+    torchs = math.exp(_told(at, points, "torch", ())[0])
+    seen = [label for label in labels if label != "torch" and any(label in p.times for p in points)]
+    told = {label: _told(at, points, label, ("torch",)) for label in seen}
+    predicted = {"torch": torchs} | {n: torchs * math.exp(log) for n, (log, _) in told.items()}
+    predicted = dict(sorted(predicted.items(), key=lambda item: item[1]))
+    whose = "" if here else " on another device or by other versions"
+    basis = f"predicted from {len(points)} measured sizes{whose}, not measured"
+    for label, us in predicted.items():
+        margin = max(AGREED if here else UNPROVEN, _hope(told[label][1])) if label != "torch" else 0.0
+        if us * (1 + margin) < torchs:
+            said = f"{us:.4g} us against torch's {torchs:.4g} us, of which {margin:.0%} may be hope"
+            return Guess(label, "prior", f"{said}; {basis}", predicted)
+    return Guess("torch", "prior", f"nothing is clearly faster than torch; {basis}", predicted)
+
+
+def _told(at: Point, points: Sequence[Point], label: str, beside: Sequence[str]) -> tuple[float, list[float]]:
+    """Return the logarithm of what a kernel takes, over what another one takes where one is given.
+
+    Returns
+    -------
+    told : float
+    missed : list of float
+        How much it misses at each point where that one is not shown.
+    """
+    known = [p for p in points if label in p.times]
+    models = {n: fit([p.cost for p in known], [p.times[n] for p in known]) for n in (label, *beside)}
+    signs = [(n, 1.0 if n == label else -1.0) for n in models]
+
+    def trend(point: Point) -> float:
+        return sum(sign * math.log(models[n](point.cost)) for n, sign in signs)
+
+    missed = [sum(sign * math.log(_us(p, n)) for n, sign in signs) - trend(p) for p in known]
+    inverse = _inverse([[_like(p, q) + NUGGET * (p is q) for q in known] for p in known])
+    weights = [sum(a * b for a, b in zip(row, missed, strict=True)) for row in inverse]
+    correction = sum(w * _like(at, p) for w, p in zip(weights, known, strict=True))
+    # Without a point, all others would miss it by its weight over its place in the inverse (Dubrule 1983).
+    return trend(at) + correction, [w / inverse[i][i] for i, w in enumerate(weights)]
+
+
+def _hope(missed: Sequence[float]) -> float:
+    """Return by what share a model was too hopeful of a kernel beside torch, at most, at most points."""
+    if len(missed) < LEAST:
+        return UNPROVEN
+    ordered = sorted(max(m, 0.0) for m in missed)
+    return math.expm1(ordered[math.ceil(HOPE * len(ordered)) - 1])
+
+
+def _like(a: Point, b: Point) -> float:
+    return math.exp(-0.5 * (_distance(a, b) / REACH) ** 2)
+
+
+def _inverse(matrix: list[list[float]]) -> list[list[float]]:
+    """Invert a symmetric positive definite matrix by Gauss and Jordan; no pivot is needed."""
+    n = len(matrix)
+    rows = [[*row, *(float(i == j) for j in range(n))] for i, row in enumerate(matrix)]
+    for i in range(n):
+        pivot = rows[i][i]
+        rows[i] = [v / pivot for v in rows[i]]
+        for j in range(n):
+            if j != i and (factor := rows[j][i]):
+                rows[j] = [v - factor * w for v, w in zip(rows[j], rows[i], strict=True)]
+    return [row[n:] for row in rows]
