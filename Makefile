@@ -9,6 +9,7 @@ PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 ON_GPU := cuda cupy triton numba-cuda
 WORKERS ?= 2
+GATES := overhead gate online regret
 
 .PHONY: help demo test mutations gpu-test sanitize conformance bench regression lint docs clean
 
@@ -19,7 +20,7 @@ help:
 	@echo "make mutations    break every kernel of ours in five ways, and see the conformance kit catch each"
 	@echo "make sanitize     compute-sanitizer over every CUDA C++ kernel, on a machine with a CUDA device"
 	@echo "make conformance  hold every kernel to its samples here, and write build/conformance.md"
-	@echo "make bench        the cost of a call, of verifying and of learning, gated"
+	@echo "make bench        what calls, verdicts, learning and choices for unseen sizes cost, gated"
 	@echo "make regression   the CPU's kernels against the parent commit's, paired, gated"
 	@echo "make lint         ruff, mypy, import layers"
 	@echo "make docs         build the documentation into site/"
@@ -46,7 +47,7 @@ conformance: $(VENV)/.test
 	  status=$$?; $(BIN)/python benchmarks/conformance.py build/conformance.json build/conformance.md && exit $$status
 
 bench: $(VENV)/.test
-	$(BIN)/python -m pytest benchmarks/test_overhead.py benchmarks/test_gate.py benchmarks/test_online.py
+	$(BIN)/python -m pytest $(addprefix benchmarks/test_,$(addsuffix .py,$(GATES)))
 
 regression: $(VENV)/.test
 	$(BIN)/python benchmarks/regression.py

@@ -26,6 +26,7 @@ from nxcore.settings import Settings
 
 LEARN = Effort(looks=(12, 20, 40), warm_s=0.05, budget_s=1.0)
 JUDGE = Effort(looks=(40,), warm_s=0.05, budget_s=1.5)
+QUICK = Effort(looks=(20,), warm_s=0.02, budget_s=0.5)
 
 
 def main() -> int:
@@ -37,15 +38,17 @@ def main() -> int:
     parser.add_argument("--device", help="cpu or cuda; cuda where there is one")
     parser.add_argument("--policy", default="estimate", help="by which the held-out problems are decided")
     parser.add_argument("--op", action="append", default=[], help="only these operators")
-    parser.add_argument("--learn", type=int, default=12, help="sizes to learn a family, beside its corners")
-    parser.add_argument("--held", type=int, default=12, help="sizes held out, a family")
+    parser.add_argument("--learn", type=int, default=20, help="sizes to learn a family, beside its corners")
+    parser.add_argument("--held", type=int, default=8, help="sizes held out, a family")
     parser.add_argument("--minutes", type=float, default=9.0, help="end after so many, to be gone on with")
+    parser.add_argument("--quick", action="store_true", help="fewer blocks, for a gate")
     given = parser.parse_args()
+    learn, judge = (QUICK, QUICK) if given.quick else (LEARN, JUDGE)
     ends = time.monotonic() + 60 * given.minutes
     device = available(given.device)
     given.output.parent.mkdir(parents=True, exist_ok=True)
     folder, lines = given.output.with_suffix(".wisdom"), given.output.with_suffix(".jsonl")
-    session = Session(Settings(cache=folder.resolve()), effort=LEARN)
+    session = Session(Settings(cache=folder.resolve()), effort=learn)
     rows = _read(lines)
     done = {r["sample"] for r in rows}
     left = 0
@@ -62,7 +65,7 @@ def main() -> int:
                 left += 1
                 continue
             row = audit.hold_out(
-                session, family.op, sample.build(spec, device, family.dtype), given.policy, JUDGE
+                session, family.op, sample.build(spec, device, family.dtype), given.policy, judge
             )
             kept = {"sample": f"{family.op} {sample.name}", "row": asdict(row) if row else None}
             rows.append(kept)

@@ -3,8 +3,8 @@
     python -m nxcore.audit --json [--device cpu] [--limit 100] [--seconds 60]
 
 Regret is what the chosen kernel takes over what the best one takes, less one. Which one is best is told by
-one half of the blocks and its time by the other: of equals, the one that is picked and timed on the same blocks
-would be fast by luck.
+one half of the blocks and its time by the other: of equals, one that is picked and timed on the same
+blocks would be fast by luck.
 """
 
 from __future__ import annotations

@@ -304,11 +304,18 @@ def _lines(points: Sequence[tuple[int, float]]) -> Iterator[tuple[float, float]]
 
 
 def _modelled(at: Point, points: Sequence[Point], labels: Collection[str], *, here: bool) -> Guess:
-    torchs = math.exp(_told(at, points, "torch", ())[0])
-    seen = [label for label in labels if label != "torch" and any(label in p.times for p in points)]
-    told = {label: _told(at, points, label, ("torch",)) for label in seen}
-    predicted = {"torch": torchs} | {n: torchs * math.exp(log) for n, (log, _) in told.items()}
-    predicted = dict(sorted(predicted.items(), key=lambda item: item[1]))
+    groups: dict[tuple[int, ...], list[str]] = {}
+    for label in labels:
+        if known := tuple(i for i, p in enumerate(points) if label in p.times):
+            groups.setdefault(known, []).append(label)
+    told = {
+        label: found
+        for known, together in groups.items()
+        for label, found in _told(at, [points[i] for i in known], together).items()
+    }
+    torchs = math.exp(told["torch"][0])
+    logs = {label: log + (0.0 if label == "torch" else told["torch"][0]) for label, (log, _) in told.items()}
+    predicted = {label: math.exp(log) for label, log in sorted(logs.items(), key=lambda item: item[1])}
     whose = "" if here else " on another device or by other versions"
     basis = f"predicted from {len(points)} measured sizes{whose}, not measured"
     for label, us in predicted.items():
@@ -319,28 +326,31 @@ def _modelled(at: Point, points: Sequence[Point], labels: Collection[str], *, he
     return Guess("torch", "prior", f"nothing is clearly faster than torch; {basis}", predicted)
 
 
-def _told(at: Point, points: Sequence[Point], label: str, beside: Sequence[str]) -> tuple[float, list[float]]:
-    """Return the logarithm of what a kernel takes, over what another one takes where one is given.
+def _told(at: Point, points: Sequence[Point], labels: Sequence[str]) -> dict[str, tuple[float, list[float]]]:
+    """Return the logarithm of what each kernel takes, over what torch takes; torch's own as it is.
 
-    Returns
-    -------
-    told : float
-    missed : list of float
-        How much it misses at each point where that one is not shown.
+    Beside it how much it misses at each point where that one is not shown.
     """
-    known = [p for p in points if label in p.times]
-    models = {n: fit([p.cost for p in known], [p.times[n] for p in known]) for n in (label, *beside)}
-    signs = [(n, 1.0 if n == label else -1.0) for n in models]
+    inverse = _inverse([[_like(p, q) + NUGGET * (p is q) for q in points] for p in points])
+    near = [_like(at, p) for p in points]
+    model = {
+        label: fit([p.cost for p in points], [p.times[label] for p in points]) for label in {*labels, "torch"}
+    }
 
-    def trend(point: Point) -> float:
-        return sum(sign * math.log(models[n](point.cost)) for n, sign in signs)
+    def trend(point: Point, label: str) -> float:
+        mine, torchs = math.log(model[label](point.cost)), math.log(model["torch"](point.cost))
+        return mine - torchs * (label != "torch")
 
-    missed = [sum(sign * math.log(_us(p, n)) for n, sign in signs) - trend(p) for p in known]
-    inverse = _inverse([[_like(p, q) + NUGGET * (p is q) for q in known] for p in known])
-    weights = [sum(a * b for a, b in zip(row, missed, strict=True)) for row in inverse]
-    correction = sum(w * _like(at, p) for w, p in zip(weights, known, strict=True))
-    # Without a point, all others would miss it by its weight over its place in the inverse (Dubrule 1983).
-    return trend(at) + correction, [w / inverse[i][i] for i, w in enumerate(weights)]
+    found = {}
+    for label in labels:
+        logs = [math.log(_us(p, label)) - math.log(_us(p, "torch")) * (label != "torch") for p in points]
+        missed = [log - trend(p, label) for log, p in zip(logs, points, strict=True)]
+        weights = [sum(a * b for a, b in zip(row, missed, strict=True)) for row in inverse]
+        correction = sum(w * k for w, k in zip(weights, near, strict=True))
+        # Without a point, all others miss it by its weight over its place in the inverse (Dubrule 1983).
+        alone = [w / inverse[i][i] for i, w in enumerate(weights)]
+        found[label] = trend(at, label) + correction, alone
+    return found
 
 
 def _hope(missed: Sequence[float]) -> float:
