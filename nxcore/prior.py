@@ -235,7 +235,7 @@ def _bracketed(
 ) -> Guess | None:
     pairs = _brackets(at, points)
     ends = [p for pair in pairs for p in pair]
-    agreed = set.intersection(*(_leaders(p, labels, native) for p in ends)) if ends else set()
+    agreed = set.intersection(*(_leaders(p, labels) for p in ends)) if ends else set()
     if not agreed:
         return None
     best = min(agreed, key=lambda label: sum(math.log(_us(p, label)) for p in ends))
@@ -245,14 +245,18 @@ def _bracketed(
     return Guess(best, "bracketed", f"measured at sizes around it, beside torch's best: {said}", {})
 
 
-def _leaders(point: Point, labels: Collection[str], native: Collection[str]) -> set[str]:
-    """Return who is as good as the fastest, where torch clearly beats all others or is clearly beaten."""
-    fastest = min(_us(point, label) for label in labels)
-    torchs = min(_us(point, label) for label in native)
-    others = min((_us(point, label) for label in labels if label not in native), default=math.inf)
-    if max(torchs / others, others / torchs) < 1 + AGREED:
-        return set()
-    return {label for label in labels if _us(point, label) <= fastest * (1 + TIE)}
+def _leaders(point: Point, labels: Collection[str]) -> set[str]:
+    """Return who is as good as the fastest, where torch's reference clearly beats all or is clearly beaten."""
+    torchs = _us(point, "torch")
+    others = {label: us for label in labels if label != "torch" and (us := _us(point, label)) < math.inf}
+    fastest = min(others.values(), default=math.inf)
+    if torchs * (1 + AGREED) <= fastest:
+        return {"torch"}
+    return (
+        {n for n, us in others.items() if us <= fastest * (1 + TIE)}
+        if fastest * (1 + AGREED) <= torchs
+        else set()
+    )
 
 
 def _us(point: Point, label: str) -> float:
@@ -329,10 +333,15 @@ def _modelled(at: Point, points: Sequence[Point], labels: Collection[str], *, he
 def _told(at: Point, points: Sequence[Point], labels: Sequence[str]) -> dict[str, tuple[float, list[float]]]:
     """Return the logarithm of what each kernel takes, over what torch takes; torch's own as it is.
 
-    Beside it how much it misses at each point where that one is not shown.
+    Beside it how much it misses at each point where that one is not shown, taken to where ``at`` lies: it
+    misses more the farther the others are.
     """
     inverse = _inverse([[_like(p, q) + NUGGET * (p is q) for q in points] for p in points])
     near = [_like(at, p) for p in points]
+    explained = sum(
+        a * b * v for a, row in zip(near, inverse, strict=True) for b, v in zip(near, row, strict=True)
+    )
+    open_here = max(1 + NUGGET - explained, NUGGET)
     model = {
         label: fit([p.cost for p in points], [p.times[label] for p in points]) for label in {*labels, "torch"}
     }
@@ -347,8 +356,9 @@ def _told(at: Point, points: Sequence[Point], labels: Sequence[str]) -> dict[str
         missed = [log - trend(p, label) for log, p in zip(logs, points, strict=True)]
         weights = [sum(a * b for a, b in zip(row, missed, strict=True)) for row in inverse]
         correction = sum(w * k for w, k in zip(weights, near, strict=True))
-        # Without a point, all others miss it by its weight over its place in the inverse (Dubrule 1983).
-        alone = [w / inverse[i][i] for i, w in enumerate(weights)]
+        # Without a point, the others miss it by its weight over its place in the inverse (Dubrule 1983),
+        # whose reciprocal is how far that may be off, as ``open_here`` is at the problem itself.
+        alone = [w / inverse[i][i] * math.sqrt(open_here * inverse[i][i]) for i, w in enumerate(weights)]
         found[label] = trend(at, label) + correction, alone
     return found
 
