@@ -17,12 +17,12 @@ from torch import distributed
 
 from nxcore import exchange, session
 from nxcore.errors import InvalidInputError
-from nxcore.exchange import Lock, Pages
+from nxcore.exchange import Lock
 from nxcore.registry import Registry
 from nxcore.session import Session
 from nxcore.settings import require_policy
 from nxcore.store import Document
-from nxcore.wisdom import digest, environment
+from nxcore.wisdom import Pages, digest, environment
 
 LONGEST = dt.timedelta(days=1)
 """How long a rank that is through waits for those that are still measuring."""

@@ -65,14 +65,13 @@ class Estimator:
 
     def guess(self, problem: Problem, able: Owned) -> Guess | None:
         """Say who of ``able`` is to serve ``problem``: by this device's figures, else by those of others."""
-        native = [label for label, (backend, _) in able.items() if backend.name == "torch"]
         cost = problem.spec.cost(*problem.args)
-        if cost is None or "torch" not in native:
+        if cost is None or "torch" not in able:
             return None
         at, facts = Point(prior.sizes(problem), cost, {}), environment(problem.device)
         makes = {label: self.recall.make(b, k, problem) for label, (b, k) in able.items()}
         ours, stale = self._known(problem, facts, makes)
-        if found := prior.guess(at, ours, able, native=native):
+        if found := prior.guess(at, ours, able):
             return found
         foreign = [stale]
         foreign += [
@@ -81,7 +80,7 @@ class Estimator:
             if other != facts
         ]
         for points in sorted(foreign, key=len, reverse=True):  # figures of two devices never mix
-            if found := prior.guess(at, points, able, native=native, here=False):
+            if found := prior.guess(at, points, able, here=False):
                 return found
         return None
 

@@ -24,7 +24,7 @@ EXACT = 64
 """Sizes below it are told apart one by one, those from it on in half-octaves."""
 
 AGREED = 0.05
-"""How much faster than torch's best a winner must be at both points that bracket a problem."""
+"""How much faster than torch a winner must be at both points that bracket a problem, or torch than all."""
 
 BEYOND = 2.0
 """How far outside the measured a problem may lie, as a factor, in every size and in bytes."""
@@ -138,9 +138,7 @@ def bucket(size: int) -> int:
     return size if size < EXACT else -math.floor(2 * math.log2(size))
 
 
-def guess(
-    at: Point, points: Sequence[Point], labels: Collection[str], *, native: Collection[str], here: bool = True
-) -> Guess | None:
+def guess(at: Point, points: Sequence[Point], labels: Collection[str], *, here: bool = True) -> Guess | None:
     """Say who is to serve ``at``.
 
     Parameters
@@ -151,8 +149,6 @@ def guess(
         What was measured, all of one device and of the family of ``at``.
     labels : collection of str
         Who can serve it, torch's reference among them.
-    native : collection of str
-        Which labels are torch's own.
     here : bool
         The points are of this device and of the kernels as they are now; else they are no more than a prior.
 
@@ -164,7 +160,7 @@ def guess(
     telling = [p for p in points if "torch" in p.times and _alike(at, p) and _apart(at, p) <= APART]
     at, *near = _distinct([at, *telling])
     near = sorted(near, key=lambda p: _distance(at, p))[:NEAREST]
-    if here and (found := _bracketed(at, near, labels, native)):
+    if here and (found := _bracketed(at, near, labels)):
         return found
     return _modelled(at, near, labels, here=here) if _within(at, near) else None
 
@@ -230,9 +226,7 @@ def _brackets(at: Point, points: Sequence[Point]) -> list[tuple[Point, Point]]:
     return found
 
 
-def _bracketed(
-    at: Point, points: Sequence[Point], labels: Collection[str], native: Collection[str]
-) -> Guess | None:
+def _bracketed(at: Point, points: Sequence[Point], labels: Collection[str]) -> Guess | None:
     pairs = _brackets(at, points)
     ends = [p for pair in pairs for p in pair]
     agreed = set.intersection(*(_leaders(p, labels) for p in ends)) if ends else set()
@@ -240,13 +234,13 @@ def _bracketed(
         return None
     best = min(agreed, key=lambda label: sum(math.log(_us(p, label)) for p in ends))
     closest = pairs[0][: 1 if pairs[0][0] is pairs[0][1] else 2]
-    gains = [min(_us(p, n) for n in native) / _us(p, best) for p in closest]
+    gains = [_us(p, "torch") / _us(p, best) for p in closest]
     said = " and ".join(f"{gain:.2f}x at {_said(p)}" for gain, p in zip(gains, closest, strict=True))
-    return Guess(best, "bracketed", f"measured at sizes around it, beside torch's best: {said}", {})
+    return Guess(best, "bracketed", f"measured at sizes around it, beside torch: {said}", {})
 
 
 def _leaders(point: Point, labels: Collection[str]) -> set[str]:
-    """Return who is as good as the fastest, where torch's reference clearly beats all or is clearly beaten."""
+    """Return who is as good as the fastest, where torch clearly beats all or is clearly beaten."""
     torchs = _us(point, "torch")
     others = {label: us for label in labels if label != "torch" and (us := _us(point, label)) < math.inf}
     fastest = min(others.values(), default=math.inf)
