@@ -157,12 +157,11 @@ def guess(at: Point, points: Sequence[Point], labels: Collection[str], *, here: 
     Guess or None
         None where the points say nothing: beyond their hull, or of others.
     """
-    telling = [p for p in points if "torch" in p.times and _alike(at, p) and _apart(at, p) <= APART]
-    at, *near = _distinct([at, *telling])
-    near = sorted(near, key=lambda p: _distance(at, p))[:NEAREST]
+    at, *hull = _distinct([at, *(p for p in points if "torch" in p.times and _alike(at, p))])
+    near = sorted((p for p in hull if _apart(at, p) <= APART), key=lambda p: _distance(at, p))[:NEAREST]
     if here and (found := _bracketed(at, near, labels)):
         return found
-    return _modelled(at, near, labels, here=here) if _within(at, near) else None
+    return _modelled(at, near, labels, here=here) if near and _within(at, hull) else None
 
 
 def _octaves(a: Point, b: Point) -> list[float]:
@@ -191,8 +190,6 @@ def _alike(a: Point, b: Point) -> bool:
 
 
 def _within(at: Point, points: Sequence[Point]) -> bool:
-    if not points:
-        return False
     spans = zip(at.sizes, *(p.sizes for p in points), strict=True)
     each = all(min(of) / BEYOND <= size <= max(of) * BEYOND for size, *of in spans)
     work = [p.cost.bytes for p in points]

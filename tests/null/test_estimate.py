@@ -1,0 +1,232 @@
+"""Policy estimate: what was measured at other sizes serves, by kernels that can, and never as measured."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from nxcore import exchange, measure
+from nxcore.device import describe
+from nxcore.errors import InvalidInputError
+from nxcore.guards import enough
+from nxcore.kernel import YES, no
+from nxcore.problem import Problem
+from nxcore.select import Candidate, Decision
+from nxcore.session import Session
+from nxcore.settings import Settings
+from nxcore.store import StoreWarning
+from nxcore.wisdom import Page, Wisdom, digest, environment, key
+from tests.null import fakes
+from tests.null.fakes import SPECS, timing
+
+ADD = SPECS["add"].reference
+NEAR = (500, 2000)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_measured(monkeypatch):
+    def race(*args, **how):
+        raise AssertionError("policy estimate measures nothing")
+
+    monkeypatch.setattr(measure, "race", race)
+
+
+def estimating(folder=None, *backends, policy="estimate"):
+    return Session(
+        Settings(cache=folder, policy=policy), fakes.registry(*(backends or [fakes.backend("fast")]))
+    )
+
+
+def problem(size):
+    return Problem.of(SPECS["add"], (torch.empty(size), torch.empty(size), 1, None))
+
+
+def page(session, of, **us):
+    """Return what a measurement of these times would have left."""
+    owned = {b.label(k): (b, k) for b, k in session.tuner.taking_part("add")}
+    seen = tuple(Candidate(n, owned[n][0].name, timing=timing([t] * 12)) for n, t in us.items())
+    chosen = min(us, key=us.get)
+    makes = {n: session.chooser.recall.make(*owned[n], of) for n in us}
+    rule = "reference" if chosen == "torch" else "measured"
+    return Page(Decision(chosen, rule, "it was", seen), timing([1] * 12), makes)
+
+
+def learnt(session, sizes=NEAR, **us):
+    for size in sizes:
+        of = problem(size)
+        session.wisdom.write(of, page(session, of, **{n: t * size for n, t in us.items()}))
+
+
+def decision(session, size=1000):
+    op = session.op("add")
+    x = torch.randn(size)
+    assert torch.equal(op(x, x), 2 * x)
+    of = problem(size)
+    return session.chooser.choose(of, (x, x, 1, None)).decision
+
+
+def test_a_size_between_two_that_were_measured_takes_their_winner():
+    session = estimating()
+    learnt(session, torch=2, fast=1)
+    found = decision(session)
+    assert (found.chosen, found.rule) == ("fast", "bracketed")
+    assert "2.00x at 500" in found.reason
+
+
+def test_of_nothing_known_torch_serves():
+    found = decision(estimating())
+    assert (found.chosen, found.rule) == ("torch", "prior")
+    assert "nothing is known" in found.reason
+
+
+def test_what_this_process_measures_is_known_at_once():
+    session = estimating()
+    assert decision(session, 900).chosen == "torch"
+    learnt(session, torch=2, fast=1)
+    assert decision(session).chosen == "fast"
+
+
+def test_another_process_reads_it_from_disk_once(tmp_path, monkeypatch):
+    learnt(estimating(tmp_path), torch=2, fast=1)
+    session = estimating(tmp_path)
+    reads = []
+    items = session.wisdom.store.items
+    monkeypatch.setattr(session.wisdom.store, "items", lambda kind: (reads.append(kind), items(kind))[1])
+    assert decision(session, 1000).chosen == "fast"
+    assert decision(session, 1001).chosen == "fast"
+    assert sum(kind.endswith("/entries") for kind in reads) == 1
+
+
+def test_the_real_shape_is_asked_whether_it_can_be_served():
+    odd = fakes.backend(
+        "fast", fakes.kernel("add", accepts=lambda p: YES if p["x"].shape[0] % 2 == 0 else no("odd"))
+    )
+    session = estimating(None, odd)
+    learnt(session, torch=2, fast=1)
+    assert decision(session, 1000).chosen == "fast"
+    refused = decision(session, 1001)
+    assert refused.chosen == "torch"
+
+
+def test_what_fails_at_its_first_run_leaves_it_to_the_next():
+    broken = fakes.backend("best", fakes.kernel("add", planner=fakes.raising(RuntimeError("no such tile"))))
+    session = estimating(None, broken, fakes.backend("fast"))
+    learnt(session, torch=4, fast=2, best=1)
+    found = decision(session)
+    assert found.chosen == "fast"
+    assert "no such tile" in found["best"].refusal
+
+
+def test_a_simulated_kernel_is_never_taken():
+    simulated = fakes.backend("fast", probe=lambda: replace(YES, simulated=True))
+    session = estimating(None, simulated)
+    learnt(session, torch=2, fast=1)
+    assert decision(session).chosen == "torch"
+
+
+def test_a_kernel_that_is_made_otherwise_by_now_is_a_prior_at_most():
+    session = estimating()
+    for size in (400, 500, 800, 1500, 2000, 3000):
+        of = problem(size)
+        kept = page(session, of, torch=2 * size, fast=size)
+        session.wisdom.write(of, replace(kept, makes=dict.fromkeys(kept.makes, "another")))
+    found = decision(session)
+    assert (found.chosen, found.rule) == ("fast", "prior")
+    assert "by other versions" in found.reason
+
+
+def elsewhere(session, folder, *, sizes=(400, 500, 800, 1500, 2000, 3000), **facts):
+    """Write what another device, or this one, would have exported."""
+    entries = [
+        {"key": key(of), "page": page(session, of, torch=2 * s, fast=s).to_dict()}
+        for s in sizes
+        for of in (problem(s),)
+    ]
+    there = describe("cpu").to_dict() | facts
+    document = {"format": 1, "environments": [{"facts": there, "entries": entries}]}
+    exchange.write(folder / "cpu-some.json", document)
+    return folder / "cpu-some.json"
+
+
+def test_imported_figures_of_another_device_are_a_prior(tmp_path):
+    session = estimating(tmp_path)
+    found = exchange.read(elsewhere(session, tmp_path, name="a faster one"))
+    exchange.imported(session.wisdom.store, *found)
+    known = decision(session)
+    assert (known.chosen, known.rule) == ("fast", "prior")
+    assert "on another device" in known.reason
+    exact = decision(session, 800)
+    assert exact.rule == "prior", "what was measured there is not measured here"
+
+
+def shipping(folder, monkeypatch):
+    monkeypatch.setattr(exchange, "SHIPPED", folder)
+    return estimating()
+
+
+def test_what_is_shipped_is_known_on_the_very_same_device(tmp_path, monkeypatch):
+    elsewhere(estimating(), tmp_path)
+    session = shipping(tmp_path, monkeypatch)
+    exact = decision(session, 800)
+    assert (exact.chosen, exact.rule) == ("fast", "measured")
+    assert decision(session, 1000).rule == "bracketed"
+
+
+@pytest.mark.parametrize("other", [{"name": "another"}, {"units": 999}, {"memory": 1}, {"l2": 1}])
+def test_what_is_shipped_of_another_device_is_a_prior(tmp_path, monkeypatch, other):
+    elsewhere(estimating(), tmp_path, **other)
+    assert decision(shipping(tmp_path, monkeypatch), 800).rule == "prior"
+
+
+def test_what_was_measured_here_comes_before_what_is_shipped(tmp_path, monkeypatch):
+    elsewhere(estimating(), tmp_path)
+    session = shipping(tmp_path, monkeypatch)
+    learnt(session, (800,), torch=1, fast=2)
+    assert decision(session, 800).chosen == "torch"
+
+
+def test_a_broken_shipped_file_is_one_warning(tmp_path):
+    (tmp_path / "cpu-broken.json").write_text("{", encoding="utf-8")
+    wisdom = Wisdom(fakes.session().wisdom.store, lambda kind: exchange.shipped(kind, tmp_path))
+    with pytest.warns(StoreWarning, match=r"shipped wisdom is left out: .*cpu-broken\.json isn't JSON"):
+        assert wisdom.environments("cpu") == []
+    assert wisdom.read(problem(5)) is None
+    assert exchange.shipped("cuda", tmp_path) == ({}, {})
+
+
+def test_what_is_shipped_reads_as_a_file_of_wisdom():
+    """Whatever lies in the package is whole, and for a device type that torch knows."""
+    for path in exchange.SHIPPED.glob("*"):
+        assert path.name.startswith(("cuda-", "cpu-"))
+        environments, pages = exchange.read(path)
+        assert pages
+        assert {facts["type"] for facts in environments.values()} == {path.name.partition("-")[0]}
+
+
+def test_pages_that_describe_no_problem_are_left_aside(tmp_path):
+    session = estimating(tmp_path)
+    learnt(session, torch=2, fast=1)
+    facts = environment(torch.device("cpu"))
+    for wrong in ({"op": "add"}, {"op": "add", "devices": ["cpu"], "x": 3}):
+        kept = page(session, problem(5), torch=2, fast=1).to_dict()
+        session.wisdom.store.write(f"{digest(facts)}/entries", wrong | {"deterministic": False}, kept)
+    assert decision(estimating(tmp_path)).chosen == "fast"
+
+
+def test_a_file_that_is_no_wisdom_names_itself(tmp_path):
+    (tmp_path / "cpu-x.json").write_text(json.dumps({"format": 9}), encoding="utf-8")
+    with pytest.raises(InvalidInputError, match="isn't wisdom of format 1"):
+        exchange.read(tmp_path / "cpu-x.json")
+
+
+def test_an_estimate_is_measured_where_the_policy_says_so():
+    session = estimating()
+    learnt(session, torch=2, fast=1)
+    assert decision(session).rule == "bracketed"
+    choice = session.chooser.choose(problem(1000), (torch.ones(1000), torch.ones(1000), 1, None))
+    assert enough(choice, "estimate")
+    assert not enough(choice, "measure")
+    assert not enough(choice, "online")
