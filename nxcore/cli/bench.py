@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -102,8 +101,10 @@ def command(
     if compare is not None:
         raise typer.Exit(int(compared(*compare, margin, as_json=json)))
     if audit:
-        found = importlib.import_module("nxcore.audit").audit()
-        render.json(found)
+        from nxcore.audit import audit as audited
+
+        found = audited(device)
+        render.json(found) if json else render.audit(found)
         return
     from nxcore import session
     from nxcore.bench.cells import Wanted, cells

@@ -282,6 +282,25 @@ def verify(rows: list[dict[str, Any]]) -> None:
     console.print(", ".join(counts) or "no kernel to verify")
 
 
+def audit(found: dict[str, Any]) -> None:
+    """Print how stored choices did when they were measured again: the rate, and who broke it."""
+    console = _console()
+    wrong, (low, high) = [row for row in found["rows"] if row["slower"]], found["interval"]
+    if wrong:
+        table = _table("operator", "chosen", "times as fast as torch", "problem")
+        for row in wrong:
+            table.add_row(row["op"], escape(row["chosen"]), _ratio(row["ratio"]), escape(row["problem"]))
+        console.print(table)
+    for reason, count in found["skipped"].items():
+        console.print(f"{count} left out: {escape(reason)}")
+    if found["audited"]:
+        said = f"{found['violations']} of {found['audited']} choices on {escape(found['device'])}"
+        rate = f"{found['rate']:.1%} \\[{low:.1%}, {high:.1%}]"
+        console.print(f"{said} are slower than torch: {rate}")
+    else:
+        console.print("no stored choice was measured again")
+
+
 def demo(report: Report) -> None:
     """Print what the demo found."""
     console = _console()
