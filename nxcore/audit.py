@@ -187,8 +187,7 @@ def _decided(session: Session, problem: Problem, args: tuple[Any, ...], policy: 
         for _ in range(CALLS):
             if choice.decision.rule != "exploring":
                 break
-            for thread in session.chooser.learner.threads:
-                thread.join()
+            session.chooser.learner.settle()
             choice.call(*args)
             choice = session.chooser.choose(problem, args)
         return choice.decision
