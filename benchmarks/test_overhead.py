@@ -1,8 +1,9 @@
 """What a call through nxcore costs above a direct call of the chosen kernel, as a ratio in one run.
 
 The budget is 1.0 us a call plus 0.35 us a tensor on a host on which forming one tensor's key takes 0.34 us.
-Hosts differ, so both are measured here, alternately, and the budget is counted in keys. The gate is the
-budget. The least of many short rounds is taken on both sides: noise only ever adds.
+What needs a gradient may cost 5.0 us more on a host on which a bare ``autograd.Function`` costs 4.0.
+Hosts differ, so both are measured here, alternately, and the budget is counted in keys, or in bare functions.
+The gate is the budget. The least of many short rounds is taken on both sides: noise only ever adds.
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ from typing import Any
 import pytest
 import torch
 
+from nxcore.autograd import Differentiable
 from nxcore.discovery import discover
 from nxcore.dispatch import Operator, tensors_of
 from nxcore.ops import nxcore_ops
+from nxcore.problem import Problem
 from nxcore.session import Session
 from nxcore.settings import Settings
 
 REFERENCE_KEY_US = 0.34
+REFERENCE_FUNCTION_US = 4.0
+GRADIENT_US = 5.0
 CALL_US, TENSOR_US = 1.0, 0.35
 ROUNDS, CALLS = 40, 2_000
 
@@ -99,3 +104,57 @@ def test_a_pair_made_anew_is_compared_item_by_item(record_property: Any) -> None
     bound = op.spec.bind(x, (3, 3), (1, 1), (1, 1))
     cost = _above_direct(op, bound, lambda: op(x, (three, 3), (1, 1), (1, 1)))
     _gate("a pair made anew", *cost, record_property, budgets=1.25)  # the budget is one of tensors
+
+
+class Bare(torch.autograd.Function):
+    """The least that keeps its inputs and goes back."""
+
+    @staticmethod
+    def forward(ctx: Any, *flat: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(*flat)
+        return flat[0].detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        raise NotImplementedError
+
+
+def apart(first: Any, *args: Any) -> Any:
+    """Stand in for a kernel: a new tensor, and no time but torch's to make one."""
+    return (first if isinstance(first, torch.Tensor) else first[0]).detach()
+
+
+@pytest.mark.parametrize(
+    "case", [case for case, (name, _) in CASES.items() if SESSION.op(name).spec.gradient]
+)
+def test_a_gradient_costs_little_more_than_torchs_own_bridge(case: str, record_property: Any) -> None:
+    name, args = CASES[case]
+    op = SESSION.op(name)
+    bound, spec = op.spec.bind(*args) if case not in SMOKE else args, op.spec
+    tensors, described = tensors_of(bound), Problem.of(spec, bound).args
+
+    def pair(*args: Any) -> Any:
+        return apart(*args), tensors[0]
+
+    op.replan(op.key(*bound), apart)
+    plain = _least_us({"plain": lambda: op.run(*bound)})["plain"]
+    try:
+        for t in tensors:
+            t.requires_grad_()
+        forward = pair if spec.gradient.forward else apart
+        joined = Differentiable(spec, described, spec.gradient, forward, nothing, nothing)
+        op.replan(op.key(*bound), joined)
+        least = _least_us(
+            {
+                "joined": lambda: op.run(*bound),
+                "bare": lambda: Bare.apply(*tensors),
+                "detach": lambda: apart(*bound),
+            }
+        )
+    finally:
+        for t in tensors:
+            t.requires_grad_(False)
+    above, bare = least["joined"] - plain, least["bare"] - least["detach"]
+    record_property("gradient_us", above)
+    print(f"\n{case}: a gradient costs {above:.2f} us, a bare function {bare:.2f} us")
+    assert above <= GRADIENT_US / REFERENCE_FUNCTION_US * bare

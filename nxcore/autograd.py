@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from nxcore import autocast
 from nxcore.problem import TensorMeta
 from nxcore.spec import Gradient, OpSpec
 
 
-@dataclass(frozen=True, slots=True)
 class Differentiable:
     """A planned forward call and the operator that differentiates it.
 
-    Attributes
+    All that follows from the problem is worked out here, so that a call does little more than torch's own
+    bridge asks for.
+
+    Parameters
     ----------
     spec : OpSpec
         The operator.
+    described : tuple
+        The arguments as ``Problem.args`` has them.
     gradient : Gradient
         Which operator differentiates it, and from what.
     forward : callable
@@ -32,47 +36,88 @@ class Differentiable:
         The backward operator's reference: what second derivatives go through.
     """
 
-    spec: OpSpec
-    gradient: Gradient
-    forward: Callable[..., Any]
-    backward: Callable[..., Any]
-    reference: Callable[..., Any]
+    __slots__ = (
+        "_kept",
+        "_numbers",
+        "_places",
+        "_saved",
+        "backward",
+        "described",
+        "forward",
+        "gradient",
+        "reference",
+    )
+
+    def __init__(
+        self,
+        spec: OpSpec,
+        described: tuple[Any, ...],
+        gradient: Gradient,
+        forward: Callable[..., Any],
+        backward: Callable[..., Any],
+        reference: Callable[..., Any],
+    ) -> None:
+        self.described, self.gradient, self.forward = described, gradient, forward
+        self.backward, self.reference = backward, reference
+        self._places: list[tuple[int, bool]] = []  # of tensors among the arguments: which, and whether many
+        self._numbers: list[int] = []  # of what may change from call to call
+        self._saved: list[tuple[int, int]] = []  # of arguments that are kept: which, and how many tensors
+        self._kept: list[int] = []  # of tensors that are kept, among all tensors
+        count = 0
+        for i, (param, value) in enumerate(zip(spec.params, described, strict=True)):
+            many = param.kind == "tensors" and isinstance(value, tuple)
+            if not many and not isinstance(value, TensorMeta):
+                if param.kind in ("scalar", "operand"):
+                    self._numbers.append(i)
+                continue
+            self._places.append((i, many))
+            size = len(value) if many else 1
+            if param.name in gradient.saves:
+                self._saved.append((i, size if many else 0))
+                self._kept.extend(range(count, count + size))
+            count += size
 
     def __call__(self, *args: Any) -> Any:
         """Run the forward kernel and remember how to go back."""
         flat: list[Tensor] = []
-        for param, value in zip(self.spec.params, args, strict=True):
-            if isinstance(value, Tensor):
-                flat.append(value)
-            elif param.kind == "tensors":
-                flat.extend(value)
-        return _Join.apply(self, args, *flat)  # type: ignore[no-untyped-call]  # torch gives it no types
+        for i, many in self._places:
+            if many:
+                flat.extend(args[i])
+            else:
+                flat.append(args[i])
+        return _apply(self, args, *flat)
+
+    def kept(
+        self, ctx: Any, args: tuple[Any, ...], flat: tuple[Tensor, ...], extra: Sequence[Tensor]
+    ) -> None:
+        """Keep for the backward pass what it needs."""
+        ctx.call = self
+        if self._numbers:
+            ctx.numbers = [args[i] for i in self._numbers]
+        if self._kept or extra:
+            ctx.save_for_backward(*[flat[i] for i in self._kept], *extra)
+        ctx.set_materialize_grads(False)
+
+    def arguments(self, ctx: Any, grad: Tensor, mask: tuple[bool, ...]) -> tuple[Any, ...]:
+        """Return the backward operator's arguments."""
+        args = list(self.described)
+        for i, number in zip(self._numbers, ctx.numbers if self._numbers else (), strict=True):
+            args[i] = number
+        saved = iter(ctx.saved_tensors)
+        for i, count in self._saved:
+            args[i] = tuple(next(saved) for _ in range(count)) if count else next(saved)
+        return self.gradient.args(grad, mask, *args, *saved)
 
 
 class _Join(torch.autograd.Function):
     """The bridge: ``flat`` holds the tensors of ``args`` once more, where autograd can see them."""
 
     @staticmethod
-    def forward(ctx: Any, call: Differentiable, args: tuple[Any, ...], *flat: Tensor) -> Any:  # noqa: ARG004  see above
-        saves = call.gradient.saves
-        kept: list[Tensor] = []
-        recipe: list[tuple[int | None, Any]] = []
-        for param, value in zip(call.spec.params, args, strict=True):
-            tensors = value if param.kind == "tensors" and not isinstance(value, Tensor) else (value,)
-            if not isinstance(tensors[0], Tensor):
-                recipe.append((None, value))
-            elif param.name in saves:
-                recipe.append((len(tensors) if tensors is value else 0, None))
-                kept.extend(tensors)
-            else:
-                metas = tuple(TensorMeta.of(t) for t in tensors)
-                recipe.append((None, metas if tensors is value else metas[0]))
-        ctx.call, ctx.recipe = call, recipe
+    def forward(ctx: Any, call: Differentiable, args: tuple[Any, ...], *flat: Tensor) -> Any:
         result, extra = call.forward(*args), ()
         if call.gradient.forward:
             result, *extra = result
-        ctx.save_for_backward(*kept, *extra)
-        ctx.set_materialize_grads(False)
+        call.kept(ctx, args, flat, extra)
         return result
 
     @staticmethod
@@ -80,28 +125,26 @@ class _Join(torch.autograd.Function):
         mask = ctx.needs_input_grad[2:]
         if grad is None:
             return (None, None, *(None for _ in mask))
-        saved = iter(ctx.saved_tensors)
-        args: list[Any] = []
-        for count, value in ctx.recipe:
-            if count is None:
-                args.append(value)
-            else:
-                args.append(tuple(next(saved) for _ in range(count)) if count else next(saved))
         call: Differentiable = ctx.call
-        arguments = call.gradient.args(grad, mask, *args, *saved)
+        arguments = call.arguments(ctx, grad, mask)
         # Only with create_graph=True is grad mode on here: the reference is made of torch's own
         # differentiable operators, a kernel isn't.
         batched = _is_batched(grad)  # torch's own, for Jacobians: such a tensor has no memory of its own
         if torch.is_grad_enabled() or batched:
-            results = _flatten(call.reference(*arguments))
+            results = flatten(call.reference(*arguments))
         elif torch._C._is_any_autocast_enabled():  # noqa: SLF001  autocast is the forward's business
-            with torch.autocast(grad.device.type, enabled=False):
-                results = _flatten(call.backward(*arguments))
+            with autocast.disabled():
+                results = flatten(call.backward(*arguments))
         else:
-            results = _flatten(call.backward(*arguments))
-        if not batched:
+            results = flatten(call.backward(*arguments))
+        if not batched and type(grad) is Tensor:  # others have no address
             results = [_itself(r, grad) for r in results]
         return (None, None, *results)[: 2 + len(mask)]
+
+
+_apply = super(
+    torch.autograd.Function, _Join
+).apply  # without torch's look for torch.func, which is in the key
 
 
 def _is_batched(tensor: Tensor) -> bool:
@@ -120,7 +163,8 @@ def _itself(result: Tensor | None, grad: Tensor) -> Tensor | None:
     return grad if same else result
 
 
-def _flatten(result: Any) -> list[Tensor | None]:
+def flatten(result: Any) -> list[Tensor | None]:
+    """Return every tensor of a nested result in order, and None where there is none."""
     if isinstance(result, tuple | list):
-        return [leaf for item in result for leaf in _flatten(item)]
+        return [leaf for item in result for leaf in flatten(item)]
     return [result]

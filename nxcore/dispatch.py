@@ -19,8 +19,10 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from nxcore import autocast
 from nxcore.errors import InvalidInputError, NxcoreError, UnsupportedProblemError
 from nxcore.hit import alike, guards, source
+from nxcore.library import Shell, define
 from nxcore.problem import TensorMeta, is_tensor
 from nxcore.spec import OpSpec
 from nxcore.trace import Trace
@@ -83,6 +85,25 @@ class Plan:
 Near = dict[Any, tuple[tuple[Any, ...], ...]]
 """What is cheap to read of a call -> guards, key and plan of the calls that look like it."""
 
+
+@dataclass(frozen=True, slots=True)
+class Uncast:
+    """What serves a call under autocast: the call of what autocast makes of its arguments, without it.
+
+    Which autocast is in force is asked in every call: no key says more than that there is one.
+    """
+
+    operator: Operator
+
+    def __call__(self, *args: Any) -> Any:
+        """Cast and call; casts are differentiated by torch."""
+        given = autocast.cast(self.operator.spec, args)
+        if given is None:
+            return self.operator.unserved(args)
+        with autocast.disabled():
+            return self.operator.run(*given)
+
+
 Resolver = Callable[["Operator", tuple[Any, ...]], Plan]
 Recoverer = Callable[["Operator", Any, Callable[..., Any], Exception, tuple[Any, ...]], Any]
 
@@ -96,6 +117,8 @@ class Operator:
         What it means.
     backend : str, optional
         The only backend that may serve it; None for the fastest verified kernel.
+    shelled : bool
+        To a compiler it is one of ``torch.ops.nxcore``; else it sees the reference.
     """
 
     def __init__(
@@ -103,6 +126,8 @@ class Operator:
     ) -> None:
         self.spec, self.backend = spec, backend
         self._resolve, self._recover = resolve, recover
+        self.shelled = False
+        self.shell: Shell | None = None
         self.plans: dict[Any, Callable[..., Any]] = {}
         self._older: dict[Any, Callable[..., Any]] = {}
         self.near: Near = {}
@@ -119,6 +144,10 @@ class Operator:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the operator; generated from the spec, with its parameters and docstring."""
+        raise NotImplementedError(f"{type(self).__name__} was not made by make_operator")
+
+    def run(self, *args: Any) -> Any:
+        """Run the operator, arguments all positional; generated from the spec."""
         raise NotImplementedError(f"{type(self).__name__} was not made by make_operator")
 
     def key(self, *args: Any) -> Any:
@@ -165,7 +194,7 @@ class Operator:
         """Serve a call that the table doesn't know: check it, find a plan, remember it, run it."""
         args = self.frozen(args)
         if torch.compiler.is_compiling():  # the key reads what dynamo can't trace
-            return self._serve_unusual(args, self.unusual(args))
+            return self._traced(args)
         near = self.near
         try:
             key = self.key(*args)
@@ -175,9 +204,12 @@ class Operator:
         if plan is None:
             if reason := self.unusual(args):
                 return self._serve_unusual(args, reason)
-            self.spec.check(*args)
-            found = self._resolve(self, args)
-            plan, key = found.call, key if found.keep else None
+            if torch._C._is_any_autocast_enabled():  # noqa: SLF001  likewise
+                plan = Uncast(self)
+            else:
+                self.spec.check(*args)
+                found = self._resolve(self, args)
+                plan, key = found.call, key if found.keep else None
         if key is not None:
             self._remember(key, plan)
             self.approach(near, key, plan, *args)
@@ -185,6 +217,15 @@ class Operator:
             return plan(*args)
         except Exception as error:  # noqa: BLE001  a kernel may raise anything
             return self.failed(key, plan, error, *args)
+
+    def _traced(self, args: tuple[Any, ...]) -> Any:
+        """Leave one node in a compiler's graph, or else the reference's."""
+        # An exporter's own tensors are no plain ones.
+        plain = all([type(t) in PLAIN for t in tensors_of(args)]) or not torch.compiler.is_dynamo_compiling()  # noqa: C419  dynamo reads a list
+        if self.shelled and plain and _has_shell(self) and self.shell is not None and self.shell.takes(args):
+            # A view can't be a node: its memory is an argument's.
+            return self.spec.reference(*args) if self.spec.view(*args) else self.shell(args, self.backend)
+        return self.unserved(args)
 
     def _remember(self, key: Any, plan: Callable[..., Any]) -> None:
         if len(self.plans) >= CAPACITY:
@@ -200,8 +241,8 @@ class Operator:
             return "torch.jit traces the reference"
         if forward_ad._current_level >= 0:  # noqa: SLF001  the level has no public test
             return "forward-mode differentiation goes through the reference"
-        if torch._C._is_any_autocast_enabled():  # noqa: SLF001  the public test wants a device
-            return "autocast is on"
+        if torch._C._is_any_autocast_enabled() and autocast.cast(self.spec, args) is None:  # noqa: SLF001  the public test wants a device
+            return "autocast is on, and torch alone does what it asks for"
         if torch._C._functorch.peek_interpreter_stack() is not None:  # noqa: SLF001  torch.func has no public test
             return "torch.func transforms the reference"
         if torch._C._len_torch_dispatch_stack():  # noqa: SLF001  modes have no public test
@@ -214,16 +255,20 @@ class Operator:
                     return why
         return ""
 
+    def unserved(self, args: tuple[Any, ...]) -> Any:
+        """Serve a call that no kernel may see."""
+        return self._serve_unusual(args, self.unusual(args))
+
     def _serve_unusual(self, args: tuple[Any, ...], reason: str) -> Any:
         if not torch.compiler.is_compiling():
             self.spec.check(*args)
         if self.backend not in (None, "torch"):
-            raise UnsupportedProblemError(self.spec.name, str(self.backend), [reason])
+            _refuse(self, reason)
         return self.spec.reference(*args)
 
     def failed(self, key: Any, plan: Callable[..., Any], error: Exception, *args: Any) -> Any:
         """Deal with a plan that raised: the session knows who is next, unless the call was at fault."""
-        if isinstance(error, NxcoreError):
+        if isinstance(error, NxcoreError) or isinstance(plan, Uncast):
             raise error
         args = self.frozen(args)
         self.spec.check(*args)  # a key doesn't tell all that a check does, such as the size of a number
@@ -232,6 +277,22 @@ class Operator:
         if self._recover is None:
             raise error
         return self._recover(self, key, plan, error, args)
+
+
+@torch.compiler.assume_constant_result  # dynamo can't trace how our errors are made
+def _refuse(operator: Operator, reason: str) -> None:
+    raise UnsupportedProblemError(operator.spec.name, str(operator.backend), [reason])
+
+
+@torch.compiler.assume_constant_result  # at trace time, out of dynamo's sight
+def _has_shell(operator: Operator) -> bool:
+    """Look for what stands in ``torch.ops.nxcore`` for ``operator``; made now if it is missing.
+
+    Under a transform of ``torch.func`` there is none: it is of the reference.
+    """
+    operator.shell = define(operator.spec)
+    transformed = torch._C._functorch.peek_interpreter_stack() is not None  # noqa: SLF001  no public test
+    return operator.shell is not None and not transformed
 
 
 def _named(name: str, backend: str | None) -> Operator:
@@ -320,7 +381,7 @@ def make_operator(
         "preference": PREFERENCE.get,
     } | {f"default_{p.name}": p.default for p in spec.params}
     exec(compile(text, filename, "exec"), scope)  # noqa: S102  the text is made of the spec's parameter names
-    methods = {name: scope[name] for name in ("__call__", "far", "key", "near_key")}
+    methods = {name: scope[name] for name in ("__call__", "run", "far", "key", "near_key")}
     cls = type(spec.name, (Operator,), methods)
     scope["__call__"].__doc__ = spec.reference.__doc__
     operator: Operator = cls(spec, resolve, backend, recover)

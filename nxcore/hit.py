@@ -36,7 +36,7 @@ AROUND = (
 
 
 def source(spec: OpSpec) -> str:
-    """Write ``__call__``, ``far`` and ``key`` for a spec, and ``near_key``, all of them methods."""
+    """Write ``__call__``, ``run``, ``far`` and ``key`` for a spec, and ``near_key``, all of them methods."""
     names = ", ".join(p.name for p in spec.params)
     guarded = [p.name for p in spec.params if p.kind in GUARDED]
     static = [p.name for p in spec.params if p.kind == "static"]
@@ -46,6 +46,7 @@ def source(spec: OpSpec) -> str:
     tests = [f"guard_{n}({n})" for n in reversed(guarded)]
     tests += [f"({n} is static_{n} or alike({n}, static_{n}))" for n in static]
     passed = " and ".join(tests)
+    given = ", ".join(f"{p.name}={p.name}" if p.keyword else p.name for p in spec.params)
     out = "".join(f" or {p.name} is not None" for p in spec.params if p.kind == "out")
     return f"""\
 def __call__(self, {_signature(spec.params)}):
@@ -65,6 +66,9 @@ def __call__(self, {_signature(spec.params)}):
         return plan({names})
     except Exception as error:
         return self.failed(key, plan, error, {names})
+
+def run(self, {names}):
+    return self({given})
 
 def far(self, {names}):
     if is_compiling():

@@ -59,7 +59,8 @@ def require_integers(value: Any, name: str) -> None:
 
 
 def _is_integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    # A compiler's trace has sizes that are symbols.
+    return isinstance(value, int | torch.SymInt) and not isinstance(value, bool)
 
 
 def brief(value: Any) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from nxcore import discovery, exchange, sharding
+from nxcore import autocast, discovery, exchange, sharding
 from nxcore.autograd import Differentiable
 from nxcore.choice import Choice
 from nxcore.chooser import Chooser
@@ -90,6 +90,8 @@ class Session:
         UnknownOperatorError, UnknownBackendError
             Naming the nearest.
         """
+        if torch.compiler.is_dynamo_compiling():
+            _made(self, name, backend)
         found = self._operators.get((name, backend))
         if found is None:
             spec = self.registry.spec(name)
@@ -97,6 +99,7 @@ class Session:
                 self.registry.backend(backend)
             with self._lock:
                 made = make_operator(spec, self._resolve, backend, self._recover)
+                made.shelled = self is _default  # the one that torch.ops.nxcore calls
                 found = self._operators.setdefault((name, backend), sharing(made))
         return found
 
@@ -148,7 +151,15 @@ class Session:
         """Return who would run this call and why; see ``nxcore.explain``."""
         operator = self.op(name, backend=backend)
         bound = operator.frozen(operator.spec.bind(*args, **kwargs))
+        return self._explain(operator, bound, decide)
+
+    def _explain(self, operator: Operator, bound: tuple[Any, ...], decide: bool) -> Explanation:
+        name, backend = operator.spec.name, operator.backend
         reason = operator.unusual(bound)
+        if not reason and torch._C._is_any_autocast_enabled():  # noqa: SLF001  the public test wants a device
+            given = autocast.cast(operator.spec, bound)
+            with autocast.disabled():
+                return self._explain(operator, bound if given is None else given, decide)
         operator.spec.check(*bound)
         if sharding.is_sharded(bound) and operator.spec.ways(*bound):
             reason, backend = "every rank chooses for its own part of the DTensors", None
@@ -331,6 +342,7 @@ class Session:
             return call
         return Differentiable(
             spec=spec,
+            described=problem.args,
             gradient=gradient,
             forward=call,
             backward=preferring(PREFERENCE.get(), self.op(gradient.op, backend=operator.backend)),
@@ -351,16 +363,12 @@ class Session:
 
 def sharing(operator: Operator) -> Operator:
     """Have ``operator`` share out calls with DTensors, none of which is ever among its plans."""
-    miss, named = operator.miss, [p.name for p in operator.spec.params if p.keyword]
-
-    def call(*args: Any) -> Any:
-        first = len(args) - len(named)
-        return operator(*args[:first], **dict(zip(named, args[first:], strict=True)))
+    miss = operator.miss
 
     def first(*args: Any) -> Any:
         if torch.compiler.is_compiling() or not sharding.is_sharded(args):
             return miss(*args)
-        return sharding.divided(operator.spec, call, args)
+        return sharding.divided(operator.spec, operator.run, args)
 
     operator.miss = first  # type: ignore[method-assign]
     return operator
@@ -377,6 +385,8 @@ _default_lock = threading.RLock()
 def default() -> Session:
     """Return the session behind ``nxcore.op``; made at first use."""
     global _default  # noqa: PLW0603  the one session of the process
+    if torch.compiler.is_dynamo_compiling():
+        _begun()
     if _default is None:
         with _default_lock:
             if _default is None:
@@ -385,6 +395,17 @@ def default() -> Session:
 
 
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+# Dynamo can't trace a lock: inside of a compiled function these two do, out of its sight, what is missing.
+@torch.compiler.assume_constant_result
+def _begun() -> bool:
+    return default() is not None
+
+
+@torch.compiler.assume_constant_result
+def _made(session: Session, name: str, backend: str | None) -> bool:
+    return session.op(name, backend=backend) is not None
 
 
 def _after_fork() -> None:

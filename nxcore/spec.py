@@ -22,6 +22,12 @@ Values = Literal["normal", "nan", "inf", "denormal", "zeros"]
 Kind = Literal["tensor", "tensors", "operand", "scalar", "static", "size", "out"]
 
 
+Cast = Literal["same", "lower", "float32"]
+
+SAME: Mapping[str, Cast] = MappingProxyType({"cpu": "same", "cuda": "same"})
+LOWER: Mapping[str, Cast] = MappingProxyType({"cpu": "lower", "cuda": "lower"})
+
+
 class _Required:
     """The default of a parameter that has none."""
 
@@ -342,6 +348,10 @@ class OpSpec:
         indices, from the described arguments. All others may hold any numbers.
     ways : callable
         ``ways(*arguments)``: the ways to divide a call, a ``Way`` each; by them DTensors are shared out.
+    autocast : Mapping of str to str
+        What ``torch.autocast`` does to floating arguments on a type of device: ``same`` (nothing), ``lower``
+        (casts them to its dtype) or ``float32`` (computes in float32). Where none is named, the reference
+        serves calls under autocast.
     """
 
     name: str
@@ -362,6 +372,7 @@ class OpSpec:
     outputs: Callable[..., Any] = lambda *args: None  # noqa: ARG005
     sketches: Callable[..., Mapping[str, Any]] = lambda *args: MappingProxyType({})  # noqa: ARG005
     ways: Callable[..., tuple[Way, ...]] = lambda *args: ()  # noqa: ARG005
+    autocast: Mapping[str, Cast] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def summary(self) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from nxcore.errors import InvalidInputError
+from nxcore.problem import TensorMeta
 
 Pair = tuple[int, int]
 
@@ -146,7 +147,7 @@ class Window:
 
 
 def _image(size: tuple[int, ...]) -> Pair:
-    return int(size[-2]), int(size[-1])
+    return size[-2], size[-1]
 
 
 def _pooled(n: int, k: int, s: int, p: int, d: int, ceil_mode: bool) -> int:
@@ -195,3 +196,11 @@ def memory_format(x: Any) -> torch.memory_format:
             return torch.contiguous_format
         least = strides[d] * max(shape[d], 1)
     return torch.channels_last
+
+
+def laid_out(
+    shape: tuple[int, ...], form: torch.memory_format, dtype: torch.dtype, device: torch.device
+) -> TensorMeta:
+    """Describe a dense tensor of a memory format."""
+    strides = torch.empty(shape, device="meta", memory_format=form).stride()
+    return TensorMeta(tuple(shape), strides, dtype, device)

@@ -16,7 +16,7 @@ from nxcore.errors import InvalidInputError
 from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, rand
 from nxcore.problem import TensorMeta, is_tensor
 from nxcore.require import require_tensor
-from nxcore.spec import DEGENERATE, Way
+from nxcore.spec import DEGENERATE, SAME, Way
 
 Number = int | float
 
@@ -251,4 +251,5 @@ SPEC = OpSpec(
     outputs=outputs,
     gradient=Gradient("add_backward", _backward),
     ways=ways,
+    autocast=SAME,
 )

@@ -18,7 +18,7 @@ from nxcore.errors import InvalidInputError
 from nxcore.ops.max_pool2d import require_window, ways
 from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, Window, rand
 from nxcore.require import brief, require_flag, require_tensor
-from nxcore.spec import DEGENERATE
+from nxcore.spec import DEGENERATE, SAME
 from nxcore.window import memory_format, require_image
 
 
@@ -210,4 +210,5 @@ SPEC = OpSpec(
     terms=terms,
     ways=ways,
     gradient=Gradient("avg_pool2d_backward", _backward),
+    autocast=SAME,
 )

@@ -17,7 +17,7 @@ from torch.nn import functional
 from nxcore.errors import InvalidInputError
 from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, Window, rand
 from nxcore.require import require_integers, require_size, require_tensor
-from nxcore.spec import DEGENERATE, Way
+from nxcore.spec import DEGENERATE, LOWER, Way
 from nxcore.window import memory_format, require_image
 
 
@@ -225,4 +225,5 @@ SPEC = OpSpec(
     terms=terms,
     ways=ways,
     gradient=Gradient("depthwise_conv2d_backward", _backward, saves=("x", "weight")),
+    autocast=LOWER,
 )

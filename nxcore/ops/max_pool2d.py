@@ -17,7 +17,7 @@ from torch.nn import functional
 from nxcore.errors import InvalidInputError
 from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, Window, rand
 from nxcore.require import require_flag, require_integers, require_tensor
-from nxcore.spec import DEGENERATE, Way
+from nxcore.spec import DEGENERATE, SAME, Way
 from nxcore.window import pair, require_image
 
 
@@ -225,4 +225,5 @@ SPEC = OpSpec(
         forward="max_pool2d_with_offsets",
         covers=lambda *args: not args[-1],  # indices are asked for by those who differentiate by themselves
     ),
+    autocast=SAME,
 )

@@ -20,9 +20,10 @@ from nxcore.ops.max_pool2d import require_window
 from nxcore.ops.max_pool2d_with_offsets import SPEC as FORWARD
 from nxcore.ops.max_pool2d_with_offsets import offset_dtype
 from nxcore.plugin import Cost, ErrorCase, OpSpec, Param, Sample, Window, rand
+from nxcore.problem import TensorMeta
 from nxcore.require import require_size, require_tensor
 from nxcore.spec import Layout
-from nxcore.window import memory_format
+from nxcore.window import laid_out, memory_format
 
 
 def reference(
@@ -157,6 +158,10 @@ def check(
         )
     if offsets.device != grad.device:
         raise InvalidInputError(f"offsets must be on the device of grad, {grad.device}, got {offsets.device}")
+
+
+def _outputs(grad: Any, offsets: Any, size: Any, *window: Any) -> TensorMeta:  # noqa: ARG001
+    return laid_out(size, memory_format(offsets), grad.dtype, grad.device)
 
 
 def cost(grad: Any, offsets: Any, size: Any, kernel_size: Any, *window: Any) -> Cost:
@@ -298,4 +303,5 @@ SPEC = OpSpec(
     idioms=MappingProxyType({"by_indices": by_indices}),
     yardsticks=MappingProxyType({"with_indices": with_indices}),
     sketches=sketches,
+    outputs=_outputs,
 )

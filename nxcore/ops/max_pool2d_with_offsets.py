@@ -18,7 +18,9 @@ from torch.nn import functional
 from nxcore.ops.max_pool2d import ERRORS, check, outputs
 from nxcore.ops.max_pool2d import SAMPLES as POOL_SAMPLES
 from nxcore.plugin import Cost, OpSpec, Param, Window
-from nxcore.window import memory_format
+from nxcore.problem import TensorMeta
+from nxcore.spec import SAME
+from nxcore.window import laid_out, memory_format
 
 
 def offset_dtype(window: Window) -> torch.dtype:
@@ -71,6 +73,12 @@ def reference(
     return best.contiguous(memory_format=form), offsets.contiguous(memory_format=form)
 
 
+def _outputs(x: Any, *window: Any) -> tuple[TensorMeta, TensorMeta]:
+    pool = Window.of_pool(tuple(x.shape), *window)
+    shape, form = (*x.shape[:-2], *pool.outputs), memory_format(x)
+    return laid_out(shape, form, x.dtype, x.device), laid_out(shape, form, offset_dtype(pool), x.device)
+
+
 def cost(x: Any, *window: Any) -> Cost:
     """Read x once, write the maxima and the offsets once; a comparison a tap."""
     pool = Window.of_pool(tuple(x.shape), *window)
@@ -119,4 +127,6 @@ SPEC = OpSpec(
     terms=lambda *args: 1,  # noqa: ARG005
     exact=True,
     yardsticks=MappingProxyType({"with_indices": with_indices}),
+    outputs=_outputs,
+    autocast=SAME,
 )

@@ -18,7 +18,7 @@ from nxcore.errors import InvalidInputError
 from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, rand
 from nxcore.problem import TensorMeta, is_tensor
 from nxcore.require import require_same, require_tensor
-from nxcore.spec import DEGENERATE, Way
+from nxcore.spec import DEGENERATE, SAME, Way
 
 
 def reference(xs: Sequence[Tensor] | Tensor, logits: Tensor) -> Tensor:
@@ -229,4 +229,5 @@ SPEC = OpSpec(
     gradient=Gradient("softmax_sum_backward", _backward, saves=("xs", "logits")),
     outputs=outputs,
     ways=ways,
+    autocast=SAME,
 )

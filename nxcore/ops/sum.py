@@ -7,6 +7,7 @@ Semantics of ``torch.sum``. Summation error: Higham 1993, "The accuracy of float
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -140,4 +141,5 @@ SPEC = OpSpec(
     magnitude=magnitude,
     terms=terms,
     gradient=Gradient("sum_backward", _backward),
+    autocast=MappingProxyType({"cpu": "same", "cuda": "float32"}),
 )

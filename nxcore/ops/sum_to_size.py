@@ -7,6 +7,7 @@ Semantics of ``torch.Tensor.sum_to_size``.
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -126,4 +127,5 @@ SPEC = OpSpec(
     terms=terms,
     gradient=Gradient("sum_to_size_backward", _backward),
     view=view,
+    autocast=MappingProxyType({"cpu": "same", "cuda": "float32"}),
 )

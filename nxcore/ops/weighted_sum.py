@@ -18,6 +18,7 @@ from torch import Tensor
 from nxcore.ops import softmax_sum
 from nxcore.ops.softmax_sum import check_candidates
 from nxcore.plugin import Gradient, OpSpec, Param, Sample
+from nxcore.spec import SAME
 
 
 def reference(xs: Sequence[Tensor] | Tensor, weights: Tensor) -> Tensor:
@@ -110,4 +111,5 @@ SPEC = OpSpec(
     idioms=MappingProxyType({"einsum": by_einsum, "in-place": in_place}),
     gradient=Gradient("weighted_sum_backward", _backward, saves=("xs", "weights")),
     outputs=softmax_sum.outputs,
+    autocast=SAME,
 )

@@ -189,7 +189,7 @@ def counting_resolves(operator: Any) -> Iterator[list[str]]:
 def twice(name: str = "twice", **how: Any) -> OpSpec:
     """Return an operator that nobody else has."""
 
-    def reference(x: Any) -> Any:
+    def reference(x: torch.Tensor) -> torch.Tensor:
         """Return ``2 * x``."""
         return 2 * x
 

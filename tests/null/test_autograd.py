@@ -7,8 +7,12 @@ import weakref
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils.checkpoint import checkpoint
 
 from nxcore.autograd import Differentiable
+from nxcore.problem import Problem
+from nxcore.testing.memory import each
 from tests.null import fakes
 
 
@@ -85,6 +89,121 @@ def test_second_derivatives_are_right(case):
 
     assert torch.autograd.gradcheck(function, inputs)
     assert torch.autograd.gradgradcheck(function, inputs)
+
+
+def test_every_differentiable_operator_has_a_case():
+    assert {name for name, _, _ in CASES.values()} == set(fakes.DIFFERENTIABLE)
+
+
+def leaves_of(case: str):
+    """Return a case's arguments, each tensor a leaf of its own that needs a gradient if the case's does."""
+    return each(CASES[case][1](), lambda t: t.detach().clone().requires_grad_(t.requires_grad))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_survive_hooks_and_checkpoints(case):
+    name, _, kwargs = CASES[case]
+    args, op, gradient = leaves_of(case), operator(name), fakes.SPECS[name].gradient
+    inputs = [t for t in fakes.leaves(args) if t.requires_grad]
+    want = torch.autograd.grad(torchs(name, args, kwargs).sum(), inputs)
+    packed = []
+
+    def pack(tensor):
+        packed.append(tensor)
+        return tensor.detach().clone()
+
+    def function(*_):  # a reentrant checkpoint must be given what needs a gradient
+        return op(*args, **kwargs)
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        hooked = function()
+    assert bool(packed) == bool(gradient.saves or gradient.forward)
+    for result in (
+        hooked,
+        checkpoint(function, *inputs, use_reentrant=False),
+        checkpoint(function, *inputs, use_reentrant=True),
+    ):
+        for t in inputs:
+            t.grad = None
+        result.sum().backward()
+        torch.testing.assert_close([t.grad for t in inputs], list(want))
+
+
+SEVERAL = [case for case in CASES if len(fakes.leaves(CASES[case][1]())) > 1]
+
+
+@pytest.mark.parametrize("case", SEVERAL)
+def test_a_gradient_that_nobody_needs_is_not_computed(case):
+    name, _, kwargs = CASES[case]
+    spec, masks = fakes.SPECS[name], []
+    back = fakes.SPECS[spec.gradient.op]
+    place = next(i for i, p in enumerate(back.params) if p.name == "output_mask")
+
+    def note(*args):
+        masks.append(args[place])
+        return back.reference(*args)
+
+    session = fakes.session(fakes.backend("fake", fakes.kernel(name), fakes.kernel(back.name, note)))
+    for i in range(len(fakes.leaves(leaves_of(case)))):
+        args = leaves_of(case)
+        for j, t in enumerate(fakes.leaves(args)):
+            t.requires_grad_(i == j)
+        with session.use("fake"):
+            out = session.op(name)(*args, **kwargs)
+        out.sum().backward(retain_graph=True)  # verified here, if at all
+        before = len(masks)
+        out.sum().backward()
+        wanted = tuple(i == j for j in range(len(fakes.leaves(args))))
+        assert masks[before:] in ([wanted], [])  # a gradient that is a view is nobody's work
+
+
+FUNC = {
+    "grad": lambda op, x: torch.func.grad(lambda x: op(x).sin().sum())(x),
+    "jvp": lambda op, x: torch.func.jvp(op, (x,), (torch.ones_like(x),))[1],
+    "vmap": lambda op, x: torch.func.vmap(op)(torch.stack([x, 2 * x])),
+    "vmap of grad": lambda op, x: torch.func.vmap(torch.func.grad(lambda x: op(x).sum()))(
+        torch.stack([x, 2 * x])
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # of torch.func.jvp
+@pytest.mark.parametrize("what", FUNC)
+@pytest.mark.parametrize("case", CASES)
+def test_transforms_are_torchs(case, what):
+    name, make, kwargs = CASES[case]
+    args, spec = tuple(make()), fakes.SPECS[name]
+    op = fakes.session(fakes.backend()).op(name)
+    first = fakes.leaves(args)[0].detach()
+
+    def among(call):
+        def function(x):
+            rest = args[0] if not isinstance(args[0], list) else None
+            head = x if rest is not None else [x, *args[0][1:]]
+            return call(head, *args[1:], **kwargs)
+
+        return function
+
+    def reference(*given, **named):
+        return spec.reference(*spec.bind(*given, **named))
+
+    torch.testing.assert_close(FUNC[what](among(op), first), FUNC[what](among(reference), first))
+
+
+@pytest.mark.parametrize("name", fakes.SPECS)
+@pytest.mark.parametrize("where", ["meta", "fake"])
+def test_without_data_shapes_are_right(name, where):
+    spec, op = fakes.SPECS[name], fakes.session(fakes.backend()).op(name)
+    for sample in spec.tagged("smoke"):
+        args = sample.build(spec, "cpu", torch.float32)
+        want = [(t.shape, t.dtype) for t in fakes.leaves(spec.reference(*args))]
+        if where == "meta":
+            got = op.run(*each(args, lambda t: t.to("meta")))
+        else:
+            with FakeTensorMode() as mode:
+                got = op.run(*each(args, mode.from_tensor))
+        assert [(t.shape, t.dtype) for t in fakes.leaves(got)] == want
+        assert all(t.is_meta or isinstance(t, FakeTensor) for t in fakes.leaves(got))
 
 
 def test_the_backward_kernel_runs_and_gets_the_mask():
@@ -221,7 +340,8 @@ def test_a_backward_that_is_a_view_joins_nothing():
 def test_a_joined_call_may_be_made_by_hand():
     spec, back = fakes.SPECS["sum"], fakes.SPECS["sum_backward"]
     forward, backward = fakes.Counter(spec.reference), fakes.Counter(back.reference)
-    call = Differentiable(spec, spec.gradient, forward, backward, back.reference)
+    described = Problem.of(spec, (double(3, 4), 0, False)).args
+    call = Differentiable(spec, described, spec.gradient, forward, backward, back.reference)
     x = double(3, 4)
     call(x, 0, False).sum().backward()
     assert (forward.count, backward.count) == (1, 1)

@@ -12,7 +12,7 @@ import torch
 
 from nxcore.errors import InvalidInputError, UnknownBackendError, UnknownOperatorError
 from nxcore.kernel import YES, no
-from nxcore.plugin import Sample, rand
+from nxcore.plugin import Param, Sample, rand
 from nxcore.testing import Declined, Inapplicable, Row, cuda, examine, rules
 from nxcore.testing.cell import cells
 from tests.null import fakes
@@ -219,7 +219,7 @@ def test_each_rule_refuses_what_it_is_there_for(rule):
     assert row.outcome == "wrong"
     assert rule in row.rules, row.broken
     if rule in ONLY:
-        assert set(row.rules) <= {rule, "takes_a_smoke_sample"}, row.broken
+        assert set(row.rules) <= {rule, "takes_a_smoke_sample", "passes_opcheck"}, row.broken
     assert str(row.broken[0]) == row.reason
 
 
@@ -251,21 +251,31 @@ def test_what_is_no_tensor_is_wrong_and_ends_nothing():
 
 
 def test_a_transposed_result_is_told_from_a_wrong_one():
-    assert hostile("add", returns_it_transposed).rules == ("has_torchs_layout",)
+    assert hostile("add", returns_it_transposed).rules == ("has_torchs_layout", "passes_opcheck")
 
 
-def test_opcheck_is_asked_where_there_is_an_operator_of_torch():
-    with torch.library._scoped_library("nxcore", "FRAGMENT") as lib:
-        lib.define("doubled(Tensor x) -> Tensor")
-        lib.impl("doubled", lambda x: x.mul_(2), "CPU")
-        spec = fakes.twice("doubled", samples=(Sample("s", (rand(9),), tags=frozenset({"smoke"})),))
-        found = fakes.registry(
-            fakes.backend("fake", fakes.kernel("doubled", lambda x: 2 * x, dtypes=F32)), specs=[spec]
-        )
-        (row,) = examine(found)
-        assert row.rules == ("passes_opcheck",)
-    with pytest.raises(Inapplicable, match=r"no torch\.ops\.nxcore\.add"):
-        rules.passes_opcheck(alone())
+def test_opcheck_is_of_the_kernel_itself():
+    row = hostile("sum", lambda x, dim, keepdim: torch.sum(x.mul_(2), dim, keepdim=keepdim))
+    assert "passes_opcheck" in row.rules
+    rules.passes_opcheck(alone())
+    assert not hasattr(torch.ops.nxcore_opcheck, "add")
+
+
+def test_opcheck_needs_a_schema():
+    def reference(x: torch.Tensor, way) -> torch.Tensor:
+        """Return ``2 * x``."""
+        return 2 * x
+
+    spec = fakes.twice(
+        params=(Param("x", "tensor"), Param("way", "static")),
+        reference=reference,
+        samples=(Sample("s", (rand(9), "up"), tags=frozenset({"smoke"})),),
+        check=lambda x, way: None,
+    )
+    kernel = fakes.kernel("twice", lambda x, way: 2 * x, dtypes=F32)
+    (cell,) = cells(fakes.registry(fakes.backend("fake", kernel), specs=[spec]), backends=["fake"])
+    with pytest.raises(Inapplicable, match="torch has no schema for twice: way has no annotation"):
+        rules.passes_opcheck(cell)
 
 
 def test_a_coarser_class_is_held_to_itself():

@@ -1,0 +1,422 @@
+"""To a compiler each operator is one node of torch.ops.nxcore; who runs it is decided when it runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import pytest
+import torch
+from functorch.compile import make_boxed_func
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import nxcore
+from nxcore import library
+from nxcore import session as sessions
+from nxcore.inductor import probe_cpu
+from nxcore.plugin import Param
+from tests.null import fakes
+
+SPECS = fakes.SPECS
+
+
+@pytest.fixture
+def session(monkeypatch):
+    """A session of fakes in the place of the default one, which is what torch.ops.nxcore calls."""
+    found = fakes.session(fakes.backend())
+    monkeypatch.setattr(sessions, "_default", found)
+    torch._dynamo.reset()
+    yield found
+    torch._dynamo.reset()
+
+
+def args_of(name: str) -> tuple[Any, ...]:
+    """The arguments of the smallest finite smoke sample that writes into nothing."""
+    spec = SPECS[name]
+    built = [s.build(spec, "cpu", torch.float32) for s in spec.tagged("smoke")]
+    outs = [i for i, p in enumerate(spec.params) if p.kind == "out"]
+    fit = [
+        args
+        for args in built
+        if all(bool(t.isfinite().all()) for t in fakes.leaves(args)) and all(args[i] is None for i in outs)
+    ]
+    return min(fit, key=lambda args: sum(t.numel() for t in fakes.leaves(args)))
+
+
+def floats(args: Any) -> list[Tensor]:
+    return [t for t in fakes.leaves(args) if t.is_floating_point()]
+
+
+def compiled(function, **how):
+    """Return the compiled function and the counter of its graphs."""
+    counter = CompileCounterWithBackend("aot_eager")
+    return torch.compile(function, fullgraph=True, backend=counter, **how), counter
+
+
+def nodes(counter) -> list[str]:
+    """The operators of nxcore in the last graph."""
+    return [str(n.target) for n in counter.graphs[-1].graph.nodes if str(n.target).startswith("nxcore.")]
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_torchs_own_checks_pass(session, name):
+    shell, args = library.define(SPECS[name]), args_of(name)
+    if SPECS[name].gradient:
+        for t in floats(args):
+            t.requires_grad_()
+    torch.library.opcheck(shell.overload, (), shell.given(args))
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_an_operator_is_one_node_and_its_kernel_runs(session, name):
+    spec, args = SPECS[name], args_of(name)
+    traced = spec.view(*args) or not library.define(spec).result.flat
+    op = session.op(name, backend=None if traced else "fake")
+    function, counter = compiled(lambda *args: op.run(*args))
+    torch.testing.assert_close(function(*args), spec.reference(*args))
+    assert nodes(counter) == ([] if traced else [f"nxcore.{name}.default"])
+    if traced:
+        return
+    kernel = next(k for k in session.registry.backend("fake").kernels if k.op == name).plan(None)
+    before = kernel.count
+    function(*args)
+    assert kernel.count == before + 1
+
+
+SIZES = {
+    "add": lambda i: (torch.randn(4 + i, 3 + 2 * i), torch.randn(3 + 2 * i)),
+    "avg_pool2d": lambda i: (torch.randn(2 + i, 4, 6 + i, 7 + 2 * i), 3, 2, 1),
+    "depthwise_conv2d": lambda i: (torch.randn(2 + i, 4, 6 + i, 7 + 2 * i), torch.randn(4, 1, 3, 3), 1, 1),
+    "max_pool2d": lambda i: (torch.randn(2 + i, 4, 6 + i, 7 + 2 * i), 3, 2, 1),
+    "softmax_sum": lambda i: ([torch.randn(4 + i, 5 + 2 * i) for _ in range(3)], torch.randn(3)),
+    "sum": lambda i: (torch.randn(4 + i, 3 + 2 * i), 1),
+    "sum_to_size": lambda i: (torch.randn(4 + i, 3 + 2 * i), (3 + 2 * i,)),
+}
+
+
+def test_every_differentiable_operator_has_ten_sizes():
+    assert sorted(SIZES) == fakes.DIFFERENTIABLE
+
+
+@pytest.mark.parametrize("dynamic", [True, None])
+@pytest.mark.parametrize("name", SIZES)
+def test_ten_sizes_are_one_graph(session, name, dynamic):
+    spec, op = SPECS[name], session.op(name)
+    function, counter = compiled(lambda *args: op(*args) * 2, dynamic=dynamic)
+    for i in range(10):
+        args = SIZES[name](i)
+        tensors = [t.requires_grad_() for t in floats(args)]
+        got, want = function(*args), spec.reference(*args) * 2
+        torch.testing.assert_close(got, want)
+        grad = torch.randn_like(want)
+        for a, b in zip(
+            torch.autograd.grad(got, tensors, grad), torch.autograd.grad(want, tensors, grad), strict=True
+        ):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+    # Left to itself, dynamo takes the first size for the only one, and once learns better.
+    assert counter.frame_count == (1 if dynamic else 2)
+
+
+def test_forward_and_backward_are_opaque(session):
+    seen = []
+
+    def note(graph, example):
+        seen.append([str(n.target) for n in graph.graph.nodes if str(n.target).startswith("nxcore.")])
+        return make_boxed_func(graph.forward)
+
+    backend = torch._dynamo.backends.common.aot_autograd(fw_compiler=note, bw_compiler=note)
+    op = session.op("max_pool2d")
+    x = torch.randn(2, 3, 8, 9, requires_grad=True)
+    torch.compile(lambda x: op(x, 3, 1, 1), fullgraph=True, backend=backend)(x).sum().backward()
+    assert seen == [["nxcore.max_pool2d_with_offsets.default"], ["nxcore.max_pool2d_backward.default"]]
+
+
+def test_a_gradient_that_is_a_view_stays_one(session):
+    seen = []
+
+    def note(graph, example):
+        seen.append([n.kwargs or n.args for n in graph.graph.nodes if str(n.target).startswith("nxcore.")])
+        return make_boxed_func(graph.forward)
+
+    backend = torch._dynamo.backends.common.aot_autograd(fw_compiler=note, bw_compiler=note)
+    x, y = torch.randn(4, 5, requires_grad=True), torch.randn(5, requires_grad=True)
+    torch.compile(session.op("add"), fullgraph=True, backend=backend)(x, y).sum().backward()
+    (backward,) = seen[1]
+    assert backward[4] == [False, True], "of two gradients one has something to add up"
+    assert torch.equal(x.grad, torch.ones_like(x))
+    assert torch.equal(y.grad, torch.full_like(y, 4))
+
+
+def test_the_choice_is_made_when_it_runs(session):
+    kernel = next(k for k in session.registry.backend("fake").kernels if k.op == "add").plan(None)
+    function, counter = compiled(session.op("add"))
+    x = torch.ones(5)
+    with session.use("torch"):
+        function(x, x)
+    before = kernel.count
+    with session.use("fake"):
+        function(x, x)
+    assert kernel.count > before
+    assert counter.frame_count == 1
+
+
+def test_an_operator_found_inside_the_function_is_the_same(monkeypatch):
+    torch._dynamo.reset()
+    monkeypatch.setattr(sessions, "_default", None)  # the first call of a process
+    monkeypatch.setenv("NXCORE_BACKENDS", "")
+    x = torch.ones(5)
+    for found in (lambda x: nxcore.op("add")(x, 2.5, alpha=2), lambda x: nxcore.ops.add(x, 2.5, alpha=2)):
+        function, counter = compiled(found)
+        for _ in range(2):
+            assert torch.equal(function(x), torch.full((5,), 6.0))
+        assert counter.frame_count == 1
+        assert nodes(counter) == ["nxcore.add.default"]
+
+
+def test_a_stack_of_candidates_is_one_tensor(session):
+    x, w = torch.randn(3, 5, requires_grad=True), torch.randn(3)
+    function, counter = compiled(session.op("softmax_sum"))
+    out = function(x, w)
+    torch.testing.assert_close(out, SPECS["softmax_sum"].reference(x, w))
+    out.sum().backward()
+    torch.testing.assert_close(x.grad, torch.softmax(w, 0).view(3, 1).expand(3, 5))
+    assert nodes(counter) == ["nxcore.softmax_sum.default"]
+
+
+REFERENCE = {
+    "out": lambda op: (lambda x: op(x, x, out=torch.empty_like(x)), "add"),
+    "view": lambda op: (lambda x: op(x, (4, 5)), "sum_to_size"),
+    "nested": lambda op: (lambda x: op(x[0], [x[0], x[1]], x[:2, 0])[0][1], "softmax_sum_backward"),
+}
+
+
+@pytest.mark.parametrize("what", REFERENCE)
+def test_what_is_no_node_is_the_reference(session, what):
+    name = REFERENCE[what](None)[1]
+    call, x = REFERENCE[what](session.op(name))[0], torch.randn(4, 5)
+    function, counter = compiled(call)
+    torch.testing.assert_close(function(x), call(x))
+    assert nodes(counter) == []
+
+
+def test_what_the_gradient_does_not_cover_is_torchs_in_the_graph(session):
+    x = torch.randn(2, 3, 8, 9, requires_grad=True)
+    op = session.op("max_pool2d")
+    function, _ = compiled(lambda x: op(x, 3, return_indices=True))
+    out, indices = function(x)
+    want, places = SPECS["max_pool2d"].reference(x, 3, return_indices=True)
+    assert torch.equal(out, want)
+    assert torch.equal(indices, places)
+    out.sum().backward()
+    assert torch.equal(x.grad, torch.autograd.grad(want.sum(), x)[0])
+
+
+def test_a_call_that_is_wrong_is_told_in_the_same_words(session):
+    op = session.op("add")
+    with pytest.raises(RuntimeError, match="y must broadcast with x, got shapes"):
+        compiled(lambda x, y: op(x, y))[0](torch.ones(3), torch.ones(4))
+
+
+def test_a_session_of_ones_own_traces_the_reference(session):
+    other = fakes.session(fakes.backend())
+    function, counter = compiled(other.op("add"))
+    assert torch.equal(function(torch.ones(3), torch.ones(3)), torch.full((3,), 2.0))
+    assert nodes(counter) == []
+    with pytest.raises(RuntimeError, match=r"can't take this call of 'add': torch\.compile traces the ref"):
+        compiled(other.op("add", backend="fake"))[0](torch.ones(3), torch.ones(3))
+
+
+def scaled(
+    x: Tensor,
+    by: float = 2.0,
+    sizes: Sequence[int] = (),
+    way: Literal["up", "down"] = "up",
+    dtype: torch.dtype | None = None,
+    flags: list[bool] | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Return ``by * x``, and nothing else."""
+    return x * by if way == "up" else x / by, None
+
+
+SCALED = fakes.twice(
+    "scaled",
+    params=(
+        Param("x", "tensor"),
+        Param("by", "static", 2.0),
+        Param("sizes", "static", ()),
+        Param("way", "static", "up"),
+        Param("dtype", "static", None),
+        Param("flags", "static", None, keyword=True),
+    ),
+    reference=scaled,
+    check=lambda *args: None,
+)
+
+
+@pytest.fixture
+def third_party(monkeypatch):
+    """Return a function that makes the default session know a spec of somebody else's."""
+
+    def made(spec):
+        found = fakes.session(specs=[*SPECS.values(), spec])
+        monkeypatch.setattr(sessions, "_default", found)
+        monkeypatch.setattr(library, "SHELLS", dict(library.SHELLS))
+        torch._dynamo.reset()
+        return found.op(spec.name)
+
+    return made
+
+
+def test_an_operator_of_somebody_elses_is_made_of_its_annotations(third_party):
+    op = third_party(SCALED)
+    assert library.define(SCALED).schema == (
+        '(Tensor x, float by=2.0, SymInt[] sizes=[], str way="up", ScalarType? dtype=None, *, '
+        "bool[]? flags=None, str? backend=None) -> Tensor[]"
+    )
+    function, counter = compiled(lambda x: op(x, 4.0, (3, 3), "down", flags=[True]))
+    out, nothing = function(torch.full((3,), 2.0))
+    assert torch.equal(out, torch.full((3,), 0.5))
+    assert nothing is None
+    assert nodes(counter) == ["nxcore.scaled.default"]
+
+
+def test_without_annotations_the_reference_is_traced(third_party):
+    def reference(x, way="up"):
+        """Return ``2 * x``."""
+        return 2 * x
+
+    spec = fakes.twice(
+        "unfit",
+        params=(Param("x", "tensor"), Param("way", "static", "up")),
+        reference=reference,
+        check=lambda x, way: None,
+    )
+    op = third_party(spec)
+    assert library.define(spec) is None
+    function, counter = compiled(op)
+    assert torch.equal(function(torch.ones(3)), torch.full((3,), 2.0))
+    assert nodes(counter) == []
+
+
+class Mixed(torch.nn.Module):
+    """Every kind of argument: a filter, a string, lists, a number."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.linspace(-1, 1, 36).view(4, 1, 3, 3))
+        self.logits = torch.nn.Parameter(torch.tensor([0.1, -0.2, 0.3]))
+
+    def forward(self, x):
+        each = (
+            nxcore.ops.depthwise_conv2d(x, self.weight, 1, "same"),
+            nxcore.ops.max_pool2d(x, 3, 1, 1),
+            nxcore.ops.avg_pool2d(x, 3, 1, 1, count_include_pad=False),
+        )
+        return nxcore.ops.add(nxcore.ops.softmax_sum(each, self.logits), 1.5, alpha=2)
+
+
+LOADER = """
+import sys, torch, nxcore.library
+nxcore.library.define_all()
+program = torch.export.load(sys.argv[1] + "/mixed.pt2")
+x, want = torch.load(sys.argv[1] + "/numbers.pt")
+torch.testing.assert_close(program.module()(x), want)
+print("done")
+"""
+
+
+@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec:FutureWarning")  # torch.export's own
+def test_what_is_exported_runs_in_a_fresh_process(session, tmp_path):
+    model, x = Mixed(), torch.randn(2, 4, 8, 9)
+    batch = torch.export.Dim("batch", min=2, max=100)
+    program = torch.export.export(model, (x,), dynamic_shapes={"x": {0: batch}})
+    called = [n.target for n in program.run_decompositions().graph.nodes if n.op == "call_function"]
+    assert sum(str(target).startswith("nxcore.") for target in called) == 5
+    other = torch.randn(5, 4, 8, 9)
+    torch.testing.assert_close(program.module()(other), model(other))
+    torch.export.save(program, tmp_path / "mixed.pt2")
+    torch.save((other, model(other).detach()), tmp_path / "numbers.pt")
+    command = [sys.executable, "-W", "ignore", "-c", LOADER, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.stdout.strip().endswith("done"), done.stderr[-1500:]
+
+
+def test_all_are_defined_at_once(session):
+    assert set(library.define_all()) == set(SPECS)
+
+
+@pytest.mark.skipif(not probe_cpu(), reason="inductor has no compiler here")
+def test_inductor_calls_the_kernels(session):
+    kernel = next(k for k in session.registry.backend("fake").kernels if k.op == "softmax_sum").plan(None)
+    op = session.op("softmax_sum", backend="fake")
+    xs = [torch.randn(4, 6, requires_grad=True) for _ in range(3)]
+    w = torch.randn(3, requires_grad=True)
+
+    def function(xs, w):
+        return op([x.cos() for x in xs], w).sin()
+
+    got, want = torch.compile(function, fullgraph=True)(xs, w), function(xs, w)
+    torch.testing.assert_close(got, want)
+    before = kernel.count
+    for a, b in zip(
+        torch.autograd.grad(got.sum(), [*xs, w]), torch.autograd.grad(want.sum(), [*xs, w]), strict=True
+    ):
+        torch.testing.assert_close(a, b)
+    torch.compile(function, fullgraph=True)(xs, w)
+    assert kernel.count == before + 1
+
+
+FUNC = {
+    "vmap": lambda op, x: torch.func.vmap(op)(x),
+    "grad": lambda op, x: torch.func.grad(lambda x: op(x).sin().sum())(x),
+    "jvp": lambda op, x: torch.func.jvp(op, (x,), (x,))[1],
+    "jacrev": lambda op, x: torch.func.jacrev(op)(x),
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # of torch.func.jvp
+@pytest.mark.parametrize(
+    ("what", "where"), [*((what, "traced") for what in FUNC), *((w, "direct") for w in FUNC if w != "jvp")]
+)  # torch gives a node no forward mode
+def test_a_transform_is_of_the_reference(session, what, where):
+    x = torch.randn(3, 4, 6, 5)
+    op, node = session.op("avg_pool2d"), library.define(SPECS["avg_pool2d"]).overload
+    want = FUNC[what](lambda x: torch.nn.functional.avg_pool2d(x, 3, 1, 1), x)
+    if where == "direct":
+        got = FUNC[what](lambda x: node(x, [3], [1], [1]), x)
+    else:
+        got = compiled(lambda x: FUNC[what](lambda x: op(x, 3, 1, 1), x))[0](x)
+    torch.testing.assert_close(got, want)
+
+
+def test_the_result_of_a_node_is_no_view(session):
+    x = torch.ones(4, 5)
+    node = library.define(SPECS["sum_to_size"]).overload
+    node(x, (4, 5)).zero_()
+    assert torch.equal(x, torch.ones(4, 5))
+
+
+def test_second_derivatives_of_a_node_are_the_references(session):
+    w = torch.randn(3, dtype=torch.float64, requires_grad=True)
+    xs = [torch.randn(2, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    node = library.define(SPECS["softmax_sum"]).overload
+    assert torch.autograd.gradgradcheck(lambda *t: node(list(t[:3]), t[3]), (*xs, w))
+
+
+@pytest.mark.gpu
+def test_cuda_graphs_of_the_compiler_replay_the_kernels():
+    torch._dynamo.reset()
+    op = nxcore.op("softmax_sum")
+    for n in (300, 500):
+        xs, w = [torch.randn(64, n, device="cuda") for _ in range(4)], torch.randn(4, device="cuda")
+        op(xs, w)  # decided before the capture
+        function = torch.compile(lambda xs, w: op(xs, w) * 2, fullgraph=True, mode="reduce-overhead")
+        for _ in range(4):
+            for x in xs:
+                x.normal_()
+            got = function(xs, w).clone()
+            torch.testing.assert_close(got, SPECS["softmax_sum"].reference(xs, w) * 2)
+    torch._dynamo.reset()
