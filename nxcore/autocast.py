@@ -12,23 +12,41 @@ from nxcore.spec import OpSpec
 disabled = torch._C._DisableAutocast  # noqa: SLF001  torch.autocast(enabled=False) costs ten times as much
 
 
+def devices() -> tuple[bool, bool]:
+    """Return whether it is on for the CPU, and for CUDA."""
+    return torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
+
+
+def concerns(args: tuple[Any, ...]) -> bool:
+    """Tell whether it is on where a call with ``args`` runs."""
+    some = torch._C._is_any_autocast_enabled()  # noqa: SLF001  one question for all devices
+    return bool(some) and torch.is_autocast_enabled(_device(args))
+
+
 def cast(spec: OpSpec, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """Return ``args`` as autocast has them: the very same where it changes nothing.
 
     None where only torch's reference knows: a device without a rule, or a rule whose cast torch does inside
     of its kernel.
     """
-    tensors = [t for a in args for t in (a if isinstance(a, tuple | list) else (a,)) if isinstance(t, Tensor)]
-    device = next((t.device.type for t in tensors if t.device.type != "cpu"), "cpu")
-    if not torch.is_autocast_enabled(device):
-        return args
+    device = _device(args)
     rule = spec.autocast.get(device)
-    if rule is None or rule == "same":
-        return args if rule else None
+    if not torch.is_autocast_enabled(device) or rule == "same":
+        return args
+    if rule is None:
+        return None
     dtype = torch.get_autocast_dtype(device) if rule == "lower" else torch.float32
-    if not any(_concerns(t, device, dtype) for t in tensors):
+    if not any(_concerns(t, device, dtype) for t in _tensors(args)):
         return args
     return tuple(_cast(a, device, dtype) for a in args) if rule == "lower" else None
+
+
+def _tensors(args: tuple[Any, ...]) -> list[Tensor]:
+    return [t for a in args for t in (a if isinstance(a, tuple | list) else (a,)) if isinstance(t, Tensor)]
+
+
+def _device(args: tuple[Any, ...]) -> str:
+    return next((t.device.type for t in _tensors(args) if t.device.type != "cpu"), "cpu")
 
 
 def _concerns(value: Any, device: str, dtype: torch.dtype) -> bool:

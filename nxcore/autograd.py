@@ -85,7 +85,7 @@ class Differentiable:
                 flat.extend(args[i])
             else:
                 flat.append(args[i])
-        return _apply(self, args, *flat)
+        return _apply(self, args, *flat)  # type: ignore[no-untyped-call]  # torch gives it no types
 
     def kept(
         self, ctx: Any, args: tuple[Any, ...], flat: tuple[Tensor, ...], extra: Sequence[Tensor]

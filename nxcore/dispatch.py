@@ -22,7 +22,7 @@ from torch.autograd import forward_ad
 from nxcore import autocast
 from nxcore.errors import InvalidInputError, NxcoreError, UnsupportedProblemError
 from nxcore.hit import alike, guards, source
-from nxcore.library import Shell, define
+from nxcore.library import Shell, define, unseen
 from nxcore.problem import TensorMeta, is_tensor
 from nxcore.spec import OpSpec
 from nxcore.trace import Trace
@@ -88,10 +88,7 @@ Near = dict[Any, tuple[tuple[Any, ...], ...]]
 
 @dataclass(frozen=True, slots=True)
 class Uncast:
-    """What serves a call under autocast: the call of what autocast makes of its arguments, without it.
-
-    Which autocast is in force is asked in every call: no key says more than that there is one.
-    """
+    """What serves a call under autocast: any that is in force, for no key says which it is."""
 
     operator: Operator
 
@@ -204,7 +201,7 @@ class Operator:
         if plan is None:
             if reason := self.unusual(args):
                 return self._serve_unusual(args, reason)
-            if torch._C._is_any_autocast_enabled():  # noqa: SLF001  likewise
+            if autocast.concerns(args):
                 plan = Uncast(self)
             else:
                 self.spec.check(*args)
@@ -222,7 +219,13 @@ class Operator:
         """Leave one node in a compiler's graph, or else the reference's."""
         # An exporter's own tensors are no plain ones.
         plain = all([type(t) in PLAIN for t in tensors_of(args)]) or not torch.compiler.is_dynamo_compiling()  # noqa: C419  dynamo reads a list
-        if self.shelled and plain and _has_shell(self) and self.shell is not None and self.shell.takes(args):
+        if (
+            self.shelled
+            and plain
+            and _has_shell(self)
+            and self.shell is not None
+            and self.shell.signature.takes(args)
+        ):
             # A view can't be a node: its memory is an argument's.
             return self.spec.reference(*args) if self.spec.view(*args) else self.shell(args, self.backend)
         return self.unserved(args)
@@ -241,7 +244,7 @@ class Operator:
             return "torch.jit traces the reference"
         if forward_ad._current_level >= 0:  # noqa: SLF001  the level has no public test
             return "forward-mode differentiation goes through the reference"
-        if torch._C._is_any_autocast_enabled() and autocast.cast(self.spec, args) is None:  # noqa: SLF001  the public test wants a device
+        if autocast.concerns(args) and autocast.cast(self.spec, args) is None:
             return "autocast is on, and torch alone does what it asks for"
         if torch._C._functorch.peek_interpreter_stack() is not None:  # noqa: SLF001  torch.func has no public test
             return "torch.func transforms the reference"
@@ -279,12 +282,12 @@ class Operator:
         return self._recover(self, key, plan, error, args)
 
 
-@torch.compiler.assume_constant_result  # dynamo can't trace how our errors are made
+@unseen  # dynamo can't trace how our errors are made
 def _refuse(operator: Operator, reason: str) -> None:
     raise UnsupportedProblemError(operator.spec.name, str(operator.backend), [reason])
 
 
-@torch.compiler.assume_constant_result  # at trace time, out of dynamo's sight
+@unseen
 def _has_shell(operator: Operator) -> bool:
     """Look for what stands in ``torch.ops.nxcore`` for ``operator``; made now if it is missing.
 
@@ -367,6 +370,7 @@ def make_operator(
     scope: dict[str, Any] = {
         "NUMBERS": NUMBERS,
         "alike": alike,
+        "autocast_devices": autocast.devices,
         "forward_ad": forward_ad,
         "tracing": torch._C._get_tracing_state,  # noqa: SLF001
         "autocast": torch._C._is_any_autocast_enabled,  # noqa: SLF001  the cheap tests, read in every call

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from nxcore import sharding
 from nxcore.choice import Choice
 from nxcore.dispatch import PREFERENCE, Operator, Preference, tensors_of
 from nxcore.errors import InvalidInputError, UnsupportedProblemError
@@ -130,3 +131,16 @@ def enough(choice: Choice, policy: str) -> bool:
     """Tell whether a policy is content with what was decided."""
     guessed = ("bracketed", "prior")
     return choice.decision.rule not in {"measure": ("exploring", *guessed), "online": guessed}.get(policy, ())
+
+
+def sharing(operator: Operator) -> Operator:
+    """Have ``operator`` share out calls with DTensors, none of which is ever among its plans."""
+    miss = operator.miss
+
+    def first(*args: Any) -> Any:
+        if torch.compiler.is_compiling() or not sharding.is_sharded(args):
+            return miss(*args)
+        return sharding.divided(operator.spec, operator.run, args)
+
+    operator.miss = first  # type: ignore[method-assign]
+    return operator

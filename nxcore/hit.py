@@ -28,7 +28,7 @@ GUARDED = ("tensor", "tensors", "operand")
 """The kinds of parameters that are tensors, or may be."""
 
 AROUND = (
-    "grad_enabled(), deterministic(), autocast(), dispatch_modes(), "
+    "grad_enabled(), deterministic(), autocast() and autocast_devices(), dispatch_modes(), "
     "function_modes() and not only_default_device(), functorch(), "
     "tracing(), forward_ad._current_level, preference()"
 )

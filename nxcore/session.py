@@ -32,7 +32,8 @@ from nxcore.errors import DeviceLostError, UnsupportedProblemError
 from nxcore.exchange import Lock
 from nxcore.explanation import Explanation, Origin
 from nxcore.gate import Gate, brief, lost
-from nxcore.guards import capturing, guarded, of_the_first, preferring, unless_capturing
+from nxcore.guards import capturing, guarded, of_the_first, preferring, sharing, unless_capturing
+from nxcore.library import unseen
 from nxcore.measure import IN_CALL, Effort
 from nxcore.online import exploration
 from nxcore.problem import Problem
@@ -156,7 +157,7 @@ class Session:
     def _explain(self, operator: Operator, bound: tuple[Any, ...], decide: bool) -> Explanation:
         name, backend = operator.spec.name, operator.backend
         reason = operator.unusual(bound)
-        if not reason and torch._C._is_any_autocast_enabled():  # noqa: SLF001  the public test wants a device
+        if not reason and autocast.concerns(bound):
             given = autocast.cast(operator.spec, bound)
             with autocast.disabled():
                 return self._explain(operator, bound if given is None else given, decide)
@@ -361,19 +362,6 @@ class Session:
         return [] if described.view else self.tuner.accepting(described, PREFERENCE.get().backends)
 
 
-def sharing(operator: Operator) -> Operator:
-    """Have ``operator`` share out calls with DTensors, none of which is ever among its plans."""
-    miss = operator.miss
-
-    def first(*args: Any) -> Any:
-        if torch.compiler.is_compiling() or not sharding.is_sharded(args):
-            return miss(*args)
-        return sharding.divided(operator.spec, operator.run, args)
-
-    operator.miss = first  # type: ignore[method-assign]
-    return operator
-
-
 def _on_lost_device(problem: Problem) -> bool:
     return problem.device.type == "cuda"  # a context lost on one device is lost on all
 
@@ -397,13 +385,13 @@ def default() -> Session:
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 
 
-# Dynamo can't trace a lock: inside of a compiled function these two do, out of its sight, what is missing.
-@torch.compiler.assume_constant_result
+# Dynamo can't trace a lock: inside of a compiled function these two make, unseen, what is missing.
+@unseen
 def _begun() -> bool:
     return default() is not None
 
 
-@torch.compiler.assume_constant_result
+@unseen
 def _made(session: Session, name: str, backend: str | None) -> bool:
     return session.op(name, backend=backend) is not None
 

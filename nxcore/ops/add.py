@@ -103,7 +103,8 @@ def outputs(x: Any, y: Any, alpha: Any, out: Any) -> TensorMeta | None:  # noqa:
     """Describe the sum of dense tensors that are alike, or of one and a number; None for others."""
     if not is_tensor(x):
         return None
-    alike = y == x if is_tensor(y) else y is not complex and x.dtype.is_floating_point
+    # The ranks first: compared with others, a trace would hold its sizes to be different for good.
+    alike = x.ndim == y.ndim and y == x if is_tensor(y) else y is not complex and x.dtype.is_floating_point
     # Where a size is 1 torch chooses the stride.
     return x if alike and x.is_dense() and 1 not in x.shape and x.numel() else None
 

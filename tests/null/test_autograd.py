@@ -35,6 +35,7 @@ CASES = {
     "blend_logits_only": ("softmax_sum", lambda: ([double(4, 5).detach()] * 2, double(2)), {}),
     "blend_one_candidate": ("softmax_sum", lambda: ([double(4).detach(), double(4)], double(2).detach()), {}),
     "blend_stack_only": ("softmax_sum", lambda: (double(3, 4), double(3).detach()), {}),
+    "weighted_list": ("weighted_sum", lambda: ([double(4, 5), double(5, 4).t()], double(2)), {}),
     "sum_to_size": ("sum_to_size", lambda: (double(4, 5, 3), (5, 1)), {}),
     "max_pool": ("max_pool2d", lambda: (double(2, 3, 8, 9), 3, 2, 1), {}),
     "max_pool_plane": ("max_pool2d", lambda: (double(3, 8, 9), (2, 3), None, 1, (1, 2)), {"ceil_mode": True}),

@@ -273,7 +273,6 @@ UNUSUAL = {
     "subclass": (lambda op: op(X.as_subclass(Sub)), "Sub is a subclass of Tensor"),
     "dispatch_mode": (within(Dispatch, lambda op: op(X)), "a __torch_dispatch__ mode is active"),
     "function_mode": (within(Function, lambda op: op(X)), "a __torch_function__ mode is active"),
-    "autocast": (within(lambda: torch.autocast("cpu", torch.bfloat16), lambda op: op(X)), "autocast is on"),
     "vmap": (lambda op: torch.func.vmap(op)(X).sum(), "torch.func transforms the reference"),
     "grad": (lambda op: (torch.func.grad(op)(X) * X).sum(), "torch.func transforms the reference"),
     "negation": (lambda op: -op(NEGATED), "a lazy negation or conjugation is pending"),
