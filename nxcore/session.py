@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from nxcore import autocast, discovery, exchange, sharding
-from nxcore.autograd import Differentiable
 from nxcore.choice import Choice
 from nxcore.chooser import Chooser
 from nxcore.dispatch import (
@@ -32,7 +31,8 @@ from nxcore.errors import DeviceLostError, UnsupportedProblemError
 from nxcore.exchange import Lock
 from nxcore.explanation import Explanation, Origin
 from nxcore.gate import Gate, brief, lost
-from nxcore.guards import capturing, guarded, of_the_first, preferring, sharing, unless_capturing
+from nxcore.guards import capturing, sharing
+from nxcore.joiner import Joiner
 from nxcore.library import unseen
 from nxcore.measure import IN_CALL, Effort
 from nxcore.online import exploration
@@ -71,6 +71,7 @@ class Session:
         self.gate, self.wisdom = Gate(self.registry, store), Wisdom(store, exchange.shipped)
         self.tuner = Tuner(self.registry, self.gate, effort)
         self.chooser = Chooser(self.settings, Recall(self.tuner, self.wisdom), self._forget)
+        self.joiner = Joiner(self.registry, self.tuner, self.op)
         self._lost: DeviceLostError | None = None
         self._operators: dict[tuple[str, str | None], Operator] = {}
         self._lock = threading.RLock()
@@ -169,7 +170,7 @@ class Session:
         problem = self._problem(operator, bound)
         if reason:
             return Explanation(problem, Decision("torch", "reference", reason))
-        operator, problem, bound = self._served(operator, problem, bound)
+        operator, problem, bound = self.joiner.served(operator, problem, bound)
         policy = self.chooser.policy
         if policy != "frozen" and not decide:
             policy = "estimate"
@@ -225,7 +226,7 @@ class Session:
         or where torch's own is what failed. If torch fails too, the call was at fault and nobody is blamed.
         """
         problem = self._problem(operator, args)
-        served, inner, inner_args = self._served(operator, problem, args)
+        served, inner, inner_args = self.joiner.served(operator, problem, args)
         choice = self._choose(served, inner, inner_args)
         if choice.captured and capturing(inner):
             choice = choice.captured
@@ -248,7 +249,7 @@ class Session:
         while True:
             text = f"{choice.decision.chosen} was chosen before and raised {brief(why)}"
             choice = self.tuner.after(choice, inner, text)
-            call = self._joined(operator, problem, args, choice)
+            call = self.joiner.joined(operator, problem, args, choice)
             try:
                 result = call(*args)
                 break
@@ -291,75 +292,12 @@ class Session:
         problem = self._problem(operator, args)
         if self._lost and _on_lost_device(problem):
             raise copy.copy(self._lost)
-        served, inner, inner_args = self._served(operator, problem, args)
+        served, inner, inner_args = self.joiner.served(operator, problem, args)
         choice = self._choose(served, inner, inner_args)
-        call = self._joined(operator, problem, args, choice)
+        call = self.joiner.joined(operator, problem, args, choice)
         if trace := PREFERENCE.get().trace:
             call = trace.counting(inner, call)
         return Plan(call, choice.decision.chosen, keep=not capturing(problem))
-
-    def _joined(
-        self, operator: Operator, problem: Problem, args: tuple[Any, ...], choice: Choice
-    ) -> Callable[..., Any]:
-        """Return the chosen call, and the one for captured calls beside it where that is another."""
-        call = self._alone(operator, problem, args, choice)
-        if choice.captured is None:
-            return call
-        return unless_capturing(call, self._alone(operator, problem, args, choice.captured))
-
-    def _alone(
-        self, operator: Operator, problem: Problem, args: tuple[Any, ...], choice: Choice
-    ) -> Callable[..., Any]:
-        """Return a chosen call behind its guards, joined with its backward operator where one is needed."""
-        served, inner, inner_args = self._served(operator, problem, args)
-        call, gradient = guarded(choice, inner), operator.spec.gradient
-        if served is not operator and choice.native:
-            return operator.spec.reference  # whose own autograd keeps what it needs
-        if not (problem.needs_grad and gradient and gradient.covers(*args)):
-            return call
-        call = call if served is operator else of_the_first(call, len(inner_args))
-        return self._differentiable(operator, problem, choice, call)
-
-    def _served(
-        self, operator: Operator, problem: Problem, args: tuple[Any, ...]
-    ) -> tuple[Operator, Problem, tuple[Any, ...]]:
-        """Return what runs: another operator where a gradient is needed and that one keeps more for it."""
-        gradient = operator.spec.gradient
-        if not (problem.needs_grad and gradient and gradient.forward and gradient.covers(*args)):
-            return operator, problem, args
-        inner = self.op(gradient.forward, backend=operator.backend)
-        inner_args = args[: len(inner.spec.params)]
-        return inner, Problem.of(inner.spec, inner_args), inner_args
-
-    def _differentiable(
-        self, operator: Operator, problem: Problem, choice: Choice, call: Callable[..., Any]
-    ) -> Callable[..., Any]:
-        """Join ``call`` with its backward operator, unless torch's own autograd would do all of it anyway."""
-        spec, gradient = operator.spec, operator.spec.gradient
-        assert gradient is not None  # noqa: S101  the caller looked
-        backward = self.registry.spec(gradient.op)
-        native = choice.native and choice.decision.chosen == "torch" and operator.backend is None
-        if native and not self._backward_candidates(problem):
-            return call
-        return Differentiable(
-            spec=spec,
-            described=problem.args,
-            gradient=gradient,
-            forward=call,
-            backward=preferring(PREFERENCE.get(), self.op(gradient.op, backend=operator.backend)),
-            reference=backward.reference,
-        )
-
-    def _backward_candidates(self, problem: Problem) -> list[str]:
-        """Return the kernels that would take the gradient of ``problem``, laid out as the output."""
-        gradient = problem.spec.gradient
-        assert gradient is not None  # noqa: S101  the caller looked
-        backward = self.registry.spec(gradient.op)
-        mask = (True,) * len(problem.tensors)
-        # Any number of that type will do.
-        values = tuple(1 if isinstance(a, type) else a for a in problem.args)
-        described = Problem.of(backward, gradient.args(problem.outputs, mask, *values))
-        return [] if described.view else self.tuner.accepting(described, PREFERENCE.get().backends)
 
 
 def _on_lost_device(problem: Problem) -> bool:
