@@ -1,16 +1,18 @@
-"""What the first call of a problem costs whose page another process left on disk: at most 300 us.
+"""What the first call of a problem costs whose page another process left on disk, as a ratio in one run.
 
 The process is warm: the plugins are imported, the kernels compiled and verified, other problems of the
-operator were called. The median of many first calls counts, each of a shape of its own; the call's own work,
-timed as hits afterwards, is taken off.
+operator were called. Each problem is met by several sessions that know nothing, and the least counts, less
+the call's own work: noise only ever adds. The median over problems is gated at 300 us on a host where forming
+one tensor's key takes 0.34 us, as in ``test_overhead``; a call of many tensors has more to describe.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import statistics
 import time
-import warnings
+import timeit
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,12 +21,15 @@ import pytest
 import torch
 
 from nxcore.discovery import discover
+from nxcore.dispatch import tensors_of
 from nxcore.measure import Effort
 from nxcore.session import Session
 from nxcore.settings import Settings
 
-LIMIT_US = 300.0
-WARM, COUNTED = 6, 25
+REFERENCE_KEY_US = 0.34
+LIMIT_US, TENSORS, MORE_US = 300.0, 3, 35.0
+"""For up to three tensors, and for each one more."""
+WARM, COUNTED, SESSIONS = 6, 20, 6
 QUICK = Effort(looks=(6,), warm_s=1e-3, budget_s=0.1)
 
 CASES: Mapping[str, tuple[str, Callable[[int], tuple[Any, ...]]]] = {
@@ -44,6 +49,13 @@ def _us(call: Callable[[], Any]) -> float:
     return (time.perf_counter_ns() - started) * 1e-3
 
 
+def _key_us() -> float:
+    """Return what reading four facts of a tensor takes, in microseconds."""
+    x = torch.randn(3, 4)
+    key = timeit.repeat(lambda: (x.shape, x.stride(), x.dtype, x.device), number=1000, repeat=40)
+    return (min(key) - min(timeit.repeat(lambda: None, number=1000, repeat=40))) * 1e3
+
+
 def _let(label: str, folder: Path) -> None:
     """Let every page say that ``label`` was chosen, so that a miss plans its kernel."""
     for path in folder.glob("v1/*/entries/*.json"):
@@ -54,7 +66,7 @@ def _let(label: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("chosen", ["torch", "numba"])
 @pytest.mark.parametrize("case", CASES)
-def test_a_miss_that_finds_its_page_takes_300_us(
+def test_a_miss_that_finds_its_page_stays_within_its_limit(
     case: str, chosen: str, tmp_path: Path, record_property: Any
 ) -> None:
     name, make = CASES[case]
@@ -64,14 +76,19 @@ def test_a_miss_that_finds_its_page_takes_300_us(
     for args in problems:
         before.op(name)(*args)
     _let(chosen, tmp_path)
-    session = Session(Settings(cache=tmp_path), registry, QUICK)
-    op = session.op(name)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        first = [_us(lambda args=args: op(*args)) for args in problems][WARM:]
-    hits = [min(_us(lambda args=args: op(*args)) for _ in range(5)) for args in problems][WARM:]
-    cost = statistics.median(f - h for f, h in zip(first, hits, strict=True))
-    assert {c.decision.chosen for c in session.chooser.choices.values()} == {chosen}
-    print(f"\n{case}: a miss that leads to {chosen} costs {cost:.0f} us")
+    first, hits = ([float("inf")] * len(problems) for _ in range(2))
+    unit = float("inf")
+    for _ in range(SESSIONS):
+        session = Session(Settings(cache=tmp_path), registry, QUICK)
+        op = session.op(name)
+        for least in (first, hits):
+            for i, args in enumerate(problems):
+                least[i] = min(least[i], _us(functools.partial(op, *args)))
+        assert {c.decision.chosen for c in session.chooser.choices.values()} == {chosen}
+        unit = min(unit, _key_us() / REFERENCE_KEY_US)
+    cost = statistics.median(f - h for f, h in zip(first[WARM:], hits[WARM:], strict=True))
+    more = max(len(tensors_of(op.spec.bind(*problems[0]))) - TENSORS, 0)
+    limit = (LIMIT_US + MORE_US * more) * unit
+    print(f"\n{case}: a miss that leads to {chosen} costs {cost:.0f} us of {limit:.0f}")
     record_property("miss_us", cost)
-    assert cost <= LIMIT_US
+    assert cost <= limit

@@ -93,11 +93,16 @@ def describe(device: torch.device | str) -> Device:
     device = torch.device(device)
     if device.type == "cuda":
         return _cuda(device.index if device.index is not None else torch.cuda.current_device())
+    return _host(device.type, torch.get_num_threads())
+
+
+@functools.cache
+def _host(kind: str, threads: int) -> Device:
     return Device(
-        type=device.type,
-        name=_cpu_name() if device.type == "cpu" else device.type,
+        type=kind,
+        name=_cpu_name() if kind == "cpu" else kind,
         capability=torch.backends.cpu.get_cpu_capability(),
-        units=torch.get_num_threads(),
+        units=threads,
         memory=_memory(),
         l2=_cpu_cache(),
     )

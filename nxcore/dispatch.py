@@ -187,17 +187,16 @@ class Operator:
         self.plans[key] = plan
         self.near = {}
 
-    def miss(self, *args: Any) -> Any:
-        """Serve a call that the table doesn't know: check it, find a plan, remember it, run it."""
+    def miss(self, key: Any, *args: Any) -> Any:
+        """Serve a call that the table doesn't know: check it, find a plan, remember it, run it.
+
+        Without a key, as one under ``torch.compile``, it is nothing to remember: the checks will say why, or
+        torch's reference serves it.
+        """
         args = self.frozen(args)
         if torch.compiler.is_compiling():  # the key reads what dynamo can't trace
             return self._traced(args)
-        near = self.near
-        try:
-            key = self.key(*args)
-            plan = self._older.get(key)
-        except (TypeError, AttributeError, RuntimeError):
-            key = plan = None  # not even a key: the checks will say why, or torch's reference serves it
+        plan = None if key is None else self._older.get(key)
         if plan is None:
             if reason := self.unusual(args):
                 return self._serve_unusual(args, reason)
@@ -209,7 +208,6 @@ class Operator:
                 plan, key = found.call, key if found.keep else None
         if key is not None:
             self._remember(key, plan)
-            self.approach(near, key, plan, *args)
         try:
             return plan(*args)
         except Exception as error:  # noqa: BLE001  a kernel may raise anything

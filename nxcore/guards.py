@@ -137,9 +137,9 @@ def sharing(operator: Operator) -> Operator:
     """Have ``operator`` share out calls with DTensors, none of which is ever among its plans."""
     miss = operator.miss
 
-    def first(*args: Any) -> Any:
+    def first(key: Any, *args: Any) -> Any:
         if torch.compiler.is_compiling() or not sharding.is_sharded(args):
-            return miss(*args)
+            return miss(key, *args)
         return sharding.divided(operator.spec, operator.run, args)
 
     operator.miss = first  # type: ignore[method-assign]

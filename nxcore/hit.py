@@ -4,7 +4,7 @@ A plan is found in one of two ways. *Near*: what of the arguments is cheap to re
 behind one guard a tensor, torch's own (``TensorGuards``, what dynamo guards its graphs with). One call in C++
 compares class, dtype, device, sizes, strides, ``requires_grad`` and the dispatch keys, which tell layout,
 lazy negation, inference mode, autocast, tracing, transforms and modes. *Far*: the whole key, read fact by
-fact. A plan that was made or found far is near the next time. Where torch has no such guards, all go far.
+fact. A plan that was found far is near the next time. Where torch has no such guards, all go far.
 """
 
 from __future__ import annotations
@@ -72,15 +72,15 @@ def run(self, {names}):
 
 def far(self, {names}):
     if is_compiling():
-        return self.miss({names})
+        return self.miss(None, {names})
     near = self.near
     try:
         key = {_key(spec)}
-        plan = self.plans[key]
-    except (KeyError, TypeError, AttributeError, RuntimeError):
-        plan = None
+        plan = self.plans.get(key)
+    except (TypeError, AttributeError, RuntimeError):
+        key = plan = None
     if plan is None:
-        return self.miss({names})
+        return self.miss(key, {names})
     if not (function_modes(){out}):
         self.approach(near, key, plan, {names})
     try:

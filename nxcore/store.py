@@ -87,7 +87,7 @@ class Store:
 
     def _load(self, path: Path) -> tuple[Document, Document] | None:
         try:
-            with path.open("rb") as file:
+            with path.open("rb", buffering=0) as file:
                 text = file.read(LIMIT + 1)
             if len(text) > LIMIT:
                 raise ValueError(f"has more than {LIMIT} bytes")

@@ -61,9 +61,12 @@ class Page:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the page as plain data."""
+        decision = self.decision.to_dict()
+        for candidate, of in zip(decision["candidates"], self.decision.candidates, strict=True):
+            candidate["timing"] = _kept(of.timing)
         return {
-            "decision": self.decision.to_dict(),
-            "again": self.again.to_dict() if self.again else None,
+            "decision": decision,
+            "again": _kept(self.again),
             "makes": dict(self.makes),
             "late": list(self.late),
             "policy": self.policy,
@@ -216,10 +219,24 @@ def _candidate(data: Mapping[str, Any]) -> Candidate:
     )
 
 
+def _kept(timing: Timing | None) -> dict[str, Any] | None:
+    """Return a timing as it is kept: to a tenth of a nanosecond; the host's where it isn't the device's.
+
+    A process that meets the problem reads it before its first call goes through.
+    """
+    if timing is None:
+        return None
+    kept = {"device_us": [round(us, 4) for us in timing.device_us]}
+    if timing.host_us != timing.device_us:
+        kept["host_us"] = [round(us, 4) for us in timing.host_us]
+    return kept
+
+
 def _timing(data: Mapping[str, Any] | None) -> Timing | None:
     if data is None:
         return None
-    device_us, host_us = (tuple(map(float, data[name])) for name in ("device_us", "host_us"))
+    device_us = tuple(map(float, data["device_us"]))
+    host_us = tuple(map(float, data["host_us"])) if "host_us" in data else device_us
     if not device_us or len(device_us) != len(host_us):
         raise ValueError("a timing has as many values of the device as of the host, and one at least")
     return Timing(device_us, host_us)
