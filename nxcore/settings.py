@@ -51,7 +51,7 @@ class Settings:
     cache: Path | None = None
     disable: frozenset[str] = frozenset()
     lock: Path | None = None
-    policy: str = "online"
+    policy: str = "measure"
     strict: bool = False
 
     @classmethod
@@ -68,7 +68,7 @@ class Settings:
             cache=_cache(env.get("NXCORE_CACHE")),
             disable=_names(env.get("NXCORE_DISABLE", "")),
             lock=Path(env["NXCORE_LOCK"]).expanduser() if env.get("NXCORE_LOCK") else None,
-            policy=require_policy(env.get("NXCORE_POLICY", "online").strip().lower(), "NXCORE_POLICY"),
+            policy=require_policy(env.get("NXCORE_POLICY", "measure").strip().lower(), "NXCORE_POLICY"),
             strict=env.get("NXCORE_STRICT", "").strip().lower() not in NO,
         )
 

@@ -12,6 +12,7 @@ import os
 import tempfile
 import threading
 import warnings
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ from typing import Any
 VERSION = "v1"
 LIMIT = 1 << 20
 """Bytes a document may have."""
+
+KEPT = 4096
+"""Documents of a kind that are kept in memory where there is no folder; then the oldest goes."""
 
 Document = dict[str, Any]
 
@@ -38,7 +42,7 @@ class Store:
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder / VERSION if folder else None
-        self._memory: dict[tuple[str, str], tuple[Document, Document]] = {}
+        self._memory: dict[str, dict[str, tuple[Document, Document]]] = defaultdict(dict)
         self._lock = threading.Lock()
         self._warned: set[str] = set()
         if folder and (why := _unsafe(folder)):
@@ -49,7 +53,7 @@ class Store:
         text = _text(key)
         name = _name(text)
         if self.folder is None:
-            found = self._memory.get((kind, name))
+            found = self._memory[kind].get(name)
             return found[1] if found else None
         loaded = self._load(self.folder / kind / f"{name}.json")
         return loaded[1] if loaded and (loaded[0] == key or _text(loaded[0]) == text) else None
@@ -64,12 +68,16 @@ class Store:
                 self._forsake(f"can't write to {self.folder}: {error}")
             else:
                 return
-        self._memory[kind, name] = document["key"], document["value"]
+        with self._lock:
+            kept = self._memory[kind]
+            kept[name] = document["key"], document["value"]
+            if len(kept) > KEPT:
+                del kept[next(iter(kept))]
 
     def remove(self, kind: str, key: Mapping[str, Any]) -> None:
         """Forget what is under ``key``, if anything is."""
         name = _name(_text(key))
-        self._memory.pop((kind, name), None)
+        self._memory[kind].pop(name, None)
         if self.folder is not None:
             try:
                 (self.folder / kind / f"{name}.json").unlink(missing_ok=True)
@@ -79,7 +87,7 @@ class Store:
     def items(self, kind: str) -> Iterator[tuple[Document, Document]]:
         """Yield key and document of all of a kind, in order of their files' names."""
         if self.folder is None:
-            yield from [found for (of, _), found in sorted(self._memory.items()) if of == kind]
+            yield from [found for _, found in sorted(self._memory[kind].items())]
             return
         for path in sorted((self.folder / kind).glob("*.json")):
             if loaded := self._load(path):

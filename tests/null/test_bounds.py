@@ -1,0 +1,71 @@
+"""Memory is bounded, however many problems a process meets: by capacities, made small here."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+
+import pytest
+import torch
+
+from nxcore import chooser, dispatch, measure, store
+from nxcore.session import Session
+from nxcore.settings import Settings
+from nxcore.store import Store
+from nxcore.timing import Timing
+from tests.null import fakes
+
+SMALL, MANY = 16, 150
+BASE = torch.ones(3 * MANY + 8)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Make every capacity small, and a race cost nothing."""
+    monkeypatch.setattr(dispatch, "CAPACITY", SMALL)
+    monkeypatch.setattr(chooser, "DECISIONS", SMALL)
+    monkeypatch.setattr(store, "KEPT", SMALL)
+
+    def race(calls, device, **how):
+        us = {label: 100.0 if label.startswith("torch") else 50.0 for label in calls}
+        return {label: Timing((t,) * 8, (t,) * 8) for label, t in us.items()}
+
+    monkeypatch.setattr(measure, "race", race)
+
+
+def meet(op, start):
+    """Meet as many problems, each twice."""
+    for n in range(start + 1, start + 1 + MANY):
+        for _ in range(2):
+            op(BASE[:n])
+
+
+@pytest.mark.parametrize("policy", ["estimate", "measure", "online"])
+def test_what_a_session_keeps_does_not_grow_with_the_problems_it_meets(small, policy):
+    session = Session(Settings(policy=policy), fakes.registry(fakes.backend()), fakes.QUICK)
+    op = session.op("sum")
+    sizes = []
+    tracemalloc.start()
+    try:
+        for turn in range(3):
+            meet(op, turn * MANY)
+            session.chooser.learner.settle(30)
+            gc.collect()
+            sizes.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    assert len(op.plans) + len(op._older) <= 2 * SMALL
+    assert len(op.near) <= SMALL
+    assert len(session.chooser.choices) <= SMALL
+    # The first turn fills the tables; a problem takes kilobytes where it is kept.
+    assert sizes[2] - sizes[1] < 100 * MANY
+
+
+def test_memory_in_place_of_a_folder_is_bounded(small):
+    kept = Store()
+    for n in range(3 * SMALL):
+        kept.write("some", {"n": n}, {"value": n})
+    kept.write("others", {"n": 0}, {"value": "rare"})
+    assert len(list(kept.items("some"))) == SMALL
+    assert kept.read("some", {"n": 3 * SMALL - 1}) == {"value": 3 * SMALL - 1}
+    assert kept.read("others", {"n": 0}) == {"value": "rare"}
