@@ -2,7 +2,7 @@
 
     python benchmarks/online.py [--case add] [--calls 10000] [--cache FOLDER] [--json] [--output FILE]
 
-Against as many calls that torch alone serves (policy ``estimate``), twice, in turns of a hundred calls, so
+Against as many calls that torch alone serves (policy ``estimate``), twice, in turns of ten calls, so
 that drift hits all alike; the two of torch's differ by the noise. What the background computes hits all alike
 too, so it is added: every second of it is taken to delay the run by one. Short
 runs are taken again, each with sessions that know nothing, and the median counts. With a ``--cache`` that has
@@ -33,7 +33,7 @@ from nxcore.settings import Settings
 
 BUDGET = 0.05
 ENOUGH_S, ROUNDS = 3.0, 9
-TURN = 100
+TURN = 10
 
 Make = Callable[[], tuple[Any, ...]]
 
@@ -78,8 +78,6 @@ class Row:
         What torch's run took, the median.
     cost : float
         Of the run that learns, above torch's as a share of it, the background's work added; the median.
-    least : float
-        The least such share.
     noise : float
         The same of torch's other run.
     background : float
@@ -92,7 +90,6 @@ class Row:
     calls: int
     torch_s: float
     cost: float
-    least: float
     noise: float
     background: float
     rule: str
@@ -107,13 +104,19 @@ class Row:
 
 
 def measured(
-    case: str, calls: int, registry: Registry, cache: Path | None = None, enough_s: float = ENOUGH_S
+    case: str,
+    calls: int,
+    registry: Registry,
+    cache: Path | None = None,
+    *,
+    enough_s: float = ENOUGH_S,
+    rounds: int = 1,
 ) -> Row:
-    """Run one case, as often as it takes."""
+    """Run one case, as often as it takes: ``rounds`` times, or more of a short one."""
     op, make = CASES[case]
     args = make()
     runs: list[tuple[float, float, float, float]] = []
-    while not runs or (sum(r[0] for r in runs) < enough_s and len(runs) < ROUNDS):
+    while len(runs) < rounds or (sum(r[0] for r in runs) < enough_s and len(runs) < ROUNDS):
         spent = dict.fromkeys(("torch", "again", "online"), 0.0)
         pace = Pace(clock=lambda now=spent: now["online"])  # the time of this run alone
         sessions = {
@@ -133,9 +136,8 @@ def measured(
         cost = spent["online"] / spent["torch"] - 1 + background
         runs.append((spent["torch"], cost, spent["again"] / spent["torch"] - 1, background))
     decision = next(iter(learning.choices.values())).decision
-    least = min(r[1] for r in runs)
     seconds, cost, noise, background = (statistics.median(column) for column in zip(*runs, strict=True))
-    return Row(case, calls, seconds, cost, least, noise, background, decision.rule, decision.chosen)
+    return Row(case, calls, seconds, cost, noise, background, decision.rule, decision.chosen)
 
 
 def _spent(operator: Callable[..., Any], args: tuple[Any, ...]) -> float:
