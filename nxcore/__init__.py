@@ -135,9 +135,8 @@ def policy(name: str) -> AbstractContextManager[None]:
     Parameters
     ----------
     name : str
-        ``online``, the default: the calls of a new problem take turns, each timed in place, until it is
-        clear which kernel is best. ``measure``: it is measured at its first call. ``estimate``: nothing is
-        measured; torch serves what isn't known. ``frozen``: only what the lock holds; see ``nxcore wisdom
+        ``measure``, the default: a new problem is measured at its first call. ``online``: its calls take
+        turns, each timed in place, until it is clear which kernel is best. ``estimate``: nothing is measured; torch serves what isn't known. ``frozen``: only what the lock holds; see ``nxcore wisdom
         lock``.
 
     Raises

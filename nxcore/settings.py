@@ -41,7 +41,7 @@ class Settings:
     lock : Path, optional
         ``NXCORE_LOCK``: a file of choices that hold whatever was measured; see ``nxcore wisdom lock``.
     policy : str
-        ``NXCORE_POLICY``: ``online`` (learn from the calls), ``measure`` (at the first call of a problem),
+        ``NXCORE_POLICY``: ``measure`` (at the first call of a problem), ``online`` (learn from the calls),
         ``estimate`` (never) or ``frozen`` (only what the lock holds).
     strict : bool
         ``NXCORE_STRICT``: a broken plugin raises; "", "0", "false", "no" and "off" mean no.
