@@ -136,8 +136,8 @@ def policy(name: str) -> AbstractContextManager[None]:
     ----------
     name : str
         ``measure``, the default: a new problem is measured at its first call. ``online``: its calls take
-        turns, each timed in place, until it is clear which kernel is best. ``estimate``: nothing is measured; torch serves what isn't known. ``frozen``: only what the lock holds; see ``nxcore wisdom
-        lock``.
+        turns, each timed in place, until it is clear which kernel is best. ``estimate``: nothing is measured;
+        torch serves what isn't known. ``frozen``: only what the lock holds; see ``nxcore wisdom lock``.
 
     Raises
     ------
