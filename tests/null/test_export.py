@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -11,13 +12,15 @@ import torch
 import nxcore
 from nxcore import session as sessions
 from nxcore.inductor import probe_cpu
+from nxcore.session import Session
+from nxcore.settings import Settings
 from tests.null import fakes
 
 
 @pytest.fixture
 def session(monkeypatch):
     """A session of fakes in the place of the default one, which is what torch.ops.nxcore calls."""
-    found = fakes.session(fakes.backend())
+    found = Session(Settings(policy="estimate"), fakes.registry(fakes.backend()), fakes.QUICK)
     monkeypatch.setattr(sessions, "_default", found)
     torch._dynamo.reset()
     yield found
@@ -63,10 +66,12 @@ def test_what_is_exported_runs_in_a_fresh_process(session, tmp_path):
     torch.export.save(program, tmp_path / "mixed.pt2")
     torch.save((other, model(other).detach()), tmp_path / "numbers.pt")
     command = [sys.executable, "-W", "ignore", "-c", LOADER, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    bare = os.environ | {"NXCORE_POLICY": "estimate", "NXCORE_BACKENDS": ""}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=bare)
     assert done.stdout.strip().endswith("done"), done.stderr[-1500:]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not probe_cpu(), reason="inductor has no compiler here")
 def test_inductor_calls_the_kernels(session):
     kernel = next(k for k in session.registry.backend("fake").kernels if k.op == "softmax_sum").plan(None)
