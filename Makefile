@@ -9,7 +9,7 @@ PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 ON_GPU := cuda cupy triton numba-cuda
 WORKERS ?= 2
-GATES := overhead gate online regret
+GATES := overhead miss gate online regret
 
 .PHONY: help demo test mutations gpu-test sanitize conformance bench regression lint docs clean
 
@@ -36,7 +36,7 @@ mutations: $(VENV)/.test
 
 gpu-test: $(VENV)/.test
 	$(BIN)/python -m pytest -p no:benchmark -n $(WORKERS) $(addprefix --nxcore-require=,$(ON_GPU))
-	$(BIN)/python -m pytest benchmarks/test_overhead.py benchmarks/test_gate.py
+	$(BIN)/python -m pytest benchmarks/test_overhead.py benchmarks/test_miss.py benchmarks/test_gate.py
 
 sanitize: $(VENV)/.test
 	for tool in memcheck racecheck initcheck; do \

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
     from torch.nn import Module
@@ -31,6 +32,7 @@ __all__ = [
     "distributed",
     "errors",
     "explain",
+    "graphed",
     "nn",
     "op",
     "ops",
@@ -103,6 +105,55 @@ def explain(
         If the arguments break the operator's contract.
     """
     return _session().explain(name, *args, backend=backend, decide=decide, **kwargs)
+
+
+def graphed(
+    fn: Callable[..., Any] | None = None,
+    *,
+    backward: bool = False,
+    clone: bool = False,
+    warmup: int = 3,
+    limit: int = 16,
+) -> Any:
+    """Return a function or module as CUDA graphs: captured at the first call of a signature, then replayed.
+
+    A replay costs the host one launch, however many kernels it holds, and each problem in it is served by the
+    winner of the device's time. A signature is shapes, strides, dtypes, device and values of what isn't a
+    tensor, with all that is in force around the call; a module's parameters may change in place. Before a
+    capture ``fn`` is run ``warmup`` times on the arguments given, with all that it does, and what would be
+    learnt from calls is measured. Arguments are copied into memory of the graph's own. On the CPU, and while
+    another graph is captured, ``fn`` itself is run.
+
+    Parameters
+    ----------
+    fn : callable, optional
+        Takes and returns tensors, nested as you like, with hashable values beside them. It must not wait for
+        the device. It may be a whole step of training, with ``backward`` and an optimizer, that returns what
+        is detached. Without it, a decorator is returned.
+    backward : bool
+        Let gradients through: the backward pass is a graph too (``torch.cuda.make_graphed_callables``).
+    clone : bool
+        Return copies. Otherwise a result lies in memory that the next call of its signature writes into.
+    warmup : int
+        Calls before the capture; at least one.
+    limit : int
+        Graphs to hold; of more, the one that was called longest ago is forgotten.
+
+    Returns
+    -------
+    Graphed
+        A callable; ``len()`` counts its graphs, ``clear()`` forgets them.
+
+    Raises
+    ------
+    InvalidInputError
+        If ``fn``, ``warmup`` or ``limit`` is none.
+    CaptureError
+        At a call: the argument, the result or the line that can't be captured.
+    """
+    from nxcore import graphs
+
+    return graphs.graphed(fn, backward=backward, clone=clone, warmup=warmup, limit=limit)
 
 
 def op(name: str, *, backend: str | None = None) -> Operator:

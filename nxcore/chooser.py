@@ -55,7 +55,9 @@ class Chooser:
     @property
     def policy(self) -> str:
         """The policy in force around the call."""
-        return PREFERENCE.get().policy or self.settings.policy
+        order = PREFERENCE.get()
+        found = order.policy or self.settings.policy
+        return "measure" if found == "online" and order.at_once else found
 
     def choose(self, problem: Problem, args: tuple[Any, ...], backend: str | None = None) -> Choice:
         """Return who serves ``problem`` here and now.

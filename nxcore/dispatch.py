@@ -45,11 +45,14 @@ class Preference(NamedTuple):
         What ``nxcore.policy`` put in force; empty for the session's own.
     trace : Trace, optional
         Where ``nxcore.record`` notes problems.
+    at_once : bool
+        Measure what is new now, where it would be learnt from calls.
     """
 
     backends: tuple[str, ...] = ()
     policy: str = ""
     trace: Trace | None = None
+    at_once: bool = False
 
 
 PREFERENCE: ContextVar[Preference] = ContextVar("nxcore_preference", default=Preference())  # noqa: B039  a tuple

@@ -7,6 +7,7 @@ NxcoreError
 │   └── UnknownBackendError (KeyError)    no backend of that name; names the nearest
 ├── UnsupportedProblemError               the backend asked for declines this call
 ├── VerificationError                     a kernel disagrees with the float64 reference
+├── CaptureError                          a function can't be captured in a CUDA graph
 ├── MeasurementError                      a timing that can't be trusted
 ├── DeviceLostError                       a kernel ended the process's CUDA context
 └── PluginError                           a plugin breaks the contract
@@ -128,6 +129,10 @@ class VerificationError(NxcoreError):
 
 class MeasurementError(NxcoreError):
     """A timing that can't be trusted, such as work that ran on another stream."""
+
+
+class CaptureError(NxcoreError):
+    """A function can't be captured in a CUDA graph; the message names argument, result or line."""
 
 
 class DeviceLostError(NxcoreError):

@@ -14,6 +14,7 @@ TREE = {
     errors.UnknownBackendError: (errors.BackendUnavailableError, KeyError),
     errors.UnsupportedProblemError: (NxcoreError,),
     errors.VerificationError: (NxcoreError,),
+    errors.CaptureError: (NxcoreError,),
     errors.MeasurementError: (NxcoreError,),
     errors.DeviceLostError: (NxcoreError,),
     errors.PluginError: (NxcoreError,),

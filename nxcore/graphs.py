@@ -1,0 +1,318 @@
+"""Functions as CUDA graphs: one a signature, captured once its kernels are chosen, replayed from then on."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import traceback
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from nxcore.dispatch import PLAIN, PREFERENCE
+from nxcore.errors import CaptureError, InvalidInputError
+from nxcore.layout import overlaps
+from nxcore.problem import TensorMeta
+
+WAITS = ("captur", "StreamCapture")
+"""What CUDA's messages hold where something isn't permitted in a capture."""
+
+
+class Graphed:
+    """A function or module that is captured at its first call of a signature; see ``nxcore.graphed``.
+
+    ``len()`` of it is the number of graphs that it holds.
+    """
+
+    def __init__(
+        self, fn: Callable[..., Any], *, backward: bool, clone: bool, warmup: int, limit: int
+    ) -> None:
+        if not callable(fn):
+            raise InvalidInputError(
+                f"fn must be a function or a module, got {type(fn).__name__}", argument="fn"
+            )
+        for name, value in (("warmup", warmup), ("limit", limit)):
+            if not isinstance(value, int) or value < 1:
+                raise InvalidInputError(f"{name} must be a positive integer, got {value!r}", argument=name)
+        self.fn, self.backward, self.clone, self.warmup, self.limit = fn, backward, clone, warmup, limit
+        self._graphs: OrderedDict[Any, Callable[[list[Any]], Any]] = OrderedDict()
+        self._pool: Any = None
+        self._stream: torch.cuda.Stream | None = None
+        self._lock = threading.RLock()
+        functools.update_wrapper(self, fn, updated=())
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def clear(self) -> None:
+        """Forget all graphs; their memory is free once their results are."""
+        with self._lock:
+            self._graphs.clear()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Replay the graph of this signature, captured now if it is new; on the CPU, run the function."""
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        device = _device(self.fn, leaves, spec)
+        if device is None or torch.cuda.is_current_stream_capturing():  # into the caller's own graph
+            return self.fn(*args, **kwargs)
+        key = signature(self.fn, leaves, spec)
+        with self._lock:
+            replay = self._graphs.get(key)
+            if replay is None:
+                replay = self._graphs[key] = self._captured(leaves, spec, device)
+                if len(self._graphs) > self.limit:
+                    self._graphs.popitem(last=False)
+            self._graphs.move_to_end(key)
+            self._in_order(device)
+            result = replay([leaf for leaf in leaves if isinstance(leaf, Tensor)])
+        return pytree.tree_map_only(Tensor, torch.clone, result) if self.clone else result
+
+    def _in_order(self, device: torch.device) -> None:
+        """Have this replay wait for the last one, on whatever stream: all graphs share their memory."""
+        stream = torch.cuda.current_stream(device)
+        if self._stream not in (None, stream):
+            stream.wait_stream(self._stream)
+        self._stream = stream
+
+    def _captured(self, leaves: Sequence[Any], spec: Any, device: torch.device) -> Callable[[list[Any]], Any]:
+        """Return what replays the call from the tensors among its arguments."""
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        buffers = [_buffer(leaves[i]) for i in places]
+        failure = Failure()
+
+        def flat(*tensors: Any) -> Any:
+            given = list(leaves)
+            for i, tensor in zip(places, tensors, strict=True):
+                given[i] = tensor
+            args, kwargs = pytree.tree_unflatten(given, spec)
+            with failure.noted():
+                return self.fn(*args, **kwargs)
+
+        with torch.cuda.device(device), _deciding():
+            self._pool = self._pool or torch.cuda.graph_pool_handle()
+            try:
+                if self.backward:
+                    with failure.explained():
+                        return self._differentiable(flat, buffers)
+                self._warm(flat, buffers, [_name(spec, i) for i in places])
+                graph = torch.cuda.CUDAGraph()
+                # Of this thread alone: kernels may be made ready in another one meanwhile.
+                capture = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
+                with failure.explained(), capture:
+                    result = flat(*buffers)
+            except CaptureError:
+                self._pool = None  # nobody knows what a capture that failed has left there
+                raise
+
+        def replay(tensors: list[Any]) -> Any:
+            _fill(buffers, tensors)
+            graph.replay()
+            return result
+
+        return replay
+
+    def _warm(self, flat: Callable[..., Any], buffers: list[Tensor], names: list[str]) -> None:
+        """Run the function on a side stream, as torch asks, so that all is chosen, compiled and loaded."""
+        side, current = torch.cuda.Stream(), torch.cuda.current_stream()
+        versions = [_version(b) for b in buffers]
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            for _ in range(self.warmup):
+                result = flat(*buffers)
+        current.wait_stream(side)
+        for name, buffer, version in zip(names, buffers, versions, strict=True):
+            if _version(buffer) != version:
+                raise CaptureError(
+                    f"{name} is written into, and a replay reads a copy of it; let the function hold what it "
+                    "writes into, or return it"
+                )
+        check_result(result)
+
+    def _differentiable(self, flat: Callable[..., Any], buffers: list[Tensor]) -> Callable[[list[Any]], Any]:
+        made = torch.cuda.make_graphed_callables(
+            _Holding(self.fn, flat) if isinstance(self.fn, nn.Module) else flat,
+            tuple(buffers),
+            num_warmup_iters=self.warmup,
+            allow_unused_input=True,
+            pool=self._pool,
+        )
+        return lambda tensors: made(*tensors)
+
+
+class _Holding(nn.Module):
+    """A module's call with flat arguments: torch finds its parameters here, and replaces this ``forward``."""
+
+    def __init__(self, module: nn.Module, flat: Callable[..., Any]) -> None:
+        super().__init__()
+        self.module, self.flat, self.training = module, flat, module.training
+
+    def forward(self, *tensors: Tensor) -> Any:
+        return self.flat(*tensors)
+
+
+def graphed(fn: Any, **how: Any) -> Any:
+    """Return ``fn`` as a CUDA graph, or a decorator where it is None; see ``nxcore.graphed``."""
+    return functools.partial(Graphed, **how) if fn is None else Graphed(fn, **how)
+
+
+def signature(fn: Callable[..., Any], leaves: Sequence[Any], spec: Any) -> Any:
+    """Return what a graph is good for: all that a capture fixes of arguments, module and surroundings.
+
+    Raises
+    ------
+    CaptureError
+        If an argument is neither a plain tensor nor hashable.
+    """
+    own: tuple[Any, ...] = ()
+    if isinstance(fn, nn.Module):
+        held = (*fn.parameters(), *fn.buffers())
+        own = (
+            *((t.data_ptr(), t.dtype, t.requires_grad) for t in held),
+            *(m.training for m in fn.modules()),
+        )
+    around = (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
+        PREFERENCE.get(),
+    )
+    return spec, tuple(_facts(leaf, spec, i) for i, leaf in enumerate(leaves)), own, around
+
+
+def _facts(leaf: Any, spec: Any, place: int) -> tuple[Any, ...]:
+    if not isinstance(leaf, Tensor):
+        try:
+            hash(leaf)
+        except TypeError:
+            raise CaptureError(
+                f"{_name(spec, place)} must be a tensor, or hashable as what a graph keeps fixed, got "
+                f"{type(leaf).__name__}"
+            ) from None
+        return type(leaf), leaf
+    if type(leaf) not in PLAIN or leaf.layout is not torch.strided:
+        what = f"a {type(leaf).__name__}" if type(leaf) not in PLAIN else f"one of layout {leaf.layout}"
+        raise CaptureError(f"{_name(spec, place)} must be a plain strided tensor, got {what}")
+    return leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad
+
+
+def _device(fn: Callable[..., Any], leaves: Sequence[Any], spec: Any) -> torch.device | None:
+    """Return the CUDA device of a call; None where it is the CPU's.
+
+    Raises
+    ------
+    CaptureError
+        If its tensors are on several devices.
+    """
+    found = {leaf.device: i for i, leaf in reversed(list(enumerate(leaves))) if isinstance(leaf, Tensor)}
+    if len(found) > 1:
+        (first, i), (other, j), *_ = sorted(found.items(), key=lambda item: item[1])
+        raise CaptureError(
+            f"{_name(spec, j)} must be on {first}, as {_name(spec, i)} is, got {other}: a graph is of one "
+            "device, and would keep the value of a CPU tensor"
+        )
+    if not found and isinstance(fn, nn.Module):
+        found = {p.device: 0 for p in fn.parameters()}
+    if not found and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return next((d for d in found if d.type == "cuda"), None)
+
+
+def check_result(result: Any) -> None:
+    """Refuse a result that a replay couldn't renew.
+
+    Raises
+    ------
+    CaptureError
+        Naming it.
+    """
+    for path, leaf in pytree.tree_flatten_with_path(result)[0]:
+        what = f"its result{pytree.keystr(path)}"
+        if isinstance(leaf, Tensor) and leaf.requires_grad:
+            raise CaptureError(
+                f"{what} needs a gradient, which a replay doesn't lead to: pass backward=True, call it under "
+                "torch.no_grad(), or capture the whole step and return what is detached"
+            )
+        if isinstance(leaf, Tensor) and leaf.device.type != "cuda":
+            raise CaptureError(f"{what} is on {leaf.device}: a graph holds the work of a CUDA device alone")
+
+
+def _name(spec: Any, place: int) -> str:
+    """Return how a caller writes an argument, by its place or by its name."""
+    numbered = pytree.tree_unflatten(range(spec.num_leaves), spec)
+    (_, where, *inside), _ = pytree.tree_flatten_with_path(numbered)[0][place]
+    spelt = (
+        f"argument {where.idx}" if isinstance(where, pytree.SequenceKey) else pytree.keystr((where,))[2:-2]
+    )
+    return f"{spelt}{pytree.keystr(tuple(inside))}"
+
+
+def _buffer(tensor: Tensor) -> Tensor:
+    """Return a copy that a graph reads in place of ``tensor``, laid out alike where that can be written."""
+    meta = TensorMeta.of(tensor)
+    copy = torch.empty_like(tensor) if overlaps(meta) else meta.empty()
+    with torch.no_grad():
+        copy.copy_(tensor)
+    return copy.detach().requires_grad_(tensor.requires_grad)
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version  # noqa: SLF001  it has no public name
+
+
+def _fill(buffers: list[Tensor], tensors: list[Tensor]) -> None:
+    with torch.no_grad():
+        for buffer, tensor in zip(buffers, tensors, strict=True):
+            buffer.copy_(tensor)
+
+
+@contextlib.contextmanager
+def _deciding() -> Iterator[None]:
+    """Have new problems measured now: what is learnt from calls would come after the capture."""
+    token = PREFERENCE.set(PREFERENCE.get()._replace(at_once=True))
+    try:
+        yield
+    finally:
+        PREFERENCE.reset(token)
+
+
+class Failure:
+    """What a function raised under capture: ending the capture raises once more, and tells of no line."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Remember what is raised while a graph is captured."""
+        try:
+            yield
+        except Exception as error:
+            if torch.cuda.is_current_stream_capturing():
+                self.error = error
+            raise
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Tell of the line that can't be captured; what is raised before the capture is raised as it is."""
+        try:
+            yield
+        except Exception as error:
+            if self.error is None and not any(word in str(error) for word in WAITS):
+                raise
+            raise CaptureError(in_words(self.error or error)) from self.error or error
+
+
+def in_words(error: Exception) -> str:
+    """Return the caller's line that raised under capture, what it raised, and what is to be done."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if "/torch/" not in f.filename and f.filename != __file__]
+    text = (str(error).strip().splitlines() or [""])[0]
+    at = f"`{own[-1].line}` (line {own[-1].lineno} of {own[-1].name})" if own else "fn"
+    why = "what waits for the device or depends on a tensor's value, as .item(), .cpu() and `if x > 0` do"
+    return f"{at} can't be captured in a CUDA graph: {type(error).__name__}: {text}; no graph can hold {why}"
