@@ -220,13 +220,8 @@ class Operator:
         """Leave one node in a compiler's graph, or else the reference's."""
         # An exporter's own tensors are no plain ones.
         plain = all([type(t) in PLAIN for t in tensors_of(args)]) or not torch.compiler.is_dynamo_compiling()  # noqa: C419  dynamo reads a list
-        if (
-            self.shelled
-            and plain
-            and _has_shell(self)
-            and self.shell is not None
-            and self.shell.signature.takes(args)
-        ):
+        shelled = self.shelled and plain and _has_shell(self)
+        if shelled and self.shell is not None and self.shell.signature.takes(args):
             # A view can't be a node: its memory is an argument's.
             return self.spec.reference(*args) if self.spec.view(*args) else self.shell(args, self.backend)
         return self.unserved(args)
