@@ -118,6 +118,8 @@ def place_of(param: Param, annotation: Any) -> Place:
         return Place(param, both, optional=False)
     if param.kind == "operand":
         return Place(param, (Slot(name, "Tensor"), Slot(f"{name}_number", "Scalar")), optional=False)
+    if param.kind == "size":  # which a trace may leave open
+        return Place(param, (Slot(name, "SymInt", listed=True),), optional=param.default is None)
     if param.kind == "scalar":
         return Place(param, (Slot(name, "Scalar"),), optional=False)
     if param.kind == "out":
@@ -134,10 +136,8 @@ def place_of(param: Param, annotation: Any) -> Place:
         alone, many = found.get(TYPES[item], (False, False))
         found[TYPES[item]] = (alone or not listed, many or listed)
     slots = tuple(
-        # What is only ever a sequence of integers is a size, which a trace may leave open.
-        Slot(name if i == 0 else f"{name}_{type_}", size if many and not alone else type_, many, alone)
+        Slot(name if i == 0 else f"{name}_{type_}", type_, listed=many, single=alone)
         for i, (type_, (alone, many)) in enumerate(found.items())
-        for size in ["SymInt" if type_ == "int" else type_]
     )
     if not slots:
         raise Unfit(f"{name} has no annotation")

@@ -245,7 +245,7 @@ SCALED = fakes.twice(
     params=(
         Param("x", "tensor"),
         Param("by", "static", 2.0),
-        Param("sizes", "static", ()),
+        Param("sizes", "size", ()),
         Param("way", "static", "up"),
         Param("dtype", "static", None),
         Param("flags", "static", None, keyword=True),
