@@ -65,7 +65,7 @@ class Estimator:
 
     def guess(self, problem: Problem, able: Owned) -> Guess | None:
         """Say who of ``able`` is to serve ``problem``: by this device's figures, else by those of others."""
-        cost = problem.spec.cost(*problem.args)
+        cost = problem.cost
         if cost is None or "torch" not in able:
             return None
         at, facts = Point(prior.sizes(problem), cost, {}), environment(problem.device)
@@ -118,4 +118,4 @@ class Estimator:
             return None, None
         if "torch" not in times:
             return None, None
-        return prior.family(other), Point(prior.sizes(other), problem.spec.cost(*other.args), times)
+        return prior.family(other), Point(prior.sizes(other), other.cost, times)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore.spec import OpSpec
+from nxcore.spec import Cost, OpSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +178,11 @@ class Problem:
     def view(self) -> bool:
         """Whether the reference returns views: there is nothing to run."""
         return self.spec.view(*self.args)
+
+    @property
+    def cost(self) -> Cost:
+        """The least that the call must move and compute; whatever its numbers are, where they may change."""
+        return self.spec.cost(*(1 if isinstance(a, type) else a for a in self.args))
 
     @property
     def writes(self) -> bool:

@@ -230,3 +230,8 @@ def test_an_estimate_is_measured_where_the_policy_says_so():
     assert enough(choice, "estimate")
     assert not enough(choice, "measure")
     assert not enough(choice, "online")
+
+
+def test_a_number_among_the_arguments_is_no_obstacle():
+    x = torch.ones(5)
+    assert torch.equal(estimating().op("add")(x, 1.5, alpha=2), x * 4)
