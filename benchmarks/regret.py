@@ -42,7 +42,10 @@ def main() -> int:
     parser.add_argument("--held", type=int, default=8, help="sizes held out, a family")
     parser.add_argument("--minutes", type=float, default=9.0, help="end after so many, to be gone on with")
     parser.add_argument("--quick", action="store_true", help="fewer blocks, for a gate")
+    parser.add_argument("--threads", type=int, help="of torch's, and of who runs on as many")
     given = parser.parse_args()
+    if given.threads:
+        torch.set_num_threads(given.threads)
     learn, judge = (QUICK, QUICK) if given.quick else (LEARN, JUDGE)
     ends = time.monotonic() + 60 * given.minutes
     device = available(given.device)

@@ -44,6 +44,9 @@ REACH = 2.0
 NUGGET = 0.05
 """The share of what a model misses that is each point's own."""
 
+WILD = 5.0
+"""How many median deviations a point may miss by more than others do before it is taken for a stutter."""
+
 LEAST = 4
 """How many points must be there for a model to be tried on them."""
 
@@ -344,7 +347,7 @@ def _told(at: Point, points: Sequence[Point], labels: Sequence[str]) -> dict[str
     found = {}
     for label in labels:
         logs = [math.log(_us(p, label)) - math.log(_us(p, "torch")) * (label != "torch") for p in points]
-        missed = [log - trend(p, label) for log, p in zip(logs, points, strict=True)]
+        missed = _tamed([log - trend(p, label) for log, p in zip(logs, points, strict=True)])
         weights = [sum(a * b for a, b in zip(row, missed, strict=True)) for row in inverse]
         correction = sum(w * k for w, k in zip(weights, near, strict=True))
         # Without a point, the others miss it by its weight over its place in the inverse (Dubrule 1983),
@@ -352,6 +355,13 @@ def _told(at: Point, points: Sequence[Point], labels: Sequence[str]) -> dict[str
         alone = [w / inverse[i][i] * math.sqrt(open_here * inverse[i][i]) for i, w in enumerate(weights)]
         found[label] = trend(at, label) + correction, alone
     return found
+
+
+def _tamed(missed: Sequence[float]) -> list[float]:
+    """Return values with wild ones taken to the edge of the others' spread: a machine may stutter."""
+    middle = statistics.median(missed)
+    spread = WILD * max(statistics.median(abs(m - middle) for m in missed), math.log1p(AGREED))
+    return [min(max(m, middle - spread), middle + spread) for m in missed]
 
 
 def _hope(missed: Sequence[float]) -> float:
