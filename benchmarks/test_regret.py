@@ -1,8 +1,8 @@
 """What choosing for a size that was never measured costs beside the best choice, on this CPU.
 
-Thirty-two sizes and the corners of each family are learnt, eight others held out. Of all that were held out the
-median must be within 2% of the best and 95% of them within 10%, and none is served by a kernel that is slower
-than torch by more than the margin.
+Thirty-two sizes and the corners of each family are learnt, eight others held out. Of all that were held out
+the median must be within 2% of the best and 95% of them within 10%, and none is served by a kernel that is
+slower than torch by more than the margin.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from nxcore import audit, identity
 from nxcore.audit import Row, judged, regret, summary, wilson
 from nxcore.cli import render
 from nxcore.errors import NxcoreError
+from nxcore.pace import Pace
 from nxcore.problem import Problem
 from nxcore.select import Candidate, decide
 from nxcore.session import Session
@@ -128,6 +129,7 @@ def test_a_choice_may_be_learnt_from_calls(monkeypatch):
     clock = fakes.Clock()
     session = fakes.scripted(clock, monkeypatch, "add", {"torch": 100, "fast": 20})
     session.chooser.learner.clock = clock
+    session.chooser.learner.keep_to(Pace(share=float("inf")))
     found = audit.hold_out(session, "add", (X, X, 1, None), "online", fakes.QUICK)
     assert (found.chosen, found.rule) == ("fast", "measured")
 
