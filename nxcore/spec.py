@@ -97,10 +97,10 @@ class Sketch:
         """Whether its numbers are normal and it lies in memory in row-major order."""
         return self.layout == "contiguous" and self.values == "normal"
 
-    def build(self, device: torch.device, dtype: torch.dtype, seed: int) -> Tensor:
+    def build(self, device: torch.device | str, dtype: torch.dtype, seed: int) -> Tensor:
         """Build the tensor; the same sketch, dtype and seed give the same numbers on every device."""
         dtype = self.dtype or dtype
-        if device.type == "meta" and not self.device:  # which has no numbers to make
+        if torch.device(device).type == "meta" and not self.device:  # which has no numbers to make
             return _lay_out(torch.empty(self.shape, dtype=dtype, device=device), self.layout)
         generator = torch.Generator().manual_seed(seed)
         if self.low is not None and self.high is not None:

@@ -64,7 +64,7 @@ def result_dtype(x: Any, y: Any) -> torch.dtype:
 def broadcast(x: Any, y: Any) -> tuple[int, ...]:
     """Return the shape that ``x`` and ``y`` broadcast to."""
     shapes = [tuple(v.shape) for v in (x, y) if is_tensor(v)]
-    if len(set(shapes)) == 1:
+    if all(shape == shapes[0] for shape in shapes):  # an exporter's sizes can't be hashed
         return shapes[0]
     try:
         return tuple(torch.broadcast_shapes(*shapes))

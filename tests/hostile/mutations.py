@@ -19,6 +19,9 @@ LARGEST = ("max_pool2d", "max_pool2d_with_offsets")
 MEANS = ("avg_pool2d", "avg_pool2d_backward")
 FILTERED = ("depthwise_conv2d", "depthwise_conv2d_backward")
 IMAGES = (*LARGEST, "max_pool2d_backward", *MEANS, *FILTERED)
+ALIKE = ("weighted_sum", "weighted_sum_backward")
+"""What the kernels of another operator run: those of BLENDS."""
+
 OPS = ("add", *SUMS, *BLENDS, *IMAGES)
 VIEWS = ("sum_backward", "sum_to_size_backward")
 """What has no kernel: its results are views."""

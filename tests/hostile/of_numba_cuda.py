@@ -127,9 +127,7 @@ MUTATIONS = (
         ("softmax_sum",),
         (
             Edit("np.float32(logits[k * stride]) - top", "np.float32(logits[k * stride])"),
-            Edit(
-                "np.float32(logits[(first + k) * stride]) - top", "np.float32(logits[(first + k) * stride])"
-            ),
+            Edit("weights[k] - top", "weights[k]"),
         ),
         raises="OverflowError",  # of Python's math.exp, which the simulator calls
     ),
@@ -143,8 +141,8 @@ MUTATIONS = (
                 "np.nan_to_num(np.float32(math.exp(np.float32(logits[k * stride]) - top)))",
             ),
             Edit(
-                "np.float32(math.exp(np.float32(logits[(first + k) * stride]) - top))",
-                "np.nan_to_num(np.float32(math.exp(np.float32(logits[(first + k) * stride]) - top)))",
+                "np.float32(math.exp(weights[k] - top))",
+                "np.nan_to_num(np.float32(math.exp(weights[k] - top)))",
             ),
         ),
     ),
@@ -187,7 +185,7 @@ MUTATIONS = (
         ("softmax_sum_backward",),
         (
             Edit("np.float32(logits[k * stride]) - top", "np.float32(logits[k * stride])"),
-            Edit("np.float32(logits[index * stride]) - top", "np.float32(logits[index * stride])"),
+            Edit("weight - top", "weight"),
         ),
         raises="OverflowError",
     ),

@@ -15,6 +15,8 @@ EIGHT = 8
 def blend(out, logits, stride, softmax, total, first, count, more, size, acc, a, b, c, d, e, f, g, h):
     """Write candidates ``first`` to ``first + count - 1``, added to ``acc`` if ``more``."""
     weights = cuda.local.array(8, np.float32)
+    for k in range(count):
+        weights[k] = np.float32(logits[(first + k) * stride])
     if softmax:
         top = np.float32(-math.inf)
         for k in range(total):
@@ -23,10 +25,7 @@ def blend(out, logits, stride, softmax, total, first, count, more, size, acc, a,
         for k in range(total):
             scale += np.float32(math.exp(np.float32(logits[k * stride]) - top))
         for k in range(count):
-            weights[k] = np.float32(math.exp(np.float32(logits[(first + k) * stride]) - top)) / scale
-    else:
-        for k in range(count):
-            weights[k] = np.float32(logits[(first + k) * stride])
+            weights[k] = np.float32(math.exp(weights[k] - top)) / scale
     step = np.int64(cuda.gridDim.x) * cuda.blockDim.x
     i = np.int64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
     while i < size:
