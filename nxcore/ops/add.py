@@ -64,8 +64,8 @@ def result_dtype(x: Any, y: Any) -> torch.dtype:
 def broadcast(x: Any, y: Any) -> tuple[int, ...]:
     """Return the shape that ``x`` and ``y`` broadcast to."""
     shapes = [tuple(v.shape) for v in (x, y) if is_tensor(v)]
-    if all(shape == shapes[0] for shape in shapes):  # an exporter's sizes can't be hashed
-        return shapes[0]
+    if all(type(n) is int for shape in shapes for n in shape) and len(set(shapes)) == 1:
+        return shapes[0]  # a compiler's sizes are symbols: to compare them would be to guard on them
     try:
         return tuple(torch.broadcast_shapes(*shapes))
     except RuntimeError as error:
