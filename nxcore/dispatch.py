@@ -220,7 +220,7 @@ class Operator:
         """Leave one node in a compiler's graph, or else the reference's."""
         # An exporter's own tensors are no plain ones.
         plain = all([type(t) in PLAIN for t in tensors_of(args)]) or not torch.compiler.is_dynamo_compiling()  # noqa: C419  dynamo reads a list
-        shelled = self.shelled and plain and _has_shell(self)
+        shelled = self.shelled and plain and _has_shell(self.spec.name, self.backend)
         if shelled and self.shell is not None and self.shell.signature.takes(args):
             # A view can't be a node: its memory is an argument's.
             return self.spec.reference(*args) if self.spec.view(*args) else self.shell(args, self.backend)
@@ -262,7 +262,7 @@ class Operator:
         if not torch.compiler.is_compiling():
             self.spec.check(*args)
         if self.backend not in (None, "torch"):
-            _refuse(self, reason)
+            _refuse(self.spec.name, str(self.backend), reason)
         return self.spec.reference(*args)
 
     def failed(self, key: Any, plan: Callable[..., Any], error: Exception, *args: Any) -> Any:
@@ -279,16 +279,18 @@ class Operator:
 
 
 @unseen  # dynamo can't trace how our errors are made
-def _refuse(operator: Operator, reason: str) -> None:
-    raise UnsupportedProblemError(operator.spec.name, str(operator.backend), [reason])
+def _refuse(name: str, backend: str, reason: str) -> None:
+    raise UnsupportedProblemError(name, backend, [reason])
 
 
 @unseen
-def _has_shell(operator: Operator) -> bool:
-    """Look for what stands in ``torch.ops.nxcore`` for ``operator``; made now if it is missing.
+def _has_shell(name: str, backend: str | None) -> bool:
+    """Look for what stands in ``torch.ops.nxcore`` for an operator; made now if it is missing.
 
-    Under a transform of ``torch.func`` there is none: it is of the reference.
+    By name: to torch before 2.13 an object of ours is no constant. Under a transform of ``torch.func`` there
+    is none: it is of the reference.
     """
+    operator = _named(name, backend)
     operator.shell = define(operator.spec)
     transformed = torch._C._functorch.peek_interpreter_stack() is not None  # noqa: SLF001  no public test
     return operator.shell is not None and not transformed

@@ -92,8 +92,8 @@ class Session:
         UnknownOperatorError, UnknownBackendError
             Naming the nearest.
         """
-        if torch.compiler.is_dynamo_compiling():
-            _made(self, name, backend)
+        if self is _default and torch.compiler.is_dynamo_compiling():
+            _made(name, backend)
         found = self._operators.get((name, backend))
         if found is None:
             spec = self.registry.spec(name)
@@ -330,8 +330,8 @@ def _begun() -> bool:
 
 
 @unseen
-def _made(session: Session, name: str, backend: str | None) -> bool:
-    return session.op(name, backend=backend) is not None
+def _made(name: str, backend: str | None) -> bool:
+    return default().op(name, backend=backend) is not None
 
 
 def _after_fork() -> None:
