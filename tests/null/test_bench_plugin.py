@@ -46,6 +46,9 @@ def benchmarks(pytester, monkeypatch):
     pytester.makepyfile(backends=REGISTRY, test_mine=BENCHMARKS)
     path = [str(pytester.path), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+    monkeypatch.delenv(
+        "PYTEST_XDIST_WORKER", raising=False
+    )  # which turns pytest-benchmark's rows into checks
     monkeypatch.setenv("NXCORE_CACHE", "off")  # else one run's quarantine is the next one's
     # The plugins by name: which of them is installed is no matter.
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
