@@ -123,8 +123,10 @@ class Exploration:
         return self.serve is self._steps[1]
 
     def _meet(self, *args: Any) -> Any:
-        self._met += 1
-        if self._met == MET:
+        with self._turn:  # two threads that count at once would both be the last, or neither
+            self._met += 1
+            wanted = self._met == MET
+        if wanted:
             self._go_to(self.reference)
             self._wanted()
         return self.reference(*args)

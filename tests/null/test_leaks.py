@@ -62,7 +62,8 @@ def differentiating(operator: Any, args: tuple[Any, ...]) -> Callable[[], None]:
 
 def test_a_leak_would_be_seen() -> None:
     kept: list[object] = []
-    assert left(lambda: kept.append([]), 1000) > A_LEAK
+    # What other tests left may be collected meanwhile, and hide it once.
+    assert max(left(lambda: kept.append([]), 1000) for _ in range(5)) > A_LEAK
 
 
 @pytest.mark.parametrize("op", fakes.DIFFERENTIABLE)
