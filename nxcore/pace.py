@@ -159,8 +159,9 @@ class Hand:
         with self._lock:
             self._jobs.append(job)
             if self.thread is None and threading.main_thread().is_alive():
-                self.thread = threading.Thread(target=self._work, name="nxcore learns")
-                self.thread.start()
+                thread = threading.Thread(target=self._work, name="nxcore learns")
+                thread.start()
+                self.thread = thread  # only now: whoever waits for it may join it
 
     def _work(self) -> None:
         while job := self._next():
