@@ -21,8 +21,8 @@ import pytest
 import torch
 
 from nxcore.discovery import discover
-from nxcore.dispatch import tensors_of
 from nxcore.measure import Effort
+from nxcore.problem import tensors_of
 from nxcore.session import Session
 from nxcore.settings import Settings
 

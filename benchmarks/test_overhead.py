@@ -17,9 +17,9 @@ import torch
 
 from nxcore.autograd import Differentiable
 from nxcore.discovery import discover
-from nxcore.dispatch import Operator, tensors_of
+from nxcore.dispatch import Operator
 from nxcore.ops import nxcore_ops
-from nxcore.problem import Problem
+from nxcore.problem import Problem, tensors_of
 from nxcore.session import Session
 from nxcore.settings import Settings
 

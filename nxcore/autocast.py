@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nxcore.problem import tensors_of
 from nxcore.spec import OpSpec
 
 disabled = torch._C._DisableAutocast  # noqa: SLF001  torch.autocast(enabled=False) costs ten times as much
@@ -36,17 +37,13 @@ def cast(spec: OpSpec, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
     if rule is None:
         return None
     dtype = torch.get_autocast_dtype(device) if rule == "lower" else torch.float32
-    if not any(_concerns(t, device, dtype) for t in _tensors(args)):
+    if not any(_concerns(t, device, dtype) for t in tensors_of(args)):
         return args
     return tuple(_cast(a, device, dtype) for a in args) if rule == "lower" else None
 
 
-def _tensors(args: tuple[Any, ...]) -> list[Tensor]:
-    return [t for a in args for t in (a if isinstance(a, tuple | list) else (a,)) if isinstance(t, Tensor)]
-
-
 def _device(args: tuple[Any, ...]) -> str:
-    return next((t.device.type for t in _tensors(args) if t.device.type != "cpu"), "cpu")
+    return next((t.device.type for t in tensors_of(args) if t.device.type != "cpu"), "cpu")
 
 
 def _concerns(value: Any, device: str, dtype: torch.dtype) -> bool:

@@ -13,17 +13,18 @@ import linecache
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from nxcore import autocast
+from nxcore import autocast, sharding
 from nxcore.errors import InvalidInputError, NxcoreError, UnsupportedProblemError
 from nxcore.hit import alike, guards, source
 from nxcore.library import Shell, define, unseen
-from nxcore.problem import TensorMeta, is_tensor
+from nxcore.problem import TensorMeta, tensors_of
 from nxcore.spec import OpSpec
 from nxcore.trace import Trace
 
@@ -199,6 +200,8 @@ class Operator:
         args = self.frozen(args)
         if torch.compiler.is_compiling():  # the key reads what dynamo can't trace
             return self._traced(args)
+        if sharding.is_sharded(args):  # each rank's part is a call of its own
+            return sharding.divided(self.spec, self.run, args)
         plan = None if key is None else self._older.get(key)
         if plan is None:
             if reason := self.unusual(args):
@@ -378,6 +381,7 @@ def make_operator(
         "functorch": torch._C._functorch.peek_interpreter_stack,  # noqa: SLF001
         "grad_enabled": torch.is_grad_enabled,
         "is_compiling": torch.compiler.is_dynamo_compiling,
+        "is_nested": attrgetter("is_nested"),
         "only_default_device": _only_default_device,
         "overlap": overlap,
         "preference": PREFERENCE.get,
@@ -388,11 +392,3 @@ def make_operator(
     scope["__call__"].__doc__ = spec.reference.__doc__
     operator: Operator = cls(spec, resolve, backend, recover)
     return operator
-
-
-def tensors_of(args: tuple[Any, ...]) -> list[Tensor]:
-    """Return every tensor among ``args``, sequences flattened."""
-    found: list[Tensor] = []
-    for value in args:
-        found.extend(v for v in (value if isinstance(value, tuple | list) else (value,)) if is_tensor(v))
-    return found

@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 
-from nxcore import sharding
 from nxcore.choice import Choice
-from nxcore.dispatch import PREFERENCE, Operator, Preference, tensors_of
+from nxcore.dispatch import PREFERENCE, Operator, Preference
 from nxcore.errors import InvalidInputError, UnsupportedProblemError
-from nxcore.problem import Problem
+from nxcore.problem import Problem, tensors_of
 
 
 def guarded(choice: Choice, problem: Problem) -> Callable[..., Any]:
@@ -131,16 +130,3 @@ def enough(choice: Choice, policy: str) -> bool:
     """Tell whether a policy is content with what was decided."""
     guessed = ("bracketed", "prior")
     return choice.decision.rule not in {"measure": ("exploring", *guessed), "online": guessed}.get(policy, ())
-
-
-def sharing(operator: Operator) -> Operator:
-    """Have ``operator`` share out calls with DTensors, none of which is ever among its plans."""
-    miss = operator.miss
-
-    def first(key: Any, *args: Any) -> Any:
-        if torch.compiler.is_compiling() or not sharding.is_sharded(args):
-            return miss(key, *args)
-        return sharding.divided(operator.spec, operator.run, args)
-
-    operator.miss = first  # type: ignore[method-assign]
-    return operator

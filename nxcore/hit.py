@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from operator import call, is_
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, strided
 
+from nxcore.problem import tensors_of
 from nxcore.spec import REQUIRED, OpSpec, Param
 
 try:
@@ -26,6 +27,9 @@ Guard = Callable[[Any], bool]
 
 GUARDED = ("tensor", "tensors", "operand")
 """The kinds of parameters that are tensors, or may be."""
+
+PLAIN = ("static", "size")
+"""The kinds whose values are part of what a plan was made for."""
 
 AROUND = (
     "grad_enabled(), deterministic(), autocast() and autocast_devices(), dispatch_modes(), "
@@ -39,7 +43,7 @@ def source(spec: OpSpec) -> str:
     """Write ``__call__``, ``run``, ``far`` and ``key`` for a spec, and ``near_key``, all of them methods."""
     names = ", ".join(p.name for p in spec.params)
     guarded = [p.name for p in spec.params if p.kind in GUARDED]
-    static = [p.name for p in spec.params if p.kind == "static"]
+    static = [p.name for p in spec.params if p.kind in PLAIN]
     guards = "".join(f"guard_{n}, " for n in guarded) + "".join(f"static_{n}, " for n in static)
     # The first tensor's shape led here: the others are more likely to tell. So did equal static values,
     # which are most often the very same; 1, 1.0 and True are equal, and not all of them pass the checks.
@@ -99,13 +103,16 @@ def near_key(self, {names}):
 def guards(spec: OpSpec, args: Sequence[Any]) -> tuple[Any, ...] | None:
     """Return the guards of calls like that of ``args``, then its static values; None if there is no telling.
 
-    A call with an ``out`` has none: whether that is an input isn't in a guard.
+    A call with an ``out`` has none: whether that is an input isn't in a guard. Nor has one of a tensor
+    without strides, in which torch's guard ends the process.
     """
     named = list(zip(spec.params, args, strict=True))
     if _of_torch is None or any(p.kind == "out" and a is not None for p, a in named):
         return None
+    if not all(t.layout is strided and not t.is_nested for t in tensors_of(args)):
+        return None
     checks = (_guard(a) for p, a in named if p.kind in GUARDED)
-    return (*checks, *(a for p, a in named if p.kind == "static"))
+    return (*checks, *(a for p, a in named if p.kind in PLAIN))
 
 
 def alike(a: Any, b: Any) -> bool:
@@ -183,17 +190,21 @@ def _key(spec: OpSpec) -> str:
 
 def _near_key(spec: OpSpec) -> str:
     """Write what leads near: a shape, numbers, and what no guard sees of the surroundings."""
+    # A guard ends the process in a nested tensor, which has no sizes: a shape raises, and so leads far.
     parts = ["grad_enabled()", "deterministic()", "preference()"]
     first = True
     for p in spec.params:
         n = p.name
         if p.kind == "tensors":
-            parts.append(f"(len({n}), {n} and {n}[0].shape) if {_sequence(n)} else {n}.shape")
-        elif p.kind == "tensor" and first:
-            parts.append(f"{n}.shape")
-        elif p.kind in ("operand", "scalar"):
+            many = f"(len({n}), {n} and {n}[0].shape, any(map(is_nested, {n})))"
+            parts.append(f"{many} if {_sequence(n)} else {n}.shape")
+        elif p.kind == "tensor":
+            parts.append(f"{n}.shape" if first else f"{n}.is_nested")
+        elif p.kind == "operand":
+            parts.append(f"{n}.__class__ if {n}.__class__ in NUMBERS else {n}.is_nested")
+        elif p.kind == "scalar":
             parts.append(f"{n}.__class__")
-        elif p.kind == "static":
+        elif p.kind in PLAIN:
             parts.append(n)
         first = False
     return f"({', '.join(parts)})"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ from torch.autograd import forward_ad
 from nxcore import autocast
 from nxcore.autograd import Differentiable, flatten
 from nxcore.errors import UnsupportedProblemError
-from nxcore.problem import Problem
+from nxcore.problem import Problem, tensors_of
 from nxcore.schema import Signature, Unfit
 from nxcore.spec import Gradient, OpSpec
 
@@ -121,7 +121,7 @@ class Shell:
 
     def _differentiate(self, *args: Any, **named: Any) -> Any:
         bound, backend = self.signature.bound(args, named)
-        needed = torch.is_grad_enabled() and any(t.requires_grad for t in _tensors(bound))
+        needed = torch.is_grad_enabled() and any(t.requires_grad for t in tensors_of(bound))
         transformed = torch._C._functorch.peek_interpreter_stack() is not None  # noqa: SLF001  no public test
         if forward_ad._current_level >= 0 or (needed and transformed):  # noqa: SLF001  likewise
             return self._referred(bound, backend, "torch.func transforms the reference")
@@ -154,7 +154,7 @@ class Shell:
     def _returned(self, result: Any, args: tuple[Any, ...]) -> Any:
         """Return ``result`` as the schema has it; what would share memory with an argument is copied."""
         if self._views:
-            inputs = {t.untyped_storage()._cdata for t in _tensors(args)}  # noqa: SLF001  identity of storages
+            inputs = {t.untyped_storage()._cdata for t in tensors_of(args)}  # noqa: SLF001  identity of storages
             result = _apart(result, inputs)
         return self.result.packed(result)
 
@@ -186,11 +186,6 @@ def _apart(result: Any, storages: set[int]) -> Any:
         return tuple(_apart(r, storages) for r in result)
     shared = isinstance(result, Tensor) and result.untyped_storage()._cdata in storages  # noqa: SLF001  as above
     return result.clone() if shared else result
-
-
-def _tensors(args: tuple[Any, ...]) -> Iterator[Tensor]:
-    for value in args:
-        yield from (v for v in (value if isinstance(value, tuple) else (value,)) if isinstance(v, Tensor))
 
 
 _LOCK = threading.Lock()

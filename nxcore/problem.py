@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -227,6 +227,15 @@ class Problem:
 def is_tensor(value: Any) -> bool:
     """Tell whether ``value`` is a tensor or the description of one."""
     return isinstance(value, Tensor | TensorMeta)
+
+
+def tensors_of(args: Sequence[Any]) -> list[Tensor]:
+    """Return every tensor among ``args``, sequences flattened."""
+    found: list[Tensor] = []
+    for value in args:
+        among = value if isinstance(value, tuple | list) else (value,)
+        found.extend(v for v in among if isinstance(v, Tensor))
+    return found
 
 
 def _describe(kind: str, value: Any) -> Any:

@@ -25,18 +25,17 @@ from nxcore.dispatch import (
     Plan,
     make_operator,
     overlap,
-    tensors_of,
 )
 from nxcore.errors import DeviceLostError, UnsupportedProblemError
 from nxcore.exchange import Lock
 from nxcore.explanation import Explanation, Origin
 from nxcore.gate import Gate, brief, lost
-from nxcore.guards import capturing, sharing
+from nxcore.guards import capturing
 from nxcore.joiner import Joiner
 from nxcore.library import unseen
 from nxcore.measure import IN_CALL, Effort
 from nxcore.online import exploration
-from nxcore.problem import Problem
+from nxcore.problem import Problem, tensors_of
 from nxcore.recall import Recall
 from nxcore.registry import BackendStatus, Registry
 from nxcore.select import Decision
@@ -102,7 +101,7 @@ class Session:
             with self._lock:
                 made = make_operator(spec, self._resolve, backend, self._recover)
                 made.shelled = self is _default  # the one that torch.ops.nxcore calls
-                found = self._operators.setdefault((name, backend), sharing(made))
+                found = self._operators.setdefault((name, backend), made)
         return found
 
     def backends(self) -> dict[str, BackendStatus]:

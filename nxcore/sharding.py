@@ -13,14 +13,14 @@ from typing import Any
 
 from torch import Tensor
 
-from nxcore.problem import Problem
+from nxcore.problem import Problem, tensors_of
 from nxcore.spec import OpSpec, Way
 
 
 def is_sharded(args: tuple[Any, ...]) -> bool:
     """Tell whether a ``DTensor`` is among ``args``; where nobody has imported it, none is."""
     module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and any(isinstance(t, module.DTensor) for t in _tensors(args))
+    return module is not None and any(isinstance(t, module.DTensor) for t in tensors_of(args))
 
 
 def divided(spec: OpSpec, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -33,7 +33,8 @@ def divided(spec: OpSpec, call: Callable[..., Any], args: tuple[Any, ...]) -> An
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
     spec.check(*args)
-    tensors, ways = list(_tensors(args)), spec.ways(*args)
+    tensors: list[Any] = tensors_of(args)
+    ways = spec.ways(*args)
     known = all(isinstance(t, DTensor) and t.device_mesh == tensors[0].device_mesh for t in tensors)
     kinds = {type(p) for t in tensors for p in t.placements} if known else set()
     if not ways or not known or not kinds <= {Shard, Replicate, Partial}:
@@ -77,13 +78,6 @@ def _fits(way: Way, tensors: list[Any], mesh: Any) -> bool:
     if mesh.ndim > 1:  # parts of parts
         return all(n and n % count == 0 for n in sizes)
     return all(-(-n // count) * (count - 1) < n for n in sizes)
-
-
-def _tensors(args: tuple[Any, ...]) -> Iterator[Any]:
-    for value in args:
-        yield from (
-            t for t in (value if isinstance(value, tuple | list) else (value,)) if isinstance(t, Tensor)
-        )
 
 
 def _rebuilt(args: tuple[Any, ...], parts: Iterator[Tensor]) -> Iterator[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import weakref
 
@@ -113,6 +114,30 @@ def test_calls_that_look_alike_are_told_by_their_guards(session, monkeypatch):
     op.approach(op.near, "key", op.spec.reference, X.half(), X, 1, None)
     op(*alike[0])
     assert len(far) == 1, "what was found longest ago is far again"
+
+
+def test_a_size_is_part_of_what_a_plan_is_for(resolves):
+    sizes = ((3, 4), (3, 1), (1, 4), [3, 4], [3, 1])
+    assert resolves(*[lambda op, size=size: op(X, size) for size in sizes], op="sum_to_size") == 3
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [torch.eye(4).to_sparse_csr, lambda: torch.nested.nested_tensor([W[:2], W])],
+    ids=["compressed", "nested"],
+)
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta", "ignore:The PyTorch API of nested")
+def test_a_tensor_without_strides_is_never_near(session, odd):
+    """Torch's guards end the process in one."""
+    op, x = session.op("add"), torch.ones(4, 4)
+    for args in ((x, x), (odd(), x), (x, odd()), (odd(), odd())) * 3:
+        with contextlib.suppress(InvalidInputError, RuntimeError):  # what is refused, by torch or before
+            op(*args)
+    many = session.op("softmax_sum")
+    for xs in ([x, x], [x, odd()], [odd(), x]) * 3:
+        with contextlib.suppress(InvalidInputError, RuntimeError):
+            many(xs, W[:2])
+    assert [len(found) for found in (*op.near.values(), *many.near.values())] == [1, 1]
 
 
 def test_what_never_gets_near_does_not_pile_up(session):
