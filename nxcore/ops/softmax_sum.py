@@ -42,31 +42,51 @@ def reference(xs: Sequence[Tensor] | Tensor, logits: Tensor) -> Tensor:
     InvalidInputError
         If there is no candidate, they differ in shape, dtype or device, or ``logits`` isn't (N,).
     """
-    first, *rest = xs.unbind(0) if isinstance(xs, Tensor) else xs
-    wide = torch.promote_types(first.dtype, torch.float32)
-    weights = torch.softmax(logits.to(wide), dim=0).unbind(0)
-    out = first.to(wide) * weights[0]
-    for x, weight in zip(rest, weights[1:], strict=True):
-        out = torch.addcmul(out, x.to(wide), weight)
-    return out.to(first.dtype)
+    return blend(xs, _weights(xs, logits))
 
 
 def by_einsum(xs: Sequence[Tensor] | Tensor, logits: Tensor) -> Tensor:
     """``torch.stack``, then one contraction: a matrix-vector product."""
-    stacked = xs if isinstance(xs, Tensor) else torch.stack(tuple(xs))
-    wide = torch.promote_types(stacked.dtype, torch.float32)
-    weights = torch.softmax(logits.to(wide), dim=0)
-    return torch.einsum("k,k...->...", weights, stacked.to(wide)).to(stacked.dtype)
+    return blend_by_einsum(xs, _weights(xs, logits))
 
 
 def in_place(xs: Sequence[Tensor] | Tensor, logits: Tensor) -> Tensor:
     """One accumulator, added to in place."""
+    return blend_in_place(xs, _weights(xs, logits))
+
+
+def accumulator(xs: Sequence[Tensor] | Tensor) -> torch.dtype:
+    """Return the dtype in which candidates are added up: float32 or wider."""
+    return torch.promote_types((xs if isinstance(xs, Tensor) else xs[0]).dtype, torch.float32)
+
+
+def _weights(xs: Sequence[Tensor] | Tensor, logits: Tensor) -> Tensor:
+    return torch.softmax(logits.to(accumulator(xs)), dim=0)
+
+
+def blend(xs: Sequence[Tensor] | Tensor, weights: Tensor) -> Tensor:
+    """Add up candidates times weights, which are of the accumulator's dtype."""
     first, *rest = xs.unbind(0) if isinstance(xs, Tensor) else xs
-    wide = torch.promote_types(first.dtype, torch.float32)
-    weights = torch.softmax(logits.to(wide), dim=0).unbind(0)
-    out = first.to(wide) * weights[0]
-    for x, weight in zip(rest, weights[1:], strict=True):
-        out.addcmul_(x.to(wide), weight)
+    factors = weights.unbind(0)
+    out = first.to(weights.dtype) * factors[0]
+    for x, factor in zip(rest, factors[1:], strict=True):
+        out = torch.addcmul(out, x.to(weights.dtype), factor)
+    return out.to(first.dtype)
+
+
+def blend_by_einsum(xs: Sequence[Tensor] | Tensor, weights: Tensor) -> Tensor:
+    """Stack, then contract."""
+    stacked = xs if isinstance(xs, Tensor) else torch.stack(tuple(xs))
+    return torch.einsum("k,k...->...", weights, stacked.to(weights.dtype)).to(stacked.dtype)
+
+
+def blend_in_place(xs: Sequence[Tensor] | Tensor, weights: Tensor) -> Tensor:
+    """Add to the first product in place."""
+    first, *rest = xs.unbind(0) if isinstance(xs, Tensor) else xs
+    factors = weights.unbind(0)
+    out = first.to(weights.dtype) * factors[0]
+    for x, factor in zip(rest, factors[1:], strict=True):
+        out.addcmul_(x.to(weights.dtype), factor)
     return out.to(first.dtype)
 
 

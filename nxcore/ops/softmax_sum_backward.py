@@ -8,7 +8,7 @@ The chain rule through ``softmax_sum``; the Jacobian of softmax is diag(w) - w w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nxcore.errors import InvalidInputError
 from nxcore.ops.softmax_sum import SAMPLES as FORWARD_SAMPLES
-from nxcore.ops.softmax_sum import candidates, elements
+from nxcore.ops.softmax_sum import accumulator, candidates, elements
 from nxcore.ops.softmax_sum import check as check_forward
 from nxcore.plugin import REQUIRED, Cost, ErrorCase, OpSpec, Param, Sample, rand
 from nxcore.problem import TensorMeta, is_tensor
@@ -32,24 +32,39 @@ def wanted(xs: Any, output_mask: tuple[bool, ...] | None) -> tuple[bool, ...]:
     return (True,) * (count + 1) if output_mask is None else tuple(output_mask)
 
 
-def _contract(
-    dot: Any, grad: Tensor, xs: Sequence[Tensor] | Tensor, logits: Tensor, mask: tuple[bool, ...]
+Dot = Callable[[Tensor, Tensor], Tensor]
+"""Adds up the products of two tensors."""
+
+
+def product_sum(a: Tensor, b: Tensor) -> Tensor:
+    """Multiply, then add up."""
+    return (a * b).sum()
+
+
+def vector_dot(a: Tensor, b: Tensor) -> Tensor:
+    """Add up as a dot product, which reads both operands once and writes nothing."""
+    return torch.dot(a.reshape(-1), b.reshape(-1))
+
+
+def contract(
+    dot: Dot, grad: Tensor, xs: Sequence[Tensor] | Tensor, weights: Tensor, mask: tuple[bool, ...]
 ) -> Result:
-    """Compute both gradients; ``dot(a, b)`` adds up the products of two tensors."""
-    parts = xs.unbind(0) if isinstance(xs, Tensor) else tuple(xs)
-    wide = torch.promote_types(parts[0].dtype, torch.float32)
-    weights, g = torch.softmax(logits.to(wide), dim=0), grad.to(wide)
-    grad_logits = None
-    if mask[-1]:
-        d = torch.stack([dot(g, x.to(wide)) for x in parts])
-        grad_logits = (weights * (d - (weights * d).sum())).to(logits.dtype)
+    """Return the gradients of a blend, to ``xs`` and to ``weights``, which are of the accumulator's dtype."""
+    parts, g = xs.unbind(0) if isinstance(xs, Tensor) else tuple(xs), grad.to(weights.dtype)
+    dots = torch.stack([dot(g, x.to(g.dtype)) for x in parts]) if mask[-1] else None
     if isinstance(xs, Tensor):
         scaled = weights.view(-1, *(1,) * g.ndim) * g if mask[0] else None
-        return (None if scaled is None else scaled.to(xs.dtype)), grad_logits
-    grads = tuple(
-        (w * g).to(x.dtype) if m else None for w, x, m in zip(weights, parts, mask[:-1], strict=True)
-    )
-    return grads, grad_logits
+        return (None if scaled is None else scaled.to(xs.dtype)), dots
+    pairs = zip(weights, parts, mask[:-1], strict=True)
+    return tuple((w * g).to(x.dtype) if m else None for w, x, m in pairs), dots
+
+
+def _contract(
+    dot: Dot, grad: Tensor, xs: Sequence[Tensor] | Tensor, logits: Tensor, output_mask: Any
+) -> Result:
+    weights = torch.softmax(logits.to(accumulator(xs)), dim=0)
+    grads, d = contract(dot, grad, xs, weights, wanted(xs, output_mask))
+    return grads, None if d is None else (weights * (d - (weights * d).sum())).to(logits.dtype)
 
 
 def reference(
@@ -82,7 +97,7 @@ def reference(
     InvalidInputError
         As ``softmax_sum``; or if ``grad`` isn't of shape S or ``output_mask`` of the right length.
     """
-    return _contract(lambda a, b: (a * b).sum(), grad, xs, logits, wanted(xs, output_mask))
+    return _contract(product_sum, grad, xs, logits, output_mask)
 
 
 def outputs(grad: Any, xs: Any, logits: Any, output_mask: Any) -> Any:
@@ -103,10 +118,8 @@ def by_dot(
     logits: Tensor,
     output_mask: tuple[bool, ...] | None = None,
 ) -> Result:
-    """Compute the sums as vector dot products, which read both operands once and write nothing."""
-    return _contract(
-        lambda a, b: torch.dot(a.reshape(-1), b.reshape(-1)), grad, xs, logits, wanted(xs, output_mask)
-    )
+    """Compute the sums as vector dot products."""
+    return _contract(vector_dot, grad, xs, logits, output_mask)
 
 
 def check(grad: Any, xs: Any, logits: Any, output_mask: Any) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from nxcore.ops import softmax_sum
-from nxcore.ops.softmax_sum import check_candidates
+from nxcore.ops.softmax_sum import accumulator, blend, blend_by_einsum, blend_in_place, check_candidates
 from nxcore.plugin import Gradient, OpSpec, Param, Sample
 from nxcore.spec import SAME
 
@@ -43,31 +43,17 @@ def reference(xs: Sequence[Tensor] | Tensor, weights: Tensor) -> Tensor:
     InvalidInputError
         If there is no candidate, they differ in shape, dtype or device, or ``weights`` isn't (N,).
     """
-    first, *rest = xs.unbind(0) if isinstance(xs, Tensor) else xs
-    wide = torch.promote_types(first.dtype, torch.float32)
-    factors = weights.to(wide).unbind(0)
-    out = first.to(wide) * factors[0]
-    for x, factor in zip(rest, factors[1:], strict=True):
-        out = torch.addcmul(out, x.to(wide), factor)
-    return out.to(first.dtype)
+    return blend(xs, weights.to(accumulator(xs)))
 
 
 def by_einsum(xs: Sequence[Tensor] | Tensor, weights: Tensor) -> Tensor:
     """``torch.stack``, then one contraction: a matrix-vector product."""
-    stacked = xs if isinstance(xs, Tensor) else torch.stack(tuple(xs))
-    wide = torch.promote_types(stacked.dtype, torch.float32)
-    return torch.einsum("k,k...->...", weights.to(wide), stacked.to(wide)).to(stacked.dtype)
+    return blend_by_einsum(xs, weights.to(accumulator(xs)))
 
 
 def in_place(xs: Sequence[Tensor] | Tensor, weights: Tensor) -> Tensor:
     """One accumulator, added to in place."""
-    first, *rest = xs.unbind(0) if isinstance(xs, Tensor) else xs
-    wide = torch.promote_types(first.dtype, torch.float32)
-    factors = weights.to(wide).unbind(0)
-    out = first.to(wide) * factors[0]
-    for x, factor in zip(rest, factors[1:], strict=True):
-        out.addcmul_(x.to(wide), factor)
-    return out.to(first.dtype)
+    return blend_in_place(xs, weights.to(accumulator(xs)))
 
 
 def check(xs: Any, weights: Any) -> None:
@@ -111,5 +97,6 @@ SPEC = OpSpec(
     idioms=MappingProxyType({"einsum": by_einsum, "in-place": in_place}),
     gradient=Gradient("weighted_sum_backward", _backward, saves=("xs", "weights")),
     outputs=softmax_sum.outputs,
+    ways=softmax_sum.ways,
     autocast=SAME,
 )

@@ -16,30 +16,26 @@ import torch
 from torch import Tensor
 
 from nxcore.ops import softmax_sum_backward
-from nxcore.ops.softmax_sum import check_candidates
-from nxcore.ops.softmax_sum_backward import Result, check_grad, wanted
+from nxcore.ops.softmax_sum import accumulator, check_candidates
+from nxcore.ops.softmax_sum_backward import (
+    Dot,
+    Result,
+    check_grad,
+    contract,
+    product_sum,
+    vector_dot,
+    wanted,
+)
 from nxcore.ops.weighted_sum import renamed
 from nxcore.plugin import REQUIRED, OpSpec, Param
 from nxcore.problem import is_tensor
 
 
 def _contract(
-    dot: Any, grad: Tensor, xs: Sequence[Tensor] | Tensor, weights: Tensor, mask: tuple[bool, ...]
+    dot: Dot, grad: Tensor, xs: Sequence[Tensor] | Tensor, weights: Tensor, output_mask: Any
 ) -> Result:
-    """Compute both gradients; ``dot(a, b)`` adds up the products of two tensors."""
-    parts = xs.unbind(0) if isinstance(xs, Tensor) else tuple(xs)
-    wide = torch.promote_types(parts[0].dtype, torch.float32)
-    factors, g = weights.to(wide), grad.to(wide)
-    grad_weights = None
-    if mask[-1]:
-        grad_weights = torch.stack([dot(g, x.to(wide)) for x in parts]).to(weights.dtype)
-    if isinstance(xs, Tensor):
-        scaled = factors.view(-1, *(1,) * g.ndim) * g if mask[0] else None
-        return (None if scaled is None else scaled.to(xs.dtype)), grad_weights
-    grads = tuple(
-        (w * g).to(x.dtype) if m else None for w, x, m in zip(factors, parts, mask[:-1], strict=True)
-    )
-    return grads, grad_weights
+    grads, dots = contract(dot, grad, xs, weights.to(accumulator(xs)), wanted(xs, output_mask))
+    return grads, None if dots is None else dots.to(weights.dtype)
 
 
 def reference(
@@ -72,7 +68,7 @@ def reference(
     InvalidInputError
         As ``weighted_sum``; or if ``grad`` isn't of shape S or ``output_mask`` of the right length.
     """
-    return _contract(lambda a, b: (a * b).sum(), grad, xs, weights, wanted(xs, output_mask))
+    return _contract(product_sum, grad, xs, weights, output_mask)
 
 
 def by_dot(
@@ -81,10 +77,8 @@ def by_dot(
     weights: Tensor,
     output_mask: tuple[bool, ...] | None = None,
 ) -> Result:
-    """Compute the sums as vector dot products, which read both operands once and write nothing."""
-    return _contract(
-        lambda a, b: torch.dot(a.reshape(-1), b.reshape(-1)), grad, xs, weights, wanted(xs, output_mask)
-    )
+    """Compute the sums as vector dot products."""
+    return _contract(vector_dot, grad, xs, weights, output_mask)
 
 
 def check(grad: Any, xs: Any, weights: Any, output_mask: Any) -> None:
