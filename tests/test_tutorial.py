@@ -16,12 +16,13 @@ import os
 import re
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from tests.venvs import furnish
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
@@ -104,12 +105,9 @@ def environment(cache: Path) -> dict[str, str]:
     return inherited | offline | settings | {"PATH": path}
 
 
-def furnish(venv: Path) -> None:
-    """Put into ``venv`` what pip would fetch: this environment's packages, but for nxcore and its plugins."""
-    packages = next(venv.glob("lib/python*/site-packages"))
-    for package in Path(sysconfig.get_path("purelib")).iterdir():
-        if "nxcore" not in package.name and not (packages / package.name).exists():
-            (packages / package.name).symlink_to(package)
+def furnish_with_pytest(venv: Path) -> None:
+    """Put into ``venv`` what pip would fetch, and the script ``pytest``."""
+    furnish(venv)
     script = venv / "bin" / "pytest"
     script.write_text(f"#!{venv}/bin/python\nimport pytest\nraise SystemExit(pytest.main())\n")
     script.chmod(0o755)
@@ -158,7 +156,7 @@ def test_the_tutorial(tmp_path):
                 assert (status != 0) == bool(failures(shown)), where
                 assert missing(shown, output) is None, f"{missing(shown, output)!r} didn't come:\n{where}"
                 if command == MAKE_VENV:
-                    furnish(folder / "venv")
+                    furnish_with_pytest(folder / "venv")
     finally:
         shell.close()
 
