@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,9 @@ from torch import Tensor
 from nxcore import autocast
 from nxcore.problem import TensorMeta
 from nxcore.spec import Gradient, OpSpec
+
+WORTH_ASKING = 2**20
+"""Bytes of a tensor from which on a gradient costs more than to ask torch whether anybody wants it."""
 
 
 class Differentiable:
@@ -41,6 +44,7 @@ class Differentiable:
         "_numbers",
         "_places",
         "_saved",
+        "asks",
         "backward",
         "described",
         "forward",
@@ -76,6 +80,12 @@ class Differentiable:
                 self._saved.append((i, size if many else 0))
                 self._kept.extend(range(count, count + size))
             count += size
+        total = sum(meta.nbytes for meta in self._described())
+        self.asks = count > 1 and total >= count * WORTH_ASKING
+
+    def _described(self) -> Iterator[TensorMeta]:
+        for i, many in self._places:
+            yield from self.described[i] if many else (self.described[i],)
 
     def __call__(self, *args: Any) -> Any:
         """Run the forward kernel and remember how to go back."""
@@ -126,6 +136,8 @@ class _Join(torch.autograd.Function):
         if grad is None:
             return (None, None, *(None for _ in mask))
         call: Differentiable = ctx.call
+        if call.asks and sum(mask) > 1:
+            mask = tuple(map(_wanted, mask, ctx.next_functions))
         arguments = call.arguments(ctx, grad, mask)
         # Only with create_graph=True is grad mode on here: the reference is made of torch's own
         # differentiable operators, a kernel isn't.
@@ -145,6 +157,14 @@ class _Join(torch.autograd.Function):
 _apply = super(
     torch.autograd.Function, _Join
 ).apply  # without torch's look for torch.func, which is in the key
+
+
+def _wanted(needed: bool, edge: tuple[Any, int]) -> bool:
+    """Tell whether this backward pass goes on to an input; ``torch.autograd.grad`` names those it goes to."""
+    try:
+        return needed and bool(torch._C._will_engine_execute_node(edge[0]))  # noqa: SLF001  has no public form
+    except (RuntimeError, AttributeError):  # of a leaf that is asked for, torch has no answer but this
+        return True
 
 
 def _is_batched(tensor: Tensor) -> bool:
