@@ -1,0 +1,75 @@
+"""A backward kernel is told which gradients are wanted, and computes no other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.null import fakes
+
+
+def test_the_backward_kernel_runs_and_gets_the_mask():
+    seen = []
+
+    def note(*args):
+        seen.append(args)
+        return fakes.SPECS["softmax_sum_backward"].reference(*args)
+
+    backend = fakes.backend("fake", fakes.kernel("softmax_sum"), fakes.kernel("softmax_sum_backward", note))
+    op = fakes.session(backend).op("softmax_sum", backend="fake")
+    x, y, w = (
+        torch.randn(4, requires_grad=True),
+        torch.randn(4, requires_grad=True).detach(),
+        torch.randn(2, requires_grad=True),
+    )
+    result = op([x, y], w)
+    result.sum().backward()
+    assert seen[-1][3] == (True, False, True)
+    assert all(
+        not isinstance(v, torch.Tensor) or not v.requires_grad or v.is_leaf for v in fakes.leaves(seen[-1])
+    )
+
+
+LARGE, SMALL = 2**19, 4
+
+
+@pytest.mark.parametrize("size", [LARGE, SMALL])
+@pytest.mark.parametrize("ask", ["grad", "grad of a result", "inputs", "all"])
+def test_a_pass_for_some_inputs_works_for_those_alone(ask, size):
+    masks = []
+
+    def note(*args):
+        masks.append(args[3])
+        return fakes.SPECS["softmax_sum_backward"].reference(*args)
+
+    backend = fakes.backend("fake", fakes.kernel("softmax_sum"), fakes.kernel("softmax_sum_backward", note))
+    op = fakes.session(backend).op("softmax_sum", backend="fake")
+    leaves = [torch.randn(size, requires_grad=True) for _ in range(2)]
+    xs, w = [leaves[0] * 2, leaves[1]], torch.randn(2, requires_grad=True)
+    loss, want = (call(xs, w).sum() for call in (op, fakes.SPECS["softmax_sum"].reference))
+
+    def grads(of):
+        if ask == "all":
+            of.backward(retain_graph=True)
+            return [t.grad for t in (*leaves, w)]
+        if ask == "inputs":
+            of.backward(inputs=[w], retain_graph=True)
+            return [w.grad]
+        return torch.autograd.grad(of, [leaves[1] if ask == "grad" else xs[0]], retain_graph=True)
+
+    grads(loss)  # verified here
+    del masks[:]
+    for leaf in (*leaves, w):
+        leaf.grad = None
+    got = [g.clone() for g in grads(loss)]
+    some = {
+        "grad": (False, True, False),
+        "grad of a result": (True, False, False),
+        "inputs": (False, False, True),
+        "all": (True, True, True),
+    }
+    assert masks == [some[ask] if size == LARGE else (True, True, True)]
+    for leaf in (*leaves, w):
+        leaf.grad = None
+    for a, b in zip(got, grads(want), strict=True):
+        torch.testing.assert_close(a, b)
