@@ -1,5 +1,7 @@
 """The child of ``isolated``: hold one kernel to every rule, and write a row of JSON for each element type.
 
+An empty line comes first, once all is imported.
+
 python -m nxcore.testing module:function descriptor operator kernel type...
 """
 
@@ -21,6 +23,8 @@ def main() -> None:
     registry = getattr(importlib.import_module(module), attribute)()
     asked = {c.type: c for c in cells(registry, ops=[op]) if c.label == label}
     with os.fdopen(int(descriptor), "w", encoding="utf-8") as channel:
+        channel.write("\n")
+        channel.flush()
         for dtype in types:
             channel.write(json.dumps(held(asked[dtype]).to_dict()) + "\n")
             channel.flush()

@@ -24,6 +24,9 @@ INSTALLED = "nxcore.testing.cell:installed"
 TIMEOUT = 600.0
 """Seconds for a kernel in one element type; a compiler may need most of it."""
 
+STARTUP = 60.0
+"""Seconds that a child may take to import what it runs."""
+
 
 def isolated(
     registry: Registry,
@@ -44,7 +47,7 @@ def isolated(
     backends, ops, dtypes : sequence of str
         As in ``examine``.
     timeout : float
-        Seconds for a kernel in one element type, after which it counts as hung.
+        Seconds for a kernel in one element type, after which it counts as hung; imports come before.
     source : str
         ``"module:function"`` that returns the same registry in a child.
     advance : callable
@@ -92,6 +95,7 @@ def _in_a_child(cells: Sequence[Cell], timeout: float, source: str) -> Iterator[
         )
         os.close(writing)
         try:
+            _line(reading, STARTUP)  # a child that couldn't start has no row either
             for cell in cells:
                 line = _line(reading, timeout)
                 if line:

@@ -107,8 +107,8 @@ def test_a_side_stream_never_wins_a_race(op):
 def test_what_hangs_spoils_its_row(tmp_path, monkeypatch):
     reached = tmp_path / "reached"
     monkeypatch.setenv(backends.HUNG, str(reached))
-    (row,) = isolated(backends.hangs(), source="tests.hostile.backends:hangs", timeout=10)
-    assert (row.outcome, row.reason) == ("hung", "no end after 10 s; its process was killed")
+    (row,) = isolated(backends.hangs(), source="tests.hostile.backends:hangs", timeout=8)
+    assert (row.outcome, row.reason) == ("hung", "no end after 8 s; its process was killed")
     assert reached.exists()
 
 
