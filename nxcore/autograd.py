@@ -81,7 +81,8 @@ class Differentiable:
                 self._kept.extend(range(count, count + size))
             count += size
         total = sum(meta.nbytes for meta in self._described())
-        self.asks = count > 1 and total >= count * WORTH_ASKING
+        known = isinstance(total, int)  # a compiler's symbol is not to be compared: it would guard on it
+        self.asks = count > 1 and known and total >= count * WORTH_ASKING
 
     def _described(self) -> Iterator[TensorMeta]:
         for i, many in self._places:
