@@ -71,6 +71,12 @@ def test_the_table_of_depthwise_convolutions_is_the_records(filters: str, sample
     assert f"| {filters} | {figures}, CUDA C++ | {cell['cuda']['ratio'][0]:.2f}x |" in README
 
 
+def test_the_search_step_is_the_records() -> None:
+    step = json.loads((RESULTS / "2026-11-21-search-step.json").read_text(encoding="utf-8"))["new"]
+    mine, torchs = (f"{step[name]:.0f}" for name in ("patched_captured_ms", "plain_captured_ms"))
+    assert f"takes {mine} ms on an H200 where torch's takes {torchs}\n" in README
+
+
 def test_the_page_of_conformance_is_the_records() -> None:
     found = importlib.util.spec_from_file_location("rendering", ROOT / "benchmarks" / "conformance.py")
     assert found
