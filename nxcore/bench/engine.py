@@ -140,6 +140,7 @@ class Bench:
             yield _row(cell, "torch", "DECLINED", reason="a view: there is nothing to run")
             return
         found = list(self.entry.entrants(problem, args, guests, only))
+        started = {e.candidate.label: round(e.compile_s, 3) for e in found if e.compile_s is not None}
         sets = rotation(args, describe(self.device).l2)
         able = {e.candidate.label: e.call for e in found if e.call} | {AGAIN: cell.spec.reference}
         timings, failures = self._raced(rotating(able, sets), [e.candidate for e in found])
@@ -171,6 +172,7 @@ class Bench:
                 said = "BELOW_FLOOR"
             times = _times(c.timing, cost, floor["floor_us"])
             more = {"ratio": rounded(c.ratio), "p": c.p_value, "clocks": reading}
+            more["compile_s"] = started.get(c.label)
             yield _row(cell, c.label, said, **_known(cell, c), **floor, **times, **more)
         again = _against(timings[AGAIN], timings["torch"])
         times = _times(timings[AGAIN], cost, floor["floor_us"])

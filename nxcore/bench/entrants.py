@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import torch
 
 from nxcore.choice import left_out, yardstick
+from nxcore.device import synchronize
 from nxcore.errors import DeviceLostError
 from nxcore.gate import brief
 from nxcore.kernel import Backend, Kernel
@@ -57,12 +60,15 @@ class Entrant:
         The chooser could take it without being asked.
     aside : bool
         Timed as torch's best, never called to serve.
+    compile_s : float, optional
+        Seconds until it first had served the cell: verdict, plan, what is compiled for it, a first call.
     """
 
     candidate: Candidate
     call: Callable[..., Any] | None
     eligible: bool = False
     aside: bool = False
+    compile_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -124,10 +130,21 @@ class Entry:
         if (machine := self.tuner.registry.probe(backend, kernel)).simulated:
             why = f"simulated, so never timed: {machine.reason}"
             return Entrant(Candidate(backend.label(kernel), backend.name, why, simulated=True), None)
+        began = time.perf_counter()
         entry = self.tuner.enter(backend, kernel, problem, args)
+        if entry.call and backend.name != "torch":
+            with (
+                contextlib.suppress(Exception),
+                torch.no_grad(),
+            ):  # what raises does so again where it is told
+                entry.call(*args)
+                synchronize(problem.device)
+        took = None if backend.name == "torch" else time.perf_counter() - began
         # What the smoke samples showed is the gate's; a row tells of its own cell.
         found = replace(entry.candidate, error=None)
-        return Entrant(found, entry.call, eligible=not backend.on_request, aside=yardstick(kernel))
+        return Entrant(
+            found, entry.call, eligible=not backend.on_request, aside=yardstick(kernel), compile_s=took
+        )
 
 
 def _judged(entrant: Entrant, problem: Problem, args: tuple[Any, ...], truth: Truth | None) -> Entrant:

@@ -63,6 +63,9 @@ class Row:
         How many were measured.
     device_blocks_us, host_blocks_us : tuple of float
         All of them; the host's are left out where they are the device's, as on the CPU.
+    compile_s : float, optional
+        Seconds until a kernel first had served the cell in that process: its verdict, what was compiled,
+        a first call. Little, where verdict and compiled code were on disk.
     chosen : str
         Of a choice: the kernel.
     regret : float, optional
@@ -99,6 +102,7 @@ class Row:
     blocks: int | None = None
     device_blocks_us: tuple[float, ...] = ()
     host_blocks_us: tuple[float, ...] = ()
+    compile_s: float | None = None
     chosen: str = ""
     regret: float | None = None
     dispatch_us: float | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from dataclasses import replace
 
 import pytest
@@ -46,6 +47,19 @@ def raced(monkeypatch, times: dict[str, float], **how) -> dict[str, Row]:
     session = fakes.scripted(fakes.Clock(), monkeypatch, "add", times)
     here = replace(cell(), spec=session.registry.spec("add"))
     return {row.label: row for row in Bench(session, CPU, fakes.QUICK, **how).measure(here)}
+
+
+def test_a_row_tells_what_came_before_the_first_answer(monkeypatch):
+    found = raced(monkeypatch, {"torch": 20, "better": 10})
+    assert found["torch"].compile_s is None
+
+    def planned(problem):
+        time.sleep(0.1)
+        return lambda *args: problem.spec.reference(*args)
+
+    session = fakes.session(fakes.backend("slow", fakes.kernel("add", planner=planned)))
+    (row,) = [r for r in Bench(session, CPU, fakes.QUICK).measure(cell()) if r.label == "slow"]
+    assert row.compile_s >= 0.1 > found["better"].compile_s
 
 
 def test_every_kernel_has_a_row_and_so_have_torch_again_and_the_choice(monkeypatch):
