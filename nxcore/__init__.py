@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from nxcore.dispatch import Operator
     from nxcore.explanation import Explanation
     from nxcore.nn.swap import Swap
+    from nxcore.profiling import Profile
     from nxcore.registry import BackendStatus
     from nxcore.session import Session
 
@@ -33,10 +34,13 @@ __all__ = [
     "errors",
     "explain",
     "graphed",
+    "nas",
     "nn",
     "op",
     "ops",
     "policy",
+    "profile",
+    "profile_op",
     "record",
     "restore",
     "use",
@@ -198,6 +202,25 @@ def policy(name: str) -> AbstractContextManager[None]:
     return _session().policy(name)
 
 
+def profile() -> AbstractContextManager[Profile]:
+    """Tell what the calls of a ``with`` block took, by operator and by who served them.
+
+    Calls of this thread or task, and their gradients where the backward pass runs within the block. Those
+    that only torch serves are in the trace alone. What a new problem's first call measures isn't counted.
+
+    Returns
+    -------
+    context manager
+        Gives a ``Profile``: printed, a table of count, mean, total, the device's time and peak memory; with
+        ``rows``, ``to_dict()`` and ``export_chrome_trace(path)``. Regions of one's own: ``profile_op``.
+
+    Notes
+    -----
+    It is torch's profiler, with a region around each call: while it runs, all takes longer.
+    """
+    return _session().profile()
+
+
 def record(path: str | os.PathLike[str]) -> AbstractContextManager[None]:
     """Write the distinct problems that the calls of a ``with`` block meet, for ``nxcore tune --from-trace``.
 
@@ -266,7 +289,11 @@ def __getattr__(name: str) -> Any:
         from nxcore.session import Session
 
         return Session
-    if name in ("distributed", "errors", "nn", "ops"):
+    if name == "profile_op":
+        from nxcore.profiling import profile_op
+
+        return profile_op
+    if name in ("distributed", "errors", "nas", "nn", "ops"):
         return importlib.import_module(f"nxcore.{name}")
     raise AttributeError(f"module 'nxcore' has no attribute {name!r}")
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -24,15 +24,21 @@ from nxcore import autocast, sharding
 from nxcore.errors import InvalidInputError, NxcoreError, UnsupportedProblemError
 from nxcore.hit import alike, guards, source
 from nxcore.library import Shell, define, unseen
-from nxcore.problem import TensorMeta, tensors_of
+from nxcore.problem import Problem, TensorMeta, tensors_of
 from nxcore.spec import OpSpec
-from nxcore.trace import Trace
 
 CAPACITY = 4096
 """Plans kept per operator and generation; two generations make a least-recently-used table."""
 
 ALIKE = 8
 """Plans that one look-up may lead near to, each a guard away."""
+
+
+class Observer(Protocol):
+    """Watches the calls of a block; see ``nxcore.record`` and ``nxcore.profile``."""
+
+    def observing(self, problem: Problem, label: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what is to serve in place of ``call``, a plan of the kernel ``label`` for ``problem``."""
 
 
 class Preference(NamedTuple):
@@ -44,15 +50,15 @@ class Preference(NamedTuple):
         Those that ``nxcore.use`` put in force, first choice first.
     policy : str
         What ``nxcore.policy`` put in force; empty for the session's own.
-    trace : Trace, optional
-        Where ``nxcore.record`` notes problems.
+    observers : tuple of Observer
+        What ``nxcore.record`` and ``nxcore.profile`` put around calls.
     at_once : bool
         Measure what is new now, where it would be learnt from calls.
     """
 
     backends: tuple[str, ...] = ()
     policy: str = ""
-    trace: Trace | None = None
+    observers: tuple[Observer, ...] = ()
     at_once: bool = False
 
 

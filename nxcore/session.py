@@ -21,6 +21,7 @@ from nxcore.chooser import Chooser
 from nxcore.dispatch import (
     PREFERENCE,
     KernelWarning,
+    Observer,
     Operator,
     Plan,
     make_operator,
@@ -36,6 +37,7 @@ from nxcore.library import unseen
 from nxcore.measure import IN_CALL, Effort
 from nxcore.online import exploration
 from nxcore.problem import Problem, tensors_of
+from nxcore.profiling import Profile, Regions
 from nxcore.recall import Recall
 from nxcore.registry import BackendStatus, Registry
 from nxcore.select import Decision
@@ -132,13 +134,34 @@ class Session:
     def record(self, path: str | os.PathLike[str]) -> Iterator[None]:
         """Write the problems that calls of this block meet to a file; see ``nxcore.record``."""
         trace = Trace(Path(path))
-        # A key of its own: each problem misses.
-        token = PREFERENCE.set(PREFERENCE.get()._replace(trace=trace))
+        try:
+            with self._observed(trace):
+                yield
+        finally:
+            trace.write()
+
+    @contextlib.contextmanager
+    def profile(self) -> Iterator[Profile]:
+        """Tell what the calls of this block took; see ``nxcore.profile``."""
+        from torch.profiler import ProfilerActivity, profile  # more than a call needs
+
+        able = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+        with (
+            self._observed(Regions()),
+            profile(activities=able, profile_memory=True, acc_events=True) as seen,
+        ):
+            yield Profile(seen)
+
+    @contextlib.contextmanager
+    def _observed(self, observer: Observer) -> Iterator[None]:
+        """Have ``observer`` watch the calls of this block; their keys are their own: each problem misses."""
+        before = PREFERENCE.get()
+        others = tuple(o for o in before.observers if type(o) is not type(observer))
+        token = PREFERENCE.set(before._replace(observers=(*others, observer)))
         try:
             yield
         finally:
             PREFERENCE.reset(token)
-            trace.write()
 
     def hold(self, lock: Lock, policy: str) -> None:
         """Serve by ``lock`` from now on, and by ``policy`` what it says nothing of."""
@@ -294,8 +317,8 @@ class Session:
         served, inner, inner_args = self.joiner.served(operator, problem, args)
         choice = self._choose(served, inner, inner_args)
         call = self.joiner.joined(operator, problem, args, choice)
-        if trace := PREFERENCE.get().trace:
-            call = trace.counting(inner, call)
+        for observer in PREFERENCE.get().observers:
+            call = observer.observing(inner, choice.decision.chosen, call)
         return Plan(call, choice.decision.chosen, keep=not capturing(problem))
 
 

@@ -41,7 +41,7 @@ class Trace:
         self._lines: dict[str, dict[str, Any]] = {}
         self._lock = threading.Lock()  # a backward pass runs in another thread
 
-    def counting(self, problem: Problem, call: Callable[..., Any]) -> Callable[..., Any]:
+    def observing(self, problem: Problem, label: str, call: Callable[..., Any]) -> Callable[..., Any]:  # noqa: ARG002  who serves is no part of a problem
         """Return ``call`` that notes ``problem`` each time it has served."""
         line = key(problem)
         name = json.dumps(line, sort_keys=True)

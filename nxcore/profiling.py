@@ -1,0 +1,179 @@
+"""What calls took, by operator and by who served them: torch's profiler with a region around each call."""
+
+from __future__ import annotations
+
+import functools
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from torch.autograd.profiler import record_function
+
+from nxcore.problem import Problem
+
+if TYPE_CHECKING:
+    from torch.profiler import profile as TorchProfile  # noqa: N812  a class with a function's name
+
+PREFIX = "nxcore::"
+"""What the names of all regions begin with, as those of torch's operators begin with ``aten::``."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What the calls of one name took.
+
+    Attributes
+    ----------
+    name : str
+        An operator, or what ``profile_op`` was given.
+    kernel : str
+        Who served the calls; empty for a region of ``profile_op``.
+    count : int
+    total_us, mean_us : float
+        The host's time, by the wall, the profiler's own cost within.
+    device_us : float
+        What ran on a GPU on behalf of all of the calls, in total.
+    peak_bytes : int
+        The most that one call had allocated at one time above what was allocated when it began.
+    """
+
+    name: str
+    kernel: str
+    count: int
+    total_us: float
+    mean_us: float
+    device_us: float
+    peak_bytes: int
+
+
+class Regions:
+    """Puts a region of torch's profiler around the calls of every plan."""
+
+    def observing(self, problem: Problem, label: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``call`` in a region named after operator and kernel."""
+        name = f"{PREFIX}{problem.op} [{label}]"
+
+        def observed(*args: Any) -> Any:
+            with record_function(name):
+                return call(*args)
+
+        return observed
+
+
+class Profile:
+    """A report, complete once the ``with`` block of ``nxcore.profile`` has ended.
+
+    Parameters
+    ----------
+    torchs : torch.profiler.profile
+        What measures; with ``profile_memory``.
+    """
+
+    def __init__(self, torchs: TorchProfile) -> None:
+        self.torchs = torchs
+
+    @functools.cached_property
+    def rows(self) -> tuple[Spent, ...]:
+        """What the calls took, the most expensive first.
+
+        Raises
+        ------
+        RuntimeError
+            If the block hasn't ended.
+        """
+        if self.torchs.profiler is None or self.torchs.profiler.kineto_results is None:
+            raise RuntimeError("a profile has its rows once its with block has ended")
+        peaks = _peaks(self.torchs.profiler.kineto_results.events())
+        found = []
+        for event in self.torchs.key_averages():
+            if not event.key.startswith(PREFIX) or (event.is_user_annotation and not event.cpu_time_total):
+                continue
+            name, _, rest = event.key.removeprefix(PREFIX).partition(" [")
+            total = float(event.cpu_time_total)
+            device = float(event.device_time_total)
+            peak = peaks.get(event.key, 0)
+            mean = total / event.count
+            found.append(Spent(name, rest.removesuffix("]"), event.count, total, mean, device, peak))
+        return tuple(sorted(found, key=lambda row: -max(row.total_us, row.device_us)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the rows as JSON has them."""
+        return {"rows": [asdict(row) for row in self.rows]}
+
+    def export_chrome_trace(self, path: str | Path) -> None:
+        """Write all that torch's profiler saw, for ``chrome://tracing`` or Perfetto."""
+        self.torchs.export_chrome_trace(str(path))
+
+    def __str__(self) -> str:
+        head = ("name", "kernel", "calls", "mean us", "total ms", "device ms", "peak MiB")
+        lines = [head, *map(_cells, self.rows)]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        return "\n".join(_line(cells, widths) for cells in lines)
+
+
+def profile_op(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make the calls of a function a row of their own in ``nxcore.profile``.
+
+    Parameters
+    ----------
+    name : str
+        The row's.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def named(*args: P.args, **kwargs: P.kwargs) -> R:
+            with record_function(f"{PREFIX}{name}"):
+                return function(*args, **kwargs)
+
+        return named
+
+    return decorate
+
+
+def _cells(row: Spent) -> tuple[str, ...]:
+    times = (f"{row.mean_us:.1f}", f"{row.total_us / 1e3:.2f}", f"{row.device_us / 1e3:.2f}")
+    return (row.name, row.kernel, str(row.count), *times, f"{row.peak_bytes / 2**20:.1f}")
+
+
+def _line(cells: tuple[str, ...], widths: list[int]) -> str:
+    left = [cell.ljust(width) for cell, width in zip(cells[:2], widths, strict=False)]
+    right = [cell.rjust(width) for cell, width in zip(cells[2:], widths[2:], strict=True)]
+    return "  ".join((*left, *right)).rstrip()
+
+
+def _peaks(events: Iterable[Any]) -> dict[str, int]:
+    """Return the most bytes that a call of each region had allocated on one device, in its own thread."""
+    regions: list[tuple[str, int, int, int]] = []
+    memory: dict[tuple[int, str], list[tuple[int, int]]] = defaultdict(list)
+    for event in events:
+        if event.name() == "[memory]":
+            place = f"{event.device_type()}:{event.device_index()}"
+            memory[event.start_thread_id(), place].append((event.start_ns(), event.nbytes()))
+        elif event.name().startswith(PREFIX) and str(event.device_type()).endswith("CPU"):
+            begun = event.start_ns()
+            regions.append((event.name(), event.start_thread_id(), begun, begun + event.duration_ns()))
+    for changes in memory.values():
+        changes.sort()
+    peaks: dict[str, int] = defaultdict(int)
+    for name, thread, begun, ended in regions:
+        for (of, _), changes in memory.items():
+            if of == thread:
+                peaks[name] = max(peaks[name], *_running(changes, begun, ended))
+    return peaks
+
+
+def _running(changes: list[tuple[int, int]], begun: int, ended: int) -> Iterator[int]:
+    """Yield what was allocated since ``begun`` after each change up to ``ended``, and 0."""
+    level = 0
+    yield level
+    first, last = bisect_left(changes, (begun, -(2**62))), bisect_right(changes, (ended, 2**62))
+    for _, size in changes[first:last]:
+        level += size
+        yield level
