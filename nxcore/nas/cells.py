@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +12,13 @@ from nxcore.errors import InvalidInputError
 from nxcore.nas.genotype import Gene, Genotype, edges
 from nxcore.nas.mixed import MixedOp, Mode
 from nxcore.nas.operations import OPS, PRIMITIVES, FactorizedReduce, Identity, ReLUConvBN
+from nxcore.nas.pools import pooled
 
 
 class Cell(nn.Module):
     """A cell of the search: every node sums mixed operations of all states before it.
+
+    In training, the pools of all edges that leave a state are computed once (see ``nxcore.nas.pools``).
 
     Parameters
     ----------
@@ -66,10 +70,20 @@ class Cell(nn.Module):
         """
         states = [self.preprocess0(s0), self.preprocess1(s1)]
         rows = logits.unbind(0)
+        outputs = self._pooled(states[0], 0) | self._pooled(states[1], 1)
         for node in edges(self._steps):
-            parts = [self._ops[row](x, rows[row]) for row, x in zip(node, states, strict=True)]
+            edge = zip(node, states, strict=True)
+            parts = [self._ops[row](x, rows[row], outputs=outputs.get(row)) for row, x in edge]
             states.append(_summed(parts))
+            outputs |= self._pooled(states[-1], len(states) - 1)
         return torch.cat(states[-self._multiplier :], dim=1)
+
+    def _pooled(self, x: Tensor, state: int) -> dict[int, dict[int, Tensor]]:
+        """Return the pools of ``x`` for the edges that leave it; in training alone can they be shared."""
+        rows = [node[state] for node in edges(self._steps) if state < len(node)] if self.training else []
+        mixed: list[tuple[int, Any]] = [(row, self._ops[row]) for row in rows]
+        whole = [(row, m.candidates) for row, m in mixed if m.mode == "exact"]
+        return pooled(x, [((row, i), op) for row, ops in whole for i, op in enumerate(ops)])
 
 
 class SearchNetwork(nn.Module):

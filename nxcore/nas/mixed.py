@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from torch import Tensor, nn
@@ -54,6 +54,11 @@ class MixedOp(nn.Module):
         self.primitives, self.mode, self.k = tuple(primitives), mode, k
         self._ops = nn.ModuleList(_candidate(name, C, stride) for name in primitives)
 
+    @property
+    def candidates(self) -> tuple[nn.Module, ...]:
+        """The operations, in the order of their weights."""
+        return tuple(self._ops)
+
     def forward(
         self,
         x: Tensor,
@@ -61,6 +66,7 @@ class MixedOp(nn.Module):
         *,
         weights: Tensor | None = None,
         active: Sequence[int] | None = None,
+        outputs: Mapping[int, Tensor] | None = None,
     ) -> Tensor:
         """Return the blend.
 
@@ -75,6 +81,8 @@ class MixedOp(nn.Module):
         active : sequence of int, optional
             Which operations run, where the mode isn't ``exact``: read once a step for all edges by
             ``ArchitectureParameters.active``. Without it this edge reads its own, which waits for the device.
+        outputs : mapping of int to Tensor, optional
+            Outputs of operations that are known already: a cell's shared pools.
 
         Returns
         -------
@@ -106,10 +114,11 @@ class MixedOp(nn.Module):
         if self.mode == "argmax":
             out: Tensor = self._ops[chosen[0]](x)
             return out
-        outputs = [self._ops[i](x) for i in chosen]
+        known = outputs or {}
+        computed = [known[i] if i in known else self._ops[i](x) for i in chosen]
         if len(chosen) < len(self._ops):
             given = given[list(chosen)]
-        blended: Tensor = nxcore.op("softmax_sum" if weights is None else "weighted_sum")(outputs, given)
+        blended: Tensor = nxcore.op("softmax_sum" if weights is None else "weighted_sum")(computed, given)
         return blended
 
     def extra_repr(self) -> str:

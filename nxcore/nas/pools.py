@@ -1,0 +1,89 @@
+"""Pools that several edges have in common: computed once a source, with every edge's running statistics.
+
+``BN(pool(x))`` without an affine part has no parameters, so in training it is one tensor for all edges that
+leave ``x`` with one stride. What differs are the running statistics: every module's own are updated, from
+the one batch's.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  torch's own name for it
+
+POOLS = (nn.MaxPool2d, nn.AvgPool2d)
+
+Place = tuple[int, int]
+"""Row of an edge, and the place of the operation on it."""
+
+
+def pooled(x: Tensor, candidates: Iterable[tuple[Place, nn.Module]]) -> dict[int, dict[int, Tensor]]:
+    """Return the outputs of the pools that can be shared, by edge and operation.
+
+    Parameters
+    ----------
+    x : Tensor
+        Shape (N, C, H, W): the state that all of them read.
+    candidates : iterable of ((int, int), Module)
+        Operations that read ``x`` in this step, of any kind. One is shared if it is a ``Sequential`` of a
+        pool and a ``BatchNorm2d`` in training that has no affine part and tracks its statistics with a
+        momentum, and if nobody hooked it. What their running statistics are doesn't matter: training only
+        updates them.
+
+    Returns
+    -------
+    dict of int to dict of int to Tensor
+        Without those that can't be shared: they are for the edge to compute.
+    """
+    groups: defaultdict[Any, list[tuple[Place, Any]]] = defaultdict(list)
+    for place, module in candidates:
+        if (key := _key(module)) is not None:
+            groups[key].append((place, module))
+    outputs: defaultdict[int, dict[int, Tensor]] = defaultdict(dict)
+    for members in groups.values():
+        pool = members[0][1][0]
+        out = _normalised(pool(x), [bn for _, (_, bn) in members])
+        for (row, i), _ in members:
+            outputs[row][i] = out
+    return outputs
+
+
+def _key(module: nn.Module) -> Any:
+    """Return what two candidates agree in that give one output; None for one that can't be shared."""
+    if type(module) is not nn.Sequential or len(module) != 2:
+        return None
+    pool, bn = module
+    if not isinstance(pool, POOLS) or type(bn) is not nn.BatchNorm2d or _hooked(module, pool, bn):
+        return None
+    # Without a momentum, torch itself waits for the device: for the count of batches.
+    tracks = bn.training and bn.track_running_stats and bn.momentum is not None
+    if not tracks or bn.weight is not None or bn.running_mean is None:
+        return None
+    constants = tuple(getattr(pool, name) for name in type(pool).__constants__)
+    return type(pool), constants, bn.eps, bn.momentum, bn.running_mean.dtype
+
+
+def _hooked(*modules: nn.Module) -> bool:
+    return any(
+        m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks  # noqa: SLF001  torch has no other way to ask
+        for m in modules
+    )
+
+
+def _normalised(x: Tensor, norms: list[Any]) -> Tensor:
+    """Return the batch norm of ``x``; every one of ``norms`` gets the update that it would have made."""
+    first = norms[0]
+    # Of momentum 1, so these become the batch's own statistics.
+    mean, var = torch.zeros_like(first.running_mean), torch.zeros_like(first.running_var)
+    out = F.batch_norm(x, mean, var, None, None, True, 1.0, first.eps)
+    with torch.no_grad():
+        running = [bn.running_mean for bn in norms] + [bn.running_var for bn in norms]
+        batch = [mean] * len(norms) + [var] * len(norms)
+        torch._foreach_mul_(running, 1.0 - first.momentum)
+        torch._foreach_add_(running, batch, alpha=first.momentum)
+        torch._foreach_add_([bn.num_batches_tracked for bn in norms], 1)
+    return out

@@ -1,0 +1,115 @@
+"""Pools computed once a source are the pools of every edge: numbers, gradients, running statistics."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from nxcore.nas import Cell
+from nxcore.nas.pools import pooled
+
+POOLS = ("max_pool_3x3", "avg_pool_3x3", "skip_connect")
+
+
+def cell(reduction=False, steps=3):
+    torch.manual_seed(0)
+    return Cell(steps, steps, 6, 6, 4, reduction, False, POOLS).double()
+
+
+def apart(shared):
+    """Return a copy whose pools are hooked, so that every edge computes its own."""
+    other = copy.deepcopy(shared)
+    for m in other.modules():
+        if isinstance(m, nn.BatchNorm2d):
+            m.register_forward_hook(lambda *_: None)
+    return other
+
+
+def pools_run(net, *args):
+    """Return how often a pool ran in a call of ``net``, and what it answered."""
+    count = []
+    with torch.no_grad():
+        names = [n for n, m in net.named_modules() if isinstance(m, (nn.MaxPool2d, nn.AvgPool2d))]
+        for name in names:
+            pool = net.get_submodule(name)
+            forward = type(pool).forward
+            pool.forward = lambda x, p=pool, f=forward: (count.append(1), f(p, x))[1]
+        out = net(*args)
+        for name in names:
+            del net.get_submodule(name).forward
+    return len(count), out
+
+
+@pytest.mark.parametrize("reduction", [False, True])
+def test_shared_pools_give_the_same_outputs_gradients_and_statistics(reduction):
+    shared = cell(reduction)
+    each = apart(shared)
+    for _ in range(3):
+        x = [torch.randn(2, 6, 8, 8, dtype=torch.float64) for _ in range(2)]
+        found = []
+        for net in (shared, each):
+            inputs = [t.clone().requires_grad_() for t in x]
+            logits = torch.linspace(-1, 1, 27).double().view(9, 3).requires_grad_()
+            out = net(*inputs, logits)
+            net.zero_grad()
+            (out.square() * torch.arange(out.numel()).view(out.shape)).mean().backward()
+            grads = [t.grad for t in (*inputs, logits, *net.parameters())]
+            found.append((out, grads))
+            with torch.no_grad():
+                for p in net.parameters():
+                    p.sub_(0.1 * p.grad)
+        torch.testing.assert_close(found[0], found[1], rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(shared.state_dict(), each.state_dict(), rtol=1e-12, atol=1e-12)
+    assert int(shared.state_dict()["_ops.0._ops.0.1.num_batches_tracked"]) == 3
+    shared.eval()
+    each.eval()
+    torch.testing.assert_close(shared(*x, logits), each(*x, logits))
+    torch.testing.assert_close(shared.state_dict(), each.state_dict(), rtol=1e-12, atol=1e-12)
+
+
+def test_a_papers_cell_runs_ten_pools_of_twenty_eight():
+    args = torch.randn(2, 6, 4, 4).double(), torch.randn(2, 6, 4, 4).double(), torch.zeros(14, 3).double()
+    shared = cell(steps=4)
+    assert pools_run(shared, *args)[0] == 10
+    assert pools_run(shared.eval(), *args)[0] == 28, "in eval every batch norm applies its own statistics"
+
+
+def test_statistics_that_differ_stay_each_edges_own():
+    shared = cell()
+    for i, mixed in enumerate(shared._ops):
+        mixed._ops[0][1].running_mean.fill_(i)
+    each = apart(shared)
+    args = torch.randn(2, 6, 4, 4).double(), torch.randn(2, 6, 4, 4).double(), torch.zeros(9, 3).double()
+    torch.testing.assert_close(shared(*args), each(*args))
+    torch.testing.assert_close(shared.state_dict(), each.state_dict(), rtol=1e-12, atol=1e-12)
+
+
+def normed(pool=None, **options):
+    return nn.Sequential(pool or nn.MaxPool2d(3, 1, 1), nn.BatchNorm2d(2, **{"affine": False, **options}))
+
+
+ALONE = {
+    "affine": normed(affine=True),
+    "untracked": normed(track_running_stats=False),
+    "cumulative": normed(momentum=None),
+    "in eval": normed().eval(),
+    "synchronised": nn.Sequential(nn.MaxPool2d(3, 1, 1), nn.SyncBatchNorm(2, affine=False)),
+    "a pool alone": nn.MaxPool2d(3, 1, 1),
+    "something else": nn.Sequential(nn.Identity(), nn.BatchNorm2d(2, affine=False)),
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_what_isnt_alike_in_training_stays_the_edges_own(name):
+    assert pooled(torch.randn(2, 2, 4, 4), [((0, 0), ALONE[name]), ((1, 0), ALONE[name])]) == {}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [normed(momentum=0.5), normed(eps=1.0), normed(nn.MaxPool2d(5, 1, 2)), normed(nn.AvgPool2d(3, 1, 1))],
+)
+def test_what_differs_isnt_shared(other):
+    found = pooled(torch.randn(2, 2, 4, 4), [((0, 0), normed()), ((1, 0), other), ((2, 0), normed())])
+    assert found[0][0] is found[2][0]
+    assert found[1][0] is not found[0][0]
