@@ -8,6 +8,7 @@ from nxcore.nas.genotype import Genotype, dominant
 from nxcore.nas.mixed import MixedOp
 from nxcore.nas.operations import OPS, PRIMITIVES, DilConv, FactorizedReduce, ReLUConvBN, SepConv
 from nxcore.nas.patch import patch, unpatch
+from nxcore.nas.rule import Rule
 
 __all__ = [
     "OPS",
@@ -21,6 +22,7 @@ __all__ = [
     "Genotype",
     "MixedOp",
     "ReLUConvBN",
+    "Rule",
     "SearchNetwork",
     "SepConv",
     "dominant",

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from nxcore.errors import InvalidInputError
 from nxcore.nas.genotype import Genotype, dominant, edges
 from nxcore.nas.operations import PRIMITIVES
+from nxcore.nas.rule import above_zero, perturbed, straight_through
 
 SCALE = 1e-3
 """The standard deviation of fresh logits, as in the paper's code."""
@@ -71,15 +71,11 @@ class ArchitectureParameters(nn.Module):
         InvalidInputError
             If ``tau`` is a number that isn't above 0.
         """
-        if not isinstance(tau, Tensor) and tau <= 0:
-            raise InvalidInputError(f"tau must be above 0, got {tau}", argument="tau")
-        logits = self.logits.float()
-        # -log of an exponential variate is a Gumbel one: no logarithm of what may be rounded to 0.
-        noise = torch.empty_like(logits).exponential_(generator=generator).log()
-        soft = torch.softmax((logits - noise) / tau, dim=-1)
+        above_zero(tau)
+        noisy = perturbed(self.logits, generator)
+        soft = torch.softmax(noisy / tau, dim=-1)
         if hard:
-            one_hot = torch.zeros_like(soft).scatter_(-1, soft.argmax(-1, keepdim=True), 1.0)
-            soft = one_hot - soft.detach() + soft
+            soft = straight_through(soft, noisy.argmax(-1, keepdim=True))
         normal, reduce = soft.to(self.logits.dtype).unbind(0)
         return normal, reduce
 

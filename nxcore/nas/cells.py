@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from nxcore.errors import InvalidInputError
 from nxcore.nas.genotype import Gene, Genotype, edges
-from nxcore.nas.mixed import MixedOp, Mode
+from nxcore.nas.mixed import MixedOp
 from nxcore.nas.operations import OPS, PRIMITIVES, FactorizedReduce, Identity, ReLUConvBN
 from nxcore.nas.pools import pooled
+from nxcore.nas.rule import Mode, Plan, Rule, as_rule, read
 
 
 class Cell(nn.Module):
@@ -46,44 +48,71 @@ class Cell(nn.Module):
         reduction: bool,
         reduction_prev: bool,
         primitives: Sequence[str] = PRIMITIVES,
-        mode: Mode = "exact",
+        mode: Mode | Rule = "exact",
     ) -> None:
         super().__init__()
+        self.rule, self.primitives = as_rule(mode), tuple(primitives)
         self.reduction, self._steps, self._multiplier = reduction, steps, multiplier
         self.preprocess0 = _preprocess(C_prev_prev, C, reduction_prev, affine=False)
         self.preprocess1 = ReLUConvBN(C_prev, C, 1, 1, 0, affine=False)
         self._ops = nn.ModuleList(
-            MixedOp(C, 2 if reduction and state < 2 else 1, primitives, mode)
+            MixedOp(C, 2 if reduction and state < 2 else 1, primitives, self.rule)
             for node in range(steps)
             for state in range(node + 2)
         )
 
-    def forward(self, s0: Tensor, s1: Tensor, logits: Tensor) -> Tensor:
-        """Return the concatenated nodes.
+    def forward(self, s0: Tensor, s1: Tensor, logits: Tensor, plan: Plan | None = None) -> Tensor:
+        """Return the concatenated nodes, shape (N, multiplier * C, H', W').
 
         Parameters
         ----------
         s0, s1 : Tensor
-            Outputs of the two cells before.
+            Outputs of the two cells before, shape (N, C_prev_prev, H0, W0) and (N, C_prev, H, W).
         logits : Tensor
             Shape (edges, operations), before softmax.
+        plan : Plan, optional
+            What runs, where the mode isn't ``exact``: a network makes it for all cells at once. Without it, a
+            cell makes its own.
+
+        Raises
+        ------
+        InvalidInputError
+            If ``logits`` has another shape.
         """
+        wanted = (len(self._ops), len(self.primitives))
+        if tuple(logits.shape) != wanted:
+            raise InvalidInputError(
+                f"logits must be {wanted}, a row an edge, got {tuple(logits.shape)}", argument="logits"
+            )
+        if plan is None and self.rule.mode != "exact":
+            plan = self.rule.plan(logits, self.primitives)
+        rows = (logits if plan is None else plan.weights).unbind(0)
         states = [self.preprocess0(s0), self.preprocess1(s1)]
-        rows = logits.unbind(0)
-        outputs = self._pooled(states[0], 0) | self._pooled(states[1], 1)
+        outputs = self._pooled(states[0], 0, plan) | self._pooled(states[1], 1, plan)
         for node in edges(self._steps):
-            edge = zip(node, states, strict=True)
-            parts = [self._ops[row](x, rows[row], outputs=outputs.get(row)) for row, x in edge]
+            parts = [
+                self._ops[row](x, rows[row], outputs=outputs.get(row))
+                if plan is None
+                else self._ops[row](x, weights=rows[row], active=plan.active[row], outputs=outputs.get(row))
+                for row, x in zip(node, states, strict=True)
+            ]
             states.append(_summed(parts))
-            outputs |= self._pooled(states[-1], len(states) - 1)
+            outputs |= self._pooled(states[-1], len(states) - 1, plan)
         return torch.cat(states[-self._multiplier :], dim=1)
 
-    def _pooled(self, x: Tensor, state: int) -> dict[int, dict[int, Tensor]]:
+    def _pooled(self, x: Tensor, state: int, plan: Plan | None) -> dict[int, dict[int, Tensor]]:
         """Return the pools of ``x`` for the edges that leave it; in training alone can they be shared."""
         rows = [node[state] for node in edges(self._steps) if state < len(node)] if self.training else []
-        mixed: list[tuple[int, Any]] = [(row, self._ops[row]) for row in rows]
-        whole = [(row, m.candidates) for row, m in mixed if m.mode == "exact"]
-        return pooled(x, [((row, i), op) for row, ops in whole for i, op in enumerate(ops)])
+        every = range(len(self.primitives))
+        mixed: list[Any] = list(self._ops)
+        return pooled(
+            x,
+            [
+                ((row, i), mixed[row].candidates[i])
+                for row in rows
+                for i in (every if plan is None else plan.active[row])
+            ],
+        )
 
 
 class SearchNetwork(nn.Module):
@@ -99,9 +128,15 @@ class SearchNetwork(nn.Module):
     steps, multiplier, stem_multiplier : int
         Nodes of a cell, how many of them are concatenated, and the stem's channels over C.
     primitives, mode
-        As in ``MixedOp``.
+        As in ``MixedOp``; what is kept or drawn is the same in all cells of a kind.
     in_channels : int
         Of the images.
+
+    Attributes
+    ----------
+    choices, counted : Tensor
+        What ``statistics`` reads: how many calls in training ran an operation, shape (2 * edges, operations),
+        and how many there were. Not in the state_dict, nor is what was decided.
 
     Notes
     -----
@@ -109,6 +144,10 @@ class SearchNetwork(nn.Module):
     takes it. So weights and architecture have optimizers of their own, and a published supernet's
     state_dict loads as it is.
     """
+
+    kept: Tensor | None
+    choices: Tensor
+    counted: Tensor
 
     def __init__(
         self,
@@ -119,10 +158,17 @@ class SearchNetwork(nn.Module):
         multiplier: int = 4,
         stem_multiplier: int = 3,
         primitives: Sequence[str] = PRIMITIVES,
-        mode: Mode = "exact",
+        mode: Mode | Rule = "exact",
         in_channels: int = 3,
     ) -> None:
         super().__init__()
+        self.rule, self.primitives = as_rule(mode), tuple(primitives)
+        shape = (2 * (edges(steps)[-1][-1] + 1), len(self.primitives))
+        self._active: tuple[tuple[int, ...], ...] = ()
+        # Not persistent: a published supernet's state_dict has none of these.
+        self.register_buffer("kept", None, persistent=False)
+        self.register_buffer("choices", torch.zeros(shape, dtype=torch.int64), persistent=False)
+        self.register_buffer("counted", torch.zeros((), dtype=torch.int64), persistent=False)
         C_curr = stem_multiplier * C
         self.stem = nn.Sequential(
             nn.Conv2d(in_channels, C_curr, 3, padding=1, bias=False), nn.BatchNorm2d(C_curr)
@@ -142,8 +188,8 @@ class SearchNetwork(nn.Module):
                     C_curr,
                     reduction,
                     reduction_prev,
-                    primitives,
-                    mode,
+                    self.primitives,
+                    self.rule,
                 )
             )
             reduction_prev = reduction
@@ -160,12 +206,87 @@ class SearchNetwork(nn.Module):
             Images, shape (N, in_channels, H, W).
         normal, reduce : Tensor
             Architecture logits of the two kinds of cell, shape (edges, operations).
+
+        Raises
+        ------
+        InvalidInputError
+            If the logits have another shape.
         """
+        kinds = (normal, reduce)
+        plans = self._plans(kinds)
         s0 = s1 = self.stem(x)
-        for cell in self.cells:
-            s0, s1 = s1, cell(s0, s1, reduce if cell.reduction else normal)
+        cells: list[Any] = list(self.cells)
+        for cell in cells:
+            kind = int(cell.reduction)
+            s0, s1 = s1, cell(s0, s1, kinds[kind], plans[kind])
         out: Tensor = self.classifier(self.global_pooling(s1).flatten(1))
         return out
+
+    def set_rule(self, mode: Mode | Rule) -> None:
+        """Blend by another rule from now on: one for training and ``argmax`` for inference, for example."""
+        self.rule, self.kept = as_rule(mode), None
+        for module in self.modules():
+            if isinstance(module, Cell | MixedOp):
+                module.rule = self.rule
+
+    @torch.no_grad()
+    def decide(self, normal: Tensor, reduce: Tensor) -> None:
+        """Decide what runs until the next decision, in the modes ``threshold``, ``top_k`` and ``argmax``.
+
+        All edges are decided at once, in one read of the device; calls in between don't wait for it. In mode
+        ``threshold``, all operations run until the first decision; the two other modes decide in each call
+        until then. Call it every N steps. Modes ``exact`` and ``sampled`` have nothing to keep.
+
+        Parameters
+        ----------
+        normal, reduce : Tensor
+            As in ``forward``.
+        """
+        if self.rule.decides:
+            self.kept = self.rule.keep(torch.cat((normal, reduce)), self.primitives, self.kept)
+            self._active = read(self.kept)
+
+    def statistics(self) -> Statistics:
+        """Return what ran in training, where the mode isn't ``exact``: counted on the device, read here."""
+        counted = torch.cat([self.counted.view(1), self.choices.flatten()]).cpu()
+        return Statistics(int(counted[0]), counted[1:].view(2, -1, len(self.primitives)))
+
+    def _plans(self, kinds: tuple[Tensor, Tensor]) -> tuple[Plan, Plan] | tuple[None, None]:
+        """Return what runs in the two kinds of cell, in one read of the device at most."""
+        if self.rule.mode == "exact":
+            return None, None
+        logits = torch.cat(kinds)
+        if self.kept is None:
+            plan = self.rule.plan(logits, self.primitives)
+        else:
+            plan = Plan(self.rule.factors(logits, self.kept), self._active, self.kept)
+        if self.training:
+            self.choices.add_(plan.kept)
+            self.counted.add_(1)
+        half = len(kinds[0])
+        return plan.rows(slice(half)), plan.rows(slice(half, None))
+
+
+class Statistics(NamedTuple):
+    """What a search network ran.
+
+    Attributes
+    ----------
+    steps : int
+        Calls in training.
+    choices : Tensor
+        Shape (2, edges, operations), on the host: how many of these calls ran an operation, in normal
+        cells and in reductions.
+    """
+
+    steps: int
+    choices: Tensor
+
+    @property
+    def active(self) -> float:
+        """How many operations ran on an edge, on the average; nan before the first call."""
+        ran = self.choices.sum(-1).double().mean()
+        return float(ran / self.steps) if self.steps else math.nan
 
 
 class EvalCell(nn.Module):

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 import nxcore
 from nxcore.errors import InvalidInputError
 from nxcore.nas.operations import OPS, PRIMITIVES
-
-Mode = Literal["exact", "top_k", "argmax"]
-MODES: tuple[Mode, ...] = ("exact", "top_k", "argmax")
+from nxcore.nas.rule import Mode, Rule, as_rule, read
 
 
 class MixedOp(nn.Module):
@@ -26,12 +24,16 @@ class MixedOp(nn.Module):
         1, or 2 on the edges that leave a reduction cell's inputs.
     primitives : sequence of str
         Names in ``OPS``; the paper's eight by default.
-    mode : {"exact", "top_k", "argmax"}
-        ``exact`` is the paper's. ``top_k`` runs the k strongest alone and blends them with the softmax over
-        those: the others get no gradient, so what is dropped doesn't come back by itself. ``argmax`` runs the
-        strongest operation that isn't ``none``, as it is: for inference; the output's scale is another.
+    mode : {"exact", "threshold", "top_k", "sampled", "argmax"} or Rule
+        ``exact`` is the paper's; the others approximate it: ``nxcore.nas.Rule`` tells each one's bias. A
+        ``Rule`` carries the options of its mode.
     k : int
-        Of ``top_k``.
+        Of ``top_k``, where the mode is given by name.
+
+    Raises
+    ------
+    InvalidInputError
+        If a primitive or the mode is unknown, or k isn't 1 to the number of operations.
 
     References
     ----------
@@ -43,16 +45,20 @@ class MixedOp(nn.Module):
         C: int,
         stride: int,
         primitives: Sequence[str] = PRIMITIVES,
-        mode: Mode = "exact",
+        mode: Mode | Rule = "exact",
         k: int = 2,
     ) -> None:
         super().__init__()
-        if mode not in MODES:
-            raise InvalidInputError(f"mode must be one of {', '.join(MODES)}, got {mode!r}", argument="mode")
-        if not 1 <= k <= len(primitives):
-            raise InvalidInputError(f"k must be 1 to {len(primitives)}, got {k}", argument="k")
-        self.primitives, self.mode, self.k = tuple(primitives), mode, k
+        self.rule = as_rule(mode, k)
+        if self.rule.mode == "top_k" and self.rule.k > len(primitives):
+            raise InvalidInputError(f"k must be 1 to {len(primitives)}, got {self.rule.k}", argument="k")
+        self.primitives = tuple(primitives)
         self._ops = nn.ModuleList(_candidate(name, C, stride) for name in primitives)
+
+    @property
+    def mode(self) -> Mode:
+        """The rule's mode."""
+        return self.rule.mode
 
     @property
     def candidates(self) -> tuple[nn.Module, ...]:
@@ -79,8 +85,9 @@ class MixedOp(nn.Module):
         weights : Tensor, optional
             Shape (operations,): the factors themselves. Exactly one of the two is given.
         active : sequence of int, optional
-            Which operations run, where the mode isn't ``exact``: read once a step for all edges by
-            ``ArchitectureParameters.active``. Without it this edge reads its own, which waits for the device.
+            Which operations run, where the mode isn't ``exact``: a network reads them for all edges at once.
+            Without it, ``top_k``, ``argmax`` and ``sampled`` wait for the device; ``threshold``, and
+            ``sampled`` with weights, run all.
         outputs : mapping of int to Tensor, optional
             Outputs of operations that are known already: a cell's shared pools.
 
@@ -92,7 +99,8 @@ class MixedOp(nn.Module):
         Raises
         ------
         InvalidInputError
-            If neither or both of ``logits`` and ``weights`` are given, or their shape is another.
+            If neither or both of ``logits`` and ``weights`` are given, or their shape is another; or
+            ``active`` with the logits of mode ``sampled``, which draws.
         """
         given = logits if weights is None else weights
         if given is None or (logits is not None and weights is not None):
@@ -107,32 +115,50 @@ class MixedOp(nn.Module):
                 f"{name} must be ({len(self._ops)},), one an operation, got {tuple(given.shape)}",
                 argument=name,
             )
-        if self.mode == "exact":
-            chosen = tuple(range(len(self._ops)))
+        every = tuple(range(len(self._ops)))
+        if self.rule.mode == "exact":
+            name, chosen = "softmax_sum" if weights is None else "weighted_sum", every
         else:
-            chosen = tuple(active) if active is not None else strongest(given, self)
-        if self.mode == "argmax":
-            out: Tensor = self._ops[chosen[0]](x)
-            return out
+            name = "weighted_sum"
+            given, chosen = self._chosen(given, is_logits=weights is None, active=active)
         known = outputs or {}
         computed = [known[i] if i in known else self._ops[i](x) for i in chosen]
-        if len(chosen) < len(self._ops):
-            given = given[list(chosen)]
-        blended: Tensor = nxcore.op("softmax_sum" if weights is None else "weighted_sum")(computed, given)
+        if self.rule.mode == "argmax":
+            return computed[0]
+        if chosen != every:
+            # No index: a list of numbers would be copied to the device, which waits.
+            given = torch.stack([given[i] for i in chosen])
+        blended: Tensor = nxcore.op(name)(computed, given)
         return blended
 
+    def _chosen(
+        self, given: Tensor, *, is_logits: bool, active: Sequence[int] | None
+    ) -> tuple[Tensor, tuple[int, ...]]:
+        """Return the factors of all operations, and which run."""
+        rule = self.rule
+        if is_logits and active is None:
+            plan = rule.plan(given[None], self.primitives)
+            return plan.weights[0], plan.active[0]
+        if is_logits:
+            if rule.mode == "sampled":
+                raise InvalidInputError(
+                    "active goes with weights in mode 'sampled', which draws its own for logits",
+                    argument="active",
+                )
+            kept = torch.zeros_like(given, dtype=torch.bool)
+            for i in active or ():
+                kept[i] = True
+            given = rule.factors(given, kept)
+        if active is not None:
+            return given, tuple(active)
+        if rule.mode in ("threshold", "sampled"):
+            return given, tuple(range(len(self._ops)))
+        return given, read(rule.keep(given[None], self.primitives))[0]
+
     def extra_repr(self) -> str:
-        """Return the mode."""
-        return f"mode={self.mode!r}" + (f", k={self.k}" if self.mode == "top_k" else "")
-
-
-def strongest(given: Tensor, mixed: MixedOp) -> tuple[int, ...]:
-    """Return the operations that a mode keeps, the strongest first; waits for the device."""
-    row: list[float] = given.detach().tolist()
-    order = sorted(range(len(row)), key=lambda i: -row[i])
-    if mixed.mode == "argmax":
-        return tuple(i for i in order if mixed.primitives[i] != "none")[:1]
-    return tuple(sorted(order[: mixed.k]))
+        """Return the mode, and the option that it goes by."""
+        option = {"top_k": f", k={self.rule.k}", "sampled": f", estimator={self.rule.estimator!r}"}
+        return f"mode={self.rule.mode!r}" + option.get(self.rule.mode, "")
 
 
 def _candidate(name: str, C: int, stride: int) -> nn.Module:

@@ -52,16 +52,17 @@ def pooled(x: Tensor, candidates: Iterable[tuple[Place, nn.Module]]) -> dict[int
     return outputs
 
 
-def _key(module: nn.Module) -> Any:
+def _key(module: Any) -> Any:
     """Return what two candidates agree in that give one output; None for one that can't be shared."""
     if type(module) is not nn.Sequential or len(module) != 2:
         return None
-    pool, bn = module
+    parts: list[Any] = list(module)
+    pool, bn = parts
     if not isinstance(pool, POOLS) or type(bn) is not nn.BatchNorm2d or _hooked(module, pool, bn):
         return None
     # Without a momentum, torch itself waits for the device: for the count of batches.
     tracks = bn.training and bn.track_running_stats and bn.momentum is not None
-    if not tracks or bn.weight is not None or bn.running_mean is None:
+    if not tracks or bn.affine or bn.running_mean is None:
         return None
     constants = tuple(getattr(pool, name) for name in type(pool).__constants__)
     return type(pool), constants, bn.eps, bn.momentum, bn.running_mean.dtype

@@ -1,0 +1,217 @@
+"""Rule: which operations of an edge run, and with which factors; for all edges at once, on their device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from nxcore.errors import InvalidInputError
+
+Mode = Literal["exact", "threshold", "top_k", "sampled", "argmax"]
+Estimator = Literal["gdas", "proxyless"]
+
+
+class Plan(NamedTuple):
+    """What runs on each edge.
+
+    Attributes
+    ----------
+    weights : Tensor
+        Shape (edges, operations): the factors, of which the active ones count.
+    active : tuple of tuple of int
+        The operations that run, an edge a tuple; on the host.
+    kept : Tensor
+        The same as booleans of the shape of ``weights``; on the device.
+    """
+
+    weights: Tensor
+    active: tuple[tuple[int, ...], ...]
+    kept: Tensor
+
+    def rows(self, which: slice) -> Plan:
+        """Return the plan of some of the edges."""
+        return Plan(self.weights[which], self.active[which], self.kept[which])
+
+
+@dataclass(frozen=True, eq=False)
+class Rule:
+    """How a mixed operation blends; p is the softmax of an edge's logits, o_i what operation i answers.
+
+    Parameters
+    ----------
+    mode : {"exact", "threshold", "top_k", "sampled", "argmax"}
+        ``exact``: sum_i p_i o_i, the paper's. All others are something else, and say what:
+
+        ``threshold``: the same sum without the operations that were switched off: those that fell below
+        ``low``, until they rise above ``high`` again; the strongest always runs. Bias: the output lacks what
+        was switched off, sum p_i o_i over those, so the loss jumps at a decision; the gradient of a logit
+        that is off lacks its own term p_i <g, o_i> and keeps that of the normaliser, so it can come back.
+
+        ``top_k``: the k strongest alone, with the softmax over those. Bias: the output is scaled by
+        1 / sum of their p, and the other logits get no gradient: what is dropped doesn't come back by itself.
+        With k = 1 nothing is renormalised, for a softmax over one has no gradient: p_i o_i.
+
+        ``sampled``: operations drawn anew for each call, by ``estimator``.
+
+        ``argmax``: the strongest that isn't ``none``, as it is: for inference. The output's scale is another.
+    k : int
+        Of ``top_k``.
+    low, high : float
+        Of ``threshold``: the weights below which an operation is switched off, and above which on again.
+    estimator : {"gdas", "proxyless"}
+        What is drawn is the output as it is, so the gradients of the operations' weights are those of a
+        network of drawn operations, not of the blend. Below, g is the gradient of a loss that is linear in
+        the output; for another there is the bias of taking g at what was drawn besides.
+
+        ``gdas`` (Dong, Yang 2019, arXiv:1910.04465): one operation runs, drawn by Gumbel noise; its factor is
+        1, with the gradient of its entry in softmax((logits + noise) / tau): straight through, to all logits.
+        E[output] is that of ``exact``. Bias: the gradient isn't that of the expected loss at any tau; it
+        vanishes with 1 / tau, and its variance grows as tau falls.
+
+        ``proxyless`` (Cai, Zhu, Han 2019, arXiv:1812.00332): two operations are drawn without replacement,
+        one of them by the softmax over the two; both run, the drawn one's factor is 1, the other's 0, with
+        the gradient of that softmax. Bias: of each pair's term p_i p_j (<g, o_i> - <g, o_j>) of the exact
+        gradient the expectation has P(pair) / (p_i + p_j)^2 times as much: n / (2 (n - 1)) where all n are
+        equal, exact for two operations; the operation that is the output follows p only for equal p or two
+        operations. The paper's rescaling after the optimizer's step isn't done. Where logits need no
+        gradient, one operation runs, drawn with p, as in the paper's steps for the weights.
+    tau : float or Tensor
+        The temperature of ``gdas``, above 0; a tensor may change between calls.
+
+    Raises
+    ------
+    InvalidInputError
+        If a mode or an estimator is unknown, ``k`` is below 1, ``tau`` a number that isn't above 0, or not
+        0 <= low <= high <= 1.
+    """
+
+    mode: Mode = "exact"
+    k: int = 2
+    low: float = 0.01
+    high: float = 0.02
+    estimator: Estimator = "gdas"
+    tau: float | Tensor = 1.0
+
+    def __post_init__(self) -> None:
+        for name, known in (("mode", get_args(Mode)), ("estimator", get_args(Estimator))):
+            if (got := getattr(self, name)) not in known:
+                raise InvalidInputError(
+                    f"{name} must be one of {', '.join(known)}, got {got!r}", argument=name
+                )
+        if self.k < 1:
+            raise InvalidInputError(f"k must be at least 1, got {self.k}", argument="k")
+        if not 0 <= self.low <= self.high <= 1:
+            raise InvalidInputError(
+                f"low and high must be 0 <= low <= high <= 1, got {self.low} and {self.high}", argument="low"
+            )
+        above_zero(self.tau)
+
+    @property
+    def decides(self) -> bool:
+        """What runs can be decided once for many calls."""
+        return self.mode in ("threshold", "top_k", "argmax")
+
+    def keep(self, logits: Tensor, primitives: Sequence[str], before: Tensor | None = None) -> Tensor:
+        """Return which operations run by ``threshold``, ``top_k`` or ``argmax``.
+
+        Parameters
+        ----------
+        logits : Tensor
+            Shape (..., operations).
+        primitives : sequence of str
+            The operations' names.
+        before : Tensor, optional
+            What this returned the last time; at first, all have run. Of ``threshold``.
+
+        Returns
+        -------
+        Tensor
+            Booleans of the shape of ``logits``, on its device.
+        """
+        scores = logits.detach()
+        if self.mode == "threshold":
+            p = torch.softmax(scores, -1)
+            kept = p >= self.low
+            kept = kept if before is None else torch.where(before, kept, p >= self.high)
+            return kept | _places(p.argmax(-1, keepdim=True), scores)
+        if self.mode == "top_k":
+            return _places(scores.argsort(stable=True, dim=-1, descending=True)[..., : self.k], scores)
+        if "none" in primitives:
+            scores = scores.clone()
+            scores[..., primitives.index("none")] = -torch.inf
+        return _places(scores.argmax(-1, keepdim=True), scores)
+
+    def factors(self, logits: Tensor, kept: Tensor) -> Tensor:
+        """Return the factors of the operations that are kept; both of shape (..., operations)."""
+        if self.mode == "argmax":
+            return kept.to(logits.dtype)
+        if self.mode == "top_k" and self.k > 1:
+            logits = logits.masked_fill(~kept, -torch.inf)
+        return torch.softmax(logits, -1)
+
+    def draw(self, logits: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        """Return factors and what runs, drawn by the estimator; both of the shape of ``logits``."""
+        noisy = perturbed(logits, generator)
+        if self.estimator == "gdas":
+            index = noisy.argmax(-1, keepdim=True)
+            weights = straight_through(torch.softmax(noisy / self.tau, -1), index)
+            return weights.to(logits.dtype), _places(index, logits)
+        if not (logits.requires_grad and torch.is_grad_enabled()):
+            kept = _places(noisy.argmax(-1, keepdim=True), logits)
+            return kept.to(logits.dtype), kept
+        pair = noisy.detach().topk(min(2, logits.shape[-1]), -1).indices
+        p = torch.softmax(logits.gather(-1, pair), -1)
+        uniform = torch.rand(p[..., :1].shape, generator=generator, dtype=p.dtype, device=p.device)
+        gates = straight_through(p, (uniform >= p[..., :1]).long())
+        return torch.zeros_like(logits).scatter(-1, pair, gates), _places(pair, logits)
+
+    def plan(self, logits: Tensor, primitives: Sequence[str]) -> Plan:
+        """Return what runs where nothing was decided, for logits of shape (edges, operations).
+
+        In the modes ``sampled``, ``top_k`` and ``argmax`` it waits for the device, once for all edges.
+        """
+        if self.mode == "sampled":
+            weights, kept = self.draw(logits)
+            return Plan(weights, read(kept), kept)
+        if self.mode in ("exact", "threshold"):
+            edges, operations = logits.shape
+            every = (tuple(range(operations)),) * edges
+            return Plan(torch.softmax(logits, -1), every, torch.ones_like(logits, dtype=torch.bool))
+        kept = self.keep(logits, primitives)
+        return Plan(self.factors(logits, kept), read(kept), kept)
+
+
+def as_rule(mode: Mode | Rule, k: int = 2) -> Rule:
+    """Return a rule for the name of a mode, or the rule itself."""
+    return mode if isinstance(mode, Rule) else Rule(mode, k)
+
+
+def read(kept: Tensor) -> tuple[tuple[int, ...], ...]:
+    """Return the places of what is true in each row of (edges, operations), in one read of the device."""
+    return tuple(tuple(i for i, on in enumerate(row) if on) for row in kept.tolist())
+
+
+def perturbed(logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Return the logits plus Gumbel noise, in float32 or wider."""
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    # -log of an exponential variate is a Gumbel one: no logarithm of what may be rounded to 0.
+    return wide - torch.empty_like(wide).exponential_(generator=generator).log()
+
+
+def straight_through(soft: Tensor, index: Tensor) -> Tensor:
+    """Return 1 at ``index`` of the last axis and 0 elsewhere, with the gradient of ``soft``."""
+    return torch.zeros_like(soft).scatter(-1, index, 1.0) + (soft - soft.detach())
+
+
+def above_zero(tau: float | Tensor) -> None:
+    """Refuse a temperature that is a number and isn't above 0; a tensor isn't read."""
+    if not isinstance(tau, Tensor) and not tau > 0:
+        raise InvalidInputError(f"tau must be above 0, got {tau}", argument="tau")
+
+
+def _places(index: Tensor, like: Tensor) -> Tensor:
+    return torch.zeros_like(like, dtype=torch.bool).scatter(-1, index, True)
