@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from nxcore.errors import InvalidInputError
 from nxcore.nas.genotype import Gene, Genotype, edges
@@ -131,6 +134,9 @@ class SearchNetwork(nn.Module):
         As in ``MixedOp``; what is kept or drawn is the same in all cells of a kind.
     in_channels : int
         Of the images.
+    checkpoint : bool
+        A cell keeps its inputs alone for the backward pass, which computes it again: less memory, more time,
+        the same gradients. Running statistics are updated by the first computation alone.
 
     Attributes
     ----------
@@ -160,9 +166,10 @@ class SearchNetwork(nn.Module):
         primitives: Sequence[str] = PRIMITIVES,
         mode: Mode | Rule = "exact",
         in_channels: int = 3,
+        checkpoint: bool = False,
     ) -> None:
         super().__init__()
-        self.rule, self.primitives = as_rule(mode), tuple(primitives)
+        self.rule, self.primitives, self.checkpoint = as_rule(mode), tuple(primitives), checkpoint
         shape = (2 * (edges(steps)[-1][-1] + 1), len(self.primitives))
         self._active: tuple[tuple[int, ...], ...] = ()
         # Not persistent: a published supernet's state_dict has none of these.
@@ -218,9 +225,23 @@ class SearchNetwork(nn.Module):
         cells: list[Any] = list(self.cells)
         for cell in cells:
             kind = int(cell.reduction)
-            s0, s1 = s1, cell(s0, s1, kinds[kind], plans[kind])
+            s0, s1 = s1, self._through(cell, s0, s1, kinds[kind], plans[kind])
         out: Tensor = self.classifier(self.global_pooling(s1).flatten(1))
         return out
+
+    def _through(self, cell: nn.Module, *args: Any) -> Tensor:
+        if not (self.checkpoint and torch.is_grad_enabled()):
+            out: Tensor = cell(*args)
+            return out
+        # Nothing in a cell draws, what a plan drew is an argument: there is no generator to be kept.
+        again: Tensor = torch.utils.checkpoint.checkpoint(
+            cell,
+            *args,
+            use_reentrant=False,
+            preserve_rng_state=False,
+            context_fn=lambda: (nullcontext(), _statistics_aside(cell)),
+        )
+        return again
 
     def set_rule(self, mode: Mode | Rule) -> None:
         """Blend by another rule from now on: one for training and ``argmax`` for inference, for example."""
@@ -389,6 +410,29 @@ class EvalNetwork(nn.Module):
             s0, s1 = s1, cell(s0, s1, self.drop_path_prob)
         out: Tensor = self.classifier(self.global_pooling(s1).flatten(1))
         return out
+
+
+@contextmanager
+def _statistics_aside(module: nn.Module) -> Iterator[None]:
+    """Have batch norms in training write their running statistics to a scratch tensor, which nobody reads.
+
+    They aren't switched off: a computation that is done again must keep as many tensors as the first did.
+    """
+    norms: list[Any] = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.training]
+    own = [dict(bn.named_buffers(recurse=False)) for bn in norms]
+    scratch: dict[Any, Tensor] = {}
+    try:
+        for bn, buffers in zip(norms, own, strict=True):
+            for name, buffer in buffers.items():
+                key = name, buffer.shape, buffer.dtype, buffer.device
+                if key not in scratch:
+                    scratch[key] = torch.zeros_like(buffer)
+                setattr(bn, name, scratch[key])
+        yield
+    finally:
+        for bn, buffers in zip(norms, own, strict=True):
+            for name, buffer in buffers.items():
+                setattr(bn, name, buffer)
 
 
 def _preprocess(C_in: int, C: int, reduction_prev: bool, *, affine: bool) -> nn.Module:
