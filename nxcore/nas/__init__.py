@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nxcore.nas.architecture import ArchitectureParameters
+from nxcore.nas.architecture import ArchitectureParameters, Temperature
 from nxcore.nas.cells import Cell, EvalCell, EvalNetwork, SearchNetwork
 from nxcore.nas.genotype import Genotype, dominant
 from nxcore.nas.mixed import MixedOp
@@ -25,6 +25,7 @@ __all__ = [
     "Rule",
     "SearchNetwork",
     "SepConv",
+    "Temperature",
     "dominant",
     "patch",
     "unpatch",

@@ -2,17 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from nxcore.errors import InvalidInputError
 from nxcore.nas.genotype import Genotype, dominant, edges
 from nxcore.nas.operations import PRIMITIVES
 from nxcore.nas.rule import above_zero, perturbed, straight_through
 
 SCALE = 1e-3
 """The standard deviation of fresh logits, as in the paper's code."""
+
+
+class Temperature:
+    """An exponential schedule of a temperature: ``start`` at first, ``end`` after ``steps`` steps and later.
+
+    Parameters
+    ----------
+    start, end : float
+        Both above 0.
+    steps : int
+        At least 1.
+    device : device, optional
+        Of ``tau``.
+
+    Attributes
+    ----------
+    tau : Tensor
+        A scalar in float32, changed in place: for ``ArchitectureParameters.sample`` and ``Rule``, also in a
+        captured graph.
+
+    Raises
+    ------
+    InvalidInputError
+        If ``start`` or ``end`` isn't above 0, or ``steps`` is below 1.
+    """
+
+    def __init__(
+        self, start: float = 5.0, end: float = 0.1, steps: int = 100, device: torch.device | str | None = None
+    ) -> None:
+        for name, value in (("start", start), ("end", end)):
+            if not value > 0:
+                raise InvalidInputError(f"{name} must be above 0, got {value}", argument=name)
+        if steps < 1:
+            raise InvalidInputError(f"steps must be at least 1, got {steps}", argument="steps")
+        self.start, self.end, self.steps = start, end, steps
+        self.tau = torch.full((), start, dtype=torch.float32, device=device)
+        self._done = torch.zeros((), dtype=torch.float32, device=device)
+
+    def step(self) -> None:
+        """Go one step on; doesn't wait for the device."""
+        self._done.add_(1)
+        share = (self._done / self.steps).clamp(max=1)
+        self.tau.copy_(self.start * (self.end / self.start) ** share)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return where the schedule is."""
+        return {"tau": self.tau.clone(), "done": self._done.clone()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from where another schedule was; ``tau`` stays the same tensor."""
+        self.tau.copy_(state["tau"])
+        self._done.copy_(state["done"])
 
 
 class ArchitectureParameters(nn.Module):
@@ -32,7 +85,7 @@ class ArchitectureParameters(nn.Module):
     Attributes
     ----------
     logits : Parameter
-        Shape (2, edges, operations): of normal cells and of reductions.
+        Shape (2, edges, operations): of normal cells and of reductions; an edge a row, in the order of nodes.
     """
 
     def __init__(
@@ -48,7 +101,7 @@ class ArchitectureParameters(nn.Module):
         self.logits = nn.Parameter(SCALE * torch.randn(2, count, len(primitives), generator=generator))
 
     def forward(self) -> tuple[Tensor, Tensor]:
-        """Return the logits of normal cells and of reductions, each (edges, operations)."""
+        """Return the logits of normal cells and of reductions, each of shape (edges, operations)."""
         normal, reduce = self.logits.unbind(0)
         return normal, reduce
 
@@ -66,6 +119,11 @@ class ArchitectureParameters(nn.Module):
         generator : torch.Generator, optional
             Of the noise.
 
+        Returns
+        -------
+        tuple of Tensor
+            Of normal cells and of reductions, each of shape (edges, operations).
+
         Raises
         ------
         InvalidInputError
@@ -81,8 +139,21 @@ class ArchitectureParameters(nn.Module):
 
     def entropy(self) -> Tensor:
         """Return the mean entropy of the edges' softmax, in nats: a scalar; log(operations) at most."""
-        log_p = torch.log_softmax(self.logits.float(), dim=-1)
-        return -(log_p.exp() * log_p).sum(-1).mean()
+        return self.entropies().mean()
+
+    def entropies(self) -> Tensor:
+        """Return the entropy of each edge's softmax, in nats: shape (2, edges), float32 or wider."""
+        wide = torch.promote_types(self.logits.dtype, torch.float32)
+        log_p = torch.log_softmax(self.logits.to(wide), dim=-1)
+        return -(log_p.exp() * log_p).sum(-1)
+
+    def dominant(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the strongest operation of each edge, ``none`` included, in normal cells and in reductions.
+
+        Reads the device once. ``genotype`` chooses among edges too, and leaves ``none`` out.
+        """
+        normal, reduce = self.logits.detach().argmax(-1).tolist()
+        return tuple(self.primitives[i] for i in normal), tuple(self.primitives[i] for i in reduce)
 
     def genotype(self) -> Genotype:
         """Return the discrete architecture: two edges a node, ``none`` excluded; reads the device once."""

@@ -4,7 +4,16 @@ import pytest
 import torch
 
 from nxcore.errors import InvalidInputError
-from nxcore.nas import OPS, PRIMITIVES, ArchitectureParameters, EvalNetwork, Genotype, MixedOp, SearchNetwork
+from nxcore.nas import (
+    OPS,
+    PRIMITIVES,
+    ArchitectureParameters,
+    EvalNetwork,
+    Genotype,
+    MixedOp,
+    SearchNetwork,
+    Temperature,
+)
 from tests.nas import darts
 
 SMALL = {"C": 4, "num_classes": 3, "layers": 3, "steps": 2, "multiplier": 2}
@@ -184,6 +193,62 @@ def test_entropy_is_that_of_the_softmax():
         arch.logits[..., 2] = torch.inf
         arch.logits[..., 2] = 1e4
     assert arch.entropy().item() == pytest.approx(0.0, abs=1e-6)
+
+
+def test_entropies_are_each_edges():
+    arch = ArchitectureParameters(steps=1).double()
+    p = torch.softmax(torch.linspace(0, 3, 8).double(), 0)
+    with torch.no_grad():
+        arch.logits.zero_()
+        arch.logits[1, 0] = p.log()
+    found = arch.entropies()
+    assert found.shape == (2, 2)
+    torch.testing.assert_close(found[1, 0], -(p * p.log()).sum())
+    torch.testing.assert_close(found[0], torch.full((2,), 8.0).double().log())
+
+
+def test_dominant_operations_are_each_edges_strongest():
+    arch = ArchitectureParameters(steps=1)
+    with torch.no_grad():
+        arch.logits[0, 1, 0] = 1.0
+        arch.logits[1, 0, 5] = 1.0
+    normal, reduce = arch.dominant()
+    assert normal[1] == "none"
+    assert reduce[0] == "sep_conv_5x5"
+    assert len(normal) == len(reduce) == 2
+
+
+def test_a_temperature_falls_exponentially_and_goes_on_where_it_was():
+    schedule = Temperature(start=8.0, end=0.5, steps=4)
+    tau, found = schedule.tau, []
+    for step in range(6):
+        if step == 2:
+            state = schedule.state_dict()
+        found.append(tau.item())
+        schedule.step()
+    assert found == pytest.approx([8.0, 4.0, 2.0, 1.0, 0.5, 0.5])
+    other = Temperature(start=8.0, end=0.5, steps=4)
+    same = other.tau
+    other.load_state_dict(state)
+    other.step()
+    assert same.item() == found[3]
+    torch.manual_seed(0)
+    soft = ArchitectureParameters(steps=1).sample(same)[0]
+    torch.manual_seed(0)
+    torch.testing.assert_close(soft, ArchitectureParameters(steps=1).sample(1.0)[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"start": 0.0}, "start must be above 0, got 0.0"),
+        ({"end": -1.0}, "end must be above 0, got -1.0"),
+        ({"steps": 0}, "steps must be at least 1, got 0"),
+    ],
+)
+def test_what_a_schedule_refuses(options, message):
+    with pytest.raises(InvalidInputError, match=message):
+        Temperature(**options)
 
 
 @pytest.mark.parametrize("tau", [0.0, -1.0])
