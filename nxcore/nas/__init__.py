@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from nxcore.nas.architecture import ArchitectureParameters, Temperature
-from nxcore.nas.cells import Cell, EvalCell, EvalNetwork, SearchNetwork
+from nxcore.nas.cells import Cell, EvalCell
 from nxcore.nas.genotype import Genotype, dominant
 from nxcore.nas.mixed import MixedOp
+from nxcore.nas.networks import EvalNetwork, SearchNetwork
 from nxcore.nas.operations import OPS, PRIMITIVES, DilConv, FactorizedReduce, ReLUConvBN, SepConv
 from nxcore.nas.patch import patch, unpatch
 from nxcore.nas.rule import Rule

@@ -1,23 +1,19 @@
-"""Cells and networks: of a search, and of the architecture that it found."""
+"""Cells: of a search, and of the architecture that it found."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
-import torch.utils.checkpoint
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from nxcore.errors import InvalidInputError
-from nxcore.nas.genotype import Gene, Genotype, edges
+from nxcore.nas.genotype import Gene, edges
 from nxcore.nas.mixed import MixedOp
 from nxcore.nas.operations import OPS, PRIMITIVES, FactorizedReduce, Identity, ReLUConvBN
 from nxcore.nas.pools import pooled
-from nxcore.nas.rule import Mode, Plan, Rule, as_rule, read
+from nxcore.nas.rule import Mode, Plan, Rule, as_rule
 
 
 class Cell(nn.Module):
@@ -39,6 +35,11 @@ class Cell(nn.Module):
         The cell before was a reduction, so the input before it is twice as large.
     primitives, mode
         As in ``MixedOp``.
+
+    Attributes
+    ----------
+    channels : int
+        Of the output.
     """
 
     def __init__(
@@ -55,7 +56,13 @@ class Cell(nn.Module):
     ) -> None:
         super().__init__()
         self.rule, self.primitives = as_rule(mode), tuple(primitives)
-        self.reduction, self._steps, self._multiplier = reduction, steps, multiplier
+        self.reduction, self.reduction_prev, self._steps, self._multiplier = (
+            reduction,
+            reduction_prev,
+            steps,
+            multiplier,
+        )
+        self.C_prev_prev, self.C_prev, self.C, self.channels = C_prev_prev, C_prev, C, multiplier * C
         self.preprocess0 = _preprocess(C_prev_prev, C, reduction_prev, affine=False)
         self.preprocess1 = ReLUConvBN(C_prev, C, 1, 1, 0, affine=False)
         self._ops = nn.ModuleList(
@@ -118,196 +125,29 @@ class Cell(nn.Module):
         )
 
 
-class SearchNetwork(nn.Module):
-    """The network of a search: a stem, cells of two kinds, and a classifier.
+class InsertedCell(Cell):
+    """A cell that a network has grown: s1 + gate * cell(s0, s1), which is s1 as long as ``gate`` is 0.
 
-    Parameters
-    ----------
-    C : int
-        Channels of the first cells; they double at each reduction.
-    num_classes : int
-    layers : int
-        Cells; those at a third and two thirds are reductions.
-    steps, multiplier, stem_multiplier : int
-        Nodes of a cell, how many of them are concatenated, and the stem's channels over C.
-    primitives, mode
-        As in ``MixedOp``; what is kept or drawn is the same in all cells of a kind.
-    in_channels : int
-        Of the images.
-    checkpoint : bool
-        A cell keeps its inputs alone for the backward pass, which computes it again: less memory, more time,
-        the same gradients. Running statistics are updated by the first computation alone.
+    The cell after it still reads the s0 that it has read before. Parameters are those of ``Cell``, by which
+    the output must have the shape of s1.
 
     Attributes
     ----------
-    choices, counted : Tensor
-        What ``statistics`` reads: how many calls in training ran an operation, shape (2 * edges, operations),
-        and how many there were. Not in the state_dict, nor is what was decided.
+    gate : Parameter
+        A scalar, 0 at first. It learns from the first step on; the rest of the cell once it isn't 0.
 
-    Notes
-    -----
-    The architecture is no parameter of the module: ``ArchitectureParameters`` holds it, and ``forward``
-    takes it. So weights and architecture have optimizers of their own, and a published supernet's
-    state_dict loads as it is.
-    """
-
-    kept: Tensor | None
-    choices: Tensor
-    counted: Tensor
-
-    def __init__(
-        self,
-        C: int = 16,
-        num_classes: int = 10,
-        layers: int = 8,
-        steps: int = 4,
-        multiplier: int = 4,
-        stem_multiplier: int = 3,
-        primitives: Sequence[str] = PRIMITIVES,
-        mode: Mode | Rule = "exact",
-        in_channels: int = 3,
-        checkpoint: bool = False,
-    ) -> None:
-        super().__init__()
-        self.rule, self.primitives, self.checkpoint = as_rule(mode), tuple(primitives), checkpoint
-        shape = (2 * (edges(steps)[-1][-1] + 1), len(self.primitives))
-        self._active: tuple[tuple[int, ...], ...] = ()
-        # Not persistent: a published supernet's state_dict has none of these.
-        self.register_buffer("kept", None, persistent=False)
-        self.register_buffer("choices", torch.zeros(shape, dtype=torch.int64), persistent=False)
-        self.register_buffer("counted", torch.zeros((), dtype=torch.int64), persistent=False)
-        C_curr = stem_multiplier * C
-        self.stem = nn.Sequential(
-            nn.Conv2d(in_channels, C_curr, 3, padding=1, bias=False), nn.BatchNorm2d(C_curr)
-        )
-        C_prev_prev, C_prev, C_curr = C_curr, C_curr, C
-        self.cells = nn.ModuleList()
-        reduction_prev = False
-        for i in range(layers):
-            reduction = i in (layers // 3, 2 * layers // 3)
-            C_curr *= 2 if reduction else 1
-            self.cells.append(
-                Cell(
-                    steps,
-                    multiplier,
-                    C_prev_prev,
-                    C_prev,
-                    C_curr,
-                    reduction,
-                    reduction_prev,
-                    self.primitives,
-                    self.rule,
-                )
-            )
-            reduction_prev = reduction
-            C_prev_prev, C_prev = C_prev, multiplier * C_curr
-        self.global_pooling = nn.AdaptiveAvgPool2d(1)
-        self.classifier = nn.Linear(C_prev, num_classes)
-
-    def forward(self, x: Tensor, normal: Tensor, reduce: Tensor) -> Tensor:
-        """Return the class scores, shape (N, num_classes).
-
-        Parameters
-        ----------
-        x : Tensor
-            Images, shape (N, in_channels, H, W).
-        normal, reduce : Tensor
-            Architecture logits of the two kinds of cell, shape (edges, operations).
-
-        Raises
-        ------
-        InvalidInputError
-            If the logits have another shape.
-        """
-        kinds = (normal, reduce)
-        plans = self._plans(kinds)
-        s0 = s1 = self.stem(x)
-        cells: list[Any] = list(self.cells)
-        for cell in cells:
-            kind = int(cell.reduction)
-            s0, s1 = s1, self._through(cell, s0, s1, kinds[kind], plans[kind])
-        out: Tensor = self.classifier(self.global_pooling(s1).flatten(1))
-        return out
-
-    def _through(self, cell: nn.Module, *args: Any) -> Tensor:
-        if not (self.checkpoint and torch.is_grad_enabled()):
-            out: Tensor = cell(*args)
-            return out
-        # Nothing in a cell draws, what a plan drew is an argument: there is no generator to be kept.
-        again: Tensor = torch.utils.checkpoint.checkpoint(
-            cell,
-            *args,
-            use_reentrant=False,
-            preserve_rng_state=False,
-            context_fn=lambda: (nullcontext(), _statistics_aside(cell)),
-        )
-        return again
-
-    def set_rule(self, mode: Mode | Rule) -> None:
-        """Blend by another rule from now on: one for training and ``argmax`` for inference, for example."""
-        self.rule, self.kept = as_rule(mode), None
-        for module in self.modules():
-            if isinstance(module, Cell | MixedOp):
-                module.rule = self.rule
-
-    @torch.no_grad()
-    def decide(self, normal: Tensor, reduce: Tensor) -> None:
-        """Decide what runs until the next decision, in the modes ``threshold``, ``top_k`` and ``argmax``.
-
-        All edges are decided at once, in one read of the device; calls in between don't wait for it. In mode
-        ``threshold``, all operations run until the first decision; the two other modes decide in each call
-        until then. Call it every N steps. Modes ``exact`` and ``sampled`` have nothing to keep.
-
-        Parameters
-        ----------
-        normal, reduce : Tensor
-            As in ``forward``.
-        """
-        if self.rule.decides:
-            self.kept = self.rule.keep(torch.cat((normal, reduce)), self.primitives, self.kept)
-            self._active = read(self.kept)
-
-    def statistics(self) -> Statistics:
-        """Return what ran in training, where the mode isn't ``exact``: counted on the device, read here."""
-        counted = torch.cat([self.counted.view(1), self.choices.flatten()]).cpu()
-        return Statistics(int(counted[0]), counted[1:].view(2, -1, len(self.primitives)))
-
-    def _plans(self, kinds: tuple[Tensor, Tensor]) -> tuple[Plan, Plan] | tuple[None, None]:
-        """Return what runs in the two kinds of cell, in one read of the device at most."""
-        if self.rule.mode == "exact":
-            return None, None
-        logits = torch.cat(kinds)
-        if self.kept is None:
-            plan = self.rule.plan(logits, self.primitives)
-        else:
-            plan = Plan(self.rule.factors(logits, self.kept), self._active, self.kept)
-        if self.training:
-            self.choices.add_(plan.kept)
-            self.counted.add_(1)
-        half = len(kinds[0])
-        return plan.rows(slice(half)), plan.rows(slice(half, None))
-
-
-class Statistics(NamedTuple):
-    """What a search network ran.
-
-    Attributes
+    References
     ----------
-    steps : int
-        Calls in training.
-    choices : Tensor
-        Shape (2, edges, operations), on the host: how many of these calls ran an operation, in normal
-        cells and in reductions.
+    Bachlechner et al. 2020, arXiv:2003.04887.
     """
 
-    steps: int
-    choices: Tensor
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.gate = nn.Parameter(torch.zeros(()))
 
-    @property
-    def active(self) -> float:
-        """How many operations ran on an edge, on the average; nan before the first call."""
-        ran = self.choices.sum(-1).double().mean()
-        return float(ran / self.steps) if self.steps else math.nan
+    def forward(self, s0: Tensor, s1: Tensor, logits: Tensor, plan: Plan | None = None) -> Tensor:
+        """Return shape (N, C_prev, H, W), that of ``s1``; see ``Cell.forward``."""
+        return s1 + self.gate * super().forward(s0, s1, logits, plan)
 
 
 class EvalCell(nn.Module):
@@ -321,6 +161,16 @@ class EvalCell(nn.Module):
         The states that are concatenated.
     C_prev_prev, C_prev, C, reduction, reduction_prev
         As in ``Cell``.
+
+    Attributes
+    ----------
+    channels : int
+        Of the output.
+
+    Raises
+    ------
+    InvalidInputError
+        If ``genes`` aren't two a node.
     """
 
     def __init__(
@@ -339,12 +189,21 @@ class EvalCell(nn.Module):
         self.preprocess0 = _preprocess(C_prev_prev, C, reduction_prev, affine=True)
         self.preprocess1 = ReLUConvBN(C_prev, C, 1, 1, 0)
         self._sources, self._concat = tuple(s for _, s in genes), tuple(concat)
+        self.channels = len(self._concat) * C
         self._ops = nn.ModuleList(
             OPS[name](C, 2 if reduction and source < 2 else 1, True) for name, source in genes
         )
 
     def forward(self, s0: Tensor, s1: Tensor, drop_prob: float = 0.0) -> Tensor:
-        """Return the concatenated states; whole paths are dropped with ``drop_prob`` in training."""
+        """Return the concatenated states, shape (N, channels, H', W').
+
+        Parameters
+        ----------
+        s0, s1 : Tensor
+            As in ``Cell.forward``.
+        drop_prob : float
+            In training, each path of an image is dropped with this probability, identities excepted.
+        """
         states = [self.preprocess0(s0), self.preprocess1(s1)]
         for first in range(0, len(self._ops), 2):
             pair = [self._path(i, states, drop_prob) for i in (first, first + 1)]
@@ -359,80 +218,6 @@ class EvalCell(nn.Module):
         keep = 1.0 - drop_prob
         mask = torch.empty(out.shape[0], 1, 1, 1, device=out.device, dtype=out.dtype).bernoulli_(keep)
         return out / keep * mask
-
-
-class EvalNetwork(nn.Module):
-    """The network of a genotype.
-
-    Parameters
-    ----------
-    genotype : Genotype
-    C, num_classes, layers, stem_multiplier, in_channels
-        As in ``SearchNetwork``.
-    """
-
-    def __init__(
-        self,
-        genotype: Genotype,
-        C: int = 36,
-        num_classes: int = 10,
-        layers: int = 20,
-        stem_multiplier: int = 3,
-        in_channels: int = 3,
-    ) -> None:
-        super().__init__()
-        C_curr = stem_multiplier * C
-        self.stem = nn.Sequential(
-            nn.Conv2d(in_channels, C_curr, 3, padding=1, bias=False), nn.BatchNorm2d(C_curr)
-        )
-        self.drop_path_prob = 0.0
-        C_prev_prev, C_prev, C_curr = C_curr, C_curr, C
-        self.cells = nn.ModuleList()
-        reduction_prev = False
-        for i in range(layers):
-            reduction = i in (layers // 3, 2 * layers // 3)
-            C_curr *= 2 if reduction else 1
-            genes, concat = (
-                (genotype.reduce, genotype.reduce_concat)
-                if reduction
-                else (genotype.normal, genotype.normal_concat)
-            )
-            self.cells.append(EvalCell(genes, concat, C_prev_prev, C_prev, C_curr, reduction, reduction_prev))
-            reduction_prev = reduction
-            C_prev_prev, C_prev = C_prev, len(concat) * C_curr
-        self.global_pooling = nn.AdaptiveAvgPool2d(1)
-        self.classifier = nn.Linear(C_prev, num_classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the class scores, shape (N, num_classes)."""
-        s0 = s1 = self.stem(x)
-        for cell in self.cells:
-            s0, s1 = s1, cell(s0, s1, self.drop_path_prob)
-        out: Tensor = self.classifier(self.global_pooling(s1).flatten(1))
-        return out
-
-
-@contextmanager
-def _statistics_aside(module: nn.Module) -> Iterator[None]:
-    """Have batch norms in training write their running statistics to a scratch tensor, which nobody reads.
-
-    They aren't switched off: a computation that is done again must keep as many tensors as the first did.
-    """
-    norms: list[Any] = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.training]
-    own = [dict(bn.named_buffers(recurse=False)) for bn in norms]
-    scratch: dict[Any, Tensor] = {}
-    try:
-        for bn, buffers in zip(norms, own, strict=True):
-            for name, buffer in buffers.items():
-                key = name, buffer.shape, buffer.dtype, buffer.device
-                if key not in scratch:
-                    scratch[key] = torch.zeros_like(buffer)
-                setattr(bn, name, scratch[key])
-        yield
-    finally:
-        for bn, buffers in zip(norms, own, strict=True):
-            for name, buffer in buffers.items():
-                setattr(bn, name, buffer)
 
 
 def _preprocess(C_in: int, C: int, reduction_prev: bool, *, affine: bool) -> nn.Module:

@@ -19,7 +19,13 @@ BN_EPS = 1e-5
 
 
 class Zero(nn.Module):
-    """``none``: x * 0 at every stride-th place. NaN and infinity propagate, as in the paper's code."""
+    """``none``: x * 0 at every stride-th place. NaN and infinity propagate, as in the paper's code.
+
+    Parameters
+    ----------
+    stride : int
+        1 or 2.
+    """
 
     def __init__(self, stride: int) -> None:
         super().__init__()
@@ -43,6 +49,11 @@ class FactorizedReduce(nn.Module):
         Channels; ``C_out`` must be even.
     affine : bool, default True
         The batch norm has a weight and a bias.
+
+    Raises
+    ------
+    InvalidInputError
+        If ``C_out`` is odd.
     """
 
     def __init__(self, C_in: int, C_out: int, affine: bool = True) -> None:
@@ -61,32 +72,66 @@ class FactorizedReduce(nn.Module):
         return out
 
 
-def depthwise(C: int, kernel_size: int, stride: int, padding: int, dilation: int = 1) -> Conv2d:
-    """Return a convolution of each channel with a filter of its own, without bias."""
-    return Conv2d(C, C, kernel_size, stride, padding, dilation, groups=C, bias=False)
+class _Chain(nn.Module):
+    """Layers one after the other, by the name that the paper's code gives them."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.op = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return shape (N, C_out, H', W') for x of shape (N, C_in, H, W)."""
+        out: Tensor = self.op(x)
+        return out
 
 
-class ReLUConvBN(nn.Module):
-    """ReLU, convolution, batch norm."""
+def _separable(
+    C_in: int, C_out: int, kernel_size: int, stride: int, padding: int, dilation: int, affine: bool
+) -> tuple[nn.Module, ...]:
+    """Return ReLU, a convolution of each channel with a filter of its own, a 1x1 convolution, batch norm."""
+    return (
+        nn.ReLU(),
+        Conv2d(C_in, C_in, kernel_size, stride, padding, dilation, groups=C_in, bias=False),
+        nn.Conv2d(C_in, C_out, 1, bias=False),
+        nn.BatchNorm2d(C_out, eps=BN_EPS, affine=affine),
+    )
+
+
+class ReLUConvBN(_Chain):
+    """ReLU, convolution, batch norm.
+
+    Parameters
+    ----------
+    C_in, C_out : int
+        Channels.
+    kernel_size, stride, padding : int
+        Of the convolution.
+    affine : bool, default True
+        The batch norm has a weight and a bias.
+    """
 
     def __init__(
         self, C_in: int, C_out: int, kernel_size: int, stride: int, padding: int, affine: bool = True
     ) -> None:
-        super().__init__()
-        self.op = nn.Sequential(
+        super().__init__(
             nn.ReLU(),
             nn.Conv2d(C_in, C_out, kernel_size, stride, padding, bias=False),
             nn.BatchNorm2d(C_out, eps=BN_EPS, affine=affine),
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return shape (N, C_out, H', W')."""
-        out: Tensor = self.op(x)
-        return out
 
+class DilConv(_Chain):
+    """ReLU, dilated depthwise convolution, 1x1 convolution, batch norm.
 
-class DilConv(nn.Module):
-    """ReLU, dilated depthwise convolution, 1x1 convolution, batch norm."""
+    Parameters
+    ----------
+    C_in, C_out : int
+        Channels.
+    kernel_size, stride, padding, dilation : int
+        Of the depthwise convolution.
+    affine : bool, default True
+        The batch norm has a weight and a bias.
+    """
 
     def __init__(
         self,
@@ -98,42 +143,29 @@ class DilConv(nn.Module):
         dilation: int,
         affine: bool = True,
     ) -> None:
-        super().__init__()
-        self.op = nn.Sequential(
-            nn.ReLU(),
-            depthwise(C_in, kernel_size, stride, padding, dilation),
-            nn.Conv2d(C_in, C_out, 1, bias=False),
-            nn.BatchNorm2d(C_out, eps=BN_EPS, affine=affine),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return shape (N, C_out, H', W')."""
-        out: Tensor = self.op(x)
-        return out
+        super().__init__(*_separable(C_in, C_out, kernel_size, stride, padding, dilation, affine))
 
 
-class SepConv(nn.Module):
-    """Twice: ReLU, depthwise convolution, 1x1 convolution, batch norm. The first time with the stride."""
+class SepConv(_Chain):
+    """Twice: ReLU, depthwise convolution, 1x1 convolution, batch norm. The first time with the stride.
+
+    Parameters
+    ----------
+    C_in, C_out : int
+        Channels.
+    kernel_size, stride, padding : int
+        Of the depthwise convolutions.
+    affine : bool, default True
+        The batch norms have a weight and a bias.
+    """
 
     def __init__(
         self, C_in: int, C_out: int, kernel_size: int, stride: int, padding: int, affine: bool = True
     ) -> None:
-        super().__init__()
-        self.op = nn.Sequential(
-            nn.ReLU(),
-            depthwise(C_in, kernel_size, stride, padding),
-            nn.Conv2d(C_in, C_in, 1, bias=False),
-            nn.BatchNorm2d(C_in, eps=BN_EPS, affine=affine),
-            nn.ReLU(),
-            depthwise(C_in, kernel_size, 1, padding),
-            nn.Conv2d(C_in, C_out, 1, bias=False),
-            nn.BatchNorm2d(C_out, eps=BN_EPS, affine=affine),
+        super().__init__(
+            *_separable(C_in, C_in, kernel_size, stride, padding, 1, affine),
+            *_separable(C_in, C_out, kernel_size, 1, padding, 1, affine),
         )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return shape (N, C_out, H', W')."""
-        out: Tensor = self.op(x)
-        return out
 
 
 def _conv_7x1_1x7(C: int, stride: int, affine: bool) -> nn.Module:
