@@ -5,6 +5,7 @@ from __future__ import annotations
 from nxcore.nas.architecture import ArchitectureParameters, Temperature
 from nxcore.nas.cells import Cell, EvalCell
 from nxcore.nas.genotype import Genotype, dominant
+from nxcore.nas.growth import add_node, deepen, widen
 from nxcore.nas.mixed import MixedOp
 from nxcore.nas.networks import EvalNetwork, SearchNetwork
 from nxcore.nas.operations import OPS, PRIMITIVES, DilConv, FactorizedReduce, ReLUConvBN, SepConv
@@ -27,7 +28,10 @@ __all__ = [
     "SearchNetwork",
     "SepConv",
     "Temperature",
+    "add_node",
+    "deepen",
     "dominant",
     "patch",
     "unpatch",
+    "widen",
 ]

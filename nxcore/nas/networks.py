@@ -175,7 +175,7 @@ class SearchNetwork(Network):
         """
         if not 0 <= after < len(self.cells):
             raise InvalidInputError(
-                f"after must be 0 to {len(self.cells) - 1}, the place of a cell, got {after}",
+                f"after must be 0 to {len(self.cells) - 1}, a cell's place, got {after}",
                 argument="after",
             )
         last: Any = self.cells[after]
