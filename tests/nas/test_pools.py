@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import nn
 
-from nxcore.nas import Cell
+from nxcore.nas import Cell, Rule
 from nxcore.nas.pools import pooled
 
 POOLS = ("max_pool_3x3", "avg_pool_3x3", "skip_connect")
 
 
-def cell(reduction=False, steps=3):
+def cell(reduction=False, steps=3, mode="exact"):
     torch.manual_seed(0)
-    return Cell(steps, steps, 6, 6, 4, reduction, False, POOLS).double()
+    return Cell(steps, steps, 6, 6, 4, reduction, False, POOLS, mode).double()
 
 
 def apart(shared):
@@ -73,6 +73,24 @@ def test_a_papers_cell_runs_ten_pools_of_twenty_eight():
     shared = cell(steps=4)
     assert pools_run(shared, *args)[0] == 10
     assert pools_run(shared.eval(), *args)[0] == 28, "in eval every batch norm applies its own statistics"
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_only_the_batch_norms_that_ran_are_updated_and_two_calls_share_a_backward(k):
+    shared = cell(mode=Rule("top_k", k=k))
+    each = apart(shared)
+    torch.manual_seed(1)
+    x = [torch.randn(2, 6, 4, 4, dtype=torch.float64) for _ in range(2)]
+    # Other operations in the second call: a batch norm is updated in between, whose output is still needed.
+    both = [torch.randn(9, 3, dtype=torch.float64) for _ in range(2)]
+    found = []
+    for net in (shared, each):
+        sum(net(*x, logits).square().mean() for logits in both).backward()
+        found.append([p.grad for p in net.parameters()])
+    torch.testing.assert_close(found[0], found[1])
+    torch.testing.assert_close(shared.state_dict(), each.state_dict(), rtol=1e-12, atol=1e-12)
+    counts = {int(v) for name, v in shared.state_dict().items() if name.endswith(".1.num_batches_tracked")}
+    assert counts == {0, 1, 2}
 
 
 def test_statistics_that_differ_stay_each_edges_own():

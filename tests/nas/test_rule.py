@@ -210,6 +210,22 @@ def test_a_step_never_reads_an_edge(monkeypatch, rule, undecided, decided):
     assert ran.steps == 0 or ran.active == active
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["exact", "threshold", "top_k", "argmax"])
+def test_on_a_device_a_step_doesnt_wait(mode):
+    net, arch = SearchNetwork(**TINY, mode=mode).cuda(), ArchitectureParameters(1, multiplier=1).cuda()
+    x = torch.randn(2, 3, 8, 8, device="cuda")
+    net.decide(*arch())
+    for wait in ("default", "default", "error"):  # the first ones choose kernels
+        try:
+            torch.cuda.set_sync_debug_mode(wait)
+            net(x, *arch()).sum().backward()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    ran = net.statistics()
+    assert ran.steps == (0 if mode == "exact" else 3)
+
+
 def test_a_decision_stays_until_the_next():
     net = SearchNetwork(**TINY, mode=Rule("threshold", low=0.1, high=0.2)).double().eval()
     x, flat = torch.randn(2, 3, 8, 8).double(), torch.zeros(2, 8).double()
