@@ -56,13 +56,9 @@ class Cell(nn.Module):
     ) -> None:
         super().__init__()
         self.rule, self.primitives = as_rule(mode), tuple(primitives)
-        self.reduction, self.reduction_prev, self._steps, self._multiplier = (
-            reduction,
-            reduction_prev,
-            steps,
-            multiplier,
-        )
         self.C_prev_prev, self.C_prev, self.C, self.channels = C_prev_prev, C_prev, C, multiplier * C
+        self.reduction, self.reduction_prev = reduction, reduction_prev
+        self._steps, self._multiplier = steps, multiplier
         self.preprocess0 = _preprocess(C_prev_prev, C, reduction_prev, affine=False)
         self.preprocess1 = ReLUConvBN(C_prev, C, 1, 1, 0, affine=False)
         self._ops = nn.ModuleList(
@@ -89,11 +85,7 @@ class Cell(nn.Module):
         InvalidInputError
             If ``logits`` has another shape.
         """
-        wanted = (len(self._ops), len(self.primitives))
-        if tuple(logits.shape) != wanted:
-            raise InvalidInputError(
-                f"logits must be {wanted}, a row an edge, got {tuple(logits.shape)}", argument="logits"
-            )
+        check_rows(logits, "logits", len(self._ops), len(self.primitives))
         if plan is None and self.rule.mode != "exact":
             plan = self.rule.plan(logits, self.primitives)
         rows = (logits if plan is None else plan.weights).unbind(0)
@@ -218,6 +210,14 @@ class EvalCell(nn.Module):
         keep = 1.0 - drop_prob
         mask = torch.empty(out.shape[0], 1, 1, 1, device=out.device, dtype=out.dtype).bernoulli_(keep)
         return out / keep * mask
+
+
+def check_rows(logits: Tensor, name: str, rows: int, operations: int) -> None:
+    """Refuse logits that don't have a row an edge."""
+    if tuple(logits.shape) != (rows, operations):
+        raise InvalidInputError(
+            f"{name} must be ({rows}, {operations}), a row an edge, got {tuple(logits.shape)}", argument=name
+        )
 
 
 def _preprocess(C_in: int, C: int, reduction_prev: bool, *, affine: bool) -> nn.Module:

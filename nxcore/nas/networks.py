@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from nxcore.errors import InvalidInputError
-from nxcore.nas.cells import Cell, EvalCell, InsertedCell
+from nxcore.nas.cells import Cell, EvalCell, InsertedCell, check_rows
 from nxcore.nas.genotype import Genotype, edges
 from nxcore.nas.mixed import MixedOp
 from nxcore.nas.operations import PRIMITIVES
@@ -121,15 +121,11 @@ class SearchNetwork(Network):
             ),
         )
         self.rule, self.primitives, self.checkpoint = rule, tuple(primitives), checkpoint
-        self.C, self.num_classes, self.layers, self.steps, self.multiplier = (
-            C,
-            num_classes,
-            layers,
-            steps,
-            multiplier,
-        )
-        self.stem_multiplier, self.in_channels, self.inserted = stem_multiplier, in_channels, ()
-        shape = (2 * (edges(steps)[-1][-1] + 1), len(self.primitives))
+        self.C, self.num_classes, self.layers = C, num_classes, layers
+        self.steps, self.multiplier, self.stem_multiplier = steps, multiplier, stem_multiplier
+        self.in_channels, self.inserted = in_channels, ()
+        self._rows = edges(steps)[-1][-1] + 1
+        shape = (2 * self._rows, len(self.primitives))
         self._active: tuple[tuple[int, ...], ...] = ()
         # Not persistent: a published supernet's state_dict has none of these.
         self.register_buffer("kept", None, persistent=False)
@@ -151,8 +147,10 @@ class SearchNetwork(Network):
         Raises
         ------
         InvalidInputError
-            If the logits have another shape.
+            If one of the logits has another shape.
         """
+        check_rows(normal, "normal", self._rows, len(self.primitives))
+        check_rows(reduce, "reduce", self._rows, len(self.primitives))
         kinds = (normal, reduce)
         plans = self._plans(kinds)
         return self._scores(
@@ -251,8 +249,7 @@ class SearchNetwork(Network):
         if self.training:
             self.choices.add_(plan.kept)
             self.counted.add_(1)
-        half = len(kinds[0])
-        return plan.rows(slice(half)), plan.rows(slice(half, None))
+        return plan.rows(slice(self._rows)), plan.rows(slice(self._rows, None))
 
 
 class Statistics(NamedTuple):

@@ -81,6 +81,9 @@ class Rule:
         gradient, one operation runs, drawn with p, as in the paper's steps for the weights.
     tau : float or Tensor
         The temperature of ``gdas``, above 0; a tensor may change between calls.
+    generator : torch.Generator, optional
+        Of the draws, on the device of the logits. Ranks that train one network are given equal ones, to run the
+        same operations.
 
     Raises
     ------
@@ -95,6 +98,7 @@ class Rule:
     high: float = 0.02
     estimator: Estimator = "gdas"
     tau: float | Tensor = 1.0
+    generator: torch.Generator | None = None
 
     def __post_init__(self) -> None:
         for name, known in (("mode", get_args(Mode)), ("estimator", get_args(Estimator))):
@@ -153,9 +157,9 @@ class Rule:
             logits = logits.masked_fill(~kept, -torch.inf)
         return torch.softmax(logits, -1)
 
-    def draw(self, logits: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+    def draw(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return factors and what runs, drawn by the estimator; both of the shape of ``logits``."""
-        noisy = perturbed(logits, generator)
+        noisy = perturbed(logits, self.generator)
         if self.estimator == "gdas":
             index = noisy.argmax(-1, keepdim=True)
             weights = straight_through(torch.softmax(noisy / self.tau, -1), index)
@@ -165,7 +169,7 @@ class Rule:
             return kept.to(logits.dtype), kept
         pair = noisy.detach().topk(min(2, logits.shape[-1]), -1).indices
         p = torch.softmax(logits.gather(-1, pair), -1)
-        uniform = torch.rand(p[..., :1].shape, generator=generator, dtype=p.dtype, device=p.device)
+        uniform = torch.rand(p[..., :1].shape, generator=self.generator, dtype=p.dtype, device=p.device)
         gates = straight_through(p, (uniform >= p[..., :1]).long())
         return torch.zeros_like(logits).scatter(-1, pair, gates), _places(pair, logits)
 

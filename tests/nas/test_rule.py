@@ -86,6 +86,17 @@ def test_proxyless_runs_one_operation_where_logits_need_no_gradient():
     assert far(weights, P) < 4
 
 
+@pytest.mark.parametrize("estimator", ["gdas", "proxyless"])
+def test_equal_generators_draw_alike(estimator):
+    rules = [
+        Rule("sampled", estimator=estimator, generator=torch.Generator().manual_seed(5)) for _ in range(2)
+    ]
+    rows = LOGITS.expand(100, -1).clone().requires_grad_()
+    (first, _), (second, _) = (rule.draw(rows) for rule in rules)
+    assert torch.equal(first, second)
+    assert not torch.equal(first, rules[0].draw(rows)[0])
+
+
 def blended(mode, logits):
     torch.manual_seed(0)
     mixed, x = MixedOp(4, 1, mode=mode).double(), torch.randn(2, 4, 6, 6, dtype=torch.float64)
@@ -261,5 +272,8 @@ def test_what_a_mixed_operation_refuses_of_a_rule():
         MixedOp(2, 1, mode="top_k", k=9)
     with pytest.raises(InvalidInputError, match="active goes with weights in mode 'sampled'"):
         MixedOp(2, 1, mode="sampled")(torch.zeros(1, 2, 4, 4), torch.zeros(8), active=[1])
-    with pytest.raises(InvalidInputError, match=r"logits must be \(2, 8\), a row an edge, got \(14, 8\)"):
-        SearchNetwork(**TINY)(torch.zeros(2, 3, 8, 8), torch.zeros(14, 8), torch.zeros(14, 8))
+    net = SearchNetwork(**TINY, mode="sampled")
+    with pytest.raises(InvalidInputError, match=r"reduce must be \(2, 8\), a row an edge, got \(14, 8\)"):
+        net(torch.zeros(2, 3, 8, 8), torch.zeros(2, 8), torch.zeros(14, 8))
+    with pytest.raises(InvalidInputError, match=r"logits must be \(2, 8\), a row an edge, got \(8,\)"):
+        net.cells[0](torch.zeros(2, 6, 8, 8), torch.zeros(2, 6, 8, 8), torch.zeros(8))
