@@ -82,8 +82,8 @@ class Rule:
     tau : float or Tensor
         The temperature of ``gdas``, above 0; a tensor may change between calls.
     generator : torch.Generator, optional
-        Of the draws, on the device of the logits. Ranks that train one network are given equal ones, to run the
-        same operations.
+        Of the draws, on the device of the logits. Ranks that train one network are given equal ones, to run
+        the same operations.
 
     Raises
     ------
