@@ -1,0 +1,327 @@
+"""Images to search on: scikit-learn's digits, CIFAR-10, a folder of images; split, normalised, augmented."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import pickle
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from nxcore.errors import InvalidInputError
+
+HELD_OUT = 0.2
+"""The share of a set without a test set of its own that no training sees."""
+
+SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+
+class Part(NamedTuple):
+    """Images, float32 (N, C, H, W), and their classes, int64 (N,)."""
+
+    images: Tensor
+    labels: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """A set of images in three parts that share none.
+
+    Attributes
+    ----------
+    name : str
+        Where it is from.
+    classes : tuple of str
+        What the labels mean.
+    train, validation : Part
+        For the weights and for the architecture; retraining has both.
+    held_out : Part
+        For the last verdict alone: nothing is fitted to it or chosen by it.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    train: Part
+    validation: Part
+    held_out: Part
+
+    def to(self, device: torch.device | str) -> Data:
+        """Return the same on a device, all of it."""
+
+        def moved(part: Part) -> Part:
+            return Part(part.images.to(device), part.labels.to(device))
+
+        train, validation = moved(self.train), moved(self.validation)
+        return replace(self, train=train, validation=validation, held_out=moved(self.held_out))
+
+    @property
+    def both(self) -> Part:
+        """What isn't held out."""
+        return Part(*(torch.cat(pair) for pair in zip(self.train, self.validation, strict=True)))
+
+
+class Pixels(NamedTuple):
+    """What a source gives: bytes as they are, and a test set if it has one of its own."""
+
+    classes: tuple[str, ...]
+    images: Tensor
+    labels: Tensor
+    test: tuple[Tensor, Tensor] | None = None
+
+
+def load(source: str, root: str | Path | None = None, *, seed: int = 0, side: int = 32) -> Data:
+    """Return a set of images, in parts that depend on ``seed`` alone.
+
+    Every channel has mean 0 and standard deviation 1 over what isn't held out.
+
+    Parameters
+    ----------
+    source : str
+        ``digits``, ``cifar10``, or a folder with one folder of images a class.
+    root : path, optional
+        Of ``cifar10``: the folder of its Python batches, or an ``.npz`` of its images as JPEG files, which
+        holds for ``train`` and ``test`` arrays ``*_jpeg`` (all files one after another), ``*_offset`` and
+        ``*_label``, and ``classes``.
+    seed : int
+        Of the split.
+    side : int
+        Height and width to which the images of a folder are scaled.
+
+    Raises
+    ------
+    InvalidInputError
+        If there is no such source, or it isn't what it should be.
+    """
+    if source == "digits":
+        pixels = _digits()
+    elif source == "cifar10":
+        if root is None:
+            raise InvalidInputError(
+                "root must tell where cifar10 is: a folder of its batches or an .npz", argument="root"
+            )
+        pixels = _packed(Path(root)) if Path(root).suffix == ".npz" else _batches(Path(root))
+    elif Path(source).is_dir():
+        pixels = _folder(Path(source), side)
+    else:
+        raise InvalidInputError(
+            f"source must be digits, cifar10 or a folder that exists, got {source!r}", argument="source"
+        )
+    return _split(source, pixels, seed)
+
+
+def augment(
+    images: Tensor, generator: torch.Generator, *, pad: int = 4, flip: bool = True, cutout: int = 0
+) -> Tensor:
+    """Return a batch of images, each shifted, mirrored and with a hole by chance of its own, on its device.
+
+    Parameters
+    ----------
+    images : Tensor
+        Shape (N, C, H, W), normalised: what is cut out becomes 0, the mean.
+    generator : torch.Generator
+        Of the same device.
+    pad : int
+        Shifts by as many pixels at most, up, down and sideways; zeros come in.
+    flip : bool
+        Mirrors every second image or so.
+    cutout : int
+        The side of the hole; at the border a part of it is outside. DeVries, Taylor 2017, arXiv:1708.04552.
+    """
+    n, channels, height, width = images.shape
+    device = images.device
+
+    def draw(high: int) -> Tensor:
+        return torch.randint(high, (n, 1), generator=generator, device=device)
+
+    y, x = torch.arange(height, device=device), torch.arange(width, device=device)
+    rows, columns = draw(2 * pad + 1) + y, draw(2 * pad + 1) + x
+    if flip:
+        columns = torch.where(draw(2) == 1, columns.flip(1), columns)
+    padded = functional.pad(images, (pad, pad, pad, pad))
+    at = torch.arange(n, device=device)[:, None, None, None]
+    each = torch.arange(channels, device=device)[None, :, None, None]
+    out = padded[at, each, rows[:, None, :, None], columns[:, None, None, :]]
+    if cutout:
+        above, left = draw(height) - cutout // 2, draw(width) - cutout // 2
+        hit = ((y >= above) & (y < above + cutout))[:, :, None] & ((x >= left) & (x < left + cutout))[:, None]
+        out = out.masked_fill(hit[:, None], 0.0)
+    return out
+
+
+def batches(
+    part: Part, size: int, generator: torch.Generator, *, rank: int = 0, world: int = 1
+) -> Iterator[Part]:
+    """Yield a part's images in batches of one size, drawn anew; the few that are over wait for next time.
+
+    Parameters
+    ----------
+    part : Part
+    size : int
+        Of a batch; a part that has fewer is one batch.
+    generator : torch.Generator
+        Of the order, on the part's device.
+    rank, world : int
+        Yield each ``world``-th batch from ``rank`` on; all ranks get as many.
+    """
+    count = len(part.labels)
+    order = torch.randperm(count, generator=generator, device=part.labels.device)
+    size = min(size, count // world)
+    rounds = count // (size * world)
+    for chosen in order[: rounds * world * size].view(-1, size)[rank::world]:
+        yield Part(part.images[chosen], part.labels[chosen])
+
+
+def _split(name: str, pixels: Pixels, seed: int) -> Data:
+    images, labels, test = pixels.images, pixels.labels, pixels.test
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    if test is None:
+        kept = len(order) - round(HELD_OUT * len(order))
+        test = images[order[kept:]], labels[order[kept:]]
+        order = order[:kept]
+    images, labels = _unit(images[order]), labels[order]
+    deviation, mean = torch.std_mean(images, dim=(0, 2, 3), keepdim=True, correction=0)
+
+    def part(of: Tensor, classes: Tensor) -> Part:
+        return Part((of - mean) / deviation.clamp_min(1e-6), classes.long())
+
+    half = len(labels) // 2
+    if not half or not len(test[1]):
+        raise InvalidInputError(
+            f"{name} must have 3 images or more, got {len(pixels.labels)}", argument="source"
+        )
+    return Data(
+        name,
+        pixels.classes,
+        part(images[:half], labels[:half]),
+        part(images[half:], labels[half:]),
+        part(_unit(test[0]), test[1]),
+    )
+
+
+def _unit(images: Tensor) -> Tensor:
+    return images.float() / 255.0
+
+
+def _digits() -> Pixels:
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise _missing("digits", "scikit-learn") from error
+    found = load_digits()
+    # 16 grey values become the bytes' 255, for one way of scaling.
+    images = torch.from_numpy(found.images).mul(255 / 16)[:, None]
+    return Pixels(tuple(str(c) for c in found.target_names), images, torch.from_numpy(found.target))
+
+
+def _folder(folder: Path, side: int) -> Pixels:
+    image = _pillow()
+    classes = sorted(p for p in folder.iterdir() if p.is_dir())
+    files = [
+        (file, label)
+        for label, of_class in enumerate(classes)
+        for file in sorted(of_class.rglob("*"))
+        if file.suffix.lower() in SUFFIXES
+    ]
+    if len(classes) < 2 or not files:
+        raise InvalidInputError(
+            f"{folder} must hold a folder of images for each of two classes or more, got {len(classes)} "
+            f"folders with {len(files)} images",
+            argument="source",
+        )
+    images = []
+    for file, _ in files:
+        with image.open(file) as opened:
+            images.append(_bytes(opened.convert("RGB").resize((side, side))))
+    labels = torch.tensor([label for _, label in files])
+    return Pixels(tuple(p.name for p in classes), torch.stack(images), labels)
+
+
+def _packed(file: Path) -> Pixels:
+    import numpy as np
+
+    image = _pillow()
+    with np.load(file, allow_pickle=False) as held:
+        arrays = {name: held[name] for name in held.files}
+
+    def part(name: str) -> tuple[Tensor, Tensor]:
+        jpeg, offset = arrays[f"{name}_jpeg"], arrays[f"{name}_offset"].tolist()
+        decoded = []
+        for start, end in itertools.pairwise(offset):
+            with image.open(io.BytesIO(jpeg[start:end].tobytes())) as opened:
+                decoded.append(_bytes(opened.convert("RGB")))
+        return torch.stack(decoded), torch.from_numpy(arrays[f"{name}_label"])
+
+    try:
+        return Pixels(tuple(map(str, arrays["classes"])), *part("train"), part("test"))
+    except KeyError as error:
+        raise InvalidInputError(
+            f"{file} must hold an array {error}, as load tells", argument="root"
+        ) from error
+
+
+def _batches(folder: Path) -> Pixels:
+    inner = folder / "cifar-10-batches-py"
+    folder = inner if inner.is_dir() else folder
+    names = [f"data_batch_{i}" for i in range(1, 6)]
+    if missing := [n for n in (*names, "test_batch") if not (folder / n).is_file()]:
+        raise InvalidInputError(f"{folder} must hold {', '.join(missing)}", argument="root")
+
+    def part(files: Sequence[str]) -> tuple[Tensor, Tensor]:
+        held = [_unpickled(folder / file) for file in files]
+        images = torch.cat([torch.from_numpy(h[b"data"]) for h in held]).view(-1, 3, 32, 32)
+        return images, torch.tensor([label for h in held for label in h[b"labels"]])
+
+    return Pixels(CIFAR10, *part(names), part(["test_batch"]))
+
+
+def _unpickled(file: Path) -> dict[bytes, Any]:
+    """Read a pickle that holds lists, bytes and arrays; one that names anything else is refused."""
+    import codecs
+
+    import numpy as np
+
+    empty: Any = np.empty(0)
+    allowed: dict[str, Any] = {"ndarray": np.ndarray, "dtype": np.dtype, "encode": codecs.encode}
+    # numpy's own functions for this, whatever its version calls their module
+    allowed |= {f.__name__: f for f in (empty.__reduce__()[0], empty.__reduce_ex__(5)[0])}
+
+    class Reader(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            if module.partition(".")[0] not in ("numpy", "_codecs") or name not in allowed:
+                raise InvalidInputError(
+                    f"{file} names {module}.{name}, as no batch of CIFAR-10 does", argument="root"
+                )
+            return allowed[name]
+
+    with file.open("rb") as opened:
+        found = Reader(opened, encoding="bytes").load()
+    if not isinstance(found, dict) or not {b"data", b"labels"} <= found.keys():
+        raise InvalidInputError(f"{file} must hold data and labels", argument="root")
+    return found
+
+
+def _bytes(image: Any) -> Tensor:
+    width, height = image.size
+    flat = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
+    return flat.view(height, width, -1).permute(2, 0, 1)
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise _missing("images in files", "Pillow") from error
+    return Image
+
+
+def _missing(what: str, package: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"{what} needs {package}: pip install 'nxcore-kernels[search]'", argument="source"
+    )
