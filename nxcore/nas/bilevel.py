@@ -1,0 +1,120 @@
+"""The architecture's gradient of one step, first and second order: Liu, Simonyan, Yang 2019, section 2.3.
+
+The architecture alpha is to minimise the validation loss at those weights that minimise the training loss.
+Both functions put one step of gradient descent, or none, in the place of those weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+
+from nxcore.nas.architecture import ArchitectureParameters
+from nxcore.nas.data import Part
+
+RADIUS = 0.01
+"""How far the finite difference goes from the weights, in their 2-norm: the paper's."""
+
+
+class Descent(NamedTuple):
+    """What an architecture's step found.
+
+    Attributes
+    ----------
+    loss : Tensor
+        Of the validation batch: a scalar.
+    scores : Tensor
+        Of its images, (N, classes).
+    gradient : Tensor
+        Of the loss with respect to ``arch.logits``.
+    """
+
+    loss: Tensor
+    scores: Tensor
+    gradient: Tensor
+
+
+def first_order(net: nn.Module, arch: ArchitectureParameters, validation: Part) -> Descent:
+    """Return the gradient at the weights as they are: xi = 0 in the paper.
+
+    Parameters
+    ----------
+    net : Module
+        Called with images and ``*arch()``.
+    arch : ArchitectureParameters
+    validation : Part
+        A batch.
+    """
+    scores = net(validation.images, *arch())
+    loss = functional.cross_entropy(scores, validation.labels)
+    (gradient,) = torch.autograd.grad(loss, [arch.logits])
+    return Descent(loss.detach(), scores.detach(), gradient)
+
+
+def second_order(
+    net: nn.Module,
+    arch: ArchitectureParameters,
+    train: Part,
+    validation: Part,
+    lr: float,
+    *,
+    velocity: Mapping[str, Tensor] | None = None,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+) -> Descent:
+    """Return the gradient through one step of the weights; the mixed term by finite differences, eq. 7 and 8.
+
+    The weights and the statistics of batch norms stay as they are.
+
+    Parameters
+    ----------
+    net, arch, validation
+        As in ``first_order``.
+    train : Part
+        The batch of the weights' step.
+    lr : float
+        Of that step: xi in the paper.
+    velocity : mapping of str to Tensor, optional
+        What SGD's momentum holds for each parameter by name.
+    momentum, weight_decay : float
+        Of that step, as SGD has them.
+    """
+    weights = {name: p for name, p in net.named_parameters() if p.requires_grad}
+    step = torch.autograd.grad(
+        _loss(net, weights, arch, train)[0], list(weights.values()), materialize_grads=True
+    )
+    ahead: dict[str, Tensor] = {}
+    with torch.no_grad():
+        for (name, w), g in zip(weights.items(), step, strict=True):
+            moved = g + weight_decay * w
+            if velocity is not None and name in velocity:
+                moved = moved + momentum * velocity[name]
+            ahead[name] = (w - lr * moved).requires_grad_()
+    loss, scores = _loss(net, ahead, arch, validation)
+    direct, *back = torch.autograd.grad(loss, [arch.logits, *ahead.values()], materialize_grads=True)
+    with torch.no_grad():
+        norm = torch.stack(torch._foreach_norm(back)).norm()  # noqa: SLF001  as torch's own clip_grad_norm_
+        epsilon = RADIUS / norm.clamp_min(torch.finfo(norm.dtype).tiny)
+    sides = []
+    for sign in (1, -1):
+        beside = {
+            name: w.detach() + sign * epsilon * g for (name, w), g in zip(weights.items(), back, strict=True)
+        }
+        (side,) = torch.autograd.grad(_loss(net, beside, arch, train)[0], [arch.logits])
+        sides.append(side)
+    mixed = (sides[0] - sides[1]) / (2 * epsilon)
+    return Descent(loss.detach(), scores.detach(), direct - lr * mixed)
+
+
+def _loss(
+    net: nn.Module, weights: Mapping[str, Tensor], arch: ArchitectureParameters, batch: Part
+) -> tuple[Tensor, Tensor]:
+    """Return loss and scores with other weights; batch norms write into copies."""
+    buffers = {name: b.clone() for name, b in net.named_buffers()}
+    scores = functional_call(net, {**weights, **buffers}, (batch.images, *arch()))
+    return functional.cross_entropy(scores, batch.labels), scores
