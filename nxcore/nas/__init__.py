@@ -1,7 +1,8 @@
-"""Differentiable architecture search on the public API: operations, mixed operations, cells and networks."""
+"""Differentiable architecture search on the public API: operations, cells, networks, data, a trainer."""
 
 from __future__ import annotations
 
+from nxcore.nas import bilevel, data
 from nxcore.nas.architecture import ArchitectureParameters, Temperature
 from nxcore.nas.cells import Cell, EvalCell
 from nxcore.nas.genotype import Genotype, dominant
@@ -10,10 +11,13 @@ from nxcore.nas.mixed import MixedOp
 from nxcore.nas.networks import EvalNetwork, SearchNetwork
 from nxcore.nas.operations import OPS, PRIMITIVES, DilConv, FactorizedReduce, ReLUConvBN, SepConv
 from nxcore.nas.patch import patch, unpatch
+from nxcore.nas.preset import PRESETS, Preset
 from nxcore.nas.rule import Rule
+from nxcore.nas.trainer import Trainer
 
 __all__ = [
     "OPS",
+    "PRESETS",
     "PRIMITIVES",
     "ArchitectureParameters",
     "Cell",
@@ -23,12 +27,16 @@ __all__ = [
     "FactorizedReduce",
     "Genotype",
     "MixedOp",
+    "Preset",
     "ReLUConvBN",
     "Rule",
     "SearchNetwork",
     "SepConv",
     "Temperature",
+    "Trainer",
     "add_node",
+    "bilevel",
+    "data",
     "deepen",
     "dominant",
     "patch",

@@ -1,0 +1,388 @@
+"""A search from fresh weights to a trained network: warm-up, search, retraining; it can stop and go on."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from nxcore.errors import InvalidInputError
+from nxcore.nas.architecture import ArchitectureParameters
+from nxcore.nas.bilevel import Descent, first_order, second_order
+from nxcore.nas.data import Data, Part, augment, batches
+from nxcore.nas.genotype import Genotype
+from nxcore.nas.networks import EvalNetwork, SearchNetwork
+from nxcore.nas.preset import Preset
+
+Phase = Literal["warm-up", "search", "retraining", "done"]
+
+CHECKPOINT, METRICS = "checkpoint.pt", "metrics.jsonl"
+FORMAT = 1
+CHUNK = 256
+"""Images of a forward pass without gradients."""
+
+
+class Trainer:
+    """Search on a set of images, then train what was found; an epoch at a time.
+
+    Parameters
+    ----------
+    data : Data
+        On the device that is to do the work.
+    preset : Preset
+        What to do.
+    seed : int
+        Of everything that is drawn; torch's own generators are seeded with it.
+
+    Attributes
+    ----------
+    phase : str
+        ``warm-up``, ``search``, ``retraining`` or ``done``.
+    epoch : int
+        How many the network in training has had.
+    arch : ArchitectureParameters
+        What is searched.
+    net : Module
+        The supernet; from retraining on, the found network.
+    genotype : Genotype
+        As last read: once an epoch.
+    history : list of dict
+        A row an epoch, as ``advance`` returns it.
+    """
+
+    phase: Phase
+    epoch: int
+    net: nn.Module
+    optimizer: torch.optim.Optimizer
+
+    def __init__(self, data: Data, preset: Preset, *, seed: int = 0) -> None:
+        self.data, self.preset, self.seed = data, preset, seed
+        self.device = data.train.images.device
+        torch.manual_seed(seed)
+        self.generator = torch.Generator(self.device).manual_seed(seed)
+        self.arch = ArchitectureParameters(preset.steps, preset.primitives, preset.multiplier).to(self.device)
+        self.arch_optimizer = torch.optim.Adam(
+            self.arch.parameters(),
+            lr=preset.arch_lr,
+            betas=preset.arch_betas,
+            weight_decay=preset.arch_weight_decay,
+        )
+        self.genotype = self.arch.genotype()
+        self.history: list[dict[str, Any]] = []
+        self.spent_s, self._began_s, self._best, self._waited = 0.0, 0.0, math.inf, 0
+        self._enter("warm-up" if preset.warmup else "search")
+
+    def run(self, folder: str | Path | None = None) -> Iterator[dict[str, Any]]:
+        """Yield a row an epoch until all is done.
+
+        Parameters
+        ----------
+        folder : path, optional
+            Gets ``metrics.jsonl`` and, after every epoch, ``checkpoint.pt``.
+        """
+        if folder is not None:
+            folder = Path(folder)
+            folder.mkdir(parents=True, exist_ok=True)
+            lines = "".join(json.dumps(row) + "\n" for row in self.history)  # none that the checkpoint lacks
+            (folder / METRICS).write_text(lines, encoding="utf-8")
+        while self.phase != "done":
+            row = self.advance()
+            if folder is not None:
+                with (folder / METRICS).open("a", encoding="utf-8") as opened:
+                    opened.write(json.dumps(row) + "\n")
+                self.save(folder / CHECKPOINT)
+            yield row
+
+    def advance(self) -> dict[str, Any]:
+        """Train for one epoch, and enter the next phase if this one is over.
+
+        Returns
+        -------
+        dict
+            ``phase``, ``epoch`` (from 1) of ``epochs``, ``lr``, ``loss`` and ``accuracy`` in training,
+            ``validation_loss`` and ``validation_accuracy`` in the search, ``held_out_loss`` and
+            ``held_out_accuracy`` in retraining, ``entropy``, ``genotype``, ``seconds``, and in the last epoch
+            of search or retraining ``stopped``: ``epochs``, ``patience`` or ``budget``.
+        """
+        started, phase = time.perf_counter(), self.phase
+        lr = self._anneal()
+        sums = self._retrained() if phase == "retraining" else self._searched(moves=phase == "search")
+        if phase == "search":
+            self.genotype = self.arch.genotype()
+        self.epoch += 1
+        row: dict[str, Any] = {
+            "phase": phase,
+            "epoch": self.epoch,
+            "epochs": self._epochs(),
+            "lr": lr,
+            **sums,
+            "entropy": self.arch.entropy().item(),
+            "genotype": self.genotype._asdict(),
+            "seconds": time.perf_counter() - started,
+        }
+        self.spent_s += row["seconds"]
+        if stopped := self._stopped(row):
+            row["stopped"] = stopped
+        self.history.append(row)
+        if stopped and phase != "retraining" and self.preset.retrain_epochs:
+            self._enter("retraining")
+        elif stopped:
+            self.phase = "done"
+        elif phase == "warm-up" and self.epoch == self.preset.warmup:
+            self.phase = "search"
+        return row
+
+    @torch.no_grad()
+    def evaluate(self, part: Part) -> tuple[float, float]:
+        """Return loss and accuracy of the network in training on a part, by the running statistics."""
+        self.net.eval()
+        tally = Tally(self.device)
+        for images, labels in zip(part.images.split(CHUNK), part.labels.split(CHUNK), strict=True):
+            scores = self._scores(images)
+            tally.add(functional.cross_entropy(scores, labels), scores, labels)
+        self.net.train()
+        return tally.read()
+
+    def save(self, path: str | Path) -> None:
+        """Write all that it takes to go on from here, or nothing: the file is there whole or as it was."""
+        path = Path(path)
+        beside = path.with_name(path.name + ".part")
+        torch.save(self.state_dict(), beside)
+        beside.replace(path)
+
+    @classmethod
+    def restore(cls, path: str | Path, data: Data, *, budget_s: float | None = None) -> Trainer:
+        """Return a trainer that goes on where another was saved; on the CPU, equal to the bit.
+
+        Parameters
+        ----------
+        path : path
+            What ``save`` wrote.
+        data : Data
+            The same images, in the same parts.
+        budget_s : float, optional
+            Another than the preset's.
+
+        Raises
+        ------
+        InvalidInputError
+            If the file is of another format, or of other data.
+        """
+        state = read(path)
+        if (known := (state["data"], state["counts"])) != (got := (data.name, _counts(data))):
+            raise InvalidInputError(f"data must be that of {path}, {known}, got {got}", argument="data")
+        preset = dict(state["preset"])
+        if budget_s is not None:
+            preset["budget_s"] = budget_s
+        trainer = cls(data, Preset(**preset), seed=state["seed"])
+        trainer.load_state_dict(state)
+        return trainer
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that training depends on, as tensors and plain data."""
+        return {
+            "format": FORMAT,
+            "data": self.data.name,
+            "counts": _counts(self.data),
+            "preset": asdict(self.preset),
+            "seed": self.seed,
+            "phase": self.phase,
+            "epoch": self.epoch,
+            "genotype": self.genotype._asdict(),
+            "history": self.history,
+            "stops": (self.spent_s, self._began_s, self._best, self._waited),
+            "net": self.net.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "arch": self.arch.state_dict(),
+            "arch_optimizer": self.arch_optimizer.state_dict(),
+            "generator": self.generator.get_state(),
+            "torch": torch.get_rng_state(),
+            "cuda": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state of ``state_dict``, of the same preset."""
+        self.genotype = Genotype(**state["genotype"])
+        trained = state["phase"] == "retraining" or (
+            state["phase"] == "done" and state["preset"]["retrain_epochs"] > 0
+        )
+        if trained:
+            self._enter("retraining")
+        self.phase, self.epoch, self.history = state["phase"], state["epoch"], list(state["history"])
+        self.spent_s, self._began_s, self._best, self._waited = state["stops"]
+        self.net.load_state_dict(state["net"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.arch.load_state_dict(state["arch"])
+        self.arch_optimizer.load_state_dict(state["arch_optimizer"])
+        self.generator.set_state(state["generator"].cpu())
+        torch.set_rng_state(state["torch"].cpu())
+        if state["cuda"] is not None and self.device.type == "cuda":
+            torch.cuda.set_rng_state(state["cuda"].cpu(), self.device)
+
+    def _enter(self, phase: Phase) -> None:
+        """Begin a phase that has a network of its own."""
+        p = self.preset
+        self.phase, self.epoch, self._began_s = phase, 0, self.spent_s
+        images = self.data.train.images
+        sizes = {"num_classes": len(self.data.classes), "in_channels": images.shape[1]}
+        net: nn.Module
+        if phase == "retraining":
+            net = EvalNetwork(self.genotype, p.retrain_C, layers=p.retrain_layers, **sizes)
+        else:
+            net = SearchNetwork(
+                p.C,
+                layers=p.layers,
+                steps=p.steps,
+                multiplier=p.multiplier,
+                primitives=p.primitives,
+                mode=p.mode,
+                **sizes,
+            )
+        self.net = net.to(self.device)
+        self.optimizer = torch.optim.SGD(
+            self.net.parameters(), lr=p.lr, momentum=p.momentum, weight_decay=p.weight_decay
+        )
+
+    def _epochs(self) -> int:
+        p = self.preset
+        return p.retrain_epochs if self.phase == "retraining" else p.warmup + p.epochs
+
+    def _ends_s(self) -> float:
+        return self.preset.budget_s / (1 if self.phase == "retraining" else 2)
+
+    def _anneal(self) -> float:
+        """Set learning rate and drop of paths to where this epoch is, in epochs or in the budget."""
+        p, done = self.preset, self.epoch / self._epochs()
+        first, last = p.lr, p.lr_min
+        if isinstance(self.net, EvalNetwork):
+            first, last = p.retrain_lr, p.retrain_lr_min
+            self.net.drop_path_prob = p.drop_path * done
+        if (seconds := self._ends_s() - self._began_s) > 0:
+            done = max(done, (self.spent_s - self._began_s) / seconds)
+        lr = last + (first - last) * (1 + math.cos(math.pi * done)) / 2
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        return lr
+
+    def _searched(self, *, moves: bool) -> dict[str, float]:
+        """Train the weights for an epoch and, if it ``moves``, the architecture in turn with them."""
+        size = self.preset.batch
+        of_weights, of_architecture = Tally(self.device), Tally(self.device)
+        rest = batches(self.data.validation, size, self.generator)
+        for train in batches(self.data.train, size, self.generator):
+            batch = self._augmented(train)
+            if moves:
+                validation = self._augmented(next(rest))
+                found = self._descent(batch, validation)
+                self.arch.logits.grad = found.gradient
+                self.arch_optimizer.step()
+                of_architecture.add(found.loss, found.scores, validation.labels)
+            self._learn(batch, of_weights)
+        loss, accuracy = of_weights.read()
+        row = {"loss": loss, "accuracy": accuracy}
+        if moves:
+            row["validation_loss"], row["validation_accuracy"] = of_architecture.read()
+        return row
+
+    def _retrained(self) -> dict[str, float]:
+        tally = Tally(self.device)
+        for batch in batches(self.data.both, self.preset.retrain_batch, self.generator):
+            self._learn(self._augmented(batch, self.preset.cutout), tally)
+        loss, accuracy = tally.read()
+        held_out_loss, held_out_accuracy = self.evaluate(self.data.held_out)
+        return {
+            "loss": loss,
+            "accuracy": accuracy,
+            "held_out_loss": held_out_loss,
+            "held_out_accuracy": held_out_accuracy,
+        }
+
+    def _descent(self, train: Part, validation: Part) -> Descent:
+        if self.preset.order == 1:
+            return first_order(self.net, self.arch, validation)
+        named = {name: self.optimizer.state.get(p, {}) for name, p in self.net.named_parameters()}
+        return second_order(
+            self.net,
+            self.arch,
+            train,
+            validation,
+            self.optimizer.param_groups[0]["lr"],
+            velocity={n: s["momentum_buffer"] for n, s in named.items() if "momentum_buffer" in s},
+            momentum=self.preset.momentum,
+            weight_decay=self.preset.weight_decay,
+        )
+
+    def _learn(self, batch: Part, tally: Tally) -> None:
+        scores = self._scores(batch.images)
+        loss = functional.cross_entropy(scores, batch.labels)
+        self.optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.net.parameters(), self.preset.clip)
+        self.optimizer.step()
+        tally.add(loss.detach(), scores.detach(), batch.labels)
+
+    def _scores(self, images: Tensor) -> Tensor:
+        logits = [] if isinstance(self.net, EvalNetwork) else [row.detach() for row in self.arch()]
+        scores: Tensor = self.net(images, *logits)
+        return scores
+
+    def _augmented(self, batch: Part, cutout: int = 0) -> Part:
+        p = self.preset
+        images = augment(batch.images, self.generator, pad=p.pad, flip=p.flip, cutout=cutout)
+        return Part(images, batch.labels)
+
+    def _stopped(self, row: dict[str, Any]) -> str:
+        """Return why this phase ends with this epoch, or nothing."""
+        p = self.preset
+        if self.phase == "search":
+            better = row["validation_loss"] < self._best
+            self._best = min(self._best, row["validation_loss"])
+            self._waited = 0 if better else self._waited + 1
+        if self.epoch >= self._epochs():
+            return "epochs"
+        if self.spent_s >= self._ends_s():
+            return "budget"
+        if self.phase == "search" and p.patience is not None and self._waited >= p.patience:
+            return "patience"
+        return ""
+
+
+class Tally:
+    """Loss and hits of an epoch, summed on the device and read once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._sums = torch.zeros(2, dtype=torch.float64, device=device)
+        self._count = 0
+
+    def add(self, loss: Tensor, scores: Tensor, labels: Tensor) -> None:
+        """Count a batch: its mean loss, and the images whose class has the highest score."""
+        hits = (scores.argmax(1) == labels).sum()
+        self._sums += torch.stack([loss.double() * len(labels), hits.double()])
+        self._count += len(labels)
+
+    def read(self) -> tuple[float, float]:
+        """Return mean loss and accuracy."""
+        loss, accuracy = (self._sums / self._count).tolist()
+        return loss, accuracy
+
+
+def read(path: str | Path) -> dict[str, Any]:
+    """Return the state that ``Trainer.save`` wrote; nothing in the file can run."""
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    if state.get("format") != FORMAT:
+        raise InvalidInputError(
+            f"{path} must be of format {FORMAT}, got {state.get('format')}", argument="path"
+        )
+    return state
+
+
+def _counts(data: Data) -> list[int]:
+    return [len(part.labels) for part in (data.train, data.validation, data.held_out)]

@@ -1,0 +1,160 @@
+"""A search trains, stops by its rules, and goes on from a checkpoint as if it had never stopped."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+import torch
+
+from nxcore.errors import InvalidInputError
+from nxcore.nas import trainer as trainers
+from nxcore.nas.data import Data, Part
+from nxcore.nas.preset import PRESETS, Preset
+from nxcore.nas.trainer import Trainer
+
+LEAST = Preset(
+    C=2,
+    layers=2,
+    steps=1,
+    multiplier=1,
+    primitives=("none", "max_pool_3x3", "skip_connect", "dil_conv_3x3"),
+    warmup=1,
+    epochs=2,
+    batch=4,
+    lr=0.1,
+    arch_lr=0.1,
+    retrain_epochs=2,
+    retrain_batch=8,
+    retrain_C=2,
+    retrain_layers=2,
+    drop_path=0.3,
+    pad=1,
+    cutout=2,
+)
+
+
+def images():
+    draw = torch.Generator().manual_seed(0)
+
+    def part(count):
+        labels = torch.arange(count) % 2
+        # One class is brighter above, the other below.
+        x = torch.randn(count, 1, 8, 8, generator=draw)
+        x[:, :, :4] += 2 * labels[:, None, None, None] - 1
+        return Part(x, labels)
+
+    return Data("stripes", ("below", "above"), part(12), part(12), part(6))
+
+
+def without_time(rows):
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+
+
+def same(got, want):
+    """Compare states to the bit."""
+    if isinstance(want, dict):
+        return got.keys() == want.keys() and all(same(got[k], want[k]) for k in want if k != "seconds")
+    if isinstance(want, (list, tuple)):
+        return len(got) == len(want) and all(map(same, got, want))
+    return torch.equal(got, want) if isinstance(want, torch.Tensor) else got == want
+
+
+def state(trainer):
+    return trainer.state_dict() | {"stops": trainer.state_dict()["stops"][2:]}  # but the time that it took
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("cut", [2, 4], ids=["in the search", "in retraining"])
+def test_it_goes_on_as_if_it_had_never_stopped(cut, order, tmp_path):
+    preset = dataclasses.replace(LEAST, order=order)
+    straight = Trainer(images(), preset, seed=5)
+    rows = list(straight.run())
+    assert [row["phase"] for row in rows] == ["warm-up", "search", "search", "retraining", "retraining"]
+    first = Trainer(images(), preset, seed=5)
+    for _, _ in zip(range(cut), first.run(tmp_path), strict=False):
+        pass
+    torch.manual_seed(99)  # a new process has drawn other numbers
+    second = Trainer.restore(tmp_path / "checkpoint.pt", images())
+    list(second.run(tmp_path))
+    assert same(state(second), state(straight))
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert without_time(lines) == without_time(json.loads(json.dumps(rows)))
+
+
+def test_each_phase_moves_what_it_should():
+    found = Trainer(images(), LEAST)
+    logits, weights = found.arch.logits.detach().clone(), found.net.classifier.weight.detach().clone()
+    found.advance()
+    assert torch.equal(found.arch.logits, logits), "warm-up: weights alone"
+    assert not torch.equal(found.net.classifier.weight, weights)
+    row = found.advance()
+    assert row["phase"] == "search"
+    assert not torch.equal(found.arch.logits, logits)
+    assert row["genotype"] == found.arch.genotype()._asdict() == found.genotype._asdict()
+    assert found.advance()["stopped"] == "epochs"
+    logits = found.arch.logits.detach().clone()
+    row = found.advance()
+    assert row["phase"] == "retraining"
+    assert 0 <= row["held_out_accuracy"] <= 1
+    assert torch.equal(found.arch.logits, logits)
+
+
+def test_the_learning_rate_follows_a_cosine():
+    found = Trainer(images(), LEAST)
+    got = [row["lr"] for row in found.run()]
+    want = [0.1, *(0.001 + 0.099 * (1 + math.cos(math.pi * e / 3)) / 2 for e in (1, 2)), 0.025, 0.0125]
+    assert got == pytest.approx(want)
+
+
+def test_what_is_learned_is_seen_in_the_held_out_images():
+    preset = dataclasses.replace(
+        LEAST, retrain_epochs=12, retrain_C=4, retrain_lr=0.1, drop_path=0.0, cutout=0
+    )
+    rows = list(Trainer(images(), preset, seed=1).run())
+    assert rows[-1]["held_out_accuracy"] == 1.0
+
+
+def test_it_stops_where_its_rules_say(monkeypatch):
+    never_better = dataclasses.replace(LEAST, warmup=0, epochs=9, patience=2, retrain_epochs=0)
+    found = Trainer(images(), never_better)
+    found._best = 0.0
+    rows = list(found.run())
+    assert [row.get("stopped") for row in rows] == [None, "patience"]
+    now = iter(range(0, 1000, 5))
+    monkeypatch.setattr(trainers.time, "perf_counter", lambda: next(now))
+    rows = list(Trainer(images(), dataclasses.replace(LEAST, epochs=9, budget_s=18, retrain_epochs=9)).run())
+    assert [row.get("stopped") for row in rows] == [None, "budget", None, "budget"]
+    # Five seconds an epoch: retraining has 8, from 10 to 18.
+    assert rows[3]["lr"] == pytest.approx(0.025 * (1 + math.cos(math.pi * 5 / 8)) / 2)
+
+
+def test_a_checkpoint_is_of_its_data_and_format(tmp_path):
+    found = Trainer(images(), LEAST)
+    found.save(tmp_path / "here.pt")
+    other = dataclasses.replace(images(), name="dots")
+    with pytest.raises(InvalidInputError, match=r"data must be that of .*here.pt, .*stripes.*, got .*dots"):
+        Trainer.restore(tmp_path / "here.pt", other)
+    torch.save({"format": 0}, tmp_path / "old.pt")
+    with pytest.raises(InvalidInputError, match=r"old.pt must be of format 1, got 0"):
+        Trainer.restore(tmp_path / "old.pt", images())
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [({"order": 3}, "order must be 1 or 2, got 3"), ({"epochs": 0}, "epochs must be 1 or more, got 0")],
+)
+def test_what_a_preset_refuses(given, message):
+    with pytest.raises(InvalidInputError, match=message):
+        Preset(**given)
+
+
+def test_the_papers_preset_is_the_papers():
+    darts = PRESETS["darts"]
+    assert (darts.C, darts.layers, darts.steps, darts.batch, darts.epochs) == (16, 8, 4, 64, 50)
+    assert (darts.retrain_C, darts.retrain_layers, darts.retrain_epochs, darts.retrain_batch) == (
+        36,
+        20,
+        600,
+        96,
+    )
