@@ -10,7 +10,20 @@ import sys
 import typer
 
 from nxcore import __version__
-from nxcore.cli import backends, bench, demo, doctor, explain, ops, quarantine, report, tune, verify, wisdom
+from nxcore.cli import (
+    backends,
+    bench,
+    demo,
+    doctor,
+    explain,
+    ops,
+    quarantine,
+    report,
+    search,
+    tune,
+    verify,
+    wisdom,
+)
 
 app = typer.Typer(
     name="nxcore",
@@ -21,7 +34,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for module in (demo, ops, backends, doctor, explain, verify, tune, report, bench):
+for module in (demo, ops, backends, doctor, explain, verify, tune, report, bench, search):
     app.command(name=module.__name__.rpartition(".")[2])(module.command)
 app.add_typer(wisdom.app, name="wisdom")
 app.add_typer(quarantine.app, name="quarantine")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import time
@@ -114,7 +115,8 @@ class Trainer:
         """
         started, phase = time.perf_counter(), self.phase
         lr = self._anneal()
-        sums = self._retrained() if phase == "retraining" else self._searched(moves=phase == "search")
+        with _threads(self.preset.threads if self.device.type == "cpu" else None):
+            sums = self._retrained() if phase == "retraining" else self._searched(moves=phase == "search")
         if phase == "search":
             self.genotype = self.arch.genotype()
         self.epoch += 1
@@ -382,6 +384,16 @@ def read(path: str | Path) -> dict[str, Any]:
             f"{path} must be of format {FORMAT}, got {state.get('format')}", argument="path"
         )
     return state
+
+
+@contextlib.contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _counts(data: Data) -> list[int]:

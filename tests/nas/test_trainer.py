@@ -31,6 +31,7 @@ LEAST = Preset(
     drop_path=0.3,
     pad=1,
     cutout=2,
+    threads=1,
 )
 
 
@@ -127,6 +128,17 @@ def test_it_stops_where_its_rules_say(monkeypatch):
     assert [row.get("stopped") for row in rows] == [None, "budget", None, "budget"]
     # Five seconds an epoch: retraining has 8, from 10 to 18.
     assert rows[3]["lr"] == pytest.approx(0.025 * (1 + math.cos(math.pi * 5 / 8)) / 2)
+
+
+def test_it_trains_on_as_many_threads_as_it_is_told(monkeypatch):
+    before, seen = torch.get_num_threads(), []
+    searched = Trainer._searched
+    monkeypatch.setattr(
+        Trainer, "_searched", lambda *a, **k: (seen.append(torch.get_num_threads()), searched(*a, **k))[1]
+    )
+    Trainer(images(), LEAST).advance()
+    assert seen == [1]
+    assert torch.get_num_threads() == before
 
 
 def test_a_checkpoint_is_of_its_data_and_format(tmp_path):

@@ -26,7 +26,7 @@ from tests.null import fakes
 FAILED = BackendStatus(
     "sad", "failed", "ImportError: no toolkit", "reinstall it", Source("sad", "nxcore-sad 1.0")
 )
-COMMANDS = ("bench", "demo", "ops", "backends", "doctor", "explain", "report", "tune", "verify")
+COMMANDS = ("bench", "demo", "ops", "backends", "doctor", "explain", "report", "search", "tune", "verify")
 
 
 @pytest.fixture(autouse=True)

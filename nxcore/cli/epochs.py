@@ -1,0 +1,104 @@
+"""What ``nxcore search`` shows: in a terminal a table that grows, in a pipe a line an epoch; then all."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Group
+from rich.table import Table
+
+from nxcore.cli.render import _console, _table
+
+Row = Mapping[str, Any]
+LAST = 12
+"""How many epochs a terminal shows at once."""
+
+
+@contextlib.contextmanager
+def watching(history: Sequence[Row], *, quiet: bool = False) -> Iterator[Callable[[Row], None]]:
+    """Show epochs as they end; yields what to give their rows.
+
+    Parameters
+    ----------
+    history : sequence of mapping
+        Epochs that were before.
+    quiet : bool
+        Show nothing.
+    """
+    console = _console()
+    if quiet:
+        yield lambda row: None  # noqa: ARG005
+        return
+    if not sys.stdout.isatty():
+        yield lambda row: console.print(line(row), markup=False, soft_wrap=True)
+        return
+    from rich.live import Live
+
+    seen = list(history)
+    with Live("the first epoch", console=console, refresh_per_second=4) as live:
+
+        def show(row: Row) -> None:
+            seen.append(row)
+            spent = sum(r["seconds"] for r in seen)
+            below = f"{row['phase']}: {row['epoch']} of {row['epochs']} epochs, {spent:.0f} s"
+            live.update(Group(table(seen[-LAST:]), below))
+
+        yield show
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """Return epochs as a table."""
+    columns = ("phase", "epoch", "loss", "accuracy", "validation", "held out", "entropy")
+    shown = _table(*columns, "dominant operations", right=columns[1:])
+    for row in rows:
+        shown.add_row(row["phase"], *_figures(row), dominant(row["genotype"]))
+    return shown
+
+
+def line(row: Row) -> str:
+    """Return an epoch as a line."""
+    epoch, *figures = _figures(row)
+    names = ("loss", "accuracy", "validation", "held out", "entropy")
+    told = ", ".join(f"{name} {figure}" for name, figure in zip(names, figures, strict=True) if figure)
+    of_search = f": {dominant(row['genotype'])}" if row["phase"] == "search" else ""
+    return f"{row['phase']} {epoch}, {row['seconds']:.1f} s: {told}{of_search}"
+
+
+def dominant(genotype: Mapping[str, Any]) -> str:
+    """Return how often each operation is in a genotype, the most frequent first."""
+    counts = Counter(name for name, _ in (*genotype["normal"], *genotype["reduce"]))
+    return ", ".join(f"{count} {name}" for name, count in counts.most_common())
+
+
+def found(report: Mapping[str, Any]) -> None:
+    """Print what a search found, and where it lies."""
+    console = _console()
+    genotype = report["genotype"]
+    for title, genes in (("normal", genotype["normal"]), ("reduction", genotype["reduce"])):
+        nodes = [genes[i : i + 2] for i in range(0, len(genes), 2)]
+        pairs = ["  ".join(f"{name} of {source}" for name, source in pair) for pair in nodes]
+        for node, pair in enumerate(pairs, 2):
+            console.print(f"{title if node == 2 else '':10} {node} = {pair}", markup=False, soft_wrap=True)
+    if report["held_out_accuracy"] is not None:
+        accuracy, images = report["held_out_accuracy"], report["held_out_images"]
+        console.print(f"{accuracy:.2%} of {images} held-out images, {report['seconds']:.0f} s of training")
+    for file in report["files"]:
+        console.print(f"written: {file}", markup=False, soft_wrap=True)
+
+
+def _figures(row: Row) -> tuple[str, ...]:
+    def percent(key: str) -> str:
+        return f"{row[key]:.1%}" if key in row else ""
+
+    return (
+        f"{row['epoch']}/{row['epochs']}",
+        f"{row['loss']:.3f}",
+        percent("accuracy"),
+        percent("validation_accuracy"),
+        percent("held_out_accuracy"),
+        f"{row['entropy']:.3f}",
+    )

@@ -1,0 +1,183 @@
+"""``nxcore search``: an architecture searched on images, then trained."""
+
+from __future__ import annotations
+
+import json as _json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from nxcore.nas import Trainer
+
+ASKED, RESULT, PICTURE, CURVE = "search.json", "result.json", "genotype.svg", "curve.html"
+INTERRUPTED = 130
+
+
+def begun(asked: dict[str, Any], output: Path, device: str | None) -> Trainer:
+    """Return a new search, and write down in its folder what was asked."""
+    import dataclasses
+
+    from nxcore.errors import InvalidInputError, nearest
+    from nxcore.nas import PRESETS, Trainer
+
+    if (output / ASKED).exists():
+        raise InvalidInputError(
+            f"output must be new, and {output} holds a search: --resume {output} goes on with it",
+            argument="output",
+        )
+    if asked["preset"] not in PRESETS:
+        raise InvalidInputError(
+            f"preset must be one of {', '.join(PRESETS)}, got {asked['preset']!r}"
+            f"{nearest(asked['preset'], PRESETS)}",
+            argument="preset",
+        )
+    changed = {
+        name: asked[name] for name in ("epochs", "retrain_epochs", "budget_s") if asked[name] is not None
+    }
+    preset = dataclasses.replace(PRESETS[asked["preset"]], **changed)
+    trainer = Trainer(images(asked, device), preset, seed=asked["seed"])
+    output.mkdir(parents=True, exist_ok=True)
+    (output / ASKED).write_text(_json.dumps(asked, indent=2) + "\n", encoding="utf-8")
+    return trainer
+
+
+def resumed(folder: Path, device: str | None) -> Trainer:
+    """Return a search where its last epoch ended."""
+    from nxcore.errors import InvalidInputError
+    from nxcore.nas import Trainer
+    from nxcore.nas.trainer import CHECKPOINT
+
+    if not (folder / CHECKPOINT).is_file() or not (folder / ASKED).is_file():
+        raise InvalidInputError(f"resume must be the folder of a search, got {folder}", argument="resume")
+    asked = _json.loads((folder / ASKED).read_text(encoding="utf-8"))
+    return Trainer.restore(folder / CHECKPOINT, images(asked, device))
+
+
+def images(asked: dict[str, Any], device: str | None) -> Any:
+    """Return what is searched on, on its device."""
+    from nxcore.device import available
+    from nxcore.nas import data
+
+    return data.load(asked["data"], asked["root"], seed=asked["seed"], side=asked["side"]).to(
+        available(device)
+    )
+
+
+def report(trainer: Trainer, folder: Path) -> dict[str, Any]:
+    """Return what was found, and write it and its pictures into the folder."""
+    from nxcore.cli import render
+    from nxcore.errors import InvalidInputError
+    from nxcore.nas.picture import curve_html, genotype_svg
+    from nxcore.nas.trainer import CHECKPOINT, METRICS
+
+    history = trainer.history
+    (folder / PICTURE).write_text(genotype_svg(trainer.genotype), encoding="utf-8")
+    files = [PICTURE, METRICS, CHECKPOINT, RESULT]
+    try:
+        (folder / CURVE).write_text(curve_html(history), encoding="utf-8")
+        files.insert(1, CURVE)
+    except InvalidInputError as error:
+        render.error(str(error))
+    found = {
+        "phase": trainer.phase,
+        "genotype": trainer.genotype._asdict(),
+        "entropy": history[-1]["entropy"],
+        "held_out_accuracy": history[-1].get("held_out_accuracy"),
+        "held_out_images": len(trainer.data.held_out.labels),
+        "seconds": sum(row["seconds"] for row in history),
+        "epochs": len(history),
+        "files": [str(folder / name) for name in files],
+    }
+    (folder / RESULT).write_text(render.dumps(found), encoding="utf-8")
+    return found
+
+
+def command(
+    data: Annotated[
+        str | None,
+        typer.Option(help="digits, cifar10, or a folder with one of images a class.", show_default="digits"),
+    ] = None,
+    root: Annotated[
+        Path | None, typer.Option(help="Where cifar10 is: its batches' folder, or an .npz.")
+    ] = None,
+    side: Annotated[
+        int | None, typer.Option(help="Of a folder's images, scaled.", min=8, show_default="32")
+    ] = None,
+    preset: Annotated[str | None, typer.Option(help="tiny or darts.", show_default="tiny")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Of the search.", show_default="the preset's", min=1)
+    ] = None,
+    retrain_epochs: Annotated[
+        int | None, typer.Option(help="Of the found network's training.", show_default="the preset's", min=0)
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option(help="Seconds of training, half for the search.", min=0)
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of all that is drawn.", show_default="0")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one.")] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            help="Who serves calls: see nxcore.policy.", show_default="estimate; on cuda, the session's"
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="A new folder.", show_default="search")
+    ] = None,
+    resume: Annotated[Path | None, typer.Option(help="The folder of a search to go on with.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Search an architecture on images (DARTS), then train what was found.
+
+    The folder gets metrics.jsonl, a checkpoint after every epoch, genotype.svg, curve.html and result.json.
+    Exit status 130 if it was interrupted; --resume goes on after the last whole epoch.
+    """
+    import contextlib
+
+    import nxcore
+    from nxcore.cli import epochs as shown
+    from nxcore.cli import render
+    from nxcore.errors import InvalidInputError
+
+    asked: dict[str, Any] = {
+        "data": str(Path(data).absolute()) if data and Path(data).is_dir() else data,
+        "root": None if root is None else str(root.absolute()),
+        "side": side,
+        "preset": preset,
+        "epochs": epochs,
+        "retrain_epochs": retrain_epochs,
+        "budget_s": budget,
+        "seed": seed,
+    }
+    if resume is not None:
+        given = [name for name, value in (asked | {"output": output}).items() if value is not None]
+        if given:
+            raise InvalidInputError(
+                f"--resume goes on with what its search was told, got {', '.join(given)} too",
+                argument="resume",
+            )
+        folder, trainer = resume, resumed(resume, device)
+    else:
+        usual: dict[str, Any] = {"data": "digits", "side": 32, "preset": "tiny", "seed": 0}
+        asked |= {name: value for name, value in usual.items() if asked[name] is None}
+        folder = output or Path("search")
+        trainer = begun(asked, folder, device)
+    chosen = policy or ("estimate" if trainer.device.type == "cpu" else None)
+    interrupted = False
+    with (
+        nxcore.policy(chosen) if chosen else contextlib.nullcontext(),
+        shown.watching(trainer.history, quiet=json) as show,
+    ):
+        try:
+            for row in trainer.run(folder):
+                show(row)
+        except KeyboardInterrupt:
+            interrupted = True
+    if trainer.history:
+        found = report(trainer, folder)
+        render.json(found) if json else shown.found(found)
+    if interrupted:
+        render.error(f"interrupted: nxcore search --resume {folder}")
+        raise typer.Exit(INTERRUPTED)

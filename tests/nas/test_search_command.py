@@ -1,0 +1,146 @@
+"""nxcore search from end to end, with the least that can be searched; and what it draws."""
+
+import dataclasses
+import io
+import json
+import re
+import sys
+from xml.etree import ElementTree as ET
+
+import pytest
+from typer.testing import CliRunner
+
+from nxcore import nas
+from nxcore.cli import app, epochs
+from nxcore.errors import InvalidInputError
+from nxcore.nas import Genotype, Trainer, picture
+from tests.nas.test_trainer import LEAST, images, same, without_time
+
+GENOTYPE = Genotype(
+    (("sep_conv_3x3", 1), ("skip_connect", 0), ("dil_conv_5x5", 2), ("max_pool_3x3", 0)),
+    (2, 3),
+    (("avg_pool_3x3", 1), ("max_pool_3x3", 0), ("conv_7x1_1x7", 2), ("skip_connect", 1)),
+    (2, 3),
+)
+
+
+@pytest.fixture(autouse=True)
+def _least(monkeypatch):
+    pytest.importorskip("sklearn", reason="an extra")
+    least = dataclasses.replace(LEAST, batch=240, retrain_batch=480, flip=False, retrain_epochs=1)
+    monkeypatch.setattr(nas, "PRESETS", {"tiny": least})
+
+
+def run(*words, status=0):
+    done = CliRunner().invoke(app, ["search", *map(str, words)])
+    if done.exception and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == status, done.output
+    return done.output
+
+
+def test_it_searches_trains_draws_and_goes_on_where_it_was_interrupted(tmp_path, monkeypatch):
+    straight, halted = tmp_path / "straight", tmp_path / "halted"
+    text = run("-o", straight, "--seed", 3)
+    assert re.search(r"warm-up 1/3, .*\nsearch 2/3, .* validation .*\nsearch 3/3, .*\nretraining 1/1, ", text)
+    assert re.search(r"normal +2 = \w+ of [01]  \w+ of [01]\n", text)
+    assert re.search(r"[\d.]+% of 359 held-out images", text)
+    result = json.loads((straight / "result.json").read_text())
+    assert sorted(p.name for p in straight.iterdir()) == sorted(
+        ["search.json", *(name.rpartition("/")[2] for name in result["files"])]
+    )
+
+    advance = Trainer.advance
+
+    def interrupted(trainer):
+        if len(trainer.history) == 2:
+            raise KeyboardInterrupt
+        return advance(trainer)
+
+    monkeypatch.setattr(Trainer, "advance", interrupted)
+    assert "--resume" in run("-o", halted, "--seed", 3, status=130)
+    assert len((halted / "metrics.jsonl").read_text().splitlines()) == 2
+    monkeypatch.setattr(Trainer, "advance", advance)
+    found = json.loads(run("--resume", halted, "--json"))
+    assert found["phase"] == "done"
+    assert (found["genotype"], found["held_out_accuracy"]) == (
+        result["genotype"],
+        result["held_out_accuracy"],
+    )
+    histories = [
+        without_time(map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()))
+        for folder in (straight, halted)
+    ]
+    assert same(*histories), "to the bit"
+    assert ET.parse(halted / "genotype.svg").getroot().tag.endswith("svg")
+    assert "held out" in (halted / "curve.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--preset", "tinny"), "preset must be one of tiny, got 'tinny'; did you mean 'tiny'"),
+        (("--resume", "nowhere"), "resume must be the folder of a search, got nowhere"),
+        (
+            ("--resume", "nowhere", "--seed", "0"),
+            "--resume goes on with what its search was told, got seed too",
+        ),
+        (("--data", "nowhere"), "source must be digits, cifar10 or a folder that exists, got 'nowhere'"),
+    ],
+)
+def test_what_it_refuses(words, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidInputError, match=message):
+        run(*words)
+    assert not list(tmp_path.iterdir()), "nothing is left behind"
+
+
+def test_a_folder_that_holds_a_search_is_kept(tmp_path):
+    (tmp_path / "search.json").write_text("{}")
+    with pytest.raises(InvalidInputError, match=r"output must be new, .* --resume .* goes on with it"):
+        run("-o", tmp_path)
+
+
+def test_a_terminal_shows_the_last_epochs_as_a_table(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    rows = list(Trainer(images(), LEAST).run())
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    with epochs.watching(rows[:1]) as show:
+        for row in rows[1:]:
+            show(row)
+    last = sys.stdout.getvalue().rpartition("phase ")[2]
+    assert all(
+        word in last for word in ("warm-up", "search", "retraining", "3/3", "retraining: 2 of 2 epochs")
+    )
+
+
+def test_a_genotype_is_drawn_with_every_operation_once():
+    root = ET.fromstring(picture.genotype_svg(GENOTYPE))
+    texts = [e.text for e in root.iter() if e.tag.endswith("text")]
+    for name in {name for name, _ in GENOTYPE.normal + GENOTYPE.reduce}:
+        assert texts.count(name) == sum(n == name for n, _ in GENOTYPE.normal + GENOTYPE.reduce)
+    assert texts.count("out") == 2
+    arcs = [e for e in root.iter() if e.tag.endswith("path")]
+    assert len(arcs) == 8 + 4, "an arc an operation, one a state that is concatenated"
+    labels = [(e.get("x"), e.get("y")) for e in root.iter() if e.tag.endswith("text")]
+    assert len(set(labels)) == len(labels), "no two in one place"
+    assert all(0 < float(y) < float(root.get("height")) for _, y in labels)
+
+
+def test_a_curve_has_every_phases_figures():
+    pytest.importorskip("plotly", reason="an extra")
+    page = picture.curve_html(list(Trainer(images(), LEAST).run()))
+    drawn = page.rpartition("Plotly.newPlot")[2]
+    assert all(f'"name":"{name}"' in drawn for name in ("training", "validation", "held out", "entropy"))
+    assert all(f'"text":"{phase}"' in drawn for phase in ("warm-up", "search", "retraining"))
+    assert "http" not in drawn.replace("https://plot.ly", ""), "it needs no network"
+
+
+def test_without_plotly_the_curve_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "plotly.subplots", None)
+    with pytest.raises(InvalidInputError, match=r"pip install 'nxcore-kernels\[search\]'"):
+        picture.curve_html([])
