@@ -21,8 +21,10 @@ def begun(asked: dict[str, Any], output: Path, device: str | None) -> Trainer:
 
     from nxcore.errors import InvalidInputError, nearest
     from nxcore.nas import PRESETS, Trainer
+    from nxcore.nas.ranks import place
 
-    if (output / ASKED).exists():
+    rank, _ = place()
+    if rank == 0 and (output / ASKED).exists():
         raise InvalidInputError(
             f"output must be new, and {output} holds a search: --resume {output} goes on with it",
             argument="output",
@@ -38,8 +40,9 @@ def begun(asked: dict[str, Any], output: Path, device: str | None) -> Trainer:
     }
     preset = dataclasses.replace(PRESETS[asked["preset"]], **changed)
     trainer = Trainer(images(asked, device), preset, seed=asked["seed"])
-    output.mkdir(parents=True, exist_ok=True)
-    (output / ASKED).write_text(_json.dumps(asked, indent=2) + "\n", encoding="utf-8")
+    if rank == 0:
+        output.mkdir(parents=True, exist_ok=True)
+        (output / ASKED).write_text(_json.dumps(asked, indent=2) + "\n", encoding="utf-8")
     return trainer
 
 
@@ -94,6 +97,24 @@ def report(trainer: Trainer, folder: Path) -> dict[str, Any]:
     return found
 
 
+def followed(trainer: Trainer, folder: Path, policy: str | None, *, quiet: bool) -> bool:
+    """Train to the end and show how far it is; return whether it was interrupted."""
+    import contextlib
+
+    import nxcore
+    from nxcore.cli import epochs as shown
+
+    policy = policy or ("estimate" if trainer.device.type == "cpu" else None)
+    serving = nxcore.policy(policy) if policy else contextlib.nullcontext()
+    with serving, shown.watching(trainer.history, quiet=quiet) as show:
+        try:
+            for row in trainer.run(folder):
+                show(row)
+        except KeyboardInterrupt:
+            return True
+    return False
+
+
 def command(
     data: Annotated[
         str | None,
@@ -132,11 +153,10 @@ def command(
     """Search an architecture on images (DARTS), then train what was found.
 
     The folder gets metrics.jsonl, a checkpoint after every epoch, genotype.svg, curve.html and result.json.
+    `torchrun -m nxcore search` shares every batch out over ranks, each with a GPU of its own.
     Exit status 130 if it was interrupted; --resume goes on after the last whole epoch.
     """
-    import contextlib
-
-    import nxcore
+    from nxcore import distributed
     from nxcore.cli import epochs as shown
     from nxcore.cli import render
     from nxcore.errors import InvalidInputError
@@ -158,24 +178,13 @@ def command(
                 f"--resume goes on with what its search was told, got {', '.join(given)} too",
                 argument="resume",
             )
-        folder, trainer = resume, resumed(resume, device)
-    else:
-        usual: dict[str, Any] = {"data": "digits", "side": 32, "preset": "tiny", "seed": 0}
-        asked |= {name: value for name, value in usual.items() if asked[name] is None}
-        folder = output or Path("search")
-        trainer = begun(asked, folder, device)
-    chosen = policy or ("estimate" if trainer.device.type == "cpu" else None)
-    interrupted = False
-    with (
-        nxcore.policy(chosen) if chosen else contextlib.nullcontext(),
-        shown.watching(trainer.history, quiet=json) as show,
-    ):
-        try:
-            for row in trainer.run(folder):
-                show(row)
-        except KeyboardInterrupt:
-            interrupted = True
-    if trainer.history:
+    usual: dict[str, Any] = {"data": "digits", "side": 32, "preset": "tiny", "seed": 0}
+    asked |= {name: value for name, value in usual.items() if asked[name] is None}
+    folder = resume or output or Path("search")
+    with distributed.ranks() as (rank, _):
+        trainer = begun(asked, folder, device) if resume is None else resumed(resume, device)
+        interrupted = followed(trainer, folder, policy, quiet=json or rank > 0)
+    if trainer.history and rank == 0:
         found = report(trainer, folder)
         render.json(found) if json else shown.found(found)
     if interrupted:

@@ -28,7 +28,7 @@ class Preset:
     order : {1, 2}
         Of the architecture's gradient: see ``nxcore.nas.bilevel``.
     batch : int
-        Images of a step.
+        Images of a step, of all ranks together.
     lr, lr_min, momentum, weight_decay, clip : float
         Of the weights: SGD, from ``lr`` to ``lr_min`` along a cosine; gradients' norm is ``clip`` at most.
     arch_lr, arch_betas, arch_weight_decay

@@ -22,6 +22,7 @@ from nxcore.nas.data import Data, Part, augment, batches
 from nxcore.nas.genotype import Genotype
 from nxcore.nas.networks import EvalNetwork, SearchNetwork
 from nxcore.nas.preset import Preset
+from nxcore.nas.ranks import as_first, mean, place, shared, total
 
 Phase = Literal["warm-up", "search", "retraining", "done"]
 
@@ -57,6 +58,11 @@ class Trainer:
         As last read: once an epoch.
     history : list of dict
         A row an epoch, as ``advance`` returns it.
+
+    Notes
+    -----
+    On several ranks of a process group, each with the same data, each takes its share of every batch, and the
+    gradients are the mean of all. Batch norms have the statistics of a rank's share.
     """
 
     phase: Phase
@@ -67,6 +73,7 @@ class Trainer:
     def __init__(self, data: Data, preset: Preset, *, seed: int = 0) -> None:
         self.data, self.preset, self.seed = data, preset, seed
         self.device = data.train.images.device
+        self.rank, self.world = place()
         torch.manual_seed(seed)
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.arch = ArchitectureParameters(preset.steps, preset.primitives, preset.multiplier).to(self.device)
@@ -87,8 +94,9 @@ class Trainer:
         Parameters
         ----------
         folder : path, optional
-            Gets ``metrics.jsonl`` and, after every epoch, ``checkpoint.pt``.
+            Gets ``metrics.jsonl`` and, after every epoch, ``checkpoint.pt``: the first rank writes.
         """
+        folder = None if self.rank else folder
         if folder is not None:
             folder = Path(folder)
             folder.mkdir(parents=True, exist_ok=True)
@@ -128,7 +136,7 @@ class Trainer:
             **sums,
             "entropy": self.arch.entropy().item(),
             "genotype": self.genotype._asdict(),
-            "seconds": time.perf_counter() - started,
+            "seconds": self._agreed(time.perf_counter() - started),
         }
         self.spent_s += row["seconds"]
         if stopped := self._stopped(row):
@@ -145,10 +153,12 @@ class Trainer:
     @torch.no_grad()
     def evaluate(self, part: Part) -> tuple[float, float]:
         """Return loss and accuracy of the network in training on a part, by the running statistics."""
+        as_first(self.net)
         self.net.eval()
         tally = Tally(self.device)
-        for images, labels in zip(part.images.split(CHUNK), part.labels.split(CHUNK), strict=True):
-            scores = self._scores(images)
+        own = Part(*(t[self.rank :: self.world] for t in part))
+        for images, labels in zip(own.images.split(CHUNK), own.labels.split(CHUNK), strict=True):
+            scores = self.net(images, *self._logits())
             tally.add(functional.cross_entropy(scores, labels), scores, labels)
         self.net.train()
         return tally.read()
@@ -249,6 +259,7 @@ class Trainer:
                 **sizes,
             )
         self.net = net.to(self.device)
+        self._shared = shared(self.net, unused=p.mode != "exact" or p.multiplier < p.steps)
         self.optimizer = torch.optim.SGD(
             self.net.parameters(), lr=p.lr, momentum=p.momentum, weight_decay=p.weight_decay
         )
@@ -256,6 +267,14 @@ class Trainer:
     def _epochs(self) -> int:
         p = self.preset
         return p.retrain_epochs if self.phase == "retraining" else p.warmup + p.epochs
+
+    def _agreed(self, seconds: float) -> float:
+        """Return the mean of all ranks' figures: they stop together."""
+        return seconds if self.world == 1 else mean(torch.tensor(seconds, device=self.device)).item()
+
+    def _batches(self, part: Part, size: int) -> Iterator[Part]:
+        share = max(1, size // self.world)
+        return batches(part, share, self.generator, rank=self.rank, world=self.world)
 
     def _ends_s(self) -> float:
         return self.preset.budget_s / (1 if self.phase == "retraining" else 2)
@@ -278,13 +297,13 @@ class Trainer:
         """Train the weights for an epoch and, if it ``moves``, the architecture in turn with them."""
         size = self.preset.batch
         of_weights, of_architecture = Tally(self.device), Tally(self.device)
-        rest = batches(self.data.validation, size, self.generator)
-        for train in batches(self.data.train, size, self.generator):
+        rest = self._batches(self.data.validation, size)
+        for train in self._batches(self.data.train, size):
             batch = self._augmented(train)
             if moves:
                 validation = self._augmented(next(rest))
                 found = self._descent(batch, validation)
-                self.arch.logits.grad = found.gradient
+                self.arch.logits.grad = mean(found.gradient)
                 self.arch_optimizer.step()
                 of_architecture.add(found.loss, found.scores, validation.labels)
             self._learn(batch, of_weights)
@@ -296,7 +315,7 @@ class Trainer:
 
     def _retrained(self) -> dict[str, float]:
         tally = Tally(self.device)
-        for batch in batches(self.data.both, self.preset.retrain_batch, self.generator):
+        for batch in self._batches(self.data.both, self.preset.retrain_batch):
             self._learn(self._augmented(batch, self.preset.cutout), tally)
         loss, accuracy = tally.read()
         held_out_loss, held_out_accuracy = self.evaluate(self.data.held_out)
@@ -323,7 +342,7 @@ class Trainer:
         )
 
     def _learn(self, batch: Part, tally: Tally) -> None:
-        scores = self._scores(batch.images)
+        scores = self._shared(batch.images, *self._logits())
         loss = functional.cross_entropy(scores, batch.labels)
         self.optimizer.zero_grad()
         loss.backward()
@@ -331,10 +350,9 @@ class Trainer:
         self.optimizer.step()
         tally.add(loss.detach(), scores.detach(), batch.labels)
 
-    def _scores(self, images: Tensor) -> Tensor:
-        logits = [] if isinstance(self.net, EvalNetwork) else [row.detach() for row in self.arch()]
-        scores: Tensor = self.net(images, *logits)
-        return scores
+    def _logits(self) -> list[Tensor]:
+        """Return the architecture as an input of the network; a found one has it within."""
+        return [] if isinstance(self.net, EvalNetwork) else [row.detach() for row in self.arch()]
 
     def _augmented(self, batch: Part, cutout: int = 0) -> Part:
         p = self.preset
@@ -358,22 +376,21 @@ class Trainer:
 
 
 class Tally:
-    """Loss and hits of an epoch, summed on the device and read once."""
+    """Loss and hits of an epoch, summed on the device and read once, at its end."""
 
     def __init__(self, device: torch.device) -> None:
-        self._sums = torch.zeros(2, dtype=torch.float64, device=device)
-        self._count = 0
+        self._sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, hits, images
 
     def add(self, loss: Tensor, scores: Tensor, labels: Tensor) -> None:
         """Count a batch: its mean loss, and the images whose class has the highest score."""
         hits = (scores.argmax(1) == labels).sum()
-        self._sums += torch.stack([loss.double() * len(labels), hits.double()])
-        self._count += len(labels)
+        self._sums[:2] += torch.stack([loss.double() * len(labels), hits.double()])
+        self._sums[2] += len(labels)
 
     def read(self) -> tuple[float, float]:
-        """Return mean loss and accuracy."""
-        loss, accuracy = (self._sums / self._count).tolist()
-        return loss, accuracy
+        """Return mean loss and accuracy over all ranks."""
+        loss, hits, count = total(self._sums).tolist()
+        return loss / count, hits / count
 
 
 def read(path: str | Path) -> dict[str, Any]:

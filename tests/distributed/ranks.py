@@ -190,6 +190,40 @@ def explained(mesh: Any, device: torch.device) -> None:
     assert "subclass of Tensor" in str(nxcore.explain("sum", x))
 
 
+def architecture(mesh: Any, device: torch.device) -> None:
+    """A search's gradients are those of the joined batch; its ranks stay alike, to the bit."""
+    from nxcore.nas import ArchitectureParameters, SearchNetwork, Trainer, bilevel
+    from nxcore.nas.data import Part
+    from nxcore.nas.ranks import mean
+    from tests.nas.test_trainer import LEAST, images
+
+    torch.manual_seed(0)
+    net = (
+        SearchNetwork(C=2, num_classes=2, layers=2, steps=1, multiplier=1, in_channels=1).double().to(device)
+    )
+    net.eval()  # in training batch norms would know a rank's images alone
+    arch = ArchitectureParameters(steps=1, multiplier=1).double().to(device)
+    whole = Part(image(8, 1, 8, 8).double().to(device), torch.arange(8).to(device) % 2)
+    own = Part(*(t.chunk(RANKS)[distributed.get_rank()] for t in whole))
+    with nxcore.policy("estimate"):
+        for found in (bilevel.first_order, lambda *a: bilevel.second_order(*a[:2], own, a[2], 0.0)):
+            torch.testing.assert_close(
+                mean(found(net, arch, own).gradient), bilevel.first_order(net, arch, whole).gradient
+            )
+        trainer = Trainer(images().to(device), LEAST)
+        rows = list(trainer.run())
+    told = [trainer.state_dict()[name] for name in ("genotype", "history", "arch", "optimizer")]
+    assert [row["phase"] for row in rows] == ["warm-up", "search", "search", "retraining", "retraining"]
+    assert told[2]["logits"].isfinite().all()
+    everywhere: list[Any] = [None] * RANKS
+    distributed.all_gather_object(
+        everywhere, [str(told), *(p.detach().cpu() for p in trainer.net.parameters())]
+    )
+    for one in everywhere[1:]:
+        assert one[0] == everywhere[0][0]
+        assert all(map(torch.equal, one[1:], everywhere[0][1:]))
+
+
 OPERATORS: dict[str, Any] = {}
 RAN: list[str] = []
 

@@ -15,7 +15,7 @@ import torch
 
 ROOT = Path(__file__).parents[2]
 RANKS = 2
-CASES = ["ddp", "fsdp", "calls", "whole", "partial", "strict", "explained"]
+CASES = ["ddp", "fsdp", "calls", "whole", "partial", "strict", "explained", "architecture"]
 
 
 def failures(kind: str, folder: Path) -> dict[str, str]:
