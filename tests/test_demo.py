@@ -36,6 +36,7 @@ def _run(target: Path) -> tuple[str, dict[str, Any]]:
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert "demo 10/10" in done.stderr, "a pipe gets a line a step"
+    assert done.stdout.splitlines()[-1].startswith("Next: nxcore search"), "it ends with what to try"
     return done.stdout, json.loads(Path(target).read_text(encoding="utf-8"))
 
 

@@ -32,3 +32,4 @@ def command(
         render.line(f"Written to {json}")
     if report.wrong:
         raise typer.Exit(1)
+    render.line("Next: nxcore search, an architecture for such images in about a minute")

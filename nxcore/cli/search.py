@@ -22,9 +22,10 @@ def begun(asked: dict[str, Any], output: Path, device: str | None) -> Trainer:
     from nxcore.errors import InvalidInputError, nearest
     from nxcore.nas import PRESETS, Trainer
     from nxcore.nas.ranks import place
+    from nxcore.nas.trainer import CHECKPOINT
 
     rank, _ = place()
-    if rank == 0 and (output / ASKED).exists():
+    if rank == 0 and (output / CHECKPOINT).exists():
         raise InvalidInputError(
             f"output must be new, and {output} holds a search: --resume {output} goes on with it",
             argument="output",
@@ -188,5 +189,6 @@ def command(
         found = report(trainer, folder)
         render.json(found) if json else shown.found(found)
     if interrupted:
-        render.error(f"interrupted: nxcore search --resume {folder}")
+        on = f"nxcore search --resume {folder} goes on" if trainer.history else "no epoch has ended yet"
+        render.error(f"interrupted: {on}")
         raise typer.Exit(INTERRUPTED)

@@ -72,8 +72,18 @@ def test_it_searches_trains_draws_and_goes_on_where_it_was_interrupted(tmp_path,
         for folder in (straight, halted)
     ]
     assert same(*histories), "to the bit"
+    assert json.loads(run("--resume", halted, "--json")) == found, "one that is done tells it again"
     assert ET.parse(halted / "genotype.svg").getroot().tag.endswith("svg")
     assert "held out" in (halted / "curve.html").read_text(encoding="utf-8")
+
+
+def test_one_that_was_interrupted_in_its_first_epoch_begins_anew(tmp_path, monkeypatch):
+    def interrupted(trainer):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trainer, "advance", interrupted)
+    for _ in range(2):
+        assert "no epoch has ended yet" in run("-o", tmp_path, status=130)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +106,7 @@ def test_what_it_refuses(words, message, tmp_path, monkeypatch):
 
 
 def test_a_folder_that_holds_a_search_is_kept(tmp_path):
-    (tmp_path / "search.json").write_text("{}")
+    (tmp_path / "checkpoint.pt").write_text("")
     with pytest.raises(InvalidInputError, match=r"output must be new, .* --resume .* goes on with it"):
         run("-o", tmp_path)
 

@@ -130,6 +130,21 @@ def test_it_stops_where_its_rules_say(monkeypatch):
     assert rows[3]["lr"] == pytest.approx(0.025 * (1 + math.cos(math.pi * 5 / 8)) / 2)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("order", [1, 2])
+def test_on_a_gpu_it_goes_on_where_it_was(order, tmp_path):
+    preset = dataclasses.replace(LEAST, order=order)
+    first = Trainer(images().to("cuda"), preset)
+    for _, _ in zip(range(2), first.run(tmp_path), strict=False):
+        pass
+    second = Trainer.restore(tmp_path / "checkpoint.pt", images().to("cuda"))
+    assert same(state(second), state(first))
+    rows = list(second.run(tmp_path))
+    assert [row["phase"] for row in rows] == ["search", "retraining", "retraining"]
+    assert all(math.isfinite(row["loss"]) for row in rows)
+    assert second.net.classifier.weight.is_cuda
+
+
 def test_it_trains_on_as_many_threads_as_it_is_told(monkeypatch):
     before, seen = torch.get_num_threads(), []
     searched = Trainer._searched
