@@ -22,7 +22,8 @@ from nxcore.nas.data import Data, Part, augment, batches
 from nxcore.nas.genotype import Genotype
 from nxcore.nas.networks import EvalNetwork, SearchNetwork
 from nxcore.nas.preset import Preset
-from nxcore.nas.ranks import as_first, mean, place, shared, total
+from nxcore.nas.ranks import as_first, mean, place, shared
+from nxcore.nas.tally import Tally
 
 Phase = Literal["warm-up", "search", "retraining", "done"]
 
@@ -373,24 +374,6 @@ class Trainer:
         if self.phase == "search" and p.patience is not None and self._waited >= p.patience:
             return "patience"
         return ""
-
-
-class Tally:
-    """Loss and hits of an epoch, summed on the device and read once, at its end."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, hits, images
-
-    def add(self, loss: Tensor, scores: Tensor, labels: Tensor) -> None:
-        """Count a batch: its mean loss, and the images whose class has the highest score."""
-        hits = (scores.argmax(1) == labels).sum()
-        self._sums[:2] += torch.stack([loss.double() * len(labels), hits.double()])
-        self._sums[2] += len(labels)
-
-    def read(self) -> tuple[float, float]:
-        """Return mean loss and accuracy over all ranks."""
-        loss, hits, count = total(self._sums).tolist()
-        return loss / count, hits / count
 
 
 def read(path: str | Path) -> dict[str, Any]:

@@ -1,0 +1,26 @@
+"""What an epoch's batches add up to."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nxcore.nas.ranks import total
+
+
+class Tally:
+    """Loss and hits of an epoch, summed on the device and read once, at its end."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, hits, images
+
+    def add(self, loss: Tensor, scores: Tensor, labels: Tensor) -> None:
+        """Count a batch: its mean loss, and the images whose class has the highest score."""
+        hits = (scores.argmax(1) == labels).sum()
+        self._sums[:2] += torch.stack([loss.double() * len(labels), hits.double()])
+        self._sums[2] += len(labels)
+
+    def read(self) -> tuple[float, float]:
+        """Return mean loss and accuracy over all ranks."""
+        loss, hits, count = total(self._sums).tolist()
+        return loss / count, hits / count
