@@ -62,6 +62,11 @@ class Data:
         return replace(self, train=train, validation=validation, held_out=moved(self.held_out))
 
     @property
+    def counts(self) -> list[int]:
+        """How many images each part has."""
+        return [len(part.labels) for part in (self.train, self.validation, self.held_out)]
+
+    @property
     def both(self) -> Part:
         """What isn't held out."""
         return Part(*(torch.cat(pair) for pair in zip(self.train, self.validation, strict=True)))

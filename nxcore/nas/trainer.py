@@ -190,7 +190,7 @@ class Trainer:
             If the file is of another format, or of other data.
         """
         state = read(path)
-        if (known := (state["data"], state["counts"])) != (got := (data.name, _counts(data))):
+        if (known := (state["data"], state["counts"])) != (got := (data.name, data.counts)):
             raise InvalidInputError(f"data must be that of {path}, {known}, got {got}", argument="data")
         preset = dict(state["preset"])
         if budget_s is not None:
@@ -204,7 +204,7 @@ class Trainer:
         return {
             "format": FORMAT,
             "data": self.data.name,
-            "counts": _counts(self.data),
+            "counts": self.data.counts,
             "preset": asdict(self.preset),
             "seed": self.seed,
             "phase": self.phase,
@@ -213,6 +213,7 @@ class Trainer:
             "history": self.history,
             "stops": (self.spent_s, self._began_s, self._best, self._waited),
             "net": self.net.state_dict(),
+            "kept": self.net.kept if isinstance(self.net, SearchNetwork) else None,
             "optimizer": self.optimizer.state_dict(),
             "arch": self.arch.state_dict(),
             "arch_optimizer": self.arch_optimizer.state_dict(),
@@ -232,6 +233,8 @@ class Trainer:
         self.phase, self.epoch, self.history = state["phase"], state["epoch"], list(state["history"])
         self.spent_s, self._began_s, self._best, self._waited = state["stops"]
         self.net.load_state_dict(state["net"])
+        if isinstance(self.net, SearchNetwork) and state["kept"] is not None:
+            self.net.kept = state["kept"].to(self.device)
         self.optimizer.load_state_dict(state["optimizer"])
         self.arch.load_state_dict(state["arch"])
         self.arch_optimizer.load_state_dict(state["arch_optimizer"])
@@ -244,21 +247,15 @@ class Trainer:
         """Begin a phase that has a network of its own."""
         p = self.preset
         self.phase, self.epoch, self._began_s = phase, 0, self.spent_s
-        images = self.data.train.images
-        sizes = {"num_classes": len(self.data.classes), "in_channels": images.shape[1]}
+        classes, channels = len(self.data.classes), self.data.train.images.shape[1]
         net: nn.Module
         if phase == "retraining":
-            net = EvalNetwork(self.genotype, p.retrain_C, layers=p.retrain_layers, **sizes)
-        else:
-            net = SearchNetwork(
-                p.C,
-                layers=p.layers,
-                steps=p.steps,
-                multiplier=p.multiplier,
-                primitives=p.primitives,
-                mode=p.mode,
-                **sizes,
+            net = EvalNetwork(
+                self.genotype, p.retrain_C, classes, layers=p.retrain_layers, in_channels=channels
             )
+        else:
+            sizes = p.C, classes, p.layers, p.steps, p.multiplier
+            net = SearchNetwork(*sizes, primitives=p.primitives, mode=p.mode, in_channels=channels)
         self.net = net.to(self.device)
         self._shared = shared(self.net, unused=p.mode != "exact" or p.multiplier < p.steps)
         self.optimizer = torch.optim.SGD(
@@ -297,6 +294,8 @@ class Trainer:
     def _searched(self, *, moves: bool) -> dict[str, float]:
         """Train the weights for an epoch and, if it ``moves``, the architecture in turn with them."""
         size = self.preset.batch
+        if isinstance(self.net, SearchNetwork):
+            self.net.decide(*self._logits())  # once an epoch, where the mode has something to decide
         of_weights, of_architecture = Tally(self.device), Tally(self.device)
         rest = self._batches(self.data.validation, size)
         for train in self._batches(self.data.train, size):
@@ -394,7 +393,3 @@ def _threads(count: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _counts(data: Data) -> list[int]:
-    return [len(part.labels) for part in (data.train, data.validation, data.held_out)]

@@ -65,10 +65,13 @@ def state(trainer):
     return trainer.state_dict() | {"stops": trainer.state_dict()["stops"][2:]}  # but the time that it took
 
 
-@pytest.mark.parametrize("order", [1, 2])
-@pytest.mark.parametrize("cut", [2, 4], ids=["in the search", "in retraining"])
-def test_it_goes_on_as_if_it_had_never_stopped(cut, order, tmp_path):
-    preset = dataclasses.replace(LEAST, order=order)
+@pytest.mark.parametrize(
+    ("cut", "order", "mode"),
+    [(2, 1, "exact"), (2, 2, "exact"), (4, 1, "exact"), (2, 1, "threshold"), (2, 1, "sampled")],
+    ids=["in the search", "second order", "in retraining", "decided", "drawn"],
+)
+def test_it_goes_on_as_if_it_had_never_stopped(cut, order, mode, tmp_path):
+    preset = dataclasses.replace(LEAST, order=order, mode=mode)
     straight = Trainer(images(), preset, seed=5)
     rows = list(straight.run())
     assert [row["phase"] for row in rows] == ["warm-up", "search", "search", "retraining", "retraining"]
@@ -99,6 +102,17 @@ def test_each_phase_moves_what_it_should():
     assert row["phase"] == "retraining"
     assert 0 <= row["held_out_accuracy"] <= 1
     assert torch.equal(found.arch.logits, logits)
+
+
+def test_what_runs_is_decided_once_an_epoch_and_kept(tmp_path):
+    found = Trainer(images(), dataclasses.replace(LEAST, mode="threshold"))
+    with torch.no_grad():
+        found.arch.logits[..., 0] = -10
+    found.advance()
+    assert not found.net.kept[:, 0].any()
+    found.save(tmp_path / "checkpoint.pt")
+    again = Trainer.restore(tmp_path / "checkpoint.pt", images())
+    assert torch.equal(again.net.kept, found.net.kept)
 
 
 def test_the_learning_rate_follows_a_cosine():
