@@ -27,6 +27,7 @@ import torch
 
 from nxcore.discovery import discover
 from nxcore.pace import Pace
+from nxcore.problem import tensors_of
 from nxcore.registry import Registry
 from nxcore.session import Session
 from nxcore.settings import Settings
@@ -38,8 +39,12 @@ TURN = 10
 Make = Callable[[], tuple[Any, ...]]
 
 
-def _xs(*shape: int) -> tuple[torch.Tensor, ...]:
-    return tuple(torch.randn(shape) for _ in range(8))
+def _xs(*shape: int, grad: bool = False) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.randn(shape, requires_grad=grad) for _ in range(8))
+
+
+def _leaf(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, requires_grad=True)
 
 
 CASES: Mapping[str, tuple[str, Make]] = {
@@ -60,6 +65,17 @@ CASES: Mapping[str, tuple[str, Make]] = {
     "depthwise_conv2d_backward of (8, 16, 32, 32) by 3": (
         "depthwise_conv2d_backward",
         lambda: (torch.randn(8, 16, 32, 32), torch.randn(8, 16, 32, 32), torch.randn(16, 1, 3, 3), 1, 1),
+    ),
+    # Where an argument needs a gradient, a call is one forward and backward.
+    "gradient of weighted_sum of 8 x (2, 4, 8, 8)": (
+        "weighted_sum",
+        lambda: (_xs(2, 4, 8, 8, grad=True), _leaf(8)),
+    ),
+    "gradient of avg_pool2d of (2, 4, 8, 8) by 3": ("avg_pool2d", lambda: (_leaf(2, 4, 8, 8), 3, 1, 1)),
+    "gradient of max_pool2d of (2, 4, 8, 8) by 3": ("max_pool2d", lambda: (_leaf(2, 4, 8, 8), 3, 1, 1)),
+    "gradient of depthwise_conv2d of (2, 4, 8, 8) by 3": (
+        "depthwise_conv2d",
+        lambda: (_leaf(2, 4, 8, 8), _leaf(4, 1, 3, 3), 1, 1),
     ),
 }
 
@@ -83,7 +99,7 @@ class Row:
     background : float
         The part of ``cost`` that is the background's.
     rule, chosen : str
-        How far learning came.
+        How far learning came, forward and backward.
     """
 
     case: str
@@ -127,17 +143,28 @@ def measured(
         }
         learning = sessions["online"].chooser
         learning.learner.keep_to(pace)
+        runners = {which: _there_and_back(session.op(op), args) for which, session in sessions.items()}
         order, dice = list(spent), random.Random(len(runs))
         for _ in range(calls // TURN):
             dice.shuffle(order)
             for which in order:
-                spent[which] += _spent(sessions[which].op(op), args)
-        background = pace.spent / spent["torch"]
+                spent[which] += _spent(runners[which], args)
+        background = (pace.spent - pace.charged) / spent["torch"]
         cost = spent["online"] / spent["torch"] - 1 + background
         runs.append((spent["torch"], cost, spent["again"] / spent["torch"] - 1, background))
-    decision = next(iter(learning.choices.values())).decision
+    decisions = [c.decision for c in learning.choices.values()]
+    first = next((d for d in decisions if d.rule == "exploring"), decisions[0])
     seconds, cost, noise, background = (statistics.median(column) for column in zip(*runs, strict=True))
-    return Row(case, calls, seconds, cost, noise, background, decision.rule, decision.chosen)
+    return Row(case, calls, seconds, cost, noise, background, first.rule, first.chosen)
+
+
+def _there_and_back(operator: Callable[..., Any], args: tuple[Any, ...]) -> Callable[..., Any]:
+    """Return ``operator``, followed by its gradient where an argument needs one."""
+    inputs = [t for t in tensors_of(args) if t.requires_grad]
+    if not inputs:
+        return operator
+    grad = torch.randn_like(operator(*args).detach())
+    return lambda *args: torch.autograd.grad(operator(*args), inputs, grad)
 
 
 def _spent(operator: Callable[..., Any], args: tuple[Any, ...]) -> float:

@@ -24,6 +24,10 @@ CALLS = {
     "max_pool2d of (8, 16, 32, 32) by 3": 500,
     "depthwise_conv2d of (8, 16, 32, 32) by 3": 500,
     "depthwise_conv2d_backward of (8, 16, 32, 32) by 3": 500,
+    "gradient of weighted_sum of 8 x (2, 4, 8, 8)": 5_000,
+    "gradient of avg_pool2d of (2, 4, 8, 8) by 3": 10_000,
+    "gradient of max_pool2d of (2, 4, 8, 8) by 3": 10_000,
+    "gradient of depthwise_conv2d of (2, 4, 8, 8) by 3": 5_000,
 }
 ENOUGH_S = 0.5
 
@@ -36,10 +40,19 @@ def test_a_run_that_learns_stays_within_its_budget(case: str, record_property: A
     assert row.cost <= online.BUDGET + abs(row.noise)
 
 
-def test_so_does_one_in_which_torchs_own_ways_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("case", "calls"),
+    [
+        ("softmax_sum of 8 x (8, 16, 16, 16)", 40_000),
+        ("gradient of weighted_sum of 8 x (2, 4, 8, 8)", 20_000),
+    ],
+)
+def test_so_does_one_in_which_torchs_own_ways_take_turns(
+    case: str, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for piece in ("KNOWN_S", "UNKNOWN_S"):
         monkeypatch.setattr(learn, piece, 0.002)  # else it begins after half a minute
-    row = online.measured("softmax_sum of 8 x (8, 16, 16, 16)", 40_000, discover(found=()), enough_s=0.0)
+    row = online.measured(case, calls, discover(found=()), enough_s=0.0)
     print(f"\n{row}")
     assert row.rule in ("measured", "reference"), "it came to an end"
     assert row.cost <= online.BUDGET + abs(row.noise)

@@ -93,6 +93,10 @@ class Chooser:
                 self.choices.popitem(last=False)
             return choice
 
+    def known(self, problem: Problem, backend: str | None = None) -> Choice | None:
+        """Return what was decided in this process, None if nothing was."""
+        return self.choices.get(self._key(problem, backend))
+
     def keep(self, problem: Problem, backend: str | None, choice: Choice) -> None:
         """Let ``choice`` serve ``problem`` from now on."""
         with self._threads:

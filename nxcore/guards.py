@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from nxcore.choice import Choice
-from nxcore.dispatch import PREFERENCE, Operator, Preference
+from nxcore.dispatch import PREFERENCE, Preference
 from nxcore.errors import InvalidInputError, UnsupportedProblemError
 from nxcore.problem import Problem, tensors_of
 
@@ -102,7 +102,7 @@ def _unless_negated(call: Callable[..., Any], reference: Callable[..., Any]) -> 
     return guarded
 
 
-def preferring(order: Preference, operator: Operator) -> Callable[..., Any]:
+def preferring(order: Preference, operator: Callable[..., Any]) -> Callable[..., Any]:
     """Carry ``nxcore.use`` over to the backward pass, which runs later and, on CUDA, in another thread."""
     if order == Preference():
         return operator

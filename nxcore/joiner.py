@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 from nxcore.autograd import Differentiable
 from nxcore.choice import Choice
+from nxcore.chooser import Chooser
+from nxcore.crossing import Crossing, alone
 from nxcore.dispatch import PREFERENCE, Operator
 from nxcore.guards import guarded, of_the_first, preferring, unless_capturing
-from nxcore.problem import Problem
-from nxcore.registry import Registry
-from nxcore.tune import Tuner
+from nxcore.online import Call, exploration
+from nxcore.problem import Problem, tensors_of
 
 
 class Joiner:
@@ -19,38 +21,32 @@ class Joiner:
 
     Parameters
     ----------
-    registry : Registry
-        Where backward operators' specs are.
-    tuner : Tuner
-        Who knows which kernels would take a problem.
+    chooser : Chooser
+        Who knows what is chosen, and which kernels would take a problem.
     op : callable
         ``op(name, backend=...)``: the session's operators.
     """
 
-    def __init__(self, registry: Registry, tuner: Tuner, op: Callable[..., Operator]) -> None:
-        self.registry, self.tuner, self._op = registry, tuner, op
+    def __init__(self, chooser: Chooser, op: Callable[..., Operator]) -> None:
+        self.chooser, self.tuner, self.registry, self._op = chooser, chooser.tuner, chooser.tuner.registry, op
 
-    def joined(
-        self, operator: Operator, problem: Problem, args: tuple[Any, ...], choice: Choice
-    ) -> Callable[..., Any]:
+    def joined(self, operator: Operator, problem: Problem, args: tuple[Any, ...], choice: Choice) -> Call:
         """Return the chosen call, and the one for captured calls beside it where that is another."""
         call = self._alone(operator, problem, args, choice)
         if choice.captured is None:
             return call
         return unless_capturing(call, self._alone(operator, problem, args, choice.captured))
 
-    def _alone(
-        self, operator: Operator, problem: Problem, args: tuple[Any, ...], choice: Choice
-    ) -> Callable[..., Any]:
+    def _alone(self, operator: Operator, problem: Problem, args: tuple[Any, ...], choice: Choice) -> Call:
         """Return a chosen call behind its guards, joined with its backward operator where one is needed."""
         served, inner, inner_args = self.served(operator, problem, args)
         call, gradient = guarded(choice, inner), operator.spec.gradient
-        if served is not operator and choice.native:
+        if served is not operator and (choice.native or self._held_to_less(inner, choice)):
             return operator.spec.reference  # whose own autograd keeps what it needs
         if not (problem.needs_grad and gradient and gradient.covers(*args)):
             return call
         call = call if served is operator else of_the_first(call, len(inner_args))
-        return self._differentiable(operator, problem, choice, call)
+        return self._differentiable(operator, problem, args, choice, call)
 
     def served(
         self, operator: Operator, problem: Problem, args: tuple[Any, ...]
@@ -63,32 +59,53 @@ class Joiner:
         inner_args = args[: len(inner.spec.params)]
         return inner, Problem.of(inner.spec, inner_args), inner_args
 
-    def _differentiable(
-        self, operator: Operator, problem: Problem, choice: Choice, call: Callable[..., Any]
-    ) -> Callable[..., Any]:
-        """Join ``call`` with its backward operator, unless torch's own autograd would do all of it anyway."""
-        spec, gradient = operator.spec, operator.spec.gradient
-        assert gradient is not None  # noqa: S101  the caller looked
-        backward = self.registry.spec(gradient.op)
-        native = choice.native and choice.decision.chosen == "torch" and operator.backend is None
-        if native and not self._backward_candidates(problem):
-            return call
-        return Differentiable(
-            spec=spec,
-            described=problem.args,
-            gradient=gradient,
-            forward=call,
-            backward=preferring(PREFERENCE.get(), self._op(gradient.op, backend=operator.backend)),
-            reference=backward.reference,
-        )
+    def _held_to_less(self, inner: Problem, choice: Choice) -> bool:
+        """Tell whether torch's fastest way takes no turns, so that others would be held to less."""
+        return exploration(choice.call) is not None and bool(inner.spec.yardsticks)
 
-    def _backward_candidates(self, problem: Problem) -> list[str]:
-        """Return the kernels that would take the gradient of ``problem``, laid out as the output."""
+    def _differentiable(
+        self, operator: Operator, problem: Problem, args: tuple[Any, ...], choice: Choice, call: Call
+    ) -> Call:
+        """Join ``call`` with its backward operator, unless torch's own autograd does all of it anyway."""
+        gradient, order = operator.spec.gradient, PREFERENCE.get()
+        assert gradient is not None  # noqa: S101  the caller looked
+        spec = self.registry.spec(gradient.op)
+
+        def bridge(backward: Call) -> Differentiable:
+            return Differentiable(operator.spec, problem.args, gradient, call, backward, spec.reference)
+
+        backward = preferring(order, self._op(gradient.op, backend=operator.backend))
+        explored = exploration(choice.call)
+        if operator.backend is not None or not (alone(choice) or explored):
+            return bridge(backward)
+        described = None if gradient.forward else self._described(problem, args)
+        known = self.chooser.known(described) if described else None
+        nobody = described and (described.view or not self.tuner.accepting(described, order.backends))
+        if nobody and not explored and not (known and exploration(known.call)):
+            return call
+        if order.trace:  # which is to see the backward operator's problems
+            return bridge(backward)
+        crossing = Crossing(
+            problem,
+            choice,
+            bridge=bridge,
+            backward=backward,
+            find=preferring(order, functools.partial(self._found, spec.name)),
+            pace=self.chooser.learner.pace,
+        )
+        if known and (explored is None or explored.known):
+            crossing.settle(known)
+        return crossing.call
+
+    def _described(self, problem: Problem, args: tuple[Any, ...]) -> Problem:
+        """Return the problem that the gradient of ``problem`` is, laid out as the output."""
         gradient = problem.spec.gradient
         assert gradient is not None  # noqa: S101  the caller looked
-        backward = self.registry.spec(gradient.op)
-        mask = (True,) * len(problem.tensors)
+        mask = tuple(t.requires_grad for t in tensors_of(args))
         # Any number of that type will do.
         values = tuple(1 if isinstance(a, type) else a for a in problem.args)
-        described = Problem.of(backward, gradient.args(problem.outputs, mask, *values))
-        return [] if described.view else self.tuner.accepting(described, PREFERENCE.get().backends)
+        return Problem.of(self.registry.spec(gradient.op), gradient.args(problem.outputs, mask, *values))
+
+    def _found(self, name: str, *arguments: Any) -> Choice | None:
+        operator = self._op(name)
+        return self.chooser.known(Problem.of(operator.spec, operator.frozen(arguments)))

@@ -120,7 +120,6 @@ class Learner:
             if not (last or settled(candidates, again)):
                 exploration.resume()
                 return
-            self.pace.charge(_lost_s(timings))
             decision = decided(problem, candidates, again, entries, learnt=True)
             self.recall.keep(problem, decision, again, "online")
             finish(carry_out(decision, entries))
@@ -138,12 +137,18 @@ class Learner:
             native = (e.candidate.label for e in racing if e.candidate.native)
             exploration.begin(calls, frozenset({AGAIN, *native}))
 
+        def rest() -> None:
+            self.pace.rest(0.0)
+            exploration.resume()
+
         exploration = Exploration(
             problem.spec.reference,
             problem.device,
             wanted=lambda: self._preparing.add(prepare),
             look=lambda timings, last: self._judging.add(lambda: judge(timings, last)),
             failed=failed,
+            pace=self.pace,
+            rests=lambda: self._judging.add(rest),
             clock=self.clock,
         )
         reason = "its first calls take turns between torch's own and the kernels that are ready"
@@ -210,9 +215,3 @@ class Learner:
             return result
 
         return run
-
-
-def _lost_s(timings: Mapping[str, Timing]) -> float:
-    """Return what turns took above as many of torch's own."""
-    each = timings[AGAIN].median_us
-    return sum(max(0.0, t - each) for timing in timings.values() for t in timing.call_us) * 1e-6

@@ -3,7 +3,7 @@
 Calls take turns between torch's own and the candidates, in rounds of random order, so that drift hits
 all alike. Each does the caller's work and is timed in place: on the CPU by a clock, on CUDA by two events
 that are asked later whether they have come to pass. Nothing runs twice, nothing waits, no memory is taken.
-Until all are ready, and while somebody looks at the times, torch's own serves.
+Until all are ready, while somebody looks at the times, and while turns have cost enough, torch's own serves.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ import functools
 import random
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from nxcore.measure import DROP, DROP_AFTER, Clock
+from nxcore.pace import Pace
 from nxcore.timing import Timing
 
 LOOKS = (12, 20, 40)
@@ -34,6 +36,44 @@ FIRST_US = 10_000.0
 """What a first run may take above that: it may load, link or allocate."""
 
 Call = Callable[..., Any]
+
+
+class Switch:
+    """A call that goes elsewhere from time to time.
+
+    Parameters
+    ----------
+    of : object
+        Whose it is; lives as long as the call.
+    target : callable
+        Where it goes at first.
+
+    Attributes
+    ----------
+    call : callable
+        A ``partial``, which costs a call of a microsecond nothing that can be measured, while a function of
+        Python's costs it a tenth.
+    """
+
+    def __init__(self, of: object, target: Call) -> None:
+        self._of, self.call = of, functools.partial[Any](target)
+        self.to(target)
+
+    @property
+    def target(self) -> Call:
+        """What ``call`` goes to at present."""
+        return self.call.func
+
+    def to(self, target: Call) -> None:
+        """Let all calls go to ``target``, which must outlive the one that another thread is in."""
+        self.call.__setstate__((target, (), {}, {"of": self._of}))  # type: ignore[attr-defined]  # typeshed lacks it
+
+
+class Watcher(Protocol):
+    """Who wants to know when an exploration begins to take turns, and when it rests."""
+
+    def turn(self) -> None:
+        """Look at it."""
 
 
 class Exploration:
@@ -52,6 +92,10 @@ class Exploration:
         follow.
     failed : callable
         Told the label and the exception of a candidate that raised.
+    pace : Pace
+        Is charged with what turns cost.
+    rests : callable
+        Called after a round where turns have cost enough for now; ``resume`` is to follow.
     clock : callable
         Nanoseconds; a test may bring its own.
     seed : int
@@ -60,8 +104,9 @@ class Exploration:
     Attributes
     ----------
     call : callable
-        Does the caller's work, by whoever's turn it is. A ``partial``, which costs a call of a microsecond
-        nothing that can be measured, while a function of Python's costs it a tenth.
+        Does the caller's work, by whoever's turn it is.
+    over : bool
+        No more turns are taken.
     """
 
     def __init__(
@@ -72,11 +117,14 @@ class Exploration:
         wanted: Callable[[], None],
         look: Callable[[Mapping[str, Timing], bool], None],
         failed: Callable[[str, Exception], None],
+        pace: Pace,
+        rests: Callable[[], None],
         clock: Clock = time.perf_counter_ns,
         seed: int = 0,
     ) -> None:
         self.reference, self.device, self.clock = reference, device, clock
         self._wanted, self._looks, self._failed = wanted, look, failed
+        self.pace, self._rests = pace, rests
         self._calls: dict[str, Call] = {}
         self._rounds: dict[str, list[tuple[float, float]]] = {}
         self._rivals: frozenset[str] = frozenset()
@@ -84,18 +132,47 @@ class Exploration:
         self._pending: deque[tuple[str, float, Any, Any]] = deque()
         self._turn, self._dice = threading.Lock(), random.Random(seed)  # noqa: S311  the order of a benchmark
         self._started, self._done, self._met = 0, 0, 0
-        # Kept: what a partial is going to must outlive the call that another thread is in.
+        self._least, self.over = float("inf"), False
+        # Kept: what a switch goes to must outlive the call that another thread is in.
         self._steps = (self._meet, self._take_turns)
-        self.call = functools.partial[Any](self._steps[0])
-        self._go_to(self._steps[0])
+        self._watchers: tuple[weakref.ref[Watcher], ...] = ()
+        self._switch = Switch(self, self._steps[0])
+        self.call = self._switch.call
 
     @property
     def serve(self) -> Call:
         """What ``call`` goes to at present."""
-        return self.call.func
+        return self._switch.target
+
+    @property
+    def known(self) -> bool:
+        """Whether the problem was met often enough."""
+        return self._met >= MET
+
+    @property
+    def engaged(self) -> bool:
+        """Whether a call may be served by another than torch's own."""
+        return self.serve not in (self.reference, self._steps[0])
+
+    def watch(self, watcher: Watcher) -> None:
+        """Tell ``watcher``, for as long as it lives, where ``engaged`` may have changed."""
+        with self._turn:
+            self._watchers = (*(w for w in self._watchers if w()), weakref.ref(watcher))
 
     def _go_to(self, call: Call) -> None:
-        self.call.__setstate__((call, (), {}, {"of": self}))  # type: ignore[attr-defined]  # typeshed lacks it
+        self._switch.to(call)
+        for known in self._watchers:
+            if watcher := known():
+                watcher.turn()
+
+    def met(self, times: int = 1) -> None:
+        """Count calls; enough of them make the problem worth the work."""
+        with self._turn:  # two threads that count at once would both be the last, or neither
+            before, self._met = self._met, self._met + times
+            wanted = before < MET <= self._met
+        if wanted:
+            self._go_to(self.reference)
+            self._wanted()
 
     def begin(self, calls: Mapping[str, Call], rivals: frozenset[str]) -> None:
         """Take turns from now on; ``rivals``, torch's own among them, are never dropped."""
@@ -110,6 +187,7 @@ class Exploration:
 
     def end(self, call: Call) -> None:
         """Serve all calls by ``call`` from now on."""
+        self.over = True
         self._go_to(call)
         self._calls = {}
 
@@ -123,12 +201,7 @@ class Exploration:
         return self.serve is self._steps[1]
 
     def _meet(self, *args: Any) -> Any:
-        with self._turn:  # two threads that count at once would both be the last, or neither
-            self._met += 1
-            wanted = self._met == MET
-        if wanted:
-            self._go_to(self.reference)
-            self._wanted()
+        self.met()
         return self.reference(*args)
 
     def _take_turns(self, *args: Any) -> Any:
@@ -156,20 +229,22 @@ class Exploration:
 
     def _run(self, label: str, args: tuple[Any, ...]) -> Any:
         call = self._calls[label]
+        entered = self.clock()
         try:
             if self.device.type == "cuda":
                 start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
                 start.record()
                 began = self.clock()
                 result = call(*args)
-                host_us = (self.clock() - began) * 1e-3
+                spent = self.clock() - began
+                host_us = spent * 1e-3
                 end.record()
                 self._pending.append((label, host_us, start, end))
             else:
                 began = self.clock()
                 result = call(*args)
-                spent_us = (self.clock() - began) * 1e-3
-                self._note(label, spent_us, spent_us)
+                spent = self.clock() - began
+                self._note(label, spent * 1e-3, spent * 1e-3)
         except Exception as error:
             if label in self._rivals:
                 self._order.append(label)  # the round is to be whole
@@ -178,6 +253,7 @@ class Exploration:
             self._failed(label, error)
             self._end_round()
             return self.reference(*args)
+        self.pace.charge((self.clock() - entered - spent) * 1e-9)  # the turn's own price
         return result
 
     def _capturing(self) -> bool:
@@ -192,11 +268,16 @@ class Exploration:
 
     def _note(self, label: str, device_us: float, host_us: float) -> None:
         self._rounds[label].append((device_us, host_us))
+        us = max(device_us, host_us)
+        if label in self._rivals:
+            self._least = min(self._least, us)
+        else:
+            torchs = self._least if self._least < float("inf") else 0.0  # not known before its first turn
+            self.pace.charge(max(0.0, us - torchs) * 1e-6)
         mine = len(self._rounds[label])
         if label not in self._rivals and mine <= DROP_AFTER:
-            least = min((max(t) for name in self._rivals for t in self._rounds[name]), default=float("inf"))
-            limit = HOPELESS * least if mine > 1 else HOPELESS**2 * least + FIRST_US
-            if max(device_us, host_us) > limit:
+            limit = HOPELESS * self._least if mine > 1 else HOPELESS**2 * self._least + FIRST_US
+            if us > limit:
                 self._drop(label)
         self._end_round()
 
@@ -217,6 +298,9 @@ class Exploration:
         if done - 1 in LOOKS:
             self._go_to(self.reference)
             self._looks(timings, done - 1 == LOOKS[-1])
+        elif not self.pace.affords:
+            self._go_to(self.reference)
+            self._rests()
 
     @property
     def timings(self) -> dict[str, Timing]:

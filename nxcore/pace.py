@@ -46,7 +46,9 @@ class Pace:
     Attributes
     ----------
     spent : float
-        Seconds of work so far.
+        Seconds so far.
+    charged : float
+        What of that was no background work.
     busy : lock
         Held while there is work in hand, and not while it rests.
     """
@@ -63,7 +65,8 @@ class Pace:
         self.busy = threading.RLock()
         self._began: float | None = None
         _paces.add(self)
-        self._mark, self.spent = 0.0, 0.0
+        self._mark, self.spent, self.charged = 0.0, 0.0, 0.0
+        self._sum = threading.Lock()
 
     def begin(self) -> None:
         """Count the time from now on, unless it is counted already."""
@@ -71,8 +74,15 @@ class Pace:
             self._began = self._clock()
 
     def charge(self, seconds: float) -> None:
-        """Count what was spent elsewhere."""
-        self.spent += seconds
+        """Count what was spent elsewhere; in any thread."""
+        with self._sum:
+            self.spent += seconds
+            self.charged += seconds
+
+    @property
+    def affords(self) -> bool:
+        """Whether what was spent is within the share."""
+        return self._left(0.0) <= 0
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
@@ -109,7 +119,8 @@ class Pace:
 
     def _count(self) -> None:
         now = self._processor()
-        self.spent += now - self._mark
+        with self._sum:
+            self.spent += now - self._mark
         self._mark = now
 
 

@@ -72,7 +72,7 @@ class Session:
         self.gate, self.wisdom = Gate(self.registry, store), Wisdom(store, exchange.shipped)
         self.tuner = Tuner(self.registry, self.gate, effort)
         self.chooser = Chooser(self.settings, Recall(self.tuner, self.wisdom), self._forget)
-        self.joiner = Joiner(self.registry, self.tuner, self.op)
+        self.joiner = Joiner(self.chooser, self.op)
         self._lost: DeviceLostError | None = None
         self._operators: dict[tuple[str, str | None], Operator] = {}
         self._lock = threading.RLock()

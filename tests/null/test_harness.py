@@ -18,6 +18,7 @@ import torch
 from nxcore.choice import AGAIN, timed
 from nxcore.measure import Effort, race
 from nxcore.online import LOOKS, Exploration
+from nxcore.pace import Pace
 from nxcore.select import SIGNIFICANCE, Candidate, decide, settled
 from tests.null.fakes import Clock
 
@@ -102,7 +103,14 @@ def learnt(world, **us):
             found.resume()
 
     found = Exploration(
-        calls["torch"], CPU, wanted=lambda: None, look=look, failed=lambda *a: None, clock=world.clock
+        calls["torch"],
+        CPU,
+        wanted=lambda: None,
+        look=look,
+        failed=lambda *a: None,
+        pace=Pace(float("inf")),
+        rests=lambda: None,
+        clock=world.clock,
     )
     found.begin(calls, frozenset({"torch", AGAIN}))
     while not ends:

@@ -340,6 +340,8 @@ def test_an_exploration_waits_for_events_without_asking_to_wait(monkeypatch):
         wanted=lambda: None,
         look=lambda seen, last: ends.append(seen) or found.end(lambda: "done"),
         failed=lambda label, error: None,
+        pace=Pace(float("inf")),
+        rests=lambda: None,
         clock=clock,
     )
     assert found.call() == "torch"
@@ -365,6 +367,8 @@ def test_the_last_round_ends_it_whatever_the_verdict():
         wanted=lambda: None,
         look=lambda seen, last: ends.append(seen) or (found.end(lambda: 1) if last else found.resume()),
         failed=lambda label, error: None,
+        pace=Pace(float("inf")),
+        rests=lambda: None,
         clock=clock,
     )
     found.begin({"torch": clock.costing(10), "even": clock.costing(10)}, frozenset({"torch"}))

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from nxcore import identity
-from nxcore.online import LOOKS, MET
+from nxcore.online import LOOKS, MET, Exploration
 from nxcore.pace import Hand, Pace
 from tests.null import fakes
-from tests.null.test_online import ADD, X, called, learning, ready
+from tests.null.test_online import ADD, CPU, X, called, learning, ready
 
 
 class Time:
@@ -69,6 +69,47 @@ def test_what_turns_cost_is_counted_too():
     with pace.working():
         pace.rest(1.0)
     assert when.now == pytest.approx(4 / 0.04)
+
+
+def test_turns_that_have_cost_enough_rest_after_their_round():
+    clock, when, rested = fakes.Clock(), Time(), []
+    pace = paced(when)
+    found = Exploration(
+        clock.costing(10),
+        CPU,
+        wanted=lambda: None,
+        look=lambda seen, last: None,
+        failed=lambda label, error: None,
+        pace=pace,
+        rests=lambda: rested.append(found.engaged),
+        clock=clock,
+    )
+    found.begin({"torch": clock.costing(10), "slow": clock.costing(15)}, frozenset({"torch"}))
+    found.call()
+    assert found.engaged
+    found.call()
+    assert rested == [False]
+    assert pace.spent == pytest.approx(5e-6, rel=0.01), "what it takes above torch's"
+    found.resume()
+    when.now = 1.0
+    for _ in range(2):
+        found.call()
+    assert pace.spent == pytest.approx(10e-6, rel=0.01)
+    assert len(rested) == 1, "within the share nobody rests"
+    assert found.engaged
+
+
+def test_who_rested_goes_on_once_that_is_paid():
+    session, _, runs = learning(torch=100, fast=50)
+    when = Time()
+    pace = paced(when)
+    session.chooser.learner.keep_to(pace)
+    ready(session, X, X)
+    pace.charge(10.0)
+    called(session, 3, X, X)
+    assert when.now >= 10 / 0.04
+    called(session, 3 * (LOOKS[0] + 1), X, X)
+    assert runs[-1] == "fast"
 
 
 def test_who_rests_holds_nothing_and_the_programs_end_ends_the_rest():

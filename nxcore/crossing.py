@@ -1,0 +1,139 @@
+"""Crossing: a call that needs a gradient goes by torch's own autograd while torch serves both ways.
+
+Over the bridge to our backward operator goes what another kernel serves, and what takes turns. Torch's own is
+the slower there: a function of Python's is called each way, and the backward operator's reference says what a
+gradient means, not how torch computes it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from nxcore.choice import Choice
+from nxcore.guards import capturing, unless_capturing
+from nxcore.measure import Clock
+from nxcore.online import MET, Call, Switch, exploration
+from nxcore.pace import Pace
+from nxcore.problem import Problem
+
+SCOUTS = 8
+"""Calls over the bridge, at most, before one of them comes back and tells the backward operator's problem."""
+
+
+class Crossing:
+    """A call that is the reference or the bridge, by what is known of its backward operator.
+
+    Parameters
+    ----------
+    problem : Problem
+        What the call is of.
+    forward : Choice
+        Who serves it: torch's reference, or all in turn.
+    bridge : callable
+        ``bridge(backward)``: the call over the bridge, differentiated by ``backward``.
+    backward : callable
+        The backward operator.
+    find : callable
+        Given that one's arguments, returns who was chosen for them; None if nobody was.
+    pace : Pace
+        Is charged with what crossings cost that are made for turns only.
+    clock : callable
+        Nanoseconds; a test may bring its own.
+
+    Attributes
+    ----------
+    call : callable
+        Takes the operator's arguments, all positional.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        forward: Choice,
+        *,
+        bridge: Callable[[Call], Call],
+        backward: Call,
+        find: Callable[..., Choice | None],
+        pace: Pace,
+        clock: Clock = time.perf_counter_ns,
+    ) -> None:
+        self.problem, self.reference, self.pace, self.clock = problem, problem.spec.reference, pace, clock
+        self._backward, self._find = backward, find
+        self._there, self._for_turns = bridge(backward), bridge(self._back)
+        explored = exploration(forward.call)
+        self._explored = [explored] if explored else []
+        self._settled, self._lock = False, threading.Lock()
+        self._met, self._scouts = 0, SCOUTS
+        # Kept: what a switch goes to must outlive the call that another thread is in.
+        self._steps = (self._meet, self._scout, self._cross)
+        self._switch = Switch(self, self._steps[0 if explored else 1])
+        self.call = self._switch.call
+
+    def settle(self, backward: Choice) -> None:
+        """Serve by what is known of the backward operator, from now on."""
+        if explored := exploration(backward.call):
+            self._explored.append(explored)
+        self._settled = True
+        eager, captured = (
+            self.reference if alone(c) or explored else self._there
+            for c in (backward, backward.captured or backward)
+        )
+        if captured is self.reference is eager:
+            for found in self._explored:
+                found.watch(self)
+            self.turn()
+        elif self._explored or eager is captured:
+            self._switch.to(self._there)
+        else:
+            self._switch.to(unless_capturing(eager, captured))
+        for found in self._explored:
+            found.met(MET)
+
+    def turn(self) -> None:
+        """Cross while calls of the forward or the backward operator take turns, or go to another for good."""
+        with self._lock:
+            engaged = [found for found in self._explored if found.engaged]
+            if any(found.over for found in engaged):
+                self._switch.to(self._there)
+            else:
+                self._switch.to(self._steps[2] if engaged else self.reference)
+
+    def _meet(self, *args: Any) -> Any:
+        self._met += 1
+        if self._met >= MET - 1:
+            self._switch.to(self._steps[1])
+        return self.reference(*args)
+
+    def _scout(self, *args: Any) -> Any:
+        if capturing(self.problem):
+            return self.reference(*args)
+        self._scouts -= 1
+        if self._scouts == 0:
+            self._switch.to(self.reference)
+        return self._for_turns(*args)
+
+    def _cross(self, *args: Any) -> Any:
+        if capturing(self.problem) or not self.pace.affords:
+            return self.reference(*args)
+        began = self.clock()
+        try:
+            return self._for_turns(*args)
+        finally:
+            self.pace.charge((self.clock() - began) * 1e-9)
+
+    def _back(self, *arguments: Any) -> Any:
+        began = self.clock()
+        result = self._backward(*arguments)
+        if self._settled:
+            self.pace.charge((self.clock() - began) * 1e-9)
+        elif found := self._find(*arguments):
+            self.settle(found)
+        return result
+
+
+def alone(choice: Choice) -> bool:
+    """Tell whether torch's own serves, and not another of torch's ways."""
+    return choice.native and choice.decision.chosen == "torch"

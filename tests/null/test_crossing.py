@@ -1,0 +1,160 @@
+"""A call that needs a gradient is torch's own while torch serves both ways, and is learnt from."""
+
+from __future__ import annotations
+
+import functools
+import threading
+
+import pytest
+import torch
+
+from nxcore import crossing, measure
+from nxcore.crossing import SCOUTS
+from nxcore.learn import Learner
+from nxcore.online import LOOKS, MET
+from nxcore.pace import Pace
+from nxcore.session import Session
+from nxcore.settings import Settings
+from tests.null import fakes
+from tests.null.fakes import SPECS
+
+FORWARD, BACKWARD = "weighted_sum", "weighted_sum_backward"
+
+
+def learning(forward, backward, policy="online"):
+    """Return a session whose one backend takes so much of torch's time each way, its clock, and who ran."""
+    clock, runs = fakes.Clock(), []
+
+    def noted(name, call, us):
+        timed = clock.costing(us, call)
+
+        def run(*args):
+            runs.append(name)
+            return timed(*args)
+
+        return run
+
+    specs = [
+        fakes.replace(
+            spec,
+            reference=functools.wraps(spec.reference)(clock.costing(100, spec.reference)),
+            idioms={},
+        )
+        if spec.name in (FORWARD, BACKWARD)
+        else spec
+        for spec in SPECS.values()
+    ]
+    kernels = [
+        fakes.kernel(op, noted(name, SPECS[op].reference, 100 * share), target=f"{name}:plan")
+        for op, name, share in ((FORWARD, "forward", forward), (BACKWARD, "backward", backward))
+        if share
+    ]
+    found = Session(
+        Settings(cache=None, policy=policy),
+        fakes.registry(fakes.backend("fast", *kernels), specs=specs),
+        fakes.QUICK,
+    )
+    found.chooser.learner = Learner(found.chooser.recall, found._forget, clock, Pace(float("inf")))
+    return found, runs
+
+
+XS = tuple(torch.randn(3, 4) for _ in range(2))
+
+
+def step(session, *, back=True, settle=True, dense=False):
+    """Call and differentiate once; return whether the call went over the bridge."""
+    xs, weights = [x.clone().requires_grad_() for x in XS], torch.tensor([0.25, 2.0], requires_grad=True)
+    result = session.op(FORWARD)(xs, weights)
+    if back:
+        result.backward(torch.ones_like(result)) if dense else result.sum().backward()
+        assert [x.grad.unique().item() for x in xs] == [0.25, 2.0]
+        torch.testing.assert_close(weights.grad, torch.stack([x.sum() for x in XS]))
+    if settle:
+        session.chooser.learner.settle(30)
+    return type(result.grad_fn).__name__ == "_JoinBackward"
+
+
+def test_while_the_kernels_are_made_ready_torchs_autograd_records_the_calls(monkeypatch):
+    session, _ = learning(0.5, 0.5)
+    held = threading.Event()
+    enter = session.tuner.enter
+    monkeypatch.setattr(session.tuner, "enter", lambda *a, **k: held.wait(20) and enter(*a, **k))
+    crossed = [step(session, settle=False) for _ in range(40)]
+    held.set()
+    session.chooser.learner.settle(30)
+    assert sum(crossed) == 1, "the one that tells the backward operator's problem"
+    assert crossed.index(True) == MET - 1
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "crosses"),
+    [(0.5, 0.5, True), (0.5, 1.5, True), (1.5, 0.5, True), (1.5, 1.5, False), (0.5, 0, True), (0, 0.5, True)],
+)
+def test_both_ways_are_learnt_from_calls_and_the_bridge_stays_where_a_kernel_won(forward, backward, crosses):
+    session, runs = learning(forward, backward)
+    for _ in range(2 * MET + 4 * LOOKS[-1]):
+        step(session)
+    chosen = {c.decision.chosen for p, *_ in session.chooser.choices for c in [session.chooser.known(p)] if c}
+    rules = {c.decision.rule for c in session.chooser.choices.values()}
+    assert "exploring" not in rules
+    assert ("fast" in chosen) == crosses
+    runs.clear()
+    assert [step(session) for _ in range(3)][1:] == [crosses] * 2
+    assert set(runs) == {n for n, share in (("forward", forward), ("backward", backward)) if 0 < share < 1}
+
+
+@pytest.mark.parametrize("policy", ["measure", "estimate"])
+def test_where_torch_serves_both_ways_its_own_autograd_does(policy, monkeypatch):
+    session, _ = learning(1.5, 1.5, policy)
+    clock = session.chooser.learner.clock
+    monkeypatch.setattr(measure, "race", functools.partial(measure.race, clock=clock))
+    crossed = [step(session, dense=True) for _ in range(6)]
+    assert crossed[0], "nobody knows yet who has the backward operator's problem"
+    assert not any(crossed[1:])
+    session._forget()
+    assert not step(session, dense=True), "a new plan knows"
+
+
+def test_calls_that_nobody_differentiates_stop_crossing():
+    session, _ = learning(1.5, 1.5, "estimate")
+    assert [step(session, back=False) for _ in range(SCOUTS + 4)] == [True] * SCOUTS + [False] * 4
+
+
+def test_captured_calls_are_torchs_while_others_take_turns(monkeypatch):
+    session, runs = learning(0.5, 0.5)
+    for _ in range(MET + 4):
+        step(session)
+    monkeypatch.setattr(crossing, "capturing", lambda problem: True)
+    runs.clear()
+    assert not any(step(session) for _ in range(8))
+    assert runs == []
+    monkeypatch.undo()
+    assert step(session)
+
+
+def test_crossings_for_turns_are_charged():
+    session, _ = learning(0.5, 0.5)
+    pace = session.chooser.learner.pace
+    for _ in range(MET + 1):
+        step(session)
+    before = pace.spent
+    step(session, settle=False)
+    assert pace.spent > before
+
+
+def test_a_pool_whose_fastest_rival_answers_otherwise_is_torchs_until_it_is_measured():
+    session = fakes.session(fakes.backend())
+    x = torch.randn(1, 2, 6, 6)
+    with session.policy("online"):
+        for _ in range(3 * MET):
+            out = session.op("max_pool2d")(x.clone().requires_grad_(), 3, 1, 1)
+            assert "MaxPool2D" in type(out.grad_fn).__name__
+
+
+def test_while_turns_have_cost_enough_nothing_crosses(monkeypatch):
+    session, _ = learning(0.5, 0.5)
+    for _ in range(MET + 1):
+        step(session)
+    assert step(session)
+    monkeypatch.setattr(Pace, "affords", False)
+    assert not any(step(session) for _ in range(4))
