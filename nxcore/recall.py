@@ -102,11 +102,14 @@ class Recall:
         ]
         return "; ".join(changed)
 
-    def recall(self, problem: Problem, args: tuple[Any, ...], policy: str) -> Choice | None:
+    def recall(
+        self, problem: Problem, args: tuple[Any, ...], policy: str, *, doubting: bool = False
+    ) -> Choice | None:
         """Return what was decided before.
 
         Of kernels that are new or made otherwise, ``measure`` measures those alone; ``online`` is to learn
-        all anew, so None; any other policy does without them.
+        all anew, so None; any other policy does without them. Those that were timed, and are made as
+        they were, are asked again only if the chosen one can't serve any more: ``doubting``.
         """
         if problem.view or (page := self.wisdom.read(problem)) is None:
             return None
@@ -116,8 +119,10 @@ class Recall:
         new: list[tuple[Backend, Kernel]] = []
         for backend, kernel in self.tuner.taking_part(problem.op):
             label = backend.label(kernel)
-            refusal, before = self.tuner.refusal(backend, kernel, problem), known.pop(label, None)
+            before = known.pop(label, None)
             same = before is not None and page.makes.get(label) == self.make(backend, kernel, problem)
+            trusted = before is not None and same and before.timing is not None and not doubting
+            refusal = "" if trusted else self.tuner.refusal(backend, kernel, problem)
             if refusal:
                 changed |= before is not None and before.timing is not None
                 candidates.append(
@@ -128,6 +133,8 @@ class Recall:
             else:
                 new.append((backend, kernel))
         changed |= any(c.timing for c in known.values())  # what is left isn't installed any more
+        if (new or changed) and not doubting:
+            return self.recall(problem, args, policy, doubting=True)
         if new and policy == "measure":
             return self._joined(problem, args, page, candidates, new)
         if new and (policy == "online" or not (candidates and candidates[0].native)):
@@ -138,7 +145,12 @@ class Recall:
         ]
         if new or changed:
             return self._carried(problem, args, self._decided(problem, candidates, page))
-        return self._carried(problem, args, replace(page.decision, candidates=tuple(candidates)))
+        choice = self._carried(problem, args, replace(page.decision, candidates=tuple(candidates)))
+        then, now = page.decision, choice.decision
+        both = (choice.captured or choice).decision.chosen == (then.captured or then).chosen
+        if not doubting and not (both and now.chosen == then.chosen):
+            return self.recall(problem, args, policy, doubting=True)
+        return choice
 
     def _joined(
         self,

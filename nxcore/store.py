@@ -26,6 +26,8 @@ KEPT = 4096
 
 Document = dict[str, Any]
 
+_SORTED = json.JSONEncoder(sort_keys=True)
+
 
 class StoreWarning(UserWarning):
     """Something on disk couldn't be read or written; what it would have told is asked anew."""
@@ -55,7 +57,7 @@ class Store:
         if self.folder is None:
             found = self._memory[kind].get(name)
             return found[1] if found else None
-        loaded = self._load(self.folder / kind / f"{name}.json")
+        loaded = self._load(f"{self.folder}/{kind}/{name}.json")  # a miss waits for it: no Path is made
         return loaded[1] if loaded and (loaded[0] == key or _text(loaded[0]) == text) else None
 
     def write(self, kind: str, key: Mapping[str, Any], value: Mapping[str, Any]) -> None:
@@ -93,9 +95,9 @@ class Store:
             if loaded := self._load(path):
                 yield loaded
 
-    def _load(self, path: Path) -> tuple[Document, Document] | None:
+    def _load(self, path: str | Path) -> tuple[Document, Document] | None:
         try:
-            with path.open("rb", buffering=0) as file:
+            with open(path, "rb", buffering=0) as file:  # noqa: PTH123  see read
                 text = file.read(LIMIT + 1)
             if len(text) > LIMIT:
                 raise ValueError(f"has more than {LIMIT} bytes")
@@ -130,7 +132,7 @@ def _plain(value: Any) -> Any:
 
 
 def _text(key: Mapping[str, Any]) -> str:
-    return json.dumps(key, sort_keys=True)
+    return _SORTED.encode(key)
 
 
 def _name(text: str) -> str:

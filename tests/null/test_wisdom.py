@@ -141,6 +141,14 @@ def test_a_kernel_that_declines_now_leaves_the_choice_to_the_others(machine):
     assert (found.chosen, found["fast"].refusal) == ("other", "out of order")
 
 
+def test_of_those_that_were_timed_only_the_chosen_is_asked_again(machine):
+    machine.chosen(fast=50, slow=200)
+    asked = []
+    machine.accepts = {n: lambda p, n=n: asked.append(n) or fakes.YES for n in ("fast", "slow")}
+    assert machine.chosen(fast=50, slow=200).chosen == "fast"
+    assert asked == ["fast"]
+
+
 def test_a_kernel_that_declined_and_takes_it_now_is_measured(machine):
     machine.accepts["fast"] = lambda p: no("out of order")
     machine.chosen(fast=50, other=70)
