@@ -61,14 +61,15 @@ def learning(forward, backward, policy="online"):
 XS = tuple(torch.randn(3, 4) for _ in range(2))
 
 
-def step(session, *, back=True, settle=True, dense=False):
+def step(session, *, back=True, settle=True, dense=False, device="cpu"):
     """Call and differentiate once; return whether the call went over the bridge."""
-    xs, weights = [x.clone().requires_grad_() for x in XS], torch.tensor([0.25, 2.0], requires_grad=True)
+    xs = [x.to(device, copy=True).requires_grad_() for x in XS]
+    weights = torch.tensor([0.25, 2.0], device=device, requires_grad=True)
     result = session.op(FORWARD)(xs, weights)
     if back:
         result.backward(torch.ones_like(result)) if dense else result.sum().backward()
         assert [x.grad.unique().item() for x in xs] == [0.25, 2.0]
-        torch.testing.assert_close(weights.grad, torch.stack([x.sum() for x in XS]))
+        torch.testing.assert_close(weights.grad.cpu(), torch.stack([x.sum() for x in XS]))
     if settle:
         session.chooser.learner.settle(30)
     return type(result.grad_fn).__name__ == "_JoinBackward"
@@ -158,3 +159,14 @@ def test_while_turns_have_cost_enough_nothing_crosses(monkeypatch):
     assert step(session)
     monkeypatch.setattr(Pace, "affords", False)
     assert not any(step(session) for _ in range(4))
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_both_ways_take_turns_between_two_events():
+    session, runs = learning(0.5, 0.5)
+    for _ in range(MET + 1):
+        step(session, device="cuda")
+    runs.clear()  # of the gate
+    for _ in range(40):
+        step(session, device="cuda")
+    assert {"forward", "backward"} <= set(runs)
