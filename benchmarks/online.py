@@ -2,7 +2,7 @@
 
     python benchmarks/online.py [--case add] [--calls 10000] [--cache FOLDER] [--json] [--output FILE]
 
-Against as many calls that torch alone serves (policy ``estimate``), twice, in turns of ten calls, so
+Against as many calls that torch alone serves (policy ``frozen``), twice, in turns of ten calls, so
 that drift hits all alike; the two of torch's differ by the noise. What the background computes hits all alike
 too, so it is added: every second of it is taken to delay the run by one. Short
 runs are taken again, each with sessions that know nothing, and the median counts. With a ``--cache`` that has
@@ -137,7 +137,7 @@ def measured(
         pace = Pace(clock=lambda now=spent: now["online"])  # the time of this run alone
         sessions = {
             which: Session(
-                Settings(policy="online" if which == "online" else "estimate", cache=cache), registry
+                Settings(policy="online" if which == "online" else "frozen", cache=cache), registry
             )
             for which in spent
         }
