@@ -14,6 +14,7 @@ from nxcore.dispatch import PREFERENCE, Operator
 from nxcore.guards import guarded, of_the_first, preferring, unless_capturing
 from nxcore.online import Call, exploration
 from nxcore.problem import Problem, tensors_of
+from nxcore.trace import Trace
 
 
 class Joiner:
@@ -83,7 +84,7 @@ class Joiner:
         nobody = described and (described.view or not self.tuner.accepting(described, order.backends))
         if nobody and not explored and not (known and exploration(known.call)):
             return call
-        if order.trace:  # which is to see the backward operator's problems
+        if any(isinstance(o, Trace) for o in order.observers):  # sees both problems
             return bridge(backward)
         crossing = Crossing(
             problem,
