@@ -190,9 +190,10 @@ def policy(name: str) -> AbstractContextManager[None]:
     Parameters
     ----------
     name : str
-        ``measure``, the default: a new problem is measured at its first call. ``online``: its calls take
-        turns, each timed in place, until it is clear which kernel is best. ``estimate``: nothing is measured;
-        torch serves what isn't known. ``frozen``: only what the lock holds; see ``nxcore wisdom lock``.
+        ``online``, the default: torch serves a new problem, then its calls take turns, each timed in place,
+        until it is clear which kernel is best. ``measure``: all is measured at its first call. ``estimate``:
+        nothing is measured; torch serves what isn't known. ``frozen``: only what the lock holds; see
+        ``nxcore wisdom lock``.
 
     Raises
     ------

@@ -90,16 +90,20 @@ class Profile:
         if self.torchs.profiler is None or self.torchs.profiler.kineto_results is None:
             raise RuntimeError("a profile has its rows once its with block has ended")
         peaks = _peaks(self.torchs.profiler.kineto_results.events())
+        ours = [event for event in self.torchs.key_averages() if event.key.startswith(PREFIX)]
+        device_us: dict[str, float] = defaultdict(float)
+        for (
+            event
+        ) in ours:  # a region's row of the host, and its row of the device, of which one may know the time
+            device_us[event.key] = max(device_us[event.key], float(event.device_time_total))
         found = []
-        for event in self.torchs.key_averages():
-            if not event.key.startswith(PREFIX) or (event.is_user_annotation and not event.cpu_time_total):
-                continue
+        for event in ours:
+            if not (total := float(event.cpu_time_total)):
+                continue  # the device's row
             name, _, rest = event.key.removeprefix(PREFIX).partition(" [")
-            total = float(event.cpu_time_total)
-            device = float(event.device_time_total)
+            kernel, mean, on_device = rest.removesuffix("]"), total / event.count, device_us[event.key]
             peak = peaks.get(event.key, 0)
-            mean = total / event.count
-            found.append(Spent(name, rest.removesuffix("]"), event.count, total, mean, device, peak))
+            found.append(Spent(name, kernel, event.count, total, mean, on_device, peak))
         return tuple(sorted(found, key=lambda row: -max(row.total_us, row.device_us)))
 
     def to_dict(self) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class Settings:
     lock : Path, optional
         ``NXCORE_LOCK``: a file of choices that hold whatever was measured; see ``nxcore wisdom lock``.
     policy : str
-        ``NXCORE_POLICY``: ``measure`` (at the first call of a problem), ``online`` (learn from the calls),
+        ``NXCORE_POLICY``: ``online`` (learn from the calls), ``measure`` (at the first call of a problem),
         ``estimate`` (never) or ``frozen`` (only what the lock holds).
     strict : bool
         ``NXCORE_STRICT``: a broken plugin raises; "", "0", "false", "no" and "off" mean no.
@@ -51,7 +51,7 @@ class Settings:
     cache: Path | None = None
     disable: frozenset[str] = frozenset()
     lock: Path | None = None
-    policy: str = "measure"
+    policy: str = "online"
     strict: bool = False
 
     @classmethod
@@ -68,7 +68,7 @@ class Settings:
             cache=_cache(env.get("NXCORE_CACHE")),
             disable=_names(env.get("NXCORE_DISABLE", "")),
             lock=Path(env["NXCORE_LOCK"]).expanduser() if env.get("NXCORE_LOCK") else None,
-            policy=require_policy(env.get("NXCORE_POLICY", "measure").strip().lower(), "NXCORE_POLICY"),
+            policy=require_policy(env.get("NXCORE_POLICY", "online").strip().lower(), "NXCORE_POLICY"),
             strict=env.get("NXCORE_STRICT", "").strip().lower() not in NO,
         )
 

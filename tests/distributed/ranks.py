@@ -16,6 +16,7 @@ from torch import Tensor, distributed, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map
 
 import nxcore
 from nxcore.nn import modules
@@ -213,6 +214,7 @@ def architecture(mesh: Any, device: torch.device) -> None:
         trainer = Trainer(images().to(device), LEAST)
         rows = list(trainer.run())
     told = [trainer.state_dict()[name] for name in ("genotype", "history", "arch", "optimizer")]
+    told = tree_map(lambda v: v.cpu() if isinstance(v, torch.Tensor) else v, told)  # their devices differ
     assert [row["phase"] for row in rows] == ["warm-up", "search", "search", "retraining", "retraining"]
     assert told[2]["logits"].isfinite().all()
     everywhere: list[Any] = [None] * RANKS

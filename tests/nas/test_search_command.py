@@ -40,6 +40,7 @@ def run(*words, status=0):
 
 
 def test_it_searches_trains_draws_and_goes_on_where_it_was_interrupted(tmp_path, monkeypatch):
+    pytest.importorskip("plotly", reason="an extra")
     straight, halted = tmp_path / "straight", tmp_path / "halted"
     text = run("-o", straight, "--seed", 3)
     assert re.search(r"warm-up 1/3, .*\nsearch 2/3, .* validation .*\nsearch 3/3, .*\nretraining 1/1, ", text)

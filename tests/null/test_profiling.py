@@ -133,6 +133,19 @@ def test_rows_wait_for_the_end():
         _ = profile.rows
 
 
+@pytest.mark.gpu
+def test_what_ran_on_the_device_is_counted():
+    """The host's row of a region knows it for some launches, the device's row for all."""
+    xs, logits = [torch.randn(9, 999, device="cuda", requires_grad=True) for _ in range(3)], torch.zeros(3)
+    logits = logits.cuda().requires_grad_()
+    with nxcore.use("cuda"):
+        nxcore.op("softmax_sum")(xs, logits).sum().backward()
+        with nxcore.profile() as profile:
+            nxcore.op("softmax_sum")(xs, logits).sum().backward()
+    found = rows(profile)
+    assert found["softmax_sum", "cuda"].device_us > 0 < found["softmax_sum_backward", "cuda"].device_us
+
+
 class Event:
     def __init__(self, name, thread, start, length=0, size=0, device="DeviceType.CPU"):
         self.all = name, thread, start, length, size, device
