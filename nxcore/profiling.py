@@ -92,9 +92,7 @@ class Profile:
         peaks = _peaks(self.torchs.profiler.kineto_results.events())
         ours = [event for event in self.torchs.key_averages() if event.key.startswith(PREFIX)]
         device_us: dict[str, float] = defaultdict(float)
-        for (
-            event
-        ) in ours:  # a region's row of the host, and its row of the device, of which one may know the time
+        for event in ours:  # a row of the host and one of the device, of which one alone may know the time
             device_us[event.key] = max(device_us[event.key], float(event.device_time_total))
         found = []
         for event in ours:
