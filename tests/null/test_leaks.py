@@ -20,7 +20,11 @@ A_LEAK = 0.5
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Compute on one thread: many small calls wait longer for others than they take."""
+    """Compute on one thread: many small calls wait longer for others than they take.
+
+    What is alive already stays out of the searches for garbage: it may be millions of objects.
+    """
+    gc.freeze()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

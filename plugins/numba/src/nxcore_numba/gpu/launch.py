@@ -22,7 +22,7 @@ SIMULATED = bool(config.ENABLE_CUDASIM)
 THREADS = 16 if SIMULATED else 256
 """Threads of a block; the simulator starts a Python thread for each."""
 
-BLOCKS = 4 if SIMULATED else 1056
+BLOCKS = 2 if SIMULATED else 1056
 """The most blocks that share out a loop over elements."""
 
 
