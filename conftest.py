@@ -52,7 +52,8 @@ def _takes_long(rule: Any, cell: Any, *, whole: bool) -> bool:
     inductor compiles for seconds: the smoke samples on CUDA, and on the CPU one an operator. What it compiles
     is the reference, so this asks whether the compiler is right, not whether the kernel is. JAX compiles for
     a tenth of a second, and takes part on request: the smoke samples. Triton's interpreter and Numba's
-    simulator take a tenth of a second and more for each: the smoke samples in 16 bits; a device gets all.
+    simulator take a tenth of a second and more for each: the smoke samples alone in 16 bits, and of an
+    operator whose kernels are another's, without its softmax; a device gets all.
     A report of the whole has all of this, but for inductor, which is held to its smoke samples.
     """
     from nxcore.testing.rules import OF_A_TYPE
@@ -67,4 +68,7 @@ def _takes_long(rule: Any, cell: Any, *, whole: bool) -> bool:
     interpreted = cell.backend.name == "triton" or (cell.backend.name == "numba" and cell.kernel.variant)
     if cell.backend.name == "jax":
         return not telling and not whole
-    return bool(interpreted) and not CUDA and cell.dtype is not torch.float32 and not telling and not whole
+    if not interpreted or CUDA or whole:
+        return False
+    same = cell.spec.name in ("weighted_sum", "weighted_sum_backward")
+    return cell.sample not in smoke if cell.dtype is not torch.float32 else same and not telling
