@@ -99,7 +99,7 @@ def test_every_figure_of_the_demo_is_on_record() -> None:
     shown = re.search(r"\$ make demo\n(.*?)```", README, re.DOTALL)
     assert shown
     record = json.loads(
-        (ROOT / "benchmarks/results/amd-epyc-2-cores/2026-11-21-demo.json").read_text(encoding="utf-8")
+        (ROOT / "benchmarks/results/amd-epyc-2-cores/2026-11-22-demo.json").read_text(encoding="utf-8")
     )
     reasons = [cell["reason"] for cell in record["cells"]]
     chosen = re.findall(r"chosen: \S+ \((.*)\)", shown[1])

@@ -112,7 +112,8 @@ def _cell(picture: ET.Element, title: str, genes: Sequence[Gene], concat: Sequen
     """Draw a cell below ``top``; return where it ends."""
     nodes = len(genes) // 2
     y = top + MARGIN + RISE * max(2 + i // 2 - source for i, (_, source) in enumerate(genes))
-    names = ["before last", "last", *(str(i) for i in range(nodes)), "out"]
+    # Numbered as in the genotype.
+    names = ["0: before last", "1: last", *(str(2 + i) for i in range(nodes)), "out"]
     places = [MARGIN + APART * i for i in range(len(names))]
     _text(picture, MARGIN, top + 30, title, "black").set("font-weight", "bold")
     for state in concat:  # what is concatenated, below
