@@ -77,6 +77,13 @@ def test_the_search_step_is_the_records() -> None:
     assert f"takes {mine} ms on an H200 where torch's takes {torchs}\n" in README
 
 
+def test_the_search_on_digits_is_the_records() -> None:
+    path = ROOT / "benchmarks/results/amd-epyc-2-cores/2026-11-22-search-digits.json"
+    found = json.loads(path.read_text(encoding="utf-8"))
+    share, images = f"{found['held_out_accuracy']:.2%}", found["held_out_images"]
+    assert f"{found['wall_s']:.0f} s on two cores, {share} of {images} held-out images\n" in README
+
+
 def test_the_page_of_conformance_is_the_records() -> None:
     found = importlib.util.spec_from_file_location("rendering", ROOT / "benchmarks" / "conformance.py")
     assert found
