@@ -28,7 +28,7 @@ Guard = Callable[[Any], bool]
 GUARDED = ("tensor", "tensors", "operand")
 """The kinds of parameters that are tensors, or may be."""
 
-PLAIN = ("static", "size")
+FIXED = ("static", "size")
 """The kinds whose values are part of what a plan was made for."""
 
 AROUND = (
@@ -43,7 +43,7 @@ def source(spec: OpSpec) -> str:
     """Write ``__call__``, ``run``, ``far`` and ``key`` for a spec, and ``near_key``, all of them methods."""
     names = ", ".join(p.name for p in spec.params)
     guarded = [p.name for p in spec.params if p.kind in GUARDED]
-    static = [p.name for p in spec.params if p.kind in PLAIN]
+    static = [p.name for p in spec.params if p.kind in FIXED]
     guards = "".join(f"guard_{n}, " for n in guarded) + "".join(f"static_{n}, " for n in static)
     # The first tensor's shape led here: the others are more likely to tell. So did equal static values,
     # which are most often the very same; 1, 1.0 and True are equal, and not all of them pass the checks.
@@ -112,7 +112,7 @@ def guards(spec: OpSpec, args: Sequence[Any]) -> tuple[Any, ...] | None:
     if not all(t.layout is strided and not t.is_nested for t in tensors_of(args)):
         return None
     checks = (_guard(a) for p, a in named if p.kind in GUARDED)
-    return (*checks, *(a for p, a in named if p.kind in PLAIN))
+    return (*checks, *(a for p, a in named if p.kind in FIXED))
 
 
 def alike(a: Any, b: Any) -> bool:
@@ -204,7 +204,7 @@ def _near_key(spec: OpSpec) -> str:
             parts.append(f"{n}.__class__ if {n}.__class__ in NUMBERS else {n}.is_nested")
         elif p.kind == "scalar":
             parts.append(f"{n}.__class__")
-        elif p.kind in PLAIN:
+        elif p.kind in FIXED:
             parts.append(n)
         first = False
     return f"({', '.join(parts)})"
