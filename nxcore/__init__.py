@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from contextlib import AbstractContextManager
 
+    from torch import Tensor
     from torch.nn import Module
 
     from nxcore.dispatch import Operator
@@ -118,6 +119,7 @@ def graphed(
     clone: bool = False,
     warmup: int = 3,
     limit: int = 16,
+    state: Iterable[Tensor] = (),
 ) -> Any:
     """Return a function or module as CUDA graphs: captured at the first call of a signature, then replayed.
 
@@ -125,8 +127,9 @@ def graphed(
     winner of the device's time. A signature is shapes, strides, dtypes, device and values of what isn't a
     tensor, with all that is in force around the call; a module's parameters may change in place. Before a
     capture ``fn`` is run ``warmup`` times on the arguments given, with all that it does, and what would be
-    learnt from calls is measured. Arguments are copied into memory of the graph's own. On the CPU, and while
-    another graph is captured, ``fn`` itself is run.
+    learnt from calls is measured; a module's buffers, and ``state``, are then put back as they were.
+    Arguments are copied into memory of the graph's own. On the CPU, and while another graph is captured,
+    ``fn`` itself is run.
 
     Parameters
     ----------
@@ -142,6 +145,8 @@ def graphed(
         Calls before the capture; at least one.
     limit : int
         Graphs to hold; of more, the one that was called longest ago is forgotten.
+    state : iterable of Tensor
+        What ``fn`` holds and writes into, and warm-ups must leave alone: running statistics, for example.
 
     Returns
     -------
@@ -157,7 +162,7 @@ def graphed(
     """
     from nxcore import graphs
 
-    return graphs.graphed(fn, backward=backward, clone=clone, warmup=warmup, limit=limit)
+    return graphs.graphed(fn, backward=backward, clone=clone, warmup=warmup, limit=limit, state=state)
 
 
 def op(name: str, *, backend: str | None = None) -> Operator:

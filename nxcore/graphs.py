@@ -7,7 +7,7 @@ import functools
 import threading
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -30,7 +30,14 @@ class Graphed:
     """
 
     def __init__(
-        self, fn: Callable[..., Any], *, backward: bool, clone: bool, warmup: int, limit: int
+        self,
+        fn: Callable[..., Any],
+        *,
+        backward: bool,
+        clone: bool,
+        warmup: int,
+        limit: int,
+        state: Iterable[Tensor] = (),
     ) -> None:
         if not callable(fn):
             raise InvalidInputError(
@@ -40,6 +47,7 @@ class Graphed:
             if not isinstance(value, int) or value < 1:
                 raise InvalidInputError(f"{name} must be a positive integer, got {value!r}", argument=name)
         self.fn, self.backward, self.clone, self.warmup, self.limit = fn, backward, clone, warmup, limit
+        self.state = tuple(state)
         self._graphs: OrderedDict[Any, Callable[[list[Any]], Any]] = OrderedDict()
         self._pool: Any = None
         self._stream: torch.cuda.Stream | None = None
@@ -93,7 +101,8 @@ class Graphed:
             with failure.noted():
                 return self.fn(*args, **kwargs)
 
-        with torch.cuda.device(device), _deciding():
+        held = (*self.state, *(self.fn.buffers() if isinstance(self.fn, nn.Module) else ()))
+        with torch.cuda.device(device), _deciding(), untouched(held):
             self._pool = self._pool or torch.cuda.graph_pool_handle()
             try:
                 if self.backward:
@@ -279,6 +288,18 @@ def _deciding() -> Iterator[None]:
         yield
     finally:
         PREFERENCE.reset(token)
+
+
+@contextlib.contextmanager
+def untouched(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Put these tensors back as they were: warm-ups are no calls of the user's."""
+    before = [(tensor, tensor.detach().clone()) for tensor in tensors]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in before:
+                tensor.copy_(value)
 
 
 class Failure:

@@ -46,6 +46,9 @@ class Preset:
         Of ``augment``; holes are cut in retraining alone.
     threads : int, optional
         Of torch, on a CPU: what is small is done sooner by one.
+    graphed : bool
+        On a GPU, the passes of a step are CUDA graphs (``nxcore.graphed``), where the mode is ``exact`` and,
+        for the architecture, the order is 1. What calls would teach is then measured at the first one.
     """
 
     C: int = 16
@@ -79,6 +82,7 @@ class Preset:
     flip: bool = True
     cutout: int = 16
     threads: int | None = None
+    graphed: bool = True
 
     def __post_init__(self) -> None:
         if self.order not in (1, 2):

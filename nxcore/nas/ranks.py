@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor, distributed, nn
 
 
@@ -25,6 +28,16 @@ def mean(value: Tensor) -> Tensor:
     Batch norms in training take each rank's statistics by itself, as ``DistributedDataParallel`` has it.
     """
     return total(value) / place()[1]
+
+
+def means(gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+    """Return the means over all ranks of many gradients of one dtype, in one message; None stays."""
+    if place()[1] == 1:
+        return gradients
+    known = [g for g in gradients if g is not None]
+    flat = mean(torch.cat([g.flatten() for g in known]))
+    parts = iter(flat.split([g.numel() for g in known]))
+    return [g if g is None else next(parts).view_as(g) for g in gradients]
 
 
 def shared(net: nn.Module, *, unused: bool) -> nn.Module:

@@ -17,12 +17,13 @@ from torch.nn import functional
 
 from nxcore.errors import InvalidInputError
 from nxcore.nas.architecture import ArchitectureParameters
-from nxcore.nas.bilevel import Descent, first_order, second_order
+from nxcore.nas.bilevel import Descent, second_order
 from nxcore.nas.data import Data, Part, augment, batches
 from nxcore.nas.genotype import Genotype
 from nxcore.nas.networks import EvalNetwork, SearchNetwork
+from nxcore.nas.passes import Passes
 from nxcore.nas.preset import Preset
-from nxcore.nas.ranks import as_first, mean, place, shared
+from nxcore.nas.ranks import as_first, mean, place
 from nxcore.nas.tally import Tally
 
 Phase = Literal["warm-up", "search", "retraining", "done"]
@@ -257,7 +258,9 @@ class Trainer:
             sizes = p.C, classes, p.layers, p.steps, p.multiplier
             net = SearchNetwork(*sizes, primitives=p.primitives, mode=p.mode, in_channels=channels)
         self.net = net.to(self.device)
-        self._shared = shared(self.net, unused=p.mode != "exact" or p.multiplier < p.steps)
+        unused = p.mode != "exact" or p.multiplier < p.steps
+        graphed = p.graphed and self.device.type == "cuda"
+        self.passes = Passes(self.net, self.arch, graphed=graphed, unused=unused)
         self.optimizer = torch.optim.SGD(
             self.net.parameters(), lr=p.lr, momentum=p.momentum, weight_decay=p.weight_decay
         )
@@ -328,7 +331,7 @@ class Trainer:
 
     def _descent(self, train: Part, validation: Part) -> Descent:
         if self.preset.order == 1:
-            return first_order(self.net, self.arch, validation)
+            return self.passes.of_architecture(validation)
         named = {name: self.optimizer.state.get(p, {}) for name, p in self.net.named_parameters()}
         return second_order(
             self.net,
@@ -342,13 +345,10 @@ class Trainer:
         )
 
     def _learn(self, batch: Part, tally: Tally) -> None:
-        scores = self._shared(batch.images, *self._logits())
-        loss = functional.cross_entropy(scores, batch.labels)
-        self.optimizer.zero_grad()
-        loss.backward()
+        loss, scores = self.passes.of_weights(batch)
         nn.utils.clip_grad_norm_(self.net.parameters(), self.preset.clip)
         self.optimizer.step()
-        tally.add(loss.detach(), scores.detach(), batch.labels)
+        tally.add(loss, scores, batch.labels)
 
     def _logits(self) -> list[Tensor]:
         """Return the architecture as an input of the network; a found one has it within."""

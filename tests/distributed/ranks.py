@@ -195,6 +195,7 @@ def architecture(mesh: Any, device: torch.device) -> None:
     """A search's gradients are those of the joined batch; its ranks stay alike, to the bit."""
     from nxcore.nas import ArchitectureParameters, SearchNetwork, Trainer, bilevel
     from nxcore.nas.data import Part
+    from nxcore.nas.passes import Passes
     from nxcore.nas.ranks import mean
     from tests.nas.test_trainer import LEAST, images
 
@@ -213,6 +214,14 @@ def architecture(mesh: Any, device: torch.device) -> None:
             )
         trainer = Trainer(images().to(device), LEAST)
         rows = list(trainer.run())
+    replayed = Passes(trainer.net, trainer.arch, graphed=True)
+    run = Passes(trainer.net, trainer.arch, graphed=False)
+    trainer.net.drop_path_prob = 0.0
+    seen = []
+    for passes in (run, replayed):
+        passes.of_weights(Part(*(t.chunk(RANKS)[distributed.get_rank()] for t in images().to(device).both)))
+        seen.append([p.grad.clone() for p in trainer.net.parameters()])
+    torch.testing.assert_close(*seen)
     told = [trainer.state_dict()[name] for name in ("genotype", "history", "arch", "optimizer")]
     told = tree_map(lambda v: v.cpu() if isinstance(v, torch.Tensor) else v, told)  # their devices differ
     assert [row["phase"] for row in rows] == ["warm-up", "search", "search", "retraining", "retraining"]

@@ -1,0 +1,198 @@
+"""One search step on a CUDA device: what it takes, where it goes, and how far it is from float64.
+
+    python benchmarks/search_step.py [--images cifar10.npz] [--output search-step.json] [--quick]
+
+A forward and backward of a DARTS supernet (8 cells, C = 16, 4 nodes, batch 64 of 3 x 32 x 32, float32 without
+TF32) for weights and architecture: plain torch (the network of ``tests/nas/darts.py``), the same under
+``nas.patch``, and ``nas.SearchNetwork``, which shares its pools; each eager and as one CUDA graph
+(``nxcore.graphed``). Kernels are chosen by measuring before anything is timed. With real images (an ``.npz``
+as ``nas.data.load`` takes it) the errors of scores and gradients against the same network in float64.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import nxcore
+from nxcore import nas
+from nxcore.device import describe
+
+sys.path.append(str(Path(__file__).parents[1]))
+from tests.nas import darts  # the plain network, which is no part of the package
+
+BATCH, ROUNDS, KERNELS = 64, 11, 25
+ALLOWED = 2.0
+"""The error against float64 that ours may have, in plain torch's."""
+
+Step = Callable[[], tuple[Tensor, Tensor, tuple[Tensor, ...]]]
+
+
+def networks() -> dict[str, Callable[[], nn.Module]]:
+    """Return how each network is made, all with the same weights."""
+
+    def plain() -> nn.Module:
+        torch.manual_seed(0)
+        return darts.Network(16, 10, 8, 4).to("cuda")
+
+    def patched() -> nn.Module:
+        net = plain()
+        nas.patch(net)
+        return net
+
+    def own() -> nn.Module:
+        net = nas.SearchNetwork(C=16, num_classes=10, layers=8).to("cuda")
+        net.load_state_dict(plain().state_dict())
+        return net
+
+    return {"plain": plain, "patched": patched, "SearchNetwork": own}
+
+
+def step_of(net: nn.Module, images: Tensor, labels: Tensor, logits: Tensor) -> Step:
+    """Return one forward and backward: loss, scores, and gradients of the logits and of every weight."""
+    wanted = [logits, *net.parameters()]
+
+    def step() -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        scores = net(images, *logits.unbind(0))
+        loss = cross_entropy(scores, labels)
+        return loss.detach(), scores.detach(), torch.autograd.grad(loss, wanted)
+
+    return step
+
+
+def timed(step: Callable[[], Any]) -> float:
+    """Return the median of some steps, in ms by the wall."""
+    found = []
+    for _ in range(ROUNDS):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        step()
+        torch.cuda.synchronize()
+        found.append((time.perf_counter() - began) * 1e3)
+    return statistics.median(found)
+
+
+def measured(make: Callable[[], nn.Module], images: Tensor, labels: Tensor, logits: Tensor) -> dict[str, Any]:
+    """Return the times of one network, eager and captured, its memory, and where the device's time goes."""
+    net = make()
+    step = step_of(net, images, labels, logits)
+    began = time.perf_counter()
+    with nxcore.policy("measure"):
+        step()
+        torch.cuda.synchronize()
+        row: dict[str, Any] = {"first_s": time.perf_counter() - began}
+        step()
+        torch.cuda.reset_peak_memory_stats()
+        row["eager_ms"] = timed(step)
+        row["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        replay = nxcore.graphed(step)
+        replay()
+        row["captured_ms"] = timed(replay)
+        row["captured_peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            replay()
+            torch.cuda.synchronize()
+    cuda = torch.autograd.DeviceType.CUDA
+    kernels = sorted(
+        (
+            (e.self_device_time_total / 1e3, e.count, e.key)
+            for e in profile.key_averages()
+            if e.device_type == cuda
+        ),
+        reverse=True,
+    )
+    row["busy_ms"], row["launches"] = sum(k[0] for k in kernels), sum(k[1] for k in kernels)
+    row["kernels"] = [{"ms": ms, "count": n, "kernel": name[:120]} for ms, n, name in kernels[:KERNELS]]
+    return row
+
+
+def errors(make: Callable[[], nn.Module], images: Tensor, labels: Tensor, logits: Tensor) -> dict[str, float]:
+    """Return relative errors (2-norm) against the plain network in float64, from the same weights."""
+
+    def found(net: nn.Module, dtype: torch.dtype) -> list[Tensor]:
+        rows = logits.detach().to(dtype).requires_grad_()
+        _, scores, gradients = step_of(net, images.to(dtype), labels, rows)()
+        return [scores, *gradients]
+
+    exact = found(copy.deepcopy(networks()["plain"]()).double(), torch.float64)
+    with nxcore.policy("measure"):
+        got = found(make(), torch.float32)
+    off = [float((g - e).norm() / e.norm()) for g, e in zip(got, exact, strict=True) if float(e.norm())]
+    return {
+        "scores": off[0],
+        "architecture": off[1],
+        "weights_median": statistics.median(off[2:]),
+        "weights_max": max(off[2:]),
+    }
+
+
+def main() -> None:
+    """Measure, print a line each, and write all of it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--images", type=Path, help="CIFAR-10 as an .npz; random ones otherwise")
+    parser.add_argument("--output", type=Path, help="write all of it here, as JSON")
+    parser.add_argument("--quick", action="store_true", help="the errors alone")
+    given = parser.parse_args()
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch.manual_seed(0)
+    if given.images:
+        part = nas.data.load("cifar10", given.images).to("cuda").train
+        images, labels = part.images[:BATCH].clone(), part.labels[:BATCH].clone()
+    else:
+        images, labels = (
+            torch.randn(BATCH, 3, 32, 32, device="cuda"),
+            torch.randint(10, (BATCH,), device="cuda"),
+        )
+    logits = (1e-3 * torch.randn(2, 14, 8, device="cuda")).requires_grad_()
+    facts = describe("cuda").to_dict() | {"torch": str(torch.__version__)}
+    record: dict[str, Any] = {"device": facts, "images": given.images and "cifar10", "rows": {}, "errors": {}}
+
+    def keep() -> None:
+        if given.output:
+            given.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+    for name, make in networks().items():
+        record["errors"][name] = row = errors(make, images, labels, logits)
+        print(f"{name}: " + ", ".join(f"{what} {value:.2e}" for what, value in row.items()), flush=True)
+        keep()
+    plain = record["errors"]["plain"]
+    for name, row in record["errors"].items():
+        over = [what for what, value in row.items() if value > ALLOWED * plain[what]]
+        print(
+            f"{name}: "
+            + (f"MORE than {ALLOWED} times plain torch's: {', '.join(over)}" if over else "within")
+        )
+    for name, make in {} if given.quick else networks().items():
+        torch.cuda.empty_cache()
+        record["rows"][name] = row = measured(make, images, labels, logits)
+        print(
+            f"{name}: " + ", ".join(f"{k} {v:.1f}" for k, v in row.items() if isinstance(v, float)),
+            flush=True,
+        )
+        for kernel in row["kernels"][:12]:
+            print(f"  {kernel['ms']:7.2f} ms {kernel['count']:5} {kernel['kernel'][:80]}")
+        keep()
+    choices = nxcore._session().chooser.choices
+    served = Counter((key[0].op, c.decision.chosen, c.decision.rule) for key, c in choices.items())
+    record["choices"] = {" ".join(names): n for names, n in sorted(served.items())}
+    keep()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""The two passes of a search step, over weights and over the architecture; on a GPU, CUDA graphs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import nxcore
+from nxcore.nas.architecture import ArchitectureParameters
+from nxcore.nas.bilevel import Descent, first_order
+from nxcore.nas.data import Part
+from nxcore.nas.networks import EvalNetwork, SearchNetwork
+from nxcore.nas.ranks import means, shared
+
+
+class Passes:
+    """Forward and backward of a network, on every rank's share of a batch.
+
+    Parameters
+    ----------
+    net : SearchNetwork or EvalNetwork
+    arch : ArchitectureParameters
+        Of a search network.
+    graphed : bool
+        Replay graphs, unless the network reads the device in between, as it does in modes but ``exact``.
+    unused : bool
+        Some parameters may have no part in a call.
+    """
+
+    def __init__(
+        self, net: nn.Module, arch: ArchitectureParameters, *, graphed: bool, unused: bool = False
+    ) -> None:
+        self.net, self.arch = net, arch
+        reads = isinstance(net, SearchNetwork) and net.rule.mode != "exact"
+        self.graphed = graphed and not reads
+        self._shared = net if self.graphed else shared(net, unused=unused)
+        how: dict[str, Any] = {"limit": 1, "state": tuple(net.buffers())}
+        self._replay = nxcore.graphed(self._gradients, **how)
+        self._descend = nxcore.graphed(self._first_order, **how) if self.graphed else self._first_order
+
+    def of_weights(self, batch: Part) -> tuple[Tensor, Tensor]:
+        """Return loss and scores, and leave the mean gradients of all ranks in the weights' ``grad``."""
+        if not self.graphed:
+            loss, scores = self._forward(self._shared, batch.images, batch.labels)
+            for parameter in self.net.parameters():
+                parameter.grad = None
+            loss.backward()
+            return loss.detach(), scores.detach()
+        # A graph keeps what is no tensor: an epoch with another share of dropped paths has another graph.
+        drop = self.net.drop_path_prob if isinstance(self.net, EvalNetwork) else 0.0
+        loss, scores, gradients = self._replay(*batch, drop)
+        for parameter, gradient in zip(self.net.parameters(), means(gradients), strict=True):
+            parameter.grad = gradient
+        return loss, scores
+
+    def of_architecture(self, validation: Part) -> Descent:
+        """Return this rank's descent of first order."""
+        found: Descent = self._descend(*validation)
+        return found
+
+    def _forward(self, net: nn.Module, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        found = isinstance(self.net, EvalNetwork)  # which has its architecture within
+        scores = net(images, *([] if found else [row.detach() for row in self.arch()]))
+        return functional.cross_entropy(scores, labels), scores
+
+    def _gradients(self, images: Tensor, labels: Tensor, drop: float) -> tuple[Any, ...]:
+        del drop  # in the network already; here it tells graphs apart
+        loss, scores = self._forward(self.net, images, labels)
+        gradients = torch.autograd.grad(loss, list(self.net.parameters()), allow_unused=True)
+        return loss.detach(), scores.detach(), gradients
+
+    def _first_order(self, images: Tensor, labels: Tensor) -> Descent:
+        return first_order(self.net, self.arch, Part(images, labels))

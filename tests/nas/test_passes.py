@@ -1,0 +1,75 @@
+"""What a pass leaves is the same whether it is run or replayed."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from nxcore.nas.architecture import ArchitectureParameters
+from nxcore.nas.genotype import Genotype
+from nxcore.nas.networks import EvalNetwork, SearchNetwork
+from nxcore.nas.passes import Passes
+from nxcore.nas.trainer import Trainer
+from tests.nas.test_trainer import LEAST, images
+
+FOUND = Genotype([("dil_conv_3x3", 0), ("skip_connect", 1)], [2], [("max_pool_3x3", 0)] * 2, [2])
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def built(kind, graphed, device="cpu"):
+    torch.manual_seed(0)
+    arch = ArchitectureParameters(steps=2, multiplier=1).to(device)
+    if kind == "found":
+        net = EvalNetwork(FOUND, 4, 2, layers=2, in_channels=1)
+    else:
+        sizes = {"C": 2, "num_classes": 2, "layers": 2, "steps": 2, "multiplier": 1}
+        net = SearchNetwork(**sizes, mode=kind, in_channels=1)
+    return Passes(net.to(device), arch, graphed=graphed, unused=True)
+
+
+def left(passes, part, calls=3):
+    """Return all that some calls leave."""
+    out = []
+    for _ in range(calls):
+        out += [t.clone() for t in passes.of_weights(part)]
+        out += [torch.zeros(()) if p.grad is None else p.grad.clone() for p in passes.net.parameters()]
+        if isinstance(passes.net, SearchNetwork):
+            out += [t.clone() for t in passes.of_architecture(part)]
+        out += [b.clone() for b in passes.net.buffers()]
+    return [t.cpu() for t in out]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", ["exact", "found"])
+def test_a_replay_leaves_what_a_call_does(kind, device):
+    part = images().to(device).train
+    run, replayed = (built(kind, graphed, device) for graphed in (False, True))
+    assert (run.graphed, replayed.graphed) == (False, True)
+    for got, want in zip(left(replayed, part), left(run, part), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    tracked = dict(replayed.net.named_buffers())["stem.1.num_batches_tracked"]
+    assert int(tracked) == (6 if kind == "exact" else 3), "warm-ups count for nothing"
+
+
+def test_what_has_no_part_has_no_gradient():
+    for graphed in (False, True):
+        passes = built("found", graphed)
+        passes.of_weights(images().train)  # its reduction reads one of the two states alone
+        none = {name for name, p in passes.net.named_parameters() if p.grad is None}
+        assert "cells.0.preprocess1.op.1.weight" in none
+        assert "classifier.weight" not in none
+
+
+def test_a_network_that_reads_the_device_is_run():
+    assert not built("sampled", True).graphed
+
+
+@pytest.mark.gpu
+def test_a_search_is_replayed_on_a_gpu_and_drops_paths_anew():
+    found = Trainer(images().to("cuda"), dataclasses.replace(LEAST, epochs=1, warmup=0))
+    rows = list(found.run())
+    assert found.passes.graphed
+    assert [row["phase"] for row in rows] == ["search", "retraining", "retraining"]
+    assert found.net.drop_path_prob > 0
+    part = images().to("cuda").train
+    assert not torch.equal(found.passes.of_weights(part)[1].clone(), found.passes.of_weights(part)[1])
