@@ -188,7 +188,7 @@ def main() -> None:
         for kernel in row["kernels"][:12]:
             print(f"  {kernel['ms']:7.2f} ms {kernel['count']:5} {kernel['kernel'][:80]}")
         keep()
-    choices = nxcore._session().chooser.choices
+    choices = nxcore._session().chooser.choices  # noqa: SLF001  no public name has them all at once
     served = Counter((key[0].op, c.decision.chosen, c.decision.rule) for key, c in choices.items())
     record["choices"] = {" ".join(names): n for names, n in sorted(served.items())}
     keep()

@@ -1,0 +1,263 @@
+"""Speed-ups that others have claimed for such kernels, measured at their shapes against honest baselines.
+
+    python benchmarks/claims.py [--output claims.json]
+
+On a CUDA device, float32. Both sides run in turns, back to back by the wall's clock, the host's work included;
+the kernels are chosen by measuring beforehand. ``first`` is the idiom that the claim was made against, ``best``
+the fastest of torch's that we know. A claim is met where the whole interval of the ratio is at or above it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import nxcore
+from nxcore import nas
+from nxcore.device import describe
+
+sys.path.append(str(Path(__file__).parents[1]))
+from tests.nas import darts  # plain operations, which are no part of the package
+
+ROUNDS, ROUND_S = 25, 0.01
+CANDIDATES = {  # operations, batch, channels, side, claimed
+    "small": (6, 2, 16, 16, 0.64),
+    "medium": (8, 4, 32, 32, 1.84),
+    "large": (12, 8, 64, 32, 2.94),
+    "xlarge": (16, 4, 96, 24, 2.07),
+}
+MIXED = {4: 1.5, 8: 2.0, 12: 2.4, 16: 2.8}
+ADDS = {1_024: 1.0, 10_240: 1.0, 102_400: 1.0}
+SUMS = {"all": None, "inner": -1, "(0, 1)": (0, 1)}
+
+Call = Callable[[], Any]
+
+
+def _randn(*shape: int) -> Tensor:
+    return torch.randn(*shape, device="cuda")
+
+
+@dataclass
+class Claim:
+    """One claim: what it is about, who competes, and how much was claimed against the first idiom.
+
+    Attributes
+    ----------
+    name : str
+    claimed : float
+    ours : callable
+    idioms : mapping of str to callable
+        Torch's; the first is the claim's own.
+    """
+
+    name: str
+    claimed: float
+    ours: Call
+    idioms: Mapping[str, Call] = field(default_factory=dict)
+
+
+def softmax_sums() -> list[Claim]:
+    """Return the weighted sums of stacked and of listed candidates, forward, and with gradients."""
+    found = []
+    for name, (n, batch, channels, side, claimed) in CANDIDATES.items():
+        xs, logits = [_randn(batch, channels, side, side) for _ in range(n)], _randn(n)
+        ours = nxcore.op("softmax_sum")
+
+        def stacked(xs: Any = xs, logits: Any = logits, n: int = n) -> Tensor:
+            return (torch.stack(list(xs)) * torch.softmax(logits, 0).view(n, 1, 1, 1, 1)).sum(0)
+
+        def looped(xs: Any = xs, logits: Any = logits) -> Tensor:
+            weights = torch.softmax(logits, 0)
+            out = xs[0] * weights[0]
+            for x, w in zip(xs[1:], weights[1:], strict=True):
+                out.addcmul_(x, w)
+            return out
+
+        shape = f"{n} x ({batch}, {channels}, {side}, {side})"
+        found.append(
+            Claim(
+                f"softmax_sum {name}, {shape}",
+                claimed,
+                lambda xs=xs, logits=logits, ours=ours: ours(xs, logits),
+                {"stacked": stacked, "in place": looped},
+            )
+        )
+        leaves = [x.clone().requires_grad_() for x in (*xs, logits)]
+        grad = _randn(batch, channels, side, side)
+
+        def stepped(run: Any, leaves: Any = leaves, grad: Any = grad) -> Any:
+            return torch.autograd.grad(run(leaves[:-1], leaves[-1]), leaves, grad)
+
+        found.append(
+            Claim(
+                f"softmax_sum {name} with gradients",
+                claimed,
+                lambda stepped=stepped, ours=ours: stepped(ours),
+                {"stacked": lambda stepped=stepped, run=stacked: stepped(run)},
+            )
+        )
+    return found
+
+
+def mixed() -> list[Claim]:
+    """Return whole mixed operations, forward and backward."""
+    found = []
+    x, grad = _randn(64, 16, 32, 32).requires_grad_(), _randn(64, 16, 32, 32)
+    for n, claimed in MIXED.items():
+        names = tuple(itertools.islice(itertools.cycle(darts.PRIMITIVES), n))
+        logits = _randn(n).requires_grad_()
+        ours = nas.MixedOp(16, 1, names).to("cuda")
+        plain = nn.ModuleList(darts.candidate(name, 16, 1) for name in names).to("cuda")
+
+        def run(logits: Tensor = logits, plain: nn.ModuleList = plain) -> Tensor:
+            weights = torch.softmax(logits, 0)
+            blended: Tensor = sum(w * op(x) for w, op in zip(weights, plain, strict=True))  # type: ignore[assignment]  # int 0 + Tensor
+            return blended
+
+        def step(forward: Any, module: nn.Module, logits: Tensor = logits) -> Any:
+            return torch.autograd.grad(forward(), [x, logits, *module.parameters()], grad)
+
+        found.append(
+            Claim(
+                f"MixedOp of {n}, (64, 16, 32, 32), with gradients",
+                claimed,
+                lambda ours=ours, logits=logits, step=step: step(lambda: ours(x, logits), ours),
+                {"loop": lambda step=step, run=run, plain=plain: step(run, plain)},
+            )
+        )
+    return found
+
+
+def pointwise_and_sums() -> list[Claim]:
+    """Return small additions, where nothing may be slower, and sums of (4, 512, 896)."""
+    found = []
+    for n, claimed in ADDS.items():
+        x, y = _randn(n), _randn(n)
+        found.append(
+            Claim(
+                f"add of {n:,}",
+                claimed,
+                lambda x=x, y=y: nxcore.ops.add(x, y),
+                {"torch": lambda x=x, y=y: torch.add(x, y)},
+            )
+        )
+    z = _randn(4, 512, 896)
+    for name, dim in SUMS.items():
+        found.append(
+            Claim(
+                f"sum of (4, 512, 896), {name}",
+                1.0,
+                lambda dim=dim: nxcore.ops.sum(z, dim),
+                {"torch": lambda dim=dim: torch.sum(z, dim)},
+            )
+        )
+    return found
+
+
+def compared(claim: Claim) -> dict[str, Any]:
+    """Return the medians in us, and the ratio to the first idiom and to the best with intervals."""
+    calls = {"ours": claim.ours, **claim.idioms}
+    with nxcore.policy("measure"):
+        once = max(_wall_s(call, 1) for _ in range(3) for call in calls.values())
+        count = max(1, min(1000, int(ROUND_S / once)))
+        times: dict[str, list[float]] = {name: [] for name in calls}
+        for turn in range(ROUNDS):
+            for name in list(calls) if turn % 2 else list(calls)[::-1]:
+                times[name].append(_wall_s(calls[name], count) / count * 1e6)
+    medians = {name: statistics.median(us) for name, us in times.items()}
+    first = next(iter(claim.idioms))
+    best = min(claim.idioms, key=medians.__getitem__)
+    row: dict[str, Any] = {"name": claim.name, "claimed": claim.claimed, "us": medians, "calls": count}
+    for what, idiom in (("first", first), ("best", best)):
+        ratios = sorted(theirs / own for theirs, own in zip(times[idiom], times["ours"], strict=True))
+        row[what] = {"idiom": idiom, "ratio": statistics.median(ratios), "interval": _interval(ratios)}
+    row["met"] = row["first"]["interval"][0] >= claim.claimed
+    return row
+
+
+def _interval(ratios: list[float]) -> tuple[float, float]:
+    """Return the median's interval of 95% by order statistics: of 25 ratios, the 8th and the 18th."""
+    k = len(ratios)
+    rank = max(0, int(k / 2 - 0.98 * k**0.5))
+    return ratios[rank], ratios[k - 1 - rank]
+
+
+def memory() -> list[dict[str, Any]]:
+    """Return the peak bytes above the candidates of the large weighted sum: ours, and stacked."""
+    rows = []
+    for name, (n, batch, channels, side, _) in CANDIDATES.items():
+        xs, logits = [_randn(batch, channels, side, side) for _ in range(n)], _randn(n)
+
+        def stacked(xs: Any = xs, logits: Any = logits, n: int = n) -> Tensor:
+            return (torch.stack(xs) * torch.softmax(logits, 0).view(n, 1, 1, 1, 1)).sum(0)
+
+        def ours(xs: Any = xs, logits: Any = logits) -> Any:
+            return nxcore.ops.softmax_sum(xs, logits)
+
+        row: dict[str, Any] = {"name": name}
+        for what, run in (("ours", ours), ("stacked", stacked)):
+            run()
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            run()
+            row[what] = torch.cuda.max_memory_allocated() - before
+        row["saved"] = 1 - row["ours"] / row["stacked"]
+        rows.append(row)
+    return rows
+
+
+def _wall_s(call: Call, count: int) -> float:
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(count):
+        call()
+    torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    """Measure all claims, print a line each, and write them."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--output", type=Path, help="write all of it here, as JSON")
+    output = parser.parse_args().output
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch.manual_seed(0)
+    record: dict[str, Any] = {
+        "device": describe("cuda").to_dict() | {"torch": str(torch.__version__)},
+        "rows": [],
+    }
+    for claim in (*softmax_sums(), *mixed(), *pointwise_and_sums()):
+        row = compared(claim)
+        record["rows"].append(row)
+        low, high = row["first"]["interval"]
+        print(
+            f"{row['name']}: claimed {row['claimed']}, got {row['first']['ratio']:.2f} "
+            f"[{low:.2f}, {high:.2f}], {row['best']['ratio']:.2f} of {row['best']['idiom']}; {row['us']['ours']:.1f} us"
+            f"{'' if row['met'] else ': NOT met'}",
+            flush=True,
+        )
+        if output:
+            output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    record["memory"] = memory()
+    for row in record["memory"]:
+        print(f"memory {row['name']}: {row['ours']:,} of {row['stacked']:,} bytes, {row['saved']:.1%} saved")
+    if output:
+        output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
