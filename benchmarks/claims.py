@@ -2,9 +2,9 @@
 
     python benchmarks/claims.py [--output claims.json]
 
-On a CUDA device, float32. Both sides run in turns, back to back by the wall's clock, the host's work included;
-the kernels are chosen by measuring beforehand. ``first`` is the idiom that the claim was made against, ``best``
-the fastest of torch's that we know. A claim is met where the whole interval of the ratio is at or above it.
+On a CUDA device, float32. Both sides run in turns, back to back by the wall's clock, the host's work with it;
+the kernels are chosen by measuring beforehand. ``first`` is the idiom that the claim was made against,
+``best`` the fastest of torch's that we know. A claim is met where the ratio's whole interval is.
 """
 
 from __future__ import annotations
@@ -246,8 +246,8 @@ def main() -> None:
         low, high = row["first"]["interval"]
         print(
             f"{row['name']}: claimed {row['claimed']}, got {row['first']['ratio']:.2f} "
-            f"[{low:.2f}, {high:.2f}], {row['best']['ratio']:.2f} of {row['best']['idiom']}; {row['us']['ours']:.1f} us"
-            f"{'' if row['met'] else ': NOT met'}",
+            f"[{low:.2f}, {high:.2f}], {row['best']['ratio']:.2f} of {row['best']['idiom']}; "
+            f"{row['us']['ours']:.1f} us{'' if row['met'] else ': NOT met'}",
             flush=True,
         )
         if output:
