@@ -143,25 +143,41 @@ class Graphed:
         check_result(result)
 
     def _differentiable(self, flat: Callable[..., Any], buffers: list[Tensor]) -> Callable[[list[Any]], Any]:
+        held = [p for p in self.fn.parameters() if p.requires_grad] if isinstance(self.fn, nn.Module) else []
+        # Parameters as arguments: what lies where it lay at the capture isn't copied.
         made = torch.cuda.make_graphed_callables(
-            _Holding(self.fn, flat) if isinstance(self.fn, nn.Module) else flat,
-            tuple(buffers),
+            lambda *tensors: flat(*tensors[: len(buffers)]),
+            (*buffers, *held),
             num_warmup_iters=self.warmup,
             allow_unused_input=True,
             pool=self._pool,
         )
-        return lambda tensors: made(*tensors)
+
+        def replay(tensors: list[Any]) -> Any:
+            given = [*tensors, *held]
+            needed = [i for i, tensor in enumerate(given) if tensor.requires_grad]
+            apply: Any = _OwnGradients.apply  # which torch leaves untyped
+            for i, own in zip(needed, apply(*(given[i] for i in needed)), strict=True):
+                given[i] = own
+            return made(*given)
+
+        return replay
 
 
-class _Holding(nn.Module):
-    """A module's call with flat arguments: torch finds its parameters here, and replaces this ``forward``."""
+class _OwnGradients(torch.autograd.Function):
+    """The same tensors, whose gradients are copies.
 
-    def __init__(self, module: nn.Module, flat: Callable[..., Any]) -> None:
-        super().__init__()
-        self.module, self.flat, self.training = module, flat, module.training
+    A graph's gradients lie where its next replay writes. Autograd would keep the first one that a leaf gets
+    as its ``grad``, and the next replay would overwrite what had been added up there.
+    """
 
-    def forward(self, *tensors: Tensor) -> Any:
-        return self.flat(*tensors)
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:  # noqa: ARG004  torch's signature
+        return tuple(tensor.detach() for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:  # noqa: ARG004  torch's signature
+        return tuple(gradient if gradient is None else gradient.clone() for gradient in gradients)
 
 
 def graphed(fn: Any, **how: Any) -> Any:

@@ -155,6 +155,47 @@ def test_copies_are_returned_where_they_are_asked_for(captures):
         assert (result is held) is not clone
 
 
+def standing_in(fn, inputs, **how):
+    """Return what ``torch.cuda.make_graphed_callables`` does: the gradients of all calls lie in one place."""
+    wanted = [t for t in inputs if t.requires_grad]
+    places = [torch.zeros_like(t) for t in wanted]
+
+    class Replayed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *tensors):
+            ctx.save_for_backward(*tensors)
+            return fn(*tensors).detach()
+
+        @staticmethod
+        def backward(ctx, grad):
+            with torch.enable_grad():
+                leaves = [t.detach().requires_grad_(t.requires_grad) for t in inputs]
+                leaves[0] = ctx.saved_tensors[0].detach().requires_grad_()
+                fresh = torch.autograd.grad(fn(*leaves), [leaves[0], *wanted[1:]], grad)
+            for place, value in zip(places, fresh, strict=True):
+                place.copy_(value)
+            return tuple(place.detach() for place in places)
+
+    return Replayed.apply
+
+
+def test_gradients_of_replays_add_up(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", standing_in)
+    layer = nn.Linear(4, 2)
+    run = nxcore.graphed(layer, backward=True)
+    x, y = torch.randn(3, 4, requires_grad=True), torch.randn(3, 4)
+    replay = run._differentiable(lambda t: layer(t), [x.detach().clone().requires_grad_()])
+    for tensor in (x, y.requires_grad_(), x):
+        replay([tensor]).square().sum().backward()
+    got = [p.grad for p in layer.parameters()] + [x.grad]
+    for leaf in (*layer.parameters(), x):
+        leaf.grad = None
+    for tensor in (x, y, x):
+        layer(tensor).square().sum().backward()
+    for one, other in zip(got, [*(p.grad for p in layer.parameters()), x.grad], strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_within_another_capture_the_function_itself_is_run(captures, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     torch.testing.assert_close(nxcore.graphed(double)(X), 2 * X)
