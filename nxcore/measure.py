@@ -284,6 +284,15 @@ class Ceilings:
         """Return the least microseconds that ``cost`` can take: t0 + max(bytes, operations)."""
         return self.t0_us + 1e6 * max(cost.bytes / self.bandwidth(cost.bytes), cost.flops / self.flops)
 
+    def raised(self, other: Ceilings) -> Ceilings:
+        """Return the higher of both, each figure by itself: what was reached once can be reached."""
+        bandwidths = zip(self.bandwidths, other.bandwidths, strict=True)
+        return Ceilings(
+            min(self.t0_us, other.t0_us),
+            tuple((size, max(ours, theirs)) for (size, ours), (_, theirs) in bandwidths),
+            max(self.flops, other.flops),
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Return the ceilings as plain data."""
         return {"t0_us": self.t0_us, "bandwidths": [list(b) for b in self.bandwidths], "flops": self.flops}
@@ -291,7 +300,12 @@ class Ceilings:
 
 @functools.cache
 def ceilings(device: torch.device) -> Ceilings:
-    """Measure what ``device`` can do at best; once per process, about a second.
+    """Return what ``device`` can do at best, measured once per process."""
+    return ceilings_now(device)
+
+
+def ceilings_now(device: torch.device) -> Ceilings:
+    """Measure what ``device`` can do at best; about a second.
 
     Bandwidth is the best of a copy, an addition in place and a dot product (reads only) over as many bytes;
     operations are counted on a matrix product in strict float32.

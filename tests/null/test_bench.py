@@ -37,6 +37,7 @@ def ceilings(monkeypatch):
     """A device whose best is known; the real one's is measured once a process, by the real clock."""
     for module in (engine, head):
         monkeypatch.setattr(module, "ceilings", lambda device: SLOW_DEVICE)
+    monkeypatch.setattr(measure, "ceilings_now", lambda device: SLOW_DEVICE)
 
 
 def cell(sample: str = "small", dtype: torch.dtype = torch.float32, op: str = "add") -> Cell:
@@ -102,10 +103,19 @@ def test_torchs_best_is_the_baseline(monkeypatch):
 
 
 def test_a_time_that_cannot_be_is_an_error(monkeypatch):
-    monkeypatch.setattr(engine, "ceilings", lambda device: replace(SLOW_DEVICE, flops=1e6))
+    slow = replace(SLOW_DEVICE, flops=1e6)
+    for module, name in ((engine, "ceilings"), (measure, "ceilings_now")):
+        monkeypatch.setattr(module, name, lambda device: slow)
     found = raced(monkeypatch, {"torch": 2000, "impossible": 300})
     assert found["impossible"].verdict == "BELOW_FLOOR"
     assert found["torch"].verdict == "BASE"
+
+
+def test_ceilings_that_a_busy_machine_had_kept_low_are_measured_again(monkeypatch):
+    monkeypatch.setattr(engine, "ceilings", lambda device: replace(SLOW_DEVICE, flops=1e6))
+    found = raced(monkeypatch, {"torch": 2000, "better": 300})
+    assert found["better"].verdict == "FAST"
+    assert found["better"].floor_us == pytest.approx(SLOW_DEVICE.t0_us, abs=0.2)
 
 
 def test_a_result_may_stay_in_the_cache_and_few_inputs_too():

@@ -201,6 +201,14 @@ def test_the_floor_is_the_slower_of_bytes_and_operations():
     assert CEILINGS.floor_us(Cost(bytes=0, flops=0)) == pytest.approx(2)
 
 
+def test_what_was_reached_once_is_a_ceiling():
+    other = Ceilings(t0_us=1.0, bandwidths=((1000, 3e9), (4000, 5e9), (16000, 1e9)), flops=1.0)
+    assert CEILINGS.raised(other) == other.raised(CEILINGS)
+    assert CEILINGS.raised(other).bandwidths == ((1000, 4e9), (4000, 5e9), (16000, 1e9))
+    assert CEILINGS.raised(other).t0_us == 1.0
+    assert CEILINGS.raised(other).flops == CEILINGS.flops
+
+
 def test_ceilings_are_plain_data():
     assert CEILINGS.to_dict()["bandwidths"] == [[1000, 4e9], [4000, 2e9], [16000, 1e9]]
 
