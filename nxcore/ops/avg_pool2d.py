@@ -16,10 +16,10 @@ from torch.nn import functional
 
 from nxcore.errors import InvalidInputError
 from nxcore.ops.max_pool2d import require_window, ways
-from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, Window, rand
+from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, TensorMeta, Window, rand
 from nxcore.require import brief, require_flag, require_tensor
 from nxcore.spec import DEGENERATE, SAME
-from nxcore.window import memory_format, require_image
+from nxcore.window import laid_out, memory_format, require_image
 
 
 def reference(
@@ -102,6 +102,12 @@ def require_average(
 
 def _window(x: Any, kernel_size: Any, stride: Any, padding: Any, ceil_mode: Any) -> Window:
     return Window.of_pool(tuple(x.shape), kernel_size, stride, padding, 1, ceil_mode)
+
+
+def outputs(x: Any, kernel_size: Any, stride: Any, padding: Any, ceil_mode: Any, *divisor: Any) -> TensorMeta:  # noqa: ARG001
+    """Describe the means: shape by floor division alone, where a compiler's sizes are symbols."""
+    size = (*x.shape[:-2], *_window(x, kernel_size, stride, padding, ceil_mode).outputs)
+    return laid_out(size, memory_format(x), x.dtype, x.device)
 
 
 def cost(x: Any, kernel_size: Any, stride: Any, padding: Any, ceil_mode: Any, *divisor: Any) -> Cost:  # noqa: ARG001
@@ -210,5 +216,6 @@ SPEC = OpSpec(
     terms=terms,
     ways=ways,
     gradient=Gradient("avg_pool2d_backward", _backward),
+    outputs=outputs,
     autocast=SAME,
 )
