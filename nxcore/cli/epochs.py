@@ -55,12 +55,17 @@ def table(rows: Sequence[Row]) -> Table:
     columns = ("phase", "epoch", "loss", "accuracy", "validation", "held out", "entropy")
     shown = _table(*columns, "dominant operations", right=columns[1:])
     for row in rows:
-        shown.add_row(row["phase"], *_figures(row), dominant(row["genotype"]))
+        if "grown" in row:
+            shown.add_row(row["phase"], *[""] * (len(columns) - 1), _grown(row))
+        else:
+            shown.add_row(row["phase"], *_figures(row), dominant(row["genotype"]))
     return shown
 
 
 def line(row: Row) -> str:
     """Return an epoch as a line."""
+    if "grown" in row:
+        return f"mutation, {row['seconds']:.1f} s: {_grown(row)}"
     epoch, *figures = _figures(row)
     names = ("loss", "accuracy", "validation", "held out", "entropy")
     told = ", ".join(f"{name} {figure}" for name, figure in zip(names, figures, strict=True) if figure)
@@ -88,6 +93,10 @@ def found(report: Mapping[str, Any]) -> None:
         console.print(f"{accuracy:.2%} of {images} held-out images, {report['seconds']:.0f} s of training")
     for file in report["files"]:
         console.print(f"written: {file}", markup=False, soft_wrap=True)
+
+
+def _grown(row: Row) -> str:
+    return f"{row['grown']}, {row['parameters']:,} weights, scores moved by {row['difference']:.1e}"
 
 
 def _figures(row: Row) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from nxcore.nas import Trainer
+    from nxcore.nas import Mutation, Trainer
 
 ASKED, RESULT, PICTURE, CURVE = "search.json", "result.json", "genotype.svg", "curve.html"
 INTERRUPTED = 130
@@ -39,12 +39,34 @@ def begun(asked: dict[str, Any], output: Path, device: str | None) -> Trainer:
     changed = {
         name: asked[name] for name in ("epochs", "retrain_epochs", "budget_s") if asked[name] is not None
     }
+    changed["mutations"] = tuple(map(mutation, asked["grow"]))
     preset = dataclasses.replace(PRESETS[asked["preset"]], **changed)
     trainer = Trainer(images(asked, device), preset, seed=asked["seed"])
     if rank == 0:
         output.mkdir(parents=True, exist_ok=True)
         (output / ASKED).write_text(_json.dumps(asked, indent=2) + "\n", encoding="utf-8")
     return trainer
+
+
+def mutation(told: str) -> Mutation:
+    """Return what ``EPOCH:KIND[:SIZE]`` says.
+
+    Raises
+    ------
+    InvalidInputError
+        If it says something else.
+    """
+    from nxcore.errors import InvalidInputError
+    from nxcore.nas import Mutation
+
+    epoch, _, rest = told.partition(":")
+    kind, _, size = rest.partition(":")
+    if not epoch.isdigit() or not (size.isdigit() or (kind == "node" and not size)):
+        raise InvalidInputError(
+            f"grow must be EPOCH:widen:C, EPOCH:deepen:PLACE or EPOCH:node, got {told!r}", argument="grow"
+        )
+    named: Any = kind
+    return Mutation(int(epoch), named, int(size or 0))
 
 
 def resumed(folder: Path, device: str | None) -> Trainer:
@@ -91,7 +113,7 @@ def report(trainer: Trainer, folder: Path) -> dict[str, Any]:
         "held_out_accuracy": history[-1].get("held_out_accuracy"),
         "held_out_images": len(trainer.data.held_out.labels),
         "seconds": sum(row["seconds"] for row in history),
-        "epochs": len(history),
+        "epochs": sum(row["phase"] != "mutation" for row in history),
         "files": [str(folder / name) for name in files],
     }
     (folder / RESULT).write_text(render.dumps(found), encoding="utf-8")
@@ -134,6 +156,10 @@ def command(
     retrain_epochs: Annotated[
         int | None, typer.Option(help="Of the found network's training.", show_default="the preset's", min=0)
     ] = None,
+    grow: Annotated[
+        list[str] | None,
+        typer.Option(help="EPOCH:widen:C, EPOCH:deepen:PLACE or EPOCH:node: the supernet grows after it."),
+    ] = None,
     budget: Annotated[
         float | None, typer.Option(help="Seconds of training, half for the search.", min=0)
     ] = None,
@@ -169,6 +195,7 @@ def command(
         "preset": preset,
         "epochs": epochs,
         "retrain_epochs": retrain_epochs,
+        "grow": grow or None,
         "budget_s": budget,
         "seed": seed,
     }
@@ -179,7 +206,7 @@ def command(
                 f"--resume goes on with what its search was told, got {', '.join(given)} too",
                 argument="resume",
             )
-    usual: dict[str, Any] = {"data": "digits", "side": 32, "preset": "tiny", "seed": 0}
+    usual: dict[str, Any] = {"data": "digits", "side": 32, "preset": "tiny", "seed": 0, "grow": []}
     asked |= {name: value for name, value in usual.items() if asked[name] is None}
     folder = resume or output or Path("search")
     with distributed.ranks() as (rank, _):

@@ -11,7 +11,7 @@ from nxcore.nas.mixed import MixedOp
 from nxcore.nas.networks import EvalNetwork, SearchNetwork
 from nxcore.nas.operations import OPS, PRIMITIVES, DilConv, FactorizedReduce, ReLUConvBN, SepConv
 from nxcore.nas.patch import patch, unpatch
-from nxcore.nas.preset import PRESETS, Preset
+from nxcore.nas.preset import PRESETS, Mutation, Preset
 from nxcore.nas.rule import Rule
 from nxcore.nas.trainer import Trainer
 
@@ -27,6 +27,7 @@ __all__ = [
     "FactorizedReduce",
     "Genotype",
     "MixedOp",
+    "Mutation",
     "Preset",
     "ReLUConvBN",
     "Rule",

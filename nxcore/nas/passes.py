@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -10,7 +12,7 @@ from torch.nn import functional
 
 import nxcore
 from nxcore.nas.architecture import ArchitectureParameters
-from nxcore.nas.bilevel import Descent, first_order
+from nxcore.nas.bilevel import Descent, first_order, second_order
 from nxcore.nas.data import Part
 from nxcore.nas.networks import EvalNetwork, SearchNetwork
 from nxcore.nas.ranks import means, shared
@@ -26,14 +28,22 @@ class Passes:
         Of a search network.
     graphed : bool
         Replay graphs, unless the network reads the device in between, as it does in modes but ``exact``.
+    order : {1, 2}
+        Of the architecture's descent; the second isn't replayed.
     unused : bool
         Some parameters may have no part in a call.
     """
 
     def __init__(
-        self, net: nn.Module, arch: ArchitectureParameters, *, graphed: bool, unused: bool = False
+        self,
+        net: nn.Module,
+        arch: ArchitectureParameters,
+        *,
+        graphed: bool,
+        order: int = 1,
+        unused: bool = False,
     ) -> None:
-        self.net, self.arch = net, arch
+        self.net, self.arch, self.order = net, arch, order
         reads = isinstance(net, SearchNetwork) and net.rule.mode != "exact"
         self.graphed = graphed and not reads
         self._shared = net if self.graphed else shared(net, unused=unused)
@@ -56,10 +66,23 @@ class Passes:
             parameter.grad = gradient
         return loss, scores
 
-    def of_architecture(self, validation: Part) -> Descent:
-        """Return this rank's descent of first order."""
-        found: Descent = self._descend(*validation)
-        return found
+    def of_architecture(self, train: Part, validation: Part, optimizer: torch.optim.Optimizer) -> Descent:
+        """Return this rank's descent; that of second order goes through the step of SGD on ``train``."""
+        if self.order == 1:
+            found: Descent = self._descend(*validation)
+            return found
+        named = {name: optimizer.state.get(p, {}) for name, p in self.net.named_parameters()}
+        (group,) = optimizer.param_groups
+        return second_order(
+            self.net,
+            self.arch,
+            train,
+            validation,
+            group["lr"],
+            velocity={n: s["momentum_buffer"] for n, s in named.items() if "momentum_buffer" in s},
+            momentum=group["momentum"],
+            weight_decay=group["weight_decay"],
+        )
 
     def _forward(self, net: nn.Module, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         found = isinstance(self.net, EvalNetwork)  # which has its architecture within
@@ -74,3 +97,14 @@ class Passes:
 
     def _first_order(self, images: Tensor, labels: Tensor) -> Descent:
         return first_order(self.net, self.arch, Part(images, labels))
+
+
+@contextlib.contextmanager
+def threads(count: int | None) -> Iterator[None]:
+    """Have torch use as many threads within; None leaves it as it is."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -12,6 +12,39 @@ from nxcore.errors import InvalidInputError
 from nxcore.nas.operations import PRIMITIVES
 from nxcore.nas.rule import Mode
 
+KINDS = "widen", "deepen", "node"
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """A growth of the supernet, as ``nxcore.nas.widen``, ``deepen`` and ``add_node`` make it.
+
+    Attributes
+    ----------
+    epoch : int
+        It comes after as many epochs of warm-up and search.
+    kind : {"widen", "deepen", "node"}
+    size : int
+        ``widen``: the channels of the first cells from then on. ``deepen``: the place of the cell that the
+        new one follows. ``node``: nothing.
+    noise : float
+        Of ``widen``.
+    """
+
+    epoch: int
+    kind: Literal["widen", "deepen", "node"]
+    size: int = 0
+    noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise InvalidInputError(
+                f"kind must be one of {', '.join(KINDS)}, got {self.kind!r}", argument="kind"
+            )
+
+    def __str__(self) -> str:
+        return self.kind if self.kind == "node" else f"{self.kind} {self.size}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
@@ -25,6 +58,8 @@ class Preset:
         Epochs in which the weights alone learn, before the search.
     epochs : int
         Of the search: weights and architecture in turn.
+    mutations : sequence of Mutation
+        By which the supernet grows during the search, in the order of their epochs.
     order : {1, 2}
         Of the architecture's gradient: see ``nxcore.nas.bilevel``.
     batch : int
@@ -59,6 +94,7 @@ class Preset:
     mode: Mode = "exact"
     warmup: int = 0
     epochs: int = 50
+    mutations: tuple[Mutation, ...] = ()
     order: Literal[1, 2] = 1
     batch: int = 64
     lr: float = 0.025
@@ -85,6 +121,9 @@ class Preset:
     graphed: bool = True
 
     def __post_init__(self) -> None:
+        # From a checkpoint they come as plain data.
+        made = tuple(m if isinstance(m, Mutation) else Mutation(**m) for m in self.mutations)
+        object.__setattr__(self, "mutations", tuple(sorted(made, key=lambda m: m.epoch)))
         if self.order not in (1, 2):
             raise InvalidInputError(f"order must be 1 or 2, got {self.order!r}", argument="order")
         for name, least in (("warmup", 0), ("epochs", 1), ("retrain_epochs", 0), ("batch", 1)):

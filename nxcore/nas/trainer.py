@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -16,20 +15,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nxcore.errors import InvalidInputError
+from nxcore.nas import checkpoint
 from nxcore.nas.architecture import ArchitectureParameters
-from nxcore.nas.bilevel import Descent, second_order
 from nxcore.nas.data import Data, Part, augment, batches
 from nxcore.nas.genotype import Genotype
+from nxcore.nas.mutation import mutate
 from nxcore.nas.networks import EvalNetwork, SearchNetwork
-from nxcore.nas.passes import Passes
-from nxcore.nas.preset import Preset
+from nxcore.nas.passes import Passes, threads
+from nxcore.nas.preset import Mutation, Preset
 from nxcore.nas.ranks import as_first, mean, place
 from nxcore.nas.tally import Tally
 
 Phase = Literal["warm-up", "search", "retraining", "done"]
 
 CHECKPOINT, METRICS = "checkpoint.pt", "metrics.jsonl"
-FORMAT = 1
 CHUNK = 256
 """Images of a forward pass without gradients."""
 
@@ -49,7 +48,7 @@ class Trainer:
     Attributes
     ----------
     phase : str
-        ``warm-up``, ``search``, ``retraining`` or ``done``.
+        ``warm-up``, ``search``, ``retraining`` or ``done``; mutations come between epochs of the search.
     epoch : int
         How many the network in training has had.
     arch : ArchitectureParameters
@@ -78,16 +77,11 @@ class Trainer:
         self.rank, self.world = place()
         torch.manual_seed(seed)
         self.generator = torch.Generator(self.device).manual_seed(seed)
-        self.arch = ArchitectureParameters(preset.steps, preset.primitives, preset.multiplier).to(self.device)
-        self.arch_optimizer = torch.optim.Adam(
-            self.arch.parameters(),
-            lr=preset.arch_lr,
-            betas=preset.arch_betas,
-            weight_decay=preset.arch_weight_decay,
-        )
+        self._architecture(preset.steps, preset.multiplier)
         self.genotype = self.arch.genotype()
         self.history: list[dict[str, Any]] = []
         self.spent_s, self._began_s, self._best, self._waited = 0.0, 0.0, math.inf, 0
+        self._mutated = 0
         self._enter("warm-up" if preset.warmup else "search")
 
     def run(self, folder: str | Path | None = None) -> Iterator[dict[str, Any]]:
@@ -113,7 +107,7 @@ class Trainer:
             yield row
 
     def advance(self) -> dict[str, Any]:
-        """Train for one epoch, and enter the next phase if this one is over.
+        """Train for one epoch, or let the supernet grow, and enter the next phase if this one is over.
 
         Returns
         -------
@@ -121,29 +115,21 @@ class Trainer:
             ``phase``, ``epoch`` (from 1) of ``epochs``, ``lr``, ``loss`` and ``accuracy`` in training,
             ``validation_loss`` and ``validation_accuracy`` in the search, ``held_out_loss`` and
             ``held_out_accuracy`` in retraining, ``entropy``, ``genotype``, ``seconds``, and in the last epoch
-            of search or retraining ``stopped``: ``epochs``, ``patience`` or ``budget``.
+            of search or retraining ``stopped``: ``epochs``, ``patience`` or ``budget``. Of a ``mutation``:
+            ``grown`` (how), ``difference`` (of scores, the largest) and ``parameters`` (how many there are).
         """
+        if mutation := self._mutation():
+            return self._mutate(mutation)
         started, phase = time.perf_counter(), self.phase
         lr = self._anneal()
-        with _threads(self.preset.threads if self.device.type == "cpu" else None):
+        with threads(self.preset.threads if self.device.type == "cpu" else None):
             sums = self._retrained() if phase == "retraining" else self._searched(moves=phase == "search")
         if phase == "search":
             self.genotype = self.arch.genotype()
         self.epoch += 1
-        row: dict[str, Any] = {
-            "phase": phase,
-            "epoch": self.epoch,
-            "epochs": self._epochs(),
-            "lr": lr,
-            **sums,
-            "entropy": self.arch.entropy().item(),
-            "genotype": self.genotype._asdict(),
-            "seconds": self._agreed(time.perf_counter() - started),
-        }
-        self.spent_s += row["seconds"]
+        row = self._row(phase, started, lr=lr, **sums)
         if stopped := self._stopped(row):
             row["stopped"] = stopped
-        self.history.append(row)
         if stopped and phase != "retraining" and self.preset.retrain_epochs:
             self._enter("retraining")
         elif stopped:
@@ -167,10 +153,7 @@ class Trainer:
 
     def save(self, path: str | Path) -> None:
         """Write all that it takes to go on from here, or nothing: the file is there whole or as it was."""
-        path = Path(path)
-        beside = path.with_name(path.name + ".part")
-        torch.save(self.state_dict(), beside)
-        beside.replace(path)
+        checkpoint.write(self.state_dict(), Path(path))
 
     @classmethod
     def restore(cls, path: str | Path, data: Data, *, budget_s: float | None = None) -> Trainer:
@@ -190,7 +173,7 @@ class Trainer:
         InvalidInputError
             If the file is of another format, or of other data.
         """
-        state = read(path)
+        state = checkpoint.read(path)
         if (known := (state["data"], state["counts"])) != (got := (data.name, data.counts)):
             raise InvalidInputError(f"data must be that of {path}, {known}, got {got}", argument="data")
         preset = dict(state["preset"])
@@ -203,7 +186,6 @@ class Trainer:
     def state_dict(self) -> dict[str, Any]:
         """Return all that training depends on, as tensors and plain data."""
         return {
-            "format": FORMAT,
             "data": self.data.name,
             "counts": self.data.counts,
             "preset": asdict(self.preset),
@@ -215,6 +197,13 @@ class Trainer:
             "stops": (self.spent_s, self._began_s, self._best, self._waited),
             "net": self.net.state_dict(),
             "kept": self.net.kept if isinstance(self.net, SearchNetwork) else None,
+            "grown": {
+                "mutated": self._mutated,
+                "steps": self.arch.steps,
+                "multiplier": self.arch.multiplier,
+                "C": getattr(self.net, "C", None),
+                "inserted": getattr(self.net, "inserted", ()),
+            },
             "optimizer": self.optimizer.state_dict(),
             "arch": self.arch.state_dict(),
             "arch_optimizer": self.arch_optimizer.state_dict(),
@@ -229,8 +218,14 @@ class Trainer:
         trained = state["phase"] == "retraining" or (
             state["phase"] == "done" and state["preset"]["retrain_epochs"] > 0
         )
+        grown = state["grown"]
+        self._mutated = grown["mutated"]
+        if self._mutated:
+            self._architecture(grown["steps"], grown["multiplier"])
         if trained:
             self._enter("retraining")
+        elif self._mutated:
+            self._enter("search", grown["C"], grown["inserted"])
         self.phase, self.epoch, self.history = state["phase"], state["epoch"], list(state["history"])
         self.spent_s, self._began_s, self._best, self._waited = state["stops"]
         self.net.load_state_dict(state["net"])
@@ -244,8 +239,50 @@ class Trainer:
         if state["cuda"] is not None and self.device.type == "cuda":
             torch.cuda.set_rng_state(state["cuda"].cpu(), self.device)
 
-    def _enter(self, phase: Phase) -> None:
-        """Begin a phase that has a network of its own."""
+    def _architecture(self, steps: int, multiplier: int) -> None:
+        """Make an architecture, and its optimizer."""
+        p = self.preset
+        self.arch = ArchitectureParameters(steps, p.primitives, multiplier).to(self.device)
+        self.arch_optimizer = torch.optim.Adam(
+            self.arch.parameters(), lr=p.arch_lr, betas=p.arch_betas, weight_decay=p.arch_weight_decay
+        )
+
+    def _mutation(self) -> Mutation | None:
+        """Return the next mutation, if the search has come to it."""
+        due = self.preset.mutations[self._mutated : self._mutated + 1]
+        return due[0] if due and self.phase == "search" and due[0].epoch <= self.epoch else None
+
+    def _mutate(self, mutation: Mutation) -> dict[str, Any]:
+        """Let the supernet grow; the search goes on with its optimizers' state."""
+        started = time.perf_counter()
+        assert isinstance(self.net, SearchNetwork)  # noqa: S101  as in every search
+        as_first(self.net)
+        optimizers = self.optimizer, self.arch_optimizer
+        generator = torch.Generator().manual_seed(self.seed + self._mutated)
+        images = self.data.validation.images[:CHUNK]
+        self.net, self.arch, difference = mutate(mutation, self.net, self.arch, optimizers, images, generator)
+        self._mutated += 1
+        self._pass()
+        count = sum(p.numel() for p in self.net.parameters())
+        return self._row("mutation", started, grown=str(mutation), difference=difference, parameters=count)
+
+    def _row(self, phase: str, started: float, **more: Any) -> dict[str, Any]:
+        """Write down what took until now since ``started``."""
+        row = {
+            "phase": phase,
+            "epoch": self.epoch,
+            "epochs": self._epochs(),
+            **more,
+            "entropy": self.arch.entropy().item(),
+            "genotype": self.genotype._asdict(),
+            "seconds": self._agreed(time.perf_counter() - started),
+        }
+        self.spent_s += row["seconds"]
+        self.history.append(row)
+        return row
+
+    def _enter(self, phase: Phase, C: int | None = None, inserted: Sequence[int] = ()) -> None:
+        """Begin a phase that has a network of its own; a supernet may have grown."""
         p = self.preset
         self.phase, self.epoch, self._began_s = phase, 0, self.spent_s
         classes, channels = len(self.data.classes), self.data.train.images.shape[1]
@@ -255,15 +292,20 @@ class Trainer:
                 self.genotype, p.retrain_C, classes, layers=p.retrain_layers, in_channels=channels
             )
         else:
-            sizes = p.C, classes, p.layers, p.steps, p.multiplier
-            net = SearchNetwork(*sizes, primitives=p.primitives, mode=p.mode, in_channels=channels)
+            sizes = C or p.C, classes, p.layers, self.arch.steps, self.arch.multiplier
+            space: dict[str, Any] = {"primitives": p.primitives, "mode": p.mode, "inserted": inserted}
+            net = SearchNetwork(*sizes, **space, in_channels=channels)
         self.net = net.to(self.device)
-        unused = p.mode != "exact" or p.multiplier < p.steps
-        graphed = p.graphed and self.device.type == "cuda"
-        self.passes = Passes(self.net, self.arch, graphed=graphed, unused=unused)
+        self._pass()
         self.optimizer = torch.optim.SGD(
             self.net.parameters(), lr=p.lr, momentum=p.momentum, weight_decay=p.weight_decay
         )
+
+    def _pass(self) -> None:
+        p = self.preset
+        unused = p.mode != "exact" or self.arch.multiplier < self.arch.steps
+        graphed = p.graphed and self.device.type == "cuda"
+        self.passes = Passes(self.net, self.arch, order=p.order, graphed=graphed, unused=unused)
 
     def _epochs(self) -> int:
         p = self.preset
@@ -305,7 +347,7 @@ class Trainer:
             batch = self._augmented(train)
             if moves:
                 validation = self._augmented(next(rest))
-                found = self._descent(batch, validation)
+                found = self.passes.of_architecture(batch, validation, self.optimizer)
                 self.arch.logits.grad = mean(found.gradient)
                 self.arch_optimizer.step()
                 of_architecture.add(found.loss, found.scores, validation.labels)
@@ -320,29 +362,8 @@ class Trainer:
         tally = Tally(self.device)
         for batch in self._batches(self.data.both, self.preset.retrain_batch):
             self._learn(self._augmented(batch, self.preset.cutout), tally)
-        loss, accuracy = tally.read()
-        held_out_loss, held_out_accuracy = self.evaluate(self.data.held_out)
-        return {
-            "loss": loss,
-            "accuracy": accuracy,
-            "held_out_loss": held_out_loss,
-            "held_out_accuracy": held_out_accuracy,
-        }
-
-    def _descent(self, train: Part, validation: Part) -> Descent:
-        if self.preset.order == 1:
-            return self.passes.of_architecture(validation)
-        named = {name: self.optimizer.state.get(p, {}) for name, p in self.net.named_parameters()}
-        return second_order(
-            self.net,
-            self.arch,
-            train,
-            validation,
-            self.optimizer.param_groups[0]["lr"],
-            velocity={n: s["momentum_buffer"] for n, s in named.items() if "momentum_buffer" in s},
-            momentum=self.preset.momentum,
-            weight_decay=self.preset.weight_decay,
-        )
+        names = "loss", "accuracy", "held_out_loss", "held_out_accuracy"
+        return dict(zip(names, (*tally.read(), *self.evaluate(self.data.held_out)), strict=True))
 
     def _learn(self, batch: Part, tally: Tally) -> None:
         loss, scores = self.passes.of_weights(batch)
@@ -373,23 +394,3 @@ class Trainer:
         if self.phase == "search" and p.patience is not None and self._waited >= p.patience:
             return "patience"
         return ""
-
-
-def read(path: str | Path) -> dict[str, Any]:
-    """Return the state that ``Trainer.save`` wrote; nothing in the file can run."""
-    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    if state.get("format") != FORMAT:
-        raise InvalidInputError(
-            f"{path} must be of format {FORMAT}, got {state.get('format')}", argument="path"
-        )
-    return state
-
-
-@contextlib.contextmanager
-def _threads(count: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

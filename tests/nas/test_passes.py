@@ -34,7 +34,7 @@ def left(passes, part, calls=3):
         out += [t.clone() for t in passes.of_weights(part)]
         out += [torch.zeros(()) if p.grad is None else p.grad.clone() for p in passes.net.parameters()]
         if isinstance(passes.net, SearchNetwork):
-            out += [t.clone() for t in passes.of_architecture(part)]
+            out += [t.clone() for t in passes.of_architecture(part, part, None)]
         out += [b.clone() for b in passes.net.buffers()]
     return [t.cpu() for t in out]
 

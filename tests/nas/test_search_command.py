@@ -87,6 +87,16 @@ def test_one_that_was_interrupted_in_its_first_epoch_begins_anew(tmp_path, monke
         assert "no epoch has ended yet" in run("-o", tmp_path, status=130)
 
 
+def test_a_supernet_grows_between_the_epochs_that_it_is_told(tmp_path):
+    text = run("-o", tmp_path / "it", "--grow", "2:node", "--grow", "1:widen:3")
+    assert re.search(
+        r"mutation, .* s: widen 3, [\d,]+ weights, scores moved by \d\.\de-\d\d\nsearch 2/3", text
+    )
+    assert re.search(r"search 2/3, .*\nmutation, .* s: node, ", text)
+    assert json.loads((tmp_path / "it" / "result.json").read_text())["epochs"] == 4
+    assert "mutation" in (tmp_path / "it" / "curve.html").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -96,6 +106,7 @@ def test_one_that_was_interrupted_in_its_first_epoch_begins_anew(tmp_path, monke
             ("--resume", "nowhere", "--seed", "0"),
             "--resume goes on with what its search was told, got seed too",
         ),
+        (("--grow", "2:widen"), "grow must be EPOCH:widen:C, .* got '2:widen'"),
         (("--data", "nowhere"), "source must be digits, cifar10 or a folder that exists, got 'nowhere'"),
     ],
 )
@@ -117,7 +128,8 @@ def test_a_terminal_shows_the_last_epochs_as_a_table(monkeypatch):
         def isatty(self):
             return True
 
-    rows = list(Trainer(images(), LEAST).run())
+    preset = dataclasses.replace(LEAST, mutations=(nas.Mutation(2, "deepen", 0),))
+    rows = list(Trainer(images(), preset).run())
     monkeypatch.setattr(sys, "stdout", Terminal())
     monkeypatch.setenv("TERM", "xterm")
     with epochs.watching(rows[:1]) as show:
@@ -125,7 +137,8 @@ def test_a_terminal_shows_the_last_epochs_as_a_table(monkeypatch):
             show(row)
     last = sys.stdout.getvalue().rpartition("phase ")[2]
     assert all(
-        word in last for word in ("warm-up", "search", "retraining", "3/3", "retraining: 2 of 2 epochs")
+        word in last
+        for word in ("warm-up", "search", "deepen", "retraining", "3/3", "retraining: 2 of 2 epochs")
     )
 
 

@@ -10,7 +10,7 @@ import torch
 from nxcore.errors import InvalidInputError
 from nxcore.nas import trainer as trainers
 from nxcore.nas.data import Data, Part
-from nxcore.nas.preset import PRESETS, Preset
+from nxcore.nas.preset import PRESETS, Mutation, Preset
 from nxcore.nas.trainer import Trainer
 
 LEAST = Preset(
@@ -84,6 +84,42 @@ def test_it_goes_on_as_if_it_had_never_stopped(cut, order, mode, tmp_path):
     assert same(state(second), state(straight))
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert without_time(lines) == without_time(json.loads(json.dumps(rows)))
+
+
+GROWING = (Mutation(1, "widen", 4), Mutation(2, "deepen", 0), Mutation(2, "node"))
+
+
+@pytest.mark.parametrize("cut", [2, 4, 7], ids=["wider", "deeper", "in retraining"])
+def test_a_search_that_grows_goes_on_from_its_checkpoint(cut, tmp_path):
+    preset = dataclasses.replace(LEAST, epochs=3, mutations=GROWING)
+    straight = Trainer(images(), preset, seed=5)
+    rows = list(straight.run())
+    assert [row["phase"] for row in rows] == [
+        *("warm-up", "mutation", "search", "mutation", "mutation", "search", "search"),
+        *("retraining", "retraining"),
+    ]
+    first = Trainer(images(), preset, seed=5)
+    for _, _ in zip(range(cut), first.run(tmp_path), strict=False):
+        pass
+    torch.manual_seed(99)
+    second = Trainer.restore(tmp_path / "checkpoint.pt", images())
+    list(second.run(tmp_path))
+    assert same(state(second), state(straight))
+
+
+def test_a_mutation_keeps_the_function_and_the_optimizers_state():
+    found = Trainer(images(), dataclasses.replace(LEAST, epochs=3, mutations=GROWING[::-1]))
+    rows = [found.advance() for _ in range(6)]
+    grown = [row for row in rows if row["phase"] == "mutation"]
+    assert [row["grown"] for row in grown] == ["widen 4", "node", "deepen 0"]
+    assert all(row["difference"] < 1e-5 for row in grown)
+    sizes = [row["parameters"] for row in grown]
+    assert sizes == sorted(set(sizes))
+    assert (found.net.C, found.net.inserted, found.net.steps, found.arch.steps) == (4, (0,), 2, 2)
+    assert len(found.optimizer.state) == sum(1 for p in found.net.parameters() if p.grad is not None)
+    assert found.optimizer.param_groups[0]["params"] == list(found.net.parameters())
+    found.advance()
+    assert len(found.genotype.normal) == 4, "two edges a node"
 
 
 def test_each_phase_moves_what_it_should():
@@ -177,13 +213,17 @@ def test_a_checkpoint_is_of_its_data_and_format(tmp_path):
     with pytest.raises(InvalidInputError, match=r"data must be that of .*here.pt, .*stripes.*, got .*dots"):
         Trainer.restore(tmp_path / "here.pt", other)
     torch.save({"format": 0}, tmp_path / "old.pt")
-    with pytest.raises(InvalidInputError, match=r"old.pt must be of format 1, got 0"):
+    with pytest.raises(InvalidInputError, match=r"old.pt must be of format 2, got 0"):
         Trainer.restore(tmp_path / "old.pt", images())
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [({"order": 3}, "order must be 1 or 2, got 3"), ({"epochs": 0}, "epochs must be 1 or more, got 0")],
+    [
+        ({"order": 3}, "order must be 1 or 2, got 3"),
+        ({"epochs": 0}, "epochs must be 1 or more, got 0"),
+        ({"mutations": [{"epoch": 1, "kind": "wide"}]}, "kind must be one of widen, .* got 'wide'"),
+    ],
 )
 def test_what_a_preset_refuses(given, message):
     with pytest.raises(InvalidInputError, match=message):

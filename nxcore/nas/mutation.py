@@ -1,0 +1,80 @@
+"""A mutation: the supernet grows between two epochs of a search, and computes what it computed."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from nxcore.nas.architecture import ArchitectureParameters
+from nxcore.nas.growth import add_node, deepen, widen
+from nxcore.nas.networks import SearchNetwork
+from nxcore.nas.preset import Mutation
+
+
+class Grown(NamedTuple):
+    """What a mutation leaves.
+
+    Attributes
+    ----------
+    net : SearchNetwork
+    arch : ArchitectureParameters
+    difference : float
+        The largest difference of scores, old and new, by the running statistics.
+    """
+
+    net: SearchNetwork
+    arch: ArchitectureParameters
+    difference: float
+
+
+def mutate(
+    mutation: Mutation,
+    net: SearchNetwork,
+    arch: ArchitectureParameters,
+    optimizers: tuple[Optimizer, Optimizer],
+    images: Tensor,
+    generator: torch.Generator,
+) -> Grown:
+    """Grow a network, and its architecture if that has to.
+
+    Parameters
+    ----------
+    mutation : Mutation
+    net, arch
+        What is to grow; may be changed.
+    optimizers : (Optimizer, Optimizer)
+        Of the weights and of the architecture; are those of what is returned from now on, parameters in the
+        order of the modules.
+    images : Tensor
+        On which old and new scores are compared.
+    generator : torch.Generator
+        Of what is drawn, on the CPU.
+
+    Raises
+    ------
+    InvalidInputError
+        If the network can't grow so.
+    """
+    before = _scores(net, arch, images)
+    of_weights, of_architecture = optimizers
+    if mutation.kind == "widen":
+        net = widen(net, mutation.size, of_weights, noise=mutation.noise, generator=generator)
+    elif mutation.kind == "deepen":
+        deepen(net, mutation.size, of_weights)
+    else:
+        net, arch = add_node(net, arch, of_weights, of_architecture, generator=generator)
+    for optimizer, module in zip(optimizers, (net, arch), strict=True):
+        (group,) = optimizer.param_groups
+        group["params"] = list(module.parameters())  # so that a checkpoint finds each by its place
+    return Grown(net, arch, float((_scores(net, arch, images) - before).abs().max()))
+
+
+@torch.no_grad()
+def _scores(net: SearchNetwork, arch: ArchitectureParameters, images: Tensor) -> Tensor:
+    training = net.training
+    scores: Tensor = net.eval()(images, *arch())
+    net.train(training)
+    return scores
