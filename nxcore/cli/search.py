@@ -9,10 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    import torch
+
     from nxcore.nas import Mutation, Trainer
+    from nxcore.nas.data import Data
 
 ASKED, RESULT, PICTURE, CURVE = "search.json", "result.json", "genotype.svg", "curve.html"
 INTERRUPTED = 130
+SHARE = 0.25
+"""Of a GPU's free memory that images may take."""
 
 
 def begun(asked: dict[str, Any], output: Path, device: str | None) -> Trainer:
@@ -21,8 +26,8 @@ def begun(asked: dict[str, Any], output: Path, device: str | None) -> Trainer:
 
     from nxcore.errors import InvalidInputError, nearest
     from nxcore.nas import PRESETS, Trainer
+    from nxcore.nas.checkpoint import CHECKPOINT
     from nxcore.nas.ranks import place
-    from nxcore.nas.trainer import CHECKPOINT
 
     rank, _ = place()
     if rank == 0 and (output / CHECKPOINT).exists():
@@ -41,7 +46,8 @@ def begun(asked: dict[str, Any], output: Path, device: str | None) -> Trainer:
     }
     changed["mutations"] = tuple(map(mutation, asked["grow"]))
     preset = dataclasses.replace(PRESETS[asked["preset"]], **changed)
-    trainer = Trainer(images(asked, device), preset, seed=asked["seed"])
+    found, at = images(asked, device)
+    trainer = Trainer(found, preset, seed=asked["seed"], device=at)
     if rank == 0:
         output.mkdir(parents=True, exist_ok=True)
         (output / ASKED).write_text(_json.dumps(asked, indent=2) + "\n", encoding="utf-8")
@@ -73,30 +79,37 @@ def resumed(folder: Path, device: str | None) -> Trainer:
     """Return a search where its last epoch ended."""
     from nxcore.errors import InvalidInputError
     from nxcore.nas import Trainer
-    from nxcore.nas.trainer import CHECKPOINT
+    from nxcore.nas.checkpoint import CHECKPOINT
 
     if not (folder / CHECKPOINT).is_file() or not (folder / ASKED).is_file():
         raise InvalidInputError(f"resume must be the folder of a search, got {folder}", argument="resume")
     asked = _json.loads((folder / ASKED).read_text(encoding="utf-8"))
-    return Trainer.restore(folder / CHECKPOINT, images(asked, device))
+    found, at = images(asked, device)
+    return Trainer.restore(folder / CHECKPOINT, found, device=at)
 
 
-def images(asked: dict[str, Any], device: str | None) -> Any:
-    """Return what is searched on, on its device."""
+def images(asked: dict[str, Any], device: str | None) -> tuple[Data, torch.device]:
+    """Return what is searched on, and the device: on it already, unless it would fill a good part of it."""
+    import torch
+
     from nxcore.device import available
     from nxcore.nas import data
 
-    return data.load(asked["data"], asked["root"], seed=asked["seed"], side=asked["side"]).to(
-        available(device)
+    found, at = (
+        data.load(asked["data"], asked["root"], seed=asked["seed"], side=asked["side"]),
+        available(device),
     )
+    if at.type == "cuda" and found.nbytes > SHARE * torch.cuda.mem_get_info(at)[0]:
+        return found, at
+    return found.to(at), at
 
 
 def report(trainer: Trainer, folder: Path) -> dict[str, Any]:
     """Return what was found, and write it and its pictures into the folder."""
     from nxcore.cli import render
     from nxcore.errors import InvalidInputError
+    from nxcore.nas.checkpoint import CHECKPOINT, METRICS
     from nxcore.nas.picture import curve_html, genotype_svg
-    from nxcore.nas.trainer import CHECKPOINT, METRICS
 
     history = trainer.history
     (folder / PICTURE).write_text(genotype_svg(trainer.genotype), encoding="utf-8")

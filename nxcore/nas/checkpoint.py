@@ -1,14 +1,20 @@
-"""A search's state as a file: there whole or not at all, and nothing in it can run."""
+"""A search's files: a line an epoch, and its state, there whole or not at all; nothing in it can run."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from nxcore.errors import InvalidInputError
 
+if TYPE_CHECKING:
+    from nxcore.nas.trainer import Trainer
+
+CHECKPOINT, METRICS = "checkpoint.pt", "metrics.jsonl"
 FORMAT = 2
 
 
@@ -33,3 +39,18 @@ def read(path: str | Path) -> dict[str, Any]:
             f"{path} must be of format {FORMAT}, got {state.get('format')}", argument="path"
         )
     return state
+
+
+def recorded(trainer: Trainer, folder: Path | None) -> Iterator[dict[str, Any]]:
+    """Yield a row an epoch until all is done, and keep each, with the state after it, in a folder."""
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = "".join(json.dumps(row) + "\n" for row in trainer.history)  # none that the checkpoint lacks
+        (folder / METRICS).write_text(lines, encoding="utf-8")
+    while trainer.phase != "done":
+        row = trainer.advance()
+        if folder is not None:
+            with (folder / METRICS).open("a", encoding="utf-8") as opened:
+                opened.write(json.dumps(row) + "\n")
+            trainer.save(folder / CHECKPOINT)
+        yield row

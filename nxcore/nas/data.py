@@ -62,6 +62,11 @@ class Data:
         return replace(self, train=train, validation=validation, held_out=moved(self.held_out))
 
     @property
+    def nbytes(self) -> int:
+        """What the images take."""
+        return sum(part.images.nbytes for part in (self.train, self.validation, self.held_out))
+
+    @property
     def counts(self) -> list[int]:
         """How many images each part has."""
         return [len(part.labels) for part in (self.train, self.validation, self.held_out)]
@@ -160,10 +165,10 @@ def augment(
     return out
 
 
-def batches(
+def orders(
     part: Part, size: int, generator: torch.Generator, *, rank: int = 0, world: int = 1
-) -> Iterator[Part]:
-    """Yield a part's images in batches of one size, drawn anew; the few that are over wait for next time.
+) -> Iterator[Tensor]:
+    """Yield the places of a part's images in batches of one size, drawn anew; the few over wait.
 
     Parameters
     ----------
@@ -171,7 +176,7 @@ def batches(
     size : int
         Of a batch; a part that has fewer is one batch.
     generator : torch.Generator
-        Of the order, on the part's device.
+        On the part's device.
     rank, world : int
         Yield each ``world``-th batch from ``rank`` on; all ranks get as many.
     """
@@ -179,8 +184,15 @@ def batches(
     order = torch.randperm(count, generator=generator, device=part.labels.device)
     size = min(size, count // world)
     rounds = count // (size * world)
-    for chosen in order[: rounds * world * size].view(-1, size)[rank::world]:
-        yield Part(part.images[chosen], part.labels[chosen])
+    yield from order[: rounds * world * size].view(-1, size)[rank::world]
+
+
+def batches(
+    part: Part, size: int, generator: torch.Generator, *, rank: int = 0, world: int = 1
+) -> Iterator[Part]:
+    """Yield a part's images in batches: see ``orders``."""
+    for places in orders(part, size, generator, rank=rank, world=world):
+        yield Part(part.images[places], part.labels[places])
 
 
 def _split(name: str, pixels: Pixels, seed: int) -> Data:

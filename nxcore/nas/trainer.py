@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -17,18 +16,18 @@ from torch.nn import functional
 from nxcore.errors import InvalidInputError
 from nxcore.nas import checkpoint
 from nxcore.nas.architecture import ArchitectureParameters
-from nxcore.nas.data import Data, Part, augment, batches
+from nxcore.nas.data import Data, Part, augment
 from nxcore.nas.genotype import Genotype
 from nxcore.nas.mutation import mutate
 from nxcore.nas.networks import EvalNetwork, SearchNetwork
 from nxcore.nas.passes import Passes, threads
+from nxcore.nas.prefetch import Feed
 from nxcore.nas.preset import Mutation, Preset
 from nxcore.nas.ranks import as_first, mean, place
 from nxcore.nas.tally import Tally
 
 Phase = Literal["warm-up", "search", "retraining", "done"]
 
-CHECKPOINT, METRICS = "checkpoint.pt", "metrics.jsonl"
 CHUNK = 256
 """Images of a forward pass without gradients."""
 
@@ -39,11 +38,14 @@ class Trainer:
     Parameters
     ----------
     data : Data
-        On the device that is to do the work.
+        On any device.
     preset : Preset
         What to do.
     seed : int
         Of everything that is drawn; torch's own generators are seeded with it.
+    device : torch.device or str, optional
+        Which is to do the work; that of the data by default. To a GPU, images in the host's memory are
+        brought by a ring of pinned buffers.
 
     Attributes
     ----------
@@ -71,17 +73,19 @@ class Trainer:
     net: nn.Module
     optimizer: torch.optim.Optimizer
 
-    def __init__(self, data: Data, preset: Preset, *, seed: int = 0) -> None:
+    def __init__(
+        self, data: Data, preset: Preset, *, seed: int = 0, device: torch.device | str | None = None
+    ) -> None:
         self.data, self.preset, self.seed = data, preset, seed
-        self.device = data.train.images.device
+        self.device = torch.device(device or data.train.images.device)
         self.rank, self.world = place()
         torch.manual_seed(seed)
         self.generator = torch.Generator(self.device).manual_seed(seed)
+        self._feed = Feed(data.train.images.device, self.device, self.generator, seed)
         self._architecture(preset.steps, preset.multiplier)
         self.genotype = self.arch.genotype()
         self.history: list[dict[str, Any]] = []
-        self.spent_s, self._began_s, self._best, self._waited = 0.0, 0.0, math.inf, 0
-        self._mutated = 0
+        self.spent_s, self._began_s, self._best, self._waited, self._mutated = 0.0, 0.0, math.inf, 0, 0
         self._enter("warm-up" if preset.warmup else "search")
 
     def run(self, folder: str | Path | None = None) -> Iterator[dict[str, Any]]:
@@ -92,19 +96,7 @@ class Trainer:
         folder : path, optional
             Gets ``metrics.jsonl`` and, after every epoch, ``checkpoint.pt``: the first rank writes.
         """
-        folder = None if self.rank else folder
-        if folder is not None:
-            folder = Path(folder)
-            folder.mkdir(parents=True, exist_ok=True)
-            lines = "".join(json.dumps(row) + "\n" for row in self.history)  # none that the checkpoint lacks
-            (folder / METRICS).write_text(lines, encoding="utf-8")
-        while self.phase != "done":
-            row = self.advance()
-            if folder is not None:
-                with (folder / METRICS).open("a", encoding="utf-8") as opened:
-                    opened.write(json.dumps(row) + "\n")
-                self.save(folder / CHECKPOINT)
-            yield row
+        yield from checkpoint.recorded(self, None if self.rank or folder is None else Path(folder))
 
     def advance(self) -> dict[str, Any]:
         """Train for one epoch, or let the supernet grow, and enter the next phase if this one is over.
@@ -145,7 +137,8 @@ class Trainer:
         self.net.eval()
         tally = Tally(self.device)
         own = Part(*(t[self.rank :: self.world] for t in part))
-        for images, labels in zip(own.images.split(CHUNK), own.labels.split(CHUNK), strict=True):
+        for chunk in zip(own.images.split(CHUNK), own.labels.split(CHUNK), strict=True):
+            images, labels = (t.to(self.device) for t in chunk)
             scores = self.net(images, *self._logits())
             tally.add(functional.cross_entropy(scores, labels), scores, labels)
         self.net.train()
@@ -156,7 +149,14 @@ class Trainer:
         checkpoint.write(self.state_dict(), Path(path))
 
     @classmethod
-    def restore(cls, path: str | Path, data: Data, *, budget_s: float | None = None) -> Trainer:
+    def restore(
+        cls,
+        path: str | Path,
+        data: Data,
+        *,
+        budget_s: float | None = None,
+        device: torch.device | str | None = None,
+    ) -> Trainer:
         """Return a trainer that goes on where another was saved; on the CPU, equal to the bit.
 
         Parameters
@@ -167,6 +167,8 @@ class Trainer:
             The same images, in the same parts.
         budget_s : float, optional
             Another than the preset's.
+        device : torch.device or str, optional
+            As before; not of another type if the data is elsewhere.
 
         Raises
         ------
@@ -179,7 +181,7 @@ class Trainer:
         preset = dict(state["preset"])
         if budget_s is not None:
             preset["budget_s"] = budget_s
-        trainer = cls(data, Preset(**preset), seed=state["seed"])
+        trainer = cls(data, Preset(**preset), seed=state["seed"], device=device)
         trainer.load_state_dict(state)
         return trainer
 
@@ -208,6 +210,7 @@ class Trainer:
             "arch": self.arch.state_dict(),
             "arch_optimizer": self.arch_optimizer.state_dict(),
             "generator": self.generator.get_state(),
+            "order": self._feed.generator.get_state(),
             "torch": torch.get_rng_state(),
             "cuda": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
         }
@@ -235,6 +238,7 @@ class Trainer:
         self.arch.load_state_dict(state["arch"])
         self.arch_optimizer.load_state_dict(state["arch_optimizer"])
         self.generator.set_state(state["generator"].cpu())
+        self._feed.generator.set_state(state["order"].cpu())
         torch.set_rng_state(state["torch"].cpu())
         if state["cuda"] is not None and self.device.type == "cuda":
             torch.cuda.set_rng_state(state["cuda"].cpu(), self.device)
@@ -259,7 +263,7 @@ class Trainer:
         as_first(self.net)
         optimizers = self.optimizer, self.arch_optimizer
         generator = torch.Generator().manual_seed(self.seed + self._mutated)
-        images = self.data.validation.images[:CHUNK]
+        images = self.data.validation.images[:CHUNK].to(self.device)
         self.net, self.arch, difference = mutate(mutation, self.net, self.arch, optimizers, images, generator)
         self._mutated += 1
         self._pass()
@@ -317,7 +321,7 @@ class Trainer:
 
     def _batches(self, part: Part, size: int) -> Iterator[Part]:
         share = max(1, size // self.world)
-        return batches(part, share, self.generator, rank=self.rank, world=self.world)
+        return self._feed.batches(part, share, rank=self.rank, world=self.world)
 
     def _ends_s(self) -> float:
         return self.preset.budget_s / (1 if self.phase == "retraining" else 2)

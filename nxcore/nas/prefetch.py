@@ -1,0 +1,108 @@
+"""Batches of images in the host's memory, brought to a GPU while it computes on those before them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from itertools import cycle
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nxcore.nas.data import Part, batches, orders
+
+SLOTS = 3
+
+
+class Feed:
+    """Batches on the device that computes: gathered there, or brought from the host's memory.
+
+    Parameters
+    ----------
+    at, device : torch.device
+        Where the images are, and where the batches are to be.
+    generator : torch.Generator
+        Of the order, on ``device``; if the images are elsewhere, another with ``seed``.
+    seed : int
+    """
+
+    def __init__(self, at: torch.device, device: torch.device, generator: torch.Generator, seed: int) -> None:
+        self.device, self.apart = device, at.type != device.type
+        self.generator = torch.Generator(at).manual_seed(seed) if self.apart else generator
+
+    def batches(self, part: Part, size: int, *, rank: int, world: int) -> Iterator[Part]:
+        """Yield a part's images in batches: see ``nxcore.nas.data.orders``."""
+        if self.apart and self.device.type == "cuda":
+            order = orders(part, size, self.generator, rank=rank, world=world)
+            return Ring(part, self.device).batches(order)
+        return batches(part, size, self.generator, rank=rank, world=world)
+
+
+class Slot(NamedTuple):
+    """Pinned memory for one batch, and when its last copy had left it."""
+
+    images: Tensor
+    labels: Tensor
+    left: torch.cuda.Event
+
+
+class Ring:
+    """Pinned buffers that take turns, and a stream of copies of its own.
+
+    A copy from memory that isn't pinned waits for the device. A buffer is filled again only after its last
+    copy has left it, and a batch's memory isn't given to others before the consumer's stream is done with it.
+
+    Parameters
+    ----------
+    part : Part
+        In the host's memory.
+    device : torch.device
+        A CUDA device.
+    slots : int
+        Batches under way.
+    """
+
+    def __init__(self, part: Part, device: torch.device, slots: int = SLOTS) -> None:
+        self.part, self.device, self.slots = part, device, slots
+        self.stream = torch.cuda.Stream(device)
+
+    def batches(self, orders: Iterator[Tensor]) -> Iterator[Part]:
+        """Yield the batches of these places, ready for use on the current stream.
+
+        Parameters
+        ----------
+        orders : iterator of Tensor
+            The places of each batch's images, on the CPU.
+        """
+        ring: cycle[Slot] | None = None
+        under_way: deque[tuple[Part, torch.cuda.Event]] = deque()
+        for places in orders:
+            ring = ring or cycle([self._slot(len(places)) for _ in range(self.slots)])
+            under_way.append(self._sent(next(ring), places))
+            if len(under_way) == self.slots:
+                yield self._received(*under_way.popleft())
+        while under_way:
+            yield self._received(*under_way.popleft())
+
+    def _slot(self, size: int) -> Slot:
+        images, labels = (t.new_empty((size, *t.shape[1:])).pin_memory() for t in self.part)
+        return Slot(images, labels, torch.cuda.Event())
+
+    def _sent(self, slot: Slot, places: Tensor) -> tuple[Part, torch.cuda.Event]:
+        slot.left.synchronize()
+        for source, pinned in zip(self.part, slot[:2], strict=True):
+            torch.index_select(source, 0, places, out=pinned)
+        with torch.cuda.stream(self.stream):
+            batch = Part(*(pinned.to(self.device, non_blocking=True) for pinned in slot[:2]))
+            slot.left.record(self.stream)
+        there = torch.cuda.Event()
+        there.record(self.stream)
+        return batch, there
+
+    def _received(self, batch: Part, there: torch.cuda.Event) -> Part:
+        stream = torch.cuda.current_stream(self.device)
+        stream.wait_event(there)
+        for tensor in batch:
+            tensor.record_stream(stream)
+        return batch
