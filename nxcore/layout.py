@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from nxcore.problem import TensorMeta
+from nxcore.problem import Problem, TensorMeta
 
 Strides = tuple[int, ...]
 
@@ -84,3 +85,42 @@ def collapse(shape: Sequence[int], *strides: Sequence[int]) -> tuple[Strides, tu
             merged.append((n, s))
     sizes = tuple(n for n, _ in merged)
     return sizes, tuple(tuple(s[k] for _, s in merged) for k in range(len(strides)))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The tensors of a call as rows along the last dimension, which lie evenly in memory.
+
+    Attributes
+    ----------
+    count, length : int
+        How many rows there are, and of how many entries each.
+    tensors : tuple of TensorMeta
+        The call's tensors, without an operand that is a single number, and then the output.
+    steps : tuple of (int, int)
+        Of each: from row to row, and from entry to entry; 0 where one element stands for a row.
+    """
+
+    count: int
+    length: int
+    tensors: tuple[TensorMeta, ...]
+    steps: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, problem: Problem) -> Rows | None:
+        """Describe a call; None where rows of some tensor don't lie evenly, or no output is asked for."""
+        named = zip(problem.spec.params, problem.args, strict=True)
+        inputs = [a for p, a in named if p.kind == "tensor"]
+        out = problem.outputs[0] if isinstance(problem.outputs, tuple) else problem.outputs
+        if out is None:
+            return None
+        shape = max((m.shape for m in (out, *inputs)), key=len)
+        lead = len(shape) - 1
+        # In the output's order: it repeats nothing.
+        sizes, merged = collapse(shape[:lead], *(m.strides[:lead] for m in (out, *inputs)))
+        if len(sizes) > 1:
+            return None
+        outward = [s[0] if s else 0 for s in (*merged[1:], merged[0])]
+        inward = [m.strides[lead] if m.ndim > lead else 0 for m in (*inputs, out)]
+        count = sizes[0] if sizes else 1
+        return cls(count, shape[lead], (*inputs, out), tuple(zip(outward, inward, strict=True)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pluggy
 
 from nxcore.kernel import YES, Backend, Check, Kernel, Verdict, accept_all, no, simulated
-from nxcore.layout import alike, broadcast_strides, collapse, overlaps
+from nxcore.layout import Rows, alike, broadcast_strides, collapse, overlaps
 from nxcore.problem import Problem, TensorMeta
 from nxcore.reduction import Reduction, canonical_dims, summed_dims
 from nxcore.spec import (
@@ -42,6 +42,7 @@ __all__ = [
     "Param",
     "Problem",
     "Reduction",
+    "Rows",
     "Sample",
     "TensorMeta",
     "Verdict",

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+import nxcore
 from nxcore.errors import InvalidInputError
 from nxcore.nas.genotype import Genotype, dominant, edges
 from nxcore.nas.operations import PRIMITIVES
@@ -144,8 +145,8 @@ class ArchitectureParameters(nn.Module):
     def entropies(self) -> Tensor:
         """Return the entropy of each edge's softmax, in nats: shape (2, edges), float32 or wider."""
         wide = torch.promote_types(self.logits.dtype, torch.float32)
-        log_p = torch.log_softmax(self.logits.to(wide), dim=-1)
-        return -(log_p.exp() * log_p).sum(-1)
+        found: Tensor = nxcore.op("entropy")(self.logits.to(wide))
+        return found
 
     def dominant(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the strongest operation of each edge, ``none`` included, in normal cells and in reductions.

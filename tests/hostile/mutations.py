@@ -19,10 +19,11 @@ LARGEST = ("max_pool2d", "max_pool2d_with_offsets")
 MEANS = ("avg_pool2d", "avg_pool2d_backward")
 FILTERED = ("depthwise_conv2d", "depthwise_conv2d_backward")
 IMAGES = (*LARGEST, "max_pool2d_backward", *MEANS, *FILTERED)
+ROWS = ("entropy", "entropy_backward")
 ALIKE = ("weighted_sum", "weighted_sum_backward")
 """What the kernels of another operator run: those of BLENDS."""
 
-OPS = ("add", *SUMS, *BLENDS, *IMAGES)
+OPS = ("add", *SUMS, *BLENDS, *IMAGES, *ROWS)
 VIEWS = ("sum_backward", "sum_to_size_backward")
 """What has no kernel: its results are views."""
 
@@ -92,8 +93,11 @@ NO_WEIGHTS = "it has no softmax"
 NEVER_ADDS = "it compares and never adds up"
 PASSES_NAN = "NaN passes through its arithmetic: no line treats it"
 
+SHORT = "a row has few terms: rounded on their way, they stay within what the result's own 16 bits lose"
+
 NONE_SUCH = {
-    **{(op, TOP): NO_WEIGHTS for op in OPS if op not in BLENDS},
+    **{(op, TOP): NO_WEIGHTS for op in OPS if op not in (*BLENDS, *ROWS)},
+    **{(op, BITS): SHORT for op in ROWS},
     **{(op, BITS): NEVER_ADDS for op in LARGEST},
     **{(op, NAN): PASSES_NAN for op in ("add", *SUMS, *MEANS, "max_pool2d_backward", "depthwise_conv2d")},
 }

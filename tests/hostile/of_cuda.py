@@ -12,6 +12,7 @@ from tests.hostile.mutations import (
     LARGEST,
     MASK,
     NAN,
+    ROWS,
     STRIDE,
     SUMS,
     TOP,
@@ -372,4 +373,8 @@ MUTATIONS = (
         likely="unroll",
         slow=True,
     ),
+    one(MASK, "rows.cuh", ROWS, "i < r.length", "i <= r.length"),
+    one(STRIDE, "rows.cuh", ROWS, "i * r.entry[which]", "i"),
+    one(TOP, "rows.cuh", ROWS, "expf(x[k] - top)", "expf(x[k])"),
+    one(NAN, "rows.cuh", ROWS, "expf(x[k] - top)", "is_nan(x[k]) ? 0.0f : expf(x[k] - top)"),
 )

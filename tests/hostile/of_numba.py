@@ -14,6 +14,7 @@ from tests.hostile.mutations import (
     MASK,
     MEANS,
     NAN,
+    ROWS,
     STRIDE,
     SUMS,
     TOP,
@@ -167,5 +168,26 @@ MUTATIONS = (
         "            if total != total:\n",
         "            if False:\n",
         why="what lies beside the image counts: a zero times NaN is NaN",
+    ),
+    one(
+        MASK,
+        "rows.py",
+        ROWS,
+        "return found.count, found.length, table",
+        "return found.count, found.length + 1, table",
+    ),
+    one(STRIDE, "rows.py", ROWS, "i * tensor[1]", "i"),
+    one(TOP, "rows.py", ROWS, "math.exp(x[i] - top)", "math.exp(x[i])"),
+    Mutation(
+        NAN,
+        "rows.py",
+        ROWS,
+        (
+            Edit("top = max(top, x[i])", "top = x[i] if x[i] > top else top"),
+            Edit(
+                "        total += p[i]",
+                "        if p[i] != p[i]:\n            p[i] = 0.0\n        total += p[i]",
+            ),
+        ),
     ),
 )

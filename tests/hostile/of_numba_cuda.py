@@ -8,6 +8,7 @@ from tests.hostile.mutations import (
     LARGEST,
     MASK,
     NAN,
+    ROWS,
     STRIDE,
     SUMS,
     TOP,
@@ -284,5 +285,33 @@ MUTATIONS = (
         "gpu/depthwise_conv2d_backward.py",
         BACK,
         (addition("total", "np.float32(weight[at(c, 0, a, b, weights)]) * value"),),
+    ),
+    *(
+        one(
+            MASK,
+            f"gpu/{op}.py",
+            (op,),
+            "if row < count:",
+            "if row <= count:",
+            raises=ENDS,
+            slow=op != ROWS[0],
+        )
+        for op in ROWS
+    ),
+    Mutation(STRIDE, "gpu/rows.py", ROWS, (Edit("x[at + i * step]", "x[at + i]", 2),)),
+    one(
+        TOP,
+        "gpu/rows.py",
+        ROWS,
+        "math.exp(value - top)",
+        "math.exp(value)",
+        raises="OverflowError",  # of Python's math.exp, which the simulator calls
+    ),
+    one(
+        NAN,
+        "gpu/rows.py",
+        ROWS,
+        "np.float32(math.exp(value - top))",
+        "np.nan_to_num(np.float32(math.exp(value - top)))",
     ),
 )

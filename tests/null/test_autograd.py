@@ -37,6 +37,7 @@ CASES = {
     "blend_stack_only": ("softmax_sum", lambda: (double(3, 4), double(3).detach()), {}),
     "weighted_list": ("weighted_sum", lambda: ([double(4, 5), double(5, 4).t()], double(2)), {}),
     "sum_to_size": ("sum_to_size", lambda: (double(4, 5, 3), (5, 1)), {}),
+    "entropy": ("entropy", lambda: (double(2, 3, 5),), {}),
     "max_pool": ("max_pool2d", lambda: (double(2, 3, 8, 9), 3, 2, 1), {}),
     "max_pool_plane": ("max_pool2d", lambda: (double(3, 8, 9), (2, 3), None, 1, (1, 2)), {"ceil_mode": True}),
     "avg_pool": ("avg_pool2d", lambda: (double(2, 3, 8, 9), 3, 1, 1, False, False), {}),

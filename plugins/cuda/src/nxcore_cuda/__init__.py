@@ -28,6 +28,7 @@ from nxcore_cuda.accepts_pool import (
     accepts_max_pool2d_backward,
     accepts_max_pool2d_with_offsets,
 )
+from nxcore_cuda.accepts_rows import accepts_rows
 from nxcore_cuda.compile import shipped
 
 API = 1
@@ -62,6 +63,8 @@ KERNELS = (
     _kernel("avg_pool2d_backward", accepts_avg_pool2d_backward),
     _kernel("depthwise_conv2d", accepts_depthwise_conv2d),
     _kernel("depthwise_conv2d_backward", accepts_depthwise_conv2d_backward),
+    _kernel("entropy", accepts_rows),
+    _kernel("entropy_backward", accepts_rows),
 )
 
 

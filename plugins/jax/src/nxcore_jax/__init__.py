@@ -150,6 +150,8 @@ KERNELS = (
     _kernel("avg_pool2d_backward"),
     _kernel("depthwise_conv2d"),
     _kernel("depthwise_conv2d_backward", deterministic=False),  # cuDNN may add up by atomics
+    _kernel("entropy"),
+    _kernel("entropy_backward"),
 )
 
 

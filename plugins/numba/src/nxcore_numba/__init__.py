@@ -36,6 +36,9 @@ IMAGES = (
 )
 """The operators on images."""
 
+ROWS = ("entropy", "entropy_backward")
+"""The operators on short rows."""
+
 
 def _found(distribution: str) -> str:
     """Return the installed version, or the empty string."""
@@ -93,6 +96,7 @@ KERNELS = (  # sum_backward and sum_to_size_backward are views, and need none
     _cpu("sum", accepts.accepts_sum),
     _cpu("sum_to_size", accepts.accepts_sum),
     *(_cpu(op, accepts.accepts_images) for op in IMAGES),
+    *(_cpu(op, accepts.accepts_rows) for op in ROWS),
     _cuda("softmax_sum", accepts.accepts_softmax_sum_cuda),
     _cuda("softmax_sum_backward", accepts.accepts_softmax_sum_cuda),
     _cuda("weighted_sum", accepts.accepts_softmax_sum_cuda),
@@ -102,6 +106,7 @@ KERNELS = (  # sum_backward and sum_to_size_backward are views, and need none
     _cuda("sum", accepts.accepts_sum_cuda),
     _cuda("sum_to_size", accepts.accepts_sum_cuda),
     *(_cuda(op, accepts.accepts_images_cuda) for op in IMAGES),
+    *(_cuda(op, accepts.accepts_rows_cuda) for op in ROWS),
 )
 
 

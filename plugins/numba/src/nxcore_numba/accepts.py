@@ -9,7 +9,18 @@ from typing import Any
 
 import torch
 
-from nxcore.plugin import FLOATS, YES, Problem, Reduction, TensorMeta, Verdict, alike, broadcast_strides, no
+from nxcore.plugin import (
+    FLOATS,
+    YES,
+    Problem,
+    Reduction,
+    Rows,
+    TensorMeta,
+    Verdict,
+    alike,
+    broadcast_strides,
+    no,
+)
 from nxcore_numba import dims
 
 CANDIDATES = 16
@@ -173,3 +184,17 @@ def accepts_images(problem: Problem) -> Verdict:
 def accepts_images_cuda(problem: Problem) -> Verdict:
     """Answer for an operator on images on CUDA."""
     return _images(problem, _common_cuda)
+
+
+def _rows(problem: Problem) -> Verdict:
+    return YES if Rows.of(problem) else no("needs rows that lie at one step from each other in every tensor")
+
+
+def accepts_rows(problem: Problem) -> Verdict:
+    """Answer for an operator on rows on the CPU: rows of any length that lie evenly in memory."""
+    return _common(problem, "cpu", FLOATS) and _rows(problem)
+
+
+def accepts_rows_cuda(problem: Problem) -> Verdict:
+    """Answer for an operator on rows on CUDA: the same."""
+    return _common_cuda(problem) and _rows(problem)

@@ -19,6 +19,7 @@ from nxcore.plugin import (
     Kernel,
     Problem,
     Reduction,
+    Rows,
     TensorMeta,
     Verdict,
     alike,
@@ -234,6 +235,17 @@ def accepts_depthwise_conv2d_backward(problem: Problem) -> Verdict:
     return _images(problem, "x")
 
 
+def accepts_rows(problem: Problem) -> Verdict:
+    """Take short rows that lie evenly in memory."""
+    if not (found := _tensors(problem)):
+        return found
+    if any(meta.numel() == 0 for meta in problem.tensors):
+        return no("nothing to compute: a tensor has no elements")
+    if (length := problem["logits"].shape[-1]) > tile.LONGEST_ROW:
+        return no(f"takes rows of at most {tile.LONGEST_ROW} entries, got {length}")
+    return YES if Rows.of(problem) else no("needs rows that lie at one step from each other in every tensor")
+
+
 def _kernel(op: str, accepts: Callable[[Problem], Verdict], *, in_place_safe: bool = False) -> Kernel:
     return Kernel(
         op,
@@ -262,6 +274,8 @@ KERNELS = (
     _kernel("avg_pool2d_backward", accepts_avg_pool2d_backward),
     _kernel("depthwise_conv2d", accepts_window),
     _kernel("depthwise_conv2d_backward", accepts_depthwise_conv2d_backward),
+    _kernel("entropy", accepts_rows),
+    _kernel("entropy_backward", accepts_rows),
 )
 
 

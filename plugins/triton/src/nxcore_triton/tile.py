@@ -27,6 +27,7 @@ TERMS = 32768 if INTERPRETED else 4096  # of one step of a reduction: 32 a threa
 WORTHWHILE = 4  # programs for one output that pay for a second launch
 LARGE = 1 << 24  # terms in all that keep more programs busy, and always pay for a second launch
 SHORT = 512  # terms that are not worth a second pass
+LONGEST_ROW = 1024  # entries of a row that a program holds whole
 
 
 def power_of_two(n: int) -> int:
@@ -107,3 +108,9 @@ def reduction(outputs: int, terms: int, *, kept_inside: bool) -> tuple[int, int,
     programs = 4 * FILL if large else FILL
     parts = max(min(cdiv(programs, cdiv(outputs, block)), terms // (2 * span)), 1)
     return block, span, parts if large or parts >= WORTHWHILE else 1
+
+
+def rows(count: int, columns: int) -> int:
+    """Return how many rows of so many columns, a power of two, one program has whole."""
+    most = max((TERMS if INTERPRETED else LONGEST_ROW) // columns, 1)
+    return min(power_of_two(count), most)

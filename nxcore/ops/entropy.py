@@ -1,0 +1,146 @@
+"""entropy: how undecided the softmax of each row of logits is, in nats.
+
+out = -sum_i p[i] log p[i],  p = softmax(logits) over the last axis
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nxcore.errors import InvalidInputError
+from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, rand
+from nxcore.problem import TensorMeta
+from nxcore.require import require_tensor
+from nxcore.spec import DEGENERATE, SAME
+
+
+def reference(logits: Tensor) -> Tensor:
+    """Return the entropy of the softmax of each row, in nats, accumulating in float32 or wider.
+
+    Parameters
+    ----------
+    logits : Tensor
+        Shape (..., n) with n >= 1, floating, any strides. An entry of minus infinity has probability 0 and
+        adds nothing, also to gradients.
+
+    Returns
+    -------
+    Tensor
+        Shape (...), dtype of ``logits``: 0 to log(n).
+
+    Raises
+    ------
+    InvalidInputError
+        If ``logits`` isn't a floating tensor (..., n).
+    """
+    log_p = torch.log_softmax(logits.to(accumulator(logits)), dim=-1)
+    p = log_p.exp()
+    return -(p * log_p.masked_fill(p == 0, 0)).sum(-1).to(logits.dtype)
+
+
+def by_entr(logits: Tensor) -> Tensor:
+    """``torch.special.entr`` of the softmax."""
+    p = torch.softmax(logits.to(accumulator(logits)), dim=-1)
+    found: Tensor = torch.special.entr(p).sum(-1)
+    return found.to(logits.dtype)
+
+
+def accumulator(logits: Tensor) -> torch.dtype:
+    """Return the dtype in which rows are added up: float32 or wider."""
+    return torch.promote_types(logits.dtype, torch.float32)
+
+
+def check(logits: Any) -> None:
+    """Refuse what the operator isn't defined for."""
+    require_rows(logits)
+
+
+def require_rows(logits: Any) -> None:
+    """Refuse logits that are no rows of one entry at least."""
+    require_tensor(logits, "logits")
+    if logits.ndim < 1 or logits.shape[-1] == 0:
+        raise InvalidInputError(
+            f"logits must be (..., n) with n >= 1, got shape {tuple(logits.shape)}", argument="logits"
+        )
+
+
+def cost(logits: Any) -> Cost:
+    """Read the logits once, write a number a row; an exponential and three operations an entry."""
+    rows = logits.numel() // logits.shape[-1]
+    return Cost(bytes=logits.nbytes + rows * logits.element_size(), flops=4 * logits.numel())
+
+
+def distances(logits: Tensor) -> Tensor:
+    """Return how far below the largest of its row each entry is; 0 where that is too far to tell."""
+    return (logits.amax(-1, keepdim=True) - logits).nan_to_num(nan=0.0, posinf=0.0)
+
+
+def magnitude(logits: Tensor) -> Tensor:
+    """Return the sum of terms that grow as the rounding errors of exponentials and logarithms do."""
+    return (torch.softmax(logits, -1) * (1 + distances(logits)).square()).sum(-1)
+
+
+def outputs(logits: Any) -> TensorMeta | None:
+    """Describe the entropies of rows that follow one another; None for others."""
+    if not logits.is_contiguous() or 1 in logits.shape or not logits.numel():
+        return None  # where a size is 1 torch chooses the stride
+    n = logits.shape[-1]
+    return TensorMeta(
+        logits.shape[:-1], tuple(s // n for s in logits.strides[:-1]), logits.dtype, logits.device
+    )
+
+
+def _backward(grad: Any, mask: tuple[bool, ...], logits: Any) -> tuple[Any, ...]:  # noqa: ARG001
+    return grad, logits
+
+
+SMOKE = frozenset({"smoke"})
+BENCH = frozenset({"bench"})
+
+SAMPLES = (
+    Sample("darts", (rand(2, 7, 8),), tags=SMOKE),
+    Sample("last_block_partly_filled", (rand(37, 6),), tags=SMOKE),
+    Sample("exp_overflow", (rand(9, 6, low=900, high=905),), tags=SMOKE),
+    Sample("nan", (rand(6, 4, values="nan"),), tags=SMOKE),
+    Sample("infinite_logits", (rand(6, 4, values="inf"),)),
+    Sample("drift", (rand(3, 1000),)),
+    Sample("longer_than_a_warp", (rand(5, 65),)),
+    Sample("one_row", (rand(8),)),
+    Sample("one_entry", (rand(5, 1),), tags=DEGENERATE),
+    Sample("no_rows", (rand(0, 4),), tags=DEGENERATE),
+    Sample("far_apart", (rand(9, 6, low=-1e4, high=1e4),), tags=DEGENERATE),
+    Sample("transposed", (rand(33, 6, layout="transposed"),)),
+    Sample("odd_storage_offset", (rand(5, 9, layout="sliced"),)),
+    Sample("gaps_in_memory", (rand(4, 6, layout="strided"),)),
+    Sample("darts_cifar", (rand(2, 14, 8),), tags=BENCH),
+    Sample("many_rows", (rand(4096, 64),), tags=BENCH),
+)
+
+ERRORS = (
+    ErrorCase(
+        "zero_dimensions", (rand(),), match=r"logits must be \(\.\.\., n\) with n >= 1, got shape \(\)"
+    ),
+    ErrorCase("no_entries", (rand(3, 0),), match=r"with n >= 1, got shape \(3, 0\)"),
+    ErrorCase("integers", (rand(3, 4, dtype=torch.int64),), match="logits must have a floating dtype"),
+    ErrorCase("not_a_tensor", (3.5,), match="logits must be a tensor, got float"),
+)
+
+SPEC = OpSpec(
+    name="entropy",
+    params=(Param("logits", "tensor"),),
+    reference=reference,
+    check=check,
+    cost=cost,
+    samples=SAMPLES,
+    errors=ERRORS,
+    magnitude=magnitude,
+    terms=lambda logits: logits.shape[-1],
+    idioms=MappingProxyType({"entr": by_entr}),
+    gradient=Gradient("entropy_backward", _backward, saves=("logits",)),
+    outputs=outputs,
+    autocast=SAME,
+)

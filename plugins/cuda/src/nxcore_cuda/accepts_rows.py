@@ -1,0 +1,20 @@
+"""Which calls of the operators on short rows the kernels take. Imports no toolkit."""
+
+from __future__ import annotations
+
+from nxcore.plugin import YES, Problem, Rows, Verdict, no
+from nxcore_cuda.accepts import tensors
+
+LONGEST = 1024
+"""Entries of a row that a warp holds in registers."""
+
+
+def accepts_rows(problem: Problem) -> Verdict:
+    """Take short rows that lie evenly in memory."""
+    if not (found := tensors(problem)):
+        return found
+    if any(meta.numel() == 0 for meta in problem.tensors):
+        return no("nothing to compute: a tensor has no elements")
+    if (length := problem["logits"].shape[-1]) > LONGEST:
+        return no(f"takes rows of at most {LONGEST} entries, got {length}")
+    return YES if Rows.of(problem) else no("needs rows that lie at one step from each other in every tensor")

@@ -1,0 +1,29 @@
+"""entropy: one launch for all rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from torch import Tensor
+
+from nxcore.plugin import Problem
+from nxcore_cuda import rows
+from nxcore_cuda.instance import Instance
+
+
+def plan(problem: Problem) -> Callable[..., Tensor]:
+    """Return the launch for one problem, ``call(logits)``."""
+    out = problem.outputs
+    launch, _ = rows.launch(problem, pointers=2)
+
+    def call(logits: Tensor) -> Tensor:
+        result = out.empty()
+        launch(logits, result)
+        return result
+
+    return call
+
+
+def instances() -> Iterator[Instance]:
+    """Yield what ordinary calls want."""
+    yield from rows.instances("entropy")

@@ -1,0 +1,50 @@
+"""entropy on the CPU: log(sum_i exp(-d[i])) + sum_i p[i] d[i], with d[i] = max(logits) - logits[i]."""
+
+import math
+
+import numpy as np
+from numba import prange, types
+
+from nxcore_numba import rows, threads
+from nxcore_numba.half import store_any
+
+I64 = types.int64
+SIGNATURE = types.void(I64, I64, I64, I64, rows.TABLE)
+
+
+@threads.jit
+def part(logits, out, first, last, length, table):
+    """Write the entropies of rows ``first`` to ``last``."""
+    x, p = np.empty(length), np.empty(length)
+    for row in range(first, last):
+        for i in range(length):
+            x[i] = rows.entry(logits, table[0], row, i)
+        total = rows.softmax(x, p)
+        store_any(out, row * table[1, 0], math.log(total) + rows.dot(p, x), table[1, 2])
+
+
+@threads.jit
+def serial(logits, out, count, length, table):
+    """Do it on one thread."""
+    part(logits, out, 0, count, length, table)
+
+
+@threads.jit(parallel=True)
+def parallel(logits, out, count, length, table):
+    """Do it on all threads."""
+    parts = min(count, rows.PARTS)
+    for p in prange(parts):
+        part(logits, out, p * count // parts, (p + 1) * count // parts, length, table)
+
+
+def plan(problem):
+    """Return a callable for calls like ``problem``."""
+    out, rest = problem.outputs, rows.tables(problem)
+    kernel = threads.team(serial, parallel, SIGNATURE, problem["logits"].numel())
+
+    def call(logits):
+        result = out.empty()
+        kernel(logits.data_ptr(), result.data_ptr(), *rest)
+        return result
+
+    return call

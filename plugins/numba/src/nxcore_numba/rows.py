@@ -1,0 +1,62 @@
+"""Short rows on the CPU, a softmax along each: what operators on rows share.
+
+Everything is computed in float64, from element types known only at run time: the calls are small, and one
+compiled kernel serves them all.
+"""
+
+import math
+
+import numpy as np
+from numba import types
+
+from nxcore.plugin import Rows
+from nxcore_numba import threads
+from nxcore_numba.half import KINDS, load_any
+
+TABLE = types.int64[:, ::1]
+"""A row a tensor: its step from row to row, from entry to entry, and the kind of its elements."""
+
+PARTS = 256
+"""The most parts that rows are shared out in."""
+
+
+@threads.jit
+def entry(address, tensor, row, i):
+    """Return an entry of a tensor."""
+    return load_any(address, row * tensor[0] + i * tensor[1], tensor[2])
+
+
+@threads.jit
+def softmax(x, p):
+    """Fill ``p`` with the softmax of ``x``, which becomes how far below its largest each entry is.
+
+    A distance is 0 where the weight is. Returns the sum of the exponentials; a NaN makes all NaN.
+    """
+    top = -math.inf
+    for i in range(x.size):
+        top = max(top, x[i])
+    total = 0.0
+    for i in range(x.size):
+        p[i] = math.exp(x[i] - top)
+        total += p[i]
+    for i in range(x.size):
+        p[i] /= total
+        x[i] = 0.0 if p[i] == 0 else top - x[i]
+    return total
+
+
+@threads.jit
+def dot(a, b):
+    """Return the sum of products."""
+    total = 0.0
+    for i in range(a.size):
+        total += a[i] * b[i]
+    return total
+
+
+def tables(problem):
+    """Return how many rows there are, how long they are, and the table of the tensors."""
+    found = Rows.of(problem)
+    steps = zip(found.steps, found.tensors, strict=True)
+    table = np.array([(*step, KINDS[meta.dtype]) for step, meta in steps], dtype=np.int64)
+    return found.count, found.length, table

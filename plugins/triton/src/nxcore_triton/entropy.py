@@ -1,0 +1,36 @@
+"""entropy: log(sum_i exp(-d[i])) + sum_i p[i] d[i], with d[i] = max(logits) - logits[i]: nothing cancels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from nxcore.plugin import Problem
+from nxcore_triton import rows
+from nxcore_triton.rounding import narrow
+from nxcore_triton.rows import load, place, softmax
+
+
+@triton.jit
+def entropy(logits, out, count, length, steps, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Write the entropies of ROWS rows."""
+    row, column, mask = place(count, length, ROWS, COLUMNS)
+    p, d, total = softmax(load(logits, steps[0], steps[1], row, column, mask, float("-inf")))
+    found = tl.log(total) + tl.sum(p * d, 1)
+    tl.store(out + row * steps[2], narrow(found, out.dtype.element_ty), row < count)
+
+
+def plan(problem: Problem) -> Callable[..., Tensor]:
+    """Return the launch for one problem, ``call(logits)``."""
+    out = problem.outputs
+    launch, rest = rows.launch(problem, entropy)
+
+    def call(logits: Tensor) -> Tensor:
+        result = out.empty()
+        launch((logits, result), logits, result, *rest)
+        return result
+
+    return call

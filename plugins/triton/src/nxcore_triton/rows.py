@@ -1,0 +1,64 @@
+"""Short rows, a softmax along each: a program has a tile of whole rows.
+
+What operators on rows share: which calls they take, the tile, and the softmax.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from nxcore.plugin import Problem, Rows
+from nxcore_triton import tile
+from nxcore_triton.launch import Launch
+from nxcore_triton.rounding import narrow, widen
+from nxcore_triton.weights import exp
+
+
+@triton.jit
+def place(count, length, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return the rows and the columns of this program's tile, and which of them are there."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS).to(tl.int64)
+    return row, column, (row < count)[:, None] & (column < length)[None, :]
+
+
+@triton.jit
+def load(x, step, entry, row, column, mask, other: tl.constexpr):
+    """Return a tile in float32; ``other`` where there is nothing."""
+    at = row[:, None] * step + column[None, :] * entry
+    return widen(tl.load(x + at, mask, other=other))
+
+
+@triton.jit
+def store(out, step, entry, row, column, mask, values):
+    """Round a tile to ``out``."""
+    at = row[:, None] * step + column[None, :] * entry
+    tl.store(out + at, narrow(values, out.dtype.element_ty), mask)
+
+
+@triton.jit
+def softmax(x):
+    """Return the softmax of each row, how far below its largest each entry is, and the exponentials' sums.
+
+    A distance is 0 where the weight is. A NaN makes its row NaN.
+    """
+    below = x - tl.max(x, 1)[:, None]
+    power = exp(below)
+    total = tl.sum(power, 1)
+    p = tl.div_rn(power, tl.zeros_like(power) + total[:, None])
+    return p, tl.where(p == 0, 0.0, -below), total
+
+
+def launch(problem: Problem, kernel: Any, **constants: Any) -> tuple[Launch, tuple[Any, ...]]:
+    """Return the launch of a kernel on rows, and what it takes after its tensors: sizes, and all steps."""
+    found = Rows.of(problem)
+    assert found is not None  # noqa: S101  accepts looked
+    columns = max(tile.power_of_two(found.length), 2)
+    rows = tile.rows(found.count, columns)
+    made = Launch(
+        kernel, (tile.cdiv(found.count, rows),), problem.device, ROWS=rows, COLUMNS=columns, **constants
+    )
+    return made, (found.count, found.length, tuple(n for steps in found.steps for n in steps))
