@@ -22,7 +22,7 @@ from torch.autograd import forward_ad
 
 from nxcore import autocast, sharding
 from nxcore.errors import InvalidInputError, NxcoreError, UnsupportedProblemError
-from nxcore.hit import alike, guards, source
+from nxcore.hit import alike, defaults, guards, source
 from nxcore.library import Shell, define, unseen
 from nxcore.problem import Problem, TensorMeta, tensors_of
 from nxcore.spec import OpSpec
@@ -391,7 +391,7 @@ def make_operator(
         "only_default_device": _only_default_device,
         "overlap": overlap,
         "preference": PREFERENCE.get,
-    } | {f"default_{p.name}": p.default for p in spec.params}
+    } | defaults(spec)
     exec(compile(text, filename, "exec"), scope)  # noqa: S102  the text is made of the spec's parameter names
     methods = {name: scope[name] for name in ("__call__", "run", "far", "key", "near_key")}
     cls = type(spec.name, (Operator,), methods)

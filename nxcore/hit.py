@@ -15,8 +15,9 @@ from typing import Any
 
 from torch import Tensor, strided
 
+from nxcore.defaults import REQUIRED, Drawn
 from nxcore.problem import tensors_of
-from nxcore.spec import REQUIRED, OpSpec, Param
+from nxcore.spec import OpSpec, Param
 
 try:
     from torch._C._dynamo import guards as _of_torch
@@ -53,7 +54,7 @@ def source(spec: OpSpec) -> str:
     given = ", ".join(f"{p.name}={p.name}" if p.keyword else p.name for p in spec.params)
     out = "".join(f" or {p.name} is not None" for p in spec.params if p.kind == "out")
     return f"""\
-def __call__(self, {_signature(spec.params)}):
+def __call__(self, {_signature(spec.params)}):{_draws(spec)}
     if is_compiling() or function_modes() or forward_ad._current_level >= 0{out}:
         return self.far({names})
     try:
@@ -100,6 +101,13 @@ def near_key(self, {names}):
 """
 
 
+def defaults(spec: OpSpec) -> dict[str, Any]:
+    """Return what the text knows of each parameter by name: its default, and what draws it."""
+    found = {f"default_{p.name}": p.default for p in spec.params}
+    draws = {f"draw_{p.name}": p.default.draw for p in spec.params if isinstance(p.default, Drawn)}
+    return found | draws
+
+
 def guards(spec: OpSpec, args: Sequence[Any]) -> tuple[Any, ...] | None:
     """Return the guards of calls like that of ``args``, then its static values; None if there is no telling.
 
@@ -144,7 +152,21 @@ def _signature(params: tuple[Param, ...]) -> str:
             parts.append("*")
             keyword = True
         parts.append(p.name if p.default is REQUIRED else f"{p.name}=default_{p.name}")
+    if any(isinstance(p.default, Drawn) for p in params):
+        parts += ["generator=None"] if keyword else ["*", "generator=None"]
     return ", ".join(parts)
+
+
+def _draws(spec: OpSpec) -> str:
+    """Write what draws the tensors that the caller left out."""
+    first = spec.params[0].name
+    return "".join(
+        f"""
+    if {p.name} is default_{p.name}:
+        {p.name} = draw_{p.name}({first}, generator)"""
+        for p in spec.params
+        if isinstance(p.default, Drawn)
+    )
 
 
 def _facts(name: str, *more: str) -> str:

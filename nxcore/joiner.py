@@ -104,7 +104,7 @@ class Joiner:
         assert gradient is not None  # noqa: S101  the caller looked
         mask = tuple(t.requires_grad for t in tensors_of(args))
         # Any number of that type will do.
-        values = tuple(1 if isinstance(a, type) else a for a in problem.args)
+        values = tuple(a(1) if isinstance(a, type) else a for a in problem.args)
         return Problem.of(self.registry.spec(gradient.op), gradient.args(problem.outputs, mask, *values))
 
     def _found(self, name: str, *arguments: Any) -> Choice | None:

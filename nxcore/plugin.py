@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pluggy
 
+from nxcore.defaults import REQUIRED, Drawn
 from nxcore.kernel import YES, Backend, Check, Kernel, Verdict, accept_all, no, simulated
 from nxcore.layout import Rows, alike, broadcast_strides, collapse, overlaps
 from nxcore.problem import Problem, TensorMeta
 from nxcore.reduction import Reduction, canonical_dims, summed_dims
 from nxcore.spec import (
     FLOATS,
-    REQUIRED,
     Cost,
     ErrorCase,
     Gradient,
@@ -35,6 +35,7 @@ __all__ = [
     "Backend",
     "Check",
     "Cost",
+    "Drawn",
     "ErrorCase",
     "Gradient",
     "Kernel",

@@ -12,7 +12,8 @@ import torch
 from torch import SymFloat, SymInt, Tensor
 
 from nxcore.autograd import flatten
-from nxcore.spec import REQUIRED, OpSpec, Param
+from nxcore.defaults import REQUIRED, Drawn
+from nxcore.spec import OpSpec, Param
 
 TYPES: dict[type, str] = {
     bool: "bool",
@@ -112,7 +113,9 @@ def place_of(param: Param, annotation: Any) -> Place:
     """Return the slots of a parameter: from its kind, and of a static one from its annotation."""
     name = param.name
     if param.kind == "tensor":
-        return Place(param, (Slot(name, "Tensor"),), optional=param.default is None)
+        # What is drawn is drawn before: the schema's None, which the check refuses, only ends the defaults.
+        left_out = param.default is None or isinstance(param.default, Drawn)
+        return Place(param, (Slot(name, "Tensor"),), optional=left_out)
     if param.kind == "tensors":
         both = (Slot(name, "Tensor", listed=True), Slot(f"{name}_stacked", "Tensor"))
         return Place(param, both, optional=False)

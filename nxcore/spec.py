@@ -12,6 +12,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from nxcore.defaults import REQUIRED, Drawn
+
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 DEGENERATE = frozenset({"edge", "degenerate"})
@@ -26,16 +28,6 @@ Cast = Literal["same", "lower", "float32"]
 
 SAME: Mapping[str, Cast] = MappingProxyType({"cpu": "same", "cuda": "same"})
 LOWER: Mapping[str, Cast] = MappingProxyType({"cpu": "lower", "cuda": "lower"})
-
-
-class _Required:
-    """The default of a parameter that has none."""
-
-    def __repr__(self) -> str:
-        return "<required>"
-
-
-REQUIRED = _Required()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +45,7 @@ class Param:
         ``size`` (likewise, and a shape: what was measured at one tells of others); ``out`` (a tensor to
         write into, or None).
     default : Any
-        The default, or ``REQUIRED``.
+        The default, ``REQUIRED``, or ``Drawn`` for a tensor that is random.
     keyword : bool
         Only by keyword.
     """
@@ -387,6 +379,8 @@ class OpSpec:
                 bound.append(kwargs.pop(param.name))
             elif param.default is REQUIRED:
                 raise TypeError(f"{self.name}() misses its argument {param.name!r}")
+            elif isinstance(param.default, Drawn):
+                bound.append(param.default.draw(bound[0], None))
             else:
                 bound.append(param.default)
         if kwargs or len(args) > len(self.params):

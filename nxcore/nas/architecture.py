@@ -11,7 +11,7 @@ import nxcore
 from nxcore.errors import InvalidInputError
 from nxcore.nas.genotype import Genotype, dominant, edges
 from nxcore.nas.operations import PRIMITIVES
-from nxcore.nas.rule import above_zero, perturbed, straight_through
+from nxcore.nas.rule import above_zero
 
 SCALE = 1e-3
 """The standard deviation of fresh logits, as in the paper's code."""
@@ -114,7 +114,7 @@ class ArchitectureParameters(nn.Module):
         Parameters
         ----------
         tau : float or Tensor
-            The temperature, above 0; a tensor may change under a captured graph.
+            The temperature, above 0; a tensor has no dimensions, and may change under a captured graph.
         hard : bool
             One-hot in the forward pass; the gradient is that of the soft weights (straight-through).
         generator : torch.Generator, optional
@@ -131,11 +131,7 @@ class ArchitectureParameters(nn.Module):
             If ``tau`` is a number that isn't above 0.
         """
         above_zero(tau)
-        noisy = perturbed(self.logits, generator)
-        soft = torch.softmax(noisy / tau, dim=-1)
-        if hard:
-            soft = straight_through(soft, noisy.argmax(-1, keepdim=True))
-        normal, reduce = soft.to(self.logits.dtype).unbind(0)
+        normal, reduce = nxcore.op("gumbel_softmax")(self.logits, tau, hard, generator=generator).unbind(0)
         return normal, reduce
 
     def entropy(self) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+import nxcore
 from nxcore.errors import InvalidInputError
 
 Mode = Literal["exact", "threshold", "top_k", "sampled", "argmax"]
@@ -80,7 +81,7 @@ class Rule:
         operations. The paper's rescaling after the optimizer's step isn't done. Where logits need no
         gradient, one operation runs, drawn with p, as in the paper's steps for the weights.
     tau : float or Tensor
-        The temperature of ``gdas``, above 0; a tensor may change between calls.
+        The temperature of ``gdas``, above 0; a tensor has no dimensions, and may change between calls.
     generator : torch.Generator, optional
         Of the draws, on the device of the logits. Ranks that train one network are given equal ones, to run
         the same operations.
@@ -159,11 +160,10 @@ class Rule:
 
     def draw(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return factors and what runs, drawn by the estimator; both of the shape of ``logits``."""
-        noisy = perturbed(logits, self.generator)
         if self.estimator == "gdas":
-            index = noisy.argmax(-1, keepdim=True)
-            weights = straight_through(torch.softmax(noisy / self.tau, -1), index)
-            return weights.to(logits.dtype), _places(index, logits)
+            drawn = nxcore.op("gumbel_softmax")(logits, self.tau, True, generator=self.generator)
+            return drawn, _places(drawn.argmax(-1, keepdim=True), logits)
+        noisy = perturbed(logits, self.generator)
         if not (logits.requires_grad and torch.is_grad_enabled()):
             kept = _places(noisy.argmax(-1, keepdim=True), logits)
             return kept.to(logits.dtype), kept

@@ -1,6 +1,8 @@
 """entropy: how undecided the softmax of each row of logits is, in nats.
 
-out = -sum_i p[i] log p[i],  p = softmax(logits) over the last axis
+    out = -sum_i p[i] log p[i],  p = softmax(logits) over the last axis
+
+An edge that has all but chosen its operation is near 0.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """entropy_backward: the gradient of ``entropy`` to the logits.
 
-out[i] = p[i] (d[i] - sum_j p[j] d[j]) grad,  d = max(logits) - logits, 0 where p is
+    out[i] = p[i] (d[i] - sum_j p[j] d[j]) grad,  d = max(logits) - logits, 0 where p is
+
+The logarithm of the sum of exponentials falls out: nothing large cancels.
 """
 
 from __future__ import annotations

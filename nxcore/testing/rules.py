@@ -175,9 +175,11 @@ def reads_new_data(cell: Cell) -> None:
     own = {t.untyped_storage().data_ptr() for t in leaves(args)}
     earlier = [t for t in leaves(call(*args)) if t.untyped_storage().data_ptr() not in own]  # no views
     kept = [t.clone() for t in earlier]
-    for tensor in leaves(args):
-        if tensor.is_floating_point() and not overlaps(TensorMeta.of(tensor)):
-            tensor.mul_(-0.5)
+    bound = one.spec.sketches(*one.problem().args)  # whose numbers aren't free, and may be negative
+    for param, value in zip(one.spec.params, args, strict=True):
+        for tensor in leaves((value,)):
+            if tensor.is_floating_point() and not overlaps(TensorMeta.of(tensor)):
+                tensor.mul_(0.5 if param.name in bound else -0.5)
     result = call(*args)
     if not all(same_bits(now, then) for now, then in zip(earlier, kept, strict=True)):
         raise Broken("keeps_earlier_results", f"{_sample(one)}: a second call wrote into the first's result")

@@ -19,7 +19,7 @@ LARGEST = ("max_pool2d", "max_pool2d_with_offsets")
 MEANS = ("avg_pool2d", "avg_pool2d_backward")
 FILTERED = ("depthwise_conv2d", "depthwise_conv2d_backward")
 IMAGES = (*LARGEST, "max_pool2d_backward", *MEANS, *FILTERED)
-ROWS = ("entropy", "entropy_backward")
+ROWS = ("entropy", "entropy_backward", "gumbel_softmax", "gumbel_softmax_backward")
 ALIKE = ("weighted_sum", "weighted_sum_backward")
 """What the kernels of another operator run: those of BLENDS."""
 

@@ -298,7 +298,7 @@ MUTATIONS = (
         )
         for op in ROWS
     ),
-    Mutation(STRIDE, "gpu/rows.py", ROWS, (Edit("x[at + i * step]", "x[at + i]", 2),)),
+    one(STRIDE, "gpu/rows.py", ROWS, "i * steps[1]", "i"),
     one(
         TOP,
         "gpu/rows.py",

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import nxcore
 from nxcore.errors import InvalidInputError
 from nxcore.nas import (
     OPS,
@@ -182,6 +183,18 @@ def test_samples_are_of_the_softmax():
     )
     arch.sample(hard=True)[0][0, 3].backward()
     assert arch.logits.grad[0, 0].abs().min() > 0, "straight through: every logit learns"
+
+
+@pytest.mark.parametrize("hard", [False, True], ids=["soft", "hard"])
+def test_a_sample_of_all_edges_is_one_call_and_torchs_for_the_same_state(hard):
+    arch, tau = ArchitectureParameters(), torch.tensor(0.5)
+    torch.manual_seed(1)
+    with nxcore.profile() as found, nxcore.use("torch"):
+        drawn = torch.stack(arch.sample(tau, hard=hard))
+    torch.manual_seed(1)
+    want = torch.nn.functional.gumbel_softmax(arch.logits, 0.5, hard=hard)
+    torch.testing.assert_close(drawn, want, rtol=1e-5, atol=1e-6)
+    assert [(row.name, row.count) for row in found.rows] == [("gumbel_softmax", 1)]
 
 
 def test_entropy_is_that_of_the_softmax():

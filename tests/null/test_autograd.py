@@ -18,7 +18,11 @@ from tests.null import fakes
 
 def double(*shape: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(sum(shape))
-    return torch.randn(*shape, dtype=torch.float64, generator=generator).requires_grad_()
+    return torch.randn(shape, dtype=torch.float64, generator=generator).requires_grad_()
+
+
+def above_0(shape: tuple[int, ...]) -> torch.Tensor:
+    return double(*shape).detach().exp().requires_grad_()
 
 
 CASES = {
@@ -38,6 +42,8 @@ CASES = {
     "weighted_list": ("weighted_sum", lambda: ([double(4, 5), double(5, 4).t()], double(2)), {}),
     "sum_to_size": ("sum_to_size", lambda: (double(4, 5, 3), (5, 1)), {}),
     "entropy": ("entropy", lambda: (double(2, 3, 5),), {}),
+    "gumbel": ("gumbel_softmax", lambda: (double(3, 5), 0.5, False, double(3, 5).detach().exp()), {}),
+    "gumbel_all": ("gumbel_softmax", lambda: (double(3, 5), above_0(()), False, above_0((3, 5))), {}),
     "max_pool": ("max_pool2d", lambda: (double(2, 3, 8, 9), 3, 2, 1), {}),
     "max_pool_plane": ("max_pool2d", lambda: (double(3, 8, 9), (2, 3), None, 1, (1, 2)), {"ceil_mode": True}),
     "avg_pool": ("avg_pool2d", lambda: (double(2, 3, 8, 9), 3, 1, 1, False, False), {}),

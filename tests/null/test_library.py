@@ -90,6 +90,12 @@ SIZES = {
     "avg_pool2d": lambda i: (torch.randn(2 + i, 4, 6 + i, 7 + 2 * i), 3, 2, 1),
     "depthwise_conv2d": lambda i: (torch.randn(2 + i, 4, 6 + i, 7 + 2 * i), torch.randn(4, 1, 3, 3), 1, 1),
     "entropy": lambda i: (torch.randn(4 + i, 3 + 2 * i),),
+    "gumbel_softmax": lambda i: (
+        torch.rand(4 + i, 3 + 2 * i),
+        torch.tensor(0.5),
+        False,
+        torch.rand(4 + i, 3 + 2 * i) + 0.1,
+    ),
     "max_pool2d": lambda i: (torch.randn(2 + i, 4, 6 + i, 7 + 2 * i), 3, 2, 1),
     "softmax_sum": lambda i: ([torch.randn(4 + i, 5 + 2 * i) for _ in range(3)], torch.randn(3)),
     # From what isn't worth asking whether its gradient is wanted to what is.

@@ -264,26 +264,6 @@ def weighted_sum_backward(draw: Draw, most: int) -> tuple[Any, ...]:
     return grad, xs, tensor(draw, tuple(logits.shape), logits.dtype, ("normal", "equal")), mask
 
 
-def _logits(draw: Draw, most: int) -> Tensor:
-    """Draw rows, most often short ones; far apart, a weight may underflow in float32 and not in float64."""
-    length = draw(st.sampled_from([n for n in (1, 2, 3, 5, 7, 8, 13, 33, 64, 257, 1025) if n <= most]))
-    lead = draw(shapes(most // length, 0, 3))
-    return tensor(draw, (*lead, length), draw(dtypes()), ("normal", "normal", "equal", "large", "nan", "inf"))
-
-
-@strategy
-def entropy(draw: Draw, most: int) -> tuple[Any, ...]:
-    """Rows of any layout."""
-    return (_logits(draw, most),)
-
-
-@strategy
-def entropy_backward(draw: Draw, most: int) -> tuple[Any, ...]:
-    """A gradient of any layout; no infinity meets a weight that may underflow."""
-    logits = _logits(draw, most)
-    return tensor(draw, tuple(logits.shape[:-1]), logits.dtype, ORDINARY), logits
-
-
 def _images(draw: Draw, most: int) -> Shape:
     """Draw (N, C, H, W) or (C, H, W)."""
     shape = tuple(n or 1 for n in draw(shapes(most, 4, 4)))

@@ -65,6 +65,8 @@ KERNELS = (
     _kernel("depthwise_conv2d_backward", accepts_depthwise_conv2d_backward),
     _kernel("entropy", accepts_rows),
     _kernel("entropy_backward", accepts_rows),
+    _kernel("gumbel_softmax", accepts_rows),
+    _kernel("gumbel_softmax_backward", accepts_rows),
 )
 
 

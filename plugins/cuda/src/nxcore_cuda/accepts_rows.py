@@ -17,4 +17,6 @@ def accepts_rows(problem: Problem) -> Verdict:
         return no("nothing to compute: a tensor has no elements")
     if (length := problem["logits"].shape[-1]) > LONGEST:
         return no(f"takes rows of at most {LONGEST} entries, got {length}")
+    if problem.op == "gumbel_softmax_backward" and any((problem["output_mask"] or ())[1:]):
+        return no("computes the gradient of the logits alone, and output_mask asks for more")
     return YES if Rows.of(problem) else no("needs rows that lie at one step from each other in every tensor")

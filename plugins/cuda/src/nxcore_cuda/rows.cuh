@@ -71,6 +71,14 @@ __device__ __forceinline__ float softmax_row(float (&x)[ITEMS], float (&weights)
   return total;
 }
 
+// Makes logits noisy, where there is an entry: (logits - log(noise)) / tau.
+template <int LANES, int ITEMS, int TENSORS>
+__device__ __forceinline__ void perturb_row(const void* noise, const rows<TENSORS>& r, int which, float tau,
+                                            float (&x)[ITEMS]) {
+  each_entry<LANES, ITEMS>(r, which,
+                           [&](int k, int, long long at) { x[k] = (x[k] - logf(read(noise, r.kind[which], at))) / tau; });
+}
+
 template <int LANES, int ITEMS>
 __device__ __forceinline__ float row_dot(const float (&a)[ITEMS], const float (&b)[ITEMS]) {
   float products[ITEMS];

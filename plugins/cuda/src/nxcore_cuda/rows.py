@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from nxcore.plugin import Problem, Rows
+from torch import Tensor
+
+from nxcore.plugin import Problem, Rows, TensorMeta
 from nxcore_cuda.candidates import KINDS
 from nxcore_cuda.instance import Instance
 from nxcore_cuda.launch import Launch
+from nxcore_cuda.layout import single
 
 THREADS = 128
 WARP = 32
@@ -50,6 +53,32 @@ def launch(
         values=values,
     )
     return made, values
+
+
+def tempered(problem: Problem, *hard: int) -> Callable[..., None]:
+    """Return the launch of an operator that has a temperature: ``run(tau, *inputs, out)``.
+
+    Parameters
+    ----------
+    problem : Problem
+    *hard : int
+        What follows the temperature in the kernel's struct.
+    """
+    tau = problem["tau"]
+    kind = KINDS[tau.dtype] if isinstance(tau, TensorMeta) else 0
+    pointers = sum(p.kind == "tensor" for p in problem.spec.params) + 2
+    fixed, values = launch(problem, pointers=pointers, head=f"f{1 + len(hard)}i", values=(1.0, kind, *hard))
+    rest = values[1:]
+
+    def run(tau: Any, *tensors: Tensor) -> None:
+        if isinstance(tau, Tensor):
+            fixed(*tensors[:-1], tau, tensors[-1])
+        elif tau == 1:
+            fixed(*tensors[:-1], None, tensors[-1])
+        else:
+            fixed(*tensors[:-1], None, tensors[-1], tail=(single(tau), *rest))
+
+    return run
 
 
 def instances(op: str) -> Iterator[Instance]:

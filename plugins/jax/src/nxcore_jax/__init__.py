@@ -129,6 +129,13 @@ def accepts_max_pool2d(problem: Problem) -> Verdict:
     return accepts(problem)
 
 
+def accepts_gumbel_softmax_backward(problem: Problem) -> Verdict:
+    """Take calls that ask for the gradient of the logits alone."""
+    if any((problem["output_mask"] or ())[1:]):
+        return no("computes the gradient of the logits alone, and output_mask asks for more")
+    return accepts(problem)
+
+
 def _kernel(op: str, accept: Any = accepts, *, deterministic: bool = True) -> Kernel:
     return Kernel(op, f"nxcore_jax.{op}:plan", accept, dtypes=FLOATS, deterministic=deterministic)
 
@@ -152,6 +159,8 @@ KERNELS = (
     _kernel("depthwise_conv2d_backward", deterministic=False),  # cuDNN may add up by atomics
     _kernel("entropy"),
     _kernel("entropy_backward"),
+    _kernel("gumbel_softmax"),
+    _kernel("gumbel_softmax_backward", accepts_gumbel_softmax_backward),
 )
 
 

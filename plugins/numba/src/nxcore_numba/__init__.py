@@ -36,7 +36,7 @@ IMAGES = (
 )
 """The operators on images."""
 
-ROWS = ("entropy", "entropy_backward")
+ROWS = ("entropy", "entropy_backward", "gumbel_softmax", "gumbel_softmax_backward")
 """The operators on short rows."""
 
 

@@ -187,6 +187,8 @@ def accepts_images_cuda(problem: Problem) -> Verdict:
 
 
 def _rows(problem: Problem) -> Verdict:
+    if problem.op == "gumbel_softmax_backward" and any((problem["output_mask"] or ())[1:]):
+        return no("computes the gradient of the logits alone, and output_mask asks for more")
     return YES if Rows.of(problem) else no("needs rows that lie at one step from each other in every tensor")
 
 

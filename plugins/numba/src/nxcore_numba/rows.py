@@ -9,7 +9,7 @@ import math
 import numpy as np
 from numba import types
 
-from nxcore.plugin import Rows
+from nxcore.plugin import Rows, TensorMeta
 from nxcore_numba import threads
 from nxcore_numba.half import KINDS, load_any
 
@@ -52,6 +52,28 @@ def dot(a, b):
     for i in range(a.size):
         total += a[i] * b[i]
     return total
+
+
+@threads.jit
+def perturb(x, noise, tensor, row, tau):
+    """Make a row of logits noisy."""
+    for i in range(x.size):
+        x[i] = (x[i] - math.log(entry(noise, tensor, row, i))) / tau
+
+
+def heat(problem):
+    """Return what a temperature is to the kernels: ``found(tau)`` is its address, its kind and its number."""
+    tau = problem["tau"]
+    if isinstance(tau, TensorMeta):
+        kind = KINDS[tau.dtype]
+        return lambda tau: (tau.data_ptr(), kind, 0.0)
+    return lambda tau: (0, 0, float(tau))
+
+
+@threads.jit
+def temperature(address, kind, number):
+    """Return the temperature at an address, or the number where there is none."""
+    return load_any(address, 0, kind) if address else number
 
 
 def tables(problem):

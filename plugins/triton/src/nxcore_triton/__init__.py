@@ -243,6 +243,8 @@ def accepts_rows(problem: Problem) -> Verdict:
         return no("nothing to compute: a tensor has no elements")
     if (length := problem["logits"].shape[-1]) > tile.LONGEST_ROW:
         return no(f"takes rows of at most {tile.LONGEST_ROW} entries, got {length}")
+    if problem.op == "gumbel_softmax_backward" and any((problem["output_mask"] or ())[1:]):
+        return no("computes the gradient of the logits alone, and output_mask asks for more")
     return YES if Rows.of(problem) else no("needs rows that lie at one step from each other in every tensor")
 
 
@@ -276,6 +278,8 @@ KERNELS = (
     _kernel("depthwise_conv2d_backward", accepts_depthwise_conv2d_backward),
     _kernel("entropy", accepts_rows),
     _kernel("entropy_backward", accepts_rows),
+    _kernel("gumbel_softmax", accepts_rows),
+    _kernel("gumbel_softmax_backward", accepts_rows),
 )
 
 

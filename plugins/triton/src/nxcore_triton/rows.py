@@ -9,6 +9,7 @@ from typing import Any
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from nxcore.plugin import Problem, Rows
 from nxcore_triton import tile
@@ -50,6 +51,22 @@ def softmax(x):
     total = tl.sum(power, 1)
     p = tl.div_rn(power, tl.zeros_like(power) + total[:, None])
     return p, tl.where(p == 0, 0.0, -below), total
+
+
+@triton.jit
+def perturbed(x, noise, mask, tau, POINTED: tl.constexpr):
+    """Return noisy logits, and the temperature in float32: a number, or one in memory if POINTED."""
+    heat = tl.zeros_like(x)
+    if POINTED:
+        heat += widen(tl.load(tau))
+    else:
+        heat += tau
+    return tl.where(mask, tl.div_rn(x - tl.log(noise), heat), float("-inf")), heat
+
+
+def temperature(tau: Any) -> Any:
+    """Return a temperature as a kernel takes it."""
+    return tau if isinstance(tau, Tensor) else float(tau)
 
 
 def launch(problem: Problem, kernel: Any, **constants: Any) -> tuple[Launch, tuple[Any, ...]]:

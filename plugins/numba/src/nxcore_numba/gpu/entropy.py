@@ -11,9 +11,8 @@ def entropy(logits, out, count, length, steps):
     """Write the entropy of this thread's row."""
     row = own_row()
     if row < count:
-        at = row * steps[0][0]
-        top = largest(logits, at, steps[0][1], length)
-        total, moment = sums(logits, at, steps[0][1], length, top)
+        top = largest(logits, row, steps[0], length)
+        total, moment = sums(logits, row, steps[0], length, top)
         out[row * steps[1][0]] = math.log(total) + moment / total
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from nxcore_numba.gpu.launch import cuda
-from nxcore_numba.gpu.rows import largest, launch, own_row, power, sums
+from nxcore_numba.gpu.rows import entry, largest, launch, own_row, power, sums
 
 
 @cuda.jit
@@ -11,12 +11,11 @@ def entropy_backward(grad, logits, out, count, length, steps):
     """Write the gradient of this thread's row."""
     row = own_row()
     if row < count:
-        at, step = row * steps[1][0], steps[1][1]
-        top = largest(logits, at, step, length)
-        total, moment = sums(logits, at, step, length, top)
-        mean, g = moment / total, np.float32(grad[row * steps[0][0]])
+        top = largest(logits, row, steps[1], length)
+        total, moment = sums(logits, row, steps[1], length, top)
+        mean, g = moment / total, entry(grad, row, steps[0], 0)
         for i in range(length):
-            value = np.float32(logits[at + i * step])
+            value = entry(logits, row, steps[1], i)
             p = power(value, top) / total
             below = top - value
             if p == 0:

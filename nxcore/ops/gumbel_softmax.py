@@ -1,0 +1,227 @@
+"""gumbel_softmax: weights that are drawn, row by row: Jang, Gu, Poole 2017, arXiv:1611.01144.
+
+    out = softmax((logits + g) / tau),  g = -log(noise),  noise ~ Exp(1), over the last axis
+
+The noise is an argument, drawn by torch where it isn't given: every backend computes from the same numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nxcore.errors import InvalidInputError
+from nxcore.ops.entropy import accumulator, require_rows
+from nxcore.plugin import Cost, Drawn, ErrorCase, Gradient, OpSpec, Param, Sample, rand
+from nxcore.problem import TensorMeta, is_tensor
+from nxcore.require import brief, require_flag, require_tensor
+from nxcore.spec import DEGENERATE, SAME
+
+
+def reference(logits: Tensor, tau: Tensor | float, hard: bool, noise: Tensor) -> Tensor:
+    """Return the softmax of noisy logits, row by row, computed in float32 or wider.
+
+    Parameters
+    ----------
+    logits : Tensor
+        Shape (..., n) with n >= 1, floating, any strides.
+    tau : float or Tensor, default 1.0
+        The temperature, above 0, which isn't looked at: a number, or a tensor of no dimensions, which may
+        change under a captured graph.
+    hard : bool, default False
+        1 at the first of the largest entries, 0 elsewhere; the gradient is that of the soft weights
+        (straight-through).
+    noise : Tensor, optional
+        Of Exp(1), above 0, shape of ``logits``. Drawn by default, in float32 or wider: those of
+        ``torch.nn.functional.gumbel_softmax`` for logits of that dtype.
+    generator : torch.Generator, optional
+        Draws the noise; torch's default one otherwise. A CUDA graph's replays draw anew.
+
+    Returns
+    -------
+    Tensor
+        Shape and dtype of ``logits``; each row adds up to 1.
+
+    Raises
+    ------
+    InvalidInputError
+        If ``logits`` isn't (..., n), ``noise`` not of its shape and device, or ``tau`` neither a real number
+        nor a floating tensor of no dimensions.
+    """
+    z = noisy(logits, tau, noise)
+    weights = torch.softmax(z, dim=-1)
+    if hard:
+        largest = torch.zeros_like(weights).scatter(-1, z.argmax(-1, keepdim=True), 1.0)
+        weights = largest + (weights - weights.detach())
+    return weights.to(logits.dtype)
+
+
+def noisy(logits: Tensor, tau: Tensor | float, noise: Tensor) -> Tensor:
+    """Return the logits plus Gumbel noise, over the temperature; in float32 or wider."""
+    wide = accumulator(logits)
+    perturbed = logits.to(wide) - noise.to(wide).log()
+    return perturbed / temperature(tau, wide)
+
+
+def temperature(tau: Tensor | float, dtype: torch.dtype) -> Tensor | float:
+    """Return what to divide by: torch takes no integers of more than 64 bits."""
+    if isinstance(tau, Tensor):
+        return tau.to(dtype)
+    return float(tau) if isinstance(tau, int) else tau
+
+
+def exponential(logits: Any, generator: torch.Generator | None) -> Tensor | None:
+    """Draw the noise for logits."""
+    if not isinstance(logits, Tensor) or not logits.is_floating_point():
+        return None
+    noise = torch.empty_like(logits, dtype=accumulator(logits), memory_format=torch.contiguous_format)
+    return noise.exponential_(generator=generator)
+
+
+def check(logits: Any, tau: Any, hard: Any, noise: Any) -> None:
+    """Refuse what the operator isn't defined for."""
+    require_noisy(logits, tau, noise)
+    require_flag(hard, "hard")
+
+
+def require_noisy(logits: Any, tau: Any, noise: Any) -> None:
+    """Refuse logits that are no rows, another's noise, or what is no temperature."""
+    require_rows(logits)
+    require_tensor(noise, "noise")
+    if noise.shape != logits.shape or noise.device != logits.device:
+        raise InvalidInputError(
+            f"noise must have the shape and device of logits, {tuple(logits.shape)} on {logits.device}, "
+            f"got {tuple(noise.shape)} on {noise.device}",
+            argument="noise",
+        )
+    if isinstance(tau, Tensor):
+        require_tensor(tau, "tau")
+        if tau.ndim or tau.device not in (logits.device, torch.device("cpu")):
+            raise InvalidInputError(
+                f"tau must have no dimensions and lie on the CPU or the device of logits, {logits.device}, "
+                f"got shape {tuple(tau.shape)} on {tau.device}",
+                argument="tau",
+            )
+    elif not isinstance(tau, int | float | torch.SymInt | torch.SymFloat):
+        raise InvalidInputError(
+            f"tau must be a number or a tensor of no dimensions, got {brief(tau)}", argument="tau"
+        )
+
+
+def cost(logits: Any, tau: Any, hard: Any, noise: Any) -> Cost:  # noqa: ARG001
+    """Read logits and noise once, write the weights once; an exponential, a logarithm and four operations."""
+    return Cost(bytes=2 * logits.nbytes + noise.nbytes, flops=6 * logits.numel())
+
+
+def spread(logits: Tensor, tau: Tensor | float, noise: Tensor) -> Tensor:
+    """Return the weights, each times how much the rounding of noisy logits may move it."""
+    size = ((logits.abs() + noise.log().abs()) / tau).nan_to_num(posinf=0.0)
+    return torch.softmax(noisy(logits, tau, noise), -1) * (1 + size + size.amax(-1, keepdim=True))
+
+
+def magnitude(logits: Tensor, tau: Tensor | float, hard: bool, noise: Tensor) -> Tensor:  # noqa: ARG001
+    """Return the weights with their rounding errors' scale."""
+    return spread(logits, tau, noise)
+
+
+def outputs(logits: Any, tau: Any, hard: Any, noise: Any) -> TensorMeta | None:  # noqa: ARG001
+    """Describe the weights of rows that follow one another; None for others."""
+    plain = all(m.is_contiguous() and 1 not in m.shape for m in (logits, noise))
+    if not plain or not logits.numel():
+        return None  # where a size is 1 torch chooses the stride
+    return TensorMeta(logits.shape, logits.strides, logits.dtype, logits.device)
+
+
+def _backward(
+    grad: Any,
+    mask: tuple[bool, ...],
+    logits: Any,
+    tau: Any,
+    hard: Any,  # noqa: ARG001
+    noise: Any,
+) -> tuple[Any, ...]:
+    return grad, logits, tau, noise, mask
+
+
+def drawn(*shape: int, **how: Any) -> Any:
+    """Describe noise."""
+    return rand(*shape, low=0.05, high=3.0, **({"dtype": torch.float32} | how))
+
+
+def sketches(logits: Any, tau: Any, hard: Any, noise: Any) -> dict[str, Any]:  # noqa: ARG001
+    """Return what the noise may be, and the temperature: above 0."""
+    found = {"noise": drawn(*noise.shape)}
+    return found | {"tau": TAU} if is_tensor(tau) else found
+
+
+SMOKE = frozenset({"smoke"})
+BENCH = frozenset({"bench"})
+TAU = rand(low=0.3, high=0.9, dtype=torch.float32)
+
+SAMPLES = (
+    Sample("darts", (rand(2, 7, 8), 0.5, False, drawn(2, 7, 8)), tags=SMOKE),
+    Sample("darts_hard", (rand(2, 7, 8), 0.5, True, drawn(2, 7, 8)), tags=SMOKE),
+    Sample("temperature_as_a_tensor", (rand(9, 5), TAU, False, drawn(9, 5)), tags=SMOKE),
+    Sample("last_block_partly_filled", (rand(37, 6), 2, False, drawn(37, 6)), tags=SMOKE),
+    Sample("exp_overflow", (rand(9, 6, low=900, high=905), 1.0, False, drawn(9, 6)), tags=SMOKE),
+    Sample("nan", (rand(6, 4, values="nan"), 1.0, False, drawn(6, 4)), tags=SMOKE),
+    Sample("nan_hard", (rand(6, 4, values="nan"), 1.0, True, drawn(6, 4))),
+    Sample("infinite_logits", (rand(6, 4, values="inf"), 1.0, False, drawn(6, 4))),
+    Sample("equal_hard", (rand(6, 4, values="zeros"), 1.0, True, drawn(6, 4, layout="repeated"))),
+    Sample("longer_than_a_warp", (rand(5, 65), 0.1, True, drawn(5, 65))),
+    Sample("drift", (rand(3, 1000), 1.0, False, drawn(3, 1000))),
+    Sample("one_row", (rand(8), 1.0, False, drawn(8))),
+    Sample("one_entry", (rand(5, 1), 1.0, False, drawn(5, 1)), tags=DEGENERATE),
+    Sample("no_rows", (rand(0, 4), 1.0, False, drawn(0, 4)), tags=DEGENERATE),
+    Sample("transposed", (rand(33, 6, layout="transposed"), 0.7, False, drawn(33, 6))),
+    Sample("transposed_noise", (rand(33, 6), 0.7, True, drawn(33, 6, layout="transposed"))),
+    Sample("odd_storage_offset", (rand(5, 9, layout="sliced"), 0.7, False, drawn(5, 9, layout="sliced"))),
+    Sample("gaps_in_memory", (rand(4, 6, layout="strided"), 0.7, False, drawn(4, 6, layout="strided"))),
+    Sample("noise_of_16_bits", (rand(5, 6), 1.0, False, drawn(5, 6, dtype=torch.float16))),
+    Sample("darts_cifar", (rand(2, 14, 8), 1.0, False, drawn(2, 14, 8)), tags=BENCH),
+    Sample("many_rows", (rand(4096, 64), 1.0, True, drawn(4096, 64)), tags=BENCH),
+)
+
+ERRORS = (
+    ErrorCase(
+        "zero_dimensions", (rand(), 1.0, False, drawn()), match=r"logits must be \(\.\.\., n\) with n >= 1"
+    ),
+    ErrorCase(
+        "integers", (rand(3, dtype=torch.int64), 1.0, False, drawn(3)), match="logits must have a float"
+    ),
+    ErrorCase("not_a_tensor", (3.5, 1.0, False, drawn(3)), match="logits must be a tensor, got float"),
+    ErrorCase("no_noise", (rand(3), 1.0, False, None), match="noise must be a tensor, got NoneType"),
+    ErrorCase(
+        "noise_of_another_shape", (rand(3, 4), 1.0, False, drawn(4)), match=r"noise .* \(3, 4\) on cpu, got"
+    ),
+    ErrorCase(
+        "complex_temperature",
+        (rand(3), 1j, False, drawn(3)),
+        match="tau must be a number or a .* got complex",
+    ),
+    ErrorCase("temperatures", (rand(3), rand(3), False, drawn(3)), match="tau must have no dimensions"),
+    ErrorCase("flag", (rand(3), 1.0, 1, drawn(3)), match="hard must be True or False, got 1"),
+)
+
+SPEC = OpSpec(
+    name="gumbel_softmax",
+    params=(
+        Param("logits", "tensor"),
+        Param("tau", "operand", 1.0),
+        Param("hard", "static", False),
+        Param("noise", "tensor", Drawn(exponential)),
+    ),
+    reference=reference,
+    check=check,
+    cost=cost,
+    samples=SAMPLES,
+    errors=ERRORS,
+    magnitude=magnitude,
+    terms=lambda logits, *rest: logits.shape[-1],  # noqa: ARG005
+    gradient=Gradient("gumbel_softmax_backward", _backward, saves=("logits", "tau", "noise")),
+    outputs=outputs,
+    sketches=sketches,
+    autocast=SAME,
+)

@@ -1,0 +1,156 @@
+"""gumbel_softmax_backward: the gradient of ``gumbel_softmax``, whose soft weights are computed once more.
+
+    out[i] = p[i] (grad[i] - sum_j p[j] grad[j]) / tau
+
+Nothing but the arguments is kept of the forward pass.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nxcore.ops.entropy import accumulator
+from nxcore.ops.entropy_backward import require_grad_of
+from nxcore.ops.gumbel_softmax import SAMPLES as FORWARD_SAMPLES
+from nxcore.ops.gumbel_softmax import drawn, noisy, require_noisy, sketches, spread, temperature
+from nxcore.plugin import Cost, ErrorCase, OpSpec, Param, Sample, rand
+from nxcore.problem import TensorMeta, is_tensor
+from nxcore.require import require_flags
+
+Result = tuple[Tensor | None, ...]
+
+
+def wanted(tau: Any, output_mask: tuple[bool, ...] | None) -> tuple[bool, ...]:
+    """Return a flag a tensor: logits, tau where it is one, noise."""
+    return output_mask or (True, *([False] if is_tensor(tau) else []), False)
+
+
+def reference(
+    grad: Tensor,
+    logits: Tensor,
+    tau: Tensor | float,
+    noise: Tensor,
+    output_mask: tuple[bool, ...] | None = None,
+) -> Result:
+    """Return the gradients of ``gumbel_softmax``, computed in float32 or wider.
+
+    Parameters
+    ----------
+    grad : Tensor
+        The gradient of the weights, shape (..., n).
+    logits, tau, noise
+        As in ``gumbel_softmax``.
+    output_mask : tuple of bool, optional
+        Which gradients to compute: of the logits, of tau where that is a tensor, and of the noise. By default
+        that of the logits alone; the others come back as None.
+
+    Returns
+    -------
+    tuple of Tensor
+        One gradient an entry of the mask: shape and dtype of what it is the gradient of.
+
+    Raises
+    ------
+    InvalidInputError
+        As ``gumbel_softmax``; or if ``grad`` isn't of the shape and on the device of ``logits``, or
+        ``output_mask`` not of the right length.
+    """
+    z, wide = noisy(logits, tau, noise), accumulator(logits)
+    p, g = torch.softmax(z, dim=-1), grad.to(wide)
+    by_z = p * (g - (p * g).sum(-1, keepdim=True))
+    found = by_z / temperature(tau, wide)
+    for_logits, *for_tau, for_noise = wanted(tau, output_mask)
+    return (
+        found.to(logits.dtype) if for_logits else None,
+        *[_of_tau(by_z, z, p, tau) if asked else None for asked in for_tau],
+        (-found / noise).to(noise.dtype) if for_noise else None,
+    )
+
+
+def _of_tau(by_z: Tensor, z: Tensor, p: Tensor, tau: Any) -> Tensor:
+    found: Tensor = -(by_z * z.masked_fill(p == 0, 0)).sum() / tau
+    return found.to(tau)
+
+
+def check(grad: Any, logits: Any, tau: Any, noise: Any, output_mask: Any) -> None:
+    """Refuse what the operator isn't defined for."""
+    require_noisy(logits, tau, noise)
+    require_grad_of(grad, logits, tuple(logits.shape))
+    if output_mask is not None:
+        require_flags(output_mask, len(wanted(tau, None)), "output_mask")
+
+
+def cost(grad: Any, logits: Any, tau: Any, noise: Any, output_mask: Any) -> Cost:  # noqa: ARG001
+    """Read all once, write the gradient of the logits once."""
+    return Cost(bytes=grad.nbytes + 2 * logits.nbytes + noise.nbytes, flops=9 * logits.numel())
+
+
+def magnitude(grad: Tensor, logits: Tensor, tau: Any, noise: Tensor, output_mask: Any) -> Result:
+    """Return the gradients with every term taken as positive, times what the rounding of weights adds."""
+    q, g = spread(logits, tau, noise), grad.abs()
+    by_z = q * (g + (q * g).sum(-1, keepdim=True))
+    for_logits, *for_tau, for_noise = wanted(tau, output_mask)
+    size = noisy(logits, tau, noise).abs().nan_to_num(posinf=0.0)
+    return (
+        by_z / tau if for_logits else None,
+        *[(by_z * size).sum() / tau if asked else None for asked in for_tau],
+        by_z / tau / noise if for_noise else None,
+    )
+
+
+def outputs(grad: Any, logits: Any, tau: Any, noise: Any, output_mask: Any) -> Any:
+    """Describe the gradient of rows that follow one another; None for others, and where more is asked for."""
+    mask = wanted(tau, output_mask)
+    plain = all(m.is_contiguous() and 1 not in m.shape for m in (grad, logits, noise))
+    if not plain or not logits.numel() or not mask[0] or any(mask[1:]):
+        return None  # where a size is 1 torch chooses the stride
+    return TensorMeta(logits.shape, logits.strides, logits.dtype, logits.device), *(None,) * (len(mask) - 1)
+
+
+def _with_grad(sample: Sample) -> Sample:
+    """Put a gradient in front of a sample of gumbel_softmax, whatever is made of its weights."""
+    logits, tau, _, noise = sample.args
+    return Sample(sample.name, (rand(*logits.shape), logits, tau, noise), tags=sample.tags)
+
+
+SAMPLES = (
+    *(_with_grad(s) for s in FORWARD_SAMPLES if not s.name.endswith("_hard")),
+    Sample("stride_zero_grad", (rand(6, 5, layout="expanded"), rand(6, 5), 0.5, drawn(6, 5))),
+)
+
+ERRORS = (
+    ErrorCase(
+        "grad_of_wrong_shape", (rand(3), rand(3, 4), 1.0, rand(3, 4)), match=r"shape \(3, 4\), got \(3,\)"
+    ),
+    ErrorCase("temperature", (rand(3), rand(3), None, rand(3)), match="tau must be a number .* got None"),
+    ErrorCase(
+        "short_mask",
+        (rand(3), rand(3), rand(), rand(3)),
+        match="output_mask must have 3 entries, got 2",
+        kwargs={"output_mask": (True, False)},
+    ),
+    ErrorCase("not_a_tensor", (None, rand(3), 1.0, rand(3)), match="grad must be a tensor, got NoneType"),
+)
+
+SPEC = OpSpec(
+    name="gumbel_softmax_backward",
+    params=(
+        Param("grad", "tensor"),
+        Param("logits", "tensor"),
+        Param("tau", "operand"),
+        Param("noise", "tensor"),
+        Param("output_mask", "static", None),
+    ),
+    reference=reference,
+    check=check,
+    cost=cost,
+    samples=SAMPLES,
+    errors=ERRORS,
+    magnitude=magnitude,
+    terms=lambda grad, *rest: grad.shape[-1] if grad.ndim else 1,  # noqa: ARG005
+    outputs=outputs,
+    sketches=lambda grad, logits, tau, noise, mask: sketches(logits, tau, False, noise),  # noqa: ARG005
+)

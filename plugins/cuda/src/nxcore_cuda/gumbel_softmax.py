@@ -1,0 +1,30 @@
+"""gumbel_softmax: one launch for all rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+from nxcore.plugin import Problem
+from nxcore_cuda import rows
+from nxcore_cuda.instance import Instance
+
+
+def plan(problem: Problem) -> Callable[..., Tensor]:
+    """Return the launch for one problem, ``call(logits, tau, hard, noise)``."""
+    out = problem.outputs
+    run = rows.tempered(problem, int(problem["hard"]))
+
+    def call(logits: Tensor, tau: Any, hard: bool, noise: Tensor) -> Tensor:  # noqa: ARG001  it is in the plan
+        result = out.empty()
+        run(tau, logits, noise, result)
+        return result
+
+    return call
+
+
+def instances() -> Iterator[Instance]:
+    """Yield what ordinary calls want."""
+    yield from rows.instances("gumbel_softmax")

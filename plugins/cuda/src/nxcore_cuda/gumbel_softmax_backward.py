@@ -1,0 +1,30 @@
+"""gumbel_softmax_backward: one launch for all rows, which computes the weights once more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+from nxcore.plugin import Problem
+from nxcore_cuda import rows
+from nxcore_cuda.instance import Instance
+
+
+def plan(problem: Problem) -> Callable[..., tuple[Tensor | None, ...]]:
+    """Return the launch for one problem, ``call(grad, logits, tau, noise, output_mask)``."""
+    out, *others = problem.outputs
+    run = rows.tempered(problem)
+
+    def call(grad: Tensor, logits: Tensor, tau: Any, noise: Tensor, mask: Any) -> tuple[Tensor | None, ...]:  # noqa: ARG001
+        result = out.empty()
+        run(tau, grad, logits, noise, result)
+        return result, *others
+
+    return call
+
+
+def instances() -> Iterator[Instance]:
+    """Yield what ordinary calls want."""
+    yield from rows.instances("gumbel_softmax_backward")

@@ -1,0 +1,65 @@
+"""gumbel_softmax on the CPU: each row's softmax, or the first of its largest entries."""
+
+import numpy as np
+from numba import prange, types
+
+from nxcore_numba import rows, threads
+from nxcore_numba.half import store_any
+
+I64 = types.int64
+SIGNATURE = types.void(I64, I64, I64, I64, I64, types.float64, types.boolean, I64, I64, rows.TABLE)
+
+
+@threads.jit
+def harden(x, p):
+    """Make of weights, and of how far below the largest each entry is, 1 at the first that is the largest."""
+    found = False
+    for i in range(x.size):
+        if p[i] == p[i]:
+            one = not found and p[i] > 0 and x[i] == 0
+            found = found or one
+            p[i] = 1.0 if one else 0.0
+
+
+@threads.jit
+def part(logits, noise, out, tau, hard, first, last, length, table):
+    """Write the weights of rows ``first`` to ``last``."""
+    x, p = np.empty(length), np.empty(length)
+    for row in range(first, last):
+        for i in range(length):
+            x[i] = rows.entry(logits, table[0], row, i)
+        rows.perturb(x, noise, table[1], row, tau)
+        rows.softmax(x, p)
+        if hard:
+            harden(x, p)
+        for i in range(length):
+            store_any(out, row * table[2, 0] + i * table[2, 1], p[i], table[2, 2])
+
+
+@threads.jit
+def serial(logits, noise, out, address, kind, number, hard, count, length, table):
+    """Do it on one thread."""
+    tau = rows.temperature(address, kind, number)
+    part(logits, noise, out, tau, hard, 0, count, length, table)
+
+
+@threads.jit(parallel=True)
+def parallel(logits, noise, out, address, kind, number, hard, count, length, table):
+    """Do it on all threads."""
+    tau = rows.temperature(address, kind, number)
+    parts = min(count, rows.PARTS)
+    for p in prange(parts):
+        part(logits, noise, out, tau, hard, p * count // parts, (p + 1) * count // parts, length, table)
+
+
+def plan(problem):
+    """Return a callable for calls like ``problem``."""
+    out, heat, rest = problem.outputs, rows.heat(problem), rows.tables(problem)
+    kernel = threads.team(serial, parallel, SIGNATURE, problem["logits"].numel())
+
+    def call(logits, tau, hard, noise):
+        result = out.empty()
+        kernel(logits.data_ptr(), noise.data_ptr(), result.data_ptr(), *heat(tau), hard, *rest)
+        return result
+
+    return call

@@ -1,0 +1,53 @@
+"""gumbel_softmax: whole rows, their softmax or the first of their largest entries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from nxcore.plugin import Problem, TensorMeta
+from nxcore_triton import rows
+from nxcore_triton.rows import load, perturbed, place, softmax, store, temperature
+
+
+@triton.jit(do_not_specialize=["tau"])
+def gumbel_softmax(
+    logits,
+    noise,
+    tau,
+    out,
+    count,
+    length,
+    steps,
+    HARD: tl.constexpr,
+    POINTED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Write the weights of ROWS rows."""
+    row, column, mask = place(count, length, ROWS, COLUMNS)
+    x = load(logits, steps[0], steps[1], row, column, mask, float("-inf"))
+    x, _ = perturbed(x, load(noise, steps[2], steps[3], row, column, mask, 1.0), mask, tau, POINTED)
+    p, d, _ = softmax(x)
+    if HARD:
+        first = tl.min(tl.where((p > 0) & (d == 0), column[None, :], COLUMNS), 1)
+        p = tl.where(p == p, tl.where(column[None, :] == first[:, None], 1.0, 0.0), p)
+    store(out, steps[4], steps[5], row, column, mask, p)
+
+
+def plan(problem: Problem) -> Callable[..., Tensor]:
+    """Return the launch for one problem, ``call(logits, tau, hard, noise)``."""
+    out, pointed = problem.outputs, isinstance(problem["tau"], TensorMeta)
+    launch, rest = rows.launch(problem, gumbel_softmax, HARD=problem["hard"], POINTED=pointed)
+
+    def call(logits: Tensor, tau: Any, hard: bool, noise: Tensor) -> Tensor:  # noqa: ARG001  it is in the plan
+        result = out.empty()
+        tensors = (logits, noise, tau, result) if pointed else (logits, noise, result)
+        launch(tensors, logits, noise, temperature(tau), result, *rest)
+        return result
+
+    return call
