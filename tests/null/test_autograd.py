@@ -103,6 +103,16 @@ def test_every_differentiable_operator_has_a_case():
     assert {name for name, _, _ in CASES.values()} == set(fakes.DIFFERENTIABLE)
 
 
+def test_the_backward_problem_is_foretold_with_the_types_of_its_numbers():
+    session = fakes.session(fakes.backend())
+    op, backward = session.op("gumbel_softmax"), fakes.SPECS["gumbel_softmax_backward"]
+    logits = torch.zeros(3, 4, requires_grad=True)
+    args = (logits, 0.5, False, torch.ones(3, 4))
+    problem = Problem.of(op.spec, args, needs_grad=True)
+    met = Problem.of(backward, (torch.ones(3, 4), logits, 0.5, torch.ones(3, 4), (True, False)))
+    assert session.joiner._described(problem, args) == met
+
+
 def leaves_of(case: str):
     """Return a case's arguments, each tensor a leaf of its own that needs a gradient if the case's does."""
     return each(CASES[case][1](), lambda t: t.detach().clone().requires_grad_(t.requires_grad))

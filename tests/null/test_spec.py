@@ -43,6 +43,16 @@ def test_bind_refuses_too_many():
         ADD.bind(1, 2, 3, None, 5)
 
 
+def test_bind_draws_what_is_random_and_was_left_out():
+    logits, spec = torch.zeros(3, 4), SPECS["gumbel_softmax"]
+    assert repr(spec.params[3].default) == "<drawn>"
+    torch.manual_seed(2)
+    *_, noise = spec.bind(logits)
+    torch.manual_seed(2)
+    assert torch.equal(noise, torch.empty(3, 4).exponential_())
+    assert spec.bind(logits, noise=noise)[3] is noise
+
+
 def test_the_summary_is_the_first_line_of_the_reference():
     assert ADD.summary == "Return ``x + alpha * y``, broadcast and promoted as ``torch.add`` does."
 

@@ -134,6 +134,7 @@ def calls():
         ("add_backward", (x, (3, 160, 333), (333,)), {"alpha": 0.3}),
         *(("sum", (x, dim), {}) for dim in (None, -1, 1, (0, 1), (0, 2))),
         ("sum_to_size", (x, (160, 1)), {}),
+        ("gumbel_softmax_backward", (x[0], x[1], 0.5, x[2].abs() + 0.1), {}),
         *images(generator),
     ]
 
