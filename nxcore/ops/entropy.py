@@ -118,6 +118,8 @@ SAMPLES = (
     Sample("transposed", (rand(33, 6, layout="transposed"),)),
     Sample("odd_storage_offset", (rand(5, 9, layout="sliced"),)),
     Sample("gaps_in_memory", (rand(4, 6, layout="strided"),)),
+    Sample("channels_last", (rand(1, 6, 1, 5, layout="channels_last"),)),
+    Sample("expanded", (rand(2, 3, 5, layout="expanded"),)),
     Sample("darts_cifar", (rand(2, 14, 8),), tags=BENCH),
     Sample("many_rows", (rand(4096, 64),), tags=BENCH),
 )

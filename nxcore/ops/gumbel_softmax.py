@@ -179,6 +179,11 @@ SAMPLES = (
     Sample("transposed_noise", (rand(33, 6), 0.7, True, drawn(33, 6, layout="transposed"))),
     Sample("odd_storage_offset", (rand(5, 9, layout="sliced"), 0.7, False, drawn(5, 9, layout="sliced"))),
     Sample("gaps_in_memory", (rand(4, 6, layout="strided"), 0.7, False, drawn(4, 6, layout="strided"))),
+    Sample("one_noise_for_all_rows", (rand(4, 6), 0.7, False, drawn(4, 6, layout="expanded"))),
+    Sample(
+        "channels_last",
+        (rand(1, 6, 1, 5, layout="channels_last"), 0.7, False, drawn(1, 6, 1, 5, layout="channels_last")),
+    ),
     Sample("noise_of_16_bits", (rand(5, 6), 1.0, False, drawn(5, 6, dtype=torch.float16))),
     Sample("darts_cifar", (rand(2, 14, 8), 1.0, False, drawn(2, 14, 8)), tags=BENCH),
     Sample("many_rows", (rand(4096, 64), 1.0, True, drawn(4096, 64)), tags=BENCH),
