@@ -18,6 +18,7 @@ from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, rand
 from nxcore.problem import TensorMeta
 from nxcore.require import require_tensor
 from nxcore.spec import DEGENERATE, SAME
+from nxcore.window import laid_out
 
 
 def reference(logits: Tensor) -> Tensor:
@@ -90,10 +91,7 @@ def outputs(logits: Any) -> TensorMeta | None:
     """Describe the entropies of rows that follow one another; None for others."""
     if not logits.is_contiguous() or 1 in logits.shape or not logits.numel():
         return None  # where a size is 1 torch chooses the stride
-    n = logits.shape[-1]
-    return TensorMeta(
-        logits.shape[:-1], tuple(s // n for s in logits.strides[:-1]), logits.dtype, logits.device
-    )
+    return laid_out(logits.shape[:-1], torch.contiguous_format, logits.dtype, logits.device)
 
 
 def _backward(grad: Any, mask: tuple[bool, ...], logits: Any) -> tuple[Any, ...]:  # noqa: ARG001
