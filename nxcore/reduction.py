@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nxcore.errors import InvalidInputError
 from nxcore.problem import Problem, TensorMeta
@@ -99,6 +99,18 @@ class Reduction:
             return cls.of(x, dims, out.strides)
         own = iter(out.strides)  # of the axes that stay, as without keepdim=True
         return cls.of(x, dims, tuple(0 if i in dims else next(own) for i in range(x.ndim)))
+
+    @classmethod
+    def of_planes(cls, problem: Problem) -> Reduction:
+        """Describe a call of a global pool: height and width fall away, in this order in any layout."""
+        x, outputs = problem["x"], problem.outputs
+        out = outputs[0] if isinstance(outputs, tuple) else outputs
+        found = cls.of(x, (x.ndim - 2, x.ndim - 1), out.strides)
+        (height, row), (width, column) = zip(x.shape[-2:], x.strides[-2:], strict=True)
+        if row == width * column or 1 in (height, width):
+            step = row if width == 1 else column
+            return replace(found, reduced=((height * width, step),) if height * width != 1 else ())
+        return replace(found, reduced=((height, row), (width, column)))
 
     @classmethod
     def of_sum_to_size(cls, problem: Problem) -> Reduction | None:

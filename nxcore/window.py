@@ -10,6 +10,7 @@ import torch
 
 from nxcore.errors import InvalidInputError
 from nxcore.problem import TensorMeta
+from nxcore.require import brief
 
 Pair = tuple[int, int]
 
@@ -179,6 +180,17 @@ def require_image(x: Any, name: str = "x") -> None:
         raise InvalidInputError(
             f"{name} must be (C, H, W) or (N, C, H, W) with nothing but N of size 0, got {shape}",
             argument=name,
+        )
+
+
+def require_memory_format(value: Any, rank: int) -> None:
+    """Refuse what isn't a memory format of images in so many dimensions."""
+    known = (torch.contiguous_format, torch.channels_last) if rank == 4 else (torch.contiguous_format,)
+    if not any(value is form for form in known):
+        raise InvalidInputError(
+            f"memory_format must be contiguous_format or channels_last, the latter for 4 dimensions, "
+            f"got {brief(value)}",
+            argument="memory_format",
         )
 
 

@@ -18,6 +18,7 @@ from nxcore.nas.genotype import Genotype, edges
 from nxcore.nas.mixed import MixedOp
 from nxcore.nas.operations import PRIMITIVES
 from nxcore.nas.rule import Mode, Plan, Rule, as_rule, read
+from nxcore.nn import AdaptiveAvgPool2d
 
 CellOf = Callable[[int, int, int, bool, bool], Any]
 """C_prev_prev, C_prev, C, reduction, reduction_prev -> a cell, which tells its ``channels``."""
@@ -42,7 +43,7 @@ class Network(nn.Module):
             made = cell(C_prev_prev, C_prev, C, reduction, reduction_prev)
             self.cells.append(made)
             reduction_prev, C_prev_prev, C_prev = reduction, C_prev, made.channels
-        self.global_pooling = nn.AdaptiveAvgPool2d(1)
+        self.global_pooling = AdaptiveAvgPool2d(1)
         self.classifier = nn.Linear(C_prev, num_classes)
 
     def _scores(self, x: Tensor, run: Callable[[Any, Tensor, Tensor], Tensor]) -> Tensor:

@@ -6,7 +6,24 @@ serves, or refuses in its own words; ``reason`` says which modules that concerns
 
 from __future__ import annotations
 
-from nxcore.nn.modules import AvgPool2d, Conv2d, MaxPool2d, SoftmaxSum
+from nxcore.nn.modules import (
+    AdaptiveAvgPool2d,
+    AdaptiveMaxPool2d,
+    AvgPool2d,
+    Conv2d,
+    MaxPool2d,
+    SoftmaxSum,
+)
 from nxcore.nn.swap import Swap, accelerate, restore
 
-__all__ = ["AvgPool2d", "Conv2d", "MaxPool2d", "SoftmaxSum", "Swap", "accelerate", "restore"]
+__all__ = [
+    "AdaptiveAvgPool2d",
+    "AdaptiveMaxPool2d",
+    "AvgPool2d",
+    "Conv2d",
+    "MaxPool2d",
+    "SoftmaxSum",
+    "Swap",
+    "accelerate",
+    "restore",
+]

@@ -16,6 +16,8 @@ from nxcore.errors import InvalidInputError
 _add = nxcore.op("add")
 _avg_pool2d = nxcore.op("avg_pool2d")
 _depthwise_conv2d = nxcore.op("depthwise_conv2d")
+_global_avg_pool2d = nxcore.op("global_avg_pool2d")
+_global_max_pool2d = nxcore.op("global_max_pool2d")
 _max_pool2d = nxcore.op("max_pool2d")
 _softmax_sum = nxcore.op("softmax_sum")
 
@@ -71,6 +73,50 @@ class AvgPool2d(nn.AvgPool2d, _Served):
         except InvalidInputError:
             return super().forward(input)
         return out
+
+
+def _outputs_refused(output_size: Any) -> str:
+    """Return why no global pool serves an adaptive one of this size; empty if it does."""
+    if output_size in (1, (1, 1), [1, 1]):
+        return ""
+    return f"not global: output_size must be 1, got {output_size}"
+
+
+class AdaptiveAvgPool2d(nn.AdaptiveAvgPool2d, _Served):
+    """``torch.nn.AdaptiveAvgPool2d``, by the operator ``global_avg_pool2d`` where there is one output."""
+
+    @staticmethod
+    def refusal(module: Any) -> str:
+        """Return why torch's own ``forward`` is to serve ``module``; empty if the operator can."""
+        return _outputs_refused(module.output_size)
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's name
+        """Return the mean of each channel, or of each of its parts."""
+        if self.refusal(self):
+            return super().forward(input)
+        try:
+            out: Tensor = _global_avg_pool2d(input)
+        except InvalidInputError:
+            return super().forward(input)
+        return out
+
+
+class AdaptiveMaxPool2d(nn.AdaptiveMaxPool2d, _Served):
+    """``torch.nn.AdaptiveMaxPool2d``, by the operator ``global_max_pool2d`` where there is one output."""
+
+    @staticmethod
+    def refusal(module: Any) -> str:
+        """Return why torch's own ``forward`` is to serve ``module``; empty if the operator can."""
+        return "it returns indices" if module.return_indices else _outputs_refused(module.output_size)
+
+    def forward(self, input: Tensor) -> Any:  # noqa: A002  torch's name
+        """Return the largest element of each channel, or of each of its parts."""
+        if self.refusal(self):
+            return super().forward(input)
+        try:
+            return _global_max_pool2d(input)
+        except InvalidInputError:
+            return super().forward(input)
 
 
 class Conv2d(nn.Conv2d, _Served):

@@ -13,11 +13,13 @@ from typing import Any
 from torch import nn
 from torch.nn.utils import parametrize
 
-from nxcore.nn.modules import AvgPool2d, Conv2d, MaxPool2d
+from nxcore.nn.modules import AdaptiveAvgPool2d, AdaptiveMaxPool2d, AvgPool2d, Conv2d, MaxPool2d
 
 OURS: dict[type[nn.Module], Any] = {
     nn.MaxPool2d: MaxPool2d,
     nn.AvgPool2d: AvgPool2d,
+    nn.AdaptiveAvgPool2d: AdaptiveAvgPool2d,
+    nn.AdaptiveMaxPool2d: AdaptiveMaxPool2d,
     nn.Conv2d: Conv2d,
 }
 TORCHS = {ours: torchs for torchs, ours in OURS.items()}

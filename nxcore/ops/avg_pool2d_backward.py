@@ -16,7 +16,8 @@ from nxcore.errors import InvalidInputError
 from nxcore.ops.avg_pool2d import SAMPLES as FORWARD_SAMPLES
 from nxcore.ops.avg_pool2d import require_average
 from nxcore.plugin import Cost, ErrorCase, OpSpec, Param, Sample, Window, rand
-from nxcore.require import brief, require_size, require_tensor
+from nxcore.require import require_size, require_tensor
+from nxcore.window import require_memory_format
 
 
 def reference(
@@ -89,13 +90,7 @@ def check(
     if len(size) not in (3, 4):
         raise InvalidInputError(f"size must be (C, H, W) or (N, C, H, W), got {tuple(size)}", argument="size")
     require_average(kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
-    known = (torch.contiguous_format, torch.channels_last) if len(size) == 4 else (torch.contiguous_format,)
-    if not any(memory_format is form for form in known):
-        raise InvalidInputError(
-            f"memory_format must be contiguous_format or channels_last, the latter for 4 dimensions, "
-            f"got {brief(memory_format)}",
-            argument="memory_format",
-        )
+    require_memory_format(memory_format, len(size))
     window = Window.of_pool(size, kernel_size, stride, padding, 1, ceil_mode)
     wanted = (*size[:-2], *window.outputs)
     if tuple(grad.shape) != wanted:

@@ -13,9 +13,11 @@ from typing import Any
 MASK, BITS, STRIDE, TOP, NAN = "mask", "16 bits", "stride", "max subtraction", "nan"
 KINDS = (MASK, BITS, STRIDE, TOP, NAN)
 
-SUMS = ("sum", "sum_to_size", "add_backward")
+SUMS = ("sum", "sum_to_size", "add_backward", "global_avg_pool2d")
 BLENDS = ("softmax_sum", "softmax_sum_backward")
 LARGEST = ("max_pool2d", "max_pool2d_with_offsets")
+LARGEST_OF_ALL = ("global_max_pool2d", "global_max_pool2d_with_offsets")
+GLOBAL_BACK = ("global_max_pool2d_backward",)
 MEANS = ("avg_pool2d", "avg_pool2d_backward")
 FILTERED = ("depthwise_conv2d", "depthwise_conv2d_backward")
 IMAGES = (*LARGEST, "max_pool2d_backward", *MEANS, *FILTERED)
@@ -23,8 +25,8 @@ ROWS = ("entropy", "entropy_backward", "gumbel_softmax", "gumbel_softmax_backwar
 ALIKE = ("weighted_sum", "weighted_sum_backward")
 """What the kernels of another operator run: those of BLENDS."""
 
-OPS = ("add", *SUMS, *BLENDS, *IMAGES, *ROWS)
-VIEWS = ("sum_backward", "sum_to_size_backward")
+OPS = ("add", *SUMS, *BLENDS, *IMAGES, *LARGEST_OF_ALL, *GLOBAL_BACK, *ROWS)
+VIEWS = ("sum_backward", "sum_to_size_backward", "global_avg_pool2d_backward")
 """What has no kernel: its results are views."""
 
 
@@ -98,8 +100,11 @@ SHORT = "a row has few terms: rounded on their way, they stay within what the re
 NONE_SUCH = {
     **{(op, TOP): NO_WEIGHTS for op in OPS if op not in (*BLENDS, *ROWS)},
     **{(op, BITS): SHORT for op in ROWS},
-    **{(op, BITS): NEVER_ADDS for op in LARGEST},
-    **{(op, NAN): PASSES_NAN for op in ("add", *SUMS, *MEANS, "max_pool2d_backward", "depthwise_conv2d")},
+    **{(op, BITS): NEVER_ADDS for op in (*LARGEST, *LARGEST_OF_ALL, *GLOBAL_BACK)},
+    **{
+        (op, NAN): PASSES_NAN
+        for op in ("add", *SUMS, *MEANS, "max_pool2d_backward", *GLOBAL_BACK, "depthwise_conv2d")
+    },
 }
 """What there is nothing of in any backend's kernel of an operator, and why."""
 

@@ -9,7 +9,9 @@ from tests.hostile.mutations import (
     BITS,
     BLENDS,
     FILTERED,
+    GLOBAL_BACK,
     LARGEST,
+    LARGEST_OF_ALL,
     MASK,
     NAN,
     ROWS,
@@ -219,7 +221,7 @@ MUTATIONS = (
     one(
         NAN,
         "largest.cuh",
-        LARGEST,
+        (*LARGEST, *LARGEST_OF_ALL),
         "return b > a || is_nan(b);",
         "return b > a;",
     ),
@@ -263,6 +265,21 @@ MUTATIONS = (
         "const bool in = on;",
         likely="seven",
         slow=True,
+    ),
+    one(MASK, "global_max_pool2d.cu", LARGEST_OF_ALL, "if (ALL || at < a.terms) {", "if (true) {"),
+    Mutation(
+        STRIDE,
+        "global_max_pool2d.cu",
+        LARGEST_OF_ALL,
+        (
+            Edit("locate(output, a.kept, a.x_kept)", "locate(output, a.kept, a.out_kept)"),
+            Edit("locate(column, a.kept, a.x_kept)", "locate(column, a.kept, a.out_kept)"),
+        ),
+        raises=MISALIGNED,
+    ),
+    one(MASK, "global_max_pool2d_backward.cu", GLOBAL_BACK, "if (start + VECTOR <= a.n) {", "if (true) {"),
+    one(
+        STRIDE, "global_max_pool2d_backward.cu", GLOBAL_BACK, "T share = grad[at[0]]", "T share = grad[at[1]]"
     ),
     # Depthwise convolutions: over planes, over pixels, spread apart, any.
     one(

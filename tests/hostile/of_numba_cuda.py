@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from tests.hostile.mutations import (
     BITS,
+    GLOBAL_BACK,
     IMAGES,
     LARGEST,
+    LARGEST_OF_ALL,
     MASK,
     NAN,
     ROWS,
@@ -313,5 +315,50 @@ MUTATIONS = (
         ROWS,
         "np.float32(math.exp(value - top))",
         "np.nan_to_num(np.float32(math.exp(value - top)))",
+    ),
+    one(
+        MASK,
+        "gpu/global_max_pool2d.py",
+        LARGEST_OF_ALL,
+        "if thread < outputs * parts:",
+        "if thread <= outputs * parts:",
+        raises=ENDS,
+    ),
+    Mutation(
+        STRIDE,
+        "gpu/global_max_pool2d.py",
+        LARGEST_OF_ALL,
+        (
+            Edit(
+                "base = k0 * kept[0][1] + k1 * kept[1][1]",
+                "base = k0 * kept[0][2] + k1 * kept[1][2]",
+                2,
+            ),
+        ),
+        raises=ENDS,
+    ),
+    Mutation(
+        NAN,
+        "gpu/global_max_pool2d.py",
+        LARGEST_OF_ALL,
+        (
+            Edit("if value > best or value != value:", "if value > best:"),
+            Edit("        return best == best or number > tap\n", "        return False\n"),
+        ),
+    ),
+    one(
+        MASK,
+        "gpu/global_max_pool2d_backward.py",
+        GLOBAL_BACK,
+        "while i < walk[0]:",
+        "while i <= walk[0]:",
+        raises=ENDS,
+    ),
+    one(
+        STRIDE,
+        "gpu/global_max_pool2d_backward.py",
+        GLOBAL_BACK,
+        "grad[at(n, c, 0, 0, grads)]",
+        "grad[at(n, c, 0, 0, taps)]",
     ),
 )

@@ -10,7 +10,15 @@ import torch
 from nxcore.nn import modules
 from tests.null import fakes
 
-OPERATORS = ("add", "avg_pool2d", "depthwise_conv2d", "max_pool2d", "softmax_sum")
+OPERATORS = (
+    "add",
+    "avg_pool2d",
+    "depthwise_conv2d",
+    "global_avg_pool2d",
+    "global_max_pool2d",
+    "max_pool2d",
+    "softmax_sum",
+)
 
 
 @pytest.fixture

@@ -18,6 +18,12 @@ MAKE = {
     "max_pool_indices": lambda of: of.MaxPool2d(2, return_indices=True),
     "avg_pool": lambda of: of.AvgPool2d(3, 2, 1, ceil_mode=True, count_include_pad=False),
     "avg_pool_divisor": lambda of: of.AvgPool2d((2, 3), divisor_override=5),
+    "adaptive_avg_pool": lambda of: of.AdaptiveAvgPool2d(1),
+    "adaptive_avg_pool_pair": lambda of: of.AdaptiveAvgPool2d((1, 1)),
+    "adaptive_avg_pool_of_many": lambda of: of.AdaptiveAvgPool2d((None, 1)),
+    "adaptive_max_pool": lambda of: of.AdaptiveMaxPool2d(1),
+    "adaptive_max_pool_of_many": lambda of: of.AdaptiveMaxPool2d(2),
+    "adaptive_max_pool_indices": lambda of: of.AdaptiveMaxPool2d(1, return_indices=True),
     "conv": lambda of: of.Conv2d(4, 4, 3, groups=4, bias=False),
     "conv_bias": lambda of: of.Conv2d(4, 4, (3, 5), stride=(1, 2), padding=(1, 2), groups=4),
     "conv_same": lambda of: of.Conv2d(4, 4, 4, padding="same", dilation=2, groups=4),
@@ -27,7 +33,7 @@ MAKE = {
     "conv_of_one_group": lambda of: of.Conv2d(4, 6, 3),
     "conv_two_filters_each": lambda of: of.Conv2d(4, 8, 3, groups=4),
 }
-OURS = ["AvgPool2d", "Conv2d", "MaxPool2d"]
+OURS = ["AdaptiveAvgPool2d", "AdaptiveMaxPool2d", "AvgPool2d", "Conv2d", "MaxPool2d"]
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -63,6 +69,7 @@ def test_the_reason_says_what_torch_serves() -> None:
     assert nxcore.nn.Conv2d(4, 4, 3, groups=4).reason == nxcore.nn.MaxPool2d(2).reason == ""
     reason = "not depthwise: groups 1, in_channels 4 and out_channels 6 must be equal"
     assert nxcore.nn.Conv2d(4, 6, 3).reason == reason
+    assert nxcore.nn.AdaptiveAvgPool2d(2).reason == "not global: output_size must be 1, got 2"
 
 
 @pytest.mark.parametrize(
@@ -70,11 +77,12 @@ def test_the_reason_says_what_torch_serves() -> None:
     [
         (nxcore.nn.MaxPool2d(2), torch.zeros(3, 4)),
         (nxcore.nn.AvgPool2d(2, padding=2), torch.zeros(1, 2, 4, 4)),
+        (nxcore.nn.AdaptiveMaxPool2d(1), torch.zeros(2, 3, 0, 4)),
         (nxcore.nn.Conv2d(4, 4, 3, groups=4), torch.zeros(1, 3, 4, 4)),
         (nxcore.nn.Conv2d(4, 4, 3, groups=4), torch.zeros(1, 4, 4, 4, dtype=torch.float64)),
         (nxcore.nn.Conv2d(4, 4, 3, padding=9, padding_mode="reflect", groups=4), torch.zeros(1, 4, 4, 4)),
     ],
-    ids=["rank", "padding", "channels", "dtype", "reflection"],
+    ids=["rank", "padding", "no_pixels", "channels", "dtype", "reflection"],
 )
 def test_what_torch_refuses_is_refused_in_its_words(module: nn.Module, x: torch.Tensor) -> None:
     torchs = copy.deepcopy(module)

@@ -48,6 +48,10 @@ CASES = {
     "max_pool_plane": ("max_pool2d", lambda: (double(3, 8, 9), (2, 3), None, 1, (1, 2)), {"ceil_mode": True}),
     "avg_pool": ("avg_pool2d", lambda: (double(2, 3, 8, 9), 3, 1, 1, False, False), {}),
     "avg_pool_divisor": ("avg_pool2d", lambda: (double(3, 8, 9), 3), {"divisor_override": 4}),
+    "global_avg": ("global_avg_pool2d", lambda: (double(2, 3, 4, 5),), {}),
+    "global_avg_plane": ("global_avg_pool2d", lambda: (double(3, 4, 5),), {}),
+    "global_max": ("global_max_pool2d", lambda: (double(2, 3, 4, 5),), {}),
+    "global_max_plane": ("global_max_pool2d", lambda: (double(3, 4, 5),), {}),
     "depthwise": ("depthwise_conv2d", lambda: (double(2, 3, 8, 9), double(3, 1, 3, 3), 2, 1), {}),
     "depthwise_filters_only": (
         "depthwise_conv2d",

@@ -96,6 +96,8 @@ SIZES = {
         False,
         torch.rand(4 + i, 3 + 2 * i) + 0.1,
     ),
+    "global_avg_pool2d": lambda i: (torch.randn(2 + i, 4, 6 + i, 7 + 2 * i),),
+    "global_max_pool2d": lambda i: (torch.randn(2 + i, 4, 6 + i, 7 + 2 * i),),
     "max_pool2d": lambda i: (torch.randn(2 + i, 4, 6 + i, 7 + 2 * i), 3, 2, 1),
     "softmax_sum": lambda i: ([torch.randn(4 + i, 5 + 2 * i) for _ in range(3)], torch.randn(3)),
     # From what isn't worth asking whether its gradient is wanted to what is.

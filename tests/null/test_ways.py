@@ -10,7 +10,16 @@ import torch
 
 from tests.null import fakes
 
-DIVIDED = {"add", "avg_pool2d", "depthwise_conv2d", "max_pool2d", "softmax_sum", "weighted_sum"}
+DIVIDED = {
+    "add",
+    "avg_pool2d",
+    "depthwise_conv2d",
+    "global_avg_pool2d",
+    "global_max_pool2d",
+    "max_pool2d",
+    "softmax_sum",
+    "weighted_sum",
+}
 ENDLESS = frozenset({"bench", "huge", "degenerate"})
 
 

@@ -83,6 +83,14 @@ def _avg_pool2d(
     return x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
 
 
+def _global_max_pool2d(x: Tensor, output_size: Any, return_indices: bool = False) -> tuple[Any, ...]:
+    if output_size != (1, 1):
+        raise LeftOutError("more than one output a channel")
+    if return_indices:
+        raise LeftOutError("return_indices= is torch's alone")
+    return (x,)
+
+
 def _depthwise_conv2d(
     x: Tensor,
     weight: Tensor,
@@ -104,6 +112,8 @@ TABLE: dict[str, tuple[str, Callable[..., tuple[Any, ...]]]] = {
     "sum_to_size": ("sum_to_size", _sum_to_size),
     "nn.functional.max_pool2d": ("max_pool2d", _max_pool2d),
     "nn.functional.avg_pool2d": ("avg_pool2d", _avg_pool2d),
+    # Its samples of adaptive_avg_pool2d have none of one output.
+    "nn.functional.adaptive_max_pool2d": ("global_max_pool2d", _global_max_pool2d),
     "nn.functional.conv2d": ("depthwise_conv2d", _depthwise_conv2d),
 }
 """By torch's name in the database: the operator, and its arguments from those of a sample."""

@@ -325,15 +325,8 @@ def avg_pool2d(draw: Draw, most: int) -> tuple[Any, ...]:
     size = _images(draw, most)
     kernel, stride, padding, _, ceil_mode = _pool(draw, size, dilated=False)
     divisor = draw(st.sampled_from([None, None, None, 5, -3]))
-    return (
-        tensor(draw, size, draw(dtypes())),
-        kernel,
-        stride,
-        padding,
-        ceil_mode,
-        draw(st.booleans()),
-        divisor,
-    )
+    x, counted = tensor(draw, size, draw(dtypes())), draw(st.booleans())
+    return x, kernel, stride, padding, ceil_mode, counted, divisor
 
 
 @strategy
@@ -343,6 +336,31 @@ def avg_pool2d_backward(draw: Draw, most: int) -> tuple[Any, ...]:
     size = tuple(x.shape)
     seen = Window.of_pool(size, *window[:3], 1, window[3])
     return tensor(draw, (*size[:-2], *seen.outputs), x.dtype), size, *window, memory_format(x)
+
+
+@strategy
+def global_avg_pool2d(draw: Draw, most: int) -> tuple[Any, ...]:
+    """Any image."""
+    return (tensor(draw, _images(draw, most), draw(dtypes())),)
+
+
+@strategy
+def global_avg_pool2d_backward(draw: Draw, most: int) -> tuple[Any, ...]:
+    """A gradient of one value a channel."""
+    size = _images(draw, most)
+    return tensor(draw, (*size[:-2], 1, 1), draw(dtypes())), size
+
+
+STRATEGIES["global_max_pool2d"] = STRATEGIES["global_max_pool2d_with_offsets"] = global_avg_pool2d
+
+
+@strategy
+def global_max_pool2d_backward(draw: Draw, most: int) -> tuple[Any, ...]:
+    """Some pixel of each channel."""
+    grad, size = draw(global_avg_pool2d_backward(most))
+    offsets = (torch.arange(grad.numel()) * 37 % (size[-2] * size[-1])).int().view(grad.shape)
+    last = torch.channels_last if len(size) == 4 else torch.contiguous_format
+    return grad, offsets, size, draw(st.sampled_from([torch.contiguous_format, last]))
 
 
 @strategy

@@ -18,6 +18,7 @@ LEAST = {
     "add": 300,
     "avg_pool2d": 20,
     "depthwise_conv2d": 80,
+    "global_max_pool2d": 40,
     "max_pool2d": 4000,
     "sum": 50,
     "sum_to_size": 40,

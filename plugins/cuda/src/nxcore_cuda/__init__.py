@@ -24,6 +24,7 @@ from nxcore_cuda.accepts_elementwise import (
 from nxcore_cuda.accepts_pool import (
     accepts_avg_pool2d,
     accepts_avg_pool2d_backward,
+    accepts_global_pool2d,
     accepts_max_pool2d,
     accepts_max_pool2d_backward,
     accepts_max_pool2d_with_offsets,
@@ -61,6 +62,10 @@ KERNELS = (
     _kernel("max_pool2d_backward", accepts_max_pool2d_backward),
     _kernel("avg_pool2d", accepts_avg_pool2d),
     _kernel("avg_pool2d_backward", accepts_avg_pool2d_backward),
+    _kernel("global_avg_pool2d", accepts_global_pool2d),
+    _kernel("global_max_pool2d", accepts_global_pool2d),
+    _kernel("global_max_pool2d_with_offsets", accepts_global_pool2d),
+    _kernel("global_max_pool2d_backward", accepts_max_pool2d_backward),
     _kernel("depthwise_conv2d", accepts_depthwise_conv2d),
     _kernel("depthwise_conv2d_backward", accepts_depthwise_conv2d_backward),
     _kernel("entropy", accepts_rows),

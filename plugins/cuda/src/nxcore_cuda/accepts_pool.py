@@ -31,6 +31,14 @@ def accepts_max_pool2d(problem: Problem) -> Verdict:
     return _images(problem["x"], *(out if isinstance(out, tuple) else (out,)))
 
 
+def accepts_global_pool2d(problem: Problem) -> Verdict:
+    """Take images of any layout and size."""
+    if not (found := tensors(problem)):
+        return found
+    x = problem["x"]
+    return YES if x.numel() else no(f"nothing to compute: x has shape {x.shape}")
+
+
 accepts_max_pool2d_with_offsets = accepts_avg_pool2d = accepts_max_pool2d
 
 

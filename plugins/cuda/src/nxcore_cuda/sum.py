@@ -229,7 +229,7 @@ def _instance(inner: bool, name: str, width: int, tile: Tile) -> Instance:
 Run = Callable[[Tensor, Tensor, float], None]
 
 
-def plan_reduction(x: TensorMeta, reduction: Reduction, tile: Tile | None = None) -> Run:
+def plan_reduction(x: TensorMeta, reduction: Reduction, tile: Tile | None = None, usual: float = 1.0) -> Run:
     """Return the launch that sums as ``reduction`` says.
 
     Parameters
@@ -240,6 +240,8 @@ def plan_reduction(x: TensorMeta, reduction: Reduction, tile: Tile | None = None
         At least one output and one term.
     tile : Tile, optional
         The one to use in place of the chosen one, for data that can be read in vectors.
+    usual : float
+        The scale of calls that are to take no time over it.
 
     Returns
     -------
@@ -247,18 +249,18 @@ def plan_reduction(x: TensorMeta, reduction: Reduction, tile: Tile | None = None
         ``run(x, out, scale)`` writes the sums times ``scale``.
     """
     device, by_one = x.device, Walk.of(reduction)
-    scalar, scalar_values, (tiles, parts) = _launch(x, by_one, None)
+    scalar, scalar_values, (tiles, parts) = _launch(x, by_one, None, usual)
     vector, vector_values = None, ()
     walk = by_one.widest(x.element_size())
     if walk is not by_one:
-        vector, vector_values, (vector_tiles, vector_parts) = _launch(x, walk, tile)
+        vector, vector_values, (vector_tiles, vector_parts) = _launch(x, walk, tile, usual)
         tiles, parts = max(tiles, vector_tiles), max(parts, vector_parts)
     guarded = Guarded(vector, scalar)
     shares = TensorMeta((parts, reduction.outputs), (reduction.outputs, 1), torch.float32, device)
 
     def run(x: Tensor, out: Tensor, scale: float) -> None:
         work, arrivals = (shares.empty(), ticket(device, tiles)) if parts > 1 else (None, None)
-        if scale == 1:
+        if scale == usual:
             guarded(x, out, work, arrivals)
         elif vector is None or x.data_ptr() % VECTOR:
             scalar(x, out, work, arrivals, tail=(*scalar_values, single(scale)))
@@ -268,7 +270,9 @@ def plan_reduction(x: TensorMeta, reduction: Reduction, tile: Tile | None = None
     return run
 
 
-def _launch(x: TensorMeta, walk: Walk, tile: Tile | None) -> tuple[Launch, tuple[Any, ...], tuple[int, int]]:
+def _launch(
+    x: TensorMeta, walk: Walk, tile: Tile | None, scale: float
+) -> tuple[Launch, tuple[Any, ...], tuple[int, int]]:
     chosen = tile or choose(walk, x.element_size())
     span = -(-walk.terms // min(chosen.parts, MOST))
     span = -(-span // chosen.lanes) * chosen.lanes if chosen.parts > 1 else walk.terms
@@ -288,7 +292,7 @@ def _launch(x: TensorMeta, walk: Walk, tile: Tile | None) -> tuple[Launch, tuple
         shared=4 * chosen.threads * (1 if walk.inner else walk.width),
         pointers=4,
         layout=f"5q{DIMS}{2 * STRIDES}{DIMS}{STRIDES}if",
-        values=(*values, 1.0),
+        values=(*values, single(scale)),
     )
     return launch, values, (tiles, parts)
 

@@ -155,6 +155,10 @@ KERNELS = (
     _kernel("max_pool2d_backward"),
     _kernel("avg_pool2d"),
     _kernel("avg_pool2d_backward"),
+    _kernel("global_avg_pool2d"),
+    _kernel("global_max_pool2d"),
+    _kernel("global_max_pool2d_with_offsets"),
+    _kernel("global_max_pool2d_backward"),
     _kernel("depthwise_conv2d"),
     _kernel("depthwise_conv2d_backward", deterministic=False),  # cuDNN may add up by atomics
     _kernel("entropy"),

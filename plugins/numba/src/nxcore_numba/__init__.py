@@ -31,6 +31,10 @@ IMAGES = (
     "max_pool2d_backward",
     "avg_pool2d",
     "avg_pool2d_backward",
+    "global_avg_pool2d",
+    "global_max_pool2d",
+    "global_max_pool2d_with_offsets",
+    "global_max_pool2d_backward",
     "depthwise_conv2d",
     "depthwise_conv2d_backward",
 )
@@ -86,7 +90,7 @@ def _cuda(op: str, verdict: Any, *, in_place_safe: bool = False) -> Kernel:
     )
 
 
-KERNELS = (  # sum_backward and sum_to_size_backward are views, and need none
+KERNELS = (  # the gradients of sums and of global_avg_pool2d are views, and need none
     _cpu("softmax_sum", accepts.accepts_softmax_sum),
     _cpu("softmax_sum_backward", accepts.accepts_softmax_sum),
     _cpu("weighted_sum", accepts.accepts_softmax_sum),

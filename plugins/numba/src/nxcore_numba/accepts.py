@@ -165,7 +165,7 @@ def accepts_sum_cuda(problem: Problem) -> Verdict:
 
 def _images(problem: Problem, common: Callable[[Problem], Verdict]) -> Verdict:
     """Answer for a pool, a convolution or the gradient of one: any window, any strides."""
-    if problem.op == "max_pool2d_backward":
+    if problem.op.endswith("max_pool2d_backward"):
         taps = problem["offsets"]
         if taps.dtype not in (torch.uint8, torch.int32):
             return no(f"needs uint8 or int32 offsets, got {_names((taps.dtype,))}")

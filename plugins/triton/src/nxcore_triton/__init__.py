@@ -208,7 +208,7 @@ def _images(problem: Problem, name: str) -> Verdict:
 
 
 def accepts_window(problem: Problem) -> Verdict:
-    """Take any window on images of any layout."""
+    """Take any window on images of any layout, or no window."""
     return _images(problem, "x")
 
 
@@ -274,6 +274,10 @@ KERNELS = (
     _kernel("max_pool2d_backward", accepts_max_pool2d_backward),
     _kernel("avg_pool2d", accepts_window),
     _kernel("avg_pool2d_backward", accepts_avg_pool2d_backward),
+    _kernel("global_avg_pool2d", accepts_window),
+    _kernel("global_max_pool2d", accepts_window),
+    _kernel("global_max_pool2d_with_offsets", accepts_window),
+    _kernel("global_max_pool2d_backward", accepts_max_pool2d_backward),
     _kernel("depthwise_conv2d", accepts_window),
     _kernel("depthwise_conv2d_backward", accepts_depthwise_conv2d_backward),
     _kernel("entropy", accepts_rows),

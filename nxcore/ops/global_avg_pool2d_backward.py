@@ -1,0 +1,99 @@
+"""global_avg_pool2d_backward: the gradient of global_avg_pool2d, each channel's share for each of its pixels.
+
+    grad_x[n, c, h, w] = grad[n, c] / (H * W)
+
+A view of stride 0 of the few shares: no byte of an image moves, so there is nothing that a kernel could do
+faster.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from nxcore.errors import InvalidInputError
+from nxcore.plugin import Cost, ErrorCase, OpSpec, Param, Sample, rand
+from nxcore.require import require_size, require_tensor
+
+
+def reference(grad: Tensor, size: tuple[int, ...]) -> Tensor:
+    """Return ``grad`` divided by H * W and expanded to ``size``.
+
+    Parameters
+    ----------
+    grad : Tensor
+        The gradient of the means, (N, C, 1, 1) or (C, 1, 1).
+    size : tuple of int
+        The shape of the input, (N, C, H, W) or (C, H, W).
+
+    Returns
+    -------
+    Tensor
+        Shape ``size``, with stride 0 along H and W.
+
+    Raises
+    ------
+    InvalidInputError
+        If ``size`` isn't that of an image, or ``grad`` isn't of the means' shape.
+    """
+    return (grad / (size[-2] * size[-1])).expand(size)
+
+
+def require_pooled(grad: Any, size: Any, name: str = "grad") -> None:
+    """Refuse a ``size`` that isn't an image's, and what isn't one value a channel of it."""
+    require_size(size, "size")
+    if len(size) not in (3, 4) or 0 in size[-3:]:
+        raise InvalidInputError(
+            f"size must be (C, H, W) or (N, C, H, W) with nothing but N of size 0, got {tuple(size)}",
+            argument="size",
+        )
+    wanted = (*size[:-2], 1, 1)
+    if tuple(grad.shape) != wanted:
+        raise InvalidInputError(
+            f"{name} must have the output's shape {wanted}, got {tuple(grad.shape)}", argument=name
+        )
+
+
+def check(grad: Any, size: Any) -> None:
+    """Refuse what the operator isn't defined for."""
+    require_tensor(grad, "grad")
+    require_pooled(grad, size)
+
+
+def cost(grad: Any, size: Any) -> Cost:  # noqa: ARG001
+    """Read grad once, write each channel's share once."""
+    return Cost(bytes=2 * grad.nbytes, flops=grad.numel())
+
+
+def magnitude(grad: Tensor, size: Any) -> Tensor:
+    """Return the gradient of absolute values."""
+    return reference(grad.abs(), size)
+
+
+SAMPLES = (
+    Sample("head", (rand(2, 5, 1, 1), (2, 5, 7, 9)), tags=frozenset({"smoke"})),
+    Sample("one_plane", (rand(3, 1, 1), (3, 9, 8))),
+    Sample("stride_zero_grad", (rand(3, 2, 1, 1, layout="expanded"), (3, 2, 6, 8))),
+)
+
+ERRORS = (
+    ErrorCase("shape", (rand(2, 4, 1, 1), (2, 5, 7, 9)), match=r"the output's shape \(2, 5, 1, 1\), got"),
+    ErrorCase("rank", (rand(2, 1), (7, 9)), match=r"size must be \(C, H, W\) or \(N, C, H, W\)"),
+    ErrorCase("no_pixels", (rand(2, 5, 1, 1), (2, 5, 0, 9)), match="nothing but N of size 0"),
+    ErrorCase("not_a_size", (rand(2, 5, 1, 1), None), match="size must be a sequence of integers, got None"),
+    ErrorCase("not_a_tensor", (1.0, (2, 5, 7, 9)), match="grad must be a tensor, got float"),
+)
+
+SPEC = OpSpec(
+    name="global_avg_pool2d_backward",
+    params=(Param("grad", "tensor"), Param("size", "size")),
+    reference=reference,
+    check=check,
+    cost=cost,
+    samples=SAMPLES,
+    errors=ERRORS,
+    magnitude=magnitude,
+    terms=lambda grad, size: 1,  # noqa: ARG005
+    view=lambda grad, size: True,  # noqa: ARG005
+)

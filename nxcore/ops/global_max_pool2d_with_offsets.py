@@ -1,0 +1,82 @@
+"""global_max_pool2d_with_offsets: global_max_pool2d, and for its gradient where each maximum lies.
+
+    out[n, c] = max over h, w of x[n, c, h, w];  offsets[n, c] = h * W + w of that element
+
+The rule of torch's pools: an element replaces the one before where it is larger, or NaN. So of equals the
+first counts, and of NaN the last.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from nxcore.errors import InvalidInputError
+from nxcore.ops import global_avg_pool2d
+from nxcore.ops.global_avg_pool2d import ERRORS
+from nxcore.ops.global_max_pool2d import NUMBERED, SAMPLES
+from nxcore.plugin import Cost, OpSpec, Param
+from nxcore.spec import SAME
+
+
+def reference(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the largest element of each channel, and where it lies.
+
+    Parameters
+    ----------
+    x : Tensor
+        Shape (N, C, H, W) or (C, H, W), floating, any strides, of fewer than 2**31 pixels.
+
+    Returns
+    -------
+    out : Tensor
+        As ``global_max_pool2d``.
+    offsets : Tensor
+        int32, of the shape and strides of ``out``: ``row * W + column``.
+
+    Raises
+    ------
+    InvalidInputError
+        If ``x`` isn't an image, or has more pixels.
+    """
+    pool: Any = functional.adaptive_max_pool2d  # torch's annotations know no flag that isn't written out
+    largest, places = pool(x, 1, return_indices=True)
+    return largest, places.to(torch.int32)
+
+
+def check(x: Any) -> None:
+    """Refuse what the operator isn't defined for."""
+    global_avg_pool2d.check(x)
+    if x.shape[-2] * x.shape[-1] >= NUMBERED:
+        raise InvalidInputError(
+            f"x must have fewer than 2**31 pixels, got {x.shape[-2]} x {x.shape[-1]}", argument="x"
+        )
+
+
+def cost(x: Any) -> Cost:
+    """Read x once, write the maxima and where they lie once; a comparison an element."""
+    written = torch.Size(x.shape[:-2]).numel() * (x.element_size() + torch.int32.itemsize)
+    return Cost(bytes=x.nbytes + written, flops=x.numel())
+
+
+def magnitude(x: Tensor) -> Any:
+    """Return what the reference does: it never rounds."""
+    return reference(x)
+
+
+SPEC = OpSpec(
+    name="global_max_pool2d_with_offsets",
+    params=(Param("x", "tensor"),),
+    reference=reference,
+    check=check,
+    cost=cost,
+    samples=SAMPLES,
+    errors=ERRORS,
+    magnitude=magnitude,
+    terms=lambda x: 1,  # noqa: ARG005
+    exact=True,
+    autocast=SAME,
+)
