@@ -1,9 +1,10 @@
 """Sizes that were never measured: from measured ones of the same family to a guess; pure.
 
 A winner on which two bracketing points agree serves what lies between them. Elsewhere a model of each
-kernel, t = max(host, t0 + bytes / bandwidth, flops / rate), is fitted, and corrected by what it misses at the
-points nearby (kriging: Krige 1951). It may put a kernel before torch's own where it promises more than it
-was too hopeful of when points that it was not shown were asked of it.
+kernel, max(t0 + bytes / bandwidth, flops / rate) of the device and a constant of the host, is fitted, and
+corrected by what it misses at the points nearby. It may put a kernel before torch's own where it promises
+more than it was too hopeful of when points that it was not shown were asked of it, or where that kernel was
+slower nowhere near.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from nxcore.kriging import Field
 from nxcore.layout import layout_class
 from nxcore.problem import Problem, TensorMeta
 from nxcore.select import TIE
@@ -25,6 +27,9 @@ EXACT = 64
 
 AGREED = 0.05
 """How much faster than torch a winner must be at both points that bracket a problem, or torch than all."""
+
+AROUND = 2.0
+"""Octaves, over all sizes, within which points must lie to bracket a problem."""
 
 BEYOND = 2.0
 """How far outside the measured a problem may lie, as a factor, in every size and in bytes."""
@@ -38,20 +43,17 @@ ALIKE = 1.25
 NEAREST = 24
 """How many points are looked at."""
 
-REACH = 2.0
-"""Octaves over which what a model misses at one point tells of what it misses at another."""
-
-NUGGET = 0.05
-"""The share of what a model misses that is each point's own."""
-
-WILD = 5.0
-"""How many median deviations a point may miss by more than others do before it is taken for a stutter."""
+BYTES = 0.5
+"""How much an octave of bytes counts beside one of a size."""
 
 LEAST = 4
 """How many points must be there for a model to be tried on them."""
 
 HOPE = 0.8
 """A model is taken to be too hopeful by as much as it was at most at this share of the points."""
+
+SEEN = 6
+"""How many of the nearest points speak for a kernel that is slower than torch at none of them."""
 
 UNPROVEN = 0.25
 """What a model must promise at least where it can't be tried: too few points, or another device's."""
@@ -179,6 +181,11 @@ def _distance(a: Point, b: Point) -> float:
     return math.hypot(*_octaves(a, b))
 
 
+def _place(point: Point) -> tuple[float, ...]:
+    """Return where a point lies for a model: bytes count too, which is where caches and threads begin."""
+    return (*(math.log2(max(n, 1)) for n in point.sizes), BYTES * math.log2(max(point.cost.bytes, 1)))
+
+
 def _distinct(points: Sequence[Point]) -> list[Point]:
     """Return points whose sizes are told once where all have them twice, as channels in image and filter."""
     columns = dict.fromkeys(zip(*(p.sizes for p in points), strict=True))
@@ -215,7 +222,7 @@ def _between(at: Point, a: Point, b: Point) -> bool:
 def _brackets(at: Point, points: Sequence[Point]) -> list[tuple[Point, Point]]:
     """Return the closest two points that bracket a problem, and any others that are hardly farther away."""
     found: list[tuple[Point, Point]] = []
-    limit = math.inf
+    limit = AROUND
     for i, far in enumerate(points):
         if _distance(at, far) > limit:
             break
@@ -263,32 +270,31 @@ def _said(point: Point) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What a kernel takes: ``max(host, t0 + bytes * per_byte, flops * per_flop)``, in microseconds."""
+    """How long a device is busy: ``max(t0 + bytes * per_byte, flops * per_flop)``, in microseconds."""
 
-    host: float
     t0: float
     per_byte: float
     per_flop: float
 
     def __call__(self, cost: Cost) -> float:
         """Return microseconds."""
-        return max(self.host, self.t0 + cost.bytes * self.per_byte, cost.flops * self.per_flop)
+        return max(self.t0 + cost.bytes * self.per_byte, cost.flops * self.per_flop)
 
 
-def fit(costs: Sequence[Cost], timings: Sequence[Timing]) -> Model:
+def fit(costs: Sequence[Cost], device_us: Sequence[float]) -> Model:
     """Fit a model by least absolute relative deviations, which outliers don't pull away.
 
     Such a fit passes through two of the points, or through one along a boundary, so those are tried.
     """
-    device = [t.device_median_us for t in timings]
-    host = min(statistics.median(t.host_us) for t in timings)
-    rate = min((us / c.flops for us, c in zip(device, costs, strict=True) if c.flops), default=0.0)
+    rate = min((us / c.flops for us, c in zip(device_us, costs, strict=True) if c.flops), default=0.0)
 
     def off(line: tuple[float, float]) -> float:
-        return sum(abs((line[0] + c.bytes * line[1]) / us - 1) for c, us in zip(costs, device, strict=True))
+        return sum(
+            abs((line[0] + c.bytes * line[1]) / us - 1) for c, us in zip(costs, device_us, strict=True)
+        )
 
-    t0, per_byte = min(_lines([(c.bytes, us) for c, us in zip(costs, device, strict=True)]), key=off)
-    return Model(host, t0, per_byte, rate)
+    t0, per_byte = min(_lines([(c.bytes, us) for c, us in zip(costs, device_us, strict=True)]), key=off)
+    return Model(t0, per_byte, rate)
 
 
 def _lines(points: Sequence[tuple[int, float]]) -> Iterator[tuple[float, float]]:
@@ -317,7 +323,8 @@ def _modelled(at: Point, points: Sequence[Point], labels: Collection[str], *, he
     whose = "" if here else " on another device or by other versions"
     basis = f"predicted from {len(points)} measured sizes{whose}, not measured"
     for label, us in predicted.items():
-        margin = max(AGREED if here else UNPROVEN, _hope(told[label][1])) if label != "torch" else 0.0
+        hope = 0.0 if here and _never_slower(points, label) else _hope(told[label][1])
+        margin = max(AGREED if here else UNPROVEN, hope) if label != "torch" else 0.0
         if us * (1 + margin) < torchs:
             said = f"{us:.4g} us against torch's {torchs:.4g} us, of which {margin:.0%} may be hope"
             return Guess(label, "prior", f"{said}; {basis}", predicted)
@@ -330,38 +337,45 @@ def _told(at: Point, points: Sequence[Point], labels: Sequence[str]) -> dict[str
     Beside it how much it misses at each point where that one is not shown, taken to where ``at`` lies: it
     misses more the farther the others are.
     """
-    inverse = _inverse([[_like(p, q) + NUGGET * (p is q) for q in points] for p in points])
-    near = [_like(at, p) for p in points]
-    explained = sum(
-        a * b * v for a, row in zip(near, inverse, strict=True) for b, v in zip(near, row, strict=True)
-    )
-    open_here = max(1 + NUGGET - explained, NUGGET)
-    model = {
-        label: fit([p.cost for p in points], [p.times[label] for p in points]) for label in {*labels, "torch"}
-    }
-
-    def trend(point: Point, label: str) -> float:
-        mine, torchs = math.log(model[label](point.cost)), math.log(model["torch"](point.cost))
-        return mine - torchs * (label != "torch")
-
+    field = Field(_place(at), [_place(p) for p in points])
+    torchs, rest = _seen(field, at, points, "torch")
     found = {}
     for label in labels:
-        logs = [math.log(_us(p, label)) - math.log(_us(p, "torch")) * (label != "torch") for p in points]
-        missed = _tamed([log - trend(p, label) for log, p in zip(logs, points, strict=True)])
-        weights = [sum(a * b for a, b in zip(row, missed, strict=True)) for row in inverse]
-        correction = sum(w * k for w, k in zip(weights, near, strict=True))
-        # Without a point, the others miss it by its weight over its place in the inverse (Dubrule 1983),
-        # whose reciprocal is how far that may be off, as ``open_here`` is at the problem itself.
-        alone = [w / inverse[i][i] * math.sqrt(open_here * inverse[i][i]) for i, w in enumerate(weights)]
-        found[label] = trend(at, label) + correction, alone
+        log, missed = _seen(field, at, points, label)
+        if label != "torch":
+            log, missed = log - torchs, [m - t for m, t in zip(missed, rest, strict=True)]
+        found[label] = log, [m * doubt for m, doubt in zip(missed, field.doubt, strict=True)]
     return found
 
 
-def _tamed(missed: Sequence[float]) -> list[float]:
-    """Return values with wild ones taken to the edge of the others' spread: a machine may stutter."""
-    middle = statistics.median(missed)
-    spread = WILD * max(statistics.median(abs(m - middle) for m in missed), math.log1p(AGREED))
-    return [min(max(m, middle - spread), middle + spread) for m in missed]
+def _seen(field: Field, at: Point, points: Sequence[Point], label: str) -> tuple[float, list[float]]:
+    """Return the logarithm of what a kernel takes, and what is missed of it at each point by the others.
+
+    A call takes as long as the slower of host and device does; the two know nothing of each other.
+    """
+    timings = [p.times[label] for p in points]
+    device, host = [t.device_median_us for t in timings], [statistics.median(t.host_us) for t in timings]
+    model, middle = fit([p.cost for p in points], device), statistics.median(host)
+    told = [_carried(field, device, model(at.cost), [model(p.cost) for p in points])]
+    if host != device:
+        told.append(_carried(field, host, middle, [middle] * len(host)))
+    slower = [max(sides) for sides in zip(*(others for _, others in told), strict=True)]
+    missed = [math.log(t.median_us) - other for t, other in zip(timings, slower, strict=True)]
+    return max(log for log, _ in told), missed
+
+
+def _carried(
+    field: Field, us: Sequence[float], trend: float, trends: Sequence[float]
+) -> tuple[float, list[float]]:
+    """Return the logarithm of a time whose trend is given, and what the others tell of each point's."""
+    log, others = field.told([math.log(t / of) for t, of in zip(us, trends, strict=True)])
+    return math.log(trend) + log, [math.log(of) + other for of, other in zip(trends, others, strict=True)]
+
+
+def _never_slower(points: Sequence[Point], label: str) -> bool:
+    """Tell whether torch wasn't clearly faster at any of the nearest points, however much a model misses."""
+    nearest = [p for p in points if label in p.times][:SEEN]
+    return len(nearest) == SEEN and all(_us(p, label) <= _us(p, "torch") * (1 + TIE) for p in nearest)
 
 
 def _hope(missed: Sequence[float]) -> float:
@@ -370,20 +384,3 @@ def _hope(missed: Sequence[float]) -> float:
         return UNPROVEN
     ordered = sorted(max(m, 0.0) for m in missed)
     return math.expm1(ordered[math.ceil(HOPE * len(ordered)) - 1])
-
-
-def _like(a: Point, b: Point) -> float:
-    return math.exp(-0.5 * (_distance(a, b) / REACH) ** 2)
-
-
-def _inverse(matrix: list[list[float]]) -> list[list[float]]:
-    """Invert a symmetric positive definite matrix by Gauss and Jordan; no pivot is needed."""
-    n = len(matrix)
-    rows = [[*row, *(float(i == j) for j in range(n))] for i, row in enumerate(matrix)]
-    for i in range(n):
-        pivot = rows[i][i]
-        rows[i] = [v / pivot for v in rows[i]]
-        for j in range(n):
-            if j != i and (factor := rows[j][i]):
-                rows[j] = [v - factor * w for v, w in zip(rows[j], rows[i], strict=True)]
-    return [row[n:] for row in rows]

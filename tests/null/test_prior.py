@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nxcore import prior
 from nxcore.prior import Point, bucket, family, fit, guess, sizes
 from nxcore.problem import Problem
 from nxcore.spec import Cost, Sample, rand
+from nxcore.timing import Timing
 from tests.null.fakes import SPECS, timing
 
 BOTH = ("torch", "fast")
@@ -144,15 +144,40 @@ def test_a_model_is_found_again_beside_an_outlier(t0, per_byte, odd):
     costs = [Cost(1 << p, 0) for p in range(8, 18)]
     us = [t0 + per_byte * c.bytes for c in costs]
     us[odd] *= 3
-    found = fit(costs, [timing([t]) for t in us])
+    found = fit(costs, us)
     clean = [i for i in range(10) if i != odd]
     assert all(found(costs[i]) == pytest.approx(max(us[i], min(us)), rel=1e-6) for i in clean)
 
 
-def test_the_host_is_a_floor():
-    costs = [Cost(1 << p, 1) for p in range(4, 24, 4)]
-    seen = [prior.Timing((c.bytes * 1e-3,), (7.0,)) for c in costs]
-    assert fit(costs, seen)(Cost(16, 1)) == 7.0
+def test_host_and_device_are_told_apart_and_the_slower_counts():
+    """Ten microseconds of host hide what the device takes, until that is more."""
+
+    def at(size, torchs, fasts):
+        seen = {
+            "torch": Timing((size / 1e3,) * 9, (torchs,) * 9),
+            "fast": Timing((size / 4e3,) * 9, (fasts,) * 9),
+        }
+        return Point((size,), Cost(4 * size, size), seen)
+
+    points = [at(1 << p, 10.0, 12.0) for p in range(6, 22, 3)]
+    assert guess(at(3000, 0, 0), points, BOTH).label == "torch"
+    found = guess(at(90_000, 0, 0), points, BOTH)
+    assert found.label == "fast"
+    predicted = guess(at(90_000, 0, 0), points, BOTH, here=False).predicted
+    assert predicted == {"torch": pytest.approx(90, rel=0.1), "fast": pytest.approx(22.5, rel=0.1)}
+
+
+def test_points_far_apart_bracket_nothing():
+    found = guess(point(1000), [point(200, torch=20, fast=10), point(4800, torch=60, fast=20)], BOTH)
+    assert found.rule == "prior"
+
+
+@pytest.mark.parametrize(("worst", "chosen"), [(1.0, "fast"), (1.1, "torch")])
+def test_a_kernel_that_was_slower_at_no_point_nearby_needs_no_proven_model(worst, chosen):
+    """How much torch loses comes and goes; which of them is faster does not."""
+    gains = [3.0, 1 / worst, 2.5, 1.0, 3.5, 1 / worst, 2.0, 1 / worst, 4.0, 1.0, 3.0]
+    points = [point(8 << i, torch=g * (10 + i), fast=10 + i) for i, g in enumerate(gains)]
+    assert guess(point(700), points, BOTH).label == chosen
 
 
 def planted(seed, turn, noise):
