@@ -3,13 +3,14 @@
     python -m nxcore.audit --json [--device cpu] [--limit 100] [--seconds 60]
 
 Regret is what the chosen kernel takes over what the best one takes, less one. Which one is best is told by
-one half of the blocks and its time by the other: of equals, one that is picked and timed on the same
-blocks would be fast by luck.
+one round of measuring and its time by another, later one: of equals, one that is picked and timed on the same
+blocks would be fast by luck, and so would one that a neighbour on the machine spared for as long as a round.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -24,7 +25,7 @@ from typing import Any
 
 import torch
 
-from nxcore.choice import yardstick
+from nxcore.choice import Entry, yardstick
 from nxcore.device import available, describe
 from nxcore.errors import InvalidInputError, NxcoreError
 from nxcore.measure import Effort
@@ -38,6 +39,7 @@ from nxcore.tune import Tuner
 from nxcore.wisdom import environment
 
 EFFORT = Effort(looks=(12, 20, 40), warm_s=0.05, budget_s=2.0)
+ROUNDS = 2
 CALLS = 4_000
 """The most calls that learning from them may take."""
 
@@ -59,7 +61,9 @@ class Row:
     ratio : tuple of float
         How many times as fast as torch's best the chosen one is: median, low, high.
     slower : bool
-        It is slower than torch by more than the margin, beyond what the blocks leave open.
+        It is slower than torch by more than the margin, beyond what the blocks leave open, in every round.
+    us : tuple of Mapping
+        Round by round, the median microseconds of each.
     """
 
     op: str
@@ -70,15 +74,20 @@ class Row:
     regret: float
     ratio: tuple[float, float, float]
     slower: bool
+    us: tuple[Mapping[str, float], ...] = ()
 
 
-def regret(chosen: str, timings: Mapping[str, Timing]) -> tuple[float, str]:
-    """Return the chosen one's time over the best one's, and who is best; their blocks are paired."""
-    whole = min(timings, key=lambda label: timings[label].median_us)
-    blocks = {label: t.call_us for label, t in timings.items()}
-    halves = [{label: us[turn::2] for label, us in blocks.items()} for turn in (0, 1)]
+def regret(chosen: str, *rounds: Mapping[str, Timing]) -> tuple[float, str]:
+    """Return the chosen one's time over the best one's, and who is best; blocks of a round are paired.
+
+    Where there is but one round, its even and its odd blocks are two.
+    """
+    whole = min(rounds[0], key=lambda label: statistics.fmean(math.log(r[label].median_us) for r in rounds))
+    blocks = [{label: t.call_us for label, t in r.items()} for r in rounds]
+    if len(blocks) == 1:
+        blocks = [{label: us[turn::2] for label, us in blocks[0].items()} for turn in (0, 1)]
     logs = []
-    for told, held in (halves, halves[::-1]):
+    for told, held in itertools.permutations(blocks, 2):
         if not all(told.values()) or not all(held.values()):
             continue  # a candidate that was dropped after three blocks has two and one
         best = min(told, key=lambda label: statistics.median(told[label]))
@@ -87,7 +96,9 @@ def regret(chosen: str, timings: Mapping[str, Timing]) -> tuple[float, str]:
     return math.exp(statistics.fmean(logs)) if logs else 1.0, whole
 
 
-def judged(problem: Problem, decision: Decision, measured: Decision, aside: Iterable[str] = ()) -> Row | None:
+def judged(
+    problem: Problem, decision: Decision, *measured: Decision, aside: Iterable[str] = ()
+) -> Row | None:
     """Return how a decision did by a measurement of all; None where its kernel wasn't timed.
 
     Parameters
@@ -96,27 +107,29 @@ def judged(problem: Problem, decision: Decision, measured: Decision, aside: Iter
     decision : Decision
         The choice that is judged.
     measured : Decision
-        What a race of all found.
+        What a race of all found, each round of it.
     aside : iterable of str
         Labels that can't serve.
     """
-    timings = {c.label: c.timing for c in measured.candidates if c.timing and c.label not in set(aside)}
-    if decision.chosen not in timings:
+    seen = [{c.label: c.timing for c in m.candidates if c.timing} for m in measured]
+    common = {label for label in seen[0] if all(label in s for s in seen)}.difference(aside)
+    rounds = [{label: s[label] for label in s if label in common} for s in seen]
+    if decision.chosen not in common:
         return None
-    found, best = regret(decision.chosen, timings)
-    ratio = measured[decision.chosen].ratio or Interval(1.0, 1.0, 1.0)
-    margin = max(MARGIN, 2 * measured.noise)
-    slower = decision.chosen != "torch" and ratio.high * (1 + margin) < 1
-    brief = str(problem)
+    found, best = regret(decision.chosen, *rounds)
+    ratios = [m[decision.chosen].ratio or Interval(1.0, 1.0, 1.0) for m in measured]
+    margins = [1 + max(MARGIN, 2 * m.noise) for m in measured]
+    slower = all(ratio.high * margin < 1 for ratio, margin in zip(ratios, margins, strict=True))
     return Row(
         problem.op,
-        brief,
+        str(problem),
         decision.chosen,
         decision.rule,
         best,
         found,
-        (ratio.median, ratio.low, ratio.high),
-        slower,
+        (ratios[-1].median, ratios[-1].low, ratios[-1].high),
+        slower and decision.chosen != "torch",
+        tuple({label: round(t.median_us, 4) for label, t in r.items()} for r in rounds),
     )
 
 
@@ -165,24 +178,53 @@ def learn(session: Session, op: str, args: tuple[Any, ...]) -> None:
 
 
 def hold_out(
-    session: Session, op: str, args: tuple[Any, ...], policy: str = "estimate", effort: Effort = EFFORT
-) -> Row | None:
-    """Choose for one problem by a policy, then measure all who could have been chosen.
+    session: Session,
+    op: str,
+    calls: Sequence[tuple[Any, ...]],
+    policy: str = "estimate",
+    effort: Effort = EFFORT,
+) -> list[Row | None]:
+    """Choose for problems by a policy, then measure all who could have been chosen, round by round.
 
-    None where torch alone can serve it, or nothing could be measured. One that seems slower than torch is
-    measured once more, and that counts.
+    Parameters
+    ----------
+    session : Session
+    op : str
+    calls : sequence of tuple
+        The arguments of a call of each problem.
+    policy : str
+    effort : Effort
+        For a problem and a round.
+
+    Returns
+    -------
+    list of Row
+        None in place of a problem that torch alone can serve, or that couldn't be measured.
     """
-    problem = Problem.of(session.registry.spec(op), args)
     tuner = Tuner(session.registry, session.gate, effort)
-    decision = _decided(session, problem, args, policy)
-    entries = [tuner.enter(b, k, problem, args) for b, k in tuner.taking_part(op)]
-    if all(e.call is None or e.candidate.simulated or e.backend.name == "torch" for e in entries):
-        return None
-    aside = [e.candidate.label for e in entries if yardstick(e.kernel)]
-    found = judged(problem, decision, tuner.measured(problem, args, entries)[0], aside)
-    if found and found.slower:  # a stutter of the machine doesn't come twice
-        found = judged(problem, decision, tuner.measured(problem, args, entries)[0], aside)
-    return found
+    held = []
+    for args in calls:
+        problem = Problem.of(session.registry.spec(op), args)
+        decision = _decided(session, problem, args, policy)
+        entries = [tuner.enter(b, k, problem, args) for b, k in tuner.taking_part(op)]
+        held.append((problem, args, decision, entries))
+    open_ = [i for i, (*_, entries) in enumerate(held) if any(_could_be_chosen(e) for e in entries)]
+    measured: dict[int, list[Decision]] = {i: [] for i in open_}
+    for _ in range(
+        ROUNDS
+    ):  # all of them, before one comes again: a machine that stutters has gone on by then
+        for i in open_:
+            problem, args, _, entries = held[i]
+            measured[i].append(tuner.measured(problem, args, entries)[0])
+    aside = {e.candidate.label for *_, entries in held for e in entries if yardstick(e.kernel)}
+    return [
+        judged(problem, decision, *measured[i], aside=aside) if i in measured else None
+        for i, (problem, _, decision, _) in enumerate(held)
+    ]
+
+
+def _could_be_chosen(entry: Entry) -> bool:
+    return entry.call is not None and not entry.candidate.simulated and entry.backend.name != "torch"
 
 
 def _decided(session: Session, problem: Problem, args: tuple[Any, ...], policy: str) -> Decision:
