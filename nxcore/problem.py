@@ -39,6 +39,11 @@ class TensorMeta:
             return tensor
         return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
 
+    @classmethod
+    def row_major(cls, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> TensorMeta:
+        """Describe a new tensor of torch's default layout."""
+        return cls(shape, _row_major(shape), dtype, device)
+
     @property
     def ndim(self) -> int:
         """The number of dimensions."""

@@ -121,14 +121,14 @@ class Recall:
             label = backend.label(kernel)
             before = known.pop(label, None)
             same = before is not None and page.makes.get(label) == self.make(backend, kernel, problem)
-            trusted = before is not None and same and before.timing is not None and not doubting
-            refusal = "" if trusted else self.tuner.refusal(backend, kernel, problem)
+            told = before is not None and same and self._told(before, backend, kernel)
+            refusal = "" if told and not doubting else self.tuner.refusal(backend, kernel, problem)
             if refusal:
                 changed |= before is not None and before.timing is not None
                 candidates.append(
                     Candidate(label, backend.name, refusal=refusal, graph_safe=kernel.graph_safe)
                 )
-            elif before is not None and same and (before.timing or before.simulated or label in page.late):
+            elif before is not None and (told or (same and label in page.late)):
                 candidates.append(before)
             else:
                 new.append((backend, kernel))
@@ -151,6 +151,11 @@ class Recall:
         if not doubting and not (both and now.chosen == then.chosen):
             return self.recall(problem, args, policy, doubting=True)
         return choice
+
+    def _told(self, before: Candidate, backend: Backend, kernel: Kernel) -> bool:
+        """Tell whether there is nothing to ask of a kernel again: it was timed, or is never to be."""
+        simulated = before.simulated and self.tuner.registry.probe(backend, kernel).simulated
+        return simulated or before.timing is not None
 
     def _joined(
         self,

@@ -205,7 +205,11 @@ def _captured(data: Mapping[str, Any] | None) -> Decision | None:
 
 
 def _candidate(data: Mapping[str, Any]) -> Candidate:
-    error, ratio, p_value = data["error"], data["ratio"], data["p_value"]
+    error, ratio, p_value, timing = data["error"], data["ratio"], data["p_value"], data["timing"]
+    if error is ratio is p_value is timing is None:
+        return _left_out(
+            data["label"], data["backend"], data["refusal"], data["simulated"], data.get("graph_safe")
+        )
     return Candidate(
         label=_text(data["label"]),
         backend=_text(data["backend"]),
@@ -213,10 +217,16 @@ def _candidate(data: Mapping[str, Any]) -> Candidate:
         simulated=bool(data["simulated"]),
         graph_safe=bool(data.get("graph_safe")),
         error=None if error is None else float(error),
-        timing=_timing(data["timing"]),
+        timing=_timing(timing),
         ratio=None if ratio is None else Interval(*map(float, ratio)),
         p_value=None if p_value is None else float(p_value),
     )
+
+
+@functools.lru_cache(maxsize=256)
+def _left_out(label: Any, backend: Any, refusal: Any, simulated: Any, graph_safe: Any) -> Candidate:
+    """Return a candidate of which no more is known: the same ones are on every page of an operator."""
+    return Candidate(_text(label), _text(backend), _text(refusal), bool(simulated), bool(graph_safe))
 
 
 def _kept(timing: Timing | None) -> dict[str, Any] | None:

@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from nxcore.errors import InvalidInputError
-from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, Window, rand
+from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, TensorMeta, Window, rand
 from nxcore.require import require_flag, require_integers, require_tensor
 from nxcore.spec import DEGENERATE, SAME, Way
-from nxcore.window import pair, require_image
+from nxcore.window import laid_out, memory_format, pair, require_image
 
 
 def reference(
@@ -110,6 +110,14 @@ def check(
 def outputs(x: Any, *window: Any) -> int:
     """Return how many outputs there are."""
     return torch.Size((*x.shape[:-2], *Window.of_pool(tuple(x.shape), *window[:5]).outputs)).numel()
+
+
+def _described(x: Any, *window: Any) -> TensorMeta | None:
+    """Describe the maxima; None where indices are asked for, or sizes aren't known: torch is asked."""
+    if window[5] or any(type(n) is not int for n in x.shape):
+        return None
+    shape = (*x.shape[:-2], *Window.of_pool(x.shape, *window[:5]).outputs)
+    return laid_out(shape, memory_format(x), x.dtype, x.device)
 
 
 def ways(x: Any, *window: Any) -> tuple[Way, ...]:  # noqa: ARG001
@@ -213,6 +221,7 @@ SPEC = OpSpec(
     reference=reference,
     check=check,
     cost=cost,
+    outputs=_described,
     samples=SAMPLES,
     errors=ERRORS,
     magnitude=magnitude,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, canonical_dims, rand
+from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, TensorMeta, canonical_dims, rand
 from nxcore.require import require_flag, require_tensor
 from nxcore.spec import DEGENERATE
 
@@ -55,6 +55,16 @@ def check(x: Any, dim: Any, keepdim: Any) -> None:
 def _outputs(x: Any, dim: Any) -> int:
     dims = canonical_dims(dim, x.ndim)
     return torch.Size([n for i, n in enumerate(x.shape) if i not in dims]).numel()
+
+
+def _described(x: Any, dim: Any, keepdim: Any) -> TensorMeta | None:
+    """Describe the sums of a plain tensor, which lie row by row; None for others: torch is asked."""
+    # Where a size is 1, torch chooses the stride; where it isn't known, comparing would fix it.
+    plain = x.dtype.is_floating_point and all(type(n) is int and n > 1 for n in x.shape)
+    if keepdim or not plain or not x.is_contiguous():
+        return None
+    dims = canonical_dims(dim, x.ndim)
+    return TensorMeta.row_major(tuple(n for i, n in enumerate(x.shape) if i not in dims), x.dtype, x.device)
 
 
 def cost(x: Any, dim: Any, keepdim: Any) -> Cost:  # noqa: ARG001
@@ -136,6 +146,7 @@ SPEC = OpSpec(
     reference=reference,
     check=check,
     cost=cost,
+    outputs=_described,
     samples=SAMPLES,
     errors=ERRORS,
     magnitude=magnitude,

@@ -10,7 +10,7 @@ import torch
 
 from nxcore import gate, identity, measure, wisdom
 from nxcore.choice import AGAIN
-from nxcore.kernel import no
+from nxcore.kernel import no, simulated
 from nxcore.problem import Problem
 from nxcore.session import Session
 from nxcore.settings import Settings
@@ -147,6 +147,23 @@ def test_of_those_that_were_timed_only_the_chosen_is_asked_again(machine):
     machine.accepts = {n: lambda p, n=n: asked.append(n) or fakes.YES for n in ("fast", "slow")}
     assert machine.chosen(fast=50, slow=200).chosen == "fast"
     assert asked == ["fast"]
+
+
+def test_a_simulated_kernel_is_not_asked_again(machine, monkeypatch):
+    probes = {"slow": simulated("by a simulator")}
+    made = fakes.backend
+
+    def backend(label, *kernels):
+        return made(label, *kernels, probe=lambda: probes.get(label, fakes.YES))
+
+    monkeypatch.setattr(fakes, "backend", backend)
+    assert machine.chosen(fast=50, slow=20)["slow"].simulated
+    asked = []
+    machine.accepts["slow"] = lambda p: asked.append(p) or fakes.YES
+    assert machine.chosen(fast=50, slow=20)["slow"].simulated
+    assert asked == []
+    del probes["slow"]  # and is measured once it is none
+    assert machine.chosen(fast=50, slow=20).chosen == "slow"
 
 
 def test_a_kernel_that_declined_and_takes_it_now_is_measured(machine):

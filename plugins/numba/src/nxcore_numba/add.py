@@ -3,6 +3,8 @@
 Flat memory is one row. Operands of different floating types need no copy: each is widened as it is read.
 """
 
+import functools
+
 import numpy as np
 import torch
 from numba import prange, types
@@ -67,16 +69,19 @@ def parallel(out, x, y, alpha, dims, x_token, y_token, token):
         pieces(out, x, y, alpha, dims, p * items // parts, (p + 1) * items // parts, x_token, y_token, token)
 
 
+@functools.cache
+def _signature(*dtypes):
+    """Return the kernel's signature: to make one takes longer than the rest of a plan."""
+    whole = types.int64
+    return types.void(whole, whole, whole, types.float64, types.int64[:, ::1], *map(type_of, dtypes))
+
+
 def compiled(out, x, y):
     """Return the kernel for these descriptions, taking ``(out, x, y, alpha)`` as addresses and a float."""
     strides = [broadcast_strides(m, out.shape) for m in (out, x, y)]
     dims = memory.table(out.shape, strides)
     metas = (x, y, out)
-    whole = types.int64
-    signature = types.void(
-        whole, whole, whole, types.float64, types.int64[:, ::1], *(type_of(m.dtype) for m in metas)
-    )
-    kernel = threads.team(serial, parallel, signature, out.numel())
+    kernel = threads.team(serial, parallel, _signature(*(m.dtype for m in metas)), out.numel())
     tokens = tuple(TOKENS[m.dtype] for m in metas)
     return lambda out, x, y, alpha: kernel(out, x, y, alpha, dims, *tokens)
 

@@ -199,6 +199,9 @@ def part(out, numbers, x, axes, steps, grid, places, kind, number_kind, p, parts
     pool_tiles(out, numbers, x, axes, steps, grid, places, kind, number_kind, first, last, scratch, whole)
 
 
+SIGNATURE = types.void(I64, I64, I64, *stencil.TABLES, types.int64[::1], I64, I64)
+
+
 @threads.jit
 def serial(out, numbers, x, axes, steps, grid, places, kind, number_kind):
     """Pool on one thread."""
@@ -223,8 +226,7 @@ def compiled(problem, out, numbers):
         [a * window.dilation[0] * row + b * window.dilation[1] for a in range(high) for b in range(wide)],
         np.int64,
     )
-    signature = types.void(I64, I64, I64, *stencil.TABLES, types.int64[::1], I64, I64)
-    kernel = threads.team(serial, parallel, signature, x.numel())
+    kernel = threads.team(serial, parallel, SIGNATURE, x.numel())
     kind = KINDS[x.dtype]
     number_kind = NUMBERS[numbers.dtype.itemsize] if numbers else BYTES
     return lambda out, numbers, x: kernel(out, numbers, x, *tables, places, kind, number_kind)

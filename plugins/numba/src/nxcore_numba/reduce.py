@@ -6,6 +6,8 @@ float32, what adds up blocks is float64, and parts are cut by shape alone and ad
 don't depend on the number of threads.
 """
 
+import functools
+
 import numpy as np
 from numba import prange, types
 
@@ -163,6 +165,13 @@ def parallel(out, x, kept, gone, parts, count, outer, scale, token):
     finish(out, kept, scale, sums, token)
 
 
+@functools.cache
+def _signature(dtype):
+    """Return the kernel's signature: to make one takes longer than the rest of a plan."""
+    whole, grid = types.int64, types.int64[:, ::1]
+    return types.void(whole, whole, grid, grid, whole, whole, types.boolean, types.float64, type_of(dtype))
+
+
 def compiled(x, reduction):
     """Return the kernel of one reduction, taking ``(out, x, scale)`` as two addresses and a float.
 
@@ -185,10 +194,6 @@ def compiled(x, reduction):
         pieces = reduction.terms // int(gone[2, 0]) * -(-int(gone[2, 0]) // BLOCK)
     # Parts only where outputs are too few to share out, and never so many that one has nothing to do.
     parts = max(1, min(PARTS // tiles, pieces // least)) if tiles < PARTS else 1
-    whole, grid = types.int64, types.int64[:, ::1]
-    signature = types.void(
-        whole, whole, grid, grid, whole, whole, types.boolean, types.float64, type_of(x.dtype)
-    )
-    kernel = threads.team(serial, parallel, signature, x.numel())
+    kernel = threads.team(serial, parallel, _signature(x.dtype), x.numel())
     token, count = TOKENS[x.dtype], tiles * parts
     return lambda out, x, scale: kernel(out, x, kept, gone, parts, count, outer, scale, token)

@@ -3,6 +3,7 @@
 Each task blends one chunk of all candidates in a float32 scratch that stays in the first-level cache.
 """
 
+import functools
 import math
 
 import numpy as np
@@ -179,6 +180,14 @@ def factors(problem):
     return found, KINDS[found.dtype] + (0 if softmax else GIVEN)
 
 
+@functools.cache
+def _signature(ndim, dtype):
+    """Return the signature of a kernel whose extent is a number or, of two dimensions, a table."""
+    whole = types.int64
+    where = types.int64[:, ::1] if ndim else whole
+    return types.void(whole, types.int64[::1], whole, whole, whole, where, whole, type_of(dtype))
+
+
 def plan(problem):
     """Return a callable for calls like ``problem``."""
     (logits, kind), out = factors(problem), problem.outputs
@@ -186,13 +195,11 @@ def plan(problem):
     steps = None if step is None else [i * step for i in range(len(metas))]
     stride, token = logits.strides[0], TOKENS[out.dtype]
     if alike(out, *metas):
-        where, kernels, extent = types.int64, (flat, flat_parallel), out.numel()
+        ndim, kernels, extent = 0, (flat, flat_parallel), out.numel()
     else:
-        where, kernels = types.int64[:, ::1], (strided, strided_parallel)
+        ndim, kernels = 2, (strided, strided_parallel)
         extent = memory.table(out.shape, [m.strides for m in (out, *metas)])
-    whole = types.int64
-    signature = types.void(whole, types.int64[::1], whole, whole, whole, where, whole, type_of(out.dtype))
-    run = threads.team(*kernels, signature, len(metas) * out.numel())
+    run = threads.team(*kernels, _signature(ndim, out.dtype), len(metas) * out.numel())
     width, zeros = out.element_size(), ZEROS.ctypes.data
 
     def call(xs, logits):
