@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from nxcore.autograd import Differentiable
-from nxcore.choice import Choice
+from nxcore.choice import Choice, regimes
 from nxcore.chooser import Chooser
-from nxcore.crossing import Crossing, alone
+from nxcore.crossing import Crossing, alone, pays
 from nxcore.dispatch import PREFERENCE, Operator
 from nxcore.guards import guarded, of_the_first, preferring, unless_capturing
 from nxcore.online import Call, exploration
@@ -77,13 +77,17 @@ class Joiner:
 
         backward = preferring(order, self._op(gradient.op, backend=operator.backend))
         explored = exploration(choice.call)
-        if operator.backend is not None or not (alone(choice) or explored):
+        if operator.backend is not None or pays(choice):
             return bridge(backward)
         described = None if gradient.forward else self._described(problem, args)
         known = self.chooser.known(described) if described else None
         nobody = described and (described.view or not self.tuner.accepting(described, order.backends))
         if nobody and not explored and not (known and exploration(known.call)):
-            return call
+            torchs = operator.spec.reference
+            captures = "captured" in regimes(problem)
+            return (
+                call if alone(choice) else unless_capturing(torchs, bridge(backward)) if captures else torchs
+            )
         if any(isinstance(o, Trace) for o in order.observers):  # sees both problems
             return bridge(backward)
         crossing = Crossing(

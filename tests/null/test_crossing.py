@@ -9,12 +9,15 @@ import pytest
 import torch
 
 from nxcore import crossing, measure
+from nxcore.choice import Choice
 from nxcore.crossing import SCOUTS
 from nxcore.learn import Learner
 from nxcore.online import LOOKS, MET
 from nxcore.pace import Pace
+from nxcore.select import Candidate, Decision
 from nxcore.session import Session
 from nxcore.settings import Settings
+from nxcore.timing import Timing
 from tests.null import fakes
 from tests.null.fakes import SPECS
 
@@ -114,6 +117,59 @@ def test_where_torch_serves_both_ways_its_own_autograd_does(policy, monkeypatch)
     assert not any(crossed[1:])
     session._forget()
     assert not step(session, dense=True), "a new plan knows"
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "crosses"),
+    [
+        (0.95, 1.5, False),
+        (1.5, 0.95, False),
+        (0.95, 0.95, False),
+        (0.92, 0.92, True),
+        (0.8, 1.5, True),
+        (1.5, 0.8, True),
+        (0.95, 0, False),
+        (0.8, 0, True),
+        (0, 0.95, False),
+        (0, 0.8, True),
+    ],
+)
+def test_kernels_that_save_less_than_the_bridge_costs_leave_it_to_torch(
+    forward, backward, crosses, monkeypatch
+):
+    """Of 100 us each way, the bridge costs 13; both ways count together."""
+    session, runs = learning(forward, backward, "measure")
+    clock = session.chooser.learner.clock
+    monkeypatch.setattr(measure, "race", functools.partial(measure.race, clock=clock))
+    for _ in range(2):
+        step(session, dense=True)
+    for again in (False, True):
+        if again:
+            session._forget()  # new plans know from the start
+        runs.clear()
+        assert step(session, dense=True) is crosses
+        assert ("forward" in runs) == (crosses and 0 < forward < 1)
+        assert ("backward" in runs) == (crosses and 0 < backward < 1)
+    with torch.no_grad():
+        for _ in range(2):
+            runs.clear()
+            session.op(FORWARD)(XS, torch.ones(2))
+    assert runs == ["forward"] * (0 < forward < 1), "without a gradient there is no bridge"
+
+
+def test_on_a_device_that_the_call_waits_for_the_bridge_costs_nothing():
+    def choice(torchs, mine):
+        seen = {"torch": torchs, "fast": mine}
+        candidates = tuple(
+            Candidate(n, "torch" if n == "torch" else "fast", timing=Timing((d,) * 3, (h,) * 3))
+            for n, (d, h) in seen.items()
+        )
+        return Choice(Decision("fast", "measured", "", candidates), lambda: None, None, None)
+
+    assert crossing.gain_us(choice((100, 10), (90, 10))) == 10
+    assert crossing.gain_us(choice((10, 20), (9, 18))) == 2 - crossing.BRIDGE_US / 2
+    assert not crossing.pays(choice((10, 20), (9, 18)))
+    assert crossing.pays(choice((100, 10), (90, 10)))
 
 
 def test_calls_that_nobody_differentiates_stop_crossing():
