@@ -61,6 +61,15 @@ def test_what_a_session_keeps_does_not_grow_with_the_problems_it_meets(small, po
     assert sizes[2] - sizes[1] < 100 * MANY
 
 
+def test_after_a_million_shapes_the_table_of_plans_is_no_larger():
+    """The table alone, at its real capacity: a million misses would take minutes."""
+    op = fakes.session(fakes.backend()).op("sum")
+    for n in range(1_000_000):
+        op._remember((n,), op.spec.reference)
+    assert len(op.plans) + len(op._older) <= 2 * dispatch.CAPACITY
+    assert (999_999,) in op.plans
+
+
 def test_memory_in_place_of_a_folder_is_bounded(small):
     kept = Store()
     for n in range(3 * SMALL):
