@@ -217,6 +217,6 @@ def laid_out(
     if form == torch.contiguous_format and all(
         type(n) is int and n for n in shape
     ):  # a new problem waits for it
-        return TensorMeta.row_major(tuple(shape), dtype, device)
+        return TensorMeta.row_major(tuple(shape), dtype, device)  # a new problem waits for it
     strides = torch.empty(shape, device="meta", memory_format=form).stride()
     return TensorMeta(tuple(shape), strides, dtype, device)
