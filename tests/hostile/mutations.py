@@ -20,12 +20,13 @@ LARGEST_OF_ALL = ("global_max_pool2d", "global_max_pool2d_with_offsets")
 GLOBAL_BACK = ("global_max_pool2d_backward",)
 MEANS = ("avg_pool2d", "avg_pool2d_backward")
 FILTERED = ("depthwise_conv2d", "depthwise_conv2d_backward")
+SEPARABLE = ("sep_conv2d", "sep_conv2d_backward")
 IMAGES = (*LARGEST, "max_pool2d_backward", *MEANS, *FILTERED)
 ROWS = ("entropy", "entropy_backward", "gumbel_softmax", "gumbel_softmax_backward")
 ALIKE = ("weighted_sum", "weighted_sum_backward")
 """What the kernels of another operator run: those of BLENDS."""
 
-OPS = ("add", *SUMS, *BLENDS, *IMAGES, *LARGEST_OF_ALL, *GLOBAL_BACK, *ROWS)
+OPS = ("add", *SUMS, *BLENDS, *IMAGES, *LARGEST_OF_ALL, *GLOBAL_BACK, *ROWS, *SEPARABLE)
 VIEWS = ("sum_backward", "sum_to_size_backward", "global_avg_pool2d_backward")
 """What has no kernel: its results are views."""
 

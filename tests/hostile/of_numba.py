@@ -17,6 +17,7 @@ from tests.hostile.mutations import (
     MEANS,
     NAN,
     ROWS,
+    SEPARABLE,
     STRIDE,
     SUMS,
     TOP,
@@ -234,5 +235,35 @@ MUTATIONS = (
                 "        if p[i] != p[i]:\n            p[i] = 0.0\n        total += p[i]",
             ),
         ),
+    ),
+    one(
+        MASK,
+        "separable.py",
+        SEPARABLE,
+        "        for c in range(whole, matrix.shape[1]):\n",
+        "        for c in range(whole, matrix.shape[1] - 1):\n",
+        why="the last channel, where there are not four more, is left out",
+    ),
+    one(
+        BITS,
+        "separable.py",
+        SEPARABLE,
+        "                out[j] += k * w[j] + m * x[j] + n * y[j] + q * z[j]\n",
+        "                total = out[j] + k * w[j] + m * x[j] + n * y[j] + q * z[j]\n"
+        f"                {ROUND.format('total')}\n                out[j] = total\n",
+    ),
+    one(
+        STRIDE,
+        "separable.py",
+        SEPARABLE,
+        "read(start, at, memory, base + c * steps[1] + i * steps[2], steps[3]",
+        "read(start, at, memory, base + c * steps[1] + i * steps[3], steps[2]",
+    ),
+    one(
+        NAN,
+        "separable.py",
+        SEPARABLE,
+        "flat[i] = FLOAT if flat[i] < 0 else flat[i]",
+        "flat[i] = flat[i] if flat[i] > 0 else FLOAT",
     ),
 )

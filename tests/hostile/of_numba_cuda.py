@@ -11,6 +11,7 @@ from tests.hostile.mutations import (
     MASK,
     NAN,
     ROWS,
+    SEPARABLE,
     STRIDE,
     SUMS,
     TOP,
@@ -263,7 +264,7 @@ MUTATIONS = (
     one(
         MASK,
         "gpu/depthwise_conv2d.py",
-        ("depthwise_conv2d",),
+        ("depthwise_conv2d", *SEPARABLE),
         "if 0 <= row < image[0]:",
         "if row < image[0]:",
         raises=ENDS,
@@ -360,5 +361,26 @@ MUTATIONS = (
         GLOBAL_BACK,
         "grad[at(n, c, 0, 0, grads)]",
         "grad[at(n, c, 0, 0, taps)]",
+    ),
+    Mutation(
+        BITS,
+        "gpu/separable.py",
+        SEPARABLE,
+        (addition("total", "weight * np.float32(x[at(n, k, p, q, xs)])"),),
+    ),
+    one(
+        STRIDE,
+        "gpu/separable.py",
+        SEPARABLE,
+        "value = np.float32(x[at(n, c, p, q, xs)])",
+        "value = np.float32(x[at(n, c, q, p, xs)])",
+        raises=ENDS,
+    ),
+    one(
+        NAN,
+        "gpu/separable.py",
+        SEPARABLE,
+        "np.float32(0) if value < 0 else value",
+        "value if value > 0 else np.float32(0)",
     ),
 )

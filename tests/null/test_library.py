@@ -99,6 +99,10 @@ SIZES = {
     "global_avg_pool2d": lambda i: (torch.randn(2 + i, 4, 6 + i, 7 + 2 * i),),
     "global_max_pool2d": lambda i: (torch.randn(2 + i, 4, 6 + i, 7 + 2 * i),),
     "max_pool2d": lambda i: (torch.randn(2 + i, 4, 6 + i, 7 + 2 * i), 3, 2, 1),
+    "sep_conv2d": lambda i: (
+        *(torch.randn(2 + i, 4, 6 + i, 7 + 2 * i), torch.randn(4, 1, 3, 3), torch.randn(3, 4, 1, 1)),
+        *(1, 1),
+    ),
     "softmax_sum": lambda i: ([torch.randn(4 + i, 5 + 2 * i) for _ in range(3)], torch.randn(3)),
     # From what isn't worth asking whether its gradient is wanted to what is.
     "weighted_sum": lambda i: ([torch.randn(2 + i, 20_000 * (i + 1)) for _ in range(3)], torch.randn(3)),

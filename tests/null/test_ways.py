@@ -17,6 +17,7 @@ DIVIDED = {
     "global_avg_pool2d",
     "global_max_pool2d",
     "max_pool2d",
+    "sep_conv2d",
     "softmax_sum",
     "weighted_sum",
 }

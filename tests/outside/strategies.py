@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import torch
@@ -15,33 +16,8 @@ from nxcore.reduction import canonical_dims
 from nxcore.window import memory_format
 
 SIZES = (
-    1,
-    2,
-    3,
-    4,
-    5,
-    7,
-    8,
-    9,
-    13,
-    15,
-    16,
-    17,
-    31,
-    32,
-    33,
-    61,
-    63,
-    64,
-    65,
-    127,
-    128,
-    129,
-    251,
-    255,
-    256,
-    257,
-    1021,
+    *(1, 2, 3, 4, 5, 7, 8, 9, 13, 15, 16, 17, 31, 32, 33, 61, 63, 64, 65),
+    *(127, 128, 129, 251, 255, 256, 257, 1021),
 )
 """Primes, and powers of two with their neighbours; 0 is drawn apart, and seldom."""
 
@@ -393,3 +369,34 @@ def depthwise_conv2d_backward(draw: Draw, most: int) -> tuple[Any, ...]:
     grad = tensor(draw, (*x.shape[:-2], *seen.outputs), x.dtype, ORDINARY)
     mask = draw(st.sampled_from([(True, True), (True, False), (False, True)]))
     return grad, x, weight, *rest, mask
+
+
+@strategy
+def sep_conv2d(draw: Draw, most: int) -> tuple[Any, ...]:
+    """Square windows for the most part, and a few channels out; weights as depthwise_conv2d's."""
+    size, dtype = _images(draw, most), draw(dtypes())
+    channels, *image = size[-3:]
+    windows = [
+        (k, d, p)
+        for k, d in product((1, 3, 5, 7, 2), (1, 2))
+        for p in (d * (k // 2), 0)
+        if min(image) + 2 * p > d * (k - 1)
+    ]
+    k, dilation, padding = draw(st.sampled_from(windows))
+    weight = tensor(draw, (channels, 1, k, k), dtype, ("normal", "equal"))
+    points = tensor(
+        draw, (draw(st.sampled_from([1, 2, 3, 5, 8])), channels, 1, 1), dtype, ("normal", "equal")
+    )
+    stride = draw(st.sampled_from([1, 1, 2, 3]))
+    return tensor(draw, size, dtype), weight, points, stride, padding, dilation, draw(st.booleans())
+
+
+@strategy
+def sep_conv2d_backward(draw: Draw, most: int) -> tuple[Any, ...]:
+    """Any of the gradients, of ordinary numbers as depthwise_conv2d_backward's."""
+    x, weight, points, *rest, relu = draw(sep_conv2d(most))
+    seen = Window.of_convolution(tuple(x.shape), tuple(weight.shape[-2:]), *rest)
+    x = tensor(draw, tuple(x.shape), x.dtype, ORDINARY)
+    grad = tensor(draw, (*x.shape[:-3], points.shape[0], *seen.outputs), x.dtype, ORDINARY)
+    mask = draw(st.sampled_from([(True, True, True), (True, False, False), (False, True, True)]))
+    return grad, x, weight, points, *rest, relu, mask

@@ -30,6 +30,7 @@ from nxcore_cuda.accepts_pool import (
     accepts_max_pool2d_with_offsets,
 )
 from nxcore_cuda.accepts_rows import accepts_rows
+from nxcore_cuda.accepts_separable import accepts_sep_conv2d, accepts_sep_conv2d_backward
 from nxcore_cuda.compile import shipped
 
 API = 1
@@ -72,6 +73,8 @@ KERNELS = (
     _kernel("entropy_backward", accepts_rows),
     _kernel("gumbel_softmax", accepts_rows),
     _kernel("gumbel_softmax_backward", accepts_rows),
+    _kernel("sep_conv2d", accepts_sep_conv2d),
+    _kernel("sep_conv2d_backward", accepts_sep_conv2d_backward),
 )
 
 

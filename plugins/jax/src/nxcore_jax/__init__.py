@@ -161,6 +161,8 @@ KERNELS = (
     _kernel("global_max_pool2d_backward"),
     _kernel("depthwise_conv2d"),
     _kernel("depthwise_conv2d_backward", deterministic=False),  # cuDNN may add up by atomics
+    _kernel("sep_conv2d"),
+    _kernel("sep_conv2d_backward", deterministic=False),  # likewise
     _kernel("entropy"),
     _kernel("entropy_backward"),
     _kernel("gumbel_softmax"),

@@ -37,6 +37,8 @@ IMAGES = (
     "global_max_pool2d_backward",
     "depthwise_conv2d",
     "depthwise_conv2d_backward",
+    "sep_conv2d",
+    "sep_conv2d_backward",
 )
 """The operators on images."""
 

@@ -171,7 +171,7 @@ def _images(problem: Problem, common: Callable[[Problem], Verdict]) -> Verdict:
             return no(f"needs uint8 or int32 offsets, got {_names((taps.dtype,))}")
         floating = tuple(None if arg is taps else arg for arg in problem.args)
         problem = dataclasses.replace(problem, args=floating)
-    if problem.op == "depthwise_conv2d_backward" and not any(problem["output_mask"]):
+    if problem.op in ("depthwise_conv2d_backward", "sep_conv2d_backward") and not any(problem["output_mask"]):
         return no("nothing to compute: output_mask asks for no gradient")
     return common(problem)
 

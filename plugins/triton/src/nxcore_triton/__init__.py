@@ -280,6 +280,8 @@ KERNELS = (
     _kernel("global_max_pool2d_backward", accepts_max_pool2d_backward),
     _kernel("depthwise_conv2d", accepts_window),
     _kernel("depthwise_conv2d_backward", accepts_depthwise_conv2d_backward),
+    _kernel("sep_conv2d", accepts_window),
+    _kernel("sep_conv2d_backward", accepts_depthwise_conv2d_backward),
     _kernel("entropy", accepts_rows),
     _kernel("entropy_backward", accepts_rows),
     _kernel("gumbel_softmax", accepts_rows),

@@ -151,20 +151,21 @@ def _exact(tile: Tile, grad: Image) -> Tile:
     return tile._replace(rows=_divisor(height, tile.rows), columns=across)
 
 
-def bind_filters(problem: Problem, window: Window, tile: Tile | None) -> Run:
+def bind_filters(
+    of_grad: TensorMeta, of_x: TensorMeta, out: TensorMeta, window: Window, tile: Tile | None
+) -> Run:
     """Return the launches that make the filters' gradient: ``launch(grad, x, weight_grad)``."""
-    metas, out = (problem["grad"], problem["x"]), problem.outputs[1]
-    grad, x = (Image.of(meta) for meta in metas)
+    grad, x, device = Image.of(of_grad), Image.of(of_x), out.device
     chosen = tile or choose_sums(window, grad)
     if chosen.rows:
-        parts, make = _bind_sums(window, grad, x, _exact(chosen, grad), problem.device)
+        parts, make = _bind_sums(window, grad, x, _exact(chosen, grad), device)
     else:
-        parts, make = any_window.bind_dots(window, *metas)
+        parts, make = any_window.bind_dots(window, of_grad, of_x)
     channels, height, width = out.shape[0], *window.kernel
     shape = (parts.shape[0], channels, height, width)
     strides = (parts.strides[0], window.taps, width, 1)
-    sums = TensorMeta(shape, strides, torch.float32, problem.device)
-    conclude = plan_reduction(Reduction.of(sums, (0,), (0, out.strides[0], *out.strides[2:])), problem.device)
+    sums = TensorMeta(shape, strides, torch.float32, device)
+    conclude = plan_reduction(Reduction.of(sums, (0,), (0, out.strides[0], *out.strides[2:])), device)
 
     def run(g: Tensor, image: Tensor, result: Tensor) -> None:
         found = parts.empty()
@@ -229,7 +230,7 @@ def plan(problem: Problem, tile: tuple[Tile | None, Tile | None] | None = None) 
     if x_grad is not None:
         to_image = bind(problem, window, (problem["grad"], x_grad), for_x, back=True)
     if weight_grad is not None:
-        to_filters = bind_filters(problem, window, for_weight)
+        to_filters = bind_filters(problem["grad"], problem["x"], weight_grad, window, for_weight)
 
     def call(grad: Tensor, x: Tensor, weight: Tensor, *_: Any) -> tuple[Tensor | None, Tensor | None]:
         image = filters = None

@@ -58,37 +58,53 @@ def to_filters(sums, grad, x, walk, terms, groups, image, kernel, stride, paddin
         sums[place_of_first + tap] = np.float32(total + np.float64(part))
 
 
+def bind_image(out, grad, weight, window):
+    """Return ``launch(grad, weight)``, which makes the image's gradient."""
+    launch = Launch(to_image, blocks_for(out.numel()))
+    pairs = (window.kernel, window.stride, window.padding, window.dilation)
+    rest = (extent(out), window.outputs, *pairs, planes(grad), planes(weight), planes(out))
+
+    def run(grad, weight):
+        result = out.empty()
+        launch(grad.device, result, grad, weight, *rest)
+        return result
+
+    return run
+
+
+def bind_filters(out, grad, x, window):
+    """Return ``launch(grad, x)``, which makes the filters' gradient."""
+    channels, outputs = out.shape[0], out.numel()
+    terms = grad.numel() // channels
+    groups = max(1, min(BLOCKS // channels, terms // PART))
+    parts = groups * THREADS
+    first, second = Launch(to_filters, channels * groups), Launch(by_thread, -(-outputs // THREADS))
+    pairs = (window.kernel, window.stride, window.padding, window.dilation)
+    rest = (extent(grad), terms, groups, window.image, *pairs, planes(grad), planes(x))
+    # The sums are a tensor (parts, channels, taps): the parts fall away.
+    (high, wide), (c, _, a, b) = window.kernel, out.strides
+    kept = ((channels, high * wide, c), (high, wide, a), (wide, 1, b))
+    gone = ((1, 0), (1, 0), (parts, outputs))
+
+    def run(grad, x):
+        result, device = out.empty(), x.device
+        sums = torch.empty(parts * outputs, dtype=torch.float32, device=device)
+        first(device, sums, grad, x, *rest)
+        second(device, result, sums, kept, gone, outputs, parts, 1, True, 1.0)
+        return result
+
+    return run
+
+
 def plan(problem):
     """Return a callable for calls like ``problem``."""
     grad, x, weight = problem["grad"], problem["x"], problem["weight"]
     x_out, weight_out = problem.outputs
-    window, device = window_of(x, weight, *problem.args[3:6]), x.device
-    pairs = (window.kernel, window.stride, window.padding, window.dilation)
-    if x_out:
-        first = Launch(to_image, blocks_for(x.numel()))
-        rest = (extent(x_out), window.outputs, *pairs, planes(grad), planes(weight), planes(x_out))
-    if weight_out:
-        channels, outputs = weight.shape[0], weight.numel()
-        terms = grad.numel() // channels
-        groups = max(1, min(BLOCKS // channels, terms // PART))
-        parts = groups * THREADS
-        second, third = Launch(to_filters, channels * groups), Launch(by_thread, -(-outputs // THREADS))
-        others = (extent(grad), terms, groups, window.image, *pairs, planes(grad), planes(x))
-        # The sums are a tensor (parts, channels, taps): the parts fall away.
-        (high, wide), (c, _, a, b) = window.kernel, weight_out.strides
-        kept = ((channels, high * wide, c), (high, wide, a), (wide, 1, b))
-        gone = ((1, 0), (1, 0), (parts, outputs))
+    window = window_of(x, weight, *problem.args[3:6])
+    image = bind_image(x_out, grad, weight, window) if x_out else None
+    filters = bind_filters(weight_out, grad, x, window) if weight_out else None
 
     def call(grad, x, weight, *where):  # noqa: ARG001  the rest is part of the plan
-        x_grad = weight_grad = None
-        if x_out:
-            x_grad = x_out.empty()
-            first(device, x_grad, grad, weight, *rest)
-        if weight_out:
-            weight_grad = weight_out.empty()
-            sums = torch.empty(parts * outputs, dtype=torch.float32, device=device)
-            second(device, sums, grad, x, *others)
-            third(device, weight_grad, sums, kept, gone, outputs, parts, 1, True, 1.0)
-        return x_grad, weight_grad
+        return image and image(grad, weight), filters and filters(grad, x)
 
     return call

@@ -1,0 +1,261 @@
+"""sep_conv2d: a depthwise convolution and a 1x1 convolution after it, of what is positive in an image.
+
+    u[n, c, i, j]   = sum over taps (a, b) on the image of dw_weight[c, 0, a, b] * relu(x[n, c, row, column])
+    out[n, o, i, j] = sum over c of pw_weight[o, c, 0, 0] * u[n, c, i, j]
+    with row = i * stride - padding + a * dilation, and column likewise
+
+What lies between the two convolutions is never rounded to 16 bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from nxcore.errors import InvalidInputError
+from nxcore.ops.depthwise_conv2d import check as check_depthwise
+from nxcore.ops.depthwise_conv2d import reference as depthwise
+from nxcore.ops.depthwise_conv2d import window as window_of
+from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, TensorMeta, rand
+from nxcore.require import require_flag, require_tensor
+from nxcore.spec import DEGENERATE, LOWER, Way
+from nxcore.window import laid_out, memory_format
+
+
+def reference(
+    x: Tensor,
+    dw_weight: Tensor,
+    pw_weight: Tensor,
+    stride: int | tuple[int, int] = 1,
+    padding: int | tuple[int, int] | str = 0,
+    dilation: int | tuple[int, int] = 1,
+    relu: bool = True,
+) -> Tensor:
+    """Return ReLU, depthwise convolution and 1x1 convolution, all in float32 or wider.
+
+    Parameters
+    ----------
+    x : Tensor
+        Shape (N, C, H, W) or (C, H, W).
+    dw_weight : Tensor
+        Shape (C, 1, kernel height, kernel width), dtype of ``x``.
+    pw_weight : Tensor
+        Shape (channels out, C, 1, 1), dtype of ``x``.
+    stride : int or (int, int), default 1
+        The step from window to window.
+    padding : int, (int, int), "valid" or "same", default 0
+        Zeros on each side.
+    dilation : int or (int, int), default 1
+        The step from tap to tap.
+    relu : bool, default True
+        Whether what is negative in ``x`` counts as zero.
+
+    Returns
+    -------
+    Tensor
+        Shape (N, channels out, H', W') or (channels out, H', W'), dtype and memory format of ``x``.
+
+    Raises
+    ------
+    InvalidInputError
+        If ``x`` isn't an image, a weight doesn't fit it, or an argument is out of range.
+    """
+    device = x.device.type
+    if device in LOWER and torch.is_autocast_enabled(device) and x.dtype is not torch.float64:
+        lower = torch.get_autocast_dtype(device)
+        with torch.autocast(device, enabled=False):  # or the middle would be rounded
+            given = (x.to(lower), dw_weight.to(lower), pw_weight.to(lower))
+            return reference(*given, stride, padding, dilation, relu)
+    image, filters, points = wide(x), wide(dw_weight), wide(pw_weight)
+    image = functional.relu(image) if relu else image
+    out = pointwise(depthwise(image, filters, stride, padding, dilation), points.flatten(1))
+    return out.to(x.dtype).contiguous(memory_format=memory_format(x))
+
+
+def wide(x: Tensor) -> Tensor:
+    """Return ``x`` in float32 where it has 16 bits."""
+    return x.float() if x.dtype.itemsize < 4 else x
+
+
+def pointwise(u: Tensor, weight: Tensor) -> Tensor:
+    """Return a 1x1 convolution with a matrix. torch's matmul takes no TF32 unasked, as its conv2d does."""
+    if memory_format(u) is torch.channels_last:
+        return functional.linear(u.movedim(-3, -1), weight).movedim(-1, -3)
+    flat = u.flatten(-2)
+    matrix = weight if flat.ndim == 2 else weight.expand(flat.shape[0], *weight.shape)
+    out: Tensor = (matrix @ flat).unflatten(-1, u.shape[-2:])
+    return out
+
+
+def check(
+    x: Any, dw_weight: Any, pw_weight: Any, stride: Any, padding: Any, dilation: Any, relu: Any
+) -> None:
+    """Refuse what the operator isn't defined for."""
+    try:
+        check_depthwise(x, dw_weight, stride, padding, dilation)
+    except InvalidInputError as error:
+        if error.argument != "weight":
+            raise
+        raise InvalidInputError(f"dw_{error}", argument="dw_weight") from None
+    require_tensor(pw_weight, "pw_weight")
+    channels, shape = x.shape[-3], tuple(pw_weight.shape)
+    if len(shape) != 4 or shape[1:] != (channels, 1, 1) or 0 in shape:
+        raise InvalidInputError(
+            f"pw_weight must be (channels out, {channels}, 1, 1) for x of {channels} channels, got {shape}",
+            argument="pw_weight",
+        )
+    for attribute in ("dtype", "device"):
+        wanted, got = getattr(x, attribute), getattr(pw_weight, attribute)
+        if wanted != got:
+            raise InvalidInputError(
+                f"pw_weight must have the {attribute} of x, {wanted}, got {got}", argument="pw_weight"
+            )
+    require_flag(relu, "relu")
+
+
+def out_shape(x: Any, dw_weight: Any, pw_weight: Any, *window: Any) -> tuple[int, ...]:
+    """Return the result's shape."""
+    outputs = window_of(x, dw_weight, *window).outputs
+    return (*x.shape[:-3], pw_weight.shape[0], *outputs)
+
+
+def _outputs(x: Any, dw_weight: Any, pw_weight: Any, *rest: Any) -> TensorMeta:
+    shape = out_shape(x, dw_weight, pw_weight, *rest[:3])
+    return laid_out(shape, memory_format(x), x.dtype, x.device)
+
+
+def cost(x: Any, dw_weight: Any, pw_weight: Any, *rest: Any) -> Cost:
+    """Read x and the weights once, write the result once; a multiplication and an addition a term."""
+    taps = window_of(x, dw_weight, *rest[:3]).taps
+    channels, made = x.shape[-3], torch.Size(out_shape(x, dw_weight, pw_weight, *rest[:3])).numel()
+    between = made // pw_weight.shape[0] * channels
+    moved = x.nbytes + dw_weight.nbytes + pw_weight.nbytes + made * x.element_size()
+    return Cost(bytes=moved, flops=2 * between * taps + 2 * made * channels)
+
+
+def magnitude(x: Tensor, dw_weight: Tensor, pw_weight: Tensor, *rest: Any) -> Tensor:
+    """Return the operator on absolute values."""
+    *window, relu = rest
+    image = functional.relu(x) if relu else x.abs()
+    return reference(image, dw_weight.abs(), pw_weight.abs(), *(*window, False))
+
+
+def terms(x: Any, dw_weight: Any, *rest: Any) -> int:  # noqa: ARG001
+    """As many as there are channels and taps of a window."""
+    return int(dw_weight.numel())
+
+
+def ways(x: Any, *rest: Any) -> tuple[Way, ...]:  # noqa: ARG001
+    """By image, all of them with the same weights."""
+    return tuple(Way((d, None, None), d) for d in range(x.ndim - 3))
+
+
+def _backward(
+    grad: Any, mask: tuple[bool, ...], x: Any, dw_weight: Any, pw_weight: Any, *rest: Any
+) -> tuple[Any, ...]:
+    return grad, x, dw_weight, pw_weight, *rest, mask
+
+
+SMOKE = frozenset({"smoke"})
+BENCH = frozenset({"bench"})
+PLAIN = {"relu": False}
+
+SAMPLES = (
+    Sample("three", (rand(2, 3, 9, 11), rand(3, 1, 3, 3), rand(5, 3, 1, 1), 1, 1), tags=SMOKE),
+    Sample("dilated_five", (rand(2, 5, 6, 9), rand(5, 1, 5, 5), rand(3, 5, 1, 1), 1, 4, 2), tags=SMOKE),
+    Sample("strided", (rand(2, 4, 7, 8), rand(4, 1, 3, 3), rand(6, 4, 1, 1), 2, 1), tags=SMOKE),
+    Sample(
+        "channels_last",
+        (rand(2, 4, 5, 6, layout="channels_last"), rand(4, 1, 3, 3), rand(4, 4, 1, 1), 1, 1),
+        tags=SMOKE,
+    ),
+    Sample("nan", (rand(2, 2, 3, 14, values="nan"), rand(2, 1, 3, 3), rand(3, 2, 1, 1), 1, 1), tags=SMOKE),
+    Sample("negative_counts", (rand(1, 3, 5, 6), rand(3, 1, 3, 3), rand(2, 3, 1, 1), 1, 1), PLAIN),
+    Sample("strided_and_dilated", (rand(1, 3, 9, 10), rand(3, 1, 5, 5), rand(4, 3, 1, 1), 2, 4, 2)),
+    Sample("seven_same", (rand(1, 2, 8, 9), rand(2, 1, 7, 7), rand(3, 2, 1, 1), 1, "same")),
+    Sample("no_padding", (rand(1, 2, 6, 7), rand(2, 1, 3, 3), rand(2, 2, 1, 1))),
+    Sample("more_padding_than_filter", (rand(1, 2, 4, 5), rand(2, 1, 3, 3), rand(2, 2, 1, 1), 1, 4)),
+    Sample("rectangle", (rand(1, 2, 7, 9), rand(2, 1, 3, 4), rand(3, 2, 1, 1), (2, 1), (0, 2), (1, 2))),
+    Sample("stride_of_three", (rand(1, 2, 8, 9), rand(2, 1, 3, 3), rand(3, 2, 1, 1), 3, 1)),
+    Sample("filter_of_one", (rand(2, 3, 4, 5), rand(3, 1, 1, 1), rand(2, 3, 1, 1))),
+    Sample("one_plane", (rand(3, 6, 5), rand(3, 1, 3, 3), rand(4, 3, 1, 1), 1, 1)),
+    Sample("one_channel", (rand(2, 1, 5, 6), rand(1, 1, 3, 3), rand(1, 1, 1, 1), 1, 1)),
+    Sample("many_channels", (rand(2, 37, 4, 4), rand(37, 1, 3, 3), rand(70, 37, 1, 1), 1, 1)),
+    Sample("no_images", (rand(0, 3, 6, 6), rand(3, 1, 3, 3), rand(2, 3, 1, 1)), tags=DEGENERATE),
+    Sample(
+        "gaps_in_memory",
+        (rand(1, 2, 5, 8, layout="strided"), rand(2, 1, 3, 3), rand(3, 2, 1, 1, layout="transposed"), 1, 1),
+    ),
+    Sample(
+        "odd_storage_offset",
+        (rand(1, 4, 8, 8, layout="sliced"), rand(4, 1, 3, 3, layout="sliced"), rand(4, 4, 1, 1), 1, 1),
+    ),
+    Sample("transposed", (rand(2, 3, 4, 5, layout="transposed"), rand(3, 1, 3, 3), rand(2, 3, 1, 1), 1, 1)),
+    Sample("expanded", (rand(3, 2, 4, 6, layout="expanded"), rand(2, 1, 3, 3), rand(2, 2, 1, 1), 1, 1)),
+    *(
+        Sample(
+            f"darts_{side}_k{k}{f'_dilation{d}' * (d > 1)}",
+            (rand(64, c, side, side), rand(c, 1, k, k), rand(c, c, 1, 1), 1, d * (k // 2), d),
+            tags=BENCH,
+        )
+        for c, side in ((16, 32), (64, 8))
+        for k, d in ((3, 1), (5, 1), (5, 2))
+    ),
+    Sample(
+        "darts_32_k3_stride2",
+        (rand(64, 32, 32, 32), rand(32, 1, 3, 3), rand(32, 32, 1, 1), 2, 1),
+        tags=BENCH,
+    ),
+)
+
+X, DW, PW = rand(1, 2, 4, 4), rand(2, 1, 3, 3), rand(3, 2, 1, 1)
+
+ERRORS = (
+    ErrorCase("rank", (rand(3, 4), DW, PW), match=r"x must be \(C, H, W\) or \(N, C, H, W\) .* got \(3, 4\)"),
+    ErrorCase(
+        "filters", (X, rand(3, 1, 3, 3), PW), match=r"dw_weight must be \(2, 1, kernel height, kernel width\)"
+    ),
+    ErrorCase("points", (X, DW, rand(3, 3, 1, 1)), match=r"pw_weight must be \(channels out, 2, 1, 1\)"),
+    ErrorCase("points_of_three", (X, DW, rand(3, 2, 3, 3)), match=r"got \(3, 2, 3, 3\)"),
+    ErrorCase(
+        "dtypes",
+        (X, DW, rand(3, 2, 1, 1, dtype=torch.float16)),
+        match="pw_weight must have the dtype of x, torch.float32, got torch.float16",
+    ),
+    ErrorCase(
+        "devices",
+        (X, rand(2, 1, 3, 3, device="meta"), PW),
+        match="dw_weight must have the device of x, cpu, got meta",
+    ),
+    ErrorCase("stride", (X, DW, PW, 0), match="stride must be at least 1, got 0"),
+    ErrorCase("too_small", (rand(1, 2, 2, 2), DW, PW), match="x must be at least as large as"),
+    ErrorCase("relu", (X, DW, PW), match="relu must be True or False, got 1", kwargs={"relu": 1}),
+    ErrorCase("not_a_tensor", (X, DW, 1.0), match="pw_weight must be a tensor, got float"),
+)
+
+SPEC = OpSpec(
+    name="sep_conv2d",
+    params=(
+        Param("x", "tensor"),
+        Param("dw_weight", "tensor"),
+        Param("pw_weight", "tensor"),
+        Param("stride", "static", 1),
+        Param("padding", "static", 0),
+        Param("dilation", "static", 1),
+        Param("relu", "static", True, keyword=True),
+    ),
+    reference=reference,
+    check=check,
+    cost=cost,
+    samples=SAMPLES,
+    errors=ERRORS,
+    magnitude=magnitude,
+    terms=terms,
+    outputs=_outputs,
+    ways=ways,
+    gradient=Gradient("sep_conv2d_backward", _backward, saves=("x", "dw_weight", "pw_weight")),
+    autocast=LOWER,
+)

@@ -1,0 +1,80 @@
+"""sep_conv2d: a block makes a band of one image's outputs, and what lies between never leaves it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nxcore.plugin import FLOATS, Problem
+from nxcore_cuda import separable
+from nxcore_cuda.candidates import TYPES
+from nxcore_cuda.instance import Instance
+from nxcore_cuda.launch import Launch
+from nxcore_cuda.separable import Layer, Tile
+
+SOURCE = "sep_conv2d"
+
+
+def instance(dtype: torch.dtype, window: tuple[int, int, int], threads: int = 256) -> Instance:
+    """Return the kernel of an element type and a window's size, stride and dilation."""
+    return Instance(
+        SOURCE, (TYPES[dtype], *window), threads=threads, blocks=512 // threads if window[0] < 7 else 0
+    )
+
+
+def choose(problem: Problem) -> Tile | None:
+    """Return the tile for a problem, None where none fits."""
+    return separable.choose(Layer.of(problem, problem.outputs), problem.device, back=False)
+
+
+def sweep(problem: Problem) -> Iterator[Tile]:
+    """Yield the tiles worth timing."""
+    layer = Layer.of(problem, problem.outputs)
+    if chosen := separable.choose(layer, problem.device, back=False):
+        yield from separable.candidates(layer, chosen, back=False)
+
+
+def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
+    """Return the launch for one problem.
+
+    Returns
+    -------
+    callable
+        ``call(x, dw_weight, pw_weight, stride, padding, dilation, relu)``.
+    """
+    fresh = problem.outputs
+    layer, chosen = Layer.of(problem, fresh), tile or choose(problem)
+    if chosen is None:
+        raise ValueError("no tile fits")
+    floats = separable.forward(layer, chosen)
+    launch = Launch(
+        instance(problem.dtype, (layer.size, layer.stride, layer.dilation), chosen.threads),
+        problem.device,
+        layer.x.images * layer.bands(chosen.band),
+        chosen.threads,
+        floats.bytes,
+        pointers=4,
+        layout=separable.BAND,
+        values=separable.values(layer, chosen, floats, relu=problem["relu"]),
+    )
+
+    def call(x: Tensor, dw_weight: Tensor, pw_weight: Tensor, *_: Any) -> Tensor:
+        out = fresh.empty()
+        launch(x, dw_weight, pw_weight, out)
+        return out
+
+    return call
+
+
+WINDOWS = tuple(product((3, 5), (1, 2), (1, 2)))
+"""Size, stride and dilation of what ordinary calls want."""
+
+
+def instances() -> Iterator[Instance]:
+    """Yield what ordinary calls want."""
+    for dtype, window in product(FLOATS, WINDOWS):
+        yield instance(dtype, window)

@@ -1,0 +1,122 @@
+"""sep_conv2d_backward: a block makes all three gradients of a band of one image, for some channels.
+
+What it finds of the weights' gradients it leaves as shares, and a second launch adds these up in fixed order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nxcore.plugin import FLOATS, Problem
+from nxcore_cuda import separable
+from nxcore_cuda.candidates import TYPES
+from nxcore_cuda.depthwise import FILL, ceil_div, filter_steps
+from nxcore_cuda.instance import Instance
+from nxcore_cuda.launch import Launch
+from nxcore_cuda.sep_conv2d import WINDOWS
+from nxcore_cuda.separable import Layer, Tile
+
+SOURCE = "sep_conv2d_backward"
+TOTALS, COLUMNS = "sep_conv2d_totals", 16
+MOST_BLOCKS = 4 * FILL  # of a chunk, each of which leaves shares
+
+
+def instance(dtype: torch.dtype, window: tuple[int, int, int], threads: int = 256) -> Instance:
+    """Return the kernel of an element type and a window's size, stride and dilation."""
+    return Instance(
+        SOURCE, (TYPES[dtype], *window), threads=threads, blocks=512 // threads if window[0] < 7 else 0
+    )
+
+
+def totals(dtype: torch.dtype) -> Instance:
+    """Return the kernel that adds up shares."""
+    return Instance(TOTALS, (TYPES[dtype],), source=SOURCE)
+
+
+def _layer(problem: Problem) -> Layer:
+    return Layer.of(problem, problem["grad"], problem.outputs[0])
+
+
+def choose(problem: Problem) -> Tile | None:
+    """Return the tile for a problem, None where none fits."""
+    return separable.choose(_layer(problem), problem.device, back=True)
+
+
+def sweep(problem: Problem) -> Iterator[Tile]:
+    """Yield the tiles worth timing."""
+    layer = _layer(problem)
+    if chosen := separable.choose(layer, problem.device, back=True):
+        yield from separable.candidates(layer, chosen, back=True)
+
+
+def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., tuple[Tensor | None, ...]]:
+    """Return the launches for one problem.
+
+    Returns
+    -------
+    callable
+        ``call(grad, x, dw_weight, pw_weight, stride, padding, dilation, relu, output_mask)``.
+    """
+    fresh, layer, device = problem.outputs, _layer(problem), problem.device
+    chosen = tile or choose(problem)
+    if chosen is None:
+        raise ValueError("no tile fits")
+    floats = separable.backward(layer, chosen)
+    wanted = sum(1 << i for i, out in enumerate(fresh) if out is not None)
+    rows = min(layer.x.images * layer.bands(chosen.band), MOST_BLOCKS)
+    channels, taps = layer.x.channels, layer.size**2
+    split = channels * taps
+    columns = split + channels * layer.y.channels
+    launch = Launch(
+        instance(problem.dtype, (layer.size, layer.stride, layer.dilation), chosen.threads),
+        device,
+        (rows, ceil_div(channels, chosen.chunk)),
+        chosen.threads,
+        floats.bytes,
+        pointers=6,
+        layout=separable.BAND,
+        values=separable.values(layer, chosen, floats, relu=problem["relu"], wanted=wanted),
+    )
+    _, filters_fresh, points_fresh = fresh
+    first, last = 0 if filters_fresh else split, columns if points_fresh else split
+    add_up = None
+    if first < last:
+        of_filters = (0, 0, 0) if filters_fresh is None else filter_steps(filters_fresh)
+        of_points = (0, 0) if points_fresh is None else points_fresh.strides[:2]
+        add_up = Launch(
+            totals(problem.dtype),
+            device,
+            ceil_div(last - first, COLUMNS),
+            256,
+            4 * 256,
+            pointers=3,
+            layout="5q7i",
+            values=(*of_filters, *of_points, rows, columns, taps, layer.size, channels, first, last),
+        )
+
+    def call(
+        grad: Tensor, x: Tensor, dw_weight: Tensor, pw_weight: Tensor, *_: Any
+    ) -> tuple[Tensor | None, ...]:
+        x_grad, dw_grad, pw_grad = (None if out is None else out.empty() for out in fresh)
+        shares = None
+        if add_up is not None:
+            shares = torch.empty((rows, columns), dtype=torch.float32, device=device)
+        launch(grad, x, dw_weight, pw_weight, x_grad, shares)
+        if add_up is not None:
+            add_up(shares, dw_grad, pw_grad)
+        return x_grad, dw_grad, pw_grad
+
+    return call
+
+
+def instances() -> Iterator[Instance]:
+    """Yield what ordinary calls want."""
+    for dtype in FLOATS:
+        yield totals(dtype)
+    for dtype, window in product(FLOATS, WINDOWS):
+        yield instance(dtype, window)

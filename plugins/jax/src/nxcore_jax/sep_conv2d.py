@@ -1,0 +1,33 @@
+"""sep_conv2d: ReLU, XLA's own depthwise convolution, and a product with the 1x1 weights, in float32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax import lax
+from jax import numpy as jnp
+
+from nxcore.plugin import Problem
+from nxcore_jax.bridge import Bridged, wide
+from nxcore_jax.depthwise_conv2d import convolve
+
+
+def separable(x: jax.Array, dw_weight: jax.Array, pw_weight: jax.Array, *where: Any, relu: bool) -> jax.Array:
+    """Return both convolutions of (N, C, H, W) or (C, H, W), in float32."""
+    image = wide(x)
+    # Not jax.nn.relu, whose gradient is 0 at NaN.
+    between = convolve(jnp.where(image <= 0, 0, image) if relu else image, dw_weight, *where)
+    points = wide(pw_weight).reshape(pw_weight.shape[:2])
+    return jnp.einsum("oc,...chw->...ohw", points, between, precision=lax.Precision.HIGHEST)  # not TF32
+
+
+def compute(x: jax.Array, dw_weight: jax.Array, pw_weight: jax.Array, *arguments: Any) -> jax.Array:
+    """Return the output."""
+    *where, relu = arguments
+    return separable(x, dw_weight, pw_weight, *where, relu=relu)
+
+
+def plan(problem: Problem) -> Bridged:
+    """Jit the convolutions."""
+    return Bridged(problem, compute)

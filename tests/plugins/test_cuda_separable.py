@@ -1,0 +1,96 @@
+"""Separable convolution in CUDA C++: what the samples of its specs are too small or too ordinary to show."""
+
+import importlib
+
+import pytest
+import torch
+
+import nxcore.ops
+from nxcore.problem import Problem
+from nxcore.verify import agreement
+
+pytest.importorskip("nxcore_cuda")
+
+from nxcore_cuda import sep_conv2d_backward, separable
+from nxcore_cuda.separable import Layer, Tile
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+SPECS = {spec.name: spec for spec in nxcore.ops.nxcore_ops()}
+OPS = ("sep_conv2d", "sep_conv2d_backward")
+
+
+def arguments(op, shape, made, k, *window, relu=True):
+    """Return arguments of either operator."""
+    x, dw, pw = (
+        torch.randn(*size, device=DEVICE) for size in (shape, (shape[1], 1, k, k), (made, shape[1], 1, 1))
+    )
+    if op == "sep_conv2d":
+        return x, dw, pw, *window, relu
+    grad = torch.randn_like(SPECS["sep_conv2d"].reference(x, dw, pw, *window))
+    return grad, x, dw, pw, *window, relu, (True, True, True)
+
+
+def judge(op, args, tile=None):
+    """Run an operator and compare it with float64."""
+    call = importlib.import_module(f"nxcore_cuda.{op}").plan(Problem.of(SPECS[op], args), tile)
+    found = agreement(call, SPECS[op], args)
+    assert found.ok, (tile, found.reason)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("tile", [Tile(3, 6), Tile(7, 4, threads=128), Tile(2, 8, threads=512)], ids=str)
+def test_bands_and_chunks_that_divide_nothing(op, tile):
+    judge(op, arguments(op, (2, 10, 9, 11), 7, 3, 1, 1, 1), tile)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("window", [(2, 2, 1), (2, 4, 2), (1, 4, 2)], ids=str)
+def test_windows(op, window):
+    judge(op, arguments(op, (2, 4, 13, 16), 4, 5, *window), Tile(2, 4))
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_outputs_that_come_in_parts(op):
+    """Where there is memory for a few of the output's channels at a time."""
+    args = arguments(op, (1, 6, 4, 8), 22, 3, 1, 1, 1)
+    for tile in (Tile(2, 6, memory=1), Tile(4, 2, memory=1)):
+        problem = Problem.of(SPECS[op], args)
+        layer = Layer.of(problem, problem["grad"] if op == OPS[1] else problem.outputs)
+        floats = (separable.backward if op == OPS[1] else separable.forward)(layer, tile)
+        assert floats.tile < 22
+        judge(op, args, tile)
+
+
+def test_blocks_that_make_several_bands(monkeypatch):
+    monkeypatch.setattr(sep_conv2d_backward, "MOST_BLOCKS", 3)
+    judge(OPS[1], arguments(OPS[1], (5, 4, 6, 8), 4, 3, 1, 1, 1), Tile(3, 2))
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_the_chosen_tile_comes_first_of_a_few(op):
+    planner = importlib.import_module(f"nxcore_cuda.{op}")
+    problem = Problem.of(SPECS[op], arguments(op, (64, 16, 32, 32), 16, 3, 1, 1, 1))
+    tiles = list(planner.sweep(problem))
+    assert tiles[0] == planner.choose(problem)
+    assert 4 <= len(tiles) == len(set(tiles)) <= 20
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("shape", [(4, 128, 32, 32), (4, 128, 8, 8), (1, 64, 16, 16)], ids=str)
+def test_shapes_of_a_search_fit(op, shape):
+    """With what every device has too."""
+    for k, *window in ((3, 1, 2, 2), (5, 2, 4, 2), (7, 1, 3, 1)):
+        problem = Problem.of(SPECS[op], arguments(op, shape, shape[1], k, *window))
+        assert importlib.import_module(f"nxcore_cuda.{op}").choose(problem)
+        layer = Layer.of(problem, problem["grad"] if op == OPS[1] else problem.outputs)
+        lay_out = separable.backward if op == OPS[1] else separable.forward
+        assert any(lay_out(layer, tile).bytes <= separable.MOST for tile in separable.tiles(layer))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(("channels", "side"), [(16, 32), (64, 8)])
+def test_every_tile_agrees(op, channels, side):
+    args = arguments(op, (64, channels, side, side), channels, 5, 1, 4, 2)
+    for tile in importlib.import_module(f"nxcore_cuda.{op}").sweep(Problem.of(SPECS[op], args)):
+        judge(op, args, tile)
