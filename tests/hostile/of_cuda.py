@@ -306,13 +306,7 @@ MUTATIONS = (
         raises=MISALIGNED,
     ),
     one(NAN, "depthwise_filters.cuh", BACK, "if (__syncthreads_or(odd)) {", "if (__syncthreads_or(false)) {"),
-    one(
-        NAN,
-        "depthwise_pixels.cuh",
-        BACK,
-        "if (__syncthreads_or(warp == 0 && is_nan(sum))) {",
-        "if (__syncthreads_or(false)) {",
-    ),
+    one(NAN, "depthwise_pixels.cuh", BACK, "warp == 0 && is_nan(sum)", "false"),
     one(
         MASK,
         "depthwise_pixels.cuh",
@@ -398,13 +392,6 @@ MUTATIONS = (
     one(MASK, "sep_conv2d.cu", SEPARABLE[:1], "    clear(xs, count * b.x_rows * b.x_pitch);\n", ""),
     one(MASK, "sep_conv2d_backward.cu", SEPARABLE[1:], "    clear(zs, count * b.z_rows * b.z_pitch);\n", ""),
     one(BITS, "separable.cuh", SEPARABLE, "fmaf(l[i], r[j], sum[i][j])", half("fmaf(l[i], r[j], sum[i][j])")),
-    one(
-        STRIDE,
-        "separable.cuh",
-        SEPARABLE,
-        "channel * step.channel + row * step.row",
-        "channel * step.row + row * step.channel",
-        raises=MISALIGNED,
-    ),
+    one(STRIDE, "separable.cuh", SEPARABLE, "row * step.row +", "row * step.column +", raises=MISALIGNED),
     one(NAN, "separable.cuh", SEPARABLE, "relu && value[e] < 0.0f", "relu && !(value[e] > 0.0f)"),
 )

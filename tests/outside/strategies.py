@@ -375,17 +375,16 @@ def depthwise_conv2d_backward(draw: Draw, most: int) -> tuple[Any, ...]:
 def sep_conv2d(draw: Draw, most: int) -> tuple[Any, ...]:
     """Square windows for the most part, and a few channels out; weights as depthwise_conv2d's."""
     size, dtype = _images(draw, most), draw(dtypes())
-    channels, *image = size[-3:]
     windows = [
         (k, d, p)
         for k, d in product((1, 3, 5, 7, 2), (1, 2))
         for p in (d * (k // 2), 0)
-        if min(image) + 2 * p > d * (k - 1)
+        if min(size[-2:]) + 2 * p > d * (k - 1)
     ]
     k, dilation, padding = draw(st.sampled_from(windows))
-    weight = tensor(draw, (channels, 1, k, k), dtype, ("normal", "equal"))
+    weight = tensor(draw, (size[-3], 1, k, k), dtype, ("normal", "equal"))
     points = tensor(
-        draw, (draw(st.sampled_from([1, 2, 3, 5, 8])), channels, 1, 1), dtype, ("normal", "equal")
+        draw, (draw(st.sampled_from([1, 2, 3, 5, 8])), size[-3], 1, 1), dtype, ("normal", "equal")
     )
     stride = draw(st.sampled_from([1, 1, 2, 3]))
     return tensor(draw, size, dtype), weight, points, stride, padding, dilation, draw(st.booleans())
@@ -398,5 +397,4 @@ def sep_conv2d_backward(draw: Draw, most: int) -> tuple[Any, ...]:
     seen = Window.of_convolution(tuple(x.shape), tuple(weight.shape[-2:]), *rest)
     x = tensor(draw, tuple(x.shape), x.dtype, ORDINARY)
     grad = tensor(draw, (*x.shape[:-3], points.shape[0], *seen.outputs), x.dtype, ORDINARY)
-    mask = draw(st.sampled_from([(True, True, True), (True, False, False), (False, True, True)]))
-    return grad, x, weight, points, *rest, relu, mask
+    return grad, x, weight, points, *rest, relu, draw(st.sampled_from([(True,) * 3, (True, False, False)]))
