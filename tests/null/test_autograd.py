@@ -58,16 +58,7 @@ CASES = {
         lambda: (double(3, 8, 9).detach(), double(3, 1, 3, 5), 1, "same"),
         {},
     ),
-    "separable": (
-        "sep_conv2d",
-        lambda: (double(2, 3, 8, 9), double(3, 1, 3, 3), double(4, 3, 1, 1), 2, 1),
-        {},
-    ),
-    "separable_points_only": (
-        "sep_conv2d",
-        lambda: (double(3, 8, 9).detach(), double(3, 1, 3, 5).detach(), double(4, 3, 1, 1), 1, "same"),
-        {"relu": False},
-    ),
+    "separable": ("sep_conv2d", lambda: (double(3, 8, 9), double(3, 1, 3, 3), double(4, 3, 1, 1), 2), {}),
     "blend_one_tensor_twice": ("softmax_sum", lambda: ([double(4, 5)] * 2, double(2)), {}),
 }
 
