@@ -53,11 +53,7 @@ CASES = {
     "global_max": ("global_max_pool2d", lambda: (double(2, 3, 4, 5),), {}),
     "global_max_plane": ("global_max_pool2d", lambda: (double(3, 4, 5),), {}),
     "depthwise": ("depthwise_conv2d", lambda: (double(2, 3, 8, 9), double(3, 1, 3, 3), 2, 1), {}),
-    "filters_only": (
-        "depthwise_conv2d",
-        lambda: (double(3, 8, 9).detach(), double(3, 1, 3, 5), 1, "same"),
-        {},
-    ),
+    "filters_only": ("depthwise_conv2d", lambda: (double(3, 8, 9).detach(), double(3, 1, 3, 5), 1, 2), {}),
     "separable": ("sep_conv2d", lambda: (double(3, 8, 9), double(3, 1, 3, 3), double(4, 3, 1, 1), 2), {}),
     "blend_one_tensor_twice": ("softmax_sum", lambda: ([double(4, 5)] * 2, double(2)), {}),
 }
