@@ -128,11 +128,14 @@ class _Join(torch.autograd.Function):
         result, extra = call.forward(*args), ()
         if call.gradient.forward:
             result, *extra = result
+        elif call.gradient.keeps:
+            extra = result[1:]
+            ctx.mark_non_differentiable(*extra)
         call.kept(ctx, args, flat, extra)
         return result
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
         mask = ctx.needs_input_grad[2:]
         if grad is None:
             return (None, None, *(None for _ in mask))

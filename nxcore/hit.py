@@ -196,7 +196,8 @@ def _key(spec: OpSpec) -> str:
     for p in spec.params:
         n = p.name
         if p.kind == "tensor":
-            parts.append(_facts(n, "layout"))
+            facts = _facts(n, "layout")
+            parts.append(f"None if {n} is None else {facts}" if p.default is None else facts)
         elif p.kind == "tensors":
             # One layout for all: among others, a tensor without strides raises in whatever runs.
             many = f"({n} and {n}[0].layout, *[{_facts('t')} for t in {n}])"
@@ -221,7 +222,8 @@ def _near_key(spec: OpSpec) -> str:
             many = f"(len({n}), {n} and {n}[0].shape, any(map(is_nested, {n})))"
             parts.append(f"{many} if {_sequence(n)} else {n}.shape")
         elif p.kind == "tensor":
-            parts.append(f"{n}.shape" if first else f"{n}.is_nested")
+            fact = f"{n}.shape" if first else f"{n}.is_nested"
+            parts.append(f"{n} if {n} is None else {fact}" if p.default is None else fact)
         elif p.kind == "operand":
             parts.append(f"{n}.__class__ if {n}.__class__ in NUMBERS else {n}.is_nested")
         elif p.kind == "scalar":

@@ -109,7 +109,8 @@ class Joiner:
         mask = tuple(t.requires_grad for t in tensors_of(args))
         # Any number of that type will do.
         values = tuple(a(1) if isinstance(a, type) else a for a in problem.args)
-        return Problem.of(self.registry.spec(gradient.op), gradient.args(problem.outputs, mask, *values))
+        grad, *kept = problem.outputs if gradient.keeps else (problem.outputs,)
+        return Problem.of(self.registry.spec(gradient.op), gradient.args(grad, mask, *values, *kept))
 
     def _found(self, name: str, *arguments: Any) -> Choice | None:
         operator = self._op(name)

@@ -265,6 +265,9 @@ class Gradient:
         The operator that runs in place of this one where a gradient is needed: it takes the first of
         the same arguments and returns a tuple, of the result and of what to keep for the backward pass,
         which ``args`` is given after the forward arguments. Empty where nothing more is kept.
+    keeps : bool
+        The operator's own result is a tuple, whose first tensor alone has a gradient: the others are kept for
+        the backward pass, and ``args`` is given them after the forward arguments.
     covers : callable
         ``covers(*arguments) -> bool``: whether ``op`` is the gradient of this call; torch alone if not.
     """
@@ -273,6 +276,7 @@ class Gradient:
     args: Callable[..., tuple[Any, ...]]
     saves: tuple[str, ...] = ()
     forward: str = ""
+    keeps: bool = False
     covers: Callable[..., bool] = lambda *args: True  # noqa: ARG005
 
 

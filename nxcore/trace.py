@@ -93,7 +93,10 @@ def described(spec: OpSpec, line: Mapping[str, Any]) -> Problem:
     """
     try:
         devices = iter(line["devices"])
-        args = tuple(_described(p.kind, line[p.name], devices) for p in spec.params)
+        args = tuple(
+            None if line[p.name] is p.default is None else _described(p.kind, line[p.name], devices)
+            for p in spec.params
+        )
         return Problem(spec, args, bool(line["needs_grad"]), bool(line["aliased"]))
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, StopIteration) as error:
         why = f"{type(error).__name__}: {error}"

@@ -21,12 +21,14 @@ GLOBAL_BACK = ("global_max_pool2d_backward",)
 MEANS = ("avg_pool2d", "avg_pool2d_backward")
 FILTERED = ("depthwise_conv2d", "depthwise_conv2d_backward")
 SEPARABLE = ("sep_conv2d", "sep_conv2d_backward")
+NORM, NORM_BACK = "batch_norm", "batch_norm_backward"
+NORMS = (NORM, NORM_BACK)
 IMAGES = (*LARGEST, "max_pool2d_backward", *MEANS, *FILTERED)
 ROWS = ("entropy", "entropy_backward", "gumbel_softmax", "gumbel_softmax_backward")
 ALIKE = ("weighted_sum", "weighted_sum_backward")
 """What the kernels of another operator run: those of BLENDS."""
 
-OPS = ("add", *SUMS, *BLENDS, *IMAGES, *LARGEST_OF_ALL, *GLOBAL_BACK, *ROWS, *SEPARABLE)
+OPS = ("add", *SUMS, *BLENDS, *IMAGES, *LARGEST_OF_ALL, *GLOBAL_BACK, *ROWS, *SEPARABLE, *NORMS)
 VIEWS = ("sum_backward", "sum_to_size_backward", "global_avg_pool2d_backward")
 """What has no kernel: its results are views."""
 
@@ -104,7 +106,7 @@ NONE_SUCH = {
     **{(op, BITS): NEVER_ADDS for op in (*LARGEST, *LARGEST_OF_ALL, *GLOBAL_BACK)},
     **{
         (op, NAN): PASSES_NAN
-        for op in ("add", *SUMS, *MEANS, "max_pool2d_backward", *GLOBAL_BACK, "depthwise_conv2d")
+        for op in ("add", *SUMS, *MEANS, "max_pool2d_backward", *GLOBAL_BACK, *NORMS, "depthwise_conv2d")
     },
 }
 """What there is nothing of in any backend's kernel of an operator, and why."""

@@ -87,6 +87,11 @@ class FakeKernel(Kernel):
         return self.planner
 
 
+def first(result: Any) -> Any:
+    """Return the result that may have a gradient: of several the first."""
+    return result[0] if isinstance(result, tuple) else result
+
+
 def kernel(op: str, call: Callable[..., Any] | None = None, **how: Any) -> FakeKernel:
     """Return a kernel: torch's reference in disguise, or ``call``."""
     # Never the very object: nxcore would take it for torch's own call.

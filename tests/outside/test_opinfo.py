@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 LEAST = {
     "add": 300,
     "avg_pool2d": 20,
+    "batch_norm": 10,
     "depthwise_conv2d": 80,
     "global_max_pool2d": 40,
     "max_pool2d": 4000,

@@ -20,6 +20,7 @@ from nxcore.discovery import discover
 from nxcore.kernel import Kernel
 from nxcore.problem import Problem
 from nxcore.verify import agreement
+from tests.outside import norms  # noqa: F401  its strategies enter themselves
 from tests.outside import rows as _rows  # noqa: F401  enters its strategies
 from tests.outside.strategies import STRATEGIES
 

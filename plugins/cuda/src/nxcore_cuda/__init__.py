@@ -21,6 +21,7 @@ from nxcore_cuda.accepts_elementwise import (
     accepts_sum,
     accepts_sum_to_size,
 )
+from nxcore_cuda.accepts_norm import accepts_batch_norm, accepts_batch_norm_backward
 from nxcore_cuda.accepts_pool import (
     accepts_avg_pool2d,
     accepts_avg_pool2d_backward,
@@ -67,6 +68,8 @@ KERNELS = (
     _kernel("global_max_pool2d", accepts_global_pool2d),
     _kernel("global_max_pool2d_with_offsets", accepts_global_pool2d),
     _kernel("global_max_pool2d_backward", accepts_max_pool2d_backward),
+    _kernel("batch_norm", accepts_batch_norm),
+    _kernel("batch_norm_backward", accepts_batch_norm_backward),
     _kernel("depthwise_conv2d", accepts_depthwise_conv2d),
     _kernel("depthwise_conv2d_backward", accepts_depthwise_conv2d_backward),
     _kernel("entropy", accepts_rows),

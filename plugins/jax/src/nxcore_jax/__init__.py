@@ -159,6 +159,8 @@ KERNELS = (
     _kernel("global_max_pool2d"),
     _kernel("global_max_pool2d_with_offsets"),
     _kernel("global_max_pool2d_backward"),
+    _kernel("batch_norm"),
+    _kernel("batch_norm_backward"),
     _kernel("depthwise_conv2d"),
     _kernel("depthwise_conv2d_backward", deterministic=False),  # cuDNN may add up by atomics
     _kernel("sep_conv2d"),

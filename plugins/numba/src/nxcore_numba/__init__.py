@@ -44,6 +44,7 @@ IMAGES = (
 
 ROWS = ("entropy", "entropy_backward", "gumbel_softmax", "gumbel_softmax_backward")
 """The operators on short rows."""
+NORMS = ("batch_norm", "batch_norm_backward")
 
 
 def _found(distribution: str) -> str:
@@ -103,6 +104,7 @@ KERNELS = (  # the gradients of sums and of global_avg_pool2d are views, and nee
     _cpu("sum_to_size", accepts.accepts_sum),
     *(_cpu(op, accepts.accepts_images) for op in IMAGES),
     *(_cpu(op, accepts.accepts_rows) for op in ROWS),
+    *(_cpu(op, accepts.accepts_norm) for op in NORMS),
     _cuda("softmax_sum", accepts.accepts_softmax_sum_cuda),
     _cuda("softmax_sum_backward", accepts.accepts_softmax_sum_cuda),
     _cuda("weighted_sum", accepts.accepts_softmax_sum_cuda),
@@ -113,6 +115,7 @@ KERNELS = (  # the gradients of sums and of global_avg_pool2d are views, and nee
     _cuda("sum_to_size", accepts.accepts_sum_cuda),
     *(_cuda(op, accepts.accepts_images_cuda) for op in IMAGES),
     *(_cuda(op, accepts.accepts_rows_cuda) for op in ROWS),
+    *(_cuda(op, accepts.accepts_norm_cuda) for op in NORMS),
 )
 
 

@@ -19,6 +19,7 @@ from nxcore.plugin import (
     Verdict,
     alike,
     broadcast_strides,
+    collapse,
     no,
 )
 from nxcore_numba import dims
@@ -200,3 +201,35 @@ def accepts_rows(problem: Problem) -> Verdict:
 def accepts_rows_cuda(problem: Problem) -> Verdict:
     """Answer for an operator on rows on CUDA: the same."""
     return _common_cuda(problem) and _rows(problem)
+
+
+def _norm(problem: Problem) -> Verdict:
+    """Answer for batch_norm or its gradients: images whose channels aren't innermost."""
+    if all(out is None for out in problem.outputs):
+        return no("nothing to compute: output_mask asks for no gradient")
+    images = [name for name in ("x", "grad") if any(p.name == name for p in problem.spec.params)]
+    factors = [p.name for p in problem.spec.params if p.kind == "tensor" and p.name not in images]
+    shape = problem["x"].shape
+    for name in images:
+        strides = problem[name].strides
+        if shape[1] > 1 and strides[1] == 1:
+            return no(f"needs each channel's elements side by side, and {name} has strides {strides}")
+    for name in factors:
+        meta = problem[name]
+        if meta is not None and not meta.is_contiguous():
+            return no(f"needs {name} without gaps, got strides {meta.strides}")
+    rest = [(m.strides[0], *m.strides[2:]) for m in (problem[name] for name in images)]
+    rank = len(collapse((shape[0], *shape[2:]), *rest)[0])
+    if rank > dims.KINDS:
+        return no(f"takes at most {dims.KINDS} dimensions beside the channels after merging, got {rank}")
+    return YES
+
+
+def accepts_norm(problem: Problem) -> Verdict:
+    """Answer for batch_norm or its gradients on the CPU."""
+    return _common(problem, "cpu", FLOATS) and _norm(problem)
+
+
+def accepts_norm_cuda(problem: Problem) -> Verdict:
+    """Answer for batch_norm or its gradients on CUDA."""
+    return _common_cuda(problem) and _norm(problem)

@@ -248,6 +248,38 @@ def accepts_rows(problem: Problem) -> Verdict:
     return YES if Rows.of(problem) else no("needs rows that lie at one step from each other in every tensor")
 
 
+def _channels(problem: Problem, images: tuple[str, ...], factors: tuple[str, ...]) -> Verdict:
+    if not (found := _tensors(problem)):
+        return found
+    metas = [problem[name] for name in images]
+    shape = metas[0].shape
+    if shape[1] >= 2**16:
+        return no(f"takes fewer than 2^16 channels, got {shape[1]}")
+    if metas[0].numel() // shape[1] >= 2**30:
+        return no(f"takes channels of fewer than 2^30 values, got {metas[0].numel() // shape[1]}")
+    for name, meta in zip(images, metas, strict=True):
+        if shape[1] > 1 and meta.strides[1] == 1:
+            return no(f"needs each channel's elements side by side, and {name} has strides {meta.strides}")
+    for name in factors:
+        meta = problem[name]
+        if meta is not None and not meta.is_contiguous():
+            return no(f"needs {name} without gaps, got strides {meta.strides}")
+    rest = [(m.strides[0], *m.strides[2:]) for m in metas]
+    return _rank(collapse((shape[0], *shape[2:]), *rest)[0], "a channel's images")
+
+
+def accepts_batch_norm(problem: Problem) -> Verdict:
+    """Take images whose channels aren't innermost, of any other layout."""
+    return _channels(problem, ("x",), ("weight", "bias"))
+
+
+def accepts_batch_norm_backward(problem: Problem) -> Verdict:
+    """Take images and gradients whose channels aren't innermost, and at least one gradient to make."""
+    if all(out is None for out in problem.outputs):
+        return no("nothing to compute: output_mask asks for no gradient")
+    return _channels(problem, ("x", "grad"), ("mean", "var", "weight"))
+
+
 def _kernel(op: str, accepts: Callable[[Problem], Verdict], *, in_place_safe: bool = False) -> Kernel:
     return Kernel(
         op,
@@ -269,6 +301,8 @@ KERNELS = (
     _kernel("add_backward", accepts_add_backward),
     _kernel("sum", accepts_sum),
     _kernel("sum_to_size", accepts_sum_to_size),
+    _kernel("batch_norm", accepts_batch_norm),
+    _kernel("batch_norm_backward", accepts_batch_norm_backward),
     _kernel("max_pool2d", accepts_window),
     _kernel("max_pool2d_with_offsets", accepts_window),
     _kernel("max_pool2d_backward", accepts_max_pool2d_backward),

@@ -1,0 +1,132 @@
+// batch_norm: two kernels of one grid, (splits, channels). The first leaves mean and squared deviations of each
+// block's elements, the second finds the channel's and normalises the same elements, which the cache still has.
+//
+// Deviations are from the mean of a few elements in registers, and are put together by Chan's formula: a sum of
+// squares less the square of the sum would cancel.
+#pragma once
+
+#include "channel.cuh"
+
+struct batch_norm_args {
+  const void* x;
+  const void* weight;  // null: 1, and no bias
+  const void* bias;
+  void* y;
+  float* mean;
+  float* var;
+  float* shares;  // [channel][split] of mean and squared deviations
+  long long x_step;  // from one channel to the next
+  long long y_step;
+  int kind;  // of weight and bias
+  channels c;
+  strides x_strides;
+  strides y_strides;
+};
+
+namespace batch_norm_parts {
+
+struct Moments {
+  float count, mean, squares;
+};
+
+// Two groups of values as one. An infinite mean stays infinite: no difference of means goes into the mean.
+__device__ __forceinline__ Moments together(const Moments& a, const Moments& b) {
+  const float count = a.count + b.count;
+  const float mean = count > 0.0f ? (a.count * a.mean + b.count * b.mean) / count : 0.0f;
+  const float of_a = a.mean - mean, of_b = b.mean - mean;
+  return {count, mean, a.squares + b.squares + a.count * of_a * of_a + b.count * of_b * of_b};
+}
+
+// The groups of a warp's lanes as one, in every lane.
+__device__ __forceinline__ Moments of_warp(const Moments& lane) {
+  const float count = warp_sum(lane.count);
+  const float sum = warp_sum(lane.count * lane.mean);
+  const float mean = count > 0.0f ? sum / count : 0.0f;
+  const float off = lane.mean - mean;
+  return {count, mean, warp_sum(lane.squares + lane.count * off * off)};
+}
+
+// The values that a thread holds, `vectors` whole ones of them.
+template <int VECTOR, int UNROLL, typename T>
+__device__ __forceinline__ Moments of_values(const Vector<T, VECTOR> (&x)[UNROLL], int vectors) {
+  constexpr int N = UNROLL * VECTOR;
+  float terms[N];
+#pragma unroll
+  for (int i = 0; i < N; ++i) terms[i] = widen(x[i / VECTOR][i % VECTOR]);  // 0 behind the last
+  const float count = vectors * VECTOR;
+  const float mean = channel::tree(terms) / count;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const float off = widen(x[i / VECTOR][i % VECTOR]) - mean;
+    terms[i] = i / VECTOR < vectors ? off * off : 0.0f;
+  }
+  return {count, mean, channel::tree(terms)};
+}
+
+}  // namespace batch_norm_parts
+
+template <typename T, int VECTOR, int UNROLL>
+__device__ __forceinline__ void batch_norm_moments(const batch_norm_args& a) {
+  using namespace batch_norm_parts;
+  const T* const base = static_cast<const T*>(a.x) + blockIdx.y * a.x_step;
+  const long long last = channel::last(a.c);
+  Moments found = {0.0f, 0.0f, 0.0f};
+  for (long long at = channel::first(a.c) + threadIdx.x; at < last; at += UNROLL * blockDim.x) {
+    Vector<T, VECTOR> x[UNROLL];
+    channel::fetch(a.c, base, a.x_strides, at, last, x);
+    const long long left = (last - at + blockDim.x - 1) / blockDim.x;
+    const Moments own = of_values(x, left < UNROLL ? (int)left : UNROLL);
+    found = found.count > 0.0f ? together(found, own) : own;
+  }
+  __shared__ Moments warps[WARP];
+  found = of_warp(found);
+  if (threadIdx.x % WARP == 0) warps[threadIdx.x / WARP] = found;
+  __syncthreads();
+  if (threadIdx.x >= WARP) return;
+  const Moments none = {0.0f, 0.0f, 0.0f};
+  found = of_warp(threadIdx.x < blockDim.x / WARP ? warps[threadIdx.x] : none);
+  if (threadIdx.x == 0) channel::leave(a.shares, a.c, found.mean, found.squares);
+}
+
+template <typename T, int VECTOR, int UNROLL>
+__device__ __forceinline__ void batch_norm_apply(const batch_norm_args& a) {
+  using namespace batch_norm_parts;
+  const T* const base = static_cast<const T*>(a.x) + blockIdx.y * a.x_step;
+  T* const out = static_cast<T*>(a.y) + blockIdx.y * a.y_step;
+  const long long last = channel::last(a.c);
+  long long at = channel::first(a.c) + threadIdx.x;
+  Vector<T, VECTOR> x[UNROLL];
+  channel::fetch(a.c, base, a.x_strides, at, last, x);  // under way while the shares are put together
+
+  Moments lane = {0.0f, 0.0f, 0.0f};
+  const long long elements = a.c.span * VECTOR;
+  for (int split = threadIdx.x % WARP; split < a.c.splits; split += WARP) {
+    const Vector<float, 2> share = channel::left(a.shares, a.c, split);
+    const long long rest = a.c.count - split * elements;
+    const Moments next = {(float)(rest < elements ? rest : elements), share[0], share[1]};
+    lane = lane.count > 0.0f ? together(lane, next) : next;
+  }
+  const Moments found = of_warp(lane);
+  if (blockIdx.x == 0 && threadIdx.x == 0) {
+    a.mean[blockIdx.y] = found.mean;
+    a.var[blockIdx.y] = found.squares / (float)(a.c.count - 1);
+  }
+  float scale = channel::inverse_root(found.squares / (float)a.c.count, a.c.eps), shift = 0.0f;
+  if (a.weight) {
+    scale *= read(a.weight, a.kind, blockIdx.y);
+    shift = read(a.bias, a.kind, blockIdx.y);
+  }
+  while (at < last) {
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u) {
+      const long long term = at + (long long)u * blockDim.x;
+      if (term >= last) continue;
+      Vector<T, VECTOR> y;
+#pragma unroll
+      for (int e = 0; e < VECTOR; ++e) y[e] = narrow<T>(fmaf(widen(x[u][e]) - found.mean, scale, shift));
+      store<VECTOR>(out + locate(term, a.c.sizes, a.y_strides), y);
+    }
+    at += UNROLL * blockDim.x;
+    if (at < last) channel::fetch(a.c, base, a.x_strides, at, last, x);
+  }
+}

@@ -1,0 +1,69 @@
+"""batch_norm: one kernel for the statistics and one for the rest, each of several blocks a channel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from nxcore.plugin import FLOATS, Problem, TensorMeta
+from nxcore_cuda.candidates import KINDS
+from nxcore_cuda.channel import Channels, Tile, instance, pair
+from nxcore_cuda.instance import Instance
+from nxcore_cuda.layout import VECTOR
+
+ENTRIES = ("batch_norm_moments", "batch_norm_apply")
+
+
+def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    """Return the launches for one problem.
+
+    Returns
+    -------
+    callable
+        ``call(x, weight, bias, eps)``, which returns ``(y, mean, var)``.
+    """
+    out, statistic, _ = problem.outputs
+    found = Channels.of(problem["x"], out)
+    chosen, weight = tile or found.choose(), problem["weight"]
+    splits = found.splits(chosen)
+    moments, apply = pair(
+        problem,
+        found,
+        chosen,
+        source="batch_norm",
+        entries=ENTRIES,
+        blocks=(splits, splits),
+        pointers=7,
+        kind=0 if weight is None else KINDS[weight.dtype],
+    )
+    shape = (found.channels, splits, 2)
+    shares = TensorMeta(shape, (2 * splits, 2, 1), torch.float32, problem.device)
+
+    def call(
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,  # noqa: ARG001
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        y, mean, var, left = out.empty(), statistic.empty(), statistic.empty(), shares.empty()
+        moments(x, None, None, None, None, None, left)
+        apply(x, weight, bias, y, mean, var, left)
+        return y, mean, var
+
+    return call
+
+
+def sweep(problem: Problem) -> Iterator[Tile]:
+    """Yield the tiles worth timing."""
+    yield from Channels.of(problem["x"], problem.outputs[0]).tiles()
+
+
+def instances() -> Iterator[Instance]:
+    """Yield what ordinary calls want."""
+    for dtype in FLOATS:
+        for width in (1, VECTOR // dtype.itemsize):
+            for span in (256, 512, 1024) if width > 1 else (1024,):
+                for entry in ENTRIES:
+                    yield instance(entry, "batch_norm", dtype, width, Tile(span))

@@ -1,0 +1,109 @@
+// batch_norm_backward: two kernels of one grid, (splits, channels). The first leaves the sums of each block's
+// elements, the second adds up the channel's and computes the gradients.
+#pragma once
+
+#include "channel.cuh"
+
+struct batch_norm_backward_args {
+  const void* grad;
+  const void* x;
+  const float* mean;
+  const float* var;
+  const void* weight;  // null: 1
+  void* x_grad;        // null: not wanted, likewise the next two
+  void* weight_grad;
+  void* bias_grad;
+  float* shares;  // [channel][split] of the sums of grad and of grad * (x - mean)
+  long long x_step;  // from one channel to the next
+  long long grad_step;
+  long long out_step;
+  int kind;  // of weight and its gradients
+  channels c;
+  strides x_strides;
+  strides grad_strides;
+  strides out_strides;
+};
+
+template <typename T, int VECTOR, int UNROLL>
+__device__ __forceinline__ void batch_norm_backward_sums(const batch_norm_backward_args& a) {
+  constexpr int N = UNROLL * VECTOR;
+  const T* const grads = static_cast<const T*>(a.grad) + blockIdx.y * a.grad_step;
+  const T* const images = static_cast<const T*>(a.x) + blockIdx.y * a.x_step;
+  const float mean = a.mean[blockIdx.y];
+  const long long last = channel::last(a.c);
+  float sum = 0.0f, product = 0.0f;
+  for (long long at = channel::first(a.c) + threadIdx.x; at < last; at += UNROLL * blockDim.x) {
+    Vector<T, VECTOR> g[UNROLL], x[UNROLL];
+    channel::fetch(a.c, grads, a.grad_strides, at, last, g);
+    channel::fetch(a.c, images, a.x_strides, at, last, x);
+    float terms[N], products[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      terms[i] = widen(g[i / VECTOR][i % VECTOR]);  // 0 behind the last
+      products[i] = terms[i] * (widen(x[i / VECTOR][i % VECTOR]) - mean);
+      if (at + (long long)(i / VECTOR) * blockDim.x >= last) products[i] = 0.0f;  // the mean may be infinite
+    }
+    sum += channel::tree(terms);
+    product += channel::tree(products);
+  }
+  __shared__ float warps[2][WARP];
+  sum = warp_sum(sum);
+  product = warp_sum(product);
+  if (threadIdx.x % WARP == 0) {
+    warps[0][threadIdx.x / WARP] = sum;
+    warps[1][threadIdx.x / WARP] = product;
+  }
+  __syncthreads();
+  if (threadIdx.x >= WARP) return;
+  const bool held = threadIdx.x < blockDim.x / WARP;
+  sum = warp_sum(held ? warps[0][threadIdx.x] : 0.0f);
+  product = warp_sum(held ? warps[1][threadIdx.x] : 0.0f);
+  if (threadIdx.x == 0) channel::leave(a.shares, a.c, sum, product);
+}
+
+template <typename T, int VECTOR, int UNROLL>
+__device__ __forceinline__ void batch_norm_backward_apply(const batch_norm_backward_args& a) {
+  const T* const grads = static_cast<const T*>(a.grad) + blockIdx.y * a.grad_step;
+  const T* const images = static_cast<const T*>(a.x) + blockIdx.y * a.x_step;
+  T* const out = static_cast<T*>(a.x_grad) + blockIdx.y * a.out_step;
+  const long long last = a.x_grad ? channel::last(a.c) : 0;
+  long long at = channel::first(a.c) + threadIdx.x;
+  Vector<T, VECTOR> g[UNROLL], x[UNROLL];
+  channel::fetch(a.c, grads, a.grad_strides, at, last, g);  // under way while the shares are added up
+  channel::fetch(a.c, images, a.x_strides, at, last, x);
+
+  float sum = 0.0f, product = 0.0f;
+  for (int split = threadIdx.x % WARP; split < a.c.splits; split += WARP) {
+    const Vector<float, 2> share = channel::left(a.shares, a.c, split);
+    sum += share[0];
+    product += share[1];
+  }
+  sum = warp_sum(sum);
+  product = warp_sum(product);
+  const float count = a.c.count, mean = a.mean[blockIdx.y];
+  const float inverse = channel::inverse_root(a.var[blockIdx.y] * ((count - 1.0f) / count), a.c.eps);
+  if (blockIdx.x == 0 && threadIdx.x == 0) {
+    if (a.weight_grad) write(a.weight_grad, a.kind, blockIdx.y, product * inverse);
+    if (a.bias_grad) write(a.bias_grad, a.kind, blockIdx.y, sum);
+  }
+  const float scale = a.weight ? inverse * read(a.weight, a.kind, blockIdx.y) : inverse;
+  const float level = sum / count, slope = product / count * inverse * inverse;
+  while (at < last) {
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u) {
+      const long long term = at + (long long)u * blockDim.x;
+      if (term >= last) continue;
+      Vector<T, VECTOR> to;
+#pragma unroll
+      for (int e = 0; e < VECTOR; ++e) {
+        to[e] = narrow<T>(scale * (widen(g[u][e]) - level - (widen(x[u][e]) - mean) * slope));
+      }
+      store<VECTOR>(out + locate(term, a.c.sizes, a.out_strides), to);
+    }
+    at += UNROLL * blockDim.x;
+    if (at < last) {
+      channel::fetch(a.c, grads, a.grad_strides, at, last, g);
+      channel::fetch(a.c, images, a.x_strides, at, last, x);
+    }
+  }
+}

@@ -1,0 +1,167 @@
+"""Channels of images as the kernels of batch_norm walk through them, and how their blocks share each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from nxcore.plugin import Problem, TensorMeta, collapse
+from nxcore_cuda.candidates import TYPES
+from nxcore_cuda.instance import Instance
+from nxcore_cuda.launch import Guarded, Launch
+from nxcore_cuda.layout import DIMS, STRIDES, dims, divides, in_vectors, single, steps, widths
+
+WARP = 32
+UNROLL = 4  # vectors in flight of one thread, at most
+
+FILL = 264
+"""Blocks that fill a large GPU: two for each of 132 multiprocessors.
+
+A constant, not the device's own count, so that a sum has the same bits on every device.
+"""
+
+MOST = 128
+"""Blocks that share a channel: every warp of the second kernel reads what all of them left."""
+
+CHANNELS = "3qif" + DIMS
+"""Struct channels."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How blocks share a channel.
+
+    Attributes
+    ----------
+    span : int
+        Vectors of a block.
+    threads : int
+        Of a block.
+    """
+
+    span: int
+    threads: int = 256
+
+
+@dataclass(frozen=True)
+class Channels:
+    """Operands of one shape as the kernels see them: a channel's elements, and from one to the next.
+
+    Attributes
+    ----------
+    channels : int
+    sizes : tuple of int
+        Of a channel, outermost first.
+    strides : tuple of tuple of int
+        In these dimensions, one an operand.
+    between : tuple of int
+        From one channel to the next, one an operand.
+    width : int
+        Elements of a vector.
+    """
+
+    channels: int
+    sizes: tuple[int, ...]
+    strides: tuple[tuple[int, ...], ...]
+    between: tuple[int, ...]
+    width: int = 1
+
+    @classmethod
+    def of(cls, *operands: TensorMeta) -> Channels:
+        """Describe operands of one shape, (N, C, ...), in the order of the first one's memory."""
+        first = operands[0]
+
+        def rest(values: Sequence[int]) -> tuple[int, ...]:
+            return (values[0], *values[2:])
+
+        sizes, strides = collapse(rest(first.shape), *(rest(m.strides) for m in operands))
+        found = cls(first.shape[1], sizes, strides, tuple(m.strides[1] for m in operands))
+        fitting = (w for w in widths(first.element_size()) if divides(w, sizes, strides))
+        width = next((w for w in fitting if all(step % w == 0 for step in found.between)), 1)
+        return cls(found.channels, sizes, strides, found.between, width)
+
+    @property
+    def count(self) -> int:
+        """How many values a channel has."""
+        return math.prod(self.sizes)
+
+    def choose(self) -> Tile:
+        """Return the tile: enough blocks to fill the device, of a few vectors a thread at most."""
+        terms = self.count // self.width
+        threads = min(max(1 << (terms - 1).bit_length(), WARP), 256)
+        span = min(-(-terms // -(-FILL // self.channels)), UNROLL * threads)
+        return Tile(_whole(max(span, -(-terms // MOST)), threads), threads)
+
+    def tiles(self) -> Iterator[Tile]:
+        """Yield the tiles worth timing."""
+        terms, first = self.count // self.width, self.choose()
+        found = [first]
+        for threads in (128, 256, 512):
+            spans = (_whole(max(threads * k, -(-terms // MOST)), threads) for k in (1, 2, 4, 8, 16))
+            found += [Tile(span, threads) for span in spans]
+        yield from dict.fromkeys(found)
+
+    def splits(self, tile: Tile) -> int:
+        """Return how many blocks share a channel."""
+        return -(-self.count // (tile.span * self.width))
+
+    def values(self, width: int, tile: Tile, eps: float) -> tuple[Any, ...]:
+        """Return the values of a struct channels in vectors of ``width``, then those of the strides."""
+        counted, scaled = in_vectors(width, self.sizes, self.strides)
+        span = tile.span * self.width // width
+        head = (self.count, self.count // width, span, self.splits(tile), single(eps), *dims(counted))
+        return (*head, *(step for s in scaled for step in steps(s)))
+
+
+def _whole(span: int, threads: int) -> int:
+    return -(-span // threads) * threads
+
+
+def instance(entry: str, source: str, dtype: torch.dtype, width: int, tile: Tile) -> Instance:
+    """Return one of the two kernels of a source, for a tile in vectors of ``width``."""
+    most = max(tile.threads, 256)
+    # A thread computes with all that it may have in flight: it has no more of that than vectors.
+    unroll = next((u for u in (1, 2) if tile.span <= u * tile.threads), UNROLL)
+    return Instance(
+        entry, (TYPES[dtype], width, unroll), source, f"{source}_args", threads=most, blocks=512 // most
+    )
+
+
+def pair(
+    problem: Problem,
+    found: Channels,
+    tile: Tile,
+    *,
+    source: str,
+    entries: Sequence[str],
+    blocks: Sequence[int],
+    pointers: int,
+    kind: int,
+) -> tuple[Any, ...]:
+    """Return the launches of both kernels, each for aligned data and for any.
+
+    They share what blocks leave, so a block has the same elements in all of them.
+    """
+
+    def launch(entry: str, split: int, width: int) -> Any:
+        return Launch(
+            instance(
+                entry, source, problem.dtype, width, Tile(tile.span * found.width // width, tile.threads)
+            ),
+            problem.device,
+            (split, found.channels),
+            tile.threads,
+            pointers=pointers,
+            layout=f"{len(found.between)}qi{CHANNELS}{len(found.between) * STRIDES}",
+            values=(*found.between, kind, *found.values(width, tile, problem["eps"])),
+        )
+
+    def guarded(entry: str, split: int) -> Any:
+        vector = launch(entry, split, found.width) if found.width > 1 else None
+        return Guarded(vector, launch(entry, split, 1))
+
+    return tuple(map(guarded, entries, blocks))

@@ -1,0 +1,43 @@
+"""batch_norm: the statistics in two passes, in float32, then a product and a sum an element."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from nxcore.plugin import Problem
+from nxcore_jax.bridge import Bridged, wide
+
+
+def axes(x: jax.Array) -> tuple[int, ...]:
+    """Return the axes that statistics are taken over."""
+    return (0, *range(2, x.ndim))
+
+
+def along(factor: jax.Array, x: jax.Array) -> jax.Array:
+    """Return one number a channel as it is multiplied with images."""
+    return wide(factor).reshape(-1, *(1,) * (x.ndim - 2))
+
+
+def values(x: jax.Array) -> int:
+    """Return how many values a channel has."""
+    return math.prod(x.shape[i] for i in axes(x))
+
+
+def compute(x: jax.Array, weight: Any, bias: Any, eps: float) -> tuple[jax.Array, ...]:
+    """Return the normalised images and the statistics."""
+    mean = jnp.mean(wide(x), axis=axes(x))
+    off = wide(x) - along(mean, x)
+    squares, count = jnp.sum(off * off, axis=axes(x)), values(x)
+    y = off / along(jnp.sqrt(squares / count + eps), x)
+    if weight is not None:
+        y = y * along(weight, x) + along(bias, x)
+    return y, mean, squares / (count - 1)
+
+
+def plan(problem: Problem) -> Bridged:
+    """Jit the normalisation."""
+    return Bridged(problem, compute)

@@ -1,0 +1,46 @@
+"""Mutations of batch_norm's CUDA C++ sources."""
+
+from __future__ import annotations
+
+from tests.hostile.mutations import BITS, MASK, NORM, NORM_BACK, NORMS, STRIDE, one
+from tests.hostile.of_cuda import half
+
+MUTATIONS = (
+    one(
+        MASK,
+        "channel.cuh",
+        NORMS,
+        "return end < c.terms ? end : c.terms;",
+        "return end < c.terms ? end : c.terms + 1;",
+    ),
+    one(
+        STRIDE,
+        "batch_norm.cu",
+        (NORM,),
+        "out + locate(term, a.c.sizes, a.y_strides)",
+        "out + locate(term, a.c.sizes, a.x_strides)",
+        likely="expanded",
+    ),
+    one(
+        BITS,
+        "batch_norm.cu",
+        (NORM,),
+        "warp_sum(lane.squares + lane.count * off * off)",
+        f"warp_sum({half('lane.squares + lane.count * off * off')})",
+    ),
+    one(
+        STRIDE,
+        "batch_norm_backward.cu",
+        (NORM_BACK,),
+        "out + locate(term, a.c.sizes, a.out_strides)",
+        "out + locate(term, a.c.sizes, a.grad_strides)",
+        likely="stride_zero",
+    ),
+    one(
+        BITS,
+        "batch_norm_backward.cu",
+        (NORM_BACK,),
+        "product += channel::tree(products);",
+        f"product += {half('channel::tree(products)')};",
+    ),
+)
