@@ -11,6 +11,7 @@ import nxcore
 from nxcore.errors import InvalidInputError
 from nxcore.nas.operations import OPS, PRIMITIVES
 from nxcore.nas.rule import Mode, Rule, as_rule, read
+from nxcore.nn import BatchNorm2d
 
 
 class MixedOp(nn.Module):
@@ -167,4 +168,4 @@ def _candidate(name: str, C: int, stride: int) -> nn.Module:
             f"primitives must be among {', '.join(OPS)}, got {name!r}", argument="primitives"
         )
     op = OPS[name](C, stride, False)
-    return nn.Sequential(op, nn.BatchNorm2d(C, affine=False)) if "pool" in name else op
+    return nn.Sequential(op, BatchNorm2d(C, affine=False)) if "pool" in name else op

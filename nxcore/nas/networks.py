@@ -18,7 +18,7 @@ from nxcore.nas.genotype import Genotype, edges
 from nxcore.nas.mixed import MixedOp
 from nxcore.nas.operations import PRIMITIVES
 from nxcore.nas.rule import Mode, Plan, Rule, as_rule, read
-from nxcore.nn import AdaptiveAvgPool2d
+from nxcore.nn import AdaptiveAvgPool2d, BatchNorm2d
 
 CellOf = Callable[[int, int, int, bool, bool], Any]
 """C_prev_prev, C_prev, C, reduction, reduction_prev -> a cell, which tells its ``channels``."""
@@ -33,7 +33,7 @@ class Network(nn.Module):
         super().__init__()
         C_prev_prev = C_prev = stem_multiplier * C
         self.stem = nn.Sequential(
-            nn.Conv2d(in_channels, C_prev, 3, padding=1, bias=False), nn.BatchNorm2d(C_prev)
+            nn.Conv2d(in_channels, C_prev, 3, padding=1, bias=False), BatchNorm2d(C_prev)
         )
         self.cells = nn.ModuleList()
         reduction_prev = False

@@ -1,7 +1,7 @@
 """The primitives of a DARTS search space: Liu, Simonyan, Yang 2019, arXiv:1806.09055, section 2.1 and A.1.
 
-Parameters and buffers are named as in the paper's own code, so that published weights load. Pools and
-depthwise convolutions are ``nxcore.nn``'s; 1x1 convolutions and batch norm are torch's.
+Parameters and buffers are named as in the paper's own code, so that published weights load. Pools,
+depthwise convolutions and batch norm are ``nxcore.nn``'s; 1x1 convolutions are torch's.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from nxcore.errors import InvalidInputError
-from nxcore.nn import AvgPool2d, Conv2d, MaxPool2d
+from nxcore.nn import AvgPool2d, BatchNorm2d, Conv2d, MaxPool2d
 
 BN_EPS = 1e-5
 
@@ -63,7 +63,7 @@ class FactorizedReduce(nn.Module):
         self.relu = nn.ReLU()
         self.conv_1 = nn.Conv2d(C_in, C_out // 2, 1, stride=2, bias=False)
         self.conv_2 = nn.Conv2d(C_in, C_out // 2, 1, stride=2, bias=False)
-        self.bn = nn.BatchNorm2d(C_out, eps=BN_EPS, affine=affine)
+        self.bn = BatchNorm2d(C_out, eps=BN_EPS, affine=affine)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return shape (N, C_out, H / 2, W / 2); H and W must be even."""
@@ -93,7 +93,7 @@ def _separable(
         nn.ReLU(),
         Conv2d(C_in, C_in, kernel_size, stride, padding, dilation, groups=C_in, bias=False),
         nn.Conv2d(C_in, C_out, 1, bias=False),
-        nn.BatchNorm2d(C_out, eps=BN_EPS, affine=affine),
+        BatchNorm2d(C_out, eps=BN_EPS, affine=affine),
     )
 
 
@@ -116,7 +116,7 @@ class ReLUConvBN(_Chain):
         super().__init__(
             nn.ReLU(),
             nn.Conv2d(C_in, C_out, kernel_size, stride, padding, bias=False),
-            nn.BatchNorm2d(C_out, eps=BN_EPS, affine=affine),
+            BatchNorm2d(C_out, eps=BN_EPS, affine=affine),
         )
 
 
@@ -173,7 +173,7 @@ def _conv_7x1_1x7(C: int, stride: int, affine: bool) -> nn.Module:
         nn.ReLU(),
         nn.Conv2d(C, C, (1, 7), stride=(1, stride), padding=(0, 3), bias=False),
         nn.Conv2d(C, C, (7, 1), stride=(stride, 1), padding=(3, 0), bias=False),
-        nn.BatchNorm2d(C, eps=BN_EPS, affine=affine),
+        BatchNorm2d(C, eps=BN_EPS, affine=affine),
     )
 
 

@@ -15,7 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  torch's own name for it
 
+import nxcore
+from nxcore.errors import InvalidInputError
+from nxcore.nn import BatchNorm2d
+
 POOLS = (nn.MaxPool2d, nn.AvgPool2d)
+NORMS = (nn.BatchNorm2d, BatchNorm2d)
+
+_batch_norm = nxcore.op("batch_norm")
 
 Place = tuple[int, int]
 """Row of an edge, and the place of the operation on it."""
@@ -58,7 +65,7 @@ def _key(module: Any) -> Any:
         return None
     parts: list[Any] = list(module)
     pool, bn = parts
-    if not isinstance(pool, POOLS) or type(bn) is not nn.BatchNorm2d or _hooked(module, pool, bn):
+    if not isinstance(pool, POOLS) or type(bn) not in NORMS or _hooked(module, pool, bn):
         return None
     # Without a momentum, torch itself waits for the device: for the count of batches.
     tracks = bn.training and bn.track_running_stats and bn.momentum is not None
@@ -78,9 +85,11 @@ def _hooked(*modules: nn.Module) -> bool:
 def _normalised(x: Tensor, norms: list[Any]) -> Tensor:
     """Return the batch norm of ``x``; every one of ``norms`` gets the update that it would have made."""
     first = norms[0]
-    # Of momentum 1, so these become the batch's own statistics.
-    mean, var = torch.zeros_like(first.running_mean), torch.zeros_like(first.running_var)
-    out = F.batch_norm(x, mean, var, None, None, True, 1.0, first.eps)
+    out: Tensor
+    try:
+        out, mean, var = _batch_norm(x, None, None, first.eps)
+    except InvalidInputError:
+        return F.batch_norm(x, None, None, training=True, eps=first.eps)  # which says it in torch's words
     with torch.no_grad():
         running = [bn.running_mean for bn in norms] + [bn.running_var for bn in norms]
         batch = [mean] * len(norms) + [var] * len(norms)

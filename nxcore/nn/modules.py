@@ -15,6 +15,7 @@ from nxcore.errors import InvalidInputError
 # Here and not in a call: torch's compiler can't trace how an operator is found, only that it is one.
 _add = nxcore.op("add")
 _avg_pool2d = nxcore.op("avg_pool2d")
+_batch_norm = nxcore.op("batch_norm")
 _depthwise_conv2d = nxcore.op("depthwise_conv2d")
 _global_avg_pool2d = nxcore.op("global_avg_pool2d")
 _global_max_pool2d = nxcore.op("global_max_pool2d")
@@ -151,6 +152,40 @@ class Conv2d(nn.Conv2d, _Served):
             return super().forward(input)
         # Under autocast the convolution may have come in another dtype than its arguments.
         return out if bias is None else _add(out, bias.to(out.dtype).view(-1, 1, 1))
+
+
+class BatchNorm2d(nn.BatchNorm2d, _Served):
+    """``torch.nn.BatchNorm2d``, in training by the operator ``batch_norm``.
+
+    Torch's own ``forward`` serves in evaluation, and where running statistics are means of all batches.
+    """
+
+    @staticmethod
+    def refusal(module: Any) -> str:
+        """Return why torch's own ``forward`` is to serve ``module``; empty if the operator can."""
+        if module.track_running_stats and module.momentum is None:
+            return "its momentum is None: running statistics are means of all batches"
+        return ""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's name
+        """Return the images normalised; in training by their own statistics, which running ones follow."""
+        running: Any = (self.running_mean, self.running_var) if self.track_running_stats else (None, None)
+        tracks = None not in running
+        if not self.training or input.ndim != 4 or (tracks and self.momentum is None):
+            return super().forward(input)
+        try:
+            out: Tensor
+            out, *batch = _batch_norm(input, self.weight, self.bias, self.eps)
+        except InvalidInputError:
+            return super().forward(input)
+        if tracks:
+            with torch.no_grad():
+                # Their dtype is another where the whole module is of half precision.
+                own: Any = [b.to(r.dtype) for b, r in zip(batch, running, strict=True)]
+                torch._foreach_lerp_(running, own, self.momentum or 0.0)  # both in one launch
+                if self.num_batches_tracked is not None:
+                    self.num_batches_tracked.add_(1)
+        return out
 
 
 class SoftmaxSum(_Served):

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 from torch.nn.utils import parametrize
 
-from nxcore.nn.modules import AdaptiveAvgPool2d, AdaptiveMaxPool2d, AvgPool2d, Conv2d, MaxPool2d
+from nxcore.nn.modules import AdaptiveAvgPool2d, AdaptiveMaxPool2d, AvgPool2d, BatchNorm2d, Conv2d, MaxPool2d
 
 OURS: dict[type[nn.Module], Any] = {
     nn.MaxPool2d: MaxPool2d,
@@ -21,6 +21,7 @@ OURS: dict[type[nn.Module], Any] = {
     nn.AdaptiveAvgPool2d: AdaptiveAvgPool2d,
     nn.AdaptiveMaxPool2d: AdaptiveMaxPool2d,
     nn.Conv2d: Conv2d,
+    nn.BatchNorm2d: BatchNorm2d,
 }
 TORCHS = {ours: torchs for torchs, ours in OURS.items()}
 MARK = "_nxcore_accelerated"

@@ -13,6 +13,7 @@ from tests.null import fakes
 OPERATORS = (
     "add",
     "avg_pool2d",
+    "batch_norm",
     "depthwise_conv2d",
     "global_avg_pool2d",
     "global_max_pool2d",

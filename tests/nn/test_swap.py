@@ -29,6 +29,8 @@ def model() -> nn.Sequential:
         Subclass(2),
         nn.Conv2d(4, 8, 1),
         nn.ReLU(),
+        nn.BatchNorm2d(8),
+        nn.SyncBatchNorm(8),
     )
 
 
@@ -38,17 +40,23 @@ def classes(module: nn.Module) -> list[type]:
 
 def test_what_is_replaced_and_what_is_left_is_said_with_the_reason() -> None:
     swap = nxcore.accelerate(model())
-    assert swap.replaced == {"0": "Conv2d", "1.pool": "MaxPool2d", "1.other.0": "AvgPool2d"}
+    assert swap.replaced == {
+        "0": "Conv2d",
+        "1.pool": "MaxPool2d",
+        "1.other.0": "AvgPool2d",
+        "6": "BatchNorm2d",
+    }
     assert swap.left == {
         "2": "it has parametrizations",
         "2.parametrizations.weight.0": "no operator for _WeightNorm",
         "3": "Subclass is a subclass of MaxPool2d: its forward may differ",
         "4": "not depthwise: groups 1, in_channels 4 and out_channels 8 must be equal",
         "5": "no operator for ReLU",
+        "7": "no operator for SyncBatchNorm",
     }
     assert swap.to_dict() == {"replaced": swap.replaced, "left": swap.left}
     text = str(swap)
-    assert text.startswith("replaced 3, left 5\n  0: Conv2d\n")
+    assert text.startswith("replaced 4, left 6\n  0: Conv2d\n")
     assert "\n  left 1: it has parametrizations" in text
 
 
