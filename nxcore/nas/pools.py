@@ -15,14 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  torch's own name for it
 
-import nxcore
 from nxcore.errors import InvalidInputError
 from nxcore.nn import BatchNorm2d
+from nxcore.nn.modules import batch_norm
 
 POOLS = (nn.MaxPool2d, nn.AvgPool2d)
 NORMS = (nn.BatchNorm2d, BatchNorm2d)
-
-_batch_norm = nxcore.op("batch_norm")
 
 Place = tuple[int, int]
 """Row of an edge, and the place of the operation on it."""
@@ -87,7 +85,7 @@ def _normalised(x: Tensor, norms: list[Any]) -> Tensor:
     first = norms[0]
     out: Tensor
     try:
-        out, mean, var = _batch_norm(x, None, None, first.eps)
+        out, mean, var = batch_norm(x, None, None, first.eps)
     except InvalidInputError:
         return F.batch_norm(x, None, None, training=True, eps=first.eps)  # which says it in torch's words
     with torch.no_grad():

@@ -154,6 +154,17 @@ class Conv2d(nn.Conv2d, _Served):
         return out if bias is None else _add(out, bias.to(out.dtype).view(-1, 1, 1))
 
 
+def batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Any:
+    """Run the operator; torch's reference under hooks on what is saved, such as those of a checkpoint.
+
+    A checkpoint compares what the computation keeps the first time and the second: who serves mustn't change.
+    """
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks  # type: ignore[attr-defined]  # not in its stub
+    if not torch.compiler.is_compiling() and hooks(True) is not None:
+        return _batch_norm.spec.reference(x, weight, bias, eps)
+    return _batch_norm(x, weight, bias, eps)
+
+
 class BatchNorm2d(nn.BatchNorm2d, _Served):
     """``torch.nn.BatchNorm2d``, in training by the operator ``batch_norm``.
 
@@ -173,9 +184,11 @@ class BatchNorm2d(nn.BatchNorm2d, _Served):
         tracks = None not in running
         if not self.training or input.ndim != 4 or (tracks and self.momentum is None):
             return super().forward(input)
+        if not input.is_floating_point() or input.numel() < 2 * input.shape[1]:
+            return super().forward(input)  # which refuses it in its own words
         try:
             out: Tensor
-            out, *batch = _batch_norm(input, self.weight, self.bias, self.eps)
+            out, *batch = batch_norm(input, self.weight, self.bias, self.eps)
         except InvalidInputError:
             return super().forward(input)
         if tracks:
