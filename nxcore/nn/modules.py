@@ -159,7 +159,7 @@ def batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 
     A checkpoint compares what the computation keeps the first time and the second: who serves mustn't change.
     """
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks  # type: ignore[attr-defined]  # not in its stub
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks  # noqa: SLF001  no public test
     if not torch.compiler.is_compiling() and hooks(True) is not None:
         return _batch_norm.spec.reference(x, weight, bias, eps)
     return _batch_norm(x, weight, bias, eps)
