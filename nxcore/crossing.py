@@ -11,7 +11,8 @@ import math
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from nxcore.choice import Choice, regimes
@@ -21,12 +22,14 @@ from nxcore.online import MET, Call, Switch, exploration
 from nxcore.pace import Pace
 from nxcore.problem import Problem
 
-BRIDGE_US = 13.0
-"""What the host needs for the bridge, there and back.
+BRIDGE_US: Mapping[str, float] = MappingProxyType({"cpu": 13.0, "cuda": 32.0})
+"""What the host needs for the bridge, there and back, by the type of device.
 
-Measured on one core of an AMD EPYC, torch 2.13: an addition of (4, 16) and its gradients over the bridge, by
-a backward operator that does nothing, took 12.4 and 13.1 us more than by torch's autograd (22 us) in two
-processes, medians of 40 interleaved blocks of 100.
+An addition of (4, 16) and its gradients over the bridge, by a backward operator that does nothing, beside
+torch's own autograd. On one core of an AMD EPYC with torch 2.13: 12.4 and 13.1 us more (of 22) in two
+processes, medians of 40 interleaved blocks of 100. On the host of an H200 with torch 2.11, where autograd has a
+thread of its own for the device: 31.4, 32.0 and 38.7 us more (of 84), medians of 5 blocks of 200, while other
+work was going on there.
 """
 
 SCOUTS = 8
@@ -72,6 +75,7 @@ class Crossing:
     ) -> None:
         self.problem, self.reference, self.pace, self.clock = problem, problem.spec.reference, pace, clock
         self._forward, self._backward, self._find = forward, backward, find
+        self._half_us = half_us(problem)
         self._there, self._for_turns = bridge(backward), bridge(self._back)
         explored = exploration(forward.call)
         self._explored = [explored] if explored else []
@@ -87,7 +91,7 @@ class Crossing:
         if explored := exploration(backward.call):
             self._explored.append(explored)
         self._settled = True
-        stays = explored is not None or gain_us(self._forward) + gain_us(backward) <= 0
+        stays = explored is not None or sum(gain_us(c, self._half_us) for c in (self._forward, backward)) <= 0
         eager = captured = self.reference if stays else self._there
         if "captured" in regimes(self.problem):  # a replay knows neither host nor bridge
             torchs = alone(self._forward) or bool(self._explored)
@@ -146,25 +150,30 @@ class Crossing:
         return result
 
 
-def gain_us(choice: Choice) -> float:
+def gain_us(choice: Choice, half_us: float) -> float:
     """Return what a choice saves over its half of the bridge, which the host alone pays for.
 
     It is held to the fastest of torch's ways, as ever; infinite where a kernel is wanted that wasn't timed.
     """
     timed = {c.label: c.timing for c in choice.decision.candidates if c.timing}
     if (mine := timed.get(choice.decision.chosen)) is None:
-        return -BRIDGE_US / 2 if alone(choice) or exploration(choice.call) else math.inf
+        return -half_us if alone(choice) or exploration(choice.call) else math.inf
     # Another of torch's ways is held to what its autograd would record.
     natives = (c for c in choice.decision.candidates if c.native and c.timing)
     rivals = [
         c.timing.median_us for c in natives if c.timing and (c.label == "torch" or c.timing is not mine)
     ]
-    return min(rivals) - max(mine.device_median_us, statistics.median(mine.host_us) + BRIDGE_US / 2)
+    return min(rivals) - max(mine.device_median_us, statistics.median(mine.host_us) + half_us)
 
 
-def pays(choice: Choice) -> bool:
+def pays(choice: Choice, half_us: float) -> bool:
     """Tell whether a forward choice pays for all of the bridge, whoever serves the backward operator."""
-    return gain_us(choice) > BRIDGE_US / 2
+    return gain_us(choice, half_us) > half_us
+
+
+def half_us(problem: Problem) -> float:
+    """Return what the host needs for one way over the bridge."""
+    return BRIDGE_US.get(problem.device.type, BRIDGE_US["cpu"]) / 2
 
 
 def alone(choice: Choice) -> bool:

@@ -7,6 +7,7 @@ another stream are the caller's to record, as for torch's own operators.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -65,6 +66,15 @@ def test_a_captured_call_goes_to_the_winner_of_the_devices_time(op: str) -> None
 KERNELS = [b for b in discover(strict=True).backends if b not in ("torch", "inductor", "jax")]
 LONG = 20_000_000
 """Cycles of the device: some ten milliseconds, longer than the host takes to queue what follows."""
+
+
+@pytest.fixture(autouse=True)
+def _the_current_device_stays() -> Iterator[None]:
+    yield
+    left = torch.cuda.current_device()
+    torch.cuda.set_device(0)  # or the next test would fail for it
+    assert left == 0
+
 
 two_devices = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 

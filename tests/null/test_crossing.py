@@ -166,10 +166,11 @@ def test_on_a_device_that_the_call_waits_for_the_bridge_costs_nothing():
         )
         return Choice(Decision("fast", "measured", "", candidates), lambda: None, None, None)
 
-    assert crossing.gain_us(choice((100, 10), (90, 10))) == 10
-    assert crossing.gain_us(choice((10, 20), (9, 18))) == 2 - crossing.BRIDGE_US / 2
-    assert not crossing.pays(choice((10, 20), (9, 18)))
-    assert crossing.pays(choice((100, 10), (90, 10)))
+    assert crossing.gain_us(choice((100, 10), (90, 10)), 6.5) == 10
+    assert crossing.gain_us(choice((10, 20), (9, 18)), 6.5) == 2 - 6.5
+    assert not crossing.pays(choice((10, 20), (9, 18)), 6.5)
+    assert crossing.pays(choice((100, 10), (90, 10)), 6.5)
+    assert not crossing.pays(choice((100, 10), (90, 10)), 16)
 
 
 def test_calls_that_nobody_differentiates_stop_crossing():
