@@ -27,9 +27,9 @@ BRIDGE_US: Mapping[str, float] = MappingProxyType({"cpu": 13.0, "cuda": 32.0})
 
 An addition of (4, 16) and its gradients over the bridge, by a backward operator that does nothing, beside
 torch's own autograd. On one core of an AMD EPYC with torch 2.13: 12.4 and 13.1 us more (of 22) in two
-processes, medians of 40 interleaved blocks of 100. On the host of an H200 with torch 2.11, where autograd has a
-thread of its own for the device: 31.4, 32.0 and 38.7 us more (of 84), medians of 5 blocks of 200, while other
-work was going on there.
+processes, medians of 40 interleaved blocks of 100. On the host of an H200 with torch 2.11, where autograd has
+a thread of its own for the device: 31.4, 32.0 and 38.7 us more (of 84), medians of 5 blocks of 200, while
+other work was going on there.
 """
 
 SCOUTS = 8
