@@ -97,6 +97,20 @@ class Chooser:
         """Return what was decided in this process, None if nothing was."""
         return self.choices.get(self._key(problem, backend))
 
+    def stays(self, problem: Problem) -> bool:
+        """Tell whether torch will serve ``problem``: nothing is known of it, and the policy learns nothing.
+
+        Then it needs no call to be told.
+        """
+        policy = self.policy
+        if PREFERENCE.get().backends or policy not in ("estimate", "frozen") or self.known(problem):
+            return False
+        if self.lock.chosen and self.lock.label(filed(problem)):
+            return False
+        if policy == "frozen":
+            return not self.settings.strict
+        return self.recall.wisdom.read(problem) is None and not self.estimator.knows(problem)
+
     def keep(self, problem: Problem, backend: str | None, choice: Choice) -> None:
         """Let ``choice`` serve ``problem`` from now on."""
         with self._threads:

@@ -42,14 +42,7 @@ class Estimator:
         """Return who is to serve ``problem`` by what is known of other sizes, None where that is nothing."""
         if problem.view:
             return None
-        refused: dict[str, str] = {}
-        owned = {b.label(k): (b, k) for b, k in self.tuner.taking_part(problem.op)}
-        able: Owned = {}
-        for label, (backend, kernel) in owned.items():
-            if why := self.tuner.refusal(backend, kernel, problem):
-                refused[label] = why
-            elif not (self.tuner.registry.probe(backend, kernel).simulated or yardstick(kernel)):
-                able[label] = backend, kernel
+        owned, able, refused = self._able(problem)
         while len(able) > 1 and (found := self.guess(problem, able)):
             entry = self.tuner.enter(*able[found.label], problem, args)
             if entry.call is not None:
@@ -62,6 +55,23 @@ class Estimator:
             refused[found.label] = entry.candidate.refusal
             del able[found.label]
         return None
+
+    def knows(self, problem: Problem) -> bool:
+        """Tell whether anything that is known of other sizes tells of ``problem``."""
+        able = {} if problem.view else self._able(problem)[1]
+        return len(able) > 1 and self.guess(problem, able) is not None
+
+    def _able(self, problem: Problem) -> tuple[Owned, Owned, dict[str, str]]:
+        """Return all who take part, those of them who could serve, and why the others can't."""
+        able: Owned = {}
+        refused: dict[str, str] = {}
+        owned = {b.label(k): (b, k) for b, k in self.tuner.taking_part(problem.op)}
+        for label, (backend, kernel) in owned.items():
+            if why := self.tuner.refusal(backend, kernel, problem):
+                refused[label] = why
+            elif not (self.tuner.registry.probe(backend, kernel).simulated or yardstick(kernel)):
+                able[label] = backend, kernel
+        return owned, able, refused
 
     def guess(self, problem: Problem, able: Owned) -> Guess | None:
         """Say who of ``able`` is to serve ``problem``: by this device's figures, else by those of others."""

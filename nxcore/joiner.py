@@ -81,7 +81,11 @@ class Joiner:
             return bridge(backward)
         described = None if gradient.forward else self._described(problem, args)
         known = self.chooser.known(described) if described else None
-        nobody = described and (described.view or not self.tuner.accepting(described, order.backends))
+        nobody = described and (
+            described.view
+            or not self.tuner.accepting(described, order.backends)
+            or self.chooser.stays(described)
+        )
         if nobody and not explored and not (known and exploration(known.call)):
             torchs = operator.spec.reference
             captures = "captured" in regimes(problem)

@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 RESULTS = ROOT / "benchmarks/results/nvidia-h200"
-RECORD = RESULTS / "2026-11-21.jsonl"
+RECORD = RESULTS / "2026-11-22.jsonl"
 DEPTHWISE = RESULTS / "2026-11-21-depthwise.jsonl"
 CONFORMANCE = RESULTS / "2026-11-21-conformance.json"
 
@@ -46,6 +46,7 @@ def test_the_table_of_policies_is_the_records() -> None:
     won = [[r["ratio"][0] for r in cell if r["verdict"] == "FAST"] for cell in _cells()]
     assert f"| always Triton | {_always('triton')} |" in README
     assert f"| always Numba-CUDA, where it can | {_always('numba-cuda')} |" in README
+    assert f"over the {len(_cells())} cells (operator and size, float32) of\n" in README
     assert f"nxcore's rule, on the same timings | {_summary([max(w, default=1.0) for w in won])} |" in re.sub(
         r"\*\*", "", README
     )
@@ -75,6 +76,12 @@ def test_the_search_step_is_the_records() -> None:
     step = json.loads((RESULTS / "2026-11-21-search-step.json").read_text(encoding="utf-8"))["new"]
     mine, torchs = (f"{step[name]:.0f}" for name in ("patched_captured_ms", "plain_captured_ms"))
     assert f"takes {mine} ms on an H200 where torch's takes {torchs}\n" in README
+
+
+def test_an_epoch_of_the_search_is_the_records() -> None:
+    rows = json.loads((RESULTS / "2026-11-22-search-cifar10.json").read_text(encoding="utf-8"))["rows"]
+    steps = 25_000 // 64
+    assert f"took {rows[1]['seconds']:.1f} s for an epoch of {2 * steps} such passes\n" in README
 
 
 def test_the_search_on_digits_is_the_records() -> None:

@@ -157,6 +157,14 @@ def test_kernels_that_save_less_than_the_bridge_costs_leave_it_to_torch(
     assert runs == ["forward"] * (0 < forward < 1), "without a gradient there is no bridge"
 
 
+@pytest.mark.parametrize("policy", ["estimate", "frozen"])
+def test_where_nothing_is_learnt_the_first_call_is_torchs_as_all_are(policy):
+    """The bridge has other last bits: a search that goes on in a new process would differ."""
+    session, runs = learning(0.5, 0.5, policy)
+    assert [step(session, settle=False) for _ in range(3)] == [False] * 3
+    assert runs == []
+
+
 def test_on_a_device_that_the_call_waits_for_the_bridge_costs_nothing():
     def choice(torchs, mine):
         seen = {"torch": torchs, "fast": mine}
