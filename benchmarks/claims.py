@@ -10,12 +10,13 @@ the kernels are chosen by measuring beforehand. ``first`` is the idiom that the 
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 import nxcore
 from nxcore import nas
 from nxcore.device import describe
+from nxcore.select import interval
 
 sys.path.append(str(Path(__file__).parents[1]))
 from tests.nas import darts  # plain operations, which are no part of the package
@@ -67,6 +69,11 @@ class Claim:
     idioms: Mapping[str, Call] = field(default_factory=dict)
 
 
+def stacked(xs: Sequence[Tensor], logits: Tensor) -> Tensor:
+    """Return the weighted sum as the claim's authors wrote it: of a stack, which is made first."""
+    return (torch.stack(tuple(xs)) * torch.softmax(logits, 0).view(-1, 1, 1, 1, 1)).sum(0)
+
+
 def softmax_sums() -> list[Claim]:
     """Return the weighted sums of stacked and of listed candidates, forward, and with gradients."""
     found = []
@@ -74,23 +81,16 @@ def softmax_sums() -> list[Claim]:
         xs, logits = [_randn(batch, channels, side, side) for _ in range(n)], _randn(n)
         ours = nxcore.op("softmax_sum")
 
-        def stacked(xs: Any = xs, logits: Any = logits, n: int = n) -> Tensor:
-            return (torch.stack(list(xs)) * torch.softmax(logits, 0).view(n, 1, 1, 1, 1)).sum(0)
-
-        def looped(xs: Any = xs, logits: Any = logits) -> Tensor:
-            weights = torch.softmax(logits, 0)
-            out = xs[0] * weights[0]
-            for x, w in zip(xs[1:], weights[1:], strict=True):
-                out.addcmul_(x, w)
-            return out
-
         shape = f"{n} x ({batch}, {channels}, {side}, {side})"
         found.append(
             Claim(
                 f"softmax_sum {name}, {shape}",
                 claimed,
                 lambda xs=xs, logits=logits, ours=ours: ours(xs, logits),
-                {"stacked": stacked, "in place": looped},
+                {
+                    "stacked": functools.partial(stacked, xs, logits),
+                    "in place": functools.partial(ours.spec.idioms["in-place"], xs, logits),
+                },
             )
         )
         leaves = [x.clone().requires_grad_() for x in (*xs, logits)]
@@ -180,17 +180,10 @@ def compared(claim: Claim) -> dict[str, Any]:
     best = min(claim.idioms, key=medians.__getitem__)
     row: dict[str, Any] = {"name": claim.name, "claimed": claim.claimed, "us": medians, "calls": count}
     for what, idiom in (("first", first), ("best", best)):
-        ratios = sorted(theirs / own for theirs, own in zip(times[idiom], times["ours"], strict=True))
-        row[what] = {"idiom": idiom, "ratio": statistics.median(ratios), "interval": _interval(ratios)}
+        found = interval([theirs / own for theirs, own in zip(times[idiom], times["ours"], strict=True)])
+        row[what] = {"idiom": idiom, "ratio": found.median, "interval": (found.low, found.high)}
     row["met"] = row["first"]["interval"][0] >= claim.claimed
     return row
-
-
-def _interval(ratios: list[float]) -> tuple[float, float]:
-    """Return the median's interval of 95% by order statistics: of 25 ratios, the 8th and the 18th."""
-    k = len(ratios)
-    rank = max(0, int(k / 2 - 0.98 * k**0.5))
-    return ratios[rank], ratios[k - 1 - rank]
 
 
 def memory() -> list[dict[str, Any]]:
@@ -199,19 +192,13 @@ def memory() -> list[dict[str, Any]]:
     for name, (n, batch, channels, side, _) in CANDIDATES.items():
         xs, logits = [_randn(batch, channels, side, side) for _ in range(n)], _randn(n)
 
-        def stacked(xs: Any = xs, logits: Any = logits, n: int = n) -> Tensor:
-            return (torch.stack(xs) * torch.softmax(logits, 0).view(n, 1, 1, 1, 1)).sum(0)
-
-        def ours(xs: Any = xs, logits: Any = logits) -> Any:
-            return nxcore.ops.softmax_sum(xs, logits)
-
         row: dict[str, Any] = {"name": name}
-        for what, run in (("ours", ours), ("stacked", stacked)):
-            run()
+        for what, run in (("ours", nxcore.op("softmax_sum")), ("stacked", stacked)):
+            run(xs, logits)
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
-            run()
+            run(xs, logits)
             row[what] = torch.cuda.max_memory_allocated() - before
         row["saved"] = 1 - row["ours"] / row["stacked"]
         rows.append(row)

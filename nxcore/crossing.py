@@ -29,7 +29,7 @@ An addition of (4, 16) and its gradients over the bridge, by a backward operator
 torch's own autograd. On one core of an AMD EPYC with torch 2.13: 12.4 and 13.1 us more (of 22) in two
 processes, medians of 40 interleaved blocks of 100. On the host of an H200 with torch 2.11, where autograd has
 a thread of its own for the device: 31.4, 32.0 and 38.7 us more (of 84), medians of 5 blocks of 200, while
-other work was going on there.
+other work was going on there (benchmarks/results/nvidia-h200/2026-11-22-bridge.txt).
 """
 
 SCOUTS = 8
@@ -75,7 +75,7 @@ class Crossing:
     ) -> None:
         self.problem, self.reference, self.pace, self.clock = problem, problem.spec.reference, pace, clock
         self._forward, self._backward, self._find = forward, backward, find
-        self._half_us = half_us(problem)
+        self._half_us = one_way_us(problem)
         self._there, self._for_turns = bridge(backward), bridge(self._back)
         explored = exploration(forward.call)
         self._explored = [explored] if explored else []
@@ -171,7 +171,7 @@ def pays(choice: Choice, half_us: float) -> bool:
     return gain_us(choice, half_us) > half_us
 
 
-def half_us(problem: Problem) -> float:
+def one_way_us(problem: Problem) -> float:
     """Return what the host needs for one way over the bridge."""
     return BRIDGE_US.get(problem.device.type, BRIDGE_US["cpu"]) / 2
 

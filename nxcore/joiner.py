@@ -9,7 +9,7 @@ from typing import Any
 from nxcore.autograd import Differentiable
 from nxcore.choice import Choice, regimes
 from nxcore.chooser import Chooser
-from nxcore.crossing import Crossing, alone, half_us, pays
+from nxcore.crossing import Crossing, alone, one_way_us, pays
 from nxcore.dispatch import PREFERENCE, Operator
 from nxcore.guards import guarded, of_the_first, preferring, unless_capturing
 from nxcore.online import Call, exploration
@@ -77,7 +77,7 @@ class Joiner:
 
         backward = preferring(order, self._op(gradient.op, backend=operator.backend))
         explored = exploration(choice.call)
-        if operator.backend is not None or pays(choice, half_us(problem)):
+        if operator.backend is not None or pays(choice, one_way_us(problem)):
             return bridge(backward)
         described = None if gradient.forward else self._described(problem, args)
         known = self.chooser.known(described) if described else None

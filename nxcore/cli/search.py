@@ -95,10 +95,8 @@ def images(asked: dict[str, Any], device: str | None) -> tuple[Data, torch.devic
     from nxcore.device import available
     from nxcore.nas import data
 
-    found, at = (
-        data.load(asked["data"], asked["root"], seed=asked["seed"], side=asked["side"]),
-        available(device),
-    )
+    found = data.load(asked["data"], asked["root"], seed=asked["seed"], side=asked["side"])
+    at = available(device)
     if at.type == "cuda" and found.nbytes > SHARE * torch.cuda.mem_get_info(at)[0]:
         return found, at
     return found.to(at), at

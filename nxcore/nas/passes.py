@@ -55,8 +55,7 @@ class Passes:
         """Return loss and scores, and leave the mean gradients of all ranks in the weights' ``grad``."""
         if not self.graphed:
             loss, scores = self._forward(self._shared, batch.images, batch.labels)
-            for parameter in self.net.parameters():
-                parameter.grad = None
+            self.net.zero_grad()
             loss.backward()
             return loss.detach(), scores.detach()
         # A graph keeps what is no tensor: an epoch with another share of dropped paths has another graph.

@@ -266,7 +266,7 @@ class Trainer:
         images = self.data.validation.images[:CHUNK].to(self.device)
         self.net, self.arch, difference = mutate(mutation, self.net, self.arch, optimizers, images, generator)
         self._mutated += 1
-        self._pass()
+        self._renew_passes()
         count = sum(p.numel() for p in self.net.parameters())
         return self._row("mutation", started, grown=str(mutation), difference=difference, parameters=count)
 
@@ -300,16 +300,16 @@ class Trainer:
             space: dict[str, Any] = {"primitives": p.primitives, "mode": p.mode, "inserted": inserted}
             net = SearchNetwork(*sizes, **space, in_channels=channels)
         self.net = net.to(self.device)
-        self._pass()
+        self._renew_passes()
         self.optimizer = torch.optim.SGD(
             self.net.parameters(), lr=p.lr, momentum=p.momentum, weight_decay=p.weight_decay
         )
 
-    def _pass(self) -> None:
-        p = self.preset
-        unused = p.mode != "exact" or self.arch.multiplier < self.arch.steps
-        graphed = p.graphed and self.device.type == "cuda"
-        self.passes = Passes(self.net, self.arch, order=p.order, graphed=graphed, unused=unused)
+    def _renew_passes(self) -> None:
+        """Make the passes of the network in training: graphs hold the tensors of one network."""
+        unused = self.preset.mode != "exact" or self.arch.multiplier < self.arch.steps
+        graphed = self.preset.graphed and self.device.type == "cuda"
+        self.passes = Passes(self.net, self.arch, order=self.preset.order, graphed=graphed, unused=unused)
 
     def _epochs(self) -> int:
         p = self.preset

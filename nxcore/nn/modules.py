@@ -182,7 +182,7 @@ class BatchNorm2d(nn.BatchNorm2d, _Served):
         """Return the images normalised; in training by their own statistics, which running ones follow."""
         running: Any = (self.running_mean, self.running_var) if self.track_running_stats else (None, None)
         tracks = None not in running
-        if not self.training or input.ndim != 4 or (tracks and self.momentum is None):
+        if not self.training or input.ndim != 4 or self.refusal(self):
             return super().forward(input)
         if not input.is_floating_point() or input.numel() < 2 * input.shape[1]:
             return super().forward(input)  # which refuses it in its own words

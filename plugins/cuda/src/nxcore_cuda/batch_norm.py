@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from nxcore.plugin import FLOATS, Problem, TensorMeta
+from nxcore.plugin import Problem, TensorMeta
 from nxcore_cuda.candidates import KINDS
-from nxcore_cuda.channel import Channels, Tile, instance, pair
+from nxcore_cuda.channel import Channels, Tile, pair, usual
 from nxcore_cuda.instance import Instance
-from nxcore_cuda.layout import VECTOR
 
 ENTRIES = ("batch_norm_moments", "batch_norm_apply")
 
@@ -62,8 +61,4 @@ def sweep(problem: Problem) -> Iterator[Tile]:
 
 def instances() -> Iterator[Instance]:
     """Yield what ordinary calls want."""
-    for dtype in FLOATS:
-        for width in (1, VECTOR // dtype.itemsize):
-            for span in (256, 512, 1024) if width > 1 else (1024,):
-                for entry in ENTRIES:
-                    yield instance(entry, "batch_norm", dtype, width, Tile(span))
+    yield from usual("batch_norm", ENTRIES)

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from nxcore.plugin import Problem, TensorMeta, collapse
+from nxcore.plugin import FLOATS, Problem, TensorMeta, collapse
 from nxcore_cuda.candidates import TYPES
 from nxcore_cuda.instance import Instance
 from nxcore_cuda.launch import Guarded, Launch
-from nxcore_cuda.layout import DIMS, STRIDES, dims, divides, in_vectors, single, steps, widths
+from nxcore_cuda.layout import DIMS, STRIDES, VECTOR, dims, divides, in_vectors, single, steps, widths
 
 WARP = 32
 UNROLL = 4  # vectors in flight of one thread, at most
@@ -129,6 +129,15 @@ def instance(entry: str, source: str, dtype: torch.dtype, width: int, tile: Tile
     return Instance(
         entry, (TYPES[dtype], width, unroll), source, f"{source}_args", threads=most, blocks=512 // most
     )
+
+
+def usual(source: str, entries: Sequence[str]) -> Iterator[Instance]:
+    """Yield what ordinary calls want of a source's kernels."""
+    for dtype in FLOATS:
+        for width in (1, VECTOR // dtype.itemsize):
+            for span in (256, 512, 1024) if width > 1 else (1024,):
+                for entry in entries:
+                    yield instance(entry, source, dtype, width, Tile(span))
 
 
 def pair(
