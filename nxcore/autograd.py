@@ -15,6 +15,15 @@ from nxcore.spec import Gradient, OpSpec
 WORTH_ASKING = 2**20
 """Bytes of a tensor from which on a gradient costs more than to ask torch whether anybody wants it."""
 
+QUESTIONS = 2
+"""Leaves that a backward pass is asked about: the answer "yes" is an exception, and takes 30 us and more.
+
+Where so many are wanted, others are taken to be wanted too.
+"""
+
+_LEAF: type = type(torch.autograd.graph.get_gradient_edge(torch.zeros((), requires_grad=True)).node)
+_leaves = (-1, 0)  # a backward pass, and how many of its leaves were found to be wanted
+
 
 class Differentiable:
     """A planned forward call and the operator that differentiates it.
@@ -165,9 +174,18 @@ _apply = super(
 
 def _wanted(needed: bool, edge: tuple[Any, int]) -> bool:
     """Tell whether this backward pass goes on to an input; ``torch.autograd.grad`` names those it goes to."""
+    global _leaves  # noqa: PLW0603  a race of two passes costs a question more
+    node = edge[0]
+    if not needed or node is None:
+        return needed
+    leaf, task = type(node) is _LEAF, torch._C._current_graph_task_id()  # noqa: SLF001  has no public form
+    if leaf and _leaves == (task, QUESTIONS):
+        return True
     try:
-        return needed and bool(torch._C._will_engine_execute_node(edge[0]))  # noqa: SLF001  has no public form
+        return bool(torch._C._will_engine_execute_node(node))  # noqa: SLF001  has no public form
     except (RuntimeError, AttributeError):  # of a leaf that is asked for, torch has no answer but this
+        if leaf:
+            _leaves = (task, _leaves[1] + 1 if _leaves[0] == task else 1)
         return True
 
 

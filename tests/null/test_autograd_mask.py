@@ -73,3 +73,35 @@ def test_a_pass_for_some_inputs_works_for_those_alone(ask, size):
         leaf.grad = None
     for a, b in zip(got, grads(want), strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_a_pass_for_many_leaves_asks_about_a_few(monkeypatch):
+    """Torch's answer "yes" about a leaf is an exception, which takes longer than a small kernel."""
+    raised = []
+    ask = torch._C._will_engine_execute_node
+
+    def counted(node):
+        try:
+            return ask(node)
+        except RuntimeError:
+            raised.append(node)
+            raise
+
+    monkeypatch.setattr(torch._C, "_will_engine_execute_node", counted)
+    backend = fakes.backend("fake", fakes.kernel("softmax_sum"), fakes.kernel("softmax_sum_backward"))
+    op = fakes.session(backend).op("softmax_sum", backend="fake")
+    x = torch.randn(LARGE, requires_grad=True)
+    leaves = [torch.randn(LARGE, requires_grad=True) for _ in range(6)]
+    w = torch.randn(2, requires_grad=True)
+
+    def loss():
+        y = x * 1.0
+        for leaf in leaves:
+            y = op([y, leaf], w)
+        return y.sum()
+
+    torch.autograd.grad(loss(), [x, w, *leaves])  # verified here
+    for _ in range(2):  # each pass anew
+        del raised[:]
+        torch.autograd.grad(loss(), [x, w, *leaves])
+        assert len(raised) == 2
