@@ -172,7 +172,7 @@ def _backward(
             found[i] = flatten(shell.spec.reference(*alone))[i]
     if any(rest):
         leaves = shell.result.unpacked(shell.leaves(gradient.args(grad, tuple(rest), *args), backend))
-        for i, leaf in enumerate(leaves):
+        for i, leaf in enumerate(leaves[: len(mask)]):  # there may be more, of tensors that weren't given
             found[i] = leaf if rest[i] else found[i]
     return found
 

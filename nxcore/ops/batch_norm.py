@@ -104,12 +104,17 @@ def check(x: Any, weight: Any, bias: Any, eps: Any) -> None:
     """Refuse what the operator isn't defined for."""
     require_tensor(x, "x")
     require_channels(x)
+    require_factors(x, weight, bias)
+    require_eps(eps)
+
+
+def require_factors(x: Any, weight: Any, bias: Any) -> None:
+    """Refuse what isn't two numbers a channel, or none."""
     if (weight is None) != (bias is None):
         given, missing = ("bias", "weight") if weight is None else ("weight", "bias")
         raise InvalidInputError(f"{given} needs a {missing}: give both or neither", argument=given)
     require_factor(weight, x, "weight")
     require_factor(bias, x, "bias")
-    require_eps(eps)
 
 
 def require_channels(x: Any) -> None:

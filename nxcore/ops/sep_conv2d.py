@@ -63,16 +63,28 @@ def reference(
     InvalidInputError
         If ``x`` isn't an image, a weight doesn't fit it, or an argument is out of range.
     """
-    device = x.device.type
-    if device in LOWER and torch.is_autocast_enabled(device) and x.dtype is not torch.float64:
-        lower = torch.get_autocast_dtype(device)
-        with torch.autocast(device, enabled=False):  # or the middle would be rounded
+    if lower := lowered(x):
+        with torch.autocast(x.device.type, enabled=False):  # or the middle would be rounded
             given = (x.to(lower), dw_weight.to(lower), pw_weight.to(lower))
             return reference(*given, stride, padding, dilation, relu)
+    return convolved(x, dw_weight, pw_weight, stride, padding, dilation, relu).to(x.dtype)
+
+
+def lowered(x: Tensor) -> torch.dtype | None:
+    """Return the dtype that autocast gives a convolution of ``x``; None where it has nothing to say."""
+    device = x.device.type
+    on = device in LOWER and torch.is_autocast_enabled(device) and x.dtype is not torch.float64
+    return torch.get_autocast_dtype(device) if on else None
+
+
+def convolved(
+    x: Tensor, dw_weight: Tensor, pw_weight: Tensor, stride: Any, padding: Any, dilation: Any, relu: bool
+) -> Tensor:
+    """Return the result before it is rounded to 16 bits, in the memory format of ``x``."""
     image, filters, points = wide(x), wide(dw_weight), wide(pw_weight)
     image = functional.relu(image) if relu else image
     out = pointwise(depthwise(image, filters, stride, padding, dilation), points.flatten(1))
-    return out.to(x.dtype).contiguous(memory_format=memory_format(x))
+    return out.contiguous(memory_format=memory_format(x))
 
 
 def wide(x: Tensor) -> Tensor:
@@ -118,11 +130,11 @@ def check(
 
 def out_shape(x: Any, dw_weight: Any, pw_weight: Any, *window: Any) -> tuple[int, ...]:
     """Return the result's shape."""
-    outputs = window_of(x, dw_weight, *window).outputs
-    return (*x.shape[:-3], pw_weight.shape[0], *outputs)
+    return (*x.shape[:-3], pw_weight.shape[0], *window_of(x, dw_weight, *window).outputs)
 
 
-def _outputs(x: Any, dw_weight: Any, pw_weight: Any, *rest: Any) -> TensorMeta:
+def outputs(x: Any, dw_weight: Any, pw_weight: Any, *rest: Any) -> TensorMeta:
+    """Describe the result."""
     shape = out_shape(x, dw_weight, pw_weight, *rest[:3])
     return laid_out(shape, memory_format(x), x.dtype, x.device)
 
@@ -254,7 +266,7 @@ SPEC = OpSpec(
     errors=ERRORS,
     magnitude=magnitude,
     terms=terms,
-    outputs=_outputs,
+    outputs=outputs,
     ways=ways,
     gradient=Gradient("sep_conv2d_backward", _backward, saves=("x", "dw_weight", "pw_weight")),
     autocast=LOWER,

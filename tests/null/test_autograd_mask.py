@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.null import fakes
+from tests.null.test_autograd import CASES, leaves_of
 
 
 def test_the_backward_kernel_runs_and_gets_the_mask():
@@ -105,3 +106,32 @@ def test_a_pass_for_many_leaves_asks_about_a_few(monkeypatch):
         del raised[:]
         torch.autograd.grad(loss(), [x, w, *leaves])
         assert len(raised) == 2
+
+
+SEVERAL = [case for case in CASES if len(fakes.leaves(CASES[case][1]())) > 1]
+
+
+@pytest.mark.parametrize("case", SEVERAL)
+def test_a_gradient_that_nobody_needs_is_not_computed(case):
+    name, _, kwargs = CASES[case]
+    spec, masks = fakes.SPECS[name], []
+    back = fakes.SPECS[spec.gradient.op]
+    place = next(i for i, p in enumerate(back.params) if p.name == "output_mask")
+
+    def note(*args):
+        masks.append(args[place])
+        return back.reference(*args)
+
+    session = fakes.session(fakes.backend("fake", fakes.kernel(name), fakes.kernel(back.name, note)))
+    for i in range(len(fakes.leaves(leaves_of(case)))):
+        args = leaves_of(case)
+        for j, t in enumerate(fakes.leaves(args)):
+            t.requires_grad_(i == j)
+        with session.use("fake"):
+            out = fakes.first(session.op(name)(*args, **kwargs))
+        out.sum().backward(retain_graph=True)  # verified here, if at all
+        before = len(masks)
+        out.sum().backward()
+        wanted = tuple(i == j for j in range(len(fakes.leaves(args))))
+        wanted += (False,) * (len(masks[-1]) - len(wanted) if masks else 0)  # of tensors that aren't given
+        assert masks[before:] in ([wanted], [])  # a gradient that is a view is nobody's work

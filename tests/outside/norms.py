@@ -8,6 +8,7 @@ import torch
 from hypothesis import strategies as st
 
 from nxcore.ops.batch_norm import SPEC as BATCH_NORM
+from nxcore.ops.sep_conv2d_batch_norm import SPEC as BLOCK
 from tests.outside.strategies import LAYOUTS, Draw, dtypes, shapes, strategy, tensor
 
 APART = tuple(layout for layout in LAYOUTS if layout != "expanded")
@@ -34,3 +35,33 @@ def batch_norm_backward(draw: Draw, most: int) -> tuple[Any, ...]:
     mask = draw(st.tuples(*[st.booleans()] * 3).filter(any))
     mask = (mask[0] or weight is None, *mask[1:])
     return tensor(draw, tuple(x.shape), x.dtype, ("normal",)), x, mean, var, weight, eps, mask
+
+
+@strategy
+def sep_conv2d_with_stats(draw: Draw, most: int) -> tuple[Any, ...]:
+    """Ordinary windows, of ordinary numbers with a deviation."""
+    images, channels, made = (draw(st.integers(low, 5)) for low in (2, 1, 1))
+    size = (images, channels, *(draw(st.integers(3, 9)) for _ in range(2)))
+    dtype, window = draw(dtypes()), (draw(st.integers(1, 2)), 1, 1, draw(st.booleans()))
+    shapes_of = (size, (channels, 1, 3, 3), (made, channels, 1, 1))
+    return *(tensor(draw, shape, dtype, ("normal",), APART) for shape in shapes_of), *window
+
+
+@strategy
+def sep_conv2d_batch_norm(draw: Draw, most: int) -> tuple[Any, ...]:
+    """The same, with factors or without."""
+    x, filters, points, *window = draw(sep_conv2d_with_stats(most))
+    factors: Any = (None, None)
+    if draw(st.booleans()):
+        factors = (tensor(draw, (points.shape[0],), x.dtype, ("normal",)) for _ in range(2))
+    return x, filters, points, *window, *factors, draw(st.sampled_from([1e-5, 0.5]))
+
+
+@strategy
+def sep_conv2d_batch_norm_backward(draw: Draw, most: int) -> tuple[Any, ...]:
+    """Any of the gradients, with what the forward pass kept."""
+    x, filters, points, *window, weight, bias, eps = draw(sep_conv2d_batch_norm(most))
+    out, *kept = BLOCK.reference(x, filters, points, *window, weight, bias, eps)
+    mask = draw(st.tuples(*[st.booleans()] * 5).filter(lambda mask: any(mask[:3])))
+    grad = tensor(draw, tuple(out.shape), x.dtype, ("normal",), APART)
+    return grad, x, filters, points, *kept, weight, *window, eps, mask

@@ -1,0 +1,244 @@
+"""sep_conv2d_batch_norm: sep_conv2d, and a batch norm in training behind it.
+
+    y = sep_conv2d(x, ...);  out = (y - mean) / sqrt(var + eps) * weight + bias
+
+With ``mean`` and ``var`` of y as in ``batch_norm``. What lies between is never rounded to 16 bits: ``y`` has
+float32 or wider.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nxcore.ops.batch_norm import SPEC as BATCH_NORM
+from nxcore.ops.batch_norm import accumulator, require_eps, require_factors, values
+from nxcore.ops.batch_norm import reference as normalised
+from nxcore.ops.sep_conv2d import SPEC as SEP_CONV2D
+from nxcore.ops.sep_conv2d import convolved, lowered
+from nxcore.ops.sep_conv2d_with_stats import check as check_with_stats
+from nxcore.plugin import (
+    YES,
+    Cost,
+    ErrorCase,
+    Gradient,
+    OpSpec,
+    Param,
+    Problem,
+    Sample,
+    TensorMeta,
+    Verdict,
+    rand,
+)
+from nxcore.window import laid_out, memory_format
+
+WINDOW = 7  # x, both weights, and what tells the window
+
+
+def reference(
+    x: Tensor,
+    dw_weight: Tensor,
+    pw_weight: Tensor,
+    stride: int | tuple[int, int] = 1,
+    padding: int | tuple[int, int] | str = 0,
+    dilation: int | tuple[int, int] = 1,
+    relu: bool = True,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return ReLU, depthwise convolution, 1x1 convolution and batch norm, and what lies before the last.
+
+    Parameters
+    ----------
+    x : Tensor
+        Shape (N, C, H, W).
+    dw_weight, pw_weight, stride, padding, dilation, relu
+        As in ``sep_conv2d``.
+    weight, bias : Tensor, optional
+        (channels out,), of the dtype of ``x`` or float32; both or neither.
+    eps : float, default 1e-5
+        Added to the variance; positive.
+
+    Returns
+    -------
+    out : Tensor
+        Shape (N, channels out, H', W'), dtype and memory format of ``x``.
+    y : Tensor
+        What was normalised, in float32 or wider; without a gradient, as what follows.
+    mean, var : Tensor
+        (channels out,), as ``batch_norm`` returns them for ``y``.
+
+    Raises
+    ------
+    InvalidInputError
+        As ``sep_conv2d`` and ``batch_norm``.
+    """
+    if lower := lowered(x):  # of the convolutions alone: torch's batch norm takes factors as they are
+        with torch.autocast(x.device.type, enabled=False):
+            given = (x.to(lower), dw_weight.to(lower), pw_weight.to(lower))
+            return reference(*given, stride, padding, dilation, relu, weight, bias, eps)
+    y = convolved(x, dw_weight, pw_weight, stride, padding, dilation, relu)
+    out, mean, var = normalised(y, weight, bias, eps)
+    return out.to(x.dtype), y.detach(), mean, var
+
+
+def between(x: Any, dw_weight: Any, pw_weight: Any, *window: Any) -> TensorMeta:
+    """Describe what lies before the norm."""
+    made = SEP_CONV2D.outputs(x, dw_weight, pw_weight, *window)
+    return TensorMeta(made.shape, made.strides, accumulator(x), made.device)
+
+
+def check(
+    x: Any,
+    dw_weight: Any,
+    pw_weight: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    relu: Any,
+    weight: Any,
+    bias: Any,
+    eps: Any,
+) -> None:
+    """Refuse what the operator isn't defined for."""
+    convolution = (x, dw_weight, pw_weight, stride, padding, dilation, relu)
+    check_with_stats(*convolution)
+    require_factors(SEP_CONV2D.outputs(*convolution), weight, bias)
+    require_eps(eps)
+
+
+def outputs(*args: Any) -> tuple[TensorMeta, ...]:
+    """Describe the results."""
+    x, y = args[0], between(*args[:WINDOW])
+    statistic = TensorMeta((y.shape[1],), (1,), y.dtype, y.device)
+    return laid_out(y.shape, memory_format(x), x.dtype, x.device), y, statistic, statistic
+
+
+def cost(*args: Any) -> Cost:
+    """Read x and the weights once, write all results once."""
+    *_, weight, bias, _ = args
+    factors = sum(t.nbytes for t in (weight, bias) if t is not None)
+    convolution, made = SEP_CONV2D.cost(*args[:WINDOW]), outputs(*args)
+    moved = convolution.bytes + sum(t.nbytes for t in made[1:]) + factors  # the first is in it already
+    return Cost(bytes=moved, flops=convolution.flops + 6 * made[0].numel())
+
+
+def magnitude(*args: Any) -> tuple[Tensor, ...]:
+    """Return the scales: those of batch_norm, with y as large as its terms are in absolute value."""
+    *_, weight, bias, eps = args
+    scale, (_, y, _, var) = SEP_CONV2D.magnitude(*args[:WINDOW]), reference(*args)
+    dims, shape, count = (0, 2, 3), (1, -1, 1, 1), values(y)
+    mean, size = scale.mean(dims), scale.square().mean(dims).sqrt()
+    factor = torch.rsqrt(var * ((count - 1) / count) + eps) * (1 if weight is None else weight.abs())
+    out = (scale + mean.view(shape)) * factor.view(shape)
+    return out if bias is None else out + bias.abs().view(shape), scale, mean, var.sqrt() * size
+
+
+def terms(*args: Any) -> int:
+    """As many as an element of y has, and a channel of it."""
+    return SEP_CONV2D.terms(*args[:WINDOW]) + values(between(*args[:WINDOW]))
+
+
+def _backward(grad: Any, mask: tuple[bool, ...], *args: Any) -> tuple[Any, ...]:
+    x, dw_weight, pw_weight, stride, padding, dilation, relu, weight, _, eps, y, mean, var = args
+    wanted = (*mask, False, False)[:5]
+    window = (stride, padding, dilation, relu)
+    return grad, x, dw_weight, pw_weight, y, mean, var, weight, *window, eps, wanted
+
+
+def parts(problem: Problem) -> tuple[Problem, Problem]:
+    """Return the calls of sep_conv2d and of batch_norm that a call in float32 is."""
+    convolution = Problem(SEP_CONV2D, problem.args[:WINDOW])
+    return convolution, Problem(BATCH_NORM, (convolution.outputs, *problem.args[WINDOW:]))
+
+
+def accepted(problem: Problem, *accepts: Callable[[Problem], Verdict]) -> Verdict:
+    """Answer for a call by what is said of both parts."""
+    answers = (accept(part) for accept, part in zip(accepts, parts(problem), strict=True))
+    return next((no for no in answers if not no), YES)
+
+
+def planned(problem: Problem, *plans: Callable[[Problem], Callable[..., Any]]) -> Callable[..., Any]:
+    """Plan a call by planners of both parts."""
+    convolve, normalise = (plan(part) for plan, part in zip(plans, parts(problem), strict=True))
+
+    def call(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        y = convolve(*args[:WINDOW])
+        out, mean, var = normalise(y, *args[WINDOW:])
+        return out, y, mean, var
+
+    return call
+
+
+SMOKE = frozenset({"smoke"})
+BENCH = frozenset({"bench"})
+THREE = (rand(2, 3, 5, 6), rand(3, 1, 3, 3), rand(4, 3, 1, 1), 1, 1)
+
+SAMPLES = (
+    Sample("three", THREE, tags=SMOKE),
+    Sample("affine", THREE, {"weight": rand(4), "bias": rand(4)}, tags=SMOKE),
+    Sample(
+        "channels_last",
+        (rand(2, 2, 4, 5, layout="channels_last"), rand(2, 1, 3, 3), rand(3, 2, 1, 1), 2, 1),
+    ),
+    Sample("large_eps", (rand(3, 2, 6, 6), rand(2, 1, 3, 3), rand(2, 2, 1, 1), 1, 2, 2, False), {"eps": 3.0}),
+    *(
+        Sample(
+            f"darts_{side}_k{k}{f'_dilation{d}' * (d > 1)}",
+            (rand(64, c, side, side), rand(c, 1, k, k), rand(c, c, 1, 1), 1, d * (k // 2), d),
+            tags=BENCH,
+        )
+        for c, side in ((16, 32), (32, 16), (64, 8))
+        for k, d in ((3, 1), (5, 2))
+    ),
+)
+
+X, DW, PW = rand(2, 2, 4, 4), rand(2, 1, 3, 3), rand(3, 2, 1, 1)
+
+ERRORS = (
+    ErrorCase("rank", (rand(2, 4, 4), DW, PW), match=r"x must be \(N, C, H, W\), got \(2, 4, 4\)"),
+    ErrorCase("points", (X, DW, rand(3, 3, 1, 1)), match=r"pw_weight must be \(channels out, 2, 1, 1\)"),
+    ErrorCase("one_value", (rand(1, 2, 3, 3), DW, PW), match="Expected more than 1 value per channel"),
+    ErrorCase(
+        "weight",
+        (X, DW, PW),
+        match=r"weight must be \(3,\), got \(2,\)",
+        kwargs={"weight": rand(2), "bias": rand(3)},
+    ),
+    ErrorCase("no_bias", (X, DW, PW), match="weight needs a bias", kwargs={"weight": rand(3)}),
+    ErrorCase("eps", (X, DW, PW), match="eps must be a positive number, got 0", kwargs={"eps": 0}),
+)
+
+SPEC = OpSpec(
+    name="sep_conv2d_batch_norm",
+    params=(
+        Param("x", "tensor"),
+        Param("dw_weight", "tensor"),
+        Param("pw_weight", "tensor"),
+        Param("stride", "static", 1),
+        Param("padding", "static", 0),
+        Param("dilation", "static", 1),
+        Param("relu", "static", True),
+        Param("weight", "tensor", None),
+        Param("bias", "tensor", None),
+        Param("eps", "static", 1e-5),
+    ),
+    reference=reference,
+    check=check,
+    cost=cost,
+    samples=SAMPLES,
+    errors=ERRORS,
+    magnitude=magnitude,
+    terms=terms,
+    outputs=outputs,
+    gradient=Gradient(
+        "sep_conv2d_batch_norm_backward",
+        _backward,
+        saves=("x", "dw_weight", "pw_weight", "weight"),
+        keeps=True,
+    ),
+)

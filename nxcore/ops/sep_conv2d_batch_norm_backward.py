@@ -1,0 +1,273 @@
+"""sep_conv2d_batch_norm_backward: the gradients of sep_conv2d_batch_norm, to the image and to all weights.
+
+    dy = the gradient of batch_norm at y;  the others are the gradients of sep_conv2d from dy
+
+Nothing that lies between is rounded to 16 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nxcore.errors import InvalidInputError
+from nxcore.kernel import YES, Verdict
+from nxcore.ops.batch_norm import require_eps, require_factor
+from nxcore.ops.batch_norm_backward import SPEC as NORM
+from nxcore.ops.batch_norm_backward import reference as norm_backward
+from nxcore.ops.sep_conv2d import convolved, wide
+from nxcore.ops.sep_conv2d_backward import SPEC as CONVOLUTION
+from nxcore.ops.sep_conv2d_backward import reference as convolution_backward
+from nxcore.ops.sep_conv2d_batch_norm import SAMPLES as FORWARD_SAMPLES
+from nxcore.ops.sep_conv2d_batch_norm import between
+from nxcore.ops.sep_conv2d_with_stats import check as check_forward
+from nxcore.plugin import Cost, ErrorCase, OpSpec, Param, Problem, Sample, TensorMeta, Window, rand
+from nxcore.require import require_flags, require_tensor
+
+ALL = (True, True, True, True, True)
+Pairs = int | tuple[int, int]
+
+
+def reference(
+    grad: Tensor,
+    x: Tensor,
+    dw_weight: Tensor,
+    pw_weight: Tensor,
+    y: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    weight: Tensor | None = None,
+    stride: Pairs = 1,
+    padding: Pairs | str = 0,
+    dilation: Pairs = 1,
+    relu: bool = True,
+    eps: float = 1e-5,
+    output_mask: tuple[bool, ...] = ALL,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """Return the gradients of ``sep_conv2d_batch_norm``, all in float32 or wider.
+
+    Parameters
+    ----------
+    grad : Tensor
+        The gradient of ``out``.
+    x, dw_weight, pw_weight, weight, stride, padding, dilation, relu, eps
+        As in ``sep_conv2d_batch_norm``.
+    y, mean, var : Tensor
+        What it returned.
+    output_mask : tuple of bool
+        Whether the gradients of ``x``, ``dw_weight``, ``pw_weight``, ``weight`` and ``bias`` are wanted;
+        without a ``weight`` the last two are none.
+
+    Returns
+    -------
+    x_grad, dw_grad, pw_grad : Tensor
+        As ``sep_conv2d_backward``.
+    weight_grad, bias_grad : Tensor
+        As ``batch_norm_backward``.
+
+    Raises
+    ------
+    InvalidInputError
+        As ``sep_conv2d_batch_norm``; or if ``grad``, ``y``, ``mean`` or ``var`` don't fit.
+    """
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (x, dw_weight, pw_weight)):
+        # For second derivatives: what was kept has none.
+        y = convolved(x, dw_weight, pw_weight, stride, padding, dilation, relu)
+    incoming, mask = wide(grad), (output_mask[0], output_mask[1], output_mask[2])
+    inner, weight_grad, bias_grad = norm_backward(
+        incoming, y.to(incoming.dtype), mean, var, weight, eps, (any(mask), *output_mask[3:])
+    )
+    if inner is None:
+        return None, None, None, weight_grad, bias_grad
+    grads = convolution_backward(
+        inner, wide(x), wide(dw_weight), wide(pw_weight), stride, padding, dilation, relu, mask
+    )
+    x_grad, dw_grad, pw_grad = (g if g is None else g.to(x.dtype) for g in grads)
+    return x_grad, dw_grad, pw_grad, weight_grad, bias_grad
+
+
+def check(
+    grad: Any,
+    x: Any,
+    dw_weight: Any,
+    pw_weight: Any,
+    y: Any,
+    mean: Any,
+    var: Any,
+    weight: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    relu: Any,
+    eps: Any,
+    output_mask: Any,
+) -> None:
+    """Refuse what the operator isn't defined for."""
+    convolution = (x, dw_weight, pw_weight, stride, padding, dilation, relu)
+    check_forward(*convolution)
+    made = between(*convolution)
+    floats = tuple(dict.fromkeys((made.dtype, torch.float32)))
+    for name, value, dtypes in (("grad", grad, (x.dtype,)), ("y", y, floats)):
+        require_tensor(value, name)
+        if tuple(value.shape) != made.shape:
+            raise InvalidInputError(
+                f"{name} must have the output's shape {made.shape}, got {tuple(value.shape)}", argument=name
+            )
+        if value.device != x.device or value.dtype not in dtypes:
+            wanted = " or ".join(map(str, dtypes))
+            raise InvalidInputError(
+                f"{name} must be {wanted} on {x.device}, got {value.dtype} on {value.device}", argument=name
+            )
+    for name, value in (("mean", mean), ("var", var)):
+        require_tensor(value, name)
+        require_factor(value, made, name, floats)
+    require_factor(weight, made, "weight", tuple(dict.fromkeys((x.dtype, made.dtype))))
+    require_eps(eps)
+    require_flags(output_mask, 5, "output_mask")
+
+
+def _split(args: tuple[Any, ...]) -> tuple[tuple[Any, ...], Callable[[Any], tuple[Any, ...]]]:
+    """Return the arguments of batch_norm_backward, and from its gradient those of sep_conv2d_backward."""
+    grad, x, dw_weight, pw_weight, y, mean, var, weight, *window, eps, mask = args
+    norm = (grad, y, mean, var, weight, eps, (any(mask[:3]), *mask[3:]))
+    return norm, lambda inner: (inner, x, dw_weight, pw_weight, *window, tuple(mask[:3]))
+
+
+def outputs(*args: Any) -> tuple[TensorMeta | None, ...]:
+    """Describe the gradients."""
+    norm, convolution = _split(args)
+    _, *factors = NORM.outputs(*norm)
+    return *CONVOLUTION.outputs(*convolution(args[0])), *factors
+
+
+def cost(*args: Any) -> Cost:
+    """Read grad, y, x and the weights once, write what was asked for."""
+    norm, convolution = _split(args)
+    first, inner = NORM.cost(*norm), TensorMeta.of(args[4])
+    if not any(args[-1][:3]):
+        return first
+    second = CONVOLUTION.cost(*convolution(inner))
+    return Cost(bytes=first.bytes + second.bytes - 2 * inner.nbytes, flops=first.flops + second.flops)
+
+
+def magnitude(*args: Any) -> tuple[Tensor | None, ...]:
+    """Return the gradients of absolute values."""
+    norm, convolution = _split(args)
+    inner, *factors = NORM.magnitude(*norm)
+    images = (None, None, None) if inner is None else CONVOLUTION.magnitude(*convolution(inner))
+    return *images, *factors
+
+
+def terms(*args: Any) -> int:
+    """As many as both sums have."""
+    norm, convolution = _split(args)
+    return NORM.terms(*norm) + CONVOLUTION.terms(*convolution(args[4]))
+
+
+def parts(problem: Problem) -> tuple[Problem, Problem | None]:
+    """Return the calls that one in float32 is: batch_norm_backward's, and sep_conv2d_backward's if any."""
+    arguments, convolution = _split(problem.args)
+    norm = Problem(NORM, arguments)
+    inner = norm.outputs[0]
+    return norm, None if inner is None else Problem(CONVOLUTION, convolution(inner))
+
+
+def accepted(problem: Problem, *accepts: Callable[[Problem], Verdict]) -> Verdict:
+    """Answer for a call by what is said of both parts."""
+    answers = (accept(part) for accept, part in zip(accepts, parts(problem), strict=True) if part)
+    return next((no for no in answers if not no), YES)
+
+
+def planned(problem: Problem, *plans: Callable[[Problem], Callable[..., Any]]) -> Callable[..., Any]:
+    """Plan a call by planners of both parts."""
+    (plan_norm, plan_convolution), (first, second) = plans, parts(problem)
+    normalise, convolve = plan_norm(first), None if second is None else plan_convolution(second)
+
+    def call(*args: Any) -> tuple[Tensor | None, ...]:
+        norm, convolution = _split(args)
+        inner, *factors = normalise(*norm)
+        images = convolve(*convolution(inner)) if convolve else (None, None, None)
+        return *images, *factors
+
+    return call
+
+
+def _with_grad(sample: Sample) -> Sample:
+    """Put a gradient in front of a sample of sep_conv2d_batch_norm, and behind its weights what was kept."""
+    x, dw_weight, pw_weight, *window = sample.args
+    seen = Window.of_convolution(x.shape, dw_weight.shape[-2:], *window[:3])
+    made = (x.shape[0], pw_weight.shape[0], *seen.outputs)
+    # The dtype of what is kept is float32 for half types too.
+    kept = (
+        rand(*made, layout=x.layout, dtype=torch.float32),
+        rand(made[1], low=-0.1, high=0.1, dtype=torch.float32),
+        rand(made[1], low=0.5, high=2.0, dtype=torch.float32),
+    )
+    kwargs = {name: value for name, value in sample.kwargs.items() if name != "bias"}
+    args = (rand(*made, layout=x.layout), x, dw_weight, pw_weight, *kept, kwargs.pop("weight", None), *window)
+    return Sample(sample.name, args, kwargs, sample.tags)
+
+
+GIVEN = (rand(2, 3, 4, 4), rand(3, 1, 3, 3), rand(2, 3, 1, 1))
+KEPT = (rand(2, 2, 4, 4, dtype=torch.float32), *(rand(2, low=0.5, high=2.0, dtype=torch.float32),) * 2)
+GRAD, FACTOR = rand(2, 2, 4, 4), rand(2)
+
+SAMPLES = (
+    *(_with_grad(s) for s in FORWARD_SAMPLES),
+    Sample("gradient_of_a_sum", (rand(2, 2, 4, 4, layout="repeated"), *GIVEN, *KEPT, None, 1, 1)),
+    Sample("only_the_image", (GRAD, *GIVEN, *KEPT, FACTOR, 1, 1), {"output_mask": (True, *(False,) * 4)}),
+    Sample(
+        "only_factors",
+        (GRAD, *GIVEN, *KEPT, FACTOR, 1, 1),
+        {"output_mask": (False, False, False, True, True)},
+    ),
+)
+
+ERRORS = (
+    ErrorCase(
+        "shape",
+        (rand(2, 3, 4, 4), *GIVEN, *KEPT, None, 1, 1),
+        match=r"grad must have the output's shape \(2, 2, 4, 4\), got \(2, 3, 4, 4\)",
+    ),
+    ErrorCase(
+        "kept",
+        (GRAD, *GIVEN, rand(2, 2, 4, 5), *KEPT[1:], None, 1, 1),
+        match="y must have the output's shape",
+    ),
+    ErrorCase(
+        "mean",
+        (GRAD, *GIVEN, KEPT[0], rand(3), KEPT[2], None, 1, 1),
+        match=r"mean must be \(2,\), got \(3,\)",
+    ),
+    ErrorCase(
+        "short_mask",
+        (GRAD, *GIVEN, *KEPT, None, 1, 1),
+        match="output_mask must have 5 entries, got 3",
+        kwargs={"output_mask": (True, True, True)},
+    ),
+)
+
+SPEC = OpSpec(
+    name="sep_conv2d_batch_norm_backward",
+    params=(
+        *(Param(name, "tensor") for name in ("grad", "x", "dw_weight", "pw_weight", "y", "mean", "var")),
+        Param("weight", "tensor", None),
+        Param("stride", "static", 1),
+        Param("padding", "static", 0),
+        Param("dilation", "static", 1),
+        Param("relu", "static", True),
+        Param("eps", "static", 1e-5),
+        Param("output_mask", "static", ALL),
+    ),
+    reference=reference,
+    check=check,
+    cost=cost,
+    samples=SAMPLES,
+    errors=ERRORS,
+    magnitude=magnitude,
+    terms=terms,
+    outputs=outputs,
+)

@@ -1,0 +1,87 @@
+"""sep_conv2d with a batch norm behind it, in one call: torch's chain, and what lies between isn't rounded."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from nxcore.verify import agreement
+from tests.null.fakes import SPECS
+from tests.ops.backends import operator, params, place
+
+BACKENDS = pytest.mark.parametrize("backend", params())
+
+
+def _given(device, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    shapes = (3, 4, 6, 5), (4, 1, 3, 3), (5, 4, 1, 1), (5,), (5,)
+    return tuple(torch.randn(s, generator=generator).to(device, dtype).requires_grad_() for s in shapes)
+
+
+def _chain(x, filters, points, weight=None, bias=None):
+    y = functional.conv2d(functional.conv2d(functional.relu(x), filters, None, 1, 1, groups=4), points)
+    return functional.batch_norm(y, None, None, weight, bias, training=True), y
+
+
+@BACKENDS
+@pytest.mark.parametrize("affine", [False, True], ids=["plain", "affine"])
+def test_gradients_are_torchs(backend, device, affine):
+    block = operator("sep_conv2d_batch_norm", backend)
+    given = _given(place(backend, device))[: 5 if affine else 3]
+    out, y, mean, var = block(*given[:3], 1, 1, 1, True, *given[3:])
+    assert not any(t.requires_grad for t in (y, mean, var))
+    with torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=False):
+        want, between = _chain(*given)
+        grad = torch.randn_like(want)
+        expected = torch.autograd.grad(want, given, grad)
+    torch.testing.assert_close((out, y), (want, between), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close((var, mean), torch.var_mean(between, (0, 2, 3)), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(torch.autograd.grad(out, given, grad), expected, rtol=1e-3, atol=1e-3)
+
+
+@BACKENDS
+def test_statistics_are_those_of_the_result(backend, device):
+    given = _given(place(backend, device))[:3]
+    y, mean, var = operator("sep_conv2d_with_stats", backend)(*given, 1, 1)
+    torch.testing.assert_close((var, mean), torch.var_mean(y, (0, 2, 3)), rtol=1e-4, atol=1e-4)
+    assert not any(t.requires_grad for t in (mean, var))
+    want = _chain(*given)[1]
+    for got, expected in zip(*(torch.autograd.grad(t.square().sum(), given) for t in (y, want)), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", [name for name in SPECS if name.startswith("sep_conv2d_")])
+def test_the_middle_of_16_bits_is_not_rounded(name, dtype):
+    spec = SPECS[name]
+    for sample in spec.tagged("smoke"):
+        args = sample.build(spec, "cpu", dtype)
+        assert agreement(spec.reference, spec, args).ok
+
+
+def test_statistics_of_what_was_rounded_are_refused():
+    spec = SPECS["sep_conv2d_batch_norm"]
+
+    def rounded(*args):
+        y = SPECS["sep_conv2d"].reference(*args[:7])
+        out, mean, var = SPECS["batch_norm"].reference(y, *args[7:])
+        return out, y.float(), mean, var
+
+    args = spec.samples[0].build(spec, "cpu", torch.bfloat16)
+    assert not agreement(rounded, spec, args).ok
+
+
+def test_autocast_lowers_the_convolutions_alone():
+    given = [t.detach() for t in _given("cpu")]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out, y, mean, _ = operator("sep_conv2d_batch_norm", None)(*given[:3], 1, 1, 1, True, *given[3:])
+        again, *_ = operator("sep_conv2d_with_stats", None)(*given[:3], 1, 1)
+    assert (out.dtype, y.dtype, mean.dtype, again.dtype) == (
+        *(torch.bfloat16, torch.float32, torch.float32, torch.bfloat16),
+    )
+    factors = given[3].clone(), given[4].bfloat16().float()
+    lower = [t.bfloat16() for t in given[:3]]
+    rounded = SPECS["sep_conv2d_batch_norm"].reference(*lower, 1, 1, 1, True, *given[3:])[0]
+    assert torch.equal(out, rounded)
+    assert not torch.equal(out, SPECS["sep_conv2d_batch_norm"].reference(*lower, 1, 1, 1, True, *factors)[0])
