@@ -1,7 +1,7 @@
 """The primitives of a DARTS search space: Liu, Simonyan, Yang 2019, arXiv:1806.09055, section 2.1 and A.1.
 
 Parameters and buffers are named as in the paper's own code, so that published weights load. Pools,
-depthwise convolutions and batch norm are ``nxcore.nn``'s; 1x1 convolutions are torch's.
+separable convolutions and batch norm are ``nxcore.nn``'s.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from nxcore.errors import InvalidInputError
-from nxcore.nn import AvgPool2d, BatchNorm2d, Conv2d, MaxPool2d
+from nxcore.nn import AvgPool2d, BatchNorm2d, Conv2d, MaxPool2d, Sequential
 
 BN_EPS = 1e-5
 
@@ -77,7 +77,7 @@ class _Chain(nn.Module):
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
-        self.op = nn.Sequential(*layers)
+        self.op = Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return shape (N, C_out, H', W') for x of shape (N, C_in, H, W)."""

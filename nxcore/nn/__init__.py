@@ -15,6 +15,7 @@ from nxcore.nn.modules import (
     MaxPool2d,
     SoftmaxSum,
 )
+from nxcore.nn.sequential import Sequential
 from nxcore.nn.swap import Swap, accelerate, restore
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "BatchNorm2d",
     "Conv2d",
     "MaxPool2d",
+    "Sequential",
     "SoftmaxSum",
     "Swap",
     "accelerate",

@@ -27,6 +27,11 @@ class _Served(nn.Module):
     """A module and what may keep its operator from serving it."""
 
     @staticmethod
+    def concerns(module: Any) -> bool:  # noqa: ARG004  only containers may be of no concern
+        """Tell whether there is anything in ``module`` that an operator is for."""
+        return True
+
+    @staticmethod
     def refusal(module: Any) -> str:  # noqa: ARG004  most are served whatever their arguments
         """Return why torch's own ``forward`` is to serve ``module``; empty if the operator can."""
         return ""
@@ -154,15 +159,31 @@ class Conv2d(nn.Conv2d, _Served):
         return out if bias is None else _add(out, bias.to(out.dtype).view(-1, 1, 1))
 
 
-def batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Any:
-    """Run the operator; torch's reference under hooks on what is saved, such as those of a checkpoint.
+def saving() -> bool:
+    """Tell whether there are hooks on what autograd saves, such as those of a checkpoint.
 
     A checkpoint compares what the computation keeps the first time and the second: who serves mustn't change.
     """
     hooks = torch._C._autograd._top_saved_tensors_default_hooks  # noqa: SLF001  no public test
-    if not torch.compiler.is_compiling() and hooks(True) is not None:
-        return _batch_norm.spec.reference(x, weight, bias, eps)
-    return _batch_norm(x, weight, bias, eps)
+    return not torch.compiler.is_compiling() and hooks(True) is not None
+
+
+def batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Any:
+    """Run the operator; torch's reference under hooks on what is saved."""
+    return (_batch_norm.spec.reference if saving() else _batch_norm)(x, weight, bias, eps)
+
+
+def track(norm: nn.BatchNorm2d, mean: Tensor, var: Tensor) -> None:
+    """Have the running statistics of ``norm`` follow those of a batch, where it has any."""
+    running: Any = (norm.running_mean, norm.running_var)
+    if not norm.track_running_stats or None in running:
+        return
+    with torch.no_grad():
+        # Their dtype is another where the whole module is of half precision.
+        own: Any = [b.to(r.dtype) for b, r in zip((mean, var), running, strict=True)]
+        torch._foreach_lerp_(running, own, norm.momentum or 0.0)  # both in one launch
+        if norm.num_batches_tracked is not None:
+            norm.num_batches_tracked.add_(1)
 
 
 class BatchNorm2d(nn.BatchNorm2d, _Served):
@@ -180,8 +201,6 @@ class BatchNorm2d(nn.BatchNorm2d, _Served):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's name
         """Return the images normalised; in training by their own statistics, which running ones follow."""
-        running: Any = (self.running_mean, self.running_var) if self.track_running_stats else (None, None)
-        tracks = None not in running
         if not self.training or input.ndim != 4 or self.refusal(self):
             return super().forward(input)
         if not input.is_floating_point() or input.numel() < 2 * input.shape[1]:
@@ -191,13 +210,7 @@ class BatchNorm2d(nn.BatchNorm2d, _Served):
             out, *batch = batch_norm(input, self.weight, self.bias, self.eps)
         except InvalidInputError:
             return super().forward(input)
-        if tracks:
-            with torch.no_grad():
-                # Their dtype is another where the whole module is of half precision.
-                own: Any = [b.to(r.dtype) for b, r in zip(batch, running, strict=True)]
-                torch._foreach_lerp_(running, own, self.momentum or 0.0)  # both in one launch
-                if self.num_batches_tracked is not None:
-                    self.num_batches_tracked.add_(1)
+        track(self, *batch)
         return out
 
 

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from nxcore.nn.modules import AdaptiveAvgPool2d, AdaptiveMaxPool2d, AvgPool2d, BatchNorm2d, Conv2d, MaxPool2d
+from nxcore.nn.sequential import Sequential
 
 OURS: dict[type[nn.Module], Any] = {
     nn.MaxPool2d: MaxPool2d,
@@ -22,6 +23,7 @@ OURS: dict[type[nn.Module], Any] = {
     nn.AdaptiveMaxPool2d: AdaptiveMaxPool2d,
     nn.Conv2d: Conv2d,
     nn.BatchNorm2d: BatchNorm2d,
+    nn.Sequential: Sequential,
 }
 TORCHS = {ours: torchs for torchs, ours in OURS.items()}
 MARK = "_nxcore_accelerated"
@@ -60,7 +62,7 @@ def accelerate(model: nn.Module) -> Swap:
         cls = type(module)
         if why := _refusal(module):
             swap.left[name] = why
-        elif cls in OURS:
+        elif cls in OURS and OURS[cls].concerns(module):
             module.__class__ = OURS[cls]
             vars(module)[MARK] = True
             swap.replaced[name] = cls.__name__
@@ -90,7 +92,8 @@ def _refusal(module: nn.Module) -> str:
         return "its forward was replaced" if "forward" in vars(module) else OURS[cls].refusal(module)
     if cls in TORCHS:
         return "nxcore's already"
-    if base := next((b for b in cls.__mro__ if b in OURS), None):
+    base = next((b for b in cls.__mro__ if b in OURS), None)
+    if base and OURS[base].concerns(module):
         if parametrize.is_parametrized(module):
             return "it has parametrizations"
         return f"{cls.__name__} is a subclass of {base.__name__}: its forward may differ"

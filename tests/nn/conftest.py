@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from nxcore.nn import modules
+from nxcore.nn import modules, sequential
 from tests.null import fakes
 
 OPERATORS = (
@@ -40,5 +40,7 @@ def ran(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> Iterator[list[
     session = fakes.session(fakes.backend("fake", *map(noting, fakes.SPECS)))
     for name in OPERATORS:
         monkeypatch.setattr(modules, f"_{name}", session.op(name))
+    monkeypatch.setattr(sequential, "_sep_conv2d", session.op("sep_conv2d"))
+    monkeypatch.setattr(sequential, "_block", session.op("sep_conv2d_batch_norm"))
     with session.use("fake"):
         yield names

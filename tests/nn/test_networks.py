@@ -14,12 +14,16 @@ from tests.nn.networks import NETWORKS
 DEPTHWISE = {"depthwise_conv2d", "depthwise_conv2d_backward"}
 MAX = {"max_pool2d_with_offsets", "max_pool2d_backward"}
 AVERAGE = {"avg_pool2d", "avg_pool2d_backward"}
+SEPARABLE = {
+    True: {"sep_conv2d_batch_norm", "sep_conv2d_batch_norm_backward"},
+    False: {"sep_conv2d", "sep_conv2d_backward"},
+}  # in training, and not
 HEAD = {"global_avg_pool2d"}  # its gradient is a view
 EXPECTED = {
     "mobilenet": DEPTHWISE | HEAD | {"add", "add_backward"},
     "resnet": MAX | AVERAGE,
     "inception": MAX | AVERAGE | HEAD,
-    "darts": DEPTHWISE | MAX | AVERAGE,
+    "darts": MAX | AVERAGE,
 }
 
 
@@ -58,6 +62,7 @@ def test_an_accelerated_network_is_as_near_to_the_truth_as_the_plain_one(
 ) -> None:
     compare(name, device, train=train)
     assert set(ran) >= EXPECTED[name]
+    assert name != "darts" or set(ran) >= SEPARABLE[train]
 
 
 def test_a_module_on_a_kernel_of_a_plugin() -> None:

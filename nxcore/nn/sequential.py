@@ -1,0 +1,109 @@
+"""Sequential: torch's own, which sees separable convolutions among its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import nxcore
+from nxcore.errors import InvalidInputError
+from nxcore.nn.modules import BatchNorm2d, Conv2d, _Served, saving, track
+
+_sep_conv2d = nxcore.op("sep_conv2d")
+_block = nxcore.op("sep_conv2d_batch_norm")
+
+CONVOLUTIONS = (nn.Conv2d, Conv2d)
+NORMS = (nn.BatchNorm2d, BatchNorm2d)
+LAYERS = 4  # of a block: ReLU, depthwise convolution, 1x1 convolution, batch norm
+
+
+class Sequential(nn.Sequential, _Served):
+    """``torch.nn.Sequential``, by the operator ``sep_conv2d_batch_norm`` where four layers are one.
+
+    These are a ReLU that isn't in place, a depthwise ``Conv2d``, a 1x1 one, both without bias, and a
+    ``BatchNorm2d``. In evaluation ``sep_conv2d`` serves the first three. A layer with hooks runs by itself.
+    """
+
+    @staticmethod
+    def concerns(module: Any) -> bool:
+        """Tell whether there are such layers."""
+        layers = tuple(module)
+        return any(_is_block(layers[i : i + LAYERS]) for i in range(len(layers)))
+
+    def forward(self, input: Any) -> Any:  # noqa: A002  torch's name
+        """Return what the last layer returns."""
+        layers = tuple(self._modules.values())
+        for part in _parts(layers):
+            input = _served(part, input) if len(part) == LAYERS else part[0](input)  # noqa: A001
+        return input
+
+
+def _parts(layers: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """Yield what runs together: the four layers of a block, or one."""
+    i = 0
+    while i < len(layers):
+        part = layers[i : i + LAYERS]
+        whole = _is_block(part)
+        yield part if whole else part[:1]
+        i += LAYERS if whole else 1
+
+
+def _is_block(layers: Sequence[Any]) -> bool:
+    if len(layers) < LAYERS:
+        return False
+    relu, depthwise, pointwise, norm = layers
+    return (
+        type(relu) is nn.ReLU
+        and not relu.inplace
+        and type(depthwise) in CONVOLUTIONS
+        and type(pointwise) in CONVOLUTIONS
+        and type(norm) in NORMS
+        and not Conv2d.refusal(depthwise)
+        and depthwise.padding_mode == "zeros"
+        and pointwise.kernel_size == pointwise.stride == (1, 1)
+        and pointwise.groups == 1
+        and pointwise.padding in ((0, 0), "valid", "same")
+        and depthwise.bias is None
+        and pointwise.bias is None
+        and not BatchNorm2d.refusal(norm)
+    )
+
+
+def _served(layers: Sequence[Any], x: Any) -> Any:
+    """Run a block; layer by layer where the operators can't, or somebody looks at what lies between."""
+    _, depthwise, pointwise, norm = layers
+    if isinstance(x, Tensor) and x.ndim == 4 and not any(map(_watched, layers)) and not saving():
+        given = (
+            x,
+            depthwise.weight,
+            pointwise.weight,
+            depthwise.stride,
+            depthwise.padding,
+            depthwise.dilation,
+        )
+        try:
+            if not norm.training:
+                return norm(_sep_conv2d(*given))
+            if norm.weight is None or not torch.is_autocast_enabled(x.device.type):
+                out, _, mean, var = _block(*given, True, norm.weight, norm.bias, norm.eps)
+                track(norm, mean, var)
+                return out
+        except InvalidInputError:
+            pass  # torch's layers refuse it in their own words
+    for layer in layers:
+        x = layer(x)
+    return x
+
+
+def _watched(layer: nn.Module) -> bool:
+    """Tell whether hooks wait for a layer's call, or its ``forward`` is somebody else's."""
+    return bool(
+        layer._forward_hooks  # noqa: SLF001  as torch's own __call__ asks
+        or layer._forward_pre_hooks  # noqa: SLF001
+        or layer._backward_hooks  # noqa: SLF001
+        or layer._backward_pre_hooks  # noqa: SLF001
+        or "forward" in vars(layer)
+    )
