@@ -101,9 +101,14 @@ def _backward(grad: Any, mask: tuple[bool, ...], *args: Any) -> tuple[Any, ...]:
     return grad, *given, mask
 
 
-def planned(problem: Problem, convolve: Callable[[Problem], Callable[..., Tensor]]) -> Callable[..., Any]:
-    """Plan a call by a planner of ``sep_conv2d``, its statistics by torch."""
-    convolution = convolve(Problem(SEP_CONV2D, problem.args))
+def part(problem: Problem) -> Problem:
+    """Return the call of sep_conv2d that one in float32 begins with."""
+    return Problem(SEP_CONV2D, problem.args)
+
+
+def planned(problem: Problem, plan: Callable[[Problem], Callable[..., Tensor]]) -> Callable[..., Any]:
+    """Plan a call by a planner of sep_conv2d; the statistics are torch's work."""
+    convolution = plan(part(problem))
 
     def call(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
         y = convolution(*args)

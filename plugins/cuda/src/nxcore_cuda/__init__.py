@@ -12,6 +12,11 @@ import torch
 from nxcore.plugin import FLOATS, Backend, Check, Kernel, Problem, Verdict, hookimpl
 from nxcore_cuda import toolkit
 from nxcore_cuda.accepts import TOOLKIT, probe
+from nxcore_cuda.accepts_block import (
+    accepts_sep_conv2d_batch_norm,
+    accepts_sep_conv2d_batch_norm_backward,
+    accepts_sep_conv2d_with_stats,
+)
 from nxcore_cuda.accepts_depthwise import accepts_depthwise_conv2d, accepts_depthwise_conv2d_backward
 from nxcore_cuda.accepts_elementwise import (
     accepts_add,
@@ -35,15 +40,22 @@ from nxcore_cuda.accepts_separable import accepts_sep_conv2d, accepts_sep_conv2d
 from nxcore_cuda.compile import shipped
 
 API = 1
+SINGLE = (torch.float32,)
 
 
-def _kernel(op: str, accepts: Callable[[Problem], Verdict], *, in_place_safe: bool = False) -> Kernel:
+def _kernel(
+    op: str,
+    accepts: Callable[[Problem], Verdict],
+    *,
+    dtypes: tuple[torch.dtype, ...] = FLOATS,
+    in_place_safe: bool = False,
+) -> Kernel:
     target = f"nxcore_cuda.{op}:plan"
     return Kernel(
         op,
         target,
         accepts,
-        dtypes=FLOATS,
+        dtypes=dtypes,
         deterministic=True,
         graph_safe=True,
         in_place_safe=in_place_safe,
@@ -78,6 +90,9 @@ KERNELS = (
     _kernel("gumbel_softmax_backward", accepts_rows),
     _kernel("sep_conv2d", accepts_sep_conv2d),
     _kernel("sep_conv2d_backward", accepts_sep_conv2d_backward),
+    _kernel("sep_conv2d_with_stats", accepts_sep_conv2d_with_stats, dtypes=SINGLE),
+    _kernel("sep_conv2d_batch_norm", accepts_sep_conv2d_batch_norm, dtypes=SINGLE),
+    _kernel("sep_conv2d_batch_norm_backward", accepts_sep_conv2d_batch_norm_backward, dtypes=SINGLE),
 )
 
 

@@ -32,6 +32,7 @@ API = 1
 JAX = (0, 10)
 ON_REQUEST = "JAX is a runtime of its own beside torch's, and compiling a problem takes a tenth of a second"
 ON_CUDA = ("jax-cuda13-plugin", "jax-cuda12-plugin")
+SINGLE = (torch.float32,)
 OTHERS = (torch.uint8, torch.int32)  # of the offsets of a pool
 
 
@@ -136,8 +137,14 @@ def accepts_gumbel_softmax_backward(problem: Problem) -> Verdict:
     return accepts(problem)
 
 
-def _kernel(op: str, accept: Any = accepts, *, deterministic: bool = True) -> Kernel:
-    return Kernel(op, f"nxcore_jax.{op}:plan", accept, dtypes=FLOATS, deterministic=deterministic)
+def _kernel(
+    op: str,
+    accept: Any = accepts,
+    *,
+    dtypes: tuple[torch.dtype, ...] = FLOATS,
+    deterministic: bool = True,
+) -> Kernel:
+    return Kernel(op, f"nxcore_jax.{op}:plan", accept, dtypes=dtypes, deterministic=deterministic)
 
 
 # Not graph_safe: JAX launches on streams of its own.
@@ -165,6 +172,9 @@ KERNELS = (
     _kernel("depthwise_conv2d_backward", deterministic=False),  # cuDNN may add up by atomics
     _kernel("sep_conv2d"),
     _kernel("sep_conv2d_backward", deterministic=False),  # likewise
+    _kernel("sep_conv2d_with_stats", dtypes=SINGLE),
+    _kernel("sep_conv2d_batch_norm", dtypes=SINGLE),
+    _kernel("sep_conv2d_batch_norm_backward", dtypes=SINGLE, deterministic=False),  # likewise
     _kernel("entropy"),
     _kernel("entropy_backward"),
     _kernel("gumbel_softmax"),

@@ -27,11 +27,16 @@ def values(x: jax.Array) -> int:
     return math.prod(x.shape[i] for i in axes(x))
 
 
-def compute(x: jax.Array, weight: Any, bias: Any, eps: float) -> tuple[jax.Array, ...]:
-    """Return the normalised images and the statistics."""
+def statistics(x: jax.Array) -> tuple[Any, ...]:
+    """Return deviations from the mean, the mean, the sum of squared deviations, and of how many values."""
     mean = jnp.mean(wide(x), axis=axes(x))
     off = wide(x) - along(mean, x)
-    squares, count = jnp.sum(off * off, axis=axes(x)), values(x)
+    return off, mean, jnp.sum(off * off, axis=axes(x)), values(x)
+
+
+def compute(x: jax.Array, weight: Any, bias: Any, eps: float) -> tuple[jax.Array, ...]:
+    """Return the normalised images and the statistics."""
+    off, mean, squares, count = statistics(x)
     y = off / along(jnp.sqrt(squares / count + eps), x)
     if weight is not None:
         y = y * along(weight, x) + along(bias, x)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -45,6 +46,13 @@ IMAGES = (
 ROWS = ("entropy", "entropy_backward", "gumbel_softmax", "gumbel_softmax_backward")
 """The operators on short rows."""
 NORMS = ("batch_norm", "batch_norm_backward")
+BLOCKS = {
+    "sep_conv2d_with_stats": accepts.accepts_with_stats,
+    "sep_conv2d_batch_norm": accepts.accepts_block,
+    "sep_conv2d_batch_norm_backward": accepts.accepts_block_backward,
+}
+"""What is made of the kernels of two operators: who answers for a call, from what answers for these."""
+SINGLE = (torch.float32,)
 
 
 def _found(distribution: str) -> str:
@@ -75,19 +83,24 @@ def probe_cuda() -> Verdict:
     return YES
 
 
-def _cpu(op: str, verdict: Any, *, in_place_safe: bool = False) -> Kernel:
+Types = tuple[torch.dtype, ...]
+
+
+def _cpu(op: str, verdict: Any, *, dtypes: Types = FLOATS, in_place_safe: bool = False) -> Kernel:
     target = f"nxcore_numba.{op}:plan"
-    return Kernel(op, target, verdict, dtypes=FLOATS, deterministic=True, in_place_safe=in_place_safe)
+    return Kernel(op, target, verdict, dtypes=dtypes, deterministic=True, in_place_safe=in_place_safe)
 
 
-def _cuda(op: str, verdict: Any, *, in_place_safe: bool = False) -> Kernel:
+def _cuda(
+    op: str, verdict: Any, *, dtypes: Types = accepts.CUDA_FLOATS, in_place_safe: bool = False
+) -> Kernel:
     return Kernel(
         op,
         f"nxcore_numba.gpu.{op}:plan",
         verdict,
         probe_cuda,
         "cuda",
-        accepts.CUDA_FLOATS,
+        dtypes,
         deterministic=True,
         in_place_safe=in_place_safe,
     )
@@ -105,6 +118,10 @@ KERNELS = (  # the gradients of sums and of global_avg_pool2d are views, and nee
     *(_cpu(op, accepts.accepts_images) for op in IMAGES),
     *(_cpu(op, accepts.accepts_rows) for op in ROWS),
     *(_cpu(op, accepts.accepts_norm) for op in NORMS),
+    *(
+        _cpu(op, partial(block, accepts.accepts_images, accepts.accepts_norm), dtypes=SINGLE)
+        for op, block in BLOCKS.items()
+    ),
     _cuda("softmax_sum", accepts.accepts_softmax_sum_cuda),
     _cuda("softmax_sum_backward", accepts.accepts_softmax_sum_cuda),
     _cuda("weighted_sum", accepts.accepts_softmax_sum_cuda),
@@ -116,6 +133,10 @@ KERNELS = (  # the gradients of sums and of global_avg_pool2d are views, and nee
     *(_cuda(op, accepts.accepts_images_cuda) for op in IMAGES),
     *(_cuda(op, accepts.accepts_rows_cuda) for op in ROWS),
     *(_cuda(op, accepts.accepts_norm_cuda) for op in NORMS),
+    *(
+        _cuda(op, partial(block, accepts.accepts_images_cuda, accepts.accepts_norm_cuda), dtypes=SINGLE)
+        for op, block in BLOCKS.items()
+    ),
 )
 
 

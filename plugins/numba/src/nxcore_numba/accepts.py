@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 
+from nxcore.ops.sep_conv2d_batch_norm import accepted
+from nxcore.ops.sep_conv2d_batch_norm_backward import accepted as accepted_backward
+from nxcore.ops.sep_conv2d_with_stats import part
 from nxcore.plugin import (
     FLOATS,
     YES,
@@ -233,3 +236,21 @@ def accepts_norm(problem: Problem) -> Verdict:
 def accepts_norm_cuda(problem: Problem) -> Verdict:
     """Answer for batch_norm or its gradients on CUDA."""
     return _common_cuda(problem) and _norm(problem)
+
+
+Accepts = Callable[[Problem], Verdict]
+
+
+def accepts_with_stats(images: Accepts, norm: Accepts, problem: Problem) -> Verdict:  # noqa: ARG001
+    """Answer for sep_conv2d with its statistics, which torch computes."""
+    return images(part(problem))
+
+
+def accepts_block(images: Accepts, norm: Accepts, problem: Problem) -> Verdict:
+    """Answer for sep_conv2d and a batch norm behind it."""
+    return accepted(problem, images, norm)
+
+
+def accepts_block_backward(images: Accepts, norm: Accepts, problem: Problem) -> Verdict:
+    """Answer for the gradients of both."""
+    return accepted_backward(problem, norm, images)

@@ -11,6 +11,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
+from nxcore.ops.sep_conv2d_batch_norm import accepted
+from nxcore.ops.sep_conv2d_batch_norm_backward import accepted as accepted_backward
+from nxcore.ops.sep_conv2d_with_stats import part
 from nxcore.plugin import (
     FLOATS,
     YES,
@@ -34,6 +37,7 @@ from nxcore_triton import tile
 from nxcore_triton.candidates import candidate, gradient, wanted
 
 API = 1
+SINGLE = (torch.float32,)
 TRITON = (3, 6)  # kernels take tuples of pointers and keep tuples of sums across a loop
 MAX_CANDIDATES = 64  # each has a weight, and in the backward pass a sum, in registers
 MAX_RANK = 4
@@ -280,12 +284,33 @@ def accepts_batch_norm_backward(problem: Problem) -> Verdict:
     return _channels(problem, ("x", "grad"), ("mean", "var", "weight"))
 
 
-def _kernel(op: str, accepts: Callable[[Problem], Verdict], *, in_place_safe: bool = False) -> Kernel:
+def accepts_sep_conv2d_with_stats(problem: Problem) -> Verdict:
+    """Take what sep_conv2d takes."""
+    return accepts_window(part(problem))
+
+
+def accepts_sep_conv2d_batch_norm(problem: Problem) -> Verdict:
+    """Take what sep_conv2d and batch_norm take."""
+    return accepted(problem, accepts_window, accepts_batch_norm)
+
+
+def accepts_sep_conv2d_batch_norm_backward(problem: Problem) -> Verdict:
+    """Take what batch_norm_backward and sep_conv2d_backward take."""
+    return accepted_backward(problem, accepts_batch_norm_backward, accepts_depthwise_conv2d_backward)
+
+
+def _kernel(
+    op: str,
+    accepts: Callable[[Problem], Verdict],
+    *,
+    dtypes: tuple[torch.dtype, ...] = FLOATS,
+    in_place_safe: bool = False,
+) -> Kernel:
     return Kernel(
         op,
         f"nxcore_triton.{op}:plan",
         accepts,
-        dtypes=FLOATS,
+        dtypes=dtypes,
         deterministic=True,
         graph_safe=True,
         in_place_safe=in_place_safe,
@@ -316,6 +341,9 @@ KERNELS = (
     _kernel("depthwise_conv2d_backward", accepts_depthwise_conv2d_backward),
     _kernel("sep_conv2d", accepts_window),
     _kernel("sep_conv2d_backward", accepts_depthwise_conv2d_backward),
+    _kernel("sep_conv2d_with_stats", accepts_sep_conv2d_with_stats, dtypes=SINGLE),
+    _kernel("sep_conv2d_batch_norm", accepts_sep_conv2d_batch_norm, dtypes=SINGLE),
+    _kernel("sep_conv2d_batch_norm_backward", accepts_sep_conv2d_batch_norm_backward, dtypes=SINGLE),
     _kernel("entropy", accepts_rows),
     _kernel("entropy_backward", accepts_rows),
     _kernel("gumbel_softmax", accepts_rows),
