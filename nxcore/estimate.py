@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Collection, Hashable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +14,8 @@ from nxcore import prior
 from nxcore.choice import Choice, yardstick
 from nxcore.errors import InvalidInputError
 from nxcore.kernel import Backend, Kernel
-from nxcore.prior import Guess, Point
+from nxcore.predict import Point
+from nxcore.prior import Guess
 from nxcore.problem import Problem
 from nxcore.recall import Recall
 from nxcore.select import Candidate, Decision
@@ -78,7 +82,8 @@ class Estimator:
         cost = problem.cost
         if cost is None or "torch" not in able:
             return None
-        at, facts = Point(prior.sizes(problem), cost, {}), environment(problem.device)
+        at = prior.point(problem, {}, self._branches(problem, able))
+        facts = environment(problem.device)
         makes = {label: self.recall.make(b, k, problem) for label, (b, k) in able.items()}
         ours, stale = self._known(problem, facts, makes)
         if found := prior.guess(at, ours, able):
@@ -116,16 +121,26 @@ class Estimator:
                 continue
             times = {n: t for n, t in point.times.items() if makes and page.makes.get(n) == makes.get(n)}
             if "torch" in times:
-                now.append(Point(point.sizes, point.cost, times))
+                now.append(replace(point, times=times))
             before.append(point)
         return now, before
 
     def _point(self, problem: Problem, of: dict[str, Any], page: Page) -> tuple[Any, Point | None]:
         times = {c.label: c.timing for c in page.decision.candidates if c.timing}
-        try:
-            other = described(problem.spec, of)
-        except InvalidInputError:  # a page of another release, or of another's making
-            return None, None
         if "torch" not in times:
             return None, None
-        return prior.family(other), Point(prior.sizes(other), other.cost, times)
+        try:
+            other = described(problem.spec, of)
+            point = prior.point(other, times, self._branches(other, times))
+        except (InvalidInputError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
+            return None, None  # a page of another release, or of another's making
+        return prior.family(other), point
+
+    def _branches(self, problem: Problem, labels: Collection[str]) -> dict[str, Hashable]:
+        found: dict[str, Hashable] = {}
+        for backend, kernel in self.tuner.taking_part(problem.op):
+            if kernel.branch and (label := backend.label(kernel)) in labels:
+                # It may be a call that the kernel of before took, and today's doesn't.
+                with contextlib.suppress(Exception):
+                    found[label] = kernel.branch_of(problem)
+        return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -87,6 +87,11 @@ class Kernel:
         The precision class of a float32 call: ``"ieee32"``, ``"tf32"`` or ``"half"``.
     deterministic, graph_safe, in_place_safe : bool
         Claims, False unless made; the conformance suite holds a kernel to each.
+    branch : str
+        ``"module:attribute"`` of ``branch(problem)``, which tells by something hashable the ways apart that
+        a call may go and that cost the host more or less, such as whether blocks share an output: of a
+        size that was never measured, those measured tell what they take where they go the same way. Empty
+        where there is but one.
     """
 
     op: str
@@ -99,16 +104,28 @@ class Kernel:
     deterministic: bool = False
     graph_safe: bool = False
     in_place_safe: bool = False
+    branch: str = ""
 
     @functools.cached_property
     def plan(self) -> Callable[[Problem], Callable[..., Any]]:
         """The planner, imported now."""
-        module, _, attribute = self.target.partition(":")
-        try:
-            found = getattr(importlib.import_module(module), attribute)
-        except AttributeError as error:
-            raise PluginError(f"kernel target {self.target!r}: {error}") from error
-        return found  # type: ignore[no-any-return]  # whatever a plugin wrote; verified before use
+        found: Callable[[Problem], Callable[..., Any]] = _imported(self.target)
+        return found
+
+    @functools.cached_property
+    def branch_of(self) -> Callable[[Problem], Hashable]:
+        """What ``branch`` names, imported now."""
+        found: Callable[[Problem], Hashable] = _imported(self.branch)
+        return found
+
+
+def _imported(target: str) -> Any:
+    """Return whatever a plugin wrote; verified before use."""
+    module, _, attribute = target.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except AttributeError as error:
+        raise PluginError(f"kernel target {target!r}: {error}") from error
 
 
 @dataclass(frozen=True)

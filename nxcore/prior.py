@@ -10,16 +10,14 @@ slower nowhere near.
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from nxcore.kriging import Field
 from nxcore.layout import layout_class
+from nxcore.predict import Point, forecasts
 from nxcore.problem import Problem, TensorMeta
 from nxcore.select import TIE
-from nxcore.spec import Cost
 from nxcore.timing import Timing
 
 EXACT = 64
@@ -34,7 +32,7 @@ AROUND = 2.0
 BEYOND = 2.0
 """How far outside the measured a problem may lie, as a factor, in every size and in bytes."""
 
-APART = 4.0
+APART = 6.0
 """Octaves that a point may be away, in any size, and still tell something."""
 
 ALIKE = 1.25
@@ -43,8 +41,8 @@ ALIKE = 1.25
 NEAREST = 24
 """How many points are looked at."""
 
-BYTES = 0.5
-"""How much an octave of bytes counts beside one of a size."""
+WIDEST = 16
+"""Bytes of the widest load."""
 
 LEAST = 4
 """How many points must be there for a model to be tried on them."""
@@ -57,25 +55,6 @@ SEEN = 6
 
 UNPROVEN = 0.25
 """What a model must promise at least where it can't be tried: too few points, or another device's."""
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """A problem as numbers, with what each kernel took where it was measured.
-
-    Attributes
-    ----------
-    sizes : tuple of int
-        See ``sizes``.
-    cost : Cost
-        Bytes and operations.
-    times : Mapping of str to Timing
-        By label; torch's reference is ``"torch"``.
-    """
-
-    sizes: tuple[int, ...]
-    cost: Cost
-    times: Mapping[str, Timing]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +117,18 @@ def sizes(problem: Problem) -> tuple[int, ...]:
     return tuple(found)
 
 
+def point(problem: Problem, times: Mapping[str, Timing], branches: Mapping[str, Hashable]) -> Point:
+    """Return a problem as numbers; see ``Point``."""
+    outputs = problem.outputs if isinstance(problem.outputs, tuple) else (problem.outputs,)
+    results = sum(t.numel() for t in outputs if isinstance(t, TensorMeta))
+    return Point(sizes(problem), problem.cost, times, results, _grain(problem), branches)
+
+
+def _grain(problem: Problem) -> int:
+    strides = ((t, s) for t in problem.tensors for n, s in zip(t.shape, t.strides, strict=True) if n > 1 < s)
+    return math.gcd(WIDEST, *(s * t.dtype.itemsize for t, s in strides))
+
+
 def bucket(size: int) -> int:
     """Return a size itself where it is small, else the half-octave that it is in, below zero."""
     return size if size < EXACT else -math.floor(2 * math.log2(size))
@@ -166,7 +157,7 @@ def guess(at: Point, points: Sequence[Point], labels: Collection[str], *, here: 
     near = sorted((p for p in hull if _apart(at, p) <= APART), key=lambda p: _distance(at, p))[:NEAREST]
     if here and (found := _bracketed(at, near, labels)):
         return found
-    return _modelled(at, near, labels, here=here) if near and _within(at, hull) else None
+    return _modelled(at, near, hull, labels, here=here) if near and _within(at, hull) else None
 
 
 def _octaves(a: Point, b: Point) -> list[float]:
@@ -179,11 +170,6 @@ def _apart(a: Point, b: Point) -> float:
 
 def _distance(a: Point, b: Point) -> float:
     return math.hypot(*_octaves(a, b))
-
-
-def _place(point: Point) -> tuple[float, ...]:
-    """Return where a point lies for a model: bytes count too, which is where caches and threads begin."""
-    return (*(math.log2(max(n, 1)) for n in point.sizes), BYTES * math.log2(max(point.cost.bytes, 1)))
 
 
 def _distinct(points: Sequence[Point]) -> list[Point]:
@@ -234,7 +220,7 @@ def _brackets(at: Point, points: Sequence[Point]) -> list[tuple[Point, Point]]:
 
 
 def _bracketed(at: Point, points: Sequence[Point], labels: Collection[str]) -> Guess | None:
-    pairs = _brackets(at, points)
+    pairs = _brackets(at, [p for p in points if all(p.alike(at, n) for n in at.branches if n in p.times)])
     ends = [p for pair in pairs for p in pair]
     agreed = set.intersection(*(_leaders(p, labels) for p in ends)) if ends else set()
     if not agreed:
@@ -268,113 +254,27 @@ def _said(point: Point) -> str:
     return "x".join(map(str, point.sizes))
 
 
-@dataclass(frozen=True, slots=True)
-class Model:
-    """How long a device is busy: ``max(t0 + bytes * per_byte, flops * per_flop)``, in microseconds."""
-
-    t0: float
-    per_byte: float
-    per_flop: float
-
-    def __call__(self, cost: Cost) -> float:
-        """Return microseconds."""
-        return max(self.t0 + cost.bytes * self.per_byte, cost.flops * self.per_flop)
-
-
-def fit(costs: Sequence[Cost], device_us: Sequence[float]) -> Model:
-    """Fit a model by least absolute relative deviations, which outliers don't pull away.
-
-    Such a fit passes through two of the points, or through one along a boundary, so those are tried.
-    """
-    rate = min((us / c.flops for us, c in zip(device_us, costs, strict=True) if c.flops), default=0.0)
-
-    def off(line: tuple[float, float]) -> float:
-        return sum(
-            abs((line[0] + c.bytes * line[1]) / us - 1) for c, us in zip(costs, device_us, strict=True)
-        )
-
-    t0, per_byte = min(_lines([(c.bytes, us) for c, us in zip(costs, device_us, strict=True)]), key=off)
-    return Model(t0, per_byte, rate)
-
-
-def _lines(points: Sequence[tuple[int, float]]) -> Iterator[tuple[float, float]]:
-    for i, (x, y) in enumerate(points):
-        yield y, 0.0
-        yield 0.0, y / max(x, 1)
-        for u, v in points[:i]:
-            slope = (y - v) / (x - u) if x != u else -1.0
-            if slope >= 0 and (t0 := y - slope * x) >= 0:
-                yield t0, slope
-
-
-def _modelled(at: Point, points: Sequence[Point], labels: Collection[str], *, here: bool) -> Guess:
-    groups: dict[tuple[int, ...], list[str]] = {}
-    for label in labels:
-        if known := tuple(i for i, p in enumerate(points) if label in p.times):
-            groups.setdefault(known, []).append(label)
-    told = {
-        label: found
-        for known, together in groups.items()
-        for label, found in _told(at, [points[i] for i in known], together).items()
-    }
-    torchs = math.exp(told["torch"][0])
-    logs = {label: log + (0.0 if label == "torch" else told["torch"][0]) for label, (log, _) in told.items()}
-    predicted = {label: math.exp(log) for label, log in sorted(logs.items(), key=lambda item: item[1])}
+def _modelled(
+    at: Point, near: Sequence[Point], points: Sequence[Point], labels: Collection[str], *, here: bool
+) -> Guess:
+    told = forecasts(at, near, points, labels)
+    torchs = math.exp(told["torch"].log)
+    us = {label: torchs * math.exp(f.log) for label, f in told.items()} | {"torch": torchs}
+    predicted = dict(sorted(us.items(), key=lambda item: item[1]))
     whose = "" if here else " on another device or by other versions"
-    basis = f"predicted from {len(points)} measured sizes{whose}, not measured"
-    for label, us in predicted.items():
-        hope = 0.0 if here and _never_slower(points, label) else _hope(told[label][1])
+    basis = f"predicted from {len(near)} measured sizes{whose}, not measured"
+    for label, taken in predicted.items():
+        hope = 0.0 if here and _never_slower(at, near, label) else _hope(told[label].missed)
         margin = max(AGREED if here else UNPROVEN, hope) if label != "torch" else 0.0
-        if us * (1 + margin) < torchs:
-            said = f"{us:.4g} us against torch's {torchs:.4g} us, of which {margin:.0%} may be hope"
+        if taken * (1 + margin) < torchs:
+            said = f"{taken:.4g} us against torch's {torchs:.4g} us, of which {margin:.0%} may be hope"
             return Guess(label, "prior", f"{said}; {basis}", predicted)
     return Guess("torch", "prior", f"nothing is clearly faster than torch; {basis}", predicted)
 
 
-def _told(at: Point, points: Sequence[Point], labels: Sequence[str]) -> dict[str, tuple[float, list[float]]]:
-    """Return the logarithm of what each kernel takes, over what torch takes; torch's own as it is.
-
-    Beside it how much it misses at each point where that one is not shown, taken to where ``at`` lies: it
-    misses more the farther the others are.
-    """
-    field = Field(_place(at), [_place(p) for p in points])
-    torchs, rest = _seen(field, at, points, "torch")
-    found = {}
-    for label in labels:
-        log, missed = _seen(field, at, points, label)
-        if label != "torch":
-            log, missed = log - torchs, [m - t for m, t in zip(missed, rest, strict=True)]
-        found[label] = log, [m * doubt for m, doubt in zip(missed, field.doubt, strict=True)]
-    return found
-
-
-def _seen(field: Field, at: Point, points: Sequence[Point], label: str) -> tuple[float, list[float]]:
-    """Return the logarithm of what a kernel takes, and what is missed of it at each point by the others.
-
-    A call takes as long as the slower of host and device does; the two know nothing of each other.
-    """
-    timings = [p.times[label] for p in points]
-    device, host = [t.device_median_us for t in timings], [statistics.median(t.host_us) for t in timings]
-    model, middle = fit([p.cost for p in points], device), statistics.median(host)
-    told = [_carried(field, device, model(at.cost), [model(p.cost) for p in points])]
-    if host != device:
-        told.append(_carried(field, host, middle, [middle] * len(host)))
-    slower = [max(sides) for sides in zip(*(others for _, others in told), strict=True)]
-    missed = [math.log(t.median_us) - other for t, other in zip(timings, slower, strict=True)]
-    return max(log for log, _ in told), missed
-
-
-def _carried(
-    field: Field, us: Sequence[float], trend: float, trends: Sequence[float]
-) -> tuple[float, list[float]]:
-    """Return the logarithm of a time whose trend is given, and what the others tell of each point's."""
-    log, others = field.told([math.log(t / of) for t, of in zip(us, trends, strict=True)])
-    return math.log(trend) + log, [math.log(of) + other for of, other in zip(trends, others, strict=True)]
-
-
-def _never_slower(points: Sequence[Point], label: str) -> bool:
+def _never_slower(at: Point, points: Sequence[Point], label: str) -> bool:
     """Tell whether torch wasn't clearly faster at any of the nearest points, however much a model misses."""
-    nearest = [p for p in points if label in p.times][:SEEN]
+    nearest = [p for p in points if label in p.times and p.alike(at, label)][:SEEN]
     return len(nearest) == SEEN and all(_us(p, label) <= _us(p, "torch") * (1 + TIE) for p in nearest)
 
 

@@ -235,3 +235,25 @@ def test_an_estimate_is_measured_where_the_policy_says_so():
 def test_a_number_among_the_arguments_is_no_obstacle():
     x = torch.ones(5)
     assert torch.equal(estimating().op("add")(x, 1.5, alpha=2), x * 4)
+
+
+def halves(problem):
+    """Tell the ways of an invented kernel apart: whether it takes an even number of elements."""
+    if problem["x"].numel() == 2000:
+        raise ValueError("a call that today's kernel doesn't take")
+    return problem["x"].numel() % 2 == 0
+
+
+@pytest.mark.parametrize(("size", "rule"), [(1000, "prior"), (1001, "bracketed")])
+def test_a_kernel_is_asked_which_way_a_call_goes(size, rule):
+    told = replace(fakes.kernel("add"), branch=f"{__name__}:halves")
+    session = estimating(None, fakes.backend("fast", told))
+    learnt(session, (501, 1999), torch=2, fast=1)
+    assert decision(session, size).rule == rule
+
+
+def test_a_page_of_which_a_kernel_can_tell_no_way_is_read_all_the_same():
+    told = replace(fakes.kernel("add"), branch=f"{__name__}:halves")
+    session = estimating(None, fakes.backend("fast", told))
+    learnt(session, (500, 2000, 501, 1999), torch=2, fast=1)
+    assert decision(session, 1001).chosen == "fast"

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nxcore.prior import Point, bucket, family, fit, guess, sizes
+from nxcore.predict import Point, fit
+from nxcore.prior import bucket, family, guess, sizes
 from nxcore.problem import Problem
 from nxcore.spec import Cost, Sample, rand
 from nxcore.timing import Timing

@@ -49,6 +49,7 @@ def _kernel(
     *,
     dtypes: tuple[torch.dtype, ...] = FLOATS,
     in_place_safe: bool = False,
+    branches: bool = False,
 ) -> Kernel:
     target = f"nxcore_cuda.{op}:plan"
     return Kernel(
@@ -59,6 +60,7 @@ def _kernel(
         deterministic=True,
         graph_safe=True,
         in_place_safe=in_place_safe,
+        branch=f"nxcore_cuda.{op}:branch" if branches else "",
     )
 
 
@@ -69,14 +71,14 @@ KERNELS = (
     _kernel("weighted_sum_backward", accepts_softmax_sum_backward),
     _kernel("add", accepts_add, in_place_safe=True),
     _kernel("add_backward", accepts_add_backward),
-    _kernel("sum", accepts_sum),
-    _kernel("sum_to_size", accepts_sum_to_size),
+    _kernel("sum", accepts_sum, branches=True),
+    _kernel("sum_to_size", accepts_sum_to_size, branches=True),
     _kernel("max_pool2d", accepts_max_pool2d),
     _kernel("max_pool2d_with_offsets", accepts_max_pool2d_with_offsets),
     _kernel("max_pool2d_backward", accepts_max_pool2d_backward),
     _kernel("avg_pool2d", accepts_avg_pool2d),
     _kernel("avg_pool2d_backward", accepts_avg_pool2d_backward),
-    _kernel("global_avg_pool2d", accepts_global_pool2d),
+    _kernel("global_avg_pool2d", accepts_global_pool2d, branches=True),
     _kernel("global_max_pool2d", accepts_global_pool2d),
     _kernel("global_max_pool2d_with_offsets", accepts_global_pool2d),
     _kernel("global_max_pool2d_backward", accepts_max_pool2d_backward),

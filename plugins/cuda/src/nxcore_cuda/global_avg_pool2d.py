@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from torch import Tensor
 
 from nxcore.plugin import Problem, Reduction
-from nxcore_cuda.sum import Tile, Walk, candidates, instances, plan_reduction
+from nxcore_cuda.sum import Tile, Walk, candidates, instances, plan_reduction, shares
 
-__all__ = ["instances", "plan", "sweep"]
+__all__ = ["branch", "instances", "plan", "sweep"]
 
 
 def plan(problem: Problem, tile: Tile | None = None) -> Callable[[Tensor], Tensor]:
@@ -30,6 +30,11 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[[Tensor], Tenso
         return mean
 
     return call
+
+
+def branch(problem: Problem) -> bool:
+    """Tell whether blocks share outputs."""
+    return shares(problem["x"], Reduction.of_planes(problem))
 
 
 def sweep(problem: Problem) -> Iterator[Tile]:

@@ -256,10 +256,10 @@ def plan_reduction(x: TensorMeta, reduction: Reduction, tile: Tile | None = None
         vector, vector_values, (vector_tiles, vector_parts) = _launch(x, walk, tile, usual)
         tiles, parts = max(tiles, vector_tiles), max(parts, vector_parts)
     guarded = Guarded(vector, scalar)
-    shares = TensorMeta((parts, reduction.outputs), (reduction.outputs, 1), torch.float32, device)
+    found = TensorMeta((parts, reduction.outputs), (reduction.outputs, 1), torch.float32, device)
 
     def run(x: Tensor, out: Tensor, scale: float) -> None:
-        work, arrivals = (shares.empty(), ticket(device, tiles)) if parts > 1 else (None, None)
+        work, arrivals = (found.empty(), ticket(device, tiles)) if parts > 1 else (None, None)
         if scale == usual:
             guarded(x, out, work, arrivals)
         elif vector is None or x.data_ptr() % VECTOR:
@@ -270,14 +270,25 @@ def plan_reduction(x: TensorMeta, reduction: Reduction, tile: Tile | None = None
     return run
 
 
+def shares(x: TensorMeta, reduction: Reduction) -> bool:
+    """Tell whether blocks share outputs: then a call also finds room for their shares, and a ticket."""
+    by_one = Walk.of(reduction)
+    walks = (by_one, by_one.widest(x.element_size()))
+    return any(_grid(walk, choose(walk, x.element_size()))[2] > 1 for walk in walks)
+
+
+def _grid(walk: Walk, tile: Tile) -> tuple[int, int, int]:
+    """Return how many terms a block sums at most, and how many blocks there are along x and y."""
+    span = -(-walk.terms // min(tile.parts, MOST))
+    span = -(-span // tile.lanes) * tile.lanes if tile.parts > 1 else walk.terms
+    return span, -(-walk.columns * tile.lanes // tile.threads), -(-walk.terms // span)
+
+
 def _launch(
     x: TensorMeta, walk: Walk, tile: Tile | None, scale: float
 ) -> tuple[Launch, tuple[Any, ...], tuple[int, int]]:
     chosen = tile or choose(walk, x.element_size())
-    span = -(-walk.terms // min(chosen.parts, MOST))
-    span = -(-span // chosen.lanes) * chosen.lanes if chosen.parts > 1 else walk.terms
-    parts = -(-walk.terms // span)
-    tiles = -(-walk.columns * chosen.lanes // chosen.threads)
+    span, tiles, parts = _grid(walk, chosen)
     values = (
         *(walk.columns, walk.terms, span, walk.rest, walk.out_step),
         *(*dims(walk.kept), *steps(walk.x_kept), *steps(walk.out_kept)),
@@ -314,6 +325,11 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
         return total
 
     return call
+
+
+def branch(problem: Problem) -> bool:
+    """Tell whether blocks share outputs."""
+    return shares(problem["x"], Reduction.of_sum(problem))
 
 
 def sweep(problem: Problem) -> Iterator[Tile]:

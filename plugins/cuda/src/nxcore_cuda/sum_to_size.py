@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nxcore.plugin import Problem, Reduction
 from nxcore_cuda.instance import Instance
-from nxcore_cuda.sum import Tile, Walk, candidates, plan_reduction
+from nxcore_cuda.sum import Tile, Walk, candidates, plan_reduction, shares
 from nxcore_cuda.sum import instances as of_sums
 
 
@@ -32,6 +32,12 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
         return total
 
     return call
+
+
+def branch(problem: Problem) -> bool:
+    """Tell whether blocks share outputs."""
+    reduction = Reduction.of_sum_to_size(problem)
+    return reduction is not None and shares(problem["x"], reduction)
 
 
 def sweep(problem: Problem) -> Iterator[Tile]:

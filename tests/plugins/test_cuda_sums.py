@@ -1,0 +1,32 @@
+"""nxcore-cuda's sums: what a call tells of itself before it is made."""
+
+import pytest
+import torch
+
+import nxcore.ops
+from nxcore.plugin import Problem
+
+nxcore_cuda = pytest.importorskip("nxcore_cuda")
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "how", "shared"),
+    [
+        ("sum", (16, 16), (-1, False), False),
+        ("sum", (19, 6656), (-1, False), True),
+        ("sum", (160, 10992), (0, False), True),
+        ("sum", (237, 6890), (0, False), False),
+        ("sum_to_size", (4, 8, 8), ((8, 1),), False),
+        ("sum_to_size", (256, 8, 8), ((8, 1),), True),
+        ("sum_to_size", (1, 8), ((8,),), False),
+        ("global_avg_pool2d", (2, 8, 7, 7), (), False),
+        ("global_avg_pool2d", (1, 2, 512, 512), (), True),
+    ],
+)
+def test_a_sum_tells_whether_blocks_share_its_outputs(op, shape, how, shared):
+    """The ways that cost the host more or less, as an H200's times of these sizes show."""
+    spec = next(spec for spec in nxcore.ops.nxcore_ops() if spec.name == op)
+    dtype = torch.bfloat16 if how == (0, False) else torch.float32
+    problem = Problem.of(spec, spec.bind(torch.empty(shape, dtype=dtype, device="meta"), *how))
+    kernel = next(k for k in nxcore_cuda.KERNELS if k.op == op)
+    assert kernel.branch_of(problem) is shared
