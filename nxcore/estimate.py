@@ -20,7 +20,10 @@ from nxcore.problem import Problem
 from nxcore.recall import Recall
 from nxcore.select import Candidate, Decision
 from nxcore.trace import described
-from nxcore.wisdom import Page, digest, environment
+from nxcore.wisdom import SHELF, Page, digest, environment
+
+POINTS = 16 * SHELF
+"""How many pages are kept as points before all are made anew."""
 
 Owned = dict[str, tuple[Backend, Kernel]]
 
@@ -110,6 +113,8 @@ class Estimator:
         deterministic = torch.are_deterministic_algorithms_enabled()
         now: list[Point] = []
         before: list[Point] = []
+        if len(self._points) > POINTS:
+            self._points.clear()  # of pages that left their shelves, mostly
         for name, (of, page) in self.wisdom.shelf(facts, problem.op).items():
             if of.get("deterministic") != deterministic:
                 continue

@@ -24,6 +24,9 @@ from nxcore.select import Candidate, Decision, Interval
 from nxcore.store import Document, Store
 from nxcore.timing import Timing
 
+SHELF = 1024
+"""The pages of an operator in an environment that a process keeps at hand: the newest."""
+
 Pages = dict[tuple[str, str], tuple[Document, Document]]
 """(environment, problem) by digest -> key and page."""
 Shipped = tuple[dict[str, Document], Pages]
@@ -111,12 +114,17 @@ class Wisdom:
         self.store.write(_folder(describe(problem.device)), of, found.to_dict())
         with self._lock:
             if (shelves := self._shelves.get(digest(facts))) is not None:
-                shelves.setdefault(problem.op, {})[digest(of)] = of, found
+                shelf, name = shelves.setdefault(problem.op, {}), digest(of)
+                shelf.pop(name, None)  # what is written again is the newest
+                shelf[name] = of, found
+                if len(shelf) > SHELF:
+                    del shelf[next(iter(shelf))]
 
     def shelf(self, facts: Mapping[str, Any], op: str) -> Shelf:
         """Return what is known of an operator in an environment.
 
-        Read from disk once a process; what this process writes joins it.
+        Read from disk once a process; what this process writes joins it, and the oldest leave where there
+        are more than ``SHELF``.
         """
         environment = digest(facts)
         with self._lock:
@@ -129,8 +137,11 @@ class Wisdom:
         shipped = (entry for (name, _), entry in self._shipped(kind)[1].items() if name == environment)
         for of, document in (*shipped, *self.store.items(f"{environment}/entries")):
             if (known := page(document)) is not None:
-                found.setdefault(str(of.get("op")), {})[digest(of)] = of, known
-        return found
+                op = str(of.get("op"))
+                found.setdefault(op, {})[digest(of)] = of, known
+                if len(found[op]) > 2 * SHELF:
+                    found[op] = _newest(found[op])
+        return {op: _newest(shelf) for op, shelf in found.items()}
 
     def environments(self, kind: str) -> list[Document]:
         """Return the facts of every environment of a device type, of which there may be pages."""
@@ -143,6 +154,10 @@ class Wisdom:
         for of, document in self.store.items(_folder(describe(device))):
             if (found := page(document)) is not None:
                 yield of, found
+
+
+def _newest(shelf: Shelf) -> Shelf:
+    return dict(sorted(shelf.items(), key=lambda item: item[1][1].date)[-SHELF:])
 
 
 def environment(device: torch.device) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nxcore import exchange, measure
+from nxcore import estimate, exchange, measure, wisdom
 from nxcore.device import describe
 from nxcore.errors import InvalidInputError
 from nxcore.guards import enough
@@ -257,3 +257,28 @@ def test_a_page_of_which_a_kernel_can_tell_no_way_is_read_all_the_same():
     session = estimating(None, fakes.backend("fast", told))
     learnt(session, (500, 2000, 501, 1999), torch=2, fast=1)
     assert decision(session, 1001).chosen == "fast"
+
+
+def test_of_ever_new_sizes_the_newest_are_kept_at_hand(tmp_path, monkeypatch):
+    monkeypatch.setattr(wisdom, "SHELF", 4)
+    facts = environment(torch.device("cpu"))
+    session = estimating(tmp_path)
+    assert decision(session).chosen == "torch"  # which reads the shelf
+    learnt(session, range(300, 320), torch=2, fast=1)
+    learnt(session, NEAR, torch=2, fast=1)
+    learnt(session, (300,), torch=2, fast=1)
+    again = estimating(tmp_path)
+    for known in (session, again):
+        shapes = [of["x"]["shape"] for of, _ in known.wisdom.shelf(facts, "add").values()]
+        assert shapes == [[319], [500], [2000], [300]]
+        assert decision(known, 999).chosen == "fast"
+
+
+def test_what_is_kept_of_pages_has_an_end(monkeypatch):
+    monkeypatch.setattr(estimate, "POINTS", 8)
+    monkeypatch.setattr(wisdom, "SHELF", 4)
+    session = estimating()
+    for size in range(300, 340, 2):
+        learnt(session, (size,), torch=2, fast=1)
+        assert decision(session, size + 1).chosen == "fast"
+    assert len(session.chooser.estimator._points) <= 8 + 4
