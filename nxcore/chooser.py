@@ -80,12 +80,12 @@ class Chooser:
         """
         key = self._key(problem, backend)
         with self._threads:  # threads that meet the same new problem measure it once
-            if key in self.choices and enough(self.choices[key], self.policy):
+            before = self.choices.get(key)  # a key is long to hash
+            if before is not None and enough(before, self.policy):
                 self.choices.move_to_end(key)
-                return self.choices[key]
+                return before
             if reason := torch_alone(problem):
                 return self.tuner.stay(problem, backend, reason)
-            before = self.choices.get(key)
             choice = self.choices[key] = self._decide(key, problem, args, backend)
             if before and before.decision.rule != choice.decision.rule:
                 self._changed()

@@ -42,6 +42,7 @@ from nxcore.recall import Recall
 from nxcore.registry import BackendStatus, Registry
 from nxcore.select import Decision
 from nxcore.settings import Settings, require_policy
+from nxcore.spec import OpSpec
 from nxcore.store import Store
 from nxcore.trace import Trace
 from nxcore.tune import Tuner
@@ -214,11 +215,8 @@ class Session:
         return Explanation(problem, decision, origin, self.tuner.fixes(problem))
 
     def _problem(self, operator: Operator, args: tuple[Any, ...]) -> Problem:
-        named = list(zip(operator.spec.params, args, strict=True))
-        inputs = tensors_of(tuple(a for p, a in named if p.kind != "out"))
-        aliased = any(any(overlap(a, *inputs)) for p, a in named if p.kind == "out" and a is not None)
         needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in tensors_of(args))
-        return Problem.of(operator.spec, args, needs_grad=needs_grad, aliased=aliased)
+        return Problem.of(operator.spec, args, needs_grad=needs_grad, aliased=_aliased(operator.spec, args))
 
     def _choose(self, operator: Operator, problem: Problem, args: tuple[Any, ...]) -> Choice:
         try:
@@ -320,6 +318,16 @@ class Session:
         for observer in PREFERENCE.get().observers:
             call = observer.observing(inner, choice.decision.chosen, call)
         return Plan(call, choice.decision.chosen, keep=not capturing(problem))
+
+
+def _aliased(spec: OpSpec, args: tuple[Any, ...]) -> bool:
+    """Tell whether an ``out`` is one of the inputs."""
+    named = list(zip(spec.params, args, strict=True))
+    outs = [a for p, a in named if p.kind == "out" and a is not None]
+    if not outs:
+        return False
+    inputs = tensors_of(tuple(a for p, a in named if p.kind != "out"))
+    return any(any(overlap(out, *inputs)) for out in outs)
 
 
 def _on_lost_device(problem: Problem) -> bool:

@@ -21,6 +21,9 @@ VERSION = "v1"
 LIMIT = 1 << 20
 """Bytes a document may have."""
 
+USUAL = 1 << 15
+"""Bytes that most have: room for more is dearer to find than to fill."""
+
 KEPT = 4096
 """Documents of a kind that are kept in memory where there is no folder; then the oldest goes."""
 
@@ -98,7 +101,9 @@ class Store:
     def _load(self, path: str | Path) -> tuple[Document, Document] | None:
         try:
             with open(path, "rb", buffering=0) as file:  # noqa: PTH123  see read
-                text = file.read(LIMIT + 1)
+                text = file.read(USUAL)
+                if len(text) == USUAL:
+                    text += file.read(LIMIT + 1 - USUAL)
             if len(text) > LIMIT:
                 raise ValueError(f"has more than {LIMIT} bytes")
             found = json.loads(text.decode())

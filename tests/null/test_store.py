@@ -161,3 +161,9 @@ def test_eight_processes_that_write_at_once_lose_nothing(tmp_path):
         for w in range(8)
         for i in range(50)
     )
+
+
+def test_a_long_document_is_read_to_its_end(tmp_path):
+    long = {"text": "x" * (LIMIT // 2)}
+    Store(tmp_path).write("kind", {"a": 1}, long)
+    assert Store(tmp_path).read("kind", {"a": 1}) == long
