@@ -135,8 +135,7 @@ def forecasts(
     """
     groups: dict[tuple[int, ...], list[str]] = {}
     for label in labels:
-        known = tuple(i for i, p in enumerate(near) if label in p.times)
-        if known and any(label in p.times and p.alike(at, label) for p in points):
+        if known := tuple(i for i, p in enumerate(near) if label in p.times):
             groups.setdefault(known, []).append(label)
     return {
         label: found
@@ -152,10 +151,14 @@ def _told(
     every = tuple(dict.fromkeys(("torch", *labels)))
     one_way = [label for label in every if label not in at.branches]
     pace = min(one_way, key=lambda label: statistics.pstdev(math.log(_host(p, label)) for p in near))
-    seen = {label: _seen(around, at, near, points, label, pace) for label in every}
+    seen = {}
+    for label in every:
+        usual = _usual(points if label in at.branches else near, label, pace)
+        if at.branches.get(label) in usual:
+            seen[label] = _seen(around, at, near, label, pace, usual)
     torchs, rest = seen["torch"]
     found = {}
-    for label in labels:
+    for label in (label for label in labels if label in seen):
         log, missed = seen[label]
         if label != "torch":
             log, missed = log - torchs, [m - t for m, t in zip(missed, rest, strict=True)]
@@ -164,13 +167,13 @@ def _told(
 
 
 def _seen(
-    around: Field, at: Point, near: Sequence[Point], points: Sequence[Point], label: str, pace: str
+    around: Field, at: Point, near: Sequence[Point], label: str, pace: str, usual: Mapping[Hashable, float]
 ) -> tuple[float, list[float]]:
     """Return the logarithm of what a kernel takes, and what is missed of it at each point by the others.
 
     A call takes as long as the slower of host and device does; the two know nothing of each other. How fast
     the host is differs from one problem to the next, for all kernels alike. So what is told of a kernel's
-    host is what it takes beside that of ``pace``, which changes the least.
+    host is what it takes beside that of ``pace``, which changes the least: ``usual`` of it, way by way.
     """
     times = [p.times[label] for p in near]
     device = [t.device_median_us for t in times]
@@ -179,7 +182,6 @@ def _seen(
     if any(t.host_us != t.device_us for t in times):
         paces = [_host(p, pace) for p in near]
         beside = [_host(p, label) / of for p, of in zip(near, paces, strict=True)]
-        usual = _usual(points, label, pace)
         share, shares = _carried(
             around, beside, usual[at.branches.get(label)], [usual[p.branches.get(label)] for p in near]
         )

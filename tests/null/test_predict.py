@@ -72,6 +72,16 @@ def test_what_the_host_takes_depends_on_the_way_that_a_call_goes(shared, beside)
     assert guess(at, points, BOTH).label == ("fast" if shared is False else "torch")
 
 
+def test_of_a_way_that_was_gone_without_the_pace_nothing_is_told():
+    """The one beside which hosts are told may not have been timed there."""
+    points = [
+        seen(n, shared=False, torch=(4.0, 10.0 + n % 3), steady=(9.0, 9.0), fast=(3.0, 7.5)) for n in SIZES
+    ]
+    points.append(seen(25_600, shared=True, torch=(4.0, 10.0), fast=(3.0, 12.0)))
+    found = forecasts(seen(1000, shared=True), points[:-1], points, (*BOTH, "steady"))
+    assert set(found) == {"torch", "steady"}
+
+
 @pytest.mark.parametrize(("shared", "rule"), [(False, "bracketed"), (True, "prior")])
 def test_points_where_a_call_goes_another_way_bracket_nothing(shared, rule):
     points = [seen(n, shared=False, torch=(4.0, 10.0), fast=(3.0, 7.5)) for n in (500, 2000)]
