@@ -19,6 +19,7 @@ from nxcore.ops.batch_norm import accumulator, require_eps, require_factors, val
 from nxcore.ops.batch_norm import reference as normalised
 from nxcore.ops.sep_conv2d import SPEC as SEP_CONV2D
 from nxcore.ops.sep_conv2d import convolved, lowered
+from nxcore.ops.sep_conv2d_with_stats import DIMS
 from nxcore.ops.sep_conv2d_with_stats import check as check_with_stats
 from nxcore.plugin import (
     YES,
@@ -128,14 +129,17 @@ def cost(*args: Any) -> Cost:
 
 
 def magnitude(*args: Any) -> tuple[Tensor, ...]:
-    """Return the scales: those of batch_norm, with y as large as its terms are in absolute value."""
+    """Return the scales: of y, of absolute values; of the others batch_norm's, and what y's errors make."""
     *_, weight, bias, eps = args
-    scale, (_, y, _, var) = SEP_CONV2D.magnitude(*args[:WINDOW]), reference(*args)
-    dims, shape, count = (0, 2, 3), (1, -1, 1, 1), values(y)
-    mean, size = scale.mean(dims), scale.square().mean(dims).sqrt()
-    factor = torch.rsqrt(var * ((count - 1) / count) + eps) * (1 if weight is None else weight.abs())
-    out = (scale + mean.view(shape)) * factor.view(shape)
-    return out if bias is None else out + bias.abs().view(shape), scale, mean, var.sqrt() * size
+    scale, (_, y, mean, var) = SEP_CONV2D.magnitude(*args[:WINDOW]), reference(*args)
+    shape, count = (1, -1, 1, 1), values(y)
+    root = torch.rsqrt(var * ((count - 1) / count) + eps)
+    z = (y - mean.view(shape)).abs() * root.view(shape)
+    of_mean, of_var = scale.mean(DIMS), 2 * var.sqrt() * scale.square().mean(DIMS).sqrt()
+    shared = of_mean.view(shape) + z * (z * scale).mean(DIMS, keepdim=True)
+    of_out = (scale + shared) * (root if weight is None else root * weight.abs()).view(shape)
+    own, *statistics = BATCH_NORM.magnitude(y, weight, bias, eps)
+    return own + of_out, scale, statistics[0] + of_mean, statistics[1] + of_var
 
 
 def terms(*args: Any) -> int:

@@ -186,11 +186,25 @@ def planned(problem: Problem, *plans: Callable[[Problem], Callable[..., Any]]) -
     (plan_norm, plan_convolution), (first, second) = plans, parts(problem)
     normalise, convolve = plan_norm(first), None if second is None else plan_convolution(second)
 
-    def call(*args: Any) -> tuple[Tensor | None, ...]:
-        norm, convolution = _split(args)
-        inner, *factors = normalise(*norm)
-        images = convolve(*convolution(inner)) if convolve else (None, None, None)
-        return *images, *factors
+    *_, stride, padding, dilation, relu, eps, mask = problem.args
+    factors, images = first.args[-1], tuple(mask[:3])
+
+    def call(
+        grad: Tensor,
+        x: Tensor,
+        dw_weight: Tensor,
+        pw_weight: Tensor,
+        y: Tensor,
+        mean: Tensor,
+        var: Tensor,
+        weight: Tensor | None,
+        *_: Any,
+    ) -> tuple[Tensor | None, ...]:
+        inner, weight_grad, bias_grad = normalise(grad, y, mean, var, weight, eps, factors)
+        if convolve is None:
+            return None, None, None, weight_grad, bias_grad
+        given = inner, x, dw_weight, pw_weight, stride, padding, dilation, relu, images
+        return *convolve(*given), weight_grad, bias_grad
 
     return call
 

@@ -86,9 +86,10 @@ def cost(*args: Any) -> Cost:
 
 
 def magnitude(*args: Any) -> tuple[Tensor, ...]:
-    """Return the scales: of y and its mean, of absolute values; of var, by its condition number."""
-    scale, var = SEP_CONV2D.magnitude(*args), reference(*args)[2]
-    return scale, scale.mean(DIMS), var.sqrt() * scale.square().mean(DIMS).sqrt()
+    """Return the scales: of y, of absolute values; of its statistics, theirs and what y's errors make."""
+    scale, (y, _, var) = SEP_CONV2D.magnitude(*args), reference(*args)
+    size, spread = (t.square().mean(DIMS).sqrt() for t in (scale, y))
+    return scale, scale.mean(DIMS) + y.abs().mean(DIMS), var.sqrt() * (2 * size + spread)
 
 
 def terms(*args: Any) -> int:

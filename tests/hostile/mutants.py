@@ -181,7 +181,9 @@ def examine(plugin: Plugin, mutation: Mutation, folder: Path) -> Iterator[Result
     for op in mutation.ops:
         start = time.monotonic()
         asked = {c.dtype: c for c in cells(found, ops=[op]) if c.label == plugin.label}
-        cell = asked[torch.float16 if mutation.kind == BITS else torch.float32]
+        cell = asked[torch.float32]
+        if mutation.kind == BITS:
+            cell = asked.get(torch.float16, cell)
         refused = refusal(cell, mutation)
         yield Result(mutation.name, op, *refused, time.monotonic() - start)
 

@@ -23,10 +23,24 @@ MUTATIONS = (
     ),
     one(
         BITS,
-        "batch_norm.cu",
-        (NORM,),
+        "moments.cuh",
+        (NORM, "sep_conv2d_batch_norm"),
         "warp_sum(lane.squares + lane.count * off * off)",
         f"warp_sum({half('lane.squares + lane.count * off * off')})",
+    ),
+    one(
+        MASK,
+        "sep_conv2d.cu",
+        ("sep_conv2d_with_stats",),
+        "sum += j < some ? tile[i][j] : 0.0f",
+        "sum += tile[i][j]",
+    ),
+    one(
+        BITS,
+        "sep_conv2d.cu",
+        ("sep_conv2d_with_stats", "sep_conv2d_batch_norm"),
+        "over(squares[i] + count * off * off, lanes)",
+        f"over({half('squares[i] + count * off * off')}, lanes)",
     ),
     one(
         STRIDE,

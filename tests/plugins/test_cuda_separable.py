@@ -94,3 +94,33 @@ def test_every_tile_agrees(op, channels, side):
     args = arguments(op, (64, channels, side, side), channels, 5, 1, 4, 2)
     for tile in importlib.import_module(f"nxcore_cuda.{op}").sweep(Problem.of(SPECS[op], args)):
         judge(op, args, tile)
+
+
+STATISTICS = ("sep_conv2d_with_stats", "sep_conv2d_batch_norm")
+
+
+def with_statistics(op, shape, made, low=-1.0, high=1.0):
+    """Return arguments of an operator that leaves moments, without padding."""
+    x = torch.empty(shape, device=DEVICE).uniform_(low, high)
+    dw, pw = torch.randn(shape[1], 1, 3, 3, device=DEVICE), torch.randn(made, shape[1], 1, 1, device=DEVICE)
+    return x, dw, pw, 1, 0, 1, False, *((None, None, 1e-5) if op == STATISTICS[1] else ())
+
+
+@pytest.mark.parametrize("op", STATISTICS)
+@pytest.mark.parametrize(
+    "tile", [Tile(3, 6), Tile(7, 4, threads=128), Tile(1, 8, threads=512), Tile(9, 2, memory=1)], ids=str
+)
+def test_moments_of_parts_of_any_size(op, tile):
+    """Of more groups of threads than channels and of fewer; of strips and bands that aren't whole."""
+    for shape, made in (((2, 3, 11, 13), 7), ((3, 2, 6, 5), 70), ((2, 2, 5, 42), 1)):
+        judge(op, with_statistics(op, shape, made), tile)
+
+
+@pytest.mark.parametrize("op", STATISTICS)
+def test_moments_far_from_0(op):
+    judge(op, with_statistics(op, (4, 2, 12, 12), 3, 1000.0, 1001.0))
+
+
+def test_more_blocks_than_a_block_has_threads():
+    op = STATISTICS[1]
+    judge(op, with_statistics(op, (70, 1, 10, 3), 1), Tile(1, 1))

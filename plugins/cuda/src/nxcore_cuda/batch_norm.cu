@@ -1,11 +1,11 @@
 // batch_norm: two kernels of one grid, (splits, channels). The first leaves mean and squared deviations of each
 // block's elements, the second finds the channel's and normalises the same elements, which the cache still has.
 //
-// Deviations are from the mean of a few elements in registers, and are put together by Chan's formula: a sum of
-// squares less the square of the sum would cancel.
+// Deviations are from the mean of a few elements in registers.
 #pragma once
 
 #include "channel.cuh"
+#include "moments.cuh"
 
 struct batch_norm_args {
   const void* x;
@@ -25,26 +25,7 @@ struct batch_norm_args {
 
 namespace batch_norm_parts {
 
-struct Moments {
-  float count, mean, squares;
-};
-
-// Two groups of values as one. An infinite mean stays infinite: no difference of means goes into the mean.
-__device__ __forceinline__ Moments together(const Moments& a, const Moments& b) {
-  const float count = a.count + b.count;
-  const float mean = count > 0.0f ? (a.count * a.mean + b.count * b.mean) / count : 0.0f;
-  const float of_a = a.mean - mean, of_b = b.mean - mean;
-  return {count, mean, a.squares + b.squares + a.count * of_a * of_a + b.count * of_b * of_b};
-}
-
-// The groups of a warp's lanes as one, in every lane.
-__device__ __forceinline__ Moments of_warp(const Moments& lane) {
-  const float count = warp_sum(lane.count);
-  const float sum = warp_sum(lane.count * lane.mean);
-  const float mean = count > 0.0f ? sum / count : 0.0f;
-  const float off = lane.mean - mean;
-  return {count, mean, warp_sum(lane.squares + lane.count * off * off)};
-}
+using namespace moments;
 
 // The values that a thread holds, `vectors` whole ones of them.
 template <int VECTOR, int UNROLL, typename T>
@@ -78,35 +59,18 @@ __device__ __forceinline__ void batch_norm_moments(const batch_norm_args& a) {
     const Moments own = of_values(x, left < UNROLL ? (int)left : UNROLL);
     found = found.count > 0.0f ? together(found, own) : own;
   }
-  __shared__ Moments warps[WARP];
-  found = of_warp(found);
-  if (threadIdx.x % WARP == 0) warps[threadIdx.x / WARP] = found;
-  __syncthreads();
-  if (threadIdx.x >= WARP) return;
-  const Moments none = {0.0f, 0.0f, 0.0f};
-  found = of_warp(threadIdx.x < blockDim.x / WARP ? warps[threadIdx.x] : none);
+  found = of_block(found);
   if (threadIdx.x == 0) channel::leave(a.shares, a.c, found.mean, found.squares);
 }
 
+namespace batch_norm_parts {
+
+// Writes what a block has of a channel; x is what its threads have fetched of it, from `at` on.
 template <typename T, int VECTOR, int UNROLL>
-__device__ __forceinline__ void batch_norm_apply(const batch_norm_args& a) {
-  using namespace batch_norm_parts;
+__device__ __forceinline__ void normalise(const batch_norm_args& a, const Moments& found, Vector<T, VECTOR> (&x)[UNROLL],
+                                          long long at, long long last) {
   const T* const base = static_cast<const T*>(a.x) + blockIdx.y * a.x_step;
   T* const out = static_cast<T*>(a.y) + blockIdx.y * a.y_step;
-  const long long last = channel::last(a.c);
-  long long at = channel::first(a.c) + threadIdx.x;
-  Vector<T, VECTOR> x[UNROLL];
-  channel::fetch(a.c, base, a.x_strides, at, last, x);  // under way while the shares are put together
-
-  Moments lane = {0.0f, 0.0f, 0.0f};
-  const long long elements = a.c.span * VECTOR;
-  for (int split = threadIdx.x % WARP; split < a.c.splits; split += WARP) {
-    const Vector<float, 2> share = channel::left(a.shares, a.c, split);
-    const long long rest = a.c.count - split * elements;
-    const Moments next = {(float)(rest < elements ? rest : elements), share[0], share[1]};
-    lane = lane.count > 0.0f ? together(lane, next) : next;
-  }
-  const Moments found = of_warp(lane);
   if (blockIdx.x == 0 && threadIdx.x == 0) {
     a.mean[blockIdx.y] = found.mean;
     a.var[blockIdx.y] = found.squares / (float)(a.c.count - 1);
@@ -129,4 +93,36 @@ __device__ __forceinline__ void batch_norm_apply(const batch_norm_args& a) {
     at += UNROLL * blockDim.x;
     if (at < last) channel::fetch(a.c, base, a.x_strides, at, last, x);
   }
+}
+
+}  // namespace batch_norm_parts
+
+template <typename T, int VECTOR, int UNROLL>
+__device__ __forceinline__ void batch_norm_apply(const batch_norm_args& a) {
+  using namespace batch_norm_parts;
+  const T* const base = static_cast<const T*>(a.x) + blockIdx.y * a.x_step;
+  const long long last = channel::last(a.c), at = channel::first(a.c) + threadIdx.x;
+  Vector<T, VECTOR> x[UNROLL];
+  channel::fetch(a.c, base, a.x_strides, at, last, x);  // under way while the shares are put together
+
+  Moments lane = {0.0f, 0.0f, 0.0f};
+  const long long elements = a.c.span * VECTOR;
+  for (int split = threadIdx.x % WARP; split < a.c.splits; split += WARP) {
+    const Vector<float, 2> share = channel::left(a.shares, a.c, split);
+    const long long rest = a.c.count - split * elements;
+    const Moments next = {(float)(rest < elements ? rest : elements), share[0], share[1]};
+    lane = lane.count > 0.0f ? together(lane, next) : next;
+  }
+  normalise(a, of_warp(lane), x, at, last);
+}
+
+// The same where x is what another kernel made, whose blocks left shares of their own, `splits` for each channel.
+template <typename T, int VECTOR, int UNROLL>
+__device__ __forceinline__ void batch_norm_finish(const batch_norm_args& a) {
+  using namespace batch_norm_parts;
+  const T* const base = static_cast<const T*>(a.x) + blockIdx.y * a.x_step;
+  const long long last = channel::last(a.c), at = channel::first(a.c) + threadIdx.x;
+  Vector<T, VECTOR> x[UNROLL];
+  channel::fetch(a.c, base, a.x_strides, at, last, x);  // under way while the shares are put together
+  normalise(a, of_shares(a.shares, blockIdx.y, a.c.splits), x, at, last);
 }

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from nxcore.plugin import Problem, TensorMeta
-from nxcore_cuda.candidates import KINDS
+from nxcore_cuda.candidates import KINDS, TYPES
 from nxcore_cuda.channel import Channels, Tile, pair, usual
 from nxcore_cuda.instance import Instance
 
 ENTRIES = ("batch_norm_moments", "batch_norm_apply")
+FINISH = "batch_norm_finish"
 
 
 def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
@@ -52,6 +54,32 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., tuple[Tens
         return y, mean, var
 
     return call
+
+
+def finish(problem: Problem, shares: int) -> Any:
+    """Return the launch that normalises x by the moments that so many blocks left of each channel.
+
+    It takes ``(x, weight, bias, y, mean, var, shares)``.
+    """
+    found, weight = Channels.of(problem["x"], problem.outputs[0]), problem["weight"]
+    chosen = found.choose()
+    (launch,) = pair(
+        problem,
+        found,
+        chosen,
+        source="batch_norm",
+        entries=(FINISH,),
+        blocks=(found.splits(chosen),),
+        pointers=7,
+        kind=0 if weight is None else KINDS[weight.dtype],
+        shares=shares,
+    )
+    return launch
+
+
+def finishing() -> Iterator[Instance]:
+    """Yield what ordinary calls of sep_conv2d_batch_norm want."""
+    yield from (i for i in usual("batch_norm", (FINISH,)) if i.arguments[0] == TYPES[torch.float32])
 
 
 def sweep(problem: Problem) -> Iterator[Tile]:

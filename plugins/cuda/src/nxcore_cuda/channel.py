@@ -109,11 +109,21 @@ class Channels:
         """Return how many blocks share a channel."""
         return -(-self.count // (tile.span * self.width))
 
-    def values(self, width: int, tile: Tile, eps: float) -> tuple[Any, ...]:
-        """Return the values of a struct channels in vectors of ``width``, then those of the strides."""
+    def values(self, width: int, tile: Tile, eps: float, shares: int = 0) -> tuple[Any, ...]:
+        """Return the values of a struct channels in vectors of ``width``, then those of the strides.
+
+        ``shares``: of a channel, if others than the blocks of a pair left them.
+        """
         counted, scaled = in_vectors(width, self.sizes, self.strides)
         span = tile.span * self.width // width
-        head = (self.count, self.count // width, span, self.splits(tile), single(eps), *dims(counted))
+        head = (
+            self.count,
+            self.count // width,
+            span,
+            shares or self.splits(tile),
+            single(eps),
+            *dims(counted),
+        )
         return (*head, *(step for s in scaled for step in steps(s)))
 
 
@@ -150,6 +160,7 @@ def pair(
     blocks: Sequence[int],
     pointers: int,
     kind: int,
+    shares: int = 0,
 ) -> tuple[Any, ...]:
     """Return the launches of both kernels, each for aligned data and for any.
 
@@ -166,7 +177,7 @@ def pair(
             tile.threads,
             pointers=pointers,
             layout=f"{len(found.between)}qi{CHANNELS}{len(found.between) * STRIDES}",
-            values=(*found.between, kind, *found.values(width, tile, problem["eps"])),
+            values=(*found.between, kind, *found.values(width, tile, problem["eps"], shares)),
         )
 
     def guarded(entry: str, split: int) -> Any:

@@ -1,5 +1,6 @@
 // sep_conv2d: ReLU, a depthwise convolution and a 1x1 convolution of a band of an image, in one block.
 #pragma once
+#include "moments.cuh"
 #include "separable.cuh"
 
 struct sep_conv2d_args {
@@ -7,11 +8,99 @@ struct sep_conv2d_args {
   const void* filters;
   const void* points;
   void* out;
+  float* shares;  // [channel][block] of moments, if they are wanted
   separable::Band band;
 };
 
+namespace separable {
+
+using moments::Moments;
+
+constexpr int FEWEST = 8, GROUPS = 32;  // lanes that have the same channels, at least; groups of them, at most
+
+// The sum over `lanes` neighbouring threads, in each of them.
+__device__ __forceinline__ float over(float x, int lanes) {
+  for (int step = lanes / 2; step > 0; step /= 2) x += __shfl_xor_sync(ALL_LANES, x, step);
+  return x;
+}
+
+// Some pixels of four channels, one after the other.
+struct Four {
+  float count, mean[STRIP], squares[STRIP];
+
+  // Puts the first `some` pixels of a tile to them.
+  __device__ __forceinline__ void add(const float (&tile)[STRIP][STRIP], int some) {
+    const float all = count + some, share = 1.0f / some, inverse = 1.0f / all;
+#pragma unroll
+    for (int i = 0; i < STRIP; ++i) {
+      float sum = 0.0f, own = 0.0f;
+#pragma unroll
+      for (int j = 0; j < STRIP; ++j) sum += j < some ? tile[i][j] : 0.0f;
+      const float middle = sum * share, joint = (count * mean[i] + sum) * inverse;
+#pragma unroll
+      for (int j = 0; j < STRIP; ++j) own += j < some ? (tile[i][j] - middle) * (tile[i][j] - middle) : 0.0f;
+      const float of_this = mean[i] - joint, of_that = middle - joint;
+      squares[i] += own + count * of_this * of_this + some * of_that * of_that;
+      mean[i] = joint;
+    }
+    count = all;
+  }
+
+  // Makes them those of `lanes` neighbouring threads.
+  __device__ __forceinline__ void join(int lanes) {
+    const float all = over(count, lanes), inverse = all > 0.0f ? 1.0f / all : 0.0f;
+#pragma unroll
+    for (int i = 0; i < STRIP; ++i) {
+      const float joint = over(count * mean[i], lanes) * inverse, off = mean[i] - joint;
+      squares[i] = over(squares[i] + count * off * off, lanes);
+      mean[i] = joint;
+    }
+    count = all;
+  }
+};
+
+// Calls make(down, strip, tile) for every tile of a product and leaves the moments of each of `count` channels: the
+// lanes of a group have the same four channels, and there may be several groups for them.
+template <typename Make>
+__device__ __forceinline__ void make_with_moments(int count, int across, int pixels, float* shares, Make make) {
+  __shared__ Moments found[GROUPS][STRIP];
+  int lanes = FEWEST;
+  while (lanes < WARP && (lanes < across || (int)blockDim.x > lanes * GROUPS)) lanes *= 2;
+  const int downs = round_up(count) / STRIP, groups = blockDim.x / lanes, group = threadIdx.x / lanes;
+  const int lane = threadIdx.x - group * lanes, parts = max(groups / downs, 1), slots = groups / parts;
+  const int slot = group / parts, part = group - slot * parts;
+  for (int base = 0; base < downs; base += slots) {
+    const int down = base + slot;
+    Four four = {};
+    if (slot < slots && down < downs) {
+      for (int strip = part * lanes + lane; strip < across; strip += parts * lanes) {
+        float tile[STRIP][STRIP] = {};
+        make(down, strip, tile);
+        four.add(tile, min(pixels - strip * STRIP, STRIP));
+      }
+    }
+    four.join(lanes);
+    if (lane == 0) {
+#pragma unroll
+      for (int i = 0; i < STRIP; ++i) found[group][i] = {four.count, four.mean[i], four.squares[i]};
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < slots * STRIP; i += blockDim.x) {
+      const int channel = base * STRIP + i;
+      if (channel >= count) continue;
+      const int first = i / STRIP * parts;
+      Moments all = found[first][i % STRIP];
+      for (int p = 1; p < parts; ++p) all = moments::together(all, found[first + p][i % STRIP]);
+      moments::leave(shares, (long long)channel * gridDim.x + blockIdx.x, all);
+    }
+    __syncthreads();
+  }
+}
+
+}  // namespace separable
+
 // `shared`: xs (chunk planes), fs (their filters), us (channels by pixels), ws (channels by tile).
-template <typename T, int SIZE, int STRIDE, int DILATION>
+template <typename T, int SIZE, int STRIDE, int DILATION, bool MOMENTS = false>
 __device__ __forceinline__ void sep_conv2d(const sep_conv2d_args& a) {
   using namespace separable;
   const Band& b = a.band;
@@ -61,11 +150,9 @@ __device__ __forceinline__ void sep_conv2d(const sep_conv2d_args& a) {
       arrive();
     }
     __syncthreads();
-    for (int task = threadIdx.x; task < across * (round_up(count) / STRIP); task += blockDim.x) {
-      const int down = task / across, pixel = (task - down * across) * STRIP;
-      float sum[STRIP][STRIP] = {};
+    const auto make = [&](int down, int strip, float (&sum)[STRIP][STRIP]) {
+      const int pixel = strip * STRIP, left = pixels - pixel;
       multiply(ws + down * STRIP, b.w_pitch, us + pixel, b.u_pitch, b.channels, sum);
-      const int left = pixels - pixel;
 #pragma unroll
       for (int i = 0; i < STRIP; ++i) {
         const int made = start + down * STRIP + i;
@@ -87,6 +174,31 @@ __device__ __forceinline__ void sep_conv2d(const sep_conv2d_args& a) {
           }
         }
       }
+    };
+    if constexpr (MOMENTS) {
+      make_with_moments(count, across, pixels, a.shares + 4LL * start * gridDim.x, make);
+    } else {
+      for (int task = threadIdx.x; task < across * (round_up(count) / STRIP); task += blockDim.x) {
+        const int down = task / across;
+        float sum[STRIP][STRIP] = {};
+        make(down, task - down * across, sum);
+      }
     }
   }
+}
+
+struct sep_conv2d_statistics_args {
+  const float* shares;
+  float* mean;
+  float* var;
+  long long count;  // values of a channel
+  int splits;       // blocks that left shares of it
+};
+
+// Puts together what blocks left of a channel, which is a block's.
+__device__ __forceinline__ void sep_conv2d_statistics(const sep_conv2d_statistics_args& a) {
+  const moments::Moments found = moments::of_shares(a.shares, blockIdx.x, a.splits);
+  if (threadIdx.x) return;
+  a.mean[blockIdx.x] = found.mean;
+  a.var[blockIdx.x] = found.squares / (float)(a.count - 1);
 }

@@ -19,11 +19,12 @@ from nxcore_cuda.separable import Layer, Tile
 SOURCE = "sep_conv2d"
 
 
-def instance(dtype: torch.dtype, window: tuple[int, int, int], threads: int = 256) -> Instance:
+def instance(
+    dtype: torch.dtype, window: tuple[int, int, int], threads: int = 256, *, moments: bool = False
+) -> Instance:
     """Return the kernel of an element type and a window's size, stride and dilation."""
-    return Instance(
-        SOURCE, (TYPES[dtype], *window), threads=threads, blocks=512 // threads if window[0] < 7 else 0
-    )
+    arguments = (TYPES[dtype], *window, *((True,) if moments else ()))
+    return Instance(SOURCE, arguments, threads=threads, blocks=512 // threads if window[0] < 7 else 0)
 
 
 def choose(problem: Problem) -> Tile | None:
@@ -47,27 +48,37 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
         ``call(x, dw_weight, pw_weight, stride, padding, dilation, relu)``.
     """
     fresh = problem.outputs
-    layer, chosen = Layer.of(problem, fresh), tile or choose(problem)
-    if chosen is None:
-        raise ValueError("no tile fits")
-    floats = separable.forward(layer, chosen)
-    launch = Launch(
-        instance(problem.dtype, (layer.size, layer.stride, layer.dilation), chosen.threads),
-        problem.device,
-        layer.x.images * layer.bands(chosen.band),
-        chosen.threads,
-        floats.bytes,
-        pointers=4,
-        layout=separable.BAND,
-        values=separable.values(layer, chosen, floats, relu=problem["relu"]),
-    )
+    launch, _ = launched(problem, tile)
 
     def call(x: Tensor, dw_weight: Tensor, pw_weight: Tensor, *_: Any) -> Tensor:
         out = fresh.empty()
-        launch(x, dw_weight, pw_weight, out)
+        launch(x, dw_weight, pw_weight, out, None)
         return out
 
     return call
+
+
+def launched(problem: Problem, tile: Tile | None = None, *, moments: bool = False) -> tuple[Any, int]:
+    """Return the launch of ``(x, dw_weight, pw_weight, out, shares)``, and how many blocks it has.
+
+    Each of them leaves the ``moments`` of every channel in ``shares``, where these are asked for.
+    """
+    layer, chosen = Layer.of(problem, problem.outputs), tile or choose(problem)
+    if chosen is None:
+        raise ValueError("no tile fits")
+    floats, blocks = separable.forward(layer, chosen), layer.x.images * layer.bands(chosen.band)
+    window = (layer.size, layer.stride, layer.dilation)
+    launch = Launch(
+        instance(problem.dtype, window, chosen.threads, moments=moments),
+        problem.device,
+        blocks,
+        chosen.threads,
+        floats.bytes,
+        pointers=5,
+        layout=separable.BAND,
+        values=separable.values(layer, chosen, floats, relu=problem["relu"]),
+    )
+    return launch, blocks
 
 
 WINDOWS = tuple(product((3, 5), (1, 2), (1, 2)))

@@ -1,21 +1,51 @@
-"""sep_conv2d_batch_norm: the kernels of sep_conv2d, then those of batch_norm."""
+"""sep_conv2d_batch_norm: sep_conv2d, whose blocks leave moments, and one kernel of batch_norm."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from nxcore.ops.sep_conv2d_batch_norm import planned
+import torch
+from torch import Tensor
+
+from nxcore.ops.sep_conv2d_batch_norm import parts
 from nxcore.plugin import Problem
-from nxcore_cuda import batch_norm, sep_conv2d
+from nxcore_cuda import batch_norm, sep_conv2d, separable
 from nxcore_cuda.instance import Instance
+from nxcore_cuda.moments import shares_of
 
 
-def plan(problem: Problem) -> Callable[..., Any]:
-    """Return the launches for one problem."""
-    return planned(problem, sep_conv2d.plan, batch_norm.plan)
+def plan(problem: Problem, tile: separable.Tile | None = None) -> Callable[..., tuple[Tensor, ...]]:
+    """Return the launches for one problem.
+
+    Returns
+    -------
+    callable
+        ``call(x, dw_weight, pw_weight, stride, padding, dilation, relu, weight, bias, eps)``, which returns
+        ``(out, y, mean, var)``.
+    """
+    (first, second), (out, between, statistic, _) = parts(problem), problem.outputs
+    convolve, blocks = sep_conv2d.launched(first, tile, moments=True)
+    finish, left = batch_norm.finish(second, blocks), shares_of(between.shape[1], blocks, problem.device)
+
+    def call(x: Tensor, dw_weight: Tensor, pw_weight: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+        *_, weight, bias, _ = rest
+        y, shares, result = between.empty(), left.empty(), out.empty()
+        mean, var = statistic.empty(), statistic.empty()
+        convolve(x, dw_weight, pw_weight, y, shares)
+        finish(y, weight, bias, result, mean, var, shares)
+        return result, y, mean, var
+
+    return call
+
+
+def sweep(problem: Problem) -> Iterator[separable.Tile]:
+    """Yield the tiles worth timing."""
+    yield from sep_conv2d.sweep(parts(problem)[0])
 
 
 def instances() -> Iterator[Instance]:
-    """Yield none: the operators that it is made of yield theirs."""
-    yield from ()
+    """Yield what ordinary calls want."""
+    for window in sep_conv2d.WINDOWS:
+        yield sep_conv2d.instance(torch.float32, window, moments=True)
+    yield from batch_norm.finishing()

@@ -14,8 +14,10 @@ STRIP = 4  # as in separable.cuh
 WARP = 32
 BANKS = 32
 BAND = f"{3 * STEPS}5q28i14I"  # struct Band
-MOST, MORE = 63 * 1024, 110 * 1024
-"""Bytes of shared memory: that a block has on every device, and of which two have room on a large one."""
+MOST, MORE = 62 * 1024, 110 * 1024
+"""Bytes of shared memory: that a block has on every device, and of which two have room on a large one.
+
+Beside them a block has 1.5 KB for moments."""
 
 ENOUGH = 3 * FILL // 2  # blocks that fill a large GPU
 
