@@ -19,7 +19,7 @@ from nxcore.ops.batch_norm import accumulator, require_eps, require_factors, val
 from nxcore.ops.batch_norm import reference as normalised
 from nxcore.ops.sep_conv2d import SPEC as SEP_CONV2D
 from nxcore.ops.sep_conv2d import convolved, lowered
-from nxcore.ops.sep_conv2d_with_stats import DIMS
+from nxcore.ops.sep_conv2d_with_stats import DIMS, LAID_OUT
 from nxcore.ops.sep_conv2d_with_stats import check as check_with_stats
 from nxcore.plugin import (
     YES,
@@ -190,6 +190,7 @@ SAMPLES = (
         (rand(2, 2, 4, 5, layout="channels_last"), rand(2, 1, 3, 3), rand(3, 2, 1, 1), 2, 1),
     ),
     Sample("large_eps", (rand(3, 2, 6, 6), rand(2, 1, 3, 3), rand(2, 2, 1, 1), 1, 2, 2, False), {"eps": 3.0}),
+    *LAID_OUT,
     *(
         Sample(
             f"darts_{side}_k{k}{f'_dilation{d}' * (d > 1)}",

@@ -26,6 +26,7 @@ from nxcore.ops.sep_conv2d_batch_norm import between
 from nxcore.ops.sep_conv2d_with_stats import check as check_forward
 from nxcore.plugin import Cost, ErrorCase, OpSpec, Param, Problem, Sample, TensorMeta, Window, rand
 from nxcore.require import require_flags, require_tensor
+from nxcore.spec import Layout
 
 ALL = (True, True, True, True, True)
 Pairs = int | tuple[int, int]
@@ -214,14 +215,15 @@ def _with_grad(sample: Sample) -> Sample:
     x, dw_weight, pw_weight, *window = sample.args
     seen = Window.of_convolution(x.shape, dw_weight.shape[-2:], *window[:3])
     made = (x.shape[0], pw_weight.shape[0], *seen.outputs)
+    layout: Layout = "channels_last" if x.layout == "channels_last" else "contiguous"
     # The dtype of what is kept is float32 for half types too.
     kept = (
-        rand(*made, layout=x.layout, dtype=torch.float32),
+        rand(*made, layout=layout, dtype=torch.float32),
         rand(made[1], low=-0.1, high=0.1, dtype=torch.float32),
         rand(made[1], low=0.5, high=2.0, dtype=torch.float32),
     )
     kwargs = {name: value for name, value in sample.kwargs.items() if name != "bias"}
-    args = (rand(*made, layout=x.layout), x, dw_weight, pw_weight, *kept, kwargs.pop("weight", None), *window)
+    args = (rand(*made, layout=layout), x, dw_weight, pw_weight, *kept, kwargs.pop("weight", None), *window)
     return Sample(sample.name, args, kwargs, sample.tags)
 
 

@@ -20,7 +20,7 @@ from nxcore.ops.sep_conv2d import SPEC as SEP_CONV2D
 from nxcore.ops.sep_conv2d import check as check_sep_conv2d
 from nxcore.ops.sep_conv2d import convolved, lowered
 from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Problem, Sample, TensorMeta, rand
-from nxcore.spec import LOWER
+from nxcore.spec import LOWER, Layout
 
 DIMS = (0, 2, 3)
 
@@ -119,8 +119,14 @@ def planned(problem: Problem, plan: Callable[[Problem], Callable[..., Tensor]]) 
     return call
 
 
+LAYOUTS: dict[str, Layout] = {"gaps_in_memory": "strided", "transposed": "transposed", "expanded": "expanded"}
 SMOKE = frozenset({"smoke"})
 BENCH = frozenset({"bench"})
+
+LAID_OUT = tuple(
+    Sample(name, (rand(2, 2, 4, 5, layout=layout), rand(2, 1, 3, 3), rand(3, 2, 1, 1), 1, 1))
+    for name, layout in LAYOUTS.items()
+)
 
 SAMPLES = (
     Sample("three", (rand(2, 3, 5, 6), rand(3, 1, 3, 3), rand(4, 3, 1, 1), 1, 1), tags=SMOKE),
@@ -130,6 +136,7 @@ SAMPLES = (
         tags=SMOKE,
     ),
     Sample("negative_counts", (rand(3, 2, 4, 4), rand(2, 1, 3, 3), rand(2, 2, 1, 1)), {"relu": False}),
+    *LAID_OUT,
     *(
         Sample(
             f"darts_{side}", (rand(64, c, side, side), rand(c, 1, 3, 3), rand(c, c, 1, 1), 1, 1), tags=BENCH
