@@ -121,6 +121,15 @@ def test_moments_far_from_0(op):
     judge(op, with_statistics(op, (4, 2, 12, 12), 3, 1000.0, 1001.0))
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("op", STATISTICS)
+@pytest.mark.parametrize(("channels", "side"), [(16, 32), (32, 16), (64, 8)])
+def test_moments_of_every_tile_agree(op, channels, side):
+    args = with_statistics(op, (64, channels, side, side), channels)
+    for tile in importlib.import_module(f"nxcore_cuda.{op}").sweep(Problem.of(SPECS[op], args)):
+        judge(op, args, tile)
+
+
 def test_more_blocks_than_a_block_has_threads():
     op = STATISTICS[1]
     judge(op, with_statistics(op, (70, 1, 10, 3), 1), Tile(1, 1))

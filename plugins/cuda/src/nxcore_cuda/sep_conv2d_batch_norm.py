@@ -28,8 +28,18 @@ def plan(problem: Problem, tile: separable.Tile | None = None) -> Callable[..., 
     convolve, blocks = sep_conv2d.launched(first, tile, moments=True)
     finish, left = batch_norm.finish(second, blocks), shares_of(between.shape[1], blocks, problem.device)
 
-    def call(x: Tensor, dw_weight: Tensor, pw_weight: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-        *_, weight, bias, _ = rest
+    def call(
+        x: Tensor,
+        dw_weight: Tensor,
+        pw_weight: Tensor,
+        _stride: Any,
+        _padding: Any,
+        _dilation: Any,
+        _relu: Any,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        _eps: float,
+    ) -> tuple[Tensor, ...]:
         y, shares, result = between.empty(), left.empty(), out.empty()
         mean, var = statistic.empty(), statistic.empty()
         convolve(x, dw_weight, pw_weight, y, shares)
