@@ -19,7 +19,7 @@ pytest.importorskip("nxcore_cupy")
 
 import nxcore_cuda
 import nxcore_cupy
-from nxcore_cuda import host, load
+from nxcore_cuda import host, load, separable
 from nxcore_cuda.compile import SOURCES, CompileError
 from nxcore_cuda.instance import Instance
 
@@ -327,6 +327,7 @@ def test_plans_compile_and_pack_what_their_struct_holds(kernel, cupy, build, mon
     monkeypatch.delenv("NXCORE_CUDA_CACHE")
     monkeypatch.setattr(cupy, "RawModule", RawModule)
     monkeypatch.setattr(load, "capability", lambda _: (9, 0))
+    monkeypatch.setattr(separable, "memory", lambda _: separable.MOST)  # torch may be one without CUDA
     spec, planned = SPECS[kernel.op], 0
     for sample in spec.tagged("smoke"):
         problem = Problem.of(spec, sample.build(spec, "cpu", torch.float32))
