@@ -177,6 +177,7 @@ class TestLoad:
         monkeypatch.setattr(load.ctypes, "CDLL", lambda _: driver)
         for name in ("driver", "capability", "context", "_library", "_image"):
             monkeypatch.setattr(load, name, functools.cache(getattr(load, name).__wrapped__))
+        monkeypatch.setattr(load, "_granted", {})
         self.images = []
         monkeypatch.setattr(load, "image", lambda *args: self.images.append(args) or b"code")
 
@@ -196,6 +197,8 @@ class TestLoad:
         load.kernel(Instance("f"), 0, 48 * 1024, 48)
         assert asked.value == 0
         load.kernel(Instance("f"), 0, 100_000, 48)
+        assert asked.value == 100_000
+        load.kernel(Instance("f"), 0, 60_000, 48)  # another launch of the same function, which wants less
         assert asked.value == 100_000
         message = r"f__plain with 300000 bytes of shared memory: cuFuncSetAttribute returned"
         with pytest.raises(load.DriverError, match=message):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,8 @@ from nxcore_cuda.instance import Instance
 LEAST_DRIVER = 12000
 STATIC_SHARED = 48 * 1024  # bytes that a launch may have without asking
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_granted: dict[int, int] = {}  # bytes of dynamic shared memory that the launches of a function may have
+_granting = threading.Lock()
 CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
 
 
@@ -127,7 +130,10 @@ def kernel(instance: Instance, index: int, shared: int, size: int) -> int:
             _check(library, "cuFuncGetParamInfo", *args, what=name)
             if wanted.value != size:
                 raise ValueError(f"{name}: its arguments have {wanted.value} bytes, got {size}")
-        if shared > STATIC_SHARED:
-            what = f"{name} with {shared} bytes of shared memory"
-            _check(library, "cuFuncSetAttribute", function, MAX_DYNAMIC_SHARED, shared, what=what)
-    return int(function.value or 0)
+        address = int(function.value or 0)
+        with _granting:
+            if shared > _granted.get(address, STATIC_SHARED):  # launches of one function share what it may have
+                what = f"{name} with {shared} bytes of shared memory"
+                _check(library, "cuFuncSetAttribute", function, MAX_DYNAMIC_SHARED, shared, what=what)
+                _granted[address] = shared
+    return address
