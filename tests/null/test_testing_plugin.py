@@ -37,6 +37,7 @@ def kit(pytester, monkeypatch):
     pytester.makepyfile(backends=BACKENDS)
     path = [str(pytester.path), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # few numbers: more would wait for one another
 
     def run(*options):
         always = ("-p", "backends", "-p", "no:cacheprovider", "-p", "no:benchmark", "--pyargs")
