@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import sys
 import tempfile
 from typing import Any
 
@@ -20,12 +22,42 @@ if not CUDA:
 # What a session learns is this run's alone: neither the user's nor the last run's.
 os.environ["NXCORE_CACHE"] = tempfile.mkdtemp(prefix="nxcore-tests-")
 
+THREADS = torch.get_num_threads()
+"""As many as torch took for itself."""
+
 KIT = "nxcore.testing.test_kernels"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add a short name for ``--nxcore-require``."""
     parser.addoption("--require", action="append", dest="nxcore_require", help="see --nxcore-require")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Give each test its threads."""
+    # Several workers' threads on few numbers wait for one another, for most of a run's time. Numba's kernels
+    # have a way for several, which is tested too.
+    torch.set_num_threads(THREADS if CUDA or "numba" in item.nodeid else 1)
+    _remap_once()
+
+
+def _remap_once() -> None:
+    """Have Triton's interpreter, once it is there, remap its language once a launch.
+
+    It does so again at every call of a function that a kernel makes, for a quarter of its time.
+    """
+    interpreter: Any = sys.modules.get("triton.runtime.interpreter")
+    remap = getattr(interpreter, "_patch_lang", None)  # private: another release may have none
+    if remap is None or remap.__module__ == __name__:
+        return
+    language = interpreter.tl
+
+    def once(function: Any) -> Any:
+        known = [m for m in function.__globals__.values() if inspect.ismodule(m) and m is language.core]
+        done = not any(language.core.is_builtin(module.load) for module in (language, *known))
+        return interpreter._LangPatchScope() if done else remap(function)  # noqa: SLF001  an empty one
+
+    interpreter._patch_lang = once  # noqa: SLF001  there is no other way
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -46,6 +46,7 @@ def benchmarks(pytester, monkeypatch):
     pytester.makepyfile(backends=REGISTRY, test_mine=BENCHMARKS)
     path = [str(pytester.path), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # few numbers: more would wait for one another
     monkeypatch.delenv(
         "PYTEST_XDIST_WORKER", raising=False
     )  # which turns pytest-benchmark's rows into checks

@@ -1,6 +1,7 @@
 """Launching Numba's CUDA kernels on torch's tensors and torch's current stream."""
 
 import contextlib
+import sys
 import warnings
 
 import numpy as np
@@ -21,6 +22,9 @@ SIMULATED = bool(config.ENABLE_CUDASIM)
 
 THREADS = 16 if SIMULATED else 256
 """Threads of a block; the simulator starts a Python thread for each."""
+
+TURN = 0.0005
+"""Seconds that a simulated thread may run before another does."""
 
 BLOCKS = 2 if SIMULATED else 1056
 """The most blocks that share out a loop over elements."""
@@ -59,7 +63,7 @@ class Launch:
     def __call__(self, device, *arguments):
         """Launch; tensors among the arguments become arrays."""
         values = [array(a) if isinstance(a, torch.Tensor) else a for a in arguments]
-        with _quiet() if SIMULATED else torch.cuda.device(device):
+        with _simulating() if SIMULATED else torch.cuda.device(device):
             handle = 0 if SIMULATED else torch.cuda.current_stream(device).cuda_stream
             ready = self._configured.get((device, handle))
             if ready is None or SIMULATED:  # the simulator keeps one grid a kernel: that of its last launch
@@ -74,8 +78,16 @@ class Launch:
 
 
 @contextlib.contextmanager
-def _quiet():
-    """Silence numpy, which the simulator computes with, about NaN and overflow."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        yield
+def _simulating():
+    """Silence numpy, which the simulator computes with, and let its threads take turns often.
+
+    One thread polls the others, which wait for it: Python's turns of 5 ms would double the time.
+    """
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(TURN)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # of NaN and overflow
+            yield
+    finally:
+        sys.setswitchinterval(interval)
