@@ -175,15 +175,15 @@ def batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 
 def track(norm: nn.BatchNorm2d, mean: Tensor, var: Tensor) -> None:
     """Have the running statistics of ``norm`` follow those of a batch, where it has any."""
-    running: Any = (norm.running_mean, norm.running_var)
-    if not norm.track_running_stats or None in running:
+    running_mean, running_var = norm.running_mean, norm.running_var
+    if not norm.track_running_stats or running_mean is None or running_var is None:
         return
-    with torch.no_grad():
-        # Their dtype is another where the whole module is of half precision.
-        own: Any = [b.to(r.dtype) for b, r in zip((mean, var), running, strict=True)]
-        torch._foreach_lerp_(running, own, norm.momentum or 0.0)  # both in one launch
-        if norm.num_batches_tracked is not None:
-            norm.num_batches_tracked.add_(1)
+    if mean.dtype is not running_mean.dtype:  # where the whole module is of half precision
+        mean, var = mean.to(running_mean.dtype), var.to(running_var.dtype)
+    # Both in one launch. Neither has a gradient, so that autograd takes no note.
+    torch._foreach_lerp_([running_mean, running_var], [mean, var], norm.momentum or 0.0)
+    if norm.num_batches_tracked is not None:
+        norm.num_batches_tracked.add_(1)
 
 
 class BatchNorm2d(nn.BatchNorm2d, _Served):
