@@ -30,6 +30,8 @@ REFERENCE_KEY_US = 0.34
 LIMIT_US, TENSORS, MORE_US = 300.0, 3, 35.0
 """For up to three tensors, and for each one more."""
 WARM, COUNTED, SESSIONS = 6, 20, 10
+MOST, SAME = 40, 1.1
+"""Sessions at most, and how much the host's clock may differ before and after one that counts."""
 QUICK = Effort(looks=(6,), warm_s=1e-3, budget_s=0.1)
 
 CASES: Mapping[str, tuple[str, Callable[[int], tuple[Any, ...]]]] = {
@@ -86,18 +88,24 @@ def test_a_miss_that_finds_its_page_stays_within_its_limit(
         before.op(name)(*args)
     _let(chosen, tmp_path)
     first, hits = ([float("inf")] * len(problems) for _ in range(2))
-    unit = float("inf")
-    for _ in range(SESSIONS):
+    unit, counted = _key_us() / REFERENCE_KEY_US, 0
+    for _ in range(MOST):
         session = Session(Settings(cache=tmp_path), registry, QUICK)
         op = session.op(name)
-        for least in (first, hits):
-            for i, args in enumerate(problems):
-                least[i] = min(least[i], _us(functools.partial(op, *args)))
+        taken = [[_us(functools.partial(op, *args)) for args in problems] for _ in range(2)]
         assert {c.decision.chosen for c in session.chooser.choices.values()} == {chosen}
-        unit = min(unit, _key_us() / REFERENCE_KEY_US)
+        before, unit = unit, _key_us() / REFERENCE_KEY_US
+        if max(before, unit) > SAME * min(before, unit):
+            continue  # the host's clock changed on the way
+        for least, us in zip((first, hits), taken, strict=True):
+            least[:] = [min(known, t / unit) for known, t in zip(least, us, strict=True)]
+        counted += 1
+        if counted == SESSIONS:
+            break
+    assert counted, "the host's clock never stood still for a session"
     cost = statistics.median(f - h for f, h in zip(first[WARM:], hits[WARM:], strict=True))
     more = max(len(tensors_of(op.spec.bind(*problems[0]))) - TENSORS, 0)
-    limit = (LIMIT_US + MORE_US * more) * unit
+    limit = LIMIT_US + MORE_US * more
     print(f"\n{case}: a miss that leads to {chosen} costs {cost:.0f} us of {limit:.0f}")
     record_property("miss_us", cost)
     assert cost <= limit

@@ -1,0 +1,56 @@
+"""``benchmarks/replay.py``: choices asked again, by what a run of ``regret.py`` left."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from nxcore.problem import Problem
+from nxcore.select import Candidate, Decision
+from nxcore.session import Session
+from nxcore.settings import Settings
+from nxcore.timing import Timing
+from nxcore.trace import moved
+from nxcore.wisdom import Page
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+CPU = torch.device("cpu")
+
+
+def us(size: int, label: str) -> float:
+    """Return what an invented kernel takes: from 4,096 elements on torch's own is the slower."""
+    return {"torch": 1 + size / 1e3, "numba": 3 + size / 2e3}[label]
+
+
+def test_what_was_learnt_and_measured_tells_regret_without_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import replay
+    from sizes import families
+
+    family = next(f for f in families(large=False) if f.op == "add")
+    session = Session(Settings(cache=tmp_path / "found.wisdom"))
+    spec = session.registry.spec("add")
+    for sample in family.learnt(32):
+        problem = moved(Problem.of(spec, sample.build(spec, "meta", family.dtype)), CPU)
+        timings = {n: Timing(*[(us(problem["x"].numel(), n),) * 12] * 2) for n in ("torch", "numba")}
+        seen = tuple(Candidate(n, n, timing=t) for n, t in timings.items())
+        session.wisdom.write(problem, Page(Decision("torch", "reference", "", seen), None, {}))
+    lines = tmp_path / "found.jsonl"
+    with lines.open("w") as stream:
+        for sample in family.held(8):
+            size = sample.args[0].shape[0]
+            rounds = [{n: us(size, n) for n in ("torch", "numba")}] * 2
+            stream.write(json.dumps({"sample": f"add {sample.name}", "row": {"us": rounds}}) + "\n")
+    monkeypatch.setattr(sys, "argv", ["replay.py", str(lines), "--left-out"])
+    replay.main()
+    held, learnt = (line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("add"))
+    assert (held[1], held[2], held[5]) == ("8", "1.000", "0")
+    assert float(held[4]) < 1.1
+    assert int(held[6].rstrip(";")) > 0, "what lies above is numba's"
+    assert int(learnt[1]) > 20
