@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 RESULTS = ROOT / "benchmarks/results/nvidia-h200"
-RECORD = RESULTS / "2026-11-22.jsonl"
+RECORD = RESULTS / "2026-11-22-block.jsonl"
 DEPTHWISE = RESULTS / "2026-11-21-depthwise.jsonl"
 CONFORMANCE = RESULTS / "2026-11-21-conformance.json"
 

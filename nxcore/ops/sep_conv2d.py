@@ -83,13 +83,19 @@ def convolved(
     """Return the result before it is rounded to 16 bits, in the memory format of ``x``."""
     image, filters, points = wide(x), wide(dw_weight), wide(pw_weight)
     image = functional.relu(image) if relu else image
-    out = pointwise(depthwise(image, filters, stride, padding, dilation), points.flatten(1))
+    middle = depthwise(image, filters, stride, padding, dilation)
+    out = functional.conv2d(middle, points) if exact(middle) else pointwise(middle, points.flatten(1))
     return out.contiguous(memory_format=memory_format(x))
 
 
 def wide(x: Tensor) -> Tensor:
     """Return ``x`` in float32 where it has 16 bits."""
     return x.float() if x.dtype.itemsize < 4 else x
+
+
+def exact(u: Tensor) -> bool:
+    """Tell whether torch's conv2d takes no TF32: it costs the host half of what the matrix product does."""
+    return u.is_cuda and not torch.compiler.is_compiling() and not torch.backends.cudnn.allow_tf32
 
 
 def pointwise(u: Tensor, weight: Tensor) -> Tensor:

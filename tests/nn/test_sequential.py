@@ -146,7 +146,7 @@ def test_accelerate_takes_those_with_such_layers_alone() -> None:
 
 
 def test_no_tensor_is_compared_in_a_call(monkeypatch: pytest.MonkeyPatch, ran: list[str]) -> None:
-    """``None in (tensor, ...)`` asks each tensor whether it equals None, which takes longer than the block."""
+    """``None in (tensor, ...)`` asks whether a tensor equals None, which takes longer than the block."""
     own, x = ours.Sequential(*block()), torch.ones(2, 4, 6, 6)
     own(x)  # verified here
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
 from torch.nn import functional
 
 from tests.ops.backends import operator, params, place
 
+MODULE = importlib.import_module("nxcore.ops.sep_conv2d")  # the package's attribute is the operator
 BACKENDS = pytest.mark.parametrize("backend", params())
 
 
@@ -51,3 +54,20 @@ def test_second_derivatives_go_through_the_reference(backend, device):
     )
     for mine, theirs in zip(got, want, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)
+
+
+def test_torchs_convolution_serves_where_it_takes_no_tf32(device, monkeypatch):
+    given = tuple(t.detach().double() for t in _given(device))
+    image, filters, points = given
+    want = _chain(image, filters, points, 1, 1)
+    for exact in (True, False):
+        monkeypatch.setattr(MODULE, "exact", lambda _, exact=exact: exact)
+        torch.testing.assert_close(MODULE.reference(image, filters, points, 1, 1), want)
+
+
+@pytest.mark.gpu
+def test_a_middle_of_float32_is_convolved_as_the_process_allows(monkeypatch):
+    u = torch.ones(1, 2, 3, 3, device="cuda")
+    for allowed in (True, False):
+        monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", allowed)
+        assert MODULE.exact(u) is not allowed

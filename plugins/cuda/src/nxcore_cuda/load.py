@@ -132,7 +132,9 @@ def kernel(instance: Instance, index: int, shared: int, size: int) -> int:
                 raise ValueError(f"{name}: its arguments have {wanted.value} bytes, got {size}")
         address = int(function.value or 0)
         with _granting:
-            if shared > _granted.get(address, STATIC_SHARED):  # launches of one function share what it may have
+            if shared > _granted.get(
+                address, STATIC_SHARED
+            ):  # launches of one function share what it may have
                 what = f"{name} with {shared} bytes of shared memory"
                 _check(library, "cuFuncSetAttribute", function, MAX_DYNAMIC_SHARED, shared, what=what)
                 _granted[address] = shared
