@@ -50,6 +50,8 @@ def require_size(value: Any, name: str) -> None:
 
 def require_integers(value: Any, name: str) -> None:
     """Refuse what is neither an integer nor one or two of them, of the 31 bits that torch gives a window."""
+    if type(value) is int and value < 2**31:  # as most are
+        return
     given = value if isinstance(value, tuple | list) else (value,)
     if len(given) not in (1, 2) or not all(map(_is_integer, given)):
         message = f"{name} must be an integer or a pair of integers, got {brief(value)}"

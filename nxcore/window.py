@@ -23,6 +23,8 @@ def pair(value: Any, name: str, *, least: int = 1) -> Pair:
     InvalidInputError
         If it is neither an integer nor one or two of them, or is below ``least``.
     """
+    if type(value) is int and value >= least:  # as most are; a miss asks a dozen times
+        return value, value
     given = tuple(value) if isinstance(value, tuple | list) else (value,)
     if len(given) not in (1, 2) or any(not isinstance(v, int) or isinstance(v, bool) for v in given):
         raise InvalidInputError(
