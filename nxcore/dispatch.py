@@ -22,7 +22,7 @@ from torch.autograd import forward_ad
 
 from nxcore import autocast, sharding
 from nxcore.errors import InvalidInputError, NxcoreError, UnsupportedProblemError
-from nxcore.hit import alike, defaults, guards, source
+from nxcore.hit import alike, defaults, guards, leads_to, source
 from nxcore.library import Shell, define, unseen
 from nxcore.problem import Problem, TensorMeta, tensors_of
 from nxcore.spec import OpSpec
@@ -63,7 +63,6 @@ class Preference(NamedTuple):
 
 
 PREFERENCE: ContextVar[Preference] = ContextVar("nxcore_preference", default=Preference())  # noqa: B039  a tuple
-"""Part of every key."""
 
 NUMBERS = frozenset({int, float, bool, complex})
 PLAIN = frozenset({Tensor, torch.nn.Parameter})
@@ -153,17 +152,14 @@ class Operator:
         """Run the operator; generated from the spec, with its parameters and docstring."""
         raise NotImplementedError(f"{type(self).__name__} was not made by make_operator")
 
-    def run(self, *args: Any) -> Any:
-        """Run the operator, arguments all positional; generated from the spec."""
-        raise NotImplementedError(f"{type(self).__name__} was not made by make_operator")
-
-    def key(self, *args: Any) -> Any:
-        """Return the key of a call, arguments all positional; generated from the spec."""
-        raise NotImplementedError(f"{type(self).__name__} was not made by make_operator")
-
-    def near_key(self, *args: Any) -> Any:
-        """Return what of a call, arguments all positional, leads near; generated from the spec."""
-        raise NotImplementedError(f"{type(self).__name__} was not made by make_operator")
+    run: Callable[..., Any]
+    """Run the operator, arguments all positional. This and what follows are generated from the spec."""
+    by_kernel: Callable[..., Any]
+    """Run the operator; None where torch is known to serve, for a caller who has a way of its own."""
+    key: Callable[..., Any]
+    """Return the key of a call."""
+    near_key: Callable[..., Any]
+    """Return what of a call leads near."""
 
     def frozen(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return ``args`` with their sequences as tuples, so that they can be part of a key."""
@@ -197,11 +193,11 @@ class Operator:
         self.plans[key] = plan
         self.near = {}
 
-    def miss(self, key: Any, *args: Any) -> Any:
+    def miss(self, key: Any, *args: Any, kernels: bool = False) -> Any:
         """Serve a call that the table doesn't know: check it, find a plan, remember it, run it.
 
-        Without a key, as one under ``torch.compile``, it is nothing to remember: the checks will say why, or
-        torch's reference serves it.
+        Without a key, as under ``torch.compile``, it is nothing to remember: the checks will say why, or torch's
+        reference serves it. Where only ``kernels`` are wanted, None comes in place of a planned reference.
         """
         args = self.frozen(args)
         if torch.compiler.is_compiling():  # the key reads what dynamo can't trace
@@ -220,6 +216,8 @@ class Operator:
                 plan, key = found.call, key if found.keep else None
         if key is not None:
             self._remember(key, plan)
+        if kernels and leads_to(plan, self.spec.reference):
+            return None
         try:
             return plan(*args)
         except Exception as error:  # noqa: BLE001  a kernel may raise anything
@@ -391,9 +389,11 @@ def make_operator(
         "only_default_device": _only_default_device,
         "overlap": overlap,
         "preference": PREFERENCE.get,
+        "leads_to": leads_to,
+        "reference": spec.reference,
     } | defaults(spec)
     exec(compile(text, filename, "exec"), scope)  # noqa: S102  the text is made of the spec's parameter names
-    methods = {name: scope[name] for name in ("__call__", "run", "far", "key", "near_key")}
+    methods = {name: scope[name] for name in ("__call__", "by_kernel", "run", "far", "key", "near_key")}
     cls = type(spec.name, (Operator,), methods)
     scope["__call__"].__doc__ = spec.reference.__doc__
     operator: Operator = cls(spec, resolve, backend, recover)

@@ -10,6 +10,7 @@ fact. A plan that was found far is near the next time. Where torch has no such g
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import call, is_
 from typing import Any
 
@@ -41,7 +42,7 @@ AROUND = (
 
 
 def source(spec: OpSpec) -> str:
-    """Write ``__call__``, ``run``, ``far`` and ``key`` for a spec, and ``near_key``, all of them methods."""
+    """Write a spec's methods: ``__call__``, ``by_kernel``, ``run``, ``far``, ``key`` and ``near_key``."""
     names = ", ".join(p.name for p in spec.params)
     guarded = [p.name for p in spec.params if p.kind in GUARDED]
     static = [p.name for p in spec.params if p.kind in FIXED]
@@ -53,8 +54,7 @@ def source(spec: OpSpec) -> str:
     passed = " and ".join(tests)
     given = ", ".join(f"{p.name}={p.name}" if p.keyword else p.name for p in spec.params)
     out = "".join(f" or {p.name} is not None" for p in spec.params if p.kind == "out")
-    return f"""\
-def __call__(self, {_signature(spec.params)}):{_draws(spec)}
+    look = f"""\
     if is_compiling() or function_modes() or forward_ad._current_level >= 0{out}:
         return self.far({names})
     try:
@@ -65,17 +65,28 @@ def __call__(self, {_signature(spec.params)}):{_draws(spec)}
             plan = None
     except (KeyError, TypeError, AttributeError, RuntimeError):
         plan = None
-    if plan is None:
-        return self.far({names})
+"""
+    served = f"""\
     try:
         return plan({names})
     except Exception as error:
         return self.failed(key, plan, error, {names})
-
+"""
+    return f"""\
+def __call__(self, {_signature(spec.params)}):{_draws(spec)}
+{look}    if plan is None:
+        return self.far({names})
+{served}
+def by_kernel(self, {names}):
+{look}    if plan is None:
+        return self.far({names}, kernels=True)
+    if leads_to(plan, reference):
+        return None
+{served}
 def run(self, {names}):
     return self({given})
 
-def far(self, {names}):
+def far(self, {names}, kernels=False):
     if is_compiling():
         return self.miss(None, {names})
     near = self.near
@@ -85,14 +96,12 @@ def far(self, {names}):
     except (TypeError, AttributeError, RuntimeError):
         key = plan = None
     if plan is None:
-        return self.miss(key, {names})
+        return self.miss(key, {names}, kernels=kernels)
     if not (function_modes(){out}):
         self.approach(near, key, plan, {names})
-    try:
-        return plan({names})
-    except Exception as error:
-        return self.failed(key, plan, error, {names})
-
+    if kernels and leads_to(plan, reference):
+        return None
+{served}
 def key(self, {names}):
     return {_key(spec)}
 
@@ -121,6 +130,11 @@ def guards(spec: OpSpec, args: Sequence[Any]) -> tuple[Any, ...] | None:
         return None
     checks = (_guard(a) for p, a in named if p.kind in GUARDED)
     return (*checks, *(a for p, a in named if p.kind in FIXED))
+
+
+def leads_to(plan: Callable[..., Any], reference: Callable[..., Any]) -> bool:
+    """Tell whether ``plan`` is the reference, maybe behind what can be switched to another."""
+    return plan is reference or (plan.__class__ is partial and plan.func is reference)
 
 
 def alike(a: Any, b: Any) -> bool:

@@ -74,7 +74,7 @@ def test_a_missing_argument_is_a_type_error(session):
 
 def test_an_operator_is_made_by_a_session():
     with pytest.raises(NotImplementedError, match="was not made by make_operator"):
-        Operator(fakes.SPECS["add"], lambda *args: None).key()
+        Operator(fakes.SPECS["add"], lambda *args: None)()
 
 
 def test_a_second_call_is_a_hit(resolves):
