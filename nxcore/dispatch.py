@@ -196,7 +196,7 @@ class Operator:
     def miss(self, key: Any, *args: Any, kernels: bool = False) -> Any:
         """Serve a call that the table doesn't know: check it, find a plan, remember it, run it.
 
-        Without a key, as under ``torch.compile``, it is nothing to remember: the checks will say why, or torch's
+        Without a key, as under ``torch.compile``, it is nothing to remember: the checks will say why, or the
         reference serves it. Where only ``kernels`` are wanted, None comes in place of a planned reference.
         """
         args = self.frozen(args)
