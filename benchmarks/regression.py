@@ -34,6 +34,8 @@ MARGIN, SIGNIFICANCE = 0.10, 0.01
 BLOCKS, LEAST = 20, 14
 SAMPLE_S, LONGEST_S = 2e-4, 20e-3
 SIZES = 2  # of each operator, the smallest: each is compiled twice, and the job has three minutes
+COMPOSED = ("sep_conv2d_batch_norm", "sep_conv2d_batch_norm_backward", "sep_conv2d_with_stats")
+"""Operators left out: their kernels are others, one after the other."""
 
 RUNS = ("nxcore", "plugins/numba")  # what runs on the CPU without being asked for
 
@@ -205,6 +207,8 @@ def _lanes(only: Sequence[Cell]) -> Iterator[Lane]:
 
     registry = discover()
     for spec in registry.ops.values():
+        if spec.name in COMPOSED:
+            continue
         built = {
             sample.name: sample.build(spec, torch.device("cpu"), torch.float32)
             for sample in spec.tagged("bench")
