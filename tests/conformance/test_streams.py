@@ -7,6 +7,7 @@ another stream are the caller's to record, as for torch's own operators.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -71,6 +72,7 @@ LONG = 20_000_000
 @pytest.fixture(autouse=True)
 def _the_current_device_stays() -> Iterator[None]:
     yield
+    gc.collect()  # what a test leaves behind may change the device as it goes, which would be the next one's
     left = torch.cuda.current_device()
     torch.cuda.set_device(0)  # or the next test would fail for it
     assert left == 0
