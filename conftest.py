@@ -44,8 +44,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Give each test its threads."""
-    # Several workers' threads on few numbers wait for one another, for most of a run's time. Numba's kernels
-    # have a way for several, which is tested too.
+    # Several workers' threads on few numbers wait for one another. Numba's kernels have a way for several,
+    # which is tested too.
     torch.set_num_threads(THREADS if CUDA or "numba" in item.nodeid else 1)
     _remap_once()
 
@@ -53,7 +53,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def _remap_once() -> None:
     """Have Triton's interpreter, once it is there, remap its language once a launch.
 
-    It does so again at every call of a function that a kernel makes, for a quarter of its time.
+    It does so again at every call of a function that a kernel makes.
     """
     interpreter: Any = sys.modules.get("triton.runtime.interpreter")
     remap = getattr(interpreter, "_patch_lang", None)  # private: another release may have none

@@ -16,7 +16,8 @@ WORTH_ASKING = 2**20
 """Bytes of a tensor from which on a gradient costs more than to ask torch whether anybody wants it."""
 
 QUESTIONS = 2
-"""Leaves that a backward pass is asked about: the answer "yes" is an exception, and takes 30 us and more.
+"""Leaves that a backward pass is asked about: the answer "yes" is an exception, and takes 30 us
+(benchmarks/results/amd-epyc-2-cores/2026-11-22-sequential-host.txt).
 
 Where so many are wanted, others are taken to be wanted too.
 """

@@ -88,10 +88,10 @@ class Kernel:
     deterministic, graph_safe, in_place_safe : bool
         Claims, False unless made; the conformance suite holds a kernel to each.
     branch : str
-        ``"module:attribute"`` of ``branch(problem)``, which tells by something hashable the ways apart that
-        a call may go and that cost the host more or less, such as whether blocks share an output: of a
-        size that was never measured, those measured tell what they take where they go the same way. Empty
-        where there is but one.
+        ``"module:attribute"`` of ``branch(problem)``. It returns something hashable, which differs where the
+        kernel goes another way that costs the host more or less: whether blocks share an output, say. A
+        size that was never measured is then predicted from those alone that go its way. Empty where there
+        is one way.
     """
 
     op: str

@@ -125,6 +125,7 @@ def point(problem: Problem, times: Mapping[str, Timing], branches: Mapping[str, 
 
 
 def _grain(problem: Problem) -> int:
+    """Return the bytes of the widest load that begins at every row of every tensor."""
     strides = ((t, s) for t in problem.tensors for n, s in zip(t.shape, t.strides, strict=True) if n > 1 < s)
     return math.gcd(WIDEST, *(s * t.dtype.itemsize for t, s in strides))
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F  # noqa: N812  torch's own name for it
 
 from nxcore.errors import InvalidInputError
 from nxcore.nn import BatchNorm2d
-from nxcore.nn.modules import batch_norm
+from nxcore.nn.modules import batch_norm, hooked
 
 POOLS = (nn.MaxPool2d, nn.AvgPool2d)
 NORMS = (nn.BatchNorm2d, BatchNorm2d)
@@ -63,7 +63,7 @@ def _key(module: Any) -> Any:
         return None
     parts: list[Any] = list(module)
     pool, bn = parts
-    if not isinstance(pool, POOLS) or type(bn) not in NORMS or _hooked(module, pool, bn):
+    if not isinstance(pool, POOLS) or type(bn) not in NORMS or hooked(module, pool, bn):
         return None
     # Without a momentum, torch itself waits for the device: for the count of batches.
     tracks = bn.training and bn.track_running_stats and bn.momentum is not None
@@ -71,13 +71,6 @@ def _key(module: Any) -> Any:
         return None
     constants = tuple(getattr(pool, name) for name in type(pool).__constants__)
     return type(pool), constants, bn.eps, bn.momentum, bn.running_mean.dtype
-
-
-def _hooked(*modules: nn.Module) -> bool:
-    return any(
-        m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks  # noqa: SLF001  torch has no other way to ask
-        for m in modules
-    )
 
 
 def _normalised(x: Tensor, norms: list[Any]) -> Tensor:

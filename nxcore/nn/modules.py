@@ -159,6 +159,17 @@ class Conv2d(nn.Conv2d, _Served):
         return out if bias is None else _add(out, bias.to(out.dtype).view(-1, 1, 1))
 
 
+def hooked(*modules: nn.Module) -> bool:
+    """Tell whether hooks wait for a call of any of ``modules``: who runs several as one must leave these."""
+    return nn.modules.module._has_any_global_hook() or any(  # noqa: SLF001  torch has no other way to ask
+        m._forward_hooks  # noqa: SLF001
+        or m._forward_pre_hooks  # noqa: SLF001
+        or m._backward_hooks  # noqa: SLF001
+        or m._backward_pre_hooks  # noqa: SLF001
+        for m in modules
+    )
+
+
 def saving() -> bool:
     """Tell whether there are hooks on what autograd saves, such as those of a checkpoint.
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import nxcore
 from nxcore.errors import InvalidInputError
-from nxcore.nn.modules import BatchNorm2d, Conv2d, _Served, saving, track
+from nxcore.nn.modules import BatchNorm2d, Conv2d, _Served, hooked, saving, track
 
 _sep_conv2d = nxcore.op("sep_conv2d")
 _block = nxcore.op("sep_conv2d_batch_norm")
@@ -24,14 +24,15 @@ class Sequential(nn.Sequential, _Served):
     """``torch.nn.Sequential``, by the operator ``sep_conv2d_batch_norm`` where four layers are one.
 
     These are a ReLU that isn't in place, a depthwise ``Conv2d``, a 1x1 one, both without bias, and a
-    ``BatchNorm2d``. In evaluation ``sep_conv2d`` serves the first three. A layer with hooks runs by itself.
+    ``BatchNorm2d``; their input is (N, C, H, W). In evaluation ``sep_conv2d`` serves the first three. All
+    four run one by one where torch is to serve, where one has hooks, and where autograd has any on what it
+    saves.
     """
 
     @staticmethod
     def concerns(module: Any) -> bool:
         """Tell whether there are such layers."""
-        layers = tuple(module)
-        return any(_is_block(layers[i : i + LAYERS]) for i in range(len(layers)))
+        return any(len(part) == LAYERS for part in _parts(tuple(module)))
 
     def forward(self, input: Any) -> Any:  # noqa: A002  torch's name
         """Return what the last layer returns."""
@@ -69,13 +70,14 @@ def _is_block(layers: Sequence[Any]) -> bool:
         and depthwise.bias is None
         and pointwise.bias is None
         and not BatchNorm2d.refusal(norm)
+        and not any("forward" in vars(layer) for layer in layers)  # somebody's own
     )
 
 
 def _served(layers: Sequence[Any], x: Any) -> Any:
-    """Run a block; layer by layer where the operators can't, or somebody looks at what lies between."""
+    """Run a block; layer by layer where no kernel serves, or somebody looks at what lies between."""
     _, depthwise, pointwise, norm = layers
-    if isinstance(x, Tensor) and x.ndim == 4 and not any(map(_watched, layers)) and not saving():
+    if isinstance(x, Tensor) and x.ndim == 4 and not hooked(*layers) and not saving():
         given = (
             x,
             depthwise.weight,
@@ -86,10 +88,12 @@ def _served(layers: Sequence[Any], x: Any) -> Any:
         )
         try:
             if not norm.training:
-                return norm(_sep_conv2d(*given))
-            if norm.weight is None or not torch.is_autocast_enabled(x.device.type):
+                y = _sep_conv2d.by_kernel(*given, True)
+                if y is not None:
+                    return norm(y)
+            elif norm.weight is None or not torch.is_autocast_enabled(x.device.type):
                 found = _block.by_kernel(*given, True, norm.weight, norm.bias, norm.eps)
-                if found is not None:  # torch is quickest layer by layer
+                if found is not None:
                     track(norm, *found[2:])
                     return found[0]
         except InvalidInputError:
@@ -97,14 +101,3 @@ def _served(layers: Sequence[Any], x: Any) -> Any:
     for layer in layers:
         x = layer(x)
     return x
-
-
-def _watched(layer: nn.Module) -> bool:
-    """Tell whether hooks wait for a layer's call, or its ``forward`` is somebody else's."""
-    return bool(
-        layer._forward_hooks  # noqa: SLF001  as torch's own __call__ asks
-        or layer._forward_pre_hooks  # noqa: SLF001
-        or layer._backward_hooks  # noqa: SLF001
-        or layer._backward_pre_hooks  # noqa: SLF001
-        or "forward" in vars(layer)
-    )

@@ -94,7 +94,7 @@ def wide(x: Tensor) -> Tensor:
 
 
 def exact(u: Tensor) -> bool:
-    """Tell whether torch's conv2d takes no TF32: it costs the host half of what the matrix product does."""
+    """Tell whether torch's conv2d takes no TF32: it is one call where the matrix product is several."""
     return u.is_cuda and not torch.compiler.is_compiling() and not torch.backends.cudnn.allow_tf32
 
 

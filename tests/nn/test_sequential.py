@@ -104,6 +104,19 @@ def test_hooks_see_what_they_would(device: torch.device, ran: list[str]) -> None
     assert BLOCK not in ran
 
 
+def test_hooks_on_all_modules_see_what_they_would(device: torch.device, ran: list[str]) -> None:
+    _, own = served(block())
+    own.to(device)
+    seen: list[type] = []
+    handle = nn.modules.module.register_module_forward_hook(lambda *args: seen.append(type(args[0])))
+    try:
+        own(torch.ones(2, 4, 6, 6, device=device))
+    finally:
+        handle.remove()
+    assert seen == [*map(type, own), type(own)]
+    assert BLOCK not in ran
+
+
 def test_torch_refuses_in_its_own_words() -> None:
     own = ours.Sequential(*block())
     with pytest.raises(RuntimeError, match="to have 4 channels, but got 3"):
@@ -156,6 +169,15 @@ def test_no_tensor_is_compared_in_a_call(monkeypatch: pytest.MonkeyPatch, ran: l
     monkeypatch.setattr(torch.Tensor, "__eq__", refuse)
     own(x)
     assert ran[-1] == BLOCK
+
+
+def test_where_torch_serves_an_evaluation_it_does_so_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, own = served(block())
+    seen: list[int] = []
+    monkeypatch.setattr(nn.ReLU, "forward", lambda _, x: seen.append(1) or torch.relu(x))
+    with nxcore.use("torch"), torch.no_grad():
+        own.eval()(torch.ones(2, 4, 6, 6))
+    assert seen
 
 
 @pytest.mark.parametrize("trained", [True, False])

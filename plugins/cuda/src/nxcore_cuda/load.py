@@ -15,9 +15,12 @@ from nxcore_cuda.instance import Instance
 LEAST_DRIVER = 12000
 STATIC_SHARED = 48 * 1024  # bytes that a launch may have without asking
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-_granted: dict[int, int] = {}  # bytes of dynamic shared memory that the launches of a function may have
-_granting = threading.Lock()
 CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
+
+_granted: dict[
+    int, int
+] = {}  # a function's address -> bytes of dynamic shared memory that its launches may have
+_granting = threading.Lock()
 
 
 class DriverError(RuntimeError):
@@ -132,9 +135,8 @@ def kernel(instance: Instance, index: int, shared: int, size: int) -> int:
                 raise ValueError(f"{name}: its arguments have {wanted.value} bytes, got {size}")
         address = int(function.value or 0)
         with _granting:
-            if shared > _granted.get(
-                address, STATIC_SHARED
-            ):  # launches of one function share what it may have
+            # All launches of a function have what was granted last: it mustn't shrink.
+            if shared > _granted.get(address, STATIC_SHARED):
                 what = f"{name} with {shared} bytes of shared memory"
                 _check(library, "cuFuncSetAttribute", function, MAX_DYNAMIC_SHARED, shared, what=what)
                 _granted[address] = shared

@@ -81,7 +81,7 @@ class Launch:
 def _simulating():
     """Silence numpy, which the simulator computes with, and let its threads take turns often.
 
-    One thread polls the others, which wait for it: Python's turns of 5 ms would double the time.
+    One thread polls the others, and each waits for its turn: Python's last 5 ms.
     """
     interval = sys.getswitchinterval()
     sys.setswitchinterval(TURN)
