@@ -102,7 +102,7 @@ class Graphed:
                 return self.fn(*args, **kwargs)
 
         held = (*self.state, *(self.fn.buffers() if isinstance(self.fn, nn.Module) else ()))
-        with torch.cuda.device(device), _deciding(), untouched(held):
+        with torch.cuda.device(device), deciding(), untouched(held):
             self._pool = self._pool or torch.cuda.graph_pool_handle()
             try:
                 if self.backward:
@@ -297,7 +297,7 @@ def _fill(buffers: list[Tensor], tensors: list[Tensor]) -> None:
 
 
 @contextlib.contextmanager
-def _deciding() -> Iterator[None]:
+def deciding() -> Iterator[None]:
     """Have new problems measured now: what is learnt from calls would come after the capture."""
     token = PREFERENCE.set(PREFERENCE.get()._replace(at_once=True))
     try:
@@ -315,7 +315,7 @@ def untouched(tensors: Iterable[Tensor]) -> Iterator[None]:
     finally:
         with torch.no_grad():
             for tensor, value in before:
-                tensor.copy_(value)
+                tensor.data.copy_(value)  # autograd, which may have saved it, is to see no change
 
 
 class Failure:

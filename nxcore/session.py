@@ -164,6 +164,12 @@ class Session:
         finally:
             PREFERENCE.reset(token)
 
+    @property
+    def learning(self) -> bool:
+        """Whether any problem that is met often is still learnt from calls."""
+        found = (exploration(choice.call) for choice in list(self.chooser.choices.values()))
+        return any(e is not None and e.known and not e.over for e in found)
+
     def hold(self, lock: Lock, policy: str) -> None:
         """Serve by ``lock`` from now on, and by ``policy`` what it says nothing of."""
         self.settings = replace(self.settings, policy=require_policy(policy))

@@ -10,7 +10,7 @@ from nxcore.nas.growth import add_node, deepen, widen
 from nxcore.nas.mixed import MixedOp
 from nxcore.nas.networks import EvalNetwork, SearchNetwork
 from nxcore.nas.operations import OPS, PRIMITIVES, DilConv, FactorizedReduce, ReLUConvBN, SepConv
-from nxcore.nas.patch import patch, unpatch
+from nxcore.nas.patch import patch, replays, unpatch
 from nxcore.nas.preset import PRESETS, Mutation, Preset
 from nxcore.nas.rule import Rule
 from nxcore.nas.trainer import Trainer
@@ -41,6 +41,7 @@ __all__ = [
     "deepen",
     "dominant",
     "patch",
+    "replays",
     "unpatch",
     "widen",
 ]

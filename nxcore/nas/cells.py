@@ -14,12 +14,18 @@ from nxcore.nas.mixed import MixedOp
 from nxcore.nas.operations import OPS, PRIMITIVES, FactorizedReduce, Identity, ReLUConvBN
 from nxcore.nas.pools import pooled
 from nxcore.nas.rule import Mode, Plan, Rule, as_rule
+from nxcore.nn import Part
+
+PART = "_nxcore_part"
+"""The attribute that holds the ``Part`` of a module."""
 
 
 class Cell(nn.Module):
     """A cell of the search: every node sums mixed operations of all states before it.
 
-    In training, the pools of all edges that leave a state are computed once (see ``nxcore.nas.pools``).
+    In training, the pools of all edges that leave a state are computed once (see ``nxcore.nas.pools``). On a
+    CUDA device, and in mode ``exact``, a call in training replays two CUDA graphs once it was met a dozen
+    times (``nxcore.nn.Part``); ``nxcore.nas.replays`` tells whether.
 
     Parameters
     ----------
@@ -66,6 +72,7 @@ class Cell(nn.Module):
             for node in range(steps)
             for state in range(node + 2)
         )
+        setattr(self, PART, Part(_blended))
 
     def forward(self, s0: Tensor, s1: Tensor, logits: Tensor, plan: Plan | None = None) -> Tensor:
         """Return the concatenated nodes, shape (N, multiplier * C, H', W').
@@ -88,6 +95,13 @@ class Cell(nn.Module):
         check_rows(logits, "logits", len(self._ops), len(self.primitives))
         if plan is None and self.rule.mode != "exact":
             plan = self.rule.plan(logits, self.primitives)
+        if plan is None and not torch.compiler.is_compiling():
+            replayed: Tensor = getattr(self, PART)(self, s0, s1, logits)
+            return replayed
+        return self.run(s0, s1, logits, plan)
+
+    def run(self, s0: Tensor, s1: Tensor, logits: Tensor, plan: Plan | None = None) -> Tensor:
+        """Return what ``forward`` does, of arguments that were checked, by no graph."""
         rows = (logits if plan is None else plan.weights).unbind(0)
         states = [self.preprocess0(s0), self.preprocess1(s1)]
         outputs = self._pooled(states[0], 0, plan) | self._pooled(states[1], 1, plan)
@@ -210,6 +224,10 @@ class EvalCell(nn.Module):
         keep = 1.0 - drop_prob
         mask = torch.empty(out.shape[0], 1, 1, 1, device=out.device, dtype=out.dtype).bernoulli_(keep)
         return out / keep * mask
+
+
+def _blended(cell: Cell, s0: Tensor, s1: Tensor, logits: Tensor) -> Tensor:
+    return cell.run(s0, s1, logits)
 
 
 def check_rows(logits: Tensor, name: str, rows: int, operations: int) -> None:

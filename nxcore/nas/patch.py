@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import nxcore
-from nxcore.nn import Swap
+from nxcore.nas.cells import PART
+from nxcore.nn import Part, Swap
 
 MARK = "_nxcore_patched"
 TRIAL = (2, 8, 8)
 """Images, height and width of the call that a mixed operation is tried on."""
 
 
-def patch(model: nn.Module) -> Swap:
+def patch(model: nn.Module, *, graphs: bool = True) -> Swap:
     """Have nxcore's operators serve the mixed operations, depthwise convolutions and pools of ``model``.
 
     A mixed operation is a module that holds its operations in a ``ModuleList`` named ``_ops`` and whose
@@ -27,7 +29,13 @@ def patch(model: nn.Module) -> Swap:
     Parameters
     ----------
     model : torch.nn.Module
-        Changed in place: classes of modules, nothing else. ``unpatch`` undoes it.
+        Changed in place: classes of modules, and an attribute of mixed operations. ``unpatch`` undoes it.
+    graphs : bool
+        On a CUDA device, replay each cell in training as two CUDA graphs, forward and backward, once it was
+        met a dozen times, its kernels are chosen, and a replay was measured to be faster and to agree with a
+        run; ``replays`` tells of each. A cell is a module that holds mixed operations; where it takes more
+        than tensors, or can't be captured, its mixed operations are. What is saved for the backward pass then
+        stays allocated between the steps, and what a cell's Python does besides is done no more.
 
     Returns
     -------
@@ -41,13 +49,29 @@ def patch(model: nn.Module) -> Swap:
         if why := _differs(module):
             swap.left[name] = why
             continue
-        cls = type(module)
-        module.__class__ = type(
-            cls.__name__, (cls,), {"forward": _forward, MARK: cls, "__module__": cls.__module__}
-        )
+        swap.replaced[name] = _replace(module, _forward)
         swap.left.pop(name, None)
-        swap.replaced[name] = cls.__name__
+        if graphs:
+            vars(module)[PART] = Part(_blended)
+    for name, module in model.named_modules():
+        inner = [part for held in _held(module) if (part := vars(held).get(PART)) and part.run is _blended]
+        if len(inner) < 2 or hasattr(type(module), MARK) or isinstance(module, nn.ModuleList):
+            continue
+        swap.replaced[name] = _replace(module, _of_cell)
+        swap.left.pop(name, None)
+        vars(module)[PART] = outer = Part(_as_before)
+        for part in inner:
+            part.outer = outer
     return swap
+
+
+def replays(model: nn.Module) -> dict[str, str]:
+    """Return name -> whether calls in training replay CUDA graphs, and why, of cells and mixed operations.
+
+    These are the cells of a ``SearchNetwork``, and what ``patch`` has replaced.
+    """
+    parts = ((name, vars(module).get(PART)) for name, module in model.named_modules())
+    return {name: part.state for name, part in parts if part is not None}
 
 
 def unpatch(model: nn.Module) -> Swap:
@@ -56,11 +80,51 @@ def unpatch(model: nn.Module) -> Swap:
     for name, module in model.named_modules():
         if cls := getattr(type(module), MARK, None):
             module.__class__ = cls
+            vars(module).pop(PART, None)
             swap.replaced[name] = cls.__name__
     return swap
 
 
+def _replace(module: nn.Module, forward: Any) -> str:
+    """Give a module another ``forward``, by a class of its own; return the name of its class."""
+    cls = type(module)
+    module.__class__ = type(
+        cls.__name__, (cls,), {"forward": forward, MARK: cls, "__module__": cls.__module__}
+    )
+    return cls.__name__
+
+
+def _held(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield what ``module`` holds, in lists too."""
+    for child in module.children():
+        yield from child if isinstance(child, nn.ModuleList) else (child,)
+
+
+def _ours(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("nxcore.")
+
+
+def _of_cell(self: Any, *args: Any, **kwargs: Any) -> Any:
+    part: Part | None = None if torch.compiler.is_compiling() else vars(self).get(PART)
+    if part is None:
+        return _as_before(self, *args, **kwargs)
+    if kwargs or not all(isinstance(a, Tensor) for a in args):
+        part.leave("it takes more than tensors")
+        return _as_before(self, *args, **kwargs)
+    return part(self, *args)
+
+
+def _as_before(self: Any, *args: Any, **kwargs: Any) -> Any:
+    return getattr(type(self), MARK).forward(self, *args, **kwargs)
+
+
 def _forward(self: Any, x: Tensor, weights: Tensor) -> Tensor:
+    part: Part | None = None if torch.compiler.is_compiling() else vars(self).get(PART)
+    blended: Tensor = _blended(self, x, weights) if part is None else part(self, x, weights)
+    return blended
+
+
+def _blended(self: Any, x: Tensor, weights: Tensor) -> Tensor:
     blended: Tensor = nxcore.op("weighted_sum")([op(x) for op in self._ops], weights)
     return blended
 
@@ -68,7 +132,7 @@ def _forward(self: Any, x: Tensor, weights: Tensor) -> Tensor:
 def _looks_mixed(module: nn.Module) -> bool:
     if not isinstance(getattr(module, "_ops", None), nn.ModuleList) or hasattr(type(module), MARK):
         return False
-    if type(module).__module__.startswith("nxcore."):
+    if _ours(module):
         return False
     required = [
         p

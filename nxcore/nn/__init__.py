@@ -15,6 +15,7 @@ from nxcore.nn.modules import (
     MaxPool2d,
     SoftmaxSum,
 )
+from nxcore.nn.part import Part
 from nxcore.nn.sequential import Sequential
 from nxcore.nn.swap import Swap, accelerate, restore
 
@@ -25,6 +26,7 @@ __all__ = [
     "BatchNorm2d",
     "Conv2d",
     "MaxPool2d",
+    "Part",
     "Sequential",
     "SoftmaxSum",
     "Swap",

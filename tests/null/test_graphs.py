@@ -240,7 +240,7 @@ def test_problems_met_before_a_capture_are_measured_and_not_learnt():
     session = fakes.session(fakes.backend())
     session.chooser.settings = fakes.replace(session.settings, policy="online")
     assert session.chooser.policy == "online"
-    with graphs._deciding():
+    with graphs.deciding():
         assert session.chooser.policy == "measure"
         with session.policy("estimate"):
             assert session.chooser.policy == "estimate", "what was asked for stays"

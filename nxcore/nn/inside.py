@@ -1,0 +1,112 @@
+"""Inside: all of a module that a capture of its call fixes, and whether it is as it was."""
+
+# ruff: noqa: SLF001  a module's state is in its own underscored attributes
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nxcore.dispatch import PLAIN
+from nxcore.errors import CaptureError
+from nxcore.nn.modules import hooked
+
+KNOWN = ("torch.", "nxcore.nn.")
+"""Packages whose modules do what their class, their parameters and what they were made with say."""
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+OWN = frozenset(vars(nn.Module())) - {"training"}
+"""Attributes that every module has, of which another look is taken, or none."""
+
+
+class Inside:
+    """What a module is made of, at present.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Its modules, parameters and buffers are held; so are the attributes of somebody's own modules.
+
+    Attributes
+    ----------
+    parameters, buffers : tuple of Tensor
+        Each once.
+
+    Raises
+    ------
+    CaptureError
+        If a parameter or buffer isn't a plain tensor, has hooks, or is on another device than the others; if
+        a module has hooks.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.modules = tuple(module.modules())
+        self.parameters, self.buffers = tuple(module.parameters()), tuple(module.buffers())
+        self._tensors = (*self.parameters, *self.buffers)
+        if hooked(*self.modules):
+            raise CaptureError("it has hooks")
+        for tensor in self._tensors:
+            if type(tensor) not in PLAIN or tensor.layout is not torch.strided:
+                raise CaptureError(
+                    f"its parameters and buffers must be plain tensors, got {type(tensor).__name__}"
+                )
+            if tensor._backward_hooks:
+                raise CaptureError("one of its parameters has hooks")
+        if len({t.device for t in self._tensors}) > 1:
+            raise CaptureError("its parameters and buffers are on several devices")
+        self._held: list[tuple[dict[str, Any], str, Any]] = [
+            (held, name, value)
+            for m in self.modules
+            for held in (m._parameters, m._buffers, m._modules)
+            for name, value in held.items()
+        ]
+        self._held += [(vars(m), name, value) for m in self.modules for name, value in _values(m)]
+        sized: list[Any] = [held for m in self.modules for held in (vars(m), m._modules, m._parameters)]
+        sized += [value for _, _, value in self._held if isinstance(value, list | dict | set)]
+        self._sized, self._sizes = sized, list(map(len, sized))
+        self._hooks = [vars(m)[name] for m in self.modules for name in HOOKS]
+        self._classes, self._places = self._now()
+
+    def holds(self) -> bool:
+        """Tell whether all is as it was, but for the values of parameters and buffers."""
+        for held, name, value in self._held:
+            if held.get(name) is not value:
+                return False
+        if any(self._hooks) or hooked() or [*map(len, self._sized)] != self._sizes:
+            return False
+        return self._now() == (self._classes, self._places)
+
+    def _now(self) -> tuple[list[type], list[Any]]:
+        return [m.__class__ for m in self.modules], [(t.data_ptr(), t.requires_grad) for t in self._tensors]
+
+    @contextlib.contextmanager
+    def aliased(self) -> Iterator[list[Tensor]]:
+        """Put others in the places of parameters and buffers that lie where they lie; return the parameters'.
+
+        What is captured must not hold the parameters' own nodes of autograd, which are everybody's. What is
+        written into must not look changed to a backward pass that the caller has still to make.
+        """
+        others: dict[int, Tensor] = {
+            id(p): nn.Parameter(p.detach(), p.requires_grad) for p in self.parameters
+        }
+        others |= {id(b): b.data for b in self.buffers}
+        places = [entry for entry in self._held if isinstance(entry[2], Tensor)]
+        try:
+            for held, name, tensor in places:
+                held[name] = others[id(tensor)]
+            yield [others[id(p)] for p in self.parameters]
+        finally:
+            for held, name, tensor in places:
+                held[name] = tensor
+
+
+def _values(module: nn.Module) -> list[tuple[str, Any]]:
+    """Return the attributes of a module that its ``forward`` may read; of a known one, its mode."""
+    if (type(module).__module__ + ".").startswith(KNOWN):
+        return [("training", module.training)]
+    return [(name, value) for name, value in vars(module).items() if name not in OWN]

@@ -1,0 +1,189 @@
+"""Part: a module of a network whose calls in training replay two CUDA graphs, one there and one back.
+
+A network of many small kernels waits for the host in eager mode. A part of it that is captured costs the host
+two launches and some copies, whatever is in it. Only what surely does the same as the module's own call is
+replayed; all else runs, and ``state`` says why.
+"""
+
+# ruff: noqa: SLF001  torch has no public form of what is asked of its internals here
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+from nxcore.dispatch import PLAIN, PREFERENCE
+from nxcore.graphs import deciding
+from nxcore.nn.capture import Capture, Run, replay
+from nxcore.nn.modules import saving
+from nxcore.nn.recorder import Recorder, recorder_of
+from nxcore.session import default
+
+MET = 12
+"""Calls before a capture: more than a problem needs to be learnt from calls (``nxcore.online.MET``)."""
+
+AGAIN = 64
+"""Calls after which it is looked at again, where something was still being learnt."""
+
+LIMIT = 4
+"""Signatures that are held; where as many captures were of no use, no more are made."""
+
+
+class Part:
+    """Runs a module's call, and replays it in training once that is known to be right and faster.
+
+    Parameters
+    ----------
+    run : callable
+        ``run(module, *tensors)`` returns one tensor, from these and what the module holds.
+    record : callable
+        Returns the ``Recorder`` of a device, None where there is none.
+    outer : Part, optional
+        Of a module that this one is inside of: unless that one is run for good, nothing is captured here.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        record: Callable[[torch.device], Recorder | None] = recorder_of,
+        outer: Part | None = None,
+    ) -> None:
+        self.run, self._record, self.outer = run, record, outer
+        self._captures: dict[Any, Capture] = {}
+        self._met: dict[Any, int] = {}
+        self._lost, self._refusal, self._why = 0, "", ""
+        self._lock = threading.RLock()
+
+    def __deepcopy__(self, memo: Any) -> Part:  # of another module, which lies elsewhere
+        return Part(self.run, self._record, copy.deepcopy(self.outer, memo))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Part, (self.run, recorder_of, self.outer)
+
+    @property
+    def captured(self) -> int:
+        """How many signatures are replayed."""
+        return len(self._captures)
+
+    @property
+    def state(self) -> str:
+        """What its calls do, and why."""
+        if self._captures:
+            return "; ".join(capture.state for capture in self._captures.values())
+        return f"runs: {self._refusal or self._why or 'no call in training yet'}"
+
+    def leave(self, why: str) -> None:
+        """Run all calls from now on."""
+        with self._lock:
+            self._refusal = why
+
+    def clear(self) -> None:
+        """Forget what was captured; its memory is free once results are."""
+        with self._lock:
+            self._captures.clear()
+            self._met.clear()
+
+    def __call__(self, module: nn.Module, *tensors: Tensor) -> Any:
+        """Replay the call of this signature where it was captured; else run it."""
+        if self._refusal and not self._captures:
+            return self.run(module, *tensors)
+        if why := _unfit(module, tensors):
+            self._why = why
+            if why is WHOLE:
+                self.clear()
+            return self.run(module, *tensors)
+        key = _signature(tensors)
+        capture = self._captures.get(key)
+        if capture is None:
+            return self._meet(key, module, tensors)
+        with capture.lock:
+            if capture.busy:
+                return self.run(module, *tensors)
+            if capture.inside.holds():
+                return replay(capture, module, *tensors, *capture.inside.parameters)
+        with self._lock:
+            self._captures.pop(key, None)
+            self._met[key] = 0
+            self._lost += 1
+        return self.run(module, *tensors)
+
+    def _meet(self, key: Any, module: nn.Module, tensors: Sequence[Tensor]) -> Any:
+        """Run the call; capture it if it has been met often enough."""
+        result = self.run(module, *tensors)
+        if self.outer is not None and not self.outer._refusal:
+            self._why = "it is inside of a part that may be replayed"
+            return result
+        with self._lock:
+            self._met[key] = met = self._met.get(key, 0) + 1
+            if met < MET or (met - MET) % AGAIN or key in self._captures:
+                self._why = self._why if met > MET else f"met {met} of {MET} times"
+                return result
+            if self._lost + len(self._captures) >= LIMIT:
+                self._refusal = f"{LIMIT} captures were made, for what didn't last or for other signatures"
+                return result
+            if default().learning:
+                self._why = "who serves it is still being learnt"
+                return result
+            recorder = self._record(tensors[0].device)
+            if recorder is None:
+                self._refusal = f"there are no graphs on {tensors[0].device.type!r}"
+                return result
+            try:
+                with torch.enable_grad(), deciding():
+                    made = Capture(self.run, module, tensors, recorder)
+            except Exception as error:  # noqa: BLE001  whatever can't be captured runs as before
+                self._refusal = f"{type(error).__name__}: {error}"
+                return result
+            if made.gain <= 1:
+                self._refusal = f"replaying is no faster: {made.figures}"
+                return result
+            self._captures[key] = made
+        return result
+
+
+WHOLE = "what it is inside of is being captured"
+
+
+def _unfit(module: nn.Module, tensors: Sequence[Tensor]) -> str:
+    """Return why a call isn't one to replay; empty if it may be."""
+    order = PREFERENCE.get()
+    if order.at_once or (tensors[0].is_cuda and torch.cuda.is_current_stream_capturing()):
+        return WHOLE
+    if not (module.training and torch.is_grad_enabled()):
+        return "it isn't training"
+    if order.observers:
+        return "somebody watches its operators"
+    if (
+        torch._C._is_any_autocast_enabled()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._is_torch_function_mode_enabled()
+        or torch.is_anomaly_enabled()
+        or forward_ad._current_level >= 0
+        or saving()
+    ):
+        return "autocast, a transform, a mode or a hook on what is saved is in force"
+    device = tensors[0].device
+    for t in tensors:
+        if type(t) not in PLAIN or t.layout is not torch.strided or t.device != device or t.is_neg():
+            return f"its arguments must be plain tensors on {device}"
+    return ""
+
+
+def _signature(tensors: Sequence[Tensor]) -> Any:
+    """Return what a capture fixes of arguments and surroundings; ``Inside`` tells of the module."""
+    return (
+        *((t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in tensors),
+        PREFERENCE.get(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(),
+        torch.backends.cudnn.allow_tf32,
+        torch.backends.cudnn.benchmark,
+        torch.backends.cudnn.deterministic,
+    )

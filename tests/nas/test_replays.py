@@ -1,0 +1,114 @@
+"""Cells and mixed operations in training: replayed where they can be, with the numbers of a run."""
+
+import copy
+
+import pytest
+import torch
+
+from nxcore import nas
+from nxcore.nas.cells import PART
+from nxcore.nn.part import MET
+from tests.nas import darts
+from tests.nas.test_network import SMALL, step
+from tests.nn.tape import Tape
+
+
+class Reminded(darts.Cell):
+    """Takes more than tensors."""
+
+    def forward(self, s0, s1, weights, drop_prob=0.0):
+        return super().forward(s0, s1, weights)
+
+
+class Forgetful(darts.Cell):
+    """Depends on a tensor that nobody told of."""
+
+    def forward(self, s0, s1, weights):
+        return super().forward(s0, s1, weights) * SCALE
+
+
+SCALE = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+
+
+def taped(net):
+    """Have all parts of ``net`` captured by one tape."""
+    tape = Tape()
+    for module in net.modules():
+        if part := vars(module).get(PART):
+            part._record = lambda device: tape
+    return tape
+
+
+def networks(make=darts.Cell, graphs=True):
+    torch.manual_seed(0)
+    plain = darts.Network().double()
+    for i, cell in enumerate(plain.cells):
+        cell.__class__ = make if i == 1 else type(cell)
+    patched = copy.deepcopy(plain)
+    nas.patch(patched, graphs=graphs)
+    return plain, patched
+
+
+def agree(plain, other, times):
+    for _ in range(times):
+        x, logits = torch.randn(2, 3, 8, 8).double(), torch.randn(2, 5, 8).double()
+        for got, want in zip(step(other, x, logits), step(plain, x, logits), strict=True):
+            torch.testing.assert_close(got, want)
+    torch.testing.assert_close(other.state_dict(), plain.state_dict())
+
+
+def test_cells_of_a_patched_network_are_replayed_and_not_what_is_inside():
+    plain, patched = networks()
+    tape = taped(patched)
+    agree(plain, patched, MET + 2)
+    states = nas.replays(patched)
+    assert {n for n, s in states.items() if s.startswith("replays")} == {f"cells.{i}" for i in range(3)}
+    assert states["cells.0._ops.0"] == "runs: what it is inside of is being captured"
+    assert tape.captured == 3 * 2
+    nas.unpatch(patched)
+    assert nas.replays(patched) == {}
+    agree(plain, patched, 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (Reminded, "runs: it takes more than tensors"),
+        (Forgetful, "runs: CaptureError: its result depends on a tensor of shape () that is neither"),
+    ],
+)
+def test_where_a_cell_can_not_be_its_mixed_operations_are(make, why):
+    plain, patched = networks(make)
+    if make is Reminded:
+        for net in (plain, patched):
+            net.cells[1].register_forward_pre_hook(lambda module, args: (*args, 0.5))
+    taped(patched)
+    agree(plain, patched, 2 * MET + 1)
+    states = nas.replays(patched)
+    assert states["cells.1"].startswith(why)
+    assert states["cells.1._ops.0"].startswith("replays")
+    assert states["cells.0._ops.0"].startswith("runs")
+
+
+def test_without_graphs_nothing_is_replayed():
+    _, patched = networks(graphs=False)
+    assert nas.replays(patched) == {}
+
+
+def test_cells_of_our_own_network_are_replayed_until_another_rule_is_set():
+    torch.manual_seed(0)
+    plain, own = darts.Network().double(), nas.SearchNetwork(**SMALL).double()
+    own.load_state_dict(plain.state_dict())
+    tape = taped(own)
+    agree(plain, own, MET + 2)
+    assert all(state.startswith("replays") for state in nas.replays(own).values())
+    before = tape.replayed
+    own.set_rule("argmax")
+    x, logits = torch.randn(2, 3, 8, 8).double(), torch.randn(2, 5, 8).double()
+    own(x, *logits)
+    assert tape.replayed == before
+    own.set_rule("exact")
+    own.load_state_dict(plain.state_dict())  # which that call has changed
+    agree(plain, own, 1)
+    other = copy.deepcopy(own)
+    assert all(state == "runs: no call in training yet" for state in nas.replays(other).values())

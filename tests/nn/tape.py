@@ -1,0 +1,64 @@
+"""A recorder for the CPU: operators, run again on the memory that they had, stand for a CUDA graph."""
+
+import time
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class _Notes(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.lines.append((func, args, kwargs or {}, out))
+        return out
+
+
+class Tape:
+    """What ``nxcore.nn.recorder.CudaRecorder`` is; ``slow`` makes a replay cost that many seconds more."""
+
+    def __init__(self, slow=0.0):
+        self.slow, self.captured, self.replayed, self.lent = slow, 0, 0, {}
+
+    def aside(self, work):
+        return work()
+
+    def capture(self, work):
+        with _Notes() as notes:
+            result = work()
+        self.captured += 1
+
+        def replay():
+            self.replayed += 1
+            time.sleep(max(self.slow, 0.0))
+            with torch.no_grad():
+                for func, args, kwargs, out in notes.lines:
+                    again = func(*args, **kwargs)
+                    for mine, new in zip(tree_leaves(out), tree_leaves(again), strict=True):
+                        if isinstance(mine, Tensor) and mine.data_ptr() != new.data_ptr():
+                            mine.copy_(new)
+
+        return result, replay
+
+    def shared(self, role, like):
+        key = role, like.shape, like.stride()
+        if key not in self.lent:
+            self.lent[key] = torch.empty_like(like)
+        return self.lent[key]
+
+    def seconds(self, work):
+        """Any replay is faster than a run, unless it is slow: what a test must not depend on isn't timed."""
+        before = self.replayed
+        work()
+        return 1.0 + self.slow * 1e3 if self.replayed > before else 2.0
+
+    def dice(self):
+        return torch.get_rng_state()
+
+    def put_back(self, dice):
+        torch.set_rng_state(dice)
