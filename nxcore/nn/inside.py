@@ -20,7 +20,7 @@ KNOWN = ("torch.", "nxcore.nn.")
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
-OWN = frozenset(vars(nn.Module())) - {"training"}
+OWN = frozenset(vars(nn.Module()))
 """Attributes that every module has, of which another look is taken, or none."""
 
 
@@ -36,6 +36,8 @@ class Inside:
     ----------
     parameters, buffers : tuple of Tensor
         Each once.
+    mode : tuple
+        Which modules are in training, and which parameters need a gradient.
 
     Raises
     ------
@@ -71,9 +73,10 @@ class Inside:
         self._sized, self._sizes = sized, list(map(len, sized))
         self._hooks = [vars(m)[name] for m in self.modules for name in HOOKS]
         self._classes, self._places = self._now()
+        self.mode = self.mode_now()
 
     def holds(self) -> bool:
-        """Tell whether all is as it was, but for the values of parameters and buffers."""
+        """Tell whether all is as it was, but for mode, and for the values of parameters and buffers."""
         for held, name, value in self._held:
             if held.get(name) is not value:
                 return False
@@ -81,8 +84,12 @@ class Inside:
             return False
         return self._now() == (self._classes, self._places)
 
-    def _now(self) -> tuple[list[type], list[Any]]:
-        return [m.__class__ for m in self.modules], [(t.data_ptr(), t.requires_grad) for t in self._tensors]
+    def mode_now(self) -> tuple[list[bool], list[bool]]:
+        """Return which modules are in training, and which parameters need a gradient."""
+        return [m.training for m in self.modules], [p.requires_grad for p in self.parameters]
+
+    def _now(self) -> tuple[list[type], list[int]]:
+        return [m.__class__ for m in self.modules], [t.data_ptr() for t in self._tensors]
 
     @contextlib.contextmanager
     def aliased(self) -> Iterator[list[Tensor]]:
@@ -106,7 +113,7 @@ class Inside:
 
 
 def _values(module: nn.Module) -> list[tuple[str, Any]]:
-    """Return the attributes of a module that its ``forward`` may read; of a known one, its mode."""
+    """Return the attributes of somebody's own module, which its ``forward`` may read."""
     if (type(module).__module__ + ".").startswith(KNOWN):
-        return [("training", module.training)]
+        return []
     return [(name, value) for name, value in vars(module).items() if name not in OWN]

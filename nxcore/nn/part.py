@@ -32,7 +32,7 @@ AGAIN = 64
 """Calls after which it is looked at again, where something was still being learnt."""
 
 LIMIT = 4
-"""Signatures that are held; where as many captures were of no use, no more are made."""
+"""Captures that are made, for other signatures or in place of what didn't last."""
 
 
 class Part:
@@ -55,9 +55,9 @@ class Part:
         outer: Part | None = None,
     ) -> None:
         self.run, self._record, self.outer = run, record, outer
-        self._captures: dict[Any, Capture] = {}
+        self._captures: dict[Any, list[Capture]] = {}
         self._met: dict[Any, int] = {}
-        self._lost, self._refusal, self._why = 0, "", ""
+        self._made, self._refusal, self._why = 0, "", ""
         self._lock = threading.RLock()
 
     def __deepcopy__(self, memo: Any) -> Part:  # of another module, which lies elsewhere
@@ -69,14 +69,13 @@ class Part:
     @property
     def captured(self) -> int:
         """How many signatures are replayed."""
-        return len(self._captures)
+        return sum(map(len, self._captures.values()))
 
     @property
     def state(self) -> str:
         """What its calls do, and why."""
-        if self._captures:
-            return "; ".join(capture.state for capture in self._captures.values())
-        return f"runs: {self._refusal or self._why or 'no call in training yet'}"
+        found = "; ".join(capture.state for captures in self._captures.values() for capture in captures)
+        return found or f"runs: {self._refusal or self._why or 'no call in training yet'}"
 
     def leave(self, why: str) -> None:
         """Run all calls from now on."""
@@ -88,6 +87,7 @@ class Part:
         with self._lock:
             self._captures.clear()
             self._met.clear()
+            self._made = 0
 
     def __call__(self, module: nn.Module, *tensors: Tensor) -> Any:
         """Replay the call of this signature where it was captured; else run it."""
@@ -99,52 +99,65 @@ class Part:
                 self.clear()
             return self.run(module, *tensors)
         key = _signature(tensors)
-        capture = self._captures.get(key)
+        capture = self._standing(key)
         if capture is None:
             return self._meet(key, module, tensors)
         with capture.lock:
-            if capture.busy:
-                return self.run(module, *tensors)
-            if capture.inside.holds():
+            if not capture.busy:
                 return replay(capture, module, *tensors, *capture.inside.parameters)
-        with self._lock:
-            self._captures.pop(key, None)
-            self._met[key] = 0
-            self._lost += 1
         return self.run(module, *tensors)
+
+    def _standing(self, key: Any) -> Capture | None:
+        """Return the capture that stands for calls of this signature, as the module is now."""
+        captures = self._captures.get(key)
+        if not captures:
+            return None
+        inside = captures[0].inside
+        if not inside.holds():
+            with self._lock:
+                self._captures.pop(key, None)
+            return None
+        mode = inside.mode_now()
+        return next((capture for capture in captures if capture.inside.mode == mode), None)
 
     def _meet(self, key: Any, module: nn.Module, tensors: Sequence[Tensor]) -> Any:
         """Run the call; capture it if it has been met often enough."""
         result = self.run(module, *tensors)
+        if self._refusal:
+            return result
         if self.outer is not None and not self.outer._refusal:
             self._why = "it is inside of a part that may be replayed"
             return result
         with self._lock:
             self._met[key] = met = self._met.get(key, 0) + 1
-            if met < MET or (met - MET) % AGAIN or key in self._captures:
+            if met < MET or (met - MET) % AGAIN:
                 self._why = self._why if met > MET else f"met {met} of {MET} times"
                 return result
-            if self._lost + len(self._captures) >= LIMIT:
-                self._refusal = f"{LIMIT} captures were made, for what didn't last or for other signatures"
-                return result
-            if default().learning:
-                self._why = "who serves it is still being learnt"
-                return result
-            recorder = self._record(tensors[0].device)
-            if recorder is None:
-                self._refusal = f"there are no graphs on {tensors[0].device.type!r}"
-                return result
+            self._why = self._capture(key, module, tensors)
+        return result
+
+    def _capture(self, key: Any, module: nn.Module, tensors: Sequence[Tensor]) -> str:
+        """Capture a call; return why that has to wait. What can't be captured is run for good."""
+        if self._made >= LIMIT:
+            self._refusal = f"{LIMIT} captures were made, for what didn't last or for other signatures"
+        elif default().learning:
+            return "who serves it is still being learnt"
+        elif (recorder := self._record(tensors[0].device)) is None:
+            self._refusal = f"there are no graphs on {tensors[0].device.type!r}"
+        else:
+            self._made += 1
             try:
                 with torch.enable_grad(), deciding():
                     made = Capture(self.run, module, tensors, recorder)
             except Exception as error:  # noqa: BLE001  whatever can't be captured runs as before
                 self._refusal = f"{type(error).__name__}: {error}"
-                return result
+                return ""
             if made.gain <= 1:
                 self._refusal = f"replaying is no faster: {made.figures}"
-                return result
-            self._captures[key] = made
-        return result
+                return ""
+            self._captures.setdefault(key, []).append(made)
+            self._met[key] = 0
+        return ""
 
 
 WHOLE = "what it is inside of is being captured"

@@ -197,6 +197,22 @@ def test_a_module_that_has_changed_is_run(pair, what):
     assert kept
 
 
+def test_weights_that_learn_in_turn_with_others_are_two_captures(pair):
+    for turn in range(2 * MET + 4):
+        for module in (pair.plain, pair.module):
+            module.requires_grad_(turn % 2 == 0)
+        x = torch.randn(2, 3, 5, 5)
+        before = pair.tape.replayed
+        found = []
+        for module, call in ((pair.plain, blended), (pair.module, pair.part)):
+            mine = x.clone().requires_grad_()
+            call(module, mine, pair.weight).square().sum().backward()
+            found.append([mine.grad, module[0].weight.grad])
+        torch.testing.assert_close(*found)
+    assert pair.part.captured == 2
+    assert pair.tape.replayed == before + 2
+
+
 def test_what_is_no_call_in_training_is_run_and_says_why(pair):
     x, before = torch.randn(2, 3, 5, 5, requires_grad=True), pair.tape.replayed
     with torch.no_grad():

@@ -1,0 +1,124 @@
+"""nxcore.nn.Part on a CUDA device: a search network that replays its cells learns what a plain one learns."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import nxcore
+from nxcore import nas
+from nxcore.nn import Part
+from nxcore.nn.part import MET
+from tests.nas import darts
+
+pytestmark = pytest.mark.gpu
+
+CUDA = torch.device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def _chosen_at_once() -> Any:
+    with nxcore.policy("measure"), torch.backends.cudnn.flags(allow_tf32=False):
+        yield
+
+
+def _networks() -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(0)
+    plain = darts.Network().to(CUDA)
+    patched = copy.deepcopy(plain)
+    nas.patch(patched)
+    return plain, patched
+
+
+def _step(net: nn.Module, x: Tensor, y: Tensor, logits: Tensor) -> tuple[Tensor, ...]:
+    loss = cross_entropy(net(x, *logits.unbind(0)), y)
+    return loss.detach(), *torch.autograd.grad(loss, [logits, *net.parameters()])
+
+
+def _batch() -> tuple[Tensor, Tensor, Tensor]:
+    x, y = torch.randn(8, 3, 16, 16, device=CUDA), torch.randint(3, (8,), device=CUDA)
+    return x, y, torch.randn(2, 5, 8, device=CUDA, requires_grad=True)
+
+
+def test_replayed_cells_learn_what_plain_ones_learn() -> None:
+    plain, patched = _networks()
+    for turn in range(MET + 6):
+        batch = _batch()
+        (one, *mine), (other, *theirs) = (_step(net, *batch) for net in (patched, plain))
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+        size = torch.stack([g.square().sum() for g in theirs]).sum()
+        off = torch.stack([(g - h).square().sum() for g, h in zip(mine, theirs, strict=True)]).sum()
+        assert float(off) <= 1e-4 * float(size), f"in turn {turn}"
+        with torch.no_grad():
+            for net in (plain, patched):
+                for p, gradient in zip(net.parameters(), theirs[1:], strict=True):
+                    p.sub_(gradient, alpha=0.01)
+    states = nas.replays(patched)
+    assert all(states[f"cells.{i}"].startswith("replays") for i in range(3)), states
+    for (name, one), (_, other) in zip(patched.named_buffers(), plain.named_buffers(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_gradients_add_up_in_leaves_and_hooks_of_a_reducer_see_them() -> None:
+    _, patched = _networks()
+    batch = _batch()
+    for _ in range(MET + 1):
+        _step(patched, *batch)
+    seen: list[str] = []
+    weight = dict(patched.named_parameters())["cells.0.preprocess1.1.weight"]
+    weight.register_post_accumulate_grad_hook(lambda p: seen.append(type(p).__name__))
+    for _ in range(2):
+        cross_entropy(patched(batch[0], *batch[2].unbind(0)), batch[1]).backward()
+    assert seen == ["Parameter", "Parameter"]
+    once = torch.autograd.grad(cross_entropy(patched(batch[0], *batch[2].unbind(0)), batch[1]), weight)[0]
+    assert weight.grad is not None
+    torch.testing.assert_close(weight.grad, 2 * once, rtol=1e-3, atol=1e-5)
+
+
+def test_replays_on_two_streams_wait_for_each_other() -> None:
+    layers = [nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()).to(CUDA) for _ in range(2)]
+    parts = [Part(lambda module, x: module(x)) for _ in layers]
+    inputs = [torch.full((64, 8, 64, 64), 1.0 + i, device=CUDA, requires_grad=True) for i in range(6)]
+    for _ in range(MET + 1):
+        for layer, part in zip(layers, parts, strict=True):
+            part(layer, inputs[0]).sum().backward()
+    assert all(part.captured == 1 for part in parts), [part.state for part in parts]
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    torch.cuda.synchronize()
+    found = []
+    for i, x in enumerate(inputs):
+        with torch.cuda.stream(streams[i % 2]):
+            y = x
+            for layer, part in zip(layers, parts, strict=True):
+                y = part(layer, y)
+            found.append((y, *torch.autograd.grad(y.square().sum(), x)))
+    torch.cuda.synchronize()
+    for x, (y, gradient) in zip(inputs, found, strict=True):
+        want = layers[1](layers[0](x))
+        torch.testing.assert_close(y, want)
+        torch.testing.assert_close(gradient, *torch.autograd.grad(want.square().sum(), x))
+
+
+def test_a_whole_step_that_is_captured_takes_the_parts_place_and_memory_comes_back() -> None:
+    _, patched = _networks()
+    batch = _batch()
+    gc.collect()
+    before = torch.cuda.memory_allocated()
+    for _ in range(MET + 1):
+        want = _step(patched, *batch)
+    assert "replays" in nas.replays(patched)["cells.0"]
+    held = torch.cuda.memory_allocated()
+    whole = nxcore.graphed(lambda: _step(patched, *batch))
+    got = whole()
+    assert "replays" not in nas.replays(patched)["cells.0"]
+    torch.testing.assert_close(got[0], want[0], rtol=1e-3, atol=1e-4)
+    del whole, got, want
+    gc.collect()
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() - before < 0.5 * (held - before)
