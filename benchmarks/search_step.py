@@ -4,16 +4,18 @@
 
 A forward and backward of a DARTS supernet (8 cells, C = 16, 4 nodes, batch 64 of 3 x 32 x 32, float32 without
 TF32) for weights and architecture: plain torch (the network of ``tests/nas/darts.py``), the same under
-``nas.patch``, and ``nas.SearchNetwork``, which shares its pools; each eager and as one CUDA graph
-(``nxcore.graphed``). Kernels are chosen by measuring before anything is timed. With real images (an ``.npz``
-as ``nas.data.load`` takes it) the errors of scores and gradients against the same network in float64, over
-several batches.
+``nas.patch``, without its graphs and with them, and ``nas.SearchNetwork``, which shares its pools; each eager
+and as one CUDA graph (``nxcore.graphed``). Kernels are chosen by measuring before anything is timed. With
+real images (an ``.npz`` as ``nas.data.load`` takes it) the errors of scores and gradients against the same
+network in float64, over several batches.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import functools
+import gc
 import json
 import statistics
 import sys
@@ -35,6 +37,9 @@ sys.path.append(str(Path(__file__).parents[1]))
 from tests.nas import darts  # the plain network, which is no part of the package
 
 BATCH, BATCHES, ROUNDS, KERNELS = 64, 11, 11, 25
+WARM = 16
+"""Eager steps before any is timed: more than a cell is met before it is captured."""
+
 ALLOWED = 2.0
 """The error against float64 that ours may have, in plain torch's."""
 
@@ -48,9 +53,9 @@ def networks() -> dict[str, Callable[[], nn.Module]]:
         torch.manual_seed(0)
         return darts.Network(16, 10, 8, 4).to("cuda")
 
-    def patched() -> nn.Module:
+    def patched(graphs: bool = True) -> nn.Module:
         net = plain()
-        nas.patch(net)
+        nas.patch(net, graphs=graphs)
         return net
 
     def own() -> nn.Module:
@@ -58,7 +63,8 @@ def networks() -> dict[str, Callable[[], nn.Module]]:
         net.load_state_dict(plain().state_dict())
         return net
 
-    return {"plain": plain, "patched": patched, "SearchNetwork": own}
+    run = functools.partial(patched, graphs=False)
+    return {"plain": plain, "patched, run": run, "patched": patched, "SearchNetwork": own}
 
 
 def step_of(net: nn.Module, images: Tensor, labels: Tensor, logits: Tensor) -> Step:
@@ -85,28 +91,35 @@ def timed(step: Callable[[], Any]) -> float:
     return statistics.median(found)
 
 
-def measured(make: Callable[[], nn.Module], images: Tensor, labels: Tensor, logits: Tensor) -> dict[str, Any]:
-    """Return the times of one network, eager and captured, its memory, and where the device's time goes."""
+def eager(make: Callable[[], nn.Module], images: Tensor, labels: Tensor, logits: Tensor) -> dict[str, Any]:
+    """Return the time of one network's eager step, its memory, and which of its cells are replayed."""
     net = make()
     step = step_of(net, images, labels, logits)
     began = time.perf_counter()
-    with nxcore.policy("measure"):
+    step()
+    torch.cuda.synchronize()
+    row: dict[str, Any] = {"first_s": time.perf_counter() - began}
+    for _ in range(WARM):
         step()
-        torch.cuda.synchronize()
-        row: dict[str, Any] = {"first_s": time.perf_counter() - began}
-        step()
-        torch.cuda.reset_peak_memory_stats()
-        row["eager_ms"] = timed(step)
-        row["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        replay = nxcore.graphed(step)
+    row["replays"] = nas.replays(net)
+    torch.cuda.reset_peak_memory_stats()
+    row["eager_ms"] = timed(step)
+    row["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
+    return row
+
+
+def captured(make: Callable[[], nn.Module], images: Tensor, labels: Tensor, logits: Tensor) -> dict[str, Any]:
+    """Return the time of one network's captured step, its memory, and where the device's time goes."""
+    gc.collect()  # what the eager steps held
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    replay = nxcore.graphed(step_of(make(), images, labels, logits))
+    replay()
+    row: dict[str, Any] = {"captured_ms": timed(replay)}
+    row["captured_peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         replay()
-        row["captured_ms"] = timed(replay)
-        row["captured_peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            replay()
-            torch.cuda.synchronize()
+        torch.cuda.synchronize()
     cuda = torch.autograd.DeviceType.CUDA
     kernels = sorted(
         (
@@ -136,6 +149,10 @@ def errors(images: Tensor, labels: Tensor, logits: Tensor) -> dict[str, Any]:
         _, scores, gradients = step_of(net, x.to(dtype), y, rows)()
         return [scores, *gradients]
 
+    with nxcore.policy("measure"):
+        for net in nets.values():
+            for _ in range(WARM):  # until what is to be replayed is
+                found(net, images[:BATCH], labels[:BATCH], torch.float32)
     each: dict[str, list[dict[str, float]]] = {name: [] for name in nets}
     for x, y in zip(images.split(BATCH), labels.split(BATCH), strict=True):
         exact = found(truth, x, y, torch.float64)
@@ -201,7 +218,9 @@ def main() -> None:
     images, labels = images[:BATCH], labels[:BATCH]
     for name, make in {} if given.quick else networks().items():
         torch.cuda.empty_cache()
-        record["rows"][name] = row = measured(make, images, labels, logits)
+        with nxcore.policy("measure"):
+            row = eager(make, images, labels, logits) | captured(make, images, labels, logits)
+        record["rows"][name] = row
         print(
             f"{name}: " + ", ".join(f"{k} {v:.1f}" for k, v in row.items() if isinstance(v, float)),
             flush=True,

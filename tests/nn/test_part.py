@@ -356,7 +356,7 @@ def test_while_something_is_learnt_from_calls_nothing_is_captured(monkeypatch):
 
 
 def test_a_copy_of_a_part_begins_anew(pair):
-    for again in (copy.deepcopy(pair.part), pickle.loads(pickle.dumps(pair.part))):  # noqa: S301  our own
+    for again in (copy.deepcopy(pair.part), pickle.loads(pickle.dumps(pair.part))):
         assert again.state == "runs: no call in training yet"
         assert again.run is blended
     again = copy.deepcopy(pair.part)
