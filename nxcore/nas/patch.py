@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,8 +14,10 @@ from torch import Tensor, nn
 import nxcore
 from nxcore.nas.cells import PART
 from nxcore.nn import Part, Swap
+from nxcore.nn.inside import as_they_are, attributes
+from nxcore.nn.modules import hooked
 
-MARK = "_nxcore_patched"
+MARK, ZEROS = "_nxcore_patched", "_nxcore_zeros"
 TRIAL = (2, 8, 8)
 """Images, height and width of the call that a mixed operation is tried on."""
 
@@ -24,12 +27,13 @@ def patch(model: nn.Module, *, graphs: bool = True) -> Swap:
 
     A mixed operation is a module that holds its operations in a ``ModuleList`` named ``_ops`` and whose
     ``forward`` takes an image and their weights. One that, on a trial call of a copy, doesn't answer as the
-    weighted sum of its operations is left as it is.
+    weighted sum of its operations is left as it is. An operation without parameters that returned zeros,
+    as DARTS' ``none``, isn't run any more: what it adds is 0, and so is its weight's gradient.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Changed in place: classes of modules, and an attribute of mixed operations. ``unpatch`` undoes it.
+        Changed in place: classes of modules, and two attributes. ``unpatch`` undoes it.
     graphs : bool
         On a CUDA device, replay each cell in training as two CUDA graphs, forward and backward, once it was
         met a dozen times, its kernels are chosen, and a replay was measured to be faster and to agree with a
@@ -80,7 +84,8 @@ def unpatch(model: nn.Module) -> Swap:
     for name, module in model.named_modules():
         if cls := getattr(type(module), MARK, None):
             module.__class__ = cls
-            vars(module).pop(PART, None)
+            for name_of_ours in (PART, ZEROS):
+                vars(module).pop(name_of_ours, None)
             swap.replaced[name] = cls.__name__
     return swap
 
@@ -125,7 +130,15 @@ def _forward(self: Any, x: Tensor, weights: Tensor) -> Tensor:
 
 
 def _blended(self: Any, x: Tensor, weights: Tensor) -> Tensor:
-    blended: Tensor = nxcore.op("weighted_sum")([op(x) for op in self._ops], weights)
+    """Return the weighted sum of the operations, of which those that only return zeros aren't run."""
+    operations, zeros = list(self._ops), vars(self).get(ZEROS, ())
+    run = [i for i, op in enumerate(operations) if not _is_zero(op, zeros)]
+    if run and len(run) < len(operations):
+        ends = [i for i in range(1, len(run)) if run[i] > run[i - 1] + 1]
+        spans = [weights[run[i] : run[j - 1] + 1] for i, j in itertools.pairwise([0, *ends, len(run)])]
+        weights = spans[0] if len(spans) == 1 else torch.cat(spans)
+        operations = [operations[i] for i in run]
+    blended: Tensor = nxcore.op("weighted_sum")([op(x) for op in operations], weights)
     return blended
 
 
@@ -143,7 +156,10 @@ def _looks_mixed(module: nn.Module) -> bool:
 
 
 def _differs(module: nn.Module) -> str:
-    """Return how a mixed operation differs from the weighted sum of its operations; empty if it doesn't."""
+    """Return how a mixed operation differs from the weighted sum of its operations; empty if it doesn't.
+
+    Note which of them return zeros whatever they are given, as DARTS' ``none`` does.
+    """
     trial = copy.deepcopy(module).double().eval()
     operations: Any = trial._ops  # noqa: SLF001  the name that others gave it
     first = next(trial.parameters(), next(trial.buffers(), None))
@@ -155,12 +171,26 @@ def _differs(module: nn.Module) -> str:
     weights = torch.rand(len(operations), generator=generator, dtype=torch.float64).to(first.device)
     try:
         with torch.no_grad(), nxcore.policy("estimate"):
-            theirs, ours = trial(x, weights), _forward(trial, x, weights)
+            theirs, ours = trial(x, weights), _blended(trial, x, weights)
+            found = [op(x) + op.train()(x) for op in operations]
     except Exception as error:  # noqa: BLE001  somebody else's code may raise anything
         return f"a trial call raised {type(error).__name__}: {error}"
     if theirs.shape != ours.shape or not torch.allclose(theirs, ours, rtol=1e-9, atol=1e-12):
         return "it isn't the weighted sum of its operations: a trial call answered otherwise"
+    own: Any = module._ops  # noqa: SLF001  as above
+    zeros = [
+        (op, attributes(op))
+        for op, y in zip(own, found, strict=True)
+        if not y.any() and not [*op.parameters(), *op.buffers(), *op.children()]
+    ]
+    if len(zeros) < len(own):
+        vars(module)[ZEROS] = tuple(zeros)
     return ""
+
+
+def _is_zero(op: nn.Module, zeros: tuple[tuple[nn.Module, list[tuple[str, Any]]], ...]) -> bool:
+    """Tell whether an operation is one that returned zeros, and as it was."""
+    return any(op is zero and as_they_are(op, were) and not hooked(op) for zero, were in zeros)
 
 
 def _channels(module: nn.Module) -> int:

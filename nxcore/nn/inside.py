@@ -67,7 +67,7 @@ class Inside:
             for held in (m._parameters, m._buffers, m._modules)
             for name, value in held.items()
         ]
-        self._held += [(vars(m), name, value) for m in self.modules for name, value in _values(m)]
+        self._held += [(vars(m), name, value) for m in self.modules for name, value in attributes(m)]
         sized: list[Any] = [held for m in self.modules for held in (vars(m), m._modules, m._parameters)]
         sized += [value for _, _, value in self._held if isinstance(value, list | dict | set)]
         self._sized, self._sizes = sized, list(map(len, sized))
@@ -112,8 +112,14 @@ class Inside:
                 held[name] = tensor
 
 
-def _values(module: nn.Module) -> list[tuple[str, Any]]:
+def attributes(module: nn.Module) -> list[tuple[str, Any]]:
     """Return the attributes of somebody's own module, which its ``forward`` may read."""
     if (type(module).__module__ + ".").startswith(KNOWN):
         return []
     return [(name, value) for name, value in vars(module).items() if name not in OWN]
+
+
+def as_they_are(module: nn.Module, were: list[tuple[str, Any]]) -> bool:
+    """Tell whether these attributes are those that the module has now."""
+    held = vars(module)
+    return all(held.get(name) is value for name, value in were)

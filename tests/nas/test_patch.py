@@ -50,3 +50,42 @@ def test_what_is_no_weighted_sum_is_left_and_says_so():
     )
     assert swap.left["broken"] == "a trial call raised RuntimeError: no"
     torch.testing.assert_close(model.state_dict(), before)
+
+
+class Gate(nn.Module):
+    """Returns zeros, until somebody opens it."""
+
+    def __init__(self):
+        super().__init__()
+        self.factor, self.calls = 0.0, []
+
+    def forward(self, x):
+        self.calls.append(1)
+        return x * self.factor
+
+
+def test_what_only_returns_zeros_is_not_run_as_long_as_it_does():
+    torch.manual_seed(0)
+    mixed = darts.MixedOp(4, 1).double()
+    gate = mixed._ops[0] = Gate()
+    nas.patch(mixed)
+    ops, calls = list(mixed._ops), len(gate.calls)
+    x, weights = torch.randn(2, 4, 6, 6).double(), torch.rand(8).double().requires_grad_()
+    out = mixed(x, weights)
+    (gradient,) = torch.autograd.grad(out.square().sum(), weights)
+    assert gradient[0] == 0
+    assert gradient.count_nonzero() == 7
+    for place in (3, 7):  # wherever it stands
+        order = [*range(1, place + 1), 0, *range(place + 1, 8)]
+        mixed._ops = nn.ModuleList(ops[i] for i in order)
+        torch.testing.assert_close(mixed(x, weights[order]), out)
+    mixed._ops = nn.ModuleList(ops)
+    assert len(gate.calls) == calls
+    hook = gate.register_forward_hook(lambda module, args, y: y + 1)
+    torch.testing.assert_close(mixed(x, weights), out + weights[0])
+    hook.remove()
+    gate.factor = 1.0
+    torch.testing.assert_close(mixed(x, weights), out + weights[0] * x)
+    assert len(gate.calls) == calls + 2
+    nas.unpatch(mixed)
+    assert "_nxcore_zeros" not in vars(mixed)
