@@ -81,7 +81,7 @@ class Graphed:
         return pytree.tree_map_only(Tensor, torch.clone, result) if self.clone else result
 
     def _in_order(self, device: torch.device) -> None:
-        """Have this replay wait for the last one, on whatever stream: all graphs share their memory."""
+        """Have this replay wait for the last one, on whatever stream: graphs may share their memory."""
         stream = torch.cuda.current_stream(device)
         if self._stream not in (None, stream):
             stream.wait_stream(self._stream)
@@ -103,15 +103,15 @@ class Graphed:
 
         held = (*self.state, *(self.fn.buffers() if isinstance(self.fn, nn.Module) else ()))
         with torch.cuda.device(device), deciding(), untouched(held):
-            self._pool = self._pool or torch.cuda.graph_pool_handle()
+            pool = self._memory()
             try:
                 if self.backward:
                     with failure.explained():
-                        return self._differentiable(flat, buffers)
+                        return self._differentiable(flat, buffers, pool)
                 self._warm(flat, buffers, [_name(spec, i) for i in places])
                 graph = torch.cuda.CUDAGraph()
                 # Of this thread alone: kernels may be made ready in another one meanwhile.
-                capture = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
+                capture = torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local")
                 with failure.explained(), capture:
                     result = flat(*buffers)
             except CaptureError:
@@ -124,6 +124,18 @@ class Graphed:
             return result
 
         return replay
+
+    def _memory(self) -> Any:
+        """Return the pool for a new graph.
+
+        A result that the caller holds, and what is kept for a way back, may lie where a graph captured before
+        leaves what it needs no longer: its next replay would write there. So graphs share memory only where
+        results are copied at once.
+        """
+        if self.backward or not self.clone:
+            return torch.cuda.graph_pool_handle()
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        return self._pool
 
     def _warm(self, flat: Callable[..., Any], buffers: list[Tensor], names: list[str]) -> None:
         """Run the function on a side stream, as torch asks, so that all is chosen, compiled and loaded."""
@@ -142,7 +154,9 @@ class Graphed:
                 )
         check_result(result)
 
-    def _differentiable(self, flat: Callable[..., Any], buffers: list[Tensor]) -> Callable[[list[Any]], Any]:
+    def _differentiable(
+        self, flat: Callable[..., Any], buffers: list[Tensor], pool: Any = None
+    ) -> Callable[[list[Any]], Any]:
         held = [p for p in self.fn.parameters() if p.requires_grad] if isinstance(self.fn, nn.Module) else []
         # Parameters as arguments: what lies where it lay at the capture isn't copied.
         made = torch.cuda.make_graphed_callables(
@@ -150,7 +164,7 @@ class Graphed:
             (*buffers, *held),
             num_warmup_iters=self.warmup,
             allow_unused_input=True,
-            pool=self._pool,
+            pool=pool,
         )
 
         def replay(tensors: list[Any]) -> Any:

@@ -7,11 +7,10 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import operator
 import statistics
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from nxcore.errors import CaptureError
 from nxcore.graphs import untouched
 from nxcore.layout import overlaps
 from nxcore.nn.inside import Inside
-from nxcore.nn.recorder import Recorder
+from nxcore.nn.recorder import Recorder, Ticket
 from nxcore.problem import TensorMeta
 
 ROUNDS = 7
@@ -62,29 +61,29 @@ class Capture:
 
     def __init__(self, run: Run, module: nn.Module, tensors: Sequence[Tensor], recorder: Recorder) -> None:
         self.run, self.inside, self.lock = run, Inside(module), threading.RLock()
-        self._number = 0
-        self._open: Callable[[], object] = _nobody
-        self.given = [_buffer(t) for t in tensors]
+        self._order, self._place, self._number = recorder.order, recorder.order.place(), 0
+        self._ticket: Callable[[], Ticket | None] = _nobody
+        self._count = len(tensors)
         with untouched(self.inside.buffers), self.inside.aliased() as parameters:
-            held = (*self.given, *parameters)
-            self._needed = [t.requires_grad for t in held]
-            wanted = [t for t in held if t.requires_grad]
+            held = [
+                *(_like(t).copy_(t.detach()).requires_grad_(t.requires_grad) for t in tensors),
+                *parameters,
+            ]
+            fresh = [t.detach().clone().requires_grad_(t.requires_grad) for t in held]
             dice = recorder.dice()
-            out = recorder.aside(lambda: self._returned(module))
+            out = recorder.aside(lambda: self._returned(module, held[: self._count]))
             if not torch.equal(recorder.dice(), dice):
                 recorder.put_back(dice)
                 raise CaptureError("it draws random numbers")
-            _check_leaves(out, wanted)
-            self.gradient, self.out = _wave(recorder.shared("gradient", out)), recorder.shared("result", out)
+            _check_leaves(out, held)
+            grad = _wave(out)
             del out
-            run_once = functools.partial(self._run, module, wanted)
+            run_once = functools.partial(self._run, module, held, grad)
             ran = recorder.aside(run_once)
             _check("a second run", recorder.aside(run_once), ran)
-            self._record(module, wanted, recorder)
+            self._record(module, held, grad, recorder)
             # As calls do it, with the copies of what goes in and comes out.
-            fresh = [t.detach().clone().requires_grad_(t.requires_grad) for t in self.given]
-            fresh += [p.detach().requires_grad_(p.requires_grad) for p in parameters]
-            replay_once = functools.partial(self._replayed, module, fresh)
+            replay_once = functools.partial(self._replayed, module, fresh, grad)
             _check("a replay after two runs", recorder.aside(replay_once), ran)
             times = [
                 [
@@ -93,7 +92,6 @@ class Capture:
                 ]
                 for _ in range(ROUNDS)
             ]
-        self.close(self._number)
         self.ran_ms, self.replayed_ms = (1e3 * statistics.median(t) for t in zip(*times, strict=True))
         self.gain = self.ran_ms / self.replayed_ms
 
@@ -108,9 +106,10 @@ class Capture:
         return f"replays, {self.gain:.1f}x: {self.figures}"
 
     @property
-    def busy(self) -> bool:
-        """Whether somebody may still go back through the last replay, which another would overwrite."""
-        return self._open() is not None
+    def free(self) -> bool:
+        """Whether nobody may still go back through what a replay would overwrite, of this or of others."""
+        ticket = self._ticket()
+        return (ticket is None or not ticket.open) and self._order.permits(self._place)
 
     def forward(self, tensors: Sequence[Tensor]) -> Tensor:
         """Replay the way there, without a gradient; return the result, which is the caller's own."""
@@ -127,106 +126,92 @@ class Capture:
             begin, flat = 0, self._flat.clone()
             for places, shape, size in self._alike:
                 end = begin + len(places) * size
-                for place, own in zip(
-                    places, flat[begin:end].view(len(places), *shape).unbind(0), strict=True
-                ):
+                owned = flat[begin:end].view(len(places), *shape).unbind(0)
+                for place, own in zip(places, owned, strict=True):
                     found[place] = own
                 begin = end
         return found
 
-    def open(self) -> tuple[int, object]:
+    def enter(self) -> tuple[int, Ticket]:
         """Return the number of a new replay, and what is to live as long as somebody may go back."""
-        ticket = _Ticket()
-        self._number, self._open = self._number + 1, weakref.ref(ticket)
+        ticket = self._order.enter(self._place)
+        self._number, self._ticket = self._number + 1, weakref.ref(ticket)
         return self._number, ticket
 
-    def last(self, number: int) -> bool:
-        """Tell whether there was no replay after that of ``number``."""
-        return number == self._number
+    def keeps(self, number: int) -> bool:
+        """Tell whether what was saved by the replay of this number is there, and may be gone back through."""
+        ticket = self._ticket()
+        return (
+            number == self._number and ticket is not None and ticket.open and self._order.permits(self._place)
+        )
 
-    def close(self, number: int) -> None:
-        """Let the next replay overwrite the one of ``number``."""
-        if self.last(number):
-            self._open = _nobody
-
-    def _returned(self, module: nn.Module) -> Tensor:
+    def _returned(self, module: nn.Module, given: Sequence[Tensor]) -> Tensor:
         """Run the call; return what it returned, which must be what a replay can return."""
-        out = self.run(module, *self.given)
-        if type(out) is not Tensor or not out.requires_grad or out.device != self.given[0].device:
+        out = self.run(module, *given)
+        if type(out) is not Tensor or not out.requires_grad or out.device != given[0].device:
             raise CaptureError(
                 f"it must return one plain tensor that needs a gradient, got {type(out).__name__}"
             )
         return out
 
-    def _run(self, module: nn.Module, wanted: Sequence[Tensor]) -> Outcome:
+    def _run(self, module: nn.Module, held: Sequence[Tensor], grad: Tensor) -> Outcome:
         """Run the call and the way back; return the result and the gradients."""
-        out = self._returned(module)
-        return out.detach(), torch.autograd.grad(out, wanted, self.gradient, allow_unused=True)
+        out = self._returned(module, held[: self._count])
+        wanted = [t for t in held if t.requires_grad]
+        return out.detach(), torch.autograd.grad(out, wanted, grad, allow_unused=True)
 
-    def _replayed(self, module: nn.Module, fresh: Sequence[Tensor]) -> Outcome:
+    def _replayed(self, module: nn.Module, fresh: Sequence[Tensor], grad: Tensor) -> Outcome:
         """Do the same by replays."""
         out = replay(self, module, *fresh)
         wanted = [t for t in fresh if t.requires_grad]
-        return out.detach(), torch.autograd.grad(out, wanted, self.gradient.clone(), allow_unused=True)
+        return out.detach(), torch.autograd.grad(out, wanted, grad, allow_unused=True)
 
-    def _record(self, module: nn.Module, wanted: Sequence[Tensor], recorder: Recorder) -> None:
-        """Capture both ways.
+    def _record(self, module: nn.Module, held: Sequence[Tensor], like: Tensor, recorder: Recorder) -> None:
+        """Capture both ways, of a call like that of ``held``, whose result's gradient is like ``like``.
 
-        What was saved for the way back is this capture's between the two replays, and no other's: the nodes
-        hold it. Result and gradients are the next replay's, whoever's that is.
+        What was saved for the way back is held by the nodes, and so is nobody else's. All other memory is: of
+        what goes in and comes out it is known where it lies, and it is written or read next to the replay.
         """
 
-        def there() -> Tensor:
-            out = self._returned(module)
-            with torch.no_grad():
-                self.out.copy_(out)
-            return out
+        def there() -> tuple[list[Tensor], Tensor]:
+            given = [_like(t).requires_grad_(t.requires_grad) for t in held[: self._count]]
+            return given, self._returned(module, given)
 
-        out, self._there = recorder.capture(there)
+        (given, out), self._there = recorder.capture(there)
+        leaves = {i: t for i, t in enumerate([*given, *held[self._count :]]) if t.requires_grad}
+
+        def back() -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
+            grad = torch.empty_like(like)
+            found = torch.autograd.grad(
+                out, list(leaves.values()), grad, retain_graph=True, allow_unused=True
+            )
+            gradients = {i: g for i, g in zip(leaves, found, strict=True) if g is not None}
+            flat = [gradients[i].reshape(-1) for i in _small(gradients, out.dtype)]
+            return grad, gradients, torch.cat(flat) if flat else None
+
+        (grad, gradients, flat), self._back = recorder.capture(back)
+        small = _small(gradients, out.dtype)
         self._nodes = out.grad_fn
-        self._single: list[Tensor | None] = [None] * len(self._needed)
-        places = [i for i, needed in enumerate(self._needed) if needed]
-        metas = [torch.empty_like(w, device="meta") for w in wanted]
-        small = {i for i, m in zip(places, metas, strict=True) if m.dtype is out.dtype and m.nbytes <= SMALL}
-        kept = {
-            i: recorder.shared(f"gradient of {i}", w)
-            for i, w in zip(places, wanted, strict=True)
-            if i not in small
-        }
-
-        def back() -> tuple[list[int], Tensor | None]:
-            found = torch.autograd.grad(out, wanted, self.gradient, retain_graph=True, allow_unused=True)
-            together = sorted(
-                (
-                    (tuple(g.shape), i)
-                    for i, g in zip(places, found, strict=True)
-                    if g is not None and i in small
-                )
-            )
-            gradients = dict(zip(places, found, strict=True))
-            for i, into in kept.items():
-                if gradients[i] is not None:
-                    into.copy_(gradients[i])
-            flat = [gradients[i].reshape(-1) for _, i in together]
-            return [i for i in places if gradients[i] is not None], torch.cat(flat) if flat else None
-
-        (used, self._flat), self._back = recorder.capture(back)
-        for i, into in kept.items():
-            self._single[i] = into if i in used else None
-        shapes = {i: tuple(m.shape) for i, m in zip(places, metas, strict=True) if i in small and i in used}
-        order = sorted((shape, i) for i, shape in shapes.items())
-        self._alike = [
-            ([i for _, i in group], shape, math.prod(shape))
-            for shape, group in (
-                (k, list(g)) for k, g in itertools.groupby(order, key=operator.itemgetter(0))
-            )
-        ]
+        self.given, self.out = [recorder.lying(t) for t in given], recorder.lying(out)
+        self.gradient, self._flat = recorder.lying(grad), None if flat is None else recorder.lying(flat)
+        single = {i: recorder.lying(g) for i, g in gradients.items() if i not in small}
+        self._single = [single.get(i) for i in range(len(held))]
+        groups = itertools.groupby(small, key=lambda i: tuple(gradients[i].shape))
+        self._alike = [(list(group), shape, math.prod(shape)) for shape, group in groups]
 
 
-def _wave(gradient: Tensor) -> Tensor:
-    """Fill with what is no constant, of which a norm's gradient is 0, and is not drawn."""
-    wave = torch.arange(gradient.numel(), device=gradient.device).mul(0.7).sin()
-    return gradient.copy_(wave.to(gradient.dtype).view(gradient.shape))
+def _small(gradients: Mapping[int, Tensor], dtype: torch.dtype) -> list[int]:
+    """Return which are copied together, those of a shape beside each other."""
+    return sorted(
+        (i for i, g in gradients.items() if g.dtype is dtype and g.nbytes <= SMALL),
+        key=lambda i: (tuple(gradients[i].shape), i),
+    )
+
+
+def _wave(out: Tensor) -> Tensor:
+    """Return a gradient of ``out``: no constant, of which a norm's gradient is 0, and nothing drawn."""
+    wave = torch.arange(out.numel(), device=out.device).mul(0.7).sin().to(out.dtype)
+    return torch.empty_like(out, requires_grad=False).copy_(wave.view(out.shape))
 
 
 def _check_leaves(out: Tensor, wanted: Sequence[Tensor]) -> None:
@@ -254,12 +239,6 @@ def _check(what: str, found: Outcome, ran: Outcome) -> None:
         )
 
 
-class _Ticket:
-    """What lives as long as somebody may go back through a replay."""
-
-    __slots__ = ("__weakref__",)
-
-
 class _Replay(torch.autograd.Function):
     """A captured call, and the way back; as a run where what was captured can't serve that."""
 
@@ -268,7 +247,7 @@ class _Replay(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
         ctx.capture, ctx.module = capture, module
-        ctx.number, ctx.ticket = capture.open()
+        ctx.number, ctx.ticket = capture.enter()
         return capture.forward(tensors[: len(capture.given)])
 
     @staticmethod
@@ -277,9 +256,9 @@ class _Replay(torch.autograd.Function):
             return None, None, *(None for _ in ctx.needs_input_grad[2:])
         capture: Capture = ctx.capture
         with capture.lock:
-            if _replayable(grad) and capture.last(ctx.number):
+            if _replayable(grad) and capture.keeps(ctx.number):
                 found = capture.backward(grad)
-                capture.close(ctx.number)
+                ctx.ticket.open = False
                 return None, None, *found
         return None, None, *_run_again(ctx, grad)
 
@@ -310,13 +289,10 @@ def _replayable(grad: Tensor) -> bool:
     )
 
 
-def _buffer(tensor: Tensor) -> Tensor:
-    """Return a copy that a graph reads in place of ``tensor``, laid out alike where that can be written."""
+def _like(tensor: Tensor) -> Tensor:
+    """Return new memory, laid out as ``tensor`` where that can be written."""
     meta = TensorMeta.of(tensor)
-    copy = torch.empty_like(tensor) if overlaps(meta) else meta.empty()
-    with torch.no_grad():
-        copy.copy_(tensor)
-    return copy.detach().requires_grad_(tensor.requires_grad)
+    return torch.empty_like(tensor, requires_grad=False) if overlaps(meta) else meta.empty()
 
 
 def _off(found: Sequence[Tensor | None], wanted: Sequence[Tensor | None]) -> float:

@@ -103,7 +103,7 @@ class Part:
         if capture is None:
             return self._meet(key, module, tensors)
         with capture.lock:
-            if not capture.busy:
+            if capture.free:
                 return replay(capture, module, *tensors, *capture.inside.parameters)
         return self.run(module, *tensors)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 import weakref
@@ -16,8 +17,53 @@ Result = TypeVar("Result")
 Work = Callable[[], Result]
 
 
+class Ticket:
+    """What lives, and is open, as long as somebody may go back through a replay."""
+
+    __slots__ = ("__weakref__", "open", "place")
+
+    def __init__(self, place: int) -> None:
+        self.place, self.open = place, True
+
+
+class Order:
+    """Who may be replayed, of captures that share one pool of memory.
+
+    What a capture keeps between its way there and its way back was nobody's who was captured before, and
+    may lie where these leave what they need no longer. So while it is kept none of these may be replayed:
+    the way there goes from the first captured to the last, and back, as a network's layers do.
+    """
+
+    def __init__(self) -> None:
+        self._open: list[weakref.ref[Ticket]] = []
+        self._places, self._lock = itertools.count(), threading.Lock()
+
+    def place(self) -> int:
+        """Return the place of a new capture."""
+        return next(self._places)
+
+    def permits(self, place: int) -> bool:
+        """Tell whether no later capture is open."""
+        with self._lock:
+            while self._open:
+                last = self._open[-1]()
+                if last is not None and last.open:
+                    return last.place <= place
+                self._open.pop()
+        return True
+
+    def enter(self, place: int) -> Ticket:
+        """Return the ticket of a way there that was permitted."""
+        ticket = Ticket(place)
+        with self._lock:
+            self._open.append(weakref.ref(ticket))
+        return ticket
+
+
 class Recorder(Protocol):
     """Captures work on one device; a test may bring one for the CPU."""
+
+    order: Order
 
     def aside(self, work: Work[Result]) -> Result:
         """Run ``work`` where it could be captured, after what the caller has asked for."""
@@ -25,8 +71,8 @@ class Recorder(Protocol):
     def capture(self, work: Work[Result]) -> tuple[Result, Callable[[], None]]:
         """Return what ``work`` returned, and what does its work again in the same memory."""
 
-    def shared(self, role: str, like: Tensor) -> Tensor:
-        """Return memory as ``like``, the same to everybody for a role; its content lasts for one replay."""
+    def lying(self, tensor: Tensor) -> Tensor:
+        """Return a tensor in the memory of a captured one, which keeps that from no other capture."""
 
     def seconds(self, work: Work[object]) -> float:
         """Return how long ``work`` takes, the device's part included."""
@@ -39,11 +85,9 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """CUDA graphs of one device.
+    """CUDA graphs of one device, in one pool of memory; see ``Order``.
 
-    What a graph needs between forward and backward stays alive, and with it is nobody else's; all the rest of
-    its memory is every graph's. So no two may run at a time: a replay on another stream than the one before
-    waits for that.
+    No two run at a time: a replay on another stream than the one before waits for that.
 
     Parameters
     ----------
@@ -52,12 +96,11 @@ class CudaRecorder:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
+        self.device, self.order = device, Order()
         self._side = torch.cuda.Stream(device)
         self._pool: Any = None
         self._last: Any = None
         self._lock = threading.Lock()
-        self._shared: weakref.WeakValueDictionary[Any, Tensor] = weakref.WeakValueDictionary()
 
     def aside(self, work: Work[Result]) -> Result:
         """Run ``work`` on a stream of its own, as torch asks for what is to be captured."""
@@ -98,13 +141,14 @@ class CudaRecorder:
 
         return result, replay
 
-    def shared(self, role: str, like: Tensor) -> Tensor:
-        """Return memory as ``like``, the same to everybody for a role, as long as anybody holds it."""
-        key = role, like.shape, like.stride(), like.dtype
-        found = self._shared.get(key)
-        if found is None:
-            found = self._shared[key] = torch.empty_like(like)
-        return found
+    def lying(self, tensor: Tensor) -> Tensor:
+        """Return a tensor where ``tensor`` lies in the pool, which stays as long as a graph of it does."""
+        storage = tensor.untyped_storage()
+        there = torch._C._construct_storage_from_data_pointer(  # noqa: SLF001  torch's own graph trees use it
+            storage.data_ptr(), tensor.device, storage.nbytes()
+        )
+        alias = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        return alias.set_(there, tensor.storage_offset(), tensor.shape, tensor.stride())
 
     def seconds(self, work: Work[object]) -> float:
         """Return the time by the wall from an idle device to an idle device."""

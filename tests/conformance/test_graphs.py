@@ -59,6 +59,17 @@ def test_a_result_lies_where_the_next_call_writes_unless_it_is_a_copy() -> None:
     torch.testing.assert_close(kept, x + 1)
 
 
+def test_a_result_is_left_alone_by_calls_of_other_signatures() -> None:
+    run = nxcore.graphed(lambda v: nxcore.ops.add((v * 2) * (v + 1), 0.0))
+    x, y = _randn(1 << 20), _randn(1 << 18, 4)
+    run(x)
+    kept = run(y)
+    want = kept.clone()
+    for _ in range(3):
+        run(x)
+    torch.testing.assert_close(kept, want, rtol=0.0, atol=0.0)
+
+
 @pytest.mark.parametrize(("backend", "kernel"), KERNELS, ids=[f"{b}-{k.op}" for b, k in KERNELS])
 def test_every_graph_safe_kernel_is_captured_poisoned_replayed_and_right(backend: str, kernel: Any) -> None:
     session = nxcore.Session(Settings(policy="measure"), REGISTRY)

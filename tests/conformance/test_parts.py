@@ -105,6 +105,23 @@ def test_replays_on_two_streams_wait_for_each_other() -> None:
         torch.testing.assert_close(gradient, *torch.autograd.grad(want.square().sum(), x))
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_two_networks_in_any_order_keep_what_is_theirs(order: tuple[int, int]) -> None:
+    pairs = [_networks() for _ in range(2)]
+    for _, patched in pairs:
+        for _ in range(MET + 1):
+            _step(patched, *_batch())
+    x, y, logits = _batch()
+    for _ in range(3):
+        found = []
+        for kind in (0, 1):
+            losses = [cross_entropy(pairs[i][kind](x, *logits.unbind(0)), y) for i in order]
+            weights = [w for i in order for w in pairs[i][kind].parameters()]
+            gradients = torch.autograd.grad(losses[0] + losses[1], [logits, *weights])
+            found.append(torch.cat([g.flatten() for g in gradients]))
+        assert float((found[0] - found[1]).norm()) <= 1e-2 * float(found[0].norm())
+
+
 def test_a_whole_step_that_is_captured_takes_the_parts_place_and_memory_comes_back() -> None:
     _, patched = _networks()
     batch = _batch()

@@ -151,6 +151,43 @@ def test_going_back_twice_is_right_even_after_another_call(pair):
     torch.testing.assert_close(pair.module[1].running_mean, running)
 
 
+def test_parts_are_replayed_in_the_order_of_their_captures_and_back():
+    """What a part keeps may lie in memory that those captured before use for a while."""
+    tape = Tape()
+    pairs = [Pair(tape=tape) for _ in range(2)]
+    for pair in pairs:
+        pair.met()
+    x = torch.randn(2, 3, 5, 5)
+
+    def there(i):
+        found = []
+        for module, call in ((pairs[i].module, pairs[i].part), (pairs[i].plain, blended)):
+            mine = x.clone().requires_grad_()
+            found.append((call(module, mine, pairs[i].weight).square().sum(), mine))
+        return found
+
+    def back(ways):
+        got, want = (torch.autograd.grad(out, mine) for out, mine in ways)
+        torch.testing.assert_close(got, want)
+
+    before = tape.replayed
+    first, second = there(0), there(1)
+    assert tape.replayed == before + 2
+    back(second)
+    back(first)
+    assert tape.replayed == before + 4
+    second, first = there(1), there(0)
+    assert tape.replayed == before + 5, "the first is run while the second is kept"
+    back(first)
+    back(second)
+    assert tape.replayed == before + 6
+    first, second = there(0), there(1)
+    back(first)
+    assert tape.replayed == before + 8, "it goes back through a run"
+    back(second)
+    assert tape.replayed == before + 9
+
+
 def test_second_derivatives_and_batched_gradients_run(pair):
     x = torch.randn(2, 3, 5, 5)
     found = []
