@@ -93,12 +93,15 @@ def timed(step: Callable[[], Any]) -> float:
 
 def eager(make: Callable[[], nn.Module], images: Tensor, labels: Tensor, logits: Tensor) -> dict[str, Any]:
     """Return the time of one network's eager step, its memory, and which of its cells are replayed."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    row: dict[str, Any] = {"before_gib": torch.cuda.memory_allocated() / 2**30}
     net = make()
     step = step_of(net, images, labels, logits)
     began = time.perf_counter()
     step()
     torch.cuda.synchronize()
-    row: dict[str, Any] = {"first_s": time.perf_counter() - began}
+    row["first_s"] = time.perf_counter() - began
     for _ in range(WARM):
         step()
     row["replays"] = nas.replays(net)
@@ -190,6 +193,7 @@ def main() -> None:
     if given.images:
         part = nas.data.load("cifar10", given.images).to("cuda").train
         images, labels = part.images[: BATCHES * BATCH].clone(), part.labels[: BATCHES * BATCH].clone()
+        del part  # which is no memory of a step
     else:
         images, labels = (
             torch.randn(BATCHES * BATCH, 3, 32, 32, device="cuda"),
@@ -217,7 +221,6 @@ def main() -> None:
         )
     images, labels = images[:BATCH], labels[:BATCH]
     for name, make in {} if given.quick else networks().items():
-        torch.cuda.empty_cache()
         with nxcore.policy("measure"):
             row = eager(make, images, labels, logits) | captured(make, images, labels, logits)
         record["rows"][name] = row

@@ -290,7 +290,7 @@ def decide(
     reference = judged[0]
     won = winners(judged)
     if not won:
-        return Decision(reference.label, "reference", _why_none(judged), tuple(judged), noise)
+        return Decision(reference.label, "reference", _why_none(judged, noise), tuple(judged), noise)
     fastest = min(won, key=median)
     ties = [c for c in won if median(c) <= median(fastest) * (1 + TIE)]
     best = min(ties, key=lambda c: (not c.native, math.inf if c.error is None else c.error))
@@ -312,12 +312,18 @@ def _median(regime: Regime, candidate: Candidate) -> float:
     return candidate.timing.median(regime) if candidate.timing else math.inf
 
 
-def _why_none(judged: Sequence[Candidate]) -> str:
-    timed = [c for c in judged if c.p_value is not None and not c.native]
+def _why_none(judged: Sequence[Candidate], noise: float) -> str:
+    tested = [c for c in judged if c.p_value is not None]
+    timed = [c for c in tested if not c.native]
     if not timed:
         return "no other backend has a kernel for this call"
     closest = max(timed, key=lambda c: c.ratio.median if c.ratio else 0.0)
-    return f"nothing is measurably faster than torch; {closest.label} comes closest at {closest.ratio}"
+    margin, level = max(MARGIN, 2 * noise), SIGNIFICANCE / len(tested)
+    drift = ", twice what torch differs from itself," if noise > MARGIN / 2 else ""
+    return (
+        f"nothing is measurably faster than torch; {closest.label} comes closest at {closest.ratio}: that it "
+        f"gains more than {margin:.1%}{drift} has p = {closest.p_value:.2g}, {level:.2g} is asked"
+    )
 
 
 def prefer(candidates: Sequence[Candidate], order: Sequence[str]) -> Decision | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -221,3 +222,20 @@ def test_asked_for_by_name():
     assert torch.equal(y.grad, torch.full((4,), 6.0))
     with pytest.raises(UnsupportedProblemError, match=r"needs float32 .* got int64"):
         add(X.long(), Y.long())
+
+
+def test_advice_of_the_compiler_is_no_warning_to_a_caller(monkeypatch):
+    def compiler(function, **options):
+        def compiled(*leaves):
+            where = {"filename": "compile_fx.py", "lineno": 1}
+            warnings.warn_explicit("cores", UserWarning, module="torch._inductor.compile_fx", **where)
+            warnings.warn_explicit("mine", UserWarning, module="my_function", **where)
+            return function(*leaves)
+
+        return compiled
+
+    monkeypatch.setattr(torch, "compile", compiler)
+    call = inductor.plan(problem("add", X, X))
+    with pytest.warns(UserWarning, match="mine") as seen:
+        torch.testing.assert_close(call(*fakes.SPECS["add"].bind(X, X)), 2 * X)
+    assert [str(w.message) for w in seen] == ["mine"]

@@ -60,6 +60,9 @@ def test_the_same_speed_is_the_reference():
     assert (found.chosen, found.rule) == ("torch", "reference")
     assert found.reason.startswith("nothing is measurably faster than torch; ")
     assert re.search(r"\bother\b.* 1\.00x", found.reason)
+    assert re.search(r": that it gains more than 2\.0% has p = [0-9.e-]+, 0\.01 is asked$", found.reason), (
+        found.reason
+    )
 
 
 def test_one_percent_faster_is_too_little():
