@@ -159,13 +159,14 @@ class Graphed:
     ) -> Callable[[list[Any]], Any]:
         held = [p for p in self.fn.parameters() if p.requires_grad] if isinstance(self.fn, nn.Module) else []
         # Parameters as arguments: what lies where it lay at the capture isn't copied.
-        made = torch.cuda.make_graphed_callables(
-            lambda *tensors: flat(*tensors[: len(buffers)]),
-            (*buffers, *held),
-            num_warmup_iters=self.warmup,
-            allow_unused_input=True,
-            pool=pool,
-        )
+        with _aliased(self.fn, held) as aliases:
+            made = torch.cuda.make_graphed_callables(
+                lambda *tensors: flat(*tensors[: len(buffers)]),
+                (*buffers, *aliases),
+                num_warmup_iters=self.warmup,
+                allow_unused_input=True,
+                pool=pool,
+            )
 
         def replay(tensors: list[Any]) -> Any:
             given = [*tensors, *held]
@@ -330,6 +331,24 @@ def untouched(tensors: Iterable[Tensor]) -> Iterator[None]:
         with torch.no_grad():
             for tensor, value in before:
                 tensor.data.copy_(value)  # autograd, which may have saved it, is to see no change
+
+
+@contextlib.contextmanager
+def _aliased(fn: Callable[..., Any], parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """Put others in the places of a module's parameters that lie where they lie.
+
+    A capture keeps their nodes of autograd, and with these the stream that it was made on.
+    """
+    others = {id(p): nn.Parameter(p.detach()) for p in parameters}
+    modules = fn.modules() if isinstance(fn, nn.Module) else ()
+    places = [(m._parameters, n, p) for m in modules for n, p in m._parameters.items() if id(p) in others]  # noqa: SLF001  no public dict of a module's own
+    try:
+        for held, name, p in places:
+            held[name] = others[id(p)]
+        yield [others[id(p)] for p in parameters]
+    finally:
+        for held, name, p in places:
+            held[name] = p
 
 
 class Failure:

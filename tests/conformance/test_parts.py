@@ -23,8 +23,9 @@ CUDA = torch.device("cuda")
 
 
 @pytest.fixture(autouse=True)
-def _chosen_at_once() -> Any:
-    with nxcore.policy("measure"), torch.backends.cudnn.flags(allow_tf32=False):
+def _served_by_cuda() -> Any:
+    """Nothing is measured, which takes longer than all else; who serves makes no difference to a capture."""
+    with nxcore.use("cuda"), torch.backends.cudnn.flags(allow_tf32=False):
         yield
 
 

@@ -290,7 +290,7 @@ class Twice(nn.Conv2d):
 
 class Waits(nn.Conv2d):
     def forward(self, x):
-        if len(_modes()) and x.sum() > -1e9:
+        if _modes():
             raise RuntimeError("no graph can hold it")
         return super().forward(x)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -155,9 +157,11 @@ def test_copies_are_returned_where_they_are_asked_for(captures):
         assert (result is held) is not clone
 
 
-def standing_in(fn, inputs, **how):
+def standing_in(layer, real, fn, inputs, **how):
     """Return what ``torch.cuda.make_graphed_callables`` does: the gradients of all calls lie in one place."""
-    wanted = [t for t in inputs if t.requires_grad]
+    assert not set(map(id, inputs)) & set(map(id, layer.parameters())), "a capture holds no node of theirs"
+    assert [p.data_ptr() for p in inputs[1:]] == [p.data_ptr() for p in layer.parameters()]
+    wanted = [inputs[0], *real]
     places = [torch.zeros_like(t) for t in wanted]
 
     class Replayed(torch.autograd.Function):
@@ -180,8 +184,9 @@ def standing_in(fn, inputs, **how):
 
 
 def test_gradients_of_replays_add_up(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "make_graphed_callables", standing_in)
     layer = nn.Linear(4, 2)
+    make = functools.partial(standing_in, layer, list(layer.parameters()))
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", make)
     run = nxcore.graphed(layer, backward=True)
     x, y = torch.randn(3, 4, requires_grad=True), torch.randn(3, 4)
     replay = run._differentiable(lambda t: layer(t), [x.detach().clone().requires_grad_()])
