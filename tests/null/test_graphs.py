@@ -159,8 +159,9 @@ def test_copies_are_returned_where_they_are_asked_for(captures):
 
 def standing_in(layer, real, fn, inputs, **how):
     """Return what ``torch.cuda.make_graphed_callables`` does: the gradients of all calls lie in one place."""
-    assert not set(map(id, inputs)) & set(map(id, layer.parameters())), "a capture holds no node of theirs"
-    assert [p.data_ptr() for p in inputs[1:]] == [p.data_ptr() for p in layer.parameters()]
+    assert not {id(t) for t in inputs} & {id(p) for p in real}, "a capture holds no node of theirs"
+    assert [id(t) for t in inputs[1:]] == [id(p) for p in layer.parameters()], "it is of what stands for them"
+    assert [t.data_ptr() for t in inputs[1:]] == [p.data_ptr() for p in real]
     wanted = [inputs[0], *real]
     places = [torch.zeros_like(t) for t in wanted]
 
@@ -185,11 +186,13 @@ def standing_in(layer, real, fn, inputs, **how):
 
 def test_gradients_of_replays_add_up(monkeypatch):
     layer = nn.Linear(4, 2)
-    make = functools.partial(standing_in, layer, list(layer.parameters()))
+    real = list(layer.parameters())
+    make = functools.partial(standing_in, layer, real)
     monkeypatch.setattr(torch.cuda, "make_graphed_callables", make)
     run = nxcore.graphed(layer, backward=True)
     x, y = torch.randn(3, 4, requires_grad=True), torch.randn(3, 4)
     replay = run._differentiable(lambda t: layer(t), [x.detach().clone().requires_grad_()])
+    assert list(map(id, layer.parameters())) == list(map(id, real))
     for tensor in (x, y.requires_grad_(), x):
         replay([tensor]).square().sum().backward()
     got = [p.grad for p in layer.parameters()] + [x.grad]

@@ -129,10 +129,8 @@ class Bridged:
         if isinstance(outputs, tuple):
             return tuple(self._tensors(o, results, taken) for o in outputs)
         tensor = torch.from_dlpack(next(results))
-        # JAX returns an argument itself where there was nothing to compute. And it leaves its device current
-        # where its memory is given back, which with several is to happen here and not anywhere.
-        if self.elsewhere or tensor.data_ptr() in taken:
-            tensor = tensor.clone()
+        if tensor.data_ptr() in taken:
+            tensor = tensor.clone()  # JAX returns an argument itself where there was nothing to compute
         if tensor.dtype is not outputs.dtype:
             tensor = tensor.to(outputs.dtype)
         return tensor.as_strided(outputs.shape, outputs.strides)
