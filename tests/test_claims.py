@@ -17,7 +17,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 RESULTS = ROOT / "benchmarks/results/nvidia-h200"
 RECORD = RESULTS / "2026-11-22-block.jsonl"
 DEPTHWISE = RESULTS / "2026-11-21-depthwise.jsonl"
-CONFORMANCE = RESULTS / "2026-11-21-conformance.json"
+CONFORMANCE = RESULTS / "2026-11-22-conformance.json"
 
 
 def _rows(record: Path = RECORD) -> list[dict[str, Any]]:
@@ -73,16 +73,15 @@ def test_the_table_of_depthwise_convolutions_is_the_records(filters: str, sample
 
 
 def test_the_search_step_is_the_records() -> None:
-    text = (RESULTS / "2026-11-22-search-step-block.txt").read_text(encoding="utf-8")
-    found = {}
-    for name in ("patched", "plain"):
-        line = next(line for line in text.splitlines() if line.startswith(f"{name}: first_s"))
-        found[name] = {k: float(v) for k, v in (pair.split() for pair in line.split(": ", 1)[1].split(", "))}
-    (ms, gib), (torchs, kept) = (
-        (f"{found[n]['captured_ms']:.0f}", f"{found[n]['captured_peak_gib']:.1f}") for n in found
+    text = (RESULTS / "2026-11-22-search-step-parts.json").read_text(encoding="utf-8")
+    plain, ours = (json.loads(text)["rows"][name] for name in ("plain", "patched"))
+    eager, captured = (
+        f"{ours[what]:.0f}{{}} where torch's takes {plain[what]:.0f}" for what in ("eager_ms", "captured_ms")
     )
-    assert f"takes {ms} ms on an H200 where torch's takes {torchs},\n" in README
-    assert f"\nand keeps {gib} GiB where torch's keeps {kept} (" in README
+    assert f"takes {eager.format(' ms on an H200')},\n" in README
+    assert f"\nand one in a CUDA graph {captured.format('')}. " in README
+    added = (f"{row['peak_gib'] - row['before_gib']:.1f}" for row in (ours, plain))
+    assert "It adds {} GiB to what is allocated, torch's {}\n".format(*added) in README
 
 
 def test_an_epoch_of_the_search_is_the_records() -> None:

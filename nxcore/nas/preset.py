@@ -84,6 +84,7 @@ class Preset:
     graphed : bool
         On a GPU, the passes of a step are CUDA graphs (``nxcore.graphed``), where the mode is ``exact`` and,
         for the architecture, the order is 1. What calls would teach is then measured at the first one.
+        Where they aren't, cells may still be replayed by themselves (``nxcore.nn.Part``).
     """
 
     C: int = 16

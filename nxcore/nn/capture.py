@@ -8,7 +8,6 @@ import functools
 import itertools
 import math
 import statistics
-import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -51,6 +50,8 @@ class Capture:
     ----------
     gain : float
         How many times as fast as running it a replay is, forward and backward, host and device.
+    late : int
+        Calls in a row that had to run, because a later capture was kept.
 
     Raises
     ------
@@ -60,8 +61,9 @@ class Capture:
     """
 
     def __init__(self, run: Run, module: nn.Module, tensors: Sequence[Tensor], recorder: Recorder) -> None:
-        self.run, self.inside, self.lock = run, Inside(module), threading.RLock()
-        self._order, self._place, self._number = recorder.order, recorder.order.place(), 0
+        self.run, self.inside, self.lock = run, Inside(module), recorder.lock
+        self._order, self._turn, self._place = recorder.order, recorder.turn, recorder.order.place()
+        self._number, self.late = 0, 0
         self._ticket: Callable[[], Ticket | None] = _nobody
         self._count = len(tensors)
         with untouched(self.inside.buffers), self.inside.aliased() as parameters:
@@ -109,16 +111,20 @@ class Capture:
     def free(self) -> bool:
         """Whether nobody may still go back through what a replay would overwrite, of this or of others."""
         ticket = self._ticket()
-        return (ticket is None or not ticket.open) and self._order.permits(self._place)
+        free = self._order.permits(self._place)
+        self.late = 0 if free else self.late + 1
+        return free and (ticket is None or not ticket.open)
 
     def forward(self, tensors: Sequence[Tensor]) -> Tensor:
         """Replay the way there, without a gradient; return the result, which is the caller's own."""
+        self._turn()  # what comes in may be written where another result still lies
         torch._foreach_copy_(self.given, list(tensors))
         self._there()
         return self.out.clone()
 
     def backward(self, grad: Tensor) -> list[Tensor | None]:
         """Replay the way back; return the gradients of tensors and parameters, the caller's own."""
+        self._turn()
         self.gradient.copy_(grad)
         self._back()
         found = [g if g is None else g.clone() for g in self._single]
@@ -258,7 +264,7 @@ class _Replay(torch.autograd.Function):
         with capture.lock:
             if _replayable(grad) and capture.keeps(ctx.number):
                 found = capture.backward(grad)
-                ctx.ticket.open = False
+                ctx.ticket.open = False  # it may be overwritten from now on
                 return None, None, *found
         return None, None, *_run_again(ctx, grad)
 

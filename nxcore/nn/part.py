@@ -29,7 +29,7 @@ MET = 12
 """Calls before a capture: more than a problem needs to be learnt from calls (``nxcore.online.MET``)."""
 
 AGAIN = 64
-"""Calls after which it is looked at again, where something was still being learnt."""
+"""Calls after which it is looked at again: something was still being learnt, or it came out of turn."""
 
 LIMIT = 4
 """Captures that are made, for other signatures or in place of what didn't last."""
@@ -105,6 +105,8 @@ class Part:
         with capture.lock:
             if capture.free:
                 return replay(capture, module, *tensors, *capture.inside.parameters)
+            if capture.late >= AGAIN:  # another has been captured anew, and comes before it in a step
+                self._captures.pop(key, None)
         return self.run(module, *tensors)
 
     def _standing(self, key: Any) -> Capture | None:

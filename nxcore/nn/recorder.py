@@ -64,6 +64,10 @@ class Recorder(Protocol):
     """Captures work on one device; a test may bring one for the CPU."""
 
     order: Order
+    lock: Any
+
+    def turn(self) -> None:
+        """Have what the caller asks for from now on wait for the last replay, and for what follows that."""
 
     def aside(self, work: Work[Result]) -> Result:
         """Run ``work`` where it could be captured, after what the caller has asked for."""
@@ -87,7 +91,8 @@ class Recorder(Protocol):
 class CudaRecorder:
     """CUDA graphs of one device, in one pool of memory; see ``Order``.
 
-    No two run at a time: a replay on another stream than the one before waits for that.
+    No two run at a time: a replay on another stream than the one before waits for that. Whoever replays holds
+    ``lock``, from ``turn`` until what came out is copied.
 
     Parameters
     ----------
@@ -100,7 +105,14 @@ class CudaRecorder:
         self._side = torch.cuda.Stream(device)
         self._pool: Any = None
         self._last: Any = None
-        self._lock = threading.Lock()
+        self.lock = threading.RLock()
+
+    def turn(self) -> None:
+        """Have the current stream wait for that of the last replay, if it is another."""
+        stream = torch.cuda.current_stream(self.device)
+        if self._last not in (None, stream):
+            stream.wait_stream(self._last)
+        self._last = stream
 
     def aside(self, work: Work[Result]) -> Result:
         """Run ``work`` on a stream of its own, as torch asks for what is to be captured."""
@@ -131,15 +143,7 @@ class CudaRecorder:
                 raise
             graph.capture_end()
 
-        def replay() -> None:
-            stream = torch.cuda.current_stream(self.device)
-            with self._lock:
-                if self._last not in (None, stream):
-                    stream.wait_stream(self._last)
-                self._last = stream
-                graph.replay()
-
-        return result, replay
+        return result, graph.replay
 
     def lying(self, tensor: Tensor) -> Tensor:
         """Return a tensor where ``tensor`` lies in the pool, which stays as long as a graph of it does."""

@@ -112,3 +112,11 @@ def test_cells_of_our_own_network_are_replayed_until_another_rule_is_set():
     agree(plain, own, 1)
     other = copy.deepcopy(own)
     assert all(state == "runs: no call in training yet" for state in nas.replays(other).values())
+
+
+def test_a_compiler_sees_a_patched_cell_as_it_is():
+    plain, patched = networks()
+    s, logits = torch.randn(2, 12, 8, 8).double(), torch.randn(5, 8).double()
+    want = plain.cells[0](s, s, logits)
+    got = torch.compile(patched.cells[0], backend="eager", fullgraph=True)(s, s, logits)
+    torch.testing.assert_close(got, want)

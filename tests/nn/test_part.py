@@ -188,6 +188,35 @@ def test_parts_are_replayed_in_the_order_of_their_captures_and_back():
     assert tape.replayed == before + 9
 
 
+def test_one_that_comes_out_of_turn_is_captured_anew(monkeypatch):
+    tape = Tape()
+    pairs = [Pair(tape=tape) for _ in range(2)]
+    for pair in pairs:
+        pair.met()
+
+    def step():
+        """Go through both, and back; return how many replays that was."""
+        before, x = tape.replayed, torch.randn(2, 3, 5, 5)
+        found = []
+        for first, second in ((p.plain for p in pairs), (p.module for p in pairs)):
+            mine = x.clone().requires_grad_()
+            calls = (blended, blended) if first is pairs[0].plain else (pairs[0].part, pairs[1].part)
+            y = calls[0](first, mine, pairs[0].weight)
+            z = calls[1](second, mine, pairs[1].weight)
+            found.append(torch.autograd.grad((y * z).sum(), mine))
+        torch.testing.assert_close(*found)
+        return tape.replayed - before
+
+    assert step() == 4
+    for module in (pairs[0].plain, pairs[0].module):
+        module[2] = nn.Tanh()
+    assert [step() for _ in range(MET)][:-1] == [2] * (MET - 1)
+    assert pairs[0].part.captured == 1
+    monkeypatch.setattr("nxcore.nn.part.AGAIN", 3)
+    assert [step() for _ in range(3 + MET)][:-1] == [2] * (2 + MET)
+    assert step() == 4
+
+
 def test_second_derivatives_and_batched_gradients_run(pair):
     x = torch.randn(2, 3, 5, 5)
     found = []
