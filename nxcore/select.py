@@ -299,6 +299,8 @@ def decide(
         f"{median(best):.4g} us against {rival.label}'s {median(rival):.4g} us: "
         f"{_ratio_to(best, rival, regime)}, p = {best.p_value:.2g}"
     )
+    if best.native and (other := _closest(judged, noise, above=1.0)):
+        reason += f"; {other}"
     return Decision(best.label, "measured", reason, tuple(judged), noise)
 
 
@@ -313,17 +315,28 @@ def _median(regime: Regime, candidate: Candidate) -> float:
 
 
 def _why_none(judged: Sequence[Candidate], noise: float) -> str:
-    tested = [c for c in judged if c.p_value is not None]
-    timed = [c for c in tested if not c.native]
-    if not timed:
+    found = _closest(judged, noise)
+    if not found:
         return "no other backend has a kernel for this call"
-    closest = max(timed, key=lambda c: c.ratio.median if c.ratio else 0.0)
-    margin, level = max(MARGIN, 2 * noise), SIGNIFICANCE / len(tested)
+    return f"nothing is measurably faster than torch; {found}"
+
+
+def _closest(judged: Sequence[Candidate], noise: float, above: float = 0.0) -> str:
+    """Tell of the fastest of the other backends, if it is ``above``, and what it lacks to be the winner."""
+    tested = [c for c in judged if c.p_value is not None]
+    closest = max((c for c in tested if not c.native and c.ratio), key=_gain, default=None)
+    if closest is None or _gain(closest) < above:
+        return ""
+    margin, level = max(MARGIN, 2 * noise), SIGNIFICANCE / (len(tested) - len(winners(judged)))
     drift = ", twice what torch differs from itself," if noise > MARGIN / 2 else ""
     return (
-        f"nothing is measurably faster than torch; {closest.label} comes closest at {closest.ratio}: that it "
-        f"gains more than {margin:.1%}{drift} has p = {closest.p_value:.2g}, {level:.2g} is asked"
+        f"{closest.label} comes closest at {closest.ratio}: that it gains more than {margin:.1%}{drift} has "
+        f"p = {closest.p_value:.2g}, {level:.2g} is asked"
     )
+
+
+def _gain(candidate: Candidate) -> float:
+    return candidate.ratio.median if candidate.ratio else 0.0
 
 
 def prefer(candidates: Sequence[Candidate], order: Sequence[str]) -> Decision | None:

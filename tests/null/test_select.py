@@ -55,6 +55,18 @@ def test_a_clear_winner_is_chosen_and_says_by_how_much():
     assert found["fast"].p_value == pytest.approx(2.0**-20)
 
 
+def test_where_another_idiom_wins_the_reason_tells_of_a_kernel_that_seemed_faster_still():
+    candidates = [one("torch", 100), one("torch-other", 60), one("kernel", 59.5, seed=1)]
+    found = decide(candidates, again())
+    assert found.chosen == "torch-other"
+    assert re.search(
+        r"; kernel comes closest at 1\.01x .*than 2\.0% has p = 1, 0\.01 is asked$", found.reason
+    )
+    slower = decide([*candidates[:2], one("kernel", 70, seed=1)], again())
+    assert slower.chosen == "torch-other"
+    assert "kernel" not in slower.reason
+
+
 def test_the_same_speed_is_the_reference():
     found = decide([one("torch", 100), one("other", 100, seed=1)], again())
     assert (found.chosen, found.rule) == ("torch", "reference")
