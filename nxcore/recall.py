@@ -144,8 +144,10 @@ class Recall:
             for b, k in new
         ]
         if new or changed:
-            return self._carried(problem, args, self._decided(problem, candidates, page))
-        choice = self._carried(problem, args, replace(page.decision, candidates=tuple(candidates)))
+            decision = self._decided(problem, candidates, page)
+            return self._carried(problem, args, self._with_left_out(decision, page))
+        decision = replace(page.decision, candidates=tuple(candidates))
+        choice = self._carried(problem, args, self._with_left_out(decision, page))
         then, now = page.decision, choice.decision
         both = (choice.captured or choice).decision.chosen == (then.captured or then).chosen
         if not doubting and not (both and now.chosen == then.chosen):
@@ -181,9 +183,21 @@ class Recall:
                 if c.timing and c.label in labels
             }
         order = [found[b.label(k)] for b, k in self.tuner.taking_part(problem.op)]
-        decision = self._decided(problem, order, page)
+        decision = self._with_left_out(self._decided(problem, order, page), page)
         self.keep(problem, decision, page.again, page.policy)
         return self._carried(problem, args, decision)
+
+    def _with_left_out(self, decision: Decision, page: Page) -> Decision:
+        """Let a decision tell of those that take part on request only, as the page does."""
+        there = {c.label for c in decision.candidates}
+        left_out = [
+            c
+            for c in page.decision.candidates
+            if c.refusal.startswith(ON_REQUEST)
+            and c.label not in there
+            and c.backend in self.tuner.registry.backends
+        ]
+        return replace(decision, candidates=(*decision.candidates, *left_out))
 
     def _decided(self, problem: Problem, candidates: Sequence[Candidate], page: Page) -> Decision:
         owned = {b.label(k): (b, k) for b, k in self.tuner.taking_part(problem.op)}

@@ -40,8 +40,11 @@ class Machine:
             identity, "sources", lambda dist, module: {"it": self.makes.get(module.partition(":")[0], "1")}
         )
 
-    def process(self, **us):
-        """Return a session that has seen nothing, in which each label takes so long for an add."""
+    def process(self, asked=(), **us):
+        """Return a session that has seen nothing, in which each label takes so long for an add.
+
+        Those that are ``asked`` take part on request only.
+        """
         self.raced.clear()
         spec = fakes.replace(SPECS["add"], reference=self.clock.costing(us.pop("torch", 100), ADD), idioms={})
         backends = [
@@ -56,6 +59,7 @@ class Machine:
             )
             for label, time in us.items()
         ]
+        backends = [fakes.replace(b, on_request="slow" if b.name in asked else "") for b in backends]
         specs = [spec if s.name == "add" else s for s in SPECS.values()]
         return Session(
             Settings(cache=self.folder, policy="measure"), fakes.registry(*backends, specs=specs), fakes.QUICK
@@ -282,3 +286,16 @@ def test_every_problem_can_be_filed(op, tmp_path):
         if not sample.tags & {"bench", "huge"}:
             problem = Problem.of(SPECS[op], sample.build(SPECS[op], "cpu", torch.float32))
             assert json.loads(json.dumps(wisdom.key(problem))) == wisdom.key(problem)
+
+
+def test_the_next_process_still_tells_of_those_that_must_be_asked_for(machine):
+    def explained(**us):
+        found = machine.process(asked=("slow",), **us).explain("add", X, X).decision
+        return {c.label: c.refusal.partition(":")[0] for c in found.candidates}
+
+    first = explained(fast=50, slow=10)
+    assert first == {"torch": "", "fast": "", "slow": "only on request"}
+    assert explained(fast=50, slow=10) == first
+    assert machine.raced == []
+    assert explained(fast=50, slow=10, new=70) == first | {"new": ""}
+    assert explained(fast=50, new=70) == {"torch": "", "fast": "", "new": ""}, "it isn't installed any more"

@@ -1,0 +1,171 @@
+"""What of a part of a network is run, and why."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import nxcore
+from nxcore.nn import Part
+from nxcore.nn.part import MET
+from tests.nn.parts import Pair, blended, layers
+from tests.nn.tape import Tape
+
+
+@pytest.fixture
+def pair():
+    found = Pair()
+    found.met()
+    return found
+
+
+CHANGES = {
+    "a parameter": lambda m: setattr(m[0], "weight", nn.Parameter(m[0].weight.detach() * 2)),
+    "a parameter's memory": lambda m: setattr(m[0].weight, "data", m[0].weight.detach() * 2),
+    "a parameter that needs no gradient": lambda m: m[0].weight.requires_grad_(False),
+    "a module": lambda m: m.__setitem__(2, nn.Tanh()),
+    "one more module": lambda m: m.append(nn.Tanh()),
+    "a module's class": lambda m: setattr(m[2], "__class__", nn.Tanh),
+    "a module's mode": lambda m: m[1].eval(),
+    "an attribute": lambda m: setattr(m[3], "factor", 3.0),
+    "a forward": lambda m: setattr(m[2], "forward", lambda x: 2 * x),
+    "a hook": lambda m: m[2].register_forward_hook(lambda module, args, out: 2 * out),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_module_that_has_changed_is_run(pair, what):
+    kept = [copy.copy(m) for m in pair.module.modules()]  # so that nothing lies in its place
+    for module in (pair.plain, pair.module):
+        CHANGES[what](module)
+    before, x = pair.tape.replayed, torch.randn(2, 3, 5, 5, requires_grad=True)
+    for _ in range(2):
+        got, want = (
+            call(module, x, pair.weight) for module, call in ((pair.module, pair.part), (pair.plain, blended))
+        )
+        torch.testing.assert_close(got, want)
+    assert pair.tape.replayed == before
+    assert kept
+
+
+def test_what_is_no_call_in_training_is_run_and_says_why(pair):
+    x, before = torch.randn(2, 3, 5, 5, requires_grad=True), pair.tape.replayed
+    with torch.no_grad():
+        pair.part(pair.module, x, pair.weight)
+    pair.part(pair.module.eval(), x, pair.weight)
+    pair.module.train()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        pair.part(pair.module, x, pair.weight)
+    with torch.autograd.graph.save_on_cpu():
+        pair.part(pair.module, x, pair.weight)
+    with nxcore.profile():
+        pair.part(pair.module, x, pair.weight)
+    checkpoint(lambda t: pair.part(pair.module, t, pair.weight), x, use_reentrant=False)
+    assert pair.tape.replayed == before
+    fresh = Pair()
+    fresh.part(fresh.module.eval(), x, fresh.weight)
+    assert fresh.part.state == "runs: it isn't training"
+
+
+class Twice(nn.Conv2d):
+    def forward(self, x):
+        return super().forward(x), x
+
+
+class Waits(nn.Conv2d):
+    def forward(self, x):
+        if _modes():
+            raise RuntimeError("no graph can hold it")
+        return super().forward(x)
+
+
+class Alternates(nn.Conv2d):
+    _calls = 0
+
+    def forward(self, x):
+        self._calls += 1
+        return super().forward(x) * (1 + self._calls % 2)
+
+
+def _modes():
+    return torch.utils._python_dispatch._get_current_dispatch_mode_stack()
+
+
+def with_hook(module):
+    module[0].register_forward_pre_hook(lambda module, args: None)
+    return module
+
+
+def with_hooked_weight(module):
+    module[0].weight.register_hook(lambda grad: grad)
+    return module
+
+
+def call(module, x, weight):
+    return module(x) * weight if isinstance(module, nn.Sequential) else module(x)
+
+
+REFUSED = {
+    "draws": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.Dropout()), "it draws random numbers"),
+    "has hooks": (lambda: with_hook(layers()), "it has hooks"),
+    "has a hook on a weight": (lambda: with_hooked_weight(layers()), "one of its parameters has hooks"),
+    "returns two": (
+        lambda: Twice(3, 4, 3),
+        "it must return one plain tensor that needs a gradient, got tuple",
+    ),
+    "raises": (lambda: Waits(3, 4, 3), "RuntimeError: no graph can hold it"),
+    "does something else each time": (
+        lambda: Alternates(3, 4, 3),
+        "a second run differs from the first, by ",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_no_graph_can_stand_for_is_run_for_good_and_says_why(what):
+    make, why = REFUSED[what]
+    module, tape = make(), Tape()
+    part, x, weight = Part(call, lambda device: tape), torch.randn(2, 3, 5, 5), torch.ones(())
+    for _ in range(MET):
+        part(module, x, weight)
+    torch.manual_seed(1)
+    part(module, x, weight)
+    drawn = torch.rand(1)
+    torch.manual_seed(1)
+    call(module, x, weight)
+    assert why in part.state
+    assert torch.rand(1) == drawn
+    assert tape.captured <= 2
+    assert not part.captured
+
+
+def test_what_is_no_faster_is_run_for_good():
+    pair = Pair(tape=Tape(slow=2e-3))
+    pair.met()
+    assert pair.part.state.startswith("runs: replaying is no faster: 3e+03 ms there and back, 2e+03 ms run")
+    before = pair.tape.replayed
+    pair.agree()
+    assert pair.tape.replayed == before
+
+
+def test_while_something_is_learnt_from_calls_nothing_is_captured(monkeypatch):
+    pair = Pair()
+    monkeypatch.setattr(type(nxcore._session()), "learning", True)
+    pair.met()
+    assert pair.part.state == "runs: who serves it is still being learnt"
+    monkeypatch.setattr(type(nxcore._session()), "learning", False)
+    monkeypatch.setattr("nxcore.nn.part.AGAIN", 2)
+    pair.agree()
+    assert not pair.part.captured
+    pair.agree()
+    assert pair.part.captured == 1
+
+
+def test_on_the_cpu_there_are_no_graphs():
+    module, part = layers(), Part(blended)
+    x, weight = torch.randn(2, 3, 5, 5), torch.ones(())
+    for _ in range(MET):
+        part(module, x, weight)
+    assert part.state == "runs: there are no graphs on 'cpu'"
