@@ -23,9 +23,9 @@ CUDA = torch.device("cuda")
 
 
 @pytest.fixture(autouse=True)
-def _served_by_cuda() -> Any:
-    """Nothing is measured, which takes longer than all else; who serves makes no difference to a capture."""
-    with nxcore.use("cuda"), torch.backends.cudnn.flags(allow_tf32=False):
+def _served_by_torch() -> Any:
+    """Nothing is compiled or measured, which takes longer than all else; a capture doesn't ask who serves."""
+    with nxcore.use("torch"), torch.backends.cudnn.flags(allow_tf32=False):
         yield
 
 

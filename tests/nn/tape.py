@@ -1,4 +1,8 @@
-"""A recorder for the CPU: operators, run again on the memory that they had, stand for a CUDA graph."""
+"""A recorder for the CPU: operators, run again on the memory that they had, stand for a CUDA graph.
+
+On a device all captures share memory: what one computes may lie where those captured before it work. So
+here a replay of these fills it with NaN.
+"""
 
 import threading
 import time
@@ -14,13 +18,23 @@ from nxcore.nn.recorder import Order
 class _Notes(TorchDispatchMode):
     def __init__(self):
         super().__init__()
-        self.lines = []
+        self.lines, self.made, self._others = [], {}, set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         if "empty" not in func.__name__:  # no work
             self.lines.append((func, args, kwargs or {}, out))
+        self._others |= {_memory(t) for t in tree_leaves((args, kwargs)) if _holds(t)} - {*self.made}
+        self.made |= {_memory(t): t for t in tree_leaves(out) if _holds(t) and _memory(t) not in self._others}
         return out
+
+
+def _memory(tensor):
+    return tensor.untyped_storage().data_ptr()
+
+
+def _holds(leaf):
+    return isinstance(leaf, Tensor) and leaf.numel() > 0
 
 
 class Tape:
@@ -28,7 +42,7 @@ class Tape:
 
     def __init__(self, slow=0.0):
         self.slow, self.captured, self.replayed, self.order = slow, 0, 0, Order()
-        self.lock = threading.RLock()
+        self.lock, self._made = threading.RLock(), []
 
     def turn(self):
         pass
@@ -39,12 +53,18 @@ class Tape:
     def capture(self, work):
         with _Notes() as notes:
             result = work()
+        place = self.captured // 2  # there and back are of one
         self.captured += 1
+        self._made.append(notes.made)
 
         def replay():
             self.replayed += 1
             time.sleep(max(self.slow, 0.0))
             with torch.no_grad():
+                for made in self._made[2 * place + 2 :]:
+                    for tensor in made.values():
+                        if tensor.is_floating_point():
+                            tensor.untyped_storage().fill_(255)  # NaN in every floating type
                 for func, args, kwargs, out in notes.lines:
                     again = func(*args, **kwargs)
                     for mine, new in zip(tree_leaves(out), tree_leaves(again), strict=True):

@@ -9,6 +9,7 @@ from torch import nn
 
 from nxcore.graphs import deciding
 from nxcore.nn.part import LIMIT, MET
+from nxcore.nn.recorder import Order
 from tests.nn.parts import Pair, blended
 from tests.nn.tape import Tape
 
@@ -62,6 +63,19 @@ def test_gradients_add_up_in_leaves(pair):
         for _ in range(3):
             call(module, x, pair.weight).square().sum().backward()
     torch.testing.assert_close(pair.module[0].weight.grad, pair.plain[0].weight.grad)
+
+
+def test_who_waits_for_a_weights_gradient_sees_each_once():
+    """As a reducer does, or an optimizer that steps within the backward pass; a capture is no step."""
+    pair, seen = Pair(), []
+    pair.module[0].weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
+    x = torch.randn(2, 3, 5, 5, requires_grad=True)
+    for turn in range(1, MET + 3):
+        pair.part(pair.module, x, pair.weight).square().sum().backward()
+        assert len(seen) == turn
+    assert pair.part.captured == 1
+    blended(pair.plain, x, pair.weight).square().sum().backward()
+    torch.testing.assert_close(seen[-1], (MET + 2) * pair.plain[0].weight.grad)
 
 
 def test_while_somebody_may_go_back_a_second_call_is_run(pair):
@@ -134,6 +148,18 @@ def test_parts_are_replayed_in_the_order_of_their_captures_and_back():
     assert tape.replayed == before + 8, "it goes back through a run"
     back(second)
     assert tape.replayed == before + 9
+
+
+def test_out_of_order_a_replay_would_write_where_another_keeps(monkeypatch):
+    tape = Tape()
+    pairs = [Pair(tape=tape) for _ in range(2)]
+    for pair in pairs:
+        pair.met()
+    monkeypatch.setattr(Order, "permits", lambda self, place: True)
+    x = torch.randn(2, 3, 5, 5, requires_grad=True)
+    outs = [pair.part(pair.module, x, pair.weight) for pair in reversed(pairs)]
+    gradients = [torch.autograd.grad(out.square().sum(), x)[0] for out in outs]
+    assert [bool(g.isnan().any()) for g in gradients] == [True, False], "that is what the order is for"
 
 
 def test_one_that_comes_out_of_turn_is_captured_anew(monkeypatch):
