@@ -31,6 +31,9 @@ MET = 12
 AGAIN = 64
 """Calls after which it is looked at again: something was still being learnt, or it came out of turn."""
 
+SELDOM = 10
+"""A signature of fewer than one in so many calls, such as an epoch's last batch, isn't captured."""
+
 LIMIT = 4
 """Captures that are made, for other signatures or in place of what didn't last."""
 
@@ -56,7 +59,8 @@ class Part:
     ) -> None:
         self.run, self._record, self.outer = run, record, outer
         self._captures: dict[Any, list[Capture]] = {}
-        self._met: dict[Any, int] = {}
+        self._met: dict[Any, tuple[int, int]] = {}  # how often, and at which call first
+        self._calls = 0
         self._made, self._refusal, self._why = 0, "", ""
         self._lock = threading.RLock()
 
@@ -98,7 +102,7 @@ class Part:
             if why is WHOLE:
                 self.clear()
             return self.run(module, *tensors)
-        key = _signature(tensors)
+        key, self._calls = _signature(tensors), self._calls + 1
         capture = self._standing(key)
         if capture is None:
             return self._meet(key, module, tensors)
@@ -131,11 +135,15 @@ class Part:
             self._why = "it is inside of a part that may be replayed"
             return result
         with self._lock:
-            self._met[key] = met = self._met.get(key, 0) + 1
+            met, first = self._met.get(key, (0, self._calls))
+            met += 1
+            self._met[key] = met, first
             if met < MET or (met - MET) % AGAIN:
                 self._why = self._why if met > MET else f"met {met} of {MET} times"
-                return result
-            self._why = self._capture(key, module, tensors)
+            elif met * SELDOM < (calls := self._calls - first + 1):
+                self._why = f"too seldom called for what a capture keeps: {met} of {calls} calls"
+            else:
+                self._why = self._capture(key, module, tensors)
         return result
 
     def _capture(self, key: Any, module: nn.Module, tensors: Sequence[Tensor]) -> str:
@@ -158,7 +166,7 @@ class Part:
                 self._refusal = f"replaying is no faster: {made.figures}"
                 return ""
             self._captures.setdefault(key, []).append(made)
-            self._met[key] = 0
+            del self._met[key]
         return ""
 
 
@@ -168,7 +176,9 @@ WHOLE = "what it is inside of is being captured"
 def _unfit(module: nn.Module, tensors: Sequence[Tensor]) -> str:
     """Return why a call isn't one to replay; empty if it may be."""
     order = PREFERENCE.get()
-    if order.at_once or (tensors[0].is_cuda and torch.cuda.is_current_stream_capturing()):
+    if tensors[0].is_cuda and torch.cuda.is_current_stream_capturing():
+        return "it is captured into somebody's graph"  # under which no other is to be destroyed
+    if order.at_once:
         return WHOLE
     if not (module.training and torch.is_grad_enabled()):
         return "it isn't training"

@@ -163,6 +163,20 @@ def test_while_something_is_learnt_from_calls_nothing_is_captured(monkeypatch):
     assert pair.part.captured == 1
 
 
+def test_an_epochs_last_batch_is_run(pair):
+    for _ in range(MET):
+        for _ in range(10):
+            pair.agree()
+        pair.agree(1, 3, 5, 5)
+    assert pair.part.captured == 1
+    assert (
+        pair.part._why == f"too seldom called for what a capture keeps: {MET} of {11 * (MET - 1) + 1} calls"
+    )
+    for _ in range(64):
+        pair.agree(1, 3, 5, 5)
+    assert pair.part.captured == 2, "another size of batch, from now on"
+
+
 def test_on_the_cpu_there_are_no_graphs():
     module, part = layers(), Part(blended)
     x, weight = torch.randn(2, 3, 5, 5), torch.ones(())
