@@ -20,12 +20,13 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from nxcore import autocast, sharding
+from nxcore import autocast, sharding, surroundings
 from nxcore.errors import InvalidInputError, NxcoreError, UnsupportedProblemError
 from nxcore.hit import alike, defaults, guards, leads_to, source
 from nxcore.library import Shell, define, unseen
 from nxcore.problem import Problem, TensorMeta, tensors_of
 from nxcore.spec import OpSpec
+from nxcore.surroundings import PLAIN, only_default_device, unusual_tensor
 
 CAPACITY = 4096
 """Plans kept per operator and generation; two generations make a least-recently-used table."""
@@ -65,7 +66,6 @@ class Preference(NamedTuple):
 PREFERENCE: ContextVar[Preference] = ContextVar("nxcore_preference", default=Preference())  # noqa: B039  a tuple
 
 NUMBERS = frozenset({int, float, bool, complex})
-PLAIN = frozenset({Tensor, torch.nn.Parameter})
 
 
 class KernelWarning(UserWarning):
@@ -243,21 +243,13 @@ class Operator:
         """Return why no kernel may see this call, only torch; empty if any may."""
         if torch.compiler.is_compiling():
             return "torch.compile traces the reference"
-        if torch._C._get_tracing_state() is not None:  # noqa: SLF001  the public test is slower
-            return "torch.jit traces the reference"
-        if forward_ad._current_level >= 0:  # noqa: SLF001  the level has no public test
-            return "forward-mode differentiation goes through the reference"
+        if reason := surroundings.unusual():
+            return reason
         if autocast.concerns(args) and autocast.cast(self.spec, args) is None:
             return "autocast is on, and torch alone does what it asks for"
-        if torch._C._functorch.peek_interpreter_stack() is not None:  # noqa: SLF001  torch.func has no public test
-            return "torch.func transforms the reference"
-        if torch._C._len_torch_dispatch_stack():  # noqa: SLF001  modes have no public test
-            return "a __torch_dispatch__ mode is active"
-        if torch._C._is_torch_function_mode_enabled() and not _only_default_device():  # noqa: SLF001
-            return "a __torch_function__ mode is active"
         for value in args:
             for tensor in value if isinstance(value, tuple) else (value,):
-                if isinstance(tensor, Tensor) and (why := _unusual_tensor(tensor)):
+                if isinstance(tensor, Tensor) and (why := unusual_tensor(tensor)):
                     return why
         return ""
 
@@ -307,24 +299,6 @@ def _named(name: str, backend: str | None) -> Operator:
     # By name: the layers forbid knowing the session, and where it is unpickled there is another.
     found: Operator = importlib.import_module("nxcore").op(name, backend=backend)
     return found
-
-
-def _unusual_tensor(tensor: Tensor) -> str:
-    if type(tensor) not in PLAIN:
-        return f"{type(tensor).__name__} is a subclass of Tensor"
-    if tensor.layout is not torch.strided:
-        return f"its layout is {tensor.layout}, not torch.strided"
-    if tensor.is_neg() or tensor.is_conj():
-        return "a lazy negation or conjugation is pending"
-    if tensor.device.type not in ("cpu", "cuda"):
-        return f"no kernel runs on {tensor.device.type!r}"
-    return ""
-
-
-def _only_default_device() -> bool:
-    """Tell whether the modes in force are those of ``torch.set_default_device``, which concern factories."""
-    stack = torch.overrides._get_current_function_mode_stack()  # noqa: SLF001  no public look at the stack
-    return all(type(mode).__name__ == "DeviceContext" for mode in stack)
 
 
 def overlap(out: Tensor, *inputs: Any) -> tuple[bool, ...]:
@@ -386,7 +360,7 @@ def make_operator(
         "grad_enabled": torch.is_grad_enabled,
         "is_compiling": torch.compiler.is_dynamo_compiling,
         "is_nested": attrgetter("is_nested"),
-        "only_default_device": _only_default_device,
+        "only_default_device": only_default_device,
         "overlap": overlap,
         "preference": PREFERENCE.get,
         "leads_to": leads_to,

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from nxcore.dispatch import PLAIN, PREFERENCE
+from nxcore.dispatch import PREFERENCE
 from nxcore.errors import CaptureError, InvalidInputError
 from nxcore.layout import overlaps
 from nxcore.problem import TensorMeta
+from nxcore.surroundings import PLAIN
 
 WAITS = ("captur", "StreamCapture")
 """What CUDA's messages hold where something isn't permitted in a capture."""
@@ -90,7 +91,7 @@ class Graphed:
     def _captured(self, leaves: Sequence[Any], spec: Any, device: torch.device) -> Callable[[list[Any]], Any]:
         """Return what replays the call from the tensors among its arguments."""
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-        buffers = [_buffer(leaves[i]) for i in places]
+        buffers = [buffer(leaves[i]) for i in places]
         failure = Failure()
 
         def flat(*tensors: Any) -> Any:
@@ -155,11 +156,11 @@ class Graphed:
         check_result(result)
 
     def _differentiable(
-        self, flat: Callable[..., Any], buffers: list[Tensor], pool: Any = None
+        self, flat: Callable[..., Any], buffers: list[Tensor], pool: Any
     ) -> Callable[[list[Any]], Any]:
         held = [p for p in self.fn.parameters() if p.requires_grad] if isinstance(self.fn, nn.Module) else []
         # Parameters as arguments: what lies where it lay at the capture isn't copied.
-        with _aliased(self.fn, held) as aliases:
+        with aliased(self.fn.modules() if isinstance(self.fn, nn.Module) else (), held) as aliases:
             made = torch.cuda.make_graphed_callables(
                 lambda *tensors: flat(*tensors[: len(buffers)]),
                 (*buffers, *aliases),
@@ -292,13 +293,15 @@ def _name(spec: Any, place: int) -> str:
     return f"{spelt}{pytree.keystr(tuple(inside))}"
 
 
-def _buffer(tensor: Tensor) -> Tensor:
-    """Return a copy that a graph reads in place of ``tensor``, laid out alike where that can be written."""
+def new_like(tensor: Tensor) -> Tensor:
+    """Return new memory, laid out as ``tensor`` where that can be written."""
     meta = TensorMeta.of(tensor)
-    copy = torch.empty_like(tensor) if overlaps(meta) else meta.empty()
-    with torch.no_grad():
-        copy.copy_(tensor)
-    return copy.detach().requires_grad_(tensor.requires_grad)
+    return torch.empty_like(tensor, requires_grad=False) if overlaps(meta) else meta.empty()
+
+
+def buffer(tensor: Tensor) -> Tensor:
+    """Return a copy that a graph reads in place of ``tensor``."""
+    return new_like(tensor).copy_(tensor.detach()).requires_grad_(tensor.requires_grad)
 
 
 def _version(tensor: Tensor) -> int:
@@ -334,21 +337,24 @@ def untouched(tensors: Iterable[Tensor]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _aliased(fn: Callable[..., Any], parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Put others in the places of a module's parameters that lie where they lie.
+def aliased(modules: Iterable[nn.Module], tensors: Iterable[Tensor]) -> Iterator[list[Any]]:
+    """Put others in the places of parameters and buffers that lie where they lie; yield these.
 
-    A capture keeps their nodes of autograd, and with these the stream that it was made on.
+    What is captured must not hold the parameters' own nodes of autograd, which are everybody's, and which
+    remember the stream that they were made on. And what it writes into must not look changed to a backward
+    pass that the caller has still to make.
     """
-    others = {id(p): nn.Parameter(p.detach()) for p in parameters}
-    modules = fn.modules() if isinstance(fn, nn.Module) else ()
-    places = [(m._parameters, n, p) for m in modules for n, p in m._parameters.items() if id(p) in others]  # noqa: SLF001  no public dict of a module's own
+    held = list(tensors)
+    others = {id(t): nn.Parameter(t.detach(), True) if t.requires_grad else t.data for t in held}
+    owned = [own for m in modules for own in (m._parameters, m._buffers)]  # noqa: SLF001  no public dict of a module's own
+    places: list[Any] = [(own, n, t) for own in owned for n, t in own.items() if id(t) in others]
     try:
-        for held, name, p in places:
-            held[name] = others[id(p)]
-        yield [others[id(p)] for p in parameters]
+        for own, name, t in places:
+            own[name] = others[id(t)]
+        yield [others[id(t)] for t in held]
     finally:
-        for held, name, p in places:
-            held[name] = p
+        for own, name, t in places:
+            own[name] = t
 
 
 class Failure:

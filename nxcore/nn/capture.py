@@ -16,11 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from nxcore.errors import CaptureError
-from nxcore.graphs import untouched
-from nxcore.layout import overlaps
+from nxcore.graphs import aliased, buffer, new_like, untouched
 from nxcore.nn.inside import Inside
 from nxcore.nn.recorder import Recorder, Ticket
-from nxcore.problem import TensorMeta
 
 ROUNDS = 7
 """Pairs of runs and replays, by which a capture must be the faster one."""
@@ -66,11 +64,9 @@ class Capture:
         self._number, self.late = 0, 0
         self._ticket: Callable[[], Ticket | None] = _nobody
         self._count = len(tensors)
-        with untouched(self.inside.buffers), self.inside.aliased() as parameters:
-            held = [
-                *(_like(t).copy_(t.detach()).requires_grad_(t.requires_grad) for t in tensors),
-                *parameters,
-            ]
+        own = (*self.inside.parameters, *self.inside.buffers)
+        with untouched(self.inside.buffers), aliased(self.inside.modules, own) as others:
+            held = [*map(buffer, tensors), *others[: len(self.inside.parameters)]]
             fresh = [t.detach().clone().requires_grad_(t.requires_grad) for t in held]
             dice = recorder.dice()
             out = recorder.aside(lambda: self._returned(module, held[: self._count]))
@@ -107,9 +103,8 @@ class Capture:
         """What calls of the signature do."""
         return f"replays, {self.gain:.1f}x: {self.figures}"
 
-    @property
-    def free(self) -> bool:
-        """Whether nobody may still go back through what a replay would overwrite, of this or of others."""
+    def may_begin(self) -> bool:
+        """Tell whether nobody may still go back through what a replay would overwrite; count the late."""
         ticket = self._ticket()
         free = self._order.permits(self._place)
         self.late = 0 if free else self.late + 1
@@ -180,7 +175,7 @@ class Capture:
         """
 
         def there() -> tuple[list[Tensor], Tensor]:
-            given = [_like(t).requires_grad_(t.requires_grad) for t in held[: self._count]]
+            given = [new_like(t).requires_grad_(t.requires_grad) for t in held[: self._count]]
             return given, self._returned(module, given)
 
         (given, out), self._there = recorder.capture(there)
@@ -293,12 +288,6 @@ def _replayable(grad: Tensor) -> bool:
         or functorch.is_functorch_wrapped_tensor(grad)
         or (grad.is_cuda and torch.cuda.is_current_stream_capturing())
     )
-
-
-def _like(tensor: Tensor) -> Tensor:
-    """Return new memory, laid out as ``tensor`` where that can be written."""
-    meta = TensorMeta.of(tensor)
-    return torch.empty_like(tensor, requires_grad=False) if overlaps(meta) else meta.empty()
 
 
 def _off(found: Sequence[Tensor | None], wanted: Sequence[Tensor | None]) -> float:

@@ -4,16 +4,14 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from nxcore.dispatch import PLAIN
 from nxcore.errors import CaptureError
 from nxcore.nn.modules import hooked
+from nxcore.surroundings import PLAIN
 
 KNOWN = ("torch.", "nxcore.nn.")
 """Packages whose modules do what their class, their parameters and what they were made with say."""
@@ -90,26 +88,6 @@ class Inside:
 
     def _now(self) -> tuple[list[type], list[int]]:
         return [m.__class__ for m in self.modules], [t.data_ptr() for t in self._tensors]
-
-    @contextlib.contextmanager
-    def aliased(self) -> Iterator[list[Tensor]]:
-        """Put others in the places of parameters and buffers that lie where they lie; return the parameters'.
-
-        What is captured must not hold the parameters' own nodes of autograd, which are everybody's. What is
-        written into must not look changed to a backward pass that the caller has still to make.
-        """
-        others: dict[int, Tensor] = {
-            id(p): nn.Parameter(p.detach(), p.requires_grad) for p in self.parameters
-        }
-        others |= {id(b): b.data for b in self.buffers}
-        places = [entry for entry in self._held if isinstance(entry[2], Tensor)]
-        try:
-            for held, name, tensor in places:
-                held[name] = others[id(tensor)]
-            yield [others[id(p)] for p in self.parameters]
-        finally:
-            for held, name, tensor in places:
-                held[name] = tensor
 
 
 def attributes(module: nn.Module) -> list[tuple[str, Any]]:

@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
-from nxcore.dispatch import PLAIN, PREFERENCE
+from nxcore.dispatch import PREFERENCE
 from nxcore.graphs import deciding
 from nxcore.nn.capture import Capture, Run, replay
 from nxcore.nn.modules import saving
 from nxcore.nn.recorder import Recorder, recorder_of
 from nxcore.session import default
+from nxcore.surroundings import unusual, unusual_tensor
 
 MET = 12
 """Calls before a capture: more than a problem needs to be learnt from calls (``nxcore.online.MET``)."""
@@ -44,7 +44,8 @@ class Part:
     Parameters
     ----------
     run : callable
-        ``run(module, *tensors)`` returns one tensor, from these and what the module holds.
+        ``run(module, *tensors)`` returns one tensor, from these and what the module holds. What it raises, a
+        call raises; what a capture raises is told by ``state``.
     record : callable
         Returns the ``Recorder`` of a device, None where there is none.
     outer : Part, optional
@@ -94,7 +95,20 @@ class Part:
             self._made = 0
 
     def __call__(self, module: nn.Module, *tensors: Tensor) -> Any:
-        """Replay the call of this signature where it was captured; else run it."""
+        """Replay the call of this signature where it was captured; else run it.
+
+        Parameters
+        ----------
+        module : torch.nn.Module
+            Always the same one.
+        tensors : Tensor
+            Of any shapes and dtypes, on one device; at least one.
+
+        Returns
+        -------
+        Tensor
+            What ``run`` returns, differentiable, with memory of its own.
+        """
         if self._refusal and not self._captures:
             return self.run(module, *tensors)
         if why := _unfit(module, tensors):
@@ -107,7 +121,7 @@ class Part:
         if capture is None:
             return self._meet(key, module, tensors)
         with capture.lock:
-            if capture.free:
+            if capture.may_begin():
                 return replay(capture, module, *tensors, *capture.inside.parameters)
             if capture.late >= AGAIN:  # another has been captured anew, and comes before it in a step
                 self._captures.pop(key, None)
@@ -184,20 +198,14 @@ def _unfit(module: nn.Module, tensors: Sequence[Tensor]) -> str:
         return "it isn't training"
     if order.observers:
         return "somebody watches its operators"
-    if (
-        torch._C._is_any_autocast_enabled()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._is_torch_function_mode_enabled()
-        or torch.is_anomaly_enabled()
-        or forward_ad._current_level >= 0
-        or saving()
-    ):
-        return "autocast, a transform, a mode or a hook on what is saved is in force"
+    if reason := unusual():
+        return reason
+    if torch._C._is_any_autocast_enabled() or torch.is_anomaly_enabled() or saving():
+        return "autocast, a look for anomalies or a hook on what is saved is in force"
     device = tensors[0].device
     for t in tensors:
-        if type(t) not in PLAIN or t.layout is not torch.strided or t.device != device or t.is_neg():
-            return f"its arguments must be plain tensors on {device}"
+        if (why := unusual_tensor(t)) or t.device != device:
+            return why or f"its arguments must be on {device}, got {t.device}"
     return ""
 
 

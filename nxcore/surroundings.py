@@ -1,0 +1,43 @@
+"""What keeps a call from all kernels: what is in force around it, and what its tensors are."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+PLAIN = frozenset({Tensor, torch.nn.Parameter})
+
+
+def unusual() -> str:
+    """Return why no kernel may see a call made now, only torch; empty if any may. Autocast is no reason."""
+    if torch._C._get_tracing_state() is not None:  # noqa: SLF001  the public test is slower
+        return "torch.jit traces the reference"
+    if forward_ad._current_level >= 0:  # noqa: SLF001  the level has no public test
+        return "forward-mode differentiation goes through the reference"
+    if torch._C._functorch.peek_interpreter_stack() is not None:  # noqa: SLF001  torch.func has no public test
+        return "torch.func transforms the reference"
+    if torch._C._len_torch_dispatch_stack():  # noqa: SLF001  modes have no public test
+        return "a __torch_dispatch__ mode is active"
+    if torch._C._is_torch_function_mode_enabled() and not only_default_device():  # noqa: SLF001
+        return "a __torch_function__ mode is active"
+    return ""
+
+
+def unusual_tensor(tensor: Tensor) -> str:
+    """Return why no kernel may see this tensor, only torch; empty if any may."""
+    if type(tensor) not in PLAIN:
+        return f"{type(tensor).__name__} is a subclass of Tensor"
+    if tensor.layout is not torch.strided:
+        return f"its layout is {tensor.layout}, not torch.strided"
+    if tensor.is_neg() or tensor.is_conj():
+        return "a lazy negation or conjugation is pending"
+    if tensor.device.type not in ("cpu", "cuda"):
+        return f"no kernel runs on {tensor.device.type!r}"
+    return ""
+
+
+def only_default_device() -> bool:
+    """Tell whether the modes in force are those of ``torch.set_default_device``, which concern factories."""
+    stack = torch.overrides._get_current_function_mode_stack()  # noqa: SLF001  no public look at the stack
+    return all(type(mode).__name__ == "DeviceContext" for mode in stack)
