@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from nxcore.choice import ON_REQUEST, Choice, Entry, decided, passing
+from nxcore.choice import ON_REQUEST, Choice, Entry, decided, left_out, passing
 from nxcore.errors import UnsupportedProblemError
 from nxcore.kernel import Backend, Kernel
 from nxcore.problem import Problem
@@ -145,9 +145,9 @@ class Recall:
         ]
         if new or changed:
             decision = self._decided(problem, candidates, page)
-            return self._carried(problem, args, self._with_left_out(decision, page))
+            return self._carried(problem, args, self._with_left_out(problem.op, decision))
         decision = replace(page.decision, candidates=tuple(candidates))
-        choice = self._carried(problem, args, self._with_left_out(decision, page))
+        choice = self._carried(problem, args, self._with_left_out(problem.op, decision))
         then, now = page.decision, choice.decision
         both = (choice.captured or choice).decision.chosen == (then.captured or then).chosen
         if not doubting and not (both and now.chosen == then.chosen):
@@ -183,21 +183,15 @@ class Recall:
                 if c.timing and c.label in labels
             }
         order = [found[b.label(k)] for b, k in self.tuner.taking_part(problem.op)]
-        decision = self._with_left_out(self._decided(problem, order, page), page)
+        decision = self._with_left_out(problem.op, self._decided(problem, order, page))
         self.keep(problem, decision, page.again, page.policy)
         return self._carried(problem, args, decision)
 
-    def _with_left_out(self, decision: Decision, page: Page) -> Decision:
-        """Let a decision tell of those that take part on request only, as the page does."""
-        there = {c.label for c in decision.candidates}
-        left_out = [
-            c
-            for c in page.decision.candidates
-            if c.refusal.startswith(ON_REQUEST)
-            and c.label not in there
-            and c.backend in self.tuner.registry.backends
-        ]
-        return replace(decision, candidates=(*decision.candidates, *left_out))
+    def _with_left_out(self, op: str, decision: Decision) -> Decision:
+        """Let a decision tell of those that take part on request only."""
+        kernels = self.tuner.registry.kernels(op)
+        asked = [left_out(b, k).candidate for b, k in kernels if b.on_request]
+        return replace(decision, candidates=(*decision.candidates, *asked))
 
     def _decided(self, problem: Problem, candidates: Sequence[Candidate], page: Page) -> Decision:
         owned = {b.label(k): (b, k) for b, k in self.tuner.taking_part(problem.op)}
