@@ -50,6 +50,7 @@ class Differentiable:
     """
 
     __slots__ = (
+        "_all",
         "_kept",
         "_numbers",
         "_places",
@@ -90,6 +91,7 @@ class Differentiable:
                 self._saved.append((i, size if many else 0))
                 self._kept.extend(range(count, count + size))
             count += size
+        self._all = self._kept == list(range(count))
         total = sum(meta.nbytes for meta in self._described())
         known = isinstance(total, int)  # a compiler's symbol is not to be compared: it would guard on it
         self.asks = count > 1 and known and total >= count * WORTH_ASKING
@@ -115,7 +117,9 @@ class Differentiable:
         ctx.call = self
         if self._numbers:
             ctx.numbers = [args[i] for i in self._numbers]
-        if self._kept or extra:
+        if self._all:
+            ctx.save_for_backward(*flat, *extra)
+        elif self._kept or extra:
             ctx.save_for_backward(*[flat[i] for i in self._kept], *extra)
         ctx.set_materialize_grads(False)
 

@@ -16,8 +16,7 @@ from torch.utils import _pytree as pytree
 
 from nxcore.dispatch import PREFERENCE
 from nxcore.errors import CaptureError, InvalidInputError
-from nxcore.layout import overlaps
-from nxcore.problem import TensorMeta
+from nxcore.standins import aliased, buffer, fill, untouched
 from nxcore.surroundings import PLAIN
 
 WAITS = ("captur", "StreamCapture")
@@ -120,7 +119,7 @@ class Graphed:
                 raise
 
         def replay(tensors: list[Any]) -> Any:
-            _fill(buffers, tensors)
+            fill(buffers, tensors)
             graph.replay()
             return result
 
@@ -135,20 +134,25 @@ class Graphed:
         """
         if self.backward or not self.clone:
             return torch.cuda.graph_pool_handle()
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        if self._pool is None or not self._graphs:  # torch has given up a pool that no graph is in
+            self._pool = torch.cuda.graph_pool_handle()
         return self._pool
 
-    def _warm(self, flat: Callable[..., Any], buffers: list[Tensor], names: list[str]) -> None:
-        """Run the function on a side stream, as torch asks, so that all is chosen, compiled and loaded."""
+    def _aside(self, work: Callable[[], Any]) -> Any:
+        """Run ``work`` on a side stream, as torch asks, so that all is chosen, compiled and loaded."""
         side, current = torch.cuda.Stream(), torch.cuda.current_stream()
-        versions = [_version(b) for b in buffers]
         side.wait_stream(current)
         with torch.cuda.stream(side):
             for _ in range(self.warmup):
-                result = flat(*buffers)
+                result = work()
         current.wait_stream(side)
-        for name, buffer, version in zip(names, buffers, versions, strict=True):
-            if _version(buffer) != version:
+        return result
+
+    def _warm(self, flat: Callable[..., Any], buffers: list[Tensor], names: list[str]) -> None:
+        versions = [_version(own) for own in buffers]
+        result = self._aside(lambda: flat(*buffers))
+        for name, own, version in zip(names, buffers, versions, strict=True):
+            if _version(own) != version:
                 raise CaptureError(
                     f"{name} is written into, and a replay reads a copy of it; let the function hold what it "
                     "writes into, or return it"
@@ -161,10 +165,19 @@ class Graphed:
         held = [p for p in self.fn.parameters() if p.requires_grad] if isinstance(self.fn, nn.Module) else []
         # Parameters as arguments: what lies where it lay at the capture isn't copied.
         with aliased(self.fn.modules() if isinstance(self.fn, nn.Module) else (), held) as aliases:
+            wanted = [t for t in (*buffers, *aliases) if t.requires_grad]
+
+            def both_ways() -> None:
+                outs = [t for t in pytree.tree_leaves(flat(*buffers)) if t.requires_grad]
+                if outs and wanted:
+                    torch.autograd.grad(outs, wanted, [*map(torch.ones_like, outs)], allow_unused=True)
+
+            # Torch's own warm-up keeps nodes of autograd that belong to its stream, which the capture meets.
+            self._aside(both_ways)
             made = torch.cuda.make_graphed_callables(
                 lambda *tensors: flat(*tensors[: len(buffers)]),
                 (*buffers, *aliases),
-                num_warmup_iters=self.warmup,
+                num_warmup_iters=0,
                 allow_unused_input=True,
                 pool=pool,
             )
@@ -293,25 +306,8 @@ def _name(spec: Any, place: int) -> str:
     return f"{spelt}{pytree.keystr(tuple(inside))}"
 
 
-def new_like(tensor: Tensor) -> Tensor:
-    """Return new memory, laid out as ``tensor`` where that can be written."""
-    meta = TensorMeta.of(tensor)
-    return torch.empty_like(tensor, requires_grad=False) if overlaps(meta) else meta.empty()
-
-
-def buffer(tensor: Tensor) -> Tensor:
-    """Return a copy that a graph reads in place of ``tensor``."""
-    return new_like(tensor).copy_(tensor.detach()).requires_grad_(tensor.requires_grad)
-
-
 def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version  # noqa: SLF001  it has no public name
-
-
-def _fill(buffers: list[Tensor], tensors: list[Tensor]) -> None:
-    with torch.no_grad():
-        for buffer, tensor in zip(buffers, tensors, strict=True):
-            buffer.copy_(tensor)
 
 
 @contextlib.contextmanager
@@ -322,39 +318,6 @@ def deciding() -> Iterator[None]:
         yield
     finally:
         PREFERENCE.reset(token)
-
-
-@contextlib.contextmanager
-def untouched(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Put these tensors back as they were: warm-ups are no calls of the user's."""
-    before = [(tensor, tensor.detach().clone()) for tensor in tensors]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for tensor, value in before:
-                tensor.data.copy_(value)  # autograd, which may have saved it, is to see no change
-
-
-@contextlib.contextmanager
-def aliased(modules: Iterable[nn.Module], tensors: Iterable[Tensor]) -> Iterator[list[Any]]:
-    """Put others in the places of parameters and buffers that lie where they lie; yield these.
-
-    What is captured must not hold the parameters' own nodes of autograd, which are everybody's, and which
-    remember the stream that they were made on. And what it writes into must not look changed to a backward
-    pass that the caller has still to make.
-    """
-    held = list(tensors)
-    others = {id(t): nn.Parameter(t.detach(), True) if t.requires_grad else t.data for t in held}
-    owned = [own for m in modules for own in (m._parameters, m._buffers)]  # noqa: SLF001  no public dict of a module's own
-    places: list[Any] = [(own, n, t) for own in owned for n, t in own.items() if id(t) in others]
-    try:
-        for own, name, t in places:
-            own[name] = others[id(t)]
-        yield [others[id(t)] for t in held]
-    finally:
-        for own, name, t in places:
-            own[name] = t
 
 
 class Failure:

@@ -104,6 +104,7 @@ class CudaRecorder:
         self.device, self.order = device, Order()
         self._side = torch.cuda.Stream(device)
         self._pool: Any = None
+        self._alive: weakref.WeakSet[Any] = weakref.WeakSet()
         self._last: Any = None
         self.lock = threading.RLock()
 
@@ -129,7 +130,8 @@ class CudaRecorder:
         Not by ``torch.cuda.graph``, which gives all cached memory back to the device each time.
         """
         graph = torch.cuda.CUDAGraph()
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        if self._pool is None or not self._alive:  # torch has given up a pool that no graph is in
+            self._pool = torch.cuda.graph_pool_handle()
         torch.cuda.synchronize(self.device)
         with torch.cuda.stream(self._side):
             # Of this thread alone: kernels may be made ready in another one meanwhile.
@@ -142,7 +144,7 @@ class CudaRecorder:
                     graph.capture_end()
                 raise
             graph.capture_end()
-
+        self._alive.add(graph)
         return result, graph.replay
 
     def lying(self, tensor: Tensor) -> Tensor:

@@ -115,6 +115,16 @@ def test_gradients_go_through_where_they_are_asked_for() -> None:
         torch.testing.assert_close(got.grad, want.grad)
 
 
+def test_graphs_are_captured_again_after_all_were_forgotten() -> None:
+    run = nxcore.graphed(lambda x: x * 2, clone=True)
+    kept = []
+    for size in (5, 500_000, 5):
+        x = _randn(size)
+        kept.append(run(x))
+        torch.testing.assert_close(kept[-1], 2 * x)
+        run.clear()
+
+
 def test_a_whole_step_of_training_is_a_graph() -> None:
     torch.manual_seed(0)
     model = nn.Linear(16, 1, device=CUDA)

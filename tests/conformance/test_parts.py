@@ -25,7 +25,7 @@ CUDA = torch.device("cuda")
 @pytest.fixture(autouse=True)
 def _served_by_torch() -> Any:
     """Nothing is compiled or measured, which takes longer than all else; a capture doesn't ask who serves."""
-    with nxcore.use("torch"), torch.backends.cudnn.flags(allow_tf32=False):
+    with nxcore.use("torch"), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         yield
 
 
@@ -104,6 +104,20 @@ def test_replays_on_two_streams_wait_for_each_other() -> None:
         want = layers[1](layers[0](x))
         torch.testing.assert_close(y, want)
         torch.testing.assert_close(gradient, *torch.autograd.grad(want.square().sum(), x))
+
+
+def test_there_is_room_for_another_after_all_were_dropped() -> None:
+    x = torch.randn(8, 8, 64, 64, device=CUDA, requires_grad=True)
+    for turn in range(3):
+        layer, part = nn.Conv2d(8, 8, 3, padding=1).to(CUDA), Part(lambda module, x: module(x))
+        for _ in range(MET + 2):
+            y = part(layer, x)
+            y.sum().backward()
+        assert part.captured == 1, (turn, part.state)
+        torch.testing.assert_close(y, layer(x))
+        del part, layer
+        gc.collect()
+    assert float(torch.rand(1, device=CUDA)) < 1, "a capture that doesn't begin leaves no numbers to draw"
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])

@@ -222,6 +222,7 @@ def test_a_step_never_reads_an_edge(monkeypatch, rule, undecided, decided):
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")  # torch calls it a prototype
 @pytest.mark.parametrize("mode", ["exact", "threshold", "top_k", "argmax"])
 def test_on_a_device_a_step_doesnt_wait(mode):
     net, arch = SearchNetwork(**TINY, mode=mode).cuda(), ArchitectureParameters(1, multiplier=1).cuda()

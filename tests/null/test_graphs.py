@@ -157,8 +157,19 @@ def test_copies_are_returned_where_they_are_asked_for(captures):
         assert (result is held) is not clone
 
 
+def test_a_pool_that_no_graph_is_in_any_more_is_not_asked_for_again(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+    run = nxcore.graphed(double, clone=True)
+    first = run._memory()
+    run._graphs[0] = double
+    assert run._memory() is first
+    run.clear()
+    assert run._memory() is not first
+
+
 def standing_in(layer, real, fn, inputs, **how):
     """Return what ``torch.cuda.make_graphed_callables`` does: the gradients of all calls lie in one place."""
+    assert how["num_warmup_iters"] == 0, "torch's keeps nodes of autograd of another stream"
     assert not {id(t) for t in inputs} & {id(p) for p in real}, "a capture holds no node of theirs"
     assert [id(t) for t in inputs[1:]] == [id(p) for p in layer.parameters()], "it is of what stands for them"
     assert [t.data_ptr() for t in inputs[1:]] == [p.data_ptr() for p in real]
@@ -189,10 +200,13 @@ def test_gradients_of_replays_add_up(monkeypatch):
     real = list(layer.parameters())
     make = functools.partial(standing_in, layer, real)
     monkeypatch.setattr(torch.cuda, "make_graphed_callables", make)
+    warmed = []
+    monkeypatch.setattr(Graphed, "_aside", lambda self, work: warmed.append(work()))
     run = nxcore.graphed(layer, backward=True)
     x, y = torch.randn(3, 4, requires_grad=True), torch.randn(3, 4)
     replay = run._differentiable(lambda t: layer(t), [x.detach().clone().requires_grad_()], pool=None)
     assert list(map(id, layer.parameters())) == list(map(id, real))
+    assert warmed == [None], "both ways once, and nothing of it is kept"
     for tensor in (x, y.requires_grad_(), x):
         replay([tensor]).square().sum().backward()
     got = [p.grad for p in layer.parameters()] + [x.grad]

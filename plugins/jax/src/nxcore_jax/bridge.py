@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -90,6 +91,12 @@ class Bridged:
             with torch.cuda.device(self.device):
                 return self._call(args)
         return self._call(args)
+
+    def __del__(self) -> None:
+        """Have JAX let go of its programs: it leaves the device that they were on current."""
+        if getattr(self, "elsewhere", False) and not sys.is_finalizing():
+            with torch.cuda.device(self.device):
+                del self.jitted
 
     def _call(self, args: tuple[Any, ...]) -> Any:
         cuda = self.device.type == "cuda"

@@ -1,0 +1,64 @@
+"""Stand-ins: tensors that a capture reads and writes in place of a caller's."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nxcore.layout import overlaps
+from nxcore.problem import TensorMeta
+
+
+def new_like(tensor: Tensor) -> Tensor:
+    """Return new memory, laid out as ``tensor`` where that can be written."""
+    meta = TensorMeta.of(tensor)
+    return torch.empty_like(tensor, requires_grad=False) if overlaps(meta) else meta.empty()
+
+
+def buffer(tensor: Tensor) -> Tensor:
+    """Return a copy that a graph reads in place of ``tensor``."""
+    return new_like(tensor).copy_(tensor.detach()).requires_grad_(tensor.requires_grad)
+
+
+def fill(buffers: Iterable[Tensor], tensors: Iterable[Tensor]) -> None:
+    """Copy what a graph is to read into its buffers."""
+    with torch.no_grad():
+        for own, tensor in zip(buffers, tensors, strict=True):
+            own.copy_(tensor)
+
+
+@contextlib.contextmanager
+def untouched(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Put these tensors back as they were: warm-ups are no calls of the user's."""
+    before = [(tensor, tensor.detach().clone()) for tensor in tensors]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in before:
+                tensor.data.copy_(value)  # autograd, which may have saved it, is to see no change
+
+
+@contextlib.contextmanager
+def aliased(modules: Iterable[nn.Module], tensors: Iterable[Tensor]) -> Iterator[list[Any]]:
+    """Put others in the places of parameters and buffers that lie where they lie; yield these.
+
+    What is captured must not hold the parameters' own nodes of autograd, which are everybody's, and which
+    remember the stream that they were made on. And what it writes into must not look changed to a backward
+    pass that the caller has still to make.
+    """
+    held = list(tensors)
+    others = {id(t): nn.Parameter(t.detach(), True) if t.requires_grad else t.data for t in held}
+    owned = [own for m in modules for own in (m._parameters, m._buffers)]  # noqa: SLF001  no public dict of a module's own
+    places: list[Any] = [(own, n, t) for own in owned for n, t in own.items() if id(t) in others]
+    try:
+        for own, name, t in places:
+            own[name] = others[id(t)]
+        yield [others[id(t)] for t in held]
+    finally:
+        for own, name, t in places:
+            own[name] = t
