@@ -135,14 +135,12 @@ def passing(refusal: str) -> bool:
     return refusal.startswith(PASSING)
 
 
-def left_out(backend: Backend, kernel: Kernel) -> Entry:
-    """Enter a kernel that takes part only where its backend is asked for."""
-    why = f"{ON_REQUEST}: {backend.on_request}; ask for it by backend={backend.name!r}"
-    return Entry(
-        backend,
-        kernel,
-        Candidate(backend.label(kernel), backend.name, refusal=why, graph_safe=kernel.graph_safe),
-    )
+def left_out(backend: Backend, kernel: Kernel, why: str = "") -> Entry:
+    """Enter a kernel that nobody asked: ``why``, or since its backend takes part on request alone."""
+    why = why or f"{ON_REQUEST}: {backend.on_request}; ask for it by backend={backend.name!r}"
+    label = backend.label(kernel)
+    candidate = Candidate(label, backend.name, refusal=why, graph_safe=kernel.graph_safe)
+    return Entry(backend, kernel, candidate)
 
 
 def carry_out(decision: Decision, entries: Sequence[Entry]) -> Choice:

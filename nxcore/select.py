@@ -339,16 +339,6 @@ def _gain(candidate: Candidate) -> float:
     return candidate.ratio.median if candidate.ratio else 0.0
 
 
-def prefer(candidates: Sequence[Candidate], order: Sequence[str]) -> Decision | None:
-    """Return the first candidate that can serve, by the order of backends in ``nxcore.use``; else None."""
-    for backend in order:
-        for c in candidates:
-            if c.backend == backend and not c.refusal:
-                reason = f"nxcore.use({', '.join(map(repr, order))}) is in force"
-                return Decision(c.label, "preferred", reason, tuple(candidates))
-    return None
-
-
 def refusals(candidates: Sequence[Candidate]) -> Mapping[str, str]:
     """Return label -> reason of those that can't serve."""
     return {c.label: c.refusal for c in candidates if c.refusal}

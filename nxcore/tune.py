@@ -30,7 +30,7 @@ from nxcore.gate import Gate, brief, lost, short
 from nxcore.kernel import Backend, Kernel
 from nxcore.problem import Problem
 from nxcore.registry import Registry
-from nxcore.select import Candidate, Decision, prefer, settled
+from nxcore.select import Candidate, Decision, settled
 from nxcore.timing import Timing
 
 
@@ -83,12 +83,22 @@ class Tuner:
         """
         if backend is not None:
             return self._pinned(problem, args, backend)
+        kernels = list(self.registry.kernels(problem.op))
+        asked: dict[str, Entry] = {}
+        for b, k in ((b, k) for name in order for b, k in kernels if b.name == name):
+            entry = asked[b.label(k)] = self.enter(b, k, problem, args)
+            if not entry.candidate.refusal:  # the others may take long to make ready
+                why = f"not asked: {b.name!r} is preferred"
+                entries = [
+                    asked.get(b.label(k)) or left_out(b, k, "" if b.on_request else why) for b, k in kernels
+                ]
+                reason = f"nxcore.use({', '.join(map(repr, order))}) is in force"
+                candidates = tuple(e.candidate for e in entries)
+                return carry_out(Decision(entry.candidate.label, "preferred", reason, candidates), entries)
         entries = [
-            left_out(b, k) if b.on_request and b.name not in order else self.enter(b, k, problem, args)
-            for b, k in self.registry.kernels(problem.op)
+            asked.get(b.label(k)) or (left_out(b, k) if b.on_request else self.enter(b, k, problem, args))
+            for b, k in kernels
         ]
-        if decision := prefer([e.candidate for e in entries], order):
-            return carry_out(decision, entries)
         decision, again = self.measured(problem, args, entries)
         return replace(carry_out(decision, entries), again=again)
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nxcore.predict import Point, fit
@@ -197,9 +197,12 @@ def planted(seed, turn, noise):
     return times
 
 
-# One field in a hundred is drawn so that these bounds are missed: the same fields each time.
-@settings(max_examples=40, deadline=None, derandomize=True)
-@given(st.integers(0, 10_000), st.integers(10, 18).map(lambda p: 1 << p), st.sampled_from([0.0, 0.02]))
+# In one field of a hundred these bounds are missed. Not drawn by hypothesis, which takes constants from
+# whatever modules are loaded: these are the same fields each time.
+@pytest.mark.parametrize(
+    ("seed", "turn", "noise"),
+    [(seed, 1 << random.Random(seed).randint(10, 18), 0.02 * (seed % 2)) for seed in range(40)],
+)
 def test_where_the_winner_changes_with_size_regret_is_small(seed, turn, noise):
     times, dice = planted(seed, turn, noise), random.Random(seed)
 

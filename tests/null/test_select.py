@@ -21,7 +21,6 @@ from nxcore.select import (
     compare,
     decide,
     interval,
-    prefer,
     refusals,
     settled,
     signed_rank,
@@ -241,20 +240,6 @@ def test_settled_when_every_verdict_is_clear():
 def test_not_settled_while_one_may_still_win():
     maybe = one("a", 97.5, noise=0.02)
     assert not settled([one("torch", 100), maybe], again())
-
-
-def test_the_first_preference_that_can_serve_is_taken():
-    ones = [Candidate("torch", "torch"), Candidate("a", "a", refusal="no"), Candidate("b-x", "b")]
-    found = prefer(ones, ("a", "b", "torch"))
-    assert (found.chosen, found.rule) == ("b-x", "preferred")
-    assert found.reason == "nxcore.use('a', 'b', 'torch') is in force"
-    assert found.candidates == tuple(ones)
-
-
-def test_no_preference_decides_nothing():
-    ones = [Candidate("torch", "torch"), Candidate("a", "a", refusal="no")]
-    assert prefer(ones, ()) is None
-    assert prefer(ones, ("a", "b")) is None
 
 
 def test_refusals_are_those_with_a_reason():

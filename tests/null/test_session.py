@@ -65,40 +65,6 @@ def test_unknown_names_offer_the_nearest():
         session.explain("ad", X, X)
 
 
-def test_preferences_are_tried_in_order():
-    session = fakes.session(fakes.backend("a", fakes.kernel("add")), fakes.backend("b", fakes.kernel("add")))
-
-    def chosen(*names):
-        with session.use(*names):
-            return session.explain("add", X, X).decision.chosen
-
-    assert [chosen("a", "b"), chosen("b", "a"), chosen("torch", "a")] == ["a", "b", "torch"]
-    with session.use("a"), session.use("b"):
-        assert chosen("b") == session.explain("add", X, X).decision.chosen == "b"
-
-
-def test_a_preference_that_can_not_serve_is_passed_over():
-    session = one("sum")
-    with session.use("fake"):
-        assert session.explain("add", X, X).decision.chosen == "torch"
-        assert session.explain("sum", X).decision.rule == "preferred"
-
-
-def test_a_preference_ends_with_its_block_even_after_an_error():
-    session = one()
-    with pytest.raises(ValueError, match="out"), session.use("fake"):
-        raise ValueError("out")
-    assert session.explain("add", X, X).decision.rule != "preferred"
-
-
-def test_a_preference_is_its_threads_own():
-    session = one()
-    with session.use("fake"), ThreadPoolExecutor(1) as pool:
-        there = pool.submit(lambda: session.explain("add", X, X).decision.rule).result()
-        assert session.explain("add", X, X).decision.rule == "preferred"
-    assert there != "preferred"
-
-
 def test_a_machine_that_says_no_is_refused_with_reason_and_hint():
     session = one(probe=lambda: no("no GPU", hint="buy one"))
     with pytest.raises(
