@@ -140,7 +140,8 @@ class Graphed:
 
     def _aside(self, work: Callable[[], Any]) -> Any:
         """Run ``work`` on a side stream, as torch asks, so that all is chosen, compiled and loaded."""
-        side, current = torch.cuda.Stream(), torch.cuda.current_stream()
+        current = torch.cuda.current_stream()
+        side = _side(current.device)
         side.wait_stream(current)
         with torch.cuda.stream(side):
             for _ in range(self.warmup):
@@ -207,6 +208,12 @@ class _OwnGradients(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:  # noqa: ARG004  torch's signature
         return tuple(gradient if gradient is None else gradient.clone() for gradient in gradients)
+
+
+@functools.cache
+def _side(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream of a device's warm-ups: one, since cuBLAS keeps memory for each that it has met."""
+    return torch.cuda.Stream(device)
 
 
 def graphed(fn: Any, **how: Any) -> Any:

@@ -10,14 +10,11 @@ from torch import Tensor, nn
 
 from nxcore.errors import InvalidInputError
 from nxcore.nas.genotype import Gene, edges
-from nxcore.nas.mixed import MixedOp
+from nxcore.nas.mixed import PART, MixedOp
 from nxcore.nas.operations import OPS, PRIMITIVES, FactorizedReduce, Identity, ReLUConvBN
 from nxcore.nas.pools import pooled
 from nxcore.nas.rule import Mode, Plan, Rule, as_rule
 from nxcore.nn import Part
-
-PART = "_nxcore_part"
-"""The attribute that holds the ``Part`` of a module."""
 
 
 class Cell(nn.Module):
@@ -72,6 +69,8 @@ class Cell(nn.Module):
             for node in range(steps)
             for state in range(node + 2)
         )
+        for mixed in self._ops:
+            delattr(mixed, PART)  # it is this cell that is replayed
         setattr(self, PART, Part(_blended))
 
     def forward(self, s0: Tensor, s1: Tensor, logits: Tensor, plan: Plan | None = None) -> Tensor:

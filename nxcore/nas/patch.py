@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import nxcore
-from nxcore.nas.cells import PART
+from nxcore.nas.mixed import PART
 from nxcore.nn import Part, Swap
 from nxcore.nn.inside import as_they_are, attributes
 from nxcore.nn.modules import hooked
@@ -72,7 +72,7 @@ def patch(model: nn.Module, *, graphs: bool = True) -> Swap:
 def replays(model: nn.Module) -> dict[str, str]:
     """Return name -> whether calls in training replay CUDA graphs, and why, of cells and mixed operations.
 
-    These are the cells of a ``SearchNetwork``, and what ``patch`` has replaced.
+    These are the cells of a ``SearchNetwork``, a ``MixedOp`` outside of any, and what ``patch`` has replaced.
     """
     parts = ((name, vars(module).get(PART)) for name, module in model.named_modules())
     return {name: part.state for name, part in parts if part is not None}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nxcore import nas
-from nxcore.nas.cells import PART
+from nxcore.nas.mixed import PART
 from nxcore.nn.part import MET
 from tests.nas import darts
 from tests.nas.test_network import SMALL, step
@@ -112,6 +112,30 @@ def test_cells_of_our_own_network_are_replayed_until_another_rule_is_set():
     agree(plain, own, 1)
     other = copy.deepcopy(own)
     assert all(state == "runs: no call in training yet" for state in nas.replays(other).values())
+
+
+def test_a_mixed_operation_by_itself_is_replayed():
+    torch.manual_seed(0)
+    own = nas.MixedOp(4, 1).double()
+    plain = copy.deepcopy(own)
+    vars(plain).pop(PART)
+    tape = taped(own)
+    for turn in range(MET + 3):
+        x, logits = torch.randn(2, 4, 6, 6).double(), torch.randn(8).double()
+        found = []
+        for net in (own, plain):
+            leaves = [x.clone().requires_grad_(), logits.clone().requires_grad_(), *net.parameters()]
+            out = net(leaves[0], leaves[1])
+            found.append([out.detach(), *torch.autograd.grad(out.square().sum(), leaves)])
+        for got, want in zip(*found, strict=True):
+            torch.testing.assert_close(got, want, msg=f"in turn {turn}")
+    torch.testing.assert_close(own.state_dict(), plain.state_dict())
+    assert nas.replays(own)[""].startswith("replays")
+    before = tape.replayed
+    own(x, weights=logits.softmax(0))
+    own(x, logits, outputs={1: x})
+    assert tape.replayed == before, "a replay is of logits alone"
+    assert nas.replays(nas.SearchNetwork(**SMALL)).keys() == {"cells.0", "cells.1", "cells.2"}
 
 
 def test_a_compiler_sees_a_patched_cell_as_it_is():
