@@ -60,6 +60,8 @@ class Differentiable:
         "described",
         "forward",
         "gradient",
+        "keeps",
+        "pairs",
         "reference",
     )
 
@@ -74,6 +76,7 @@ class Differentiable:
     ) -> None:
         self.described, self.gradient, self.forward = described, gradient, forward
         self.backward, self.reference = backward, reference
+        self.pairs, self.keeps = bool(gradient.forward), bool(gradient.keeps)
         self._places: list[tuple[int, bool]] = []  # of tensors among the arguments: which, and whether many
         self._numbers: list[int] = []  # of what may change from call to call
         self._saved: list[tuple[int, int]] = []  # of arguments that are kept: which, and how many tensors
@@ -113,15 +116,17 @@ class Differentiable:
     def kept(
         self, ctx: Any, args: tuple[Any, ...], flat: tuple[Tensor, ...], extra: Sequence[Tensor]
     ) -> None:
-        """Keep for the backward pass what it needs."""
-        ctx.call = self
+        """Keep for the backward pass what it needs.
+
+        By the attributes of ``ctx`` that its methods set: each of these is a frame of Python's in every call.
+        """
+        ctx.call, ctx.materialize_grads = self, False
         if self._numbers:
             ctx.numbers = [args[i] for i in self._numbers]
         if self._all:
-            ctx.save_for_backward(*flat, *extra)
+            ctx.to_save = (*flat, *extra) if extra else flat
         elif self._kept or extra:
-            ctx.save_for_backward(*[flat[i] for i in self._kept], *extra)
-        ctx.set_materialize_grads(False)
+            ctx.to_save = (*[flat[i] for i in self._kept], *extra)
 
     def arguments(self, ctx: Any, grad: Tensor, mask: tuple[bool, ...]) -> tuple[Any, ...]:
         """Return the backward operator's arguments."""
@@ -140,11 +145,10 @@ class _Join(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: Differentiable, args: tuple[Any, ...], *flat: Tensor) -> Any:
         result, extra = call.forward(*args), ()
-        if call.gradient.forward:
-            result, *extra = result
-        elif call.gradient.keeps:
-            extra = result[1:]
-            ctx.mark_non_differentiable(*extra)
+        if call.pairs:
+            result, extra = result[0], result[1:]
+        elif call.keeps:
+            extra = ctx.non_differentiable = tuple(result[1:])
         call.kept(ctx, args, flat, extra)
         return result
 
