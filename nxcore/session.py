@@ -165,6 +165,11 @@ class Session:
             PREFERENCE.reset(token)
 
     @property
+    def decided(self) -> int:
+        """How many problems somebody was chosen for in this process, those still learnt included."""
+        return len(self.chooser.choices)
+
+    @property
     def learning(self) -> bool:
         """Whether any problem that is met often is still learnt from calls."""
         found = (exploration(choice.call) for choice in list(self.chooser.choices.values()))

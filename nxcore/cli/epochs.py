@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -19,13 +20,17 @@ LAST = 12
 
 
 @contextlib.contextmanager
-def watching(history: Sequence[Row], *, quiet: bool = False) -> Iterator[Callable[[Row], None]]:
+def watching(
+    history: Sequence[Row], decided: Callable[[], int] | None = None, *, quiet: bool = False
+) -> Iterator[Callable[[Row], None]]:
     """Show epochs as they end; yields what to give their rows.
 
     Parameters
     ----------
     history : sequence of mapping
         Epochs that were before.
+    decided : callable, optional
+        Returns how many problems a kernel was chosen for: most of what the first epoch on a GPU takes.
     quiet : bool
         Show nothing.
     """
@@ -34,20 +39,39 @@ def watching(history: Sequence[Row], *, quiet: bool = False) -> Iterator[Callabl
         yield lambda row: None  # noqa: ARG005
         return
     if not sys.stdout.isatty():
+        if decided and not history:
+            console.print("the first epoch also compiles and measures kernels, once for this device")
         yield lambda row: console.print(line(row), markup=False, soft_wrap=True)
         return
     from rich.live import Live
 
-    seen = list(history)
-    with Live("the first epoch", console=console, refresh_per_second=4) as live:
+    seen, since = list(history), [time.monotonic()]  # of the next epoch, until all have been
+
+    def waited() -> str:
+        if not since:
+            return ""
+        told = f", {decided()} problems decided" if decided else ""
+        return f"{'the next' if seen else 'the first epoch'} for {time.monotonic() - since[0]:.0f} s{told}"
+
+    def shown() -> Group:
+        if not seen:
+            return Group(waited())
+        row, spent = seen[-1], sum(r["seconds"] for r in seen)
+        below = f"{row['phase']}: {row['epoch']} of {row['epochs']} epochs, {spent:.0f} s"
+        return Group(table(seen[-LAST:]), "; ".join(filter(None, (below, waited()))))
+
+    with Live(get_renderable=shown, console=console, refresh_per_second=4) as live:
 
         def show(row: Row) -> None:
             seen.append(row)
-            spent = sum(r["seconds"] for r in seen)
-            below = f"{row['phase']}: {row['epoch']} of {row['epochs']} epochs, {spent:.0f} s"
-            live.update(Group(table(seen[-LAST:]), below))
+            since[:] = [time.monotonic()]
+            live.refresh()
 
-        yield show
+        live.refresh()
+        try:
+            yield show
+        finally:
+            since.clear()
 
 
 def table(rows: Sequence[Row]) -> Table:

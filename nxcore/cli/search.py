@@ -137,10 +137,13 @@ def followed(trainer: Trainer, folder: Path, policy: str | None, *, quiet: bool)
 
     import nxcore
     from nxcore.cli import epochs as shown
+    from nxcore.session import default
 
-    policy = policy or ("estimate" if trainer.device.type == "cpu" else None)
+    on_cpu = trainer.device.type == "cpu"
+    policy = policy or ("estimate" if on_cpu else None)
     serving = nxcore.policy(policy) if policy else contextlib.nullcontext()
-    with serving, shown.watching(trainer.history, quiet=quiet) as show:
+    decided = None if on_cpu else lambda: default().decided
+    with serving, shown.watching(trainer.history, decided, quiet=quiet) as show:
         try:
             for row in trainer.run(folder):
                 show(row)

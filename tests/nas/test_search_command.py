@@ -123,23 +123,41 @@ def test_a_folder_that_holds_a_search_is_kept(tmp_path):
         run("-o", tmp_path)
 
 
-def test_a_terminal_shows_the_last_epochs_as_a_table(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
 
+
+def test_a_terminal_shows_the_last_epochs_as_a_table(monkeypatch):
     preset = dataclasses.replace(LEAST, mutations=(nas.Mutation(2, "deepen", 0),))
     rows = list(Trainer(images(), preset).run())
     monkeypatch.setattr(sys, "stdout", Terminal())
     monkeypatch.setenv("TERM", "xterm")
-    with epochs.watching(rows[:1]) as show:
+    with epochs.watching(rows[:1], lambda: 63) as show:
         for row in rows[1:]:
             show(row)
-    last = sys.stdout.getvalue().rpartition("phase ")[2]
+    first, _, last = sys.stdout.getvalue().rpartition("phase ")
+    assert "warm-up: 1 of 3 epochs" in first
+    assert "; the next for 0 s, 63 problems decided" in first
+    assert "the next" not in last, "all have been"
     assert all(
         word in last
         for word in ("warm-up", "search", "deepen", "retraining", "3/3", "retraining: 2 of 2 epochs")
     )
+
+
+def test_before_the_first_epoch_it_tells_what_takes_so_long(monkeypatch, capsys):
+    with epochs.watching([], lambda: 63):
+        pass
+    assert "the first epoch also compiles and measures kernels, once" in capsys.readouterr().out
+    with epochs.watching([]):
+        pass
+    assert capsys.readouterr().out == ""
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    with epochs.watching([], lambda: 63):
+        pass
+    assert "the first epoch for 0 s, 63 problems decided" in sys.stdout.getvalue()
 
 
 def test_a_genotype_is_drawn_with_every_operation_once():
