@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 
 import pytest
 import torch
+
+import nxcore
+from nxcore.dispatch import Operator
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -20,6 +24,15 @@ def pytest_collection_finish() -> None:
     """Leave what was collected out of later searches for garbage: it is millions of objects, and stays."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _operators_are_asked_for_anew() -> Iterator[None]:
+    """A test may bring a default session of its own, whose operators aren't to stay in ``nxcore.ops``."""
+    yield
+    kept = vars(nxcore.ops)
+    for name in [name for name, value in kept.items() if isinstance(value, Operator)]:
+        del kept[name]
 
 
 @pytest.fixture(scope="session")

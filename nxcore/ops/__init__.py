@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
+from nxcore.errors import UnknownOperatorError
 from nxcore.plugin import OpSpec, hookimpl
 
 
@@ -29,12 +30,13 @@ nxcore_ops()  # all modules now, so that a later import of one can't put it in i
 
 
 def __getattr__(name: str) -> Any:
-    """``nxcore.ops.add`` is ``nxcore.op("add")``."""
-    from nxcore.errors import UnknownOperatorError
-
+    """``nxcore.ops.add`` is ``nxcore.op("add")``, and stays here: to ask costs more than to look it up."""
     if name.startswith(("_", "nxcore_")):  # the import system and pluggy ask for what isn't there
         raise AttributeError(name)
+    package = sys.modules[__name__.partition(".")[0]]
     try:
-        return importlib.import_module("nxcore").op(name)
+        found = package.op(name)
     except UnknownOperatorError as error:
         raise AttributeError(str(error)) from None
+    vars(sys.modules[__name__])[name] = found
+    return found

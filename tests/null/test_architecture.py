@@ -178,7 +178,9 @@ def test_a_gradient_is_an_operator_of_its_own(name):
 
 
 def test_operators_are_attributes_of_ops():
+    assert "add" not in vars(nxcore.ops)
     assert nxcore.ops.add is nxcore.op("add")
+    assert vars(nxcore.ops)["add"] is nxcore.op("add"), "the next one to ask doesn't wait for an answer"
     with pytest.raises(AttributeError, match=r"no operator is named 'ad'; did you mean 'add'\?"):
         nxcore.ops.ad  # noqa: B018
 

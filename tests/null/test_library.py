@@ -199,6 +199,9 @@ def test_an_operator_found_inside_the_function_is_the_same(monkeypatch):
             assert torch.equal(function(x), torch.full((5,), 6.0))
         assert counter.frame_count == 1
         assert nodes(counter) == ["nxcore.add.default"]
+    function, counter = compiled(lambda x: nxcore.ops.add(x, 2.5, alpha=2))  # which is kept by now
+    assert torch.equal(function(x), torch.full((5,), 6.0))
+    assert nodes(counter) == ["nxcore.add.default"]
 
 
 def test_a_stack_of_candidates_is_one_tensor(session):
