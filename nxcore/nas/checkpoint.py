@@ -12,6 +12,7 @@ import torch
 from nxcore.errors import InvalidInputError
 
 if TYPE_CHECKING:
+    from nxcore.nas.data import Data
     from nxcore.nas.trainer import Trainer
 
 CHECKPOINT, METRICS = "checkpoint.pt", "metrics.jsonl"
@@ -39,6 +40,24 @@ def read(path: str | Path) -> dict[str, Any]:
             f"{path} must be of format {FORMAT}, got {state.get('format')}", argument="path"
         )
     return state
+
+
+def require(state: dict[str, Any], path: str | Path, data: Data, device: torch.device) -> None:
+    """Refuse to go on with other data, or on another type of device than ``state`` is of.
+
+    Raises
+    ------
+    InvalidInputError
+        Naming both.
+    """
+    if (known := (state["data"], state["counts"])) != (got := (data.name, data.counts)):
+        raise InvalidInputError(f"data must be that of {path}, {known}, got {got}", argument="data")
+    if (kind := "cpu" if state["cuda"] is None else "cuda") != device.type:
+        raise InvalidInputError(
+            f"device must be of type {kind!r}, on which {path} was written, got {device.type!r}: its random "
+            "generators have another form",
+            argument="device",
+        )
 
 
 def recorded(trainer: Trainer, folder: Path | None) -> Iterator[dict[str, Any]]:

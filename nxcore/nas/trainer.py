@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nxcore.errors import InvalidInputError
 from nxcore.nas import checkpoint
 from nxcore.nas.architecture import ArchitectureParameters
 from nxcore.nas.data import Data, Part, augment
@@ -168,16 +167,15 @@ class Trainer:
         budget_s : float, optional
             Another than the preset's.
         device : torch.device or str, optional
-            As before; not of another type if the data is elsewhere.
+            Of the same type as before: the state of random generators is of no other's form.
 
         Raises
         ------
         InvalidInputError
-            If the file is of another format, or of other data.
+            If the file is of another format, of other data, or of another type of device.
         """
         state = checkpoint.read(path)
-        if (known := (state["data"], state["counts"])) != (got := (data.name, data.counts)):
-            raise InvalidInputError(f"data must be that of {path}, {known}, got {got}", argument="data")
+        checkpoint.require(state, path, data, torch.device(device or data.train.images.device))
         preset = dict(state["preset"])
         if budget_s is not None:
             preset["budget_s"] = budget_s

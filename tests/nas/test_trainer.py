@@ -220,6 +220,10 @@ def test_a_checkpoint_is_of_its_data_and_format(tmp_path):
     other = dataclasses.replace(images(), name="dots")
     with pytest.raises(InvalidInputError, match=r"data must be that of .*here.pt, .*stripes.*, got .*dots"):
         Trainer.restore(tmp_path / "here.pt", other)
+    state = torch.load(tmp_path / "here.pt", weights_only=True)
+    torch.save(state | {"cuda": torch.zeros(16, dtype=torch.uint8)}, tmp_path / "there.pt")
+    with pytest.raises(InvalidInputError, match=r"device must be of type 'cuda', on which .*, got 'cpu'"):
+        Trainer.restore(tmp_path / "there.pt", images())
     torch.save({"format": 0}, tmp_path / "old.pt")
     with pytest.raises(InvalidInputError, match=r"old.pt must be of format 2, got 0"):
         Trainer.restore(tmp_path / "old.pt", images())
