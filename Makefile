@@ -16,7 +16,7 @@ AIMS := miss online regret
 .PHONY: help demo test mutations gpu-test sanitize conformance bench aims regression lint docs clean
 
 help:
-	@echo "make demo         set up, then run the main job on this machine"
+	@echo "make demo         set up, run the main job on this machine, then search an architecture"
 	@echo "make test         set up, then run the tests"
 	@echo "make gpu-test     the tests, all of them, on a machine with a CUDA device"
 	@echo "make mutations    break every kernel of ours in five ways, and see the conformance kit catch each"
@@ -30,6 +30,8 @@ help:
 
 demo: $(VENV)/.demo
 	$(BIN)/nxcore demo
+	rm -rf build/search
+	$(BIN)/nxcore search --data digits --preset tiny --output build/search
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -p no:benchmark -n $(WORKERS) --dist worksteal

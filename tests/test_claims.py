@@ -112,6 +112,8 @@ def test_the_search_on_digits_is_the_records() -> None:
     found = json.loads(path.read_text(encoding="utf-8"))
     share, images = f"{found['held_out_accuracy']:.2%}", found["held_out_images"]
     assert f"{found['wall_s']:.0f} s on two cores, {share} of {images} held-out images\n" in README
+    seconds = found["at_the_end_of_make_demo"]["seconds"]
+    assert f"\n{share} of {images} held-out images, {seconds:.0f} s of training\n```" in README
 
 
 def test_the_page_of_conformance_is_the_records() -> None:

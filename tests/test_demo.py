@@ -29,6 +29,14 @@ def test_the_demonstration(tmp_path: Path) -> None:
     _the_table_is_plain_and_fits_100_columns(text, report)
 
 
+def test_the_demonstration_ends_with_a_search() -> None:
+    root = Path(__file__).parents[1]
+    told = subprocess.run(["make", "-n", "demo"], capture_output=True, text=True, cwd=root, check=True)
+    *_, demo, _, search = told.stdout.splitlines()
+    assert demo.endswith("nxcore demo")
+    assert "nxcore search --data digits --preset tiny " in search
+
+
 def _run(target: Path) -> tuple[str, dict[str, Any]]:
     """Return what the demo printed and the JSON that it wrote."""
     environment = {k: v for k, v in os.environ.items() if k not in TOOLKITS}
