@@ -45,6 +45,8 @@ def begun(asked: dict[str, Any], output: Path, device: str | None) -> Trainer:
         name: asked[name] for name in ("epochs", "retrain_epochs", "budget_s") if asked[name] is not None
     }
     changed["mutations"] = tuple(map(mutation, asked["grow"]))
+    if asked["space"] is not None:
+        changed["primitives"] = operations(asked["space"])
     preset = dataclasses.replace(PRESETS[asked["preset"]], **changed)
     found, at = images(asked, device)
     trainer = Trainer(found, preset, seed=asked["seed"], device=at)
@@ -73,6 +75,28 @@ def mutation(told: str) -> Mutation:
         )
     named: Any = kind
     return Mutation(int(epoch), named, int(size or 0))
+
+
+def operations(told: str) -> tuple[str, ...]:
+    """Return the operations of a space by its name, or by theirs, separated by commas.
+
+    Raises
+    ------
+    InvalidInputError
+        If one is unknown, or there is nothing to choose among.
+    """
+    from nxcore.errors import InvalidInputError, nearest
+    from nxcore.nas import OPS, PRIMITIVES
+
+    names = {"darts": PRIMITIVES, "all": tuple(OPS)}.get(told) or tuple(told.split(","))
+    unknown = next((name for name in names if name not in OPS), None)
+    if unknown is not None or len({*names} - {"none"}) < 2 or len({*names}) < len(names):
+        raise InvalidInputError(
+            f"space must be darts, all, or two operations and more, comma-separated, each once, got {told!r}"
+            + (nearest(unknown, OPS) if unknown else ""),
+            argument="space",
+        )
+    return names
 
 
 def resumed(folder: Path, device: str | None) -> Trainer:
@@ -164,6 +188,13 @@ def command(
         int | None, typer.Option(help="Of a folder's images, scaled.", min=8, show_default="32")
     ] = None,
     preset: Annotated[str | None, typer.Option(help="tiny or darts.", show_default="tiny")] = None,
+    space: Annotated[
+        str | None,
+        typer.Option(
+            help="darts (8 operations), all (10), or some by name, comma-separated.",
+            show_default="the preset's",
+        ),
+    ] = None,
     epochs: Annotated[
         int | None, typer.Option(help="Of the search.", show_default="the preset's", min=1)
     ] = None,
@@ -207,6 +238,7 @@ def command(
         "root": None if root is None else str(root.absolute()),
         "side": side,
         "preset": preset,
+        "space": space,
         "epochs": epochs,
         "retrain_epochs": retrain_epochs,
         "grow": grow or None,

@@ -245,8 +245,9 @@ class Trainer:
         """Make an architecture, and its optimizer."""
         p = self.preset
         self.arch = ArchitectureParameters(steps, p.primitives, multiplier).to(self.device)
+        decay, fused = p.arch_weight_decay, self.device.type == "cuda" or None  # fused: one launch
         self.arch_optimizer = torch.optim.Adam(
-            self.arch.parameters(), lr=p.arch_lr, betas=p.arch_betas, weight_decay=p.arch_weight_decay
+            self.arch.parameters(), lr=p.arch_lr, betas=p.arch_betas, weight_decay=decay, fused=fused
         )
 
     def _mutation(self) -> Mutation | None:

@@ -47,10 +47,12 @@ def test_a_wider_network_computes_the_same_in_eval_and_in_training(C, dtype):
     assert all(int(n) == 3 for n in found), "with the batches that it has seen"
 
 
-@pytest.mark.parametrize("kind", ["SGD", "Adam"])
-def test_a_wider_networks_momentum_is_that_of_its_gradients(kind):
+@pytest.mark.parametrize(
+    ("kind", "options"), [("SGD", {"momentum": 0.9}), ("Adam", {}), ("Adam", {"fused": True})], ids=str
+)
+def test_a_wider_networks_momentum_is_that_of_its_gradients(kind, options):
     net, arch, x = trained(torch.float64, inserted=(1,))
-    options = {"lr": 0.0, "momentum": 0.9} if kind == "SGD" else {"lr": 0.0}
+    options = {"lr": 0.0} | options
     optimizer = getattr(torch.optim, kind)(net.parameters(), **options)
     backward(net, arch, x)
     optimizer.step()

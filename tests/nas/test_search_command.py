@@ -98,6 +98,21 @@ def test_a_supernet_grows_between_the_epochs_that_it_is_told(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("space", "names"),
+    [("darts", nas.PRIMITIVES), ("all", tuple(nas.OPS)), ("max_pool_3x3,skip_connect", None)],
+)
+def test_it_searches_the_space_that_it_is_told(space, names, tmp_path, monkeypatch):
+    seen = []
+    advance = Trainer.advance
+    monkeypatch.setattr(Trainer, "advance", lambda t: (seen.append(t.preset.primitives), advance(t))[1])
+    found = json.loads(run("-o", tmp_path / "it", "--space", space, "--json"))
+    names = names or tuple(space.split(","))
+    assert set(seen) == {names}
+    genotype = found["genotype"]
+    assert {name for name, _ in genotype["normal"] + genotype["reduce"]} <= {*names}
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (("--preset", "tinny"), "preset must be one of tiny, got 'tinny'; did you mean 'tiny'"),
@@ -106,6 +121,12 @@ def test_a_supernet_grows_between_the_epochs_that_it_is_told(tmp_path):
             ("--resume", "nowhere", "--seed", "0"),
             "--resume goes on with what its search was told, got seed too",
         ),
+        (("--space", "skip_connect,sep_conv_3"), "space must be .*; did you mean 'sep_conv_3x3'"),
+        (
+            ("--space", "none,skip_connect"),
+            "space must be .* two operations and more, .* got 'none,skip_connect'",
+        ),
+        (("--space", "skip_connect,skip_connect"), "space must be .* each once"),
         (("--grow", "2:widen"), "grow must be EPOCH:widen:C, .* got '2:widen'"),
         (("--data", "nowhere"), "source must be digits, cifar10 or a folder that exists, got 'nowhere'"),
     ],

@@ -200,6 +200,7 @@ def test_on_a_gpu_it_goes_on_where_it_was(order, tmp_path):
     rows = list(second.run(tmp_path))
     assert [row["phase"] for row in rows] == ["search", "retraining", "retraining"]
     assert all(math.isfinite(row["loss"]) for row in rows)
+    assert second.arch_optimizer.param_groups[0]["fused"]
     assert second.net.classifier.weight.is_cuda
 
 
