@@ -90,7 +90,9 @@ class Tuner:
             if not entry.candidate.refusal:  # the others may take long to make ready
                 why = f"not asked: {b.name!r} is preferred"
                 entries = [
-                    asked.get(b.label(k)) or left_out(b, k, "" if b.on_request else why) for b, k in kernels
+                    asked.get(b.label(k))
+                    or left_out(b, k, why if b.name in order or not b.on_request else "")
+                    for b, k in kernels
                 ]
                 reason = f"nxcore.use({', '.join(map(repr, order))}) is in force"
                 candidates = tuple(e.candidate for e in entries)

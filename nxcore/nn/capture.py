@@ -163,7 +163,8 @@ class Capture:
 
     def _replayed(self, module: nn.Module, fresh: Sequence[Tensor], grad: Tensor) -> Outcome:
         """Do the same by replays."""
-        out = replay(self, module, *fresh)
+        with self.lock:  # not on the way back, which autograd makes in a thread of its own
+            out = replay(self, module, *fresh)
         wanted = [t for t in fresh if t.requires_grad]
         return out.detach(), torch.autograd.grad(out, wanted, grad, allow_unused=True)
 

@@ -38,6 +38,10 @@ LIMIT = 4
 """Captures that are made, for other signatures or in place of what didn't last."""
 
 
+_making = threading.RLock()
+"""Held while a capture is made: all share a stream, and what one asks for there another would capture."""
+
+
 class Part:
     """Runs a module's call, and replays it in training once that is known to be right and faster.
 
@@ -168,6 +172,8 @@ class Part:
             return "who serves it is still being learnt"
         elif (recorder := self._record(tensors[0].device)) is None:
             self._refusal = f"there are no graphs on {tensors[0].device.type!r}"
+        elif not _making.acquire(blocking=False):  # to wait for it could be to wait for each other
+            return "another thread is making a capture"
         else:
             self._made += 1
             try:
@@ -176,6 +182,8 @@ class Part:
             except Exception as error:  # noqa: BLE001  whatever can't be captured runs as before
                 self._refusal = f"{type(error).__name__}: {error}"
                 return ""
+            finally:
+                _making.release()
             if made.gain <= 1:
                 self._refusal = f"replaying is no faster: {made.figures}"
                 return ""

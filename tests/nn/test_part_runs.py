@@ -1,6 +1,7 @@
 """What of a part of a network is run, and why."""
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import nxcore
-from nxcore.nn import Part
+from nxcore.nn import Part, part
 from nxcore.nn.part import MET
 from tests.nn.parts import Pair, blended, layers
 from tests.nn.tape import Tape
@@ -161,6 +162,23 @@ def test_while_something_is_learnt_from_calls_nothing_is_captured(monkeypatch):
     assert not pair.part.captured
     pair.agree()
     assert pair.part.captured == 1
+
+
+def test_while_another_thread_captures_nothing_is_captured(monkeypatch):
+    pair = Pair()
+    monkeypatch.setattr("nxcore.nn.part.AGAIN", 2)
+    with ThreadPoolExecutor(1) as other:
+        other.submit(part._making.acquire).result()
+        pair.met()
+        assert pair.part.state == "runs: another thread is making a capture"
+        other.submit(part._making.release).result()
+    pair.agree()
+    assert not pair.part.captured
+    pair.agree()
+    assert pair.part.captured == 1
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(part._making.acquire, False).result(), "it is let go of"
+        other.submit(part._making.release).result()
 
 
 def test_an_epochs_last_batch_is_run(pair):

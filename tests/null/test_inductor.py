@@ -80,6 +80,8 @@ class TestRequest:
         session, counter = self.session()
         with session.use("torch"):
             assert session.explain("add", X, Y).decision["slow"].refusal.startswith("only on request")
+        with session.use("torch", "slow"):
+            assert session.explain("add", X, Y).decision["slow"].refusal == "not asked: 'torch' is preferred"
         assert counter.count == 0
 
     def test_it_is_no_reason_to_differentiate_by_kernels(self):
