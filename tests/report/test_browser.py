@@ -212,6 +212,7 @@ def test_a_narrow_window_scrolls_down_alone(browser):
     size = {"width": 500, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     try:
-        assert browser.execute_script("return document.documentElement.scrollWidth") <= 500
+        # Plots follow the window a moment later.
+        wait(browser, "return document.documentElement.scrollWidth <= 500")
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
