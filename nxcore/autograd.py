@@ -60,8 +60,6 @@ class Differentiable:
         "described",
         "forward",
         "gradient",
-        "keeps",
-        "pairs",
         "reference",
     )
 
@@ -76,7 +74,6 @@ class Differentiable:
     ) -> None:
         self.described, self.gradient, self.forward = described, gradient, forward
         self.backward, self.reference = backward, reference
-        self.pairs, self.keeps = bool(gradient.forward), bool(gradient.keeps)
         self._places: list[tuple[int, bool]] = []  # of tensors among the arguments: which, and whether many
         self._numbers: list[int] = []  # of what may change from call to call
         self._saved: list[tuple[int, int]] = []  # of arguments that are kept: which, and how many tensors
@@ -145,9 +142,9 @@ class _Join(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: Differentiable, args: tuple[Any, ...], *flat: Tensor) -> Any:
         result, extra = call.forward(*args), ()
-        if call.pairs:
+        if call.gradient.forward:
             result, extra = result[0], result[1:]
-        elif call.keeps:
+        elif call.gradient.keeps:
             extra = ctx.non_differentiable = tuple(result[1:])
         call.kept(ctx, args, flat, extra)
         return result

@@ -45,13 +45,13 @@ def watching(
         return
     from rich.live import Live
 
-    seen, since = list(history), [time.monotonic()]  # of the next epoch, until all have been
+    seen, began, over = list(history), time.monotonic(), False
 
     def waited() -> str:
-        if not since:
+        if over:
             return ""
         told = f", {decided()} problems decided" if decided else ""
-        return f"{'the next' if seen else 'the first epoch'} for {time.monotonic() - since[0]:.0f} s{told}"
+        return f"{'the next' if seen else 'the first epoch'} for {time.monotonic() - began:.0f} s{told}"
 
     def shown() -> Group:
         if not seen:
@@ -63,15 +63,16 @@ def watching(
     with Live(get_renderable=shown, console=console, refresh_per_second=4) as live:
 
         def show(row: Row) -> None:
+            nonlocal began
             seen.append(row)
-            since[:] = [time.monotonic()]
+            began = time.monotonic()
             live.refresh()
 
         live.refresh()
         try:
             yield show
         finally:
-            since.clear()
+            over = True
 
 
 def table(rows: Sequence[Row]) -> Table:

@@ -33,10 +33,9 @@ def __getattr__(name: str) -> Any:
     """``nxcore.ops.add`` is ``nxcore.op("add")``, and stays here: to ask costs more than to look it up."""
     if name.startswith(("_", "nxcore_")):  # the import system and pluggy ask for what isn't there
         raise AttributeError(name)
-    package = sys.modules[__name__.partition(".")[0]]
     try:
-        found = package.op(name)
+        found = importlib.import_module("nxcore").op(name)
     except UnknownOperatorError as error:
         raise AttributeError(str(error)) from None
-    vars(sys.modules[__name__])[name] = found
+    globals()[name] = found
     return found

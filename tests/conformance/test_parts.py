@@ -16,6 +16,7 @@ from nxcore import nas
 from nxcore.nn import Part
 from nxcore.nn.part import MET
 from tests.nas import darts
+from tests.nn.parts import outcome
 
 pytestmark = pytest.mark.gpu
 
@@ -146,12 +147,7 @@ def test_a_mixed_operation_by_itself_is_replayed() -> None:
     for turn in range(MET + 4):
         x = torch.randn(8, 8, 16, 16, device=CUDA)
         logits = torch.randn(8, device=CUDA)
-        found = []
-        for net in (own, plain):
-            leaves = [x.clone().requires_grad_(), logits.clone().requires_grad_(), *net.parameters()]
-            out = net(leaves[0], leaves[1])
-            found.append([out.detach(), *torch.autograd.grad(out.square().sum(), leaves)])
-        for got, want in zip(*found, strict=True):
+        for got, want in zip(outcome(own, x, logits), outcome(plain, x, logits), strict=True):
             assert float((got - want).norm()) <= 1e-3 * float(want.norm()), f"in turn {turn}"
     assert nas.replays(own)[""].startswith("replays")
 

@@ -190,7 +190,7 @@ def examine(plugin: Plugin, mutation: Mutation, folder: Path) -> Iterator[Result
 
 def forked(plugin: Plugin, mutation: Mutation) -> Iterator[Result]:
     """Examine one mutation in children of this process: in another where one died, and how is its result."""
-    left, spoilt = list(mutation.ops), 0
+    left, spoilt = list(mutation.ops), False
     while left:
         start, status = time.monotonic(), 0
         reading, writing = os.pipe()
@@ -211,7 +211,7 @@ def forked(plugin: Plugin, mutation: Mutation) -> Iterator[Result]:
             rule, took = "hangs" if how == "SIGALRM" else "crashes", time.monotonic() - start
             yield Result(mutation.name, left.pop(0), rule, "", f"its process died of {how}", took)
         elif status and mutation.kind == MASK and not spoilt:
-            spoilt += 1  # what it wrote beside its output may have been the interpreter's: once more
+            spoilt = True  # what it wrote beside its output may have been the interpreter's: once more
         elif status:
             raise RuntimeError(f"{mutation.name}: its process failed; it printed why")
 

@@ -10,6 +10,7 @@ from nxcore.nas.mixed import PART
 from nxcore.nn.part import MET
 from tests.nas import darts
 from tests.nas.test_network import SMALL, step
+from tests.nn.parts import outcome
 from tests.nn.tape import Tape
 
 
@@ -122,12 +123,7 @@ def test_a_mixed_operation_by_itself_is_replayed():
     tape = taped(own)
     for turn in range(MET + 3):
         x, logits = torch.randn(2, 4, 6, 6).double(), torch.randn(8).double()
-        found = []
-        for net in (own, plain):
-            leaves = [x.clone().requires_grad_(), logits.clone().requires_grad_(), *net.parameters()]
-            out = net(leaves[0], leaves[1])
-            found.append([out.detach(), *torch.autograd.grad(out.square().sum(), leaves)])
-        for got, want in zip(*found, strict=True):
+        for got, want in zip(outcome(own, x, logits), outcome(plain, x, logits), strict=True):
             torch.testing.assert_close(got, want, msg=f"in turn {turn}")
     torch.testing.assert_close(own.state_dict(), plain.state_dict())
     assert nas.replays(own)[""].startswith("replays")

@@ -28,6 +28,13 @@ def blended(module, x, weight):
     return module(x) * weight
 
 
+def outcome(module, *tensors):
+    """Return the result of a call, and the gradients to its tensors and to the module's parameters."""
+    leaves = [t.clone().requires_grad_() for t in tensors]
+    out = module(*leaves)
+    return [out.detach(), *torch.autograd.grad(out.square().sum(), [*leaves, *module.parameters()])]
+
+
 class Pair:
     """The same module twice: run, and by a part of it."""
 
