@@ -15,6 +15,9 @@ import torch
 
 from nxcore.errors import InvalidInputError
 
+TESTED_TORCH = ("2.10", "2.13")
+"""The oldest and the newest release of torch that this version was tested with."""
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -46,6 +49,27 @@ class Device:
     def to_dict(self) -> dict[str, Any]:
         """Return the facts as plain data."""
         return asdict(self)
+
+
+def torch_note(version: str = torch.__version__) -> str:
+    """Return what to know of a torch newer than any tested, empty for all others.
+
+    Parameters
+    ----------
+    version : str
+        A release of torch, such as ``"2.13.0+cpu"``; the one that is imported by default.
+    """
+    newest = TESTED_TORCH[1]
+    if _release(version) <= _release(newest):
+        return ""
+    major, minor = _release(newest)
+    tested = f"nxcore was tested with torch {TESTED_TORCH[0]} to {newest}, found {version}"
+    return f"{tested}; pip install 'torch<{major}.{minor + 1}'"
+
+
+def _release(version: str) -> tuple[int, int]:
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)
 
 
 @functools.cache

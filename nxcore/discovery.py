@@ -18,6 +18,7 @@ import pluggy
 
 import nxcore.ops
 from nxcore import hookspecs, inductor, reference
+from nxcore.device import torch_note
 from nxcore.errors import PluginError, nearest
 from nxcore.kernel import Check
 from nxcore.registry import BackendStatus, Registry, Source
@@ -34,6 +35,10 @@ class _Core:
 
 class PluginWarning(UserWarning):
     """A plugin was left out; the message names its distribution, its version and the fix."""
+
+
+class TorchWarning(UserWarning):
+    """The installed torch is newer than any that this version of nxcore was tested with."""
 
 
 def discover(
@@ -65,7 +70,16 @@ def discover(
     ------
     PluginError
         If ``strict`` and a plugin is broken.
+
+    Warns
+    -----
+    PluginWarning
+        Of each plugin that is left out.
+    TorchWarning
+        If torch is newer than any that was tested.
     """
+    if note := torch_note():
+        warnings.warn(note, TorchWarning, stacklevel=2)
     registry, manager = Registry(), pluggy.PluginManager(GROUP)
     manager.add_hookspecs(hookspecs)
     manager.register(_Core, name=CORE.plugin)

@@ -7,6 +7,7 @@ use. An editable install holds neither.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,34 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 PACKAGE = Path(__file__).parent / "src" / "nxcore_cuda"
 SWITCH = "NXCORE_CUDA_BUILD"
+OLDEST_GLIBC = 17
+"""manylinux2014: the oldest minor version of glibc 2 that supported Pythons are built for."""
+DT_RELR = 36
+"""The first minor version of glibc 2 that loads packed relocations."""
+
+
+def platform_tag(library: Path) -> str:
+    """Return the platform tag of a wheel that holds a shared library linked to libc alone.
+
+    Parameters
+    ----------
+    library : Path
+        The library. The versions of the symbols that it imports are strings in it, such as ``GLIBC_2.14``.
+
+    Returns
+    -------
+    str
+        By PEP 600 the oldest glibc that has all of these symbols, ``manylinux_2_17`` or later, and the
+        machine; ``linux`` and the machine where the library needs no glibc, which package indexes refuse.
+    """
+    content = library.read_bytes()
+    needed = [int(minor) for minor in re.findall(rb"\0GLIBC_2\.(\d+)[.\d]*(?=\0)", content)]
+    if b"\0GLIBC_ABI_DT_RELR\0" in content:
+        needed.append(DT_RELR)
+    system, _, machine = sysconfig.get_platform().replace(".", "_").partition("-")
+    if needed:
+        system = f"manylinux_2_{max(OLDEST_GLIBC, *needed)}"
+    return f"{system}_{machine.replace('-', '_')}"
 
 
 class CustomBuildHook(BuildHookInterface):
@@ -43,9 +72,8 @@ class CustomBuildHook(BuildHookInterface):
             else:
                 build_data["force_include"][str(made)] = inside
         if launcher.exists():
-            platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
             build_data["pure_python"] = False
-            build_data["tag"] = f"cp311-abi3-{platform}"
+            build_data["tag"] = f"cp311-abi3-{platform_tag(launcher)}"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:  # noqa: ARG002
         """Remove what is in the wheel now."""

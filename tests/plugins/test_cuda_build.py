@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -97,6 +98,6 @@ def test_wheel(tmp_path, switch):
     names = zipfile.ZipFile(wheel).namelist()
     launcher = "nxcore_cuda/_launch.abi3.so" in names
     assert launcher == (switch != "0" and bool(shutil.which("cc") or shutil.which("gcc")))
-    assert ("cp311-abi3" if launcher else "py3-none-any") in wheel.name
+    assert re.search("cp311-abi3-manylinux_2_[0-9]+_" if launcher else "py3-none-any", wheel.name)
     assert {"nxcore_cuda/element.cuh", "nxcore_cuda/emulator.h", "nxcore_cuda/launcher.c"} <= set(names)
     assert not [name for name in names if name.endswith((".fatbin", ".cubin"))]
