@@ -196,6 +196,7 @@ def run(device: torch.device, *, seed: int = 0, advance: Advance = lambda what, 
     """
     session = Session(replace(Settings.from_environment(), policy="measure"), effort=EFFORT)
     steps = 10
+    data = images(BATCH, device, seed)  # before anything is measured: they may be missing
     advance("measuring what this device can do", 0, steps)
     torch.manual_seed(seed)
     best = ceilings(device)
@@ -205,7 +206,7 @@ def run(device: torch.device, *, seed: int = 0, advance: Advance = lambda what, 
     )
     operations = candidates(CHANNELS).to(device)
     with torch.no_grad():
-        state = stem(images(BATCH, device, seed))
+        state = stem(data)
         xs = tuple(operation(state) for operation in operations.values())
     logits = 1e-3 * torch.randn(len(xs), device=device)
     cells = []

@@ -6,6 +6,7 @@ Nothing heavy is imported until a command runs, so that ``nxcore --help`` starts
 from __future__ import annotations
 
 import sys
+import warnings
 
 import typer
 
@@ -61,6 +62,8 @@ def main() -> None:
     """Run the command line; exit status 0, 1 (found wanting) or 2 (bad usage)."""
     from nxcore.errors import NxcoreError
 
+    # Torch's, at its import: no command needs NumPy, and what does says so.
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     try:
         app()
     except NxcoreError as error:

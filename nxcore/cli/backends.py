@@ -16,9 +16,9 @@ def collect() -> list[dict[str, Any]]:
 
 def command(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """List the backends: ready, unavailable, failed or disabled, and why."""
-    from nxcore.cli import render
+    from nxcore.cli import machine, render
 
     rows = collect()
-    render.json(rows) if json else render.backends(rows)
+    render.json(rows) if json else machine.backends(rows)
     if any(row["status"] == "failed" for row in rows):
         raise typer.Exit(1)

@@ -7,9 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
+PLUGINS = {"cpu": "pip install nxcore-numba", "cuda": "pip install nxcore-triton nxcore-cuda"}
+"""What has kernels for a type of device."""
+
 
 def collect() -> list[dict[str, Any]]:
-    """Return one row a check: name, ok, detail, fix."""
+    """Return one row a check: name, ok, detail, fix; its state, and why a backend is unavailable."""
     import torch
 
     from nxcore import __version__, session
@@ -25,20 +28,31 @@ def collect() -> list[dict[str, Any]]:
         Check("cpu", True, f"{cpu.name}, {cpu.units} threads, {cpu.capability}"),
         Check("cuda", True, describe("cuda").name if cuda else "torch sees no CUDA device: CPU kernels only"),
     ]
-    for status in current.backends().values():
+    away: dict[str, str] = {}
+    statuses = current.backends()
+    for status in statuses.values():
         kernels = f"{len(status.operators)} operators" if status.status == "ready" else status.status
         what = f"{kernels}, {status.source.distribution}" + (f": {status.reason}" if status.reason else "")
-        checks.append(Check(f"backend {status.name}", status.status != "failed", what, status.hint))
+        name = f"backend {status.name}"
+        checks.append(Check(name, status.status != "failed", what, status.hint))
+        if status.status == "unavailable":
+            away[name] = status.reason
         for backend, kernel in _partial(current.registry, status.name):
-            verdict = current.registry.probe(backend, kernel)
-            checks.append(
-                Check(
-                    f"backend {backend.label(kernel)}", True, f"unavailable: {verdict.reason}", verdict.hint
-                )
-            )
+            verdict, name = current.registry.probe(backend, kernel), f"backend {backend.label(kernel)}"
+            checks.append(Check(name, True, f"unavailable: {verdict.reason}", verdict.hint))
+            away[name] = verdict.reason
+    if all(status.source.plugin == "core" for status in statuses.values()):
+        told = "none is installed: torch runs every call"
+        checks.append(Check("plugins", True, told, PLUGINS["cuda" if cuda else "cpu"]))
     checks.extend(current.registry.checks)
     checks.extend(_kept(current))
-    return [check.to_dict() for check in checks]
+    return [_row(check, away.get(check.name, "")) for check in checks]
+
+
+def _row(check: Any, reason: str) -> dict[str, Any]:
+    """Return a check as plain data; ``reason`` says why a backend is unavailable, which is no fault."""
+    state = "unavailable" if reason else "ok" if check.ok else "broken"
+    return check.to_dict() | {"state": state, "reason": reason}
 
 
 def _kept(session: Any) -> list[Any]:
@@ -75,11 +89,11 @@ def command(
 ) -> None:
     """Tell what works, what doesn't, why, and what to type. Exit status 1 if something is broken."""
     from nxcore import session
-    from nxcore.cli import render
+    from nxcore.cli import machine, render
 
     if clear:
         session.default().gate.quarantine.clear()
     rows = collect()
-    render.json(rows) if json else render.doctor(rows)
+    render.json(rows) if json else machine.doctor(rows)
     if not all(row["ok"] for row in rows):
         raise typer.Exit(1)

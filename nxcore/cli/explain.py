@@ -9,6 +9,8 @@ import typer
 if TYPE_CHECKING:
     import torch
 
+    from nxcore.explanation import Explanation
+    from nxcore.registry import Registry
     from nxcore.spec import OpSpec, Sample
 
 
@@ -34,7 +36,7 @@ def collect(
     asked = names[sample] if sample else next(iter(spec.tagged("bench")), spec.samples[0])
     if shape is not None:
         asked = shaped(spec, _numbers(shape), [asked] if sample else list(spec.samples), dtypes[dtype])
-    told = {"sample": asked.name, "shape": shape}
+    told: dict[str, Any] = {"sample": asked.name, "shape": shape, "unavailable": {}, "on_request": []}
     if device and device.partition(":")[0] not in ("cpu", "cuda"):
         if backend:
             raise InvalidInputError(
@@ -46,7 +48,17 @@ def collect(
         args = asked.build(spec, available(device), dtypes[dtype])
         named = {p.name: a for p, a in zip(spec.params, args, strict=True) if p.keyword}
         found = current.explain(op, *args[: len(args) - len(named)], backend=backend, **named)
+        told |= aside(found, current.registry)
     return told | found.to_dict() | {"text": str(found.problem)}
+
+
+def aside(found: Explanation, registry: Registry) -> dict[str, Any]:
+    """Return label -> reason of what this machine can't run, and the labels of what runs on request only."""
+    refused = {c.label: c.refusal for c in found.decision.candidates if c.refusal}
+    known = {b.label(k): (b, registry.probe(b, k)) for b, k in registry.kernels(found.problem.op)}
+    away = {n: v.reason for n, (_, v) in known.items() if not v and refused.get(n) == v.reason}
+    asked = [n for n, (b, _) in known.items() if b.on_request and n in refused and n not in away]
+    return {"unavailable": away, "on_request": asked}
 
 
 def shaped(spec: OpSpec, shape: tuple[int, ...], samples: list[Sample], dtype: torch.dtype) -> Sample:

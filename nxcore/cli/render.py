@@ -6,19 +6,30 @@ import contextlib
 import json as _json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from rich.console import JustifyMethod
+
     from nxcore.demo import Cell, Report, Row
 
 WIDTH = 100
-STATUS = {"ready": "green", "unavailable": "yellow", "failed": "red", "disabled": "dim"}
+WIDEST = 1000
+WHOLE = frozenset(
+    {
+        "backend", "check", "chosen", "days", "error", "from", "kernel", "median", "of roofline", "operator",
+        "outcome", "policy", "status", "times as fast as torch", "type", "verdict", "was",
+    }
+)  # fmt: skip
+"""Columns of names and figures, which are never broken: names are copied."""
+
 VERDICT = {
     "verified": "green",
     "not run": "yellow",
@@ -38,8 +49,29 @@ def _console(*, stderr: bool = False) -> Console:
 def _table(*columns: str, title: str = "", right: tuple[str, ...] = ()) -> Table:
     shown = Table(title=escape(title) or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        shown.add_column(column, justify="right" if column in right else "left", overflow="fold")
+        justify: JustifyMethod = "right" if column in right else "left"
+        shown.add_column(column, justify=justify, overflow="fold", no_wrap=column in WHOLE)
     return shown
+
+
+def show(table: Table) -> None:
+    """Print a table; wider than the terminal where a word that someone may copy would be cut."""
+    console = _console()
+    least = Measurement.get(console, console.options.update(width=WIDEST), table).minimum
+    console.print(table, width=max(console.width, least), crop=False)
+
+
+def unavailable(rows: Iterable[tuple[str, str]]) -> str:
+    """Return in one line what can't run here: (name, reason) each, grouped by the reason."""
+    names: dict[str, list[str]] = {}
+    for name, reason in rows:
+        names.setdefault(reason, []).append(name)
+    return "; ".join(f"{', '.join(known)}: {reason}" for reason, known in names.items())
+
+
+def copied(text: str) -> None:
+    """Print a line that holds what someone will copy: only the terminal breaks it, and no copy holds that."""
+    _console().print(text, markup=False, soft_wrap=True)
 
 
 def line(text: str) -> None:
@@ -93,36 +125,12 @@ def progress(title: str, *, quiet: bool = False) -> Iterator[Callable[[str, int,
 def ops(rows: list[dict[str, Any]]) -> None:
     """Print the operators."""
     table = _table("operator", "kernels", "what it does")
+    table.columns[1].min_width = max((len(name) for row in rows for name in row["kernels"]), default=0)
     for row in rows:
         gradient = f"\ngradient: {row['gradient']}" if row["gradient"] else ""
         summary = escape(row["summary"].replace("``", "")) + gradient
         table.add_row(f"[bold]{row['name']}[/bold]", ", ".join(row["kernels"]), summary)
-    _console().print(table)
-
-
-def backends(rows: list[dict[str, Any]]) -> None:
-    """Print the backends."""
-    table = _table("backend", "status", "from", "operators", "reason")
-    for row in rows:
-        colour = STATUS[row["status"]]
-        reason = escape(row["reason"]) + (f"\n{escape(row['hint'])}" if row["hint"] else "")
-        table.add_row(
-            f"[bold]{escape(row['name'])}[/bold]",
-            f"[{colour}]{row['status']}[/{colour}]",
-            escape(row["source"]["distribution"]),
-            str(len(row["operators"])),
-            reason,
-        )
-    _console().print(table)
-
-
-def doctor(rows: list[dict[str, Any]]) -> None:
-    """Print the checks."""
-    table = _table("", "check", "found", "to change it")
-    for row in rows:
-        mark = "[green]ok[/green]" if row["ok"] else "[red]broken[/red]"
-        table.add_row(mark, escape(row["name"]), escape(row["detail"]), escape(row["fix"]))
-    _console().print(table)
+    show(table)
 
 
 def explain(found: dict[str, Any]) -> None:
@@ -137,7 +145,10 @@ def explain(found: dict[str, Any]) -> None:
         console.print(f"captured: {captured['chosen']} ({captured['rule']}): {escape(captured['reason'])}")
     columns = ("kernel", "median", "times as fast as torch", "error", "to be chosen")
     table = _table(*columns, right=("median", "error"))
+    aside = {*found["unavailable"], *found["on_request"]}
     for c in decision["candidates"]:
+        if c["label"] in aside:
+            continue
         timing, ratio, change = c["timing"], c["ratio"], found["changes"].get(c["label"], "")
         why = [c["refusal"], "" if change == c["refusal"] else change]
         table.add_row(
@@ -148,7 +159,11 @@ def explain(found: dict[str, Any]) -> None:
             escape("; ".join(filter(None, why))),
         )
     if table.row_count:
-        console.print(table)
+        show(table)
+    if away := found["unavailable"]:
+        console.print(escape(f"can't run here: {unavailable(away.items())} (nxcore doctor: what to type)"))
+    if asked := found["on_request"]:
+        console.print(escape(f"only on request, by backend=: {', '.join(asked)}"))
     if found["origin"]:
         console.print(escape(found["origin"]["text"]))
     if found["change"]:
@@ -172,7 +187,7 @@ def tune(found: dict[str, Any]) -> None:
         )
     console = _console()
     if table.row_count:
-        console.print(table)
+        show(table)
     counts = {
         status: sum(r["status"] == status for r in rows)
         for status in dict.fromkeys(r["status"] for r in rows)
@@ -201,7 +216,7 @@ def tiles(found: list[dict[str, Any]]) -> None:
                 f"{row['share']:.0%}" if timed else "",
                 _ratio(row["ratio"]) if timed else escape(row["reason"]),
             )
-        console.print(table)
+        show(table)
 
 
 def wisdom(rows: list[dict[str, Any]]) -> None:
@@ -222,7 +237,7 @@ def wisdom(rows: list[dict[str, Any]]) -> None:
                 days,
             )
             table.add_row(*map(escape, cells))
-        console.print(table)
+        show(table)
     if not rows:
         console.print("nothing was measured yet")
 
@@ -246,7 +261,7 @@ def quarantine(rows: list[dict[str, Any]]) -> None:
             cells = (row["op"], row["kernel"], row["dtype"], row["device"], until, row["reason"])
             table.add_row(*map(escape, cells))
         if table.row_count:
-            console.print(table)
+            show(table)
     if rows:
         console.print("To let one try again: nxcore quarantine clear OPERATOR --kernel KERNEL")
     else:
@@ -275,7 +290,7 @@ def verify(rows: list[dict[str, Any]]) -> None:
         )
     console = _console()
     if table.row_count:
-        console.print(table)
+        show(table)
     for (kernel, reason), count in absent.items():
         console.print(f"[yellow]not run[/yellow] {escape(kernel)} ({count} rows): {escape(reason)}")
     counts = [f"{n} {what}" for what in VERDICT if (n := sum(row["outcome"] == what for row in rows))]
@@ -290,7 +305,7 @@ def audit(found: dict[str, Any]) -> None:
         table = _table("operator", "chosen", "times as fast as torch", "problem")
         for row in wrong:
             table.add_row(row["op"], escape(row["chosen"]), _ratio(row["ratio"]), escape(row["problem"]))
-        console.print(table)
+        show(table)
     for reason, count in found["skipped"].items():
         console.print(f"{count} left out: {escape(reason)}")
     if found["audited"]:

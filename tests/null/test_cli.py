@@ -13,9 +13,10 @@ import torch
 from typer.testing import CliRunner
 
 import nxcore
+from nxcore import demo
 from nxcore import session as sessions
-from nxcore.cli import app, main
-from nxcore.errors import InvalidInputError, UnknownBackendError, UnknownOperatorError
+from nxcore.cli import app, main, render
+from nxcore.errors import InvalidInputError, NxcoreError, UnknownBackendError, UnknownOperatorError
 from nxcore.kernel import Check, no
 from nxcore.quarantine import Suspect
 from nxcore.registry import BackendStatus, Source
@@ -203,6 +204,74 @@ def test_doctor_tells_versions_backends_and_checks(session):
 def test_a_plugins_failed_check_makes_doctor_end_with_one(session):
     session.registry.checks.append(Check("compiler", False, "none", fix="install nvcc"))
     assert "install nvcc" in run("doctor", status=1)
+
+
+def test_doctor_without_a_plugin_tells_which_to_install(session, monkeypatch):
+    assert "plugins" not in {row["name"] for row in rows("doctor")}
+    monkeypatch.setattr(sessions, "_default", fakes.session())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = {row["name"]: row for row in rows("doctor")}["plugins"]
+    assert (found["detail"], found["state"]) == ("none is installed: torch runs every call", "ok")
+    assert found["fix"] == "pip install nxcore-numba"
+    assert "plugins: pip install nxcore-numba" in run("doctor")
+
+
+LONG = "install the toolkit-of-a-long-name, then set THE_VARIABLE_OF_THE_TOOLKIT=1 to run it, slowly"
+NAMES = ("first-backend-here", "second-backend-here")
+
+
+@pytest.fixture
+def narrow(monkeypatch):
+    """The session of a machine that can't run two backends of long names, and a terminal of 80 columns."""
+    away = [
+        fakes.backend(name, fakes.kernel("max_pool2d_with_offsets"), probe=lambda: no("no GPU", hint=LONG))
+        for name in NAMES
+    ]
+    here = fakes.backend("a-backend-that-is-here", fakes.kernel("max_pool2d_with_offsets"))
+    monkeypatch.setattr(sessions, "_default", fakes.session(here, *away))
+    monkeypatch.setattr(render, "WIDTH", 80)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("doctor",), ("backends",), ("ops",), ("explain", "max_pool2d_with_offsets", "--device", "cpu")],
+    ids=lambda words: words[0],
+)
+@pytest.mark.usefixtures("narrow")
+def test_80_columns_cut_no_name_and_what_cannot_run_here_takes_one_line(words):
+    text = run(*words)
+    assert "a-backend-that-is-here" in text
+    if words[0] == "ops":
+        assert "max_pool2d_with_offsets" in text
+        return
+    plain = " ".join(text.split())
+    assert f"{', '.join(NAMES)}: no GPU" in plain
+    assert plain.count("no GPU") == 1
+    shown = [line for line in text.splitlines() if LONG not in line]
+    assert max(map(len, shown)) <= 80
+    if words[0] != "explain":
+        assert LONG in text, "what to type is on one line"
+
+
+def test_explain_tells_in_json_which_kernels_cannot_run_here():
+    found = rows("explain", "add", "--device", "cpu")
+    assert (found["unavailable"], found["on_request"]) == ({"away": "no GPU"}, [])
+
+
+def test_no_command_warns_of_numpy(tmp_path):
+    (tmp_path / "numpy.py").write_text("raise ModuleNotFoundError('No module named numpy', name='numpy')")
+    path = os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))
+    env = os.environ | {"NXCORE_BACKENDS": "", "NXCORE_CACHE": "", "PYTHONPATH": path}
+    words = [sys.executable, "-m", "nxcore", "ops"]
+    done = subprocess.run(words, capture_output=True, text=True, env=env, check=True, timeout=60)
+    assert done.stderr == ""
+
+
+def test_demo_without_its_images_says_so_before_it_measures(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setattr(demo, "ceilings", lambda device: pytest.fail("it measures"))
+    with pytest.raises(NxcoreError, match="scikit-learn: pip install"):
+        run("demo", "--device", "cpu")
 
 
 def test_explain_tells_who_runs_a_sample():

@@ -95,10 +95,14 @@ class TestMachine:
         monkeypatch.setattr(load, "capability", lambda _: (7, 0))
         assert nxcore_cupy.probe().reason == "needs a device of capability 7.5 or later, got 7.0"
 
-    def test_doctor(self, machine, monkeypatch):
+    @pytest.mark.parametrize("cuda", [True, False])
+    def test_doctor_takes_a_missing_toolkit_for_a_fault_where_there_is_a_device(
+        self, machine, monkeypatch, cuda
+    ):
         monkeypatch.setattr(nxcore_cupy, "_installed", lambda: ("cupy", "13.0.0"))
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
         (check,) = nxcore_cupy.nxcore_doctor()
-        assert (check.name, check.ok, check.detail) == ("cupy", False, "cupy 13.0.0")
+        assert (check.name, check.ok, check.detail) == ("cupy", not cuda, "cupy 13.0.0")
         assert check.fix.startswith("pip install 'nxcore-cupy[")
 
 

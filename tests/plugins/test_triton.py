@@ -75,10 +75,12 @@ class TestMachine:
         assert verdict.simulated
         assert "TRITON_INTERPRET=1" in verdict.reason
 
-    def test_doctor(self, monkeypatch):
+    @pytest.mark.parametrize("cuda", [True, False])
+    def test_doctor_takes_a_missing_toolkit_for_a_fault_where_there_is_a_device(self, monkeypatch, cuda):
         monkeypatch.setattr(nxcore_triton, "_installed", lambda: "2.1.0")
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
         (check,) = nxcore_triton.nxcore_doctor()
-        assert (check.name, check.ok, check.detail) == ("triton", False, "2.1.0")
+        assert (check.name, check.ok, check.detail) == ("triton", not cuda, "2.1.0")
         assert check.fix == "pip install 'triton>=3.6'"
 
 

@@ -122,11 +122,15 @@ def nxcore_doctor() -> Iterable[Check]:
     archs = sorted({arch for image in shipped().values() for arch in image["archs"]})
     needed = machine and not count
     missing = f"no nvcc {toolkit.PLACES}"
-    yield Check("cuda compiler", bool(compiler) or not needed, compiler or missing, TOOLKIT)
+    yield Check(
+        "cuda compiler", bool(compiler) or not needed, compiler or missing, "" if compiler else TOOLKIT
+    )
     yield Check(
         "cuda images", True, f"{count} kernels for {', '.join(archs)}" if count else "none in the wheel"
     )
     if machine and not machine.simulated:
         from nxcore_cuda.native import launcher
 
-        yield Check("cuda launcher", launcher.startswith("C"), launcher, "install a C compiler and Python.h")
+        in_c = launcher.startswith("C")
+        fix = "" if in_c else "install a C compiler and Python.h"
+        yield Check("cuda launcher", in_c, launcher, fix)

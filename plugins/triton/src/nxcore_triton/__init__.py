@@ -361,7 +361,8 @@ def nxcore_backend() -> Backend:
 def nxcore_doctor() -> Iterable[Check]:
     """Show Triton's version, and what would run the kernels."""
     toolkit, machine = _triton(), probe()
-    yield Check("triton", toolkit.ok, _installed() or "not installed", toolkit.hint)
+    needed = torch.cuda.is_available()  # what is for a device that isn't here is no fault
+    yield Check("triton", toolkit.ok or not needed, _installed() or "not installed", toolkit.hint)
     if toolkit:
         device = torch.cuda.get_device_name() if machine and not machine.simulated else machine.reason
         yield Check("triton device", True, device, machine.hint)  # to have none is no fault

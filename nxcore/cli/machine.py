@@ -1,0 +1,61 @@
+"""What `nxcore backends` and `nxcore doctor` show: what runs here, and below in a line what doesn't."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from rich.markup import escape
+
+from nxcore.cli.render import _console, _table, copied, show, unavailable
+
+STATUS = {"ready": "green", "failed": "red", "disabled": "dim"}
+STATE = {"ok": "[green]ok[/green]", "broken": "[red]broken[/red]"}
+
+
+def backends(rows: list[dict[str, Any]]) -> None:
+    """Print the backends."""
+    table = _table("backend", "status", "from", "operators", "reason")
+    away = [row for row in rows if row["status"] == "unavailable"]
+    for row in rows:
+        if row in away:
+            continue
+        colour = STATUS[row["status"]]
+        table.add_row(
+            f"[bold]{escape(row['name'])}[/bold]",
+            f"[{colour}]{row['status']}[/{colour}]",
+            escape(row["source"]["distribution"]),
+            str(len(row["operators"])),
+            escape(row["reason"]),
+        )
+    show(table)
+    if away:
+        told = unavailable((row["name"], row["reason"]) for row in away)
+        _console().print(escape(f"unavailable here: {told}"))
+    _changes((row["name"], row["hint"]) for row in rows)
+
+
+def doctor(rows: list[dict[str, Any]]) -> None:
+    """Print the checks, then what would change them."""
+    table = _table("", "check", "found")
+    away = [row for row in rows if row["state"] == "unavailable"]
+    for row in rows:
+        if row not in away:
+            table.add_row(STATE[row["state"]], escape(row["name"]), escape(row["detail"]))
+    show(table)
+    if away:
+        told = unavailable((row["name"].removeprefix("backend "), row["reason"]) for row in away)
+        _console().print(escape(f"unavailable here, which is no fault: {told}"))
+    _changes((row["name"], row["fix"]) for row in rows)
+
+
+def _changes(rows: Iterable[tuple[str, str]]) -> None:
+    """Print what to type, once for all names that it is for."""
+    names: dict[str, list[str]] = {}
+    for name, fix in rows:
+        if fix:
+            names.setdefault(fix, []).append(name)
+    if names:
+        copied("to change it:")
+    for fix, known in names.items():
+        copied(f"  {', '.join(known)}: {fix}")
