@@ -125,6 +125,19 @@ class Window:
         return self.kernel[0] * self.kernel[1]
 
     @property
+    def barren(self) -> bool:
+        """Whether there are windows that hold no element of the image: a step from tap to tap passes over it.
+
+        Only the first windows can be such: torch lets no window start behind the image.
+        """
+        return any(
+            d > n and any((i * s - p) % d >= n for i in range(min(o, -(-p // s))))
+            for n, o, s, p, d in zip(
+                self.image, self.outputs, self.stride, self.padding, self.dilation, strict=True
+            )
+        )
+
+    @property
     def padded(self) -> tuple[int, int, int, int]:
         """The padding left, right, above and below that every window fits into, as torch's pad takes it."""
         after = [

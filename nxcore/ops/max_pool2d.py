@@ -4,6 +4,8 @@
 
 Semantics of ``torch.nn.functional.max_pool2d``: NaN is larger than anything, the first of equals counts.
 Where a gradient is needed ``max_pool2d_with_offsets`` runs in its place, and keeps one byte an output.
+A window that holds no element of the image has minus infinity and no gradient. torch's own backward writes
+outside of its memory there, so the reference goes around it.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ def reference(
     out : Tensor
         Shape (N, C, H', W') or (C, H', W'), dtype and memory format of ``x``.
     indices : Tensor
-        int64, only if asked for: ``row * W + column`` on the plane.
+        int64, only if asked for: ``row * W + column`` on the plane. Of a window that holds no element of
+        the image it is torch's, which may lie off the plane.
 
     Raises
     ------
@@ -62,16 +65,41 @@ def reference(
         If ``x`` isn't an image, or an argument is out of range.
     """
     pool: Any = functional.max_pool2d  # torch's annotations know no flag that isn't written out
+    flags = {"ceil_mode": ceil_mode, "return_indices": return_indices}
+    # Where taps are side by side every window holds an element, and the shape isn't asked.
+    if dilation not in (1, (1, 1)) and x.is_floating_point():
+        window = Window.of_pool(tuple(x.shape), kernel_size, stride, padding, dilation, ceil_mode)
+        if window.barren:  # torch's index of such a window lies off the plane
+            out = by_taps(x, window)[0]
+            given = (x.detach(), kernel_size, stride or kernel_size, padding, dilation)
+            return (out, pool(*given, **flags)[1]) if return_indices else out
     result: Tensor | tuple[Tensor, Tensor] = pool(
-        x,
-        kernel_size,
-        stride or kernel_size,
-        padding,
-        dilation,
-        ceil_mode=ceil_mode,
-        return_indices=return_indices,
+        x, kernel_size, stride or kernel_size, padding, dilation, **flags
     )
     return result
+
+
+def by_taps(x: Tensor, window: Window, dtype: torch.dtype = torch.int32) -> tuple[Tensor, Tensor]:
+    """Return the largest element of each window and the number of its tap, in ``dtype``.
+
+    Written in torch's differentiable operators: no index is made. The number is 0 where a window holds no
+    element of the image.
+    """
+    wide = functional.pad(x, window.padded, value=-torch.inf if x.dtype.is_floating_point else 0)
+    image = functional.pad(torch.ones_like(x, dtype=torch.bool), window.padded, value=False)
+    best: Tensor | None = None
+    for tap, at in enumerate(window.slices()):
+        value, inside = wide[at], image[at]
+        if best is None:
+            best, seen = value, inside
+            offsets = torch.zeros(best.shape, dtype=dtype, device=x.device)
+            continue
+        larger = inside & (~seen | (value > best) | value.isnan())
+        best, seen = torch.where(larger, value, best), seen | inside
+        offsets = torch.where(larger, torch.full_like(offsets, tap), offsets)
+    assert best is not None  # noqa: S101  a window has a tap
+    form = memory_format(x)
+    return best.contiguous(memory_format=form), offsets.contiguous(memory_format=form)
 
 
 def require_window(kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: Any) -> None:
@@ -153,6 +181,18 @@ SAMPLES = (
     Sample("default_stride", (rand(1, 2, 9, 12), 3)),
     Sample("dilated", (rand(1, 2, 11, 12), 3, 1, 1, 2)),
     Sample("dilated_and_strided", (rand(1, 2, 11, 12), (3, 2), (2, 3), 1, (1, 3))),
+    Sample("windows_off_the_image", (rand(2, 3, 11, 1), (5, 2), 2, (0, 1), 2), tags=DEGENERATE),
+    Sample(
+        "windows_off_the_image_ceil_mode",
+        (rand(1, 2, 9, 1, layout="sliced"), 3, (2, 5), 1, (1, 2), True),
+        tags=DEGENERATE,
+    ),
+    Sample(
+        "windows_off_the_image_indices",
+        (rand(1, 3, 1, 9), (2, 5), 2, (1, 0), 2),
+        {"return_indices": True},
+        tags=DEGENERATE,
+    ),
     Sample("ceil_mode", (rand(1, 2, 8, 9), 3, 2, 1, 1, True)),
     Sample("ceil_mode_window_dropped", (rand(1, 2, 5, 5), 2, 3, 1, 1, True)),
     Sample("window_as_large_as_the_image", (rand(2, 3, 5, 7), (5, 7))),

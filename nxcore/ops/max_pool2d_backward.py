@@ -104,6 +104,8 @@ def by_indices(
 ) -> Tensor:
     """Turn the offsets into torch's indices, and scatter as torch does."""
     window = Window.of_pool(size, kernel_size, stride, padding, dilation, ceil_mode)
+    if window.barren:  # of a window without an element every index is wrong
+        return reference(grad, offsets, size, kernel_size, stride, padding, dilation, ceil_mode)
     return _scattered(grad, offsets, indices(offsets, window), size, window, ceil_mode)
 
 
@@ -183,7 +185,7 @@ def terms(grad: Any, offsets: Any, size: Any, kernel_size: Any, *window: Any) ->
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """A sketch of offsets: in each window, some tap that lies on the image.
+    """A sketch of offsets: in each window, some tap that lies on the image; 0 where none does.
 
     Attributes
     ----------
@@ -206,6 +208,7 @@ class Offsets:
             first = torch.arange(window.outputs[axis]) * window.stride[axis] - window.padding[axis]
             place = first.view(-1, 1) + torch.arange(window.kernel[axis]) * window.dilation[axis]
             inside = ((place >= 0) & (place < window.image[axis])).double()
+            inside[:, 0] += inside.sum(1) == 0
             each = torch.Size(self.shape).numel() // max(window.outputs[axis], 1)
             taken = torch.multinomial(inside, max(each, 1), replacement=True, generator=generator)
             rest = [n for i, n in enumerate(self.shape) if i != len(self.shape) - 2 + axis]

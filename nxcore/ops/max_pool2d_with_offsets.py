@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from nxcore.ops.max_pool2d import ERRORS, check, outputs
+from nxcore.ops.max_pool2d import ERRORS, by_taps, check, outputs
 from nxcore.ops.max_pool2d import SAMPLES as POOL_SAMPLES
 from nxcore.plugin import Cost, OpSpec, Param, Window
 from nxcore.problem import TensorMeta
@@ -48,7 +47,8 @@ def reference(
     out : Tensor
         As ``max_pool2d``.
     offsets : Tensor
-        The shape and memory format of ``out``; uint8, or int32 for windows of more than 256 taps.
+        The shape and memory format of ``out``; uint8, or int32 for windows of more than 256 taps. 0 where a
+        window holds no element of the image.
 
     Raises
     ------
@@ -56,21 +56,7 @@ def reference(
         As ``max_pool2d``.
     """
     window = Window.of_pool(tuple(x.shape), kernel_size, stride, padding, dilation, ceil_mode)
-    wide = functional.pad(x, window.padded, value=-torch.inf if x.dtype.is_floating_point else 0)
-    image = functional.pad(torch.ones_like(x, dtype=torch.bool), window.padded, value=False)
-    best: Tensor | None = None
-    for tap, at in enumerate(window.slices()):
-        value, inside = wide[at], image[at]
-        if best is None:
-            best, seen = value, inside
-            offsets = torch.zeros(best.shape, dtype=offset_dtype(window), device=x.device)
-            continue
-        larger = inside & (~seen | (value > best) | value.isnan())
-        best, seen = torch.where(larger, value, best), seen | inside
-        offsets = torch.where(larger, torch.full_like(offsets, tap), offsets)
-    assert best is not None  # noqa: S101  a window has a tap
-    form = memory_format(x)
-    return best.contiguous(memory_format=form), offsets.contiguous(memory_format=form)
+    return by_taps(x, window, offset_dtype(window))
 
 
 def _outputs(x: Any, *window: Any) -> tuple[TensorMeta, TensorMeta]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch.nn import functional
 
 import nxcore
-from nxcore.ops.max_pool2d_backward import indices
+from nxcore.ops.max_pool2d_backward import SPEC, indices
 from nxcore.window import Window
 from tests.ops.backends import operator, params, place
 
@@ -91,3 +93,86 @@ def test_second_derivatives_go_through_the_reference(backend, device):
     )
     (expected,) = torch.autograd.grad(first.sum(), want)
     torch.testing.assert_close(second, expected)
+
+
+OFF_THE_IMAGE = [
+    ((1, 1, 35, 1), ((5, 2), 2, (0, 1), 2)),
+    ((2, 3, 1, 35), ((2, 5), 2, (1, 0), 2)),
+    ((2, 4, 9, 1), (3, (2, 5), 1, (1, 2), True)),
+]
+"""Calls whose windows hold no element of the image; torch's own backward must not be run on them."""
+
+LAID_OUT = pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last], ids=str)
+
+
+def test_windows_off_the_image_are_foretold():
+    for n, kernel, stride, padding, dilation, ceil in itertools.product(
+        (1, 2, 5), (1, 2, 3, 5), (1, 2, 3, 6), (0, 1, 2), (1, 2, 3, 6), (False, True)
+    ):
+        try:
+            window = Window.of_pool((n, 1), (kernel, 1), (stride, 1), (padding, 0), (dilation, 1), ceil)
+        except nxcore.errors.InvalidInputError:
+            continue
+        starts = [i * stride - padding for i in range(window.outputs[0])]
+        empty = [all(not 0 <= a + t * dilation < n for t in range(kernel)) for a in starts]
+        assert window.barren == any(empty), window
+
+
+@BACKENDS
+@LAID_OUT
+@pytest.mark.parametrize(("shape", "window"), OFF_THE_IMAGE, ids=str)
+def test_windows_off_the_image_have_no_gradient(backend, device, shape, window, form):
+    x = torch.randn(shape, device=place(backend, device)).contiguous(memory_format=form).requires_grad_()
+    out = operator("max_pool2d", backend)(x, *window)
+    with torch.no_grad():  # torch's forward is right
+        want = functional.max_pool2d(x, *window[:4], ceil_mode=len(window) > 4)
+    assert torch.equal(out, want)
+    assert out.isneginf().all()
+    assert out.stride() == want.stride()
+    assert "MaxPool" not in graph_of(out), "torch's own backward"
+    out.backward(torch.randn_like(out))
+    assert torch.equal(x.grad, torch.zeros_like(x))
+
+
+@pytest.mark.parametrize(("shape", "window"), OFF_THE_IMAGE, ids=str)
+def test_indices_off_the_image_scatter_nothing(device, shape, window):
+    x = torch.randn(shape, device=device, requires_grad=True)
+    out, where = nxcore.op("max_pool2d")(x, *window, return_indices=True)
+    with torch.no_grad():
+        given = {"ceil_mode": len(window) > 4, "return_indices": True}
+        want = functional.max_pool2d(x, *window[:4], **given)
+    assert torch.equal(out, want[0])
+    assert torch.equal(where, want[1])
+    assert not where.requires_grad
+    assert "MaxPool" not in graph_of(out), "torch's own backward"
+    out.sum().backward()
+    assert torch.equal(x.grad, torch.zeros_like(x))
+
+
+@pytest.mark.parametrize(("shape", "window"), OFF_THE_IMAGE, ids=str)
+def test_no_way_of_torch_scatters_windows_off_the_image(device, shape, window):
+    x = torch.randn(shape, device=device)
+    _, offsets = nxcore.op("max_pool2d_with_offsets", backend="torch")(x, *window)
+    grad = torch.randn(offsets.shape, device=device)
+    for way in (SPEC.reference, *SPEC.idioms.values()):
+        assert torch.equal(way(grad, offsets, shape, *window), torch.zeros_like(x))
+
+
+def test_a_module_of_windows_off_the_image_is_safe():
+    pool = torch.nn.MaxPool2d((5, 2), 2, (0, 1), 2)
+    nxcore.accelerate(pool)
+    x = torch.randn(1, 1, 35, 1, requires_grad=True)
+    out = pool(x)
+    assert "MaxPool" not in graph_of(out), "torch's own backward"
+    out.sum().backward()
+    assert torch.equal(x.grad, torch.zeros_like(x))
+
+
+def graph_of(result: torch.Tensor) -> str:
+    """The names of the nodes that a backward pass of ``result`` goes through."""
+    left, names = [result.grad_fn], []
+    while left:
+        node = left.pop()
+        names.append(type(node).__name__)
+        left.extend(n for n, _ in node.next_functions if n is not None)
+    return " ".join(names)

@@ -81,7 +81,7 @@ def look(
     left = column * stride[1] - padding[1]
     other: tl.constexpr = -float("inf") if KIND == "maximum" else 0.0
     total = tl.full([LANES], other, tl.float32)
-    best = first_tap(top, left, kernel, dilation, x_size)
+    best = first_tap(top, left, kernel, dilation, x_size, PLACES)
     for a in range(kernel[0]):
         for b in range(kernel[1]):
             i = top + a * dilation[0]

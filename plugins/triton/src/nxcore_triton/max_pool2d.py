@@ -79,7 +79,7 @@ def pool(
         if SAID != "nothing" and ABOVE + BEFORE > 0:
             y = top + (i // COLUMNS * DOWN - ABOVE)
             first += abreast(
-                first_tap(y, left + (i % COLUMNS * ACROSS - BEFORE), KERNEL, DILATION, x_size), FORM
+                first_tap(y, left + (i % COLUMNS * ACROSS - BEFORE), KERNEL, DILATION, x_size, SAID), FORM
             )
         best_taps += (first,)
     for i in tl.static_range(len(lines(FORM))):

@@ -18,13 +18,14 @@ def counted(index, kernel, stride, padding, size, PADDED: tl.constexpr):
 
 
 @triton.jit
-def first_tap(top, left, kernel, dilation, size):
-    """Return the first tap that lies on the image; 0 if none does."""
+def first_tap(top, left, kernel, dilation, size, SAID: tl.constexpr):
+    """Return the first tap that lies on the image; if none does 0, or for an index the one torch names."""
     a = tl.maximum((dilation[0] - 1 - top) // dilation[0], 0)
     b = tl.maximum((dilation[1] - 1 - left) // dilation[1], 0)
     on = (a < kernel[0]) & (top + a * dilation[0] < size[0])
     on = on & (b < kernel[1]) & (left + b * dilation[1] < size[1])
-    return tl.where(on, a * kernel[1] + b, 0)
+    tap = a * kernel[1] + b
+    return tap if SAID == "index" else tl.where(on, tap, 0)
 
 
 @triton.jit

@@ -12,6 +12,12 @@ NOTHING, OFFSETS, INDICES = range(3)
 """What is written but the maxima."""
 
 
+@cuda.jit(device=True)
+def first(start, step):
+    """Return the first tap that doesn't lie before the image."""
+    return 0 if start >= 0 else (step - 1 - start) // step
+
+
 @cuda.jit
 def pool(out, numbers, x, walk, image, kernel, stride, padding, dilation, xs, outs, nums, asked):
     """Write the largest of each window; pairs are (vertical, horizontal)."""
@@ -34,6 +40,8 @@ def pool(out, numbers, x, walk, image, kernel, stride, padding, dilation, xs, ou
         if asked == OFFSETS:
             numbers[at(n, c, p, q, nums)] = tap
         elif asked == INDICES:
+            if not seen:  # torch's index, off the plane
+                tap = first(top, dilation[0]) * kernel[1] + first(left, dilation[1])
             row = top + tap // kernel[1] * dilation[0]
             numbers[at(n, c, p, q, nums)] = row * image[1] + left + tap % kernel[1] * dilation[1]
         i += step
