@@ -64,6 +64,7 @@ lint: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy tests/types/calls.py
 	$(BIN)/lint-imports
 
 docs: $(VENV)/.docs

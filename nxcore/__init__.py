@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
+    from nxcore import errors, ops
     from nxcore.dispatch import Operator
     from nxcore.explanation import Explanation
     from nxcore.nn.swap import Swap

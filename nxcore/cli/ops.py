@@ -30,9 +30,25 @@ def collect() -> list[dict[str, Any]]:
     return rows
 
 
-def command(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def stub() -> str:
+    """Return the types of the core's operators, the text of ``nxcore/ops/__init__.pyi``."""
+    from nxcore.cli import stub
+    from nxcore.ops import nxcore_ops
+
+    return stub.stub(nxcore_ops())
+
+
+def command(
+    stubs: Annotated[
+        bool, typer.Option("--stub", help="Print nxcore/ops/__init__.pyi, the types of the core's operators.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
     """List the operators and the kernels that each backend has for them."""
     from nxcore.cli import render
 
+    if stubs:
+        render.text(stub())
+        return
     rows = collect()
     render.json(rows) if json else render.ops(rows)

@@ -91,7 +91,12 @@ def dumps(data: Any) -> str:
 
 def json(data: Any) -> None:
     """Print ``data`` as JSON."""
-    sys.stdout.write(dumps(data))
+    text(dumps(data))
+
+
+def text(content: str) -> None:
+    """Print a file's content, neither wrapped nor coloured."""
+    sys.stdout.write(content)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,378 @@
+# The types of the core's operators, generated from their specs by `nxcore ops --stub`.
+
+from collections.abc import Iterable, Sequence
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from nxcore.dispatch import Operator
+from nxcore.plugin import OpSpec
+
+def nxcore_ops() -> Iterable[OpSpec]: ...
+def __getattr__(name: str) -> Operator: ...
+
+class _Add(Operator):
+    def __call__(
+        self, x: Tensor, y: Tensor | float, *, alpha: float = 1, out: Tensor | None = None
+    ) -> Tensor: ...
+
+add: _Add
+
+class _AddBackward(Operator):
+    def __call__(
+        self,
+        grad: Tensor,
+        x_size: Sequence[int],
+        y_size: Sequence[int],
+        alpha: float = 1,
+        output_mask: Sequence[bool] = (True, True),
+    ) -> tuple[Tensor | None, Tensor | None]: ...
+
+add_backward: _AddBackward
+
+class _AvgPool2d(Operator):
+    def __call__(
+        self,
+        x: Tensor,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] | None = None,
+        padding: int | Sequence[int] = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Tensor: ...
+
+avg_pool2d: _AvgPool2d
+
+class _AvgPool2dBackward(Operator):
+    def __call__(
+        self,
+        grad: Tensor,
+        size: Sequence[int],
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] | None = None,
+        padding: int | Sequence[int] = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+        memory_format: torch.memory_format = ...,
+    ) -> Tensor: ...
+
+avg_pool2d_backward: _AvgPool2dBackward
+
+class _BatchNorm(Operator):
+    def __call__(
+        self, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-05
+    ) -> tuple[Tensor, Tensor, Tensor]: ...
+
+batch_norm: _BatchNorm
+
+class _BatchNormBackward(Operator):
+    def __call__(
+        self,
+        grad: Tensor,
+        x: Tensor,
+        mean: Tensor,
+        var: Tensor,
+        weight: Tensor | None = None,
+        eps: float = 1e-05,
+        output_mask: Sequence[bool] = (True, True, True),
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]: ...
+
+batch_norm_backward: _BatchNormBackward
+
+class _DepthwiseConv2d(Operator):
+    def __call__(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] | str = 0,
+        dilation: int | Sequence[int] = 1,
+    ) -> Tensor: ...
+
+depthwise_conv2d: _DepthwiseConv2d
+
+class _DepthwiseConv2dBackward(Operator):
+    def __call__(
+        self,
+        grad: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] | str = 0,
+        dilation: int | Sequence[int] = 1,
+        output_mask: Sequence[bool] = (True, True),
+    ) -> tuple[Tensor | None, Tensor | None]: ...
+
+depthwise_conv2d_backward: _DepthwiseConv2dBackward
+
+class _Entropy(Operator):
+    def __call__(self, logits: Tensor) -> Tensor: ...
+
+entropy: _Entropy
+
+class _EntropyBackward(Operator):
+    def __call__(self, grad: Tensor, logits: Tensor) -> Tensor: ...
+
+entropy_backward: _EntropyBackward
+
+class _GlobalAvgPool2d(Operator):
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+global_avg_pool2d: _GlobalAvgPool2d
+
+class _GlobalAvgPool2dBackward(Operator):
+    def __call__(self, grad: Tensor, size: Sequence[int]) -> Tensor: ...
+
+global_avg_pool2d_backward: _GlobalAvgPool2dBackward
+
+class _GlobalMaxPool2d(Operator):
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+global_max_pool2d: _GlobalMaxPool2d
+
+class _GlobalMaxPool2dBackward(Operator):
+    def __call__(
+        self, grad: Tensor, offsets: Tensor, size: Sequence[int], memory_format: torch.memory_format = ...
+    ) -> Tensor: ...
+
+global_max_pool2d_backward: _GlobalMaxPool2dBackward
+
+class _GlobalMaxPool2dWithOffsets(Operator):
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]: ...
+
+global_max_pool2d_with_offsets: _GlobalMaxPool2dWithOffsets
+
+class _GumbelSoftmax(Operator):
+    def __call__(
+        self,
+        logits: Tensor,
+        tau: Tensor | float = 1.0,
+        hard: bool = False,
+        noise: Tensor | None = None,
+        *,
+        generator: torch.Generator | None = None,
+    ) -> Tensor: ...
+
+gumbel_softmax: _GumbelSoftmax
+
+class _GumbelSoftmaxBackward(Operator):
+    def __call__(
+        self,
+        grad: Tensor,
+        logits: Tensor,
+        tau: Tensor | float,
+        noise: Tensor,
+        output_mask: Sequence[bool] | None = None,
+    ) -> tuple[Tensor | None, ...]: ...
+
+gumbel_softmax_backward: _GumbelSoftmaxBackward
+
+class _MaxPool2d(Operator):
+    @overload
+    def __call__(
+        self,
+        x: Tensor,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] | None = None,
+        padding: int | Sequence[int] = 0,
+        dilation: int | Sequence[int] = 1,
+        ceil_mode: bool = False,
+        return_indices: Literal[False] = False,
+    ) -> Tensor: ...
+    @overload
+    def __call__(
+        self,
+        x: Tensor,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] | None = None,
+        padding: int | Sequence[int] = 0,
+        dilation: int | Sequence[int] = 1,
+        ceil_mode: bool = False,
+        *,
+        return_indices: Literal[True],
+    ) -> tuple[Tensor, Tensor]: ...
+    @overload
+    def __call__(
+        self,
+        x: Tensor,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] | None = None,
+        padding: int | Sequence[int] = 0,
+        dilation: int | Sequence[int] = 1,
+        ceil_mode: bool = False,
+        *,
+        return_indices: bool,
+    ) -> Tensor | tuple[Tensor, Tensor]: ...
+
+max_pool2d: _MaxPool2d
+
+class _MaxPool2dBackward(Operator):
+    def __call__(
+        self,
+        grad: Tensor,
+        offsets: Tensor,
+        size: Sequence[int],
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] | None = None,
+        padding: int | Sequence[int] = 0,
+        dilation: int | Sequence[int] = 1,
+        ceil_mode: bool = False,
+    ) -> Tensor: ...
+
+max_pool2d_backward: _MaxPool2dBackward
+
+class _MaxPool2dWithOffsets(Operator):
+    def __call__(
+        self,
+        x: Tensor,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] | None = None,
+        padding: int | Sequence[int] = 0,
+        dilation: int | Sequence[int] = 1,
+        ceil_mode: bool = False,
+    ) -> tuple[Tensor, Tensor]: ...
+
+max_pool2d_with_offsets: _MaxPool2dWithOffsets
+
+class _SepConv2d(Operator):
+    def __call__(
+        self,
+        x: Tensor,
+        dw_weight: Tensor,
+        pw_weight: Tensor,
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] | str = 0,
+        dilation: int | Sequence[int] = 1,
+        *,
+        relu: bool = True,
+    ) -> Tensor: ...
+
+sep_conv2d: _SepConv2d
+
+class _SepConv2dBackward(Operator):
+    def __call__(
+        self,
+        grad: Tensor,
+        x: Tensor,
+        dw_weight: Tensor,
+        pw_weight: Tensor,
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] | str = 0,
+        dilation: int | Sequence[int] = 1,
+        relu: bool = True,
+        output_mask: Sequence[bool] = (True, True, True),
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]: ...
+
+sep_conv2d_backward: _SepConv2dBackward
+
+class _SepConv2dBatchNorm(Operator):
+    def __call__(
+        self,
+        x: Tensor,
+        dw_weight: Tensor,
+        pw_weight: Tensor,
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] | str = 0,
+        dilation: int | Sequence[int] = 1,
+        relu: bool = True,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        eps: float = 1e-05,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
+
+sep_conv2d_batch_norm: _SepConv2dBatchNorm
+
+class _SepConv2dBatchNormBackward(Operator):
+    def __call__(
+        self,
+        grad: Tensor,
+        x: Tensor,
+        dw_weight: Tensor,
+        pw_weight: Tensor,
+        y: Tensor,
+        mean: Tensor,
+        var: Tensor,
+        weight: Tensor | None = None,
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] | str = 0,
+        dilation: int | Sequence[int] = 1,
+        relu: bool = True,
+        eps: float = 1e-05,
+        output_mask: Sequence[bool] = (True, True, True, True, True),
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]: ...
+
+sep_conv2d_batch_norm_backward: _SepConv2dBatchNormBackward
+
+class _SepConv2dWithStats(Operator):
+    def __call__(
+        self,
+        x: Tensor,
+        dw_weight: Tensor,
+        pw_weight: Tensor,
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] | str = 0,
+        dilation: int | Sequence[int] = 1,
+        *,
+        relu: bool = True,
+    ) -> tuple[Tensor, Tensor, Tensor]: ...
+
+sep_conv2d_with_stats: _SepConv2dWithStats
+
+class _SoftmaxSum(Operator):
+    def __call__(self, xs: Sequence[Tensor] | Tensor, logits: Tensor) -> Tensor: ...
+
+softmax_sum: _SoftmaxSum
+
+class _SoftmaxSumBackward(Operator):
+    def __call__(
+        self,
+        grad: Tensor,
+        xs: Sequence[Tensor] | Tensor,
+        logits: Tensor,
+        output_mask: Sequence[bool] | None = None,
+    ) -> tuple[tuple[Tensor | None, ...] | Tensor | None, Tensor | None]: ...
+
+softmax_sum_backward: _SoftmaxSumBackward
+
+class _Sum(Operator):
+    def __call__(
+        self, x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False
+    ) -> Tensor: ...
+
+sum: _Sum
+
+class _SumBackward(Operator):
+    def __call__(
+        self, grad: Tensor, size: Sequence[int], dim: int | Sequence[int] | None = None, keepdim: bool = False
+    ) -> Tensor: ...
+
+sum_backward: _SumBackward
+
+class _SumToSize(Operator):
+    def __call__(self, x: Tensor, size: Sequence[int]) -> Tensor: ...
+
+sum_to_size: _SumToSize
+
+class _SumToSizeBackward(Operator):
+    def __call__(self, grad: Tensor, size: Sequence[int]) -> Tensor: ...
+
+sum_to_size_backward: _SumToSizeBackward
+
+class _WeightedSum(Operator):
+    def __call__(self, xs: Sequence[Tensor] | Tensor, weights: Tensor) -> Tensor: ...
+
+weighted_sum: _WeightedSum
+
+class _WeightedSumBackward(Operator):
+    def __call__(
+        self,
+        grad: Tensor,
+        xs: Sequence[Tensor] | Tensor,
+        weights: Tensor,
+        output_mask: Sequence[bool] | None = None,
+    ) -> tuple[tuple[Tensor | None, ...] | Tensor | None, Tensor | None]: ...
+
+weighted_sum_backward: _WeightedSumBackward
