@@ -81,7 +81,7 @@ class Registry:
         self.sources: dict[str, Source] = {}
         self.refused: list[BackendStatus] = []
         self.checks: list[Check] = []
-        self._op_sources: dict[str, Source] = {}
+        self.op_sources: dict[str, Source] = {}
         self._kernels: dict[str, tuple[tuple[Backend, Kernel], ...]] = {}
         self._verdicts: dict[str, Verdict] = {}
 
@@ -98,11 +98,11 @@ class Registry:
             if not isinstance(spec, OpSpec):
                 raise PluginError(f"nxcore_ops must yield OpSpec, got {type(spec).__name__}")
             if spec.name in self.ops or spec.name in staged:
-                owner = self._op_sources.get(spec.name, source)
+                owner = self.op_sources.get(spec.name, source)
                 raise PluginError(f"operator {spec.name!r} comes from {source} and from {owner}; remove one")
             staged[spec.name] = spec
         self.ops.update(staged)
-        self._op_sources.update(dict.fromkeys(staged, source))
+        self.op_sources.update(dict.fromkeys(staged, source))
 
     def add_backend(self, backend: Backend, source: Source) -> None:
         """Add a backend.

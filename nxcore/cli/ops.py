@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
 
 def collect() -> list[dict[str, Any]]:
-    """Return one row an operator: name, signature, summary, gradient, backends, count of samples."""
+    """Return one row an operator: name, signature, summary, gradient, backends, count of samples, source."""
     from nxcore import session
 
     registry = session.default().registry
@@ -25,6 +26,7 @@ def collect() -> list[dict[str, Any]]:
                 "gradient": spec.gradient.op if spec.gradient else None,
                 "kernels": [b.label(k) for b, k in registry.kernels(name)],
                 "samples": len(spec.samples),
+                "source": asdict(registry.op_sources[name]),
             }
         )
     return rows

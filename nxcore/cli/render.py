@@ -129,12 +129,13 @@ def progress(title: str, *, quiet: bool = False) -> Iterator[Callable[[str, int,
 
 def ops(rows: list[dict[str, Any]]) -> None:
     """Print the operators."""
-    table = _table("operator", "kernels", "what it does")
+    table = _table("operator", "from", "kernels", "what it does")
     table.columns[1].min_width = max((len(name) for row in rows for name in row["kernels"]), default=0)
     for row in rows:
         gradient = f"\ngradient: {row['gradient']}" if row["gradient"] else ""
         summary = escape(row["summary"].replace("``", "")) + gradient
-        table.add_row(f"[bold]{row['name']}[/bold]", ", ".join(row["kernels"]), summary)
+        source = escape(row["source"]["distribution"])
+        table.add_row(f"[bold]{row['name']}[/bold]", source, ", ".join(row["kernels"]), summary)
     show(table)
 
 

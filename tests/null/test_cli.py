@@ -99,6 +99,16 @@ def test_ops_lists_operators_with_their_kernels():
     assert found["sum_backward"]["gradient"] is None
 
 
+def test_ops_tells_which_package_an_operator_comes_from(monkeypatch):
+    session = fakes.session()
+    session.registry.add_ops([fakes.twice()], Source("mine", "nxcore-mine 1.2.0"))
+    monkeypatch.setattr(sessions, "_default", session)
+    sources = {row["name"]: row["source"]["distribution"] for row in rows("ops")}
+    assert sources == dict.fromkeys(fakes.SPECS, "nxcore-kernels") | {"twice": "nxcore-mine 1.2.0"}
+    (line,) = (line for line in run("ops").splitlines() if line.split()[:1] == ["twice"])
+    assert "nxcore-mine 1.2.0" in line
+
+
 def test_backends_lists_who_can_run_and_why_not():
     text = run("backends")
     assert all(
