@@ -1,10 +1,11 @@
 """Regret without the device: what ``regret.py`` learnt and measured, asked of the rules as they are now.
 
-    python benchmarks/replay.py FILE.jsonl [--left-out]
+    python benchmarks/replay.py FILE.jsonl [--left-out] [--without-kriging]
 
 Beside FILE.jsonl lies FILE.wisdom, the folder of what was learnt. Nothing is run, built or measured: who
 would be chosen is told by ``nxcore.prior``, what that costs by the times in the lines. With ``--left-out``
 each size that was learnt is asked of the others of its family as well, by the times that it was learnt with.
+With ``--without-kriging`` the model's fitted line is not corrected by what it missed nearby.
 """
 
 from __future__ import annotations
@@ -13,19 +14,30 @@ import argparse
 import json
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from regret import report
 from sizes import families
 
-from nxcore import audit, prior
+from nxcore import audit, predict, prior
 from nxcore.problem import Problem
 from nxcore.session import Session
 from nxcore.settings import Settings
 from nxcore.timing import Timing
 from nxcore.trace import described, moved
 from nxcore.wisdom import Wisdom, page
+
+
+class Uncorrected:
+    """Has the interface of ``nxcore.kriging.Field`` and corrects nothing."""
+
+    def __init__(self, at: object, places: Sequence[object]) -> None:
+        self.doubt = [1.0] * len(places)
+
+    def told(self, values: Sequence[float]) -> tuple[float, list[float]]:
+        return 0.0, [0.0] * len(values)
 
 
 class Replay:
@@ -85,7 +97,10 @@ def main() -> None:
     )
     parser.add_argument("lines", type=Path)
     parser.add_argument("--left-out", action="store_true", help="each learnt size, asked of the others too")
+    parser.add_argument("--without-kriging", action="store_true", help="the fitted line alone")
     given = parser.parse_args()
+    if given.without_kriging:
+        predict.Field = Uncorrected
     replay = Replay(given.lines.with_suffix(".wisdom"))
     lines = map(json.loads, given.lines.read_text(encoding="utf-8").splitlines())
     measured = {line["sample"]: line["row"]["us"] for line in lines if line["row"]}

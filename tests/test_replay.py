@@ -26,11 +26,15 @@ def us(size: int, label: str) -> float:
     return {"torch": 1 + size / 1e3, "numba": 3 + size / 2e3}[label]
 
 
-def test_what_was_learnt_and_measured_tells_regret_without_a_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("flags", [[], ["--without-kriging"]], ids=["kriging", "line"])
+def test_regret_is_computed_without_a_run(
+    flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import replay
+
+    kriging = replay.predict.Field
+    monkeypatch.setattr(replay.predict, "Field", kriging)
     from sizes import families
 
     family = next(f for f in families(large=False) if f.op == "add")
@@ -47,8 +51,9 @@ def test_what_was_learnt_and_measured_tells_regret_without_a_run(
             size = sample.args[0].shape[0]
             rounds = [{n: us(size, n) for n in ("torch", "numba")}] * 2
             stream.write(json.dumps({"sample": f"add {sample.name}", "row": {"us": rounds}}) + "\n")
-    monkeypatch.setattr(sys, "argv", ["replay.py", str(lines), "--left-out"])
+    monkeypatch.setattr(sys, "argv", ["replay.py", str(lines), "--left-out", *flags])
     replay.main()
+    assert (replay.predict.Field is kriging) == (not flags)
     held, learnt = (line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("add"))
     assert (held[1], held[2], held[5]) == ("8", "1.000", "0")
     assert float(held[4]) < 1.1
