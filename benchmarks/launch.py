@@ -162,7 +162,7 @@ def plan_of_add(package: str, bench: Bench) -> Call:
     kernel = next(kernel for kernel in importlib.import_module(package).KERNELS if kernel.op == "add")
     bound = spec.bind(bench.x, bench.y)
     problem = Problem.of(spec, bound)
-    if not (verdict := kernel.accepts(problem)):
+    if not (verdict := kernel.takes(problem)):
         raise RuntimeError(verdict.reason)
     planned = kernel.plan(problem)
 

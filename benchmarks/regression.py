@@ -222,7 +222,7 @@ def _lanes(only: Sequence[Cell]) -> Iterator[Lane]:
             for backend, kernel in registry.kernels(spec.name):
                 machine = registry.probe(backend, kernel)
                 timed = machine and not (machine.simulated or backend.on_request or backend.name == "torch")
-                if timed and not problem.view and kernel.accepts(problem):
+                if timed and not problem.view and kernel.takes(problem):
                     name = f"{spec.name} {size} {backend.label(kernel)}"
                     plans[name] = functools.partial(kernel.plan, problem)
             if not i and not any(p.keyword for p in spec.params):

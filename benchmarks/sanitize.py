@@ -36,7 +36,7 @@ def main() -> int:
                 for dtype in FLOATS:
                     args = sample.build(spec, device, dtype)
                     problem = Problem.of(spec, args)
-                    if not problem.view and kernel.accepts(problem):
+                    if not problem.view and kernel.takes(problem):
                         kernel.plan(problem)(*args)
                         torch.cuda.synchronize()
                         calls[name] += 1

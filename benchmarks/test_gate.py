@@ -75,6 +75,6 @@ def _first_taken(spec: OpSpec, kernel: Kernel, dtype: torch.dtype) -> Problem:
     for device in places:
         for sample in spec.tagged("smoke"):
             problem = Problem.of(spec, sample.build(spec, device, dtype))
-            if kernel.accepts(problem):
+            if kernel.takes(problem):
                 return problem
     raise AssertionError("a kernel takes at least one smoke sample")

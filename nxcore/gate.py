@@ -193,7 +193,7 @@ class Gate:
                 try:
                     args, truth, other = built(spec.name, sample.name, device, dtype, self.registry)
                     problem = Problem.of(spec, args)
-                    if not kernel.accepts(problem):
+                    if not kernel.takes(problem):
                         continue
                     call = kernel.plan(problem)
                     found = agreement(call, spec, args, truth)

@@ -106,6 +106,10 @@ class Kernel:
     in_place_safe: bool = False
     branch: str = ""
 
+    def takes(self, problem: Problem) -> Verdict:
+        """Return what ``accepts`` answers, which is asked only where there is something to compute."""
+        return no(problem.idle) if problem.idle else self.accepts(problem)
+
     @functools.cached_property
     def plan(self) -> Callable[[Problem], Callable[..., Any]]:
         """The planner, imported now."""

@@ -184,6 +184,11 @@ class Problem:
         """Whether the reference returns views: there is nothing to run."""
         return self.spec.view(*self.args)
 
+    @functools.cached_property
+    def idle(self) -> str:
+        """Why there is nothing to compute; empty if there is something."""
+        return self.spec.idle(self)
+
     @property
     def cost(self) -> Cost:
         """The least that the call must move and compute; whatever its numbers are, where they may change."""

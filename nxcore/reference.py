@@ -31,6 +31,10 @@ class TorchKernel(Kernel):
     call: Callable[..., Any] = lambda *args: None  # noqa: ARG005  always given
     yardstick: bool = False
 
+    def takes(self, problem: Problem) -> Verdict:  # noqa: ARG002  torch serves where there is nothing to do
+        """Take every call."""
+        return YES
+
     @property
     def plan(self) -> Callable[[Problem], Callable[..., Any]]:
         """Return a planner that has nothing to decide."""

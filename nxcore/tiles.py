@@ -105,7 +105,7 @@ def swept(
     if sweep is None or len(inspect.signature(kernel.plan).parameters) < 2:
         raise InvalidInputError(f"{backend.label(kernel)} has no tiles for {spec.name!r}", argument="backend")
     problem = Problem.of(spec, args)
-    if not (verdict := kernel.accepts(problem)):
+    if not (verdict := kernel.takes(problem)):
         raise UnsupportedProblemError(spec.name, backend.name, [verdict.reason])
     truth = Truth.of(spec, args)
     found: dict[str, Callable[..., Any]] = {}

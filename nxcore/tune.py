@@ -202,7 +202,7 @@ class Tuner:
         if torch.are_deterministic_algorithms_enabled() and not (native or kernel.deterministic):
             return "doesn't claim to be deterministic"
         try:
-            verdict = kernel.accepts(problem)
+            verdict = kernel.takes(problem)
         except Exception as error:  # noqa: BLE001  a plugin's code may raise anything
             return f"accepts raised {type(error).__name__}: {error}"
         if not verdict:

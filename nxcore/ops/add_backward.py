@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from nxcore.errors import InvalidInputError
-from nxcore.plugin import Cost, ErrorCase, OpSpec, Param, Sample, rand, summed_dims
+from nxcore.plugin import Cost, ErrorCase, OpSpec, Param, Problem, Sample, rand, summed_dims
 from nxcore.require import require_flags, require_size, require_tensor
-from nxcore.spec import DEGENERATE
+from nxcore.spec import DEGENERATE, nothing_to_compute
 
 Number = int | float
 BOTH = (True, True)
@@ -82,6 +82,13 @@ def check(grad: Any, x_size: Any, y_size: Any, alpha: Any, output_mask: Any) -> 
     if isinstance(alpha, int) and not -(2**63) <= alpha < 2**64:
         raise InvalidInputError(f"alpha must fit 64 bits, got {alpha}", argument="alpha")
     require_flags(output_mask, 2, "output_mask")
+
+
+def idle(problem: Problem) -> str:
+    """Return why there is nothing to add up; empty if there is something."""
+    if problem.view:
+        return "nothing to add up: no operand whose gradient is asked for was broadcast"
+    return nothing_to_compute(problem)
 
 
 def cost(grad: Any, x_size: Any, y_size: Any, alpha: Any, output_mask: Any) -> Cost:
@@ -162,4 +169,5 @@ SPEC = OpSpec(
     magnitude=magnitude,
     terms=terms,
     view=view,
+    idle=idle,
 )

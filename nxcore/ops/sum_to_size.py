@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from nxcore.errors import InvalidInputError
-from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, rand, summed_dims
+from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Problem, Sample, rand, summed_dims
 from nxcore.require import require_size, require_tensor
-from nxcore.spec import DEGENERATE
+from nxcore.spec import DEGENERATE, nothing_to_compute
 
 
 def reference(x: Tensor, size: tuple[int, ...]) -> Tensor:
@@ -57,6 +57,13 @@ def check(x: Any, size: Any) -> None:
 def view(x: Any, size: Any) -> bool:
     """Tell whether nothing is to be added up."""
     return not summed_dims(tuple(x.shape), size)
+
+
+def idle(problem: Problem) -> str:
+    """Return why there is nothing to add up; empty if there is something."""
+    if problem.view:
+        return "nothing to add up: x has that size"
+    return nothing_to_compute(problem)
 
 
 def cost(x: Any, size: Any) -> Cost:
@@ -127,5 +134,6 @@ SPEC = OpSpec(
     terms=terms,
     gradient=Gradient("sum_to_size_backward", _backward),
     view=view,
+    idle=idle,
     autocast=MappingProxyType({"cpu": "same", "cuda": "float32"}),
 )

@@ -153,7 +153,7 @@ class Cell:
             ``raises_nothing`` or ``gives_reasons``.
         """
         try:
-            verdict = self.kernel.accepts(problem)
+            verdict = self.kernel.takes(problem)
         except Exception as error:
             raise Broken("raises_nothing", f"accepts raised {_brief(error)} on {problem}") from error
         if not isinstance(verdict, Verdict):
@@ -186,8 +186,8 @@ class Cell:
         """Return what the kernel's own planner makes for ``args``; see ``plan``."""
         problem = Problem.of(self.spec, args, aliased=aliased)
         verdict = self.ask(problem)
-        if not verdict and problem.view:
-            raise Inapplicable("a view: there is nothing to run")
+        if not verdict and problem.idle:
+            raise Inapplicable(problem.idle)
         if not verdict:
             raise Declined(verdict.reason)
         try:
@@ -344,7 +344,7 @@ def _taken(
     for sample in spec.tagged("smoke"):
         problem = replace(_described(registry, spec.name, sample.name, dtype, device))
         with contextlib.suppress(Exception):  # where it raises, a rule will say so
-            if kernel.accepts(problem) and not problem.view:
+            if kernel.takes(problem) and not problem.view:
                 found.append(sample)
     return tuple(found)
 

@@ -146,12 +146,10 @@ class TestRefusals:
 
     @pytest.mark.usefixtures("machine")
     def test_reasons(self):
-        empty = torch.empty(0, 4)
         assert refusal("add", X, Y, out=torch.empty(3, 4)) == "returns a tensor of its own, and out was given"
         assert refusal("add", X, 1.5) == "needs a tensor for y, got a number (float)"
         assert refusal("add", X, X.to(torch.complex64)) == "needs real tensors, got a complex one"
         assert refusal("sum_backward", Y, (3, 4), 0) == "a view: there is nothing to run"
-        assert refusal("add", empty, Y) == "nothing to compute: the output is float32[0, 4]"
         assert inductor.accepts(problem("add", X, Y))
 
 

@@ -87,7 +87,7 @@ def test_agrees_with_float64(
         if problem.view or problem.dtype not in kernel.dtypes:
             hypothesis.event("a view, or a dtype that the kernel doesn't claim")
             return
-        verdict = kernel.accepts(problem)
+        verdict = kernel.takes(problem)
         if not verdict:
             assert verdict.reason, "a refusal has a reason"
             hypothesis.event(f"declined: {verdict.reason}")

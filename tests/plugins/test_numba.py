@@ -223,10 +223,6 @@ def test_the_cpu_declines_other_devices():
     assert refusal("sum", torch.ones(3, device="meta")) == "needs CPU tensors, got meta"
 
 
-def test_nothing_is_declined_as_nothing():
-    assert refusal("sum", torch.ones(3, 0)) == "nothing to compute: a tensor has no elements"
-
-
 def test_more_dimensions_than_kernels_walk_are_declined():
     x = torch.ones(3, 5, 3, 5, 3, 5).permute(0, 2, 4, 1, 3, 5)
     y = torch.ones(3, 3, 3, 5, 5, 5)
@@ -288,7 +284,7 @@ for kernel in nxcore_numba.KERNELS:
     for sample in specs[kernel.op].tagged("smoke")[:2]:
         args = sample.build(specs[kernel.op], "cpu", torch.float32)
         problem = Problem.of(specs[kernel.op], args)
-        if not problem.view and kernel.accepts(problem):
+        if not problem.view and kernel.takes(problem):
             kernel.plan(problem)(*args)
 """
 
@@ -364,16 +360,6 @@ def test_what_is_not_finite_reaches_the_filters_taps_that_see_it(value, layout):
     wanted = torch.full((3, 1, 3, 3), 40.0)
     wanted[1, 0, :, 2] = value
     assert torch.equal(got.nan_to_num(nan=-1), wanted.nan_to_num(nan=-1))
-
-
-def test_nothing_to_add_up_is_declined():
-    assert refusal("sum_to_size", torch.ones(3, 4), (3, 4)) == "nothing to add up: x has that size"
-
-
-def test_no_gradient_asked_for_is_declined():
-    grad, x, weight = torch.ones(1, 2, 3, 3), torch.ones(1, 2, 3, 3), torch.ones(2, 1, 1, 1)
-    reason = refusal("depthwise_conv2d_backward", grad, x, weight, output_mask=(False, False))
-    assert reason == "nothing to compute: output_mask asks for no gradient"
 
 
 def test_no_module_is_mistaken_for_numba_cuda() -> None:

@@ -9,9 +9,6 @@ from nxcore_cuda.accepts import tensors
 def _depthwise(problem: Problem, outputs: tuple[TensorMeta, ...]) -> Verdict:
     if not (found := tensors(problem)):
         return found
-    x = problem["x"]
-    if x.numel() == 0:
-        return no(f"nothing to compute: x has shape {x.shape}")
     for out in outputs:
         if overlaps(out):
             return no(f"needs outputs whose elements don't share memory, got strides {out.strides}")
@@ -26,6 +23,4 @@ def accepts_depthwise_conv2d(problem: Problem) -> Verdict:
 def accepts_depthwise_conv2d_backward(problem: Problem) -> Verdict:
     """Take any filter, stride, padding, dilation and layouts, and at least one gradient to make."""
     wanted = tuple(out for out in problem.outputs if out is not None)
-    if not wanted:
-        return no("nothing to compute: output_mask asks for no gradient")
     return _depthwise(problem, wanted)

@@ -18,7 +18,7 @@ from nxcore.plugin import (
     overlaps,
 )
 from nxcore_cuda.accepts import tensors
-from nxcore_cuda.candidates import FEW, MANY, SOME, STACKED, Candidates, gradient, wanted
+from nxcore_cuda.candidates import FEW, MANY, SOME, STACKED, Candidates, gradient
 from nxcore_cuda.layout import MAX_RANK
 
 
@@ -32,8 +32,6 @@ def _candidates(problem: Problem) -> Verdict:
     if not (found := tensors(problem)):
         return found
     xs = Candidates.of(problem["xs"])
-    if xs.each[0].numel() == 0:
-        return no(f"nothing to compute: candidates have shape {xs.each[0].shape}")
     layouts = len(xs.layouts)
     most = STACKED if xs.stacked else MANY if layouts == 1 else SOME
     if xs.count > max(most, FEW):
@@ -64,8 +62,6 @@ def accepts_softmax_sum_backward(problem: Problem) -> Verdict:
     if not (found := _candidates(problem)):
         return found
     grad, layouts = problem["grad"], Candidates.of(problem["xs"]).layouts
-    if not any(wanted(problem)):
-        return no("nothing to compute: output_mask asks for no gradient")
     out, _ = gradient(problem)
     if overlaps(out):
         return no(f"needs gradients whose elements don't share memory, got strides {out.strides}")
@@ -91,8 +87,6 @@ def accepts_add(problem: Problem) -> Verdict:
     if fresh.dtype not in FLOATS:
         return no(f"needs a float32, float16 or bfloat16 result, got {fresh.dtype}")
     out = problem["out"] or fresh
-    if out.numel() == 0:
-        return no(f"nothing to compute: the output has shape {out.shape}")
     if overlaps(out):
         return no(f"needs an out whose elements don't share memory, got strides {out.strides}")
     operands = [m for m in (problem["x"], problem["y"]) if isinstance(m, TensorMeta)]
@@ -116,8 +110,6 @@ def accepts_sum(problem: Problem) -> Verdict:
     """Take sums over any axes that merge to few."""
     if not (found := tensors(problem)):
         return found
-    if problem["x"].numel() == 0:
-        return no(f"nothing to compute: x has shape {problem['x'].shape}")
     return _reduction(Reduction.of_sum(problem))
 
 
@@ -125,20 +117,13 @@ def accepts_sum_to_size(problem: Problem) -> Verdict:
     """Take sums over any axes that merge to few, of which there is at least one."""
     if not (found := tensors(problem)):
         return found
-    if problem["x"].numel() == 0:
-        return no(f"nothing to compute: x has shape {problem['x'].shape}")
     reduction = Reduction.of_sum_to_size(problem)
-    return no("nothing to add up: x has that size") if reduction is None else _reduction(reduction)
+    return YES if reduction is None else _reduction(reduction)
 
 
 def accepts_add_backward(problem: Problem) -> Verdict:
     """Take gradients of which at least one is a sum."""
     if not (found := tensors(problem)):
         return found
-    grad = problem["grad"]
-    if grad.numel() == 0:
-        return no(f"nothing to compute: grad has shape {grad.shape}")
     needed = [r for r in Reduction.of_add_backward(problem) if r is not None]
-    if not needed:
-        return no("nothing to add up: no operand whose gradient is asked for was broadcast")
     return next((v for v in map(_reduction, needed) if not v), YES)

@@ -13,10 +13,8 @@ from nxcore_cuda.layout import NARROW
 
 
 def _images(*metas: TensorMeta) -> Verdict:
-    """Refuse tensors without elements, and images whose elements 31 bits can't number."""
+    """Refuse images whose elements 31 bits can't number."""
     for meta in metas:
-        if meta.numel() == 0:
-            return no(f"nothing to compute: a tensor of images has shape {meta.shape}")
         size = math.prod(meta.shape[-3:])
         if size >= NARROW:
             return no(f"takes images of fewer than 2^31 elements, got {size} in {meta.shape}")
@@ -33,10 +31,7 @@ def accepts_max_pool2d(problem: Problem) -> Verdict:
 
 def accepts_global_pool2d(problem: Problem) -> Verdict:
     """Take images of any layout and size."""
-    if not (found := tensors(problem)):
-        return found
-    x = problem["x"]
-    return YES if x.numel() else no(f"nothing to compute: x has shape {x.shape}")
+    return tensors(problem)
 
 
 accepts_max_pool2d_with_offsets = accepts_avg_pool2d = accepts_max_pool2d

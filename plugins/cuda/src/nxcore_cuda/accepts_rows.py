@@ -13,8 +13,6 @@ def accepts_rows(problem: Problem) -> Verdict:
     """Take short rows that lie evenly in memory."""
     if not (found := tensors(problem)):
         return found
-    if any(meta.numel() == 0 for meta in problem.tensors):
-        return no("nothing to compute: a tensor has no elements")
     if (length := problem["logits"].shape[-1]) > LONGEST:
         return no(f"takes rows of at most {LONGEST} entries, got {length}")
     if problem.op == "gumbel_softmax_backward" and any((problem["output_mask"] or ())[1:]):

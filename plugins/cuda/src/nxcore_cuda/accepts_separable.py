@@ -12,8 +12,6 @@ def _separable(problem: Problem, y: TensorMeta, outputs: tuple[TensorMeta | None
     if not (found := tensors(problem)):
         return found
     x = problem["x"]
-    if x.numel() == 0:
-        return no(f"nothing to compute: x has shape {x.shape}")
     for out in outputs:
         if out is not None and overlaps(out):
             return no(f"needs outputs whose elements don't share memory, got strides {out.strides}")
@@ -41,6 +39,4 @@ def accepts_sep_conv2d(problem: Problem) -> Verdict:
 
 def accepts_sep_conv2d_backward(problem: Problem) -> Verdict:
     """Likewise, and at least one gradient to make."""
-    if not any(problem["output_mask"]):
-        return no("nothing to compute: output_mask asks for no gradient")
     return _separable(problem, problem["grad"], problem.outputs)

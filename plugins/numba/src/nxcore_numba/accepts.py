@@ -48,8 +48,6 @@ def _common(problem: Problem, device: str, floats: tuple[torch.dtype, ...]) -> V
             return no(f"needs {_spelled(device)} tensors, got {t.device.type}")
         if t.dtype not in floats:
             return no(f"needs {_names(floats)}, got {_names((t.dtype,))}")
-        if t.numel() == 0:
-            return no("nothing to compute: a tensor has no elements")
     return YES
 
 
@@ -141,8 +139,6 @@ def _reductions(problem: Problem) -> Verdict:
         found: list[Any] = [Reduction.of_sum(problem)]
     elif problem.op == "sum_to_size":
         found = [Reduction.of_sum_to_size(problem)]
-        if found == [None]:
-            return no("nothing to add up: x has that size")
     else:
         grad, reductions = problem["grad"], Reduction.of_add_backward(problem)
         found = [r for out, r in zip(problem.outputs, reductions, strict=True) if out is not None]
@@ -175,8 +171,6 @@ def _images(problem: Problem, common: Callable[[Problem], Verdict]) -> Verdict:
             return no(f"needs uint8 or int32 offsets, got {_names((taps.dtype,))}")
         floating = tuple(None if arg is taps else arg for arg in problem.args)
         problem = dataclasses.replace(problem, args=floating)
-    if problem.op in ("depthwise_conv2d_backward", "sep_conv2d_backward") and not any(problem["output_mask"]):
-        return no("nothing to compute: output_mask asks for no gradient")
     return common(problem)
 
 
@@ -208,8 +202,6 @@ def accepts_rows_cuda(problem: Problem) -> Verdict:
 
 def _norm(problem: Problem) -> Verdict:
     """Answer for batch_norm or its gradients: images whose channels aren't innermost."""
-    if all(out is None for out in problem.outputs):
-        return no("nothing to compute: output_mask asks for no gradient")
     images = [name for name in ("x", "grad") if any(p.name == name for p in problem.spec.params)]
     factors = [p.name for p in problem.spec.params if p.kind == "tensor" and p.name not in images]
     shape = problem["x"].shape

@@ -34,7 +34,7 @@ from nxcore.plugin import (
     simulated,
 )
 from nxcore_triton import tile
-from nxcore_triton.candidates import candidate, gradient, wanted
+from nxcore_triton.candidates import candidate, gradient
 
 API = 1
 SINGLE = (torch.float32,)
@@ -77,7 +77,7 @@ def probe() -> Verdict:
 
 
 def _tensors(problem: Problem) -> Verdict:
-    """Refuse tensors elsewhere, of other dtypes, or all empty."""
+    """Refuse tensors elsewhere, or of other dtypes."""
     place, kind = ("CPU", "cpu") if tile.INTERPRETED else ("CUDA", "cuda")
     for meta in problem.tensors:
         if meta.device.type != kind:
@@ -103,8 +103,6 @@ def _candidates(problem: Problem) -> Verdict:
         return found
     xs = problem["xs"]
     one, count, _ = candidate(xs)
-    if one.numel() == 0:
-        return no(f"nothing to compute: candidates have shape {one.shape}")
     if count > MAX_CANDIDATES:
         return no(f"takes at most {MAX_CANDIDATES} candidates, got {count}")
     if isinstance(xs, tuple):
@@ -130,8 +128,6 @@ def accepts_softmax_sum_backward(problem: Problem) -> Verdict:
     """Take candidates of one layout and a gradient of any."""
     if not (found := _candidates(problem)):
         return found
-    if wanted(problem) == (0, False):
-        return no("nothing to compute: output_mask asks for no gradient")
     one, _, _ = candidate(problem["xs"])
     out, _ = gradient(problem)
     if not out.is_dense():
@@ -150,8 +146,6 @@ def accepts_add(problem: Problem) -> Verdict:
     if x.dtype != y.dtype and 0 in (x.ndim, y.ndim):
         return no(f"needs a 0-d operand of the other's dtype, got {_name(x.dtype)} and {_name(y.dtype)}")
     out = problem.outputs if out is None else out
-    if out.numel() == 0:
-        return no(f"nothing to compute: the output has shape {out.shape}")
     if overlaps(out):
         return no(f"needs an out whose elements don't share memory, got strides {out.strides}")
     if alike(out, x, y):
@@ -174,8 +168,6 @@ def accepts_sum(problem: Problem) -> Verdict:
     """Take sums over any axes that merge to few."""
     if not (found := _tensors(problem)):
         return found
-    if problem["x"].numel() == 0:
-        return no(f"nothing to compute: x has shape {problem['x'].shape}")
     return _reduction(Reduction.of_sum(problem))
 
 
@@ -183,12 +175,7 @@ def accepts_add_backward(problem: Problem) -> Verdict:
     """Take gradients of which at least one is a sum."""
     if not (found := _tensors(problem)):
         return found
-    grad = problem["grad"]
-    if grad.numel() == 0:
-        return no(f"nothing to compute: grad has shape {grad.shape}")
     needed = [r for r in Reduction.of_add_backward(problem) if r is not None]
-    if not needed:
-        return no("nothing to add up: no operand whose gradient is asked for was broadcast")
     return next((v for v in map(_reduction, needed) if not v), YES)
 
 
@@ -196,29 +183,13 @@ def accepts_sum_to_size(problem: Problem) -> Verdict:
     """Take sums over any axes that merge to few, of which there is at least one."""
     if not (found := _tensors(problem)):
         return found
-    if problem["x"].numel() == 0:
-        return no(f"nothing to compute: x has shape {problem['x'].shape}")
     reduction = Reduction.of_sum_to_size(problem)
-    return no("nothing to add up: x has that size") if reduction is None else _reduction(reduction)
-
-
-def _images(problem: Problem, name: str) -> Verdict:
-    """Refuse images without elements."""
-    if not (found := _tensors(problem)):
-        return found
-    if problem[name].numel() == 0:
-        return no(f"nothing to compute: {name} has shape {problem[name].shape}")
-    return YES
+    return YES if reduction is None else _reduction(reduction)
 
 
 def accepts_window(problem: Problem) -> Verdict:
     """Take any window on images of any layout, or no window."""
-    return _images(problem, "x")
-
-
-def accepts_avg_pool2d_backward(problem: Problem) -> Verdict:
-    """Take any window and a gradient of any layout."""
-    return _images(problem, "grad")
+    return _tensors(problem)
 
 
 def accepts_max_pool2d_backward(problem: Problem) -> Verdict:
@@ -229,22 +200,13 @@ def accepts_max_pool2d_backward(problem: Problem) -> Verdict:
     if offsets.device != problem["grad"].device:
         return no(f"needs offsets on the device of grad, {problem['grad'].device}, got {offsets.device}")
     floating = tuple(None if arg is offsets else arg for arg in problem.args)
-    return _images(replace(problem, args=floating), "grad")
-
-
-def accepts_depthwise_conv2d_backward(problem: Problem) -> Verdict:
-    """Take any filter, stride, padding, dilation and layouts, and at least one gradient to make."""
-    if not any(problem["output_mask"]):
-        return no("nothing to compute: output_mask asks for no gradient")
-    return _images(problem, "x")
+    return _tensors(replace(problem, args=floating))
 
 
 def accepts_rows(problem: Problem) -> Verdict:
     """Take short rows that lie evenly in memory."""
     if not (found := _tensors(problem)):
         return found
-    if any(meta.numel() == 0 for meta in problem.tensors):
-        return no("nothing to compute: a tensor has no elements")
     if (length := problem["logits"].shape[-1]) > tile.LONGEST_ROW:
         return no(f"takes rows of at most {tile.LONGEST_ROW} entries, got {length}")
     if problem.op == "gumbel_softmax_backward" and any((problem["output_mask"] or ())[1:]):
@@ -279,8 +241,6 @@ def accepts_batch_norm(problem: Problem) -> Verdict:
 
 def accepts_batch_norm_backward(problem: Problem) -> Verdict:
     """Take images and gradients whose channels aren't innermost, and at least one gradient to make."""
-    if all(out is None for out in problem.outputs):
-        return no("nothing to compute: output_mask asks for no gradient")
     return _channels(problem, ("x", "grad"), ("mean", "var", "weight"))
 
 
@@ -296,7 +256,7 @@ def accepts_sep_conv2d_batch_norm(problem: Problem) -> Verdict:
 
 def accepts_sep_conv2d_batch_norm_backward(problem: Problem) -> Verdict:
     """Take what batch_norm_backward and sep_conv2d_backward take."""
-    return accepted_backward(problem, accepts_batch_norm_backward, accepts_depthwise_conv2d_backward)
+    return accepted_backward(problem, accepts_batch_norm_backward, accepts_window)
 
 
 def _kernel(
@@ -332,15 +292,15 @@ KERNELS = (
     _kernel("max_pool2d_with_offsets", accepts_window),
     _kernel("max_pool2d_backward", accepts_max_pool2d_backward),
     _kernel("avg_pool2d", accepts_window),
-    _kernel("avg_pool2d_backward", accepts_avg_pool2d_backward),
+    _kernel("avg_pool2d_backward", accepts_window),
     _kernel("global_avg_pool2d", accepts_window),
     _kernel("global_max_pool2d", accepts_window),
     _kernel("global_max_pool2d_with_offsets", accepts_window),
     _kernel("global_max_pool2d_backward", accepts_max_pool2d_backward),
     _kernel("depthwise_conv2d", accepts_window),
-    _kernel("depthwise_conv2d_backward", accepts_depthwise_conv2d_backward),
+    _kernel("depthwise_conv2d_backward", accepts_window),
     _kernel("sep_conv2d", accepts_window),
-    _kernel("sep_conv2d_backward", accepts_depthwise_conv2d_backward),
+    _kernel("sep_conv2d_backward", accepts_window),
     _kernel("sep_conv2d_with_stats", accepts_sep_conv2d_with_stats, dtypes=SINGLE),
     _kernel("sep_conv2d_batch_norm", accepts_sep_conv2d_batch_norm, dtypes=SINGLE),
     _kernel("sep_conv2d_batch_norm_backward", accepts_sep_conv2d_batch_norm_backward, dtypes=SINGLE),
