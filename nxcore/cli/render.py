@@ -130,7 +130,7 @@ def progress(title: str, *, quiet: bool = False) -> Iterator[Callable[[str, int,
 def ops(rows: list[dict[str, Any]]) -> None:
     """Print the operators."""
     table = _table("operator", "from", "kernels", "what it does")
-    table.columns[1].min_width = max((len(name) for row in rows for name in row["kernels"]), default=0)
+    table.columns[2].min_width = max((len(name) for row in rows for name in row["kernels"]), default=0)
     for row in rows:
         gradient = f"\ngradient: {row['gradient']}" if row["gradient"] else ""
         summary = escape(row["summary"].replace("``", "")) + gradient
