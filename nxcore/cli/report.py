@@ -32,6 +32,9 @@ def command(
     found = read(records)
     for note in found.notes:
         render.error(f"left out: {note}")
+    if found.others and not json:
+        files = f"{len(found.others)} file{'s' * (len(found.others) > 1)}"
+        render.copied(f"{files} without rows of `nxcore bench --record` left out: {', '.join(found.others)}")
     data = figures.joined(found)
     if json:
         render.json(data)

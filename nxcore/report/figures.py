@@ -39,6 +39,7 @@ def joined(records: Records) -> dict[str, Any]:
         "cells": cells,
         "runs": runs,
         "notes": records.notes,
+        "others": records.others,
         "replaced": records.replaced,
     }
 

@@ -31,6 +31,9 @@ NUMBERS = (
 )
 SHARED = ("bytes", "flops", "floor_us", "noise")  # of a cell, and written in each of its rows
 LEFT_OUT = ("device_blocks_us", "host_blocks_us")  # what medians and intervals were taken from
+OWN = frozenset(
+    {"record", "op", "sample", "label"}
+)  # a line that has one of these was meant as a head or row
 UNKNOWN = "unknown device"
 
 
@@ -119,6 +122,8 @@ class Records:
         By device, operator, size, sample and element type.
     notes : list of str
         What couldn't be read: file, line and why.
+    others : list of str
+        Files of JSON that hold no line of such a record: they are of another kind, and left out whole.
     replaced : int
         How many cells a later run measured again.
     """
@@ -126,6 +131,7 @@ class Records:
     runs: list[Run] = field(default_factory=list)
     cells: list[Cell] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
     replaced: int = 0
 
 
@@ -151,6 +157,9 @@ def read(paths: Iterable[Path]) -> Records:
     found = Records()
     grouped: dict[tuple[str, str, str, str], dict[int, dict[str, Mapping[str, Any]]]] = {}
     for file in _files(paths):
+        if _of_another_kind(file):
+            found.others.append(str(file))
+            continue
         start = len(found.runs)
         for number, line in _lines(file, found.notes):
             where = f"{file}:{number}"
@@ -169,7 +178,9 @@ def read(paths: Iterable[Path]) -> Records:
     if not grouped:
         raise InvalidInputError(
             f"RECORDS must hold rows as `nxcore bench --record` writes them, got none in "
-            f"{', '.join(map(str, paths)) or 'no file'}" + "".join(f"\n  {n}" for n in found.notes[:5]),
+            f"{', '.join(map(str, paths)) or 'no file'}"
+            + "".join(f"\n  {n}" for n in found.notes[:5])
+            + "".join(f"\n  {file} holds no such row" for file in found.others[:5]),
             argument="RECORDS",
         )
     for key, runs in grouped.items():
@@ -190,6 +201,12 @@ def _files(paths: Iterable[Path]) -> Iterator[Path]:
             raise InvalidInputError(
                 f"RECORDS must be files or folders, got {path}, which isn't there", argument="RECORDS"
             )
+
+
+def _of_another_kind(file: Path) -> bool:
+    """Tell whether every line is a JSON object and none has a field that a head or a row is known by."""
+    lines = list(_lines(file, notes := []))
+    return not notes and bool(lines) and not any(OWN & line.keys() for _, line in lines)
 
 
 def _lines(file: Path, notes: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:

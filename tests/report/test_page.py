@@ -20,6 +20,8 @@ from nxcore.report.markdown import markdown
 from nxcore.report.records import read
 from tests.report.lines import HEAD, record, row, write
 
+ROOT = Path(__file__).parents[2]
+
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
@@ -167,6 +169,22 @@ def test_the_command_writes_both_pages_and_goes_on_after_a_bad_line(tmp_path):
     assert html.read_text("utf-8").startswith("<!doctype html>")
     assert text.read_text("utf-8").startswith("# Kernels against torch")
     assert "a.jsonl:74: not JSON" in text.read_text("utf-8")
+
+
+@pytest.mark.usefixtures("without_plotly")
+def test_the_command_says_in_one_line_which_files_are_of_another_kind(tmp_path):
+    write(tmp_path / "a.jsonl", *record())
+    other = write(tmp_path / "search.jsonl", {"phase": "search", "epoch": 1}, {"phase": "search", "epoch": 2})
+    done = run(tmp_path, "--output", tmp_path / "r.html")
+    assert done.stderr == ""
+    said = " ".join(done.stdout.split())
+    assert said.count("left out") == 1
+    assert f"1 file without rows of `nxcore bench --record` left out: {other}" in said
+
+
+def test_the_command_reads_what_this_repository_measured_without_an_error(tmp_path):
+    done = run(ROOT / "benchmarks" / "results", "--markdown", tmp_path / "r.md")
+    assert done.stderr == ""
 
 
 def test_the_command_prints_json_and_writes_nothing(tmp_path, monkeypatch):

@@ -65,6 +65,21 @@ def test_a_line_that_cannot_be_read_is_named_and_the_rest_is_read(tmp_path, line
     assert note.startswith(f"{path}:2: {why}")
 
 
+def test_a_file_of_another_kind_is_left_out_whole(tmp_path):
+    """A search's log lies in the same folder: no line of it was meant as a row, so none is an error."""
+    log = write(tmp_path / "search.jsonl", {"phase": "search", "epoch": 1}, {"phase": "train", "epoch": 2})
+    broken = write(tmp_path / "torn.jsonl", {"phase": "search"}, "{")
+    meant = write(tmp_path / "meant.jsonl", {"op": "add"})
+    found = read([log, broken, meant, write(tmp_path / "a.jsonl", HEAD, row())])
+    assert found.others == [str(log)]
+    assert len(found.cells) == 1
+    assert {note.rpartition(":")[0].partition(":")[0] for note in found.notes} == {str(broken), str(meant)}
+    with pytest.raises(
+        InvalidInputError, match=r"got none in [^\n]*\n  [^\n]*search\.jsonl holds no such row"
+    ):
+        read([log])
+
+
 def test_a_row_before_any_head_has_an_unknown_device(tmp_path):
     found = read([write(tmp_path / "a.jsonl", HEAD, row()), write(tmp_path / "b.jsonl", row())])
     assert {c.device for c in found.cells} == {"Invented 9000", UNKNOWN}
