@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from nxcore.report import page
 from nxcore.report.figures import joined
@@ -216,3 +218,27 @@ def test_a_narrow_window_scrolls_down_alone(browser):
         wait(browser, "return document.documentElement.scrollWidth <= 500")
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_a_table_wider_than_a_telephone_shows_on_which_side_it_goes_on(browser):
+    size = {"width": 400, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        wait(browser, "return document.documentElement.scrollWidth <= 400")
+        wide = element(browser, "#policies-table")
+        assert browser.execute_script("return arguments[0].scrollWidth > arguments[0].clientWidth", wide)
+        left, right = edges(wide)
+        assert right < left - 20, "there is more to the right"
+        browser.execute_script("arguments[0].scrollLeft = 10000", wide)
+        left, right = edges(wide)
+        assert left < right - 20, "there is more to the left"
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def edges(found) -> tuple[int, int]:
+    """Return how bright an element is at its left and its right edge, from 0 to 255: what most rows are."""
+    image = Image.open(io.BytesIO(found.screenshot_as_png)).convert("L")
+    columns = (image.crop((x, 0, x + 1, image.height)).histogram() for x in (1, image.width - 2))
+    left, right = (max(range(256), key=column.__getitem__) for column in columns)
+    return left, right
