@@ -17,7 +17,7 @@ from nxcore.timing import REGIMES, Regime, Timing
 from nxcore.verify import leaves
 
 AGAIN = "torch again"
-"""The reference's second entry in every race: the A/A row."""
+"""The second entry of torch's fastest way in every race: the A/A row."""
 
 ON_REQUEST = "only on request"
 PASSING = ("raised", "out of memory", "not measured")

@@ -161,9 +161,7 @@ class Chooser:
         if policy != "frozen" and (known := self.recall.recall(problem, args, policy)):
             return known
         if policy == "measure":
-            choice = self.tuner.choose(problem, args)
-            self.recall.keep(problem, choice.decision, choice.again)
-            return choice
+            return self.recall.kept(problem, args, self.tuner.choose(problem, args))
         why = self.learner.refusal(problem) if policy == "online" else ""
         if policy == "online" and not why:
             return self.learner.start(problem, functools.partial(self._learnt, key, self.lock))

@@ -132,7 +132,7 @@ class Estimator:
 
     def _point(self, problem: Problem, of: dict[str, Any], page: Page) -> tuple[Any, Point | None]:
         times = {c.label: c.timing for c in page.decision.candidates if c.timing}
-        if "torch" not in times:
+        if "torch" not in times or page.decision.unclear:
             return None, None
         try:
             other = described(problem.spec, of)

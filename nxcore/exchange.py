@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nxcore.errors import InvalidInputError
+from nxcore.select import NOISY
 from nxcore.store import Document, Store, StoreWarning
 from nxcore.wisdom import Pages, digest, page
 
@@ -92,13 +93,13 @@ def shipped(kind: str, folder: Path | None = None) -> tuple[dict[str, Document],
 
 
 def merged(sources: Iterable[tuple[Mapping[str, Document], Pages]]) -> tuple[dict[str, Document], Pages]:
-    """Return the union; of two pages of one problem the later one."""
+    """Return the union; of two pages of one problem the clear one, of two such the later one."""
     environments: dict[str, Document] = {}
     pages: Pages = {}
     for facts, found in sources:
         environments.update(facts)
         for place, (key, document) in found.items():
-            if place not in pages or pages[place][1]["date"] < document["date"]:
+            if place not in pages or _rank(pages[place][1]) < _rank(document):
                 pages[place] = key, document
     return environments, pages
 
@@ -110,11 +111,16 @@ def imported(store: Store, environments: Mapping[str, Document], pages: Pages) -
     for facts in environments.values():
         store.write("environments", {"environment": digest(facts)}, facts)
     for (name, of), (key, document) in pages.items():
-        if (name, of) in present and present[name, of][1]["date"] >= document["date"]:
+        if (name, of) in present and _rank(present[name, of][1]) >= _rank(document):
             continue
         store.write(f"{name}/entries", key, document)
         count += 1
     return count
+
+
+def _rank(document: Document) -> tuple[bool, float]:
+    """Return what puts one page of a problem above another: a clear race, then the later one."""
+    return document["decision"]["noise"] <= NOISY, document["date"]
 
 
 def write(path: Path, document: Mapping[str, Any]) -> None:

@@ -9,9 +9,10 @@ from types import MappingProxyType
 from typing import Any
 
 from nxcore.problem import Problem
-from nxcore.select import MARGIN, TIE, Candidate, Decision, winners
+from nxcore.select import MARGIN, NOISY, TIE, Candidate, Decision, winners
+from nxcore.timing import duration
 
-UNITS = (("day", 86_400), ("hour", 3600), ("minute", 60))
+UNITS = (("day", 86_400), ("hour", 3600), ("minute", 60), ("second", 1))
 
 BY_RULE = {
     "pinned": "without backend=, whoever is fastest",
@@ -22,6 +23,12 @@ BY_RULE = {
     "exploring": "more calls, until it is clear who is fastest",
 }
 """What would change a choice that no figure of this problem made."""
+
+AGAIN = (
+    "nxcore tune {op} --again; for a call that is no sample, nxcore.record(FILE) around it, "
+    "then nxcore tune --from-trace FILE --again"
+)
+"""How to race a problem again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +85,20 @@ class Explanation:
 
     @property
     def change(self) -> str:
-        """What would change a choice that no figure of this problem made; empty for others."""
+        """What would change a choice that no figure of this problem made, or noisy ones; empty for others."""
+        if self.decision.unclear:
+            noise = (
+                f"torch differs from itself by {self.decision.noise:.0%}, and at most {NOISY:.0%} is clear"
+            )
+            return f"a race with less noise: {noise}"
         return BY_RULE.get(self.decision.rule, "").format(op=self.problem.op)
+
+    @property
+    def again(self) -> str:
+        """How to race the problem again; empty where there are no kept figures of it on this device."""
+        if self.origin is None or self.origin.device:
+            return ""
+        return AGAIN.format(op=self.problem.op)
 
     @property
     def changes(self) -> dict[str, str]:
@@ -103,6 +122,7 @@ class Explanation:
             "origin": asdict(self.origin) | {"text": str(self.origin)} if self.origin else None,
             "change": self.change,
             "changes": self.changes,
+            "again": self.again,
         }
 
     def __str__(self) -> str:
@@ -121,7 +141,7 @@ class Explanation:
             elif c.simulated:
                 what, change = "verified by simulation, never timed", ""
             elif c.timing:
-                what = f"{c.timing.median_us:.4g} us" + (f", {c.ratio}" if c.ratio else "")
+                what = duration(c.timing.median_us) + (f", {c.ratio}" if c.ratio else "")
             else:
                 what = "eligible, not timed"
             lines.append(f"  {c.label}: {what}" + (f"; {change}" if change else ""))
@@ -131,6 +151,8 @@ class Explanation:
             lines.append(f"  {self.origin}")
         if self.change:
             lines.append(f"  what would change it: {self.change}")
+        if self.again:
+            lines.append(f"  to race it again: {self.again}")
         return "\n".join(lines)
 
 
@@ -163,4 +185,4 @@ def ago(seconds: float) -> str:
     for unit, length in UNITS:
         if (count := int(seconds // length)) >= 1:
             return f"{count} {unit}{'s' if count > 1 else ''} ago"
-    return "just now"
+    return "less than a second ago"

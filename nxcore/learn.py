@@ -121,8 +121,8 @@ class Learner:
                 exploration.resume()
                 return
             decision = decided(problem, candidates, again, entries, learnt=True)
-            self.recall.keep(problem, decision, again, "online")
-            finish(carry_out(decision, entries))
+            choice = replace(carry_out(decision, entries), again=again)
+            finish(self.recall.kept(problem, (), choice, "online"))
 
         def prepare() -> None:
             entries.extend(self._entered(problem))
@@ -133,9 +133,8 @@ class Learner:
                 finish(Choice(decision, problem.spec.reference, kernel, backend))
                 return
             calls = {e.candidate.label: self._careful(e, problem) for e in racing}
-            calls[AGAIN] = problem.spec.reference
             native = (e.candidate.label for e in racing if e.candidate.native)
-            exploration.begin(calls, frozenset({AGAIN, *native}))
+            exploration.begin(calls, frozenset(native), AGAIN)
 
         def rest() -> None:
             self.pace.rest(0.0)

@@ -14,7 +14,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -60,9 +60,11 @@ IN_CALL = Effort(looks=(12, 20), warm_s=0.02, budget_s=0.5)
 
 @dataclass
 class _Lane:
-    """One candidate in a race."""
+    """One candidate in a race; ``of`` is the label that the A/A row repeats."""
 
     call: Callable[[], Any]
+    of: str = ""
+    each_s: float = 0.0
     repeats: int = 1
     samples: int = 5
     device_us: list[float] = field(default_factory=list)
@@ -70,7 +72,7 @@ class _Lane:
 
     @property
     def timing(self) -> Timing:
-        return Timing(tuple(self.device_us), tuple(self.host_us))
+        return Timing(tuple(self.device_us), tuple(self.host_us), self.of)
 
 
 def race(
@@ -78,6 +80,7 @@ def race(
     device: torch.device,
     *,
     rivals: frozenset[str] = frozenset(),
+    again: str = "",
     settled: Settled = lambda timings: False,  # noqa: ARG005
     effort: Effort = Effort(),
     clock: Clock = time.perf_counter_ns,
@@ -96,6 +99,9 @@ def race(
     rivals : frozenset of str
         Labels that all others are compared with: dropped only if slow among themselves, or the
         fastest of them would be gone where it is most clearly beaten, and nothing could be told.
+    again : str
+        Label of the A/A row: the one of ``rivals`` that is the fastest while warming up, or the first call,
+        is entered a second time. Empty for none.
     settled : callable
         Asked at each look: is every verdict clear?
     effort : Effort
@@ -113,7 +119,7 @@ def race(
     Returns
     -------
     dict of str to Timing
-        One value a block; a candidate dropped early has fewer.
+        One value a block; a candidate dropped early has fewer. The A/A row says what it ``repeats``.
 
     Raises
     ------
@@ -133,8 +139,7 @@ def race(
             if failed is None or label == first:
                 raise
             order.remove(label)
-            del lanes[label]
-            failed(label, error)
+            failed(lanes.pop(label).of or label, error)
 
     def prepare(lane: _Lane) -> None:
         _warm_up(lane, device, effort.warm_s / len(calls), clock)
@@ -144,6 +149,10 @@ def race(
     with _no_collection(), current(device):
         for label in calls:
             attempt(label, prepare)
+        if again:
+            best = min((n for n in order if n in rivals or n == first), key=lambda n: lanes[n].each_s)
+            lanes[again] = replace(lanes[best], of=best, device_us=[], host_us=[])
+            order.append(again)
         done = 0
         for look in effort.looks:
             while done < look:
@@ -152,7 +161,7 @@ def race(
                     attempt(label, lambda lane: run_block(lane, clock))
                 done += 1
                 if done == DROP_AFTER:
-                    order = _in_the_race(lanes, order, rivals)
+                    order = _in_the_race(lanes, order, rivals | {again})
             if settled({label: lane.timing for label, lane in lanes.items()}):
                 break
             if (clock() - started) * 1e-9 > effort.budget_s:
@@ -196,6 +205,7 @@ def _warm_up(lane: _Lane, device: torch.device, seconds: float, clock: Clock) ->
         if spent >= seconds and calls >= 2:
             break
     each = max(spent / calls, 1e-9)
+    lane.each_s = each
     lane.repeats = max(1, math.ceil((EVENT_S if device.type == "cuda" else SAMPLE_S) / each))
     lane.samples = 5 if each < 1e-3 else 3 if each < 5e-3 else 1
 

@@ -128,6 +128,7 @@ class Exploration:
         self._calls: dict[str, Call] = {}
         self._rounds: dict[str, list[tuple[float, float]]] = {}
         self._rivals: frozenset[str] = frozenset()
+        self._again, self._repeats = "", ""
         self._order: list[str] = []
         self._pending: deque[tuple[str, float, Any, Any]] = deque()
         self._turn, self._dice = threading.Lock(), random.Random(seed)  # noqa: S311  the order of a benchmark
@@ -174,9 +175,13 @@ class Exploration:
             self._go_to(self.reference)
             self._wanted()
 
-    def begin(self, calls: Mapping[str, Call], rivals: frozenset[str]) -> None:
-        """Take turns from now on; ``rivals``, torch's own among them, are never dropped."""
-        self._rivals = rivals
+    def begin(self, calls: Mapping[str, Call], rivals: frozenset[str], again: str = "") -> None:
+        """Take turns from now on; ``rivals``, torch's own among them, are never dropped.
+
+        The fastest of them in the first round takes a second turn in each later one, under the label
+        ``again``: the A/A row.
+        """
+        self._rivals, self._again = rivals, again
         self._rounds = {label: [] for label in calls}
         self._calls = dict(calls)
         self.resume()
@@ -212,7 +217,7 @@ class Exploration:
             if not self._taking_turns:
                 return self.reference(*args)
             if not self._order:
-                if self._started == LOOKS[-1] + 1:
+                if self._started == LOOKS[-1] + 1 or (self._started and self._again and not self._repeats):
                     return self.reference(*args)  # the last events have not come to pass yet
                 self._order = self._new_order()
                 self._started += 1
@@ -288,6 +293,8 @@ class Exploration:
         if counts or done == self._done:
             return
         self._done = done
+        if done == 1 and self._again:
+            self._enter_again()
         timings = self.timings
         if done == DROP_AFTER + 1:  # of which the first warmed up
             best = min(t.median_us for t in timings.values())
@@ -302,13 +309,20 @@ class Exploration:
             self._go_to(self.reference)
             self._rests()
 
+    def _enter_again(self) -> None:
+        """Let the fastest of the rivals, after the first round, take a second turn in those that follow."""
+        fastest = min(self._rivals & self._calls.keys(), key=lambda label: max(self._rounds[label][0]))
+        self._calls[self._again], self._rounds[self._again] = self._calls[fastest], self._rounds[fastest][:1]
+        self._rivals, self._repeats = self._rivals | {self._again}, fastest
+
     @property
     def timings(self) -> dict[str, Timing]:
         """What each took so far, round by round, without the first one, which warms up."""
         found = {}
         for label, values in self._rounds.items():
             if kept := values[1:]:
-                found[label] = Timing(tuple(v[0] for v in kept), tuple(v[1] for v in kept))
+                of = self._repeats if label == self._again else ""
+                found[label] = Timing(tuple(v[0] for v in kept), tuple(v[1] for v in kept), of)
         return found
 
     def _drop(self, label: str) -> None:

@@ -18,7 +18,7 @@ from nxcore.layout import layout_class
 from nxcore.predict import Point, forecasts
 from nxcore.problem import Problem, TensorMeta
 from nxcore.select import TIE
-from nxcore.timing import Timing
+from nxcore.timing import Timing, duration
 
 EXACT = 64
 """Sizes below it are told apart one by one, those from it on in half-octaves."""
@@ -268,7 +268,7 @@ def _modelled(
         hope = 0.0 if here and _never_slower(at, near, label) else _hope(told[label].missed)
         margin = max(AGREED if here else UNPROVEN, hope) if label != "torch" else 0.0
         if taken * (1 + margin) < torchs:
-            said = f"{taken:.4g} us against torch's {torchs:.4g} us, of which {margin:.0%} may be hope"
+            said = f"{duration(taken)} against torch's {duration(torchs)}, of which {margin:.0%} may be hope"
             return Guess(label, "prior", f"{said}; {basis}", predicted)
     return Guess("torch", "prior", f"nothing is clearly faster than torch; {basis}", predicted)
 

@@ -12,10 +12,10 @@ from nxcore.choice import ON_REQUEST, Choice, Entry, decided, left_out, passing
 from nxcore.errors import UnsupportedProblemError
 from nxcore.kernel import Backend, Kernel
 from nxcore.problem import Problem
-from nxcore.select import Candidate, Decision
+from nxcore.select import NOISY, Candidate, Decision
 from nxcore.timing import Timing
 from nxcore.tune import Tuner
-from nxcore.wisdom import Page, Wisdom, digest
+from nxcore.wisdom import RACES, Page, Wisdom, digest
 
 
 class Recall:
@@ -62,21 +62,44 @@ class Recall:
             self._makes[key] = digest(sources) if all(sources.values()) else ""
         return self._makes[key]
 
+    def kept(
+        self, problem: Problem, args: tuple[Any, ...], choice: Choice, policy: str = "measure"
+    ) -> Choice:
+        """Keep what was measured; return who serves from now on.
+
+        That is who was known before where the race was too noisy to tell and the one before wasn't.
+        """
+        if self.keep(problem, choice.decision, choice.again, policy):
+            return choice
+        return self.recall(problem, args, "estimate") or choice
+
     def keep(
         self, problem: Problem, decision: Decision, again: Timing | None, policy: str = "measure"
-    ) -> None:
-        """Keep what was measured for the next process, unless chance had a part in who took part."""
+    ) -> bool:
+        """Keep what was measured for the next process, unless chance had a part in who took part.
+
+        Returns
+        -------
+        bool
+            False where the race was too noisy to tell, and what was known before has less noise and stays.
+        """
+        before = self.wisdom.read(problem) if decision.unclear else None
+        if before and before.decision.noise <= decision.noise:
+            self.wisdom.write(problem, replace(before, unclear=before.unclear + 1))
+            return False
         owned = self.tuner.taking_part(problem.op)
         makes = {b.label(k): self.make(b, k, problem) for b, k in owned}
         if again is None or not all(makes.values()) or any(passing(c.refusal) for c in decision.candidates):
-            return
+            return True
         late = [
             b.label(k)
             for b, k in owned
             if decision[b.label(k)].refusal and not self.tuner.refusal(b, k, problem)
         ]
-        versions = self.versions(problem)
-        self.wisdom.write(problem, Page(decision, again, makes, tuple(late), policy, versions=versions))
+        versions, unclear = self.versions(problem), (before.unclear if before else 0) + decision.unclear
+        found = Page(decision, again, makes, tuple(late), policy, versions=versions, unclear=unclear)
+        self.wisdom.write(problem, found)
+        return True
 
     def versions(self, problem: Problem) -> dict[str, Any]:
         """Return what figures of ``problem`` grow stale with: torch, and the driver of its device."""
@@ -108,10 +131,13 @@ class Recall:
         """Return what was decided before.
 
         Of kernels that are new or made otherwise, ``measure`` measures those alone; ``online`` is to learn
-        all anew, so None; any other policy does without them. Those that were timed, and are made as
-        they were, are asked again only if the chosen one can't serve any more: ``doubting``.
+        all anew, so None; any other policy does without them, and so do these two after some races that were
+        too noisy to tell. Where none was clear, they are to race all again, so None. Those that were timed,
+        and are made as they were, are asked again only if the chosen one can't serve any more: ``doubting``.
         """
         if problem.view or (page := self.wisdom.read(problem)) is None:
+            return None
+        if page.open and policy in ("measure", "online"):
             return None
         known = {c.label: c for c in page.decision.candidates if not c.refusal.startswith(ON_REQUEST)}
         candidates: list[Candidate] = []
@@ -135,9 +161,10 @@ class Recall:
         changed |= any(c.timing for c in known.values())  # what is left isn't installed any more
         if (new or changed) and not doubting:
             return self.recall(problem, args, policy, doubting=True)
-        if new and policy == "measure":
+        racing = page.unclear < RACES
+        if new and policy == "measure" and racing:
             return self._joined(problem, args, page, candidates, new)
-        if new and (policy == "online" or not (candidates and candidates[0].native)):
+        if new and ((policy == "online" and racing) or not (candidates and candidates[0].native)):
             return None
         candidates += [
             Candidate(b.label(k), b.name, refusal="not measured as it is now", graph_safe=k.graph_safe)
@@ -174,6 +201,11 @@ class Recall:
         entries = [self.tuner.enter(b, k, problem, args) for b, k in [*native, *new]]
         raced, _ = self.tuner.measured(problem, args, entries)
         labels = {b.label(k) for b, k in new}
+        if raced.unclear:  # what is known is clearer
+            self.wisdom.write(problem, replace(page, unclear=page.unclear + 1))
+            why = f"not measured: torch differed from itself by {raced.noise:.0%}, and {NOISY:.0%} is allowed"
+            noisy = (replace(c, refusal=c.refusal or why) if c.timing else c for c in raced.candidates)
+            raced = replace(raced, candidates=tuple(noisy))
         found = {c.label: c for c in known} | {c.label: c for c in raced.candidates if c.label in labels}
         if (then := found["torch"].timing) and (now := raced["torch"].timing):
             # Ratios are what was measured: beside the torch of before, they are other times.

@@ -2,7 +2,8 @@
 
 A candidate replaces torch's own only if the one-sided Wilcoxon signed-rank test (Wilcoxon 1945) on the
 paired log ratios, shifted by a margin, gives p < 0.01 after Holm's correction (Holm 1979). The margin is
-the larger of 2% and twice the half-width of the A/A row, in which the reference races itself.
+the larger of 2% and twice the half-width of the A/A row, in which torch's fastest way races itself. A race in
+which that half-width exceeds 20% is unclear, whatever it says.
 
 There are two regimes, and a winner in each: an eager call costs the slower of host and device, a replay of a
 CUDA graph the device's time alone. What does not claim to be graph-safe takes no part in the second.
@@ -17,12 +18,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from nxcore.timing import Regime, Timing
+from nxcore.timing import Regime, Timing, duration
 
 SIGNIFICANCE = 0.01
 MARGIN = 0.02
 CONFIDENCE = 0.95
 TIE = 0.02
+NOISY = 0.20
+"""The A/A noise above which a race is unclear: it tells of the machine's load, not of the kernels."""
 
 Rule = Literal["pinned", "preferred", "locked", "measured", "bracketed", "prior", "reference", "exploring"]
 
@@ -118,7 +121,7 @@ class Decision:
     candidates : tuple of Candidate
         In the order in which they were asked.
     noise : float
-        The half-width of the A/A row: the reference against itself.
+        The half-width of the A/A row: torch's fastest way against itself.
     captured : Decision, optional
         Who runs where a CUDA graph is captured, where that was asked; its candidates are these.
     """
@@ -136,6 +139,11 @@ class Decision:
             if candidate.label == label:
                 return candidate
         raise KeyError(label)
+
+    @property
+    def unclear(self) -> bool:
+        """Whether it is of a race with too much noise to tell."""
+        return self.noise > NOISY
 
     def to_dict(self) -> dict[str, Any]:
         """Return the decision as plain data."""
@@ -194,10 +202,13 @@ def _log_ratios(candidate: Timing, baseline: Timing, regime: Regime) -> list[flo
     return [math.log(mine / theirs) for mine, theirs in pairs]
 
 
-def _half_width(reference: Timing, again: Timing | None, regime: Regime) -> float:
+def _half_width(native: Sequence[Candidate], again: Timing | None, regime: Regime) -> float:
+    """Return the half-width of the A/A row: of the ratio of ``again`` to the first entry of the same call."""
     if again is None:
         return 0.0
-    found = interval([math.exp(r) for r in _log_ratios(again, reference, regime)])
+    first = next((c for c in native if c.label == again.repeats), native[0]).timing
+    assert first is not None  # noqa: S101  the caller looked
+    found = interval([math.exp(r) for r in _log_ratios(again, first, regime)])
     return (found.high - found.low) / 2
 
 
@@ -212,7 +223,7 @@ def compare(
     reference = native[0].timing
     assert reference is not None  # noqa: S101  filtered two lines above
     assert best.timing is not None  # noqa: S101
-    noise = _half_width(reference, again, regime)
+    noise = _half_width(native, again, regime)
     margin = math.log1p(max(MARGIN, 2 * noise))
     judged: list[Candidate] = []
     for c in candidates:
@@ -243,12 +254,17 @@ def winners(judged: Sequence[Candidate]) -> list[Candidate]:
 def settled(
     candidates: Sequence[Candidate], again: Timing | None = None, regimes: Sequence[Regime] = ("eager",)
 ) -> bool:
-    """Tell whether every verdict is clear: a win, or an interval that rules a win out."""
+    """Tell whether every verdict is clear: a win, or an interval that rules a win out.
+
+    None is while the A/A noise is above ``NOISY``: the margin grows with it, and would rule out every win.
+    """
     return all(_settled(candidates, again, regime) for regime in regimes)
 
 
 def _settled(candidates: Sequence[Candidate], again: Timing | None, regime: Regime) -> bool:
     judged, noise = compare(_admitted(candidates, regime), again, regime)
+    if noise > NOISY:
+        return False
     won = {c.label for c in winners(judged)}
     margin = 1 + max(MARGIN, 2 * noise)
     return all(
@@ -276,32 +292,48 @@ def decide(
     candidates : sequence of Candidate
         With a timing, a refusal, or marked as simulated.
     again : Timing, optional
-        The second timing of the reference: the A/A row.
+        The A/A row: the second timing of the one that it ``repeats``.
     regime : str
         ``eager``, or ``captured`` where a CUDA graph is.
 
     Returns
     -------
     Decision
-        Anything ambiguous is the reference.
+        Anything ambiguous is torch's: the reference, or an idiom whose interval lies above it.
     """
     median = functools.partial(_median, regime)
     judged, noise = compare(_admitted(candidates, regime), again, regime)
-    reference = judged[0]
     won = winners(judged)
     if not won:
-        return Decision(reference.label, "reference", _why_none(judged, noise), tuple(judged), noise)
+        return _torchs(judged, noise, regime)
     fastest = min(won, key=median)
     ties = [c for c in won if median(c) <= median(fastest) * (1 + TIE)]
     best = min(ties, key=lambda c: (not c.native, math.inf if c.error is None else c.error))
     rival = min((c for c in judged if c.native and c.timing and c.label != best.label), key=median)
     reason = (
-        f"{median(best):.4g} us against {rival.label}'s {median(rival):.4g} us: "
+        f"{duration(median(best))} against {rival.label}'s {duration(median(rival))}: "
         f"{_ratio_to(best, rival, regime)}, p = {best.p_value:.2g}"
     )
     if best.native and (other := _closest(judged, noise, above=1.0)):
         reason += f"; {other}"
     return Decision(best.label, "measured", reason, tuple(judged), noise)
+
+
+def _torchs(judged: Sequence[Candidate], noise: float, regime: Regime) -> Decision:
+    """Return the decision for torch where nothing won: its fastest way, the reference where that isn't clear.
+
+    No margin is asked of an idiom: it was verified, and with either of them torch serves.
+    """
+    reference, why = judged[0], _why_none(judged, noise)
+    faster = [
+        c for c in judged[1:] if c.native and c.ratio and reference.timing
+        and _ratio_to(c, reference, regime).low > 1
+    ]  # fmt: skip
+    if not faster:
+        return Decision(reference.label, "reference", why, tuple(judged), noise)
+    best = min(faster, key=functools.partial(_median, regime))
+    why = f"{_ratio_to(best, reference, regime)} the speed of torch's reference, and verified; {why}"
+    return Decision(best.label, "measured", why, tuple(judged), noise)
 
 
 def _ratio_to(best: Candidate, rival: Candidate, regime: Regime) -> Interval:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 Regime = Literal["eager", "captured"]
@@ -23,10 +23,13 @@ class Timing:
     host_us : tuple of float
         Microseconds that the host needed to issue one call, one value a block. On the CPU both
         are the same time.
+    repeats : str
+        Of the A/A row: the label of the kernel whose second entry this is, the reference where it is empty.
     """
 
     device_us: tuple[float, ...]
     host_us: tuple[float, ...]
+    repeats: str = ""
 
     @property
     def call_us(self) -> tuple[float, ...]:
@@ -54,7 +57,7 @@ class Timing:
     def without_gaps(self) -> Timing:
         """Return the least that the device can have been busy: events around a call see it wait."""
         least = (max(d - h, 1e-3) for d, h in zip(self.device_us, self.host_us, strict=True))
-        return Timing(tuple(least), self.host_us)
+        return replace(self, device_us=tuple(least))
 
     def paced(self, then: Timing, now: Timing) -> Timing:
         """Return these times as if they had been taken beside ``then`` instead of ``now``, block by block.
@@ -80,3 +83,10 @@ class Timing:
             "device_us": list(self.device_us),
             "host_us": list(self.host_us),
         }
+
+
+def duration(us: float) -> str:
+    """Return microseconds as text, in the unit that reads best: the one way in which times are written."""
+    if us < 1e3:
+        return f"{us:,.1f} us"
+    return f"{us / 1e3:,.2f} ms" if us < 1e6 else f"{us / 1e6:,.2f} s"

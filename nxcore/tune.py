@@ -282,7 +282,6 @@ class Tuner:
         calls: dict[str, Callable[[], Any]] = {
             e.candidate.label: functools.partial(e.call, *arguments) for e in racing if e.call
         }
-        calls[AGAIN] = functools.partial(entries[0].call or problem.spec.reference, *arguments)
         failures: dict[str, str] = {}
 
         def failed(label: str, error: Exception) -> None:
@@ -295,7 +294,8 @@ class Tuner:
                     calls,
                     problem.device,
                     effort=self.effort,
-                    rivals=frozenset({AGAIN, *(c.label for c in candidates if c.native)}),
+                    rivals=frozenset(c.label for c in candidates if c.native),
+                    again=AGAIN,
                     settled=lambda seen: settled(timed(candidates, seen), seen.get(AGAIN), regimes(problem)),
                     failed=failed,
                 )

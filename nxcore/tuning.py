@@ -1,7 +1,7 @@
 """Tuning: problems measured ahead of the calls that will meet them, with more patience than a call has.
 
 A cell is one problem to measure. Each page of wisdom is written as soon as it is known, so whoever is
-interrupted goes on where it ended: what is known and not stale is not measured again.
+interrupted goes on where it ended: what is known, clear and not stale is not measured again.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from nxcore.measure import Effort
 from nxcore.problem import Problem
 from nxcore.recall import Recall
 from nxcore.registry import Registry
+from nxcore.select import NOISY
 from nxcore.session import Session
 from nxcore.spec import OpSpec
 from nxcore.tune import Tuner
@@ -32,7 +33,7 @@ from nxcore.wisdom import Page
 THOROUGH = Effort()
 """Nobody waits for a call: looks after 12, 20 and 40 blocks."""
 
-Status = Literal["measured", "known", "no race", "left out"]
+Status = Literal["measured", "unclear", "known", "no race", "left out"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,8 @@ class Row:
     problem : Mapping
         The problem as plain data; empty where its arguments couldn't be built.
     status : str
-        ``measured``; ``known`` (and not stale); ``no race`` (there was nothing to choose between);
+        ``measured``; ``unclear`` (too noisy to tell, so it is raced again next time, and what was known with
+        less noise stays); ``known`` (and not stale); ``no race`` (there was nothing to choose between);
         ``left out`` (it couldn't be built or served).
     chosen : str
         The label of the kernel that serves it from now on.
@@ -213,11 +215,16 @@ def _row(recall: Recall, cell: Cell, again: bool) -> Row:
         return replace(row, reason=why)
     page = recall.wisdom.read(problem)
     row = replace(row, was=page.decision.chosen if page else "")
-    if page and not again and not recall.stale(problem, page):
+    if page and not again and not page.decision.unclear and not recall.stale(problem, page):
         return _found(row, "known", page)
     choice = recall.tuner.choose(problem, args)
-    for each in (problem, *_in_training(recall.tuner, problem)):
+    stays = not recall.keep(problem, choice.decision, choice.again)
+    for each in _in_training(recall.tuner, problem):
         recall.keep(each, choice.decision, choice.again)
+    if choice.decision.unclear:
+        told = _found(row, "unclear", recall.wisdom.read(problem) or choice)
+        noise = f"A/A noise of {choice.decision.noise:.0%}, above {NOISY:.0%}"
+        return replace(told, reason=f"{noise}: {'what was known stays' if stays else 'to be raced again'}")
     return _found(row, "measured" if choice.again else "no race", choice)
 
 

@@ -27,6 +27,9 @@ from nxcore.timing import Timing
 SHELF = 1024
 """The pages of an operator in an environment that a process keeps at hand: the newest."""
 
+RACES = 3
+"""How many races in a row may be too noisy to tell before no process holds another unasked."""
+
 Pages = dict[tuple[str, str], tuple[Document, Document]]
 """(environment, problem) by digest -> key and page."""
 Shipped = tuple[dict[str, Document], Pages]
@@ -52,6 +55,8 @@ class Page:
         Seconds since the epoch.
     versions : Mapping
         Of torch and the driver: another one makes the figures stale, not wrong.
+    unclear : int
+        How many races in a row were too noisy to tell, the last ones; of a clear page they changed nothing.
     """
 
     decision: Decision
@@ -61,6 +66,12 @@ class Page:
     policy: str = "measure"
     date: float = field(default_factory=time.time)
     versions: Mapping[str, Any] = field(default_factory=dict)
+    unclear: int = 0
+
+    @property
+    def open(self) -> bool:
+        """Whether the next process is to race again: kernels that no race was clear of, a few times."""
+        return self.decision.unclear and self.unclear < RACES
 
     def to_dict(self) -> dict[str, Any]:
         """Return the page as plain data."""
@@ -75,6 +86,7 @@ class Page:
             "policy": self.policy,
             "date": self.date,
             "versions": dict(self.versions),
+            "unclear": self.unclear,
         }
 
 
@@ -203,9 +215,9 @@ def page(document: Document) -> Page | None:
         makes = {_text(label): _text(make) for label, make in document["makes"].items()}
         versions = dict(document["versions"])
         late = tuple(map(_text, document["late"]))
-        found = Page(
-            decision, again, makes, late, _text(document["policy"]), float(document["date"]), versions
-        )
+        policy, date = _text(document["policy"]), float(document["date"])
+        unclear = int(document.get("unclear", decision.unclear))
+        found = Page(decision, again, makes, late, policy, date, versions, unclear)
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
     labels = {c.label for c in candidates}
@@ -244,17 +256,17 @@ def _left_out(label: Any, backend: Any, refusal: Any, simulated: Any, graph_safe
     return Candidate(_text(label), _text(backend), _text(refusal), bool(simulated), bool(graph_safe))
 
 
-def _kept(timing: Timing | None) -> dict[str, Any] | None:
+def _kept(timing: Timing | None) -> Document | None:
     """Return a timing as it is kept: to a tenth of a nanosecond; the host's where it isn't the device's.
 
     A process that meets the problem reads it before its first call goes through.
     """
     if timing is None:
         return None
-    kept = {"device_us": [round(us, 4) for us in timing.device_us]}
+    kept: Document = {"device_us": [round(us, 4) for us in timing.device_us]}
     if timing.host_us != timing.device_us:
         kept["host_us"] = [round(us, 4) for us in timing.host_us]
-    return kept
+    return kept | ({"repeats": timing.repeats} if timing.repeats else {})
 
 
 def _timing(data: Mapping[str, Any] | None) -> Timing | None:
@@ -264,7 +276,7 @@ def _timing(data: Mapping[str, Any] | None) -> Timing | None:
     host_us = tuple(map(float, data["host_us"])) if "host_us" in data else device_us
     if not device_us or len(device_us) != len(host_us):
         raise ValueError("a timing has as many values of the device as of the host, and one at least")
-    return Timing(device_us, host_us)
+    return Timing(device_us, host_us, _text(data.get("repeats", "")))
 
 
 def _text(value: Any) -> str:

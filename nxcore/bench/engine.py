@@ -147,7 +147,7 @@ class Bench:
         found = list(self.entry.entrants(problem, args, guests, only))
         started = {e.candidate.label: round(e.compile_s, 3) for e in found if e.compile_s is not None}
         sets = rotation(args, describe(self.device).l2)
-        able = {e.candidate.label: e.call for e in found if e.call} | {AGAIN: cell.spec.reference}
+        able = {e.candidate.label: e.call for e in found if e.call}
         timings, failures = self._raced(rotating(able, sets), [e.candidate for e in found])
         known = [
             replace(
@@ -182,7 +182,7 @@ class Bench:
             more = {"ratio": rounded(c.ratio), "p": c.p_value, "clocks": reading}
             more["compile_s"] = started.get(c.label)
             yield _row(cell, c.label, said, **_known(cell, c), **floor, **times, **more)
-        again = _against(timings[AGAIN], timings["torch"])
+        again = _against(timings[AGAIN], timings[timings[AGAIN].repeats])
         times = _times(timings[AGAIN], cost, floor["floor_us"])
         yield replace(_row(cell, AGAIN, "BASE", **floor, **times, ratio=rounded(again)), record="again")
         yield _choice(cell, found, known, timings, dispatch_us(cell.spec, args))
@@ -206,7 +206,8 @@ class Bench:
                 calls,
                 self.device,
                 effort=self.effort,
-                rivals=frozenset({AGAIN, *(c.label for c in candidates if c.native)}),
+                rivals=frozenset(c.label for c in candidates if c.native),
+                again=AGAIN,
                 settled=clear,
                 failed=lambda label, error: failures.update({label: f"raised {brief(error)}"}),
             )

@@ -140,6 +140,7 @@ def nxcore_bench(request: pytest.FixtureRequest, nxcore_lane: Any) -> Callable[[
     def replay() -> Row:
         from nxcore.bench.row import BAD
         from nxcore.choice import AGAIN
+        from nxcore.timing import duration
 
         guests = _guests(request)
         if fixture is None or not fixture.enabled:
@@ -152,7 +153,10 @@ def nxcore_bench(request: pytest.FixtureRequest, nxcore_lane: Any) -> Callable[[
         if fixture is not None and row.device_us is not None:
             _replay(fixture, row, bench(config).head)
         if row.verdict in BAD:
-            came = row.reason or f"{row.device_us} us, and the floor is {row.floor_us:.4g} us"
+            came = (
+                row.reason
+                or f"{duration(row.device_us or 0.0)}, and the floor is {duration(row.floor_us or 0.0)}"
+            )
             pytest.fail(f"{row.verdict}: {came}", pytrace=False)
         return row
 

@@ -15,6 +15,8 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
+from nxcore.timing import duration
+
 if TYPE_CHECKING:
     from rich.console import JustifyMethod
 
@@ -159,7 +161,7 @@ def explain(found: dict[str, Any]) -> None:
         why = [c["refusal"], "" if change == c["refusal"] else change]
         table.add_row(
             escape(c["label"]),
-            _microseconds(timing["median_us"]) if timing else "",
+            duration(timing["median_us"]) if timing else "",
             _ratio(ratio) if ratio else "",
             _error(c["error"]),
             escape("; ".join(filter(None, why))),
@@ -174,6 +176,8 @@ def explain(found: dict[str, Any]) -> None:
         console.print(escape(found["origin"]["text"]))
     if found["change"]:
         console.print(escape(f"what would change it: {found['change']}"))
+    if found["again"]:
+        console.print(escape(f"to race it again: {found['again']}"))
 
 
 def tune(found: dict[str, Any]) -> None:
@@ -184,11 +188,12 @@ def tune(found: dict[str, Any]) -> None:
         if row["status"] == "known":
             continue
         served = row["status"] != "left out"
+        why = "" if served and row["ratio"] and row["status"] != "unclear" else escape(row["reason"])
         table.add_row(
             escape(f"{row['op']} {row['name']}"),
             escape(_shapes(row["problem"])),
             escape(row["chosen"]),
-            _ratio(row["ratio"]) if served and row["ratio"] else escape(row["reason"]),
+            "\n".join(filter(None, [_ratio(row["ratio"]) if served and row["ratio"] else "", why])),
             escape(row["was"]),
         )
     console = _console()
@@ -218,7 +223,7 @@ def tiles(found: list[dict[str, Any]]) -> None:
             timed = row["device_us"] is not None
             table.add_row(
                 escape(row["tile"]),
-                _microseconds(row["device_us"]) if timed else "",
+                duration(row["device_us"]) if timed else "",
                 f"{row['share']:.0%}" if timed else "",
                 _ratio(row["ratio"]) if timed else escape(row["reason"]),
             )
@@ -369,7 +374,7 @@ def cell_table(cell: Cell) -> Table:
         "median",
         "times as fast as torch",
         "of roofline",
-        title=f"{cell.title}  (roofline {_microseconds(cell.floor_us)})",
+        title=f"{cell.title}  (roofline {duration(cell.floor_us)})",
         right=("error", "median", "of roofline"),
     )
     for row in cell.rows:
@@ -379,7 +384,7 @@ def cell_table(cell: Cell) -> Table:
             f"{mark}{escape(row.label)}[/]",
             f"[{colour}]{row.verdict}[/{colour}]",
             _error(row.error),
-            _microseconds(row.median_us) if row.median_us is not None else "",
+            duration(row.median_us) if row.median_us is not None else "",
             _note(row),
             f"{row.share:.0%}" if row.share is not None else "",
         )
@@ -399,7 +404,3 @@ def _ratio(ratio: Any) -> str:
 
 def _error(value: float | None) -> str:
     return "" if value is None else f"{value:.1e}"
-
-
-def _microseconds(us: float) -> str:
-    return f"{us:,.1f} us" if us < 1000 else f"{us / 1000:,.2f} ms"

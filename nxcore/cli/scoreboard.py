@@ -15,7 +15,8 @@ from rich.table import Table
 
 from nxcore.bench.row import BAD
 from nxcore.bench.summary import summary
-from nxcore.cli.render import _console, _error, _microseconds, _ratio, _table, progress
+from nxcore.cli.render import _console, _error, _ratio, _table, progress
+from nxcore.timing import duration
 
 Rows = Sequence[dict[str, Any]]
 Watched = tuple[Callable[[str, int, int], None], Callable[[Rows], None]]
@@ -65,19 +66,19 @@ def line(row: dict[str, Any]) -> str:
     """Return a row as a line of plain text."""
     head = f"{row['op']:<21} {row['sample']:<21} {row['dtype']:<9}{row['label']:<14} {row['verdict']:<9}"
     if row["record"] == "choice":
-        called = f"; with {row['dispatch_us']:.1f} us a call {row['ratio_called'][0]:.2f}x"
+        called = f"; with {duration(row['dispatch_us'])} a call {row['ratio_called'][0]:.2f}x"
         return f"{head}{row['chosen']}, {row['ratio'][0]:.2f}x{called}"
     if "device_us" not in row:
         return f"{head}{row.get('reason', '')}"
     median, low, high = row["ratio"]
     share = f"  {row['share_of_floor']:>4.0%} of floor" if "share_of_floor" in row else ""
-    return f"{head}{_microseconds(row['call_us']):>11}  {median:.2f}x [{low:.2f}, {high:.2f}]{share}"
+    return f"{head}{duration(row['call_us']):>11}  {median:.2f}x [{low:.2f}, {high:.2f}]{share}"
 
 
 def cell(rows: Rows) -> Table:
     """Return one cell as a table; those that declined share a line a reason."""
     first = rows[0]
-    floor = f"  (floor {_microseconds(first['floor_us'])})" if "floor_us" in first else ""
+    floor = f"  (floor {duration(first['floor_us'])})" if "floor_us" in first else ""
     columns = ("kernel", "verdict", "a call", "times as fast as torch", "of floor", "GB/s", "error")
     right = ("a call", "of floor", "GB/s", "error")
     table = _table(*columns, title=f"{first['op']} {first['sample']} {first['dtype']}{floor}", right=right)
@@ -91,7 +92,7 @@ def cell(rows: Rows) -> Table:
         table.add_row(
             escape(row["label"]),
             f"[{COLOUR.get(row['verdict'], 'default')}]{escape(said)}[/]",
-            _microseconds(row["call_us"]) if told else "",
+            duration(row["call_us"]) if told else "",
             _ratio(row["ratio"]) if row.get("ratio") else escape(row.get("reason", "")),
             f"{row['share_of_floor']:.0%}" if "share_of_floor" in row else "",
             f"{row['gb_per_s']:,.1f}" if "gb_per_s" in row else "",

@@ -81,7 +81,7 @@ def merge(
     files: Annotated[list[Path], typer.Argument(help="Files that `export` wrote.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
 ) -> None:
-    """Put files together into one; of two figures for one problem the later one stays."""
+    """Put files together into one; of two clear figures for one problem the later one stays."""
     from nxcore import exchange
     from nxcore.cli import render
 

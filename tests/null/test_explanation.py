@@ -99,7 +99,11 @@ def test_a_kernel_that_can_not_serve_says_what_would_let_it(machine):
 
 def test_the_age_and_the_policy_of_figures_are_told(machine, monkeypatch):
     found = machine.explain("add", X, X)
-    assert str(found.origin) == f"measured just now by policy 'measure' with torch {torch.__version__}"
+    page = machine.wisdom.read(PROBLEM)
+    monkeypatch.setattr(time, "time", lambda: page.date + 119)
+    assert str(found.origin) == f"measured 1 minute ago by policy 'measure' with torch {torch.__version__}"
+    monkeypatch.undo()
+    monkeypatch.setattr(identity, "sources", lambda dist, module: {"it": "1"})
     page = machine.wisdom.read(PROBLEM)
     versions = {**page.versions, "torch": "2.13"}
     earlier = time.time() - 3 * 86_400 - 5
@@ -123,7 +127,10 @@ def test_what_was_kept_still_has_its_ratios(machine):
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (5, "just now"),
+        (0.2, "less than a second ago"),
+        (5, "5 seconds ago"),
+        (119, "1 minute ago"),
+        (125, "2 minutes ago"),
         (60, "1 minute ago"),
         (7300, "2 hours ago"),
         (86_400, "1 day ago"),
@@ -218,7 +225,8 @@ def test_the_command_shows_age_and_what_would_change_it(default):
         "to be chosen",
         "needs CUDA tensors",
         "pip install nxcore-away",
-        "measured just now by policy",
+        "ago by policy 'measure'",
+        "to race it again: nxcore tune add --again",
     ):
         assert word in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 100

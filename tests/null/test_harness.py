@@ -72,8 +72,7 @@ class World:
         return run
 
     def lanes(self, **us):
-        torchs = self.call(TORCH_US)
-        return {"torch": torchs, **{name: self.call(value) for name, value in us.items()}, AGAIN: torchs}
+        return {"torch": self.call(TORCH_US), **{name: self.call(value) for name, value in us.items()}}
 
 
 def candidates(calls):
@@ -85,7 +84,7 @@ def measured(world, **us):
     calls = world.lanes(**us)
     asked = candidates(calls)
     clear = lambda seen: settled(timed(asked, seen), seen.get(AGAIN))  # noqa: E731  as short as it is
-    found = race(calls, CPU, rivals=frozenset({AGAIN}), settled=clear, effort=EFFORT, clock=world.clock)
+    found = race(calls, CPU, again=AGAIN, settled=clear, effort=EFFORT, clock=world.clock)
     return decide(timed(asked, found), found[AGAIN])
 
 
@@ -112,7 +111,7 @@ def learnt(world, **us):
         rests=lambda: None,
         clock=world.clock,
     )
-    found.begin(calls, frozenset({"torch", AGAIN}))
+    found.begin(calls, frozenset({"torch"}), AGAIN)
     while not ends:
         found.call()
     return ends[0]
@@ -174,6 +173,35 @@ def test_of_200_cells_without_a_difference_no_more_are_won_than_the_bound_allows
     assert CELLS - chosen.count("torch") <= most_wins(CELLS)
 
 
+def test_the_fastest_of_torchs_ways_races_itself():
+    """Chosen while warming up, and by the first round of calls; what is fast and no rival isn't it."""
+    world = World(**QUIET)
+    calls = world.lanes(idiom=TORCH_US / 30, kernel=TORCH_US / 90)
+    rivals = frozenset({"torch", "idiom"})
+    found = race(calls, CPU, rivals=rivals, again=AGAIN, effort=EFFORT, clock=world.clock)
+    assert [t.repeats for t in found.values()] == ["", "", "", "idiom"]
+    assert found[AGAIN].median_us == pytest.approx(found["idiom"].median_us, rel=0.05)
+    assert race(calls, CPU, again=AGAIN, effort=EFFORT, clock=world.clock)[AGAIN].repeats == "torch"
+    seen = {}
+    turns = Exploration(
+        calls["torch"],
+        CPU,
+        wanted=lambda: None,
+        look=lambda timings, last: seen.update(timings),
+        failed=lambda *a: None,
+        pace=Pace(float("inf")),
+        rests=lambda: None,
+        clock=world.clock,
+    )
+    turns.begin(calls, rivals, AGAIN)
+    while not seen:
+        turns.call()
+    assert seen[AGAIN].repeats == "idiom"
+    assert {label: len(t.call_us) for label, t in seen.items() if label != "torch"} == dict.fromkeys(
+        ("idiom", "kernel", AGAIN), 12
+    )
+
+
 def busy(us):
     end = time.perf_counter_ns() + round(us * 1e3)
     while time.perf_counter_ns() < end:
@@ -182,11 +210,9 @@ def busy(us):
 
 @pytest.mark.parametrize("times", [1.03, 1.05, 1.10])
 def test_what_is_really_slower_is_told(times):
-    calls = {
-        name: functools.partial(busy, 50 * k) for name, k in (("torch", 1), ("other", times), (AGAIN, 1))
-    }
+    calls = {name: functools.partial(busy, 50 * k) for name, k in (("torch", 1), ("other", times))}
     asked = candidates(calls)
-    found = race(calls, CPU, rivals=frozenset({AGAIN}), effort=Effort((20,), 1e-3, 9))
+    found = race(calls, CPU, again=AGAIN, effort=Effort((20,), 1e-3, 9))
     decision = decide(timed(asked, found), found[AGAIN])
     assert decision.chosen == "torch"
     if times == 1.10:
@@ -196,7 +222,7 @@ def test_what_is_really_slower_is_told(times):
 def test_of_cells_really_timed_no_more_are_won_than_the_bound_allows():
     x, chosen = torch.randn(4096), []
     for seed in range(20):
-        calls = {name: functools.partial(torch.add, x, x) for name in ("torch", "other", AGAIN)}
-        found = race(calls, CPU, rivals=frozenset({AGAIN}), effort=Effort((12,), 1e-3, 9), seed=seed)
+        calls = {name: functools.partial(torch.add, x, x) for name in ("torch", "other")}
+        found = race(calls, CPU, again=AGAIN, effort=Effort((12,), 1e-3, 9), seed=seed)
         chosen.append(decide(timed(candidates(calls), found), found[AGAIN]).chosen)
     assert chosen.count("other") <= most_wins(20)

@@ -90,8 +90,9 @@ def test_calls_take_turns_each_runs_once_and_all_are_right():
     for i in range(24):
         assert torch.equal(op(X, X + i), 2 * X + i)
     assert len(runs) == 24, "no call is repeated"
-    assert {runs.count("fast"), runs.count("slow")} == {6}
-    assert runs.count("torch") == 12, "itself and the A/A row"
+    assert len(runs[:3]) == len(set(runs[:3])), "the first round warms up, and tells whom the A/A row repeats"
+    assert {runs[3:23].count("fast"), runs[3:23].count("slow")} == {5}
+    assert runs[3:23].count("torch") == 10, "itself and the A/A row"
 
 
 def test_the_fastest_serves_once_it_is_clear_and_it_sticks():

@@ -37,7 +37,7 @@ class Machine:
         self.raced += 1
         return {
             label: Timing(tuple([device] * 20), tuple([host] * 20))
-            for label in calls
+            for label in (*calls, how["again"])
             for host, device in [TIMES["torch" if label == AGAIN else label]]
         }
 
@@ -98,7 +98,7 @@ def test_the_next_process_knows_both(machine):
     assert machine.raced == 1
     again = second.explain("add", X, X)
     assert again.decision.captured == first.captured
-    assert "captured: late (measured): 2 us against torch's 4 us" in str(again)
+    assert "captured: late (measured): 2.0 us against torch's 4.0 us" in str(again)
     assert again.to_dict()["decision"]["captured"]["chosen"] == "late"
 
 

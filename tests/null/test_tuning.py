@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import signal
 
 import pytest
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 from nxcore import identity, measure, tuning
 from nxcore import session as sessions
+from nxcore.choice import AGAIN
 from nxcore.cli import app
 from nxcore.cli.tune import INTERRUPTED
 from nxcore.errors import InvalidInputError, UnknownOperatorError
@@ -30,14 +32,19 @@ class Machine:
 
     def __init__(self, folder, monkeypatch):
         self.folder, self.clock, self.raced, self.interrupted = folder, fakes.Clock(), [], None
-        self.monkeypatch = monkeypatch
+        self.monkeypatch, self.noise = monkeypatch, 0.0
         race = functools.partial(measure.race, clock=self.clock)
 
         def noted(calls, *args, **how):
             if len(self.raced) == self.interrupted:
                 raise KeyboardInterrupt
             self.raced.append(how["effort"].looks)
-            return race(calls, *args, **how)
+            found = race(calls, *args, **how)
+            if self.noise:
+                found[AGAIN] = fakes.timing(
+                    [us * (1 + self.noise * (i % 2)) for i, us in enumerate(found[AGAIN].call_us)]
+                )
+            return found
 
         monkeypatch.setattr(measure, "race", noted)
         monkeypatch.setattr(identity, "sources", lambda dist, module: {"it": "1"})
@@ -208,3 +215,27 @@ def test_where_nobody_else_has_a_kernel_there_is_no_race(machine):
     cell = tuning.Cell(SPECS["sum"], "some", lambda: fakes.build("sum", SPECS["sum"].samples[0].name))
     (row,) = tuning.tuned(machine.process(), [cell])
     assert (row.status, row.chosen) == ("no race", "torch")
+
+
+def test_a_noisy_race_replaces_no_clear_verdict_and_is_held_again(machine):
+    """A plain ``tune`` once put 758.8% of noise in place of a proven 9.40x."""
+    words = ("add", "--sample", "prime", "--dtype", "float32")
+    session, machine.noise = machine.process(), 7.5
+    (row,) = machine.rows(*words)["rows"]
+    assert (row["status"], row["chosen"]) == ("unclear", "torch")
+    assert re.match(r"A/A noise of \d+%, above 20%: to be raced again", row["reason"])
+    text = machine.tune(*words)
+    assert "1 unclear" in text
+    assert "A/A noise of" in text
+    machine.noise = 0.0
+    (row,) = machine.rows(*words)["rows"]
+    assert (row["status"], row["chosen"], row["was"]) == ("measured", "fast", "torch")
+    machine.noise = 7.5
+    (row,) = machine.rows(*words, "--again")["rows"]
+    assert (row["status"], row["chosen"]) == ("unclear", "fast")
+    assert row["reason"].endswith(": what was known stays")
+    (row,) = machine.rows(*words)["rows"]
+    assert (row["status"], row["chosen"]) == ("known", "fast")
+    assert (
+        session.wisdom.read(Problem.of(SPECS["add"], fakes.build("add", "prime"))).decision.chosen == "fast"
+    )
