@@ -27,7 +27,7 @@ class Row:
     Attributes
     ----------
     record : str
-        ``row`` for a kernel; ``again`` for the A/A row, torch's reference once more; ``choice`` for what
+        ``row`` for a kernel; ``again`` for the A/A row, torch's fastest way once more; ``choice`` for what
         the chooser would take by the rule from the same timings.
     op, sample, dtype : str
         The cell.

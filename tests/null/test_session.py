@@ -234,12 +234,12 @@ def test_an_explanation_is_text_and_plain_data(monkeypatch):
     text = str(found).splitlines()
     assert text[0] == "add(x=float32[3, 4], y=float32[3, 4], alpha=int, out=None) on cpu"
     assert text[1].startswith(
-        "fast runs it (measured): 50 us against torch's 100 us: 2.00x [2.00, 2.00], p = "
+        "fast runs it (measured): 50.0 us against torch's 100.0 us: 2.00x [2.00, 2.00], p = "
     )
     assert text[2:] == [
-        "  torch: 100 us, 1.00x [1.00, 1.00]",
-        "  fast: 50 us, 2.00x [2.00, 2.00]",
-        "  slow: 300 us, 0.33x [0.33, 0.33]; would have to be 6.0 times as fast",
+        "  torch: 100.0 us, 1.00x [1.00, 1.00]",
+        "  fast: 50.0 us, 2.00x [2.00, 2.00]",
+        "  slow: 300.0 us, 0.33x [0.33, 0.33]; would have to be 6.0 times as fast",
         "  sad: not eligible: too sad",
     ]
     data = found.to_dict()
