@@ -88,7 +88,7 @@ def command(
     `torchrun -m nxcore tune` splits the work over ranks, each with a GPU of its own.
     Exit status 130 if it was interrupted, 1 if a tile is wrong.
     """
-    from nxcore.cli import render
+    from nxcore.cli import measured, render
 
     ops, samples, dtypes = op or [], sample or [], dtype or []
     if tiles is not None:
@@ -103,7 +103,7 @@ def command(
             found = together(distributed.gathered(found))
             distributed.agree()
     if rank == 0:
-        render.json(found) if json else render.tune(found)
+        render.json(found) if json else measured.tune(found)
     if found["stopped"] == "interrupted":
         raise typer.Exit(INTERRUPTED)
 
@@ -127,12 +127,12 @@ def _sweep(
     most: int,
     json: bool,
 ) -> None:
-    from nxcore.cli import render
+    from nxcore.cli import measured, render
     from nxcore.errors import InvalidInputError
 
     if len(ops) != 1:
         raise InvalidInputError(f"--tiles needs one operator, got {len(ops)}", argument="op")
     found = sweep.collect(ops[0], kernel, samples, dtypes, device, most)
-    render.json(found) if json else render.tiles(found)
+    render.json(found) if json else measured.tiles(found)
     if any(row["reason"].startswith("wrong") for entry in found for row in entry["rows"]):
         raise typer.Exit(1)

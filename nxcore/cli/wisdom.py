@@ -49,10 +49,10 @@ def show(
     json: Json = False,
 ) -> None:
     """List what was measured: problem, choice and reason, policy and age."""
-    from nxcore.cli import render
+    from nxcore.cli import measured, render
 
     rows = collect(op)
-    render.json(rows) if json else render.wisdom(rows)
+    render.json(rows) if json else measured.wisdom(rows)
 
 
 @app.command()

@@ -224,7 +224,7 @@ def test_the_command_shows_age_and_what_would_change_it(default):
     for word in (
         "to be chosen",
         "needs CUDA tensors",
-        "pip install nxcore-away",
+        "nxcore doctor: what to type",
         "ago by policy 'measure'",
         "to race it again: nxcore tune add --again",
     ):
