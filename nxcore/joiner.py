@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from nxcore.autograd import Differentiable
@@ -79,6 +79,8 @@ class Joiner:
         explored = exploration(choice.call)
         if operator.backend is not None or pays(choice, one_way_us(problem)):
             return bridge(backward)
+        traces = [o for o in order.observers if isinstance(o, Trace)]
+        inner = self.served(operator, problem, args)[1] if traces else problem
         described = None if gradient.forward else self._described(problem, args)
         known = self.chooser.known(described) if described else None
         nobody = described and (
@@ -92,17 +94,17 @@ class Joiner:
             return (
                 call if alone(choice) else unless_capturing(torchs, bridge(backward)) if captures else torchs
             )
-        if any(isinstance(o, Trace) for o in order.observers):  # sees both problems
-            return bridge(backward)
         crossing = Crossing(
             problem,
             choice,
             bridge=bridge,
             backward=backward,
-            find=preferring(order, functools.partial(self._found, spec.name)),
+            find=preferring(order, functools.partial(self._found, spec.name, traces, inner)),
             pace=self.chooser.learner.pace,
         )
         if known and (explored is None or explored.known):
+            for trace in traces if described else ():
+                trace.paired(inner, described)
             crossing.settle(known)
         return crossing.call
 
@@ -116,6 +118,9 @@ class Joiner:
         grad, *kept = problem.outputs if gradient.keeps else (problem.outputs,)
         return Problem.of(self.registry.spec(gradient.op), gradient.args(grad, mask, *values, *kept))
 
-    def _found(self, name: str, *arguments: Any) -> Choice | None:
+    def _found(self, name: str, traces: Sequence[Trace], forward: Problem, *arguments: Any) -> Choice | None:
         operator = self._op(name)
-        return self.chooser.known(Problem.of(operator.spec, operator.frozen(arguments)))
+        problem = Problem.of(operator.spec, operator.frozen(arguments))
+        for trace in traces:
+            trace.paired(forward, problem)
+        return self.chooser.known(problem)

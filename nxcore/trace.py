@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from nxcore.errors import InvalidInputError
+from nxcore.hit import Counted
 from nxcore.problem import Problem, TensorMeta
 from nxcore.spec import OpSpec
 from nxcore.wisdom import key
@@ -29,36 +30,59 @@ KINDS = (torch.dtype, torch.memory_format, torch.layout)
 class Trace:
     """The distinct problems of some calls, and how often each was met.
 
+    A problem is noted once a plan, whose calls are then counted. Torch's own autograd tells nothing of a
+    gradient that it computes by itself: that counts as often as the forward call.
+
     Parameters
     ----------
-    path : Path
+    path : Path, optional
         Where ``write`` writes them; opened now, so that what can't be written is known before the calls.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | None = None) -> None:
         self.path = path
-        path.write_text("", encoding="utf-8")
-        self._lines: dict[str, dict[str, Any]] = {}
+        if path:
+            path.write_text("", encoding="utf-8")
+        self._problems: dict[str, tuple[Problem, dict[str, Any]]] = {}
+        self._plans: dict[str, list[Counted]] = {}
+        self._gradients: dict[str, set[str]] = {}
         self._lock = threading.Lock()  # a backward pass runs in another thread
 
     def observing(self, problem: Problem, label: str, call: Callable[..., Any]) -> Callable[..., Any]:  # noqa: ARG002  who serves is no part of a problem
-        """Return ``call`` that notes ``problem`` each time it has served."""
+        """Return ``call`` that counts, as calls of ``problem``, how often it has served."""
+        counted = Counted(call)
+        with self._lock:
+            self._plans[self._named(problem)].append(counted)
+        return counted
+
+    def paired(self, forward: Problem, backward: Problem) -> None:
+        """Note that ``backward`` is the gradient of ``forward``, which torch's autograd may compute."""
+        with self._lock:
+            self._gradients.setdefault(self._named(forward), set()).add(self._named(backward))
+
+    def _named(self, problem: Problem) -> str:
         line = key(problem)
         name = json.dumps(line, sort_keys=True)
+        self._problems.setdefault(name, (problem, line))
+        self._plans.setdefault(name, [])
+        return name
 
-        def counted(*args: Any) -> Any:
-            result = call(*args)
-            with self._lock:
-                self._lines.setdefault(name, line | {"count": 0})["count"] += 1
-            return result
-
-        return counted
+    @property
+    def met(self) -> list[tuple[Problem, dict[str, Any]]]:
+        """Each problem with its line, the most frequent first."""
+        with self._lock:
+            counts = {name: sum(plan.count for plan in plans) for name, plans in self._plans.items()}
+            for name, gradients in self._gradients.items():
+                for gradient in gradients:
+                    counts[gradient] = max(counts[gradient], counts[name])
+            found = [(p, line | {"count": counts[name]}) for name, (p, line) in self._problems.items()]
+        return sorted((entry for entry in found if entry[1]["count"]), key=lambda entry: -entry[1]["count"])
 
     def write(self) -> None:
         """Write the problems, the most frequent first, in place of what the file held."""
-        lines = sorted(self._lines.values(), key=lambda line: -line["count"])
-        text = "".join(json.dumps(line) + "\n" for line in lines)
-        self.path.write_text(text, encoding="utf-8")
+        if self.path:
+            text = "".join(json.dumps(line) + "\n" for _, line in self.met)
+            self.path.write_text(text, encoding="utf-8")
 
 
 def read(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from nxcore import identity, trace
 from nxcore import session as sessions
 from nxcore.cli import app
 from nxcore.errors import InvalidInputError
+from nxcore.hit import Counted
 from nxcore.problem import Problem
 from nxcore.wisdom import key
 from tests.null import fakes
@@ -103,6 +105,62 @@ def test_gradients_and_what_runs_for_them_are_met(tmp_path):
         "max_pool2d_with_offsets",
         "max_pool2d_backward",
     }
+
+
+def test_a_recording_leaves_to_torch_what_torch_serves_and_counts_it(tmp_path):
+    """Over the bridge, or by a reference in place of torch's own layers, it would cost many times more."""
+    session = fakes.session()  # torch alone
+    x, w = (torch.randn(1, 2, 6, 6), torch.randn(2, 1, 3, 3, requires_grad=True))
+    norm = session.op("batch_norm")
+    with session.record(tmp_path / "met"), session.policy("online"):
+        for _ in range(12):
+            out = session.op("depthwise_conv2d")(x, w)
+            out.sum().backward()
+            assert norm.by_kernel(x, None, None, 1e-5) is None
+    assert "Join" not in type(out.grad_fn).__name__
+    found = {line["op"]: line["count"] for line in lines(tmp_path / "met")}
+    assert found == {"depthwise_conv2d": 12, "batch_norm": 12}
+
+
+def test_a_gradient_that_torchs_autograd_computes_counts_as_often_as_its_forward_call(tmp_path, monkeypatch):
+    clock = fakes.Clock()
+    session = fakes.scripted(clock, monkeypatch, "add", {"torch": 1.0, "slow": 5.0})
+    x, y = torch.randn(3, 4, requires_grad=True), torch.randn(4, requires_grad=True)
+    with session.record(tmp_path / "met"), session.policy("online"):
+        session.explain("add", x, y)
+        for _ in range(40):
+            session.op("add")(x, y).sum().backward()
+    found = {line["op"]: line["count"] for line in lines(tmp_path / "met")}
+    assert found["add"] == found.get("add_backward", 40) == 40
+
+
+def test_what_a_recording_does_to_a_call_is_one_more(tmp_path):
+    """The plan is found as fast as ever, and a counter goes up: no lock, no dictionary, nothing by name."""
+    session = fakes.session(fakes.backend())
+    add = session.op("add")
+    with session.record(tmp_path / "met"):
+        add(X, X)
+        add(X, X)
+        (plan,) = [entry[-1] for entry in next(iter(add.near.values()))]
+        assert isinstance(plan, Counted)
+        called: list[str] = []
+        sys.setprofile(
+            lambda frame, event, arg: called.append(frame.f_code.co_name) if event == "call" else 0
+        )
+        try:
+            plan(X, X, 1, None)
+        finally:
+            sys.setprofile(None)
+        assert called[0] == "__call__"
+        assert "observing" not in called
+        assert len(called) <= 3, called
+
+
+def test_a_count_can_be_read_while_it_goes_on():
+    counted = Counted(lambda: None)
+    for expected in range(4):
+        assert counted.count == counted.count == expected
+        counted()
 
 
 def test_what_was_met_is_written_although_the_block_raised(tmp_path):
