@@ -1,6 +1,7 @@
 """The child of ``isolated``: hold one kernel to every rule, and write a row of JSON for each element type.
 
-An empty line comes first, once all is imported.
+An empty line comes first, once all is imported. Before each step comes a JSON list of its rule and sample:
+if the process dies, the last one tells in what.
 
 python -m nxcore.testing module:function descriptor operator kernel type...
 """
@@ -25,9 +26,13 @@ def main() -> None:
     with os.fdopen(int(descriptor), "w", encoding="utf-8") as channel:
         channel.write("\n")
         channel.flush()
-        for dtype in types:
-            channel.write(json.dumps(held(asked[dtype]).to_dict()) + "\n")
+
+        def write(data: object) -> None:
+            channel.write(json.dumps(data) + "\n")
             channel.flush()
+
+        for dtype in types:
+            write(held(asked[dtype], lambda rule, sample: write([rule, sample])).to_dict())
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import IO
 
 from nxcore.registry import Registry
 from nxcore.testing.cell import Cell
-from nxcore.testing.rows import Advance, Row, held, wanted
+from nxcore.testing.rows import Advance, Finding, Row, held, wanted
 
 INSTALLED = "nxcore.testing.cell:installed"
 """Where a child gets its registry: what is installed, as the environment says."""
@@ -80,6 +80,19 @@ def _title(cell: Cell) -> str:
     return f"{cell.kernel.op} {cell.label} {cell.type}"
 
 
+def alone(cell: Cell, timeout: float = TIMEOUT, source: str = INSTALLED) -> Row:
+    """Hold one kernel in one element type to every rule, in a process of its own.
+
+    Parameters
+    ----------
+    cell : Cell
+        Which; its sample is not looked at.
+    timeout, source
+        As in ``isolated``.
+    """
+    return next(_in_a_child((cell,), timeout, source))
+
+
 def _in_a_child(cells: Sequence[Cell], timeout: float, source: str) -> Iterator[Row]:
     """Yield a row for each cell of one kernel, as long as the child is sound; at least one."""
     first = cells[0]
@@ -95,18 +108,18 @@ def _in_a_child(cells: Sequence[Cell], timeout: float, source: str) -> Iterator[
         )
         os.close(writing)
         try:
-            _line(reading, STARTUP)  # a child that couldn't start has no row either
+            _line(reading, time.monotonic() + STARTUP)  # a child that couldn't start has no row either
             for cell in cells:
-                line = _line(reading, timeout)
+                line, step = _row(reading, time.monotonic() + timeout)
                 if line:
                     row = Row.from_dict(json.loads(line))
                     yield row
                     if row.ok:
                         continue
                 elif line is None:
-                    yield _lost(cell, "hung", f"no end after {timeout:g} s; its process was killed")
+                    yield _lost(cell, "hung", f"no end after {timeout:g} s; its process was killed", step)
                 else:
-                    yield _lost(cell, "crashed", _death(child.wait(), said))
+                    yield _lost(cell, "crashed", _death(child.wait(), said), step)
                 return  # what is wrong, or worse, may have spoilt its process for the next
         finally:
             child.kill()
@@ -114,9 +127,18 @@ def _in_a_child(cells: Sequence[Cell], timeout: float, source: str) -> Iterator[
             os.close(reading)
 
 
-def _line(reading: int, timeout: float) -> str | None:
+def _row(reading: int, deadline: float) -> tuple[str | None, tuple[str, str] | None]:
+    """Return the line of the next row, as ``_line`` does, and the rule and sample that began last."""
+    step = None
+    while (line := _line(reading, deadline)) and line.startswith("["):
+        rule, sample = json.loads(line)
+        step = rule, sample
+    return line, step
+
+
+def _line(reading: int, deadline: float) -> str | None:
     """Return the next line, an empty one if the other end is closed, None if none came in time."""
-    deadline, read = time.monotonic() + timeout, b""
+    read = b""
     while not read.endswith(b"\n"):
         ready, _, _ = select.select([reading], [], [], max(0.0, deadline - time.monotonic()))
         if not ready:
@@ -128,7 +150,8 @@ def _line(reading: int, timeout: float) -> str | None:
     return read.decode()
 
 
-def _lost(cell: Cell, outcome: str, reason: str) -> Row:
+def _lost(cell: Cell, outcome: str, reason: str, step: tuple[str, str] | None) -> Row:
+    broken = () if step is None else ({"rule": step[0], "message": reason, "sample": step[1]},)
     return Row.from_dict(
         {
             "op": cell.kernel.op,
@@ -136,8 +159,8 @@ def _lost(cell: Cell, outcome: str, reason: str) -> Row:
             "dtype": cell.type,
             "device": "",
             "outcome": outcome,
-            "reason": reason,
-            "broken": (),
+            "reason": reason if step is None else str(Finding(step[0], reason, step[1])),
+            "broken": broken,
         }
     )
 

@@ -47,6 +47,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="fail, instead of skip, where these kernels (such as triton or numba-cuda) can't run",
     )
     group.addoption(
+        "--nxcore-isolated",
+        action="store_true",
+        help="hold each installed kernel to the rules in a process of its own first: one that crashes or "
+        "hangs fails, and the run goes on; takes twice as long",
+    )
+    group.addoption(
         "--nxcore-report",
         metavar="PATH",
         help="write the support matrix as JSON: which kernel was verified, on how many samples",
@@ -85,6 +91,13 @@ def pytest_configure(config: pytest.Config) -> None:
         from nxcore.testing.report import Gatherer
 
         config.pluginmanager.register(Gatherer(config), "nxcore-gatherer")
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """Name the switch for a kernel that crashes: a process that dies can't."""
+    if not config.option.nxcore_backend or config.option.nxcore_isolated:
+        return None
+    return "nxcore: a kernel that crashes ends this run; --nxcore-isolated tells which one, and goes on"
 
 
 @pytest.hookimpl(trylast=True)

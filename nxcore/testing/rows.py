@@ -18,6 +18,7 @@ from nxcore.testing.rules import OF_A_KERNEL, OF_A_SAMPLE, OF_A_TYPE, Rule
 
 Outcome = Literal["verified", "declined", "wrong", "crashed", "hung"]
 Advance = Callable[[str, int, int], None]
+Step = Callable[[str, str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +175,8 @@ def wanted(
     return [cell for cell in found if not dtypes or cell.type in dtypes]
 
 
-def held(cell: Cell) -> Row:
-    """Hold one kernel in one element type to every rule."""
+def held(cell: Cell, step: Step = lambda rule, sample: None) -> Row:  # noqa: ARG005
+    """Hold one kernel in one element type to every rule; ``step(rule, sample)`` is told of each before it."""
     if not cell.machine:
         return Row(cell.kernel.op, cell.label, cell.type, "", "declined", reason=cell.machine.reason)
     broken: list[Finding] = []
@@ -183,6 +184,7 @@ def held(cell: Cell) -> Row:
     errors: list[float] = []
     microseconds = None
     for rule, one in _steps(cell):
+        step(rule.__name__, one.sample.name if one.sample else "")
         try:
             found = rule(one)
         except Broken as error:

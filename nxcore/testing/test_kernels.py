@@ -6,6 +6,7 @@ pytest --nxcore-backend=NAME --pyargs nxcore.testing
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,14 @@ import torch
 from nxcore.testing.cell import Broken, Cell, Declined, Inapplicable, cells, huge, modest
 from nxcore.testing.cuda import ON_CUDA
 from nxcore.testing.declines import Declines
+from nxcore.testing.isolate import alone
 from nxcore.testing.plugin import declines_file, registry
 from nxcore.testing.report import PROPERTY, place
+from nxcore.testing.rows import Row
 from nxcore.testing.rules import OF_A_KERNEL, OF_A_SAMPLE, OF_A_TYPE, Rule
+
+APART: pytest.StashKey[dict[str, Row]] = pytest.StashKey()
+"""What became of each kernel and element type in a process of its own."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -66,6 +72,8 @@ def _hold(rule: Rule, cell: Cell, request: pytest.FixtureRequest) -> None:
         if {cell.label, cell.backend.name} & set(request.config.option.nxcore_require):
             pytest.fail(f"--nxcore-require={cell.label}: {cell.machine.reason}")
         pytest.skip(f"{cell.label} can't run here: {cell.machine.reason}")
+    if request.config.option.nxcore_isolated:
+        _survive(rule, cell, found, request.config)
     try:
         figure = rule(cell)
     except Inapplicable as error:
@@ -82,6 +90,19 @@ def _hold(rule: Rule, cell: Cell, request: pytest.FixtureRequest) -> None:
         pytest.fail(f"{error.rule}: {error.message}", pytrace=False)
     found |= {"outcome": "agreed", "reason": "", "figure": figure}
     _review(found, request.config, None)
+
+
+def _survive(rule: Rule, cell: Cell, found: dict[str, Any], config: pytest.Config) -> None:
+    """Fail or skip what a process of its own did not survive: it isn't run in this one."""
+    rows, name = config.stash.setdefault(APART, {}), replace(cell, sample=None).name
+    row = rows[name] if name in rows else rows.setdefault(name, alone(cell))
+    if row.outcome not in ("crashed", "hung"):
+        return
+    found |= {"outcome": row.outcome, "reason": row.reason}
+    here = (rule.__name__, found["sample"])
+    if row.broken and here != (row.broken[0].rule, row.broken[0].sample):
+        pytest.skip(f"not run, since its kernel {row.outcome} in {row.reason}")
+    pytest.fail(f"{cell.label} {row.outcome}: {row.reason}", pytrace=False)
 
 
 def _review(found: dict[str, Any], config: pytest.Config, reason: str | None) -> None:

@@ -40,12 +40,16 @@ def test_one_crash_spoils_one_row():
         ("exit", "crashed"),
         ("right", "verified"),
     ]
-    assert rows[0].reason == "its process died of SIGSEGV"
-    assert rows[1].reason == "its process ended with exit status 3"
+    assert rows[0].broken[0].message == "its process died of SIGSEGV"
+    assert rows[1].broken[0].message == "its process ended with exit status 3"
+    assert [r.rules for r in rows] == [("stays_within_its_output",)] * 2 + [()], (
+        "the first that runs a kernel"
+    )
     assert rows[2].samples > 25
 
 
 def test_what_hangs_is_ended():
     rows = isolated(dangerous(), backends=["hang"], source=SOURCE, timeout=2.0)
     assert [(r.dtype, r.outcome) for r in rows] == [("float32", "hung"), ("float64", "hung")]
-    assert rows[0].reason == "no end after 2 s; its process was killed"
+    assert rows[0].broken[0].message == "no end after 2 s; its process was killed"
+    assert rows[0].reason.startswith(f"{rows[0].broken[0].rule}: no end after 2 s; its process was killed")

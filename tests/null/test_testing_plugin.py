@@ -122,6 +122,45 @@ def test_backends_are_chosen_by_name(kit):
     }
 
 
+CRASHER = """
+import ctypes
+import torch
+from nxcore.plugin import YES, Backend, Kernel, hookimpl
+
+def plan(problem):
+    # It accepts every layout and reads memory that some don't have.
+    dense = problem.outputs.empty().numel() != 1025
+    return lambda x, y, alpha, out: torch.add(x, y, alpha=alpha, out=out) if dense else ctypes.string_at(0)
+
+@hookimpl
+def nxcore_backend():
+    return Backend("crasher", lambda: YES, [Kernel("add", "crasher:plan")], api=1)
+"""
+
+
+@pytest.mark.slow
+def test_a_kernel_that_takes_its_process_along_fails_where_it_does(pytester, monkeypatch):
+    """``accepts`` lies, so the kernel meets a call that it can't serve: the run names it and goes on."""
+    pytester.makepyfile(crasher=CRASHER)
+    info = pytester.mkdir("crasher-1.0.dist-info")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: crasher\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[nxcore]\ncrasher = crasher\n")
+    path = [str(pytester.path), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+    monkeypatch.setenv("NXCORE_BACKENDS", "crasher")
+    kit = ("-p", "no:benchmark", "-p", "no:cacheprovider", "--nxcore-backend=crasher")
+    kit += ("--pyargs", "nxcore.testing", "-rs")
+    died = pytester.runpytest_subprocess(*kit)
+    assert died.ret < 0, "of SIGSEGV"
+    died.stdout.fnmatch_lines("nxcore: a kernel that crashes ends this run; --nxcore-isolated *")
+    told = pytester.runpytest_subprocess(*kit, "--nxcore-isolated")
+    counts = told.parseoutcomes()
+    assert (counts["failed"], set(counts)) == (1, {"failed", "skipped"})
+    assert counts["skipped"] > 30
+    told.stdout.fnmatch_lines("crasher crashed: *: its process died of SIGSEGV*")
+    told.stdout.fnmatch_lines("*not run, since its kernel crashed in *")
+
+
 def test_a_session_without_the_kit_is_left_alone(pytester, monkeypatch):
     pytester.makepyfile(
         """
