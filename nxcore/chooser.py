@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from nxcore.choice import Choice
-from nxcore.dispatch import PREFERENCE
+from nxcore.context import PREFERENCE
 from nxcore.errors import UnsupportedProblemError
 from nxcore.estimate import Estimator
 from nxcore.exchange import Lock

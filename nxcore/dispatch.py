@@ -11,20 +11,20 @@ from __future__ import annotations
 import importlib
 import linecache
 from collections.abc import Callable
-from contextvars import ContextVar
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from nxcore import autocast, sharding, surroundings
+from nxcore.context import PREFERENCE, asked
 from nxcore.errors import InvalidInputError, NxcoreError, UnsupportedProblemError
 from nxcore.hit import alike, defaults, guards, leads_to, source
 from nxcore.library import Shell, define, unseen
-from nxcore.problem import Problem, TensorMeta, tensors_of
+from nxcore.problem import TensorMeta, tensors_of
 from nxcore.spec import OpSpec
 from nxcore.surroundings import PLAIN, only_default_device, unusual_tensor
 
@@ -34,36 +34,6 @@ CAPACITY = 4096
 ALIKE = 8
 """Plans that one look-up may lead near to, each a guard away."""
 
-
-class Observer(Protocol):
-    """Watches the calls of a block; see ``nxcore.record`` and ``nxcore.profile``."""
-
-    def observing(self, problem: Problem, label: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what is to serve in place of ``call``, a plan of the kernel ``label`` for ``problem``."""
-
-
-class Preference(NamedTuple):
-    """What is in force around a call.
-
-    Attributes
-    ----------
-    backends : tuple of str
-        Those that ``nxcore.use`` put in force, first choice first.
-    policy : str
-        What ``nxcore.policy`` put in force; empty for the session's own.
-    observers : tuple of Observer
-        What ``nxcore.record`` and ``nxcore.profile`` put around calls.
-    at_once : bool
-        Measure what is new now, where it would be learnt from calls.
-    """
-
-    backends: tuple[str, ...] = ()
-    policy: str = ""
-    observers: tuple[Observer, ...] = ()
-    at_once: bool = False
-
-
-PREFERENCE: ContextVar[Preference] = ContextVar("nxcore_preference", default=Preference())  # noqa: B039  a tuple
 
 NUMBERS = frozenset({int, float, bool, complex})
 
@@ -230,7 +200,9 @@ class Operator:
         shelled = self.shelled and plain and _has_shell(self.spec.name, self.backend)
         if shelled and self.shell is not None and self.shell.signature.takes(args):
             # A view can't be a node: its memory is an argument's.
-            return self.spec.reference(*args) if self.spec.view(*args) else self.shell(args, self.backend)
+            return (
+                self.spec.reference(*args) if self.spec.view(*args) else self.shell(args, asked(self.backend))
+            )
         return self.unserved(args)
 
     def _remember(self, key: Any, plan: Callable[..., Any]) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from nxcore.dispatch import PREFERENCE
+from nxcore.context import PREFERENCE
 from nxcore.errors import CaptureError, InvalidInputError
 from nxcore.standins import aliased, buffer, fill, untouched
 from nxcore.surroundings import PLAIN

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from nxcore.choice import Choice
-from nxcore.dispatch import PREFERENCE, Preference
+from nxcore.context import PREFERENCE, Preference
 from nxcore.errors import InvalidInputError, UnsupportedProblemError
 from nxcore.problem import Problem, tensors_of
 

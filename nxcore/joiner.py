@@ -9,8 +9,9 @@ from typing import Any
 from nxcore.autograd import Differentiable
 from nxcore.choice import Choice, regimes
 from nxcore.chooser import Chooser
+from nxcore.context import PREFERENCE
 from nxcore.crossing import Crossing, alone, one_way_us, pays
-from nxcore.dispatch import PREFERENCE, Operator
+from nxcore.dispatch import Operator
 from nxcore.guards import guarded, of_the_first, preferring, unless_capturing
 from nxcore.online import Call, exploration
 from nxcore.problem import Problem, tensors_of

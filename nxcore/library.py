@@ -20,12 +20,15 @@ from torch.autograd import forward_ad
 
 from nxcore import autocast
 from nxcore.autograd import Differentiable, flatten
+from nxcore.context import Asked, Preferring
 from nxcore.errors import UnsupportedProblemError
 from nxcore.problem import Problem, tensors_of
 from nxcore.schema import Signature, Unfit
 from nxcore.spec import Gradient, OpSpec
 
 NAMESPACE = "nxcore"
+
+ANYTHING = Asked()
 
 TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 
@@ -39,7 +42,7 @@ def unseen(function: Function) -> Function:
     return function
 
 
-Run = Callable[[tuple[Any, ...], str | None], Any]
+Run = Callable[[tuple[Any, ...], Asked], Any]
 
 
 class Shell:
@@ -50,7 +53,7 @@ class Shell:
     spec : OpSpec
         Its reference's annotations tell the types of static parameters and of the result.
     run : callable
-        ``run(args, backend)`` computes it; ``args`` all positional.
+        ``run(args, asked)`` computes it; ``args`` all positional.
     namespace : str
         Where it stands in ``torch.ops``.
 
@@ -78,22 +81,23 @@ class Shell:
         torch.library.register_fake(f"{namespace}::{spec.name}", self._fake, lib=library)
         self._library = library  # its operators live as long as it does
 
-    def __call__(self, args: tuple[Any, ...], backend: str | None = None) -> Any:
+    def __call__(self, args: tuple[Any, ...], asked: Asked = ANYTHING) -> Any:
         """Call the operator of torch's library with the spec's arguments, all positional."""
-        return self.result.restored(self.leaves(args, backend))
+        return self.result.restored(self.leaves(args, asked))
 
-    def leaves(self, args: tuple[Any, ...], backend: str | None = None) -> Any:
+    def leaves(self, args: tuple[Any, ...], asked: Asked = ANYTHING) -> Any:
         """Call it and return what it returns."""
-        return self.overload(**self.signature.given(args), backend=backend)
+        backend, prefer, policy = asked
+        return self.overload(**self.signature.given(args), backend=backend, prefer=prefer, policy=policy)
 
     def close(self) -> None:
         """Take it out of ``torch.ops``."""
         self._library._destroy()  # noqa: SLF001  no public way
 
     def _compute(self, *args: Any, **named: Any) -> Any:
-        bound, backend = self.signature.bound(args, named)
+        bound, asked = self.signature.bound(args, named)
         with torch.no_grad():
-            return self._returned(self._run(bound, backend), bound)
+            return self._returned(self._run(bound, asked), bound)
 
     def _fake(self, *args: Any, **named: Any) -> Any:
         bound, _ = self.signature.bound(args, named)
@@ -105,38 +109,36 @@ class Shell:
     def _batched(self, *args: Any, **named: Any) -> Any:
         return self._referred(*self.signature.bound(args, named), "torch.func transforms the reference")
 
-    def _referred(self, bound: tuple[Any, ...], backend: str | None, reason: str) -> Any:
+    def _referred(self, bound: tuple[Any, ...], asked: Asked, reason: str) -> Any:
         """Return the reference's answer, unless one backend was asked for."""
-        if backend not in (None, "torch"):
-            raise UnsupportedProblemError(self.spec.name, str(backend), [reason])
+        if asked.backend not in (None, "torch"):
+            raise UnsupportedProblemError(self.spec.name, str(asked.backend), [reason])
         return self._returned(self.spec.reference(*bound), bound)
 
     def _autocast(self, *args: Any, **named: Any) -> Any:
-        bound, backend = self.signature.bound(args, named)
+        bound, asked = self.signature.bound(args, named)
         given = autocast.cast(self.spec, bound)
         if given is None:
-            return self._referred(bound, backend, "autocast is on, and torch alone does what it asks for")
+            return self._referred(bound, asked, "autocast is on, and torch alone does what it asks for")
         with autocast.disabled():
-            return self.leaves(given, backend)
+            return self.leaves(given, asked)
 
     def _differentiate(self, *args: Any, **named: Any) -> Any:
-        bound, backend = self.signature.bound(args, named)
+        bound, asked = self.signature.bound(args, named)
         needed = torch.is_grad_enabled() and any(t.requires_grad for t in tensors_of(bound))
         transformed = torch._C._functorch.peek_interpreter_stack() is not None  # noqa: SLF001  no public test
         if forward_ad._current_level >= 0 or (needed and transformed):  # noqa: SLF001  likewise
-            return self._referred(bound, backend, "torch.func transforms the reference")
+            return self._referred(bound, asked, "torch.func transforms the reference")
         if not needed:
             with torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001  as torch's own custom operators do
                 return self.overload(*args, **named)
         gradient = self.spec.gradient
-        joined = self._joined(bound, gradient, backend) if gradient and gradient.covers(*bound) else None
+        joined = self._joined(bound, gradient, asked) if gradient and gradient.covers(*bound) else None
         if joined is None:
-            return self._referred(bound, backend, "a gradient is needed, and only torch's autograd knows it")
+            return self._referred(bound, asked, "a gradient is needed, and only torch's autograd knows it")
         return self._returned(joined(*bound), bound)
 
-    def _joined(
-        self, args: tuple[Any, ...], gradient: Gradient, backend: str | None
-    ) -> Differentiable | None:
+    def _joined(self, args: tuple[Any, ...], gradient: Gradient, asked: Asked) -> Differentiable | None:
         """Return this operator and its backward, each a node of its own; None if one can't be."""
         backward, forward = of(gradient.op), of(gradient.forward) if gradient.forward else self
         if backward is None or forward is None:
@@ -146,8 +148,8 @@ class Shell:
             spec=self.spec,
             described=Problem.of(self.spec, args).args,
             gradient=replace(gradient, args=lambda *all_of_it: all_of_it),
-            forward=lambda *args: forward(args[:count], backend),
-            backward=functools.partial(_backward, gradient, backward, backend),
+            forward=lambda *args: forward(args[:count], asked),
+            backward=functools.partial(_backward, gradient, backward, asked),
             reference=lambda *all_of_it: backward.spec.reference(*gradient.args(*all_of_it)),
         )
 
@@ -160,18 +162,18 @@ class Shell:
 
 
 def _backward(
-    gradient: Gradient, shell: Shell, backend: str | None, grad: Tensor, mask: tuple[bool, ...], *args: Any
+    gradient: Gradient, shell: Shell, asked: Asked, grad: Tensor, mask: tuple[bool, ...], *args: Any
 ) -> list[Tensor | None]:
     """Compute gradients: those that are views as the reference makes them, the others by one node."""
     found: list[Tensor | None] = [None] * len(mask)
     rest = list(mask)
-    for i, asked in enumerate(mask):
-        alone = gradient.args(grad, tuple(asked and i == j for j in range(len(mask))), *args)
-        if asked and shell.spec.view(*alone):
+    for i, wanted in enumerate(mask):
+        alone = gradient.args(grad, tuple(wanted and i == j for j in range(len(mask))), *args)
+        if wanted and shell.spec.view(*alone):
             rest[i] = False
             found[i] = flatten(shell.spec.reference(*alone))[i]
     if any(rest):
-        leaves = shell.result.unpacked(shell.leaves(gradient.args(grad, tuple(rest), *args), backend))
+        leaves = shell.result.unpacked(shell.leaves(gradient.args(grad, tuple(rest), *args), asked))
         for i, leaf in enumerate(leaves[: len(mask)]):  # there may be more, of tensors that weren't given
             found[i] = leaf if rest[i] else found[i]
     return found
@@ -228,7 +230,7 @@ def check(spec: OpSpec, call: Callable[..., Any], args: tuple[Any, ...]) -> None
     torch.testing._internal.optests.OpCheckError
         What is wrong with ``call``: it isn't public, and to import it takes a second.
     """
-    shell = Shell(spec, lambda args, backend: call(*args), "nxcore_opcheck")  # noqa: ARG005
+    shell = Shell(spec, lambda args, asked: call(*args), "nxcore_opcheck")  # noqa: ARG005
     parts = ("test_schema", "test_faketensor")  # gradients and traces are the operator's own
     try:
         torch.library.opcheck(shell.overload, (), shell.signature.given(args), test_utils=parts)
@@ -241,6 +243,11 @@ def of(name: str) -> Shell | None:
     return define(importlib.import_module("nxcore").op(name).spec)  # by name: see _served
 
 
-def _served(name: str, args: tuple[Any, ...], backend: str | None) -> Any:
+def _served(name: str, args: tuple[Any, ...], asked: Asked) -> Any:
     # By name: the layers forbid knowing the session, and in another process there is another.
-    return importlib.import_module("nxcore").op(name, backend=backend).run(*args)
+    operator = importlib.import_module("nxcore").op(name, backend=asked.backend)
+    if asked.prefer is None and asked.policy is None:
+        return operator.run(*args)
+    prefer = None if asked.prefer is None else tuple(asked.prefer)
+    with Preferring(prefer, asked.policy):
+        return operator.run(*args)

@@ -12,6 +12,7 @@ import torch
 from torch import SymFloat, SymInt, Tensor
 
 from nxcore.autograd import flatten
+from nxcore.context import Asked
 from nxcore.defaults import REQUIRED, Drawn
 from nxcore.spec import OpSpec, Param
 
@@ -32,6 +33,10 @@ CLASSES: dict[str, tuple[type, ...]] = {name: (cls,) for cls, name in TYPES.item
     "int": (int, SymInt),
     "SymInt": (int, SymInt),
 }
+
+
+ASKED = ("str? backend=None", "str[]? prefer=None", "str? policy=None")
+"""What every operator takes besides its own arguments; see ``Asked``."""
 
 
 class Unfit(Exception):  # noqa: N818  no error: it says why an operator isn't one of torch's library
@@ -252,7 +257,7 @@ class Signature:
         positional, keywords = (
             [_declared(*found) for found in group] for group in (self._positional, self._keywords)
         )
-        arguments = [*positional, "*", *keywords, "str? backend=None"]
+        arguments = [*positional, "*", *keywords, *ASKED]
         return f"({', '.join(arguments)}) -> {self.result.type}"
 
     def takes(self, args: tuple[Any, ...]) -> bool:
@@ -274,10 +279,10 @@ class Signature:
                 )
         return given
 
-    def bound(self, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], str | None]:
-        """Return the operator's arguments, all positional, and the backend that was asked for.
+    def bound(self, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], Asked]:
+        """Return the operator's arguments, all positional, and what was asked for.
 
         torch leaves out what is a default.
         """
         given = self._defaults | dict(zip(self._names, args, strict=False)) | named
-        return tuple([place.decoded(given) for place in self.places]), named.get("backend")
+        return tuple([place.decoded(given) for place in self.places]), Asked(*map(named.get, Asked._fields))

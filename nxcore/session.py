@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import os
 import threading
 import warnings
@@ -18,15 +19,8 @@ import torch
 from nxcore import autocast, discovery, exchange, sharding
 from nxcore.choice import Choice
 from nxcore.chooser import Chooser
-from nxcore.dispatch import (
-    PREFERENCE,
-    KernelWarning,
-    Observer,
-    Operator,
-    Plan,
-    make_operator,
-    overlap,
-)
+from nxcore.context import PREFERENCE, Observer, Preferring
+from nxcore.dispatch import KernelWarning, Operator, Plan, make_operator, overlap
 from nxcore.errors import DeviceLostError, UnsupportedProblemError
 from nxcore.exchange import Lock
 from nxcore.explanation import Explanation, Origin
@@ -77,7 +71,8 @@ class Session:
         self._lost: DeviceLostError | None = None
         self._operators: dict[tuple[str, str | None], Operator] = {}
         self._lock = threading.RLock()
-        _sessions.add(self)
+        self._name, self._traced = f"session{next(_count)}", _Traced()
+        _sessions[self._name] = self
 
     def op(self, name: str, *, backend: str | None = None) -> Operator:
         """Return the operator ``name``: the same object at every call.
@@ -94,8 +89,9 @@ class Session:
         UnknownOperatorError, UnknownBackendError
             Naming the nearest.
         """
-        if self is _default and torch.compiler.is_dynamo_compiling():
-            _made(name, backend)
+        if torch.compiler.is_dynamo_compiling():
+            traced: Operator = getattr(self._traced, _made(self._name, name, backend))
+            return traced
         found = self._operators.get((name, backend))
         if found is None:
             spec = self.registry.spec(name)
@@ -111,25 +107,14 @@ class Session:
         """Return name -> status of every backend: ready, unavailable, failed or disabled, and why."""
         return self.registry.statuses()
 
-    @contextlib.contextmanager
-    def use(self, *backends: str) -> Iterator[None]:
+    def use(self, *backends: str) -> Preferring:
         """Prefer ``backends``, in this order, in the calls of this block; see ``nxcore.use``."""
-        for name in backends:
-            self.registry.backend(name)
-        token = PREFERENCE.set(PREFERENCE.get()._replace(backends=backends))
-        try:
-            yield
-        finally:
-            PREFERENCE.reset(token)
+        _require_backends(self._name, backends)
+        return Preferring(prefer=backends)
 
-    @contextlib.contextmanager
-    def policy(self, name: str) -> Iterator[None]:
+    def policy(self, name: str) -> Preferring:
         """Decide by another policy in the calls of this block; see ``nxcore.policy``."""
-        token = PREFERENCE.set(PREFERENCE.get()._replace(policy=require_policy(name)))
-        try:
-            yield
-        finally:
-            PREFERENCE.reset(token)
+        return Preferring(policy=_require_policy(name))
 
     @contextlib.contextmanager
     def record(self, path: str | os.PathLike[str]) -> Iterator[None]:
@@ -361,25 +346,51 @@ def default() -> Session:
     return _default
 
 
-_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+_count = itertools.count()
+_sessions: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
 
 
-# Dynamo can't trace a lock: inside of a compiled function these two make, unseen, what is missing.
+class _Traced:
+    """Holds operators that were found inside compiled functions, an attribute each.
+
+    Dynamo reads a dict once: what came into it since is missing. It reads an attribute when it meets it.
+    """
+
+
+# Dynamo can't trace a lock, nor a registry: inside of a compiled function these look things up, unseen. They
+# take and return strings and flags alone: to torch before 2.13 an object of ours is no constant.
 @unseen
 def _begun() -> bool:
     return default() is not None
 
 
 @unseen
-def _made(name: str, backend: str | None) -> bool:
-    return default().op(name, backend=backend) is not None
+def _made(session: str, name: str, backend: str | None) -> str:
+    """Return the attribute of a session's ``_traced`` that is the operator."""
+    held, operator = _sessions[session]._traced, _sessions[session].op(name, backend=backend)  # noqa: SLF001
+    attributes = vars(held)
+    found = next((key for key, value in attributes.items() if value is operator), f"op{len(attributes)}")
+    setattr(held, found, operator)
+    return found
+
+
+@unseen
+def _require_backends(session: str, names: tuple[str, ...]) -> bool:
+    for name in names:
+        _sessions[session].registry.backend(name)
+    return True
+
+
+@unseen
+def _require_policy(name: str) -> str:
+    return require_policy(name)
 
 
 def _after_fork() -> None:
     """Give a forked child locks of its own: another thread may have held them at the fork."""
     global _default_lock  # noqa: PLW0603
     _default_lock = threading.RLock()
-    for session in list(_sessions):
+    for session in list(_sessions.values()):
         session.after_fork()
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 import nxcore
 from nxcore.errors import InvalidInputError
 
-# Here and not in a call: torch's compiler can't trace how an operator is found, only that it is one.
+# Found once, and not in every call.
 _add = nxcore.op("add")
 _avg_pool2d = nxcore.op("avg_pool2d")
 _batch_norm = nxcore.op("batch_norm")

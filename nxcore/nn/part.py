@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nxcore.dispatch import PREFERENCE
+from nxcore.context import PREFERENCE
 from nxcore.graphs import deciding
 from nxcore.nn.capture import Capture, Run, replay
 from nxcore.nn.modules import saving

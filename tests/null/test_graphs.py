@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 import nxcore
 from nxcore import graphs
-from nxcore.dispatch import PREFERENCE
+from nxcore.context import PREFERENCE
 from nxcore.errors import CaptureError, InvalidInputError
 from nxcore.graphs import Failure, Graphed, check_result, in_words, signature
 from tests.null import fakes

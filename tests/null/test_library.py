@@ -11,7 +11,6 @@ from functorch.compile import make_boxed_func
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
-import nxcore
 from nxcore import library
 from nxcore import session as sessions
 from nxcore.plugin import Param
@@ -188,22 +187,6 @@ def test_the_choice_is_made_when_it_runs(session):
     assert counter.frame_count == 1
 
 
-def test_an_operator_found_inside_the_function_is_the_same(monkeypatch):
-    torch._dynamo.reset()
-    monkeypatch.setattr(sessions, "_default", None)  # the first call of a process
-    monkeypatch.setenv("NXCORE_BACKENDS", "")
-    x = torch.ones(5)
-    for found in (lambda x: nxcore.op("add")(x, 2.5, alpha=2), lambda x: nxcore.ops.add(x, 2.5, alpha=2)):
-        function, counter = compiled(found)
-        for _ in range(2):
-            assert torch.equal(function(x), torch.full((5,), 6.0))
-        assert counter.frame_count == 1
-        assert nodes(counter) == ["nxcore.add.default"]
-    function, counter = compiled(lambda x: nxcore.ops.add(x, 2.5, alpha=2))  # which is kept by now
-    assert torch.equal(function(x), torch.full((5,), 6.0))
-    assert nodes(counter) == ["nxcore.add.default"]
-
-
 def test_a_stack_of_candidates_is_one_tensor(session):
     x, w = torch.randn(3, 5, requires_grad=True), torch.randn(3)
     function, counter = compiled(session.op("softmax_sum"))
@@ -302,7 +285,7 @@ def test_an_operator_of_somebody_elses_is_made_of_its_annotations(third_party):
     op = third_party(SCALED)
     assert str(library.define(SCALED).signature) == (
         '(Tensor x, float by=2.0, SymInt[] sizes=[], str way="up", ScalarType? dtype=None, *, '
-        "bool[]? flags=None, str? backend=None) -> Tensor[]"
+        "bool[]? flags=None, str? backend=None, str[]? prefer=None, str? policy=None) -> Tensor[]"
     )
     function, counter = compiled(lambda x: op(x, 4.0, (3, 3), "down", flags=[True]))
     out, nothing = function(torch.full((3,), 2.0))

@@ -1,0 +1,122 @@
+"""What is in force around a call: what ``nxcore.use``, ``policy``, ``record`` and ``profile`` put there."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar, Token
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from nxcore.problem import Problem
+
+
+class Observer(Protocol):
+    """Watches the calls of a block; see ``nxcore.record`` and ``nxcore.profile``."""
+
+    def observing(self, problem: Problem, label: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what is to serve in place of ``call``, a plan of the kernel ``label`` for ``problem``."""
+
+
+class Preference(NamedTuple):
+    """What is in force around a call.
+
+    Attributes
+    ----------
+    backends : tuple of str
+        Those that ``nxcore.use`` put in force, first choice first.
+    policy : str
+        What ``nxcore.policy`` put in force; empty for the session's own.
+    observers : tuple of Observer
+        What ``nxcore.record`` and ``nxcore.profile`` put around calls.
+    at_once : bool
+        Measure what is new now, where it would be learnt from calls.
+    """
+
+    backends: tuple[str, ...] = ()
+    policy: str = ""
+    observers: tuple[Observer, ...] = ()
+    at_once: bool = False
+
+
+PREFERENCE: ContextVar[Preference] = ContextVar("nxcore_preference", default=Preference())  # noqa: B039  a tuple
+
+
+class Asked(NamedTuple):
+    """What a node of a compiler's graph was asked for where it was traced; None leaves it to the call.
+
+    Attributes
+    ----------
+    backend : str, optional
+        The only one that may serve it.
+    prefer : sequence of str, optional
+        Those of ``nxcore.use``.
+    policy : str, optional
+        That of ``nxcore.policy``.
+    """
+
+    backend: str | None = None
+    prefer: Sequence[str] | None = None
+    policy: str | None = None
+
+
+class Traced:
+    """What the blocks around a call that dynamo traces put in force; dynamo can't trace a ``ContextVar``.
+
+    Dynamo follows its attributes as it does any object's: outside of a trace they are None.
+    """
+
+    def __init__(self) -> None:
+        self.prefer: tuple[str, ...] | None = None
+        self.policy: str | None = None
+
+
+TRACED = Traced()
+
+
+class Preferring(contextlib.ContextDecorator):
+    """A ``with`` block whose calls prefer some backends, or decide by another policy; or both.
+
+    Parameters
+    ----------
+    prefer : tuple of str, optional
+        Names of backends, first choice first; None leaves them as they are.
+    policy : str, optional
+        Likewise.
+    """
+
+    def __init__(self, prefer: tuple[str, ...] | None = None, policy: str | None = None) -> None:
+        self.prefer, self.policy = prefer, policy
+
+    def _recreate_cm(self) -> Preferring:  # a decorated function may call itself
+        return Preferring(self.prefer, self.policy)
+
+    def __enter__(self) -> None:
+        if torch.compiler.is_dynamo_compiling():
+            self._before = TRACED.prefer, TRACED.policy
+            if self.prefer is not None:
+                TRACED.prefer = self.prefer
+            if self.policy is not None:
+                TRACED.policy = self.policy
+            return
+        now = PREFERENCE.get()
+        if self.prefer is not None:
+            now = now._replace(backends=self.prefer)
+        if self.policy is not None:
+            now = now._replace(policy=self.policy)
+        self._token: Token[Preference] = PREFERENCE.set(now)
+
+    def __exit__(self, *error: object) -> None:
+        if torch.compiler.is_dynamo_compiling():
+            TRACED.prefer, TRACED.policy = self._before
+        else:
+            PREFERENCE.reset(self._token)
+
+
+def asked(backend: str | None) -> Asked:
+    """Return what a node that is traced now is asked for."""
+    if torch.compiler.is_dynamo_compiling():
+        return Asked(backend, TRACED.prefer, TRACED.policy)
+    now = PREFERENCE.get()  # an exporter's trace is a call like any other
+    return Asked(backend, now.backends or None, now.policy or None)
