@@ -33,7 +33,7 @@ from nxcore.wisdom import Wisdom, page
 class Uncorrected:
     """Has the interface of ``nxcore.kriging.Field`` and corrects nothing."""
 
-    def __init__(self, at: object, places: Sequence[object]) -> None:
+    def __init__(self, at: object, places: Sequence[object]) -> None:  # noqa: ARG002  the interface
         self.doubt = [1.0] * len(places)
 
     def told(self, values: Sequence[float]) -> tuple[float, list[float]]:

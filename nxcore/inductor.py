@@ -26,6 +26,7 @@ from torch import Tensor
 from nxcore.kernel import YES, Backend, Kernel, Verdict, no
 from nxcore.plugin import API_VERSION
 from nxcore.problem import Problem, TensorMeta
+from nxcore.process import preserved
 from nxcore.spec import FLOATS, OpSpec
 
 ON_REQUEST = "compiling a problem takes a second or more"
@@ -167,7 +168,7 @@ class Compiled:
                 return self.compiled(*leaves)
             # What the compiler advises on its way is nothing that the caller did, and no failure where
             # warnings are errors.
-            with warnings.catch_warnings():
+            with preserved(), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\.")
                 result = self.compiled(*leaves)
             self._met = True
@@ -176,7 +177,8 @@ class Compiled:
 
 def plan(problem: Problem) -> Callable[..., Any]:
     """Return the compiled reference; it is compiled at the first call, which verification makes."""
-    return Compiled(problem)
+    with preserved():
+        return Compiled(problem)
 
 
 def backend(specs: Iterable[OpSpec]) -> Backend:

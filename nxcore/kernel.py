@@ -12,6 +12,7 @@ import torch
 
 from nxcore.errors import PluginError
 from nxcore.problem import Problem
+from nxcore.process import preserved
 
 Precision = Literal["ieee32", "tf32", "half"]
 
@@ -127,7 +128,8 @@ def _imported(target: str) -> Any:
     """Return whatever a plugin wrote; verified before use."""
     module, _, attribute = target.partition(":")
     try:
-        return getattr(importlib.import_module(module), attribute)
+        with preserved():  # a toolkit may come with it
+            return getattr(importlib.import_module(module), attribute)
     except AttributeError as error:
         raise PluginError(f"kernel target {target!r}: {error}") from error
 

@@ -8,6 +8,7 @@ from nxcore.defaults import REQUIRED, Drawn
 from nxcore.kernel import YES, Backend, Check, Kernel, Verdict, accept_all, no, simulated
 from nxcore.layout import Rows, alike, broadcast_strides, collapse, overlaps
 from nxcore.problem import Problem, TensorMeta
+from nxcore.process import preserved
 from nxcore.reduction import Reduction, canonical_dims, summed_dims
 from nxcore.spec import (
     FLOATS,
@@ -56,6 +57,7 @@ __all__ = [
     "hookimpl",
     "no",
     "overlaps",
+    "preserved",
     "rand",
     "simulated",
     "summed_dims",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nxcore.device import Device, describe
+from nxcore.process import preserved
 from nxcore.spec import Cost, OpSpec
 
 
@@ -174,6 +178,14 @@ class Problem:
         devices = [t.device for t in self.tensors]
         return next((d for d in devices if d.type != "cpu"), devices[0])
 
+    @functools.cached_property
+    def machine(self) -> Device:
+        """The facts of the device, as they were when first asked for: before a kernel was loaded for this.
+
+        What was measured is filed under them, and a toolkit may change them, such as the number of threads.
+        """
+        return describe(self.device)
+
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the first tensor."""
@@ -215,7 +227,9 @@ class Problem:
         told = self.spec.outputs(*(a for _, a in self._without_out()))
         if told is not None:
             return told
-        with torch.no_grad():
+        # With meta tensors torch may import its compiler.
+        loaded = "torch._dynamo" in sys.modules
+        with torch.no_grad(), contextlib.nullcontext() if loaded else preserved():
             result = self.spec.reference(*(_as_meta(p.kind, a, number) for p, a in self._without_out()))
         return _relabel(result, self.device)
 

@@ -114,16 +114,16 @@ class Wisdom:
     def read(self, problem: Problem) -> Page | None:
         """Return what is known of ``problem`` on its device, None where nothing that makes sense is."""
         of = key(problem)
-        document = self.store.read(_folder(describe(problem.device)), of)
+        document = self.store.read(_folder(problem.machine), of)
         if document is None and (shipped := self._shipped(problem.device.type)[1]):
-            _, document = shipped.get((digest(environment(problem.device)), digest(of)), (None, None))
+            _, document = shipped.get((digest(problem.machine.to_dict()), digest(of)), (None, None))
         return page(document) if document is not None else None
 
     def write(self, problem: Problem, found: Page) -> None:
         """Keep what was found out about ``problem``."""
-        facts, of = environment(problem.device), key(problem)
+        facts, of = problem.machine.to_dict(), key(problem)
         self.store.write("environments", {"environment": digest(facts)}, facts)
-        self.store.write(_folder(describe(problem.device)), of, found.to_dict())
+        self.store.write(_folder(problem.machine), of, found.to_dict())
         with self._lock:
             if (shelves := self._shelves.get(digest(facts))) is not None:
                 shelf, name = shelves.setdefault(problem.op, {}), digest(of)

@@ -64,9 +64,12 @@ def result_dtype(x: Any, y: Any) -> torch.dtype:
 def broadcast(x: Any, y: Any) -> tuple[int, ...]:
     """Return the shape that ``x`` and ``y`` broadcast to."""
     shapes = [tuple(v.shape) for v in (x, y) if is_tensor(v)]
-    if all(type(n) is int for shape in shapes for n in shape) and len(set(shapes)) == 1:
+    plain = all(type(n) is int for shape in shapes for n in shape)
+    if plain and len(set(shapes)) == 1:
         return shapes[0]  # a compiler's sizes are symbols: to compare them would be to guard on them
     try:
+        if plain:  # the public function imports what a compiler needs
+            return tuple(torch._C._infer_size(*map(torch.Size, shapes)))  # noqa: SLF001  see above
         return tuple(torch.broadcast_shapes(*shapes))
     except RuntimeError as error:
         raise InvalidInputError(f"y must broadcast with x, got shapes {shapes[0]} and {shapes[1]}") from error

@@ -396,3 +396,21 @@ def test_the_next_process_still_tells_of_those_that_must_be_asked_for(machine):
     assert machine.raced == []
     assert explained(fast=50, slow=10, new=70) == first | {"new": ""}
     assert explained(fast=50, new=70) == {"torch": "", "fast": "", "new": ""}, "it isn't installed any more"
+
+
+def test_figures_are_filed_under_the_threads_that_were_there_before_a_kernel_was_loaded(machine):
+    threads = torch.get_num_threads()
+
+    def meddling(problem):
+        torch.set_num_threads(threads + 1)
+        return fakes.YES
+
+    machine.accepts["fast"] = meddling
+    try:
+        machine.chosen(fast=50)
+        torch.set_num_threads(threads)
+        machine.accepts.clear()
+        machine.chosen(fast=50)
+    finally:
+        torch.set_num_threads(threads)
+    assert machine.raced == []

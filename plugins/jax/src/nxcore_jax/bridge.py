@@ -12,17 +12,13 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import torch
 from torch import Tensor
 
-# JAX takes three quarters of a GPU's memory at its first use of it, and here that memory is torch's. It reads
-# this when it first looks at the device, so a process that has done so already keeps what it had.
-os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-
-import jax
-import jax.numpy as jnp
-
-from nxcore.plugin import Problem, TensorMeta
+from nxcore.plugin import Problem, TensorMeta, preserved
+from nxcore_jax import cuda
 from nxcore_jax.layout import Packed
 
 DTYPES = {
@@ -41,10 +37,18 @@ _streams: dict[int, set[torch.cuda.Stream]] = {}
 
 @functools.cache
 def start() -> None:
-    """Have JAX take hold of all CUDA devices now: it leaves the last one current, whatever torch had."""
-    before = torch.cuda.current_device()
-    jax.devices()
-    torch.cuda.set_device(before)
+    """Have JAX look at its devices now, and leave no trace of that.
+
+    It leaves the last CUDA device current, whatever torch had. And it takes three quarters of a GPU's memory,
+    which here is torch's, unless a variable forbids it, read at this first look alone.
+    """
+    before = torch.cuda.current_device() if torch.cuda.is_available() and cuda() else None
+    with preserved():
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # as at its import
+        jax.devices()
+    if before is not None:
+        torch.cuda.set_device(before)
 
 
 def wide(x: jax.Array) -> jax.Array:
@@ -74,8 +78,7 @@ class Bridged:
     """
 
     def __init__(self, problem: Problem, compute: Callable[..., Any], outputs: Any = None) -> None:
-        if problem.device.type == "cuda":
-            start()
+        start()
         self.args = problem.args
         self.numbers = frozenset(numbers(problem))
         self.outputs = problem.outputs if outputs is None else outputs

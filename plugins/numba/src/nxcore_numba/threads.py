@@ -1,6 +1,7 @@
 """Compiling, and running on as many threads as torch does."""
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import threading
@@ -8,6 +9,9 @@ import threading
 import numba
 import torch
 from numba.core.runtime import rtsys
+from numba.np.ufunc import parallel as pool
+
+from nxcore.plugin import preserved
 
 SMALL = 32_768
 """Elements below which waking the other threads costs more than they save."""
@@ -19,7 +23,9 @@ COMPILE = {"cache": True, "nogil": True, "error_model": "numpy"}
 
 _alone = threading.Lock()
 # A worker that was forked before this module was loaded is known by its parent alone.
-_forked = multiprocessing.parent_process() is not None and multiprocessing.get_start_method() == "fork"
+_forked = multiprocessing.parent_process() is not None and multiprocessing.get_start_method(
+    allow_none=True
+) in (None, "fork")
 
 
 def _after_fork():
@@ -57,6 +63,30 @@ def _ready(kernel, signature):
     kernel.compile(signature)
 
 
+@functools.cache
+def _layer():
+    """Start Numba's threads.
+
+    OpenMP is torch's too, and Numba sets how many threads it has, for the thread that starts Numba's: so that
+    is one of its own, which ends.
+
+    Returns
+    -------
+    lock : context manager
+        What a parallel call must hold: one of Numba's layers ends the process on concurrent calls.
+    count, set_count : callable
+        The number of threads that Numba uses in the calling thread; without the locks of Numba's own
+        functions where these are found, which cost more than some calls.
+    """
+    with preserved():
+        starter = threading.Thread(target=numba.get_num_threads, name="nxcore starts numba")
+        starter.start()
+        starter.join()
+    lock = _alone if numba.threading_layer() == "workqueue" else contextlib.nullcontext()
+    count = getattr(pool, "_get_num_threads", numba.get_num_threads)
+    return lock, count, getattr(pool, "_set_num_threads", numba.set_num_threads)
+
+
 def team(serial, parallel, signature, elements):
     """Return the compiled kernel for a problem of that size, which of the two or both.
 
@@ -79,19 +109,22 @@ def team(serial, parallel, signature, elements):
         return serial
     # Of the two only the one that the call needs now: each takes a second or two. Numba compiles the
     # other where torch's number of threads changes.
+    lock, count, set_count = _layer()  # before anything is compiled, which would start Numba's threads too
     _ready(serial if torch.get_num_threads() == 1 else parallel, signature)
     limit = numba.config.NUMBA_NUM_THREADS
-    numba.set_num_threads(min(torch.get_num_threads(), limit))  # starts the threads: now there is a layer
-    guarded = numba.threading_layer() == "workqueue"  # the one that ends the process on concurrent calls
 
     def call(*arguments):
         threads = min(torch.get_num_threads(), limit)
         if threads == 1 or _forked:
             return serial(*arguments)
-        numba.set_num_threads(threads)  # of the calling thread, so set in every call
-        if guarded:
-            with _alone:
+        with lock:
+            before = count()  # of the calling thread, and the program's own
+            if before == threads:
                 return parallel(*arguments)
-        return parallel(*arguments)
+            set_count(threads)
+            try:
+                return parallel(*arguments)
+            finally:
+                set_count(before)
 
     return call
