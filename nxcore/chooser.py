@@ -27,6 +27,12 @@ from nxcore.wisdom import key as filed
 DECISIONS = 4096
 """Choices remembered in a process, the least recently used ones forgotten."""
 
+LATER = {
+    "measure": ", which measures it at its first call and not for this explanation",
+    "online": ", which learns it from its calls",
+}
+"""What a policy does with a new problem, where an explanation doesn't."""
+
 Key = tuple[Any, ...]
 
 
@@ -55,9 +61,15 @@ class Chooser:
     @property
     def policy(self) -> str:
         """The policy in force around the call."""
-        order = PREFERENCE.get()
-        found = order.policy or self.settings.policy
+        order, found = PREFERENCE.get(), self.in_force
+        if order.as_is:
+            return found if found == "frozen" else "estimate"
         return "measure" if found == "online" and order.at_once else found
+
+    @property
+    def in_force(self) -> str:
+        """The policy by its name, whatever of it an explanation leaves out."""
+        return PREFERENCE.get().policy or self.settings.policy
 
     def choose(self, problem: Problem, args: tuple[Any, ...], backend: str | None = None) -> Choice:
         """Return who serves ``problem`` here and now.
@@ -167,7 +179,9 @@ class Chooser:
             return self.learner.start(problem, functools.partial(self._learnt, key, self.lock))
         if policy != "frozen" and (guessed := self.estimator.choose(problem, args)):
             return guessed
-        reason = f"nothing is known of it, and the policy is {policy!r}" + (f": {why}" if why else "")
+        reason = f"nothing is known of it, and the policy is {self.in_force!r}" + (f": {why}" if why else "")
+        if self.in_force in LATER and policy == "estimate":
+            reason += LATER[self.in_force]
         stayed = self.tuner.stay(problem, None, reason)
         return replace(stayed, decision=replace(stayed.decision, rule="prior"))
 

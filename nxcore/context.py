@@ -32,12 +32,15 @@ class Preference(NamedTuple):
         What ``nxcore.record`` and ``nxcore.profile`` put around calls.
     at_once : bool
         Measure what is new now, where it would be learnt from calls.
+    as_is : bool
+        Neither measure nor learn: tell who would serve by what is known.
     """
 
     backends: tuple[str, ...] = ()
     policy: str = ""
     observers: tuple[Observer, ...] = ()
     at_once: bool = False
+    as_is: bool = False
 
 
 PREFERENCE: ContextVar[Preference] = ContextVar("nxcore_preference", default=Preference())  # noqa: B039  a tuple

@@ -43,7 +43,7 @@ class Joiner:
         """Return a chosen call behind its guards, joined with its backward operator where one is needed."""
         served, inner, inner_args = self.served(operator, problem, args)
         call, gradient = guarded(choice, inner), operator.spec.gradient
-        if served is not operator and (choice.native or self._held_to_less(inner, choice)):
+        if served is not operator and (choice.native or self.unlearnt(inner, choice)):
             return operator.spec.reference  # whose own autograd keeps what it needs
         if not (problem.needs_grad and gradient and gradient.covers(*args)):
             return call
@@ -61,9 +61,16 @@ class Joiner:
         inner_args = args[: len(inner.spec.params)]
         return inner, Problem.of(inner.spec, inner_args), inner_args
 
-    def _held_to_less(self, inner: Problem, choice: Choice) -> bool:
-        """Tell whether torch's fastest way takes no turns, so that others would be held to less."""
-        return exploration(choice.call) is not None and bool(inner.spec.yardsticks)
+    def unlearnt(self, inner: Problem, choice: Choice) -> str:
+        """Return why calls don't take turns though the choice says so; empty where they do.
+
+        Torch's fastest way takes none where it answers otherwise, so that kernels would be held to less.
+        """
+        if exploration(choice.call) is None or not inner.spec.yardsticks:
+            return ""
+        ways = " and ".join(inner.spec.yardsticks)
+        why = f"torch's {ways} returns another result and takes no turns"
+        return f"with a gradient it isn't learnt from calls: {why}"
 
     def _differentiable(
         self, operator: Operator, problem: Problem, args: tuple[Any, ...], choice: Choice, call: Call

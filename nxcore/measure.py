@@ -22,7 +22,7 @@ import torch
 from nxcore.device import current, describe, synchronize
 from nxcore.errors import MeasurementError
 from nxcore.spec import Cost
-from nxcore.timing import REGIMES, Timing
+from nxcore.timing import REGIMES, Timing, duration
 
 Clock = Callable[[], int]
 Settled = Callable[[Mapping[str, Timing]], bool]
@@ -260,7 +260,7 @@ def _require_current_stream(lane: _Lane, device: torch.device, clock: Clock) -> 
         if wall <= 2 * seen + 30 * lane.repeats + 100:
             return
     raise MeasurementError(
-        f"a call took {wall:.0f} us by the wall and {seen:.0f} us on the current stream: "
+        f"a call took {duration(wall)} by the wall and {duration(seen)} on the current stream: "
         "its work runs on another stream"
     )
 

@@ -240,7 +240,7 @@ class Problem:
     def to_dict(self) -> dict[str, Any]:
         """Return the problem as plain data."""
         return {"op": self.op, "needs_grad": self.needs_grad, "device": str(self.device)} | {
-            p.name: _plain(a) for p, a in zip(self.spec.params, self.args, strict=True)
+            p.name: plain(a) for p, a in zip(self.spec.params, self.args, strict=True)
         }
 
     def __str__(self) -> str:
@@ -296,7 +296,8 @@ def _relabel(result: Any, device: torch.device) -> Any:
     return result
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return a described argument as plain data, as a page keeps it."""
     if isinstance(value, TensorMeta):
         return {
             "shape": list(value.shape),
@@ -304,7 +305,7 @@ def _plain(value: Any) -> Any:
             "dtype": str(value.dtype).removeprefix("torch."),
         }
     if isinstance(value, tuple):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     if isinstance(value, type):
         return value.__name__
     return value if isinstance(value, int | float | str | None) else str(value)  # such as a memory format

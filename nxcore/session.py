@@ -117,6 +117,15 @@ class Session:
         return Preferring(policy=_require_policy(name))
 
     @contextlib.contextmanager
+    def _preferring(self, **changes: Any) -> Iterator[None]:
+        """Put ``changes`` of the preference in force in this block."""
+        token = PREFERENCE.set(PREFERENCE.get()._replace(**changes))
+        try:
+            yield
+        finally:
+            PREFERENCE.reset(token)
+
+    @contextlib.contextmanager
     def record(self, path: str | os.PathLike[str]) -> Iterator[None]:
         """Write the problems that calls of this block meet to a file; see ``nxcore.record``."""
         trace = Trace(Path(path))
@@ -143,11 +152,8 @@ class Session:
         """Have ``observer`` watch the calls of this block; their keys are their own: each problem misses."""
         before = PREFERENCE.get()
         others = tuple(o for o in before.observers if type(o) is not type(observer))
-        token = PREFERENCE.set(before._replace(observers=(*others, observer)))
-        try:
+        with self._preferring(observers=(*others, observer)):
             yield
-        finally:
-            PREFERENCE.reset(token)
 
     @property
     def decided(self) -> int:
@@ -189,14 +195,11 @@ class Session:
         problem = self._problem(operator, bound)
         if reason:
             return Explanation(problem, Decision("torch", "reference", reason))
-        operator, problem, bound = self.joiner.served(operator, problem, bound)
-        policy = self.chooser.policy
-        if policy != "frozen" and not decide:
-            policy = "estimate"
-        elif policy == "online":
-            policy = "measure"  # whoever asks for a reason wants one now
-        with self.policy(policy):
-            choice = self._choose(operator, problem, bound)
+        served, problem, bound = self.joiner.served(operator, problem, bound)
+        with self._preferring(at_once=decide, as_is=not decide):  # whoever asks for a reason wants one now
+            choice = self._choose(served, problem, bound)
+        if served is not operator and (why := self.joiner.unlearnt(problem, choice)):
+            return Explanation(problem, Decision("torch", "prior", why))
         return self._explained(problem, choice)
 
     def _explained(self, problem: Problem, choice: Choice) -> Explanation:

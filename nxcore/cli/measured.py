@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
 from typing import Any
 
 from rich.markup import escape
 
 from nxcore.cli.render import _console, _ratio, _table, show
+from nxcore.problem import plain
+from nxcore.spec import REQUIRED
 from nxcore.timing import duration
+
+FLAGS = {"needs_grad": "with a gradient", "aliased": "out is an input", "deterministic": "deterministic"}
+"""What a problem is filed by beside its arguments, where it is so."""
 
 
 def tune(found: dict[str, Any]) -> None:
@@ -21,7 +28,7 @@ def tune(found: dict[str, Any]) -> None:
         served = row["status"] != "left out"
         table.add_row(
             escape(f"{row['op']} {row['name']}"),
-            escape(_shapes(row["problem"])),
+            escape(described(row["problem"])),
             escape(row["chosen"]),
             _ratio(row["ratio"]) if served and row["ratio"] else escape(row["reason"]),
             escape(row["was"]),
@@ -75,7 +82,7 @@ def wisdom(rows: list[dict[str, Any]]) -> None:
             days = f"{(time.time() - row['date']) / 86_400:.0f}"
             cells = (
                 row["problem"]["op"],
-                _shapes(row["problem"]),
+                described(row["problem"]),
                 row["chosen"],
                 row["reason"],
                 row["policy"],
@@ -87,9 +94,36 @@ def wisdom(rows: list[dict[str, Any]]) -> None:
         console.print("nothing was measured yet")
 
 
-def _shapes(problem: dict[str, Any]) -> str:
-    """Return the tensors of a problem as text: element type and shape of each, and how often."""
-    values = [v for value in problem.values() for v in (value if isinstance(value, list) else [value])]
-    found = [f"{m['dtype']}{m['shape']}" for m in values if isinstance(m, dict) and "shape" in m]
-    counts = {text: found.count(text) for text in found}
-    return ", ".join(f"{n} x {text}" if n > 1 else text for text, n in counts.items())
+def described(problem: dict[str, Any]) -> str:
+    """Return a problem as text, without its operator: two that differ never look the same.
+
+    That is the element type and shape of each tensor, strides where they aren't row-major, parameters that
+    are not at their defaults, and what else a page is filed by.
+    """
+    from nxcore import session
+
+    spec = session.default().registry.ops.get(problem["op"])
+    defaults = {p.name: p.default for p in spec.params} if spec else {}
+    found = []
+    for name, value in problem.items():
+        values = value if isinstance(value, list) else [value]
+        if any(isinstance(v, dict) for v in values):
+            runs = ((text, len(list(run))) for text, run in itertools.groupby(map(_tensor, values)))
+            text = ", ".join(f"{n} x {text}" if n > 1 else text for text, n in runs)
+            optional = spec is not None and defaults.get(name, REQUIRED) is not REQUIRED
+            found.append(f"{name}={text}" if optional else text)
+        elif name in FLAGS:
+            found += [FLAGS[name]] if value else []
+        elif name not in ("op", "device", "devices"):
+            usual = defaults.get(name, REQUIRED)
+            found += [] if value in (plain(usual), type(usual).__name__) else [f"{name}={value}"]
+    return ", ".join(found)
+
+
+def _tensor(meta: dict[str, Any]) -> str:
+    """Return element type and shape, and the strides where they aren't row-major."""
+    shape, strides = meta["shape"], meta["strides"]
+    sizes = [(n, s) for n, s in zip(shape, strides, strict=True) if n != 1]
+    expected = [math.prod(n for n, _ in sizes[i + 1 :]) for i in range(len(sizes))]
+    plain = not math.prod(shape) or [s for _, s in sizes] == expected
+    return f"{meta['dtype']}{shape}" + ("" if plain else f" strides {strides}")

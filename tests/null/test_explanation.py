@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from nxcore import elsewhere, identity
 from nxcore import session as sessions
 from nxcore.cli import app
+from nxcore.cli.measured import described
 from nxcore.errors import InvalidInputError
 from nxcore.explanation import BY_RULE, Explanation, ago
 from nxcore.kernel import no, simulated
@@ -148,6 +149,38 @@ def test_it_tells_who_runs_as_things_are_without_measuring(machine):
     assert machine.explain("add", X, X).origin is not None, "and it decides where it is asked to"
 
 
+@pytest.mark.parametrize(
+    ("policy", "text"),
+    [
+        (
+            "measure",
+            "the policy is 'measure', which measures it at its first call and not for this explanation",
+        ),
+        ("online", "the policy is 'online', which learns it from its calls"),
+        ("estimate", "nothing is known of it, and the policy is 'estimate'"),
+        ("frozen", "nothing is known of it, and the policy is 'frozen'"),
+    ],
+)
+def test_without_a_decision_the_policy_in_force_is_named(machine, policy, text):
+    with machine.policy(policy):
+        found = machine.explain("add", X, X, decide=False)
+    assert found.decision.reason.endswith(text)
+
+
+def test_a_pool_with_a_gradient_is_not_said_to_be_learnt():
+    """Its calls take no turns: torch's pool with indices, the fastest, can't take one."""
+    session = fakes.session(fakes.backend("fake", fakes.kernel("max_pool2d_with_offsets")))
+    x = torch.randn(1, 2, 8, 8, requires_grad=True)
+    with session.policy("online"):
+        for _ in range(MET + 1):
+            session.op("max_pool2d")(x, 3)
+        found = session.explain("max_pool2d", x, 3, decide=False)
+    assert (found.decision.chosen, found.decision.rule) == ("torch", "prior")
+    assert "with a gradient it isn't learnt from calls: torch's with_indices returns" in str(found)
+    assert "rounds" not in str(found)
+    assert found.change == "a measurement: nxcore tune max_pool2d_with_offsets, or policy 'measure'"
+
+
 def test_who_takes_turns_is_told_with_progress():
     session = fakes.session(fakes.backend("fake", fakes.kernel("add")))
     with session.policy("online"):
@@ -203,6 +236,30 @@ def test_a_device_of_which_nothing_is_known_is_refused(store):
 
 
 # ---- the command line
+
+
+@pytest.mark.parametrize("op", sorted(SPECS))
+def test_two_problems_that_differ_never_look_the_same(op):
+    spec, texts = SPECS[op], {}
+    for sample in spec.samples:
+        if "huge" not in sample.tags:
+            problem = Problem.of(spec, sample.build(spec, torch.device("meta"), torch.float32))
+            for how in ({}, {"needs_grad": True}, {"aliased": True}):
+                filed = key(fakes.replace(problem, **how))
+                texts.setdefault(described(filed), set()).add(digest(filed))
+    assert texts
+    assert {text: len(names) for text, names in texts.items() if len(names) > 1} == {}
+
+
+def test_a_problem_tells_what_is_not_as_usual():
+    def text(dilation, layout=torch.contiguous_format):
+        x = torch.zeros(2, 4, 9, 9).contiguous(memory_format=layout)
+        args = (x, torch.zeros(4, 1, 3, 3), 1, 2, dilation)
+        return described(key(Problem.of(SPECS["depthwise_conv2d"], args)))
+
+    assert text(1) == "float32[2, 4, 9, 9], float32[4, 1, 3, 3], padding=2"
+    assert text(2) == "float32[2, 4, 9, 9], float32[4, 1, 3, 3], padding=2, dilation=2"
+    assert text(2, torch.channels_last).startswith("float32[2, 4, 9, 9] strides [324, 1, 36, 4], ")
 
 
 @pytest.fixture
