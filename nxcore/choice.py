@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from nxcore.errors import VerificationError
-from nxcore.kernel import Backend, Kernel
+from nxcore.kernel import Backend, Code, Kernel, Refusal
 from nxcore.problem import Problem, TensorMeta
 from nxcore.reference import TorchKernel
 from nxcore.select import Candidate, Decision, decide, winners
@@ -19,9 +19,8 @@ from nxcore.verify import leaves
 AGAIN = "torch again"
 """The second entry of torch's fastest way in every race: the A/A row."""
 
-ON_REQUEST = "only on request"
-PASSING = ("raised", "out of memory", "not measured")
-"""How the refusals begin that another process need not meet."""
+PASSING = (Code.RAISED, Code.MEMORY, Code.UNMEASURED)
+"""The codes of refusals that another process need not meet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,16 +129,17 @@ def servable(decision: Decision, entries: Sequence[Entry], regime: Regime = "eag
     return replace(decision, chosen=best.label, reason=reason)
 
 
-def passing(refusal: str) -> bool:
+def passing(refusal: Refusal | None) -> bool:
     """Tell whether a refusal is a matter of this process and this moment."""
-    return refusal.startswith(PASSING)
+    return refusal is not None and refusal.code in PASSING
 
 
 def left_out(backend: Backend, kernel: Kernel, why: str = "") -> Entry:
     """Enter a kernel that nobody asked: ``why``, or since its backend takes part on request alone."""
-    why = why or f"{ON_REQUEST}: {backend.on_request}; ask for it by backend={backend.name!r}"
+    on_request = f"only on request: {backend.on_request}; ask for it by backend={backend.name!r}"
+    refusal = Refusal(Code.POLICY, why) if why else Refusal(Code.ON_REQUEST, on_request)
     label = backend.label(kernel)
-    candidate = Candidate(label, backend.name, refusal=why, graph_safe=kernel.graph_safe)
+    candidate = Candidate(label, backend.name, refusal=refusal, graph_safe=kernel.graph_safe)
     return Entry(backend, kernel, candidate)
 
 

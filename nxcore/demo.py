@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import nxcore
 from nxcore.device import describe
 from nxcore.errors import NxcoreError
+from nxcore.kernel import Code
 from nxcore.measure import Ceilings, Effort, ceilings
 from nxcore.select import Candidate
 from nxcore.session import Session
@@ -267,10 +268,10 @@ def _row(
     session: Session, spec: OpSpec, args: tuple[Any, ...], truth: Truth, found: Candidate, floor: float
 ) -> Row:
     if found.refusal:
-        wrong = found.refusal.startswith("wrong")
-        if found.refusal.startswith(ASKED):  # why so is told once for all problems
+        wrong = found.refusal.code is Code.WRONG
+        if found.refusal.code is Code.ON_REQUEST:  # why so is told once for all problems
             return Row(found.label, "not run", ASKED)
-        return Row(found.label, "wrong" if wrong else "not run", found.refusal, found.error)
+        return Row(found.label, "wrong" if wrong else "not run", found.refusal.reason, found.error)
     if found.simulated:
         return Row(found.label, "verified", "in its interpreter, so not timed", found.error)
     call = _call(session, spec, args, found)

@@ -13,7 +13,7 @@ import torch
 from nxcore import prior
 from nxcore.choice import Choice, yardstick
 from nxcore.errors import InvalidInputError
-from nxcore.kernel import Backend, Kernel
+from nxcore.kernel import Backend, Kernel, Refusal
 from nxcore.predict import Point
 from nxcore.prior import Guess
 from nxcore.problem import Problem
@@ -54,12 +54,12 @@ class Estimator:
             entry = self.tuner.enter(*able[found.label], problem, args)
             if entry.call is not None:
                 candidates = tuple(
-                    Candidate(label, b.name, refusal=refused.get(label, ""))
-                    for label, (b, _) in owned.items()
+                    Candidate(label, b.name, refusal=refused.get(label)) for label, (b, _) in owned.items()
                 )
                 decision = Decision(found.label, found.rule, found.reason, candidates)
                 return Choice(decision, entry.call, entry.kernel, entry.backend)
-            refused[found.label] = entry.candidate.refusal
+            if entry.candidate.refusal:
+                refused[found.label] = entry.candidate.refusal
             del able[found.label]
         return None
 
@@ -68,10 +68,10 @@ class Estimator:
         able = {} if problem.view else self._able(problem)[1]
         return len(able) > 1 and self.guess(problem, able) is not None
 
-    def _able(self, problem: Problem) -> tuple[Owned, Owned, dict[str, str]]:
+    def _able(self, problem: Problem) -> tuple[Owned, Owned, dict[str, Refusal]]:
         """Return all who take part, those of them who could serve, and why the others can't."""
         able: Owned = {}
-        refused: dict[str, str] = {}
+        refused: dict[str, Refusal] = {}
         owned = {b.label(k): (b, k) for b, k in self.tuner.taking_part(problem.op)}
         for label, (backend, kernel) in owned.items():
             if why := self.tuner.refusal(backend, kernel, problem):

@@ -109,7 +109,7 @@ class Explanation:
 
     def _change(self, c: Candidate) -> str:
         if c.refusal:
-            return self.fixes.get(c.label, c.refusal)
+            return self.fixes.get(c.label, c.refusal.reason)
         if c.simulated:
             return f"it is run by a simulator here; backend={c.backend!r} asks for it"
         return needed(c, self.decision)
@@ -137,7 +137,7 @@ class Explanation:
             change = changes.get(c.label, "")
             if c.refusal:
                 what = f"not eligible: {c.refusal}"
-                change = "" if change == c.refusal else change
+                change = "" if change == c.refusal.reason else change
             elif c.simulated:
                 what, change = "verified by simulation, never timed", ""
             elif c.timing:

@@ -22,7 +22,7 @@ import torch
 from nxcore import identity
 from nxcore.device import current, synchronize
 from nxcore.errors import DeviceLostError
-from nxcore.kernel import Backend, Kernel
+from nxcore.kernel import Backend, Code, Kernel, Refusal
 from nxcore.layout import layout_class
 from nxcore.problem import Problem
 from nxcore.quarantine import Entry, Quarantine, Suspect
@@ -43,15 +43,15 @@ class Held:
 
     Attributes
     ----------
-    refusal : str
-        The rule that it broke; empty if it agreed.
+    refusal : Refusal, optional
+        The rule that it broke; None if it agreed.
     error : float, optional
         The worst relative error in the 2-norm; None if it raised or took no sample.
     layouts : tuple of str
         The layout classes of the samples that it took.
     """
 
-    refusal: str
+    refusal: Refusal | None
     error: float | None = None
     layouts: tuple[str, ...] = ()
 
@@ -97,10 +97,10 @@ class Gate:
             self._suspects[key] = Suspect(kernel.op, backend.label(kernel), short(dtype), facts, made_of)
         return self._suspects[key]
 
-    def refusal(self, backend: Backend, kernel: Kernel, problem: Problem) -> str:
-        """Return why the quarantine keeps a kernel from ``problem``; empty if it doesn't."""
+    def refusal(self, backend: Backend, kernel: Kernel, problem: Problem) -> Refusal | None:
+        """Return why the quarantine keeps a kernel from ``problem``; None if it doesn't."""
         if not self.quarantine.knows(kernel.op, backend.label(kernel)):
-            return ""  # without looking at its sources
+            return None  # without looking at its sources
         return self.quarantine.refusal(self.suspect(backend, kernel, problem.device, problem.dtype))
 
     def quarantined(self) -> list[Entry]:
@@ -171,7 +171,7 @@ class Gate:
         if found is None:
             found = self._run(suspect, kernel, device, dtype, what)
             if found.refusal and found.error is not None and backend.name != "torch":
-                self.quarantine.add(suspect, "wrong", found.refusal)
+                self.quarantine.add(suspect, "wrong", found.refusal.reason)
             # Without a source there is no telling when it changed: such a verdict is this process's alone.
             elif not found.refusal and all(suspect.made_of["sources"].values()):
                 verdict = {"error": found.error, "layouts": list(found.layouts)}
@@ -204,23 +204,29 @@ class Gate:
                         and _answers_from_memory(call, args, other)
                     ):
                         why = "new numbers at the same addresses got the old answer"
-                        return Held(f"wrong on sample {sample.name!r}: {why}", found.error)
+                        return _wrong(sample, why, found.error)
                 except Exception as failure:
                     if lost(device):
                         raise
-                    return Held(f"raised on sample {sample.name!r}: {brief(failure)}")
+                    why = f"raised on sample {sample.name!r}: {brief(failure)}"
+                    return Held(Refusal(Code.RAISED, why))
             if not found.ok:
-                return Held(f"wrong on sample {sample.name!r}: {found.reason}", found.error)
+                return _wrong(sample, found.reason, found.error)
             errors.append(found.error)
             layouts.append(layout_class(problem.tensors))
             if what != "smoke" and len(errors) == ALIKE:
                 break
         if not errors:
             wanted = "none of the smoke samples" if what == "smoke" else f"no sample that is laid out {what}"
-            return Held(f"can't be verified: it takes {wanted} in {suspect.dtype}")
+            why = f"can't be verified: it takes {wanted} in {suspect.dtype}"
+            return Held(Refusal(Code.UNVERIFIED, why))
         if dtype is torch.float32 and (why := _overclaims(kernel, errors)):
-            return Held(why, max(errors))
-        return Held("", max(errors), tuple(dict.fromkeys(layouts)))
+            return Held(Refusal(Code.WRONG, why), max(errors))
+        return Held(None, max(errors), tuple(dict.fromkeys(layouts)))
+
+
+def _wrong(sample: Sample, why: str, error: float) -> Held:
+    return Held(Refusal(Code.WRONG, f"wrong on sample {sample.name!r}: {why}"), error)
 
 
 def _answers_from_memory(call: Callable[..., Any], args: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
@@ -292,7 +298,7 @@ def _verdict(document: dict[str, Any] | None, make: dict[str, Any]) -> Held | No
     error, layouts = document.get("error"), document.get("layouts")
     if not isinstance(error, int | float) or not isinstance(layouts, list):
         return None
-    return Held("", float(error), tuple(map(str, layouts)))
+    return Held(None, float(error), tuple(map(str, layouts)))
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,4 +1,4 @@
-"""Kernel, Backend, Verdict, Check: what a plugin hands over, and the answers it gives."""
+"""Kernel, Backend, Verdict, Refusal, Check: what a plugin hands over, and the answers it gives."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 import importlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from typing import Any, Literal
 
 import torch
@@ -15,6 +16,76 @@ from nxcore.problem import Problem
 from nxcore.process import preserved
 
 Precision = Literal["ieee32", "tf32", "half"]
+
+
+class Code(StrEnum):
+    """Why a kernel is left out, for programs: texts may change, these don't."""
+
+    MACHINE = "machine"
+    """The machine lacks the device or the toolkit."""
+    DEVICE = "device"
+    """The tensors lie elsewhere."""
+    DTYPE = "dtype"
+    LAYOUT = "layout"
+    """The strides, or memory that elements share."""
+    SIZE = "size"
+    """The shape, or how much there is of something."""
+    ARGUMENT = "argument"
+    """An argument that is no tensor, or an ``out``."""
+    CLAIM = "claim"
+    """The kernel doesn't claim what the call needs: determinism, say."""
+    IDLE = "idle"
+    """There is nothing to compute."""
+    WRONG = "wrong"
+    """It disagrees with the reference; in quarantine, if it was a call or its verification that showed it."""
+    CRASHED = "crashed"
+    """In quarantine: the process or the device's context ended inside it."""
+    QUARANTINED = "quarantined"
+    """In quarantine: it raised on several problems."""
+    RAISED = "raised"
+    """It raised, here and now."""
+    MEMORY = "memory"
+    """There was too little memory, here and now."""
+    UNMEASURED = "unmeasured"
+    """It wasn't timed, here and now."""
+    UNVERIFIED = "unverified"
+    """It takes no sample that it could be held to."""
+    ON_REQUEST = "on_request"
+    """Its backend takes part only where it is asked for."""
+    SIMULATED = "simulated"
+    """An interpreter or simulator runs it."""
+    POLICY = "policy"
+    """The caller's preference or the policy leaves it out."""
+    BROKEN = "broken"
+    """The plugin broke its contract: its ``accepts`` raised, say."""
+    OTHER = "other"
+    """The plugin named none, or a later version did."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Code:  # noqa: ARG003  a record of a later version may hold any
+        return cls.OTHER
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a kernel is left out of a call.
+
+    Attributes
+    ----------
+    code : Code
+        For programs.
+    reason : str
+        For readers: what was expected and what came.
+    hint : str
+        What to type to change it, if anything would.
+    """
+
+    code: Code
+    reason: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        return self.reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +102,24 @@ class Verdict:
         What to type to change the answer, if anything would.
     simulated : bool
         Yes, but by an interpreter or simulator: right, and never worth timing.
+    code : Code
+        Why not, for programs.
     """
 
     ok: bool
     reason: str = ""
     hint: str = ""
     simulated: bool = False
+    code: Code = Code.OTHER
 
     def __bool__(self) -> bool:
         return self.ok
+
+    @property
+    def refusal(self) -> Refusal | None:
+        """The no as data, None if it is a yes."""
+        reason = self.reason or "declined without a reason"
+        return None if self.ok else Refusal(self.code, reason, self.hint)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the answer as plain data."""
@@ -49,9 +129,9 @@ class Verdict:
 YES = Verdict(True)
 
 
-def no(reason: str, *, hint: str = "") -> Verdict:
-    """Return a refusal; the reason names what was expected and what came."""
-    return Verdict(False, reason, hint)
+def no(reason: str, *, hint: str = "", code: Code = Code.OTHER) -> Verdict:
+    """Return a no; the reason names what was expected and what came."""
+    return Verdict(False, reason, hint, code=code)
 
 
 def simulated(reason: str) -> Verdict:
@@ -109,7 +189,7 @@ class Kernel:
 
     def takes(self, problem: Problem) -> Verdict:
         """Return what ``accepts`` answers, which is asked only where there is something to compute."""
-        return no(problem.idle) if problem.idle else self.accepts(problem)
+        return no(problem.idle, code=Code.IDLE) if problem.idle else self.accepts(problem)
 
     @functools.cached_property
     def plan(self) -> Callable[[Problem], Callable[..., Any]]:

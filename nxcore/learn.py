@@ -26,6 +26,7 @@ from nxcore.device import heed_no_capture
 from nxcore.dispatch import KernelWarning
 from nxcore.gate import brief, pausing
 from nxcore.guards import guarded
+from nxcore.kernel import Code, Refusal
 from nxcore.measure import Clock
 from nxcore.online import Exploration
 from nxcore.pace import Hand, Pace
@@ -41,6 +42,9 @@ KNOWN_S, UNKNOWN_S, LOOK_S = 1.0, 2.0, 0.01
 
 WAITING = 4096
 """Problems that may wait for their kernels; the one that waits longest is left to torch."""
+
+
+NO_TURNS = Refusal(Code.POLICY, "takes no turns: it answers otherwise than the operator")
 
 
 class Learner:
@@ -184,8 +188,7 @@ class Learner:
             for backend, kernel in self.tuner.taking_part(problem.op):
                 candidate = Candidate(backend.label(kernel), backend.name)
                 if yardstick(kernel):
-                    refusal = "takes no turns: it answers otherwise than the operator"
-                    yield Entry(backend, kernel, replace(candidate, refusal=refusal))
+                    yield Entry(backend, kernel, replace(candidate, refusal=NO_TURNS))
                 elif self.tuner.registry.probe(backend, kernel).simulated:
                     yield Entry(backend, kernel, replace(candidate, simulated=True))
                 else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pluggy
 
 from nxcore.defaults import REQUIRED, Drawn
-from nxcore.kernel import YES, Backend, Check, Kernel, Verdict, accept_all, no, simulated
+from nxcore.kernel import YES, Backend, Check, Code, Kernel, Refusal, Verdict, accept_all, no, simulated
 from nxcore.layout import Rows, alike, broadcast_strides, collapse, overlaps
 from nxcore.problem import Problem, TensorMeta
 from nxcore.process import preserved
@@ -35,6 +35,7 @@ __all__ = [
     "YES",
     "Backend",
     "Check",
+    "Code",
     "Cost",
     "Drawn",
     "ErrorCase",
@@ -44,6 +45,7 @@ __all__ = [
     "Param",
     "Problem",
     "Reduction",
+    "Refusal",
     "Rows",
     "Sample",
     "TensorMeta",

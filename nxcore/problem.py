@@ -198,7 +198,16 @@ class Problem:
 
     @functools.cached_property
     def idle(self) -> str:
-        """Why there is nothing to compute; empty if there is something."""
+        """Why there is nothing to compute; empty if there is something. Asked before any kernel.
+
+        A tensor has no elements, an ``output_mask`` asks for no gradient, or the operator's own reason.
+        """
+        for param, value in zip(self.spec.params, self.args, strict=True):
+            for meta in _leaves(value):
+                if not meta.numel():
+                    return f"nothing to compute: {param.name} has shape {meta.shape}"
+        if any(p.name == "output_mask" for p in self.spec.params) and not any(_leaves(self.outputs)):
+            return "nothing to compute: output_mask asks for no gradient"
         return self.spec.idle(self)
 
     @property

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from nxcore.kernel import Code, Refusal
 from nxcore.store import Store
 
 Kind = Literal["wrong", "crashed", "raised"]
@@ -98,6 +99,12 @@ class Entry:
         """Return the entry as plain data."""
         return asdict(self)
 
+    @property
+    def refusal(self) -> Refusal:
+        """Why the kernel may not serve."""
+        codes = {"wrong": Code.WRONG, "crashed": Code.CRASHED, "raised": Code.QUARANTINED}
+        return Refusal(codes[self.kind], str(self))
+
     def __str__(self) -> str:
         until = time.strftime("%Y-%m-%d", time.gmtime(self.until))
         return f"quarantined until {until} ({self.kind}): {self.reason}; nxcore quarantine clear lifts it"
@@ -133,12 +140,12 @@ class Quarantine:
         """Tell whether any entry is of this kernel."""
         return any(place[:2] == (op, kernel) for place in self._entries)
 
-    def refusal(self, suspect: Suspect) -> str:
-        """Return why this kernel may not serve; empty if it may."""
+    def refusal(self, suspect: Suspect) -> Refusal | None:
+        """Return why this kernel may not serve; None if it may."""
         entry = self._entries.get(_place(suspect.key))
         if entry is None or entry.until <= time.time() or entry.facts != _facts(suspect):
-            return ""
-        return str(entry)
+            return None
+        return entry.refusal
 
     def add(self, suspect: Suspect, kind: Kind, reason: str) -> Entry:
         """Keep a kernel from the calls of one dtype."""

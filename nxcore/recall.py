@@ -8,14 +8,20 @@ from typing import Any
 
 import torch
 
-from nxcore.choice import ON_REQUEST, Choice, Entry, decided, left_out, passing
+from nxcore.choice import Choice, Entry, decided, left_out, passing
 from nxcore.errors import UnsupportedProblemError
-from nxcore.kernel import Backend, Kernel
+from nxcore.kernel import Backend, Code, Kernel, Refusal
 from nxcore.problem import Problem
 from nxcore.select import NOISY, Candidate, Decision
 from nxcore.timing import Timing
 from nxcore.tune import Tuner
 from nxcore.wisdom import RACES, Page, Wisdom, digest
+
+ANEW = Refusal(Code.UNMEASURED, "not measured as it is now")
+
+
+def _on_request(candidate: Candidate) -> bool:
+    return candidate.refusal is not None and candidate.refusal.code is Code.ON_REQUEST
 
 
 class Recall:
@@ -48,7 +54,7 @@ class Recall:
             if entry.call is not None:
                 decision = Decision(label, "locked", "the lock says so", (entry.candidate,))
                 return Choice(decision, entry.call, entry.kernel, entry.backend)
-            why = entry.candidate.refusal
+            why = str(entry.candidate.refusal)
         if strict:
             raise UnsupportedProblemError(problem.op, label, [f"the lock names it, and {why}"])
         return self.tuner.stay(problem, None, f"the lock names {label}, and {why}")
@@ -139,7 +145,7 @@ class Recall:
             return None
         if page.open and policy in ("measure", "online"):
             return None
-        known = {c.label: c for c in page.decision.candidates if not c.refusal.startswith(ON_REQUEST)}
+        known = {c.label: c for c in page.decision.candidates if not _on_request(c)}
         candidates: list[Candidate] = []
         changed = False
         new: list[tuple[Backend, Kernel]] = []
@@ -148,7 +154,7 @@ class Recall:
             before = known.pop(label, None)
             same = before is not None and page.makes.get(label) == self.make(backend, kernel, problem)
             told = before is not None and same and self._told(before, backend, kernel)
-            refusal = "" if told and not doubting else self.tuner.refusal(backend, kernel, problem)
+            refusal = None if told and not doubting else self.tuner.refusal(backend, kernel, problem)
             if refusal:
                 changed |= before is not None and before.timing is not None
                 candidates.append(
@@ -166,10 +172,7 @@ class Recall:
             return self._joined(problem, args, page, candidates, new)
         if new and ((policy == "online" and racing) or not (candidates and candidates[0].native)):
             return None
-        candidates += [
-            Candidate(b.label(k), b.name, refusal="not measured as it is now", graph_safe=k.graph_safe)
-            for b, k in new
-        ]
+        candidates += [Candidate(b.label(k), b.name, refusal=ANEW, graph_safe=k.graph_safe) for b, k in new]
         if new or changed:
             decision = self._decided(problem, candidates, page)
             return self._carried(problem, args, self._with_left_out(problem.op, decision))

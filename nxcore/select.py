@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from nxcore.kernel import Code, Refusal
 from nxcore.timing import Regime, Timing, duration
 
 SIGNIFICANCE = 0.01
@@ -58,8 +59,8 @@ class Candidate:
         The kernel's name in tables.
     backend : str
         The backend it belongs to.
-    refusal : str
-        Why it can't serve the call; empty if it can.
+    refusal : Refusal, optional
+        Why it can't serve the call; None if it can.
     simulated : bool
         Right, but run by an interpreter or simulator: never timed, never chosen.
     graph_safe : bool
@@ -76,7 +77,7 @@ class Candidate:
 
     label: str
     backend: str
-    refusal: str = ""
+    refusal: Refusal | None = None
     simulated: bool = False
     graph_safe: bool = False
     error: float | None = None
@@ -94,7 +95,8 @@ class Candidate:
         return {
             "label": self.label,
             "backend": self.backend,
-            "refusal": self.refusal,
+            "refusal": str(self.refusal or ""),
+            "code": str(self.refusal.code) if self.refusal else "",
             "simulated": self.simulated,
             "graph_safe": self.graph_safe,
             "error": self.error,
@@ -272,14 +274,14 @@ def _settled(candidates: Sequence[Candidate], again: Timing | None, regime: Regi
     )
 
 
+UNSAFE = Refusal(Code.CLAIM, "doesn't claim to be graph_safe")
+
+
 def _admitted(candidates: Sequence[Candidate], regime: Regime) -> list[Candidate]:
     """Return ``candidates``, those refused that a CUDA graph may not capture where one is."""
     if regime == "eager":
         return list(candidates)
-    return [
-        c if c.refusal or c.graph_safe else replace(c, refusal="doesn't claim to be graph_safe")
-        for c in candidates
-    ]
+    return [c if c.refusal or c.graph_safe else replace(c, refusal=UNSAFE) for c in candidates]
 
 
 def decide(
@@ -373,4 +375,4 @@ def _gain(candidate: Candidate) -> float:
 
 def refusals(candidates: Sequence[Candidate]) -> Mapping[str, str]:
     """Return label -> reason of those that can't serve."""
-    return {c.label: c.refusal for c in candidates if c.refusal}
+    return {c.label: c.refusal.reason for c in candidates if c.refusal}

@@ -297,25 +297,6 @@ class Way:
     result: int | None
 
 
-def nothing_to_compute(problem: Any) -> str:
-    """Return why a ``Problem`` has nothing to compute; empty if it has.
-
-    One of its tensors has no elements, or its ``output_mask`` asks for no gradient.
-    """
-    for param, value in zip(problem.spec.params, problem.args, strict=True):
-        for meta in value if param.kind == "tensors" and isinstance(value, tuple) else (value,):
-            if hasattr(meta, "strides") and not meta.numel():
-                return f"nothing to compute: {param.name} has shape {meta.shape}"
-    if any(p.name == "output_mask" for p in problem.spec.params) and not _given(problem.outputs):
-        return "nothing to compute: output_mask asks for no gradient"
-    return ""
-
-
-def _given(outputs: Any) -> bool:
-    """Tell whether any output is asked for."""
-    return any(map(_given, outputs)) if isinstance(outputs, tuple) else outputs is not None
-
-
 @dataclass(frozen=True)
 class OpSpec:
     """One operator as data.
@@ -359,8 +340,7 @@ class OpSpec:
         described arguments tell; None asks torch's meta device, whose first elementwise operation costs a
         second of a process's start: it imports torch's compiler.
     idle : callable
-        ``idle(problem) -> str``: why a call has nothing to compute; empty if it has. Asked once, before any
-        kernel's ``accepts``. By default: tensors without elements, and a mask that asks for nothing.
+        ``idle(problem) -> str``: why there is nothing to compute, beside what ``Problem.idle`` tells itself.
     sketches : callable
         ``sketches(*arguments) -> Mapping``: name -> sketch of each tensor whose values are not free, such as
         indices, from the described arguments. All others may hold any numbers.
@@ -388,7 +368,7 @@ class OpSpec:
     gradient: Gradient | None = None
     view: Callable[..., bool] = lambda *args: False  # noqa: ARG005
     outputs: Callable[..., Any] = lambda *args: None  # noqa: ARG005
-    idle: Callable[[Any], str] = nothing_to_compute
+    idle: Callable[[Any], str] = lambda problem: ""  # noqa: ARG005
     sketches: Callable[..., Mapping[str, Any]] = lambda *args: MappingProxyType({})  # noqa: ARG005
     ways: Callable[..., tuple[Way, ...]] = lambda *args: ()  # noqa: ARG005
     autocast: Mapping[str, Cast] = field(default_factory=lambda: MappingProxyType({}))

@@ -49,6 +49,8 @@ class Row:
         How many times faster than the chosen one, block by block: median, low, high.
     reason : str
         Why it wasn't timed: what it raised, or how it is wrong.
+    wrong : bool
+        Whether it disagrees with the reference.
     """
 
     tile: str
@@ -56,6 +58,7 @@ class Row:
     share: float | None = None
     ratio: tuple[float, float, float] | None = None
     reason: str = ""
+    wrong: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row as plain data."""
@@ -124,7 +127,7 @@ def swept(
         if agreed.ok:
             found[name] = call
         else:
-            rows.append(Row(name, reason=f"wrong: {agreed.reason}"))
+            rows.append(Row(name, reason=f"wrong: {agreed.reason}", wrong=True))
     if CHOSEN not in found:
         return rows
     sets = rotation(args, describe(problem.device).l2)

@@ -27,11 +27,13 @@ from nxcore.choice import (
 from nxcore.device import current
 from nxcore.errors import BackendUnavailableError, DeviceLostError, MeasurementError, UnsupportedProblemError
 from nxcore.gate import Gate, brief, lost, short
-from nxcore.kernel import Backend, Kernel
+from nxcore.kernel import Backend, Code, Kernel, Refusal
 from nxcore.problem import Problem
 from nxcore.registry import Registry
 from nxcore.select import Candidate, Decision, settled
 from nxcore.timing import Timing
+
+OUT_OF_MEMORY = Refusal(Code.MEMORY, "out of memory at its first run")
 
 
 class Tuner:
@@ -123,7 +125,8 @@ class Tuner:
         """Return who is next where the chosen kernel failed for ``reason``: a runner-up, or torch."""
         failed = choice.decision
         known = tuple(
-            replace(c, refusal=reason) if c.label == failed.chosen else c for c in failed.candidates
+            replace(c, refusal=Refusal(Code.RAISED, reason)) if c.label == failed.chosen else c
+            for c in failed.candidates
         )
         if not choice.runners_up:
             stayed = self.stay(problem, None, reason)
@@ -185,29 +188,31 @@ class Tuner:
             problem.op, name, [f"{e.candidate.label}: {e.candidate.refusal}" for e in entries]
         )
 
-    def refusal(self, backend: Backend, kernel: Kernel, problem: Problem) -> str:
+    def refusal(self, backend: Backend, kernel: Kernel, problem: Problem) -> Refusal | None:
         """Return why a kernel can't take ``problem``: the machine's no, then the call's."""
         machine = self.registry.probe(backend, kernel)
         if not machine:
-            return machine.reason
+            return Refusal(Code.MACHINE, machine.reason, machine.hint)
         native = backend.name == "torch"
         if not native and problem.dtype not in kernel.dtypes:
-            return f"needs {' or '.join(short(d) for d in kernel.dtypes)}, got {short(problem.dtype)}"
+            needed = " or ".join(short(d) for d in kernel.dtypes)
+            return Refusal(Code.DTYPE, f"needs {needed}, got {short(problem.dtype)}")
         if problem.dtype is torch.float32 and kernel.precision != "ieee32":
-            return f"its precision class is {kernel.precision}, and a float32 call needs ieee32"
+            why = f"its precision class is {kernel.precision}, and a float32 call needs ieee32"
+            return Refusal(Code.CLAIM, why)
         if not native and problem.writes and problem["out"].dtype != problem.outputs.dtype:
-            return f"needs an out of the result's dtype, {short(problem.outputs.dtype)}"
+            return Refusal(Code.DTYPE, f"needs an out of the result's dtype, {short(problem.outputs.dtype)}")
         if problem.aliased and not kernel.in_place_safe:
-            return "doesn't claim to be in_place_safe, and out is an input"
+            return Refusal(Code.CLAIM, "doesn't claim to be in_place_safe, and out is an input")
         if torch.are_deterministic_algorithms_enabled() and not (native or kernel.deterministic):
-            return "doesn't claim to be deterministic"
+            return Refusal(Code.CLAIM, "doesn't claim to be deterministic")
         try:
             verdict = kernel.takes(problem)
         except Exception as error:  # noqa: BLE001  a plugin's code may raise anything
-            return f"accepts raised {type(error).__name__}: {error}"
+            return Refusal(Code.BROKEN, f"accepts raised {type(error).__name__}: {error}")
         if not verdict:
-            return verdict.reason or "declined without a reason"
-        return "" if native else self.gate.refusal(backend, kernel, problem)
+            return verdict.refusal
+        return None if native else self.gate.refusal(backend, kernel, problem)
 
     def enter(
         self,
@@ -248,7 +253,7 @@ class Tuner:
         except DeviceLostError:
             raise
         except torch.OutOfMemoryError:
-            return Entry(backend, kernel, replace(candidate, refusal="out of memory at its first run"))
+            return Entry(backend, kernel, replace(candidate, refusal=OUT_OF_MEMORY))
         except Exception as failure:  # noqa: BLE001  a compiler or a plugin may raise anything
             refusal = self.failed(backend, kernel, problem, failure)
             return Entry(backend, kernel, replace(candidate, refusal=refusal))
@@ -282,7 +287,7 @@ class Tuner:
         calls: dict[str, Callable[[], Any]] = {
             e.candidate.label: functools.partial(e.call, *arguments) for e in racing if e.call
         }
-        failures: dict[str, str] = {}
+        failures: dict[str, Refusal] = {}
 
         def failed(label: str, error: Exception) -> None:
             entry = next((e for e in racing if e.candidate.label == label), entries[0])
@@ -317,16 +322,16 @@ class Tuner:
         again = timings.get(AGAIN)
         return decided(problem, timed(candidates, timings), again, entries), again
 
-    def failed(self, backend: Backend, kernel: Kernel, problem: Problem, error: Exception) -> str:
+    def failed(self, backend: Backend, kernel: Kernel, problem: Problem, error: Exception) -> Refusal:
         """Count what a kernel raised; return it as a refusal.
 
         Want of memory, and work on another stream than it should be, are no strikes.
         """
         if isinstance(error, torch.OutOfMemoryError):
-            return "not measured: out of memory"
+            return Refusal(Code.UNMEASURED, "not measured: out of memory")
         if isinstance(error, MeasurementError):
-            return f"not measured: {error}"
+            return Refusal(Code.UNMEASURED, f"not measured: {error}")
         reason = f"raised {brief(error)}"
         suspect = self.gate.suspect(backend, kernel, problem.device, problem.dtype)
         entry = self.gate.quarantine.strike(suspect, problem, reason)
-        return str(entry) if entry else reason
+        return entry.refusal if entry else Refusal(Code.RAISED, reason)

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from nxcore.device import Device, describe
+from nxcore.kernel import Code, Refusal
 from nxcore.problem import Problem
 from nxcore.select import Candidate, Decision, Interval
 from nxcore.store import Document, Store
@@ -235,12 +236,17 @@ def _candidate(data: Mapping[str, Any]) -> Candidate:
     error, ratio, p_value, timing = data["error"], data["ratio"], data["p_value"], data["timing"]
     if error is ratio is p_value is timing is None:
         return _left_out(
-            data["label"], data["backend"], data["refusal"], data["simulated"], data.get("graph_safe")
+            data["label"],
+            data["backend"],
+            data["refusal"],
+            data.get("code"),
+            data["simulated"],
+            data.get("graph_safe"),
         )
     return Candidate(
         label=_text(data["label"]),
         backend=_text(data["backend"]),
-        refusal=_text(data["refusal"]),
+        refusal=_refusal(data["refusal"], data.get("code")),
         simulated=bool(data["simulated"]),
         graph_safe=bool(data.get("graph_safe")),
         error=None if error is None else float(error),
@@ -251,9 +257,17 @@ def _candidate(data: Mapping[str, Any]) -> Candidate:
 
 
 @functools.lru_cache(maxsize=256)
-def _left_out(label: Any, backend: Any, refusal: Any, simulated: Any, graph_safe: Any) -> Candidate:
+def _left_out(
+    label: Any, backend: Any, refusal: Any, code: Any, simulated: Any, graph_safe: Any
+) -> Candidate:
     """Return a candidate of which no more is known: the same ones are on every page of an operator."""
-    return Candidate(_text(label), _text(backend), _text(refusal), bool(simulated), bool(graph_safe))
+    why = _refusal(refusal, code)
+    return Candidate(_text(label), _text(backend), why, bool(simulated), bool(graph_safe))
+
+
+def _refusal(reason: Any, code: Any) -> Refusal | None:
+    """Return a refusal as it was kept: first pages have no code."""
+    return Refusal(Code(code), _text(reason)) if _text(reason) else None
 
 
 def _kept(timing: Timing | None) -> Document | None:

@@ -23,6 +23,7 @@ from nxcore.device import describe
 from nxcore.dispatch import Plan, make_operator
 from nxcore.errors import DeviceLostError
 from nxcore.gate import brief
+from nxcore.kernel import Code, Refusal
 from nxcore.measure import Ceilings, Effort, ceilings
 from nxcore.problem import Problem
 from nxcore.rotation import CACHES, rotating, rotation
@@ -194,8 +195,8 @@ class Bench:
 
     def _raced(
         self, calls: Mapping[str, Callable[[], Any]], candidates: list[Candidate]
-    ) -> tuple[dict[str, Timing], dict[str, str]]:
-        failures: dict[str, str] = {}
+    ) -> tuple[dict[str, Timing], dict[str, Refusal]]:
+        failures: dict[str, Refusal] = {}
 
         def clear(seen: Mapping[str, Timing]) -> bool:
             timed = [replace(c, timing=seen.get(c.label)) for c in candidates]
@@ -209,7 +210,9 @@ class Bench:
                 rivals=frozenset(c.label for c in candidates if c.native),
                 again=AGAIN,
                 settled=clear,
-                failed=lambda label, error: failures.update({label: f"raised {brief(error)}"}),
+                failed=lambda label, error: failures.update(
+                    {label: Refusal(Code.RAISED, f"raised {brief(error)}")}
+                ),
             )
         return timings, failures
 
@@ -232,13 +235,13 @@ def _row(cell: Cell, label: str, said: Verdict, **more: Any) -> Row:
 
 
 def _unraced(c: Candidate) -> Verdict:
-    return "WRONG" if c.refusal.startswith("wrong") or "(wrong)" in c.refusal else "DECLINED"
+    return "WRONG" if c.refusal and c.refusal.code is Code.WRONG else "DECLINED"
 
 
 def _known(cell: Cell, c: Candidate) -> dict[str, Any]:
     of_float32 = cell.dtype is torch.float32 and c.error is not None
     return {
-        "reason": c.refusal,
+        "reason": str(c.refusal or ""),
         "error": c.error,
         "precision": precision_class(c.error) if of_float32 and c.error is not None else "",
     }

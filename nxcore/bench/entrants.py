@@ -14,7 +14,7 @@ from nxcore.choice import left_out, yardstick
 from nxcore.device import synchronize
 from nxcore.errors import DeviceLostError
 from nxcore.gate import brief
-from nxcore.kernel import Backend, Kernel
+from nxcore.kernel import Backend, Code, Kernel, Refusal
 from nxcore.problem import Problem
 from nxcore.select import Candidate
 from nxcore.tune import Tuner
@@ -121,14 +121,14 @@ class Entry:
                 yield _judged(self._entered(backend, kernel, problem, args), problem, args, truth)
         for guest in guests:
             if only is None or guest.label in only:
-                found = Candidate(guest.label, GUEST, refusal=guest.refusal)
+                found = Candidate(guest.label, GUEST, refusal=_refusal(guest))
                 yield _judged(Entrant(found, guest.call), problem, args, truth)
 
     def _entered(self, backend: Backend, kernel: Kernel, problem: Problem, args: tuple[Any, ...]) -> Entrant:
         if backend.on_request and backend.name not in {*self.backends, *self.requested}:
             return Entrant(left_out(backend, kernel).candidate, None)
         if (machine := self.tuner.registry.probe(backend, kernel)).simulated:
-            why = f"simulated, so never timed: {machine.reason}"
+            why = Refusal(Code.SIMULATED, f"simulated, so never timed: {machine.reason}")
             return Entrant(Candidate(backend.label(kernel), backend.name, why, simulated=True), None)
         began = time.perf_counter()
         entry = self.tuner.enter(backend, kernel, problem, args)
@@ -163,8 +163,14 @@ def _judged(entrant: Entrant, problem: Problem, args: tuple[Any, ...], truth: Tr
     except DeviceLostError:
         raise
     except Exception as error:  # noqa: BLE001  a kernel may raise anything
-        return replace(entrant, candidate=replace(found, refusal=f"raised {brief(error)}"), call=None)
+        refusal = Refusal(Code.RAISED, f"raised {brief(error)}")
+        return replace(entrant, candidate=replace(found, refusal=refusal), call=None)
     found = replace(found, error=agreed.error)
     if agreed.ok or found.native:  # torch is the baseline, wherever it rounds
         return replace(entrant, candidate=found)
-    return replace(entrant, candidate=replace(found, refusal=f"wrong: {agreed.reason}"), call=None)
+    refusal = Refusal(Code.WRONG, f"wrong: {agreed.reason}")
+    return replace(entrant, candidate=replace(found, refusal=refusal), call=None)
+
+
+def _refusal(guest: Guest) -> Refusal | None:
+    return Refusal(Code.OTHER, guest.refusal) if guest.refusal else None

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     import torch
 
     from nxcore.explanation import Explanation
-    from nxcore.registry import Registry
     from nxcore.spec import OpSpec, Sample
 
 
@@ -48,16 +47,17 @@ def collect(
         args = asked.build(spec, available(device), dtypes[dtype])
         named = {p.name: a for p, a in zip(spec.params, args, strict=True) if p.keyword}
         found = current.explain(op, *args[: len(args) - len(named)], backend=backend, **named)
-        told |= aside(found, current.registry)
+        told |= aside(found)
     return told | found.to_dict() | {"text": str(found.problem)}
 
 
-def aside(found: Explanation, registry: Registry) -> dict[str, Any]:
+def aside(found: Explanation) -> dict[str, Any]:
     """Return label -> reason of what this machine can't run, and the labels of what runs on request only."""
-    refused = {c.label: c.refusal for c in found.decision.candidates if c.refusal}
-    known = {b.label(k): (b, registry.probe(b, k)) for b, k in registry.kernels(found.problem.op)}
-    away = {n: v.reason for n, (_, v) in known.items() if not v and refused.get(n) == v.reason}
-    asked = [n for n, (b, _) in known.items() if b.on_request and n in refused and n not in away]
+    from nxcore.kernel import Code
+
+    refused = [(c.label, c.refusal) for c in found.decision.candidates if c.refusal]
+    away = {label: why.reason for label, why in refused if why.code is Code.MACHINE}
+    asked = [label for label, why in refused if why.code is Code.ON_REQUEST]
     return {"unavailable": away, "on_request": asked}
 
 
@@ -79,18 +79,18 @@ def shaped(spec: OpSpec, shape: tuple[int, ...], samples: list[Sample], dtype: t
         first, plain = sample.sketches[0], all(s.plain for s in sample.sketches)
         return "bench" not in sample.tags, len(first.shape) != len(shape), not plain, bool(sample.kwargs)
 
-    why = "it has no sample of tensors"
+    why = ""
     for sample in sorted((s for s in samples if s.sketches), key=distance):
         other = sample.shaped(shape)
         try:
             spec.check(*other.build(spec, torch.device("meta"), dtype))
         except (InvalidInputError, RuntimeError, ValueError, IndexError) as error:
-            why = why if "sample " in why else f"sample {sample.name!r}: {error}"
+            why = why or f"sample {sample.name!r}: {error}"
         else:
             return other
     raise InvalidInputError(
         f"--shape {list(shape)} can't be the first tensor's of a call of {spec.name} whose other arguments "
-        f"are a sample's; {why}",
+        f"are a sample's; {why or 'it has no sample of tensors'}",
         argument="shape",
     )
 

@@ -134,5 +134,5 @@ def _sweep(
         raise InvalidInputError(f"--tiles needs one operator, got {len(ops)}", argument="op")
     found = sweep.collect(ops[0], kernel, samples, dtypes, device, most)
     render.json(found) if json else measured.tiles(found)
-    if any(row["reason"].startswith("wrong") for entry in found for row in entry["rows"]):
+    if any(row["wrong"] for entry in found for row in entry["rows"]):
         raise typer.Exit(1)

@@ -14,7 +14,7 @@ from torch import Tensor
 from nxcore.device import synchronize
 from nxcore.discovery import discover
 from nxcore.errors import VerificationError
-from nxcore.kernel import Backend, Kernel, Verdict
+from nxcore.kernel import Backend, Code, Kernel, Verdict
 from nxcore.problem import Problem, TensorMeta
 from nxcore.registry import Registry
 from nxcore.settings import Settings
@@ -44,13 +44,15 @@ class Declined(Exception):  # noqa: N818
 
     Attributes
     ----------
+    code : Code
+        For programs.
     reason : str
         The kernel's own words, or the claim that it doesn't make.
     """
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, code: Code = Code.CLAIM) -> None:
         super().__init__(reason)
-        self.reason = reason
+        self.reason, self.code = reason, code
 
 
 class Inapplicable(Exception):  # noqa: N818
@@ -189,7 +191,7 @@ class Cell:
         if not verdict and problem.idle:
             raise Inapplicable(problem.idle)
         if not verdict:
-            raise Declined(verdict.reason)
+            raise Declined(verdict.reason, verdict.code)
         try:
             return (self.kernel.plan if anew else functools.partial(_planned, self.kernel))(problem)
         except Exception as error:

@@ -3,11 +3,11 @@
     [cpu]
     add
       triton
-        number: needs a tensor for y, got a number (float)
+        number: argument: needs a tensor for y, got a number (float)
         no_elements, writes_in_place[float16 bfloat16]: ...
 
 An operator, a kernel, then a line a reason: the samples and rules that it was given for, in all element types
-or in those named. A part that isn't there is not reviewed, and nothing in it fails.
+or in those named; its code; its text. A part that isn't there is not reviewed, and nothing in it fails.
 """
 
 from __future__ import annotations

@@ -48,21 +48,26 @@ class Gatherer:
             path.parent.mkdir(parents=True, exist_ok=True)
             record = matrix(registry(self.config), self.findings)
             path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        listed = declines_file(self.config)
-        if self.config.option.nxcore_write_declines and listed:
-            declines = Declines.read(listed)
+        path = declines_file(self.config)
+        if self.config.option.nxcore_write_declines and path:
+            declines = Declines.read(path)
             declines.replace(
-                (place(f), f["dtype"], f["reason"] if f["outcome"] == "declined" else None)
+                (place(f), f["dtype"], listed(f) if f["outcome"] == "declined" else None)
                 for f in self.findings
                 if f["outcome"] in ("agreed", "declined", "wrong")
             )
-            listed.write_text(str(declines), encoding="utf-8")
+            path.write_text(str(declines), encoding="utf-8")
 
 
 def place(finding: Finding) -> Place:
     """Return where it was found."""
     name = finding["sample"] or finding["rule"]
     return Place(finding["device"], finding["op"], finding["kernel"], name)
+
+
+def listed(finding: Finding) -> str:
+    """Return what the list of refusals says of one: its code, then its reason."""
+    return f"{finding['code']}: {finding['reason']}"
 
 
 def matrix(found: Registry, findings: Sequence[Finding]) -> dict[str, Any]:

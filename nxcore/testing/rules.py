@@ -246,7 +246,7 @@ def writes_into_out(cell: Cell) -> None:
         try:
             result = one.plan(given)(*given)
         except Declined as refusal:
-            declined.append(refusal.reason)
+            declined.append(refusal)
             continue
         if not isinstance(result, Tensor) or result.data_ptr() != wall.tensor.data_ptr():
             raise Broken("writes_into_out", f"{layout} out must be what is written and returned")
@@ -254,7 +254,7 @@ def writes_into_out(cell: Cell) -> None:
             raise Broken("stays_within_its_output", f"it wrote beside a {layout} out")
         one.judge("writes_into_out", truth, result, laid_out=False, about=f"{layout} out")
     if len(declined) == len(LAYOUTS):
-        raise Declined("; ".join(dict.fromkeys(declined)))
+        raise Declined("; ".join(dict.fromkeys(d.reason for d in declined)), declined[0].code)
 
 
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -18,7 +18,7 @@ from nxcore.testing.cuda import ON_CUDA
 from nxcore.testing.declines import Declines
 from nxcore.testing.isolate import alone
 from nxcore.testing.plugin import declines_file, registry
-from nxcore.testing.report import PROPERTY, place
+from nxcore.testing.report import PROPERTY, listed, place
 from nxcore.testing.rows import Row
 from nxcore.testing.rules import OF_A_KERNEL, OF_A_SAMPLE, OF_A_TYPE, Rule
 
@@ -62,6 +62,7 @@ def _hold(rule: Rule, cell: Cell, request: pytest.FixtureRequest) -> None:
         "device": cell.device.type,
         "sample": cell.sample.name if cell.sample else "",
         "outcome": "wrong",
+        "code": "",
         "reason": "it did not finish",
         "figure": None,
     }
@@ -80,8 +81,8 @@ def _hold(rule: Rule, cell: Cell, request: pytest.FixtureRequest) -> None:
         found |= {"outcome": "inapplicable", "reason": error.reason}
         pytest.skip(error.reason)
     except Declined as refusal:
-        found |= {"outcome": "declined", "reason": refusal.reason}
-        _review(found, request.config, refusal.reason)
+        found |= {"outcome": "declined", "code": str(refusal.code), "reason": refusal.reason}
+        _review(found, request.config, listed(found))
         pytest.skip(f"declined: {refusal.reason}")
     except Broken as error:
         found |= {"rule": error.rule, "reason": error.message}
@@ -107,10 +108,10 @@ def _survive(rule: Rule, cell: Cell, found: dict[str, Any], config: pytest.Confi
 
 def _review(found: dict[str, Any], config: pytest.Config, reason: str | None) -> None:
     """Hold a refusal, or its absence, to the list of refusals, where there is one."""
-    listed = declines_file(config)
-    if listed is None or config.option.nxcore_write_declines:
+    path = declines_file(config)
+    if path is None or config.option.nxcore_write_declines:
         return
-    if wrong := _declines(listed).verdict(place(found), found["dtype"], reason):
+    if wrong := _declines(path).verdict(place(found), found["dtype"], reason):
         pytest.fail(f"{wrong}; if that is right, write it down: --nxcore-write-declines", pytrace=False)
 
 

@@ -67,7 +67,7 @@ def test_the_gate_keeps_it_from_the_user(name, op):
     assert right(op, args, fakes.called(session.op(op), args))
     decision = session.explain(op, *args).decision
     assert decision.chosen in ("torch", "torch-einsum", "torch-in-place")
-    assert decision["hostile"].refusal.startswith(hostile.gate)
+    assert decision["hostile"].refusal.reason.startswith(hostile.gate)
     kept = [(e.kind, e.op, e.dtype) for e in session.gate.quarantine if e.kernel == "hostile"]
     # What raised is asked again, since the machine may be to blame; a wrong answer never is.
     wrong = hostile.gate.startswith("wrong")

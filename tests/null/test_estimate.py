@@ -117,7 +117,7 @@ def test_what_fails_at_its_first_run_leaves_it_to_the_next():
     learnt(session, torch=4, fast=2, best=1)
     found = decision(session)
     assert found.chosen == "fast"
-    assert "no such tile" in found["best"].refusal
+    assert "no such tile" in found["best"].refusal.reason
 
 
 def test_a_simulated_kernel_is_never_taken():

@@ -61,7 +61,7 @@ class TestRequest:
     def test_a_choice_leaves_it_out_and_says_why(self):
         session, counter = self.session()
         found = session.explain("add", X, Y).decision
-        assert found["slow"].refusal == f"only on request: {SECONDS}; ask for it by backend='slow'"
+        assert found["slow"].refusal.reason == f"only on request: {SECONDS}; ask for it by backend='slow'"
         assert found.chosen == "torch"
         assert counter.count == 0, "it was neither verified nor measured"
 
@@ -79,9 +79,12 @@ class TestRequest:
     def test_another_preference_does_not(self):
         session, counter = self.session()
         with session.use("torch"):
-            assert session.explain("add", X, Y).decision["slow"].refusal.startswith("only on request")
+            assert session.explain("add", X, Y).decision["slow"].refusal.reason.startswith("only on request")
         with session.use("torch", "slow"):
-            assert session.explain("add", X, Y).decision["slow"].refusal == "not asked: 'torch' is preferred"
+            assert (
+                session.explain("add", X, Y).decision["slow"].refusal.reason
+                == "not asked: 'torch' is preferred"
+            )
         assert counter.count == 0
 
     def test_it_is_no_reason_to_differentiate_by_kernels(self):

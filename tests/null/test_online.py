@@ -172,7 +172,7 @@ def test_a_candidate_that_raises_is_dropped_with_a_warning_and_the_answer_is_rig
     assert runs.count("sad") == len(SPECS["add"].tagged("smoke")) + 2 + 1, "the gate's, and one turn"
     found = session.explain("add", X, X).decision
     assert found.chosen == "fast"
-    assert "RuntimeError: no" in found["sad"].refusal
+    assert "RuntimeError: no" in found["sad"].refusal.reason
 
 
 def test_a_result_laid_out_otherwise_is_not_what_the_caller_gets():
@@ -277,7 +277,9 @@ def test_where_torchs_best_answers_otherwise_the_others_take_turns():
     called(session, 1, X, X)
     assert runs == ["fast"]
     with session.policy("measure"):
-        assert session.explain("add", X, X).decision["torch-other"].refusal.startswith("takes no turns")
+        assert (
+            session.explain("add", X, X).decision["torch-other"].refusal.reason.startswith("takes no turns")
+        )
 
 
 def test_under_capture_torch_serves_and_nothing_is_timed(monkeypatch):

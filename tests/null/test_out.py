@@ -45,7 +45,7 @@ def test_only_a_kernel_that_claims_it_may_work_in_place(safe, view):
         found = session.explain("add", x, X, out=x.view(3, 4) if view else x).decision
         assert session.explain("add", x, X, out=torch.empty(3, 4)).decision.chosen == "fake"
     assert found.chosen == ("fake" if safe else "torch")
-    assert safe or found["fake"].refusal == "doesn't claim to be in_place_safe, and out is an input"
+    assert safe or found["fake"].refusal.reason == "doesn't claim to be in_place_safe, and out is an input"
 
 
 def test_choosing_does_not_write_into_out(monkeypatch):

@@ -41,9 +41,9 @@ def store(tmp_path):
 
 def test_an_entry_refuses_its_kernel_and_says_why_until_when_and_how_to_lift_it(store):
     found = Quarantine(store)
-    assert found.refusal(SUSPECT) == ""
+    assert found.refusal(SUSPECT) is None
     found.add(SUSPECT, "wrong", "NaN must stand")
-    refusal = found.refusal(SUSPECT)
+    refusal = found.refusal(SUSPECT).reason
     until = time.strftime("%Y-%m-%d", time.gmtime(time.time() + TERM["wrong"]))
     assert refusal == f"quarantined until {until} (wrong): NaN must stand; nxcore quarantine clear lifts it"
 
@@ -52,13 +52,13 @@ def test_an_entry_refuses_its_kernel_and_says_why_until_when_and_how_to_lift_it(
 def test_another_one_is_not_refused(store, what):
     found = Quarantine(store)
     found.add(SUSPECT, "wrong", "zeros")
-    assert found.refusal(OTHERS[what]) == ""
+    assert found.refusal(OTHERS[what]) is None
 
 
 def test_an_entry_outlives_its_process(store):
     Quarantine(store).add(SUSPECT, "crashed", "gone")
     again = Quarantine(Store(store.folder.parent))
-    assert "(crashed): gone" in again.refusal(SUSPECT)
+    assert "(crashed): gone" in again.refusal(SUSPECT).reason
     assert [(e.kind, e.op, e.kernel, e.dtype) for e in again] == [("crashed", "add", "fake", "float32")]
 
 
@@ -68,7 +68,7 @@ def test_an_entry_ends_with_its_term(store, monkeypatch, kind):
     found.add(SUSPECT, kind, "gone")
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + TERM[kind] + 1)
-    assert found.refusal(SUSPECT) == ""
+    assert found.refusal(SUSPECT) is None
     assert list(found) == []
     assert list(Quarantine(store)) == []
 
@@ -82,7 +82,7 @@ def test_the_last_strike_puts_a_kernel_away_and_one_problem_counts_once(store):
         "raised",
         f"raised on {STRIKES} problems, at last: RuntimeError: no",
     )
-    assert "RuntimeError: no" in found.refusal(SUSPECT)
+    assert "RuntimeError: no" in found.refusal(SUSPECT).reason
 
 
 @pytest.mark.parametrize(
@@ -160,22 +160,22 @@ def ended(process):
 def test_a_process_that_crashed_in_a_first_run_is_known_at_the_next_start(tmp_path):
     store = Store(tmp_path)
     assert ended(child(tmp_path, "os.kill(os.getpid(), 11)")) == -signal.SIGSEGV
-    refusal = Quarantine(store).refusal(SUSPECT)
+    refusal = Quarantine(store).refusal(SUSPECT).reason
     assert (
         "(crashed): a process ended during its first run on a problem: it crashed, or hung and was" in refusal
     )
     assert list(store.items("journal")) == []
-    assert Quarantine(Store(tmp_path)).refusal(SUSPECT) == refusal, "and at all after it"
+    assert Quarantine(Store(tmp_path)).refusal(SUSPECT).reason == refusal, "and at all after it"
 
 
 def test_a_process_that_hangs_is_let_be_and_known_once_it_is_killed(tmp_path):
     hung = child(tmp_path, "time.sleep(600)")
     try:
-        assert Quarantine(Store(tmp_path)).refusal(SUSPECT) == "", "it may still end well"
+        assert Quarantine(Store(tmp_path)).refusal(SUSPECT) is None, "it may still end well"
     finally:
         hung.kill()
     ended(hung)
-    assert "or hung and was killed" in Quarantine(Store(tmp_path)).refusal(SUSPECT)
+    assert "or hung and was killed" in Quarantine(Store(tmp_path)).refusal(SUSPECT).reason
 
 
 def test_a_number_that_another_process_has_now_does_not_keep_a_note_alive(store):

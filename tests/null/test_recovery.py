@@ -52,7 +52,7 @@ def test_the_runner_up_takes_the_call_and_all_like_it(monkeypatch):
     decision = found.explain("add", X, X).decision
     assert (decision.chosen, decision.rule) == ("second", "measured")
     assert decision.reason.startswith("first was chosen before and raised RuntimeError: no")
-    assert "RuntimeError: no" in decision["first"].refusal
+    assert "RuntimeError: no" in decision["first"].refusal.reason
 
 
 def test_where_the_runner_up_fails_too_torch_takes_the_call(monkeypatch):
@@ -81,7 +81,7 @@ def test_a_kernel_that_raises_on_one_problem_after_another_is_quarantined(monkey
     assert kernels["first"].calls == calls
     (entry,) = found.gate.quarantine
     assert (entry.kind, entry.kernel) == ("raised", "first")
-    assert f"raised on {STRIKES} problems" in found.explain("add", X, X).decision["first"].refusal
+    assert f"raised on {STRIKES} problems" in found.explain("add", X, X).decision["first"].refusal.reason
 
 
 def test_two_hundred_calls_of_eight_threads_get_right_answers_and_one_warning(monkeypatch):
@@ -122,7 +122,7 @@ def test_one_candidate_that_fails_while_it_is_measured_leaves_the_race_to_the_ot
         )
         decision = found.explain("add", X, X).decision
         assert decision.chosen == "second"
-        assert decision["tired"].refusal.startswith(why)
+        assert decision["tired"].refusal.reason.startswith(why)
 
 
 def test_out_of_memory_at_the_first_run_drops_the_candidate(monkeypatch):
@@ -133,7 +133,7 @@ def test_out_of_memory_at_the_first_run_drops_the_candidate(monkeypatch):
 
     found = fakes.session(fakes.backend("fake", fakes.kernel("add", hungry)))
     assert torch.equal(found.op("add")(X, X), 2 * X)
-    assert found.explain("add", X, X).decision["fake"].refusal == "out of memory at its first run"
+    assert found.explain("add", X, X).decision["fake"].refusal.reason == "out of memory at its first run"
     assert list(found.gate.quarantine) == []
 
 

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import wilcoxon
 
+from nxcore.kernel import Code, Refusal
 from nxcore.select import (
     Candidate,
     Decision,
@@ -28,6 +29,8 @@ from nxcore.select import (
 )
 from nxcore.timing import REGIMES, Timing, duration
 from tests.null import fakes
+
+NO = Refusal(Code.OTHER, "no")
 
 
 def blocks(us: float, n: int = 20, noise: float = 0.0, seed: int = 0) -> list[float]:
@@ -91,7 +94,7 @@ def test_faster_on_average_and_scattered_is_the_reference():
 
 
 def test_nobody_else_is_the_reference():
-    found = decide([one("torch", 100), Candidate("a", "a", refusal="no")], again())
+    found = decide([one("torch", 100), Candidate("a", "a", refusal=NO)], again())
     assert found.chosen == "torch"
     assert found.reason.startswith("no other ")
 
@@ -144,7 +147,7 @@ def test_a_winner_that_is_not_graph_safe_gives_way_under_capture_alone():
     machine = [both("torch", 40, 9), both("best", 8, 2, graph_safe=False), both("next", 9, 3)]
     assert chosen(machine) == {"eager": "best", "captured": "next"}
     found = decide(machine, regime="captured")
-    assert found["best"].refusal == "doesn't claim to be graph_safe"
+    assert found["best"].refusal.reason == "doesn't claim to be graph_safe"
     assert chosen(machine[:2]) == {"eager": "best", "captured": "torch"}
 
 
@@ -224,7 +227,7 @@ def test_the_noise_is_the_half_width_of_the_row():
     assert noise == pytest.approx(0.2)
 
 
-@pytest.mark.parametrize("how", [{"simulated": True}, {"refusal": "wrong"}], ids=["simulated", "refused"])
+@pytest.mark.parametrize("how", [{"simulated": True}, {"refusal": NO}], ids=["simulated", "refused"])
 def test_what_may_not_serve_is_never_chosen_however_fast(how):
     found = decide([one("torch", 100), one("a", 1, **how)], again())
     assert found.chosen == "torch"
@@ -243,7 +246,7 @@ def test_not_settled_while_one_may_still_win():
 
 
 def test_refusals_are_those_with_a_reason():
-    assert refusals([Candidate("a", "a", refusal="no"), Candidate("b", "b")]) == {"a": "no"}
+    assert refusals([Candidate("a", "a", refusal=NO), Candidate("b", "b")]) == {"a": "no"}
 
 
 def test_a_decision_finds_its_candidates_by_label():

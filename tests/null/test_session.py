@@ -41,7 +41,7 @@ def why(session: Session, label: str = "fake", x: torch.Tensor = X) -> str:
         found = session.explain("add", x, x).decision
         assert torch.equal(session.op("add")(x, x), 2 * x)
     assert found.chosen == "torch"
-    return found[label].refusal
+    return found[label].refusal.reason
 
 
 def test_an_operator_is_the_same_object_at_every_call():
@@ -107,7 +107,7 @@ def test_one_kernels_verdict_is_not_anothers_of_the_same_target():
     session = fakes.session(fakes.backend("fake", wrong, right))
     found = session.explain("add", X, X, backend="fake").decision
     assert found.chosen == "fake-b"
-    assert "wrong on sample" in found["fake-a"].refusal
+    assert "wrong on sample" in found["fake-a"].refusal.reason
 
 
 def test_a_gradient_that_only_torch_knows_is_left_to_torch():
@@ -172,7 +172,7 @@ def test_a_blind_smoke_sample_costs_the_kernel_and_not_the_caller():
     assert torch.equal(session.op("twice")(X), 2 * X)
     assert (
         "sample 'blind' can't tell zeros from the right answer"
-        in session.explain("twice", X).decision["fake"].refusal
+        in session.explain("twice", X).decision["fake"].refusal.reason
     )
 
 

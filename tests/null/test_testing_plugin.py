@@ -14,12 +14,13 @@ pytest_plugins = "pytester"
 ROOT = Path(__file__).parents[2]
 BACKENDS = """
 import torch
-from nxcore.kernel import no
+from nxcore.kernel import Code, no
 from nxcore.plugin import TensorMeta
 from tests.null import fakes
 
 def tensors(problem):
-    return fakes.YES if isinstance(problem["y"], TensorMeta) else no("needs a tensor for y")
+    given = isinstance(problem["y"], TensorMeta)
+    return fakes.YES if given else no("needs a tensor for y", code=Code.ARGUMENT)
 
 def pytest_nxcore_registry(config):
     how = {"dtypes": (torch.float32,), "in_place_safe": True}
@@ -59,8 +60,8 @@ def test_refusals_are_written_reviewed_and_held_to(kit, pytester):
     assert set(first) == {"passed", "skipped"}
     text = listed.read_text()
     assert f"[{'cuda' if torch.cuda.is_available() else 'cpu'}]\nadd\n  loop\n" in text
-    assert "    number: needs a tensor for y\n" in text
-    assert "    repeats_itself: doesn't claim to be deterministic\n" in text
+    assert "    number: argument: needs a tensor for y\n" in text
+    assert "    repeats_itself: claim: doesn't claim to be deterministic\n" in text
     listed.write_text(text.replace("    number: ", "    nan: "))
     result = kit(*asked)
     assert result.parseoutcomes() == first | {
@@ -68,8 +69,8 @@ def test_refusals_are_written_reviewed_and_held_to(kit, pytester):
         "skipped": first["skipped"] - 1,
         "failed": 2,
     }
-    result.stdout.fnmatch_lines(["*a refusal that isn't listed: needs a tensor for y*"])
-    result.stdout.fnmatch_lines(["*listed as refused (needs a tensor for y), and it was taken*"])
+    result.stdout.fnmatch_lines(["*a refusal that isn't listed: argument: needs a tensor for y*"])
+    result.stdout.fnmatch_lines(["*listed as refused (argument: needs a tensor for y), and it was taken*"])
 
 
 def test_what_cannot_run_fails_where_it_is_required(kit):

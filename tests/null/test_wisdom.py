@@ -239,7 +239,7 @@ def test_a_kernel_that_declines_now_leaves_the_choice_to_the_others(machine):
     machine.accepts["fast"] = lambda p: no("out of order")
     found = machine.chosen(fast=50, other=70)
     assert machine.raced == []
-    assert (found.chosen, found["fast"].refusal) == ("other", "out of order")
+    assert (found.chosen, found["fast"].refusal.reason) == ("other", "out of order")
 
 
 def test_of_those_that_were_timed_only_the_chosen_is_asked_again(machine):
@@ -388,7 +388,7 @@ def test_every_problem_can_be_filed(op, tmp_path):
 def test_the_next_process_still_tells_of_those_that_must_be_asked_for(machine):
     def explained(**us):
         found = machine.process(asked=("slow",), **us).explain("add", X, X).decision
-        return {c.label: c.refusal.partition(":")[0] for c in found.candidates}
+        return {c.label: str(c.refusal or "").partition(":")[0] for c in found.candidates}
 
     first = explained(fast=50, slow=10)
     assert first == {"torch": "", "fast": "", "slow": "only on request"}
