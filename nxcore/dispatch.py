@@ -320,6 +320,7 @@ def make_operator(
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     scope: dict[str, Any] = {
         "NUMBERS": NUMBERS,
+        "PLAIN": PLAIN,
         "alike": alike,
         "autocast_devices": autocast.devices,
         "forward_ad": forward_ad,

@@ -226,8 +226,11 @@ def _draws(spec: OpSpec) -> str:
 def _facts(name: str, *more: str) -> str:
     # A row-major tensor's strides follow from its shape, and asking whether it is one costs half.
     strides = f"{name}.is_contiguous() or {name}.stride()"
+    # Zeros that torch never stored have no address, and a transform's own tensors raise: no plan is for them.
+    # To ask a subclass may warn.
+    absent = f"{name}.__class__ in PLAIN and {name}.data_ptr() == 0"
     facts = ("__class__", "shape", "dtype", "device", "requires_grad", *more)
-    return f"({strides}, {', '.join(f'{name}.{fact}' for fact in facts)})"
+    return f"({strides}, {absent}, {', '.join(f'{name}.{fact}' for fact in facts)})"
 
 
 def _sequence(name: str) -> str:

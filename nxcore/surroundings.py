@@ -34,7 +34,17 @@ def unusual_tensor(tensor: Tensor) -> str:
         return "a lazy negation or conjugation is pending"
     if tensor.device.type not in ("cpu", "cuda"):
         return f"no kernel runs on {tensor.device.type!r}"
+    if not _has_memory(tensor):
+        return "it has no memory of its own"
     return ""
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    """Tell whether a tensor's elements are stored; those of torch's own zeros and of transforms are not."""
+    try:
+        return tensor.data_ptr() != 0 or tensor.numel() == 0
+    except RuntimeError:
+        return False
 
 
 def only_default_device() -> bool:
