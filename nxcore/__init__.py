@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from nxcore import errors, ops
     from nxcore.dispatch import Operator
     from nxcore.explanation import Explanation
+    from nxcore.nn.survey import Status
     from nxcore.nn.swap import Swap
     from nxcore.profiling import Profile
     from nxcore.registry import BackendStatus
@@ -45,6 +46,7 @@ __all__ = [
     "profile_op",
     "record",
     "restore",
+    "status",
     "use",
 ]
 
@@ -231,8 +233,10 @@ def profile() -> AbstractContextManager[Profile]:
 def record(path: str | os.PathLike[str]) -> AbstractContextManager[None]:
     """Write the distinct problems that the calls of a ``with`` block meet, for ``nxcore tune --from-trace``.
 
-    Calls of this thread or task, and their gradients where the backward pass runs within the block. Calls
-    that only torch serves aren't problems to tune. Within another recording, this one alone takes notes.
+    Calls of this thread or task, and their gradients where the backward pass runs within the block; one that
+    torch's autograd computes by itself counts as often as its forward call. Calls that only torch serves
+    aren't problems to tune. Within another recording, this one alone takes notes. ``nxcore explain
+    --from-trace`` shows what serves them, and what a step saves.
 
     Parameters
     ----------
@@ -264,6 +268,34 @@ def restore(model: Module) -> Swap:
     from nxcore.nn import swap
 
     return swap.restore(model)
+
+
+def status(model: Module, *args: Any, **kwargs: Any) -> Status:
+    """Return what an accelerated model does: problems, kernels chosen, what is being learnt, what to do next.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Any; ``accelerate`` has nxcore's operators serve its modules.
+    *args, **kwargs
+        What the model is called with. Given these, one step is run, forward and, where gradients are on,
+        backward: its calls are counted, so that what a step saves can be told. No ``.grad`` is written;
+        buffers and random numbers are as before. Without, all problems are told that this process has met.
+
+    Returns
+    -------
+    Status
+        ``str()`` of it is a table, ``to_dict()`` plain data; ``rows``, ``saved_ms``, ``next``.
+
+    Examples
+    --------
+    >>> model = torch.nn.Sequential(torch.nn.MaxPool2d(2))
+    >>> nxcore.accelerate(model)
+    >>> print(nxcore.status(model, torch.randn(8, 16, 32, 32)))
+    """
+    from nxcore.nn import survey
+
+    return survey.of_model(model, *args, **kwargs)
 
 
 def use(*backends: str) -> AbstractContextManager[None]:

@@ -102,6 +102,8 @@ class Joiner:
             return (
                 call if alone(choice) else unless_capturing(torchs, bridge(backward)) if captures else torchs
             )
+        for trace in traces if described else ():
+            trace.paired(inner, described, guessed=True)
         crossing = Crossing(
             problem,
             choice,
@@ -111,8 +113,6 @@ class Joiner:
             pace=self.chooser.learner.pace,
         )
         if known and (explored is None or explored.known):
-            for trace in traces if described else ():
-                trace.paired(inner, described)
             crossing.settle(known)
         return crossing.call
 

@@ -130,7 +130,7 @@ class Session:
         """Write the problems that calls of this block meet to a file; see ``nxcore.record``."""
         trace = Trace(Path(path))
         try:
-            with self._observed(trace):
+            with self.observed(trace):
                 yield
         finally:
             trace.write()
@@ -142,13 +142,13 @@ class Session:
 
         able = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
         with (
-            self._observed(Regions()),
+            self.observed(Regions()),
             profile(activities=able, profile_memory=True, acc_events=True) as seen,
         ):
             yield Profile(seen)
 
     @contextlib.contextmanager
-    def _observed(self, observer: Observer) -> Iterator[None]:
+    def observed(self, observer: Observer) -> Iterator[None]:
         """Have ``observer`` watch the calls of this block; their keys are their own: each problem misses."""
         before = PREFERENCE.get()
         others = tuple(o for o in before.observers if type(o) is not type(observer))
@@ -200,9 +200,10 @@ class Session:
             choice = self._choose(served, problem, bound)
         if served is not operator and (why := self.joiner.unlearnt(problem, choice)):
             return Explanation(problem, Decision("torch", "prior", why))
-        return self._explained(problem, choice)
+        return self.explained(problem, choice)
 
-    def _explained(self, problem: Problem, choice: Choice) -> Explanation:
+    def explained(self, problem: Problem, choice: Choice) -> Explanation:
+        """Return who runs ``problem`` by ``choice``, and where its figures come from."""
         decision, recall, origin = choice.decision, self.chooser.recall, None
         if exploring := exploration(choice.call):
             done, most = exploring.progress
@@ -231,10 +232,8 @@ class Session:
 
     def _forget(self) -> None:
         """Drop all plans: a choice that they were made of is another now."""
-        for found in list(
-            self._operators.values()
-        ):  # a gradient's forward runs inside another operator's plans
-            found.clear()
+        for made in list(self._operators.values()):  # a gradient's forward runs in another operator's plans
+            made.clear()
 
     def _recover(
         self, operator: Operator, key: Any, plan: Callable[..., Any], error: Exception, args: tuple[Any, ...]

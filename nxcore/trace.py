@@ -46,6 +46,7 @@ class Trace:
         self._problems: dict[str, tuple[Problem, dict[str, Any]]] = {}
         self._plans: dict[str, list[Counted]] = {}
         self._gradients: dict[str, set[str]] = {}
+        self._guesses: dict[str, str] = {}
         self._lock = threading.Lock()  # a backward pass runs in another thread
 
     def observing(self, problem: Problem, label: str, call: Callable[..., Any]) -> Callable[..., Any]:  # noqa: ARG002  who serves is no part of a problem
@@ -55,10 +56,17 @@ class Trace:
             self._plans[self._named(problem)].append(counted)
         return counted
 
-    def paired(self, forward: Problem, backward: Problem) -> None:
-        """Note that ``backward`` is the gradient of ``forward``, which torch's autograd may compute."""
+    def paired(self, forward: Problem, backward: Problem, *, guessed: bool = False) -> None:
+        """Note that ``backward`` is the gradient of ``forward``, which torch's autograd may compute.
+
+        Where it is ``guessed``, laid out as the output, it counts until the real one is told.
+        """
         with self._lock:
-            self._gradients.setdefault(self._named(forward), set()).add(self._named(backward))
+            of, gradient = self._named(forward), self._named(backward)
+            if guessed:
+                self._guesses[of] = gradient
+            else:
+                self._gradients.setdefault(of, set()).add(gradient)
 
     def _named(self, problem: Problem) -> str:
         line = key(problem)
@@ -72,7 +80,8 @@ class Trace:
         """Each problem with its line, the most frequent first."""
         with self._lock:
             counts = {name: sum(plan.count for plan in plans) for name, plans in self._plans.items()}
-            for name, gradients in self._gradients.items():
+            told = {name: {guess} for name, guess in self._guesses.items()} | self._gradients
+            for name, gradients in told.items():
                 for gradient in gradients:
                     counts[gradient] = max(counts[gradient], counts[name])
             found = [(p, line | {"count": counts[name]}) for name, (p, line) in self._problems.items()]

@@ -199,7 +199,7 @@ def tuned(
     tuner = Tuner(session.registry, session.gate, effort)
     recall = Recall(tuner, session.wisdom)
     for cell in cells:
-        with _deterministic(cell.deterministic):
+        with deterministic(cell.deterministic):
             row = _row(recall, cell, again)
         yield row
 
@@ -245,8 +245,15 @@ def _in_training(tuner: Tuner, problem: Problem) -> list[Problem]:
     return [training] if alike else []
 
 
+def differentiable(arg: Any) -> Any:
+    """Return an argument whose tensors require a gradient, those that can."""
+    if isinstance(arg, tuple):
+        return tuple(differentiable(a) for a in arg)
+    return arg.requires_grad_() if isinstance(arg, torch.Tensor) and arg.is_floating_point() else arg
+
+
 @contextlib.contextmanager
-def _deterministic(wanted: bool) -> Iterator[None]:
+def deterministic(wanted: bool) -> Iterator[None]:
     """Measure a problem under the setting that it is filed by."""
     was = torch.are_deterministic_algorithms_enabled()
     warns = torch.is_deterministic_algorithms_warn_only_enabled()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -49,6 +50,38 @@ def collect(
         found = current.explain(op, *args[: len(args) - len(named)], backend=backend, **named)
         told |= aside(found)
     return told | found.to_dict() | {"text": str(found.problem)}
+
+
+def traced(path: Path, line: int | None, steps: int, device: str | None) -> Any:
+    """Return a trace's ``Status``; of the one problem of a ``line``, what ``collect`` returns of a sample."""
+    from nxcore import session, tuning
+    from nxcore.device import available
+    from nxcore.errors import InvalidInputError
+    from nxcore.nn import survey
+
+    current, where = session.default(), available(device) if device else None
+    if line is None:
+        return survey.of_trace(current, path, steps=steps, device=where)
+    cells = tuning.of_trace(current.registry, path, where)
+    if not 1 <= line <= len(cells):
+        raise InvalidInputError(f"{path} has lines 1 to {len(cells)}, got {line}", argument="from_trace")
+    cell = cells[line - 1]
+    args, spec = cell.build(), cell.spec
+    if cell.needs_grad:
+        args = tuple(tuning.differentiable(arg) for arg in args)
+    named = {p.name: a for p, a in zip(spec.params, args, strict=True) if p.keyword}
+    with tuning.deterministic(cell.deterministic):
+        found = current.explain(spec.name, *args[: len(args) - len(named)], **named)
+    told = {"sample": f"{path}:{line}", "shape": None} | aside(found)
+    return told | found.to_dict() | {"text": str(found.problem)}
+
+
+def located(text: str) -> tuple[Path, int | None]:
+    """Return file and line of ``FILE[:LINE]``; a file of that very name comes first."""
+    name, _, line = text.rpartition(":")
+    if name and line.isdigit() and not Path(text).exists():
+        return Path(name), int(line)
+    return Path(text), None
 
 
 def aside(found: Explanation) -> dict[str, Any]:
@@ -105,7 +138,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def command(
-    op: Annotated[str, typer.Argument(help="The operator, as in `nxcore ops`.")],
+    op: Annotated[str | None, typer.Argument(help="The operator, as in `nxcore ops`.")] = None,
     sample: Annotated[
         str | None, typer.Option(help="One of its samples; the first real workload by default.")
     ] = None,
@@ -120,10 +153,33 @@ def command(
         ),
     ] = None,
     backend: Annotated[str | None, typer.Option(help="Only this backend.")] = None,
+    from_trace: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE[:LINE]",
+            help="The problems that nxcore.record wrote, as far as they are known; one of them with a line.",
+        ),
+    ] = None,
+    steps: Annotated[int, typer.Option(help="How many steps the trace is of.", min=1)] = 1,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Tell who would run one of an operator's samples, and why; here, it is measured if it is new."""
-    from nxcore.cli import render
+    """Tell who would run one of an operator's samples, and why; here, it is measured if it is new.
 
-    found = collect(op, sample, dtype, device, backend, shape)
+    With a trace, tell what serves the problems of a recorded run, what is yet to be measured, and how many
+    milliseconds a step saves.
+    """
+    from nxcore.cli import render
+    from nxcore.errors import InvalidInputError
+
+    if (op is None) == (from_trace is None):
+        raise InvalidInputError("give an operator, or --from-trace FILE[:LINE]", argument="op")
+    if from_trace is not None:
+        path, line = located(from_trace)
+        found = traced(path, line, steps, device)
+        if line is None:
+            render.json(found.to_dict()) if json else render.copied(str(found))
+            return
+    else:
+        assert op is not None  # noqa: S101  one of both was given
+        found = collect(op, sample, dtype, device, backend, shape)
     render.json(found) if json else render.explain(found)

@@ -13,7 +13,15 @@ from typing import Any
 from torch import nn
 from torch.nn.utils import parametrize
 
-from nxcore.nn.modules import AdaptiveAvgPool2d, AdaptiveMaxPool2d, AvgPool2d, BatchNorm2d, Conv2d, MaxPool2d
+from nxcore.nn.modules import (
+    AdaptiveAvgPool2d,
+    AdaptiveMaxPool2d,
+    AvgPool2d,
+    BatchNorm2d,
+    Conv2d,
+    MaxPool2d,
+    _Served,
+)
 from nxcore.nn.sequential import Sequential
 
 OURS: dict[type[nn.Module], Any] = {
@@ -82,6 +90,20 @@ def restore(model: nn.Module) -> Swap:
         del vars(module)[MARK]
         module.__class__ = TORCHS[cls]
         swap.replaced[name] = cls.__name__
+    return swap
+
+
+def standing(model: nn.Module) -> Swap:
+    """Return what ``accelerate`` would find now: as ``replaced`` the modules that operators serve already."""
+    swap = Swap()
+    for name, module in model.named_modules():
+        if isinstance(module, _Served):
+            if why := module.reason:
+                swap.left[name] = why
+            elif module.concerns(module):
+                swap.replaced[name] = type(module).__name__
+        elif next(module.children(), None) is None:
+            swap.left[name] = _refusal(module) or "not accelerated"
     return swap
 
 

@@ -1,0 +1,279 @@
+"""Survey: what the problems of a model's step or of a recorded run are served by, and what that saves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from nxcore import trace
+from nxcore.autograd import flatten
+from nxcore.crossing import one_way_us
+from nxcore.explanation import Explanation, Origin
+from nxcore.nn.swap import Swap, standing
+from nxcore.problem import Problem, TensorMeta
+from nxcore.registry import Registry
+from nxcore.session import Session, default
+from nxcore.trace import Trace
+from nxcore.tuning import deterministic
+
+State = Literal["kernel", "torch", "learning", "unknown"]
+
+STATES: dict[State, str] = {
+    "kernel": "served by a kernel",
+    "torch": "left to torch, where nothing is faster",
+    "learning": "being learnt from calls",
+    "unknown": "not measured yet",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One problem, and what serves it.
+
+    Attributes
+    ----------
+    problem : Problem
+    calls : int
+        How often a step meets it; 0 where that isn't known.
+    state : str
+        ``kernel``, ``torch`` (measured, and nothing is faster), ``learning`` or ``unknown``.
+    chosen : str
+        The label of the kernel that serves it.
+    reason : str
+        Why, in one sentence.
+    us, torch_us : float, optional
+        Median microseconds of a call, by the kernel and by torch's best.
+    saved_us : float
+        Microseconds saved by each call beside torch's best, less what the host needs for its way over the
+        bridge between forward and backward operator. Negative where its other half pays for it.
+    where : str
+        The line of a trace.
+    """
+
+    problem: Problem
+    calls: int
+    state: State
+    chosen: str
+    reason: str
+    us: float | None = None
+    torch_us: float | None = None
+    saved_us: float = 0.0
+    where: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the row as plain data."""
+        names = ("calls", "state", "chosen", "reason", "us", "torch_us", "saved_us", "where")
+        return {"problem": self.problem.to_dict()} | {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What serves a model or a recorded run. ``str()`` of it is a table.
+
+    Attributes
+    ----------
+    rows : tuple of Served
+        The problems, those that save most first.
+    modules : Swap, optional
+        Which of a model's modules nxcore's operators serve, and why the others are left to torch.
+    next : str
+        What to do next.
+    """
+
+    rows: tuple[Served, ...]
+    modules: Swap | None
+    next: str
+
+    @property
+    def saved_ms(self) -> float:
+        """Milliseconds that a step saves, by the medians of single calls; 0 where no calls are known."""
+        return max(0.0, sum(row.calls * row.saved_us for row in self.rows) / 1e3)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """State -> how many problems."""
+        return {state: sum(row.state == state for row in self.rows) for state in STATES}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all of it as plain data."""
+        return {
+            "rows": [row.to_dict() for row in self.rows],
+            "modules": self.modules.to_dict() if self.modules else None,
+            "counts": self.counts,
+            "saved_ms": self.saved_ms,
+            "next": self.next,
+        }
+
+    def __str__(self) -> str:
+        lines = []
+        if self.modules:
+            served, left = len(self.modules.replaced), len(self.modules.left)
+            lines.append(f"{served} modules are served by nxcore's operators, {left} are torch's own")
+        if self.rows:
+            lines.append(_table(self.rows))
+        told = [f"{n} {STATES[state]}" for state, n in self.counts.items() if n]  # type: ignore[index]  # its keys
+        lines.append(f"problems: {'; '.join(told) or 'none met'}")
+        if any(row.calls for row in self.rows):
+            lines.append(f"saved: {self.saved_ms:.3g} ms a step, by the medians of single calls")
+        return "\n".join([*lines, f"next: {self.next}"])
+
+
+def of_model(model: nn.Module, *args: Any, **kwargs: Any) -> Status:
+    """Return what serves ``model``; see ``nxcore.status``."""
+    session, modules = default(), standing(model)
+    if args or kwargs:
+        met = Trace()
+        with session.observed(met):
+            _step(model, args, kwargs)
+        rows = [_row(problem, line["count"], known(session, problem)) for problem, line in met.met]
+    else:
+        rows = [_row(problem, 0, known(session, problem)) for problem in decided(session)]
+    what = "" if modules.replaced else "nxcore.accelerate(model) has nxcore's operators serve its modules"
+    if not what and not rows:
+        what = "nxcore.status(model, input) runs a step to see its problems"
+    tune = "record a step with nxcore.record(FILE), then run: nxcore tune --from-trace FILE"
+    return _status(session, rows, modules, tune, what)
+
+
+def of_trace(session: Session, path: Path, *, steps: int = 1, device: torch.device | None = None) -> Status:
+    """Return what serves the problems that ``nxcore.record`` wrote, as far as it is known.
+
+    Parameters
+    ----------
+    session : Session
+    path : Path
+        The file.
+    steps : int
+        How many steps were recorded.
+    device : torch.device, optional
+        Where they are to run; by default each on a device of the type that it was met on.
+
+    Raises
+    ------
+    UnknownOperatorError, InvalidInputError
+        If a line makes no sense here.
+    """
+    rows = []
+    for number, line in trace.read(path):
+        problem = trace.described(session.registry.spec(line["op"]), line)
+        problem = trace.moved(problem, device or problem.device)
+        found = None
+        if problem.device.type != "cuda" or torch.cuda.is_available():
+            with deterministic(bool(line.get("deterministic"))):
+                found = known(session, problem)
+        rows.append(_row(problem, int(line.get("count", 1)), found, f"line {number}", steps))
+    return _status(session, rows, None, f"nxcore tune --from-trace {path}")
+
+
+def known(session: Session, problem: Problem) -> Explanation | None:
+    """Return what is known of ``problem``, by this process or an earlier one; nothing is measured."""
+    if choice := session.chooser.known(problem):
+        return session.explained(problem, choice)
+    if (page := session.wisdom.read(problem)) is None:
+        return None
+    stale = session.chooser.recall.stale(problem, page)
+    origin = Origin(page.policy, page.date, page.versions, stale)
+    return Explanation(problem, page.decision, origin, session.tuner.fixes(problem))
+
+
+def decided(session: Session) -> list[Problem]:
+    """Return what a choice was made for in this process, by no preference and no ``backend=``."""
+    choices = list(session.chooser.choices)
+    return list(dict.fromkeys(key[0] for key in choices if key[1] is None and not key[2]))
+
+
+def _status(
+    session: Session, rows: Sequence[Served], modules: Swap | None, tune: str, what: str = ""
+) -> Status:
+    found = sorted(_bridged(rows, session.registry), key=lambda row: -row.calls * row.saved_us)
+    states = {row.state for row in found}
+    if not what and "unknown" in states:
+        what = tune
+    if not what and "learning" in states:
+        what = f"go on: calls decide; to decide at once, {tune}"
+    return Status(tuple(found), modules, what or "nothing: every problem is decided")
+
+
+def _row(problem: Problem, calls: int, found: Explanation | None, where: str = "", steps: int = 1) -> Served:
+    calls = -(-calls // steps)
+    if found is None:
+        return Served(problem, calls, "unknown", "torch", "nothing is known of it", where=where)
+    decision = found.decision
+    timed = {c.label: c for c in decision.candidates if c.timing}
+    torchs = [c.timing.median_us for c in timed.values() if c.native and c.timing]
+    mine, best = timed.get(decision.chosen), min(torchs, default=None)
+    us = mine.timing.median_us if mine and mine.timing else None
+    native = decision.chosen == "torch" or (mine is not None and mine.native)
+    state: State = "torch" if native else "kernel"
+    if decision.rule == "exploring":
+        state = "learning"
+    elif decision.rule == "prior" and native:
+        state = "unknown"
+    saved = best - us if state == "kernel" and us is not None and best is not None else 0.0
+    return Served(problem, calls, state, decision.chosen, decision.reason, us, best, saved, where)
+
+
+def _bridged(rows: Sequence[Served], registry: Registry) -> Iterator[Served]:
+    """Yield rows less what the bridge costs the host where a kernel serves an operator or its gradient."""
+    halves: dict[str, set[str]] = {}
+    trains: set[str] = set()
+    for spec in registry.ops.values():
+        if not (gradient := spec.gradient):
+            continue
+        trains |= {gradient.op, gradient.forward}
+        for forward in {spec.name, gradient.forward}:
+            halves.setdefault(forward, set()).add(gradient.op)
+            halves.setdefault(gradient.op, set()).add(forward)
+    by_kernel = {row.problem.op for row in rows if row.state == "kernel"}
+    for row in rows:
+        op = row.problem.op
+        crosses = (row.problem.needs_grad or op in trains) and by_kernel & {op, *halves.get(op, ())}
+        yield replace(row, saved_us=row.saved_us - one_way_us(row.problem)) if crosses else row
+
+
+def _step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Run forward and, where gradients are on, backward; then buffers and random numbers are as before."""
+    buffers = [(b, b.clone()) for b in model.buffers()]
+    weights = [p for p in model.parameters() if p.requires_grad]
+    with torch.random.fork_rng():
+        try:
+            result = model(*args, **kwargs)
+            found = result.values() if isinstance(result, dict) else flatten(result)
+            outs = [out for out in found if isinstance(out, Tensor) and out.requires_grad]
+            if outs and weights:  # no .grad is written
+                ones = [torch.ones_like(out, memory_format=torch.contiguous_format) for out in outs]
+                torch.autograd.grad(outs, weights, ones, allow_unused=True)
+        finally:
+            with torch.no_grad():
+                for buffer, before in buffers:
+                    buffer.copy_(before)
+
+
+def _table(rows: Sequence[Served]) -> str:
+    head = ("problem", "calls", "kernel", "a call", "torch's", "saved")
+    lines = [head, *map(_cells, rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    left = (0, 2)  # names; figures end at the right
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if i in left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        ).rstrip()
+        for cells in lines
+    )
+
+
+def _cells(row: Served) -> tuple[str, ...]:
+    first: TensorMeta = row.problem.tensors[0]
+    shape = "x".join(map(str, first.shape))
+    name = f"{row.where + ': ' if row.where else ''}{row.problem.op} {shape}"
+    kernel = {"learning": "learning", "unknown": "not measured"}.get(row.state, row.chosen)
+    mine = row.us if row.state == "kernel" else None
+    us, best = (f"{v:,.1f} us" if v is not None else "" for v in (mine, row.torch_us))
+    saved = f"{row.calls * row.saved_us / 1e3:.3f} ms" if row.calls and row.saved_us else ""
+    return (name, str(row.calls or ""), kernel, us, best, saved)
