@@ -24,6 +24,7 @@ PUBLIC = {
     "nxcore.plugin": set(plugin.__all__),
     "nxcore.distributed": {"agree"},
     "nxcore.library": {"define_all"},
+    "nxcore.nn.survey": {"Served", "Status"},
     "nxcore.profiling": {"Profile", "Spent", "profile_op"},
     "nxcore.require": {
         n for n in vars(importlib.import_module("nxcore.require")) if n.startswith("require_")
