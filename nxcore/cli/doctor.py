@@ -16,7 +16,7 @@ def collect() -> list[dict[str, Any]]:
     import torch
 
     from nxcore import __version__, session
-    from nxcore.device import describe
+    from nxcore.device import describe, torch_note
     from nxcore.kernel import Check
 
     current = session.default()
@@ -24,7 +24,7 @@ def collect() -> list[dict[str, Any]]:
     cpu = describe("cpu")
     checks = [
         Check("nxcore", True, f"{__version__} on Python {platform.python_version()}"),
-        Check("torch", True, f"{torch.__version__}"),
+        Check("torch", True, torch_note() or str(torch.__version__)),
         Check("cpu", True, f"{cpu.name}, {cpu.units} threads, {cpu.capability}"),
         Check("cuda", True, describe("cuda").name if cuda else "torch sees no CUDA device: CPU kernels only"),
     ]

@@ -205,7 +205,8 @@ def _files(paths: Iterable[Path]) -> Iterator[Path]:
 
 def _of_another_kind(file: Path) -> bool:
     """Tell whether every line is a JSON object and none has a field that a head or a row is known by."""
-    lines = list(_lines(file, notes := []))
+    notes: list[str] = []
+    lines = list(_lines(file, notes))
     return not notes and bool(lines) and not any(OWN & line.keys() for _, line in lines)
 
 

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from nxcore import device, discovery
+from nxcore import device, discovery, session
+from nxcore.cli import doctor
+from tests.null import fakes
 
 ROOT = Path(__file__).parents[2]
 PROJECTS = [ROOT / "pyproject.toml", *sorted((ROOT / "plugins").glob("*/pyproject.toml"))]
@@ -85,6 +87,9 @@ def test_a_newer_torch_is_said_with_the_range_and_the_way_back(version, monkeypa
     with pytest.warns(discovery.TorchWarning, match=re.escape(note)):
         registry = discovery.discover(found=())
     assert "torch" in registry.backends, "a warning, no refusal"
+    monkeypatch.setattr(device, "torch_note", lambda: note)
+    monkeypatch.setattr(session, "_default", fakes.session())
+    assert next(row for row in doctor.collect() if row["name"] == "torch")["detail"] == note
 
 
 @pytest.fixture
