@@ -17,8 +17,12 @@ from torch import Tensor, nn
 import nxcore
 from nxcore.device import describe
 from nxcore.errors import NxcoreError
+<<<<<<< HEAD
 from nxcore.kernel import Code
 from nxcore.measure import Ceilings, Effort, ceilings
+=======
+from nxcore.measure import SLACK, TRIES, Ceilings, Effort, ceilings, ceilings_now
+>>>>>>> f34f3d8 (report, bench: what torch keeps is counted; ceilings of a busy machine are unsure)
 from nxcore.select import Candidate
 from nxcore.session import Session
 from nxcore.settings import Settings
@@ -87,6 +91,11 @@ class Cell:
     chosen: str
     reason: str
     floor_us: float
+
+    @property
+    def beaten(self) -> list[str]:
+        """The kernels that were faster than the floor; with torch's own among them it is wrong."""
+        return [row.label for row in self.rows if (row.share or 0.0) * SLACK > 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +222,12 @@ def run(device: torch.device, *, seed: int = 0, advance: Advance = lambda what, 
     cells = []
     for done, (title, name, args) in enumerate(_problems(xs, logits, device), start=2):
         advance(title, done, steps)
-        cells.append(_cell(session, best, title, name, args))
+        cell = _cell(session, best, title, name, args)
+        for _ in range(TRIES):
+            if cell.beaten:  # other work may have run beside the measurement of the ceilings
+                best = best.raised(ceilings_now(device))
+                cell = _cell(session, best, title, name, args)
+        cells.append(cell)
     advance("the mixed edge, as a user runs it", steps, steps)
     edge = _edge(session, state, operations, logits)
     absent = {name: status.reason for name, status in session.backends().items() if status.status != "ready"}
@@ -226,6 +240,7 @@ def run(device: torch.device, *, seed: int = 0, advance: Advance = lambda what, 
     head = {
         "device": describe(device).to_dict(),
         "ceilings": best.to_dict(),
+        "unsure": best.unsure or any(n.startswith("torch") for cell in cells for n in cell.beaten),
         "images": f"{BATCH} handwritten digits as ({BATCH}, {CHANNELS}, {SIDE}, {SIDE}) float32",
         "versions": {
             "nxcore": nxcore.__version__,

@@ -150,8 +150,7 @@ class Session:
     @contextlib.contextmanager
     def observed(self, observer: Observer) -> Iterator[None]:
         """Have ``observer`` watch the calls of this block; their keys are their own: each problem misses."""
-        before = PREFERENCE.get()
-        others = tuple(o for o in before.observers if type(o) is not type(observer))
+        others = tuple(o for o in PREFERENCE.get().observers if type(o) is not type(observer))
         with self._preferring(observers=(*others, observer)):
             yield
 

@@ -24,7 +24,7 @@ from nxcore.dispatch import Plan, make_operator
 from nxcore.errors import DeviceLostError
 from nxcore.gate import brief
 from nxcore.kernel import Code, Refusal
-from nxcore.measure import Ceilings, Effort, ceilings
+from nxcore.measure import SLACK, TRIES, Ceilings, Effort, ceilings
 from nxcore.problem import Problem
 from nxcore.rotation import CACHES, rotating, rotation
 from nxcore.select import Candidate, Interval, compare, decide, interval, settled, winners
@@ -35,7 +35,6 @@ from nxcore.verify import leaves, precision_class
 
 FULL = Effort(looks=(12, 20, 40), warm_s=0.15, budget_s=4.0)
 FAST = Effort(looks=(12,), warm_s=0.03, budget_s=0.5)
-SLACK = 0.97  # ceilings are measured, so a row may pass the floor by their own noise
 ROUNDS, CALLS = 7, 200  # of the cost of a call
 
 
@@ -162,12 +161,16 @@ class Bench:
         won = {c.label for c in winners(judged)}
         cost = cell.spec.cost(*args)
         work_us = self._work_us(cost, sets)
-        if min(t.device_median_us for t in timings.values()) < SLACK * work_us:
-            # Somebody else may have had a share of the memory when the ceilings were measured.
-            self.ceilings = self.ceilings.raised(measure.ceilings_now(self.device))
-            work_us = self._work_us(cost, sets)
-        floor: dict[str, Any] = {"bytes": cost.bytes, "flops": cost.flops}
-        floor["floor_us"] = self.ceilings.t0_us + work_us
+        fastest = min(t.device_median_us for t in timings.values())
+        for _ in range(TRIES):
+            if fastest < SLACK * work_us:  # other work may have had a share of the memory then
+                self.ceilings = self.ceilings.raised(measure.ceilings_now(self.device))
+                work_us = self._work_us(cost, sets)
+        # Torch's own answer defines what is right: where it beats the ceilings, they are what is wrong.
+        torchs = min(c.timing.device_median_us for c in known if c.native and c.timing)
+        unsure = torchs < SLACK * work_us
+        floor: dict[str, Any] = {"bytes": cost.bytes, "flops": cost.flops, "floor_unsure": unsure or None}
+        floor["floor_us"] = torchs if unsure else self.ceilings.t0_us + work_us
         floor |= {"noise": noise}
         reading = clocks(self.device) if self.device.type == "cuda" else None
         for c in judged:
@@ -177,7 +180,7 @@ class Bench:
             said: Verdict = "BASE" if c.native else "FAST" if c.label in won else "AMBG"
             if said == "AMBG" and c.ratio:
                 said = verdict(c.ratio, noise)
-            if c.timing.device_median_us < SLACK * work_us:
+            if c.timing.device_median_us < SLACK * work_us and not unsure:
                 said = "BELOW_FLOOR"
             times = _times(c.timing, cost, floor["floor_us"])
             more = {"ratio": rounded(c.ratio), "p": c.p_value, "clocks": reading}

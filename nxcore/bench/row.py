@@ -49,6 +49,9 @@ class Row:
         The least that a call must move and compute.
     floor_us : float, optional
         The least microseconds that the device allows.
+    floor_unsure : bool, optional
+        True where torch itself was faster than the measured ceilings allow, and its time is the floor: they
+        were measured beside other work.
     device_us, host_us, call_us : float, optional
         Medians of what a call costs the device, the host, and the caller in eager mode: the larger of both.
     ratio : (float, float, float), optional
@@ -91,6 +94,7 @@ class Row:
     bytes: int | None = None
     flops: int | None = None
     floor_us: float | None = None
+    floor_unsure: bool | None = None
     device_us: float | None = None
     host_us: float | None = None
     call_us: float | None = None

@@ -268,7 +268,9 @@ def demo(report: Report) -> None:
         f"{edge['output_error']:.1e}, gradient to the logits {edge['logits_grad_error']:.1e}, "
         f"to the input {edge['input_grad_error']:.1e}."
     )
-    if any((row.share or 0) > 1 for cell in report.cells for row in cell.rows):
+    if head["unsure"]:
+        console.print("The roofline is unsure: other work ran on this machine while it was measured.")
+    elif any((row.share or 0) > 1 for cell in report.cells for row in cell.rows):
         console.print(
             "The roofline is what torch's copy, addition and dot product reach here; 101% beats them."
         )

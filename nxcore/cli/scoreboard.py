@@ -125,6 +125,12 @@ def summed_up(head: dict[str, Any], rows: Rows, lines: Rows) -> None:
     for row in rows:
         if row["verdict"] in BAD:
             console.print(f"[red]{row['verdict']}[/red] {escape(line(row))}", soft_wrap=True)
+    unsure = len({(r["op"], r["sample"], r["dtype"]) for r in rows if r.get("floor_unsure")})
+    if unsure:
+        console.print(
+            f"[yellow]unsure[/yellow] the floor of {unsure} cells: torch beat the measured ceilings, "
+            "so other work ran beside their measurement"
+        )
     device, versions = head["device"], head["versions"]
     console.print(
         f"{escape(device['name'])}, {device['units']} units; torch {versions.get('torch', '')}, "

@@ -11,13 +11,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from nxcore.report.records import NUMBERS, Cell, Records, Row, is_number, ratio_of
+from nxcore.report.records import NUMBERS, Cell, Records, Row, is_native, is_number, ratio_of
 
 NXCORE = "nxcore"
 CALLED = "nxcore, called"  # the choice with the cost of a call through nxcore
 COMPARED_ONLY = frozenset({"inductor", "jax", "compile", "eager", "flaggems"})  # never serve unasked
 FAILED = frozenset({"WRONG", "BELOW_FLOOR"})  # such a row's time is not evidence of anything
 TIE = 1.02  # as in nxcore.select, which needs torch
+UNSURE = 0.2  # as in nxcore.measure
 
 
 def joined(records: Records) -> dict[str, Any]:
@@ -127,6 +128,7 @@ def _cell(index: int, cell: Cell) -> dict[str, Any]:
         "torch": torch.label if torch else None,
         "torch_us": baseline,
         "chosen": chosen,
+        "left_to_torch": bool(won and won.native),
         "chosen_us": took,
         "ratio": ratio,
         "called_us": choice.get("call_us") if choice else None,
@@ -226,12 +228,13 @@ def _device(name: str, records: Records, cells: Sequence[Mapping[str, Any]]) -> 
         "cells": len(cells),
         "facts": head.get("device") if isinstance(head.get("device"), dict) else {},
         "ceilings": _ceilings(head.get("ceilings")),
+        "unsure": _unsure(head.get("ceilings"), rows),
         "versions": versions,
         "dates": sorted({r.date for r in own if r.date}),
         "methods": sorted({str(r.head["method"]) for r in own if r.head.get("method")}),
         "absent": absent,
         "failures": failures,
-        "summary": summary(cells, [n for n in labels if not _native(n)]),
+        "summary": summary(cells, [n for n in labels if not is_native(n)]),
         "support": support(cells, labels),
     }
 
@@ -246,10 +249,16 @@ def _ceilings(given: Any) -> dict[str, float]:
     return found | ({"cold": max(rates)} if rates else {})
 
 
+def _unsure(ceilings: Any, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return why the ceilings, and every share of a floor, are unsure; empty where they aren't."""
+    own = (row for row in rows if row.get("native"))
+    beaten = sum(bool(row.get("more", {}).get("floor_unsure")) for row in own)
+    if beaten:
+        return f"torch beat them in {beaten} rows"
+    noise = ceilings.get("noise") if isinstance(ceilings, dict) else None
+    return f"blocks differed by {noise:.0%}" if is_number(noise) and noise > UNSURE else ""
+
+
 def _ordered(labels: Iterable[str]) -> list[str]:
     """Return each label once: torch's own first, then by name, those for comparison last."""
-    return sorted(set(labels), key=lambda n: (not _native(n), n in COMPARED_ONLY, n))
-
-
-def _native(label: str) -> bool:
-    return label == "torch" or label.startswith("torch-")
+    return sorted(set(labels), key=lambda n: (not is_native(n), n in COMPARED_ONLY, n))

@@ -42,9 +42,12 @@ def _device(device: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> li
         ("Versions", _versions(device["versions"])),
     ):
         lines.append(f"{name}: {value}.")
+    if device["unsure"]:
+        lines.append(f"Unsure ceilings, for other work ran beside their measurement: {device['unsure']}.")
     lines += [*(f"Method: {m}." for m in device["methods"]), ""]
     lines += ["### Times as fast as torch at its best", ""]
     summary = device["summary"]
+    left = f"{sum(c['left_to_torch'] for c in cells)} of {len(cells)} cells"
     lines += _table(
         ("policy", "cells", "geometric mean", "fifth percentile", "worst cell", "slower than torch"),
         [
@@ -58,7 +61,8 @@ def _device(device: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> li
         ],
     )
     lines += [
-        "The choice is what the rule takes on these same timings; a backend counts where it ran.",
+        f"The choice is what the rule takes on these same timings, {left} left to torch.",
+        "A backend counts where it ran.",
         "",
     ]
     if device["failures"]:

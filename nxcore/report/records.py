@@ -94,7 +94,7 @@ class Row:
     @property
     def native(self) -> bool:
         """It is torch's own, in one idiom or another."""
-        return self.label == "torch" or self.label.startswith("torch-")
+        return is_native(self.label)
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,19 +250,28 @@ def _cell(key: tuple[str, str, str, str], run: int, lines: list[Mapping[str, Any
 def _row(line: Mapping[str, Any]) -> Row:
     named = ("record", "op", "sample", "dtype", "label", "verdict", "reason", "ratio")
     known = {*NUMBERS, *SHARED, *LEFT_OUT, *named}
+    more = {k: v for k, v in line.items() if k not in known}
+    verdict = str(line.get("verdict") or "")
+    if is_native(line["label"]) and verdict == "BELOW_FLOOR":  # a record from before the floor was doubted
+        verdict, more["floor_unsure"] = "BASE", True
     return Row(
         record=line.get("record", "row"),
         label=line["label"],
-        verdict=str(line.get("verdict") or ""),
+        verdict=verdict,
         reason=str(line.get("reason") or ""),
         numbers=_numbers(line, NUMBERS),
         ratio=ratio_of(line.get("ratio")),
-        more={k: v for k, v in line.items() if k not in known},
+        more=more,
     )
 
 
 def _numbers(line: Mapping[str, Any], names: Iterable[str]) -> dict[str, float]:
     return {n: line[n] for n in names if is_number(line.get(n))}
+
+
+def is_native(label: str) -> bool:
+    """Tell whether a label is torch's own, in one idiom or another."""
+    return label == "torch" or label.startswith("torch-")
 
 
 def is_number(value: Any) -> bool:

@@ -118,6 +118,18 @@ def test_ceilings_that_a_busy_machine_had_kept_low_are_measured_again(monkeypatc
     assert found["better"].floor_us == pytest.approx(SLOW_DEVICE.t0_us, abs=0.2)
 
 
+def test_where_torch_beats_the_ceilings_they_are_unsure_and_its_time_is_the_floor(monkeypatch):
+    slow, tries = replace(SLOW_DEVICE, flops=1e6), []
+    monkeypatch.setattr(engine, "ceilings", lambda device: slow)
+    monkeypatch.setattr(measure, "ceilings_now", lambda device: tries.append(1) or slow)
+    found = raced(monkeypatch, {"torch": 600, "better": 300})
+    assert len(tries) == measure.TRIES
+    assert (found["torch"].verdict, found["better"].verdict) == ("BASE", "FAST")
+    assert found["torch"].floor_unsure
+    assert found["torch"].share_of_floor == pytest.approx(1, rel=1e-3)
+    assert "floor_unsure" not in raced(monkeypatch, {"torch": 2000, "better": 1900})["torch"].to_dict()
+
+
 def test_a_result_may_stay_in_the_cache_and_few_inputs_too():
     x = torch.zeros(1000)
     memory, fast = 4000 / 1e11, 4000 / 1e12

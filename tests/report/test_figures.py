@@ -9,6 +9,7 @@ import pytest
 from nxcore.bench.row import Row
 from nxcore.bench.summary import summary
 from nxcore.report.figures import NXCORE, joined, spread
+from nxcore.report.markdown import markdown
 from nxcore.report.records import read
 from tests.report.lines import HEAD, choice, record, row, write
 
@@ -155,3 +156,36 @@ def test_a_record_is_summed_up_as_nxcore_bench_does(tmp_path):
         assert ours["mean"] == pytest.approx(line["mean"], abs=1e-4)
         found = (ours["cells"], ours["p5"], ours["minimum"], ours["slower"])
         assert found == (line["cells"], line["p5"], line["worst"], line["slower"])
+
+
+def test_every_cell_that_torch_keeps_is_counted_whichever_of_its_ways_is_chosen(tmp_path):
+    """The rule left it to the reference, though an idiom had the better median; and to that idiom."""
+    best = row("torch-in-place", 1.25, ratio=[1.0, 1.0, 1.0], verdict="BASE")
+    slower = row(ratio=[0.8, 0.7, 1.1])
+    reference = cell(tmp_path, slower, best, choice("torch", 0.8, 0.7))
+    assert (reference["torch"], reference["chosen"], reference["left_to_torch"]) == (
+        "torch-in-place",
+        "torch",
+        True,
+    )
+    assert cell(tmp_path, slower, best, choice("torch-in-place", 1.0, 0.9))["left_to_torch"]
+    assert not cell(tmp_path, slower, best, row("cuda", 4.0), choice("cuda", 4.0, 3.0))["left_to_torch"]
+
+
+def test_where_torch_beats_the_floor_the_ceilings_are_unsure(tmp_path):
+    """As a record of before has it: of torch there can be no error of the measurement."""
+    found = data(tmp_path, row(verdict="BELOW_FLOOR"), row("cuda", 2.0))
+    (device,) = found["devices"]
+    assert device["failures"] == []
+    assert device["unsure"] == "torch beat them in 1 rows"
+    assert found["cells"][0]["chosen"] == "cuda"
+    text = markdown(found)
+    assert "Unsure ceilings, for other work ran beside their measurement: torch beat them in 1 rows." in text
+    assert "0 of 1 cells left to torch" in text
+    assert data(tmp_path, row(), row("cuda", 2.0))["devices"][0]["unsure"] == ""
+
+
+def test_ceilings_whose_blocks_differ_are_unsure(tmp_path):
+    busy = HEAD | {"ceilings": HEAD["ceilings"] | {"noise": 0.45}}
+    found = joined(read([write(tmp_path / "a.jsonl", busy, row())]))
+    assert found["devices"][0]["unsure"] == "blocks differed by 45%"

@@ -38,6 +38,7 @@ function runs() {
 function head(state) {
   const { device, cells } = state,
     found = spread(cells.filter((c) => c.ratio).map((c) => c.ratio[0]));
+  const slower = cells.filter((c) => c.ratio && c.ratio[0] < 1);
   const called = spread(cells.filter((c) => c.ratio_called).map((c) => c.ratio_called[0]));
   $("lede").replaceChildren(
     ...(found
@@ -49,7 +50,10 @@ function head(state) {
           make(
             "small",
             {},
-            "The choice is what the rule takes on these same timings, so by construction it loses nowhere here. " +
+            "The choice is what the rule takes on these same timings. " +
+              (found.slower
+                ? `${plural(slower.filter((c) => c.left_to_torch).length, "slower cell is", "slower cells are")} left to torch, one of whose other ways was faster there: it wasn't clearly so, or gives another result than the operator. `
+                : "") +
               (called
                 ? `With what a call through nxcore costs, it is ${ratioText(called.mean)} times as fast, and ${plural(called.slower, "cell is", "cells are")} slower than torch.`
                 : "What a call through nxcore costs was not recorded, and is not in its time."),
@@ -57,7 +61,7 @@ function head(state) {
         ]
       : ["No cell that is left has a ratio to torch."]),
   );
-  const kept = cells.filter((c) => c.chosen && c.chosen === c.torch).length;
+  const kept = cells.filter((c) => c.left_to_torch).length;
   const stats = found
     ? [
         ["Geometric mean", ratioText(found.mean), "×"],
@@ -122,6 +126,7 @@ function head(state) {
           cold && `${rateText(cold)} copying, from memory`,
           c.flops && `${flopsText(c.flops)}, float32`,
           c.t0_us && `${timeText(c.t0_us)} for an empty call`,
+          device.unsure && `unsure, for other work ran beside their measurement: ${device.unsure}`,
         ].filter(Boolean),
       ),
     ),

@@ -15,10 +15,12 @@ function tileOf(cell, backend) {
   if (!backend) {
     const hesitant = cell.rows.find((r) => r.verdict === "AMBG" && !r.compared_only && r.ratio && r.ratio[0] > 1);
     if (!cell.ratio) return { text: "–", kinds: ["none"], words: "not measured" };
-    if (cell.chosen === cell.torch) {
+    if (cell.left_to_torch) {
       const why = hesitant
         ? `torch, though ${hesitant.label} may be faster: ${intervalText(hesitant.ratio)}`
-        : "torch itself is chosen";
+        : cell.chosen === cell.torch
+          ? "torch itself is chosen"
+          : `torch is chosen (${cell.chosen}), though its ${cell.torch} was faster`;
       return { text: ratioText(cell.ratio[0]), kinds: hesitant ? ["kept", "ambg"] : ["kept"], words: why };
     }
     return {
