@@ -6,13 +6,19 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from nxcore import demo
 from nxcore.discovery import discover
+from nxcore.measure import Ceilings
+from nxcore.session import Session
+from nxcore.settings import Settings
+from tests.null import fakes
 
 # The suite's own; a user has not set them.
 TOOLKITS = ("TRITON_INTERPRET", "NUMBA_ENABLE_CUDASIM", "NXCORE_CUDA_EMULATOR")
@@ -35,6 +41,22 @@ def test_the_demonstration_ends_with_a_search() -> None:
     *_, demo, search = (line for line in told.stdout.splitlines() if "/nxcore " in line)
     assert demo.endswith("nxcore demo")
     assert "nxcore search --data digits --preset tiny " in search
+
+
+def test_a_roofline_that_torch_beats_is_unsure() -> None:
+    timed = demo.Row("torch", "verified", "", 1e-8, 10.0, (1.0, 1.0, 1.0), 1.55)
+    kernel = replace(timed, label="numba", share=1.02)
+    cell = demo.Cell("add", (timed, kernel), "torch", "so it is", 15.5)
+    assert cell.beaten == ["torch"], "3% are allowed for the noise of the ceilings themselves"
+
+
+def test_ceilings_that_a_row_beats_are_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy, quiet = (Ceilings(0.1, ((1, rate), (2, rate)), 1e15) for rate in (1e3, 1e15))
+    monkeypatch.setattr(demo, "ceilings_now", lambda device: quiet)
+    registry = fakes.registry(fakes.backend("fake", fakes.kernel("add")))
+    problem = ("add", "add", (torch.ones(99), torch.ones(99), 1, None))
+    best, cell = demo._sure(Session(Settings(policy="measure"), registry, fakes.QUICK), busy, *problem)
+    assert (best.bandwidths, cell.beaten) == (quiet.bandwidths, [])
 
 
 def _run(target: Path) -> tuple[str, dict[str, Any]]:

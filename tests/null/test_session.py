@@ -360,3 +360,30 @@ def test_a_yardstick_is_timed_and_never_serves(monkeypatch):
     assert "torch-with_indices answers otherwise, so torch serves" in decision.reason
     _, offsets = session.op(spec.name)(*args)
     assert offsets.dtype is torch.uint8
+
+
+def test_a_verified_idiom_serves_and_one_that_is_wrong_does_not(monkeypatch):
+    """The gate holds torch's other ways to the reference as it holds kernels."""
+    times = {"torch": 100, "torch-other": 98.5, "slow": 300}
+    session = fakes.scripted(fakes.Clock(), monkeypatch, "add", times)
+    kernel = next(k for _, k in session.registry.kernels("add") if k.variant == "other")
+    found = session.explain("add", X, X)
+    assert (found.decision.chosen, found.decision.rule) == ("torch-other", "measured")
+    assert session.chooser.known(found.problem).call is kernel.call
+    clock = fakes.Clock()
+
+    def zeros(x, y, alpha, out):
+        return torch.zeros_like(x + y)
+
+    spec = fakes.replace(
+        fakes.SPECS["add"],
+        reference=clock.costing(100, fakes.SPECS["add"].reference),
+        idioms={"other": clock.costing(50, zeros)},
+    )
+    monkeypatch.setattr(measure, "race", functools.partial(measure.race, clock=clock))
+    specs = [spec if s.name == "add" else s for s in fakes.SPECS.values()]
+    decision = (
+        fakes.session(fakes.backend("fake", fakes.kernel("add")), specs=specs).explain("add", X, X).decision
+    )
+    assert decision.chosen != "torch-other"
+    assert decision["torch-other"].refusal.startswith("wrong")

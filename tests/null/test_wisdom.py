@@ -2,80 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import json
 
 import pytest
 import torch
 
-from nxcore import exchange, gate, identity, measure, wisdom
-from nxcore.choice import AGAIN
+from nxcore import gate, wisdom
 from nxcore.kernel import no, simulated
 from nxcore.problem import Problem
 from nxcore.session import Session
 from nxcore.settings import Settings
 from nxcore.store import Store
 from nxcore.timing import Timing
-from nxcore.wisdom import Wisdom
 from tests.null import fakes
 from tests.null.fakes import SPECS
-
-ADD = SPECS["add"].reference
-X = torch.arange(12.0).view(3, 4)
-
-
-def noisy(timing, by):
-    """Return an A/A row whose half-width is more: by so much."""
-    us = [t * (1 + by if i % 2 else 1 - min(by, 0.9)) for i, t in enumerate(timing.call_us)]
-    return fakes.replace(timing, device_us=tuple(us), host_us=tuple(us))
-
-
-class Machine:
-    """A machine on which processes start one after another, with backends of so many microseconds."""
-
-    def __init__(self, folder, monkeypatch):
-        self.folder, self.clock = folder, fakes.Clock()
-        self.makes, self.raced, self.accepts, self.noise = {}, [], {}, 0.0
-        race = functools.partial(measure.race, clock=self.clock)
-
-        def noted(calls, *args, **how):
-            self.raced.append(sorted(set(calls) - {AGAIN}))
-            found = race(calls, *args, **how)
-            found[AGAIN] = noisy(found[AGAIN], self.noise)
-            return found
-
-        monkeypatch.setattr(measure, "race", noted)
-        monkeypatch.setattr(
-            identity, "sources", lambda dist, module: {"it": self.makes.get(module.partition(":")[0], "1")}
-        )
-
-    def process(self, asked=(), **us):
-        """Return a session that has seen nothing, in which each label takes so long for an add.
-
-        Those that are ``asked`` take part on request only.
-        """
-        self.raced.clear()
-        spec = fakes.replace(SPECS["add"], reference=self.clock.costing(us.pop("torch", 100), ADD), idioms={})
-        backends = [
-            fakes.backend(
-                label,
-                fakes.kernel(
-                    "add",
-                    self.clock.costing(time, ADD),
-                    target=f"{label}:plan",
-                    accepts=self.accepts.get(label, lambda p: fakes.YES),
-                ),
-            )
-            for label, time in us.items()
-        ]
-        backends = [fakes.replace(b, on_request="slow" if b.name in asked else "") for b in backends]
-        specs = [spec if s.name == "add" else s for s in SPECS.values()]
-        return Session(
-            Settings(cache=self.folder, policy="measure"), fakes.registry(*backends, specs=specs), fakes.QUICK
-        )
-
-    def chosen(self, **us):
-        return self.process(**us).explain("add", X, X).decision
+from tests.null.processes import ADD, Machine, X
 
 
 @pytest.fixture
@@ -95,94 +36,6 @@ def test_the_next_process_knows_and_measures_nothing(machine):
         first.noise,
     )
     assert [(c.label, c.timing) for c in again.candidates] == [(c.label, c.timing) for c in first.candidates]
-
-
-def page_of(machine):
-    """Return the one page that there is of an addition."""
-    return Wisdom(Store(machine.folder)).read(Problem.of(SPECS["add"], (X, X, 1, None)))
-
-
-def test_a_race_that_noise_spoilt_is_held_again_by_the_next_process(machine):
-    machine.noise = 4.0
-    first = machine.chosen(fast=50)
-    assert (first.chosen, first.unclear) == ("torch", True)
-    assert page_of(machine).unclear == 1
-    machine.noise = 0.0
-    second = machine.chosen(fast=50)
-    assert machine.raced == [["fast", "torch"]]
-    assert (second.chosen, second.unclear) == ("fast", False)
-    assert page_of(machine).unclear == 0
-    machine.chosen(fast=50)
-    assert machine.raced == [], "and it is known from then on"
-
-
-def test_where_noise_never_ends_races_do(machine):
-    races, machine.noise = 0, 4.0
-    for noise in (4.0, 3.0, 5.0, 4.0, 4.0):
-        machine.noise = noise
-        assert machine.chosen(fast=50).chosen == "torch"
-        races += len(machine.raced)
-    assert races == wisdom.RACES
-    assert page_of(machine).decision.noise < 3.5, "the one with the least noise stays"
-    machine.noise = 0.0
-    session = machine.process(fast=50)
-    with session.policy("estimate"):
-        session.op("add")(X, X)
-    assert machine.raced == [], "other policies measure nothing, as ever"
-
-
-def test_a_clear_verdict_outlives_a_noisy_race_with_a_new_kernel(machine):
-    machine.chosen(fast=50)
-    machine.noise = 7.5
-    for _ in range(wisdom.RACES):
-        found = machine.chosen(fast=50, new=20)
-        assert machine.raced == [["new", "torch"]]
-        assert found.chosen == "fast"
-        assert found["new"].refusal.startswith("not measured: torch differed from itself by ")
-    found = machine.chosen(fast=50, new=20)
-    assert (found.chosen, found["new"].refusal) == ("fast", "not measured as it is now")
-    assert machine.raced == [], "enough was tried"
-
-
-def test_a_clear_verdict_serves_where_a_later_race_is_noisy(machine):
-    """As where two processes race one problem, and the noisy one ends last."""
-    known = machine.chosen(fast=50)
-    machine.noise = 7.5
-    session = machine.process(fast=50)
-    problem = Problem.of(SPECS["add"], (X, X, 1, None))
-    noisy_one = session.tuner.choose(problem, (X, X, 1, None))
-    assert noisy_one.decision.chosen == "torch"
-    served = session.chooser.recall.kept(problem, (X, X, 1, None), noisy_one)
-    assert (served.decision.chosen, served.decision.noise) == ("fast", known.noise)
-    assert page_of(machine).decision.chosen == "fast"
-
-
-def test_a_page_of_before_has_no_count_and_says_by_its_noise_whether_it_is_clear(machine):
-    machine.chosen(fast=50)
-    store, problem = Store(machine.folder), Problem.of(SPECS["add"], (X, X, 1, None))
-    folder = f"{wisdom.digest(wisdom.environment(X.device))}/entries"
-    document = store.read(folder, wisdom.key(problem))
-    del document["unclear"]
-    document["again"].pop("repeats")
-    store.write(folder, wisdom.key(problem), document)
-    assert (page_of(machine).unclear, page_of(machine).open) == (0, False)
-    assert machine.chosen(fast=50).chosen == "fast"
-    assert machine.raced == []
-    document["decision"]["noise"] = 7.588
-    store.write(folder, wisdom.key(problem), document)
-    assert page_of(machine).open
-    machine.chosen(fast=50)
-    assert len(machine.raced) == 1
-
-
-def test_of_two_pages_a_clear_one_stays(machine):
-    machine.chosen(fast=50)
-    of, clear = exchange.gathered(Store(machine.folder))
-    ((place, (at, document)),) = clear.items()
-    later = document | {"decision": document["decision"] | {"noise": 3.0}, "date": document["date"] + 60}
-    for order in ((clear, {place: (at, later)}), ({place: (at, later)}, clear)):
-        assert exchange.merged((of, pages) for pages in order)[1][place][1] == document
-    assert exchange.imported(Store(machine.folder), of, {place: (at, later)}) == 0
 
 
 def test_what_it_knows_serves_calls(machine):
