@@ -206,7 +206,8 @@ class Recall:
         labels = {b.label(k) for b, k in new}
         if raced.unclear:  # what is known is clearer
             self.wisdom.write(problem, replace(page, unclear=page.unclear + 1))
-            why = f"not measured: torch differed from itself by {raced.noise:.0%}, and {NOISY:.0%} is allowed"
+            text = f"torch differed from itself by {raced.noise:.0%}, and {NOISY:.0%} is allowed"
+            why = Refusal(Code.UNMEASURED, f"not measured: {text}")
             noisy = (replace(c, refusal=c.refusal or why) if c.timing else c for c in raced.candidates)
             raced = replace(raced, candidates=tuple(noisy))
         found = {c.label: c for c in known} | {c.label: c for c in raced.candidates if c.label in labels}

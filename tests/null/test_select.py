@@ -380,7 +380,7 @@ def test_where_no_kernel_wins_torchs_fastest_verified_way_serves():
     assert found["torch-idiom"].ratio.median == 1
     scattered = Candidate("torch-idiom", "torch", timing=fakes.timing([90.0, 109.0] * 10))
     assert decide([one("torch", 100), scattered], again()).chosen == "torch", "its interval says nothing"
-    refused = one("torch-idiom", 50, refusal="wrong: NaN must stand")
+    refused = one("torch-idiom", 50, refusal=NO)
     assert decide([one("torch", 100), refused], again()).chosen == "torch"
 
 
