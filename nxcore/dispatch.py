@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from nxcore import autocast, sharding, surroundings
+from nxcore import autocast, ending, sharding, surroundings
 from nxcore.context import PREFERENCE, asked
 from nxcore.errors import InvalidInputError, NxcoreError, UnsupportedProblemError
 from nxcore.hit import alike, defaults, guards, leads_to, source
@@ -104,9 +104,9 @@ class Operator:
         self._resolve, self._recover = resolve, recover
         self.shelled = False
         self.shell: Shell | None = None
-        self.plans: dict[Any, Callable[..., Any]] = {}
+        self.plans: dict[Any, Callable[..., Any]] = ending.table()
         self._older: dict[Any, Callable[..., Any]] = {}
-        self.near: Near = {}
+        self.near: Near = ending.table()
         self.__name__, self.__doc__ = spec.name, spec.reference.__doc__
 
     def __repr__(self) -> str:
@@ -141,8 +141,8 @@ class Operator:
 
     def clear(self) -> None:
         """Forget all plans: plugins, policies or quarantine have changed."""
-        self.plans, self._older = {}, {}
-        self.near = {}  # last: whoever holds an older one may still add to it what is forgotten
+        self.plans, self._older = ending.table(), {}
+        self.near = ending.table()  # last: whoever holds an older one may still add to it what is forgotten
 
     def approach(self, near: Near, key: Any, plan: Callable[..., Any], *args: Any) -> None:
         """Let calls like this one find ``plan`` near; ``near`` was read before ``plan`` was found."""
@@ -161,7 +161,7 @@ class Operator:
     def replan(self, key: Any, plan: Callable[..., Any]) -> None:
         """Let ``plan`` serve calls of ``key`` from now on, in place of another."""
         self.plans[key] = plan
-        self.near = {}
+        self.near = ending.table()
 
     def miss(self, key: Any, *args: Any, kernels: bool = False) -> Any:
         """Serve a call that the table doesn't know: check it, find a plan, remember it, run it.
@@ -172,6 +172,7 @@ class Operator:
         args = self.frozen(args)
         if torch.compiler.is_compiling():  # the key reads what dynamo can't trace
             return self._traced(args)
+        ending.halt()
         if sharding.is_sharded(args):  # each rank's part is a call of its own
             return sharding.divided(self.spec, self.run, args)
         plan = None if key is None else self._older.get(key)
@@ -207,8 +208,8 @@ class Operator:
 
     def _remember(self, key: Any, plan: Callable[..., Any]) -> None:
         if len(self.plans) >= CAPACITY:
-            self._older, self.plans = self.plans, {}
-            self.near = {}  # what is still called comes back, and what isn't is not held
+            self._older, self.plans = self.plans, ending.table()
+            self.near = ending.table()  # what is still called comes back, and what isn't is not held
         self.plans[key] = plan
 
     def unusual(self, args: tuple[Any, ...]) -> str:

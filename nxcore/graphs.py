@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from nxcore import ending
 from nxcore.context import PREFERENCE
 from nxcore.errors import CaptureError, InvalidInputError
 from nxcore.standins import aliased, buffer, fill, untouched
@@ -68,6 +69,7 @@ class Graphed:
         device = _device(self.fn, leaves, spec)
         if device is None or torch.cuda.is_current_stream_capturing():  # into the caller's own graph
             return self.fn(*args, **kwargs)
+        ending.halt()
         key = signature(self.fn, leaves, spec)
         with self._lock:
             replay = self._graphs.get(key)

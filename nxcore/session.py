@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import copy
 import itertools
@@ -16,7 +17,7 @@ from typing import Any
 
 import torch
 
-from nxcore import autocast, discovery, exchange, sharding
+from nxcore import autocast, discovery, ending, exchange, sharding
 from nxcore.choice import Choice
 from nxcore.chooser import Chooser
 from nxcore.context import PREFERENCE, Observer, Preferring
@@ -385,6 +386,12 @@ def _require_backends(session: str, names: tuple[str, ...]) -> bool:
 @unseen
 def _require_policy(name: str) -> str:
     return require_policy(name)
+
+
+@atexit.register
+def _end() -> None:
+    """Let go of daemon threads before the interpreter is torn down under them."""
+    ending.end([session._forget for session in list(_sessions.values())])  # noqa: SLF001  a session's own
 
 
 def _after_fork() -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nxcore import ending
 from nxcore.context import PREFERENCE
 from nxcore.graphs import deciding
 from nxcore.nn.capture import Capture, Run, replay
@@ -120,6 +121,7 @@ class Part:
             if why is WHOLE:
                 self.clear()
             return self.run(module, *tensors)
+        ending.halt()
         key, self._calls = _signature(tensors), self._calls + 1
         capture = self._standing(key)
         if capture is None:

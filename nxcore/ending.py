@@ -1,0 +1,103 @@
+"""The end of the process, while daemon threads still call operators.
+
+The interpreter ends a daemon thread that comes back from torch while it is being torn down, in the middle of
+C++ code: the process aborts. So before that, the next call of such a thread raises ``SystemExit``, which
+``threading`` takes silently. Calls cost nothing for it: the tables that they look into are replaced.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+OPERATOR = "<nxcore operator "
+"""How the file names of generated code begin."""
+
+PATIENCE_S = 10.0
+"""What the end of the process waits for a call that a thread is in."""
+
+GRACE_S = 0.1
+"""What it waits for a running thread to make its next call."""
+
+POLL_S = 0.001
+
+_FOLDER = str(Path(__file__).parent)
+_over = False
+
+
+def halt() -> None:
+    """End the calling thread if the process is at its end, and this is a daemon thread.
+
+    Raises
+    ------
+    SystemExit
+        If so.
+    """
+    if _over and threading.current_thread() in _daemons():
+        sys.exit()
+
+
+def table() -> dict[Any, Any]:
+    """Return an empty table for what calls look up."""
+    return _Ended() if _over else {}
+
+
+class _Ended(dict[Any, Any]):
+    """A table in which daemon threads find their end; the main thread may still call, as in ``atexit``."""
+
+    def __getitem__(self, key: Any) -> Any:
+        halt()
+        return super().__getitem__(key)
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        halt()
+        return super().get(key, default)
+
+
+def end(replace: Iterable[Callable[[], None]]) -> None:
+    """Have daemon threads end at their next call, and wait for those that are in one.
+
+    Parameters
+    ----------
+    replace : iterable of callable
+        Each has calls look into new tables of ``table()``.
+    """
+    global _over  # noqa: PLW0603  the process ends once
+    _over = True
+    for each in replace:
+        each()
+    began = time.monotonic()
+    while (passed := time.monotonic() - began) < PATIENCE_S:
+        running = list(_running())
+        if not any(map(_in_call, running)) and (not running or passed > GRACE_S):
+            return
+        time.sleep(POLL_S)
+
+
+def _daemons() -> list[threading.Thread]:
+    """Return the daemon threads that Python started: not those of torch's autograd, which serve others."""
+    dummy = threading._DummyThread  # type: ignore[attr-defined]  # noqa: SLF001  no public test
+    return [t for t in threading.enumerate() if t.daemon and not isinstance(t, dummy)]
+
+
+def _running() -> Iterator[FrameType]:
+    """Yield the innermost frames of daemon threads that don't wait for another thread."""
+    frames = sys._current_frames()  # noqa: SLF001  the public way to look at other threads
+    for thread in _daemons():
+        frame = frames.get(thread.ident or 0)
+        if frame is not None and frame.f_code.co_filename != threading.__file__:
+            yield frame
+
+
+def _in_call(frame: FrameType | None) -> bool:
+    """Tell whether a thread is inside of this package."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith((OPERATOR, _FOLDER)):
+            return True
+        frame = frame.f_back
+    return False
