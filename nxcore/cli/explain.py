@@ -49,7 +49,11 @@ def collect(
         named = {p.name: a for p, a in zip(spec.params, args, strict=True) if p.keyword}
         found = current.explain(op, *args[: len(args) - len(named)], backend=backend, **named)
         told |= aside(found)
-    return told | found.to_dict() | {"text": str(found.problem)}
+    result = told | found.to_dict() | {"text": str(found.problem)}
+    if found.again and shape is None:
+        where = f" --device {device}" if device else ""
+        result["again"] = f"nxcore tune {op} --sample {asked.name} --dtype {dtype}{where} --again"
+    return result
 
 
 def traced(path: Path, line: int | None, steps: int, device: str | None) -> Any:
@@ -73,7 +77,8 @@ def traced(path: Path, line: int | None, steps: int, device: str | None) -> Any:
     with tuning.deterministic(cell.deterministic):
         found = current.explain(spec.name, *args[: len(args) - len(named)], **named)
     told = {"sample": f"{path}:{line}", "shape": None} | aside(found)
-    return told | found.to_dict() | {"text": str(found.problem)}
+    again = f"nxcore tune {spec.name} --from-trace {path} --again" if found.again else ""
+    return told | found.to_dict() | {"text": str(found.problem), "again": again}
 
 
 def located(text: str) -> tuple[Path, int | None]:

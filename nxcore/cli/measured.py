@@ -10,8 +10,8 @@ from typing import Any
 from rich.markup import escape
 
 from nxcore.cli.render import _console, _ratio, _table, show
+from nxcore.defaults import REQUIRED
 from nxcore.problem import plain
-from nxcore.spec import REQUIRED
 from nxcore.timing import duration
 
 FLAGS = {"needs_grad": "with a gradient", "aliased": "out is an input", "deterministic": "deterministic"}
@@ -84,7 +84,9 @@ def wisdom(rows: list[dict[str, Any]]) -> None:
                 row["problem"]["op"],
                 described(row["problem"]),
                 row["chosen"],
-                row["reason"],
+                f"unclear, A/A noise of {row['noise']:.0%}: {row['reason']}"
+                if row["unclear"]
+                else row["reason"],
                 row["policy"],
                 days,
             )

@@ -34,6 +34,8 @@ def collect(op: str = "") -> list[dict[str, Any]]:
                 "problem": key,
                 "chosen": found.decision.chosen,
                 "rule": found.decision.rule,
+                "noise": found.decision.noise,
+                "unclear": found.decision.unclear,
                 "reason": found.decision.reason,
                 "policy": found.policy,
                 "date": found.date,

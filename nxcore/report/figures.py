@@ -255,7 +255,7 @@ def _unsure(ceilings: Any, rows: Sequence[Mapping[str, Any]]) -> str:
     beaten = sum(bool(row.get("more", {}).get("floor_unsure")) for row in own)
     if beaten:
         return f"torch beat them in {beaten} rows"
-    noise = ceilings.get("noise") if isinstance(ceilings, dict) else None
+    noise: Any = ceilings.get("noise") if isinstance(ceilings, dict) else None
     return f"blocks differed by {noise:.0%}" if is_number(noise) and noise > UNSURE else ""
 
 

@@ -283,7 +283,7 @@ def test_the_command_shows_age_and_what_would_change_it(default):
         "needs CUDA tensors",
         "nxcore doctor: what to type",
         "ago by policy 'measure'",
-        "to race it again: nxcore tune add --again",
+        "to race it again: nxcore tune add --sample prime --dtype float32 --device cpu --again",
     ):
         assert word in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 100

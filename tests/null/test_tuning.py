@@ -224,6 +224,8 @@ def test_a_noisy_race_replaces_no_clear_verdict_and_is_held_again(machine):
     (row,) = machine.rows(*words)["rows"]
     assert (row["status"], row["chosen"]) == ("unclear", "torch")
     assert re.match(r"A/A noise of \d+%, above 20%: to be raced again", row["reason"])
+    shown = CliRunner().invoke(app, ["wisdom", "show", "add"]).stdout
+    assert "unclear, A/A noise of" in " ".join(shown.split())
     text = machine.tune(*words)
     assert "1 unclear" in text
     assert "A/A noise of" in text
