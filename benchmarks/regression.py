@@ -34,7 +34,7 @@ MARGIN, SIGNIFICANCE = 0.10, 0.01
 BLOCKS, LEAST = 20, 14
 SAMPLE_S, LONGEST_S = 2e-4, 20e-3
 SIZES = 1  # of each operator, the smallest: each is compiled twice, and the job has three minutes
-COMPOSED = ("sep_conv2d_batch_norm", "sep_conv2d_batch_norm_backward", "sep_conv2d_with_stats")
+COMPOSED = ("sep_conv2d_batch_norm", "sep_conv2d_batch_norm_backward")
 """Operators left out: their kernels are others, one after the other."""
 
 RUNS = ("nxcore", "plugins/numba")  # what runs on the CPU without being asked for

@@ -16,6 +16,7 @@ import sysconfig
 import types
 import warnings
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore.kernel import YES, Backend, Kernel, Verdict, no
+from nxcore.kernel import YES, Backend, Code, Kernel, Verdict, no
 from nxcore.plugin import API_VERSION
 from nxcore.problem import Problem, TensorMeta
 from nxcore.process import preserved
@@ -80,17 +81,18 @@ def probe() -> Verdict:
 def accepts(problem: Problem) -> Verdict:
     """Take real tensors, where there is nothing to write into."""
     if not (found := _machine(problem.device.type)):
-        return found
+        return replace(found, code=Code.MACHINE)
     if problem.writes:
-        return no("returns a tensor of its own, and out was given")
+        return no("returns a tensor of its own, and out was given", code=Code.ARGUMENT)
     if any(meta.dtype.is_complex for meta in problem.tensors):
-        return no("needs real tensors, got a complex one")
+        return no("needs real tensors, got a complex one", code=Code.DTYPE)
     for param, value in zip(problem.spec.params, problem.args, strict=True):
         # Of two numbers that are variables, inductor drops one: `torch.add(x, y, alpha=alpha)` is x + y.
         if param.kind == "operand" and isinstance(value, type):
-            return no(f"needs a tensor for {param.name}, got a number ({value.__name__})")
+            why = f"needs a tensor for {param.name}, got a number ({value.__name__})"
+            return no(why, code=Code.ARGUMENT)
     if problem.view:
-        return no("a view: there is nothing to run")
+        return no("a view: there is nothing to run", code=Code.IDLE)
     return YES
 
 

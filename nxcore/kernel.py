@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
@@ -14,6 +14,7 @@ import torch
 from nxcore.errors import PluginError
 from nxcore.problem import Problem
 from nxcore.process import preserved
+from nxcore.spec import OpSpec
 
 Precision = Literal["ieee32", "tf32", "half"]
 
@@ -144,6 +145,9 @@ def accept_all(problem: Problem) -> Verdict:  # noqa: ARG001  the shape every ac
     return YES
 
 
+Accepts = Callable[[Problem], Verdict]
+
+
 @dataclass(frozen=True)
 class Kernel:
     """One implementation of one operator.
@@ -177,7 +181,7 @@ class Kernel:
 
     op: str
     target: str
-    accepts: Callable[[Problem], Verdict] = accept_all
+    accepts: Accepts = accept_all
     probe: Callable[[], Verdict] | None = None
     variant: str = ""
     dtypes: tuple[torch.dtype, ...] = (torch.float32,)
@@ -202,6 +206,92 @@ class Kernel:
         """What ``branch`` names, imported now."""
         found: Callable[[Problem], Hashable] = _imported(self.branch)
         return found
+
+
+Row = Accepts | Mapping[str, Any]
+
+
+def kernels(package: str, rows: Mapping[str, Row], **every: Any) -> tuple[Kernel, ...]:
+    """Return a backend's kernels from a table.
+
+    Parameters
+    ----------
+    package : str
+        Where the planners are: that of an operator is ``plan`` in the module of its name.
+    rows : Mapping
+        The operator -> ``accepts``, or a mapping with ``accepts`` and other attributes of ``Kernel``.
+        ``target`` is without the package there: ``"softmax_sum:plan"``, say, where another file has the
+        planner.
+    **every
+        Attributes of all of them, where a row has no other.
+
+    Returns
+    -------
+    tuple of Kernel
+    """
+    made = []
+    for op, row in rows.items():
+        own = dict(row) if isinstance(row, Mapping) else {"accepts": row}
+        target = own.pop("target", f"{op}:plan")
+        made.append(Kernel(op, f"{package}.{target}", **(every | own)))
+    return tuple(made)
+
+
+@dataclass(frozen=True)
+class Composed(Kernel):
+    """A kernel made of one backend's kernels for the parts of an operator.
+
+    Attributes
+    ----------
+    halves : tuple of Kernel
+        One a part.
+    """
+
+    halves: tuple[Kernel, ...] = ()
+
+    @property
+    def plan(self) -> Callable[[Problem], Callable[..., Any]]:
+        """Plan each part that there is, and join them."""
+        return self._plan
+
+    def _plan(self, problem: Problem) -> Callable[..., Any]:
+        pairs = zip(self.halves, problem.parts, strict=True)
+        calls = (None if part is None else half.plan(part) for half, part in pairs)
+        assert problem.spec.parts is not None  # noqa: S101  it was composed by them
+        return problem.spec.parts.join(problem, *calls)
+
+
+def composed(kernels: Iterable[Kernel], specs: Iterable[OpSpec]) -> tuple[Kernel, ...]:
+    """Return what a backend's kernels make together for operators that it has no kernel of its own for."""
+    own = {(kernel.op, kernel.variant): kernel for kernel in kernels}
+    made: list[Kernel] = []
+    for spec in specs:
+        for variant in dict.fromkeys(variant for _, variant in own) if spec.parts else ():
+            halves = [own.get((op, variant)) for op in spec.parts.ops] if spec.parts else []
+            found = tuple(half for half in halves if half)
+            if (spec.name, variant) not in own and len(found) == len(halves):
+                made.append(_compose(spec, found))
+    return tuple(made)
+
+
+def _compose(spec: OpSpec, halves: tuple[Kernel, ...]) -> Kernel:
+    def accepts(problem: Problem) -> Verdict:
+        answers = (h.takes(part) for h, part in zip(halves, problem.parts, strict=True) if part is not None)
+        return next((answer for answer in answers if not answer), YES)
+
+    first = halves[0]
+    common = (d for d in spec.parts.dtypes if all(d in h.dtypes for h in halves)) if spec.parts else ()
+    return Composed(
+        spec.name,
+        first.target,
+        accepts,
+        first.probe,
+        first.variant,
+        tuple(common),
+        deterministic=all(half.deterministic for half in halves),
+        graph_safe=all(half.graph_safe for half in halves),
+        halves=halves,
+    )
 
 
 def _imported(target: str) -> Any:

@@ -5,8 +5,22 @@ from __future__ import annotations
 import pluggy
 
 from nxcore.defaults import REQUIRED, Drawn
-from nxcore.kernel import YES, Backend, Check, Code, Kernel, Refusal, Verdict, accept_all, no, simulated
+from nxcore.kernel import (
+    YES,
+    Backend,
+    Check,
+    Code,
+    Kernel,
+    Refusal,
+    Verdict,
+    accept_all,
+    composed,
+    kernels,
+    no,
+    simulated,
+)
 from nxcore.layout import Rows, alike, broadcast_strides, collapse, overlaps
+from nxcore.needs import Need, Place, at_most, either, merged, needs
 from nxcore.problem import Problem, TensorMeta
 from nxcore.process import preserved
 from nxcore.reduction import Reduction, canonical_dims, summed_dims
@@ -17,6 +31,7 @@ from nxcore.spec import (
     Gradient,
     OpSpec,
     Param,
+    Parts,
     Sample,
     rand,
 )
@@ -41,8 +56,11 @@ __all__ = [
     "ErrorCase",
     "Gradient",
     "Kernel",
+    "Need",
     "OpSpec",
     "Param",
+    "Parts",
+    "Place",
     "Problem",
     "Reduction",
     "Refusal",
@@ -53,10 +71,16 @@ __all__ = [
     "Window",
     "accept_all",
     "alike",
+    "at_most",
     "broadcast_strides",
     "canonical_dims",
     "collapse",
+    "composed",
+    "either",
     "hookimpl",
+    "kernels",
+    "merged",
+    "needs",
     "no",
     "overlaps",
     "preserved",

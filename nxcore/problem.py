@@ -210,6 +210,11 @@ class Problem:
             return "nothing to compute: output_mask asks for no gradient"
         return self.spec.idle(self)
 
+    @functools.cached_property
+    def parts(self) -> tuple[Problem | None, ...]:
+        """The calls of other operators that this one is: see ``OpSpec.parts``."""
+        return self.spec.parts.split(self) if self.spec.parts else ()
+
     @property
     def cost(self) -> Cost:
         """The least that the call must move and compute; whatever its numbers are, where they may change."""

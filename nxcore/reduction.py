@@ -124,6 +124,17 @@ class Reduction:
         return cls._undoing(problem["grad"], x_grad), cls._undoing(problem["grad"], y_grad)
 
     @classmethod
+    def of_call(cls, problem: Problem) -> list[Reduction]:
+        """Describe every sum of a call of ``sum``, ``sum_to_size`` or ``add_backward``."""
+        if problem.op == "sum":
+            return [cls.of_sum(problem)]
+        if problem.op == "sum_to_size":
+            found: tuple[Reduction | None, ...] = (cls.of_sum_to_size(problem),)
+        else:
+            found = cls.of_add_backward(problem)
+        return [reduction for reduction in found if reduction is not None]
+
+    @classmethod
     def _undoing(cls, grad: TensorMeta, out: TensorMeta | None) -> Reduction | None:
         """Describe undoing the broadcast from ``out`` to ``grad``."""
         if out is None or not (dims := summed_dims(grad.shape, out.shape)):

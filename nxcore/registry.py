@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from nxcore.errors import BackendUnavailableError, PluginError, UnknownBackendError, UnknownOperatorError
-from nxcore.kernel import Backend, Check, Kernel, Verdict
+from nxcore.kernel import Backend, Check, Kernel, Verdict, composed
 from nxcore.plugin import API_VERSION
 from nxcore.spec import OpSpec
 
@@ -105,7 +105,7 @@ class Registry:
         self.op_sources.update(dict.fromkeys(staged, source))
 
     def add_backend(self, backend: Backend, source: Source) -> None:
-        """Add a backend.
+        """Add a backend, with what its kernels make together: see ``OpSpec.parts``.
 
         Raises
         ------
@@ -130,6 +130,8 @@ class Registry:
             if (kernel.op, kernel.variant) in seen:
                 raise PluginError(f"two kernels of {kernel.op!r} are called {backend.label(kernel)!r}")
             seen.add((kernel.op, kernel.variant))
+        more = composed(backend.kernels, self.ops.values())
+        backend = replace(backend, kernels=(*backend.kernels, *more)) if more else backend
         self.backends[backend.name], self.sources[backend.name] = backend, source
         self._kernels.clear()
 

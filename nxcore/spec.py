@@ -297,6 +297,28 @@ class Way:
     result: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The calls of other operators that a call is: a backend that has kernels for all of them has it too.
+
+    Attributes
+    ----------
+    ops : tuple of str
+        The operators, in the order in which they run.
+    split : callable
+        ``split(problem) -> tuple``: the problem of each, None for one that needn't run.
+    join : callable
+        ``join(problem, *calls) -> callable``: the call, from what was planned for each, None for None.
+    dtypes : tuple of torch.dtype
+        For which one's result may be the next one's argument.
+    """
+
+    ops: tuple[str, ...]
+    split: Callable[[Any], tuple[Any, ...]]
+    join: Callable[..., Callable[..., Any]]
+    dtypes: tuple[torch.dtype, ...] = (torch.float32,)
+
+
 @dataclass(frozen=True)
 class OpSpec:
     """One operator as data.
@@ -341,6 +363,8 @@ class OpSpec:
         second of a process's start: it imports torch's compiler.
     idle : callable
         ``idle(problem) -> str``: why there is nothing to compute, beside what ``Problem.idle`` tells itself.
+    parts : Parts, optional
+        Of which other operators it is made, where it is.
     sketches : callable
         ``sketches(*arguments) -> Mapping``: name -> sketch of each tensor whose values are not free, such as
         indices, from the described arguments. All others may hold any numbers.
@@ -369,6 +393,7 @@ class OpSpec:
     view: Callable[..., bool] = lambda *args: False  # noqa: ARG005
     outputs: Callable[..., Any] = lambda *args: None  # noqa: ARG005
     idle: Callable[[Any], str] = lambda problem: ""  # noqa: ARG005
+    parts: Parts | None = None
     sketches: Callable[..., Mapping[str, Any]] = lambda *args: MappingProxyType({})  # noqa: ARG005
     ways: Callable[..., tuple[Way, ...]] = lambda *args: ()  # noqa: ARG005
     autocast: Mapping[str, Cast] = field(default_factory=lambda: MappingProxyType({}))

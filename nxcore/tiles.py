@@ -1,6 +1,6 @@
 """The tiles of a kernel, timed: how a plugin's author fills the table that its planner chooses from.
 
-A planner's module may have ``sweep(problem)``, which yields what its ``plan(problem, tile)`` takes. No call
+Beside ``plan`` may be ``sweep(problem)``, which yields what ``plan(problem, tile)`` takes. No call
 of a user ever sweeps: a tile comes from the plugin's own table, and this is what the table is made from.
 """
 
@@ -104,7 +104,8 @@ def swept(
     UnsupportedProblemError
         If it declines the call.
     """
-    sweep = getattr(importlib.import_module(kernel.target.partition(":")[0]), "sweep", None)
+    module, _, planner = kernel.target.partition(":")
+    sweep = getattr(importlib.import_module(module), planner.replace("plan", "sweep"), None)
     if sweep is None or len(inspect.signature(kernel.plan).parameters) < 2:
         raise InvalidInputError(f"{backend.label(kernel)} has no tiles for {spec.name!r}", argument="backend")
     problem = Problem.of(spec, args)

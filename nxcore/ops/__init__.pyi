@@ -306,21 +306,6 @@ class _SepConv2dBatchNormBackward(Operator):
 
 sep_conv2d_batch_norm_backward: _SepConv2dBatchNormBackward
 
-class _SepConv2dWithStats(Operator):
-    def __call__(
-        self,
-        x: Tensor,
-        dw_weight: Tensor,
-        pw_weight: Tensor,
-        stride: int | Sequence[int] = 1,
-        padding: int | Sequence[int] | str = 0,
-        dilation: int | Sequence[int] = 1,
-        *,
-        relu: bool = True,
-    ) -> tuple[Tensor, Tensor, Tensor]: ...
-
-sep_conv2d_with_stats: _SepConv2dWithStats
-
 class _SoftmaxSum(Operator):
     def __call__(self, xs: Sequence[Tensor] | Tensor, logits: Tensor) -> Tensor: ...
 

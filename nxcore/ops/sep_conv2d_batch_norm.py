@@ -14,28 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nxcore.errors import InvalidInputError
 from nxcore.ops.batch_norm import SPEC as BATCH_NORM
-from nxcore.ops.batch_norm import accumulator, require_eps, require_factors, values
+from nxcore.ops.batch_norm import accumulator, require_channels, require_eps, require_factors, values
 from nxcore.ops.batch_norm import reference as normalised
 from nxcore.ops.sep_conv2d import SPEC as SEP_CONV2D
+from nxcore.ops.sep_conv2d import check as check_sep_conv2d
 from nxcore.ops.sep_conv2d import convolved, lowered
-from nxcore.ops.sep_conv2d_with_stats import DIMS, LAID_OUT
-from nxcore.ops.sep_conv2d_with_stats import check as check_with_stats
-from nxcore.plugin import (
-    YES,
-    Cost,
-    ErrorCase,
-    Gradient,
-    OpSpec,
-    Param,
-    Problem,
-    Sample,
-    TensorMeta,
-    Verdict,
-    rand,
-)
+from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Problem, Sample, TensorMeta, rand
+from nxcore.spec import Layout, Parts
 from nxcore.window import laid_out, memory_format
 
+Call = Callable[..., Any]
+DIMS = (0, 2, 3)
 WINDOW = 7  # x, both weights, and what tells the window
 
 
@@ -93,6 +84,14 @@ def between(x: Any, dw_weight: Any, pw_weight: Any, *window: Any) -> TensorMeta:
     return TensorMeta(made.shape, made.strides, accumulator(x), made.device)
 
 
+def check_convolution(x: Any, *rest: Any) -> None:
+    """Refuse a convolution that no batch norm fits behind."""
+    check_sep_conv2d(x, *rest)
+    if x.ndim != 4:
+        raise InvalidInputError(f"x must be (N, C, H, W), got {tuple(x.shape)}", argument="x")
+    require_channels(SEP_CONV2D.outputs(x, *rest))
+
+
 def check(
     x: Any,
     dw_weight: Any,
@@ -107,7 +106,7 @@ def check(
 ) -> None:
     """Refuse what the operator isn't defined for."""
     convolution = (x, dw_weight, pw_weight, stride, padding, dilation, relu)
-    check_with_stats(*convolution)
+    check_convolution(*convolution)
     require_factors(SEP_CONV2D.outputs(*convolution), weight, bias)
     require_eps(eps)
 
@@ -154,21 +153,14 @@ def _backward(grad: Any, mask: tuple[bool, ...], *args: Any) -> tuple[Any, ...]:
     return grad, x, dw_weight, pw_weight, y, mean, var, weight, *window, eps, wanted
 
 
-def parts(problem: Problem) -> tuple[Problem, Problem]:
+def _split(problem: Problem) -> tuple[Problem, Problem]:
     """Return the calls of sep_conv2d and of batch_norm that a call in float32 is."""
     convolution = Problem(SEP_CONV2D, problem.args[:WINDOW])
     return convolution, Problem(BATCH_NORM, (convolution.outputs, *problem.args[WINDOW:]))
 
 
-def accepted(problem: Problem, *accepts: Callable[[Problem], Verdict]) -> Verdict:
-    """Answer for a call by what is said of both parts."""
-    answers = (accept(part) for accept, part in zip(accepts, parts(problem), strict=True))
-    return next((no for no in answers if not no), YES)
-
-
-def planned(problem: Problem, *plans: Callable[[Problem], Callable[..., Any]]) -> Callable[..., Any]:
-    """Plan a call by planners of both parts."""
-    convolve, normalise = (plan(part) for plan, part in zip(plans, parts(problem), strict=True))
+def _join(problem: Problem, convolve: Call, normalise: Call) -> Call:  # noqa: ARG001  planned by it already
+    """Run both, one after the other."""
 
     def call(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         y = convolve(*args[:WINDOW])
@@ -180,6 +172,12 @@ def planned(problem: Problem, *plans: Callable[[Problem], Callable[..., Any]]) -
 
 SMOKE = frozenset({"smoke"})
 BENCH = frozenset({"bench"})
+LAYOUTS: dict[str, Layout] = {"gaps_in_memory": "strided", "transposed": "transposed", "expanded": "expanded"}
+
+LAID_OUT = tuple(
+    Sample(name, (rand(2, 2, 4, 5, layout=layout), rand(2, 1, 3, 3), rand(3, 2, 1, 1), 1, 1))
+    for name, layout in LAYOUTS.items()
+)
 THREE = (rand(2, 3, 5, 6), rand(3, 1, 3, 3), rand(4, 3, 1, 1), 1, 1)
 
 SAMPLES = (
@@ -240,6 +238,7 @@ SPEC = OpSpec(
     magnitude=magnitude,
     terms=terms,
     outputs=outputs,
+    parts=Parts(("sep_conv2d", "batch_norm"), _split, _join),
     gradient=Gradient(
         "sep_conv2d_batch_norm_backward",
         _backward,

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from nxcore.errors import InvalidInputError
-from nxcore.kernel import YES, Verdict
 from nxcore.ops.batch_norm import require_eps, require_factor
 from nxcore.ops.batch_norm_backward import SPEC as NORM
 from nxcore.ops.batch_norm_backward import reference as norm_backward
@@ -22,11 +21,11 @@ from nxcore.ops.sep_conv2d import convolved, wide
 from nxcore.ops.sep_conv2d_backward import SPEC as CONVOLUTION
 from nxcore.ops.sep_conv2d_backward import reference as convolution_backward
 from nxcore.ops.sep_conv2d_batch_norm import SAMPLES as FORWARD_SAMPLES
-from nxcore.ops.sep_conv2d_batch_norm import between
-from nxcore.ops.sep_conv2d_with_stats import check as check_forward
+from nxcore.ops.sep_conv2d_batch_norm import Call, between
+from nxcore.ops.sep_conv2d_batch_norm import check_convolution as check_forward
 from nxcore.plugin import Cost, ErrorCase, OpSpec, Param, Problem, Sample, TensorMeta, Window, rand
 from nxcore.require import require_flags, require_tensor
-from nxcore.spec import Layout
+from nxcore.spec import Layout, Parts
 
 ALL = (True, True, True, True, True)
 Pairs = int | tuple[int, int]
@@ -168,7 +167,7 @@ def terms(*args: Any) -> int:
     return NORM.terms(*norm) + CONVOLUTION.terms(*convolution(args[4]))
 
 
-def parts(problem: Problem) -> tuple[Problem, Problem | None]:
+def _parts(problem: Problem) -> tuple[Problem, Problem | None]:
     """Return the calls that one in float32 is: batch_norm_backward's, and sep_conv2d_backward's if any."""
     arguments, convolution = _split(problem.args)
     norm = Problem(NORM, arguments)
@@ -176,19 +175,10 @@ def parts(problem: Problem) -> tuple[Problem, Problem | None]:
     return norm, None if inner is None else Problem(CONVOLUTION, convolution(inner))
 
 
-def accepted(problem: Problem, *accepts: Callable[[Problem], Verdict]) -> Verdict:
-    """Answer for a call by what is said of both parts."""
-    answers = (accept(part) for accept, part in zip(accepts, parts(problem), strict=True) if part)
-    return next((no for no in answers if not no), YES)
-
-
-def planned(problem: Problem, *plans: Callable[[Problem], Callable[..., Any]]) -> Callable[..., Any]:
-    """Plan a call by planners of both parts."""
-    (plan_norm, plan_convolution), (first, second) = plans, parts(problem)
-    normalise, convolve = plan_norm(first), None if second is None else plan_convolution(second)
-
+def _join(problem: Problem, normalise: Call, convolve: Call | None) -> Call:
+    """Run both, one after the other."""
     *_, stride, padding, dilation, relu, eps, mask = problem.args
-    factors, images = first.args[-1], tuple(mask[:3])
+    factors, images = (any(mask[:3]), *mask[3:]), tuple(mask[:3])
 
     def call(
         grad: Tensor,
@@ -286,4 +276,5 @@ SPEC = OpSpec(
     magnitude=magnitude,
     terms=terms,
     outputs=outputs,
+    parts=Parts(("batch_norm_backward", "sep_conv2d_backward"), _parts, _join),
 )

@@ -25,7 +25,7 @@ NORM, NORM_BACK = "batch_norm", "batch_norm_backward"
 NORMS = (NORM, NORM_BACK)
 IMAGES = (*LARGEST, "max_pool2d_backward", *MEANS, *FILTERED)
 ROWS = ("entropy", "entropy_backward", "gumbel_softmax", "gumbel_softmax_backward")
-BLOCKS = ("sep_conv2d_with_stats", "sep_conv2d_batch_norm", "sep_conv2d_batch_norm_backward")
+BLOCKS = ("sep_conv2d_batch_norm", "sep_conv2d_batch_norm_backward")
 ALIKE = ("weighted_sum", "weighted_sum_backward", *BLOCKS)
 """What the kernels of other operators run: those of BLENDS, and those of SEPARABLE and NORMS,
 which in CUDA C++ also leave moments."""

@@ -31,14 +31,14 @@ MUTATIONS = (
     one(
         MASK,
         "sep_conv2d.cu",
-        ("sep_conv2d_with_stats",),
+        ("sep_conv2d_batch_norm",),
         "sum += j < some ? tile[i][j] : 0.0f",
         "sum += tile[i][j]",
     ),
     one(
         BITS,
         "sep_conv2d.cu",
-        ("sep_conv2d_with_stats", "sep_conv2d_batch_norm"),
+        ("sep_conv2d_batch_norm",),
         "over(squares[i] + count * off * off, lanes)",
         f"over({half('squares[i] + count * off * off')}, lanes)",
     ),

@@ -55,11 +55,6 @@ CASES = {
     "depthwise": ("depthwise_conv2d", lambda: (double(2, 2, 5, 6), double(2, 1, 3, 3), 2, 1), {}),
     "filters_only": ("depthwise_conv2d", lambda: (double(2, 4, 6).detach(), double(2, 1, 3, 5), 1, 2), {}),
     "separable": ("sep_conv2d", lambda: (double(2, 5, 6), double(2, 1, 3, 3), double(3, 2, 1, 1), 2), {}),
-    "separable_stats": (
-        "sep_conv2d_with_stats",
-        lambda: (double(2, 1, 4, 5), double(1, 1, 3, 3), double(2, 1, 1, 1), 2),
-        {},
-    ),
     "block": (
         "sep_conv2d_batch_norm",
         lambda: (double(2, 1, 3, 4), double(1, 1, 3, 3), double(2, 1, 1, 1), 1, 1),

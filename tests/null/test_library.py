@@ -107,10 +107,6 @@ SIZES = {
         *(torch.randn(2 + i, 4, 6 + i, 7 + 2 * i), torch.randn(4, 1, 3, 3), torch.randn(3, 4, 1, 1)),
         *(1, 1, 1, True, torch.randn(3), torch.randn(3)),
     ),
-    "sep_conv2d_with_stats": lambda i: (
-        *(torch.randn(2 + i, 4, 6 + i, 7 + 2 * i), torch.randn(4, 1, 3, 3), torch.randn(3, 4, 1, 1)),
-        *(1, 1),
-    ),
     "softmax_sum": lambda i: ([torch.randn(4 + i, 5 + 2 * i) for _ in range(3)], torch.randn(3)),
     # From what isn't worth asking whether its gradient is wanted to what is.
     "weighted_sum": lambda i: ([torch.randn(2 + i, 20_000 * (i + 1)) for _ in range(3)], torch.randn(3)),

@@ -199,4 +199,5 @@ def test_verdicts_are_conditions():
         "reason": "because",
         "hint": "do",
         "simulated": False,
+        "code": "other",
     }

@@ -40,17 +40,6 @@ def test_gradients_are_torchs(backend, device, affine):
     torch.testing.assert_close(torch.autograd.grad(out, given, grad), expected, rtol=1e-3, atol=1e-3)
 
 
-@BACKENDS
-def test_statistics_are_those_of_the_result(backend, device):
-    given = _given(place(backend, device))[:3]
-    y, mean, var = operator("sep_conv2d_with_stats", backend)(*given, 1, 1)
-    torch.testing.assert_close((var, mean), torch.var_mean(y, (0, 2, 3)), rtol=1e-4, atol=1e-4)
-    assert not any(t.requires_grad for t in (mean, var))
-    want = _chain(*given)[1]
-    for got, expected in zip(*(torch.autograd.grad(t.square().sum(), given) for t in (y, want)), strict=True):
-        torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", [name for name in SPECS if name.startswith("sep_conv2d_")])
 def test_the_middle_of_16_bits_is_not_rounded(name, dtype):
@@ -76,10 +65,7 @@ def test_autocast_lowers_the_convolutions_alone():
     given = [t.detach() for t in _given("cpu")]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out, y, mean, _ = operator("sep_conv2d_batch_norm", None)(*given[:3], 1, 1, 1, True, *given[3:])
-        again, *_ = operator("sep_conv2d_with_stats", None)(*given[:3], 1, 1)
-    assert (out.dtype, y.dtype, mean.dtype, again.dtype) == (
-        *(torch.bfloat16, torch.float32, torch.float32, torch.bfloat16),
-    )
+    assert (out.dtype, y.dtype, mean.dtype) == (torch.bfloat16, torch.float32, torch.float32)
     factors = given[3].clone(), given[4].bfloat16().float()
     lower = [t.bfloat16() for t in given[:3]]
     rounded = SPECS["sep_conv2d_batch_norm"].reference(*lower, 1, 1, 1, True, *given[3:])[0]

@@ -38,19 +38,16 @@ def batch_norm_backward(draw: Draw, most: int) -> tuple[Any, ...]:
 
 
 @strategy
-def sep_conv2d_with_stats(draw: Draw, most: int) -> tuple[Any, ...]:
-    """Ordinary windows, of ordinary numbers with a deviation; of 16 bits kernels take none."""
+def sep_conv2d_batch_norm(draw: Draw, most: int) -> tuple[Any, ...]:
+    """Ordinary windows, of ordinary numbers with a deviation, with factors or without.
+
+    Of 16 bits kernels take none.
+    """
     images, channels, made = (draw(st.integers(low, 5)) for low in (2, 1, 1))
     size = (images, channels, *(draw(st.integers(3, 9)) for _ in range(2)))
     window = (draw(st.integers(1, 2)), 1, 1, draw(st.booleans()))
     shapes_of = (size, (channels, 1, 3, 3), (made, channels, 1, 1))
-    return *(tensor(draw, shape, torch.float32, ("normal",), APART) for shape in shapes_of), *window
-
-
-@strategy
-def sep_conv2d_batch_norm(draw: Draw, most: int) -> tuple[Any, ...]:
-    """The same, with factors or without."""
-    x, filters, points, *window = draw(sep_conv2d_with_stats(most))
+    x, filters, points = (tensor(draw, shape, torch.float32, ("normal",), APART) for shape in shapes_of)
     factors: Any = (None, None)
     if draw(st.booleans()):
         factors = (tensor(draw, (points.shape[0],), x.dtype, ("normal",)) for _ in range(2))

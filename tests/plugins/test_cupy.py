@@ -121,11 +121,11 @@ class TestRows:
         assert host.current() is None
 
     def test_a_device_is_asked_of_this_plugin(self, monkeypatch):
-        asked = SimpleNamespace(ndim=1, dtype=torch.float32, device=CUDA)
-        problem = SimpleNamespace(tensors=(asked,), device=torch.device("cuda", 3))
+        x = TensorMeta((3,), (1,), torch.float32, torch.device("cuda", 3))
+        problem = Problem.of(SPECS["sum"], SPECS["sum"].bind(x))
         mine = host.Host(lambda index: nxcore_cupy.no(f"not on {index}"), None)
         with host.using(mine):
-            assert nxcore_cuda.accepts.tensors(problem).reason == "not on 3"
+            assert nxcore_cuda.accepts.sums(problem).reason == "not on 3"
 
 
 class TestCompile:

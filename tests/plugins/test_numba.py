@@ -216,7 +216,7 @@ def test_cuda_takes_no_more_than_16_candidates(device):
 
 def test_cuda_declines_bfloat16(device):
     x = torch.ones(3, dtype=torch.bfloat16, device=device)
-    assert refusal("sum", x, kernels=CUDA) == "needs float32, float16, got bfloat16"
+    assert refusal("sum", x, kernels=CUDA) == "needs float32 or float16, got bfloat16"
 
 
 def test_the_cpu_declines_other_devices():
@@ -226,9 +226,9 @@ def test_the_cpu_declines_other_devices():
 def test_more_dimensions_than_kernels_walk_are_declined():
     x = torch.ones(3, 5, 3, 5, 3, 5).permute(0, 2, 4, 1, 3, 5)
     y = torch.ones(3, 3, 3, 5, 5, 5)
-    assert refusal("add", x, y) == "takes at most 4 dimensions that can't be merged, got 6"
+    assert "takes at most 4 dimensions after merging, got 6" in refusal("add", x, y)
     deep = torch.ones((2,) * 8)
-    assert "that are summed, got 4 and 4" in refusal("sum", deep, (0, 2, 4, 6))
+    assert "summed dimensions after merging, got 4 and 4" in refusal("sum", deep, (0, 2, 4, 6))
 
 
 def test_a_tensor_that_needs_a_gradient_is_read_as_it_is():

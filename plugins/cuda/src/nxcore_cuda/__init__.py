@@ -5,96 +5,52 @@ Importing this module compiles, loads and looks for nothing; each kernel's own f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import torch
 
-from nxcore.plugin import FLOATS, Backend, Check, Kernel, Problem, Verdict, hookimpl
-from nxcore_cuda import toolkit
+from nxcore.plugin import FLOATS, Backend, Check, hookimpl, kernels
+from nxcore_cuda import accepts, toolkit
 from nxcore_cuda.accepts import TOOLKIT, probe
-from nxcore_cuda.accepts_block import (
-    accepts_sep_conv2d_batch_norm,
-    accepts_sep_conv2d_batch_norm_backward,
-    accepts_sep_conv2d_with_stats,
-)
-from nxcore_cuda.accepts_depthwise import accepts_depthwise_conv2d, accepts_depthwise_conv2d_backward
-from nxcore_cuda.accepts_elementwise import (
-    accepts_add,
-    accepts_add_backward,
-    accepts_softmax_sum,
-    accepts_softmax_sum_backward,
-    accepts_sum,
-    accepts_sum_to_size,
-)
-from nxcore_cuda.accepts_norm import accepts_batch_norm, accepts_batch_norm_backward
-from nxcore_cuda.accepts_pool import (
-    accepts_avg_pool2d,
-    accepts_avg_pool2d_backward,
-    accepts_global_pool2d,
-    accepts_max_pool2d,
-    accepts_max_pool2d_backward,
-    accepts_max_pool2d_with_offsets,
-)
-from nxcore_cuda.accepts_rows import accepts_rows
-from nxcore_cuda.accepts_separable import accepts_sep_conv2d, accepts_sep_conv2d_backward
 from nxcore_cuda.compile import shipped
 
 API = 1
-SINGLE = (torch.float32,)
 
-
-def _kernel(
-    op: str,
-    accepts: Callable[[Problem], Verdict],
-    *,
-    dtypes: tuple[torch.dtype, ...] = FLOATS,
-    in_place_safe: bool = False,
-    branches: bool = False,
-) -> Kernel:
-    target = f"nxcore_cuda.{op}:plan"
-    return Kernel(
-        op,
-        target,
-        accepts,
-        dtypes=dtypes,
-        deterministic=True,
-        graph_safe=True,
-        in_place_safe=in_place_safe,
-        branch=f"nxcore_cuda.{op}:branch" if branches else "",
-    )
-
-
-KERNELS = (
-    _kernel("softmax_sum", accepts_softmax_sum),
-    _kernel("softmax_sum_backward", accepts_softmax_sum_backward),
-    _kernel("weighted_sum", accepts_softmax_sum),
-    _kernel("weighted_sum_backward", accepts_softmax_sum_backward),
-    _kernel("add", accepts_add, in_place_safe=True),
-    _kernel("add_backward", accepts_add_backward),
-    _kernel("sum", accepts_sum, branches=True),
-    _kernel("sum_to_size", accepts_sum_to_size, branches=True),
-    _kernel("max_pool2d", accepts_max_pool2d),
-    _kernel("max_pool2d_with_offsets", accepts_max_pool2d_with_offsets),
-    _kernel("max_pool2d_backward", accepts_max_pool2d_backward),
-    _kernel("avg_pool2d", accepts_avg_pool2d),
-    _kernel("avg_pool2d_backward", accepts_avg_pool2d_backward),
-    _kernel("global_avg_pool2d", accepts_global_pool2d, branches=True),
-    _kernel("global_max_pool2d", accepts_global_pool2d),
-    _kernel("global_max_pool2d_with_offsets", accepts_global_pool2d),
-    _kernel("global_max_pool2d_backward", accepts_max_pool2d_backward),
-    _kernel("batch_norm", accepts_batch_norm),
-    _kernel("batch_norm_backward", accepts_batch_norm_backward),
-    _kernel("depthwise_conv2d", accepts_depthwise_conv2d),
-    _kernel("depthwise_conv2d_backward", accepts_depthwise_conv2d_backward),
-    _kernel("entropy", accepts_rows),
-    _kernel("entropy_backward", accepts_rows),
-    _kernel("gumbel_softmax", accepts_rows),
-    _kernel("gumbel_softmax_backward", accepts_rows),
-    _kernel("sep_conv2d", accepts_sep_conv2d),
-    _kernel("sep_conv2d_backward", accepts_sep_conv2d_backward),
-    _kernel("sep_conv2d_with_stats", accepts_sep_conv2d_with_stats, dtypes=SINGLE),
-    _kernel("sep_conv2d_batch_norm", accepts_sep_conv2d_batch_norm, dtypes=SINGLE),
-    _kernel("sep_conv2d_batch_norm_backward", accepts_sep_conv2d_batch_norm_backward, dtypes=SINGLE),
+KERNELS = kernels(
+    "nxcore_cuda",
+    {
+        "softmax_sum": accepts.blend,
+        "softmax_sum_backward": accepts.blend,
+        "weighted_sum": {"accepts": accepts.blend, "target": "softmax_sum:plan"},
+        "weighted_sum_backward": {"accepts": accepts.blend, "target": "softmax_sum_backward:plan"},
+        "add": {"accepts": accepts.add, "in_place_safe": True},
+        "add_backward": accepts.sums,
+        "sum": {"accepts": accepts.sums, "branch": "nxcore_cuda.sum:branch"},
+        "sum_to_size": {"accepts": accepts.sums, "branch": "nxcore_cuda.sum_to_size:branch"},
+        "max_pool2d": accepts.images,
+        "max_pool2d_with_offsets": accepts.images,
+        "max_pool2d_backward": accepts.offsets,
+        "avg_pool2d": accepts.images,
+        "avg_pool2d_backward": accepts.images,
+        "global_avg_pool2d": {"accepts": accepts.planes, "branch": "nxcore_cuda.global_avg_pool2d:branch"},
+        "global_max_pool2d": accepts.planes,
+        "global_max_pool2d_with_offsets": accepts.planes,
+        "global_max_pool2d_backward": accepts.offsets,
+        "batch_norm": accepts.norm,
+        "batch_norm_backward": accepts.norm,
+        "depthwise_conv2d": accepts.convolution,
+        "depthwise_conv2d_backward": accepts.convolution,
+        "entropy": accepts.rows,
+        "entropy_backward": accepts.rows,
+        "gumbel_softmax": accepts.rows,
+        "gumbel_softmax_backward": accepts.rows,
+        "sep_conv2d": accepts.separable_convolution,
+        "sep_conv2d_backward": accepts.separable_convolution,
+        "sep_conv2d_batch_norm": {"accepts": accepts.block, "dtypes": (torch.float32,)},
+    },
+    dtypes=FLOATS,
+    deterministic=True,
+    graph_safe=True,
 )
 
 

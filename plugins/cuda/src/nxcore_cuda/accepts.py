@@ -1,16 +1,37 @@
-"""What every kernel here asks of the machine and of its tensors. Imports no toolkit."""
+"""What kernels ask of the machine and of a call. Imports no toolkit."""
 
 from __future__ import annotations
 
 import functools
+import math
+from dataclasses import replace
+from functools import partial
 
 import torch
 
-from nxcore.plugin import FLOATS, YES, Problem, Verdict, no, simulated
-from nxcore_cuda import host, load, toolkit
+from nxcore.plugin import (
+    YES,
+    Code,
+    Place,
+    Problem,
+    Verdict,
+    at_most,
+    collapse,
+    merged,
+    needs,
+    no,
+    overlaps,
+    simulated,
+)
+from nxcore_cuda import host, load, separable, toolkit
+from nxcore_cuda.candidates import FEW, MANY, SOME, STACKED, Candidates, gradient
 from nxcore_cuda.compile import shipped
+from nxcore_cuda.layout import MAX_RANK, NARROW
+from nxcore_cuda.separable import Layer
 
 TOOLKIT = "pip install 'nxcore-cuda[nvcc]', or install the CUDA toolkit and set CUDA_HOME"
+LONGEST = 1024  # entries of a row that a warp holds in registers
+MOST = 65535  # blocks of a grid along y
 
 
 def capable(index: int) -> Verdict:
@@ -57,20 +78,93 @@ def probe() -> Verdict:
     return next((verdict for verdict in found if verdict), found[0])
 
 
-def tensors(problem: Problem) -> Verdict:
-    """Refuse tensors that lie elsewhere or are of other dtypes."""
+def _place() -> Place:
+    if toolkit.EMULATED and host.current() is None:
+        return Place("cpu", " under NXCORE_CUDA_EMULATOR")
+    return Place("cuda")
+
+
+def _capable(problem: Problem) -> Verdict:
+    """Answer for the device of a call."""
     other = host.current()
-    emulated = toolkit.EMULATED and other is None
-    place, kind = ("CPU", "cpu") if emulated else ("CUDA", "cuda")
-    for meta in problem.tensors:
-        if meta.device.type != kind:
-            condition = " under NXCORE_CUDA_EMULATOR" if emulated else ""
-            return no(f"needs {place} tensors{condition}, got {meta.device}")
-        if meta.dtype not in FLOATS:
-            return no(f"needs float32, float16 or bfloat16, got {str(meta.dtype).removeprefix('torch.')}")
-    devices = {meta.device for meta in problem.tensors if meta.ndim or kind == "cpu"}
-    if len(devices) > 1:
-        return no(f"needs tensors of one device, got {', '.join(sorted(map(str, devices)))}")
-    if emulated:
+    if other is None and toolkit.EMULATED:
         return YES
-    return (device if other is None else other.device)(problem.device.index or 0)
+    answer = device if other is None else other.device
+    return replace(answer(problem.device.index or 0), code=Code.MACHINE)
+
+
+def _candidates(problem: Problem) -> Verdict:
+    """Take candidates of any layouts, up to a count."""
+    xs = Candidates.of(problem["xs"])
+    alike = len(xs.layouts) == 1
+    most = STACKED if xs.stacked else MANY if alike else SOME
+    if xs.count <= max(most, FEW):
+        return YES
+    what = "stacked candidates" if xs.stacked else "candidates" if alike else "candidates of several layouts"
+    return no(f"takes at most {most} {what}, got {xs.count}", code=Code.SIZE)
+
+
+def _blended(problem: Problem) -> Verdict:
+    """Take few dimensions, which candidates, results and the gradient have together."""
+    backward = problem.op.endswith("_backward")
+    out = gradient(problem)[0] if backward else problem.outputs
+    if overlaps(out):
+        why = f"needs results whose elements don't share memory, got strides {out.strides}"
+        return no(why, code=Code.LAYOUT)
+    walked = (*((problem["grad"],) if backward else ()), *Candidates.of(problem["xs"]).layouts)
+    return merged(collapse(out.shape, out.strides, *(m.strides for m in walked))[0], MAX_RANK)
+
+
+def _largest(problem: Problem) -> int:
+    """Return the elements of the largest image."""
+    outputs = problem.outputs if isinstance(problem.outputs, tuple) else (problem.outputs,)
+    first = problem["grad"] if problem.op.endswith("_backward") else problem["x"]
+    return max(math.prod(meta.shape[-3:]) for meta in (first, *outputs))
+
+
+def _separable(problem: Problem) -> Verdict:
+    """Take ordinary windows of any layout, where a row of outputs fits into shared memory."""
+    x, back = problem["x"], problem.op == "sep_conv2d_backward"
+    seen = separable.window(problem)
+    if separable.square(seen) is None:
+        return no(
+            "takes square filters of 1, 3, 5 or 7 and a stride and a dilation of 1 or 2, got "
+            f"{seen.kernel}, {seen.stride} and {seen.dilation}",
+            code=Code.SIZE,
+        )
+    layer = Layer.of(problem, problem["grad"] if back else problem.outputs)
+    if back and max(layer.pads) > layer.reach:
+        why = f"takes a padding of at most what a filter reaches over, {layer.reach}, got {layer.pads}"
+        return no(why, code=Code.SIZE)
+    if separable.choose(layer, x.device, back=back) is None:
+        return no(
+            f"a row of outputs doesn't fit into {separable.memory(x.device)} bytes of shared memory: "
+            f"x has shape {x.shape}, pw_weight {problem['pw_weight'].shape}",
+            code=Code.SIZE,
+        )
+    return YES
+
+
+_takes = partial(needs, _capable, device=_place)
+_few = at_most(NARROW - 1, "elements of an image", _largest)
+blend = _takes(_candidates, _blended)
+add = _takes(cpu_numbers=True, rank=MAX_RANK)
+sums = _takes(sums=MAX_RANK)
+planes = _takes()
+images = _takes(_few)
+offsets = _takes(_few, integers=("offsets",))
+convolution = _takes(distinct=True)
+separable_convolution = _takes(_separable, distinct=True)
+rows = _takes(rows=LONGEST, one_gradient=True)
+norm = _takes(
+    at_most(MOST, "channels", lambda problem: problem["x"].shape[1]),
+    channels=MAX_RANK,
+)
+
+
+def block(problem: Problem) -> Verdict:
+    """Take what sep_conv2d and the batch norm behind it take."""
+    convolution_part, norm_part = problem.parts
+    assert convolution_part is not None  # noqa: S101  both always run
+    assert norm_part is not None  # noqa: S101
+    return separable_convolution(convolution_part) and norm(norm_part)

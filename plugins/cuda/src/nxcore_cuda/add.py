@@ -5,6 +5,7 @@ A number, or a scalar in the CPU's memory, is an operand without a pointer.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,6 @@ from typing import Any
 from torch import Tensor
 
 from nxcore.plugin import FLOATS, Problem, TensorMeta, alike, broadcast_strides, collapse
-from nxcore_cuda.accepts_elementwise import as_numbers
 from nxcore_cuda.candidates import TYPES
 from nxcore_cuda.instance import Instance
 from nxcore_cuda.launch import Guarded, Launch
@@ -66,6 +66,16 @@ def sweep(problem: Problem) -> Iterator[Tile]:
 
 def _instance(entry: str, types: tuple[str, ...], width: int, chosen: Tile) -> Instance:
     return Instance(entry, (*types, width, chosen.items), source="add", threads=max(chosen.threads, 256))
+
+
+def as_numbers(problem: Problem) -> Problem:
+    """Describe an operand that has no dimensions and lies in the CPU's memory as the number that it is."""
+    far = problem.device.type != "cpu"
+    args = (
+        float if far and isinstance(a, TensorMeta) and a.ndim == 0 and a.device.type == "cpu" else a
+        for a in problem.args
+    )
+    return dataclasses.replace(problem, args=tuple(args))
 
 
 def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import nxcore.ops
-from nxcore.plugin import Problem
+from nxcore.plugin import Problem, composed
 from nxcore_cuda import KERNELS, emulate, toolkit
 from nxcore_cuda.compile import NVCC_FLAGS, SOURCES, run, sources_digest
 from nxcore_cuda.instance import Instance, unit
@@ -32,7 +32,7 @@ def _of_smoke_samples() -> Iterator[Instance]:
     # A plan's launches are kept here, and nothing is compiled.
     emulate.EmulatedHandle.__init__ = lambda _, instance, *__: found.append(instance)  # type: ignore[method-assign]
     try:
-        for kernel in KERNELS:
+        for kernel in (*KERNELS, *composed(KERNELS, specs.values())):
             spec = specs[kernel.op]
             for sample in spec.tagged("smoke"):
                 for dtype in kernel.dtypes:

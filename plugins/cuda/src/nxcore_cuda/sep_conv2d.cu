@@ -186,19 +186,3 @@ __device__ __forceinline__ void sep_conv2d(const sep_conv2d_args& a) {
     }
   }
 }
-
-struct sep_conv2d_statistics_args {
-  const float* shares;
-  float* mean;
-  float* var;
-  long long count;  // values of a channel
-  int splits;       // blocks that left shares of it
-};
-
-// Puts together what blocks left of a channel, which is a block's.
-__device__ __forceinline__ void sep_conv2d_statistics(const sep_conv2d_statistics_args& a) {
-  const moments::Moments found = moments::of_shares(a.shares, blockIdx.x, a.splits);
-  if (threadIdx.x) return;
-  a.mean[blockIdx.x] = found.mean;
-  a.var[blockIdx.x] = found.squares / (float)(a.count - 1);
-}

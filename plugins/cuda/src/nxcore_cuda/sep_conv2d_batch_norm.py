@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore.ops.sep_conv2d_batch_norm import parts
 from nxcore.plugin import Problem
 from nxcore_cuda import batch_norm, sep_conv2d, separable
 from nxcore_cuda.instance import Instance
@@ -24,7 +23,9 @@ def plan(problem: Problem, tile: separable.Tile | None = None) -> Callable[..., 
         ``call(x, dw_weight, pw_weight, stride, padding, dilation, relu, weight, bias, eps)``, which returns
         ``(out, y, mean, var)``.
     """
-    (first, second), (out, between, statistic, _) = parts(problem), problem.outputs
+    (first, second), (out, between, statistic, _) = problem.parts, problem.outputs
+    assert first is not None  # noqa: S101  both always run
+    assert second is not None  # noqa: S101
     convolve, blocks = sep_conv2d.launched(first, tile, moments=True)
     finish, left = batch_norm.finish(second, blocks), shares_of(between.shape[1], blocks, problem.device)
 
@@ -51,7 +52,8 @@ def plan(problem: Problem, tile: separable.Tile | None = None) -> Callable[..., 
 
 def sweep(problem: Problem) -> Iterator[separable.Tile]:
     """Yield the tiles worth timing."""
-    yield from sep_conv2d.sweep(parts(problem)[0])
+    if (first := problem.parts[0]) is not None:
+        yield from sep_conv2d.sweep(first)
 
 
 def instances() -> Iterator[Instance]:

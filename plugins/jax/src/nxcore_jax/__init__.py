@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -18,11 +19,14 @@ from nxcore.plugin import (
     YES,
     Backend,
     Check,
-    Kernel,
+    Code,
     Problem,
     TensorMeta,
     Verdict,
+    at_most,
     hookimpl,
+    kernels,
+    needs,
     no,
 )
 from nxcore_jax.layout import Packed, repeats
@@ -33,7 +37,6 @@ JAX = (0, 10)
 ON_REQUEST = "JAX is a runtime of its own beside torch's, and compiling a problem takes a tenth of a second"
 ON_CUDA = ("jax-cuda13-plugin", "jax-cuda12-plugin")
 SINGLE = (torch.float32,)
-OTHERS = (torch.uint8, torch.int32)  # of the offsets of a pool
 
 
 def _installed(name: str) -> str | None:
@@ -72,8 +75,29 @@ def _for_cuda() -> Verdict:
     return cuda()
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _place(problem: Problem) -> Verdict:
+    """Take tensors of one device that JAX has a runtime for."""
+    for meta in problem.tensors:
+        if meta.device != problem.device:
+            why = f"needs tensors on one device, got {problem.device} and {meta.device}"
+            return no(why, code=Code.DEVICE)
+    if problem.device.type not in ("cpu", "cuda"):
+        return no(f"needs CPU or CUDA tensors, got {problem.device}", code=Code.DEVICE)
+    return YES if problem.device.type == "cpu" else replace(_for_cuda(), code=Code.MACHINE)
+
+
+def _packed(problem: Problem) -> Verdict:
+    """Take tensors whose memory DLPack can hand over, and results that XLA can lay out."""
+    for meta in problem.tensors:
+        if Packed.of(meta) is None:
+            why = f"needs elements that fill their memory, or repeat, got strides {meta.strides}"
+            return no(why, code=Code.LAYOUT)
+    if problem.writes:
+        return no("returns a tensor of its own, and out was given", code=Code.ARGUMENT)
+    for meta in _metas(summed_gradients(problem) if problem.op == "add_backward" else problem.outputs):
+        if repeats(meta) or Packed.of(meta) is None:
+            return no(f"needs an output without gaps, got strides {meta.strides}", code=Code.LAYOUT)
+    return YES
 
 
 def _metas(outputs: Any) -> Iterator[TensorMeta]:
@@ -84,95 +108,65 @@ def _metas(outputs: Any) -> Iterator[TensorMeta]:
             yield from _metas(item)
 
 
-def accepts(problem: Problem) -> Verdict:
-    """Take floating tensors whose memory DLPack can hand over."""
-    for meta in problem.tensors:
-        if meta.device != problem.device:
-            return no(f"needs tensors on one device, got {problem.device} and {meta.device}")
-        if meta.dtype not in FLOATS + OTHERS:
-            return no(f"needs float32, float16 or bfloat16, got {_name(meta.dtype)}")
-        if Packed.of(meta) is None:
-            return no(f"needs elements that fill their memory, or repeat, got strides {meta.strides}")
-    if problem.device.type == "cuda" and not (found := _for_cuda()):
-        return found
-    if problem.device.type not in ("cpu", "cuda"):
-        return no(f"needs CPU or CUDA tensors, got {problem.device}")
-    if problem.writes:
-        return no("returns a tensor of its own, and out was given")
-    outputs = list(_metas(summed_gradients(problem) if problem.op == "add_backward" else problem.outputs))
-    for meta in outputs:
-        if repeats(meta) or Packed.of(meta) is None:
-            return no(f"needs an output without gaps, got strides {meta.strides}")
+def _real(problem: Problem) -> Verdict:
+    if problem["y"] is complex:
+        why = "needs a tensor or a real number for y, got a number (complex)"
+        return no(why, code=Code.ARGUMENT)
     return YES
 
 
-def accepts_add(problem: Problem) -> Verdict:
-    """Take two tensors, or a tensor and a real number."""
-    x, y = problem["x"], problem["y"]
-    if y is complex:
-        return no("needs a tensor or a real number for y, got a number (complex)")
-    if isinstance(y, TensorMeta) and x.dtype != y.dtype and 0 in (x.ndim, y.ndim):
-        return no(f"needs a 0-d operand of the other's dtype, got {_name(x.dtype)} and {_name(y.dtype)}")
-    return accepts(problem)
-
-
-def accepts_max_pool2d(problem: Problem) -> Verdict:
-    """Take images; indices, where asked for, are computed in int32."""
+def _indices(problem: Problem) -> int:
+    """Return the elements of a plane whose indices, computed in int32, are asked for."""
     x = problem["x"]
-    if problem["return_indices"] and x.shape[-1] * x.shape[-2] >= 1 << 31:
-        return no(f"needs planes of fewer than 2^31 elements for their indices, got shape {x.shape}")
-    return accepts(problem)
+    return x.shape[-1] * x.shape[-2] if problem["return_indices"] else 0
 
 
-def accepts_gumbel_softmax_backward(problem: Problem) -> Verdict:
-    """Take calls that ask for the gradient of the logits alone."""
-    if any((problem["output_mask"] or ())[1:]):
-        return no("computes the gradient of the logits alone, and output_mask asks for more")
-    return accepts(problem)
-
-
-def _kernel(
-    op: str,
-    accept: Any = accepts,
-    *,
-    dtypes: tuple[torch.dtype, ...] = FLOATS,
-    deterministic: bool = True,
-) -> Kernel:
-    return Kernel(op, f"nxcore_jax.{op}:plan", accept, dtypes=dtypes, deterministic=deterministic)
-
+accepts = needs(_place, _packed, integers=("offsets",))
+add = needs(_place, _real, _packed, alike_numbers=True)
+pool = needs(at_most(2**31 - 1, "elements of a plane for their indices", _indices), _place, _packed)
+ATOMIC = {"accepts": accepts, "deterministic": False}  # cuDNN may add up by atomics
 
 # Not graph_safe: JAX launches on streams of its own.
-KERNELS = (
-    _kernel("softmax_sum"),
-    _kernel("softmax_sum_backward"),
-    _kernel("weighted_sum"),
-    _kernel("weighted_sum_backward"),
-    _kernel("add", accepts_add),
-    _kernel("add_backward"),
-    _kernel("sum"),
-    _kernel("sum_to_size"),
-    _kernel("max_pool2d", accepts_max_pool2d),
-    _kernel("max_pool2d_with_offsets"),
-    _kernel("max_pool2d_backward"),
-    _kernel("avg_pool2d"),
-    _kernel("avg_pool2d_backward"),
-    _kernel("global_avg_pool2d"),
-    _kernel("global_max_pool2d"),
-    _kernel("global_max_pool2d_with_offsets"),
-    _kernel("global_max_pool2d_backward"),
-    _kernel("batch_norm"),
-    _kernel("batch_norm_backward"),
-    _kernel("depthwise_conv2d"),
-    _kernel("depthwise_conv2d_backward", deterministic=False),  # cuDNN may add up by atomics
-    _kernel("sep_conv2d"),
-    _kernel("sep_conv2d_backward", deterministic=False),  # likewise
-    _kernel("sep_conv2d_with_stats", dtypes=SINGLE),
-    _kernel("sep_conv2d_batch_norm", dtypes=SINGLE),
-    _kernel("sep_conv2d_batch_norm_backward", dtypes=SINGLE, deterministic=False),  # likewise
-    _kernel("entropy"),
-    _kernel("entropy_backward"),
-    _kernel("gumbel_softmax"),
-    _kernel("gumbel_softmax_backward", accepts_gumbel_softmax_backward),
+KERNELS = kernels(
+    "nxcore_jax",
+    {
+        **dict.fromkeys(
+            (
+                "softmax_sum",
+                "softmax_sum_backward",
+                "weighted_sum",
+                "weighted_sum_backward",
+                "add_backward",
+                "sum",
+                "sum_to_size",
+                "max_pool2d_with_offsets",
+                "max_pool2d_backward",
+                "avg_pool2d",
+                "avg_pool2d_backward",
+                "global_avg_pool2d",
+                "global_max_pool2d",
+                "global_max_pool2d_with_offsets",
+                "global_max_pool2d_backward",
+                "batch_norm",
+                "batch_norm_backward",
+                "depthwise_conv2d",
+                "sep_conv2d",
+                "entropy",
+                "entropy_backward",
+                "gumbel_softmax",
+            ),
+            accepts,
+        ),
+        "add": add,
+        "gumbel_softmax_backward": needs(_place, _packed, one_gradient=True),
+        "max_pool2d": pool,
+        "depthwise_conv2d_backward": ATOMIC,
+        "sep_conv2d_backward": ATOMIC,
+        "sep_conv2d_batch_norm": {"accepts": accepts, "dtypes": SINGLE},
+        "sep_conv2d_batch_norm_backward": {**ATOMIC, "dtypes": SINGLE},
+    },
+    dtypes=FLOATS,
+    deterministic=True,
 )
 
 

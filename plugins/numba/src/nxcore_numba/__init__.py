@@ -6,53 +6,14 @@ Importing this module imports no numba: listing backends reads it on machines th
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 
-from nxcore.plugin import (
-    FLOATS,
-    YES,
-    Backend,
-    Check,
-    Kernel,
-    Verdict,
-    hookimpl,
-    no,
-    simulated,
-)
+from nxcore.plugin import FLOATS, YES, Backend, Check, Kernel, Need, Verdict, hookimpl, kernels, no, simulated
 from nxcore_numba import accepts
-
-IMAGES = (
-    "max_pool2d",
-    "max_pool2d_with_offsets",
-    "max_pool2d_backward",
-    "avg_pool2d",
-    "avg_pool2d_backward",
-    "global_avg_pool2d",
-    "global_max_pool2d",
-    "global_max_pool2d_with_offsets",
-    "global_max_pool2d_backward",
-    "depthwise_conv2d",
-    "depthwise_conv2d_backward",
-    "sep_conv2d",
-    "sep_conv2d_backward",
-)
-"""The operators on images."""
-
-ROWS = ("entropy", "entropy_backward", "gumbel_softmax", "gumbel_softmax_backward")
-"""The operators on short rows."""
-NORMS = ("batch_norm", "batch_norm_backward")
-BLOCKS = {
-    "sep_conv2d_with_stats": accepts.accepts_with_stats,
-    "sep_conv2d_batch_norm": accepts.accepts_block,
-    "sep_conv2d_batch_norm_backward": accepts.accepts_block_backward,
-}
-"""What is made of the kernels of two operators: who answers for a call, from what answers for these."""
-SINGLE = (torch.float32,)
 
 
 def _found(distribution: str) -> str:
@@ -83,59 +44,31 @@ def probe_cuda() -> Verdict:
     return YES
 
 
-Types = tuple[torch.dtype, ...]
+TARGETS = {
+    "weighted_sum": "softmax_sum:plan",
+    "weighted_sum_backward": "softmax_sum_backward:plan",
+}
+"""Where the planner is, of operators that have no file of their own."""
 
 
-def _cpu(op: str, verdict: Any, *, dtypes: Types = FLOATS, in_place_safe: bool = False) -> Kernel:
-    target = f"nxcore_numba.{op}:plan"
-    return Kernel(op, target, verdict, dtypes=dtypes, deterministic=True, in_place_safe=in_place_safe)
+def _rows(needs: Mapping[str, Need]) -> dict[str, Any]:
+    rows: dict[str, Any] = {}
+    for family, ops in accepts.FAMILIES.items():
+        for op in ops:
+            target = {"target": TARGETS[op]} if op in TARGETS else {}
+            rows[op] = {"accepts": needs[family], "in_place_safe": op == "add", **target}
+    return rows
 
 
-def _cuda(
-    op: str, verdict: Any, *, dtypes: Types = accepts.CUDA_FLOATS, in_place_safe: bool = False
-) -> Kernel:
-    return Kernel(
-        op,
-        f"nxcore_numba.gpu.{op}:plan",
-        verdict,
-        probe_cuda,
-        "cuda",
-        dtypes,
+KERNELS: tuple[Kernel, ...] = (
+    *kernels("nxcore_numba", _rows(accepts.CPU), dtypes=FLOATS, deterministic=True),
+    *kernels(
+        "nxcore_numba.gpu",
+        _rows(accepts.CUDA),
+        probe=probe_cuda,
+        variant="cuda",
+        dtypes=accepts.CUDA_FLOATS,
         deterministic=True,
-        in_place_safe=in_place_safe,
-    )
-
-
-KERNELS = (  # the gradients of sums and of global_avg_pool2d are views, and need none
-    _cpu("softmax_sum", accepts.accepts_softmax_sum),
-    _cpu("softmax_sum_backward", accepts.accepts_softmax_sum),
-    _cpu("weighted_sum", accepts.accepts_softmax_sum),
-    _cpu("weighted_sum_backward", accepts.accepts_softmax_sum),
-    _cpu("add", accepts.accepts_add, in_place_safe=True),
-    _cpu("add_backward", accepts.accepts_sum),
-    _cpu("sum", accepts.accepts_sum),
-    _cpu("sum_to_size", accepts.accepts_sum),
-    *(_cpu(op, accepts.accepts_images) for op in IMAGES),
-    *(_cpu(op, accepts.accepts_rows) for op in ROWS),
-    *(_cpu(op, accepts.accepts_norm) for op in NORMS),
-    *(
-        _cpu(op, partial(block, accepts.accepts_images, accepts.accepts_norm), dtypes=SINGLE)
-        for op, block in BLOCKS.items()
-    ),
-    _cuda("softmax_sum", accepts.accepts_softmax_sum_cuda),
-    _cuda("softmax_sum_backward", accepts.accepts_softmax_sum_cuda),
-    _cuda("weighted_sum", accepts.accepts_softmax_sum_cuda),
-    _cuda("weighted_sum_backward", accepts.accepts_softmax_sum_cuda),
-    _cuda("add", accepts.accepts_add_cuda, in_place_safe=True),
-    _cuda("add_backward", accepts.accepts_sum_cuda),
-    _cuda("sum", accepts.accepts_sum_cuda),
-    _cuda("sum_to_size", accepts.accepts_sum_cuda),
-    *(_cuda(op, accepts.accepts_images_cuda) for op in IMAGES),
-    *(_cuda(op, accepts.accepts_rows_cuda) for op in ROWS),
-    *(_cuda(op, accepts.accepts_norm_cuda) for op in NORMS),
-    *(
-        _cuda(op, partial(block, accepts.accepts_images_cuda, accepts.accepts_norm_cuda), dtypes=SINGLE)
-        for op, block in BLOCKS.items()
     ),
 )
 

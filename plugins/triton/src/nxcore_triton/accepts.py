@@ -1,0 +1,49 @@
+"""Which calls the kernels take. Imports no toolkit."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from nxcore.plugin import Code, Place, Problem, Verdict, at_most, collapse, merged, needs, no
+from nxcore_triton import tile
+from nxcore_triton.candidates import candidate, gradient
+
+MAX_CANDIDATES = 64  # each has a weight, and in the backward pass a sum, in registers
+MAX_RANK = 4
+MAX_SUMMED = 3
+
+
+def _place() -> Place:
+    return Place("cpu", " under TRITON_INTERPRET=1") if tile.INTERPRETED else Place("cuda")
+
+
+def _blend(problem: Problem) -> Verdict:
+    """Take candidates of one layout, whatever it is, up to a count, and a gradient of any."""
+    xs = problem["xs"]
+    one, count, _ = candidate(xs)
+    if count > MAX_CANDIDATES:
+        return no(f"takes at most {MAX_CANDIDATES} candidates, got {count}", code=Code.SIZE)
+    for x in xs if isinstance(xs, tuple) else ():
+        if x.strides_of_extent != one.strides_of_extent:
+            why = f"needs one layout for all candidates, got strides {one.strides} and {x.strides}"
+            return no(why, code=Code.LAYOUT)
+    backward = problem.op.endswith("_backward")
+    out = gradient(problem)[0] if backward else problem.outputs
+    if not out.is_dense():
+        return no(f"needs results without gaps, got strides {out.strides}", code=Code.LAYOUT)
+    walked = (problem["grad"], one) if backward else (one,)
+    return merged(collapse(out.shape, out.strides, *(m.strides for m in walked))[0], MAX_RANK)
+
+
+_takes = partial(needs, device=_place)
+images = _takes()
+blend = _takes(_blend)
+add = _takes(tensors=True, alike_numbers=True, rank=MAX_RANK)
+sums = _takes(sums=MAX_SUMMED)
+offsets = _takes(integers=("offsets",))
+rows = _takes(rows=tile.LONGEST_ROW, one_gradient=True)
+norm = _takes(
+    at_most(2**16 - 1, "channels", lambda problem: problem["x"].shape[1]),
+    at_most(2**30 - 1, "values of a channel", lambda problem: problem["x"].numel() // problem["x"].shape[1]),
+    channels=MAX_RANK,
+)
