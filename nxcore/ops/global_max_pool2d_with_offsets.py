@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from nxcore.errors import InvalidInputError
-from nxcore.ops import global_avg_pool2d
 from nxcore.ops.global_avg_pool2d import ERRORS
+from nxcore.ops.global_avg_pool2d import check as check_image
 from nxcore.ops.global_max_pool2d import NUMBERED, SAMPLES
 from nxcore.plugin import Cost, OpSpec, Param
 from nxcore.spec import SAME
@@ -49,7 +49,7 @@ def reference(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def check(x: Any) -> None:
     """Refuse what the operator isn't defined for."""
-    global_avg_pool2d.check(x)
+    check_image(x)
     if x.shape[-2] * x.shape[-1] >= NUMBERED:
         raise InvalidInputError(
             f"x must have fewer than 2**31 pixels, got {x.shape[-2]} x {x.shape[-1]}", argument="x"

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore.ops import softmax_sum
+from nxcore.ops.softmax_sum import SPEC as SOFTMAX_SUM
 from nxcore.ops.softmax_sum import accumulator, blend, blend_by_einsum, blend_in_place, check_candidates
 from nxcore.plugin import Gradient, OpSpec, Param, Sample
 from nxcore.spec import SAME
@@ -77,11 +77,11 @@ def renamed(sample: Sample) -> Sample | None:
     return replace(sample, name=sample.name.replace("logits", "weights"))
 
 
-SAMPLES = tuple(s for s in map(renamed, softmax_sum.SAMPLES) if s)
+SAMPLES = tuple(s for s in map(renamed, SOFTMAX_SUM.samples) if s)
 
 ERRORS = tuple(
     replace(e, name=e.name.replace("logits", "weights"), match=e.match.replace("logits", "weights"))
-    for e in softmax_sum.ERRORS
+    for e in SOFTMAX_SUM.errors
 )
 
 SPEC = OpSpec(
@@ -89,14 +89,14 @@ SPEC = OpSpec(
     params=(Param("xs", "tensors"), Param("weights", "tensor")),
     reference=reference,
     check=check,
-    cost=softmax_sum.cost,
+    cost=SOFTMAX_SUM.cost,
     samples=SAMPLES,
     errors=ERRORS,
     magnitude=magnitude,
-    terms=softmax_sum.SPEC.terms,
+    terms=SOFTMAX_SUM.terms,
     idioms=MappingProxyType({"einsum": by_einsum, "in-place": in_place}),
     gradient=Gradient("weighted_sum_backward", _backward, saves=("xs", "weights")),
-    outputs=softmax_sum.outputs,
-    ways=softmax_sum.ways,
+    outputs=SOFTMAX_SUM.outputs,
+    ways=SOFTMAX_SUM.ways,
     autocast=SAME,
 )

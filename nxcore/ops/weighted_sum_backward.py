@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore.ops import softmax_sum_backward
 from nxcore.ops.softmax_sum import accumulator, check_candidates
+from nxcore.ops.softmax_sum_backward import SPEC as SOFTMAX_SUM_BACKWARD
 from nxcore.ops.softmax_sum_backward import (
     Dot,
     Result,
@@ -97,11 +97,11 @@ def magnitude(grad: Tensor, xs: Any, weights: Tensor, output_mask: Any) -> Any:
     return tuple(g if m else None for g, m in zip(scaled, mask[:-1], strict=True)), grad_weights
 
 
-SAMPLES = tuple(s for s in map(renamed, softmax_sum_backward.SAMPLES) if s)
+SAMPLES = tuple(s for s in map(renamed, SOFTMAX_SUM_BACKWARD.samples) if s)
 
 ERRORS = tuple(
     replace(e, name=e.name.replace("logits", "weights"), match=e.match.replace("logits", "weights"))
-    for e in softmax_sum_backward.ERRORS
+    for e in SOFTMAX_SUM_BACKWARD.errors
 )
 
 SPEC = OpSpec(
@@ -114,11 +114,11 @@ SPEC = OpSpec(
     ),
     reference=reference,
     check=check,
-    cost=softmax_sum_backward.cost,
+    cost=SOFTMAX_SUM_BACKWARD.cost,
     samples=SAMPLES,
     errors=ERRORS,
     magnitude=magnitude,
-    terms=softmax_sum_backward.terms,
+    terms=SOFTMAX_SUM_BACKWARD.terms,
     idioms=MappingProxyType({"dot": by_dot}),
-    outputs=softmax_sum_backward.outputs,
+    outputs=SOFTMAX_SUM_BACKWARD.outputs,
 )
