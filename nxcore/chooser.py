@@ -22,6 +22,8 @@ from nxcore.learn import Learner
 from nxcore.problem import Problem
 from nxcore.recall import Recall
 from nxcore.settings import Settings
+from nxcore.watch import Watch
+from nxcore.watches import Watches
 from nxcore.wisdom import key as filed
 
 DECISIONS = 4096
@@ -51,7 +53,8 @@ class Chooser:
 
     def __init__(self, settings: Settings, recall: Recall, changed: Callable[[], None]) -> None:
         self.settings, self.recall, self.tuner = settings, recall, recall.tuner
-        self.learner = Learner(recall, changed)
+        self.watches = Watches(self._convicted, lambda: self.learner.pace, on=settings.audit)
+        self.learner = Learner(recall, changed, self.watches)
         self.estimator = Estimator(recall)
         self.lock = Lock.read(settings.lock) if settings.lock else Lock({})
         self.choices: OrderedDict[Key, Choice] = OrderedDict()
@@ -140,6 +143,14 @@ class Chooser:
             for key in [k for k, c in self.choices.items() if c.falls_on(kernel)]:
                 del self.choices[key]
 
+    def _convicted(self, watch: Watch, reason: str) -> None:
+        """Put a kernel that a call convicted into quarantine, and drop all that was planned with it."""
+        gate, problem = self.tuner.gate, watch.problem
+        suspect = gate.suspect(watch.backend, watch.kernel, problem.device, problem.dtype)
+        gate.quarantine.add(suspect, "wrong", reason)
+        self.forget(watch.kernel)
+        self._changed()
+
     def after_fork(self) -> None:
         """Take locks of its own in a forked child, where what was being learnt begins anew.
 
@@ -147,6 +158,7 @@ class Chooser:
         """
         self._threads = threading.RLock()
         self.learner.after_fork()
+        self.watches.after_fork()
         for key in [k for k, c in self.choices.items() if c.decision.rule == "exploring"]:
             del self.choices[key]
         self._changed()

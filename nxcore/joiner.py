@@ -42,7 +42,7 @@ class Joiner:
     def _alone(self, operator: Operator, problem: Problem, args: tuple[Any, ...], choice: Choice) -> Call:
         """Return a chosen call behind its guards, joined with its backward operator where one is needed."""
         served, inner, inner_args = self.served(operator, problem, args)
-        call, gradient = guarded(choice, inner), operator.spec.gradient
+        call, gradient = guarded(self.chooser.watches.over(choice, inner), inner), operator.spec.gradient
         if served is not operator and (choice.native or self.unlearnt(inner, choice)):
             return operator.spec.reference  # whose own autograd keeps what it needs
         if not (problem.needs_grad and gradient and gradient.covers(*args)):

@@ -28,12 +28,13 @@ from nxcore.gate import brief, pausing
 from nxcore.guards import guarded
 from nxcore.kernel import Code, Refusal
 from nxcore.measure import Clock
-from nxcore.online import Exploration
+from nxcore.online import Check, Exploration
 from nxcore.pace import Hand, Pace
 from nxcore.problem import Problem
 from nxcore.recall import Recall
 from nxcore.select import Candidate, Decision, settled
 from nxcore.timing import Timing
+from nxcore.watches import Watches
 
 Decided = Callable[[Choice], None]
 
@@ -56,6 +57,8 @@ class Learner:
         Keeps what was learnt; its tuner knows who may take part.
     changed : callable
         Called when all that is decided may be planned anew.
+    watches : Watches
+        Watch what takes turns, and what serves after that.
     clock : callable
         Nanoseconds; a test may bring its own.
     pace : Pace, optional
@@ -66,11 +69,12 @@ class Learner:
         self,
         recall: Recall,
         changed: Callable[[], None],
+        watches: Watches,
         clock: Clock = time.perf_counter_ns,
         pace: Pace | None = None,
     ) -> None:
         self.recall, self.tuner, self.clock = recall, recall.tuner, clock
-        self._changed, self._undone = changed, False
+        self._changed, self._undone, self.watches = changed, False, watches
         self.keep_to(pace or Pace())
 
     def keep_to(self, pace: Pace) -> None:
@@ -103,7 +107,9 @@ class Learner:
 
         def failed(label: str, error: Exception) -> None:
             at = next(i for i, e in enumerate(entries) if e.candidate.label == label)
-            reason = self.tuner.failed(entries[at].backend, entries[at].kernel, problem, error)
+            suspect = entries[at].backend, entries[at].kernel, problem
+            # What a watch convicted is in quarantine: to raise for that is no strike.
+            reason = self.tuner.gate.refusal(*suspect) or self.tuner.failed(*suspect, error)
             entries[at] = replace(
                 entries[at], candidate=replace(entries[at].candidate, refusal=reason), call=None
             )
@@ -115,11 +121,15 @@ class Learner:
 
         def finish(choice: Choice) -> None:
             serve(choice)
-            exploration.end(guarded(replace(choice, captured=None), problem))
+            watched = self.watches.over(replace(choice, captured=None), problem)
+            exploration.end(guarded(watched, problem))
             self._undone = True
 
         def judge(timings: Mapping[str, Timing], last: bool) -> None:
             self.pace.rest(LOOK_S)
+            for i, e in enumerate(entries):  # one may have been convicted in another problem's calls
+                if not e.candidate.refusal and (why := self.tuner.gate.refusal(e.backend, e.kernel, problem)):
+                    entries[i] = replace(e, candidate=replace(e.candidate, refusal=why), call=None)
             candidates, again = timed([e.candidate for e in entries], timings), timings.get(AGAIN)
             if not (last or settled(candidates, again)):
                 exploration.resume()
@@ -136,9 +146,11 @@ class Learner:
                 decision = Decision("torch", "reference", why, tuple(e.candidate for e in entries))
                 finish(Choice(decision, problem.spec.reference, kernel, backend))
                 return
-            calls = {e.candidate.label: self._careful(e, problem) for e in racing}
+            calls, checks = {}, {}
+            for e in racing:
+                calls[e.candidate.label], checks[e.candidate.label] = self._careful(e, problem)
             native = (e.candidate.label for e in racing if e.candidate.native)
-            exploration.begin(calls, frozenset(native), AGAIN)
+            exploration.begin(calls, frozenset(native), AGAIN, checks)
 
         def rest() -> None:
             self.pace.rest(0.0)
@@ -197,13 +209,17 @@ class Learner:
                         self.pace.rest(KNOWN_S if known else UNKNOWN_S)
                     yield self.tuner.enter(backend, kernel, problem, (), first=False)
 
-    def _careful(self, entry: Entry, problem: Problem) -> Callable[..., Any]:
-        """Wrap a kernel's call so that its first run is in the journal, waited for, and looked at."""
+    def _careful(self, entry: Entry, problem: Problem) -> tuple[Callable[..., Any], Check]:
+        """Return a kernel's call for its turns, and what looks at their results once they are timed.
+
+        Its first run is in the journal, waited for, and audited.
+        """
         call = entry.call
         assert call is not None  # noqa: S101  the caller looked
         if entry.candidate.native:
-            return call
+            return call, _as_it_is
         suspect = self.tuner.gate.suspect(entry.backend, entry.kernel, problem.device, problem.dtype)
+        watch = self.watches.watch(entry.backend, entry.kernel, call, problem) if self.watches.on else None
         first = True
 
         def run(*args: Any) -> Any:
@@ -211,9 +227,13 @@ class Learner:
             if not first:
                 return call(*args)
             with self.tuner.gate.watched(suspect, problem.device, f"its first run on {problem}"):
-                result = call(*args)
+                result = watch.inspected(args, audit=True) if watch else call(*args)
                 check_result(result, problem)
             first = False
             return result
 
-        return run
+        return run, watch.look if watch else _as_it_is
+
+
+def _as_it_is(args: tuple[Any, ...], result: Any) -> Any:  # noqa: ARG001  the shape every check has
+    return result

@@ -36,6 +36,7 @@ FIRST_US = 10_000.0
 """What a first run may take above that: it may load, link or allocate."""
 
 Call = Callable[..., Any]
+Check = Callable[[tuple[Any, ...], Any], Any]
 
 
 class Switch:
@@ -129,6 +130,7 @@ class Exploration:
         self._rounds: dict[str, list[tuple[float, float]]] = {}
         self._rivals: frozenset[str] = frozenset()
         self._again, self._repeats = "", ""
+        self._checks: dict[str, Check] = {}
         self._order: list[str] = []
         self._pending: deque[tuple[str, float, Any, Any]] = deque()
         self._turn, self._dice = threading.Lock(), random.Random(seed)  # noqa: S311  the order of a benchmark
@@ -175,13 +177,20 @@ class Exploration:
             self._go_to(self.reference)
             self._wanted()
 
-    def begin(self, calls: Mapping[str, Call], rivals: frozenset[str], again: str = "") -> None:
+    def begin(
+        self,
+        calls: Mapping[str, Call],
+        rivals: frozenset[str],
+        again: str = "",
+        checks: Mapping[str, Check] | None = None,
+    ) -> None:
         """Take turns from now on; ``rivals``, torch's own among them, are never dropped.
 
         The fastest of them in the first round takes a second turn in each later one, under the label
-        ``again``: the A/A row.
+        ``again``: the A/A row. Where a label has a check, it is given the arguments and the result of each of
+        its turns, once the turn is timed. It returns the caller's result, or raises.
         """
-        self._rivals, self._again = rivals, again
+        self._rivals, self._again, self._checks = rivals, again, dict(checks or {})
         self._rounds = {label: [] for label in calls}
         self._calls = dict(calls)
         self.resume()
@@ -194,7 +203,7 @@ class Exploration:
         """Serve all calls by ``call`` from now on."""
         self.over = True
         self._go_to(call)
-        self._calls = {}
+        self._calls, self._checks = {}, {}
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -244,11 +253,13 @@ class Exploration:
                 spent = self.clock() - began
                 host_us = spent * 1e-3
                 end.record()
+                result = self._checked(label, args, result)
                 self._pending.append((label, host_us, start, end))
             else:
                 began = self.clock()
                 result = call(*args)
                 spent = self.clock() - began
+                result = self._checked(label, args, result)
                 self._note(label, spent * 1e-3, spent * 1e-3)
         except Exception as error:
             if label in self._rivals:
@@ -260,6 +271,10 @@ class Exploration:
             return self.reference(*args)
         self.pace.charge((self.clock() - entered - spent) * 1e-9)  # the turn's own price
         return result
+
+    def _checked(self, label: str, args: tuple[Any, ...], result: Any) -> Any:
+        check = self._checks.get(label)
+        return check(args, result) if check else result
 
     def _capturing(self) -> bool:
         return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()

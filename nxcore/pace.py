@@ -82,7 +82,7 @@ class Pace:
     @property
     def affords(self) -> bool:
         """Whether what was spent is within the share."""
-        return self._left(0.0) <= 0
+        return self.left(0.0) <= 0
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
@@ -105,14 +105,15 @@ class Pace:
         self._count()
         self.busy.release()
         try:
-            while (left := self._left(ahead)) > 0:
+            while (left := self.left(ahead)) > 0:
                 if not self._wait(left):
                     sys.exit()
         finally:
             self.busy.acquire()
             self._mark = self._processor()
 
-    def _left(self, ahead: float) -> float:
+    def left(self, ahead: float) -> float:
+        """Return the seconds until ``ahead`` more of work are within the share; less than 0 if they are."""
         self.begin()
         assert self._began is not None  # noqa: S101  it has just begun
         return (self.spent + ahead) / self.share - (self._clock() - self._began)

@@ -14,6 +14,7 @@ import platformdirs
 from nxcore.errors import InvalidInputError, nearest
 
 VARIABLES = (
+    "NXCORE_AUDIT",
     "NXCORE_BACKENDS",
     "NXCORE_CACHE",
     "NXCORE_DISABLE",
@@ -31,6 +32,8 @@ class Settings:
 
     Attributes
     ----------
+    audit : bool
+        ``NXCORE_AUDIT``: kernels are watched while they serve; "", "0", "false", "no" and "off" mean no.
     backends : frozenset of str, optional
         ``NXCORE_BACKENDS``: the only plugins to load, separated by commas; all where None.
     cache : Path, optional
@@ -47,6 +50,7 @@ class Settings:
         ``NXCORE_STRICT``: a broken plugin raises; "", "0", "false", "no" and "off" mean no.
     """
 
+    audit: bool = True
     backends: frozenset[str] | None = None
     cache: Path | None = None
     disable: frozenset[str] = frozenset()
@@ -64,6 +68,7 @@ class Settings:
                 known = ", ".join(VARIABLES)
                 warnings.warn(f"{name} is not a setting of nxcore; known: {known}", stacklevel=3)
         return cls(
+            audit=env.get("NXCORE_AUDIT", "1").strip().lower() not in NO,
             backends=_names(env["NXCORE_BACKENDS"]) if "NXCORE_BACKENDS" in env else None,
             cache=_cache(env.get("NXCORE_CACHE")),
             disable=_names(env.get("NXCORE_DISABLE", "")),

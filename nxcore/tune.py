@@ -128,11 +128,12 @@ class Tuner:
             replace(c, refusal=Refusal(Code.RAISED, reason)) if c.label == failed.chosen else c
             for c in failed.candidates
         )
-        if not choice.runners_up:
+        behind = [e for e in choice.runners_up if not self.gate.refusal(e.backend, e.kernel, problem)]
+        if not behind:
             stayed = self.stay(problem, None, reason)
             decision = replace(stayed.decision, candidates=known, noise=failed.noise)
             return replace(stayed, decision=decision, captured=choice.captured)
-        entry, *others = choice.runners_up
+        entry, *others = behind
         assert entry.call is not None  # noqa: S101  it was measured
         decision = Decision(entry.candidate.label, "measured", reason, known, failed.noise)
         return Choice(

@@ -216,10 +216,54 @@ def leaves(result: Any) -> Iterator[Tensor]:
             yield from leaves(item)
 
 
-def _widen(value: Any) -> Any:
+def _widen(value: Any, half: bool = False) -> Any:
     if isinstance(value, Tensor):
+        if half:
+            return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
         return value.double() if value.dtype.is_floating_point else value
-    return tuple(_widen(v) for v in value) if isinstance(value, tuple | list) else value
+    return tuple(_widen(v, half) for v in value) if isinstance(value, tuple | list) else value
+
+
+def strays(spec: OpSpec, args: tuple[Any, ...], native: Any, result: Any, slack: float = 1.0) -> Tensor:
+    """Return, as a tensor of one bool, whether a result is too far from torch's own for both to be right.
+
+    The distance allowed is twice the bound of gate (a). It is computed in the call's own dtype or in float32,
+    on the call's own device, and nothing waits for it. A result that passes gate (a), as torch's own does,
+    never strays; NaN strays where torch has a number, and an infinity where torch has none.
+
+    Parameters
+    ----------
+    spec : OpSpec
+        The operator.
+    args : tuple
+        What both were called with; without an ``out``.
+    native : Any
+        What the reference returned.
+    result : Any
+        What is compared with it, of the same form.
+    slack : float
+        How many times the distance is granted.
+    """
+    pairs = list(zip(leaves(result), leaves(native), strict=True))
+    rounded = [not spec.exact and t.dtype.is_floating_point for _, t in pairs]
+    found = torch.zeros((), dtype=torch.bool, device=pairs[0][1].device)
+    scales = leaves(spec.magnitude(*_widen(args, half=True))) if any(rounded) else iter(())
+    terms = max(spec.terms(*args), 1)
+    for (y, t), rounds in zip(pairs, rounded, strict=True):
+        scale = next(scales, t)
+        if not t.numel():
+            continue
+        fine = y == t
+        if t.dtype.is_floating_point:
+            fine |= y.isnan() & t.isnan()
+        if rounds:
+            info, u = torch.finfo(t.dtype), ROUNDOFF[t.dtype]
+            quantum = info.smallest_normal * info.eps + terms * torch.finfo(torch.float32).smallest_normal
+            wide, own = _widen(y, half=True), _widen(t, half=True)
+            bound = (own.abs() * u).add(scale.broadcast_to(own.shape), alpha=ACCUMULATOR * terms**0.5)
+            fine |= (wide - own).abs() <= bound.mul_(8 * slack).add_(2 * quantum * slack)
+        found |= ~fine.all()
+    return found
 
 
 def _rms(x: Tensor) -> Tensor:

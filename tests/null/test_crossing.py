@@ -53,11 +53,13 @@ def learning(forward, backward, policy="online"):
         if share
     ]
     found = Session(
-        Settings(cache=None, policy=policy),
+        Settings(audit=False, cache=None, policy=policy),  # runs are counted
         fakes.registry(fakes.backend("fast", *kernels), specs=specs),
         fakes.QUICK,
     )
-    found.chooser.learner = Learner(found.chooser.recall, found._forget, clock, Pace(float("inf")))
+    found.chooser.learner = Learner(
+        found.chooser.recall, found._forget, found.chooser.watches, clock, Pace(float("inf"))
+    )
     return found, runs
 
 

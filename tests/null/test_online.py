@@ -60,10 +60,14 @@ def learning(folder=None, yardstick=None, **us):
     ]
     specs = [spec if s.name == "add" else s for s in SPECS.values()]
     session = Session(
-        Settings(cache=folder, policy="online"), fakes.registry(*backends, specs=specs), fakes.QUICK
+        Settings(audit=False, cache=folder, policy="online"),  # runs are counted
+        fakes.registry(*backends, specs=specs),
+        fakes.QUICK,
     )
     at_once = Pace(share=float("inf"))
-    session.chooser.learner = Learner(session.chooser.recall, session._forget, clock, at_once)
+    session.chooser.learner = Learner(
+        session.chooser.recall, session._forget, session.chooser.watches, clock, at_once
+    )
     return session, kernels | {"torch": spec.reference}, runs
 
 

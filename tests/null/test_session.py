@@ -326,7 +326,7 @@ def test_the_cache_has_a_folder_of_the_users_choice():
 
 def test_an_unknown_setting_warns_with_the_known_ones():
     with pytest.warns(
-        UserWarning, match="NXCORE_STRIKT is not a setting of nxcore; known: NXCORE_BACKENDS, NXCORE_CACHE"
+        UserWarning, match="NXCORE_STRIKT is not a setting of nxcore; known: NXCORE_AUDIT, NXCORE_BACKENDS"
     ):
         Settings.from_environment({"NXCORE_STRIKT": "1"})
     with warnings.catch_warnings():

@@ -1,0 +1,107 @@
+"""Form: what a result is apart from its values, and whose memory it lies in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nxcore.problem import TensorMeta
+
+
+def form(result: Any) -> Any:
+    """Return ``result`` with a ``TensorMeta`` in place of each tensor."""
+    if isinstance(result, Tensor):
+        return TensorMeta.of(result)
+    return tuple(map(form, result)) if isinstance(result, tuple | list) else result
+
+
+def misformed(result: Any, like: Any) -> str:
+    """Return how ``result`` differs in form from ``like``, a ``form``; empty if it doesn't.
+
+    Strides of dimensions of size 1, and of empty tensors, mean nothing.
+    """
+    if isinstance(like, tuple):
+        if not isinstance(result, tuple | list) or len(result) != len(like):
+            return f"must be {len(like)} results, got {_kind(result)}"
+        return next(filter(None, map(misformed, result, like)), "")
+    if not isinstance(like, TensorMeta):
+        return "" if result is like or result == like else f"must be {like}, got {_kind(result)}"
+    if type(result) is not Tensor or result.layout is not torch.strided:
+        return f"must be a plain tensor, got {_kind(result)}"
+    for what, wanted, came in (
+        ("device", like.device, result.device),
+        ("dtype", like.dtype, result.dtype),
+        ("shape", like.shape, tuple(result.shape)),
+    ):
+        if wanted != came:
+            return f"{what} must be torch's {wanted}, got {came}"
+    if like.strides != result.stride() and like.numel():
+        came = TensorMeta.of(result)
+        if came.strides_of_extent != like.strides_of_extent:
+            return f"strides must be torch's {like.strides}, got {came.strides}"
+    return ""
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{type(value).__name__} of layout {value.layout}"
+    return f"{len(value)} results" if isinstance(value, tuple | list) else type(value).__name__
+
+
+def spans(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
+    """Return the first address of each tensor and the one behind its last; of empty ones none."""
+    found = []
+    for t in tensors:
+        if t.numel():
+            last = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+            start = t.data_ptr()
+            found.append((start, start + (last + 1) * t.element_size()))
+    return found
+
+
+def meet(some: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]) -> bool:
+    """Tell whether any of ``some`` addresses are among ``others``, both as of ``spans``."""
+    return any(a < d and c < b for a, b in some for c, d in others)
+
+
+def twin(value: Any, known: dict[Any, Tensor] | None = None) -> Any:
+    """Return a copy of nested tensors in memory of their own, of the same strides.
+
+    What is one tensor twice is so in the copy: a kernel may be given its ``out`` as an input.
+    """
+    known = {} if known is None else known
+    if isinstance(value, tuple | list):
+        return tuple(twin(v, known) for v in value)
+    if not isinstance(value, Tensor):
+        return value
+    place = (value.data_ptr(), value.shape, value.stride(), value.dtype)
+    if place not in known:
+        known[place] = _copied(value.detach())
+    return known[place]
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    if not tensor.numel() or TensorMeta.of(tensor).is_dense():
+        return torch.empty_strided(
+            tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+        ).copy_(tensor)
+    # With what lies between its elements, of which some may be the same memory.
+    span = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    flat = tensor.as_strided((span,), (1,)).clone()
+    return flat.as_strided(tensor.shape, tensor.stride(), 0)
+
+
+def same_bits(a: Tensor, b: Tensor) -> Tensor:
+    """Return, as a tensor of one bool, whether two tensors hold the same bits."""
+    if not a.numel():
+        return torch.ones((), dtype=torch.bool, device=a.device)
+    whole = _WHOLE.get(a.element_size())
+    if whole is not None and not a.is_complex():
+        a, b = a.view(whole), b.view(whole)
+    return (a == b).all()
+
+
+_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

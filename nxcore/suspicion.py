@@ -1,0 +1,105 @@
+"""Suspicion: whether a suspected call convicts the kernel, or another thread or special values explain it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nxcore.form import meet, same_bits, spans, twin
+from nxcore.spec import OpSpec
+from nxcore.verify import Truth, leaves, strays, without_out
+
+CLEAR = 4.0
+"""How much further than a suspect a result must stray to convict a kernel that is right the next time."""
+
+INPUTS = "inputs must be left unchanged"
+
+
+def confirmed(
+    planned: Callable[..., Any], spec: OpSpec, own: tuple[Any, ...], result: Any, *, changed: bool
+) -> str:
+    """Return why a suspect is convicted; empty if it can't be told apart from a caller's own doing.
+
+    The kernel runs again on copies of the inputs, which no other thread can write into, and the float64
+    reference decides by both gates. A result that can't be had again convicts by itself if it is far off and
+    the inputs were left alone.
+
+    Parameters
+    ----------
+    planned : callable
+        The suspect, planned for the call's problem.
+    spec : OpSpec
+        The operator.
+    own : tuple
+        Copies of the arguments, from before the call.
+    result : Any
+        What the kernel returned then, of torch's form.
+    changed : bool
+        Whether an input was another after the call.
+    """
+    given = without_out(spec, own)
+    truth = Truth.of(spec, given)
+    if not truth.judge(truth.torch, laid_out=False).ok:
+        return ""  # numbers that torch's own isn't right on tell nothing of others
+    mine = twin(own)
+    again = planned(*mine)
+    if bool(differ(spec, mine, own)):
+        return INPUTS
+    first, second = (truth.judge(r, laid_out=False) for r in (result, again))
+    if changed:  # by another thread, as it seems: then only the copies tell
+        first, result = second, again
+    if first.ok or not _sure(truth, given, result):
+        return ""
+    if not second.ok:
+        return first.reason
+    if bool(strays(spec, given, truth.torch, result, slack=CLEAR)):
+        return f"{first.reason}; the same inputs again gave the right result"
+    return ""
+
+
+def out_of(spec: OpSpec, args: tuple[Any, ...]) -> Tensor | None:
+    """Return the ``out`` among arguments, None if there is none."""
+    named = zip(spec.params, args, strict=True)
+    return next((a for p, a in named if p.kind == "out" and a is not None), None)
+
+
+def differ(spec: OpSpec, args: tuple[Any, ...], own: tuple[Any, ...]) -> Tensor:
+    """Return, as a tensor of one bool, whether any input but an ``out`` differs from its copy."""
+    out = out_of(spec, args)
+    written = spans([out]) if out is not None else []
+    pairs = list(zip(leaves(without_out(spec, args)), leaves(without_out(spec, own)), strict=True))
+    device = next((now.device for now, _ in pairs if now.device.type != "cpu"), torch.device("cpu"))
+    same = torch.ones((), dtype=torch.bool, device=device)
+    for now, then in pairs:
+        if not meet(spans([now]), written):
+            same &= same_bits(now, then).to(device)
+    return ~same
+
+
+def restore(args: tuple[Any, ...], own: tuple[Any, ...]) -> None:
+    """Put inputs that a kernel wrote into back as they were; autograd is to see no change."""
+    for now, then in zip(leaves(args), leaves(own), strict=True):
+        if not bool(same_bits(now, then)):
+            with contextlib.suppress(RuntimeError):  # elements that share memory can't be written
+                now.data.copy_(then)
+
+
+def _sure(truth: Truth, given: tuple[Any, ...], result: Any) -> bool:
+    """Tell whether special values can't be the caller's own.
+
+    Where an input is NaN or infinite, or the numbers are so large that the order of a sum decides whether it
+    overflows, only finite results beside torch's finite ones tell right from wrong.
+    """
+    floats = [t for t in leaves(given) if t.is_floating_point()]
+    finite = all(bool(t.isfinite().all()) for t in floats)
+    limit = min((torch.finfo(t.dtype).max / 2 for t in truth.torch if t.is_floating_point()), default=1.0)
+    if finite and all(bool((s.abs() < limit).all()) for s in truth.scale if s.is_floating_point()):
+        return True
+    return not truth.bitwise and all(
+        y.is_floating_point() and torch.equal(y.isfinite(), t.isfinite())
+        for y, t in zip(leaves(result), truth.torch, strict=True)
+    )

@@ -1,0 +1,200 @@
+"""Watches: which kernel is watched when, and what a conviction leads to.
+
+The first calls of every problem are watched. From then on one watch after the other is armed for a sample, by
+a thread that sleeps in between: as often as audits stay within their share of the time.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from nxcore.choice import Choice
+from nxcore.dispatch import KernelWarning
+from nxcore.kernel import Backend, Kernel
+from nxcore.pace import Pace, until_the_end
+from nxcore.problem import Problem
+from nxcore.watch import Pending, Watch
+
+SHARE = 0.005
+"""Of the time since the first watched call: what audits may take."""
+
+GAP_S = 0.25
+"""Seconds between two samples at the least, whatever they cost."""
+
+KEPT = 4096
+"""Watches that are remembered, the least recently planned ones forgotten."""
+
+ROOM = 2**28
+"""Bytes that audits may keep until CUDA has come to them."""
+
+
+class Watches:
+    """The watches of a session.
+
+    Parameters
+    ----------
+    convicted : callable
+        Given a watch and the reason, puts its kernel into quarantine and drops its plans.
+    within : callable
+        Returns the pace of learning, whose share holds the audits'.
+    on : bool
+        Whether anything is watched.
+    wait : callable
+        Given seconds; returns whether the program goes on.
+    pace : Pace, optional
+        The audits' own share.
+    """
+
+    def __init__(
+        self,
+        convicted: Callable[[Watch, str], None],
+        within: Callable[[], Pace],
+        *,
+        on: bool = True,
+        wait: Callable[[float], bool] = until_the_end,
+        pace: Pace | None = None,
+    ) -> None:
+        self._convicted, self._within, self.on, self.wait = convicted, within, on, wait
+        self.pace = pace or Pace(SHARE)
+        self._known: OrderedDict[Any, Watch] = OrderedDict()
+        self._resting: deque[weakref.ref[Watch]] = deque()
+        self._pending: deque[Pending] = deque()
+        self._lock = threading.RLock()
+        self.thread: threading.Thread | None = None
+
+    def over(self, choice: Choice, problem: Problem) -> Choice:
+        """Return ``choice`` with its call watched; torch's own needs no watch."""
+        torchs = choice.backend.name == "torch" or choice.call is problem.spec.reference
+        if not self.on or torchs or problem.view:
+            return choice
+        strict = choice.decision.rule == "pinned"
+        key = (problem, choice.decision.chosen, strict)
+        with self._lock:
+            found = self._known.get(key)
+            if found is None or found.planned is not choice.call:
+                found = self.watch(choice.backend, choice.kernel, choice.call, problem, strict=strict)
+                self._known[key] = found
+                if len(self._known) > KEPT:
+                    self._known.popitem(last=False)
+            self._known.move_to_end(key)
+        return replace(choice, call=found.call)
+
+    def watch(
+        self,
+        backend: Backend,
+        kernel: Kernel,
+        planned: Callable[..., Any],
+        problem: Problem,
+        *,
+        strict: bool = True,
+    ) -> Watch:
+        """Return a watch of one planned kernel."""
+        self.pace.begin()
+        return Watch(self, backend, kernel, planned, problem, strict=strict)
+
+    @property
+    def affords(self) -> bool:
+        """Whether another audit is within both shares."""
+        return self.pace.affords and self._within().affords
+
+    def charge(self, seconds: float) -> None:
+        """Count what a watched call cost beyond the call."""
+        self.pace.charge(seconds)
+        self._within().charge(seconds)
+
+    def convict(self, watch: Watch, reason: str) -> None:
+        """End every watch of this kernel and dtype, and have the kernel put away."""
+        with self._lock:
+            if watch.reason:
+                return
+            watch.end(reason)
+            for other in self._known.values():
+                if other.kernel is watch.kernel and other.problem.dtype == watch.problem.dtype:
+                    other.end(reason)
+        self._convicted(watch, reason)
+        instead = "it serves no more calls" if watch.strict else "torch serves this call and all like it"
+        warnings.warn(
+            f"{watch.label}, a kernel of {watch.problem.op!r}, is in quarantine: {reason}; {instead}",
+            KernelWarning,
+            stacklevel=6,
+        )
+
+    @property
+    def room(self) -> bool:
+        """Whether another audit may wait for CUDA."""
+        return sum(p.nbytes for p in tuple(self._pending)) < ROOM
+
+    def later(self, pending: Pending) -> None:
+        """Keep an audit until CUDA has come to it."""
+        self._pending.append(pending)
+
+    def harvest(self) -> None:
+        """Judge the audits that CUDA has come to, in order; wait for none."""
+        while self._pending and self._pending[0].end.query():
+            try:
+                pending = self._pending.popleft()
+            except IndexError:  # another thread took it
+                return
+            self.charge(pending.start.elapsed_time(pending.end) * 1e-3)
+            strayed, changed = pending.flags.tolist()
+            suspected = (strayed or changed) and not pending.watch.reason
+            if suspected and (reason := pending.watch.late(pending, changed=changed)):
+                self.convict(pending.watch, reason)
+
+    def rests(self, watch: Watch) -> None:
+        """Arm ``watch`` again in time."""
+        with self._lock:
+            self._resting.append(weakref.ref(watch))
+            if self.thread is None and threading.main_thread().is_alive():
+                thread = threading.Thread(
+                    target=_arm_in_turn, args=(weakref.ref(self), self.wait), name="nxcore watches"
+                )
+                thread.start()
+                self.thread = thread
+
+    @property
+    def gap(self) -> float:
+        """Seconds until the next sample may be taken."""
+        with self._lock:
+            first = next((w for r in self._resting if (w := r()) is not None), None)
+        ahead = first.cost if first is not None else 0.0
+        return max(GAP_S, self.pace.left(ahead), self._within().left(ahead))
+
+    def arm(self) -> bool:
+        """Arm the watch that has rested longest; return whether any rests after that."""
+        with self._lock:
+            while self._resting:
+                if (watch := self._resting.popleft()()) is not None:
+                    watch.arm()
+                    break
+            if not self._resting:
+                self.thread = None
+                return False
+            return True
+
+    def after_fork(self) -> None:
+        """Begin anew in a forked child, which has no thread to arm anything, and whose CUDA is gone."""
+        self._lock, self.thread = threading.RLock(), None
+        self._pending.clear()
+        self.pace = Pace(self.pace.share)
+        while self._resting:
+            if (watch := self._resting.popleft()()) is not None:
+                watch.arm()
+
+
+def _arm_in_turn(watches: weakref.ref[Watches], wait: Callable[[float], bool]) -> None:
+    """Arm one watch after the other; end with the program, with the session, or where none rests."""
+    while (found := watches()) is not None:
+        gap = found.gap
+        del found  # a session that nobody holds is to go
+        if not wait(gap) or (found := watches()) is None:
+            return
+        if found.affords and not found.arm():
+            return
+        del found

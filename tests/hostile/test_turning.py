@@ -1,0 +1,164 @@
+"""What turns bad after its gate is convicted, with the right reason; the caller gets the right answer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import nxcore.watch
+from nxcore.dispatch import KernelWarning
+from nxcore.errors import UnsupportedProblemError, VerificationError
+from nxcore.pace import Pace
+from nxcore.problem import Problem
+from nxcore.session import Session
+from nxcore.settings import Settings
+from nxcore.verify import Truth
+from tests.hostile.turning import AT_ONCE, TURNING
+from tests.null import fakes
+from tests.null.fakes import SPECS
+
+
+@pytest.fixture(autouse=True)
+def untouched():
+    """Whatever a kernel leaves behind, this test and the next begin as they should."""
+    kept = torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads()
+    yield
+    torch.set_default_dtype(kept[0])
+    torch.set_grad_enabled(kept[1])
+    torch.set_num_threads(kept[2])
+
+
+def arguments(op, seed=0):
+    """More elements than one of them gets right, the first of them in one tensor of the result's shape."""
+    x, y = torch.randn(2, 3, 4_001, generator=torch.Generator().manual_seed(seed))
+    if op == "add":
+        return x, y, 2.0, None
+    return (x, y), torch.tensor([0.3, -0.2])
+
+
+def asleep(seconds):
+    """Arm nothing: the test does."""
+    return False
+
+
+def serving(name, *ops, **how):
+    """Return a session that prefers what turns bad, verified by now, and what turns it."""
+    hostile = TURNING[name]
+    session = Session(Settings(policy="measure", **how), fakes.registry(hostile.backend(*ops)), fakes.QUICK)
+    session.chooser.watches.wait = asleep
+    session.chooser.watches.pace = Pace(float("inf"))
+    for op in ops:
+        backend, kernel = next((b, k) for b, k in session.registry.kernels(op) if b.name == "hostile")
+        problem = Problem.of(SPECS[op], fakes.build(op, SPECS[op].tagged("smoke")[0].name))
+        assert not session.gate.verify(backend, kernel, problem).refusal
+    return session, hostile
+
+
+def convicted(session):
+    return [(e.kind, e.op, e.kernel, e.dtype) for e in session.gate.quarantine]
+
+
+def facts():
+    return torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads(), torch.initial_seed()
+
+
+def called(op, args):
+    """Call with copies of the arguments; return them and a copy of the result, lest it changes later."""
+    given = tuple(a.clone() if isinstance(a, torch.Tensor) else a for a in args)
+    given = tuple(tuple(t.clone() for t in a) if isinstance(a, tuple) else a for a in given)
+    return given, fakes.called(op, given)
+
+
+def right(op, args, given, result):
+    same = all(torch.equal(a, b) for a, b in zip(fakes.leaves(args), fakes.leaves(given), strict=True))
+    return same and Truth.of(SPECS[op], args).judge(result).ok
+
+
+def test_there_are_twelve():
+    """What draws and what counts threads are two forms of one."""
+    assert len(TURNING) - 1 == 12
+
+
+@pytest.mark.parametrize("op", ["add", "softmax_sum"])
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("name", AT_ONCE)
+def test_it_is_convicted_and_the_caller_gets_the_right_answers(name, late, op):
+    """Turned right after its gate, or after its first calls, in a sample."""
+    session, hostile = serving(name, op)
+    operator = session.op(op)
+    with session.use("hostile"):
+        if late:
+            for seed in range(nxcore.watch.FIRST):
+                called(operator, arguments(op, seed))
+            (watch,) = session.chooser.watches._known.values()
+            assert not watch.armed
+            session.chooser.watches.arm()
+            assert watch.armed
+        else:
+            called(operator, arguments(op))  # chosen, and the problem's first call
+        hostile.turn(op)
+        before, results = facts(), []
+        with pytest.warns(KernelWarning, match="is in quarantine: wrong in a call on .*; torch serves"):
+            results += [(seed, *called(operator, arguments(op, seed))) for seed in range(2)]
+        for seed, given, result in results:  # only now: a buffer that is used again has changed by now
+            assert right(op, arguments(op, seed), given, result)
+        assert facts() == before
+        assert convicted(session) == [("wrong", op, "hostile", "float32")]
+        (entry,) = session.gate.quarantine
+        assert hostile.reason in entry.reason
+        assert session.explain(op, *given).decision["hostile"].refusal.startswith("quarantined")
+        assert right(op, arguments(op), *called(operator, arguments(op)))
+
+
+@pytest.mark.parametrize("name", AT_ONCE)
+def test_a_strict_backend_raises(name):
+    session, hostile = serving(name, "add")
+    operator = session.op("add", backend="hostile")
+    called(operator, arguments("add"))
+    hostile.turn("add")
+    wrong = pytest.raises(VerificationError, match="hostile, a kernel of 'add': wrong in a call on")
+    with pytest.warns(KernelWarning, match="it serves no more calls"), wrong:
+        [called(operator, arguments("add", seed)) for seed in range(2)]
+    with pytest.raises(UnsupportedProblemError, match="quarantined until"):
+        called(operator, arguments("add"))
+
+
+@pytest.mark.parametrize("name", sorted({*AT_ONCE} - {"view_of_an_input", "wrong_past_10000"}))
+def test_a_backward_operator_is_watched_too(name):
+    session, hostile = serving(name, "entropy", "entropy_backward")
+    warned = pytest.warns(KernelWarning, match="kernel of 'entropy_backward', is in quarantine")
+    x = torch.rand(64, 33, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    spec = SPECS["entropy"]
+
+    def step():
+        args = spec.bind(x)
+        (expected,) = torch.autograd.grad(spec.reference(*args).sum(), x)
+        (got,) = torch.autograd.grad(session.op("entropy")(x).sum(), x)
+        return torch.allclose(got, expected, rtol=1e-4, atol=1e-6)
+
+    with session.use("hostile"):
+        assert step()
+        hostile.turn("entropy_backward")
+        with warned:
+            assert all([step(), step()])
+    assert convicted(session) == [("wrong", "entropy_backward", "hostile", "float32")]
+
+
+def test_what_is_wrong_in_a_thousand_calls_is_convicted_by_a_sample():
+    """Armed for every call, it is audited every second time: a fault lives a few thousand calls."""
+    session, hostile = serving("wrong_in_a_thousand", "add")
+    operator, x = session.op("add"), torch.rand(9)
+    with session.use("hostile"):
+        operator(x, x)
+        hostile.turn("add")
+
+        def until_convicted():
+            for _ in range(20_000):
+                session.chooser.watches.arm()
+                operator(x, x)
+                if convicted(session):
+                    return
+
+        with pytest.warns(KernelWarning, match="the same inputs again gave the right result"):
+            until_convicted()
+    assert convicted(session) == [("wrong", "add", "hostile", "float32")]

@@ -1,0 +1,176 @@
+"""Twelve plugins that are right until they have passed their gate, the tenth of them in two forms.
+
+Each is the reference in disguise until ``turn`` is called; from then on it is wrong in its own way.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nxcore.kernel import Backend
+from nxcore.verify import leaves
+from tests.null import fakes
+from tests.null.fakes import SPECS
+
+Call = Callable[..., Any]
+
+FAR, SELDOM = 10_000, 1_000
+"""The elements that one of them gets right, and in how many calls another one is wrong once."""
+
+
+@dataclass
+class Turning:
+    """A kernel that turns bad.
+
+    Attributes
+    ----------
+    bad : callable
+        From a reference to what computes in its place once it has turned.
+    reason : str
+        A part of the reason that it must be convicted for.
+    right : bool
+        Its values are right: only what it leaves behind is wrong.
+    """
+
+    bad: Callable[[Call], Call]
+    reason: str
+    right: bool = False
+    turned: set[str] = field(default_factory=set, init=False)
+
+    def turn(self, op: str) -> None:
+        """Be wrong from now on."""
+        self.turned.add(op)
+
+    def backend(self, *ops: str) -> Backend:
+        """Return it as a backend of these operators, as yet right."""
+        self.turned.clear()
+        return fakes.backend("hostile", *(fakes.kernel(op, self._kernel(op)) for op in ops))
+
+    def _kernel(self, op: str) -> Call:
+        reference = SPECS[op].reference
+        bad = self.bad(reference)
+
+        def call(*args: Any) -> Any:
+            return (bad if op in self.turned else reference)(*args)
+
+        return call
+
+
+def _lately(change: Callable[[Any], Any]) -> Callable[[Call], Call]:
+    """Change the right result."""
+
+    def disguise(reference: Call) -> Call:
+        def compute(*args: Any) -> Any:
+            result = reference(*args)
+            return tuple(map(change, result)) if isinstance(result, tuple) else change(result)
+
+        return compute
+
+    return disguise
+
+
+def _besides(effect: Callable[[], Any]) -> Callable[[Call], Call]:
+    """Return the right result, and leave something behind."""
+
+    def disguise(reference: Call) -> Call:
+        def compute(*args: Any) -> Any:
+            result = reference(*args)
+            effect()
+            return result
+
+        return compute
+
+    return disguise
+
+
+def viewing(reference: Call) -> Call:
+    """Write the right result into the first input that it fits into, and return a view of that."""
+
+    def compute(*args: Any) -> Any:
+        result = reference(*args)
+        whole = next(t for t in leaves(args) if t.shape == result.shape)
+        return whole.data.copy_(result).view(result.shape)
+
+    return compute
+
+
+def reusing(reference: Call) -> Call:
+    """Return the same buffer every time: the next call changes the last result."""
+    buffers: dict[Any, Tensor] = {}
+
+    def compute(*args: Any) -> Any:
+        result = reference(*args)
+        return buffers.setdefault(tuple(result.shape), torch.empty_like(result)).copy_(result)
+
+    return compute
+
+
+def mutating(reference: Call) -> Call:
+    """Write into the first element of the first input, once the result is there."""
+
+    def compute(*args: Any) -> Any:
+        result = reference(*args)
+        next(leaves(args)).data.view(-1)[0] += 1
+        return result
+
+    return compute
+
+
+def _strided(right: Tensor) -> Tensor:
+    return torch.stack([right, right], dim=-1)[..., 0]
+
+
+def _far_off(right: Tensor) -> Tensor:
+    right.view(-1)[FAR:] += 1
+    return right
+
+
+def seldom(reference: Call) -> Call:
+    """Be wrong in one of a thousand calls, at random."""
+    dice = random.Random(0)
+
+    def compute(*args: Any) -> Any:
+        result = reference(*args)
+        return result.add_(1) if dice.random() * SELDOM < 1 else result
+
+    return compute
+
+
+def _other_threads() -> None:
+    torch.set_num_threads(torch.get_num_threads() % 2 + 1)
+
+
+TURNING = {
+    "view_of_an_input": Turning(viewing, "a result must not share memory with an input"),
+    "buffer_used_again": Turning(reusing, "a result must not share memory with that of the call before"),
+    "dtype": Turning(_lately(torch.Tensor.double), "dtype must be torch's torch.float32, got torch.float64"),
+    "strides": Turning(_lately(_strided), "strides must be torch's"),
+    "meta": Turning(_lately(lambda right: right.to("meta")), "device must be torch's cpu, got meta"),
+    "none": Turning(_lately(lambda right: None), "must be a plain tensor, got NoneType"),
+    "input_mutated": Turning(mutating, "inputs must be left unchanged"),
+    "default_dtype": Turning(
+        _besides(lambda: torch.set_default_dtype(torch.float64)),
+        "torch.get_default_dtype() was torch.float32, is torch.float64",
+        right=True,
+    ),
+    "grad_mode": Turning(
+        _besides(lambda: torch._C._set_grad_enabled(not torch.is_grad_enabled())),
+        "torch.is_grad_enabled() was",
+        right=True,
+    ),
+    "generator": Turning(
+        _besides(lambda: torch.manual_seed(0)), "the state of torch's random number generator", right=True
+    ),
+    "threads": Turning(_besides(_other_threads), "torch.get_num_threads() was", right=True),
+    "wrong_past_10000": Turning(_lately(_far_off), "elementwise error is"),
+    "wrong_in_a_thousand": Turning(seldom, "the same inputs again gave the right result"),
+}
+"""By name. The last one is found by samples alone; all others in their first watched calls."""
+
+AT_ONCE = [name for name in TURNING if name != "wrong_in_a_thousand"]
