@@ -120,9 +120,11 @@ def disturbance(
         before.restore(device)
         if _changes(control, device):
             break
+        drawn = State.now(device)
         for generator in before.generators:  # so that the same seed set again shows
             torch.empty(1, device=generator.device).uniform_(generator=generator)
         if not _changes(run, device):
+            drawn.rewind()
             break
     else:
         before.restore(device)

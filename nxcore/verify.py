@@ -25,6 +25,7 @@ from torch import Tensor
 from nxcore.errors import VerificationError
 from nxcore.kernel import Precision
 from nxcore.spec import OpSpec
+from nxcore.state import State, disturbance
 
 ACCUMULATOR = 2.0**-24
 FEW = 64
@@ -327,13 +328,18 @@ def _same(a: Tensor, b: Tensor) -> bool:
 def agreement(
     call: Callable[..., Any], spec: OpSpec, args: tuple[Any, ...], truth: Truth | None = None
 ) -> Agreement:
-    """Run ``call`` on ``args`` and compare; inputs must be left alone, and an ``out`` written."""
+    """Run ``call`` on ``args`` and compare; inputs and process must be left alone, and an ``out`` written."""
     truth = truth or Truth.of(spec, args)
     inputs = without_out(spec, args)
     out = next((a for a, i in zip(args, inputs, strict=True) if a is not i), None)
     before = [t.clone() for t in leaves(inputs)]
+    device = next((t.device for t in before if t.device.type != "cpu"), torch.device("cpu"))
     with torch.no_grad():
+        state = State.now(device)
         result = call(*args)
+        disturbed = disturbance(state, device, lambda: call(*args), lambda: spec.reference(*inputs))
+    if disturbed:
+        return Agreement(False, float("inf"), f"the process must be left unchanged: {disturbed}")
     for old, now in zip(before, leaves(inputs), strict=True):
         if not _same(old, now):
             return Agreement(False, float("inf"), "inputs must be left unchanged")

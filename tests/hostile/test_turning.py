@@ -106,8 +106,21 @@ def test_it_is_convicted_and_the_caller_gets_the_right_answers(name, late, op):
         assert convicted(session) == [("wrong", op, "hostile", "float32")]
         (entry,) = session.gate.quarantine
         assert hostile.reason in entry.reason
-        assert session.explain(op, *given).decision["hostile"].refusal.startswith("quarantined")
+        assert str(session.explain(op, *given).decision["hostile"].refusal).startswith("quarantined")
         assert right(op, arguments(op), *called(operator, arguments(op)))
+
+
+@pytest.mark.parametrize("name", [name for name in TURNING if TURNING[name].right])
+def test_the_gate_sees_what_a_kernel_leaves_behind(name):
+    hostile = TURNING[name]
+    session = fakes.session(hostile.backend("add"))
+    hostile.turn("add")
+    before, args = facts(), arguments("add")
+    assert right("add", args, *called(session.op("add"), args))
+    assert facts() == before
+    (entry,) = session.gate.quarantine
+    assert "the process must be left unchanged" in entry.reason
+    assert hostile.reason.partition(",")[0] in entry.reason
 
 
 @pytest.mark.parametrize("name", AT_ONCE)

@@ -1,0 +1,389 @@
+"""Watches: the schedule, what is no conviction, what is left alone, and what a resting watch costs."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import warnings
+import weakref
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from nxcore import watch, watches
+from nxcore.choice import Choice
+from nxcore.dispatch import KernelWarning
+from nxcore.form import form, meet, misformed, spans, twin
+from nxcore.pace import Pace
+from nxcore.problem import Problem
+from nxcore.session import Session
+from nxcore.settings import Settings
+from nxcore.state import State, disturbance
+from nxcore.suspicion import confirmed
+from nxcore.verify import strays, without_out
+from tests.null import fakes
+from tests.null.fakes import SPECS
+
+CPU = torch.device("cpu")
+X = torch.arange(12.0)
+
+
+def asleep(seconds):
+    """Arm nothing: the test does."""
+    return False
+
+
+def watching(*ops, call=None, **how):
+    """Return a session that watches with time to spare, and the kernel that it prefers, a counter."""
+    kernel = fakes.Counter(call or SPECS[(ops or ("add",))[0]].reference)
+    backend = fakes.backend("watched", *(fakes.kernel(op, kernel, **how) for op in ops or ("add",)))
+    found = Session(Settings(policy="measure"), fakes.registry(backend), fakes.QUICK)
+    found.chooser.watches.wait = asleep
+    found.chooser.watches.pace = Pace(float("inf"))
+    found.chooser.learner.keep_to(Pace(float("inf")))
+    return found, kernel
+
+
+def only(session):
+    (found,) = session.chooser.watches._known.values()
+    return found
+
+
+def test_the_first_calls_are_watched_and_some_audited_then_the_kernel_serves_directly():
+    session, kernel = watching()
+    op = session.op("add")
+    with session.use("watched"):
+        audits = []
+        for _ in range(watch.FIRST):
+            op(X, X)
+            audits.append(only(session)._audits)
+        assert [i + 1 for i, n in enumerate(audits) if n > (audits[i - 1] if i else 0)] == list(watch.AUDITED)
+        (plan,) = op.plans.values()
+        assert type(plan) is partial
+        assert plan.func is kernel, "nothing but a partial is between a call and the kernel"
+        session.chooser.watches.arm()
+        assert plan.func is not kernel
+        for _ in range(watch.SAMPLE):
+            op(X, X)
+        assert (only(session)._audits, plan.func) == (len(watch.AUDITED) + 1, kernel)
+
+
+def test_what_the_share_does_not_afford_is_not_audited_after_the_first_calls():
+    session, _ = watching()
+    session.chooser.watches.pace = Pace(share=1e-9)
+    with session.use("watched"):
+        for _ in range(watch.FIRST):
+            session.op("add")(X, X)
+    assert only(session)._audits == watch.ALWAYS
+
+
+def test_audits_are_charged_to_both_shares():
+    session, _ = watching()
+    with session.use("watched"):
+        session.op("add")(X, X)
+    assert session.chooser.watches.pace.spent == session.chooser.learner.pace.charged > 0
+
+
+def test_a_watch_rests_as_long_as_its_last_audit_cost():
+    now = [0.0]
+    pace = Pace(share=0.005, clock=lambda: now[0])
+    found = watches.Watches(lambda *a: None, lambda: Pace(float("inf")), wait=asleep, pace=pace)
+    backend = fakes.backend("watched", kernel := fakes.kernel("add"))
+    problem = Problem.of(SPECS["add"], (X, X, 1, None))
+    one = found.watch(backend, kernel, SPECS["add"].reference, problem)
+    one.rest()
+    assert found.gap == watches.GAP_S
+    found.charge(0.01)
+    one.cost = 0.01
+    assert found.gap == pytest.approx(0.02 / 0.005)
+    now[0] = 3.0
+    assert found.gap == pytest.approx(1.0)
+
+
+def test_one_watch_after_the_other_is_armed():
+    session, _ = watching()
+    with session.use("watched"):
+        for n in (3, 4):
+            for _ in range(watch.FIRST):
+                session.op("add")(X[:n], X[:n])
+    first, second = session.chooser.watches._known.values()
+    assert not first.armed
+    assert session.chooser.watches.arm()
+    assert (first.armed, second.armed) == (True, False)
+    assert not session.chooser.watches.arm(), "none rests any more"
+    assert second.armed
+
+
+def test_the_thread_arms_what_rests_and_ends_where_nothing_does():
+    session, _ = watching()
+    waited = []
+    session.chooser.watches.wait = lambda seconds: not waited.append(seconds)
+    with session.use("watched"):
+        for _ in range(watch.FIRST):
+            session.op("add")(X, X)
+    for thread in [t for t in threading.enumerate() if t.name == "nxcore watches"]:
+        thread.join(10)
+    assert only(session).armed
+    assert waited == [watches.GAP_S]
+    assert session.chooser.watches.thread is None
+
+
+def test_the_thread_does_not_keep_what_it_arms():
+    waits, held = threading.Event(), threading.Event()
+
+    def wait(seconds):
+        waits.set()
+        return held.wait(10)
+
+    found = watches.Watches(lambda *a: None, Pace, wait=wait)
+    backend = fakes.backend("watched", kernel := fakes.kernel("add"))
+    one = found.watch(backend, kernel, SPECS["add"].reference, Problem.of(SPECS["add"], (X, X, 1, None)))
+    one.rest()
+    thread, gone = found.thread, weakref.ref(found)
+    assert waits.wait(10)
+    del found, one
+    gc.collect()
+    assert gone() is None
+    held.set()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_child_watches_again():
+    session, _ = watching()
+    with session.use("watched"):
+        for _ in range(watch.FIRST):
+            session.op("add")(X, X)
+    assert not only(session).armed
+    session.chooser.watches.after_fork()
+    assert only(session).armed
+    assert session.chooser.watches.thread is None
+
+
+def test_watches_can_be_switched_off():
+    kernel = fakes.Counter(SPECS["add"].reference)
+    backend = fakes.backend("watched", fakes.kernel("add", kernel))
+    settings = Settings.from_environment(
+        {"NXCORE_AUDIT": "0", "NXCORE_CACHE": "", "NXCORE_POLICY": "measure"}
+    )
+    session = Session(settings, fakes.registry(backend), fakes.QUICK)
+    with session.use("watched"):
+        session.op("add")(X, X)
+    assert list(session.op("add").plans.values()) == [kernel]
+    assert Settings.from_environment({}).audit
+
+
+def test_torchs_own_is_not_watched():
+    session, _ = watching()
+    backend, kernel = next((b, k) for b, k in session.registry.kernels("add") if b.name == "torch")
+    choice = Choice(None, SPECS["add"].reference, kernel, backend)
+    assert session.chooser.watches.over(choice, Problem.of(SPECS["add"], (X, X, 1, None))) is choice
+
+
+def test_the_callers_result_is_in_memory_of_its_own_while_it_is_watched():
+    kept = []
+
+    def keeping(*args):
+        kept.append(SPECS["add"].reference(*args))
+        return kept[-1]
+
+    session, _ = watching(call=keeping)
+    with session.use("watched"):
+        result = session.op("add")(X, X)
+    assert torch.equal(result, 2 * X)
+    assert not meet(spans([result]), spans(kept))
+
+
+def test_an_out_is_audited_in_place():
+    session, kernel = watching(in_place_safe=True)
+    out, same = torch.empty(12), X.clone()
+    with session.use("watched"):
+        assert session.op("add")(X, X, out=out) is out
+        assert session.op("add")(same, X, out=same) is same
+    assert torch.equal(out, 2 * X)
+    assert torch.equal(same, 2 * X)
+    assert [w._audits for w in session.chooser.watches._known.values()] == [1, 1]
+    kernel.call = lambda x, y, alpha, out: out.fill_(7)
+    with session.use("watched"), pytest.warns(KernelWarning, match="'add', is in quarantine"):
+        assert session.op("add")(X, X, out=out) is out
+    assert torch.equal(out, 2 * X)
+
+
+def test_drawn_noise_is_an_argument_like_any_other():
+    """The kernel and the reference see the same noise, and no other random numbers are drawn."""
+    session, _ = watching("gumbel_softmax")
+    x = torch.randn(5, 7)
+    with session.use("watched"):
+        session.op("gumbel_softmax")(x)
+        torch.manual_seed(3)
+        mine, after = session.op("gumbel_softmax")(x), torch.rand(1)
+    torch.manual_seed(3)
+    assert torch.equal(mine, session.op("gumbel_softmax", backend="torch")(x))
+    assert torch.equal(after, torch.rand(1))
+    assert only(session)._audits == 2
+
+
+def test_calls_in_turns_are_watched():
+    """Its first turn is audited; the others are looked at for their form, once they are timed."""
+    session, kernel = watching()
+    backend, of = next((b, k) for b, k in session.registry.kernels("add") if b.name == "watched")
+    one = session.chooser.watches.watch(backend, of, kernel, Problem.of(SPECS["add"], (X, X, 1, None)))
+    args = (X, X, 1, None)
+    assert torch.equal(one.look(args, one.inspected(args, audit=True)), 2 * X)
+    with (
+        pytest.warns(KernelWarning, match="shape must be torch's"),
+        pytest.raises(Exception, match="shape must be torch's"),
+    ):
+        one.look(args, X[:3].clone())
+    assert [e.kind for e in session.gate.quarantine] == ["wrong"]
+
+
+# What is no conviction.
+
+
+def acquitted(op, args, result=None, kernel=None, changed=False):
+    spec = SPECS[op]
+    result = spec.reference(*args) if result is None else result
+    return confirmed(kernel or spec.reference, spec, args, result, changed=changed) == ""
+
+
+@pytest.mark.parametrize("op", sorted(SPECS))
+def test_the_reference_is_never_convicted(op):
+    """On every small sample, those of NaN, infinities and denormals too; nor does it stray."""
+    spec = SPECS[op]
+    for sample in [s for s in spec.samples if not s.tags & {"bench", "huge"}]:
+        args = without_out(spec, sample.build(spec, "cpu", torch.float32))
+        native = spec.reference(*args)
+        assert not strays(spec, args, native, spec.reference(*args)), sample.name
+        assert acquitted(op, args), sample.name
+
+
+def test_a_sum_that_overflows_in_another_order_is_no_fault():
+    x = torch.tensor([3e38, 3e38, -3e38, -3e38])
+    assert acquitted("sum", (x, None, False), torch.tensor(torch.inf), lambda *a: torch.tensor(torch.inf))
+
+
+def test_what_nan_becomes_is_no_fault_of_a_watched_call():
+    x = torch.tensor([torch.nan, 1.0, 2.0])
+    assert acquitted("add", (x, x, 1, None), torch.zeros(3), lambda *a: torch.zeros(3))
+
+
+def test_inputs_that_another_thread_writes_into_convict_nobody():
+    args = X, X, 1, None
+    assert acquitted("add", args, X + 9, changed=True)
+    assert not acquitted("add", args, X + 9)
+    assert not acquitted("add", args, X + 9, lambda *a: X + 9, changed=True)
+
+
+def test_a_result_that_is_a_little_off_once_is_acquitted():
+    args = X, X, 1, None
+    nearly = 2 * X + 2 * X * 2.0**-24 * 8
+    assert strays(SPECS["add"], args, 2 * X, 2 * X + 2 * X * 2.0**-24 * 64)
+    assert acquitted("add", args, nearly)
+
+
+def test_a_setting_that_another_thread_changes_convicts_nobody():
+    before = State.now(CPU)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert disturbance(before, CPU, lambda: None, lambda: None) == ""
+        assert torch.get_default_dtype() is torch.float64, "it is that thread's to set"
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_random_numbers_that_another_thread_draws_convict_nobody():
+    before = State.now(CPU)
+    torch.rand(1)
+    draw = partial(torch.rand, 1)
+    assert disturbance(before, CPU, draw, draw) == ""
+    assert "random number generator" in disturbance(before, CPU, draw, lambda: None)
+    assert State.now(CPU).changed(before) == "", "and is put back"
+
+
+def test_an_acquittal_draws_no_random_numbers():
+    """A toolkit may draw some once, as it is imported."""
+    before = State.now(CPU)
+    torch.rand(1)
+    after = State.now(CPU)
+    assert disturbance(before, CPU, lambda: None, lambda: None) == ""
+    assert State.now(CPU).changed(after) == ""
+
+
+def test_beside_the_main_thread_nobody_draws_for_an_audit():
+    found = []
+    thread = threading.Thread(target=lambda: found.append(State.now(CPU)))
+    thread.start()
+    thread.join()
+    assert found[0].generators == {}
+
+
+def test_a_look_that_fails_fails_no_call(monkeypatch):
+    session, _ = watching()
+    monkeypatch.setattr(watch, "strays", fakes.raising(RuntimeError("no")))
+    with session.use("watched"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(session.op("add")(X, X), 2 * X)
+
+
+def test_what_would_take_too_much_memory_is_not_audited(monkeypatch):
+    monkeypatch.setattr(watch, "MOST", 100)
+    session, _ = watching()
+    with session.use("watched"):
+        assert torch.equal(session.op("add")(X, X), 2 * X)
+    assert only(session)._audits == 0
+
+
+# Forms and copies.
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: x,
+        lambda x: x.t(),
+        lambda x: x[:, ::2],
+        lambda x: x[:1].expand(5, 8),
+        lambda x: x[2:, 3:],
+        lambda x: x[:0],
+        lambda x: x.to(torch.bfloat16),
+        lambda x: x.bool(),
+    ],
+)
+def test_a_twin_has_the_same_strides_and_memory_of_its_own(make):
+    tensor = make(torch.randn(4, 8))
+    copy = twin(tensor)
+    assert misformed(copy, form(tensor)) == ""
+    assert copy.stride() == tensor.stride()
+    assert torch.equal(copy, tensor)
+    assert not meet(spans([copy]), spans([tensor]))
+
+
+def test_a_tensor_twice_is_one_twin():
+    first, (second, number) = twin((X, (X, 2)))
+    assert first is second
+    assert number == 2
+
+
+def test_the_strides_of_size_one_and_of_nothing_mean_nothing():
+    assert misformed(torch.empty_strided((1, 3), (7, 1)), form(torch.empty(1, 3))) == ""
+    assert misformed(torch.empty_strided((0, 3), (9, 1)), form(torch.empty(0, 3))) == ""
+    assert "strides" in misformed(torch.empty(3, 4).t(), form(torch.empty(4, 3)))
+    assert "must be 2 results, got 1 results" in misformed((X,), form((X, X)))
+
+
+def test_the_table_of_how_long_a_fault_lives_follows_from_the_schedule():
+    page = (Path(watch.__file__).parents[1] / "docs" / "trust.md").read_text(encoding="utf-8")
+    told = page.partition("| r | first 16 calls |")[2].partition("\n\n")[0].splitlines()[2:]
+    assert (watch.FIRST, watches.GAP_S, watches.SHARE) == (16, 0.25, 0.005)
+    spans_s = ((0, 1, 0), (60, 1, 0.001), (3600, 1, 0.001), (3600, 70, 0.005), (86_400, 70, 0.005))
+    for line in told:
+        rate, *lives = [float(cell) for cell in line.strip("| ").split("|")]
+        for lived, (seconds, problems, cost) in zip(lives, spans_s, strict=True):
+            gap = max(watches.GAP_S, cost / watches.SHARE)
+            audits = len(watch.AUDITED) + seconds / (problems * gap)
+            assert lived == pytest.approx((1 - rate) ** audits, rel=0.2, abs=1e-12)
