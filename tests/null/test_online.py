@@ -59,15 +59,10 @@ def learning(folder=None, yardstick=None, **us):
         fakes.backend(name, fakes.kernel("add", k, target=f"{name}:plan")) for name, k in kernels.items()
     ]
     specs = [spec if s.name == "add" else s for s in SPECS.values()]
-    session = Session(
-        Settings(audit=False, cache=folder, policy="online"),  # runs are counted
-        fakes.registry(*backends, specs=specs),
-        fakes.QUICK,
-    )
-    at_once = Pace(share=float("inf"))
-    session.chooser.learner = Learner(
-        session.chooser.recall, session._forget, session.chooser.watches, clock, at_once
-    )
+    settings = Settings(audit=False, cache=folder, policy="online")  # runs are counted
+    session = Session(settings, fakes.registry(*backends, specs=specs), fakes.QUICK)
+    chooser, pace = session.chooser, Pace(share=float("inf"))
+    chooser.learner = Learner(chooser.recall, session._forget, chooser.watches, clock, pace)
     return session, kernels | {"torch": spec.reference}, runs
 
 
