@@ -6,6 +6,7 @@ import inspect
 import os
 import sys
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,9 @@ if not CUDA:
 
 # What a session learns is this run's alone: neither the user's nor the last run's.
 os.environ["NXCORE_CACHE"] = tempfile.mkdtemp(prefix="nxcore-tests-")
+
+# Compiled kernels outlive it: each takes a second or more.
+os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).parent / ".numba_cache"))
 
 THREADS = torch.get_num_threads()
 """As many as torch took for itself."""

@@ -35,6 +35,7 @@ from nxcore.spec import (
     Sample,
     rand,
 )
+from nxcore.store import toolkit_folder
 from nxcore.window import Window
 
 API_VERSION = 1
@@ -87,4 +88,5 @@ __all__ = [
     "rand",
     "simulated",
     "summed_dims",
+    "toolkit_folder",
 ]

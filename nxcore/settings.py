@@ -70,7 +70,7 @@ class Settings:
         return cls(
             audit=env.get("NXCORE_AUDIT", "1").strip().lower() not in NO,
             backends=_names(env["NXCORE_BACKENDS"]) if "NXCORE_BACKENDS" in env else None,
-            cache=_cache(env.get("NXCORE_CACHE")),
+            cache=cache_folder(env),
             disable=_names(env.get("NXCORE_DISABLE", "")),
             lock=Path(env["NXCORE_LOCK"]).expanduser() if env.get("NXCORE_LOCK") else None,
             policy=require_policy(env.get("NXCORE_POLICY", "online").strip().lower(), "NXCORE_POLICY"),
@@ -98,7 +98,9 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(name.strip() for name in text.split(",") if name.strip())
 
 
-def _cache(given: str | None) -> Path | None:
+def cache_folder(environment: Mapping[str, str] | None = None) -> Path | None:
+    """Return the folder that ``NXCORE_CACHE`` names, by default the user's; None for memory alone."""
+    given = (os.environ if environment is None else environment).get("NXCORE_CACHE")
     if given is None:
         return platformdirs.user_cache_path("nxcore", appauthor=False)
     return None if given.strip().lower() in NO else Path(given).expanduser()

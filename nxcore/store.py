@@ -17,6 +17,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from nxcore.settings import cache_folder
+
 VERSION = "v1"
 LIMIT = 1 << 20
 """Bytes a document may have."""
@@ -129,6 +131,18 @@ class Store:
             self._warned.add(text)
         if first:
             warnings.warn(text, StoreWarning, stacklevel=4)
+
+
+def toolkit_folder(toolkit: str) -> Path | None:
+    """Return the folder in which a toolkit keeps what it compiled, made with mode 0700 if it is missing.
+
+    Toolkits load code from there, so None where the cache is kept in memory alone, or where another user may
+    write into it.
+    """
+    root = cache_folder()
+    if root is None or _unsafe(root) or _unsafe(root / toolkit):
+        return None
+    return root / toolkit
 
 
 def _plain(value: Any) -> Any:

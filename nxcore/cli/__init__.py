@@ -14,6 +14,7 @@ from nxcore import __version__
 from nxcore.cli import (
     backends,
     bench,
+    cache,
     demo,
     doctor,
     explain,
@@ -39,6 +40,7 @@ for module in (demo, ops, backends, doctor, explain, verify, tune, report, bench
     app.command(name=module.__name__.rpartition(".")[2])(module.command)
 app.add_typer(wisdom.app, name="wisdom")
 app.add_typer(quarantine.app, name="quarantine")
+app.add_typer(cache.app, name="cache")
 
 
 def _version(wanted: bool) -> None:

@@ -180,6 +180,21 @@ def explain(found: dict[str, Any]) -> None:
         console.print(escape(f"to race it again: {found['again']}"))
 
 
+def cache(rows: list[dict[str, Any]]) -> None:
+    """Print what is kept on disk."""
+    console = _console()
+    if not rows:
+        console.print("nothing is kept on disk")
+        return
+    table = _table("part", "holds", "files", "MB", right=("files", "MB"))
+    for row in rows:
+        table.add_row(row["part"], row["holds"], str(row["files"]), f"{row['bytes'] / 1e6:.1f}")
+    show(table)
+    for row in rows:
+        console.print(escape(row["folder"]))
+    console.print("To remove it: nxcore cache clear, or nxcore cache clear PART")
+
+
 def quarantine(rows: list[dict[str, Any]]) -> None:
     """Print what is kept from calls: a table a kind, for a wrong answer is not a crash."""
     titles = {"wrong": "Wrong answers", "crashed": "Crashed or hung", "raised": "Raised again and again"}

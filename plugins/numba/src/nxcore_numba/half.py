@@ -8,8 +8,10 @@ address instead of an array lets one compiled signature serve every shape and co
 import numpy as np
 import torch
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
+
+from nxcore_numba import threads
 
 FLOAT = np.float32(0)
 """The token of float32, and its zero."""
@@ -134,7 +136,7 @@ def scratch(typingctx, count):  # noqa: ARG001
     return types.int64(count), codegen
 
 
-@njit(cache=True)
+@threads.jit
 def load_any(address, index, kind):
     """Return ``address[index]`` as float64, from an element type known only at run time."""
     if kind == 0:
@@ -146,7 +148,7 @@ def load_any(address, index, kind):
     return np.float64(load(address, index, np.float64(0)))
 
 
-@njit(cache=True)
+@threads.jit
 def store_any(address, index, value, kind):
     """Round ``value`` to ``address[index]``, of an element type known only at run time."""
     if kind == 0:

@@ -1,8 +1,8 @@
 """Strided memory in the kernels: rows of an innermost run, cut into pieces."""
 
 import numpy as np
-from numba import njit
 
+from nxcore_numba import threads
 from nxcore_numba.dims import DIMS, collapse
 
 
@@ -33,13 +33,13 @@ def table(shape, strides):
     return np.array(filler + dims, dtype=np.int64)
 
 
-@njit(cache=True)
+@threads.jit
 def items(dims, chunk):
     """Return how many pieces of at most ``chunk`` elements the rows of the last dimension fall into."""
     return dims[0, 0] * dims[1, 0] * dims[2, 0] * ((dims[3, 0] + chunk - 1) // chunk)
 
 
-@njit(cache=True)
+@threads.jit
 def item_of(dims, item, chunk):
     """Return a piece's row, its start in that row and its size."""
     length = dims[3, 0]
@@ -48,7 +48,7 @@ def item_of(dims, item, chunk):
     return item // pieces, start, min(chunk, length - start)
 
 
-@njit(cache=True)
+@threads.jit
 def offset(dims, row, start, operand):
     """Return where a piece begins in the operand of that column, in elements."""
     place = start * dims[3, operand] + (row % dims[2, 0]) * dims[2, operand]

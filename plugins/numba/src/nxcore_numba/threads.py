@@ -5,13 +5,15 @@ import functools
 import multiprocessing
 import os
 import threading
+from pathlib import Path
 
 import numba
 import torch
+from numba.core import caching
 from numba.core.runtime import rtsys
 from numba.np.ufunc import parallel as pool
 
-from nxcore.plugin import preserved
+from nxcore.plugin import preserved, toolkit_folder
 
 SMALL = 32_768
 """Elements below which waking the other threads costs more than they save."""
@@ -19,7 +21,10 @@ SMALL = 32_768
 RELEASE, LOADED = tuple(numba.version_info.short), (0, 68)
 """Numba's release, and the one whose cache ``_ready`` knows how to read."""
 
-COMPILE = {"cache": True, "nogil": True, "error_model": "numpy"}
+FOLDER = toolkit_folder("numba")
+"""Where compiled kernels are kept; None for nowhere."""
+
+COMPILE = {"nogil": True, "error_model": "numpy"}
 
 _alone = threading.Lock()
 # A worker that was forked before this module was loaded is known by its parent alone.
@@ -37,14 +42,41 @@ def _after_fork():
 os.register_at_fork(after_in_child=_after_fork)
 
 
+_Base = getattr(caching, "UserProvidedCacheLocator", None) or caching._UserProvidedCacheLocator  # noqa: SLF001  Numba before 0.62
+
+
+class _Locator(_Base):
+    """Finds a function's files in nxcore's folder, so that uninstalling leaves none in ``site-packages``."""
+
+    def __init__(self, py_func, py_file):
+        super().__init__(py_func, py_file)
+        self._cache_path = str(FOLDER / self.get_suitable_cache_subpath(py_file))
+        Path(self._cache_path).mkdir(mode=0o700, exist_ok=True)
+
+    @classmethod
+    def from_function(cls, py_func, py_file):
+        return cls(py_func, py_file)
+
+
+class _Files(caching.CompileResultCacheImpl):
+    _locator_classes = (_Locator,)
+
+
+class _Cache(caching.FunctionCache):
+    _impl_class = _Files
+
+
 def jit(function=None, **options):
-    """Compile ``function`` on first use, and keep the result on disk where a folder can be written."""
+    """Compile ``function`` on first use, and keep the result in nxcore's folder or ``NUMBA_CACHE_DIR``."""
     if function is None:
         return lambda f: jit(f, **options)
-    try:
-        return numba.njit(**(COMPILE | options))(function)
-    except RuntimeError:  # no folder for the cache: neither beside the source nor in the user's home
-        return numba.njit(**(COMPILE | options | {"cache": False}))(function)
+    compiled = numba.njit(**(COMPILE | options))(function)
+    if numba.config.CACHE_DIR:
+        compiled.enable_caching()
+    elif FOLDER is not None:
+        with contextlib.suppress(OSError, RuntimeError):  # it can't be written any more
+            compiled._cache = _Cache(function)  # noqa: SLF001  Numba has no public way to name a folder for it
+    return compiled
 
 
 def _ready(kernel, signature):

@@ -1,0 +1,83 @@
+"""``nxcore cache``: what nxcore keeps on disk, and how to remove it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="Show or clear what nxcore keeps on disk.")
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+PARTS = {
+    "v1": "verdicts, measurements, quarantine and journal",
+    "numba": "kernels that Numba compiled",
+    "cuda": "kernels that nvcc or NVRTC compiled",
+}
+"""The folders in the cache that are nxcore's, and what is in them."""
+
+
+def collect() -> list[dict[str, Any]]:
+    """Return one row a part that is on disk: its name, what it holds, folder, files and bytes."""
+    from nxcore.settings import cache_folder
+
+    root = cache_folder()
+    return [_row(root, name) for name in PARTS if root is not None and (root / name).is_dir()]
+
+
+def remove(part: str = "") -> list[dict[str, Any]]:
+    """Remove a part, or all, and return the rows of what was there.
+
+    Raises
+    ------
+    InvalidInputError
+        If there is no part of that name.
+    """
+    import shutil
+
+    from nxcore.errors import InvalidInputError, nearest
+
+    if part and part not in PARTS:
+        known = ", ".join(PARTS)
+        raise InvalidInputError(
+            f"part must be one of {known}, got {part!r}{nearest(part, PARTS)}", argument="part"
+        )
+    rows = [row for row in collect() if part in ("", row["part"])]
+    for row in rows:
+        folder = Path(row["folder"])
+        folder.unlink() if folder.is_symlink() else shutil.rmtree(folder)
+    return rows
+
+
+def _row(root: Path, name: str) -> dict[str, Any]:
+    sizes = [path.stat().st_size for path in (root / name).rglob("*") if path.is_file()]
+    return {
+        "part": name,
+        "holds": PARTS[name],
+        "folder": str(root / name),
+        "files": len(sizes),
+        "bytes": sum(sizes),
+    }
+
+
+@app.command()
+def show(json: Json = False) -> None:
+    """List what is kept on disk: part, folder, files and size."""
+    from nxcore.cli import render
+
+    rows = collect()
+    render.json(rows) if json else render.cache(rows)
+
+
+@app.command()
+def clear(
+    part: Annotated[str, typer.Argument(help="Only this part, such as numba.", show_default="all")] = "",
+    json: Json = False,
+) -> None:
+    """Remove it: kernels are compiled, verified and measured anew when they are next asked for."""
+    from nxcore.cli import render
+
+    rows = remove(part)
+    files, size = sum(row["files"] for row in rows), sum(row["bytes"] for row in rows)
+    render.json(rows) if json else render.line(f"removed {files} files, {size / 1e6:.1f} MB")
