@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar, Token
 from typing import Any, NamedTuple, Protocol
 
@@ -44,6 +44,16 @@ class Preference(NamedTuple):
 
 
 PREFERENCE: ContextVar[Preference] = ContextVar("nxcore_preference", default=Preference())  # noqa: B039  a tuple
+
+
+@contextlib.contextmanager
+def in_force(**changes: Any) -> Iterator[None]:
+    """Put ``changes`` of the preference in force in this block."""
+    token = PREFERENCE.set(PREFERENCE.get()._replace(**changes))
+    try:
+        yield
+    finally:
+        PREFERENCE.reset(token)
 
 
 class Asked(NamedTuple):

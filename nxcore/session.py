@@ -20,7 +20,7 @@ import torch
 from nxcore import autocast, discovery, ending, exchange, sharding
 from nxcore.choice import Choice
 from nxcore.chooser import Chooser
-from nxcore.context import PREFERENCE, Observer, Preferring
+from nxcore.context import PREFERENCE, Observer, Preferring, in_force
 from nxcore.dispatch import KernelWarning, Operator, Plan, make_operator, overlap
 from nxcore.errors import DeviceLostError, UnsupportedProblemError
 from nxcore.exchange import Lock
@@ -118,15 +118,6 @@ class Session:
         return Preferring(policy=_require_policy(name))
 
     @contextlib.contextmanager
-    def _preferring(self, **changes: Any) -> Iterator[None]:
-        """Put ``changes`` of the preference in force in this block."""
-        token = PREFERENCE.set(PREFERENCE.get()._replace(**changes))
-        try:
-            yield
-        finally:
-            PREFERENCE.reset(token)
-
-    @contextlib.contextmanager
     def record(self, path: str | os.PathLike[str]) -> Iterator[None]:
         """Write the problems that calls of this block meet to a file; see ``nxcore.record``."""
         trace = Trace(Path(path))
@@ -152,7 +143,7 @@ class Session:
     def observed(self, observer: Observer) -> Iterator[None]:
         """Have ``observer`` watch the calls of this block; their keys are their own: each problem misses."""
         others = tuple(o for o in PREFERENCE.get().observers if type(o) is not type(observer))
-        with self._preferring(observers=(*others, observer)):
+        with in_force(observers=(*others, observer)):
             yield
 
     @property
@@ -196,7 +187,7 @@ class Session:
         if reason:
             return Explanation(problem, Decision("torch", "reference", reason))
         served, problem, bound = self.joiner.served(operator, problem, bound)
-        with self._preferring(at_once=decide, as_is=not decide):  # whoever asks for a reason wants one now
+        with in_force(at_once=decide, as_is=not decide):  # whoever asks for a reason wants one now
             choice = self._choose(served, problem, bound)
         if served is not operator and (why := self.joiner.unlearnt(problem, choice)):
             return Explanation(problem, Decision("torch", "prior", why))
