@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from nxcore.cli.render import cell_table
+from nxcore.cli.demo_tables import cell_table
 from nxcore.demo import Cell, Row
 
 CELLS = 3

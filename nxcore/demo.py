@@ -1,14 +1,15 @@
-"""The main job as data: one mixed edge of a DARTS cell on real images, blended by every backend.
+"""The main job as data: a small convolutional model on real images, plain and accelerated.
 
-Eight candidate operations (Liu, Simonyan, Yang 2019, arXiv:1806.09055) run as torch modules on a batch of
-images; ``softmax_sum`` blends their outputs, forward and backward. Then ``add`` and ``sum`` at three sizes.
+First one of its layers by every kernel, then its whole step. Then one mixed edge of a DARTS cell: eight
+candidate operations (Liu, Simonyan, Yang 2019, arXiv:1806.09055) run as torch modules on the same images, and
+``softmax_sum`` blends their outputs, forward and backward. On request, ``add`` and ``sum`` at three sizes.
 """
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -16,18 +17,16 @@ from torch import Tensor, nn
 
 import nxcore
 from nxcore.device import describe
-from nxcore.errors import NxcoreError
+from nxcore.example import CHANNELS, LAYER, SIDE, Step, compared, digits, network
 from nxcore.kernel import Code
-from nxcore.measure import SLACK, TRIES, Ceilings, Effort, ceilings, ceilings_now
+from nxcore.measure import SLACK, TRIES, Ceilings, ceilings, ceilings_now
 from nxcore.problem import tensors_of
 from nxcore.select import Candidate
-from nxcore.session import Session
-from nxcore.settings import Settings
+from nxcore.session import Session, default
 from nxcore.spec import OpSpec
 from nxcore.verify import Truth
 
-BATCH, CHANNELS, SIDE = 64, 16, 32
-EFFORT = Effort(looks=(12, 20), warm_s=0.05, budget_s=1.0)
+BATCH = 64
 ASKED = "only on request"
 
 Advance = Callable[[str, int, int], None]
@@ -111,6 +110,8 @@ class Report:
         Backend -> why it runs only where it is asked for, which the demo doesn't.
     edge : dict
         The mixed edge as a user runs it: the loss, and the errors of its gradients against float64.
+    step : Step
+        The model's step, plain and accelerated.
     """
 
     head: dict[str, Any]
@@ -118,6 +119,7 @@ class Report:
     absent: dict[str, str]
     on_request: dict[str, str]
     edge: dict[str, Any]
+    step: Step
 
     @property
     def wrong(self) -> bool:
@@ -126,28 +128,9 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data."""
-        return asdict(self)
-
-
-def images(count: int, device: torch.device, seed: int) -> Tensor:
-    """Return handwritten digits (Alpaydin and Kaynak 1998; 8x8, from scikit-learn), enlarged and normalised.
-
-    Returns
-    -------
-    Tensor
-        Shape (count, 1, SIDE, SIDE), float32, zero mean, unit variance.
-    """
-    try:
-        from sklearn.datasets import load_digits
-    except ModuleNotFoundError as error:
-        raise NxcoreError(
-            "the demo's images come with scikit-learn: pip install 'nxcore-kernels[demo]'"
-        ) from error
-
-    digits = torch.from_numpy(load_digits().images).float()
-    picked = digits[torch.randperm(len(digits), generator=torch.Generator().manual_seed(seed))[:count]]
-    large = nn.functional.interpolate(picked[:, None], size=(SIDE, SIDE), mode="bilinear")
-    return ((large - large.mean()) / large.std()).to(device)
+        parts = {"head": self.head, "cells": [asdict(cell) for cell in self.cells]}
+        rest = {"absent": self.absent, "on_request": self.on_request, "edge": self.edge}
+        return parts | rest | {"step": self.step.to_dict()}
 
 
 class _Zero(nn.Module):
@@ -184,7 +167,13 @@ def candidates(channels: int) -> nn.ModuleDict:
     )
 
 
-def run(device: torch.device, *, seed: int = 0, advance: Advance = lambda what, done, total: None) -> Report:  # noqa: ARG005
+def run(
+    device: torch.device,
+    *,
+    seed: int = 0,
+    everything: bool = False,
+    advance: Advance = lambda what, done, total: None,  # noqa: ARG005
+) -> Report:
     """Run the demo.
 
     Parameters
@@ -193,36 +182,43 @@ def run(device: torch.device, *, seed: int = 0, advance: Advance = lambda what, 
         Where.
     seed : int
         Of the weights and of the choice of images.
+    everything : bool
+        Compare ``add`` and ``sum`` too.
     advance : callable
         Told before each step: what, how many are done, how many there are.
 
     Returns
     -------
     Report
-        Data alone; ``nxcore.cli.render`` prints it.
+        Data alone; ``nxcore.cli.demo_tables`` prints it.
+
+    Raises
+    ------
+    NxcoreError
+        If scikit-learn isn't installed, before anything is measured.
     """
-    session = Session(replace(Settings.from_environment(), policy="measure"), effort=EFFORT)
-    steps = 10
-    data = images(BATCH, device, seed)  # before anything is measured: they may be missing
-    advance("measuring what this device can do", 0, steps)
+    session, steps = default(), 12 if everything else 6
+    data, labels = digits(BATCH, device, seed)
     torch.manual_seed(seed)
-    best = ceilings(device)
-    advance("running eight candidate operations on real images", 1, steps)
-    stem = nn.Sequential(nn.Conv2d(1, CHANNELS, 3, padding=1, bias=False), nn.BatchNorm2d(CHANNELS)).to(
-        device
-    )
-    operations = candidates(CHANNELS).to(device)
-    with torch.no_grad():
-        state = stem(data)
-        xs = tuple(operation(state) for operation in operations.values())
-    logits = 1e-3 * torch.randn(len(xs), device=device)
-    cells = []
-    for done, (title, name, args) in enumerate(_problems(xs, logits, device), start=2):
-        advance(title, done, steps)
-        best, cell = _sure(session, best, title, name, args)
-        cells.append(cell)
-    advance("the mixed edge, as a user runs it", steps, steps)
-    edge = _edge(session, state, operations, logits)
+    model = network().to(device)
+    with session.policy("measure"):
+        advance("measuring what this device can do", 0, steps)
+        best = ceilings(device)
+        advance("a model's step, plain and accelerated", 1, steps)
+        step = compared(model, data, labels)
+        operations = candidates(CHANNELS).to(device)
+        with torch.no_grad():
+            hidden = state = model[:LAYER](data)
+            xs = tuple(operation(state) for operation in operations.values())
+        logits = 1e-3 * torch.randn(len(xs), device=device)
+        cells = []
+        problems = _problems(model, hidden, xs, logits, everything=everything)
+        for done, (title, name, args) in enumerate(problems, start=2):
+            advance(title, done, steps)
+            best, cell = _sure(session, best, title, name, args)
+            cells.append(cell)
+        edge = _edge(session, state, operations, logits)
+    advance("done", steps, steps)
     absent = {name: status.reason for name, status in session.backends().items() if status.status != "ready"}
     left_out = {row.label for cell in cells for row in cell.rows if row.detail == ASKED}
     on_request = {
@@ -234,7 +230,7 @@ def run(device: torch.device, *, seed: int = 0, advance: Advance = lambda what, 
         "device": describe(device).to_dict(),
         "ceilings": best.to_dict(),
         "unsure": best.unsure or any(n.startswith("torch") for cell in cells for n in cell.beaten),
-        "images": f"{BATCH} handwritten digits as ({BATCH}, {CHANNELS}, {SIDE}, {SIDE}) float32",
+        "images": f"{BATCH} handwritten digits as ({BATCH}, 1, {SIDE}, {SIDE}) float32",
         "versions": {
             "nxcore": nxcore.__version__,
             "torch": torch.__version__,
@@ -242,16 +238,25 @@ def run(device: torch.device, *, seed: int = 0, advance: Advance = lambda what, 
         },
         "operations": list(operations),
     }
-    return Report(head, tuple(cells), absent, on_request, edge)
+    return Report(head, tuple(cells), absent, on_request, edge, step)
 
 
 def _problems(
-    xs: tuple[Tensor, ...], logits: Tensor, device: torch.device
+    model: nn.Sequential, hidden: Tensor, xs: tuple[Tensor, ...], logits: Tensor, *, everything: bool
 ) -> Iterator[tuple[str, str, tuple[Any, ...]]]:
+    layer, shape, device = model[LAYER], "x".join(map(str, hidden.shape)), hidden.device
+    weight, how = layer.weight.detach(), (layer.stride, layer.padding, layer.dilation)
+    what = "depthwise 5x5"
+    yield f"the model's layer, {what} of {shape}", "depthwise_conv2d", (hidden, weight, *how)
+    grad = torch.randn_like(hidden)
+    backward = (grad, hidden, weight, *how, (True, True))
+    yield f"its gradient, {what} of {shape}", "depthwise_conv2d_backward", backward
     shape = "x".join(map(str, xs[0].shape))
     yield f"softmax_sum forward, {len(xs)} x {shape}", "softmax_sum", (xs, logits)
     grad = torch.randn_like(xs[0])
     yield f"softmax_sum backward, {len(xs)} x {shape}", "softmax_sum_backward", (grad, xs, logits, None)
+    if not everything:
+        return
     for n in (1_024, 102_400, 10_240_000):
         x, y = (torch.randn(n, device=device) for _ in range(2))
         yield f"add, {n:,} elements", "add", (x, y, 1, None)
@@ -328,7 +333,7 @@ def _call(session: Session, spec: OpSpec, args: tuple[Any, ...], found: Candidat
 def _edge(session: Session, state: Tensor, operations: nn.ModuleDict, logits: Tensor) -> dict[str, Any]:
     """Run the edge with gradients through nxcore, and again in float64 through torch alone."""
     alpha = logits.clone().requires_grad_()
-    x = state.clone().requires_grad_()
+    x = state.detach().clone().requires_grad_()
     with torch.backends.cudnn.flags(
         enabled=True, allow_tf32=False
     ):  # TF32 in torch's convolutions is not ours

@@ -12,21 +12,25 @@ import typer
 def command(
     json: Annotated[Path | None, typer.Option("--json", help="Write the same as JSON to this file.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one.")] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Compare add and sum too, and show every kernel on every problem.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Of the weights and of the choice of images.")] = 0,
 ) -> None:
-    """Blend the eight candidate operations of a DARTS edge on real images, on every backend; then compare."""
+    """Accelerate a small convolutional model on real images, and compare the kernels of one of its layers."""
     from nxcore.cli import render
     from nxcore.device import available
 
     where = available(device)
-    if where.type == "cpu":
+    if everything and where.type == "cpu":
         # Triton reads it when it is imported: its kernels can then be shown as verified, if not timed.
         os.environ.setdefault("TRITON_INTERPRET", "1")
     from nxcore import demo
+    from nxcore.cli import demo_tables
 
     with render.progress("demo") as advance:
-        report = demo.run(where, seed=seed, advance=advance)
-    render.demo(report)
+        report = demo.run(where, seed=seed, everything=everything, advance=advance)
+    demo_tables.demo(report, everything=everything)
     if json is not None:
         json.write_text(render.dumps(report.to_dict()), encoding="utf-8")
         render.line(f"Written to {json}")

@@ -20,7 +20,6 @@ from nxcore.timing import duration
 if TYPE_CHECKING:
     from rich.console import JustifyMethod
 
-    from nxcore.demo import Cell, Report, Row
 
 WIDTH = 100
 WIDEST = 1000
@@ -259,78 +258,6 @@ def audit(found: dict[str, Any]) -> None:
         console.print(f"{said} are slower than torch: {rate}")
     else:
         console.print("no stored choice was measured again")
-
-
-def demo(report: Report) -> None:
-    """Print what the demo found."""
-    console = _console()
-    head = report.head
-    device = head["device"]
-    versions = ", ".join(f"{k} {v}" for k, v in head["versions"].items())
-    console.print(f"[bold]{escape(device['name'])}[/bold], {device['units']} units; {escape(versions)}")
-    console.print(
-        f"{escape(head['images'])} through {len(head['operations'])} operations: "
-        + ", ".join(head["operations"])
-    )
-    for cell in report.cells:
-        console.print()
-        console.print(cell_table(cell))
-        console.print(f"chosen: [bold]{escape(cell.chosen)}[/bold] ({escape(cell.reason)})")
-    console.print()
-    edge = report.edge
-    console.print(
-        "The mixed edge as a user runs it, against float64: output "
-        f"{edge['output_error']:.1e}, gradient to the logits {edge['logits_grad_error']:.1e}, "
-        f"to the input {edge['input_grad_error']:.1e}."
-    )
-    if head["unsure"]:
-        console.print("The roofline is unsure: other work ran on this machine while it was measured.")
-    elif any((row.share or 0) > 1 for cell in report.cells for row in cell.rows):
-        console.print(
-            "The roofline is what torch's copy, addition and dot product reach here; 101% beats them."
-        )
-    for name, reason in report.absent.items():
-        console.print(f"[yellow]not run[/yellow] backend {escape(name)}: {escape(reason)}")
-    for name, reason in report.on_request.items():
-        console.print(
-            f"[yellow]not run[/yellow] backend {escape(name)}, only on request: {escape(reason)}; "
-            f"ask for it by backend={name!r}"
-        )
-    won = [c for c in report.cells if not c.chosen.startswith("torch")]
-    named = ", ".join(sorted({c.chosen for c in won})) or "no other backend"
-    console.print(f"{named} chosen over torch on {len(won)} of {len(report.cells)} problems.")
-
-
-def cell_table(cell: Cell) -> Table:
-    """Return one problem of the demo as a table: a row a kernel."""
-    table = _table(
-        "kernel",
-        "verdict",
-        "error",
-        "median",
-        "times as fast as torch",
-        "of roofline",
-        title=f"{cell.title}  (roofline {duration(cell.floor_us)})",
-        right=("error", "median", "of roofline"),
-    )
-    for row in cell.rows:
-        mark = "[bold]" if row.label == cell.chosen else "[not bold]"
-        colour = VERDICT[row.verdict]
-        table.add_row(
-            f"{mark}{escape(row.label)}[/]",
-            f"[{colour}]{row.verdict}[/{colour}]",
-            _error(row.error),
-            duration(row.median_us) if row.median_us is not None else "",
-            _note(row),
-            f"{row.share:.0%}" if row.share is not None else "",
-        )
-    return table
-
-
-def _note(row: Row) -> str:
-    if row.ratio is not None:
-        return _ratio(row.ratio)
-    return escape(row.detail)
 
 
 def _ratio(ratio: Any) -> str:

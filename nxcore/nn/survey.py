@@ -99,6 +99,11 @@ class Status:
         """State -> how many problems."""
         return {state: sum(row.state == state for row in self.rows) for state in STATES}
 
+    @property
+    def table(self) -> str:
+        """The problems as text, a line each."""
+        return _table(self.rows)
+
     def to_dict(self) -> dict[str, Any]:
         """Return all of it as plain data."""
         return {
@@ -115,7 +120,7 @@ class Status:
             served, left = len(self.modules.replaced), len(self.modules.left)
             lines.append(f"{served} modules are served by nxcore's operators, {left} are torch's own")
         if self.rows:
-            lines.append(_table(self.rows))
+            lines.append(self.table)
         told = [f"{n} {STATES[state]}" for state, n in self.counts.items() if n]  # type: ignore[index]  # its keys
         lines.append(f"problems: {'; '.join(told) or 'none met'}")
         if any(row.calls for row in self.rows):

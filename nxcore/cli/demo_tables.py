@@ -1,0 +1,128 @@
+"""What `nxcore demo` shows: a layer by every kernel, the model's step, a summary; with ``--all`` the rest."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from rich.markup import escape
+from rich.table import Table
+
+from nxcore.cli.render import (
+    VERDICT,
+    _console,
+    _error,
+    _ratio,
+    _table,
+    copied,
+    duration,
+    show,
+    unavailable,
+)
+from nxcore.demo import ASKED, Cell, Report, Row
+
+
+def demo(report: Report, *, everything: bool = False) -> None:
+    """Print what the demo found."""
+    console, head = _console(), report.head
+    device = head["device"]
+    versions = ", ".join(f"{k} {v}" for k, v in head["versions"].items())
+    console.print(f"[bold]{escape(device['name'])}[/bold], {device['units']} units; {escape(versions)}")
+    console.print(f"A small convolutional model on {escape(head['images'])}.")
+    for cell in report.cells if everything else report.cells[:1]:
+        console.print()
+        show(cell_table(cell if everything else _ran(cell)))
+        console.print(f"chosen: [bold]{escape(cell.chosen)}[/bold] ({escape(cell.reason)})")
+    if everything:
+        _edge(report)
+    console.print()
+    console.print("The step of the accelerated model, forward and backward:\n")
+    copied(report.step.status.table)
+    console.print()
+    for said in summary(report):
+        console.print(said, soft_wrap=False)
+
+
+def summary(report: Report) -> list[str]:
+    """Return six sentences: the model, its kernels, the blend, what was verified, what couldn't run."""
+    step = report.step
+    median, low, high = step.ratio
+    counts = Counter(row.chosen for row in step.status.rows if row.state == "kernel")
+    served = ", ".join(f"{label} {count}" for label, count in counts.most_common()) or "none"
+    blends = [cell for cell in report.cells if cell.title.startswith("softmax_sum")]
+    told = ", ".join(f"{cell.title.split()[1].rstrip(',')} {_gain(cell)}" for cell in blends)
+    rows = [row for cell in report.cells for row in cell.rows]
+    wrong = sorted({row.label for row in rows if row.verdict == "wrong"})
+    verified = [row.error for row in rows if row.verdict == "verified" and row.error is not None]
+    judged = f"[red]{escape(', '.join(wrong))}: wrong[/red]; " if wrong else ""
+    away = {row.label: row.detail for row in rows if row.verdict == "not run" and row.detail != ASKED}
+    away |= {name: why for name, why in report.absent.items() if name not in away}
+    return [
+        (
+            f"model: {step.plain_ms:.1f} ms a step, accelerated {step.accelerated_ms:.1f} ms: "
+            f"{median:.2f}x \\[{low:.2f}, {high:.2f}]; gradients {step.accelerated_error:.1e} from float64"
+        ),
+        f"kernels: of {len(step.status.rows)} problems of its step {escape(served)}; torch runs the rest",
+        f"a blend of eight operations, a DARTS edge: {escape(told)}",
+        f"verified: {judged}{len(verified)} answers agree with float64, the worst within {max(verified):.1e}",
+        f"can't run here: {escape(unavailable(away.items())) or 'nothing'}",
+        f"only on request, by backend=: {', '.join(report.on_request) or 'nothing'} (why: nxcore backends)",
+    ]
+
+
+def _gain(cell: Cell) -> str:
+    row = next(row for row in cell.rows if row.label == cell.chosen)
+    return f"{cell.chosen} {row.ratio[0]:.2f}x" if row.ratio else cell.chosen
+
+
+def _ran(cell: Cell) -> Cell:
+    """Return a cell without the rows of what can't run here, which the summary tells in a line."""
+    return replace(cell, rows=tuple(row for row in cell.rows if row.verdict != "not run"))
+
+
+def _edge(report: Report) -> None:
+    console, edge = _console(), report.edge
+    console.print()
+    console.print(
+        f"The mixed edge of {len(report.head['operations'])} operations as a user runs it, against float64: "
+        f"output {edge['output_error']:.1e}, gradient to the logits {edge['logits_grad_error']:.1e}, "
+        f"to the input {edge['input_grad_error']:.1e}."
+    )
+    if report.head["unsure"]:
+        console.print("The roofline is unsure: other work ran on this machine while it was measured.")
+    elif any((row.share or 0) > 1 for cell in report.cells for row in cell.rows):
+        console.print(
+            "The roofline is what torch's copy, addition and dot product reach here; 101% beats them."
+        )
+
+
+def cell_table(cell: Cell) -> Table:
+    """Return one problem of the demo as a table: a row a kernel."""
+    table = _table(
+        "kernel",
+        "verdict",
+        "error",
+        "median",
+        "times as fast as torch",
+        "of roofline",
+        title=f"{cell.title}  (roofline {duration(cell.floor_us)})",
+        right=("error", "median", "of roofline"),
+    )
+    for row in cell.rows:
+        mark = "[bold]" if row.label == cell.chosen else "[not bold]"
+        colour = VERDICT[row.verdict]
+        table.add_row(
+            f"{mark}{escape(row.label)}[/]",
+            f"[{colour}]{row.verdict}[/{colour}]",
+            _error(row.error),
+            duration(row.median_us) if row.median_us is not None else "",
+            _note(row),
+            f"{row.share:.0%}" if row.share is not None else "",
+        )
+    return table
+
+
+def _note(row: Row) -> str:
+    if row.ratio is not None:
+        return _ratio(row.ratio)
+    return escape(row.detail)
