@@ -23,6 +23,7 @@ Where so many are wanted, others are taken to be wanted too.
 """
 
 _LEAF: type = type(torch.autograd.graph.get_gradient_edge(torch.zeros((), requires_grad=True)).node)
+functorch = torch._C._functorch  # noqa: SLF001  neither map over batches has a public test
 _leaves = (-1, 0)  # a backward pass, and how many of its leaves were found to be wanted
 
 
@@ -157,17 +158,13 @@ class _Join(torch.autograd.Function):
         call: Differentiable = ctx.call
         if call.asks and sum(mask) > 1:
             mask = tuple(map(_wanted, mask, ctx.next_functions))
+        if functorch.is_legacy_batchedtensor(grad) and (level := _legacy_level()) == 1:
+            return (None, None, *_by_rows(call, ctx, grad, mask, level))[: 2 + len(mask)]
         arguments = call.arguments(ctx, grad, mask)
         # Only with create_graph=True is grad mode on here: the reference is made of torch's own
         # differentiable operators, a kernel isn't.
-        batched = _is_batched(grad)  # torch's own, for Jacobians: such a tensor has no memory of its own
-        if torch.is_grad_enabled() or batched:
-            results = flatten(call.reference(*arguments))
-        elif torch._C._is_any_autocast_enabled():  # noqa: SLF001  autocast is the forward's business
-            with autocast.disabled():
-                results = flatten(call.backward(*arguments))
-        else:
-            results = flatten(call.backward(*arguments))
+        batched = _is_batched(grad)  # such a tensor has no memory of its own
+        results = _run(call.reference if batched else None, call, arguments)
         if not batched and type(grad) is Tensor:  # others have no address
             results = [_itself(r, grad) for r in results]
         return (None, None, *results)[: 2 + len(mask)]
@@ -195,9 +192,43 @@ def _wanted(needed: bool, edge: tuple[Any, int]) -> bool:
         return True
 
 
+def _run(
+    instead: Callable[..., Any] | None, call: Differentiable, arguments: tuple[Any, ...]
+) -> list[Tensor | None]:
+    """Return the gradients, by the reference where they are to be differentiated, or ``instead``."""
+    if torch.is_grad_enabled() or instead:
+        return flatten((instead or call.reference)(*arguments))
+    if torch._C._is_any_autocast_enabled():  # noqa: SLF001  autocast is the forward's business
+        with autocast.disabled():
+            return flatten(call.backward(*arguments))
+    return flatten(call.backward(*arguments))
+
+
 def _is_batched(tensor: Tensor) -> bool:
-    functorch = torch._C._functorch  # noqa: SLF001  neither vmap has a public test
     return bool(functorch.is_legacy_batchedtensor(tensor) or functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def _legacy_level() -> int:
+    """Return how many of autograd's own maps over batches are around this call."""
+    inside: int = torch._C._vmapmode_increment_nesting()  # noqa: SLF001  torch tells it no other way
+    torch._C._vmapmode_decrement_nesting()  # noqa: SLF001  as above
+    return inside - 1
+
+
+def _by_rows(
+    call: Differentiable, ctx: Any, grad: Tensor, mask: tuple[bool, ...], level: int
+) -> list[Tensor | None]:
+    """Return the gradients of each row of a batch, as autograd's own map over batches has them.
+
+    ``is_grads_batched=True`` gives tensors without memory, for which torch has few rules. Each row is an
+    ordinary tensor: so goes torch's own fallback, for operators that it has no rule for.
+    """
+    stacked = torch._remove_batch_dim(grad, level, 1, 0)  # noqa: SLF001  as torch's own map does
+    rows = [_run(None, call, call.arguments(ctx, row, mask)) for row in stacked.unbind(0)]
+    return [
+        None if r[0] is None else torch._add_batch_dim(torch.stack(r), 0, level)  # noqa: SLF001  likewise
+        for r in zip(*rows, strict=True)
+    ]
 
 
 def _itself(result: Tensor | None, grad: Tensor) -> Tensor | None:

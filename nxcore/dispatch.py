@@ -26,7 +26,7 @@ from nxcore.hit import alike, defaults, guards, leads_to, source
 from nxcore.library import Shell, define, unseen
 from nxcore.problem import TensorMeta, tensors_of
 from nxcore.spec import OpSpec
-from nxcore.surroundings import PLAIN, only_default_device, unusual_tensor
+from nxcore.surroundings import PLAIN, only_default_device, untraced, unusual_tensor
 
 CAPACITY = 4096
 """Plans kept per operator and generation; two generations make a least-recently-used table."""
@@ -232,7 +232,8 @@ class Operator:
 
     def _serve_unusual(self, args: tuple[Any, ...], reason: str) -> Any:
         if not torch.compiler.is_compiling():
-            self.spec.check(*args)
+            with untraced():
+                self.spec.check(*args)
         if self.backend not in (None, "torch"):
             _refuse(self.spec.name, str(self.backend), reason)
         return self.spec.reference(*args)

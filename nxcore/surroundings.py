@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -45,6 +48,17 @@ def _has_memory(tensor: Tensor) -> bool:
         return tensor.data_ptr() != 0 or tensor.numel() == 0
     except RuntimeError:
         return False
+
+
+@contextlib.contextmanager
+def untraced() -> Iterator[None]:
+    """Keep a block out of a trace of ``torch.jit.trace``, in which a tensor's sizes are tensors."""
+    state = torch._C._get_tracing_state()  # noqa: SLF001  see above
+    torch._C._set_tracing_state(None)  # type: ignore[arg-type]  # noqa: SLF001  torch's stub knows no None
+    try:
+        yield
+    finally:
+        torch._C._set_tracing_state(state)  # type: ignore[arg-type]  # noqa: SLF001  likewise
 
 
 def only_default_device() -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from nxcore.errors import InvalidInputError
 from nxcore.problem import TensorMeta
@@ -223,6 +224,14 @@ def memory_format(x: Any) -> torch.memory_format:
             return torch.contiguous_format
         least = strides[d] * max(shape[d], 1)
     return torch.channels_last
+
+
+def dense(tensor: Tensor, form: torch.memory_format) -> Tensor:
+    """Return ``tensor`` dense in a memory format; as it is inside a map over a batch, which knows but one."""
+    mapped = form != torch.contiguous_format and not torch.compiler.is_dynamo_compiling()
+    if mapped and torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # noqa: SLF001  no public test
+        return tensor
+    return tensor.contiguous(memory_format=form)
 
 
 def laid_out(

@@ -17,7 +17,7 @@ from nxcore.ops.avg_pool2d import SAMPLES as FORWARD_SAMPLES
 from nxcore.ops.avg_pool2d import require_average
 from nxcore.plugin import Cost, ErrorCase, OpSpec, Param, Sample, Window, rand
 from nxcore.require import require_size, require_tensor
-from nxcore.window import require_memory_format
+from nxcore.window import dense, require_memory_format
 
 
 def reference(
@@ -70,7 +70,7 @@ def reference(
         bool(count_include_pad),
         divisor_override,
     )
-    return x_grad.contiguous(memory_format=memory_format)
+    return dense(x_grad, memory_format)
 
 
 def check(

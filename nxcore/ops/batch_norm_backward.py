@@ -27,7 +27,7 @@ from nxcore.ops.batch_norm import (
 from nxcore.plugin import Cost, ErrorCase, OpSpec, Param, Sample, rand
 from nxcore.problem import TensorMeta
 from nxcore.require import require_flags, require_tensor
-from nxcore.window import memory_format
+from nxcore.window import dense, memory_format
 
 Mask = tuple[bool, bool, bool]
 
@@ -77,7 +77,7 @@ def reference(
         x.device.type == "cpu" and x.dtype.itemsize < 4
     ):  # of other layouts torch adds up in their own precision
         form = memory_format(x)
-        grad, given = grad.contiguous(memory_format=form), x.contiguous(memory_format=form)
+        grad, given = dense(grad, form), dense(x, form)
     x_grad, *factors = torch.ops.aten.native_batch_norm_backward(
         grad, given, factor, None, None, mean, scale, True, eps, mask
     )

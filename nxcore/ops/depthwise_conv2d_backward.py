@@ -20,7 +20,7 @@ from nxcore.ops.depthwise_conv2d import window
 from nxcore.plugin import Cost, ErrorCase, OpSpec, Param, Sample, Window, rand
 from nxcore.require import require_flags, require_tensor
 from nxcore.spec import Layout
-from nxcore.window import memory_format
+from nxcore.window import dense, memory_format
 
 BOTH = (True, True)
 Pairs = int | tuple[int, int]
@@ -82,7 +82,7 @@ def reference(
         x_grad = x_grad[..., : x.shape[-2], : x.shape[-1]]
         x_grad = x_grad if x.ndim == 4 else x_grad.squeeze(0)
         # The cut leaves gaps; and torch's meta device has ideas of its own where grad's format differs.
-        x_grad = x_grad.contiguous(memory_format=memory_format(x))
+        x_grad = dense(x_grad, memory_format(x))
     return x_grad, weight_grad
 
 

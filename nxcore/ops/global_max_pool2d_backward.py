@@ -19,7 +19,7 @@ from nxcore.plugin import Cost, ErrorCase, OpSpec, Param, Sample, rand
 from nxcore.problem import TensorMeta
 from nxcore.require import require_tensor
 from nxcore.spec import Sketch
-from nxcore.window import laid_out, require_memory_format
+from nxcore.window import dense, laid_out, require_memory_format
 
 
 def reference(
@@ -53,7 +53,7 @@ def reference(
     """
     height, width = size[-2:]
     places = torch.arange(height * width, dtype=torch.int32, device=grad.device).view(height, width)
-    return torch.where(places == offsets, grad, 0).contiguous(memory_format=memory_format)
+    return dense(torch.where(places == offsets, grad, 0), memory_format)
 
 
 def by_scattering(

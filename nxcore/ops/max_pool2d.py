@@ -20,7 +20,7 @@ from nxcore.errors import InvalidInputError
 from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, TensorMeta, Window, rand
 from nxcore.require import require_flag, require_integers, require_tensor
 from nxcore.spec import DEGENERATE, SAME, Way
-from nxcore.window import laid_out, memory_format, pair, require_image
+from nxcore.window import dense, laid_out, memory_format, pair, require_image
 
 
 def reference(
@@ -99,7 +99,7 @@ def by_taps(x: Tensor, window: Window, dtype: torch.dtype = torch.int32) -> tupl
         offsets = torch.where(larger, torch.full_like(offsets, tap), offsets)
     assert best is not None  # noqa: S101  a window has a tap
     form = memory_format(x)
-    return best.contiguous(memory_format=form), offsets.contiguous(memory_format=form)
+    return dense(best, form), dense(offsets, form)
 
 
 def require_window(kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: Any) -> None:

@@ -23,7 +23,7 @@ from nxcore.plugin import Cost, ErrorCase, OpSpec, Param, Sample, Window, rand
 from nxcore.problem import TensorMeta
 from nxcore.require import require_size, require_tensor
 from nxcore.spec import Layout
-from nxcore.window import laid_out, memory_format
+from nxcore.window import dense, laid_out, memory_format
 
 
 def reference(
@@ -64,11 +64,11 @@ def reference(
     left, right, above, below = window.padded
     height, width = window.image
     shape = (*size[:-2], height + above + below, width + left + right)
-    total = torch.zeros(shape, dtype=wide.dtype, device=grad.device)
+    total = wide.new_zeros(shape)  # a batch where grad is one
     for tap, at in enumerate(window.slices()):
         total[at] += torch.where(offsets == tap, wide, 0)
     inside = total[..., above : above + height, left : left + width]
-    return inside.to(grad.dtype).contiguous(memory_format=memory_format(offsets))
+    return dense(inside.to(grad.dtype), memory_format(offsets))
 
 
 def indices(offsets: Tensor, window: Window) -> Tensor:

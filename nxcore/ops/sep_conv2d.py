@@ -22,7 +22,7 @@ from nxcore.ops.depthwise_conv2d import window as window_of
 from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, TensorMeta, rand
 from nxcore.require import require_flag, require_tensor
 from nxcore.spec import DEGENERATE, LOWER, Way
-from nxcore.window import laid_out, memory_format
+from nxcore.window import dense, laid_out, memory_format
 
 
 def reference(
@@ -85,7 +85,7 @@ def convolved(
     image = functional.relu(image) if relu else image
     middle = depthwise(image, filters, stride, padding, dilation)
     out = functional.conv2d(middle, points) if exact(middle) else pointwise(middle, points.flatten(1))
-    return out.contiguous(memory_format=memory_format(x))
+    return dense(out, memory_format(x))
 
 
 def wide(x: Tensor) -> Tensor:

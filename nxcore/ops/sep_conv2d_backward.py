@@ -26,7 +26,7 @@ from nxcore.ops.sep_conv2d import out_shape, pointwise, wide
 from nxcore.plugin import Cost, ErrorCase, OpSpec, Param, Sample, TensorMeta, Window, rand
 from nxcore.require import require_flags, require_tensor
 from nxcore.spec import Layout
-from nxcore.window import laid_out, memory_format
+from nxcore.window import dense, laid_out, memory_format
 
 ALL = (True, True, True)
 Pairs = int | tuple[int, int]
@@ -69,11 +69,11 @@ def reference(
     image = functional.relu(image) if relu else image
     x_grad = dw_grad = pw_grad = None
     if output_mask[0] or output_mask[1]:
-        inner = pointwise(incoming, points.t()).contiguous(memory_format=memory_format(image))
+        inner = dense(pointwise(incoming, points.t()), memory_format(image))
         x_grad, dw_grad = depthwise_backward(inner, image, filters, *where, output_mask[:2])
     if x_grad is not None:
         x_grad = torch.where(image <= 0, 0, x_grad) if relu else x_grad
-        x_grad = x_grad.to(dtype).contiguous(memory_format=memory_format(x))
+        x_grad = dense(x_grad.to(dtype), memory_format(x))
     if dw_grad is not None:
         dw_grad = dw_grad.to(dtype).contiguous().flatten().view(dw_weight.shape)
     if output_mask[2]:

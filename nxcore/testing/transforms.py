@@ -1,0 +1,310 @@
+"""What torch makes of a function: each transform of a call agrees with the same transform of the reference.
+
+The operator is called as a user calls it, with the cell's backend preferred: where a kernel may not see what
+a transform gives it, the reference must take its place. Held once a kernel, on its smallest smoke sample.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib
+import pickle
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from nxcore.registry import Registry
+from nxcore.settings import Settings
+from nxcore.testing.cell import Broken, Cell, Inapplicable
+from nxcore.testing.memory import each
+from nxcore.testing.rules import Rule
+from nxcore.verify import leaves, without_out
+
+TOLERANCE = 2e-3
+"""Of a transform in float32, relative to its largest number: sums may be added up in another order."""
+
+ROWS = 3
+"""Rows of a batch."""
+
+Function = Callable[..., Tensor]
+Transform = Callable[[Function, tuple[Tensor, ...]], Any]
+
+
+def jvp(f: Function, xs: tuple[Tensor, ...]) -> Any:
+    """Differentiate forward."""
+    return torch.func.jvp(f, xs, _like(xs))[1]
+
+
+def vmap(f: Function, xs: tuple[Tensor, ...]) -> Any:
+    """Map over a batch."""
+    return torch.func.vmap(f)(*(torch.stack([x, x.flip(0) if x.ndim else x]) for x in xs))
+
+
+def batched_gradient(f: Function, xs: tuple[Tensor, ...]) -> Any:
+    """Differentiate for several gradients of the output at once."""
+    y = f(*xs)
+    grads = torch.stack([_numbers(y, row) for row in range(ROWS)])
+    return torch.autograd.grad(y, xs, grads, is_grads_batched=True, allow_unused=True)
+
+
+def differentiable_batched_gradient(f: Function, xs: tuple[Tensor, ...]) -> Any:
+    """Differentiate what was differentiated for several gradients at once."""
+    y = f(*xs)
+    grads = torch.stack([_numbers(y, row) for row in range(ROWS)])
+    first = torch.autograd.grad(y, xs, grads, is_grads_batched=True, create_graph=True, allow_unused=True)
+    total = sum((g.square().sum() for g in first if g is not None), 0 * xs[0].sum())
+    return first, torch.autograd.grad(total, xs, allow_unused=True)
+
+
+def mapped_gradient(f: Function, xs: tuple[Tensor, ...]) -> Any:
+    """Map the backward pass of a call that was made before over a batch of gradients."""
+    y = f(*xs)
+    grads = torch.stack([_numbers(y, row) for row in range(ROWS)])
+
+    def back(grad: Tensor) -> tuple[Tensor, ...]:
+        return _given(torch.autograd.grad(y, xs, grad, retain_graph=True, allow_unused=True))
+
+    return torch.func.vmap(back)(grads)
+
+
+def jacobian(f: Function, xs: tuple[Tensor, ...]) -> Any:
+    """Differentiate some elements of the output, by a vectorized Jacobian."""
+    return torch.autograd.functional.jacobian(lambda *xs: f(*xs).flatten()[:ROWS], xs, vectorize=True)
+
+
+def jacrev(f: Function, xs: tuple[Tensor, ...]) -> Any:
+    """Differentiate some elements of the output, by ``torch.func``."""
+    every = tuple(range(len(xs)))
+    return torch.func.jacrev(lambda *xs: f(*xs).flatten()[:ROWS], argnums=every)(*xs)
+
+
+def hessian(f: Function, xs: tuple[Tensor, ...]) -> Any:
+    """Differentiate twice, along two directions: a whole Hessian has too many rows."""
+
+    def along(t: Tensor) -> Tensor:
+        return f(*(x + t[0] * a + t[1] * b for x, a, b in zip(xs, _like(xs), _like(xs, 7), strict=True)))
+
+    zero = torch.zeros(2, device=xs[0].device)
+    both = (vectorize for vectorize in (False, True))
+    return [torch.autograd.functional.hessian(lambda t: _loss(along(t)), zero, vectorize=v) for v in both]
+
+
+def traced(f: Function, xs: tuple[Tensor, ...]) -> Any:
+    """Trace by ``torch.jit.trace``, and run on other numbers."""
+    return _traced(lambda *xs: f(*xs), xs)(*_others(xs))  # noqa: PLW0108  an object has no name to trace
+
+
+def traced_gradient(f: Function, xs: tuple[Tensor, ...]) -> Any:
+    """Trace forward and backward by ``torch.jit.trace``, and run on other numbers."""
+    return _traced(lambda *xs: _gradient(f, *xs), xs)(*_others(xs))
+
+
+def graph(f: Function, xs: tuple[Tensor, ...]) -> Any:
+    """Trace forward and backward by ``make_fx``, and run on other numbers."""
+    return make_fx(functools.partial(_gradient, f))(*xs)(*_others(xs))
+
+
+def exported(f: Function, xs: tuple[Tensor, ...]) -> Any:
+    """Export, and run on other numbers."""
+    others = tuple(t.detach() for t in _others(xs))
+    return torch.export.export(_Module(f), tuple(t.detach() for t in xs)).module()(*others)
+
+
+def functional_call(f: Function, xs: tuple[Tensor, ...]) -> Any:
+    """Call a module with other parameters, and differentiate by them."""
+    module = _Module(f, xs[0])
+
+    def loss(weight: Tensor) -> Tensor:
+        out: Tensor = torch.func.functional_call(module, {"weight": weight}, xs[1:])
+        return _loss(out)
+
+    return torch.func.grad(loss)(_others(xs)[0].detach())
+
+
+def copied(f: Function, xs: tuple[Tensor, ...]) -> Any:
+    """Copy a module, and differentiate by the copy's parameter."""
+    module = copy.deepcopy(_Module(f, xs[0]))
+    _loss(module(*xs[1:])).backward()
+    return module.weight.grad
+
+
+def pickled(f: Function, xs: tuple[Tensor, ...]) -> Any:
+    """Pickle the function, and call what comes back."""
+    return pickle.loads(pickle.dumps(f))(*xs)  # noqa: S301  its own
+
+
+TRANSFORMS: tuple[Transform, ...] = (
+    jvp,
+    vmap,
+    batched_gradient,
+    differentiable_batched_gradient,
+    mapped_gradient,
+    jacobian,
+    jacrev,
+    hessian,
+    traced,
+    traced_gradient,
+    graph,
+    exported,
+    functional_call,
+    copied,
+    pickled,
+)
+"""What a call is put through."""
+
+
+class Call:
+    """An operator as a function of its floating tensors, the rest of a call's arguments held.
+
+    Attributes
+    ----------
+    operator : callable
+        Takes the operator's arguments, all positional.
+    args : tuple
+        The call's.
+    """
+
+    def __init__(self, operator: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self.operator, self.args = operator, args
+
+    def __call__(self, *xs: Tensor) -> Tensor:
+        """Return the first tensor of the result."""
+        left: Iterator[Tensor] = iter(xs)
+        args = each(self.args, lambda t: next(left) if t.is_floating_point() else t)
+        return next(t for t in leaves(self.operator(*args)) if t.is_floating_point())
+
+
+class _Module(torch.nn.Module):
+    def __init__(self, f: Function, weight: Tensor | None = None) -> None:
+        super().__init__()
+        self.f = f
+        self.weight = None if weight is None else torch.nn.Parameter(weight.detach().clone())
+
+    def forward(self, *xs: Tensor) -> Tensor:
+        return self.f(*xs) if self.weight is None else self.f(self.weight, *xs)
+
+
+def _traced(function: Callable[..., Any], xs: tuple[Tensor, ...]) -> Any:
+    return torch.jit.trace(function, xs, check_trace=False)  # type: ignore[no-untyped-call]  # torch's own
+
+
+def _gradient(f: Function, *xs: Tensor) -> tuple[Tensor, ...]:
+    xs = tuple(x if x.requires_grad else x.detach().requires_grad_() for x in xs)
+    y = f(*xs)
+    return (y, *_given(torch.autograd.grad(_loss(y), xs, allow_unused=True)))
+
+
+def _loss(y: Tensor) -> Tensor:
+    # With numbers of its own: of a plain sum of squares a normalised image has no gradient but rounding.
+    return (y * _numbers(y)).square().sum()
+
+
+def _given(grads: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
+    return tuple(g for g in grads if g is not None)
+
+
+def _numbers(like: Tensor, seed: int = 0) -> Tensor:
+    # Of a formula: a trace would draw anew.
+    count = torch.arange(1, like.numel() + 1, dtype=like.dtype, device=like.device)
+    return (count * (0.9 + 0.1 * seed)).sin().view(like.shape)
+
+
+def _like(xs: tuple[Tensor, ...], seed: int = 0) -> tuple[Tensor, ...]:
+    return tuple(_numbers(x, seed + i) for i, x in enumerate(xs))
+
+
+def _others(xs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple((x.detach() * 0.75).requires_grad_(x.requires_grad) for x in xs)
+
+
+@functools.lru_cache(maxsize=2)
+def _session(registry: Registry) -> Any:
+    # By name: the rules are of what a user calls, which is above them in the layers.
+    settings = replace(Settings.from_environment(), policy="estimate")
+    return importlib.import_module("nxcore.session").Session(settings, registry)
+
+
+def under(transform: Transform, cell: Cell) -> None:
+    """Agree with the reference under a transform of torch's, with the cell's backend preferred.
+
+    Raises
+    ------
+    Broken
+        Named after the transform.
+    Inapplicable
+        If the kernel is simulated here or runs on request alone, or torch has no such transform of the
+        reference: then with torch's own reason.
+    """
+    if cell.machine.simulated:
+        raise Inapplicable("simulated: it runs compiled elsewhere")
+    if cell.backend.on_request:
+        raise Inapplicable(f"only on request: {cell.backend.on_request}")
+    one, name = cell.smallest(), transform.__name__
+    args = without_out(one.spec, one.build())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch deprecates some of these
+        try:
+            want = list(_flat(transform(*_differentiated(one.spec.reference, args))))
+        except Exception as error:  # whatever torch says
+            raise Inapplicable(f"torch has no {name} of the reference: {_first_line(error)}") from error
+        session = _session(cell.registry)
+        with session.use(cell.backend.name):
+            try:
+                got = list(_flat(transform(*_differentiated(session.op(one.spec.name).run, args))))
+            except Exception as error:
+                raise Broken(name, f"raised {type(error).__name__}: {_first_line(error)}") from error
+    if len(got) != len(want):
+        raise Broken(name, f"expected {len(want)} tensors as of the reference, got {len(got)}")
+    for mine, torchs in zip(got, want, strict=True):
+        if reason := _difference(mine, torchs):
+            raise Broken(name, reason)
+
+
+def _rule(transform: Transform) -> Rule:
+    def rule(cell: Cell) -> None:
+        under(transform, cell)
+
+    rule.__name__, rule.__doc__ = transform.__name__, transform.__doc__
+    return rule
+
+
+UNDER: tuple[Rule, ...] = tuple(map(_rule, TRANSFORMS))
+"""Held once a kernel, beside the rules of ``examine``, which ask what the kernel itself does."""
+
+
+def _differentiated(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Call, tuple[Tensor, ...]]:
+    """Return a call as a function of its floating tensors, and these, which need a gradient."""
+    fresh = leaves(each(args, lambda t: t.detach().clone()))
+    return Call(function, args), tuple(t.requires_grad_() for t in fresh if t.is_floating_point())
+
+
+def _difference(got: Tensor | None, want: Tensor | None) -> str:
+    """Return how a tensor differs from torch's; none at all is as good as zeros."""
+    if got is None or want is None:
+        there = want if got is None else got
+        return "" if there is None or not bool(there.any()) else "a gradient is missing, here or there"
+    scale = float(want.abs().max()) if want.numel() else 0.0
+    try:
+        torch.testing.assert_close(got, want, rtol=TOLERANCE, atol=TOLERANCE * max(scale, 1e-6))
+    except AssertionError as error:
+        return f"differs from the reference's: {_first_line(error)}"
+    return ""
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines)[:300] if lines else repr(error)
+
+
+def _flat(result: Any) -> Iterator[Tensor | None]:
+    if isinstance(result, tuple | list):
+        for item in result:
+            yield from _flat(item)
+    else:
+        yield None if result is None else result.detach()
