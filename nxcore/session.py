@@ -341,6 +341,7 @@ def default() -> Session:
 
 _count = itertools.count()
 _sessions: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
+atexit.register(lambda: ending.end([s._forget for s in list(_sessions.values())]))  # noqa: SLF001  own
 
 
 class _Traced:
@@ -377,12 +378,6 @@ def _require_backends(session: str, names: tuple[str, ...]) -> bool:
 @unseen
 def _require_policy(name: str) -> str:
     return require_policy(name)
-
-
-@atexit.register
-def _end() -> None:
-    """Let go of daemon threads before the interpreter is torn down under them."""
-    ending.end([session._forget for session in list(_sessions.values())])  # noqa: SLF001  a session's own
 
 
 def _after_fork() -> None:
