@@ -127,7 +127,7 @@ def test_no_row_of_a_record_is_wrong_or_below_the_floor(record: Path) -> None:
 
 
 def test_every_figure_of_the_demo_is_on_record() -> None:
-    shown = re.search(r"\$ make demo\n(.*?)```", README, re.DOTALL)
+    shown = re.search(r"\$ nxcore demo --all\n(.*?)```", README, re.DOTALL)
     assert shown
     record = json.loads(
         (ROOT / "benchmarks/results/amd-epyc-2-cores/2026-11-22-demo.json").read_text(encoding="utf-8")
