@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pluggy
 
+from nxcore.backward import backward_of
 from nxcore.defaults import REQUIRED, Drawn
 from nxcore.kernel import (
     YES,
@@ -73,6 +74,7 @@ __all__ = [
     "accept_all",
     "alike",
     "at_most",
+    "backward_of",
     "broadcast_strides",
     "canonical_dims",
     "collapse",

@@ -18,9 +18,11 @@ from nxcore.plugin import OpSpec, hookimpl
 
 @hookimpl
 def nxcore_ops() -> Iterable[OpSpec]:
-    """Return the ``SPEC`` of every module in this folder."""
+    """Return the ``SPEC`` of every module in this folder, and its ``BACKWARD`` where it has one."""
     names = sorted(m.name for m in pkgutil.iter_modules(__path__))
-    specs = [importlib.import_module(f"{__name__}.{name}").SPEC for name in names]
+    modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
+    found = (getattr(module, name, None) for module in modules for name in ("SPEC", "BACKWARD"))
+    specs = sorted(filter(None, found), key=lambda spec: spec.name)
     for name in names:  # the import left the module where the operator belongs
         vars(sys.modules[__name__]).pop(name, None)
     return specs

@@ -2,7 +2,11 @@
 
     out = -sum_i p[i] log p[i],  p = softmax(logits) over the last axis
 
-An edge that has all but chosen its operation is near 0.
+An edge that has all but chosen its operation is near 0. Its gradient to the logits is entropy_backward:
+
+    out[i] = p[i] (d[i] - sum_j p[j] d[j]) grad,  d = max(logits) - logits, 0 where p is
+
+The logarithm of the sum of exponentials falls out: nothing large cancels.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nxcore.backward import backward_of
 from nxcore.errors import InvalidInputError
 from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, rand
 from nxcore.problem import TensorMeta
@@ -145,4 +150,64 @@ SPEC = OpSpec(
     gradient=Gradient("entropy_backward", _backward, saves=("logits",)),
     outputs=outputs,
     autocast=SAME,
+)
+
+
+def gradient(grad: Tensor, logits: Tensor) -> Tensor:
+    """Return the gradient of ``entropy``, accumulating in float32 or wider.
+
+    Parameters
+    ----------
+    grad : Tensor
+        The gradient of the entropies, shape (...).
+    logits : Tensor
+        As in ``entropy``, (..., n).
+
+    Returns
+    -------
+    Tensor
+        Shape and dtype of ``logits``; 0 where the probability is.
+
+    Raises
+    ------
+    InvalidInputError
+        As ``entropy``; or if ``grad`` isn't of shape (...) on the device of ``logits``.
+    """
+    wide = logits.to(accumulator(logits))
+    p = torch.softmax(wide, dim=-1)
+    d = (wide.detach().amax(-1, keepdim=True) - wide).masked_fill(p == 0, 0)
+    mean = (p * d).sum(-1, keepdim=True)
+    return (p * (d - mean) * grad.to(wide.dtype).unsqueeze(-1)).to(logits.dtype)
+
+
+def gradient_cost(grad: Any, logits: Any) -> Cost:
+    """Read both once, write the gradient once."""
+    return Cost(bytes=grad.nbytes + 2 * logits.nbytes, flops=6 * logits.numel())
+
+
+def gradient_magnitude(grad: Tensor, logits: Tensor) -> Tensor:
+    """Return terms that are all positive, each as large as its rounding errors may make it."""
+    d = distances(logits)
+    spread = torch.softmax(logits, -1) * (1 + d)
+    return spread * (d + 1 + (spread * d).sum(-1, keepdim=True)) * grad.abs().unsqueeze(-1)
+
+
+def gradient_outputs(grad: Any, logits: Any) -> TensorMeta | None:  # noqa: ARG001
+    """Describe the gradient of rows that follow one another; None for others."""
+    if not logits.is_contiguous() or 1 in logits.shape or not logits.numel():
+        return None  # where a size is 1 torch chooses the stride
+    return TensorMeta(logits.shape, logits.strides, logits.dtype, logits.device)
+
+
+BACKWARD = backward_of(
+    SPEC,
+    gradient,
+    shape=lambda logits: logits.shape[:-1],
+    cost=gradient_cost,
+    magnitude=gradient_magnitude,
+    samples=(
+        Sample("stride_zero_grad", (rand(6, layout="repeated"), rand(6, 5))),
+        Sample("gradient_of_a_mean", (rand(2, 3, layout="repeated"), rand(2, 3, 8))),
+    ),
+    outputs=gradient_outputs,
 )

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nxcore.backward import require_grad
 from nxcore.ops.entropy import accumulator
-from nxcore.ops.entropy_backward import require_grad_of
 from nxcore.ops.gumbel_softmax import SAMPLES as FORWARD_SAMPLES
 from nxcore.ops.gumbel_softmax import drawn, noisy, require_noisy, sketches, spread, temperature
 from nxcore.plugin import Cost, ErrorCase, OpSpec, Param, Sample, rand
@@ -78,7 +78,7 @@ def _of_tau(by_z: Tensor, z: Tensor, p: Tensor, tau: Any) -> Tensor:
 def check(grad: Any, logits: Any, tau: Any, noise: Any, output_mask: Any) -> None:
     """Refuse what the operator isn't defined for."""
     require_noisy(logits, tau, noise)
-    require_grad_of(grad, logits, tuple(logits.shape))
+    require_grad(grad, logits, "logits", tuple(logits.shape))
     if output_mask is not None:
         require_flags(output_mask, len(wanted(tau, None)), "output_mask")
 

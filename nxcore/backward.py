@@ -1,0 +1,99 @@
+"""The backward operator of another, derived: its signature, checks, samples, errors and ways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from nxcore.errors import InvalidInputError
+from nxcore.require import require_tensor
+from nxcore.spec import Cost, ErrorCase, OpSpec, Param, Sample, Way, rand
+
+Shape = tuple[int, ...]
+
+
+def backward_of(
+    spec: OpSpec,
+    reference: Callable[..., Any],
+    *,
+    shape: Callable[..., Shape],
+    cost: Callable[..., Cost],
+    magnitude: Callable[..., Any],
+    samples: tuple[Sample, ...] = (),
+    errors: tuple[ErrorCase, ...] = (),
+    **other: Any,
+) -> OpSpec:
+    """Return the backward operator of ``spec``, which takes ``grad`` and the arguments of ``spec``.
+
+    Parameters
+    ----------
+    spec : OpSpec
+        An operator of one result, whose gradient is to its first tensor.
+    reference : callable
+        ``reference(grad, *arguments)``: the gradient of that tensor, of its shape and dtype.
+    shape : callable
+        ``shape(*arguments)``: the shape of the result, from tensors or sketches.
+    cost, magnitude : callable
+        As in ``OpSpec``.
+    samples, errors : tuple
+        More than those that are derived: each sample with a gradient in front, and each error.
+    **other
+        More attributes of the spec. ``terms`` are those of ``spec`` where none are given.
+
+    Returns
+    -------
+    OpSpec
+        Named ``<name>_backward``.
+    """
+
+    def check(grad: Any, *args: Any) -> None:
+        """Refuse what the operator isn't defined for, and a gradient that isn't the output's."""
+        spec.check(*args)
+        require_grad(grad, args[0], spec.params[0].name, tuple(shape(*args)))
+
+    def ways(grad: Any, *args: Any) -> tuple[Way, ...]:  # noqa: ARG001  cut as the result is
+        found = (way for way in spec.ways(*args) if None not in (way.result, way.tensors[0]))
+        return tuple(Way((way.result, *way.tensors), way.tensors[0]) for way in found)
+
+    def given(sample: Sample) -> Sample:
+        grad = rand(*shape(*sample.args))
+        return Sample(sample.name, (grad, *sample.args), sample.kwargs, sample.tags)
+
+    plain = next(s.args for s in spec.samples if "smoke" in s.tags)
+    derived = (
+        ErrorCase(
+            "grad_of_wrong_shape", (rand(*shape(*plain), 2), *plain), match="grad must have the output's"
+        ),
+        ErrorCase("grad_is_no_tensor", (None, *plain), match="grad must be a tensor, got None"),
+        ErrorCase(
+            "grad_elsewhere",
+            (rand(*shape(*plain), device="meta"), *plain),
+            match=f"grad must be on the device of {spec.params[0].name}, cpu, got meta",
+        ),
+        *(ErrorCase(e.name, (rand(1), *e.args), match=e.match, kwargs=e.kwargs) for e in spec.errors),
+    )
+    return OpSpec(
+        name=f"{spec.name}_backward",
+        params=(Param("grad", "tensor"), *spec.params),
+        reference=reference,
+        check=check,
+        cost=cost,
+        samples=(*map(given, spec.samples), *samples),
+        errors=(*derived, *errors),
+        magnitude=magnitude,
+        ways=ways,
+        **({"terms": lambda grad, *args: spec.terms(*args), "dtypes": spec.dtypes} | other),  # noqa: ARG005
+    )
+
+
+def require_grad(grad: Any, like: Any, name: str, shape: Shape) -> None:
+    """Refuse a gradient that isn't of the output's ``shape``, or isn't where the argument ``name`` is."""
+    require_tensor(grad, "grad")
+    if tuple(grad.shape) != shape:
+        raise InvalidInputError(
+            f"grad must have the output's shape {shape}, got {tuple(grad.shape)}", argument="grad"
+        )
+    if grad.device != like.device:
+        raise InvalidInputError(
+            f"grad must be on the device of {name}, {like.device}, got {grad.device}", argument="grad"
+        )
