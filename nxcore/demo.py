@@ -244,7 +244,8 @@ def run(
 def _problems(
     model: nn.Sequential, hidden: Tensor, xs: tuple[Tensor, ...], logits: Tensor, *, everything: bool
 ) -> Iterator[tuple[str, str, tuple[Any, ...]]]:
-    layer, shape, device = model[LAYER], "x".join(map(str, hidden.shape)), hidden.device
+    layer: Any = model[LAYER]
+    shape, device = "x".join(map(str, hidden.shape)), hidden.device
     weight, how = layer.weight.detach(), (layer.stride, layer.padding, layer.dilation)
     what = "depthwise 5x5"
     yield f"the model's layer, {what} of {shape}", "depthwise_conv2d", (hidden, weight, *how)

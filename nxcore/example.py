@@ -121,7 +121,7 @@ def compared(plain: nn.Sequential, images: Tensor, labels: Tensor) -> Step:
     mine: Interval = interval([before / after for before, after in pairs])
     ratio = (mine.median, mine.low, mine.high)
     plain_ms, fast_ms = (statistics.median(pair[i] for pair in pairs) for i in (0, 1))
-    return Step(plain_ms, fast_ms, ratio, *errors, status)
+    return Step(plain_ms, fast_ms, ratio, errors[0], errors[1], status)
 
 
 def _timed(model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor, labels: Tensor) -> float:

@@ -102,8 +102,9 @@ class Joiner:
             return (
                 call if alone(choice) else unless_capturing(torchs, bridge(backward)) if captures else torchs
             )
-        for trace in traces if described else ():
-            trace.paired(inner, described, guessed=True)
+        if described:
+            for trace in traces:
+                trace.paired(inner, described, guessed=True)
         crossing = Crossing(
             problem,
             choice,

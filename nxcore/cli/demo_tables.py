@@ -15,11 +15,11 @@ from nxcore.cli.render import (
     _ratio,
     _table,
     copied,
-    duration,
     show,
     unavailable,
 )
 from nxcore.demo import ASKED, Cell, Report, Row
+from nxcore.timing import duration
 
 
 def demo(report: Report, *, everything: bool = False) -> None:

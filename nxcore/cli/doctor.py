@@ -52,7 +52,8 @@ def collect() -> list[dict[str, Any]]:
 def _row(check: Any, reason: str) -> dict[str, Any]:
     """Return a check as plain data; ``reason`` says why a backend is unavailable, which is no fault."""
     state = "unavailable" if reason else "ok" if check.ok else "broken"
-    return check.to_dict() | {"state": state, "reason": reason}
+    found: dict[str, Any] = check.to_dict()
+    return found | {"state": state, "reason": reason}
 
 
 def _kept(session: Any) -> list[Any]:
