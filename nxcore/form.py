@@ -39,9 +39,9 @@ def misformed(result: Any, like: Any) -> str:
         if wanted != came:
             return f"{what} must be torch's {wanted}, got {came}"
     if like.strides != result.stride() and like.numel():
-        came = TensorMeta.of(result)
-        if came.strides_of_extent != like.strides_of_extent:
-            return f"strides must be torch's {like.strides}, got {came.strides}"
+        strides = TensorMeta.of(result).strides_of_extent
+        if strides != like.strides_of_extent:
+            return f"strides must be torch's {like.strides}, got {result.stride()}"
     return ""
 
 
