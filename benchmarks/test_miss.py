@@ -4,6 +4,7 @@ The process is warm: the plugins are imported, the kernels compiled and verified
 operator were called. Each problem is met by several sessions that know nothing, and the least counts, less
 the call's own work: noise only ever adds. The median over problems is gated at 300 us on a host where forming
 one tensor's key takes 0.34 us, as in ``test_overhead``; a call of many tensors has more to describe.
+The watch is off: what it adds to the first calls of a problem is in docs/adr/0029-watch.md.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def test_a_miss_that_finds_its_page_stays_within_its_limit(
     first, hits = ([float("inf")] * len(problems) for _ in range(2))
     unit, counted = _key_us() / REFERENCE_KEY_US, 0
     for _ in range(MOST):
-        session = Session(Settings(cache=tmp_path), registry, QUICK)
+        session = Session(Settings(audit=False, cache=tmp_path), registry, QUICK)
         op = session.op(name)
         taken = [[_us(functools.partial(op, *args)) for args in problems] for _ in range(2)]
         assert {c.decision.chosen for c in session.chooser.choices.values()} == {chosen}
