@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -16,22 +18,31 @@ REGISTRY = fakes.registry(fakes.backend())
 
 
 def cell(op: str, backend: str = "fake", registry=REGISTRY) -> Cell:
-    return next(c for c in cells(registry, backends=[backend], ops=[op]) if c.leads)
+    found = next(c for c in cells(registry, backends=[backend], ops=[op]) if c.leads)
+    return replace(found, fixed=torch.device("cpu"))
 
 
 BY_NAME = {t.__name__: t for t in transforms.TRANSFORMS}
 TORCHS = [("depthwise_conv2d", "traced_gradient"), ("softmax_sum", "traced_gradient")]
-"""What torch's tracer can't do, and says why."""
+"""What torch's tracer can't do, and says why; older releases can less."""
+
+NEWEST = torch.__version__ >= torch.torch_version.TorchVersion("2.13")
 
 
 @pytest.mark.parametrize("name", BY_NAME)
 @pytest.mark.parametrize("op", ["depthwise_conv2d", "softmax_sum", "add"])
 def test_each_transform_agrees(op, name):
-    if (op, name) in TORCHS:
-        with pytest.raises(Inapplicable, match="torch has no traced_gradient of the reference: "):
-            transforms.under(BY_NAME[name], cell(op))
-    else:
+    reason = ""
+    try:
         transforms.under(BY_NAME[name], cell(op))
+    except Inapplicable as error:
+        reason = error.reason
+    if (op, name) in TORCHS:
+        assert reason.startswith("torch has no traced_gradient of the reference: ")
+    elif reason and not NEWEST:
+        pytest.skip(reason)
+    else:
+        assert not reason
 
 
 def of_the_kit(name: str) -> Operator:
@@ -48,6 +59,8 @@ def too_large(self, *args):
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_each_transform_refuses_what_is_wrong(monkeypatch, name):
+    if name == "traced_gradient" and not NEWEST:
+        pytest.skip("an older torch can't trace this gradient of the reference either")
     monkeypatch.setattr(Operator, "__reduce__", lambda self: (of_the_kit, (self.spec.name,)))
     for run, match in ((too_large, "differs from the reference"), (raising, "raised RuntimeError: no such")):
         monkeypatch.setattr(run, "__name__", "run")  # by which a method is pickled
