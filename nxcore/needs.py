@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from nxcore.kernel import YES, Code, Verdict, no
-from nxcore.layout import Rows, broadcast_strides, collapse, overlaps
+from nxcore.layout import Rows, alike, broadcast_strides, collapse, overlaps
 from nxcore.problem import Problem, TensorMeta
 from nxcore.reduction import Reduction
 from nxcore.spec import FLOATS
@@ -51,6 +51,7 @@ def needs(
     sums: int | None = None,
     rank: int | None = None,
     distinct: bool = False,
+    dense: bool = False,
 ) -> Need:
     """Return an ``accepts`` that refuses what the first unmet need says.
 
@@ -83,6 +84,8 @@ def needs(
         The most dimensions after merging that operands which broadcast have together with the result.
     distinct : bool
         No two elements of a result share memory.
+    dense : bool
+        All tensors and results lie in memory alike, without gaps.
 
     Returns
     -------
@@ -99,6 +102,8 @@ def needs(
         asked.append(functools.partial(_channels, channels))
     if sums is not None:
         asked.append(functools.partial(_sums, sums))
+    if dense:
+        asked.append(_dense)
     if rank is not None:
         asked += [functools.partial(_result, dtypes), functools.partial(_rank, rank)]
     return functools.partial(_every, (*asked, *more))
@@ -203,6 +208,14 @@ def _distinct(problem: Problem) -> Verdict:
             why = f"needs results whose elements don't share memory, got strides {out.strides}"
             return no(why, code=Code.LAYOUT)
     return YES
+
+
+def _dense(problem: Problem) -> Verdict:
+    metas = [*_operands(problem), *_results(problem)]
+    if alike(*metas):
+        return YES
+    layouts = ", ".join(sorted({str(m.strides) for m in metas}))
+    return no(f"needs one dense memory layout of all tensors, got strides {layouts}", code=Code.LAYOUT)
 
 
 def _result(dtypes: tuple[torch.dtype, ...], problem: Problem) -> Verdict:

@@ -15,7 +15,7 @@ from nxcore import measure, reference
 from nxcore.kernel import YES, Backend, Kernel, Verdict
 from nxcore.measure import Effort
 from nxcore.ops import nxcore_ops
-from nxcore.plugin import API_VERSION, hookimpl
+from nxcore.plugin import API_VERSION, REQUIRED, hookimpl
 from nxcore.problem import TensorMeta
 from nxcore.registry import Registry, Source
 from nxcore.session import Session
@@ -28,6 +28,12 @@ CORE = Source("core", "nxcore-kernels")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 QUICK = Effort(looks=(12,), warm_s=1e-4, budget_s=1.0)
 DIFFERENTIABLE = sorted(name for name, spec in SPECS.items() if spec.gradient)
+
+
+def one_shape(spec: OpSpec) -> bool:
+    """Tell whether an operator takes tensors of one shape alone: tests derive its calls then."""
+    plain = all(p.kind == "tensor" and p.default is REQUIRED for p in spec.params)
+    return plain and all(len({s.shape for s in sample.sketches}) == 1 for sample in spec.samples)
 
 
 class Clock:

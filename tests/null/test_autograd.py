@@ -72,6 +72,12 @@ CASES = {
     "blend_one_tensor_twice": ("softmax_sum", lambda: ([double(4, 5)] * 2, double(2)), {}),
 }
 
+CASES |= {
+    name: (name, lambda name=name: tuple(double(3, 5) for _ in fakes.SPECS[name].params), {})
+    for name in fakes.DIFFERENTIABLE
+    if fakes.one_shape(fakes.SPECS[name]) and name not in {op for op, _, _ in CASES.values()}
+}
+
 
 def operator(name: str):
     op = fakes.session(fakes.backend()).op(name, backend="fake")

@@ -116,6 +116,12 @@ GRAD = torch.ones(1, 1, 2, 2)
             Code.LAYOUT,
             "needs results whose elements don't share memory, got strides (0,)",
         ),
+        (
+            {"dense": True},
+            asked("add", X, X.t().contiguous().t()),
+            Code.LAYOUT,
+            "needs one dense memory layout of all tensors, got strides (1, 3), (4, 1)",
+        ),
         ({"rank": 4}, asked("add", X, 1j), Code.DTYPE, "needs a result of float32, float16 or bfloat16"),
     ],
 )
@@ -129,6 +135,7 @@ def test_each_need_refuses_what_it_is_there_for(how, problem, code, why):
 def test_what_is_needed_is_taken():
     every = needs(device=here, tensors=True, alike_numbers=True, rank=4, distinct=True)
     assert every(asked("add", X, X))
+    assert needs(dense=True)(asked("add", X, X))
     assert needs(rows=4, one_gradient=True)(asked("entropy", X))
     assert needs(channels=2)(asked("batch_norm", IMAGE, torch.ones(3), torch.ones(3)))
     assert needs(sums=3)(asked("add_backward", X, (4,), (3, 4)))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nxcore.ops.max_pool2d_with_offsets import SPEC as WITH_OFFSETS
-from nxcore.plugin import FLOATS, Window
+from nxcore.plugin import FLOATS, OpSpec, Window
 from nxcore.reduction import canonical_dims
 from nxcore.window import memory_format
 
@@ -34,6 +34,17 @@ def strategy(function: Callable[..., tuple[Any, ...]]) -> Callable[[int], st.Sea
     """Enter a composite strategy for the operator of its name."""
     STRATEGIES[function.__name__] = made = st.composite(function)
     return made
+
+
+def strategy_of(spec: OpSpec) -> Callable[[int], st.SearchStrategy[tuple[Any, ...]]]:
+    """Return an operator's strategy; where it has none, tensors of one shape for all its parameters."""
+
+    @st.composite
+    def alike(draw: Draw, most: int) -> tuple[Any, ...]:
+        shape, dtype = draw(shapes(most, 1)), draw(dtypes())
+        return tuple(tensor(draw, shape, dtype) for _ in spec.params)
+
+    return STRATEGIES.get(spec.name, alike)
 
 
 def shapes(most: int, low: int = 0, high: int = 4) -> st.SearchStrategy[Shape]:

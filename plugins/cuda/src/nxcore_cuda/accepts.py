@@ -145,18 +145,18 @@ def _separable(problem: Problem) -> Verdict:
     return YES
 
 
-_takes = partial(needs, _capable, device=_place)
+takes = partial(needs, _capable, device=_place)
 _few = at_most(NARROW - 1, "elements of an image", _largest)
-blend = _takes(_candidates, _blended)
-add = _takes(cpu_numbers=True, rank=MAX_RANK)
-sums = _takes(sums=MAX_RANK)
-planes = _takes()
-images = _takes(_few)
-offsets = _takes(_few, integers=("offsets",))
-convolution = _takes(distinct=True)
-separable_convolution = _takes(_separable, distinct=True)
-rows = _takes(rows=LONGEST, one_gradient=True)
-norm = _takes(
+blend = takes(_candidates, _blended)
+add = takes(cpu_numbers=True, rank=MAX_RANK)
+sums = takes(sums=MAX_RANK)
+planes = takes()
+images = takes(_few)
+offsets = takes(_few, integers=("offsets",))
+convolution = takes(distinct=True)
+separable_convolution = takes(_separable, distinct=True)
+rows = takes(rows=LONGEST, one_gradient=True)
+norm = takes(
     at_most(MOST, "channels", lambda problem: problem["x"].shape[1]),
     channels=MAX_RANK,
 )

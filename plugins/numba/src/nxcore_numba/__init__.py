@@ -44,18 +44,11 @@ def probe_cuda() -> Verdict:
     return YES
 
 
-TARGETS = {
-    "weighted_sum": "softmax_sum:plan",
-    "weighted_sum_backward": "softmax_sum_backward:plan",
-}
-"""Where the planner is, of operators that have no file of their own."""
-
-
 def _rows(needs: Mapping[str, Need]) -> dict[str, Any]:
     rows: dict[str, Any] = {}
     for family, ops in accepts.FAMILIES.items():
         for op in ops:
-            target = {"target": TARGETS[op]} if op in TARGETS else {}
+            target = {"target": accepts.TARGETS[op]} if op in accepts.TARGETS else {}
             rows[op] = {"accepts": needs[family], "in_place_safe": op == "add", **target}
     return rows
 

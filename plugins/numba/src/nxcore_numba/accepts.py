@@ -143,3 +143,9 @@ FAMILIES = {
     "norm": ("batch_norm", "batch_norm_backward"),
 }
 """The operators by family; the gradients of sums and of global_avg_pool2d are views, and need no kernel."""
+
+TARGETS = {
+    "weighted_sum": "softmax_sum:plan",
+    "weighted_sum_backward": "softmax_sum_backward:plan",
+}
+"""Where the planner is, of operators that have no file of their own."""

@@ -35,14 +35,14 @@ def _blend(problem: Problem) -> Verdict:
     return merged(collapse(out.shape, out.strides, *(m.strides for m in walked))[0], MAX_RANK)
 
 
-_takes = partial(needs, device=_place)
-images = _takes()
-blend = _takes(_blend)
-add = _takes(tensors=True, alike_numbers=True, rank=MAX_RANK)
-sums = _takes(sums=MAX_SUMMED)
-offsets = _takes(integers=("offsets",))
-rows = _takes(rows=tile.LONGEST_ROW, one_gradient=True)
-norm = _takes(
+takes = partial(needs, device=_place)
+images = takes()
+blend = takes(_blend)
+add = takes(tensors=True, alike_numbers=True, rank=MAX_RANK)
+sums = takes(sums=MAX_SUMMED)
+offsets = takes(integers=("offsets",))
+rows = takes(rows=tile.LONGEST_ROW, one_gradient=True)
+norm = takes(
     at_most(2**16 - 1, "channels", lambda problem: problem["x"].shape[1]),
     at_most(2**30 - 1, "values of a channel", lambda problem: problem["x"].numel() // problem["x"].shape[1]),
     channels=MAX_RANK,
