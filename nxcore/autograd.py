@@ -158,8 +158,8 @@ class _Join(torch.autograd.Function):
         call: Differentiable = ctx.call
         if call.asks and sum(mask) > 1:
             mask = tuple(map(_wanted, mask, ctx.next_functions))
-        if functorch.is_legacy_batchedtensor(grad) and (level := _legacy_level()) == 1:
-            return (None, None, *_by_rows(call, ctx, grad, mask, level))[: 2 + len(mask)]
+        if functorch.is_legacy_batchedtensor(grad) and (rows := _rows(grad)) is not None:
+            return (None, None, *_by_rows(call, ctx, rows, mask))[: 2 + len(mask)]
         arguments = call.arguments(ctx, grad, mask)
         # Only with create_graph=True is grad mode on here: the reference is made of torch's own
         # differentiable operators, a kernel isn't.
@@ -208,26 +208,26 @@ def _is_batched(tensor: Tensor) -> bool:
     return bool(functorch.is_legacy_batchedtensor(tensor) or functorch.is_functorch_wrapped_tensor(tensor))
 
 
-def _legacy_level() -> int:
-    """Return how many of autograd's own maps over batches are around this call."""
-    inside: int = torch._C._vmapmode_increment_nesting()  # noqa: SLF001  torch tells it no other way
-    torch._C._vmapmode_decrement_nesting()  # noqa: SLF001  as above
-    return inside - 1
+OUTERMOST = 1
+"""The level of a map over a batch that is in no other; the engine's threads don't know how deep one is."""
 
 
-def _by_rows(
-    call: Differentiable, ctx: Any, grad: Tensor, mask: tuple[bool, ...], level: int
-) -> list[Tensor | None]:
+def _rows(grad: Tensor) -> Tensor | None:
+    """Return a batch of gradients as one ordinary tensor; None if it is of several maps, one in another."""
+    rows: Tensor = torch._remove_batch_dim(grad, OUTERMOST, 1, 0)  # noqa: SLF001  as torch's own map does
+    return None if functorch.is_legacy_batchedtensor(rows) else rows
+
+
+def _by_rows(call: Differentiable, ctx: Any, rows: Tensor, mask: tuple[bool, ...]) -> list[Tensor | None]:
     """Return the gradients of each row of a batch, as autograd's own map over batches has them.
 
     ``is_grads_batched=True`` gives tensors without memory, for which torch has few rules. Each row is an
     ordinary tensor: so goes torch's own fallback, for operators that it has no rule for.
     """
-    stacked = torch._remove_batch_dim(grad, level, 1, 0)  # noqa: SLF001  as torch's own map does
-    rows = [_run(None, call, call.arguments(ctx, row, mask)) for row in stacked.unbind(0)]
+    found = [_run(None, call, call.arguments(ctx, row, mask)) for row in rows.unbind(0)]
     return [
-        None if r[0] is None else torch._add_batch_dim(torch.stack(r), 0, level)  # noqa: SLF001  likewise
-        for r in zip(*rows, strict=True)
+        None if r[0] is None else torch._add_batch_dim(torch.stack(r), 0, OUTERMOST)  # noqa: SLF001  likewise
+        for r in zip(*found, strict=True)
     ]
 
 
