@@ -54,11 +54,11 @@ def _has_memory(tensor: Tensor) -> bool:
 def untraced() -> Iterator[None]:
     """Keep a block out of a trace of ``torch.jit.trace``, in which a tensor's sizes are tensors."""
     state = torch._C._get_tracing_state()  # noqa: SLF001  see above
-    torch._C._set_tracing_state(None)  # type: ignore[arg-type]  # noqa: SLF001  torch's stub knows no None
+    torch._C._set_tracing_state(None)  # type: ignore[attr-defined]  # noqa: SLF001  not in torch's stub
     try:
         yield
     finally:
-        torch._C._set_tracing_state(state)  # type: ignore[arg-type]  # noqa: SLF001  likewise
+        torch._C._set_tracing_state(state)  # type: ignore[attr-defined]  # noqa: SLF001  likewise
 
 
 def only_default_device() -> bool:
