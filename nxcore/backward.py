@@ -72,6 +72,8 @@ def backward_of(
         ),
         *(ErrorCase(e.name, (rand(1), *e.args), match=e.match, kwargs=e.kwargs) for e in spec.errors),
     )
+    more: dict[str, Any] = {"terms": lambda grad, *args: spec.terms(*args), "dtypes": spec.dtypes}  # noqa: ARG005
+    more |= other
     return OpSpec(
         name=f"{spec.name}_backward",
         params=(Param("grad", "tensor"), *spec.params),
@@ -82,7 +84,7 @@ def backward_of(
         errors=(*derived, *errors),
         magnitude=magnitude,
         ways=ways,
-        **({"terms": lambda grad, *args: spec.terms(*args), "dtypes": spec.dtypes} | other),  # noqa: ARG005
+        **more,
     )
 
 

@@ -202,6 +202,12 @@ class Kernel:
         return found
 
     @functools.cached_property
+    def sweep(self) -> Callable[[Problem], Iterable[Any]] | None:
+        """What yields the tiles that ``plan(problem, tile)`` takes: ``sweep`` beside ``plan``, if any."""
+        module, _, planner = self.target.partition(":")
+        return getattr(importlib.import_module(module), planner.replace("plan", "sweep"), None)
+
+    @functools.cached_property
     def branch_of(self) -> Callable[[Problem], Hashable]:
         """What ``branch`` names, imported now."""
         found: Callable[[Problem], Hashable] = _imported(self.branch)

@@ -6,7 +6,6 @@ of a user ever sweeps: a tile comes from the plugin's own table, and this is wha
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import itertools
 from collections.abc import Callable
@@ -104,9 +103,7 @@ def swept(
     UnsupportedProblemError
         If it declines the call.
     """
-    module, _, planner = kernel.target.partition(":")
-    sweep = getattr(importlib.import_module(module), planner.replace("plan", "sweep"), None)
-    if sweep is None or len(inspect.signature(kernel.plan).parameters) < 2:
+    if kernel.sweep is None or len(inspect.signature(kernel.plan).parameters) < 2:
         raise InvalidInputError(f"{backend.label(kernel)} has no tiles for {spec.name!r}", argument="backend")
     problem = Problem.of(spec, args)
     if not (verdict := kernel.takes(problem)):
@@ -114,7 +111,7 @@ def swept(
     truth = Truth.of(spec, args)
     found: dict[str, Callable[..., Any]] = {}
     rows: list[Row] = []
-    tiles = [None, *itertools.islice(sweep(problem), most)]
+    tiles = [None, *itertools.islice(kernel.sweep(problem), most)]
     for done, tile in enumerate(tiles):
         name = CHOSEN if tile is None else str(tile)
         advance(name, done, 2 * len(tiles))

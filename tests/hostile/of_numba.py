@@ -175,21 +175,21 @@ MUTATIONS = (
     ),
     one(
         MASK,
-        "global_max_pool2d_backward.py",
+        "global_max_pool2d.py",
         GLOBAL_BACK,
         "min(image + many, images), min(start + size, pixels)",
         "image + many, min(start + size, pixels)",
     ),
     one(
         STRIDE,
-        "global_max_pool2d_backward.py",
+        "global_max_pool2d.py",
         GLOBAL_BACK,
         "above * steps[0, 0] + plane * steps[0, 1]",
         "above * steps[1, 0] + plane * steps[1, 1]",
     ),
     one(
         BITS,
-        "max_pool2d_backward.py",
+        "max_pool2d.py",
         ("max_pool2d_backward",),
         "        put(to, j, peek(to, j) + total if more else total, FIRST)\n",
         f"        {ROUND.format('total')}\n"
@@ -293,7 +293,7 @@ MUTATIONS = (
     ),
     one(
         STRIDE,
-        "batch_norm_backward.py",
+        "batch_norm.py",
         (NORM_BACK,),
         "to = c * steps[2] + start(table, r, 3)",
         "to = c * steps[1] + start(table, r, 2)",
@@ -301,7 +301,7 @@ MUTATIONS = (
     ),
     one(
         BITS,
-        "batch_norm_backward.py",
+        "batch_norm.py",
         (NORM_BACK,),
         "np.float32(product / count * inverse * inverse)\n",
         f"np.float32(product / count * inverse * inverse)\n    {ROUND.format('level')}\n",

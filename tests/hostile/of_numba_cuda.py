@@ -226,7 +226,7 @@ MUTATIONS = (
     ),
     one(
         MASK,
-        "gpu/max_pool2d_backward.py",
+        "gpu/max_pool2d.py",
         ("max_pool2d_backward",),
         "row % stride[0] == 0 and row // stride[0] < outputs[0]:",
         "row % stride[0] == 0:",
@@ -234,7 +234,7 @@ MUTATIONS = (
     ),
     Mutation(
         BITS,
-        "gpu/max_pool2d_backward.py",
+        "gpu/max_pool2d.py",
         ("max_pool2d_backward",),
         (addition("total", "np.float32(grad[at(n, c, p, q, grads)])"),),
     ),
@@ -249,7 +249,7 @@ MUTATIONS = (
     Mutation(BITS, "gpu/avg_pool2d.py", ("avg_pool2d",), (addition("total", TAP),)),
     one(
         MASK,
-        "gpu/avg_pool2d_backward.py",
+        "gpu/avg_pool2d.py",
         ("avg_pool2d_backward",),
         "least(y // stride[0] + 1, outputs[0])",
         "y // stride[0] + 1",
@@ -257,7 +257,7 @@ MUTATIONS = (
     ),
     Mutation(
         BITS,
-        "gpu/avg_pool2d_backward.py",
+        "gpu/avg_pool2d.py",
         ("avg_pool2d_backward",),
         (addition("total", "np.float32(grad[at(n, c, p, q, grads)]) / np.float32(count)"),),
     ),
@@ -290,12 +290,11 @@ MUTATIONS = (
         (addition("total", "np.float32(weight[at(c, 0, a, b, weights)]) * value"),),
     ),
     *(
-        one(
+        Mutation(
             MASK,
-            f"gpu/{op}.py",
+            "gpu/entropy.py" if op.startswith("entropy") else f"gpu/{op}.py",
             (op,),
-            "if row < count:",
-            "if row <= count:",
+            (Edit("if row < count:", "if row <= count:", 1 + op.startswith("entropy")),),
             raises=ENDS,
             slow=op != ROWS[0],
         )
@@ -349,7 +348,7 @@ MUTATIONS = (
     ),
     one(
         MASK,
-        "gpu/global_max_pool2d_backward.py",
+        "gpu/global_max_pool2d.py",
         GLOBAL_BACK,
         "while i < walk[0]:",
         "while i <= walk[0]:",
@@ -357,7 +356,7 @@ MUTATIONS = (
     ),
     one(
         STRIDE,
-        "gpu/global_max_pool2d_backward.py",
+        "gpu/global_max_pool2d.py",
         GLOBAL_BACK,
         "grad[at(n, c, 0, 0, grads)]",
         "grad[at(n, c, 0, 0, taps)]",

@@ -10,7 +10,7 @@ MUTATIONS = (
         MASK,
         "gpu/batch_norm.py",
         (NORM,),
-        (Edit("(split + 1) * count // splits\n", "(split + 1) * count // splits + 1\n", 2),),
+        (Edit("(split + 1) * count // splits\n", "(split + 1) * count // splits + 1\n", 4),),
         raises=ENDS,
     ),
     one(
@@ -24,18 +24,18 @@ MUTATIONS = (
     Mutation(BITS, "gpu/batch_norm.py", (NORM,), (addition("total", "value"),)),
     Mutation(
         MASK,
-        "gpu/batch_norm_backward.py",
+        "gpu/batch_norm.py",
         (NORM_BACK,),
-        (Edit("(split + 1) * count // splits\n", "(split + 1) * count // splits + 1\n", 2),),
+        (Edit("(split + 1) * count // splits\n", "(split + 1) * count // splits + 1\n", 4),),
         raises=ENDS,
     ),
     one(
         STRIDE,
-        "gpu/batch_norm_backward.py",
+        "gpu/batch_norm.py",
         (NORM_BACK,),
         "x_grad[channel * steps[2] + place(i, table, 3)]",
         "x_grad[channel * steps[2] + place(i, table, 2)]",
         likely="stride_zero",
     ),
-    Mutation(BITS, "gpu/batch_norm_backward.py", (NORM_BACK,), (addition("total", "np.float64(g)"),)),
+    Mutation(BITS, "gpu/batch_norm.py", (NORM_BACK,), (addition("total", "np.float64(g)"),)),
 )

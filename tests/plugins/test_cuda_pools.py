@@ -13,6 +13,7 @@ from nxcore.verify import agreement
 
 pytest.importorskip("nxcore_cuda")
 
+import nxcore_cuda
 from nxcore_cuda import toolkit
 
 pytestmark = pytest.mark.skipif(not toolkit.EMULATED, reason="asks for tiles of tensors on the CPU")
@@ -43,7 +44,7 @@ def problem(op, x, window, *rest):
 
 
 def module(op):
-    return importlib.import_module(f"nxcore_cuda.{op}")
+    return next(kernel for kernel in nxcore_cuda.KERNELS if kernel.op == op)
 
 
 def image(layout, dtype, size=(1, 16, 15, 16)):
@@ -85,7 +86,9 @@ def test_places_of_unusual_numbers(op, values, layout, dtype):
 
 class TestChoice:
     def choose(self, op, x, window):
-        return module(op).choose(problem(op, x, window)[1])
+        name, _, planner = module(op).target.partition(":")
+        choose = "choose_backward" if planner == "plan_backward" else "choose"
+        return getattr(importlib.import_module(name), choose)(problem(op, x, window)[1])
 
     @pytest.mark.parametrize("op", OPS)
     @pytest.mark.parametrize(("dtype", "count"), [(torch.float32, 4), (torch.bfloat16, 8)], ids=str)

@@ -7,7 +7,7 @@ import importlib
 import pytest
 import torch
 from nxcore_cuda import toolkit
-from nxcore_cuda.global_max_pool2d_backward import Tile as Spread
+from nxcore_cuda.global_max_pool2d import Spread
 from nxcore_cuda.sum import Tile
 from nxcore_triton import tile as triton_tile
 
@@ -46,10 +46,11 @@ def hold(backend, op, tiles, *args):
     if not SIMULATED[backend]:
         pytest.skip("asks for tiles of tensors on the CPU")
     bound = SPECS[op].bind(*args)
-    module, problem = importlib.import_module(f"nxcore_{backend}.{op}"), Problem.of(SPECS[op], bound)
-    assert len(set(module.sweep(problem))) > 1
+    kernels = importlib.import_module(f"nxcore_{backend}").KERNELS
+    kernel, problem = next(k for k in kernels if k.op == op), Problem.of(SPECS[op], bound)
+    assert len(set(kernel.sweep(problem))) > 1
     for tile in tiles:
-        verdict = agreement(module.plan(problem, tile), SPECS[op], bound)
+        verdict = agreement(kernel.plan(problem, tile), SPECS[op], bound)
         assert verdict.ok, (tile, verdict.reason)
 
 

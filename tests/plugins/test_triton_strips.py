@@ -37,10 +37,10 @@ def test_every_eighth_tile(op, layout):
     sample = next(s for s in spec.samples if s.name in names)
     args = sample.build(spec, "cpu", torch.float32)
     asked = Problem.of(spec, args)
-    module = importlib.import_module(f"nxcore_triton.{op}")
+    kernel = KERNELS[op]
     truth = Truth.of(spec, args)
-    for tile in list(module.sweep(asked))[::8]:
-        found = agreement(module.plan(asked, tile), spec, args, truth)
+    for tile in list(kernel.sweep(asked))[::8]:
+        found = agreement(kernel.plan(asked, tile), spec, args, truth)
         assert found.ok, (tile, found.reason)
 
 
@@ -58,6 +58,6 @@ def test_windows_too_large_to_unroll_agree_with_strips():
     ):
         spec = SPECS[op]
         bound = spec.bind(*args)
-        call = importlib.import_module(f"nxcore_triton.{op}").plan(Problem.of(spec, bound), tile)
+        call = KERNELS[op].plan(Problem.of(spec, bound), tile)
         found = agreement(call, spec, bound)
         assert found.ok, (op, found.reason)

@@ -27,3 +27,22 @@ def plan(problem: Problem) -> Callable[..., Tensor]:
 def instances() -> Iterator[Instance]:
     """Yield what ordinary calls want."""
     yield from rows.instances("entropy")
+    yield from _instances_backward()
+
+
+def plan_backward(problem: Problem) -> Callable[..., Tensor]:
+    """Return the launch for one problem, ``call(grad, logits)``."""
+    out = problem.outputs
+    launch, _ = rows.launch(problem, pointers=3)
+
+    def call(grad: Tensor, logits: Tensor) -> Tensor:
+        result = out.empty()
+        launch(grad, logits, result)
+        return result
+
+    return call
+
+
+def _instances_backward() -> Iterator[Instance]:
+    """Yield what ordinary calls want."""
+    yield from rows.instances("entropy_backward")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
@@ -119,3 +121,144 @@ def usual(*, offsets: bool) -> Iterator[Instance]:
 def instances() -> Iterator[Instance]:
     """Yield what ordinary calls want."""
     yield from usual(offsets=False)
+    yield from _instances_with_offsets()
+    yield from _instances_backward()
+
+
+def plan_with_offsets(
+    problem: Problem, tile: Tile | None = None
+) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """Return the launch for one problem.
+
+    Returns
+    -------
+    callable
+        ``call(x)``.
+    """
+    (out, offsets), run = problem.outputs, plan_both(problem, tile, offsets=True)
+
+    def call(x: Tensor) -> tuple[Tensor, Tensor]:
+        results = out.empty(), offsets.empty()
+        run(x, *results)
+        return results
+
+    return call
+
+
+sweep_with_offsets = sweep
+
+
+def _instances_with_offsets() -> Iterator[Instance]:
+    """Yield what ordinary calls want."""
+    yield from usual(offsets=True)
+
+
+THREADS = 256
+ALONG = 32  # threads along channels: a warp writes what lies side by side
+RESIDENT = 2048 * 132  # threads that a large GPU holds
+WORTHWHILE = 8  # pixels that pay for reading what a channel won
+MOST_BACKWARD = 65535  # blocks of a grid along y
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How much is written at once.
+
+    Attributes
+    ----------
+    vector : int
+        Elements of a store.
+    parts : int
+        Blocks that share a channel's pixels, at most; 0 where pixels lie closest.
+    """
+
+    vector: int
+    parts: int = 0
+
+
+def choose_backward(problem: Problem) -> Spread:
+    """Return the tile for a problem."""
+    out = problem.outputs
+    widest = VECTOR // out.element_size()
+    if out.is_contiguous():
+        return Spread(widest)
+    channels, pixels = out.shape[-3], math.prod(out.shape[-2:])
+    vector = next(width for width in (widest, widest // 2, 1) if channels % width == 0)
+    columns = out.numel() // pixels // vector
+    lanes = THREADS // ALONG
+    parts = min(-(-RESIDENT // (columns * lanes)), pixels // (lanes * WORTHWHILE), MOST_BACKWARD)
+    return Spread(vector, max(parts, 1))
+
+
+def _instance_backward(name: str, tile: Spread) -> Instance:
+    return Instance(
+        "global_max_pixels" if tile.parts else "global_max_planes",
+        (name, tile.vector),
+        "global_max_pool2d_backward",
+        "global_max_pool2d_backward_args",
+        threads=THREADS,
+    )
+
+
+def plan_backward(problem: Problem, tile: Spread | None = None) -> Callable[..., Tensor]:
+    """Return the launch for one problem.
+
+    Returns
+    -------
+    callable
+        ``call(grad, offsets, size, memory_format)``.
+    """
+    out, chosen = problem.outputs, tile or choose_backward(problem)
+    channels, pixels = out.shape[-3], math.prod(out.shape[-2:])
+    images = out.numel() // (channels * pixels)
+    grads, taps = ((0, *problem[name].strides)[-4:-2] for name in ("grad", "offsets"))
+    if chosen.parts:
+        width, lanes = chosen.vector, THREADS // ALONG
+        count, sizes = images * channels // width, (images, channels // width)
+        blocks, span = -(-count // ALONG), -(-pixels // chosen.parts)
+        grid = (blocks, -(-pixels // span))
+        strides = [(grads[0], grads[1] * width), (taps[0], taps[1] * width), (channels * pixels, width)]
+    else:
+        count, sizes, lanes, span = out.numel(), (images, channels, pixels), 1, pixels
+        grid = (-(-count // (THREADS * chosen.vector)), 1)
+        strides = [(*grads, 0), (*taps, 0), (0, 0, 1)]
+    launch = Launch(
+        _instance_backward(TYPES[out.dtype], chosen),
+        out.device,
+        grid,
+        THREADS,
+        pointers=3,
+        layout=f"6q{DIMS}{3 * STRIDES}i",
+        values=(
+            *(count, pixels, channels, grads[1], taps[1], span),
+            *(*dims(sizes), *(step for of in strides for step in steps(of)), lanes),
+        ),
+    )
+
+    def call(grad: Tensor, offsets: Tensor, *_: Any) -> Tensor:
+        result = out.empty()
+        launch(grad, offsets, result)
+        return result
+
+    return call
+
+
+def sweep_backward(problem: Problem) -> Iterator[Spread]:
+    """Yield the tiles worth timing."""
+    first = choose_backward(problem)
+    yield first
+    if first.parts:
+        pixels = math.prod(problem.outputs.shape[-2:])
+        for parts in (first.parts * 2, first.parts // 2, first.parts * 4):
+            if 1 <= parts <= min(pixels, MOST_BACKWARD):
+                yield replace(first, parts=parts)
+    if first.vector > 1:
+        yield replace(first, vector=first.vector // 2)
+
+
+def _instances_backward() -> Iterator[Instance]:
+    """Yield what ordinary calls want."""
+    for dtype in FLOATS:
+        yield _instance_backward(TYPES[dtype], Spread(VECTOR // dtype.itemsize))
+        for vector in {VECTOR // dtype.itemsize, 1}:
+            yield _instance_backward(TYPES[dtype], Spread(vector, 1))

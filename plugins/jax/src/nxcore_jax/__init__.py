@@ -126,6 +126,17 @@ add = needs(_place, _real, _packed, alike_numbers=True)
 pool = needs(at_most(2**31 - 1, "elements of a plane for their indices", _indices), _place, _packed)
 ATOMIC = {"accepts": accepts, "deterministic": False}  # cuDNN may add up by atomics
 
+TARGETS = {
+    "entropy_backward": "entropy:plan_backward",
+    "batch_norm_backward": "batch_norm:plan_backward",
+    "avg_pool2d_backward": "avg_pool2d:plan_backward",
+    "max_pool2d_backward": "max_pool2d:plan_backward",
+    "global_max_pool2d_backward": "global_max_pool2d:plan_backward",
+    "max_pool2d_with_offsets": "max_pool2d:plan_with_offsets",
+    "global_max_pool2d_with_offsets": "global_max_pool2d:plan_with_offsets",
+}
+"""Where the planner is, of operators that have no file of their own."""
+
 # Not graph_safe: JAX launches on streams of its own.
 KERNELS = kernels(
     "nxcore_jax",
@@ -139,24 +150,18 @@ KERNELS = kernels(
                 "add_backward",
                 "sum",
                 "sum_to_size",
-                "max_pool2d_with_offsets",
-                "max_pool2d_backward",
                 "avg_pool2d",
-                "avg_pool2d_backward",
                 "global_avg_pool2d",
                 "global_max_pool2d",
-                "global_max_pool2d_with_offsets",
-                "global_max_pool2d_backward",
                 "batch_norm",
-                "batch_norm_backward",
                 "depthwise_conv2d",
                 "sep_conv2d",
                 "entropy",
-                "entropy_backward",
                 "gumbel_softmax",
             ),
             accepts,
         ),
+        **{op: {"accepts": accepts, "target": target} for op, target in TARGETS.items()},
         "add": add,
         "gumbel_softmax_backward": needs(_place, _packed, one_gradient=True),
         "max_pool2d": pool,

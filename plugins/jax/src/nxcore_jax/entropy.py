@@ -27,3 +27,14 @@ def probabilities(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
 def plan(problem: Problem) -> Bridged:
     """Jit it."""
     return Bridged(problem, compute)
+
+
+def compute_backward(grad: jax.Array, logits: jax.Array) -> jax.Array:
+    """Return the gradient of each row."""
+    p, d, _ = probabilities(wide(logits))
+    return p * (d - jnp.sum(p * d, -1, keepdims=True)) * wide(grad)[..., None]
+
+
+def plan_backward(problem: Problem) -> Bridged:
+    """Jit the gradient."""
+    return Bridged(problem, compute_backward)

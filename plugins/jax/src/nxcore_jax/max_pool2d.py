@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from nxcore.plugin import Problem, Window
-from nxcore_jax.bridge import Bridged
-from nxcore_jax.max_pool2d_with_offsets import largest
+from nxcore_jax.bridge import Bridged, wide
+from nxcore_jax.taps import crop, each_tap, pad, seen, start
 
 
 def compute(x: jax.Array, *arguments: Any) -> Any:
@@ -45,3 +45,54 @@ def maxima_and_indices(x: jax.Array, window: Window) -> tuple[jax.Array, jax.Arr
 def plan(problem: Problem) -> Bridged:
     """Jit the pool."""
     return Bridged(problem, compute)
+
+
+def largest(x: jax.Array, window: Window) -> tuple[jax.Array, jax.Array]:
+    """Return the maxima, and the number of each one's tap as int32: the first of equals, or the last NaN."""
+    wide = pad(x, window, -jnp.inf)
+    image = pad(jnp.ones(x.shape[-2:], bool), window, False)
+
+    def visit(tap: Any, state: Any) -> Any:
+        best, offsets, found = state
+        value, inside = seen(wide, window, tap), seen(image, window, tap)
+        larger = inside & (~found | (value > best) | jnp.isnan(value))
+        best = jnp.where(larger, value, best)
+        return best, jnp.where(larger, jnp.int32(tap), offsets), found | inside
+
+    shape = (*x.shape[:-2], *window.outputs)
+    empty = (jnp.full(shape, -jnp.inf, x.dtype), jnp.zeros(shape, jnp.int32), jnp.zeros(window.outputs, bool))
+    best, offsets, _ = each_tap(window, visit, empty)
+    return best, offsets
+
+
+def compute_with_offsets(x: jax.Array, *where: Any) -> tuple[jax.Array, jax.Array]:
+    """Return the maxima and their taps."""
+    return largest(x, Window.of_pool(x.shape, *where))
+
+
+def plan_with_offsets(problem: Problem) -> Bridged:
+    """Jit the pool."""
+    return Bridged(problem, compute_with_offsets)
+
+
+def compute_backward(grad: jax.Array, offsets: jax.Array, size: tuple[int, ...], *where: Any) -> jax.Array:
+    """Return the gradient of the input: sums in one order, and no scatter."""
+    window, g = Window.of_pool(size, *where), wide(grad)
+    left, right, above, below = window.padded
+    lead = (0,) * (len(size) - 2)
+    spread = [(0, 0, 0)] * len(lead) + [(0, 0, s - 1) for s in window.stride]
+
+    def visit(tap: Any, total: jax.Array) -> jax.Array:
+        won = jnp.where(offsets == jnp.asarray(tap, offsets.dtype), g, 0.0)
+        block = lax.pad(won, jnp.float32(0), spread)
+        at = (*lead, *start(window, tap))
+        # With a tap that is known, XLA makes slices of these and adds up in one loop.
+        return lax.dynamic_update_slice(total, lax.dynamic_slice(total, at, block.shape) + block, at)
+
+    shape = (*size[:-2], window.image[0] + above + below, window.image[1] + left + right)
+    return crop(each_tap(window, visit, jnp.zeros(shape, jnp.float32)), window)
+
+
+def plan_backward(problem: Problem) -> Bridged:
+    """Jit the gradient."""
+    return Bridged(problem, compute_backward)

@@ -7,14 +7,15 @@ from typing import Any
 import jax
 
 from nxcore.plugin import Problem
-from nxcore_jax import batch_norm_backward, sep_conv2d_backward
+from nxcore_jax import sep_conv2d_backward
+from nxcore_jax.batch_norm import compute_backward as norm_backward
 from nxcore_jax.bridge import Bridged
 
 
 def compute(grad: jax.Array, *args: Any) -> tuple[jax.Array | None, ...]:
     """Return the gradients, None for one that isn't asked for."""
     x, dw_weight, pw_weight, y, mean, var, weight, *window, eps, mask = args
-    inner, *factors = batch_norm_backward.compute(grad, y, mean, var, weight, eps, (any(mask[:3]), *mask[3:]))
+    inner, *factors = norm_backward(grad, y, mean, var, weight, eps, (any(mask[:3]), *mask[3:]))
     if inner is None:
         return None, None, None, *factors
     return *sep_conv2d_backward.compute(inner, x, dw_weight, pw_weight, *window, mask[:3]), *factors

@@ -145,6 +145,13 @@ FAMILIES = {
 """The operators by family; the gradients of sums and of global_avg_pool2d are views, and need no kernel."""
 
 TARGETS = {
+    "entropy_backward": "entropy:plan_backward",
+    "batch_norm_backward": "batch_norm:plan_backward",
+    "avg_pool2d_backward": "avg_pool2d:plan_backward",
+    "max_pool2d_backward": "max_pool2d:plan_backward",
+    "global_max_pool2d_backward": "global_max_pool2d:plan_backward",
+    "max_pool2d_with_offsets": "max_pool2d:plan_with_offsets",
+    "global_max_pool2d_with_offsets": "global_max_pool2d:plan_with_offsets",
     "weighted_sum": "softmax_sum:plan",
     "weighted_sum_backward": "softmax_sum_backward:plan",
 }

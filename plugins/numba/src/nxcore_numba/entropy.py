@@ -48,3 +48,46 @@ def plan(problem):
         return result
 
     return call
+
+
+SIGNATURE_BACKWARD = types.void(I64, I64, I64, I64, I64, rows.TABLE)
+
+
+@threads.jit
+def part_backward(grad, logits, out, first, last, length, table):
+    """Write the gradients of rows ``first`` to ``last``."""
+    x, p = np.empty(length), np.empty(length)
+    for row in range(first, last):
+        for i in range(length):
+            x[i] = rows.entry(logits, table[1], row, i)
+        rows.softmax(x, p)
+        mean, g = rows.dot(p, x), rows.entry(grad, table[0], row, 0)
+        for i in range(length):
+            store_any(out, row * table[2, 0] + i * table[2, 1], p[i] * (x[i] - mean) * g, table[2, 2])
+
+
+@threads.jit
+def serial_backward(grad, logits, out, count, length, table):
+    """Do it on one thread."""
+    part_backward(grad, logits, out, 0, count, length, table)
+
+
+@threads.jit(parallel=True)
+def parallel_backward(grad, logits, out, count, length, table):
+    """Do it on all threads."""
+    parts = min(count, rows.PARTS)
+    for p in prange(parts):
+        part_backward(grad, logits, out, p * count // parts, (p + 1) * count // parts, length, table)
+
+
+def plan_backward(problem):
+    """Return a callable for calls like ``problem``."""
+    out, rest = problem.outputs, rows.tables(problem)
+    kernel = threads.team(serial_backward, parallel_backward, SIGNATURE_BACKWARD, problem["logits"].numel())
+
+    def call(grad, logits):
+        result = out.empty()
+        kernel(grad.data_ptr(), logits.data_ptr(), result.data_ptr(), *rest)
+        return result
+
+    return call

@@ -11,7 +11,7 @@ from torch import Tensor
 from nxcore.plugin import Problem
 from nxcore_triton import rows
 from nxcore_triton.rounding import narrow
-from nxcore_triton.rows import load, place, softmax
+from nxcore_triton.rows import load, place, softmax, store
 
 
 @triton.jit
@@ -31,6 +31,29 @@ def plan(problem: Problem) -> Callable[..., Tensor]:
     def call(logits: Tensor) -> Tensor:
         result = out.empty()
         launch((logits, result), logits, result, *rest)
+        return result
+
+    return call
+
+
+@triton.jit
+def entropy_backward(grad, logits, out, count, length, steps, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Write the gradients of ROWS rows."""
+    row, column, mask = place(count, length, ROWS, COLUMNS)
+    g = load(grad, steps[0], steps[1], row, column, mask, 0.0)
+    p, d, _ = softmax(load(logits, steps[2], steps[3], row, column, mask, float("-inf")))
+    mean = tl.sum(p * d, 1)
+    store(out, steps[4], steps[5], row, column, mask, p * (d - mean[:, None]) * g)
+
+
+def plan_backward(problem: Problem) -> Callable[..., Tensor]:
+    """Return the launch for one problem, ``call(grad, logits)``."""
+    out = problem.outputs
+    launch, rest = rows.launch(problem, entropy_backward)
+
+    def call(grad: Tensor, logits: Tensor) -> Tensor:
+        result = out.empty()
+        launch((grad, logits, result), grad, logits, result, *rest)
         return result
 
     return call

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from nxcore.plugin import Reduction
-from nxcore_numba.gpu.launch import BLOCKS, THREADS, Launch, cuda
+from nxcore_numba.gpu.image import at, extent, place, planes
+from nxcore_numba.gpu.launch import BLOCKS, THREADS, Launch, blocks_for, cuda
 
 LEAST = 64
 """Pixels of a part, at least, of one thread; of a block that many times its threads would be too many."""
@@ -125,6 +126,46 @@ def plan(problem):
     def call(x):
         result = out.empty()
         kernel(result, none, x)
+        return result
+
+    return call
+
+
+def plan_with_offsets(problem):
+    """Return a callable for calls like ``problem``."""
+    (out, offsets), kernel = problem.outputs, compiled(problem, asked=ASKED)
+
+    def call(x):
+        result, taps = out.empty(), offsets.empty()
+        kernel(result, taps, x)
+        return result, taps
+
+    return call
+
+
+@cuda.jit
+def spread(out, grad, offsets, walk, grads, taps, outs):
+    """Write the channel's gradient where its maximum lies, and zeros elsewhere."""
+    step = np.int64(cuda.gridDim.x) * cuda.blockDim.x
+    i = np.int64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
+    while i < walk[0]:
+        n, c, y, x = place(i, walk)
+        share = np.float32(0)
+        if offsets[at(n, c, 0, 0, taps)] == y * walk[3] + x:
+            share = np.float32(grad[at(n, c, 0, 0, grads)])
+        out[at(n, c, y, x, outs)] = share
+        i += step
+
+
+def plan_backward(problem):
+    """Return a callable for calls like ``problem``."""
+    grad, offsets, out = problem["grad"], problem["offsets"], problem.outputs
+    launch, device = Launch(spread, blocks_for(out.numel())), out.device
+    rest = extent(out), planes(grad), planes(offsets), planes(out)
+
+    def call(grad, offsets, *size):  # noqa: ARG001  it is part of the plan
+        result = out.empty()
+        launch(device, result, grad, offsets, *rest)
         return result
 
     return call
