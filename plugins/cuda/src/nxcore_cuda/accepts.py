@@ -14,6 +14,7 @@ from nxcore.plugin import (
     Code,
     Place,
     Problem,
+    TensorMeta,
     Verdict,
     at_most,
     collapse,
@@ -118,8 +119,9 @@ def _blended(problem: Problem) -> Verdict:
 def _largest(problem: Problem) -> int:
     """Return the elements of the largest image."""
     outputs = problem.outputs if isinstance(problem.outputs, tuple) else (problem.outputs,)
-    first = problem["grad"] if problem.op.endswith("_backward") else problem["x"]
-    return max(math.prod(meta.shape[-3:]) for meta in (first, *outputs))
+    first: TensorMeta = problem["grad"] if problem.op.endswith("_backward") else problem["x"]
+    metas: tuple[TensorMeta, ...] = (first, *outputs)
+    return max(math.prod(meta.shape[-3:]) for meta in metas)
 
 
 def _separable(problem: Problem) -> Verdict:
