@@ -26,8 +26,8 @@ from torch import Tensor, nn
 
 import nxcore
 from nxcore import nas
-from nxcore.device import describe
-from nxcore.select import interval
+from nxcore.measure.decision import interval
+from nxcore.spec.device import describe
 
 sys.path.append(str(Path(__file__).parents[1]))
 from tests.nas import darts  # plain operations, which are no part of the package

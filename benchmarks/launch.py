@@ -80,16 +80,16 @@ class Bench:
 
     @functools.cached_property
     def cubin(self) -> bytes:
-        from nxcore_cuda.compile import compiled
+        from nxcore_cuda.machine.compile import compiled
 
         return compiled(PLAIN, torch.cuda.get_device_capability(self.index), "add_plain")
 
     @functools.cached_property
     def prepared(self) -> tuple[Any, ...]:
         """What a handle of ours is made of."""
-        from nxcore_cuda import load, native
-        from nxcore_cuda.compile import compiled
-        from nxcore_cuda.instance import Instance
+        from nxcore_cuda.machine import load, native
+        from nxcore_cuda.machine.compile import compiled
+        from nxcore_cuda.machine.instance import Instance
 
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "add.cu").write_text("#pragma once\n" + SOURCE)
@@ -115,7 +115,7 @@ def torch_add_allocating(bench: Bench) -> Call:
 
 
 def _built() -> Any:
-    from nxcore_cuda import native
+    from nxcore_cuda.machine import native
 
     if native.built is None:
         raise RuntimeError(native.launcher)
@@ -147,7 +147,7 @@ def ours_c_allocating(bench: Bench) -> Call:
 
 
 def ours_ctypes(bench: Bench) -> Call:
-    from nxcore_cuda.handle import CtypesHandle
+    from nxcore_cuda.machine.handle import CtypesHandle
 
     launch = CtypesHandle(*bench.prepared)
     x, y, out = bench.x, bench.y, bench.out

@@ -25,12 +25,12 @@ from typing import Any
 
 import torch
 
-from nxcore.discovery import discover
-from nxcore.pace import Pace
-from nxcore.problem import tensors_of
-from nxcore.registry import Registry
+from nxcore.choose.learn.budget import Pace
+from nxcore.registry.discovery import discover
+from nxcore.registry.registry import Registry
 from nxcore.session import Session
 from nxcore.settings import Settings
+from nxcore.spec.problem import tensors_of
 
 BUDGET = 0.05
 ENOUGH_S, ROUNDS = 3.0, 9

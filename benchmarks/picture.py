@@ -15,8 +15,8 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from nxcore.bench.demo import Cell, Row
 from nxcore.cli.demo_tables import cell_table
-from nxcore.demo import Cell, Row
 
 CELLS = 3
 

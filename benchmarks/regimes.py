@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 
-from nxcore.device import describe
-from nxcore.measure import Effort
+from nxcore.measure.race import Effort
 from nxcore.session import Session
 from nxcore.settings import Settings
+from nxcore.spec.device import describe
 
 CALLS, ROUNDS = 200, 15
 EFFORT = Effort(looks=(12, 20, 40), warm_s=0.15, budget_s=10.0)

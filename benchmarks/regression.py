@@ -4,8 +4,9 @@
 
 Two processes live side by side, one on each tree, and take turns: a block of one, a block of the other, in
 random order, each on one thread. A block is the ratio of a kernel to torch's own, on fresh memory. A kernel
-has become slower if the paired log ratios say so beyond 10% (the signed-rank test of ``nxcore.select``, Holm
-over all cells), and two new processes say so again: a process has a bias of its own.
+has become slower if the paired log ratios say so beyond 10% (the signed-rank test of
+``nxcore.measure.decision``, Holm over all cells), and two new processes say so again: a process has a bias
+of its own.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ def verdicts(ratios: Ratios) -> tuple[list[Cell], dict[Cell, float]]:
 
     ``ratios`` holds new over old, a value a pair of blocks.
     """
-    from nxcore.select import signed_rank
+    from nxcore.measure.decision import signed_rank
 
     enough = {cell: values for cell, values in ratios.items() if len(values) >= LEAST}
     p = {c: signed_rank([math.log1p(MARGIN) - math.log(v) for v in values]) for c, values in enough.items()}
@@ -202,8 +203,8 @@ def _lanes(only: Sequence[Cell]) -> Iterator[Lane]:
     import torch
 
     import nxcore
-    from nxcore.discovery import discover
-    from nxcore.problem import Problem
+    from nxcore.registry.discovery import discover
+    from nxcore.spec.problem import Problem
 
     registry = discover()
     for spec in registry.ops.values():

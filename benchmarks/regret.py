@@ -19,11 +19,11 @@ from pathlib import Path
 import torch
 from sizes import families
 
-from nxcore import audit
-from nxcore.device import available, describe
-from nxcore.measure import Effort
+from nxcore.measure.race import Effort
+from nxcore.offline import audit
 from nxcore.session import Session
 from nxcore.settings import Settings
+from nxcore.spec.device import available, describe
 
 LEARN = Effort(looks=(12, 20, 40), warm_s=0.05, budget_s=1.0)
 JUDGE = Effort(looks=(20,), warm_s=0.05, budget_s=1.0)

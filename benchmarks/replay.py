@@ -3,9 +3,10 @@
     python benchmarks/replay.py FILE.jsonl [--left-out] [--without-kriging]
 
 Beside FILE.jsonl lies FILE.wisdom, the folder of what was learnt. Nothing is run, built or measured: who
-would be chosen is told by ``nxcore.prior``, what that costs by the times in the lines. With ``--left-out``
-each size that was learnt is asked of the others of its family as well, by the times that it was learnt with.
-With ``--without-kriging`` the model's fitted line is not corrected by what it missed nearby.
+would be chosen is told by ``nxcore.choose.estimate.neighbours``, what that costs by the times in the lines.
+With ``--left-out`` each size that was learnt is asked of the others of its family as well, by the times that
+it was learnt with. With ``--without-kriging`` the model's fitted line is not corrected by what it missed
+nearby.
 """
 
 from __future__ import annotations
@@ -21,17 +22,18 @@ import torch
 from regret import report
 from sizes import families
 
-from nxcore import audit, predict, prior
-from nxcore.problem import Problem
+from nxcore.choose.estimate import model, neighbours
+from nxcore.measure.timing import Timing
+from nxcore.offline import audit
 from nxcore.session import Session
 from nxcore.settings import Settings
-from nxcore.timing import Timing
-from nxcore.trace import described, moved
-from nxcore.wisdom import Wisdom, page
+from nxcore.spec.problem import Problem
+from nxcore.store.problems import described, moved
+from nxcore.store.wisdom import Wisdom, page
 
 
 class Uncorrected:
-    """Has the interface of ``nxcore.kriging.Field`` and corrects nothing."""
+    """Has the interface of ``nxcore.choose.estimate.kriging.Field`` and corrects nothing."""
 
     def __init__(self, at: object, places: Sequence[object]) -> None:  # noqa: ARG002  the interface
         self.doubt = [1.0] * len(places)
@@ -53,29 +55,29 @@ class Replay:
         wisdom: Wisdom = self.session.wisdom
         (self.environment,) = (facts for _, facts in wisdom.store.items("environments"))
         self.device = torch.device(self.environment["type"])
-        self.points: dict[object, list[prior.Point]] = defaultdict(list)
+        self.points: dict[object, list[neighbours.Point]] = defaultdict(list)
         for place in (folder / "v1").glob("*/entries"):
             for of, document in wisdom.store.items(f"{place.parent.name}/entries"):
                 problem = described(self.session.registry.spec(of["op"]), of)
                 times = {c.label: c.timing for c in page(document).decision.candidates if c.timing}
                 if "torch" in times:
-                    self.points[prior.family(problem)].append(self.point(problem, times))
+                    self.points[neighbours.family(problem)].append(self.point(problem, times))
 
-    def point(self, problem: Problem, times: dict[str, Timing], labels: object = None) -> prior.Point:
+    def point(self, problem: Problem, times: dict[str, Timing], labels: object = None) -> neighbours.Point:
         """Return a problem as numbers, with the way that each kernel of ``labels`` takes there."""
         owned = {b.label(k): k for b, k in self.session.registry.kernels(problem.op) if k.branch}
         among = times if labels is None else labels
         branches = {label: k.branch_of(problem) for label, k in owned.items() if label in among}
-        return prior.point(problem, times, branches)
+        return neighbours.point(problem, times, branches)
 
     def row(self, problem: Problem, rounds: list[dict[str, Timing]], *, left_out: bool) -> audit.Row | None:
         """Return how the choice for a problem does by measured times; None where nothing is told of it."""
         at = self.point(problem, {}, rounds[0])
-        known = self.points[prior.family(problem)]
+        known = self.points[neighbours.family(problem)]
         if left_out:
             known = [p for p in known if p.sizes != at.sizes]
         labels = [n for n in rounds[0] if n == "torch" or not n.startswith("torch-")]
-        guess = prior.guess(at, known, labels)
+        guess = neighbours.guess(at, known, labels)
         if guess is None and left_out:
             return None
         chosen, rule = (guess.label, guess.rule) if guess else ("torch", "reference")
@@ -100,7 +102,7 @@ def main() -> None:
     parser.add_argument("--without-kriging", action="store_true", help="the fitted line alone")
     given = parser.parse_args()
     if given.without_kriging:
-        predict.Field = Uncorrected
+        model.Field = Uncorrected
     replay = Replay(given.lines.with_suffix(".wisdom"))
     lines = map(json.loads, given.lines.read_text(encoding="utf-8").splitlines())
     measured = {line["sample"]: line["row"]["us"] for line in lines if line["row"]}
@@ -114,7 +116,11 @@ def main() -> None:
         for sample in {s.name: s for s in family.learnt(32)}.values() if given.left_out else ():
             problem = _problem(spec, sample, family, replay.device)
             times = next(
-                (p.times for p in replay.points[prior.family(problem)] if p.sizes == prior.sizes(problem)),
+                (
+                    p.times
+                    for p in replay.points[neighbours.family(problem)]
+                    if p.sizes == neighbours.sizes(problem)
+                ),
                 None,
             )
             if times:

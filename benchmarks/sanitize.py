@@ -17,9 +17,9 @@ os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"  # before torch allocates
 
 import torch
 
-from nxcore.discovery import discover
-from nxcore.problem import Problem
-from nxcore.spec import FLOATS
+from nxcore.registry.discovery import discover
+from nxcore.spec.problem import Problem
+from nxcore.spec.spec import FLOATS
 
 
 def main() -> int:

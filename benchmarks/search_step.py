@@ -31,7 +31,7 @@ from torch.nn.functional import cross_entropy
 
 import nxcore
 from nxcore import nas
-from nxcore.device import describe
+from nxcore.spec.device import describe
 
 sys.path.append(str(Path(__file__).parents[1]))
 from tests.nas import darts  # the plain network, which is no part of the package

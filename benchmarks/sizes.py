@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from nxcore.spec import Layout, Sample, rand
+from nxcore.spec.sample import Layout, Sample, rand
 
 FLOAT = torch.float32
 Range = tuple[int, int]

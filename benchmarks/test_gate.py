@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import torch
 
-from nxcore import gate
-from nxcore.discovery import discover
-from nxcore.gate import Gate
-from nxcore.kernel import Backend, Kernel
-from nxcore.problem import Problem
-from nxcore.spec import OpSpec
-from nxcore.store import Store
+from nxcore.registry.discovery import discover
+from nxcore.spec.kernel import Backend, Kernel
+from nxcore.spec.problem import Problem
+from nxcore.spec.spec import OpSpec
+from nxcore.store.files import Store
+from nxcore.trust import gate
+from nxcore.trust.gate import Gate
 
 REGISTRY = discover()
 BUDGET_MS = {"cuda": 50.0, "cpu": 200.0}

@@ -21,11 +21,11 @@ from typing import Any
 import pytest
 import torch
 
-from nxcore.discovery import discover
-from nxcore.measure import Effort
-from nxcore.problem import tensors_of
+from nxcore.measure.race import Effort
+from nxcore.registry.discovery import discover
 from nxcore.session import Session
 from nxcore.settings import Settings
+from nxcore.spec.problem import tensors_of
 
 REFERENCE_KEY_US = 0.34
 LIMIT_US, TENSORS, MORE_US = 300.0, 3, 35.0

@@ -12,8 +12,8 @@ from typing import Any
 import online
 import pytest
 
-from nxcore import learn
-from nxcore.discovery import discover
+from nxcore.choose.learn import learner
+from nxcore.registry.discovery import discover
 
 CALLS = {
     "add of 16": 10_000,
@@ -51,7 +51,7 @@ def test_so_does_one_in_which_torchs_own_ways_take_turns(
     case: str, calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for piece in ("KNOWN_S", "UNKNOWN_S"):
-        monkeypatch.setattr(learn, piece, 0.002)  # else it begins after half a minute
+        monkeypatch.setattr(learner, piece, 0.002)  # else it begins after half a minute
     row = online.measured(case, calls, discover(found=()), enough_s=0.0)
     print(f"\n{row}")
     assert row.rule in ("measured", "reference"), "it came to an end"

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import torch
 
-from nxcore.autograd import Differentiable
-from nxcore.discovery import discover
-from nxcore.dispatch import Operator
+from nxcore.call.operator import Operator
+from nxcore.interop.autograd import Differentiable
 from nxcore.ops import nxcore_ops
-from nxcore.problem import Problem, tensors_of
+from nxcore.registry.discovery import discover
 from nxcore.session import Session
 from nxcore.settings import Settings
+from nxcore.spec.problem import Problem, tensors_of
 
 REFERENCE_KEY_US = 0.34
 REFERENCE_FUNCTION_US = 4.0

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from nxcore.audit import Row, summary
+from nxcore.offline.audit import Row, summary
 
 P50, P95 = 1.02, 1.10
 INTERPRETERS = ("TRITON_INTERPRET", "NUMBA_ENABLE_CUDASIM", "NXCORE_CUDA_EMULATOR")

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from nxcore import errors, ops
-    from nxcore.dispatch import Operator
-    from nxcore.explanation import Explanation
-    from nxcore.nn.survey import Status
+    from nxcore.call.operator import Operator
+    from nxcore.choose.explanation import Explanation
     from nxcore.nn.swap import Swap
-    from nxcore.profiling import Profile
-    from nxcore.registry import BackendStatus
+    from nxcore.observe.profiling import Profile
+    from nxcore.offline.survey import Status
+    from nxcore.registry.registry import BackendStatus
     from nxcore.session import Session
 
 __version__ = "0.1.0"
@@ -163,9 +163,9 @@ def graphed(
     CaptureError
         At a call: the argument, the result or the line that can't be captured.
     """
-    from nxcore import graphs
+    from nxcore.graphs import graphed as capture
 
-    return graphs.graphed(fn, backward=backward, clone=clone, warmup=warmup, limit=limit, state=state)
+    return capture.graphed(fn, backward=backward, clone=clone, warmup=warmup, limit=limit, state=state)
 
 
 def op(name: str, *, backend: str | None = None) -> Operator:
@@ -293,7 +293,7 @@ def status(model: Module, *args: Any, **kwargs: Any) -> Status:
     >>> nxcore.accelerate(model)
     >>> print(nxcore.status(model, torch.randn(8, 16, 32, 32)))
     """
-    from nxcore.nn import survey
+    from nxcore.offline import survey
 
     return survey.of_model(model, *args, **kwargs)
 
@@ -329,7 +329,7 @@ def __getattr__(name: str) -> Any:
 
         return Session
     if name == "profile_op":
-        from nxcore.profiling import profile_op
+        from nxcore.observe.profiling import profile_op
 
         return profile_op
     if name in ("distributed", "errors", "nas", "nn", "ops"):

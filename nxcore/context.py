@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from nxcore.problem import Problem
+from nxcore.spec.problem import Problem
 
 
 class Observer(Protocol):
@@ -133,3 +133,12 @@ def asked(backend: str | None) -> Asked:
         return Asked(backend, TRACED.prefer, TRACED.policy)
     now = PREFERENCE.get()  # an exporter's trace is a call like any other
     return Asked(backend, now.backends or None, now.policy or None)
+
+
+class KernelWarning(UserWarning):
+    """A kernel failed at run time; another one took the call, and takes all like it from now on."""
+
+
+def capturing(problem: Problem) -> bool:
+    """Tell whether a CUDA graph is being captured around this call."""
+    return problem.device.type == "cuda" and torch.cuda.is_current_stream_capturing()

@@ -15,14 +15,15 @@ from typing import Any
 import torch
 from torch import distributed
 
-from nxcore import exchange, session
+from nxcore import session
 from nxcore.errors import InvalidInputError
-from nxcore.exchange import Lock
-from nxcore.registry import Registry
+from nxcore.registry.registry import Registry
 from nxcore.session import Session
 from nxcore.settings import require_policy
-from nxcore.store import Document
-from nxcore.wisdom import Pages, digest, environment
+from nxcore.store import transfer
+from nxcore.store.files import Document
+from nxcore.store.lock import Lock
+from nxcore.store.wisdom import Pages, digest, environment
 
 LONGEST = dt.timedelta(days=1)
 """How long a rank that is through waits for those that are still measuring."""
@@ -35,7 +36,7 @@ class Offer:
     Attributes
     ----------
     environments, pages
-        All its wisdom, as ``exchange.gathered`` gives it.
+        All its wisdom, as ``transfer.gathered`` gives it.
     here : tuple of str
         The environments that are this rank's own devices.
     able : Mapping
@@ -87,7 +88,7 @@ def agree(group: Any = None, *, otherwise: str = "frozen") -> int:
     offers: list[Any] = [None] * distributed.get_world_size(group)
     distributed.all_gather_object(offers, offer(current), group=group)
     environments, pages, lock = agreed(offers)
-    exchange.imported(current.wisdom.store, environments, pages)
+    transfer.imported(current.wisdom.store, environments, pages)
     current.hold(lock, otherwise)
     return len(lock.chosen)
 
@@ -98,13 +99,13 @@ def offer(of: Session) -> Offer:
     if torch.cuda.is_available():
         devices.append(torch.device("cuda", torch.cuda.current_device()))
     here = tuple(digest(environment(d)) for d in devices)
-    return Offer(*exchange.gathered(of.wisdom.store), here, _able(of.registry), dict(of.chooser.lock.chosen))
+    return Offer(*transfer.gathered(of.wisdom.store), here, _able(of.registry), dict(of.chooser.lock.chosen))
 
 
 def agreed(offers: Sequence[Offer]) -> tuple[dict[str, Document], Pages, Lock]:
     """Return all wisdom together, and the lock that follows for the first offer's devices."""
     first = offers[0]
-    environments, pages = exchange.merged((o.environments, o.pages) for o in offers)
+    environments, pages = transfer.merged((o.environments, o.pages) for o in offers)
     environments, pages = environments | dict(first.environments), pages | first.pages
     chosen = {}
     for (of, name), (key, document) in pages.items():

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import pluggy
 
-from nxcore.backward import backward_of
-from nxcore.defaults import REQUIRED, Drawn
-from nxcore.kernel import (
+from nxcore.errors import InvalidInputError
+from nxcore.spec.backward import backward_of, require_grad
+from nxcore.spec.checks import (
+    brief,
+    require_flag,
+    require_flags,
+    require_integers,
+    require_same,
+    require_size,
+    require_tensor,
+)
+from nxcore.spec.kernel import (
     YES,
     Backend,
     Check,
@@ -20,24 +29,24 @@ from nxcore.kernel import (
     no,
     simulated,
 )
-from nxcore.layout import Rows, alike, broadcast_strides, collapse, overlaps
-from nxcore.needs import Need, Place, at_most, either, merged, needs
-from nxcore.problem import Problem, TensorMeta
-from nxcore.process import preserved
-from nxcore.reduction import Reduction, canonical_dims, summed_dims
-from nxcore.spec import (
-    FLOATS,
-    Cost,
-    ErrorCase,
-    Gradient,
-    OpSpec,
-    Param,
-    Parts,
-    Sample,
-    rand,
+from nxcore.spec.layout import Rows, alike, broadcast_strides, collapse, overlaps
+from nxcore.spec.needs import Need, Place, at_most, either, merged, needs
+from nxcore.spec.problem import Problem, TensorMeta, is_tensor
+from nxcore.spec.process import preserved
+from nxcore.spec.reduction import Reduction, canonical_dims, summed_dims
+from nxcore.spec.sample import DEGENERATE, ErrorCase, Layout, Sample, Sketch, rand
+from nxcore.spec.spec import FLOATS, LOWER, REQUIRED, SAME, Cost, Drawn, Gradient, OpSpec, Param, Parts, Way
+from nxcore.spec.window import (
+    Window,
+    dense,
+    laid_out,
+    memory_format,
+    pair,
+    require_image,
+    require_memory_format,
+    window_of,
 )
-from nxcore.store import toolkit_folder
-from nxcore.window import Window
+from nxcore.store.files import toolkit_folder
 
 API_VERSION = 1
 """The version of this contract; a plugin writes the number it was made for in its ``Backend``."""
@@ -47,8 +56,11 @@ hookimpl = pluggy.HookimplMarker("nxcore")
 
 __all__ = [
     "API_VERSION",
+    "DEGENERATE",
     "FLOATS",
+    "LOWER",
     "REQUIRED",
+    "SAME",
     "YES",
     "Backend",
     "Check",
@@ -57,7 +69,9 @@ __all__ = [
     "Drawn",
     "ErrorCase",
     "Gradient",
+    "InvalidInputError",
     "Kernel",
+    "Layout",
     "Need",
     "OpSpec",
     "Param",
@@ -68,27 +82,45 @@ __all__ = [
     "Refusal",
     "Rows",
     "Sample",
+    "Sketch",
     "TensorMeta",
     "Verdict",
+    "Way",
     "Window",
     "accept_all",
     "alike",
     "at_most",
     "backward_of",
+    "brief",
     "broadcast_strides",
     "canonical_dims",
     "collapse",
     "composed",
+    "dense",
     "either",
     "hookimpl",
+    "is_tensor",
     "kernels",
+    "laid_out",
+    "memory_format",
     "merged",
     "needs",
     "no",
     "overlaps",
+    "pair",
     "preserved",
     "rand",
+    "require_flag",
+    "require_flags",
+    "require_grad",
+    "require_image",
+    "require_integers",
+    "require_memory_format",
+    "require_same",
+    "require_size",
+    "require_tensor",
     "simulated",
     "summed_dims",
     "toolkit_folder",
+    "window_of",
 ]

@@ -17,31 +17,33 @@ from typing import Any
 
 import torch
 
-from nxcore import autocast, discovery, ending, exchange, sharding
-from nxcore.choice import Choice
-from nxcore.chooser import Chooser
-from nxcore.context import PREFERENCE, Observer, Preferring, in_force
-from nxcore.dispatch import KernelWarning, Operator, Plan, make_operator, overlap
+from nxcore.call import ending
+from nxcore.call.operator import Operator, Plan, make_operator, overlap
+from nxcore.call.serving import Joiner
+from nxcore.choose.chooser import Chooser
+from nxcore.choose.contenders import Choice
+from nxcore.choose.explanation import Explanation, Origin
+from nxcore.choose.learn.exploration import exploration
+from nxcore.choose.recall import Recall
+from nxcore.choose.tuner import Tuner
+from nxcore.context import PREFERENCE, KernelWarning, Observer, Preferring, capturing, in_force
 from nxcore.errors import DeviceLostError, UnsupportedProblemError
-from nxcore.exchange import Lock
-from nxcore.explanation import Explanation, Origin
-from nxcore.gate import Gate, brief, lost
-from nxcore.guards import capturing
-from nxcore.joiner import Joiner
-from nxcore.library import unseen
-from nxcore.measure import IN_CALL, Effort
-from nxcore.online import exploration
-from nxcore.problem import Problem, tensors_of
-from nxcore.profiling import Profile, Regions
-from nxcore.recall import Recall
-from nxcore.registry import BackendStatus, Registry
-from nxcore.select import Decision
+from nxcore.interop import autocast, sharding
+from nxcore.interop.library import unseen
+from nxcore.measure.decision import Decision
+from nxcore.measure.race import IN_CALL, Effort
+from nxcore.observe.profiling import Profile, Regions
+from nxcore.observe.record import Trace
+from nxcore.registry import discovery
+from nxcore.registry.registry import BackendStatus, Registry
 from nxcore.settings import Settings, require_policy
-from nxcore.spec import OpSpec
-from nxcore.store import Store
-from nxcore.trace import Trace
-from nxcore.tune import Tuner
-from nxcore.wisdom import Wisdom
+from nxcore.spec.problem import Problem, tensors_of
+from nxcore.spec.spec import OpSpec
+from nxcore.store import transfer
+from nxcore.store.files import Store
+from nxcore.store.lock import Lock
+from nxcore.store.wisdom import Wisdom
+from nxcore.trust.gate import Gate, brief, lost
 
 
 class Session:
@@ -65,7 +67,7 @@ class Session:
             allow=self.settings.backends, disable=self.settings.disable, strict=self.settings.strict
         )
         store = Store(self.settings.cache)
-        self.gate, self.wisdom = Gate(self.registry, store), Wisdom(store, exchange.shipped)
+        self.gate, self.wisdom = Gate(self.registry, store), Wisdom(store, transfer.shipped)
         self.tuner = Tuner(self.registry, self.gate, effort)
         self.chooser = Chooser(self.settings, Recall(self.tuner, self.wisdom), self._forget)
         self.joiner = Joiner(self.chooser, self.op)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import nxcore
-from nxcore.dispatch import Operator
+from nxcore.call.operator import Operator
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

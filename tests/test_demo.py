@@ -14,16 +14,16 @@ import pytest
 import torch
 
 import nxcore
-from nxcore import demo
+from nxcore.bench import demo
+from nxcore.bench.demo import Cell, Report, Row
+from nxcore.bench.example import Step, compared, network
 from nxcore.cli import demo_tables
-from nxcore.demo import Cell, Report, Row
-from nxcore.discovery import discover
-from nxcore.example import Step, compared, network
-from nxcore.measure import Ceilings
-from nxcore.nn.survey import Served, Status
-from nxcore.problem import Problem
+from nxcore.measure.ceilings import Ceilings
+from nxcore.offline.survey import Served, Status
+from nxcore.registry.discovery import discover
 from nxcore.session import Session
 from nxcore.settings import Settings
+from nxcore.spec.problem import Problem
 from tests.null import fakes
 from tests.null.fakes import SPECS
 

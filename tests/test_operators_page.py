@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nxcore.discovery import discover
+from nxcore.registry.discovery import discover
 from nxcore.testing import examine
 from tests.null import fakes
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from nxcore.problem import Problem
-from nxcore.select import Candidate, Decision
+from nxcore.measure.decision import Candidate, Decision
+from nxcore.measure.timing import Timing
 from nxcore.session import Session
 from nxcore.settings import Settings
-from nxcore.timing import Timing
-from nxcore.trace import moved
-from nxcore.wisdom import Page
+from nxcore.spec.problem import Problem
+from nxcore.store.problems import moved
+from nxcore.store.wisdom import Page
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 CPU = torch.device("cpu")

@@ -23,11 +23,11 @@ PUBLIC = {
     "nxcore.nn": set(nn.__all__),
     "nxcore.plugin": set(plugin.__all__),
     "nxcore.distributed": {"agree"},
-    "nxcore.library": {"define_all"},
-    "nxcore.nn.survey": {"Served", "Status"},
-    "nxcore.profiling": {"Profile", "Spent", "profile_op"},
-    "nxcore.require": {
-        n for n in vars(importlib.import_module("nxcore.require")) if n.startswith("require_")
+    "nxcore.interop.library": {"define_all"},
+    "nxcore.offline.survey": {"Served", "Status"},
+    "nxcore.observe.profiling": {"Profile", "Spent", "profile_op"},
+    "nxcore.spec.checks": {
+        n for n in vars(importlib.import_module("nxcore.spec.checks")) if n.startswith("require_")
     },
 }
 
@@ -107,8 +107,8 @@ def test_contributing_names_every_list_that_the_suite_holds_an_operator_to():
     recipe = page.partition("## Add an operator\n")[2].partition("\n## ")[0]
     for file, name in (
         ("tests/outside/strategies.py", "STRATEGIES"),
-        ("tests/null/test_autograd.py", "CASES"),
-        ("tests/null/test_library.py", "SIZES"),
+        ("tests/null/interop/test_autograd.py", "CASES"),
+        ("tests/null/interop/test_library.py", "SIZES"),
         ("tests/declines.txt", "[cpu]"),
         ("nxcore/ops/__init__.pyi", "class _Add"),
     ):

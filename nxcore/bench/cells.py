@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from nxcore.errors import InvalidInputError, nearest
-from nxcore.registry import Registry
-from nxcore.spec import OpSpec, Sample
+from nxcore.registry.registry import Registry
+from nxcore.spec.sample import Sample
+from nxcore.spec.spec import OpSpec
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 from nxcore.bench.record import key_of, rows
 from nxcore.bench.row import BAD, rounded, verdict
 from nxcore.errors import InvalidInputError
-from nxcore.select import MARGIN, Interval
+from nxcore.measure.decision import MARGIN, Interval
 
 PROCESS = 0.05
 """The margin that two processes need: what two runs of the same code differ by."""

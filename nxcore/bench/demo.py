@@ -16,15 +16,15 @@ import torch
 from torch import Tensor, nn
 
 import nxcore
-from nxcore.device import describe
-from nxcore.example import CHANNELS, LAYER, SIDE, Step, compared, digits, network
-from nxcore.kernel import Code
-from nxcore.measure import SLACK, TRIES, Ceilings, ceilings, ceilings_now
-from nxcore.problem import tensors_of
-from nxcore.select import Candidate
+from nxcore.bench.example import CHANNELS, LAYER, SIDE, Step, compared, digits, network
+from nxcore.measure.ceilings import SLACK, TRIES, Ceilings, ceilings, ceilings_now
+from nxcore.measure.decision import Candidate
 from nxcore.session import Session, default
-from nxcore.spec import OpSpec
-from nxcore.verify import Truth
+from nxcore.spec.device import describe
+from nxcore.spec.kernel import Code
+from nxcore.spec.problem import tensors_of
+from nxcore.spec.spec import OpSpec
+from nxcore.trust.truth import Truth
 
 BATCH = 64
 ASKED = "only on request"
@@ -322,7 +322,7 @@ def _row(
 
 def _call(session: Session, spec: OpSpec, args: tuple[Any, ...], found: Candidate) -> Callable[..., Any]:
     """Return the planned call of one candidate."""
-    from nxcore.problem import Problem
+    from nxcore.spec.problem import Problem
 
     problem = Problem.of(spec, args)
     for backend, kernel in session.registry.kernels(spec.name):

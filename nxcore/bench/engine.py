@@ -12,26 +12,28 @@ from typing import Any
 
 import torch
 
-from nxcore import measure
 from nxcore.bench import peers as other
 from nxcore.bench.cells import Cell
 from nxcore.bench.entrants import Entrant, Entry, Guest
 from nxcore.bench.head import clocks, head
 from nxcore.bench.row import Row, Verdict, rounded, verdict
-from nxcore.choice import AGAIN
-from nxcore.device import describe
-from nxcore.dispatch import Plan, make_operator
+from nxcore.call.operator import Plan, make_operator
+from nxcore.choose.contenders import AGAIN
 from nxcore.errors import DeviceLostError
-from nxcore.gate import brief
-from nxcore.kernel import Code, Refusal
-from nxcore.measure import SLACK, TRIES, Ceilings, Effort, ceilings
-from nxcore.problem import Problem
-from nxcore.rotation import CACHES, rotating, rotation
-from nxcore.select import Candidate, Interval, compare, decide, interval, settled, winners
+from nxcore.measure import ceilings as limits
+from nxcore.measure import race
+from nxcore.measure.ceilings import SLACK, TRIES, Ceilings, ceilings
+from nxcore.measure.cold import CACHES, rotating, rotation
+from nxcore.measure.decision import Candidate, Interval, compare, decide, interval, settled, winners
+from nxcore.measure.race import Effort
+from nxcore.measure.timing import Timing
 from nxcore.session import Session
-from nxcore.spec import Cost, OpSpec
-from nxcore.timing import Timing
-from nxcore.verify import leaves, precision_class
+from nxcore.spec.device import describe
+from nxcore.spec.kernel import Code, Refusal
+from nxcore.spec.problem import Problem, leaves
+from nxcore.spec.spec import Cost, OpSpec
+from nxcore.trust.gate import brief
+from nxcore.trust.truth import precision_class
 
 FULL = Effort(looks=(12, 20, 40), warm_s=0.15, budget_s=4.0)
 FAST = Effort(looks=(12,), warm_s=0.03, budget_s=0.5)
@@ -164,7 +166,7 @@ class Bench:
         fastest = min(t.device_median_us for t in timings.values())
         for _ in range(TRIES):
             if fastest < SLACK * work_us:  # other work may have had a share of the memory then
-                self.ceilings = self.ceilings.raised(measure.ceilings_now(self.device))
+                self.ceilings = self.ceilings.raised(limits.ceilings_now(self.device))
                 work_us = self._work_us(cost, sets)
         # Torch's own answer defines what is right: where it beats the ceilings, they are what is wrong.
         torchs = min(c.timing.device_median_us for c in known if c.native and c.timing)
@@ -206,7 +208,7 @@ class Bench:
             return settled(timed, seen.get(AGAIN))
 
         with torch.no_grad():
-            timings = measure.race(
+            timings = race.race(
                 calls,
                 self.device,
                 effort=self.effort,

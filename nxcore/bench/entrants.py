@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 
-from nxcore.choice import left_out, yardstick
-from nxcore.device import synchronize
+from nxcore.choose.contenders import left_out, yardstick
+from nxcore.choose.tuner import Tuner
 from nxcore.errors import DeviceLostError
-from nxcore.gate import brief
-from nxcore.kernel import Backend, Code, Kernel, Refusal
-from nxcore.problem import Problem
-from nxcore.select import Candidate
-from nxcore.tune import Tuner
-from nxcore.verify import Truth, agreement
+from nxcore.measure.decision import Candidate
+from nxcore.spec.device import synchronize
+from nxcore.spec.kernel import Backend, Code, Kernel, Refusal
+from nxcore.spec.problem import Problem
+from nxcore.trust.gate import brief
+from nxcore.trust.truth import Truth, agreement
 
 TOO_LARGE = 1 << 25
 """Elements above which no truth is computed: in float64 it would be several times the sample."""

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 import nxcore
 from nxcore.errors import NxcoreError
-from nxcore.nn import survey
-from nxcore.select import Interval, interval
+from nxcore.measure.decision import Interval, interval
+from nxcore.offline import survey
 
 SIDE, CHANNELS, CLASSES = 32, 16, 10
 LAYER = 2

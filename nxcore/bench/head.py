@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 
-from nxcore import __version__, identity
-from nxcore.device import describe
-from nxcore.discovery import CORE
-from nxcore.measure import Effort, ceilings
-from nxcore.registry import Registry
+from nxcore import __version__
+from nxcore.measure.ceilings import ceilings
+from nxcore.measure.race import Effort
+from nxcore.registry.discovery import CORE
+from nxcore.registry.registry import Registry
+from nxcore.spec.device import describe
+from nxcore.trust import fingerprint
 
 METHOD = "cold: one rotation of inputs over 5 x last-level cache for all; median of interleaved blocks"
 
@@ -49,7 +51,7 @@ def head(registry: Registry, device: torch.device, effort: Effort, asked: dict[s
             "system": platform.platform(),
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
-            "driver": identity.device(device.type, device.index).get("driver"),
+            "driver": fingerprint.device(device.type, device.index).get("driver"),
         },
         "sources": _sources(registry),
     }
@@ -70,7 +72,7 @@ def versions(registry: Registry) -> dict[str, str]:
     found = {"python": platform.python_version()}
     for source in registry.sources.values():
         name, *_ = source.distribution.partition(" ")
-        found |= identity.versions(name) if name != CORE.distribution else {}
+        found |= fingerprint.versions(name) if name != CORE.distribution else {}
     for backend in registry.backends.values():
         made_with = backend.toolkit() if backend.toolkit and registry.probe(backend) else {}
         found |= {what: text.partition("\n")[0] for what, text in made_with.items()}
@@ -81,7 +83,7 @@ def _sources(registry: Registry) -> dict[str, str]:
     """Return package -> hash of its source, of every package that a kernel is in."""
     kernels = (k for b in registry.backends.values() for k in b.kernels)
     packages = {"nxcore", *(k.target.partition(":")[0].partition(".")[0] for k in kernels)} - {"torch"}
-    return {name: identity.source(name) for name in sorted(packages)}
+    return {name: fingerprint.source(name) for name in sorted(packages)}
 
 
 def clocks(device: torch.device) -> dict[str, Any]:

@@ -51,10 +51,10 @@ def bench(config: pytest.Config) -> Bench:
     """Return the bench of this session, made at first use."""
     if BENCH not in config.stash:
         from nxcore.bench.engine import FAST, FULL, Bench
-        from nxcore.device import available
-        from nxcore.discovery import discover
+        from nxcore.registry.discovery import discover
         from nxcore.session import Session
         from nxcore.settings import Settings
+        from nxcore.spec.device import available
 
         option, settings = config.option, Settings.from_environment()
         ask = getattr(
@@ -110,7 +110,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _labels(measuring: Bench, cell: Cell, guests: tuple[str, ...]) -> list[str]:
-    from nxcore.choice import AGAIN
+    from nxcore.choose.contenders import AGAIN
 
     native = [n for n in measuring.labels(cell) if n.startswith("torch")]
     return [*native, AGAIN, *(n for n in measuring.labels(cell) if n not in native), *guests]
@@ -139,8 +139,8 @@ def nxcore_bench(request: pytest.FixtureRequest, nxcore_lane: Any) -> Callable[[
 
     def replay() -> Row:
         from nxcore.bench.row import BAD
-        from nxcore.choice import AGAIN
-        from nxcore.timing import duration
+        from nxcore.choose.contenders import AGAIN
+        from nxcore.measure.timing import duration
 
         guests = _guests(request)
         if fixture is None or not fixture.enabled:

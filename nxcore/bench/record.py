@@ -56,7 +56,7 @@ def rows(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @dataclass
-class Recorder:
+class RecordWriter:
     """Appends to a record, a cell at a time.
 
     Attributes

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from nxcore.select import MARGIN, Interval
-from nxcore.timing import Timing
+from nxcore.measure.decision import MARGIN, Interval
+from nxcore.measure.timing import Timing
 
 Record = Literal["row", "again", "choice"]
 Verdict = Literal["BASE", "FAST", "SAME", "SLOW", "AMBG", "WRONG", "DECLINED", "BELOW_FLOOR"]

@@ -26,7 +26,7 @@ GRACE_S = 0.1
 
 POLL_S = 0.001
 
-_FOLDER = str(Path(__file__).parent)
+_FOLDER = str(Path(__file__).parents[1])
 _over = False
 
 

@@ -15,12 +15,13 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from nxcore.choice import Choice, regimes
-from nxcore.guards import capturing, unless_capturing
-from nxcore.measure import Clock
-from nxcore.online import MET, Call, Switch, exploration
-from nxcore.pace import Pace
-from nxcore.problem import Problem
+from nxcore.call.wrappers import unless_capturing
+from nxcore.choose.contenders import Choice, regimes
+from nxcore.choose.learn.budget import Pace
+from nxcore.choose.learn.exploration import MET, Call, Switch, exploration
+from nxcore.context import capturing
+from nxcore.measure.race import Clock
+from nxcore.spec.problem import Problem
 
 BRIDGE_US: Mapping[str, float] = MappingProxyType({"cpu": 13.0, "cuda": 32.0})
 """What the host needs for the bridge, there and back, by the type of device.

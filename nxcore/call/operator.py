@@ -1,9 +1,9 @@
 """Operator: the hot path. One look-up, one call.
 
-``__call__`` is generated from the spec's signature: see ``hit``. Its key is all that a plan may have been
-specialised on: class, shape, strides, dtype and device of every tensor and whether it requires a gradient,
-static parameters, and what is in force around the call (grad mode, determinism, autocast, a mode, a
-transform, a preference). What the table has not seen goes to ``Operator.miss``.
+``__call__`` is generated from the spec's signature: see ``generated``. Its key is all that a plan may have
+been specialised on: class, shape, strides, dtype and device of every tensor and whether it requires a
+gradient, static parameters, and what is in force around the call (grad mode, determinism, autocast, a mode,
+a transform, a preference). What the table has not seen goes to ``Operator.miss``.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from nxcore import autocast, ending, sharding, surroundings
+from nxcore.call import ending, unusual
+from nxcore.call.generated import alike, defaults, guards, source
+from nxcore.call.unusual import PLAIN, only_default_device, untraced, unusual_tensor
 from nxcore.context import PREFERENCE, asked
 from nxcore.errors import InvalidInputError, NxcoreError, UnsupportedProblemError
-from nxcore.hit import alike, defaults, guards, leads_to, source
-from nxcore.library import Shell, define, unseen
-from nxcore.problem import TensorMeta, tensors_of
-from nxcore.spec import OpSpec
-from nxcore.surroundings import PLAIN, only_default_device, untraced, unusual_tensor
+from nxcore.interop import autocast, sharding
+from nxcore.interop.library import Shell, define, unseen
+from nxcore.observe.counted import leads_to
+from nxcore.spec.problem import TensorMeta, tensors_of
+from nxcore.spec.spec import OpSpec
 
 CAPACITY = 4096
 """Plans kept per operator and generation; two generations make a least-recently-used table."""
@@ -36,10 +38,6 @@ ALIKE = 8
 
 
 NUMBERS = frozenset({int, float, bool, complex})
-
-
-class KernelWarning(UserWarning):
-    """A kernel failed at run time; another one took the call, and takes all like it from now on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +214,7 @@ class Operator:
         """Return why no kernel may see this call, only torch; empty if any may."""
         if torch.compiler.is_compiling():
             return "torch.compile traces the reference"
-        if reason := surroundings.unusual():
+        if reason := unusual.unusual():
             return reason
         if autocast.concerns(args) and autocast.cast(self.spec, args) is None:
             return "autocast is on, and torch alone does what it asks for"

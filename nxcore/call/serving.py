@@ -6,16 +6,16 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nxcore.autograd import Differentiable
-from nxcore.choice import Choice, regimes
-from nxcore.chooser import Chooser
+from nxcore.call.gradient_route import Crossing, alone, one_way_us, pays
+from nxcore.call.operator import Operator
+from nxcore.call.wrappers import guarded, of_the_first, preferring, unless_capturing
+from nxcore.choose.chooser import Chooser
+from nxcore.choose.contenders import Choice, regimes
+from nxcore.choose.learn.exploration import Call, exploration
 from nxcore.context import PREFERENCE
-from nxcore.crossing import Crossing, alone, one_way_us, pays
-from nxcore.dispatch import Operator
-from nxcore.guards import guarded, of_the_first, preferring, unless_capturing
-from nxcore.online import Call, exploration
-from nxcore.problem import Problem, tensors_of
-from nxcore.trace import Trace
+from nxcore.interop.autograd import Differentiable
+from nxcore.observe.record import Trace
+from nxcore.spec.problem import Problem, tensors_of
 
 
 class Joiner:

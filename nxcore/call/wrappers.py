@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from nxcore.choice import Choice
+from nxcore.choose.contenders import Choice
 from nxcore.context import PREFERENCE, Preference
 from nxcore.errors import InvalidInputError, UnsupportedProblemError
-from nxcore.problem import Problem, tensors_of
+from nxcore.spec.problem import Problem, tensors_of
 
 
 def guarded(choice: Choice, problem: Problem) -> Callable[..., Any]:
@@ -34,21 +34,6 @@ def guarded(choice: Choice, problem: Problem) -> Callable[..., Any]:
     if any(t.numel() == 1 or not t.is_dense() for t in problem.tensors):
         call = _unless_negated(call, reference)
     return call
-
-
-def torch_alone(problem: Problem) -> str:
-    """Return why only torch may serve ``problem`` now; empty if any kernel may."""
-    if capturing(problem):
-        return "a CUDA graph is being captured and this problem is new: call it once before the capture"
-    gradient = problem.spec.gradient
-    if problem.needs_grad and (gradient is None or not gradient.covers(*problem.args)):
-        return "a gradient is needed, and only torch's autograd knows it"
-    return ""
-
-
-def capturing(problem: Problem) -> bool:
-    """Tell whether a CUDA graph is being captured around this call."""
-    return problem.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _refusing(op: str, choice: Choice) -> Callable[..., Any]:
@@ -124,9 +109,3 @@ def of_the_first(call: Callable[..., Any], count: int) -> Callable[..., Any]:
         return call(*args[:count])
 
     return run
-
-
-def enough(choice: Choice, policy: str) -> bool:
-    """Tell whether a policy is content with what was decided."""
-    guessed = ("bracketed", "prior")
-    return choice.decision.rule not in {"measure": ("exploring", *guessed), "online": guessed}.get(policy, ())

@@ -11,20 +11,19 @@ from typing import Any
 
 import torch
 
-from nxcore.choice import Choice
-from nxcore.context import PREFERENCE
+from nxcore.choose.contenders import Choice
+from nxcore.choose.estimate.estimator import Estimator
+from nxcore.choose.learn.learner import Learner
+from nxcore.choose.learn.watch import Watch
+from nxcore.choose.learn.watches import Watches
+from nxcore.choose.recall import Recall
+from nxcore.context import PREFERENCE, capturing
 from nxcore.errors import UnsupportedProblemError
-from nxcore.estimate import Estimator
-from nxcore.exchange import Lock
-from nxcore.guards import enough, torch_alone
-from nxcore.kernel import Kernel
-from nxcore.learn import Learner
-from nxcore.problem import Problem
-from nxcore.recall import Recall
 from nxcore.settings import Settings
-from nxcore.watch import Watch
-from nxcore.watches import Watches
-from nxcore.wisdom import key as filed
+from nxcore.spec.kernel import Kernel
+from nxcore.spec.problem import Problem
+from nxcore.store.lock import Lock
+from nxcore.store.wisdom import key as filed
 
 DECISIONS = 4096
 """Choices remembered in a process, the least recently used ones forgotten."""
@@ -202,3 +201,19 @@ class Chooser:
         with self._threads:
             if self.lock is lock and key in self.choices and self.choices[key].decision.rule == "exploring":
                 self.choices[key] = choice
+
+
+def torch_alone(problem: Problem) -> str:
+    """Return why only torch may serve ``problem`` now; empty if any kernel may."""
+    if capturing(problem):
+        return "a CUDA graph is being captured and this problem is new: call it once before the capture"
+    gradient = problem.spec.gradient
+    if problem.needs_grad and (gradient is None or not gradient.covers(*problem.args)):
+        return "a gradient is needed, and only torch's autograd knows it"
+    return ""
+
+
+def enough(choice: Choice, policy: str) -> bool:
+    """Tell whether a policy is content with what was decided."""
+    guessed = ("bracketed", "prior")
+    return choice.decision.rule not in {"measure": ("exploring", *guessed), "online": guessed}.get(policy, ())

@@ -9,12 +9,11 @@ from typing import Any
 import torch
 
 from nxcore.errors import VerificationError
-from nxcore.kernel import Backend, Code, Kernel, Refusal
-from nxcore.problem import Problem, TensorMeta
-from nxcore.reference import TorchKernel
-from nxcore.select import Candidate, Decision, decide, winners
-from nxcore.timing import REGIMES, Regime, Timing
-from nxcore.verify import leaves
+from nxcore.measure.decision import Candidate, Decision, decide, winners
+from nxcore.measure.timing import REGIMES, Regime, Timing
+from nxcore.registry.reference import TorchKernel
+from nxcore.spec.kernel import Backend, Code, Kernel, Refusal
+from nxcore.spec.problem import Problem, TensorMeta, leaves
 
 AGAIN = "torch again"
 """The second entry of torch's fastest way in every race: the A/A row."""
@@ -24,7 +23,7 @@ PASSING = (Code.RAISED, Code.MEMORY, Code.UNMEASURED)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class Contender:
     """A candidate on its way.
 
     Attributes
@@ -69,7 +68,7 @@ class Choice:
     call: Callable[..., Any]
     kernel: Kernel
     backend: Backend
-    runners_up: tuple[Entry, ...] = ()
+    runners_up: tuple[Contender, ...] = ()
     again: Timing | None = None
     captured: Choice | None = None
 
@@ -97,7 +96,7 @@ def decided(
     problem: Problem,
     candidates: Sequence[Candidate],
     again: Timing | None,
-    entries: Sequence[Entry],
+    entries: Sequence[Contender],
     *,
     learnt: bool = False,
 ) -> Decision:
@@ -118,7 +117,7 @@ def decided(
     return replace(decision, captured=replace(captured, candidates=()))
 
 
-def servable(decision: Decision, entries: Sequence[Entry], regime: Regime = "eager") -> Decision:
+def servable(decision: Decision, entries: Sequence[Contender], regime: Regime = "eager") -> Decision:
     """Put the fastest of torch's ways in place of a yardstick that won."""
     aside = {e.candidate.label for e in entries if yardstick(e.kernel)}
     if decision.chosen not in aside:
@@ -134,16 +133,16 @@ def passing(refusal: Refusal | None) -> bool:
     return refusal is not None and refusal.code in PASSING
 
 
-def left_out(backend: Backend, kernel: Kernel, why: str = "") -> Entry:
+def left_out(backend: Backend, kernel: Kernel, why: str = "") -> Contender:
     """Enter a kernel that nobody asked: ``why``, or since its backend takes part on request alone."""
     on_request = f"only on request: {backend.on_request}; ask for it by backend={backend.name!r}"
     refusal = Refusal(Code.POLICY, why) if why else Refusal(Code.ON_REQUEST, on_request)
     label = backend.label(kernel)
     candidate = Candidate(label, backend.name, refusal=refusal, graph_safe=kernel.graph_safe)
-    return Entry(backend, kernel, candidate)
+    return Contender(backend, kernel, candidate)
 
 
-def carry_out(decision: Decision, entries: Sequence[Entry]) -> Choice:
+def carry_out(decision: Decision, entries: Sequence[Contender]) -> Choice:
     """Return the choice of a decision: the chosen call, and who else is faster than torch's own."""
     called = {e.candidate.label: e for e in entries if e.call is not None}
     chosen = called.get(decision.chosen)

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from nxcore.problem import Problem
-from nxcore.select import MARGIN, NOISY, TIE, Candidate, Decision, winners
-from nxcore.timing import duration
+from nxcore.measure.decision import MARGIN, NOISY, TIE, Candidate, Decision, winners
+from nxcore.measure.timing import duration
+from nxcore.spec.problem import Problem
 
 UNITS = (("day", 86_400), ("hour", 3600), ("minute", 60), ("second", 1))
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from nxcore.choose.explanation import Explanation, Origin
 from nxcore.errors import InvalidInputError, nearest
-from nxcore.exchange import gathered
-from nxcore.explanation import Explanation, Origin
-from nxcore.problem import Problem
-from nxcore.select import Decision
-from nxcore.store import Store
-from nxcore.trace import moved
-from nxcore.wisdom import digest, key, page
+from nxcore.measure.decision import Decision
+from nxcore.spec.problem import Problem
+from nxcore.store.files import Store
+from nxcore.store.problems import moved
+from nxcore.store.transfer import gathered
+from nxcore.store.wisdom import digest, key, page
 
 
 def explained(store: Store, problem: Problem, name: str) -> Explanation:

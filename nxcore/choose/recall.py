@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from nxcore.choice import Choice, Entry, decided, left_out, passing
+from nxcore.choose.contenders import Choice, Contender, decided, left_out, passing
+from nxcore.choose.tuner import Tuner
 from nxcore.errors import UnsupportedProblemError
-from nxcore.kernel import Backend, Code, Kernel, Refusal
-from nxcore.problem import Problem
-from nxcore.select import NOISY, Candidate, Decision
-from nxcore.timing import Timing
-from nxcore.tune import Tuner
-from nxcore.wisdom import RACES, Page, Wisdom, digest
+from nxcore.measure.decision import NOISY, Candidate, Decision
+from nxcore.measure.timing import Timing
+from nxcore.spec.kernel import Backend, Code, Kernel, Refusal
+from nxcore.spec.problem import Problem
+from nxcore.store.wisdom import RACES, Page, Wisdom, digest
 
 ANEW = Refusal(Code.UNMEASURED, "not measured as it is now")
 
@@ -231,7 +231,7 @@ class Recall:
 
     def _decided(self, problem: Problem, candidates: Sequence[Candidate], page: Page) -> Decision:
         owned = {b.label(k): (b, k) for b, k in self.tuner.taking_part(problem.op)}
-        entries = [Entry(*owned[c.label], c) for c in candidates]
+        entries = [Contender(*owned[c.label], c) for c in candidates]
         return decided(problem, candidates, page.again, entries, learnt=page.policy == "online")
 
     def _carried(self, problem: Problem, args: tuple[Any, ...], decision: Decision) -> Choice:

@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 
-from nxcore import measure
-from nxcore.choice import (
+from nxcore.choose.contenders import (
     AGAIN,
     Choice,
-    Entry,
+    Contender,
     carry_out,
     decided,
     leaves_of,
@@ -24,14 +23,15 @@ from nxcore.choice import (
     try_once,
     yardstick,
 )
-from nxcore.device import current
 from nxcore.errors import BackendUnavailableError, DeviceLostError, MeasurementError, UnsupportedProblemError
-from nxcore.gate import Gate, brief, lost, short
-from nxcore.kernel import Backend, Code, Kernel, Refusal
-from nxcore.problem import Problem
-from nxcore.registry import Registry
-from nxcore.select import Candidate, Decision, settled
-from nxcore.timing import Timing
+from nxcore.measure import race
+from nxcore.measure.decision import Candidate, Decision, settled
+from nxcore.measure.timing import Timing
+from nxcore.registry.registry import Registry
+from nxcore.spec.device import current
+from nxcore.spec.kernel import Backend, Code, Kernel, Refusal
+from nxcore.spec.problem import Problem
+from nxcore.trust.gate import Gate, brief, lost, short
 
 OUT_OF_MEMORY = Refusal(Code.MEMORY, "out of memory at its first run")
 
@@ -49,7 +49,7 @@ class Tuner:
         What a first call can afford.
     """
 
-    def __init__(self, registry: Registry, gate: Gate, effort: measure.Effort = measure.IN_CALL) -> None:
+    def __init__(self, registry: Registry, gate: Gate, effort: race.Effort = race.IN_CALL) -> None:
         self.registry, self.gate, self.effort = registry, gate, effort
 
     def choose(
@@ -86,7 +86,7 @@ class Tuner:
         if backend is not None:
             return self._pinned(problem, args, backend)
         kernels = list(self.registry.kernels(problem.op))
-        asked: dict[str, Entry] = {}
+        asked: dict[str, Contender] = {}
         for b, k in ((b, k) for name in order for b, k in kernels if b.name == name):
             entry = asked[b.label(k)] = self.enter(b, k, problem, args)
             if not entry.candidate.refusal:  # the others may take long to make ready
@@ -177,7 +177,7 @@ class Tuner:
         if problem.view:  # there is no work, so there is nothing to run on a backend
             everybody = [self.enter(b, k, problem, args) for b, k in self.registry.kernels(problem.op)]
             return carry_out(Decision("torch", "pinned", "a view: there is nothing to run", ()), everybody)
-        entries: list[Entry] = []
+        entries: list[Contender] = []
         for kernel in (k for b, k in self.registry.kernels(problem.op) if b is backend):
             entry = self.enter(backend, kernel, problem, args)
             entries.append(entry)
@@ -223,7 +223,7 @@ class Tuner:
         args: tuple[Any, ...],
         *,
         first: bool = True,
-    ) -> Entry:
+    ) -> Contender:
         """Ask, verify and plan one kernel, and run it once if it is its ``first`` run on such a problem.
 
         Its refusal says where it ended.
@@ -233,16 +233,16 @@ class Tuner:
         candidate = Candidate(label, backend.name, simulated=simulated, graph_safe=kernel.graph_safe)
         refusal = self.refusal(backend, kernel, problem)
         if refusal:
-            return Entry(backend, kernel, replace(candidate, refusal=refusal))
+            return Contender(backend, kernel, replace(candidate, refusal=refusal))
         if backend.name == "torch" and (not kernel.variant or yardstick(kernel)):
-            return Entry(backend, kernel, candidate, kernel.plan(problem))
+            return Contender(backend, kernel, candidate, kernel.plan(problem))
         try:
             held = self.gate.verify(backend, kernel, problem)
             candidate = replace(candidate, error=held.error)
             if held.refusal:
-                return Entry(backend, kernel, replace(candidate, refusal=held.refusal))
+                return Contender(backend, kernel, replace(candidate, refusal=held.refusal))
             if not first:
-                return Entry(backend, kernel, candidate, kernel.plan(problem))
+                return Contender(backend, kernel, candidate, kernel.plan(problem))
             suspect = self.gate.suspect(backend, kernel, problem.device, problem.dtype)
             with (
                 self.gate.watched(suspect, problem.device, f"its first run on {problem}"),
@@ -254,14 +254,14 @@ class Tuner:
         except DeviceLostError:
             raise
         except torch.OutOfMemoryError:
-            return Entry(backend, kernel, replace(candidate, refusal=OUT_OF_MEMORY))
+            return Contender(backend, kernel, replace(candidate, refusal=OUT_OF_MEMORY))
         except Exception as failure:  # noqa: BLE001  a compiler or a plugin may raise anything
             refusal = self.failed(backend, kernel, problem, failure)
-            return Entry(backend, kernel, replace(candidate, refusal=refusal))
-        return Entry(backend, kernel, candidate, call)
+            return Contender(backend, kernel, replace(candidate, refusal=refusal))
+        return Contender(backend, kernel, candidate, call)
 
     def measured(
-        self, problem: Problem, args: tuple[Any, ...], entries: Sequence[Entry]
+        self, problem: Problem, args: tuple[Any, ...], entries: Sequence[Contender]
     ) -> tuple[Decision, Timing | None]:
         """Race all that can serve and decide; without measuring where that can't change anything.
 
@@ -296,7 +296,7 @@ class Tuner:
 
         try:
             with torch.no_grad():
-                timings = measure.race(
+                timings = race.race(
                     calls,
                     problem.device,
                     effort=self.effort,

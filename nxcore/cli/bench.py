@@ -27,9 +27,9 @@ def measured(
 
     A cell that the budget has no seconds for is a row with this as its reason, and isn't recorded.
     """
-    from nxcore.bench.record import Recorder
+    from nxcore.bench.record import RecordWriter
 
-    recorder = Recorder(record, bench.head) if record else None
+    recorder = RecordWriter(record, bench.head) if record else None
     started = time.monotonic()
     for done, cell in enumerate(cells):
         advance(str(cell), done, len(cells))
@@ -101,7 +101,7 @@ def command(
     if compare is not None:
         raise typer.Exit(int(compared(*compare, margin, as_json=json)))
     if audit:
-        from nxcore.audit import audit as audited
+        from nxcore.offline.audit import audit as audited
 
         found = audited(device)
         render.json(found) if json else render.audit(found)
@@ -111,8 +111,8 @@ def command(
     from nxcore.bench.engine import FAST, FULL, Bench
     from nxcore.bench.row import BAD
     from nxcore.bench.summary import summary
-    from nxcore.device import available
     from nxcore.errors import InvalidInputError
+    from nxcore.spec.device import available
 
     bench = Bench(
         session.default(), available(device), FAST if fast else FULL, tuple(backend or ()), tuple(peer or ())

@@ -19,13 +19,13 @@ def command(
 ) -> None:
     """Accelerate a small convolutional model on real images, and compare the kernels of one of its layers."""
     from nxcore.cli import render
-    from nxcore.device import available
+    from nxcore.spec.device import available
 
     where = available(device)
     if everything and where.type == "cpu":
         # Triton reads it when it is imported: its kernels can then be shown as verified, if not timed.
         os.environ.setdefault("TRITON_INTERPRET", "1")
-    from nxcore import demo
+    from nxcore.bench import demo
     from nxcore.cli import demo_tables
 
     with render.progress("demo") as advance:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from rich.markup import escape
 from rich.table import Table
 
+from nxcore.bench.demo import ASKED, Cell, Report, Row
 from nxcore.cli.render import (
     VERDICT,
     _console,
@@ -18,8 +19,7 @@ from nxcore.cli.render import (
     show,
     unavailable,
 )
-from nxcore.demo import ASKED, Cell, Report, Row
-from nxcore.timing import duration
+from nxcore.measure.timing import duration
 
 
 def demo(report: Report, *, everything: bool = False) -> None:

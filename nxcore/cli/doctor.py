@@ -16,8 +16,8 @@ def collect() -> list[dict[str, Any]]:
     import torch
 
     from nxcore import __version__, session
-    from nxcore.device import describe, torch_note
-    from nxcore.kernel import Check
+    from nxcore.spec.device import describe, torch_note
+    from nxcore.spec.kernel import Check
 
     current = session.default()
     cuda = torch.cuda.is_available()
@@ -58,7 +58,7 @@ def _row(check: Any, reason: str) -> dict[str, Any]:
 
 def _kept(session: Any) -> list[Any]:
     """Return what is known of the cache, and a check for every kernel in quarantine."""
-    from nxcore.kernel import Check
+    from nxcore.spec.kernel import Check
 
     store = session.gate.store
     if store.folder is None:

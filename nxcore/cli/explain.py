@@ -10,8 +10,9 @@ import typer
 if TYPE_CHECKING:
     import torch
 
-    from nxcore.explanation import Explanation
-    from nxcore.spec import OpSpec, Sample
+    from nxcore.choose.explanation import Explanation
+    from nxcore.spec.sample import Sample
+    from nxcore.spec.spec import OpSpec
 
 
 def collect(
@@ -20,10 +21,11 @@ def collect(
     """Return ``Explanation.to_dict()`` for one sample of an operator, of another shape if one is given."""
     import torch
 
-    from nxcore import elsewhere, session
-    from nxcore.device import available
+    from nxcore import session
+    from nxcore.choose import foreign
     from nxcore.errors import InvalidInputError, nearest
-    from nxcore.problem import Problem
+    from nxcore.spec.device import available
+    from nxcore.spec.problem import Problem
 
     current = session.default()
     spec = current.op(op, backend=backend).spec
@@ -43,7 +45,7 @@ def collect(
                 "--backend can't be asked of a device that isn't here", argument="backend"
             )
         problem = Problem.of(spec, asked.build(spec, torch.device("meta"), dtypes[dtype]))
-        found = elsewhere.explained(current.wisdom.store, problem, device)
+        found = foreign.explained(current.wisdom.store, problem, device)
     else:
         args = asked.build(spec, available(device), dtypes[dtype])
         named = {p.name: a for p, a in zip(spec.params, args, strict=True) if p.keyword}
@@ -58,23 +60,23 @@ def collect(
 
 def traced(path: Path, line: int | None, steps: int, device: str | None) -> Any:
     """Return a trace's ``Status``; of the one problem of a ``line``, what ``collect`` returns of a sample."""
-    from nxcore import session, tuning
-    from nxcore.device import available
+    from nxcore import session
     from nxcore.errors import InvalidInputError
-    from nxcore.nn import survey
+    from nxcore.offline import ahead, survey
+    from nxcore.spec.device import available
 
     current, where = session.default(), available(device) if device else None
     if line is None:
         return survey.of_trace(current, path, steps=steps, device=where)
-    cells = tuning.of_trace(current.registry, path, where)
+    cells = ahead.of_trace(current.registry, path, where)
     if not 1 <= line <= len(cells):
         raise InvalidInputError(f"{path} has lines 1 to {len(cells)}, got {line}", argument="from_trace")
     cell = cells[line - 1]
     args, spec = cell.build(), cell.spec
     if cell.needs_grad:
-        args = tuple(tuning.differentiable(arg) for arg in args)
+        args = tuple(ahead.differentiable(arg) for arg in args)
     named = {p.name: a for p, a in zip(spec.params, args, strict=True) if p.keyword}
-    with tuning.deterministic(cell.deterministic):
+    with ahead.deterministic(cell.deterministic):
         found = current.explain(spec.name, *args[: len(args) - len(named)], **named)
     told = {"sample": f"{path}:{line}", "shape": None} | aside(found)
     again = f"nxcore tune {spec.name} --from-trace {path} --again" if found.again else ""
@@ -91,7 +93,7 @@ def located(text: str) -> tuple[Path, int | None]:
 
 def aside(found: Explanation) -> dict[str, Any]:
     """Return label -> reason of what this machine can't run, and the labels of what runs on request only."""
-    from nxcore.kernel import Code
+    from nxcore.spec.kernel import Code
 
     refused = [(c.label, c.refusal) for c in found.decision.candidates if c.refusal]
     away = {label: why.reason for label, why in refused if why.code is Code.MACHINE}

@@ -10,9 +10,9 @@ from typing import Any
 from rich.markup import escape
 
 from nxcore.cli.render import _console, _ratio, _table, show
-from nxcore.defaults import REQUIRED
-from nxcore.problem import plain
-from nxcore.timing import duration
+from nxcore.measure.timing import duration
+from nxcore.spec.problem import plain
+from nxcore.spec.spec import REQUIRED
 
 FLAGS = {"needs_grad": "with a gradient", "aliased": "out is an input", "deterministic": "deterministic"}
 """What a problem is filed by beside its arguments, where it is so."""

@@ -10,7 +10,7 @@ app = typer.Typer(no_args_is_help=True, help="List or clear the kernels that are
 
 
 def collect() -> list[dict[str, Any]]:
-    """Return one row an entry: see ``nxcore.quarantine.Entry``."""
+    """Return one row a kernel: see ``nxcore.trust.quarantine.Quarantined``."""
     from nxcore import session
 
     return [entry.to_dict() for entry in session.default().gate.quarantined()]

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
-from nxcore.timing import duration
+from nxcore.measure.timing import duration
 
 if TYPE_CHECKING:
     from rich.console import JustifyMethod

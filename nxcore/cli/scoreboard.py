@@ -16,7 +16,7 @@ from rich.table import Table
 from nxcore.bench.row import BAD
 from nxcore.bench.summary import summary
 from nxcore.cli.render import _console, _error, _ratio, _table, progress
-from nxcore.timing import duration
+from nxcore.measure.timing import duration
 
 Rows = Sequence[dict[str, Any]]
 Watched = tuple[Callable[[str, int, int], None], Callable[[Rows], None]]

@@ -27,7 +27,7 @@ def begun(asked: dict[str, Any], output: Path, device: str | None) -> Trainer:
     from nxcore.errors import InvalidInputError, nearest
     from nxcore.nas import PRESETS, Trainer
     from nxcore.nas.checkpoint import CHECKPOINT
-    from nxcore.nas.ranks import place
+    from nxcore.nas.process_group import place
 
     rank, _ = place()
     if rank == 0 and (output / CHECKPOINT).exists():
@@ -116,8 +116,8 @@ def images(asked: dict[str, Any], device: str | None) -> tuple[Data, torch.devic
     """Return what is searched on, and the device: on it already, unless it would fill a good part of it."""
     import torch
 
-    from nxcore.device import available
     from nxcore.nas import data
+    from nxcore.spec.device import available
 
     found = data.load(asked["data"], asked["root"], seed=asked["seed"], side=asked["side"])
     at = available(device)

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from nxcore.defaults import REQUIRED, Drawn
-from nxcore.spec import OpSpec, Param
+from nxcore.spec.spec import REQUIRED, Drawn, OpSpec, Param
 
 HEAD = """\
 # The types of the core's operators, generated from their specs by `nxcore ops --stub`.
@@ -21,7 +20,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from nxcore.dispatch import Operator
+from nxcore.call.operator import Operator
 from nxcore.plugin import OpSpec
 
 def nxcore_ops() -> Iterable[OpSpec]: ...

@@ -11,10 +11,10 @@ def collect(
     """Return one entry a sample and element type: its name, and a row a tile or why it was left out."""
     from nxcore import session
     from nxcore.cli import render
-    from nxcore.device import available
     from nxcore.errors import InvalidInputError, UnsupportedProblemError, nearest
-    from nxcore.tiles import swept
-    from nxcore.tuning import of_samples
+    from nxcore.offline.ahead import of_samples
+    from nxcore.offline.tiles import swept
+    from nxcore.spec.device import available
 
     registry = session.default().registry
     spec = registry.spec(op)

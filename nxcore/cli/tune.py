@@ -12,7 +12,7 @@ import typer
 from nxcore.cli import tiles as sweep
 
 if TYPE_CHECKING:
-    from nxcore.tuning import Cell
+    from nxcore.offline.ahead import Cell
 
 INTERRUPTED = 130
 
@@ -21,18 +21,19 @@ def cells(
     ops: list[str], samples: list[str], dtypes: list[str], device: str | None, trace: Path | None
 ) -> list[Cell]:
     """Return what is to be measured: operators' real workloads, or the problems of a trace."""
-    from nxcore import session, tuning
-    from nxcore.device import available
+    from nxcore import session
     from nxcore.errors import InvalidInputError
+    from nxcore.offline import ahead
+    from nxcore.spec.device import available
 
     registry = session.default().registry
     if trace is None:
-        return tuning.of_samples(registry, available(device), ops, samples=samples, dtypes=dtypes)
+        return ahead.of_samples(registry, available(device), ops, samples=samples, dtypes=dtypes)
     if samples or dtypes:
         raise InvalidInputError("--from-trace can't be used with --sample or --dtype: a trace has its own")
     for op in ops:
         registry.spec(op)  # or an error that names the nearest
-    found = tuning.of_trace(registry, trace, available(device) if device else None)
+    found = ahead.of_trace(registry, trace, available(device) if device else None)
     return [cell for cell in found if not ops or cell.spec.name in ops]
 
 
@@ -40,13 +41,14 @@ def collect(wanted: list[Cell], *, again: bool, budget: float | None, quiet: boo
     """Measure cells; return ``rows``, how many are ``left``, and what ``stopped`` it, if anything."""
     import time
 
-    from nxcore import session, tuning
+    from nxcore import session
     from nxcore.cli import render
+    from nxcore.offline import ahead
 
     rows: list[dict[str, Any]] = []
     ends, stopped = time.monotonic() + (math.inf if budget is None else budget), ""
     with render.progress("tune", quiet=quiet) as advance:
-        at_work = tuning.tuned(session.default(), wanted, again=again)
+        at_work = ahead.tuned(session.default(), wanted, again=again)
         try:
             for done, cell in enumerate(wanted):
                 if time.monotonic() >= ends:

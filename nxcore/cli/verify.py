@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from nxcore.quarantine import Kind
     from nxcore.testing import Row
+    from nxcore.trust.quarantine import Kind
 
 RAISES = "raises_nothing"
 MANNERS = frozenset(

@@ -15,8 +15,8 @@ File = Annotated[Path, typer.Argument(help="The file.")]
 def collect(op: str = "") -> list[dict[str, Any]]:
     """Return one row a problem that was measured, on every device there is wisdom of."""
     from nxcore import session
-    from nxcore.exchange import gathered
-    from nxcore.wisdom import page
+    from nxcore.store.transfer import gathered
+    from nxcore.store.wisdom import page
 
     current = session.default()
     if op:
@@ -60,21 +60,23 @@ def show(
 @app.command()
 def export(file: File) -> None:
     """Write all of it into one file."""
-    from nxcore import exchange, session
+    from nxcore import session
     from nxcore.cli import render
+    from nxcore.store import transfer
 
-    document = exchange.exported(session.default().wisdom.store)
-    exchange.write(file, document)
+    document = transfer.exported(session.default().wisdom.store)
+    transfer.write(file, document)
     render.line(f"{sum(len(e['entries']) for e in document['environments'])} problems written to {file}")
 
 
 @app.command(name="import")
 def take(file: File) -> None:
     """Add what a file holds, where it is new or later; other devices' figures are never used as ours."""
-    from nxcore import exchange, session
+    from nxcore import session
     from nxcore.cli import render
+    from nxcore.store import transfer
 
-    count = exchange.imported(session.default().wisdom.store, *exchange.read(file))
+    count = transfer.imported(session.default().wisdom.store, *transfer.read(file))
     render.line(f"{count} problems imported from {file}")
 
 
@@ -84,11 +86,11 @@ def merge(
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
 ) -> None:
     """Put files together into one; of two clear figures for one problem the later one stays."""
-    from nxcore import exchange
     from nxcore.cli import render
+    from nxcore.store import transfer
 
-    environments, pages = exchange.merged(map(exchange.read, files))
-    exchange.write(output, exchange.document_of(environments, pages))
+    environments, pages = transfer.merged(map(transfer.read, files))
+    transfer.write(output, transfer.document_of(environments, pages))
     render.line(f"{len(pages)} problems written to {output}")
 
 
@@ -104,8 +106,8 @@ def prune(
 
     from nxcore import session
     from nxcore.cli import render
-    from nxcore.exchange import gathered
-    from nxcore.wisdom import digest, environment
+    from nxcore.store.transfer import gathered
+    from nxcore.store.wisdom import digest, environment
 
     store = session.default().wisdom.store
     kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
@@ -122,12 +124,14 @@ def prune(
 @app.command()
 def lock(file: File, device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None) -> None:
     """Write who was chosen for every problem; NXCORE_LOCK=FILE holds later runs to it, on any machine."""
-    from nxcore import exchange, session
+    from nxcore import session
     from nxcore.cli import render
-    from nxcore.device import available
-    from nxcore.wisdom import digest, environment
+    from nxcore.spec.device import available
+    from nxcore.store import lock as locks
+    from nxcore.store import transfer
+    from nxcore.store.wisdom import digest, environment
 
     name = digest(environment(available(device)))
-    document = exchange.locked(session.default().wisdom.store, name)
-    exchange.write(file, document)
+    document = locks.locked(session.default().wisdom.store, name)
+    transfer.write(file, document)
     render.line(f"{len(document['locked'])} choices locked in {file}")

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nxcore.layout import overlaps
-from nxcore.problem import TensorMeta
+from nxcore.spec.layout import overlaps
+from nxcore.spec.problem import TensorMeta
 
 
 def new_like(tensor: Tensor) -> Tensor:

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from nxcore.errors import CaptureError
-from nxcore.nn.inside import Inside
-from nxcore.nn.recorder import Recorder, Ticket
-from nxcore.standins import aliased, buffer, new_like, untouched
+from nxcore.graphs.buffers import aliased, buffer, new_like, untouched
+from nxcore.graphs.recorder import Recorder, Ticket
+from nxcore.graphs.snapshot import Inside
 
 ROUNDS = 7
 """Pairs of runs and replays, by which a capture must be the faster one."""

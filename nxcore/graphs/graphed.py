@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from nxcore import ending
+from nxcore.call import ending
+from nxcore.call.unusual import PLAIN
 from nxcore.context import PREFERENCE
 from nxcore.errors import CaptureError, InvalidInputError
-from nxcore.standins import aliased, buffer, fill, untouched
-from nxcore.surroundings import PLAIN
+from nxcore.graphs.buffers import aliased, buffer, fill, untouched
 
 WAITS = ("captur", "StreamCapture")
 """What CUDA's messages hold where something isn't permitted in a capture."""

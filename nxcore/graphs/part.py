@@ -17,17 +17,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nxcore import ending
+from nxcore.call import ending
+from nxcore.call.unusual import unusual, unusual_tensor
 from nxcore.context import PREFERENCE
-from nxcore.graphs import deciding
-from nxcore.nn.capture import Capture, Run, replay
-from nxcore.nn.modules import saving
-from nxcore.nn.recorder import Recorder, recorder_of
+from nxcore.graphs.capture import Capture, Run, replay
+from nxcore.graphs.graphed import deciding
+from nxcore.graphs.hooks import saving
+from nxcore.graphs.recorder import Recorder, recorder_of
 from nxcore.session import default
-from nxcore.surroundings import unusual, unusual_tensor
 
 MET = 12
-"""Calls before a capture: more than a problem needs to be learnt from calls (``nxcore.online.MET``)."""
+"""Calls before a capture: more than a problem needs to be learnt from calls
+(``nxcore.choose.learn.exploration.MET``)."""
 
 AGAIN = 64
 """Calls after which it is looked at again: something was still being learnt, or it came out of turn."""

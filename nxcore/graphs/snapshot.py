@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from nxcore.call.unusual import PLAIN
 from nxcore.errors import CaptureError
-from nxcore.nn.modules import hooked
-from nxcore.surroundings import PLAIN
+from nxcore.graphs.hooks import hooked
 
 KNOWN = ("torch.", "nxcore.nn.")
 """Packages whose modules do what their class, their parameters and what they were made with say."""

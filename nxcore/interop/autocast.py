@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore.problem import tensors_of
-from nxcore.spec import OpSpec
+from nxcore.spec.problem import tensors_of
+from nxcore.spec.spec import OpSpec
 
 disabled = torch._C._DisableAutocast  # noqa: SLF001  torch.autocast(enabled=False) costs ten times as much
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore import autocast
-from nxcore.problem import TensorMeta
-from nxcore.spec import Gradient, OpSpec
+from nxcore.interop import autocast
+from nxcore.spec.problem import TensorMeta
+from nxcore.spec.spec import Gradient, OpSpec
 
 WORTH_ASKING = 2**20
 """Bytes of a tensor from which on a gradient costs more than to ask torch whether anybody wants it."""

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from nxcore import autocast
-from nxcore.autograd import Differentiable, flatten
 from nxcore.context import Asked, Preferring
 from nxcore.errors import UnsupportedProblemError
-from nxcore.problem import Problem, tensors_of
-from nxcore.schema import Signature, Unfit
-from nxcore.spec import Gradient, OpSpec
+from nxcore.interop import autocast
+from nxcore.interop.autograd import Differentiable, flatten
+from nxcore.interop.schema import Signature, Unfit
+from nxcore.spec.problem import Problem, tensors_of
+from nxcore.spec.spec import Gradient, OpSpec
 
 NAMESPACE = "nxcore"
 

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch import SymFloat, SymInt, Tensor
 
-from nxcore.autograd import flatten
 from nxcore.context import Asked
-from nxcore.defaults import REQUIRED, Drawn
-from nxcore.spec import OpSpec, Param
+from nxcore.interop.autograd import flatten
+from nxcore.spec.spec import REQUIRED, Drawn, OpSpec, Param
 
 TYPES: dict[type, str] = {
     bool: "bool",

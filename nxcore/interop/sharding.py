@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
-from nxcore.problem import Problem, tensors_of
-from nxcore.spec import OpSpec, Way
+from nxcore.spec.problem import Problem, tensors_of
+from nxcore.spec.spec import OpSpec, Way
 
 
 def is_sharded(args: tuple[Any, ...]) -> bool:

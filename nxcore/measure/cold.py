@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from nxcore.verify import leaves
+from nxcore.spec.problem import leaves
 
 CACHES = 5
 """How many times the last-level cache the copies make up."""

@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from nxcore.kernel import Code, Refusal
-from nxcore.timing import Regime, Timing, duration
+from nxcore.measure.timing import Regime, Timing, duration
+from nxcore.spec.kernel import Code, Refusal
 
 SIGNIFICANCE = 0.01
 MARGIN = 0.02

@@ -15,7 +15,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from nxcore.nas.architecture import ArchitectureParameters
-from nxcore.nas.data import Part
+from nxcore.nas.data import Split
 
 RADIUS = 0.01
 """How far the finite difference goes from the weights, in their 2-norm: the paper's."""
@@ -39,7 +39,7 @@ class Descent(NamedTuple):
     gradient: Tensor
 
 
-def first_order(net: nn.Module, arch: ArchitectureParameters, validation: Part) -> Descent:
+def first_order(net: nn.Module, arch: ArchitectureParameters, validation: Split) -> Descent:
     """Return the gradient at the weights as they are: xi = 0 in the paper.
 
     Parameters
@@ -59,8 +59,8 @@ def first_order(net: nn.Module, arch: ArchitectureParameters, validation: Part) 
 def second_order(
     net: nn.Module,
     arch: ArchitectureParameters,
-    train: Part,
-    validation: Part,
+    train: Split,
+    validation: Split,
     lr: float,
     *,
     velocity: Mapping[str, Tensor] | None = None,
@@ -112,7 +112,7 @@ def second_order(
 
 
 def _loss(
-    net: nn.Module, weights: Mapping[str, Tensor], arch: ArchitectureParameters, batch: Part
+    net: nn.Module, weights: Mapping[str, Tensor], arch: ArchitectureParameters, batch: Split
 ) -> tuple[Tensor, Tensor]:
     """Return loss and scores with other weights; batch norms write into copies."""
     buffers = {name: b.clone() for name, b in net.named_buffers()}

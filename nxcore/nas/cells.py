@@ -12,17 +12,17 @@ from nxcore.errors import InvalidInputError
 from nxcore.nas.genotype import Gene, edges
 from nxcore.nas.mixed import PART, MixedOp
 from nxcore.nas.operations import OPS, PRIMITIVES, FactorizedReduce, Identity, ReLUConvBN
-from nxcore.nas.pools import pooled
-from nxcore.nas.rule import Mode, Plan, Rule, as_rule
+from nxcore.nas.rule import Mode, Rule, Selection, as_rule
+from nxcore.nas.shared_pools import pooled
 from nxcore.nn import Part
 
 
 class Cell(nn.Module):
     """A cell of the search: every node sums mixed operations of all states before it.
 
-    In training, the pools of all edges that leave a state are computed once (see ``nxcore.nas.pools``). On a
-    CUDA device, and in mode ``exact``, a call in training replays two CUDA graphs once it was met a dozen
-    times (``nxcore.nn.Part``); ``nxcore.nas.replays`` tells whether.
+    In training, the pools of all edges that leave a state are computed once (see
+    ``nxcore.nas.shared_pools``). On a CUDA device, and in mode ``exact``, a call in training replays two
+    CUDA graphs once it was met a dozen times (``nxcore.nn.Part``); ``nxcore.nas.replays`` tells whether.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ class Cell(nn.Module):
             delattr(mixed, PART)  # it is this cell that is replayed
         setattr(self, PART, Part(_blended))
 
-    def forward(self, s0: Tensor, s1: Tensor, logits: Tensor, plan: Plan | None = None) -> Tensor:
+    def forward(self, s0: Tensor, s1: Tensor, logits: Tensor, plan: Selection | None = None) -> Tensor:
         """Return the concatenated nodes, shape (N, multiplier * C, H', W').
 
         Parameters
@@ -99,7 +99,7 @@ class Cell(nn.Module):
             return replayed
         return self.run(s0, s1, logits, plan)
 
-    def run(self, s0: Tensor, s1: Tensor, logits: Tensor, plan: Plan | None = None) -> Tensor:
+    def run(self, s0: Tensor, s1: Tensor, logits: Tensor, plan: Selection | None = None) -> Tensor:
         """Return what ``forward`` does, of arguments that were checked, by no graph."""
         rows = (logits if plan is None else plan.weights).unbind(0)
         states = [self.preprocess0(s0), self.preprocess1(s1)]
@@ -115,7 +115,7 @@ class Cell(nn.Module):
             outputs |= self._pooled(states[-1], len(states) - 1, plan)
         return torch.cat(states[-self._multiplier :], dim=1)
 
-    def _pooled(self, x: Tensor, state: int, plan: Plan | None) -> dict[int, dict[int, Tensor]]:
+    def _pooled(self, x: Tensor, state: int, plan: Selection | None) -> dict[int, dict[int, Tensor]]:
         """Return the pools of ``x`` for the edges that leave it; in training alone can they be shared."""
         rows = [node[state] for node in edges(self._steps) if state < len(node)] if self.training else []
         every = range(len(self.primitives))
@@ -150,7 +150,7 @@ class InsertedCell(Cell):
         super().__init__(*args, **options)
         self.gate = nn.Parameter(torch.zeros(()))
 
-    def forward(self, s0: Tensor, s1: Tensor, logits: Tensor, plan: Plan | None = None) -> Tensor:
+    def forward(self, s0: Tensor, s1: Tensor, logits: Tensor, plan: Selection | None = None) -> Tensor:
         """Return shape (N, C_prev, H, W), that of ``s1``; see ``Cell.forward``."""
         return s1 + self.gate * super().forward(s0, s1, logits, plan)
 

@@ -23,7 +23,7 @@ SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", "
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
-class Part(NamedTuple):
+class Split(NamedTuple):
     """Images, float32 (N, C, H, W), and their classes, int64 (N,)."""
 
     images: Tensor
@@ -48,15 +48,15 @@ class Data:
 
     name: str
     classes: tuple[str, ...]
-    train: Part
-    validation: Part
-    held_out: Part
+    train: Split
+    validation: Split
+    held_out: Split
 
     def to(self, device: torch.device | str) -> Data:
         """Return the same on a device, all of it."""
 
-        def moved(part: Part) -> Part:
-            return Part(part.images.to(device), part.labels.to(device))
+        def moved(part: Split) -> Split:
+            return Split(part.images.to(device), part.labels.to(device))
 
         train, validation = moved(self.train), moved(self.validation)
         return replace(self, train=train, validation=validation, held_out=moved(self.held_out))
@@ -72,9 +72,9 @@ class Data:
         return [len(part.labels) for part in (self.train, self.validation, self.held_out)]
 
     @property
-    def both(self) -> Part:
+    def both(self) -> Split:
         """What isn't held out."""
-        return Part(*(torch.cat(pair) for pair in zip(self.train, self.validation, strict=True)))
+        return Split(*(torch.cat(pair) for pair in zip(self.train, self.validation, strict=True)))
 
 
 class Pixels(NamedTuple):
@@ -166,7 +166,7 @@ def augment(
 
 
 def orders(
-    part: Part, size: int, generator: torch.Generator, *, rank: int = 0, world: int = 1
+    part: Split, size: int, generator: torch.Generator, *, rank: int = 0, world: int = 1
 ) -> Iterator[Tensor]:
     """Yield the places of a part's images in batches of one size, drawn anew; the few over wait.
 
@@ -188,11 +188,11 @@ def orders(
 
 
 def batches(
-    part: Part, size: int, generator: torch.Generator, *, rank: int = 0, world: int = 1
-) -> Iterator[Part]:
+    part: Split, size: int, generator: torch.Generator, *, rank: int = 0, world: int = 1
+) -> Iterator[Split]:
     """Yield a part's images in batches: see ``orders``."""
     for places in orders(part, size, generator, rank=rank, world=world):
-        yield Part(part.images[places], part.labels[places])
+        yield Split(part.images[places], part.labels[places])
 
 
 def _split(name: str, pixels: Pixels, seed: int) -> Data:
@@ -205,8 +205,8 @@ def _split(name: str, pixels: Pixels, seed: int) -> Data:
     images, labels = _unit(images[order]), labels[order]
     deviation, mean = torch.std_mean(images, dim=(0, 2, 3), keepdim=True, correction=0)
 
-    def part(of: Tensor, classes: Tensor) -> Part:
-        return Part((of - mean) / deviation.clamp_min(1e-6), classes.long())
+    def part(of: Tensor, classes: Tensor) -> Split:
+        return Split((of - mean) / deviation.clamp_min(1e-6), classes.long())
 
     half = len(labels) // 2
     if not half or not len(test[1]):

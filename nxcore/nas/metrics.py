@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nxcore.nas.ranks import total
+from nxcore.nas.process_group import total
 
 
 class Tally:

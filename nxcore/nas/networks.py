@@ -17,7 +17,7 @@ from nxcore.nas.cells import Cell, EvalCell, InsertedCell, check_rows
 from nxcore.nas.genotype import Genotype, edges
 from nxcore.nas.mixed import MixedOp
 from nxcore.nas.operations import PRIMITIVES
-from nxcore.nas.rule import Mode, Plan, Rule, as_rule, read
+from nxcore.nas.rule import Mode, Rule, Selection, as_rule, read
 from nxcore.nn import AdaptiveAvgPool2d, BatchNorm2d
 
 CellOf = Callable[[int, int, int, bool, bool], Any]
@@ -238,7 +238,7 @@ class SearchNetwork(Network):
         counted = torch.cat([self.counted.view(1), self.choices.flatten()]).cpu()
         return Statistics(int(counted[0]), counted[1:].view(2, -1, len(self.primitives)))
 
-    def _plans(self, kinds: tuple[Tensor, Tensor]) -> tuple[Plan, Plan] | tuple[None, None]:
+    def _plans(self, kinds: tuple[Tensor, Tensor]) -> tuple[Selection, Selection] | tuple[None, None]:
         """Return what runs in the two kinds of cell, in one read of the device at most."""
         if self.rule.mode == "exact":
             return None, None
@@ -246,7 +246,7 @@ class SearchNetwork(Network):
         if self.kept is None:
             plan = self.rule.plan(logits, self.primitives)
         else:
-            plan = Plan(self.rule.factors(logits, self.kept), self._active, self.kept)
+            plan = Selection(self.rule.factors(logits, self.kept), self._active, self.kept)
         if self.training:
             self.choices.add_(plan.kept)
             self.counted.add_(1)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import nxcore
+from nxcore.graphs.hooks import hooked
+from nxcore.graphs.snapshot import as_they_are, attributes
 from nxcore.nas.mixed import PART
 from nxcore.nn import Part, Swap
-from nxcore.nn.inside import as_they_are, attributes
-from nxcore.nn.modules import hooked
 
 MARK, ZEROS = "_nxcore_patched", "_nxcore_zeros"
 TRIAL = (2, 8, 8)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nxcore.nas.data import Part, batches, orders
+from nxcore.nas.data import Split, batches, orders
 
 SLOTS = 3
 
@@ -31,7 +31,7 @@ class Feed:
         self.device, self.apart = device, at.type != device.type
         self.generator = torch.Generator(at).manual_seed(seed) if self.apart else generator
 
-    def batches(self, part: Part, size: int, *, rank: int, world: int) -> Iterator[Part]:
+    def batches(self, part: Split, size: int, *, rank: int, world: int) -> Iterator[Split]:
         """Yield a part's images in batches: see ``nxcore.nas.data.orders``."""
         if self.apart and self.device.type == "cuda":
             order = orders(part, size, self.generator, rank=rank, world=world)
@@ -63,11 +63,11 @@ class Ring:
         Batches under way.
     """
 
-    def __init__(self, part: Part, device: torch.device, slots: int = SLOTS) -> None:
+    def __init__(self, part: Split, device: torch.device, slots: int = SLOTS) -> None:
         self.part, self.device, self.slots = part, device, slots
         self.stream = torch.cuda.Stream(device)
 
-    def batches(self, orders: Iterator[Tensor]) -> Iterator[Part]:
+    def batches(self, orders: Iterator[Tensor]) -> Iterator[Split]:
         """Yield the batches of these places, ready for use on the current stream.
 
         Parameters
@@ -76,7 +76,7 @@ class Ring:
             The places of each batch's images, on the CPU.
         """
         ring: cycle[Slot] | None = None
-        under_way: deque[tuple[Part, torch.cuda.Event]] = deque()
+        under_way: deque[tuple[Split, torch.cuda.Event]] = deque()
         for places in orders:
             ring = ring or cycle([self._slot(len(places)) for _ in range(self.slots)])
             under_way.append(self._sent(next(ring), places))
@@ -89,18 +89,18 @@ class Ring:
         images, labels = (t.new_empty((size, *t.shape[1:])).pin_memory() for t in self.part)
         return Slot(images, labels, torch.cuda.Event())
 
-    def _sent(self, slot: Slot, places: Tensor) -> tuple[Part, torch.cuda.Event]:
+    def _sent(self, slot: Slot, places: Tensor) -> tuple[Split, torch.cuda.Event]:
         slot.left.synchronize()
         for source, pinned in zip(self.part, slot[:2], strict=True):
             torch.index_select(source, 0, places, out=pinned)
         with torch.cuda.stream(self.stream):
-            batch = Part(*(pinned.to(self.device, non_blocking=True) for pinned in slot[:2]))
+            batch = Split(*(pinned.to(self.device, non_blocking=True) for pinned in slot[:2]))
             slot.left.record(self.stream)
         there = torch.cuda.Event()
         there.record(self.stream)
         return batch, there
 
-    def _received(self, batch: Part, there: torch.cuda.Event) -> Part:
+    def _received(self, batch: Split, there: torch.cuda.Event) -> Split:
         stream = torch.cuda.current_stream(self.device)
         stream.wait_event(there)
         for tensor in batch:

@@ -16,7 +16,7 @@ Mode = Literal["exact", "threshold", "top_k", "sampled", "argmax"]
 Estimator = Literal["gdas", "proxyless"]
 
 
-class Plan(NamedTuple):
+class Selection(NamedTuple):
     """What runs on each edge.
 
     Attributes
@@ -33,9 +33,9 @@ class Plan(NamedTuple):
     active: tuple[tuple[int, ...], ...]
     kept: Tensor
 
-    def rows(self, which: slice) -> Plan:
+    def rows(self, which: slice) -> Selection:
         """Return the plan of some of the edges."""
-        return Plan(self.weights[which], self.active[which], self.kept[which])
+        return Selection(self.weights[which], self.active[which], self.kept[which])
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,20 +173,20 @@ class Rule:
         gates = straight_through(p, (uniform >= p[..., :1]).long())
         return torch.zeros_like(logits).scatter(-1, pair, gates), _places(pair, logits)
 
-    def plan(self, logits: Tensor, primitives: Sequence[str]) -> Plan:
+    def plan(self, logits: Tensor, primitives: Sequence[str]) -> Selection:
         """Return what runs where nothing was decided, for logits of shape (edges, operations).
 
         In the modes ``sampled``, ``top_k`` and ``argmax`` it waits for the device, once for all edges.
         """
         if self.mode == "sampled":
             weights, kept = self.draw(logits)
-            return Plan(weights, read(kept), kept)
+            return Selection(weights, read(kept), kept)
         if self.mode in ("exact", "threshold"):
             edges, operations = logits.shape
             every = (tuple(range(operations)),) * edges
-            return Plan(torch.softmax(logits, -1), every, torch.ones_like(logits, dtype=torch.bool))
+            return Selection(torch.softmax(logits, -1), every, torch.ones_like(logits, dtype=torch.bool))
         kept = self.keep(logits, primitives)
-        return Plan(self.factors(logits, kept), read(kept), kept)
+        return Selection(self.factors(logits, kept), read(kept), kept)
 
 
 def as_rule(mode: Mode | Rule, k: int = 2) -> Rule:

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  torch's own name for it
 
 from nxcore.errors import InvalidInputError
+from nxcore.graphs.hooks import hooked
 from nxcore.nn import BatchNorm2d
-from nxcore.nn.modules import batch_norm, hooked
+from nxcore.nn.modules import batch_norm
 
 POOLS = (nn.MaxPool2d, nn.AvgPool2d)
 NORMS = (nn.BatchNorm2d, BatchNorm2d)

@@ -13,9 +13,9 @@ from torch.nn import functional
 import nxcore
 from nxcore.nas.architecture import ArchitectureParameters
 from nxcore.nas.bilevel import Descent, first_order, second_order
-from nxcore.nas.data import Part
+from nxcore.nas.data import Split
 from nxcore.nas.networks import EvalNetwork, SearchNetwork
-from nxcore.nas.ranks import means, shared
+from nxcore.nas.process_group import means, shared
 
 
 class Passes:
@@ -51,7 +51,7 @@ class Passes:
         self._replay = nxcore.graphed(self._gradients, **how)
         self._descend = nxcore.graphed(self._first_order, **how) if self.graphed else self._first_order
 
-    def of_weights(self, batch: Part) -> tuple[Tensor, Tensor]:
+    def of_weights(self, batch: Split) -> tuple[Tensor, Tensor]:
         """Return loss and scores, and leave the mean gradients of all ranks in the weights' ``grad``."""
         if not self.graphed:
             loss, scores = self._forward(self._shared, batch.images, batch.labels)
@@ -65,7 +65,7 @@ class Passes:
             parameter.grad = gradient
         return loss, scores
 
-    def of_architecture(self, train: Part, validation: Part, optimizer: torch.optim.Optimizer) -> Descent:
+    def of_architecture(self, train: Split, validation: Split, optimizer: torch.optim.Optimizer) -> Descent:
         """Return this rank's descent; that of second order goes through the step of SGD on ``train``."""
         if self.order == 1:
             found: Descent = self._descend(*validation)
@@ -95,7 +95,7 @@ class Passes:
         return loss.detach(), scores.detach(), gradients
 
     def _first_order(self, images: Tensor, labels: Tensor) -> Descent:
-        return first_order(self.net, self.arch, Part(images, labels))
+        return first_order(self.net, self.arch, Split(images, labels))
 
 
 @contextlib.contextmanager

@@ -15,15 +15,15 @@ from torch.nn import functional
 
 from nxcore.nas import checkpoint
 from nxcore.nas.architecture import ArchitectureParameters
-from nxcore.nas.data import Data, Part, augment
+from nxcore.nas.data import Data, Split, augment
 from nxcore.nas.genotype import Genotype
+from nxcore.nas.metrics import Tally
 from nxcore.nas.mutation import mutate
 from nxcore.nas.networks import EvalNetwork, SearchNetwork
-from nxcore.nas.passes import Passes, threads
 from nxcore.nas.prefetch import Feed
 from nxcore.nas.preset import Mutation, Preset
-from nxcore.nas.ranks import as_first, mean, place
-from nxcore.nas.tally import Tally
+from nxcore.nas.process_group import as_first, mean, place
+from nxcore.nas.step import Passes, threads
 
 Phase = Literal["warm-up", "search", "retraining", "done"]
 
@@ -130,12 +130,12 @@ class Trainer:
         return row
 
     @torch.no_grad()
-    def evaluate(self, part: Part) -> tuple[float, float]:
+    def evaluate(self, part: Split) -> tuple[float, float]:
         """Return loss and accuracy of the network in training on a part, by the running statistics."""
         as_first(self.net)
         self.net.eval()
         tally = Tally(self.device)
-        own = Part(*(t[self.rank :: self.world] for t in part))
+        own = Split(*(t[self.rank :: self.world] for t in part))
         for chunk in zip(own.images.split(CHUNK), own.labels.split(CHUNK), strict=True):
             images, labels = (t.to(self.device) for t in chunk)
             scores = self.net(images, *self._logits())
@@ -318,7 +318,7 @@ class Trainer:
         """Return the mean of all ranks' figures: they stop together."""
         return seconds if self.world == 1 else mean(torch.tensor(seconds, device=self.device)).item()
 
-    def _batches(self, part: Part, size: int) -> Iterator[Part]:
+    def _batches(self, part: Split, size: int) -> Iterator[Split]:
         share = max(1, size // self.world)
         return self._feed.batches(part, share, rank=self.rank, world=self.world)
 
@@ -368,7 +368,7 @@ class Trainer:
         names = "loss", "accuracy", "held_out_loss", "held_out_accuracy"
         return dict(zip(names, (*tally.read(), *self.evaluate(self.data.held_out)), strict=True))
 
-    def _learn(self, batch: Part, tally: Tally) -> None:
+    def _learn(self, batch: Split, tally: Tally) -> None:
         loss, scores = self.passes.of_weights(batch)
         nn.utils.clip_grad_norm_(self.net.parameters(), self.preset.clip)
         self.optimizer.step()
@@ -378,10 +378,10 @@ class Trainer:
         """Return the architecture as an input of the network; a found one has it within."""
         return [] if isinstance(self.net, EvalNetwork) else [row.detach() for row in self.arch()]
 
-    def _augmented(self, batch: Part, cutout: int = 0) -> Part:
+    def _augmented(self, batch: Split, cutout: int = 0) -> Split:
         p = self.preset
         images = augment(batch.images, self.generator, pad=p.pad, flip=p.flip, cutout=cutout)
-        return Part(images, batch.labels)
+        return Split(images, batch.labels)
 
     def _stopped(self, row: dict[str, Any]) -> str:
         """Return why this phase ends with this epoch, or nothing."""

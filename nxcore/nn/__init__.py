@@ -6,6 +6,7 @@ serves, or refuses in its own words; ``reason`` says which modules that concerns
 
 from __future__ import annotations
 
+from nxcore.graphs.part import Part
 from nxcore.nn.modules import (
     AdaptiveAvgPool2d,
     AdaptiveMaxPool2d,
@@ -15,7 +16,6 @@ from nxcore.nn.modules import (
     MaxPool2d,
     SoftmaxSum,
 )
-from nxcore.nn.part import Part
 from nxcore.nn.sequential import Sequential
 from nxcore.nn.swap import Swap, accelerate, restore
 

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 import nxcore
 from nxcore.errors import InvalidInputError
+from nxcore.graphs.hooks import saving
 
 # Found once, and not in every call.
 _add = nxcore.op("add")
@@ -157,26 +158,6 @@ class Conv2d(nn.Conv2d, _Served):
             return super().forward(input)
         # Under autocast the convolution may have come in another dtype than its arguments.
         return out if bias is None else _add(out, bias.to(out.dtype).view(-1, 1, 1))
-
-
-def hooked(*modules: nn.Module) -> bool:
-    """Tell whether hooks wait for a call of any of ``modules``: who runs several as one must leave these."""
-    return nn.modules.module._has_any_global_hook() or any(  # noqa: SLF001  torch has no other way to ask
-        m._forward_hooks  # noqa: SLF001
-        or m._forward_pre_hooks  # noqa: SLF001
-        or m._backward_hooks  # noqa: SLF001
-        or m._backward_pre_hooks  # noqa: SLF001
-        for m in modules
-    )
-
-
-def saving() -> bool:
-    """Tell whether there are hooks on what autograd saves, such as those of a checkpoint.
-
-    A checkpoint compares what the computation keeps the first time and the second: who serves mustn't change.
-    """
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks  # noqa: SLF001  no public test
-    return not torch.compiler.is_compiling() and hooks(True) is not None
 
 
 def batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Any:

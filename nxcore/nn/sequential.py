@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 import nxcore
 from nxcore.errors import InvalidInputError
-from nxcore.nn.modules import BatchNorm2d, Conv2d, _Served, hooked, saving, track
+from nxcore.graphs.hooks import hooked, saving
+from nxcore.nn.modules import BatchNorm2d, Conv2d, _Served, track
 
 _sep_conv2d = nxcore.op("sep_conv2d")
 _block = nxcore.op("sep_conv2d_batch_norm")

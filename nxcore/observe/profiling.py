@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from torch.autograd.profiler import record_function
 
-from nxcore.problem import Problem
+from nxcore.spec.problem import Problem
 
 if TYPE_CHECKING:
     from torch.profiler import profile as TorchProfile  # noqa: N812  a class with a function's name

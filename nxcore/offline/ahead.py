@@ -15,20 +15,20 @@ from typing import Any, Literal
 
 import torch
 
-from nxcore import trace
-from nxcore.choice import Choice
+from nxcore.choose.chooser import torch_alone
+from nxcore.choose.contenders import Choice
+from nxcore.choose.recall import Recall
+from nxcore.choose.tuner import Tuner
 from nxcore.errors import InvalidInputError, nearest
-from nxcore.gate import brief, short
-from nxcore.guards import torch_alone
-from nxcore.measure import Effort
-from nxcore.problem import Problem
-from nxcore.recall import Recall
-from nxcore.registry import Registry
-from nxcore.select import NOISY
+from nxcore.measure.decision import NOISY
+from nxcore.measure.race import Effort
+from nxcore.registry.registry import Registry
 from nxcore.session import Session
-from nxcore.spec import OpSpec
-from nxcore.tune import Tuner
-from nxcore.wisdom import Page
+from nxcore.spec.problem import Problem
+from nxcore.spec.spec import OpSpec
+from nxcore.store import problems
+from nxcore.store.wisdom import Page
+from nxcore.trust.gate import brief, short
 
 THOROUGH = Effort()
 """Nobody waits for a call: looks after 12, 20 and 40 blocks."""
@@ -159,10 +159,10 @@ def of_trace(registry: Registry, path: Path, device: torch.device | None = None)
         If a line makes no sense here.
     """
     cells = []
-    for number, line in trace.read(path):
+    for number, line in problems.read(path):
         spec = registry.spec(line["op"])
-        problem = trace.described(spec, line)
-        problem = trace.moved(problem, device or problem.device)
+        problem = problems.described(spec, line)
+        problem = problems.moved(problem, device or problem.device)
         build = functools.partial(_checked, spec, problem)
         facts = (problem.needs_grad, problem.aliased, bool(line.get("deterministic")))
         cells.append(Cell(spec, f"line {number}", build, *facts))
@@ -170,7 +170,7 @@ def of_trace(registry: Registry, path: Path, device: torch.device | None = None)
 
 
 def _checked(spec: OpSpec, problem: Problem) -> tuple[Any, ...]:
-    args = trace.arguments(problem)
+    args = problems.arguments(problem)
     spec.check(*args)
     return args
 

@@ -1,6 +1,6 @@
 """How good choices are, measured again: regret on held-out problems, and an audit of what is stored.
 
-    python -m nxcore.audit --json [--device cpu] [--limit 100] [--seconds 60]
+    python -m nxcore.offline.audit --json [--device cpu] [--limit 100] [--seconds 60]
 
 Regret is what the chosen kernel takes over what the best one takes, less one. Which one is best is told by
 one round of measuring and its time by another, later one: of equals, one that is picked and timed on the same
@@ -25,18 +25,18 @@ from typing import Any
 
 import torch
 
-from nxcore.choice import Entry, yardstick
-from nxcore.device import available, describe
+from nxcore.choose.contenders import Contender, yardstick
+from nxcore.choose.tuner import Tuner
 from nxcore.errors import InvalidInputError, NxcoreError
-from nxcore.measure import Effort
-from nxcore.problem import Problem
-from nxcore.select import MARGIN, Decision, Interval
+from nxcore.measure.decision import MARGIN, Decision, Interval
+from nxcore.measure.race import Effort
+from nxcore.measure.timing import Timing
 from nxcore.session import Session
 from nxcore.settings import Settings
-from nxcore.timing import Timing
-from nxcore.trace import arguments, described, moved
-from nxcore.tune import Tuner
-from nxcore.wisdom import environment
+from nxcore.spec.device import available, describe
+from nxcore.spec.problem import Problem
+from nxcore.store.problems import arguments, described, moved
+from nxcore.store.wisdom import environment
 
 EFFORT = Effort(looks=(12, 20, 40), warm_s=0.05, budget_s=2.0)
 ROUNDS = 2
@@ -223,7 +223,7 @@ def hold_out(
     ]
 
 
-def _could_be_chosen(entry: Entry) -> bool:
+def _could_be_chosen(entry: Contender) -> bool:
     return entry.call is not None and not entry.candidate.simulated and entry.backend.name != "torch"
 
 
@@ -272,7 +272,7 @@ def audit(
     words += ["--device", device] if device else []
     around = dict(os.environ) | ({"NXCORE_CACHE": cache} if cache else {})
     done = subprocess.run(  # noqa: S603  this very module
-        [sys.executable, "-m", "nxcore.audit", *words],
+        [sys.executable, "-m", "nxcore.offline.audit", *words],
         capture_output=True,
         text=True,
         check=False,
@@ -343,7 +343,7 @@ def _again(session: Session, problem: Problem, args: tuple[Any, ...], decision: 
 def main() -> None:
     """Print an audit as JSON."""
     parser = argparse.ArgumentParser(
-        prog="python -m nxcore.audit", description="Measure stored choices again."
+        prog="python -m nxcore.offline.audit", description="Measure stored choices again."
     )
     parser.add_argument("--json", action="store_true", help="print JSON, as it always does")
     parser.add_argument("--here", action="store_true", help="in this process")

@@ -10,16 +10,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from nxcore import trace
-from nxcore.autograd import flatten
-from nxcore.crossing import one_way_us
-from nxcore.explanation import Explanation, Origin
+from nxcore.call.gradient_route import one_way_us
+from nxcore.choose.explanation import Explanation, Origin
+from nxcore.interop.autograd import flatten
 from nxcore.nn.swap import Swap, standing
-from nxcore.problem import Problem, TensorMeta
-from nxcore.registry import Registry
+from nxcore.observe.record import Trace
+from nxcore.offline.ahead import deterministic
+from nxcore.registry.registry import Registry
 from nxcore.session import Session, default
-from nxcore.trace import Trace
-from nxcore.tuning import deterministic
+from nxcore.spec.problem import Problem, TensorMeta
+from nxcore.store import problems
 
 State = Literal["kernel", "torch", "learning", "unknown"]
 
@@ -164,9 +164,9 @@ def of_trace(session: Session, path: Path, *, steps: int = 1, device: torch.devi
         If a line makes no sense here.
     """
     rows = []
-    for number, line in trace.read(path):
-        problem = trace.described(session.registry.spec(line["op"]), line)
-        problem = trace.moved(problem, device or problem.device)
+    for number, line in problems.read(path):
+        problem = problems.described(session.registry.spec(line["op"]), line)
+        problem = problems.moved(problem, device or problem.device)
         found = None
         if problem.device.type != "cuda" or torch.cuda.is_available():
             with deterministic(bool(line.get("deterministic"))):

@@ -14,17 +14,17 @@ from typing import Any
 
 import torch
 
-from nxcore import measure
-from nxcore.device import describe
 from nxcore.errors import InvalidInputError, UnsupportedProblemError
-from nxcore.kernel import Backend, Kernel
-from nxcore.measure import Effort
-from nxcore.problem import Problem
-from nxcore.rotation import rotating, rotation
-from nxcore.select import Interval, interval
-from nxcore.spec import OpSpec
-from nxcore.timing import Timing
-from nxcore.verify import Truth
+from nxcore.measure import ceilings, race
+from nxcore.measure.cold import rotating, rotation
+from nxcore.measure.decision import Interval, interval
+from nxcore.measure.race import Effort
+from nxcore.measure.timing import Timing
+from nxcore.spec.device import describe
+from nxcore.spec.kernel import Backend, Kernel
+from nxcore.spec.problem import Problem
+from nxcore.spec.spec import OpSpec
+from nxcore.trust.truth import Truth
 
 CHOSEN = "chosen"
 EFFORT = Effort(looks=(12, 20), warm_s=0.05, budget_s=10.0)
@@ -133,14 +133,14 @@ def swept(
     advance("racing", len(tiles), 2 * len(tiles))
     failures: dict[str, str] = {}
     with torch.no_grad():
-        timings = measure.race(
+        timings = race.race(
             calls,
             problem.device,
             effort=effort,
             failed=lambda name, error: failures.update({name: f"{type(error).__name__}: {error}"}),
         )
     advance("done", 2 * len(tiles), 2 * len(tiles))
-    floor_us = measure.ceilings(problem.device).floor_us(spec.cost(*args))
+    floor_us = ceilings.ceilings(problem.device).floor_us(spec.cost(*args))
     timed = [_row(name, timing, timings[CHOSEN], floor_us) for name, timing in timings.items()]
     rows += [Row(name, reason=why) for name, why in failures.items()]
     return sorted(timed, key=lambda r: (r.tile != CHOSEN, r.device_us)) + rows

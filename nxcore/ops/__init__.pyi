@@ -6,7 +6,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from nxcore.dispatch import Operator
+from nxcore.call.operator import Operator
 from nxcore.plugin import OpSpec
 
 def nxcore_ops() -> Iterable[OpSpec]: ...

@@ -12,11 +12,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore.errors import InvalidInputError
-from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, rand
-from nxcore.problem import TensorMeta, is_tensor
-from nxcore.require import require_tensor
-from nxcore.spec import DEGENERATE, SAME, Way
+from nxcore.plugin import (
+    DEGENERATE,
+    SAME,
+    Cost,
+    ErrorCase,
+    Gradient,
+    InvalidInputError,
+    OpSpec,
+    Param,
+    Sample,
+    TensorMeta,
+    Way,
+    is_tensor,
+    rand,
+    require_tensor,
+)
 
 Number = int | float
 

@@ -12,10 +12,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore.errors import InvalidInputError
-from nxcore.plugin import Cost, ErrorCase, OpSpec, Param, Problem, Sample, rand, summed_dims
-from nxcore.require import require_flags, require_size, require_tensor
-from nxcore.spec import DEGENERATE
+from nxcore.plugin import (
+    DEGENERATE,
+    Cost,
+    ErrorCase,
+    InvalidInputError,
+    OpSpec,
+    Param,
+    Problem,
+    Sample,
+    rand,
+    require_flags,
+    require_size,
+    require_tensor,
+    summed_dims,
+)
 
 Number = int | float
 BOTH = (True, True)

@@ -14,12 +14,27 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nxcore.errors import InvalidInputError
 from nxcore.ops.max_pool2d import require_window, ways
-from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, TensorMeta, Window, rand
-from nxcore.require import brief, require_flag, require_tensor
-from nxcore.spec import DEGENERATE, SAME
-from nxcore.window import laid_out, memory_format, require_image
+from nxcore.plugin import (
+    DEGENERATE,
+    SAME,
+    Cost,
+    ErrorCase,
+    Gradient,
+    InvalidInputError,
+    OpSpec,
+    Param,
+    Sample,
+    TensorMeta,
+    Window,
+    brief,
+    laid_out,
+    memory_format,
+    rand,
+    require_flag,
+    require_image,
+    require_tensor,
+)
 
 
 def reference(

@@ -12,12 +12,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore.errors import InvalidInputError
 from nxcore.ops.avg_pool2d import SAMPLES as FORWARD_SAMPLES
 from nxcore.ops.avg_pool2d import require_average
-from nxcore.plugin import Cost, ErrorCase, OpSpec, Param, Sample, Window, rand
-from nxcore.require import require_size, require_tensor
-from nxcore.window import dense, require_memory_format
+from nxcore.plugin import (
+    Cost,
+    ErrorCase,
+    InvalidInputError,
+    OpSpec,
+    Param,
+    Sample,
+    Window,
+    dense,
+    rand,
+    require_memory_format,
+    require_size,
+    require_tensor,
+)
 
 
 def reference(

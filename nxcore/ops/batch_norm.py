@@ -16,11 +16,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nxcore.errors import InvalidInputError
-from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, rand
-from nxcore.problem import TensorMeta
-from nxcore.require import brief, require_tensor
-from nxcore.spec import SAME
+from nxcore.plugin import (
+    SAME,
+    Cost,
+    ErrorCase,
+    Gradient,
+    InvalidInputError,
+    OpSpec,
+    Param,
+    Sample,
+    TensorMeta,
+    brief,
+    rand,
+    require_tensor,
+)
 
 
 def accumulator(x: Any) -> torch.dtype:

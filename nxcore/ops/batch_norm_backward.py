@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore.errors import InvalidInputError
 from nxcore.ops.batch_norm import SAMPLES as FORWARD_SAMPLES
 from nxcore.ops.batch_norm import (
     accumulator,
@@ -24,10 +23,20 @@ from nxcore.ops.batch_norm import (
     require_factor,
     values,
 )
-from nxcore.plugin import Cost, ErrorCase, OpSpec, Param, Sample, rand
-from nxcore.problem import TensorMeta
-from nxcore.require import require_flags, require_tensor
-from nxcore.window import dense, memory_format
+from nxcore.plugin import (
+    Cost,
+    ErrorCase,
+    InvalidInputError,
+    OpSpec,
+    Param,
+    Sample,
+    TensorMeta,
+    dense,
+    memory_format,
+    rand,
+    require_flags,
+    require_tensor,
+)
 
 Mask = tuple[bool, bool, bool]
 

@@ -14,11 +14,25 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nxcore.errors import InvalidInputError
-from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, Window, rand
-from nxcore.require import require_integers, require_size, require_tensor
-from nxcore.spec import DEGENERATE, LOWER, Way
-from nxcore.window import memory_format, require_image
+from nxcore.plugin import (
+    DEGENERATE,
+    LOWER,
+    Cost,
+    ErrorCase,
+    Gradient,
+    InvalidInputError,
+    OpSpec,
+    Param,
+    Sample,
+    Way,
+    memory_format,
+    rand,
+    require_image,
+    require_integers,
+    require_size,
+    require_tensor,
+    window_of,
+)
 
 
 def reference(
@@ -79,14 +93,8 @@ def check(x: Any, weight: Any, stride: Any, padding: Any, dilation: Any) -> None
     for name, value in (("stride", stride), ("padding", padding), ("dilation", dilation)):
         if not isinstance(value, str) or name != "padding":
             require_integers(value, name)
-    outputs = window(x, weight, stride, padding, dilation).outputs
+    outputs = window_of(x, weight, stride, padding, dilation).outputs
     require_size((*x.shape[:-2], *outputs), "the result's size")
-
-
-def window(x: Any, weight: Any, stride: Any, padding: Any, dilation: Any) -> Window:
-    """Describe the convolution's window."""
-    height, width = weight.shape[-2:]
-    return Window.of_convolution(tuple(x.shape), (int(height), int(width)), stride, padding, dilation)
 
 
 def ways(x: Any, *rest: Any) -> tuple[Way, ...]:  # noqa: ARG001
@@ -97,7 +105,7 @@ def ways(x: Any, *rest: Any) -> tuple[Way, ...]:  # noqa: ARG001
 
 def cost(x: Any, weight: Any, *rest: Any) -> Cost:
     """Read x and the filters once, write the result once; a multiplication and an addition a tap."""
-    seen = window(x, weight, *rest)
+    seen = window_of(x, weight, *rest)
     outputs = torch.Size((*x.shape[:-2], *seen.outputs)).numel()
     read = x.nbytes + weight.nbytes
     return Cost(bytes=read + outputs * x.element_size(), flops=2 * outputs * seen.taps)
@@ -110,7 +118,7 @@ def magnitude(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
 
 def terms(x: Any, weight: Any, *rest: Any) -> int:
     """As many as the window has taps."""
-    return window(x, weight, *rest).taps
+    return window_of(x, weight, *rest).taps
 
 
 def _backward(grad: Any, mask: tuple[bool, ...], x: Any, weight: Any, *rest: Any) -> tuple[Any, ...]:

@@ -13,14 +13,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore.errors import InvalidInputError
 from nxcore.ops.depthwise_conv2d import SAMPLES as FORWARD_SAMPLES
 from nxcore.ops.depthwise_conv2d import check as check_forward
-from nxcore.ops.depthwise_conv2d import window
-from nxcore.plugin import Cost, ErrorCase, OpSpec, Param, Sample, Window, rand
-from nxcore.require import require_flags, require_tensor
-from nxcore.spec import Layout
-from nxcore.window import dense, memory_format
+from nxcore.plugin import (
+    Cost,
+    ErrorCase,
+    InvalidInputError,
+    Layout,
+    OpSpec,
+    Param,
+    Sample,
+    Window,
+    dense,
+    memory_format,
+    rand,
+    require_flags,
+    require_tensor,
+    window_of,
+)
 
 BOTH = (True, True)
 Pairs = int | tuple[int, int]
@@ -56,7 +66,7 @@ def reference(
     InvalidInputError
         As ``depthwise_conv2d``; or if ``grad`` isn't of the output's shape.
     """
-    seen = window(x, weight, stride, padding, dilation)
+    seen = window_of(x, weight, stride, padding, dilation)
     left, right, above, below = seen.padded
     steps, gaps = list(seen.stride), list(seen.dilation)
     image = x if x.ndim == 4 else x.unsqueeze(0)
@@ -90,7 +100,7 @@ def check(grad: Any, x: Any, weight: Any, stride: Any, padding: Any, dilation: A
     """Refuse what the operator isn't defined for."""
     check_forward(x, weight, stride, padding, dilation)
     require_tensor(grad, "grad")
-    wanted = (*x.shape[:-2], *window(x, weight, stride, padding, dilation).outputs)
+    wanted = (*x.shape[:-2], *window_of(x, weight, stride, padding, dilation).outputs)
     if tuple(grad.shape) != wanted:
         raise InvalidInputError(
             f"grad must have the output's shape {tuple(wanted)}, got {tuple(grad.shape)}", argument="grad"
@@ -107,7 +117,7 @@ def cost(grad: Any, x: Any, weight: Any, *rest: Any) -> Cost:
     *where, mask = rest
     moved = grad.nbytes * any(mask)
     moved += (x.nbytes + weight.nbytes) * (bool(mask[0]) + bool(mask[1]))
-    flops = 2 * grad.numel() * window(x, weight, *where).taps * (bool(mask[0]) + bool(mask[1]))
+    flops = 2 * grad.numel() * window_of(x, weight, *where).taps * (bool(mask[0]) + bool(mask[1]))
     return Cost(bytes=moved, flops=flops)
 
 
@@ -119,7 +129,7 @@ def magnitude(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> Any:
 def terms(grad: Any, x: Any, weight: Any, *rest: Any) -> int:
     """As many as a filter has outputs to its channel, or taps if only the image's gradient is asked for."""
     *where, mask = rest
-    taps = window(x, weight, *where).taps
+    taps = window_of(x, weight, *where).taps
     return max(taps, int(grad.numel()) // int(weight.shape[0])) if mask[1] else taps
 
 

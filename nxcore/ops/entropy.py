@@ -17,13 +17,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore.backward import backward_of
-from nxcore.errors import InvalidInputError
-from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, rand
-from nxcore.problem import TensorMeta
-from nxcore.require import require_tensor
-from nxcore.spec import DEGENERATE, SAME
-from nxcore.window import laid_out
+from nxcore.plugin import (
+    DEGENERATE,
+    SAME,
+    Cost,
+    ErrorCase,
+    Gradient,
+    InvalidInputError,
+    OpSpec,
+    Param,
+    Sample,
+    TensorMeta,
+    backward_of,
+    laid_out,
+    rand,
+    require_tensor,
+)
 
 
 def reference(logits: Tensor) -> Tensor:

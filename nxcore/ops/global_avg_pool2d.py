@@ -15,10 +15,19 @@ from torch import Tensor
 from torch.nn import functional
 
 from nxcore.ops.max_pool2d import ways
-from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, rand
-from nxcore.require import require_tensor
-from nxcore.spec import DEGENERATE, SAME
-from nxcore.window import require_image
+from nxcore.plugin import (
+    DEGENERATE,
+    SAME,
+    Cost,
+    ErrorCase,
+    Gradient,
+    OpSpec,
+    Param,
+    Sample,
+    rand,
+    require_image,
+    require_tensor,
+)
 
 
 def reference(x: Tensor) -> Tensor:

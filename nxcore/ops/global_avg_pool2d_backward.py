@@ -12,9 +12,17 @@ from typing import Any
 
 from torch import Tensor
 
-from nxcore.errors import InvalidInputError
-from nxcore.plugin import Cost, ErrorCase, OpSpec, Param, Sample, rand
-from nxcore.require import require_size, require_tensor
+from nxcore.plugin import (
+    Cost,
+    ErrorCase,
+    InvalidInputError,
+    OpSpec,
+    Param,
+    Sample,
+    rand,
+    require_size,
+    require_tensor,
+)
 
 
 def reference(grad: Tensor, size: tuple[int, ...]) -> Tensor:

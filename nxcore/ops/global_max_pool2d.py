@@ -17,9 +17,7 @@ from torch.nn import functional
 from nxcore.ops.global_avg_pool2d import ERRORS, check, cost
 from nxcore.ops.global_avg_pool2d import SAMPLES as POOL_SAMPLES
 from nxcore.ops.max_pool2d import ways
-from nxcore.plugin import Gradient, OpSpec, Param, Sample, rand
-from nxcore.spec import DEGENERATE, SAME
-from nxcore.window import memory_format
+from nxcore.plugin import DEGENERATE, SAME, Gradient, OpSpec, Param, Sample, memory_format, rand
 
 NUMBERED = 2**31
 """Fewer pixels than these are numbered in an int32."""

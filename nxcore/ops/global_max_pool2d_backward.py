@@ -13,13 +13,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore.errors import InvalidInputError
 from nxcore.ops.global_avg_pool2d_backward import require_pooled
-from nxcore.plugin import Cost, ErrorCase, OpSpec, Param, Sample, rand
-from nxcore.problem import TensorMeta
-from nxcore.require import require_tensor
-from nxcore.spec import Sketch
-from nxcore.window import dense, laid_out, require_memory_format
+from nxcore.plugin import (
+    Cost,
+    ErrorCase,
+    InvalidInputError,
+    OpSpec,
+    Param,
+    Sample,
+    Sketch,
+    TensorMeta,
+    dense,
+    laid_out,
+    rand,
+    require_memory_format,
+    require_tensor,
+)
 
 
 def reference(

@@ -14,12 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nxcore.errors import InvalidInputError
 from nxcore.ops.global_avg_pool2d import ERRORS
 from nxcore.ops.global_avg_pool2d import check as check_image
 from nxcore.ops.global_max_pool2d import NUMBERED, SAMPLES
-from nxcore.plugin import Cost, OpSpec, Param
-from nxcore.spec import SAME
+from nxcore.plugin import SAME, Cost, InvalidInputError, OpSpec, Param
 
 
 def reference(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,12 +12,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore.errors import InvalidInputError
 from nxcore.ops.entropy import accumulator, require_rows
-from nxcore.plugin import Cost, Drawn, ErrorCase, Gradient, OpSpec, Param, Sample, rand
-from nxcore.problem import TensorMeta, is_tensor
-from nxcore.require import brief, require_flag, require_tensor
-from nxcore.spec import DEGENERATE, SAME
+from nxcore.plugin import (
+    DEGENERATE,
+    SAME,
+    Cost,
+    Drawn,
+    ErrorCase,
+    Gradient,
+    InvalidInputError,
+    OpSpec,
+    Param,
+    Sample,
+    TensorMeta,
+    brief,
+    is_tensor,
+    rand,
+    require_flag,
+    require_tensor,
+)
 
 
 def reference(logits: Tensor, tau: Tensor | float, hard: bool, noise: Tensor) -> Tensor:

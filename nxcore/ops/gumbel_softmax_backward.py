@@ -12,13 +12,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore.backward import require_grad
 from nxcore.ops.entropy import accumulator
 from nxcore.ops.gumbel_softmax import SAMPLES as FORWARD_SAMPLES
 from nxcore.ops.gumbel_softmax import drawn, noisy, require_noisy, sketches, spread, temperature
-from nxcore.plugin import Cost, ErrorCase, OpSpec, Param, Sample, rand
-from nxcore.problem import TensorMeta, is_tensor
-from nxcore.require import require_flags
+from nxcore.plugin import (
+    Cost,
+    ErrorCase,
+    OpSpec,
+    Param,
+    Sample,
+    TensorMeta,
+    is_tensor,
+    rand,
+    require_flags,
+    require_grad,
+)
 
 Result = tuple[Tensor | None, ...]
 

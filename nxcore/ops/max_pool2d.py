@@ -16,11 +16,29 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nxcore.errors import InvalidInputError
-from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, TensorMeta, Window, rand
-from nxcore.require import require_flag, require_integers, require_tensor
-from nxcore.spec import DEGENERATE, SAME, Way
-from nxcore.window import dense, laid_out, memory_format, pair, require_image
+from nxcore.plugin import (
+    DEGENERATE,
+    SAME,
+    Cost,
+    ErrorCase,
+    Gradient,
+    InvalidInputError,
+    OpSpec,
+    Param,
+    Sample,
+    TensorMeta,
+    Way,
+    Window,
+    dense,
+    laid_out,
+    memory_format,
+    pair,
+    rand,
+    require_flag,
+    require_image,
+    require_integers,
+    require_tensor,
+)
 
 
 def reference(

@@ -15,15 +15,26 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from nxcore.errors import InvalidInputError
 from nxcore.ops.max_pool2d import require_window
 from nxcore.ops.max_pool2d_with_offsets import SPEC as FORWARD
 from nxcore.ops.max_pool2d_with_offsets import offset_dtype
-from nxcore.plugin import Cost, ErrorCase, OpSpec, Param, Sample, Window, rand
-from nxcore.problem import TensorMeta
-from nxcore.require import require_size, require_tensor
-from nxcore.spec import Layout
-from nxcore.window import dense, laid_out, memory_format
+from nxcore.plugin import (
+    Cost,
+    ErrorCase,
+    InvalidInputError,
+    Layout,
+    OpSpec,
+    Param,
+    Sample,
+    TensorMeta,
+    Window,
+    dense,
+    laid_out,
+    memory_format,
+    rand,
+    require_size,
+    require_tensor,
+)
 
 
 def reference(

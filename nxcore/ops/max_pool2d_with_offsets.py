@@ -16,10 +16,7 @@ from torch import Tensor
 
 from nxcore.ops.max_pool2d import ERRORS, by_taps, check, outputs
 from nxcore.ops.max_pool2d import SAMPLES as POOL_SAMPLES
-from nxcore.plugin import Cost, OpSpec, Param, Window
-from nxcore.problem import TensorMeta
-from nxcore.spec import SAME
-from nxcore.window import laid_out, memory_format
+from nxcore.plugin import SAME, Cost, OpSpec, Param, TensorMeta, Window, laid_out, memory_format
 
 
 def offset_dtype(window: Window) -> torch.dtype:

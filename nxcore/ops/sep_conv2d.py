@@ -15,14 +15,28 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nxcore.errors import InvalidInputError
 from nxcore.ops.depthwise_conv2d import check as check_depthwise
 from nxcore.ops.depthwise_conv2d import reference as depthwise
-from nxcore.ops.depthwise_conv2d import window as window_of
-from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, TensorMeta, rand
-from nxcore.require import require_flag, require_tensor
-from nxcore.spec import DEGENERATE, LOWER, Way
-from nxcore.window import dense, laid_out, memory_format
+from nxcore.plugin import (
+    DEGENERATE,
+    LOWER,
+    Cost,
+    ErrorCase,
+    Gradient,
+    InvalidInputError,
+    OpSpec,
+    Param,
+    Sample,
+    TensorMeta,
+    Way,
+    dense,
+    laid_out,
+    memory_format,
+    rand,
+    require_flag,
+    require_tensor,
+    window_of,
+)
 
 
 def reference(

@@ -16,17 +16,29 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nxcore.errors import InvalidInputError
 from nxcore.ops.depthwise_conv2d import reference as depthwise
-from nxcore.ops.depthwise_conv2d import window
 from nxcore.ops.depthwise_conv2d_backward import reference as depthwise_backward
 from nxcore.ops.sep_conv2d import SAMPLES as FORWARD_SAMPLES
 from nxcore.ops.sep_conv2d import check as check_forward
 from nxcore.ops.sep_conv2d import out_shape, pointwise, wide
-from nxcore.plugin import Cost, ErrorCase, OpSpec, Param, Sample, TensorMeta, Window, rand
-from nxcore.require import require_flags, require_tensor
-from nxcore.spec import Layout
-from nxcore.window import dense, laid_out, memory_format
+from nxcore.plugin import (
+    Cost,
+    ErrorCase,
+    InvalidInputError,
+    Layout,
+    OpSpec,
+    Param,
+    Sample,
+    TensorMeta,
+    Window,
+    dense,
+    laid_out,
+    memory_format,
+    rand,
+    require_flags,
+    require_tensor,
+    window_of,
+)
 
 ALL = (True, True, True)
 Pairs = int | tuple[int, int]
@@ -124,7 +136,7 @@ def cost(grad: Any, x: Any, dw_weight: Any, pw_weight: Any, *rest: Any) -> Cost:
     given = (x, dw_weight, pw_weight)
     moved = (grad.nbytes + sum(t.nbytes for t in given)) * any(mask)
     moved += sum(t.nbytes for t, asked in zip(given, mask, strict=True) if asked)
-    taps, channels = window(x, dw_weight, *where).taps, x.shape[-3]
+    taps, channels = window_of(x, dw_weight, *where).taps, x.shape[-3]
     points = 2 * grad.numel() * channels
     filters = 2 * grad.numel() // pw_weight.shape[0] * channels * taps
     flops = (points if mask[0] or mask[1] else 0) + filters * sum(map(bool, mask)) + points * bool(mask[2])
@@ -141,7 +153,7 @@ def magnitude(grad: Tensor, x: Tensor, dw_weight: Tensor, pw_weight: Tensor, *re
 def terms(grad: Any, x: Any, dw_weight: Any, pw_weight: Any, *rest: Any) -> int:
     """As many as the longest sum asked for has: over channels and taps, or over what a weight is used for."""
     *where, _, mask = rest
-    taps, made = window(x, dw_weight, *where).taps, int(pw_weight.shape[0])
+    taps, made = window_of(x, dw_weight, *where).taps, int(pw_weight.shape[0])
     pixels = int(grad.numel()) // made
     return max(made * taps, pixels * made if mask[1] else 0, pixels * taps if mask[2] else 0)
 

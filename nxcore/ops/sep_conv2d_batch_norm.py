@@ -14,16 +14,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore.errors import InvalidInputError
 from nxcore.ops.batch_norm import SPEC as BATCH_NORM
 from nxcore.ops.batch_norm import accumulator, require_channels, require_eps, require_factors, values
 from nxcore.ops.batch_norm import reference as normalised
 from nxcore.ops.sep_conv2d import SPEC as SEP_CONV2D
 from nxcore.ops.sep_conv2d import check as check_sep_conv2d
 from nxcore.ops.sep_conv2d import convolved, lowered
-from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Problem, Sample, TensorMeta, rand
-from nxcore.spec import Layout, Parts
-from nxcore.window import laid_out, memory_format
+from nxcore.plugin import (
+    Cost,
+    ErrorCase,
+    Gradient,
+    InvalidInputError,
+    Layout,
+    OpSpec,
+    Param,
+    Parts,
+    Problem,
+    Sample,
+    TensorMeta,
+    laid_out,
+    memory_format,
+    rand,
+)
 
 Call = Callable[..., Any]
 DIMS = (0, 2, 3)

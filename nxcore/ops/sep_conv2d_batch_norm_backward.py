@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore.errors import InvalidInputError
 from nxcore.ops.batch_norm import require_eps, require_factor
 from nxcore.ops.batch_norm_backward import SPEC as NORM
 from nxcore.ops.batch_norm_backward import reference as norm_backward
@@ -23,9 +22,22 @@ from nxcore.ops.sep_conv2d_backward import reference as convolution_backward
 from nxcore.ops.sep_conv2d_batch_norm import SAMPLES as FORWARD_SAMPLES
 from nxcore.ops.sep_conv2d_batch_norm import Call, between
 from nxcore.ops.sep_conv2d_batch_norm import check_convolution as check_forward
-from nxcore.plugin import Cost, ErrorCase, OpSpec, Param, Problem, Sample, TensorMeta, Window, rand
-from nxcore.require import require_flags, require_tensor
-from nxcore.spec import Layout, Parts
+from nxcore.plugin import (
+    Cost,
+    ErrorCase,
+    InvalidInputError,
+    Layout,
+    OpSpec,
+    Param,
+    Parts,
+    Problem,
+    Sample,
+    TensorMeta,
+    Window,
+    rand,
+    require_flags,
+    require_tensor,
+)
 
 ALL = (True, True, True, True, True)
 Pairs = int | tuple[int, int]

@@ -15,13 +15,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore.errors import InvalidInputError
 from nxcore.ops.softmax_sum import SAMPLES as FORWARD_SAMPLES
 from nxcore.ops.softmax_sum import accumulator, candidates, elements
 from nxcore.ops.softmax_sum import check as check_forward
-from nxcore.plugin import REQUIRED, Cost, ErrorCase, OpSpec, Param, Sample, rand
-from nxcore.problem import TensorMeta, is_tensor
-from nxcore.require import require_flags, require_tensor
+from nxcore.plugin import (
+    REQUIRED,
+    Cost,
+    ErrorCase,
+    InvalidInputError,
+    OpSpec,
+    Param,
+    Sample,
+    TensorMeta,
+    is_tensor,
+    rand,
+    require_flags,
+    require_tensor,
+)
 
 Result = tuple[tuple[Tensor | None, ...] | Tensor | None, Tensor | None]
 

@@ -13,9 +13,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, TensorMeta, canonical_dims, rand
-from nxcore.require import require_flag, require_tensor
-from nxcore.spec import DEGENERATE
+from nxcore.plugin import (
+    DEGENERATE,
+    Cost,
+    ErrorCase,
+    Gradient,
+    OpSpec,
+    Param,
+    Sample,
+    TensorMeta,
+    canonical_dims,
+    rand,
+    require_flag,
+    require_tensor,
+)
 
 Dim = int | tuple[int, ...] | list[int] | None
 

@@ -11,9 +11,19 @@ from typing import Any
 
 from torch import Tensor
 
-from nxcore.errors import InvalidInputError
-from nxcore.plugin import Cost, ErrorCase, OpSpec, Param, Sample, canonical_dims, rand
-from nxcore.require import require_flag, require_size, require_tensor
+from nxcore.plugin import (
+    Cost,
+    ErrorCase,
+    InvalidInputError,
+    OpSpec,
+    Param,
+    Sample,
+    canonical_dims,
+    rand,
+    require_flag,
+    require_size,
+    require_tensor,
+)
 
 Dim = int | tuple[int, ...] | list[int] | None
 

@@ -13,10 +13,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore.errors import InvalidInputError
-from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Problem, Sample, rand, summed_dims
-from nxcore.require import require_size, require_tensor
-from nxcore.spec import DEGENERATE
+from nxcore.plugin import (
+    DEGENERATE,
+    Cost,
+    ErrorCase,
+    Gradient,
+    InvalidInputError,
+    OpSpec,
+    Param,
+    Problem,
+    Sample,
+    rand,
+    require_size,
+    require_tensor,
+    summed_dims,
+)
 
 
 def reference(x: Tensor, size: tuple[int, ...]) -> Tensor:

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from nxcore.ops.softmax_sum import SPEC as SOFTMAX_SUM
 from nxcore.ops.softmax_sum import accumulator, blend, blend_by_einsum, blend_in_place, check_candidates
-from nxcore.plugin import Gradient, OpSpec, Param, Sample
-from nxcore.spec import SAME
+from nxcore.plugin import SAME, Gradient, OpSpec, Param, Sample
 
 
 def reference(xs: Sequence[Tensor] | Tensor, weights: Tensor) -> Tensor:

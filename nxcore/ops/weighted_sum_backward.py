@@ -27,8 +27,7 @@ from nxcore.ops.softmax_sum_backward import (
     wanted,
 )
 from nxcore.ops.weighted_sum import renamed
-from nxcore.plugin import REQUIRED, OpSpec, Param
-from nxcore.problem import is_tensor
+from nxcore.plugin import REQUIRED, OpSpec, Param, is_tensor
 
 
 def _contract(

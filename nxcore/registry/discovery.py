@@ -17,11 +17,11 @@ from typing import Any
 import pluggy
 
 import nxcore.ops
-from nxcore import hookspecs, inductor, reference
-from nxcore.device import torch_note
 from nxcore.errors import PluginError, nearest
-from nxcore.kernel import Check
-from nxcore.registry import BackendStatus, Registry, Source
+from nxcore.registry import hookspecs, inductor, reference
+from nxcore.registry.registry import BackendStatus, Registry, Source
+from nxcore.spec.device import torch_note
+from nxcore.spec.kernel import Check
 
 GROUP = "nxcore"
 CORE = Source("core", "nxcore-kernels")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pluggy
 
 if TYPE_CHECKING:
-    from nxcore.kernel import Backend, Check
-    from nxcore.spec import OpSpec
+    from nxcore.spec.kernel import Backend, Check
+    from nxcore.spec.spec import OpSpec
 
 hookspec = pluggy.HookspecMarker("nxcore")
 

@@ -24,11 +24,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore.kernel import YES, Backend, Code, Kernel, Verdict, no
 from nxcore.plugin import API_VERSION
-from nxcore.problem import Problem, TensorMeta
-from nxcore.process import preserved
-from nxcore.spec import FLOATS, OpSpec
+from nxcore.spec.kernel import YES, Backend, Code, Kernel, Verdict, no
+from nxcore.spec.problem import Problem, TensorMeta
+from nxcore.spec.process import preserved
+from nxcore.spec.spec import FLOATS, OpSpec
 
 ON_REQUEST = "compiling a problem takes a second or more"
 
@@ -186,6 +186,7 @@ def plan(problem: Problem) -> Callable[..., Any]:
 def backend(specs: Iterable[OpSpec]) -> Backend:
     """Return the backend "inductor" for ``specs``, without importing the compiler."""
     kernels = tuple(
-        Kernel(spec.name, "nxcore.inductor:plan", accepts, dtypes=FLOATS, graph_safe=True) for spec in specs
+        Kernel(spec.name, "nxcore.registry.inductor:plan", accepts, dtypes=FLOATS, graph_safe=True)
+        for spec in specs
     )
     return Backend("inductor", probe, kernels, api=API_VERSION, on_request=ON_REQUEST)

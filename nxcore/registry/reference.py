@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from nxcore.kernel import YES, Backend, Kernel, Verdict
 from nxcore.plugin import API_VERSION
-from nxcore.problem import Problem
-from nxcore.spec import OpSpec
+from nxcore.spec.kernel import YES, Backend, Kernel, Verdict
+from nxcore.spec.problem import Problem
+from nxcore.spec.spec import OpSpec
 
 ANY_DTYPE = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 

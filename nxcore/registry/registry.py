@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from nxcore.errors import BackendUnavailableError, PluginError, UnknownBackendError, UnknownOperatorError
-from nxcore.kernel import Backend, Check, Kernel, Verdict, composed
 from nxcore.plugin import API_VERSION
-from nxcore.spec import OpSpec
+from nxcore.spec.kernel import Backend, Check, Kernel, Verdict, composed
+from nxcore.spec.spec import OpSpec
 
 Status = Literal["ready", "unavailable", "failed", "disabled"]
 

@@ -17,8 +17,8 @@ NXCORE = "nxcore"
 CALLED = "nxcore, called"  # the choice with the cost of a call through nxcore
 COMPARED_ONLY = frozenset({"inductor", "jax", "compile", "eager", "flaggems"})  # never serve unasked
 FAILED = frozenset({"WRONG", "BELOW_FLOOR"})  # such a row's time is not evidence of anything
-TIE = 1.02  # as in nxcore.select, which needs torch
-UNSURE = 0.2  # as in nxcore.measure
+TIE = 1.02  # as in nxcore.measure.decision, which needs torch
+UNSURE = 0.2  # as in nxcore.measure.race
 
 
 def joined(records: Records) -> dict[str, Any]:

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from nxcore.errors import InvalidInputError
-from nxcore.require import require_tensor
-from nxcore.spec import Cost, ErrorCase, OpSpec, Param, Sample, Way, rand
+from nxcore.spec.checks import require_tensor
+from nxcore.spec.sample import ErrorCase, Sample, rand
+from nxcore.spec.spec import Cost, OpSpec, Param, Way
 
 Shape = tuple[int, ...]
 

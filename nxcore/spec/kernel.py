@@ -12,9 +12,9 @@ from typing import Any, Literal
 import torch
 
 from nxcore.errors import PluginError
-from nxcore.problem import Problem
-from nxcore.process import preserved
-from nxcore.spec import OpSpec
+from nxcore.spec.problem import Problem
+from nxcore.spec.process import preserved
+from nxcore.spec.spec import OpSpec
 
 Precision = Literal["ieee32", "tf32", "half"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nxcore.problem import Problem, TensorMeta
+from nxcore.spec.problem import Problem, TensorMeta
 
 Strides = tuple[int, ...]
 

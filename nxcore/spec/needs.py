@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from nxcore.kernel import YES, Code, Verdict, no
-from nxcore.layout import Rows, alike, broadcast_strides, collapse, overlaps
-from nxcore.problem import Problem, TensorMeta
-from nxcore.reduction import Reduction
-from nxcore.spec import FLOATS
+from nxcore.spec.kernel import YES, Code, Verdict, no
+from nxcore.spec.layout import Rows, alike, broadcast_strides, collapse, overlaps
+from nxcore.spec.problem import Problem, TensorMeta
+from nxcore.spec.reduction import Reduction
+from nxcore.spec.spec import FLOATS
 
 Need = Callable[[Problem], Verdict]
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore.device import Device, describe
-from nxcore.process import preserved
-from nxcore.spec import Cost, OpSpec
+from nxcore.spec.device import Device, describe
+from nxcore.spec.process import preserved
+from nxcore.spec.spec import Cost, OpSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,3 +330,12 @@ def _brief(value: Any) -> str:
         same = all(v == value[0] for v in value)
         return f"{len(value)} x {value[0]}" if same else f"[{', '.join(map(str, value))}]"
     return value.__name__ if isinstance(value, type) else str(value)
+
+
+def leaves(result: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a nested tuple, None left out."""
+    if isinstance(result, Tensor):
+        yield result
+    elif isinstance(result, tuple | list):
+        for item in result:
+            yield from leaves(item)

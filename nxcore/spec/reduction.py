@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from nxcore.errors import InvalidInputError
-from nxcore.problem import Problem, TensorMeta
+from nxcore.spec.problem import Problem, TensorMeta
 
 
 def canonical_dims(dim: int | tuple[int, ...] | list[int] | None, ndim: int) -> tuple[int, ...]:

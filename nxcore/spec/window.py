@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from nxcore.errors import InvalidInputError
-from nxcore.problem import TensorMeta
-from nxcore.require import brief
+from nxcore.spec.checks import brief
+from nxcore.spec.problem import TensorMeta
 
 Pair = tuple[int, int]
 
@@ -244,3 +244,9 @@ def laid_out(
         return TensorMeta.row_major(tuple(shape), dtype, device)  # a new problem waits for it
     strides = torch.empty(shape, device="meta", memory_format=form).stride()
     return TensorMeta(tuple(shape), strides, dtype, device)
+
+
+def window_of(x: Any, weight: Any, stride: Any, padding: Any, dilation: Any) -> Window:
+    """Describe the convolution's window."""
+    height, width = weight.shape[-2:]
+    return Window.of_convolution(tuple(x.shape), (int(height), int(width)), stride, padding, dilation)

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,81 +16,12 @@ import torch
 from torch import Tensor
 
 from nxcore.errors import InvalidInputError
-from nxcore.hit import Counted
-from nxcore.problem import Problem, TensorMeta
-from nxcore.spec import OpSpec
-from nxcore.wisdom import key
+from nxcore.spec.problem import Problem, TensorMeta
+from nxcore.spec.spec import OpSpec
 
 NUMBERS = {kind.__name__: kind for kind in (int, float, bool, complex)}
 KINDS = (torch.dtype, torch.memory_format, torch.layout)
 """What of torch's a static parameter may be: written as ``str()`` gives it."""
-
-
-class Trace:
-    """The distinct problems of some calls, and how often each was met.
-
-    A problem is noted once a plan, whose calls are then counted. Torch's own autograd tells nothing of a
-    gradient that it computes by itself: that counts as often as the forward call.
-
-    Parameters
-    ----------
-    path : Path, optional
-        Where ``write`` writes them; opened now, so that what can't be written is known before the calls.
-    """
-
-    def __init__(self, path: Path | None = None) -> None:
-        self.path = path
-        if path:
-            path.write_text("", encoding="utf-8")
-        self._problems: dict[str, tuple[Problem, dict[str, Any]]] = {}
-        self._plans: dict[str, list[Counted]] = {}
-        self._gradients: dict[str, set[str]] = {}
-        self._guesses: dict[str, str] = {}
-        self._lock = threading.Lock()  # a backward pass runs in another thread
-
-    def observing(self, problem: Problem, label: str, call: Callable[..., Any]) -> Callable[..., Any]:  # noqa: ARG002  who serves is no part of a problem
-        """Return ``call`` that counts, as calls of ``problem``, how often it has served."""
-        counted = Counted(call)
-        with self._lock:
-            self._plans[self._named(problem)].append(counted)
-        return counted
-
-    def paired(self, forward: Problem, backward: Problem, *, guessed: bool = False) -> None:
-        """Note that ``backward`` is the gradient of ``forward``, which torch's autograd may compute.
-
-        Where it is ``guessed``, laid out as the output, it counts until the real one is told.
-        """
-        with self._lock:
-            of, gradient = self._named(forward), self._named(backward)
-            if guessed:
-                self._guesses[of] = gradient
-            else:
-                self._gradients.setdefault(of, set()).add(gradient)
-
-    def _named(self, problem: Problem) -> str:
-        line = key(problem)
-        name = json.dumps(line, sort_keys=True)
-        self._problems.setdefault(name, (problem, line))
-        self._plans.setdefault(name, [])
-        return name
-
-    @property
-    def met(self) -> list[tuple[Problem, dict[str, Any]]]:
-        """Each problem with its line, the most frequent first."""
-        with self._lock:
-            counts = {name: sum(plan.count for plan in plans) for name, plans in self._plans.items()}
-            told = {name: {guess} for name, guess in self._guesses.items()} | self._gradients
-            for name, gradients in told.items():
-                for gradient in gradients:
-                    counts[gradient] = max(counts[gradient], counts[name])
-            found = [(p, line | {"count": counts[name]}) for name, (p, line) in self._problems.items()]
-        return sorted((entry for entry in found if entry[1]["count"]), key=lambda entry: -entry[1]["count"])
-
-    def write(self) -> None:
-        """Write the problems, the most frequent first, in place of what the file held."""
-        if self.path:
-            text = "".join(json.dumps(line) + "\n" for _, line in self.met)
-            self.path.write_text(text, encoding="utf-8")
 
 
 def read(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

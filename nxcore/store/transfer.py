@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from nxcore.errors import InvalidInputError
-from nxcore.select import NOISY
-from nxcore.store import Document, Store, StoreWarning
-from nxcore.wisdom import Pages, digest, page
+from nxcore.measure.decision import NOISY
+from nxcore.store.files import Document, Store, StoreWarning
+from nxcore.store.wisdom import Pages, digest, page
 
 FORMAT = 1
 LIMIT = 256 << 20
@@ -60,7 +60,7 @@ def read(path: Path) -> tuple[dict[str, Document], Pages]:
     InvalidInputError
         If it isn't one.
     """
-    found = _json(path)
+    found = read_json(path)
     if found.get("format") != FORMAT or not isinstance(found.get("environments"), list):
         raise InvalidInputError(f"{path} isn't wisdom of format {FORMAT}: got format {found.get('format')!r}")
     environments: dict[str, Document] = {}
@@ -135,53 +135,8 @@ def document_of(environments: Mapping[str, Document], pages: Pages) -> Document:
     return exported(memory)
 
 
-class Lock:
-    """Who serves which problem, whatever was measured: the same choice on every machine.
-
-    Parameters
-    ----------
-    chosen : Mapping
-        The digest of a problem -> the label of its kernel.
-    """
-
-    def __init__(self, chosen: Mapping[str, str]) -> None:
-        self.chosen = dict(chosen)
-
-    @classmethod
-    def read(cls, path: Path) -> Lock:
-        """Read what ``locked`` returned and ``write`` wrote.
-
-        Raises
-        ------
-        InvalidInputError
-            If it isn't a lock.
-        """
-        found = _json(path)
-        entries = found.get("locked")
-        if found.get("format") != FORMAT or not isinstance(entries, list):
-            raise InvalidInputError(f"{path} isn't a lock of format {FORMAT}")
-        try:
-            return cls({digest(e["problem"]): str(e["kernel"]) for e in entries})
-        except (KeyError, TypeError) as error:
-            raise InvalidInputError(f"{path}: an entry makes no sense: {error}") from None
-
-    def label(self, key: Mapping[str, Any]) -> str:
-        """Return who is to serve a problem; empty where the lock says nothing."""
-        return self.chosen.get(digest(key), "")
-
-
-def locked(store: Store, environment: str) -> Document:
-    """Return what an environment's pages chose, as a lock's document."""
-    _, pages = gathered(store)
-    entries = [
-        {"problem": key, "kernel": document["decision"]["chosen"]}
-        for (of, _), (key, document) in sorted(pages.items())
-        if of == environment
-    ]
-    return {"format": FORMAT, "locked": entries}
-
-
-def _json(path: Path) -> Document:
+def read_json(path: Path) -> Document:
+    """Return the object that a file holds, or refuse it."""
     try:
         if path.stat().st_size > LIMIT:
             raise InvalidInputError(f"{path} has more than {LIMIT} bytes")

@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 
-from nxcore.device import Device, describe
-from nxcore.kernel import Code, Refusal
-from nxcore.problem import Problem
-from nxcore.select import Candidate, Decision, Interval
-from nxcore.store import Document, Store
-from nxcore.timing import Timing
+from nxcore.measure.decision import Candidate, Decision, Interval
+from nxcore.measure.timing import Timing
+from nxcore.spec.device import Device, describe
+from nxcore.spec.kernel import Code, Refusal
+from nxcore.spec.problem import Problem
+from nxcore.store.files import Document, Store
 
 SHELF = 1024
 """The pages of an operator in an environment that a process keeps at hand: the newest."""
@@ -103,7 +103,7 @@ class Wisdom:
     store : Store
         Where they are kept.
     shipped : callable
-        Device type -> environments and pages that came with the package, as ``exchange.read`` returns them;
+        Device type -> environments and pages that came with the package, as ``transfer.read`` returns them;
         asked once a type. On the very same device they are knowledge, where the store has none.
     """
 

@@ -11,16 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore.device import synchronize
-from nxcore.discovery import discover
 from nxcore.errors import VerificationError
-from nxcore.kernel import Backend, Code, Kernel, Verdict
-from nxcore.problem import Problem, TensorMeta
-from nxcore.registry import Registry
+from nxcore.registry.discovery import discover
+from nxcore.registry.registry import Registry
 from nxcore.settings import Settings
-from nxcore.spec import OpSpec, Sample
+from nxcore.spec.device import synchronize
+from nxcore.spec.kernel import Backend, Code, Kernel, Verdict
+from nxcore.spec.problem import Problem, TensorMeta, leaves
+from nxcore.spec.sample import Sample
+from nxcore.spec.spec import OpSpec
 from nxcore.testing.memory import poisoned
-from nxcore.verify import CLASSES, Agreement, Truth, leaves, precision_class, without_out
+from nxcore.trust.truth import CLASSES, Agreement, Truth, precision_class, without_out
 
 
 class Broken(VerificationError):  # noqa: N818  reads as what it says, and so does the next

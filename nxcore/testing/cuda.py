@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore.problem import TensorMeta
+from nxcore.spec.problem import TensorMeta, leaves
 from nxcore.testing.cell import Cell, Declined, Inapplicable
 from nxcore.testing.memory import each, poison, span
 from nxcore.testing.rules import Rule
-from nxcore.verify import Truth, leaves, without_out
+from nxcore.trust.truth import Truth, without_out
 
 CYCLES = 50_000_000
 """Of the device's clock: a wait that no kernel's launch outlasts."""

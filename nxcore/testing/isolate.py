@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import IO
 
-from nxcore.registry import Registry
+from nxcore.registry.registry import Registry
 from nxcore.testing.cell import Cell
 from nxcore.testing.rows import Advance, Finding, Row, held, wanted
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from nxcore.registry import Registry
+    from nxcore.registry.registry import Registry
 
 REGISTRY: pytest.StashKey[Registry] = pytest.StashKey()
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from nxcore.device import available, describe
-from nxcore.registry import Registry
+from nxcore.registry.registry import Registry
+from nxcore.spec.device import available, describe
 from nxcore.testing.declines import Declines, Place
 from nxcore.testing.plugin import declines_file, registry
 

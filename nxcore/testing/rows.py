@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from nxcore.errors import InvalidInputError, nearest
-from nxcore.registry import Registry
+from nxcore.registry.registry import Registry
 from nxcore.testing.cell import Broken, Cell, Declined, Inapplicable, cells, modest
 from nxcore.testing.cuda import ON_CUDA
 from nxcore.testing.rules import OF_A_KERNEL, OF_A_SAMPLE, OF_A_TYPE, Rule

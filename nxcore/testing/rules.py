@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore.device import synchronize
-from nxcore.kernel import Verdict
-from nxcore.layout import overlaps
-from nxcore.library import check
-from nxcore.problem import TensorMeta
-from nxcore.schema import Unfit
+from nxcore.interop.library import check
+from nxcore.interop.schema import Unfit
+from nxcore.spec.device import synchronize
+from nxcore.spec.kernel import Verdict
+from nxcore.spec.layout import overlaps
+from nxcore.spec.problem import TensorMeta, leaves
 from nxcore.testing.cell import Broken, Cell, Declined, Inapplicable, in_form, modest
 from nxcore.testing.memory import Guarded, Walled, each, poison, same_bits
-from nxcore.verify import CLASSES, Truth, agreement, leaves, precision_class, without_out
+from nxcore.trust.truth import CLASSES, Truth, agreement, precision_class, without_out
 
 Rule = Callable[[Cell], float | None]
 

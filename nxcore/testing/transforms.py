@@ -19,12 +19,13 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from nxcore.registry import Registry
+from nxcore.registry.registry import Registry
 from nxcore.settings import Settings
+from nxcore.spec.problem import leaves
 from nxcore.testing.cell import Broken, Cell, Inapplicable
 from nxcore.testing.memory import each
 from nxcore.testing.rules import Rule
-from nxcore.verify import leaves, without_out
+from nxcore.trust.truth import without_out
 
 TOLERANCE = 2e-3
 """Of a transform in float32, relative to its largest number: sums may be added up in another order."""

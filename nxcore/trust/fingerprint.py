@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from nxcore.device import describe
+from nxcore.spec.device import describe
 
 CODE = frozenset({".py", ".pyi", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".so", ".ptx", ".cubin"})
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore.problem import TensorMeta
+from nxcore.spec.problem import TensorMeta
 
 
 def form(result: Any) -> Any:

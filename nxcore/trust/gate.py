@@ -19,17 +19,17 @@ from typing import Any
 
 import torch
 
-from nxcore import identity
-from nxcore.device import current, synchronize
 from nxcore.errors import DeviceLostError
-from nxcore.kernel import Backend, Code, Kernel, Refusal
-from nxcore.layout import layout_class
-from nxcore.problem import Problem
-from nxcore.quarantine import Entry, Quarantine, Suspect
-from nxcore.registry import Registry
-from nxcore.spec import Sample
-from nxcore.store import Store
-from nxcore.verify import CLASSES, Truth, agreement, leaves, precision_class, require_telling, without_out
+from nxcore.registry.registry import Registry
+from nxcore.spec.device import current, synchronize
+from nxcore.spec.kernel import Backend, Code, Kernel, Refusal
+from nxcore.spec.layout import layout_class
+from nxcore.spec.problem import Problem, leaves
+from nxcore.spec.sample import Sample
+from nxcore.store.files import Store
+from nxcore.trust import fingerprint
+from nxcore.trust.quarantine import Quarantine, Quarantined, Suspect
+from nxcore.trust.truth import CLASSES, Truth, agreement, precision_class, require_telling, without_out
 
 _PAUSE: ContextVar[Callable[[], None]] = ContextVar("nxcore_pause", default=lambda: None)
 
@@ -89,11 +89,11 @@ class Gate:
             distribution = self.registry.sources[backend.name].distribution.partition(" ")[0]
             made_of = {
                 "target": kernel.target,
-                "sources": identity.sources(distribution, kernel.target.partition(":")[0]),
-                "versions": identity.versions(distribution) | _toolkit(backend),
+                "sources": fingerprint.sources(distribution, kernel.target.partition(":")[0]),
+                "versions": fingerprint.versions(distribution) | _toolkit(backend),
                 "simulated": self.registry.probe(backend, kernel).simulated,
             }
-            facts = identity.device(device.type, device.index)
+            facts = fingerprint.device(device.type, device.index)
             self._suspects[key] = Suspect(kernel.op, backend.label(kernel), short(dtype), facts, made_of)
         return self._suspects[key]
 
@@ -103,7 +103,7 @@ class Gate:
             return None  # without looking at its sources
         return self.quarantine.refusal(self.suspect(backend, kernel, problem.device, problem.dtype))
 
-    def quarantined(self) -> list[Entry]:
+    def quarantined(self) -> list[Quarantined]:
         """Return the entries in force; one whose kernel is made otherwise by now is lifted."""
         owned = {(k.op, b.label(k)): (b, k) for b in self.registry.backends.values() for k in b.kernels}
         for entry in list(self.quarantine):

@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from nxcore.kernel import Code, Refusal
-from nxcore.store import Store
+from nxcore.spec.kernel import Code, Refusal
+from nxcore.store.files import Store
 
 Kind = Literal["wrong", "crashed", "raised"]
 
@@ -45,7 +45,7 @@ class Suspect:
     dtype : str
         The element type, as ``"float32"``.
     device : Mapping
-        Model, capability and driver; see ``nxcore.identity.device``.
+        Model, capability and driver; see ``nxcore.trust.fingerprint.device``.
     made_of : Mapping
         Hashes of sources and versions of packages: of another make it is another kernel.
     """
@@ -68,7 +68,7 @@ class Suspect:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class Quarantined:
     """Why a kernel is kept from calls.
 
     Attributes
@@ -121,7 +121,7 @@ class Quarantine:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._entries: dict[tuple[str, ...], Entry] = {}
+        self._entries: dict[tuple[str, ...], Quarantined] = {}
         self._strikes: dict[tuple[str, ...], set[Any]] = {}
         self._lock = threading.Lock()
         self._turn = itertools.count()
@@ -130,7 +130,7 @@ class Quarantine:
                 self._entries[_place(key)] = entry
         self._read_journal()
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[Quarantined]:
         """Yield the entries in force, those of one kind together."""
         now = time.time()
         found = [e for e in self._entries.values() if e.until > now]
@@ -147,10 +147,10 @@ class Quarantine:
             return None
         return entry.refusal
 
-    def add(self, suspect: Suspect, kind: Kind, reason: str) -> Entry:
+    def add(self, suspect: Suspect, kind: Kind, reason: str) -> Quarantined:
         """Keep a kernel from the calls of one dtype."""
         now = time.time()
-        entry = Entry(
+        entry = Quarantined(
             **suspect.key, kind=kind, reason=reason, since=now, until=now + TERM[kind], facts=_facts(suspect)
         )
         with self._lock:
@@ -158,7 +158,7 @@ class Quarantine:
         self.store.write("quarantine", suspect.key, entry.to_dict())
         return entry
 
-    def strike(self, suspect: Suspect, problem: Any, reason: str) -> Entry | None:
+    def strike(self, suspect: Suspect, problem: Any, reason: str) -> Quarantined | None:
         """Count a problem on which a kernel raised; the last that it may have puts it into quarantine."""
         with self._lock:
             struck = self._strikes.setdefault(_place(suspect.key), set())
@@ -168,14 +168,14 @@ class Quarantine:
             return None
         return self.add(suspect, "raised", f"raised on {count} problems, at last: {reason}")
 
-    def clear(self, op: str = "", kernel: str = "") -> list[Entry]:
+    def clear(self, op: str = "", kernel: str = "") -> list[Quarantined]:
         """Lift the entries of an operator, of a kernel or of all; return them."""
         lifted = [e for e in self if (not op or e.op == op) and (not kernel or e.kernel == kernel)]
         for entry in lifted:
             self.lift(entry)
         return lifted
 
-    def lift(self, entry: Entry) -> None:
+    def lift(self, entry: Quarantined) -> None:
         """Let one kernel try again."""
         key = {"op": entry.op, "kernel": entry.kernel, "dtype": entry.dtype, "device": entry.device}
         with self._lock:
@@ -230,10 +230,10 @@ def _place(key: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(str(key.get(name)) for name in ("op", "kernel", "dtype", "device"))
 
 
-def _entry(key: Mapping[str, Any], document: Mapping[str, Any]) -> Entry | None:
+def _entry(key: Mapping[str, Any], document: Mapping[str, Any]) -> Quarantined | None:
     """Return the entry that a document describes, None if it describes none."""
     try:
-        entry = Entry(**document)
+        entry = Quarantined(**document)
     except TypeError:
         return None
     texts = (entry.op, entry.kernel, entry.dtype, entry.device, entry.reason)

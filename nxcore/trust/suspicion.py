@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore.form import meet, same_bits, spans, twin
-from nxcore.spec import OpSpec
-from nxcore.verify import Truth, leaves, strays, without_out
+from nxcore.spec.problem import leaves
+from nxcore.spec.spec import OpSpec
+from nxcore.trust.form import meet, same_bits, spans, twin
+from nxcore.trust.truth import Truth, strays, without_out
 
 CLEAR = 4.0
 """How much further than a suspect a result must stray to convict a kernel that is right the next time."""

@@ -15,7 +15,7 @@ output, u rms(y64). Many outputs may share few roundings, such as a weight's: u3
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +23,10 @@ import torch
 from torch import Tensor
 
 from nxcore.errors import VerificationError
-from nxcore.kernel import Precision
-from nxcore.spec import OpSpec
-from nxcore.state import State, disturbance
+from nxcore.spec.kernel import Precision
+from nxcore.spec.problem import leaves
+from nxcore.spec.spec import OpSpec
+from nxcore.trust.state import State, disturbance
 
 ACCUMULATOR = 2.0**-24
 FEW = 64
@@ -206,15 +207,6 @@ class Truth:
                 f"root mean square error is {float(_rms(error) / allowed):.3g} times its bound",
             )
         return Agreement(True, relative)
-
-
-def leaves(result: Any) -> Iterator[Tensor]:
-    """Yield the tensors of a nested tuple, None left out."""
-    if isinstance(result, Tensor):
-        yield result
-    elif isinstance(result, tuple | list):
-        for item in result:
-            yield from leaves(item)
 
 
 def _widen(value: Any, half: bool = False) -> Any:

@@ -82,7 +82,7 @@ class CustomBuildHook(BuildHookInterface):
 
     def _images(self, folder: Path) -> str:
         """Compile the kernels in another process. Returns what kept it from that, or nothing."""
-        command = [sys.executable, "-m", "nxcore_cuda.ahead", str(folder)]
+        command = [sys.executable, "-m", "nxcore_cuda.machine.ahead", str(folder)]
         if archs := os.environ.get("NXCORE_CUDA_ARCHS"):
             command.append(archs.replace(" ", ","))
         path = os.pathsep.join(filter(None, (str(PACKAGE.parent), os.environ.get("PYTHONPATH"))))
@@ -106,6 +106,6 @@ class CustomBuildHook(BuildHookInterface):
         if sysconfig.get_config_var("Py_GIL_DISABLED"):
             return "a free-threaded Python has no stable interface for extensions"
         flags = ["-O2", "-shared", "-fPIC", "-DPy_LIMITED_API=0x030b0000", f"-I{include}"]
-        command = [compiler, *flags, "-o", str(made), str(PACKAGE / "launcher.c")]
+        command = [compiler, *flags, "-o", str(made), str(PACKAGE / "machine" / "launcher.c")]
         done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
         return done.stderr.strip()[-2000:] if done.returncode else ""

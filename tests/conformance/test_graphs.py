@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 import nxcore
-from nxcore.discovery import discover
 from nxcore.errors import CaptureError
-from nxcore.layout import overlaps
-from nxcore.problem import Problem, TensorMeta
+from nxcore.registry.discovery import discover
 from nxcore.settings import Settings
+from nxcore.spec.layout import overlaps
+from nxcore.spec.problem import Problem, TensorMeta, leaves
 from nxcore.testing.memory import poison
-from nxcore.verify import Truth, agreement, leaves, without_out
+from nxcore.trust.truth import Truth, agreement, without_out
 
 pytestmark = pytest.mark.gpu
 

@@ -13,8 +13,8 @@ from torch.nn.functional import cross_entropy
 
 import nxcore
 from nxcore import nas
+from nxcore.graphs.part import MET
 from nxcore.nn import Part
-from nxcore.nn.part import MET
 from tests.nas import darts
 from tests.nn.parts import outcome
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import nxcore
-from nxcore.discovery import discover
+from nxcore.registry.discovery import discover
 from nxcore.settings import Settings
 from tests.null import fakes
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nxcore.discovery import discover
-from nxcore.spec import OpSpec, Sample
-from nxcore.verify import Truth
+from nxcore.registry.discovery import discover
+from nxcore.spec.sample import Sample
+from nxcore.spec.spec import OpSpec
+from nxcore.trust.truth import Truth
 
 CASES = [
     pytest.param(spec, sample, id=f"{name}-{sample.name}")

@@ -194,9 +194,9 @@ def explained(mesh: Any, device: torch.device) -> None:
 def architecture(mesh: Any, device: torch.device) -> None:
     """A search's gradients are those of the joined batch; its ranks stay alike, to the bit."""
     from nxcore.nas import ArchitectureParameters, SearchNetwork, Trainer, bilevel
-    from nxcore.nas.data import Part
-    from nxcore.nas.passes import Passes
-    from nxcore.nas.ranks import mean
+    from nxcore.nas.data import Split
+    from nxcore.nas.process_group import mean
+    from nxcore.nas.step import Passes
     from tests.nas.test_trainer import LEAST, images
 
     torch.manual_seed(0)
@@ -205,8 +205,8 @@ def architecture(mesh: Any, device: torch.device) -> None:
     )
     net.eval()  # in training batch norms would know a rank's images alone
     arch = ArchitectureParameters(steps=1, multiplier=1).double().to(device)
-    whole = Part(image(8, 1, 8, 8).double().to(device), torch.arange(8).to(device) % 2)
-    own = Part(*(t.chunk(RANKS)[distributed.get_rank()] for t in whole))
+    whole = Split(image(8, 1, 8, 8).double().to(device), torch.arange(8).to(device) % 2)
+    own = Split(*(t.chunk(RANKS)[distributed.get_rank()] for t in whole))
     with nxcore.policy("estimate"):
         for found in (bilevel.first_order, lambda *a: bilevel.second_order(*a[:2], own, a[2], 0.0)):
             torch.testing.assert_close(
@@ -218,7 +218,7 @@ def architecture(mesh: Any, device: torch.device) -> None:
     seen = []
     for graphed in (True, False):  # in this order: DDP holds on to nodes of the stream that it was made on
         passes = Passes(trainer.net, trainer.arch, graphed=graphed)
-        passes.of_weights(Part(*(t.chunk(RANKS)[distributed.get_rank()] for t in images().to(device).both)))
+        passes.of_weights(Split(*(t.chunk(RANKS)[distributed.get_rank()] for t in images().to(device).both)))
         seen.append([p.grad.clone() for p in trainer.net.parameters()])
     torch.testing.assert_close(*seen)
     told = [trainer.state_dict()[name] for name in ("genotype", "history", "arch", "optimizer")]

@@ -19,11 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore.kernel import Backend
-from nxcore.registry import Registry
-from nxcore.spec import OpSpec
+from nxcore.registry.registry import Registry
+from nxcore.spec.kernel import Backend
+from nxcore.spec.problem import leaves
+from nxcore.spec.spec import OpSpec
 from nxcore.testing.memory import each
-from nxcore.verify import leaves, without_out
+from nxcore.trust.truth import without_out
 from tests.null import fakes
 from tests.null.fakes import SPECS
 

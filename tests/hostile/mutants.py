@@ -23,10 +23,11 @@ from pathlib import Path
 
 import torch
 
-from nxcore import reference
 from nxcore.ops import nxcore_ops
-from nxcore.registry import Registry, Source
-from nxcore.spec import OpSpec, Sample
+from nxcore.registry import reference
+from nxcore.registry.registry import Registry, Source
+from nxcore.spec.sample import Sample
+from nxcore.spec.spec import OpSpec
 from nxcore.testing import rules
 from nxcore.testing.cell import Broken, Cell, Declined, Inapplicable, cells, modest
 from tests.hostile import of_cuda, of_cuda_norm, of_numba, of_numba_cuda, of_numba_cuda_norm, of_triton

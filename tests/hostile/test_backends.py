@@ -8,11 +8,11 @@ import sys
 import pytest
 import torch
 
-from nxcore.gate import short
 from nxcore.session import Session
 from nxcore.settings import Settings
 from nxcore.testing import examine, isolated
-from nxcore.verify import Truth
+from nxcore.trust.gate import short
+from nxcore.trust.truth import Truth
 from tests.hostile import backends
 from tests.hostile.backends import HOSTILE, LOOPBACK, OPS
 from tests.null import fakes
@@ -33,7 +33,7 @@ def test_there_are_twelve():
 @pytest.mark.parametrize("op", OPS)
 def test_the_loopback_keeps_every_rule(op):
     """In all types but float16, in which some of torch's own operators aren't right on the CPU: add rounds
-    ``alpha * y``. tests/null/test_testing.py has all operators in float32."""
+    ``alpha * y``. tests/null/testing/test_testing.py has all operators in float32."""
     dtypes = (torch.float32, torch.bfloat16, torch.float64)
     loop = fakes.backend("loop", fakes.kernel(op, LOOPBACK.kernel(op), dtypes=dtypes))
     assert [(row.dtype, row.outcome, row.broken) for row in examine(fakes.registry(loop))] == [

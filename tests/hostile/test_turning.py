@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-import nxcore.watch
-from nxcore.dispatch import KernelWarning
+import nxcore.choose.learn.watch
+from nxcore.choose.learn.budget import Pace
+from nxcore.context import KernelWarning
 from nxcore.errors import UnsupportedProblemError, VerificationError
-from nxcore.pace import Pace
-from nxcore.problem import Problem
 from nxcore.session import Session
 from nxcore.settings import Settings
-from nxcore.verify import Truth
+from nxcore.spec.problem import Problem
+from nxcore.trust.truth import Truth
 from tests.hostile.turning import AT_ONCE, TURNING
 from tests.null import fakes
 from tests.null.fakes import SPECS
@@ -88,7 +88,7 @@ def test_it_is_convicted_and_the_caller_gets_the_right_answers(name, late, op):
     operator = session.op(op)
     with session.use("hostile"):
         if late:
-            for seed in range(nxcore.watch.FIRST):
+            for seed in range(nxcore.choose.learn.watch.FIRST):
                 called(operator, arguments(op, seed))
             (watch,) = session.chooser.watches._known.values()
             assert not watch.armed

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore.kernel import Backend
-from nxcore.verify import leaves
+from nxcore.spec.kernel import Backend
+from nxcore.spec.problem import leaves
 from tests.null import fakes
 from tests.null.fakes import SPECS
 

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 from nxcore.nas import ArchitectureParameters, SearchNetwork, bilevel
-from nxcore.nas.data import Part
+from nxcore.nas.data import Split
 
 LR, MOMENTUM, DECAY = 0.3, 0.9, 0.01
 
@@ -33,7 +33,7 @@ def problem():
     with torch.no_grad():
         arch.logits.normal_()
     train, validation = (
-        Part(torch.randn(6, 4, dtype=torch.float64), torch.randint(3, (6,))) for _ in range(2)
+        Split(torch.randn(6, 4, dtype=torch.float64), torch.randint(3, (6,))) for _ in range(2)
     )
     return net, arch, train, validation
 
@@ -86,7 +86,7 @@ def test_second_order_leaves_the_network_as_it_is():
     torch.manual_seed(0)
     net = SearchNetwork(C=2, num_classes=3, layers=2, steps=1, multiplier=1, in_channels=1)
     arch = ArchitectureParameters(steps=1, multiplier=1)
-    train, validation = (Part(torch.randn(4, 1, 8, 8), torch.randint(3, (4,))) for _ in range(2))
+    train, validation = (Split(torch.randn(4, 1, 8, 8), torch.randint(3, (4,))) for _ in range(2))
     before = {name: value.clone() for name, value in net.state_dict().items()}
     found = bilevel.second_order(net, arch, train, validation, 0.1)
     assert found.gradient.shape == arch.logits.shape

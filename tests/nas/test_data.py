@@ -7,7 +7,7 @@ import torch
 
 from nxcore.errors import InvalidInputError
 from nxcore.nas import data
-from nxcore.nas.data import Part
+from nxcore.nas.data import Split
 
 np = pytest.importorskip("numpy", reason="an extra")
 
@@ -163,7 +163,7 @@ def test_chance_is_the_generators():
 
 
 def test_batches_have_one_size_and_ranks_share_none():
-    part = Part(torch.arange(23.0).view(23, 1, 1, 1), torch.arange(23))
+    part = Split(torch.arange(23.0).view(23, 1, 1, 1), torch.arange(23))
     found = [
         torch.cat(
             [b.labels for b in data.batches(part, 4, torch.Generator().manual_seed(0), rank=r, world=2)]

@@ -8,7 +8,7 @@ import torch
 from nxcore.nas.architecture import ArchitectureParameters
 from nxcore.nas.genotype import Genotype
 from nxcore.nas.networks import EvalNetwork, SearchNetwork
-from nxcore.nas.passes import Passes
+from nxcore.nas.step import Passes
 from nxcore.nas.trainer import Trainer
 from tests.nas.test_trainer import LEAST, images
 

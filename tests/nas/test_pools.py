@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from nxcore.nas import Cell, Rule
-from nxcore.nas.pools import pooled
+from nxcore.nas.shared_pools import pooled
 
 POOLS = ("max_pool_3x3", "avg_pool_3x3", "skip_connect")
 

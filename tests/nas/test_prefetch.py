@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from nxcore.nas import prefetch
-from nxcore.nas.data import Part
+from nxcore.nas.data import Split
 from nxcore.nas.prefetch import Feed, Ring
 from nxcore.nas.trainer import Trainer
 from tests.nas.test_trainer import LEAST, images
 
 CPU = torch.device("cpu")
-PART = Part(torch.arange(40.0).view(10, 1, 2, 2), torch.arange(10))
+PART = Split(torch.arange(40.0).view(10, 1, 2, 2), torch.arange(10))
 
 
 class Noting:
@@ -88,7 +88,9 @@ def test_images_elsewhere_have_an_order_of_their_own(noting, monkeypatch):
 @pytest.mark.parametrize("rounds", [20])
 def test_a_ring_is_right_under_load(rounds):
     """The consumer is slow and the allocator hands memory on at once: what isn't waited for would show."""
-    part = Part(torch.arange(4096.0).view(-1, 1, 1, 1).expand(-1, 3, 32, 32).contiguous(), torch.arange(4096))
+    part = Split(
+        torch.arange(4096.0).view(-1, 1, 1, 1).expand(-1, 3, 32, 32).contiguous(), torch.arange(4096)
+    )
     device = torch.device("cuda")
     for _ in range(rounds):
         order = torch.randperm(4096)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from nxcore import nas
+from nxcore.graphs.part import MET
 from nxcore.nas.mixed import PART
-from nxcore.nn.part import MET
 from tests.nas import darts
 from tests.nas.test_network import SMALL, step
 from tests.nn.parts import outcome

@@ -10,7 +10,7 @@ import torch
 import nxcore
 from nxcore.errors import InvalidInputError
 from nxcore.nas import trainer as trainers
-from nxcore.nas.data import Data, Part
+from nxcore.nas.data import Data, Split
 from nxcore.nas.preset import PRESETS, Mutation, Preset
 from nxcore.nas.trainer import Trainer
 
@@ -51,7 +51,7 @@ def images():
         # One class is brighter above, the other below.
         x = torch.randn(count, 1, 8, 8, generator=draw)
         x[:, :, :4] += 2 * labels[:, None, None, None] - 1
-        return Part(x, labels)
+        return Split(x, labels)
 
     return Data("stripes", ("below", "above"), part(12), part(12), part(6))
 

@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
+from nxcore.graphs.part import MET
 from nxcore.nn import Part
-from nxcore.nn.part import MET
 from tests.nn.tape import Tape
 
 

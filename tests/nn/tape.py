@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from nxcore.nn.recorder import Order
+from nxcore.graphs.recorder import Order
 
 
 class _Notes(TorchDispatchMode):
@@ -38,7 +38,8 @@ def _holds(leaf):
 
 
 class Tape:
-    """What ``nxcore.nn.recorder.CudaRecorder`` is; ``slow`` makes a replay cost that many seconds more."""
+    """What ``nxcore.graphs.recorder.CudaRecorder`` is; ``slow`` makes a replay cost that many seconds
+    more."""
 
     def __init__(self, slow=0.0):
         self.slow, self.captured, self.replayed, self.order = slow, 0, 0, Order()

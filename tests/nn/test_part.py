@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from nxcore.graphs import deciding
-from nxcore.nn.part import LIMIT, MET
-from nxcore.nn.recorder import Order
+from nxcore.graphs.graphed import deciding
+from nxcore.graphs.part import LIMIT, MET
+from nxcore.graphs.recorder import Order
 from tests.nn.parts import Pair, blended
 from tests.nn.tape import Tape
 
@@ -186,7 +186,7 @@ def test_one_that_comes_out_of_turn_is_captured_anew(monkeypatch):
         module[2] = nn.Tanh()
     assert [step() for _ in range(MET)][:-1] == [2] * (MET - 1)
     assert pairs[0].part.captured == 1
-    monkeypatch.setattr("nxcore.nn.part.AGAIN", 3)
+    monkeypatch.setattr("nxcore.graphs.part.AGAIN", 3)
     assert [step() for _ in range(3 + MET)][:-1] == [2] * (2 + MET)
     assert step() == 4
 

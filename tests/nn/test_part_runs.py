@@ -9,8 +9,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import nxcore
-from nxcore.nn import Part, part
-from nxcore.nn.part import MET
+from nxcore.graphs import part
+from nxcore.graphs.part import MET
+from nxcore.nn import Part
 from tests.nn.parts import Pair, blended, layers
 from tests.nn.tape import Tape
 
@@ -157,7 +158,7 @@ def test_while_something_is_learnt_from_calls_nothing_is_captured(monkeypatch):
     pair.met()
     assert pair.part.state == "runs: who serves it is still being learnt"
     monkeypatch.setattr(type(nxcore._session()), "learning", False)
-    monkeypatch.setattr("nxcore.nn.part.AGAIN", 2)
+    monkeypatch.setattr("nxcore.graphs.part.AGAIN", 2)
     pair.agree()
     assert not pair.part.captured
     pair.agree()
@@ -166,7 +167,7 @@ def test_while_something_is_learnt_from_calls_nothing_is_captured(monkeypatch):
 
 def test_while_another_thread_captures_nothing_is_captured(monkeypatch):
     pair = Pair()
-    monkeypatch.setattr("nxcore.nn.part.AGAIN", 2)
+    monkeypatch.setattr("nxcore.graphs.part.AGAIN", 2)
     with ThreadPoolExecutor(1) as other:
         other.submit(part._making.acquire).result()
         pair.met()

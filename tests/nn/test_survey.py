@@ -13,7 +13,8 @@ import nxcore
 from nxcore import session as sessions
 from nxcore.cli import app
 from nxcore.errors import InvalidInputError
-from nxcore.nn import modules, survey
+from nxcore.nn import modules
+from nxcore.offline import survey
 from tests.null import fakes
 
 

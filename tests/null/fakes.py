@@ -11,17 +11,19 @@ from typing import Any
 
 import torch
 
-from nxcore import measure, reference
-from nxcore.kernel import YES, Backend, Kernel, Verdict
-from nxcore.measure import Effort
+from nxcore.measure import race
+from nxcore.measure.race import Effort
+from nxcore.measure.timing import Timing
 from nxcore.ops import nxcore_ops
 from nxcore.plugin import API_VERSION, REQUIRED, hookimpl
-from nxcore.problem import TensorMeta
-from nxcore.registry import Registry, Source
+from nxcore.registry import reference
+from nxcore.registry.registry import Registry, Source
 from nxcore.session import Session
 from nxcore.settings import Settings
-from nxcore.spec import OpSpec, Param, Sample, rand
-from nxcore.timing import Timing
+from nxcore.spec.kernel import YES, Backend, Kernel, Verdict
+from nxcore.spec.problem import TensorMeta
+from nxcore.spec.sample import Sample, rand
+from nxcore.spec.spec import OpSpec, Param
 
 SPECS = {spec.name: spec for spec in nxcore_ops()}
 CORE = Source("core", "nxcore-kernels")
@@ -132,7 +134,7 @@ def scripted(clock: Clock, monkeypatch: Any, op: str, times: dict[str, float], *
 
     ``torch`` and ``torch-idiom`` are torch's; each other label is a backend of its own.
     """
-    monkeypatch.setattr(measure, "race", functools.partial(measure.race, clock=clock))
+    monkeypatch.setattr(race, "race", functools.partial(race.race, clock=clock))
     spec = SPECS[op]
     idioms = {
         label.removeprefix("torch-"): clock.costing(us, spec.reference)

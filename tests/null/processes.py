@@ -6,10 +6,11 @@ import functools
 
 import torch
 
-from nxcore import identity, measure
-from nxcore.choice import AGAIN
+from nxcore.choose.contenders import AGAIN
+from nxcore.measure import race as racing
 from nxcore.session import Session
 from nxcore.settings import Settings
+from nxcore.trust import fingerprint
 from tests.null import fakes
 from tests.null.fakes import SPECS
 
@@ -29,7 +30,7 @@ class Machine:
     def __init__(self, folder, monkeypatch):
         self.folder, self.clock = folder, fakes.Clock()
         self.makes, self.raced, self.accepts, self.noise = {}, [], {}, 0.0
-        race = functools.partial(measure.race, clock=self.clock)
+        race = functools.partial(racing.race, clock=self.clock)
 
         def noted(calls, *args, **how):
             self.raced.append(sorted(set(calls) - {AGAIN}))
@@ -37,9 +38,9 @@ class Machine:
             found[AGAIN] = noisy(found[AGAIN], self.noise)
             return found
 
-        monkeypatch.setattr(measure, "race", noted)
+        monkeypatch.setattr(racing, "race", noted)
         monkeypatch.setattr(
-            identity, "sources", lambda dist, module: {"it": self.makes.get(module.partition(":")[0], "1")}
+            fingerprint, "sources", lambda dist, module: {"it": self.makes.get(module.partition(":")[0], "1")}
         )
 
     def process(self, asked=(), **us):

@@ -15,14 +15,14 @@ import pytest
 
 import nxcore
 import nxcore.ops
-from nxcore import hookspecs
+from nxcore.registry import hookspecs
 from tests.null import fakes
 
 ROOT = Path(__file__).parents[2]
 TOOLKITS = {"triton", "numba", "cupy", "jax", "llvmlite", "numba_cuda"}
 LIMIT = 400
 LONGER = {
-    "nxcore/spec.py": "its samples go to a file of their own"
+    "nxcore/spec/spec.py": "its samples go to a file of their own"
 }  # path -> why it may be longer than LIMIT lines
 MODULES = sorted(p for p in (ROOT / "nxcore").rglob("*.py"))
 OPS = sorted(m.name for m in pkgutil.iter_modules(nxcore.ops.__path__))

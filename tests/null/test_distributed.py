@@ -14,15 +14,17 @@ import pytest
 import torch
 
 import nxcore
-from nxcore import device, identity, measure
 from nxcore import session as sessions
 from nxcore.cli.tune import together
 from nxcore.distributed import Offer, agreed
 from nxcore.errors import InvalidInputError
-from nxcore.exchange import Lock
-from nxcore.problem import Problem
-from nxcore.select import Candidate, decide
-from nxcore.wisdom import Page, digest, environment, key
+from nxcore.measure import race
+from nxcore.measure.decision import Candidate, decide
+from nxcore.spec import device
+from nxcore.spec.problem import Problem
+from nxcore.store.lock import Lock
+from nxcore.store.wisdom import Page, digest, environment, key
+from nxcore.trust import fingerprint
 from tests.null import fakes
 from tests.null.fakes import SPECS
 
@@ -122,7 +124,7 @@ import sys
 import pytest, torch
 from torch import distributed
 import nxcore
-from nxcore import identity, session
+from nxcore.trust import fingerprint as identity; from nxcore import session
 from tests.null import fakes
 
 rank, folder = int(sys.argv[1]), sys.argv[2]
@@ -215,7 +217,7 @@ def two(monkeypatch):
     facts = [device.Device("cuda", name, "9.0", 132, 1, 1) for name in ("first", "second")]
     monkeypatch.setattr(device, "_cuda", lambda index: facts[index])
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(identity, "_driver", lambda: 13000)
+    monkeypatch.setattr(fingerprint, "_driver", lambda: 13000)
 
 
 def on(index):
@@ -262,9 +264,9 @@ def test_a_race_is_run_on_the_device_of_the_tensors(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "device", Entered)
     with pytest.raises(StopIteration):
-        measure.race({"a": lambda: None}, torch.device("cuda", 1))
+        race.race({"a": lambda: None}, torch.device("cuda", 1))
     assert entered == [torch.device("cuda", 1)]
-    assert measure.race({"a": lambda: None}, torch.device("cpu"), effort=fakes.QUICK)
+    assert race.race({"a": lambda: None}, torch.device("cpu"), effort=fakes.QUICK)
     assert len(entered) == 1
 
 

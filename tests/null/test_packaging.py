@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from nxcore import device, discovery, session
+from nxcore import session
 from nxcore.cli import doctor
+from nxcore.registry import discovery
+from nxcore.spec import device
 from tests.null import fakes
 
 ROOT = Path(__file__).parents[2]

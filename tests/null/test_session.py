@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from nxcore import measure
 from nxcore.errors import (
     BackendUnavailableError,
     MeasurementError,
@@ -20,10 +19,11 @@ from nxcore.errors import (
     UnknownOperatorError,
     UnsupportedProblemError,
 )
-from nxcore.kernel import no, simulated
+from nxcore.measure import race as racing
 from nxcore.plugin import Sample, rand
 from nxcore.session import Session
 from nxcore.settings import Settings
+from nxcore.spec.kernel import no, simulated
 from tests.null import fakes
 
 X = torch.arange(12.0).view(3, 4)
@@ -178,7 +178,7 @@ def test_a_blind_smoke_sample_costs_the_kernel_and_not_the_caller():
 
 def test_a_simulated_kernel_is_verified_and_never_raced(monkeypatch):
     raced = []
-    monkeypatch.setattr(measure, "race", lambda calls, *args, **how: raced.append(calls))
+    monkeypatch.setattr(racing, "race", lambda calls, *args, **how: raced.append(calls))
     session = one(probe=lambda: simulated("interpreter"))
     found = session.explain("add", X, X)
     assert (found.decision.chosen, found.decision["fake"].simulated) == ("torch", True)
@@ -188,13 +188,13 @@ def test_a_simulated_kernel_is_verified_and_never_raced(monkeypatch):
 
 
 def test_a_time_that_can_not_be_trusted_changes_nothing(monkeypatch):
-    monkeypatch.setattr(measure, "race", fakes.raising(MeasurementError("another stream")))
+    monkeypatch.setattr(racing, "race", fakes.raising(MeasurementError("another stream")))
     found = one().explain("add", X, X).decision
     assert (found.chosen, found.rule, found.reason) == ("torch", "reference", "not measured: another stream")
 
 
 def test_running_out_of_memory_while_measuring_changes_nothing(monkeypatch):
-    monkeypatch.setattr(measure, "race", fakes.raising(torch.OutOfMemoryError("full")))
+    monkeypatch.setattr(racing, "race", fakes.raising(torch.OutOfMemoryError("full")))
     found = one().explain("add", X, X).decision
     assert (found.chosen, found.reason) == ("torch", "not measured: out of memory")
 
@@ -220,7 +220,7 @@ def test_a_kernel_that_fails_while_it_is_measured_changes_nothing():
     ids=["nothing_to_compute", "a_view"],
 )
 def test_nothing_is_measured_where_there_is_no_work(monkeypatch, op, args):
-    monkeypatch.setattr(measure, "race", fakes.raising(AssertionError("measured")))
+    monkeypatch.setattr(racing, "race", fakes.raising(AssertionError("measured")))
     assert fakes.session(fakes.backend()).explain(op, *args).decision.chosen == "torch"
 
 
@@ -258,8 +258,8 @@ def test_an_explanation_of_an_unusual_call_says_why():
 
 def test_explaining_and_calling_share_one_decision(monkeypatch):
     races = []
-    race = measure.race
-    monkeypatch.setattr(measure, "race", lambda *args, **how: races.append(1) or race(*args, **how))
+    race = racing.race
+    monkeypatch.setattr(racing, "race", lambda *args, **how: races.append(1) or race(*args, **how))
     session = one()
     session.explain("add", X, X)
     session.op("add")(X, X)
@@ -269,8 +269,8 @@ def test_explaining_and_calling_share_one_decision(monkeypatch):
 
 def test_threads_that_meet_the_same_problem_measure_it_once(monkeypatch):
     races, gate = [], threading.Barrier(8)
-    race = measure.race
-    monkeypatch.setattr(measure, "race", lambda *args, **how: races.append(1) or race(*args, **how))
+    race = racing.race
+    monkeypatch.setattr(racing, "race", lambda *args, **how: races.append(1) or race(*args, **how))
     session = one()
 
     def call():
@@ -345,7 +345,7 @@ def test_a_session_reads_the_environment_once(monkeypatch):
 def test_a_yardstick_is_timed_and_never_serves(monkeypatch):
     """Where torch has another operator for the same purpose, it is the one to beat."""
     clock = fakes.Clock()
-    monkeypatch.setattr(measure, "race", functools.partial(measure.race, clock=clock))
+    monkeypatch.setattr(racing, "race", functools.partial(racing.race, clock=clock))
     spec = fakes.SPECS["max_pool2d_with_offsets"]
     slow = replace(
         spec,
@@ -380,7 +380,7 @@ def test_a_verified_idiom_serves_and_one_that_is_wrong_does_not(monkeypatch):
         reference=clock.costing(100, fakes.SPECS["add"].reference),
         idioms={"other": clock.costing(50, zeros)},
     )
-    monkeypatch.setattr(measure, "race", functools.partial(measure.race, clock=clock))
+    monkeypatch.setattr(racing, "race", functools.partial(racing.race, clock=clock))
     specs = [spec if s.name == "add" else s for s in fakes.SPECS.values()]
     decision = (
         fakes.session(fakes.backend("fake", fakes.kernel("add")), specs=specs).explain("add", X, X).decision

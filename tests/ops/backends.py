@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import nxcore
-from nxcore.discovery import discover
+from nxcore.registry.discovery import discover
 
 # A backend on request compiles anew in each of these tests; the conformance suite holds it to the samples.
 NAMES = [None, *(name for name, b in discover(strict=True).backends.items() if not b.on_request)]

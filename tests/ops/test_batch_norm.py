@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nxcore.verify import agreement
+from nxcore.trust.truth import agreement
 from tests.null import fakes
 
 SPEC = fakes.SPECS["batch_norm"]

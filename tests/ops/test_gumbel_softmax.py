@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 import nxcore
-from nxcore import library
+from nxcore.interop import library
 from tests.ops.backends import operator, params
 
 every_backend = pytest.mark.parametrize("backend", params())

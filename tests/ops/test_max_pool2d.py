@@ -10,7 +10,7 @@ from torch.nn import functional
 
 import nxcore
 from nxcore.ops.max_pool2d_backward import SPEC, indices
-from nxcore.window import Window
+from nxcore.spec.window import Window
 from tests.ops.backends import operator, params, place
 
 BACKENDS = pytest.mark.parametrize("backend", params())

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from nxcore.verify import agreement
+from nxcore.trust.truth import agreement
 from tests.null.fakes import SPECS
 from tests.ops.backends import operator, params, place
 

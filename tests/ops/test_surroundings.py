@@ -12,8 +12,8 @@ import torch
 from torch.autograd import forward_ad
 
 import nxcore
-from nxcore.discovery import PluginWarning, discover
 from nxcore.errors import InvalidInputError
+from nxcore.registry.discovery import PluginWarning, discover
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, from make_dual

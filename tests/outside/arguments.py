@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nxcore.problem import TensorMeta
-from nxcore.spec import OpSpec, Param
+from nxcore.spec.problem import TensorMeta
+from nxcore.spec.spec import OpSpec, Param
 
 HUGE = (2**31 - 1, 2**31, 2**32, 2**62, 2**63 - 1, 2**63, 2**64, 10**30)
 

@@ -22,10 +22,11 @@ if not torch.cuda.is_available():  # both are read when the plugins are imported
     os.environ.setdefault("NXCORE_CUDA_EMULATOR", "1")
 
 from nxcore.errors import InvalidInputError, UnsupportedProblemError
-from nxcore.measure import Effort
+from nxcore.measure.race import Effort
 from nxcore.session import Session
 from nxcore.settings import Settings
-from nxcore.verify import agreement, leaves
+from nxcore.spec.problem import leaves
+from nxcore.trust.truth import agreement
 
 try:
     from torch.testing._internal.common_methods_invocations import op_db

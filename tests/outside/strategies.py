@@ -12,8 +12,8 @@ from torch import Tensor
 
 from nxcore.ops.max_pool2d_with_offsets import SPEC as WITH_OFFSETS
 from nxcore.plugin import FLOATS, OpSpec, Window
-from nxcore.reduction import canonical_dims
-from nxcore.window import memory_format
+from nxcore.spec.reduction import canonical_dims
+from nxcore.spec.window import memory_format
 
 SIZES = (
     *(1, 2, 3, 4, 5, 7, 8, 9, 13, 15, 16, 17, 31, 32, 33, 61, 63, 64, 65),

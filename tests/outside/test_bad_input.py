@@ -18,13 +18,13 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nxcore.discovery import discover
 from nxcore.errors import InvalidInputError, UnsupportedProblemError
 from nxcore.ops.max_pool2d_backward import SPEC as MAX_POOL2D_BACKWARD
 from nxcore.ops.max_pool2d_backward import indices
 from nxcore.plugin import Window
+from nxcore.registry.discovery import discover
 from nxcore.session import Session
-from nxcore.spec import OpSpec
+from nxcore.spec.spec import OpSpec
 from tests.null import fakes
 from tests.outside.arguments import odd, odd_calls
 

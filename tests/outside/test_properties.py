@@ -16,10 +16,10 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from nxcore.discovery import discover
-from nxcore.kernel import Kernel
-from nxcore.problem import Problem
-from nxcore.verify import agreement
+from nxcore.registry.discovery import discover
+from nxcore.spec.kernel import Kernel
+from nxcore.spec.problem import Problem
+from nxcore.trust.truth import agreement
 from tests.null.fakes import one_shape
 from tests.outside import norms  # noqa: F401  its strategies enter themselves
 from tests.outside import rows as _rows  # noqa: F401  enters its strategies

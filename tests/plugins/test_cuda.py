@@ -12,8 +12,10 @@ import torch
 
 nxcore_cuda = pytest.importorskip("nxcore_cuda")
 
-from nxcore_cuda import accepts, compile, emulate, load, toolkit  # noqa: A004, E402
-from nxcore_cuda.instance import Instance, unit  # noqa: E402
+from nxcore_cuda import accepts  # noqa: A004, E402
+from nxcore_cuda.emulator import emulate  # noqa: A004, E402
+from nxcore_cuda.machine import compile, load, toolkit  # noqa: A004, E402
+from nxcore_cuda.machine.instance import Instance, unit  # noqa: E402
 
 CPU = torch.device("cpu")
 needs_compiler = pytest.mark.skipif(toolkit.host_compiler() is None, reason="no C++ compiler on PATH")
@@ -333,8 +335,9 @@ class TestMachine:
         code = (
             "import sys, subprocess; subprocess.Popen = None\n"
             "import nxcore_cuda as n; n.nxcore_backend(); n.probe()\n"
-            "loaded = any(f'nxcore_cuda.{m}' in sys.modules for m in ('launch', 'native', 'emulate'))\n"
-            "sys.exit(loaded or n.load.driver.cache_info().currsize)"
+            "of = ('machine.launch', 'machine.native', 'emulator.emulate')\n"
+            "loaded = any(f'nxcore_cuda.{m}' in sys.modules for m in of)\n"
+            "sys.exit(loaded or n.machine.load.driver.cache_info().currsize)"
         )
         environment = os.environ | {"NXCORE_CUDA_EMULATOR": "1"}
         assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0

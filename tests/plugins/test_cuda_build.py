@@ -13,9 +13,9 @@ import pytest
 
 pytest.importorskip("nxcore_cuda")
 
-from nxcore_cuda import ahead, toolkit
-from nxcore_cuda.compile import SOURCES, compiled
-from nxcore_cuda.instance import Instance, unit
+from nxcore_cuda.machine import ahead, toolkit
+from nxcore_cuda.machine.compile import SOURCES, compiled
+from nxcore_cuda.machine.instance import Instance, unit
 
 PLUGIN = Path(__file__).parents[2] / "plugins" / "cuda"
 needs_nvcc = pytest.mark.skipif(toolkit.nvcc() is None, reason=f"no nvcc {toolkit.PLACES}")
@@ -99,5 +99,6 @@ def test_wheel(tmp_path, switch):
     launcher = "nxcore_cuda/_launch.abi3.so" in names
     assert launcher == (switch != "0" and bool(shutil.which("cc") or shutil.which("gcc")))
     assert re.search("cp311-abi3-manylinux_2_[0-9]+_" if launcher else "py3-none-any", wheel.name)
-    assert {"nxcore_cuda/element.cuh", "nxcore_cuda/emulator.h", "nxcore_cuda/launcher.c"} <= set(names)
+    sources = ("element.cuh", "emulator/emulator.h", "machine/launcher.c")
+    assert {f"nxcore_cuda/{source}" for source in sources} <= set(names)
     assert not [name for name in names if name.endswith((".fatbin", ".cubin"))]

@@ -13,10 +13,10 @@ import torch
 
 pytest.importorskip("nxcore_cuda")
 
-from nxcore_cuda import handle, load, native
-from nxcore_cuda.compile import run
-from nxcore_cuda.instance import Instance
-from nxcore_cuda.launch import Launch, ticket
+from nxcore_cuda.machine import handle, load, native
+from nxcore_cuda.machine.compile import run
+from nxcore_cuda.machine.instance import Instance
+from nxcore_cuda.machine.launch import Launch, ticket
 
 DRIVER = Path(__file__).with_name("cuda_driver.c")
 CONTEXT, STREAM, LAYOUT = 0x7000, 0xFFFF_8000_0000_1234, "@qf4i0q"

@@ -9,12 +9,12 @@ import torch
 
 import nxcore.ops
 from nxcore.plugin import Problem, Window
-from nxcore.verify import agreement
+from nxcore.trust.truth import agreement
 
 pytest.importorskip("nxcore_cuda")
 
 import nxcore_cuda
-from nxcore_cuda import toolkit
+from nxcore_cuda.machine import toolkit
 
 pytestmark = pytest.mark.skipif(not toolkit.EMULATED, reason="asks for tiles of tensors on the CPU")
 

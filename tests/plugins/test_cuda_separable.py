@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import nxcore.ops
-from nxcore.problem import Problem
-from nxcore.verify import agreement
+from nxcore.spec.problem import Problem
+from nxcore.trust.truth import agreement
 
 pytest.importorskip("nxcore_cuda")
 

@@ -13,15 +13,16 @@ import pytest
 import torch
 
 import nxcore.ops
-from nxcore.problem import Problem, TensorMeta
+from nxcore.spec.problem import Problem, TensorMeta
 
 pytest.importorskip("nxcore_cupy")
 
 import nxcore_cuda
 import nxcore_cupy
-from nxcore_cuda import host, load, separable
-from nxcore_cuda.compile import SOURCES, CompileError
-from nxcore_cuda.instance import Instance
+from nxcore_cuda import separable
+from nxcore_cuda.machine import host, load
+from nxcore_cuda.machine.compile import SOURCES, CompileError
+from nxcore_cuda.machine.instance import Instance
 
 SPECS = {spec.name: spec for spec in nxcore.ops.nxcore_ops()}
 CUDA, STREAM = torch.device("cuda", 0), 0xFFFF_8000_0000_1234
@@ -298,7 +299,7 @@ class TestLaunch:
         assert launch.function.launches[0][3] == STREAM + 1
 
     def test_a_plan_is_the_cuda_plugins_with_these_handles(self, module, monkeypatch):
-        from nxcore_cuda.launch import Guarded, Launch
+        from nxcore_cuda.machine.launch import Guarded, Launch
 
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
 

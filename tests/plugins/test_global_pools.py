@@ -6,14 +6,14 @@ import importlib
 
 import pytest
 import torch
-from nxcore_cuda import toolkit
 from nxcore_cuda.global_max_pool2d import Spread
+from nxcore_cuda.machine import toolkit
 from nxcore_cuda.sum import Tile
 from nxcore_triton import tile as triton_tile
 
 import nxcore
-from nxcore.problem import Problem
-from nxcore.verify import agreement
+from nxcore.spec.problem import Problem
+from nxcore.trust.truth import agreement
 
 SPECS = {spec.name: spec for spec in nxcore.ops.nxcore_ops()}
 LAYOUTS = {"rows": torch.contiguous_format, "channels": torch.channels_last}

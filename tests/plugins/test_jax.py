@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import nxcore.ops
-from nxcore.problem import Problem, TensorMeta
+from nxcore.spec.problem import Problem, TensorMeta
 
 nxcore_jax = pytest.importorskip("nxcore_jax")
 

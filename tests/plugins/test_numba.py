@@ -18,7 +18,7 @@ import nxcore_numba
 
 from nxcore.ops import nxcore_ops
 from nxcore.plugin import Problem
-from nxcore.verify import agreement
+from nxcore.trust.truth import agreement
 
 CPU = {k.op: k for k in nxcore_numba.KERNELS if not k.variant}
 CUDA = {k.op: k for k in nxcore_numba.KERNELS if k.variant}

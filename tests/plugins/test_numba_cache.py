@@ -17,7 +17,7 @@ import nxcore_numba
 CALL = """
 import torch
 from nxcore.ops import nxcore_ops
-from nxcore.problem import Problem
+from nxcore.spec.problem import Problem
 from nxcore_numba import entropy, threads
 spec = next(s for s in nxcore_ops() if s.name == "entropy")
 args = spec.bind(torch.randn(6, 5))

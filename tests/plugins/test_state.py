@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from nxcore.process import preserved
+from nxcore.spec.process import preserved
 
 SCRIPT = Path(__file__).with_name("state.py")
 
@@ -118,7 +118,7 @@ def test_preserved_leaves_alone_what_is_not_a_toolkits(monkeypatch: pytest.Monke
 def test_preserved_puts_back_the_start_method() -> None:
     code = (
         "import multiprocessing as m\n"
-        "from nxcore.process import preserved\n"
+        "from nxcore.spec.process import preserved\n"
         "with preserved(): m.RLock()\n"
         "m.set_start_method('spawn')\n"
         "with preserved(): pass\n"

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import nxcore.ops
-from nxcore.problem import Problem
-from nxcore.verify import Truth, agreement
+from nxcore.spec.problem import Problem
+from nxcore.trust.truth import Truth, agreement
 
 nxcore_triton = pytest.importorskip("nxcore_triton")
 

@@ -44,7 +44,7 @@ ROWS = {
 
 EXAMINE = f"""
 import json
-from nxcore.discovery import discover
+from nxcore.registry.discovery import discover
 from nxcore.testing import examine
 backends = ("numba", "triton", "cuda", "jax")
 rows = examine(discover(strict=True), backends=backends, ops={OPS}, dtypes=("float32",))

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 import nxcore
-from nxcore.dispatch import Operator
+from nxcore.call.operator import Operator
 from nxcore.ops import max_pool2d, softmax_sum
 from nxcore.ops.add import SPEC
-from nxcore.spec import OpSpec
+from nxcore.spec.spec import OpSpec
 
 x, y, flag = torch.ones(1, 1, 4, 4), torch.ones(1, 1, 4, 4), bool(torch.ones(1))
 

@@ -1,4 +1,4 @@
-"""Who serves a size that was never measured, by what is known of others: ``prior`` asked, and carried out."""
+"""Who serves a size that was never measured, by what its ``neighbours`` tell, carried out."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 
 import torch
 
-from nxcore import prior
-from nxcore.choice import Choice, yardstick
+from nxcore.choose.contenders import Choice, yardstick
+from nxcore.choose.estimate import neighbours
+from nxcore.choose.estimate.model import Point
+from nxcore.choose.estimate.neighbours import Guess
+from nxcore.choose.recall import Recall
 from nxcore.errors import InvalidInputError
-from nxcore.kernel import Backend, Kernel, Refusal
-from nxcore.predict import Point
-from nxcore.prior import Guess
-from nxcore.problem import Problem
-from nxcore.recall import Recall
-from nxcore.select import Candidate, Decision
-from nxcore.trace import described
-from nxcore.wisdom import SHELF, Page, digest, environment
+from nxcore.measure.decision import Candidate, Decision
+from nxcore.spec.kernel import Backend, Kernel, Refusal
+from nxcore.spec.problem import Problem
+from nxcore.store.problems import described
+from nxcore.store.wisdom import SHELF, Page, digest, environment
 
 POINTS = 16 * SHELF
 """How many pages are kept as points before all are made anew."""
@@ -85,11 +85,11 @@ class Estimator:
         cost = problem.cost
         if cost is None or "torch" not in able:
             return None
-        at = prior.point(problem, {}, self._branches(problem, able))
+        at = neighbours.point(problem, {}, self._branches(problem, able))
         facts = environment(problem.device)
         makes = {label: self.recall.make(b, k, problem) for label, (b, k) in able.items()}
         ours, stale = self._known(problem, facts, makes)
-        if found := prior.guess(at, ours, able):
+        if found := neighbours.guess(at, ours, able):
             return found
         foreign = [stale]
         foreign += [
@@ -98,7 +98,7 @@ class Estimator:
             if other != facts
         ]
         for points in sorted(foreign, key=len, reverse=True):  # figures of two devices never mix
-            if found := prior.guess(at, points, able, here=False):
+            if found := neighbours.guess(at, points, able, here=False):
                 return found
         return None
 
@@ -109,7 +109,7 @@ class Estimator:
 
         First with the times of kernels as they are now alone, then with all times where some are of others.
         """
-        family, where = prior.family(problem), digest(facts)
+        family, where = neighbours.family(problem), digest(facts)
         deterministic = torch.are_deterministic_algorithms_enabled()
         now: list[Point] = []
         before: list[Point] = []
@@ -136,10 +136,10 @@ class Estimator:
             return None, None
         try:
             other = described(problem.spec, of)
-            point = prior.point(other, times, self._branches(other, times))
+            point = neighbours.point(other, times, self._branches(other, times))
         except (InvalidInputError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
             return None, None  # a page of another release, or of another's making
-        return prior.family(other), point
+        return neighbours.family(other), point
 
     def _branches(self, problem: Problem, labels: Collection[str]) -> dict[str, Hashable]:
         found: dict[str, Hashable] = {}

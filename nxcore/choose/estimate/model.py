@@ -11,9 +11,9 @@ import statistics
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from nxcore.kriging import Field
-from nxcore.spec import Cost
-from nxcore.timing import Timing
+from nxcore.choose.estimate.kriging import Field
+from nxcore.measure.timing import Timing
+from nxcore.spec.spec import Cost
 
 SIZE = 0.5
 """How much an octave of one size counts beside one of the bytes."""

@@ -14,11 +14,11 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from nxcore.layout import layout_class
-from nxcore.predict import Point, forecasts
-from nxcore.problem import Problem, TensorMeta
-from nxcore.select import TIE
-from nxcore.timing import Timing, duration
+from nxcore.choose.estimate.model import Point, forecasts
+from nxcore.measure.decision import TIE
+from nxcore.measure.timing import Timing, duration
+from nxcore.spec.layout import layout_class
+from nxcore.spec.problem import Problem, TensorMeta
 
 EXACT = 64
 """Sizes below it are told apart one by one, those from it on in half-octaves."""

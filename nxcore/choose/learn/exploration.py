@@ -19,9 +19,9 @@ from typing import Any, Protocol
 
 import torch
 
-from nxcore.measure import DROP, DROP_AFTER, Clock
-from nxcore.pace import Pace
-from nxcore.timing import Timing
+from nxcore.choose.learn.budget import Pace
+from nxcore.measure.race import DROP, DROP_AFTER, Clock
+from nxcore.measure.timing import Timing
 
 LOOKS = (12, 20, 40)
 """Rounds after which the verdicts are looked at; after the last one the exploration ends."""

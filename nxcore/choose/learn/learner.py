@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
-from nxcore.choice import (
+from nxcore.call.wrappers import guarded
+from nxcore.choose.contenders import (
     AGAIN,
     Choice,
-    Entry,
+    Contender,
     carry_out,
     check_result,
     decided,
@@ -22,19 +23,18 @@ from nxcore.choice import (
     timed,
     yardstick,
 )
-from nxcore.device import heed_no_capture
-from nxcore.dispatch import KernelWarning
-from nxcore.gate import brief, pausing
-from nxcore.guards import guarded
-from nxcore.kernel import Code, Refusal
-from nxcore.measure import Clock
-from nxcore.online import Check, Exploration
-from nxcore.pace import Hand, Pace
-from nxcore.problem import Problem
-from nxcore.recall import Recall
-from nxcore.select import Candidate, Decision, settled
-from nxcore.timing import Timing
-from nxcore.watches import Watches
+from nxcore.choose.learn.budget import Hand, Pace
+from nxcore.choose.learn.exploration import Check, Exploration
+from nxcore.choose.learn.watches import Watches
+from nxcore.choose.recall import Recall
+from nxcore.context import KernelWarning
+from nxcore.measure.decision import Candidate, Decision, settled
+from nxcore.measure.race import Clock
+from nxcore.measure.timing import Timing
+from nxcore.spec.device import heed_no_capture
+from nxcore.spec.kernel import Code, Refusal
+from nxcore.spec.problem import Problem
+from nxcore.trust.gate import brief, pausing
 
 Decided = Callable[[Choice], None]
 
@@ -102,7 +102,7 @@ class Learner:
     def start(self, problem: Problem, serve: Decided) -> Choice:
         """Return what serves ``problem`` from now on: torch, and in time everybody in turn."""
         backend, kernel = self.tuner.taking_part(problem.op)[0]
-        entries: list[Entry] = []
+        entries: list[Contender] = []
         self.pace.begin()
 
         def failed(label: str, error: Exception) -> None:
@@ -189,7 +189,7 @@ class Learner:
         text = f"learning from calls met {brief(error)}; torch serves them"
         warnings.warn(text, KernelWarning, stacklevel=1)
 
-    def _entered(self, problem: Problem) -> Iterator[Entry]:
+    def _entered(self, problem: Problem) -> Iterator[Contender]:
         """Ask, verify and plan every kernel, with rests in between; none if there is no work."""
         self.pace.rest(KNOWN_S)
         if problem.device.type == "cuda":
@@ -200,16 +200,16 @@ class Learner:
             for backend, kernel in self.tuner.taking_part(problem.op):
                 candidate = Candidate(backend.label(kernel), backend.name)
                 if yardstick(kernel):
-                    yield Entry(backend, kernel, replace(candidate, refusal=NO_TURNS))
+                    yield Contender(backend, kernel, replace(candidate, refusal=NO_TURNS))
                 elif self.tuner.registry.probe(backend, kernel).simulated:
-                    yield Entry(backend, kernel, replace(candidate, simulated=True))
+                    yield Contender(backend, kernel, replace(candidate, simulated=True))
                 else:
                     if not self.tuner.refusal(backend, kernel, problem):
                         known = self.tuner.gate.knows(backend, kernel, problem)
                         self.pace.rest(KNOWN_S if known else UNKNOWN_S)
                     yield self.tuner.enter(backend, kernel, problem, (), first=False)
 
-    def _careful(self, entry: Entry, problem: Problem) -> tuple[Callable[..., Any], Check]:
+    def _careful(self, entry: Contender, problem: Problem) -> tuple[Callable[..., Any], Check]:
         """Return a kernel's call for its turns, and what looks at their results once they are timed.
 
         Its first run is in the journal, waited for, and audited.

@@ -20,14 +20,14 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from nxcore.choose.learn.exploration import Switch
 from nxcore.errors import VerificationError
-from nxcore.form import form, meet, misformed, spans, twin
-from nxcore.kernel import Backend, Kernel
-from nxcore.online import Switch
-from nxcore.problem import Problem
-from nxcore.state import State, disturbance
-from nxcore.suspicion import INPUTS, confirmed, differ, out_of, restore
-from nxcore.verify import leaves, strays, without_out
+from nxcore.spec.kernel import Backend, Kernel
+from nxcore.spec.problem import Problem, leaves
+from nxcore.trust.form import form, meet, misformed, spans, twin
+from nxcore.trust.state import State, disturbance
+from nxcore.trust.suspicion import INPUTS, confirmed, differ, out_of, restore
+from nxcore.trust.truth import strays, without_out
 
 FIRST = 16
 """Calls of a problem that are watched from its first one on."""

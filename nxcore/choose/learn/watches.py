@@ -14,12 +14,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from nxcore.choice import Choice
-from nxcore.dispatch import KernelWarning
-from nxcore.kernel import Backend, Kernel
-from nxcore.pace import Pace, until_the_end
-from nxcore.problem import Problem
-from nxcore.watch import Pending, Watch
+from nxcore.choose.contenders import Choice
+from nxcore.choose.learn.budget import Pace, until_the_end
+from nxcore.choose.learn.watch import Pending, Watch
+from nxcore.context import KernelWarning
+from nxcore.spec.kernel import Backend, Kernel
+from nxcore.spec.problem import Problem
 
 SHARE = 0.005
 """Of the time since the first watched call: what audits may take."""

@@ -11,20 +11,21 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nxcore import measure
 from nxcore.bench import engine, entrants, head, peers
 from nxcore.bench.cells import Cell, Wanted, cells
 from nxcore.bench.compare import compare, differences
 from nxcore.bench.engine import Bench
 from nxcore.bench.entrants import Guest
-from nxcore.bench.record import Recorder, read, rows
+from nxcore.bench.record import RecordWriter, read, rows
 from nxcore.bench.row import Row, verdict
 from nxcore.bench.summary import summary
-from nxcore.choice import AGAIN
+from nxcore.choose.contenders import AGAIN
 from nxcore.errors import InvalidInputError, UnknownBackendError
-from nxcore.kernel import no, simulated
-from nxcore.measure import Ceilings
-from nxcore.select import Interval
+from nxcore.measure import ceilings as limits
+from nxcore.measure import race
+from nxcore.measure.ceilings import Ceilings
+from nxcore.measure.decision import Interval
+from nxcore.spec.kernel import no, simulated
 from tests.null import fakes
 
 CPU = torch.device("cpu")
@@ -37,7 +38,7 @@ def ceilings(monkeypatch):
     """A device whose best is known; the real one's is measured once a process, by the real clock."""
     for module in (engine, head):
         monkeypatch.setattr(module, "ceilings", lambda device: SLOW_DEVICE)
-    monkeypatch.setattr(measure, "ceilings_now", lambda device: SLOW_DEVICE)
+    monkeypatch.setattr(limits, "ceilings_now", lambda device: SLOW_DEVICE)
 
 
 def cell(sample: str = "small", dtype: torch.dtype = torch.float32, op: str = "add") -> Cell:
@@ -104,7 +105,7 @@ def test_torchs_best_is_the_baseline(monkeypatch):
 
 def test_a_time_that_cannot_be_is_an_error(monkeypatch):
     slow = replace(SLOW_DEVICE, flops=1e6)
-    for module, name in ((engine, "ceilings"), (measure, "ceilings_now")):
+    for module, name in ((engine, "ceilings"), (limits, "ceilings_now")):
         monkeypatch.setattr(module, name, lambda device: slow)
     found = raced(monkeypatch, {"torch": 2000, "impossible": 300})
     assert found["impossible"].verdict == "BELOW_FLOOR"
@@ -121,9 +122,9 @@ def test_ceilings_that_a_busy_machine_had_kept_low_are_measured_again(monkeypatc
 def test_where_torch_beats_the_ceilings_they_are_unsure_and_its_time_is_the_floor(monkeypatch):
     slow, tries = replace(SLOW_DEVICE, flops=1e6), []
     monkeypatch.setattr(engine, "ceilings", lambda device: slow)
-    monkeypatch.setattr(measure, "ceilings_now", lambda device: tries.append(1) or slow)
+    monkeypatch.setattr(limits, "ceilings_now", lambda device: tries.append(1) or slow)
     found = raced(monkeypatch, {"torch": 600, "better": 300})
-    assert len(tries) == measure.TRIES
+    assert len(tries) == limits.TRIES
     assert (found["torch"].verdict, found["better"].verdict) == ("BASE", "FAST")
     assert found["torch"].floor_unsure
     assert found["torch"].share_of_floor == pytest.approx(1, rel=1e-3)
@@ -183,7 +184,7 @@ def test_a_kernel_that_raises_in_the_race_leaves_it_to_the_others():
 
 
 def test_a_cell_that_fails_as_a_whole_is_one_row(monkeypatch):
-    monkeypatch.setattr(measure, "race", fakes.raising(torch.OutOfMemoryError("none left")))
+    monkeypatch.setattr(race, "race", fakes.raising(torch.OutOfMemoryError("none left")))
     (row,) = Bench(fakes.session(), CPU, fakes.QUICK).measure(cell())
     assert (row.label, row.verdict) == ("torch", "DECLINED")
     assert row.reason.startswith("not measured: OutOfMemoryError: none left")
@@ -273,16 +274,16 @@ def test_a_verdict_is_the_intervals(ratio, noise, said):
 def test_a_record_goes_on_where_it_was_broken_off(tmp_path):
     bench = Bench(fakes.session(), CPU, fakes.QUICK)
     path = tmp_path / "deep" / "record.jsonl"
-    first = Recorder(path, bench.head)
+    first = RecordWriter(path, bench.head)
     assert first.done == {}
     first.write(bench.measure(cell()))
     whole = path.read_text()
     path.write_text(whole + '{"record": "row", "op": "su')
-    second = Recorder(path, bench.head)
+    second = RecordWriter(path, bench.head)
     assert list(second.done) == [("add", "small", "float32")]
     assert path.read_text() == whole, "one head, and no line that was broken off"
     assert {r["label"] for r in second.done["add", "small", "float32"]} == {"torch", AGAIN, "nxcore"}
-    other = Recorder(path, Bench(fakes.session(), CPU, fakes.QUICK, peers=["eager"]).head)
+    other = RecordWriter(path, Bench(fakes.session(), CPU, fakes.QUICK, peers=["eager"]).head)
     assert other.done == {}, "another question"
     assert [line["record"] for line in read(path)].count("head") == 2
     assert len(rows(read(path))) == 3

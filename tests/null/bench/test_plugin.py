@@ -10,11 +10,11 @@ import pytest
 
 pytest_plugins = "pytester"
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 REGISTRY = """
 import torch
 from nxcore.bench import engine
-from nxcore.kernel import no
+from nxcore.spec.kernel import no
 from tests.null import fakes
 
 engine.FAST = fakes.QUICK

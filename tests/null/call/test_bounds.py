@@ -8,11 +8,14 @@ import tracemalloc
 import pytest
 import torch
 
-from nxcore import chooser, dispatch, measure, store
+from nxcore.call import operator
+from nxcore.choose import chooser
+from nxcore.measure import race as racing
+from nxcore.measure.timing import Timing
 from nxcore.session import Session
 from nxcore.settings import Settings
-from nxcore.store import Store
-from nxcore.timing import Timing
+from nxcore.store import files
+from nxcore.store.files import Store
 from tests.null import fakes
 
 SMALL, MANY = 16, 150
@@ -22,15 +25,15 @@ BASE = torch.ones(3 * MANY + 8)
 @pytest.fixture
 def small(monkeypatch):
     """Make every capacity small, and a race cost nothing."""
-    monkeypatch.setattr(dispatch, "CAPACITY", SMALL)
+    monkeypatch.setattr(operator, "CAPACITY", SMALL)
     monkeypatch.setattr(chooser, "DECISIONS", SMALL)
-    monkeypatch.setattr(store, "KEPT", SMALL)
+    monkeypatch.setattr(files, "KEPT", SMALL)
 
     def race(calls, device, **how):
         us = {label: 100.0 if label.startswith("torch") else 50.0 for label in calls}
         return {label: Timing((t,) * 8, (t,) * 8) for label, t in us.items()}
 
-    monkeypatch.setattr(measure, "race", race)
+    monkeypatch.setattr(racing, "race", race)
 
 
 def meet(op, start):
@@ -66,7 +69,7 @@ def test_after_a_million_shapes_the_table_of_plans_is_no_larger():
     op = fakes.session(fakes.backend()).op("sum")
     for n in range(1_000_000):
         op._remember((n,), op.spec.reference)
-    assert len(op.plans) + len(op._older) <= 2 * dispatch.CAPACITY
+    assert len(op.plans) + len(op._older) <= 2 * operator.CAPACITY
     assert (999_999,) in op.plans
 
 

@@ -8,16 +8,17 @@ import threading
 import pytest
 import torch
 
-from nxcore import crossing, measure
-from nxcore.choice import Choice
-from nxcore.crossing import SCOUTS
-from nxcore.learn import Learner
-from nxcore.online import LOOKS, MET
-from nxcore.pace import Pace
-from nxcore.select import Candidate, Decision
+from nxcore.call import gradient_route
+from nxcore.call.gradient_route import SCOUTS
+from nxcore.choose.contenders import Choice
+from nxcore.choose.learn.budget import Pace
+from nxcore.choose.learn.exploration import LOOKS, MET
+from nxcore.choose.learn.learner import Learner
+from nxcore.measure import race
+from nxcore.measure.decision import Candidate, Decision
+from nxcore.measure.timing import Timing
 from nxcore.session import Session
 from nxcore.settings import Settings
-from nxcore.timing import Timing
 from tests.null import fakes
 from tests.null.fakes import SPECS
 
@@ -113,7 +114,7 @@ def test_both_ways_are_learnt_from_calls_and_the_bridge_stays_where_a_kernel_won
 def test_where_torch_serves_both_ways_its_own_autograd_does(policy, monkeypatch):
     session, _ = learning(1.5, 1.5, policy)
     clock = session.chooser.learner.clock
-    monkeypatch.setattr(measure, "race", functools.partial(measure.race, clock=clock))
+    monkeypatch.setattr(race, "race", functools.partial(race.race, clock=clock))
     crossed = [step(session, dense=True) for _ in range(6)]
     # By `measure` nobody knows yet who has the backward operator's problem.
     assert crossed[0] == (policy == "measure")
@@ -143,7 +144,7 @@ def test_kernels_that_save_less_than_the_bridge_costs_leave_it_to_torch(
     """Of 100 us each way, the bridge costs 13; both ways count together."""
     session, runs = learning(forward, backward, "measure")
     clock = session.chooser.learner.clock
-    monkeypatch.setattr(measure, "race", functools.partial(measure.race, clock=clock))
+    monkeypatch.setattr(race, "race", functools.partial(race.race, clock=clock))
     for _ in range(2):
         step(session, dense=True)
     for again in (False, True):
@@ -177,17 +178,17 @@ def test_on_a_device_that_the_call_waits_for_the_bridge_costs_nothing():
         )
         return Choice(Decision("fast", "measured", "", candidates), lambda: None, None, None)
 
-    assert crossing.gain_us(choice((100, 10), (90, 10)), 6.5) == 10
-    assert crossing.gain_us(choice((10, 20), (9, 18)), 6.5) == 2 - 6.5
-    assert not crossing.pays(choice((10, 20), (9, 18)), 6.5)
-    assert crossing.pays(choice((100, 10), (90, 10)), 6.5)
-    assert not crossing.pays(choice((100, 10), (90, 10)), 16)
+    assert gradient_route.gain_us(choice((100, 10), (90, 10)), 6.5) == 10
+    assert gradient_route.gain_us(choice((10, 20), (9, 18)), 6.5) == 2 - 6.5
+    assert not gradient_route.pays(choice((10, 20), (9, 18)), 6.5)
+    assert gradient_route.pays(choice((100, 10), (90, 10)), 6.5)
+    assert not gradient_route.pays(choice((100, 10), (90, 10)), 16)
 
 
 def test_calls_that_nobody_differentiates_stop_crossing(monkeypatch):
     session, _ = learning(1.5, 1.5, "measure")
     clock = session.chooser.learner.clock
-    monkeypatch.setattr(measure, "race", functools.partial(measure.race, clock=clock))
+    monkeypatch.setattr(race, "race", functools.partial(race.race, clock=clock))
     assert [step(session, back=False) for _ in range(SCOUTS + 4)] == [True] * SCOUTS + [False] * 4
 
 
@@ -195,7 +196,7 @@ def test_captured_calls_are_torchs_while_others_take_turns(monkeypatch):
     session, runs = learning(0.5, 0.5)
     for _ in range(MET + 4):
         step(session)
-    monkeypatch.setattr(crossing, "capturing", lambda problem: True)
+    monkeypatch.setattr(gradient_route, "capturing", lambda problem: True)
     runs.clear()
     assert not any(step(session) for _ in range(8))
     assert runs == []

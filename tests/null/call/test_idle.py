@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nxcore.errors import UnsupportedProblemError
-from nxcore.problem import Problem
+from nxcore.spec.problem import Problem
 from tests.null import fakes
 
 IMAGE, FILTER, PAIR = torch.ones(1, 1, 4, 4), torch.ones(1, 1, 1, 1), (torch.ones(4), torch.ones(4))

@@ -11,8 +11,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nxcore import dispatch, hit
-from nxcore.dispatch import Operator
+from nxcore.call import generated
+from nxcore.call import operator as operators
+from nxcore.call.operator import Operator
 from nxcore.errors import InvalidInputError, UnsupportedProblemError
 from tests.null import fakes
 
@@ -29,7 +30,7 @@ def session():
 def resolves(session, request, monkeypatch):
     """Return a function that counts the misses that made a plan while ``add`` was called."""
     if request.param == "far":
-        monkeypatch.setattr(hit, "_of_torch", None)
+        monkeypatch.setattr(generated, "_of_torch", None)
 
     def count(*calls, op="add"):
         operator = session.op(op)
@@ -110,7 +111,7 @@ def test_calls_that_look_alike_are_told_by_their_guards(session, monkeypatch):
     monkeypatch.setattr(type(op), "far", lambda self, *args: far.append(args))
     for args in alike:
         torch.testing.assert_close(op(*args), torch.add(*args))
-    monkeypatch.setattr(dispatch, "ALIKE", 2)
+    monkeypatch.setattr(operators, "ALIKE", 2)
     op.approach(op.near, "key", op.spec.reference, X.half(), X, 1, None)
     op(*alike[0])
     assert len(far) == 1, "what was found longest ago is far again"
@@ -255,7 +256,7 @@ def test_an_equal_argument_of_another_type_is_not_served_unchecked(session, bad)
 
 
 def test_the_table_is_bounded_and_keeps_what_is_used(monkeypatch, session):
-    monkeypatch.setattr(dispatch, "CAPACITY", 4)
+    monkeypatch.setattr(operators, "CAPACITY", 4)
     op = session.op("sum")
     with fakes.counting_resolves(op) as seen:
         for n in range(1, 30):

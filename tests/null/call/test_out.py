@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nxcore.dispatch import KernelWarning, overlap
+from nxcore.call.operator import overlap
+from nxcore.context import KernelWarning
 from nxcore.errors import InvalidInputError
 from tests.null import fakes
 

@@ -12,17 +12,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from nxcore import gate, session
-from nxcore.dispatch import KernelWarning
+from nxcore import session
+from nxcore.context import KernelWarning
 from nxcore.errors import DeviceLostError
-from nxcore.quarantine import STRIKES
-from nxcore.store import Store
+from nxcore.store.files import Store
+from nxcore.trust import gate
+from nxcore.trust.quarantine import STRIKES
 from tests.null import fakes
 from tests.null.fakes import SPECS
 
 ADD = SPECS["add"].reference
 X = torch.arange(12.0).view(3, 4)
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def racing(monkeypatch, **times):

@@ -9,19 +9,20 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from nxcore import elsewhere, identity
 from nxcore import session as sessions
+from nxcore.choose import foreign
+from nxcore.choose.explanation import BY_RULE, Explanation, ago
+from nxcore.choose.learn.budget import Pace
+from nxcore.choose.learn.exploration import MET
 from nxcore.cli import app
 from nxcore.cli.measured import described
 from nxcore.errors import InvalidInputError
-from nxcore.explanation import BY_RULE, Explanation, ago
-from nxcore.kernel import no, simulated
-from nxcore.online import MET
-from nxcore.pace import Pace
-from nxcore.problem import Problem
-from nxcore.select import Candidate, Decision, decide
-from nxcore.store import Store
-from nxcore.wisdom import Page, digest, key
+from nxcore.measure.decision import Candidate, Decision, decide
+from nxcore.spec.kernel import no, simulated
+from nxcore.spec.problem import Problem
+from nxcore.store.files import Store
+from nxcore.store.wisdom import Page, digest, key
+from nxcore.trust import fingerprint
 from tests.null import fakes
 from tests.null.fakes import SPECS
 
@@ -70,7 +71,7 @@ def test_a_choice_without_figures_says_what_would_change_it(rule):
 @pytest.fixture
 def machine(monkeypatch):
     """A session with kernels that can't serve, each for another reason."""
-    monkeypatch.setattr(identity, "sources", lambda dist, module: {"it": "1"})
+    monkeypatch.setattr(fingerprint, "sources", lambda dist, module: {"it": "1"})
     add = fakes.kernel("add")
     return fakes.session(
         fakes.backend("fake", add),
@@ -104,7 +105,7 @@ def test_the_age_and_the_policy_of_figures_are_told(machine, monkeypatch):
     monkeypatch.setattr(time, "time", lambda: page.date + 119)
     assert str(found.origin) == f"measured 1 minute ago by policy 'measure' with torch {torch.__version__}"
     monkeypatch.undo()
-    monkeypatch.setattr(identity, "sources", lambda dist, module: {"it": "1"})
+    monkeypatch.setattr(fingerprint, "sources", lambda dist, module: {"it": "1"})
     page = machine.wisdom.read(PROBLEM)
     versions = {**page.versions, "torch": "2.13"}
     earlier = time.time() - 3 * 86_400 - 5
@@ -215,7 +216,7 @@ def store():
 
 @pytest.mark.parametrize("name", ["NVIDIA H200", "nvidia h200", "H200"])
 def test_another_device_is_asked_by_name_without_being_there(store, name):
-    found = elsewhere.explained(store, PROBLEM, name)
+    found = foreign.explained(store, PROBLEM, name)
     assert (found.decision.chosen, found.decision.rule) == ("cuda", "measured")
     assert found.origin.device == "NVIDIA H200"
     assert " on NVIDIA H200 by policy" in str(found)
@@ -223,7 +224,7 @@ def test_another_device_is_asked_by_name_without_being_there(store, name):
 
 def test_what_nobody_measured_there_is_said(store):
     problem = Problem.of(SPECS["add"], (X[:2], X[:2], 1, None))
-    found = elsewhere.explained(store, problem, "H200").decision
+    found = foreign.explained(store, problem, "H200").decision
     assert (found.chosen, found.rule) == ("torch", "prior")
     assert "nothing was measured of it on NVIDIA H200; 2 other problems of add were" in found.reason
 
@@ -232,7 +233,7 @@ def test_a_device_of_which_nothing_is_known_is_refused(store):
     with pytest.raises(
         InvalidInputError, match="no wisdom of a device 'NVIDIA H100'; did you mean 'NVIDIA H200'"
     ):
-        elsewhere.explained(store, PROBLEM, "NVIDIA H100")
+        foreign.explained(store, PROBLEM, "NVIDIA H100")
 
 
 # ---- the command line

@@ -8,12 +8,15 @@ import warnings
 import pytest
 import torch
 
-from nxcore import choice, identity, measure, session, tune
-from nxcore.choice import AGAIN
-from nxcore.dispatch import KernelWarning
+from nxcore import session
+from nxcore.choose import contenders, tuner
+from nxcore.choose.contenders import AGAIN
+from nxcore.context import KernelWarning
+from nxcore.measure import race
+from nxcore.measure.timing import REGIMES, Timing
 from nxcore.session import Session
 from nxcore.settings import Settings
-from nxcore.timing import REGIMES, Timing
+from nxcore.trust import fingerprint
 from tests.null import fakes
 from tests.null.fakes import SPECS
 
@@ -66,10 +69,10 @@ class Machine:
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
     found = Machine(tmp_path)
-    monkeypatch.setattr(measure, "race", found.race)
-    for module in (choice, tune):
+    monkeypatch.setattr(race, "race", found.race)
+    for module in (contenders, tuner):
         monkeypatch.setattr(module, "regimes", lambda problem: REGIMES)
-    monkeypatch.setattr(identity, "sources", lambda dist, module: {"it": "1"})
+    monkeypatch.setattr(fingerprint, "sources", lambda dist, module: {"it": "1"})
     monkeypatch.setattr(session, "capturing", lambda problem: found.capturing)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: found.capturing)
     return found
@@ -158,12 +161,12 @@ def test_a_failure_of_the_eager_winner_leaves_the_captured_one(machine):
 
 def test_what_was_learnt_from_calls_wins_a_capture_only_beyond_doubt():
     """Between two events around a call lies the host's time too: torch's own may be as short as the rest."""
-    decided = functools.partial(choice.decided, entries=(), learnt=True)
-    problem = choice.Problem.of(SPECS["add"], (fakes.on_cuda(3, 4), fakes.on_cuda(3, 4), 1, None))
+    decided = functools.partial(contenders.decided, entries=(), learnt=True)
+    problem = contenders.Problem.of(SPECS["add"], (fakes.on_cuda(3, 4), fakes.on_cuda(3, 4), 1, None))
 
     def candidate(label, host, device):
         timing = Timing(tuple([device] * 20), tuple([host] * 20))
-        return choice.Candidate(label, label, timing=timing, graph_safe=True)
+        return contenders.Candidate(label, label, timing=timing, graph_safe=True)
 
     doubtful = [candidate("torch", 20, 24), candidate("fast", 8, 10)]
     found = decided(problem, doubtful, doubtful[0].timing)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from nxcore import exchange, wisdom
-from nxcore.problem import Problem
-from nxcore.store import Store
-from nxcore.wisdom import Wisdom
+from nxcore.spec.problem import Problem
+from nxcore.store import transfer, wisdom
+from nxcore.store.files import Store
+from nxcore.store.wisdom import Wisdom
 from tests.null.fakes import SPECS
 from tests.null.processes import Machine, X
 
@@ -97,9 +97,9 @@ def test_a_page_of_before_has_no_count_and_says_by_its_noise_whether_it_is_clear
 
 def test_of_two_pages_a_clear_one_stays(machine):
     machine.chosen(fast=50)
-    of, clear = exchange.gathered(Store(machine.folder))
+    of, clear = transfer.gathered(Store(machine.folder))
     ((place, (at, document)),) = clear.items()
     later = document | {"decision": document["decision"] | {"noise": 3.0}, "date": document["date"] + 60}
     for order in ((clear, {place: (at, later)}), ({place: (at, later)}, clear)):
-        assert exchange.merged((of, pages) for pages in order)[1][place][1] == document
-    assert exchange.imported(Store(machine.folder), of, {place: (at, later)}) == 0
+        assert transfer.merged((of, pages) for pages in order)[1][place][1] == document
+    assert transfer.imported(Store(machine.folder), of, {place: (at, later)}) == 0

@@ -12,7 +12,7 @@ from nxcore import session as sessions
 from nxcore.bench import engine, head
 from nxcore.bench.record import read
 from nxcore.cli import app
-from nxcore.measure import Ceilings
+from nxcore.measure.ceilings import Ceilings
 from tests.null import fakes
 
 SMALL = ("bench", "add", "--fast", "--size", "small", "--device", "cpu")

@@ -13,15 +13,15 @@ import torch
 from typer.testing import CliRunner
 
 import nxcore
-from nxcore import demo
 from nxcore import session as sessions
+from nxcore.bench import demo
 from nxcore.cli import app, main, render
 from nxcore.errors import InvalidInputError, NxcoreError, UnknownBackendError, UnknownOperatorError
-from nxcore.kernel import Check, no
-from nxcore.quarantine import Suspect
-from nxcore.registry import BackendStatus, Source
+from nxcore.registry.registry import BackendStatus, Source
 from nxcore.settings import Settings
-from nxcore.store import Store
+from nxcore.spec.kernel import Check, no
+from nxcore.store.files import Store
+from nxcore.trust.quarantine import Suspect
 from tests.null import fakes
 
 FAILED = BackendStatus(

@@ -12,7 +12,7 @@ from nxcore import session as sessions
 from nxcore.cli import app
 from nxcore.cli import verify as command
 from nxcore.errors import UnknownOperatorError
-from nxcore.kernel import no
+from nxcore.spec.kernel import no
 from nxcore.testing import Finding, Row
 from nxcore.testing.rules import OF_A_KERNEL, OF_A_TYPE
 from tests.null import fakes

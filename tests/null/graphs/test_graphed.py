@@ -10,10 +10,10 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import nxcore
-from nxcore import graphs
 from nxcore.context import PREFERENCE
 from nxcore.errors import CaptureError, InvalidInputError
-from nxcore.graphs import Failure, Graphed, check_result, in_words, signature
+from nxcore.graphs import graphed
+from nxcore.graphs.graphed import Failure, Graphed, check_result, in_words, signature
 from tests.null import fakes
 
 X = torch.arange(12.0).view(3, 4)
@@ -133,7 +133,7 @@ def captures(monkeypatch):
         seen.append(leaves[0].shape[0])
         return lambda tensors: self.fn(*tensors)
 
-    monkeypatch.setattr(graphs, "_device", lambda fn, leaves, spec: torch.device("cuda"))
+    monkeypatch.setattr(graphed, "_device", lambda fn, leaves, spec: torch.device("cuda"))
     monkeypatch.setattr(Graphed, "_captured", captured)
     monkeypatch.setattr(Graphed, "_in_order", lambda self, device: None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
@@ -262,7 +262,7 @@ def test_problems_met_before_a_capture_are_measured_and_not_learnt():
     session = fakes.session(fakes.backend())
     session.chooser.settings = fakes.replace(session.settings, policy="online")
     assert session.chooser.policy == "online"
-    with graphs.deciding():
+    with graphed.deciding():
         assert session.chooser.policy == "measure"
         with session.policy("estimate"):
             assert session.chooser.policy == "estimate", "what was asked for stays"

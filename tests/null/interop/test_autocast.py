@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nxcore import library
 from nxcore import session as sessions
 from nxcore.errors import InvalidInputError, UnsupportedProblemError
+from nxcore.interop import library
 from tests.null import fakes
 
 SPECS = fakes.SPECS

@@ -10,8 +10,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
-from nxcore.autograd import Differentiable
-from nxcore.problem import Problem
+from nxcore.interop.autograd import Differentiable
+from nxcore.spec.problem import Problem
 from nxcore.testing.memory import each
 from tests.null import fakes
 

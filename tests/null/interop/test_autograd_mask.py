@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.null import fakes
-from tests.null.test_autograd import CASES, leaves_of
+from tests.null.interop.test_autograd import CASES, leaves_of
 
 
 def test_the_backward_kernel_runs_and_gets_the_mask():

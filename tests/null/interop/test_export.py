@@ -11,7 +11,7 @@ import torch
 
 import nxcore
 from nxcore import session as sessions
-from nxcore.inductor import probe_cpu
+from nxcore.registry.inductor import probe_cpu
 from nxcore.session import Session
 from nxcore.settings import Settings
 from tests.null import fakes
@@ -45,8 +45,8 @@ class Mixed(torch.nn.Module):
 
 
 LOADER = """
-import sys, torch, nxcore.library
-nxcore.library.define_all()
+import sys, torch, nxcore.interop.library
+nxcore.interop.library.define_all()
 program = torch.export.load(sys.argv[1] + "/mixed.pt2")
 x, want = torch.load(sys.argv[1] + "/numbers.pt")
 torch.testing.assert_close(program.module()(x), want)

@@ -11,8 +11,8 @@ from functorch.compile import make_boxed_func
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from nxcore import library
 from nxcore import session as sessions
+from nxcore.interop import library
 from nxcore.plugin import Param
 from nxcore.session import Session
 from nxcore.settings import Settings

@@ -11,7 +11,7 @@ from nxcore.context import PREFERENCE, TRACED, Preference
 from nxcore.session import Session
 from nxcore.settings import Settings
 from tests.null import fakes
-from tests.null.test_library import compiled, nodes
+from tests.null.interop.test_library import compiled, nodes
 
 
 @pytest.fixture

@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import wilcoxon
 
-from nxcore.kernel import Code, Refusal
-from nxcore.select import (
+from nxcore.measure.decision import (
     Candidate,
     Decision,
     Interval,
@@ -27,7 +26,8 @@ from nxcore.select import (
     signed_rank,
     winners,
 )
-from nxcore.timing import REGIMES, Timing, duration
+from nxcore.measure.timing import REGIMES, Timing, duration
+from nxcore.spec.kernel import Code, Refusal
 from tests.null import fakes
 
 NO = Refusal(Code.OTHER, "no")

@@ -15,11 +15,11 @@ import time
 import pytest
 import torch
 
-from nxcore.choice import AGAIN, timed
-from nxcore.measure import Effort, race
-from nxcore.online import LOOKS, Exploration
-from nxcore.pace import Pace
-from nxcore.select import SIGNIFICANCE, Candidate, decide, settled
+from nxcore.choose.contenders import AGAIN, timed
+from nxcore.choose.learn.budget import Pace
+from nxcore.choose.learn.exploration import LOOKS, Exploration
+from nxcore.measure.decision import SIGNIFICANCE, Candidate, decide, settled
+from nxcore.measure.race import Effort, race
 from tests.null.fakes import Clock
 
 CPU = torch.device("cpu")

@@ -9,11 +9,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nxcore import measure
-from nxcore.device import describe
-from nxcore.measure import Ceilings, Effort, race
-from nxcore.spec import Cost
-from nxcore.timing import Timing
+from nxcore.measure import ceilings
+from nxcore.measure import race as racing
+from nxcore.measure.ceilings import Ceilings
+from nxcore.measure.race import Effort, race
+from nxcore.measure.timing import Timing
+from nxcore.spec.device import describe
+from nxcore.spec.spec import Cost
 from tests.null import fakes
 from tests.null.fakes import Clock
 
@@ -215,24 +217,24 @@ def test_ceilings_measured_beside_other_work_are_measured_again(monkeypatch):
     found = [replace(CEILINGS, noise=0.6), replace(CEILINGS, noise=0.3, flops=2 * CEILINGS.flops)]
     quiet, asked = replace(CEILINGS, noise=0.01, t0_us=0.5), []
     monkeypatch.setattr(
-        measure, "ceilings_now", lambda device: asked.append(device) or [*found, quiet][len(asked) - 1]
+        ceilings, "ceilings_now", lambda device: asked.append(device) or [*found, quiet][len(asked) - 1]
     )
-    best = measure.ceilings.__wrapped__(CPU)
-    assert len(asked) == 1 + measure.TRIES
+    best = ceilings.ceilings.__wrapped__(CPU)
+    assert len(asked) == 1 + ceilings.TRIES
     assert (best.flops, best.t0_us, best.noise, best.unsure) == (2 * CEILINGS.flops, 0.5, 0.01, False)
     asked.clear()
     found.insert(0, quiet)
-    assert measure.ceilings.__wrapped__(CPU) == quiet
+    assert ceilings.ceilings.__wrapped__(CPU) == quiet
     assert len(asked) == 1
-    monkeypatch.setattr(measure, "ceilings_now", lambda device: replace(CEILINGS, noise=0.6))
-    assert measure.ceilings.__wrapped__(CPU).unsure
-    assert measure.ceilings.__wrapped__(CPU).to_dict()["noise"] == 0.6
+    monkeypatch.setattr(ceilings, "ceilings_now", lambda device: replace(CEILINGS, noise=0.6))
+    assert ceilings.ceilings.__wrapped__(CPU).unsure
+    assert ceilings.ceilings.__wrapped__(CPU).to_dict()["noise"] == 0.6
 
 
 def test_the_noise_of_a_ceiling_is_what_its_median_block_takes_more(monkeypatch):
     times = {"a": fakes.timing([10.0, 12.0, 13.0]), "b": fakes.timing([11.0, 11.0, 11.0])}
-    monkeypatch.setattr(measure, "race", lambda *a, **how: times)
-    assert measure._best_us({}, CPU, Effort()) == (10.0, pytest.approx(0.2))
+    monkeypatch.setattr(racing, "race", lambda *a, **how: times)
+    assert ceilings._best_us({}, CPU, Effort()) == (10.0, pytest.approx(0.2))
 
 
 def test_ceilings_are_plain_data():
@@ -240,8 +242,8 @@ def test_ceilings_are_plain_data():
 
 
 def test_device_facts_hold_device_and_ceilings(monkeypatch):
-    monkeypatch.setattr(measure, "ceilings", lambda device: CEILINGS)
-    assert measure.device_facts(CPU) == describe("cpu").to_dict() | {"ceilings": CEILINGS.to_dict()}
+    monkeypatch.setattr(ceilings, "ceilings", lambda device: CEILINGS)
+    assert ceilings.device_facts(CPU) == describe("cpu").to_dict() | {"ceilings": CEILINGS.to_dict()}
 
 
 def test_the_cpu_is_described_by_what_torch_uses():

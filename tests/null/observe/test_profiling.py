@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import nxcore
-from nxcore.profiling import PREFIX, _peaks
+from nxcore.observe.profiling import PREFIX, _peaks
 from tests.null import fakes
 
 X = torch.ones(1000)

@@ -10,13 +10,14 @@ import torch
 from typer.testing import CliRunner
 
 import nxcore
-from nxcore import identity, trace
 from nxcore import session as sessions
 from nxcore.cli import app
 from nxcore.errors import InvalidInputError
-from nxcore.hit import Counted
-from nxcore.problem import Problem
-from nxcore.wisdom import key
+from nxcore.observe.counted import Counted
+from nxcore.spec.problem import Problem
+from nxcore.store import problems
+from nxcore.store.wisdom import key
+from nxcore.trust import fingerprint
 from tests.null import fakes
 from tests.null.fakes import SPECS
 
@@ -25,7 +26,7 @@ X = torch.arange(12.0).view(3, 4)
 
 
 def lines(path):
-    return [line for _, line in trace.read(path)]
+    return [line for _, line in problems.read(path)]
 
 
 @pytest.mark.parametrize("op", SPECS)
@@ -34,9 +35,9 @@ def test_every_problem_comes_back_from_its_line_and_its_arguments_are_like_it(op
     for name in (name for of, name in SAMPLES if of == op):
         for dtype in (torch.float32, torch.bfloat16):
             problem = Problem.of(spec, fakes.build(op, name, dtype))
-            again = trace.described(spec, json.loads(json.dumps(key(problem))))
+            again = problems.described(spec, json.loads(json.dumps(key(problem))))
             assert again == problem, name
-            args = trace.arguments(again)
+            args = problems.arguments(again)
             assert Problem.of(spec, args) == problem, name
             spec.check(*args)
             found += 1
@@ -45,7 +46,7 @@ def test_every_problem_comes_back_from_its_line_and_its_arguments_are_like_it(op
 
 def test_numbers_are_of_mixed_sign_and_unit_variance():
     problem = Problem.of(SPECS["add"], fakes.build("add", "prime", torch.float16))
-    x, y, _, _ = trace.arguments(problem)
+    x, y, _, _ = problems.arguments(problem)
     for t in (x.float(), y.float()):
         assert abs(t.mean()) < 0.1
         assert abs(t.std() - 1) < 0.1
@@ -56,21 +57,21 @@ def test_numbers_are_of_mixed_sign_and_unit_variance():
     "dtype", [torch.int64, torch.uint8, torch.bool, torch.complex64, torch.float64], ids=str
 )
 def test_other_types_have_other_numbers(dtype):
-    (x,) = trace.arguments(Problem.of(fakes.twice(), (torch.zeros(100, dtype=dtype),)))
+    (x,) = problems.arguments(Problem.of(fakes.twice(), (torch.zeros(100, dtype=dtype),)))
     assert x.dtype is dtype
     assert len(set(x.tolist())) > 1
 
 
 def test_an_out_that_is_an_input_is_one_again():
     problem = Problem.of(SPECS["add"], (X, X.clone(), 1, X), aliased=True)
-    args = trace.arguments(problem)
+    args = problems.arguments(problem)
     assert args[3] is args[0]
 
 
 def test_offsets_are_such_as_a_forward_pass_returns():
     spec = SPECS["max_pool2d_backward"]
     like = Problem.of(spec, fakes.build(spec.name, "formats_differ"))
-    grad, offsets, *rest = trace.arguments(like)
+    grad, offsets, *rest = problems.arguments(like)
     x = torch.randn(rest[0])
     _, real = SPECS["max_pool2d_with_offsets"].reference(x, *rest[1:])
     assert offsets.dtype is real.dtype
@@ -196,7 +197,7 @@ def run(*words):
 
 
 def test_tune_replays_a_trace_and_the_calls_know(default, tmp_path, monkeypatch):
-    monkeypatch.setattr(identity, "sources", lambda dist, module: {"it": "1"})
+    monkeypatch.setattr(fingerprint, "sources", lambda dist, module: {"it": "1"})
     path = tmp_path / "met"
     args = fakes.build("max_pool2d_backward", "formats_differ")
     with nxcore.record(path), nxcore.policy("estimate"):
@@ -228,10 +229,10 @@ def test_a_moved_problem_leaves_a_number_on_the_cpu(index):
     mixed = fakes.replace(
         one, args=tuple(fakes.replace(a, device=cuda) if i == index else a for i, a in enumerate(one.args))
     )
-    other = trace.moved(mixed, torch.device("cuda", 1))
+    other = problems.moved(mixed, torch.device("cuda", 1))
     assert [str(t.device) for t in other.tensors] == ["cuda:1" if i == index else "cpu" for i in (0, 1)]
-    assert trace.moved(mixed, torch.device("cpu")) == one
-    assert [t.device.type for t in trace.moved(one, cuda).tensors] == ["cuda", "cuda"]
+    assert problems.moved(mixed, torch.device("cpu")) == one
+    assert [t.device.type for t in problems.moved(one, cuda).tensors] == ["cuda", "cuda"]
 
 
 @pytest.mark.parametrize(
@@ -263,6 +264,6 @@ def test_a_file_that_is_no_trace_is_refused(default, tmp_path, text, match):
 )
 def test_a_line_that_makes_no_sense_is_refused(change):
     line = key(Problem.of(SPECS["add"], (X, X, 1, None)))
-    assert trace.described(SPECS["add"], line)
+    assert problems.described(SPECS["add"], line)
     with pytest.raises(InvalidInputError, match="add: a problem can't be made of"):
-        trace.described(SPECS["add"], line | change)
+        problems.described(SPECS["add"], line | change)

@@ -11,15 +11,17 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from nxcore import identity, measure, tuning
 from nxcore import session as sessions
-from nxcore.choice import AGAIN
+from nxcore.choose.contenders import AGAIN
 from nxcore.cli import app
 from nxcore.cli.tune import INTERRUPTED
 from nxcore.errors import InvalidInputError, UnknownOperatorError
-from nxcore.problem import Problem
+from nxcore.measure import race as racing
+from nxcore.offline import ahead
 from nxcore.session import Session
 from nxcore.settings import Settings
+from nxcore.spec.problem import Problem
+from nxcore.trust import fingerprint
 from tests.null import fakes
 from tests.null.fakes import SPECS
 
@@ -33,7 +35,7 @@ class Machine:
     def __init__(self, folder, monkeypatch):
         self.folder, self.clock, self.raced, self.interrupted = folder, fakes.Clock(), [], None
         self.monkeypatch, self.noise = monkeypatch, 0.0
-        race = functools.partial(measure.race, clock=self.clock)
+        race = functools.partial(racing.race, clock=self.clock)
 
         def noted(calls, *args, **how):
             if len(self.raced) == self.interrupted:
@@ -46,8 +48,8 @@ class Machine:
                 )
             return found
 
-        monkeypatch.setattr(measure, "race", noted)
-        monkeypatch.setattr(identity, "sources", lambda dist, module: {"it": "1"})
+        monkeypatch.setattr(racing, "race", noted)
+        monkeypatch.setattr(fingerprint, "sources", lambda dist, module: {"it": "1"})
 
     def process(self, fast=50):
         """Return a new session, in which an addition takes torch 100 us and the kernel so many."""
@@ -128,7 +130,7 @@ def test_what_is_stale_is_measured_again(machine, monkeypatch):
     machine.process()
     assert {r["status"] for r in machine.rows(*SMALL)["rows"]} == {"measured"}
     machine.process()
-    monkeypatch.setattr(identity, "sources", lambda dist, module: {"it": "2"})
+    monkeypatch.setattr(fingerprint, "sources", lambda dist, module: {"it": "2"})
     assert {r["status"] for r in machine.rows(*SMALL)["rows"]} == {"measured"}
 
 
@@ -176,7 +178,7 @@ def test_the_table_shows_problem_choice_ratio_and_what_was(machine):
 
 def test_all_real_workloads_in_all_types_are_the_default():
     registry = fakes.registry(fakes.backend())
-    cells = tuning.of_samples(registry, CPU)
+    cells = ahead.of_samples(registry, CPU)
     assert {c.spec.name for c in cells} == {n for n, s in SPECS.items() if _real(s)}
     assert len(cells) == sum(len(_real(s)) * len(s.dtypes) for s in SPECS.values())
 
@@ -206,14 +208,14 @@ def test_what_can_not_be_built_is_left_out_with_its_reason(machine):
     def build():
         raise RuntimeError("not enough memory")
 
-    (row,) = tuning.tuned(machine.process(), [tuning.Cell(SPECS["add"], "huge", build)])
+    (row,) = ahead.tuned(machine.process(), [ahead.Cell(SPECS["add"], "huge", build)])
     assert (row.status, row.problem) == ("left out", {})
     assert "not enough memory" in row.reason
 
 
 def test_where_nobody_else_has_a_kernel_there_is_no_race(machine):
-    cell = tuning.Cell(SPECS["sum"], "some", lambda: fakes.build("sum", SPECS["sum"].samples[0].name))
-    (row,) = tuning.tuned(machine.process(), [cell])
+    cell = ahead.Cell(SPECS["sum"], "some", lambda: fakes.build("sum", SPECS["sum"].samples[0].name))
+    (row,) = ahead.tuned(machine.process(), [cell])
     assert (row.status, row.chosen) == ("no race", "torch")
 
 

@@ -11,15 +11,16 @@ import pytest
 import torch
 from scipy import stats
 
-from nxcore import audit, identity
-from nxcore.audit import Row, judged, regret, summary, wilson
+from nxcore.choose.learn.budget import Pace
 from nxcore.cli import render
 from nxcore.errors import NxcoreError
-from nxcore.pace import Pace
-from nxcore.problem import Problem
-from nxcore.select import Candidate, decide
+from nxcore.measure.decision import Candidate, decide
+from nxcore.offline import audit
+from nxcore.offline.audit import Row, judged, regret, summary, wilson
 from nxcore.session import Session
 from nxcore.settings import Settings
+from nxcore.spec.problem import Problem
+from nxcore.trust import fingerprint
 from tests.null import fakes
 from tests.null.fakes import SPECS, timing
 
@@ -29,7 +30,7 @@ ADD = Problem.of(SPECS["add"], (X, X, 1, None))
 
 @pytest.fixture(autouse=True)
 def _kernels_are_made_of_something(monkeypatch):
-    monkeypatch.setattr(identity, "sources", lambda dist, module: {"it": "1"})
+    monkeypatch.setattr(fingerprint, "sources", lambda dist, module: {"it": "1"})
 
 
 def row(op="add", regret=1.0, rule="bracketed", chosen="fast", slower=False):

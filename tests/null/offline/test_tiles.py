@@ -11,13 +11,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from nxcore import measure
 from nxcore import session as sessions
 from nxcore.cli import app
 from nxcore.errors import InvalidInputError, UnsupportedProblemError
-from nxcore.kernel import Kernel, no, simulated
-from nxcore.rotation import rotating, rotation
-from nxcore.tiles import swept
+from nxcore.measure import ceilings as limits
+from nxcore.measure import race
+from nxcore.measure.cold import rotating, rotation
+from nxcore.offline.tiles import swept
+from nxcore.spec.kernel import Kernel, no, simulated
 from tests.null import fakes
 from tests.null.fakes import SPECS
 
@@ -30,9 +31,9 @@ MODULE = "kernels_with_tiles"
 def tiled(monkeypatch):
     """A kernel whose tiles take so many microseconds; 13 is wrong, and 99 more than there is room for."""
     clock = fakes.Clock()
-    monkeypatch.setattr(measure, "race", functools.partial(measure.race, clock=clock))
-    ceilings = measure.Ceilings(t0_us=1.0, bandwidths=((0, 1e11),), flops=1e12)
-    monkeypatch.setattr(measure, "ceilings", lambda device: ceilings)
+    monkeypatch.setattr(race, "race", functools.partial(race.race, clock=clock))
+    ceilings = limits.Ceilings(t0_us=1.0, bandwidths=((0, 1e11),), flops=1e12)
+    monkeypatch.setattr(limits, "ceilings", lambda device: ceilings)
     module = types.ModuleType(MODULE)
 
     def plan(problem, tile=None):

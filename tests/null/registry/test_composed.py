@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nxcore.kernel import Code, Kernel, accept_all, kernels, no
-from nxcore.problem import Problem
+from nxcore.spec.kernel import Code, Kernel, accept_all, kernels, no
+from nxcore.spec.problem import Problem
 from tests.null import fakes
 
 BLOCK, HALVES = "sep_conv2d_batch_norm", ("sep_conv2d", "batch_norm")

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from nxcore.discovery import PluginWarning, discover
 from nxcore.errors import PluginError
-from nxcore.kernel import Check
 from nxcore.plugin import API_VERSION
+from nxcore.registry.discovery import PluginWarning, discover
+from nxcore.spec.kernel import Check
 from tests.null import fakes
 from tests.null.fakes import Entry, plugin
 

@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nxcore import inductor
 from nxcore.errors import UnsupportedProblemError
-from nxcore.kernel import no
-from nxcore.problem import Problem
+from nxcore.registry import inductor
+from nxcore.spec.kernel import no
+from nxcore.spec.problem import Problem
 from tests.null import fakes
 
 X, Y = torch.arange(12.0).view(3, 4), torch.ones(4)
@@ -102,7 +102,7 @@ class TestRequest:
 
 class TestMachine:
     def test_making_the_backend_imports_no_compiler(self):
-        code = "import sys; from nxcore.discovery import discover; discover().statuses(); "
+        code = "import sys; from nxcore.registry.discovery import discover; discover().statuses(); "
         code += "sys.exit(any(m.startswith(('torch._inductor', 'triton')) for m in sys.modules))"
         assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

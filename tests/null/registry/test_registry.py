@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from nxcore.errors import BackendUnavailableError, PluginError, UnknownBackendError, UnknownOperatorError
-from nxcore.kernel import YES, Backend, Kernel, Verdict, accept_all, no, simulated
 from nxcore.plugin import API_VERSION
-from nxcore.registry import BackendStatus, Source
+from nxcore.registry.registry import BackendStatus, Source
+from nxcore.spec.kernel import YES, Backend, Kernel, Verdict, accept_all, no, simulated
 from tests.null import fakes
 
 HERE = Source("mine", "nxcore-mine 2.0", "/x.py")

@@ -7,9 +7,10 @@ import dataclasses
 import pytest
 import torch
 
-from nxcore.backward import backward_of
 from nxcore.errors import InvalidInputError
-from nxcore.spec import Cost, Sample, Way, rand
+from nxcore.spec.backward import backward_of
+from nxcore.spec.sample import Sample, rand
+from nxcore.spec.spec import Cost, Way
 from tests.null import fakes
 
 FORWARD = fakes.SPECS["entropy"]

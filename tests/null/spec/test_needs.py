@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nxcore.kernel import Code, no
-from nxcore.needs import Place, at_most, needs
-from nxcore.problem import Problem, TensorMeta
+from nxcore.spec.kernel import Code, no
+from nxcore.spec.needs import Place, at_most, needs
+from nxcore.spec.problem import Problem, TensorMeta
 from tests.null import fakes
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)

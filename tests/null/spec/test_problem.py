@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch._prims_common import is_non_overlapping_and_dense_or_false as is_dense
 
-from nxcore.problem import Problem, TensorMeta, is_tensor
-from nxcore.spec import rand
-from nxcore.verify import without_out
+from nxcore.spec.problem import Problem, TensorMeta, is_tensor
+from nxcore.spec.sample import rand
+from nxcore.trust.truth import without_out
 from tests.null import fakes
 from tests.null.fakes import SPECS
 

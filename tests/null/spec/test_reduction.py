@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from nxcore.errors import InvalidInputError
 from nxcore.ops import nxcore_ops
-from nxcore.problem import Problem, TensorMeta
-from nxcore.reduction import Reduction, canonical_dims, summed_dims
+from nxcore.spec.problem import Problem, TensorMeta
+from nxcore.spec.reduction import Reduction, canonical_dims, summed_dims
 
 SPECS = {spec.name: spec for spec in nxcore_ops()}
 SIZES = st.lists(st.integers(1, 4), min_size=0, max_size=4)

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import nxcore
-from nxcore import wisdom
-from nxcore.choice import passing
-from nxcore.kernel import YES, Code, Refusal, no
-from nxcore.select import Candidate
+from nxcore.choose.contenders import passing
+from nxcore.measure.decision import Candidate
+from nxcore.spec.kernel import YES, Code, Refusal, no
+from nxcore.store import wisdom
 from tests.null import fakes
 
 X = torch.ones(3, 4)

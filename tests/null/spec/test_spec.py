@@ -7,7 +7,7 @@ import torch
 
 from nxcore.errors import InvalidInputError
 from nxcore.plugin import REQUIRED, OpSpec, Param, Sample, rand
-from nxcore.require import require_same, require_tensor
+from nxcore.spec.checks import require_same, require_tensor
 from tests.null import fakes
 from tests.null.fakes import SPECS
 

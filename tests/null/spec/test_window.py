@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from nxcore.errors import InvalidInputError
-from nxcore.window import Window, memory_format, pair
+from nxcore.spec.window import Window, memory_format, pair
 
 PAIRS = st.tuples(st.integers(1, 4), st.integers(1, 4))
 IMAGES = st.tuples(st.integers(1, 13), st.integers(1, 13))

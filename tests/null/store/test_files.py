@@ -9,7 +9,7 @@ import warnings
 
 import pytest
 
-from nxcore.store import LIMIT, Store, StoreWarning
+from nxcore.store.files import LIMIT, Store, StoreWarning
 
 KEY = {"op": "add", "dtype": "float32"}
 unix = pytest.mark.skipif(not hasattr(os, "getuid"), reason="modes and owners are Unix's")

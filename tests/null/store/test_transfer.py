@@ -8,14 +8,15 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from nxcore import exchange, identity, wisdom
 from nxcore import session as sessions
 from nxcore.cli import app
 from nxcore.errors import InvalidInputError, UnsupportedProblemError
-from nxcore.exchange import Lock
 from nxcore.session import Session
 from nxcore.settings import Settings
-from nxcore.store import Store
+from nxcore.store import transfer, wisdom
+from nxcore.store.files import Store
+from nxcore.store.lock import Lock
+from nxcore.trust import fingerprint
 from tests.null import fakes
 
 X = torch.arange(12.0).view(3, 4)
@@ -24,7 +25,7 @@ ENVIRONMENT = wisdom.digest(wisdom.environment(X.device))
 
 @pytest.fixture(autouse=True)
 def _of_known_source(monkeypatch):
-    monkeypatch.setattr(identity, "sources", lambda dist, module: {"it": "1"})
+    monkeypatch.setattr(fingerprint, "sources", lambda dist, module: {"it": "1"})
 
 
 def measured(folder, *shapes, policy="measure", **settings):
@@ -54,36 +55,36 @@ def cli(tmp_path, monkeypatch):
 
 def test_what_is_exported_is_imported_whole(tmp_path):
     here, there = measured(tmp_path / "a", (3, 4), (5,)).wisdom.store, Store(tmp_path / "b")
-    exchange.write(tmp_path / "file.json", exchange.exported(here))
-    assert exchange.imported(there, *exchange.read(tmp_path / "file.json")) == 2
-    assert exchange.gathered(there) == exchange.gathered(here)
-    assert exchange.imported(there, *exchange.read(tmp_path / "file.json")) == 0, "nothing is new"
+    transfer.write(tmp_path / "file.json", transfer.exported(here))
+    assert transfer.imported(there, *transfer.read(tmp_path / "file.json")) == 2
+    assert transfer.gathered(there) == transfer.gathered(here)
+    assert transfer.imported(there, *transfer.read(tmp_path / "file.json")) == 0, "nothing is new"
 
 
 def test_what_was_imported_is_used(tmp_path, monkeypatch):
     here = measured(tmp_path / "a", (3, 4)).wisdom.store
     session = measured(tmp_path / "b")
-    exchange.imported(session.wisdom.store, *exchange.gathered(here))
-    monkeypatch.setattr("nxcore.measure.race", fakes.raising(AssertionError("measured")))
+    transfer.imported(session.wisdom.store, *transfer.gathered(here))
+    monkeypatch.setattr("nxcore.measure.race.race", fakes.raising(AssertionError("measured")))
     assert torch.equal(session.op("add")(X, X), 2 * X)
 
 
 def test_of_two_pages_the_later_stays(tmp_path):
-    environments, pages = exchange.gathered(measured(tmp_path, (3, 4)).wisdom.store)
+    environments, pages = transfer.gathered(measured(tmp_path, (3, 4)).wisdom.store)
     ((place, (key, page)),) = pages.items()
     later = {place: (key, page | {"date": page["date"] + 10})}
     for order in ((pages, later), (later, pages)):
-        _, merged = exchange.merged([(environments, found) for found in order])
+        _, merged = transfer.merged([(environments, found) for found in order])
         assert merged == later
 
 
 def test_another_devices_figures_are_kept_apart(tmp_path):
-    environments, pages = exchange.gathered(measured(tmp_path / "a", (3, 4)).wisdom.store)
+    environments, pages = transfer.gathered(measured(tmp_path / "a", (3, 4)).wisdom.store)
     (facts,), ((_, entry),) = environments.values(), pages.items()
     other = facts | {"name": "another"}
     name = wisdom.digest(other)
     session = measured(tmp_path / "b")
-    exchange.imported(session.wisdom.store, {name: other}, {(name, wisdom.digest(entry[0])): entry})
+    transfer.imported(session.wisdom.store, {name: other}, {(name, wisdom.digest(entry[0])): entry})
     assert list(session.wisdom.pages(X.device)) == []
 
 
@@ -105,12 +106,12 @@ def test_another_devices_figures_are_kept_apart(tmp_path):
 def test_a_file_that_is_none_is_refused(tmp_path, text, why):
     (tmp_path / "file.json").write_text(text)
     with pytest.raises(InvalidInputError, match=why):
-        exchange.read(tmp_path / "file.json")
+        transfer.read(tmp_path / "file.json")
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(InvalidInputError, match="can't be read"):
-        exchange.read(tmp_path / "nowhere.json")
+        transfer.read(tmp_path / "nowhere.json")
 
 
 # ---- locks
@@ -120,12 +121,12 @@ def lock(folder, label):
     """Write a lock of the add of X that names ``label``; return its path."""
     problem = measured(None)._problem(measured(None).op("add"), (X, X, 1, None))
     path = folder / "lock.json"
-    exchange.write(path, {"format": 1, "locked": [{"problem": wisdom.key(problem), "kernel": label}]})
+    transfer.write(path, {"format": 1, "locked": [{"problem": wisdom.key(problem), "kernel": label}]})
     return path
 
 
 def test_a_lock_decides_whatever_was_measured(tmp_path, monkeypatch):
-    monkeypatch.setattr("nxcore.measure.race", fakes.raising(AssertionError("measured")))
+    monkeypatch.setattr("nxcore.measure.race.race", fakes.raising(AssertionError("measured")))
     for policy in ("measure", "online", "estimate", "frozen"):
         session = measured(None, policy=policy, lock=lock(tmp_path, "fake"))
         assert torch.equal(session.op("add")(X, X), 2 * X)

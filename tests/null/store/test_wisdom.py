@@ -7,13 +7,14 @@ import json
 import pytest
 import torch
 
-from nxcore import gate, wisdom
-from nxcore.kernel import no, simulated
-from nxcore.problem import Problem
+from nxcore.measure.timing import Timing
 from nxcore.session import Session
 from nxcore.settings import Settings
-from nxcore.store import Store
-from nxcore.timing import Timing
+from nxcore.spec.kernel import no, simulated
+from nxcore.spec.problem import Problem
+from nxcore.store import wisdom
+from nxcore.store.files import Store
+from nxcore.trust import gate
 from tests.null import fakes
 from tests.null.fakes import SPECS
 from tests.null.processes import ADD, Machine, X

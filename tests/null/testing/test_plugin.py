@@ -11,10 +11,10 @@ import torch
 
 pytest_plugins = "pytester"
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 BACKENDS = """
 import torch
-from nxcore.kernel import Code, no
+from nxcore.spec.kernel import Code, no
 from nxcore.plugin import TensorMeta
 from tests.null import fakes
 
@@ -169,7 +169,7 @@ def test_a_session_without_the_kit_is_left_alone(pytester, monkeypatch):
 
         def test_nothing_is_loaded(request):
             assert not request.config.pluginmanager.has_plugin("nxcore-gatherer")
-            heavy = {"torch", "numpy", "nxcore.spec", "nxcore.testing.cell"}
+            heavy = {"torch", "numpy", "nxcore.spec.spec", "nxcore.testing.cell"}
             assert not heavy & set(sys.modules)
         """
     )

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from nxcore.errors import InvalidInputError, UnknownBackendError, UnknownOperatorError
-from nxcore.kernel import YES, no
 from nxcore.plugin import Param, Sample, rand
+from nxcore.spec.kernel import YES, no
 from nxcore.testing import Declined, Inapplicable, Row, cuda, examine, rules
 from nxcore.testing.cell import cells
 from tests.null import fakes

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nxcore.dispatch import Operator
-from nxcore.kernel import Verdict
+from nxcore.call.operator import Operator
+from nxcore.spec.kernel import Verdict
+from nxcore.spec.window import dense
 from nxcore.testing import transforms
 from nxcore.testing.cell import Broken, Cell, Inapplicable, cells
-from nxcore.window import dense
 from tests.null import fakes
 
 REGISTRY = fakes.registry(fakes.backend())

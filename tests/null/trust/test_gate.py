@@ -9,16 +9,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nxcore import gate, identity
 from nxcore.errors import DeviceLostError, UnsupportedProblemError
-from nxcore.gate import Gate
-from nxcore.kernel import no
-from nxcore.layout import LAYOUTS, layout_class
 from nxcore.plugin import TensorMeta
-from nxcore.problem import Problem
 from nxcore.session import Session
 from nxcore.settings import Settings
-from nxcore.store import Store
+from nxcore.spec.kernel import no
+from nxcore.spec.layout import LAYOUTS, layout_class
+from nxcore.spec.problem import Problem
+from nxcore.store.files import Store
+from nxcore.trust import fingerprint, gate
+from nxcore.trust.gate import Gate
 from tests.null import fakes
 from tests.null.fakes import SPECS
 
@@ -202,18 +202,18 @@ def module(tmp_path, monkeypatch):
     (folder / "kernels_of_mine.py").write_text(textwrap.dedent(source))
     monkeypatch.syspath_prepend(folder)
     monkeypatch.delitem(sys.modules, "kernels_of_mine", raising=False)
-    identity.source.cache_clear()
-    identity.sources.cache_clear()
+    fingerprint.source.cache_clear()
+    fingerprint.sources.cache_clear()
     yield folder / "kernels_of_mine.py"
-    identity.source.cache_clear()
-    identity.sources.cache_clear()
+    fingerprint.source.cache_clear()
+    fingerprint.sources.cache_clear()
     sys.modules.pop("kernels_of_mine", None)
 
 
 def process(folder, **how):
     """Return what a new process would: a gate on the same folder, a kernel not yet imported."""
-    identity.source.cache_clear()
-    identity.sources.cache_clear()
+    fingerprint.source.cache_clear()
+    fingerprint.sources.cache_clear()
     sys.modules.pop("kernels_of_mine", None)
     kernel = fakes.Kernel("add", "kernels_of_mine:plan", dtypes=fakes.DTYPES)
     backend = replace(fakes.backend("fake", kernel), **how)
@@ -246,11 +246,11 @@ def test_another_version_of_a_toolkit_is_asked_again(tmp_path, module):
 def test_another_version_of_torch_is_asked_again(tmp_path, module, monkeypatch):
     process(tmp_path / "cache")
     monkeypatch.setattr(torch, "__version__", "99.0")
-    identity.versions.cache_clear()
+    fingerprint.versions.cache_clear()
     try:
         assert process(tmp_path / "cache")[1] > 0
     finally:
-        identity.versions.cache_clear()
+        fingerprint.versions.cache_clear()
 
 
 def test_an_entry_of_a_kernel_that_was_mended_is_lifted(tmp_path, module):
@@ -262,8 +262,8 @@ def test_an_entry_of_a_kernel_that_was_mended_is_lifted(tmp_path, module):
     registry = fakes.registry(fakes.backend("fake", kernel))
 
     def listed():
-        identity.source.cache_clear()
-        identity.sources.cache_clear()
+        fingerprint.source.cache_clear()
+        fingerprint.sources.cache_clear()
         return [e.kernel for e in Gate(registry, Store(tmp_path / "cache")).quarantined()]
 
     assert listed() == ["fake"]
@@ -289,7 +289,7 @@ def test_a_kernel_without_a_source_is_asked_by_every_process(tmp_path):
 
 
 def test_a_device_is_known_by_its_model_and_capability():
-    found = identity.device("cpu", None)
+    found = fingerprint.device("cpu", None)
     assert found["type"] == "cpu"
     assert found["name"]
     assert found["capability"]
@@ -297,7 +297,7 @@ def test_a_device_is_known_by_its_model_and_capability():
 
 @pytest.mark.gpu
 def test_a_cuda_device_is_known_by_its_driver_too():
-    found = identity.device("cuda", 0)
+    found = fingerprint.device("cuda", 0)
     assert found["name"] == torch.cuda.get_device_name(0)
     assert found["driver"] >= 12000
     assert found["cuda"] == torch.version.cuda

@@ -11,9 +11,9 @@ import time
 
 import pytest
 
-from nxcore import quarantine
-from nxcore.quarantine import DAY, STRIKES, TERM, Quarantine, Suspect
-from nxcore.store import Store
+from nxcore.store.files import Store
+from nxcore.trust import quarantine
+from nxcore.trust.quarantine import DAY, STRIKES, TERM, Quarantine, Suspect
 
 SUSPECT = Suspect(
     "add",
@@ -134,9 +134,9 @@ CHILD = """
 import os, sys, time
 from pathlib import Path
 sys.path.insert(0, {root!r})
-from tests.null.test_quarantine import SUSPECT
-from nxcore.quarantine import Quarantine
-from nxcore.store import Store
+from tests.null.trust.test_quarantine import SUSPECT
+from nxcore.trust.quarantine import Quarantine
+from nxcore.store.files import Store
 with Quarantine(Store(Path(sys.argv[1]))).watched(SUSPECT, "its first run on a problem"):
     print("in", flush=True)
     {ending}
@@ -144,7 +144,7 @@ with Quarantine(Store(Path(sys.argv[1]))).watched(SUSPECT, "its first run on a p
 
 
 def child(folder, ending):
-    root = str(quarantine.__file__).rsplit("/", 2)[0]
+    root = str(quarantine.__file__).rsplit("/", 3)[0]
     code = textwrap.dedent(CHILD).format(root=root, ending=ending)
     process = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "in\n"

@@ -10,7 +10,7 @@ import torch
 
 from nxcore.errors import VerificationError
 from nxcore.plugin import Sample, rand
-from nxcore.verify import Agreement, Truth, agreement, require_telling
+from nxcore.trust.truth import Agreement, Truth, agreement, require_telling
 from tests.null import fakes
 from tests.null.fakes import SPECS
 

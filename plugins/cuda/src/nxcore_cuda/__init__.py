@@ -10,9 +10,10 @@ from collections.abc import Iterable
 import torch
 
 from nxcore.plugin import FLOATS, Backend, Check, hookimpl, kernels
-from nxcore_cuda import accepts, toolkit
+from nxcore_cuda import accepts
 from nxcore_cuda.accepts import TOOLKIT, probe
-from nxcore_cuda.compile import shipped
+from nxcore_cuda.machine import toolkit
+from nxcore_cuda.machine.compile import shipped
 
 API = 1
 
@@ -91,7 +92,7 @@ def nxcore_doctor() -> Iterable[Check]:
         "cuda images", True, f"{count} kernels for {', '.join(archs)}" if count else "none in the wheel"
     )
     if machine and not machine.simulated:
-        from nxcore_cuda.native import launcher
+        from nxcore_cuda.machine.native import launcher
 
         in_c = launcher.startswith("C")
         fix = "" if in_c else "install a C compiler and Python.h"

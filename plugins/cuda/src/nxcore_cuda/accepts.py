@@ -24,10 +24,11 @@ from nxcore.plugin import (
     overlaps,
     simulated,
 )
-from nxcore_cuda import host, load, separable, toolkit
+from nxcore_cuda import separable
 from nxcore_cuda.candidates import FEW, MANY, SOME, STACKED, Candidates, gradient
-from nxcore_cuda.compile import shipped
 from nxcore_cuda.layout import MAX_RANK, NARROW
+from nxcore_cuda.machine import host, load, toolkit
+from nxcore_cuda.machine.compile import shipped
 from nxcore_cuda.separable import Layer
 
 TOOLKIT = "pip install 'nxcore-cuda[nvcc]', or install the CUDA toolkit and set CUDA_HOME"

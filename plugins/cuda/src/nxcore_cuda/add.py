@@ -14,9 +14,9 @@ from torch import Tensor
 
 from nxcore.plugin import FLOATS, Problem, TensorMeta, alike, broadcast_strides, collapse
 from nxcore_cuda.candidates import TYPES
-from nxcore_cuda.instance import Instance
-from nxcore_cuda.launch import Guarded, Launch
 from nxcore_cuda.layout import DIMS, STRIDES, VECTOR, dims, divides, in_vectors, single, steps, widths
+from nxcore_cuda.machine.instance import Instance
+from nxcore_cuda.machine.launch import Guarded, Launch
 
 
 @dataclass(frozen=True)

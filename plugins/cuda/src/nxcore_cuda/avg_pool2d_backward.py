@@ -6,7 +6,7 @@ import torch
 
 from nxcore_cuda import pool as pools
 from nxcore_cuda.candidates import TYPES
-from nxcore_cuda.instance import Instance
+from nxcore_cuda.machine.instance import Instance
 from nxcore_cuda.mean import Mean
 from nxcore_cuda.pool import Pool, Tile
 

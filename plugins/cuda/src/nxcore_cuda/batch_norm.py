@@ -11,7 +11,7 @@ from torch import Tensor
 from nxcore.plugin import Problem, TensorMeta
 from nxcore_cuda.candidates import KINDS, TYPES
 from nxcore_cuda.channel import Channels, Tile, pair, usual
-from nxcore_cuda.instance import Instance
+from nxcore_cuda.machine.instance import Instance
 
 ENTRIES = ("batch_norm_moments", "batch_norm_apply")
 FINISH = "batch_norm_finish"

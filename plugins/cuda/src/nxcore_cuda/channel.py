@@ -11,9 +11,9 @@ import torch
 
 from nxcore.plugin import FLOATS, Problem, TensorMeta, collapse
 from nxcore_cuda.candidates import TYPES
-from nxcore_cuda.instance import Instance
-from nxcore_cuda.launch import Guarded, Launch
 from nxcore_cuda.layout import DIMS, STRIDES, VECTOR, dims, divides, in_vectors, single, steps, widths
+from nxcore_cuda.machine.instance import Instance
+from nxcore_cuda.machine.launch import Guarded, Launch
 
 WARP = 32
 UNROLL = 4  # vectors in flight of one thread, at most

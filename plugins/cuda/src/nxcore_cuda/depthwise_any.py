@@ -10,8 +10,8 @@ from torch import Tensor
 from nxcore.plugin import FLOATS, TensorMeta, Window
 from nxcore_cuda.candidates import TYPES
 from nxcore_cuda.depthwise import FILL, STEPS, TARGET, Image, ceil_div, filter_steps, target
-from nxcore_cuda.instance import Instance
-from nxcore_cuda.launch import Launch, ticket
+from nxcore_cuda.machine.instance import Instance
+from nxcore_cuda.machine.launch import Launch, ticket
 
 THREADS = 256
 SHAPE = "10i"  # struct Shape

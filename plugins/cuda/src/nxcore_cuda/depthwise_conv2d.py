@@ -12,7 +12,7 @@ from torch import Tensor
 from nxcore.plugin import FLOATS, Problem
 from nxcore_cuda import depthwise_any, depthwise_pixels, depthwise_strips
 from nxcore_cuda.depthwise import FORWARD, Image, Slide, Tile, forward, usual, window
-from nxcore_cuda.instance import Instance
+from nxcore_cuda.machine.instance import Instance
 
 SOURCE = "depthwise_conv2d"
 

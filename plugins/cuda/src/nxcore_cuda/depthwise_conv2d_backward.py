@@ -29,7 +29,7 @@ from nxcore_cuda.depthwise import (
     usual,
     window,
 )
-from nxcore_cuda.instance import Instance
+from nxcore_cuda.machine.instance import Instance
 
 SOURCE = "depthwise_conv2d_backward"
 Run = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], None]

@@ -30,8 +30,8 @@ from nxcore_cuda.depthwise import (
     square,
     target,
 )
-from nxcore_cuda.instance import Instance
-from nxcore_cuda.launch import Guarded, Launch
+from nxcore_cuda.machine.instance import Instance
+from nxcore_cuda.machine.launch import Guarded, Launch
 
 LANES = 32  # groups of channels that a block takes, at most
 FINISHERS = 1024  # threads of a block that adds up splits

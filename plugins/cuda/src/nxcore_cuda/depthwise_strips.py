@@ -29,8 +29,8 @@ from nxcore_cuda.depthwise import (
     square,
     target,
 )
-from nxcore_cuda.instance import Instance
-from nxcore_cuda.launch import Guarded, Launch, ticket
+from nxcore_cuda.machine.instance import Instance
+from nxcore_cuda.machine.launch import Guarded, Launch, ticket
 
 WARP = 32
 SLIDE = f"7q{TARGET}9i5I{3 * DIVISOR}"  # what follows the pointers of depthwise_slide_args

@@ -12,9 +12,9 @@ from torch import Tensor
 from nxcore.plugin import FLOATS, Problem, Reduction
 from nxcore_cuda import sum as sums
 from nxcore_cuda.candidates import TYPES
-from nxcore_cuda.instance import Instance
-from nxcore_cuda.launch import Guarded, Launch
 from nxcore_cuda.layout import DIMS, STRIDES, VECTOR, dims, steps
+from nxcore_cuda.machine.instance import Instance
+from nxcore_cuda.machine.launch import Guarded, Launch
 from nxcore_cuda.sum import WARP, Tile, Walk
 
 BEST = 8  # bytes of a value and its number

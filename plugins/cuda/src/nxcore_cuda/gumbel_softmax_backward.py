@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nxcore.plugin import Problem
 from nxcore_cuda import rows
-from nxcore_cuda.instance import Instance
+from nxcore_cuda.machine.instance import Instance
 
 
 def plan(problem: Problem) -> Callable[..., tuple[Tensor | None, ...]]:

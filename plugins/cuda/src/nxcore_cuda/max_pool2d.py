@@ -14,8 +14,8 @@ from nxcore.plugin import FLOATS, Problem, TensorMeta, Window
 from nxcore_cuda import pool as pools
 from nxcore_cuda import pool_launch as launches
 from nxcore_cuda.candidates import TYPES
-from nxcore_cuda.instance import Instance
-from nxcore_cuda.launch import Launch
+from nxcore_cuda.machine.instance import Instance
+from nxcore_cuda.machine.launch import Launch
 from nxcore_cuda.pool import WARP, Pool, Tile
 
 PLACES = {torch.uint8: "unsigned char", torch.int32: "int", torch.int64: "long long", None: "pool::nothing"}

@@ -13,8 +13,8 @@ from torch import Tensor
 from nxcore.plugin import FLOATS, Problem, Window
 from nxcore_cuda import pool as pools
 from nxcore_cuda import pool_launch as launches
-from nxcore_cuda.instance import Instance
-from nxcore_cuda.launch import Launch
+from nxcore_cuda.machine.instance import Instance
+from nxcore_cuda.machine.launch import Launch
 from nxcore_cuda.pool import Pool, Tile
 
 SCALES = "16f"  # down and across, one for each count of taps from 0 to 7

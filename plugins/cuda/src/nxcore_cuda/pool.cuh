@@ -24,7 +24,7 @@ struct tiling {
   int lanes;  // neighbouring threads that share a piece: 2 to this power, up to a warp
 };
 
-// A window as nxcore.window.Window has it: each attribute down and across.
+// A window as nxcore.spec.window.Window has it: each attribute down and across.
 struct pool_window {
   int image[2];
   int outputs[2];

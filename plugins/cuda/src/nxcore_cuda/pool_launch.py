@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from nxcore.plugin import Window
-from nxcore_cuda import host, load, toolkit
-from nxcore_cuda.compile import shipped_image
-from nxcore_cuda.instance import Instance
-from nxcore_cuda.launch import Guarded, Launch
 from nxcore_cuda.layout import DIMS, NARROW, STRIDES, dims
+from nxcore_cuda.machine import host, load, toolkit
+from nxcore_cuda.machine.compile import shipped_image
+from nxcore_cuda.machine.instance import Instance
+from nxcore_cuda.machine.launch import Guarded, Launch
 from nxcore_cuda.pool import Pool, Tile, cdiv
 
 TILING = f"{DIMS}I3i"  # struct tiling

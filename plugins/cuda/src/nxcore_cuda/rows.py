@@ -9,9 +9,9 @@ from torch import Tensor
 
 from nxcore.plugin import Problem, Rows, TensorMeta
 from nxcore_cuda.candidates import KINDS
-from nxcore_cuda.instance import Instance
-from nxcore_cuda.launch import Launch
 from nxcore_cuda.layout import single
+from nxcore_cuda.machine.instance import Instance
+from nxcore_cuda.machine.launch import Launch
 
 THREADS = 128
 WARP = 32

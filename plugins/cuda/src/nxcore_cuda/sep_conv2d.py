@@ -12,8 +12,8 @@ from torch import Tensor
 from nxcore.plugin import FLOATS, Problem
 from nxcore_cuda import separable
 from nxcore_cuda.candidates import TYPES
-from nxcore_cuda.instance import Instance
-from nxcore_cuda.launch import Launch
+from nxcore_cuda.machine.instance import Instance
+from nxcore_cuda.machine.launch import Launch
 from nxcore_cuda.separable import Layer, Tile
 
 SOURCE = "sep_conv2d"

@@ -16,8 +16,8 @@ from nxcore.plugin import FLOATS, Problem
 from nxcore_cuda import separable
 from nxcore_cuda.candidates import TYPES
 from nxcore_cuda.depthwise import FILL, ceil_div, filter_steps
-from nxcore_cuda.instance import Instance
-from nxcore_cuda.launch import Launch
+from nxcore_cuda.machine.instance import Instance
+from nxcore_cuda.machine.launch import Launch
 from nxcore_cuda.sep_conv2d import WINDOWS
 from nxcore_cuda.separable import Layer, Tile
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nxcore.plugin import Problem
 from nxcore_cuda import batch_norm, sep_conv2d, separable
-from nxcore_cuda.instance import Instance
+from nxcore_cuda.machine.instance import Instance
 from nxcore_cuda.moments import shares_of
 
 

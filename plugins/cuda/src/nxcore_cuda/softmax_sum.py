@@ -10,9 +10,9 @@ from torch import Tensor
 
 from nxcore.plugin import FLOATS, Problem, alike, collapse
 from nxcore_cuda.candidates import FEW, MANY, SOME, TYPES, Candidates, by_alignment, factors
-from nxcore_cuda.instance import Instance
-from nxcore_cuda.launch import Guarded, Launch
 from nxcore_cuda.layout import DIMS, STRIDES, VECTOR, dims, divides, in_vectors, steps, widths
+from nxcore_cuda.machine.instance import Instance
+from nxcore_cuda.machine.launch import Guarded, Launch
 
 THREADS = 256
 

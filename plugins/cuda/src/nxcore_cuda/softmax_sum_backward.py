@@ -21,9 +21,9 @@ from nxcore_cuda.candidates import (
     gradient,
     wanted,
 )
-from nxcore_cuda.instance import Instance
-from nxcore_cuda.launch import Guarded, Launch, ticket
 from nxcore_cuda.layout import DIMS, STRIDES, VECTOR, dims, divides, in_vectors, steps, widths
+from nxcore_cuda.machine.instance import Instance
+from nxcore_cuda.machine.launch import Guarded, Launch, ticket
 
 THREADS = 256
 WARP = 32

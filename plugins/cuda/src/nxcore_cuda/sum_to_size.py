@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from nxcore.plugin import Problem, Reduction
-from nxcore_cuda.instance import Instance
+from nxcore_cuda.machine.instance import Instance
 from nxcore_cuda.sum import Tile, Walk, candidates, plan_reduction, shares
 from nxcore_cuda.sum import instances as of_sums
 

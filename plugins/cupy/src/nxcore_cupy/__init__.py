@@ -14,7 +14,7 @@ from typing import Any
 import nxcore_cuda
 import torch
 from nxcore_cuda.accepts import capable
-from nxcore_cuda.host import Host, using
+from nxcore_cuda.machine.host import Host, using
 
 from nxcore.plugin import YES, Backend, Check, Kernel, Problem, Verdict, hookimpl, no
 

@@ -10,8 +10,8 @@ import tempfile
 from pathlib import Path
 
 from cupy.cuda import nvrtc
-from nxcore_cuda import toolkit
-from nxcore_cuda.compile import LAST_LINES, SOURCES, CompileError, digest, included, sources_digest
+from nxcore_cuda.machine import toolkit
+from nxcore_cuda.machine.compile import LAST_LINES, SOURCES, CompileError, digest, included, sources_digest
 
 OPTIONS = ("-std=c++17", "-default-device")  # the latter: a helper may lack __device__, as nvcc allows
 

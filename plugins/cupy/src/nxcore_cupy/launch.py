@@ -11,10 +11,10 @@ import cupy
 import numpy as np
 import nxcore_cuda
 import torch
-from nxcore_cuda import load
-from nxcore_cuda.handle import addresses
-from nxcore_cuda.host import using
-from nxcore_cuda.instance import Instance
+from nxcore_cuda.machine import load
+from nxcore_cuda.machine.handle import addresses
+from nxcore_cuda.machine.host import using
+from nxcore_cuda.machine.instance import Instance
 from torch import Tensor
 
 from nxcore.plugin import Problem

@@ -1,6 +1,6 @@
 """depthwise_conv2d_backward on the CPU."""
 
-from nxcore.ops.depthwise_conv2d import window
+from nxcore.plugin import window_of
 from nxcore_numba import depthwise, depthwise_filters
 
 
@@ -8,7 +8,7 @@ def plan(problem):
     """Return a callable for calls like ``problem``."""
     grad, x, weight = problem["grad"], problem["x"], problem["weight"]
     x_out, weight_out = problem.outputs
-    seen = window(x, weight, *problem.args[3:6])
+    seen = window_of(x, weight, *problem.args[3:6])
     to_image = depthwise.compiled(seen, x_out, grad, weight, backward=True) if x_out else None
     to_filters = depthwise_filters.compiled(seen, weight_out, grad, x) if weight_out else None
 

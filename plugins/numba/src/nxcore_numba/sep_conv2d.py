@@ -1,6 +1,6 @@
 """sep_conv2d on the CPU."""
 
-from nxcore.ops.depthwise_conv2d import window
+from nxcore.plugin import window_of
 from nxcore_numba import separable
 
 
@@ -8,7 +8,7 @@ def plan(problem):
     """Return a callable for calls like ``problem``."""
     x, dw, pw, *where, relu = problem.args
     out = problem.outputs
-    kernel = separable.forward(window(x, dw, *where), out, x, dw, pw, relu)
+    kernel = separable.forward(window_of(x, dw, *where), out, x, dw, pw, relu)
 
     def call(x, dw_weight, pw_weight, *rest):  # noqa: ARG001  the rest is part of the plan
         result = out.empty()

@@ -1,6 +1,6 @@
 """sep_conv2d_backward on the CPU."""
 
-from nxcore.ops.depthwise_conv2d import window
+from nxcore.plugin import window_of
 from nxcore_numba import separable
 
 
@@ -8,7 +8,7 @@ def plan(problem):
     """Return a callable for calls like ``problem``."""
     grad, x, dw, pw, *where, relu, _ = problem.args
     outputs = problem.outputs
-    kernel = separable.backward(window(x, dw, *where), grad, x, dw, pw, outputs, relu)
+    kernel = separable.backward(window_of(x, dw, *where), grad, x, dw, pw, outputs, relu)
 
     def call(grad, x, dw_weight, pw_weight, *rest):  # noqa: ARG001  the rest is part of the plan
         results = tuple(None if out is None else out.empty() for out in outputs)

@@ -12,8 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nxcore.ops.depthwise_conv2d import window as window_of
-from nxcore.plugin import Problem, TensorMeta, Window
+from nxcore.plugin import Problem, TensorMeta, Window, window_of
 from nxcore_triton import any_window
 from nxcore_triton.launch import Launch
 from nxcore_triton.rounding import widen

@@ -17,8 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nxcore.ops.depthwise_conv2d import window as window_of
-from nxcore.plugin import Problem, Reduction, TensorMeta, Window
+from nxcore.plugin import Problem, Reduction, TensorMeta, Window, window_of
 from nxcore_triton import any_window
 from nxcore_triton import tile as tiles
 from nxcore_triton.depthwise_conv2d import bind

@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from nxcore.ops.depthwise_conv2d import window as window_of
-from nxcore.plugin import Problem
+from nxcore.plugin import Problem, window_of
 from nxcore_triton import separable
 from nxcore_triton.launch import Launch
 from nxcore_triton.strips import Image

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore.ops.depthwise_conv2d import window as window_of
-from nxcore.plugin import Problem, Reduction, TensorMeta
+from nxcore.plugin import Problem, Reduction, TensorMeta, window_of
 from nxcore_triton import separable
 from nxcore_triton import tile as tiles
 from nxcore_triton.depthwise_conv2d_backward import bind_filters

@@ -8,17 +8,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nxcore import estimate, exchange, measure, wisdom
-from nxcore.device import describe
+from nxcore.choose.chooser import enough
+from nxcore.choose.estimate import estimator
 from nxcore.errors import InvalidInputError
-from nxcore.guards import enough
-from nxcore.kernel import YES, no
-from nxcore.problem import Problem
-from nxcore.select import Candidate, Decision
+from nxcore.measure import race as racing
+from nxcore.measure.decision import Candidate, Decision
 from nxcore.session import Session
 from nxcore.settings import Settings
-from nxcore.store import StoreWarning
-from nxcore.wisdom import Page, Wisdom, digest, environment, key
+from nxcore.spec.device import describe
+from nxcore.spec.kernel import YES, no
+from nxcore.spec.problem import Problem
+from nxcore.store import transfer, wisdom
+from nxcore.store.files import StoreWarning
+from nxcore.store.wisdom import Page, Wisdom, digest, environment, key
 from tests.null import fakes
 from tests.null.fakes import SPECS, timing
 
@@ -31,7 +33,7 @@ def _nothing_is_measured(monkeypatch):
     def race(*args, **how):
         raise AssertionError("policy estimate measures nothing")
 
-    monkeypatch.setattr(measure, "race", race)
+    monkeypatch.setattr(racing, "race", race)
 
 
 def estimating(folder=None, *backends, policy="estimate"):
@@ -147,14 +149,14 @@ def elsewhere(session, folder, *, sizes=(400, 500, 800, 1500, 2000, 3000), **fac
     ]
     there = describe("cpu").to_dict() | facts
     document = {"format": 1, "environments": [{"facts": there, "entries": entries}]}
-    exchange.write(folder / "cpu-some.json", document)
+    transfer.write(folder / "cpu-some.json", document)
     return folder / "cpu-some.json"
 
 
 def test_imported_figures_of_another_device_are_a_prior(tmp_path):
     session = estimating(tmp_path)
-    found = exchange.read(elsewhere(session, tmp_path, name="a faster one"))
-    exchange.imported(session.wisdom.store, *found)
+    found = transfer.read(elsewhere(session, tmp_path, name="a faster one"))
+    transfer.imported(session.wisdom.store, *found)
     known = decision(session)
     assert (known.chosen, known.rule) == ("fast", "prior")
     assert "on another device" in known.reason
@@ -163,7 +165,7 @@ def test_imported_figures_of_another_device_are_a_prior(tmp_path):
 
 
 def shipping(folder, monkeypatch):
-    monkeypatch.setattr(exchange, "SHIPPED", folder)
+    monkeypatch.setattr(transfer, "SHIPPED", folder)
     return estimating()
 
 
@@ -190,18 +192,18 @@ def test_what_was_measured_here_comes_before_what_is_shipped(tmp_path, monkeypat
 
 def test_a_broken_shipped_file_is_one_warning(tmp_path):
     (tmp_path / "cpu-broken.json").write_text("{", encoding="utf-8")
-    wisdom = Wisdom(fakes.session().wisdom.store, lambda kind: exchange.shipped(kind, tmp_path))
+    wisdom = Wisdom(fakes.session().wisdom.store, lambda kind: transfer.shipped(kind, tmp_path))
     with pytest.warns(StoreWarning, match=r"shipped wisdom is left out: .*cpu-broken\.json isn't JSON"):
         assert wisdom.environments("cpu") == []
     assert wisdom.read(problem(5)) is None
-    assert exchange.shipped("cuda", tmp_path) == ({}, {})
+    assert transfer.shipped("cuda", tmp_path) == ({}, {})
 
 
 def test_what_is_shipped_reads_as_a_file_of_wisdom():
     """Whatever lies in the package is whole, and for a device type that torch knows."""
-    for path in exchange.SHIPPED.glob("*"):
+    for path in transfer.SHIPPED.glob("*"):
         assert path.name.startswith(("cuda-", "cpu-"))
-        environments, pages = exchange.read(path)
+        environments, pages = transfer.read(path)
         assert pages
         assert {facts["type"] for facts in environments.values()} == {path.name.partition("-")[0]}
 
@@ -219,7 +221,7 @@ def test_pages_that_describe_no_problem_are_left_aside(tmp_path):
 def test_a_file_that_is_no_wisdom_names_itself(tmp_path):
     (tmp_path / "cpu-x.json").write_text(json.dumps({"format": 9}), encoding="utf-8")
     with pytest.raises(InvalidInputError, match="isn't wisdom of format 1"):
-        exchange.read(tmp_path / "cpu-x.json")
+        transfer.read(tmp_path / "cpu-x.json")
 
 
 def test_an_estimate_is_measured_where_the_policy_says_so():
@@ -275,7 +277,7 @@ def test_of_ever_new_sizes_the_newest_are_kept_at_hand(tmp_path, monkeypatch):
 
 
 def test_what_is_kept_of_pages_has_an_end(monkeypatch):
-    monkeypatch.setattr(estimate, "POINTS", 8)
+    monkeypatch.setattr(estimator, "POINTS", 8)
     monkeypatch.setattr(wisdom, "SHELF", 4)
     session = estimating()
     for size in range(300, 340, 2):

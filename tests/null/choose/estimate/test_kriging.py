@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from nxcore.kriging import Field
+from nxcore.choose.estimate.kriging import Field
 
 DICE = random.Random(5)
 PLACES = [(DICE.uniform(0, 9), DICE.uniform(0, 9)) for _ in range(15)]

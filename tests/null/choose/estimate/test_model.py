@@ -7,11 +7,12 @@ import random
 import pytest
 import torch
 
-from nxcore.predict import Point, forecasts
-from nxcore.prior import guess, point
-from nxcore.problem import Problem
-from nxcore.spec import Cost, Sample, rand
-from nxcore.timing import Timing
+from nxcore.choose.estimate.model import Point, forecasts
+from nxcore.choose.estimate.neighbours import guess, point
+from nxcore.measure.timing import Timing
+from nxcore.spec.problem import Problem
+from nxcore.spec.sample import Sample, rand
+from nxcore.spec.spec import Cost
 from tests.null.fakes import SPECS
 
 BOTH = ("torch", "fast")

@@ -10,11 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nxcore.predict import Point, fit
-from nxcore.prior import bucket, family, guess, sizes
-from nxcore.problem import Problem
-from nxcore.spec import Cost, Sample, rand
-from nxcore.timing import Timing
+from nxcore.choose.estimate.model import Point, fit
+from nxcore.choose.estimate.neighbours import bucket, family, guess, sizes
+from nxcore.measure.timing import Timing
+from nxcore.spec.problem import Problem
+from nxcore.spec.sample import Sample, rand
+from nxcore.spec.spec import Cost
 from tests.null.fakes import SPECS, timing
 
 BOTH = ("torch", "fast")

@@ -13,11 +13,11 @@ import warnings
 import pytest
 import torch
 
-from nxcore import identity
-from nxcore.online import LOOKS, MET, Exploration
-from nxcore.pace import Hand, Pace
+from nxcore.choose.learn.budget import Hand, Pace
+from nxcore.choose.learn.exploration import LOOKS, MET, Exploration
+from nxcore.trust import fingerprint
 from tests.null import fakes
-from tests.null.test_online import ADD, CPU, X, called, learning, ready
+from tests.null.choose.learn.test_exploration import ADD, CPU, X, called, learning, ready
 
 
 class Time:
@@ -239,7 +239,7 @@ def test_a_child_that_is_forked_amid_the_work_has_no_lock_held_and_learns_anew()
 
 
 def _learn(folder, told):
-    identity.sources = lambda dist, module: {"it": "1"}
+    fingerprint.sources = lambda dist, module: {"it": "1"}
     session, _, runs = learning(folder, torch=100, fast=50)
     op = session.op("add")
     told.send(torch.equal(op(X, X), ADD(X, X, 1, None)))
@@ -270,7 +270,7 @@ def refuse(*args, **kwargs):
 asking = {name: getattr(torch.cuda, name) for name in ("is_available", "device_count", "current_device")}
 for name in (*asking, "_lazy_init", "init"):
     setattr(torch.cuda, name, refuse)
-import nxcore, nxcore.session, nxcore.chooser, nxcore.testing, nxcore.plugin
+import nxcore, nxcore.session, nxcore.choose.chooser, nxcore.testing, nxcore.plugin
 for name, ask in asking.items():  # a plugin may ask whether there is CUDA, and must not start it
     setattr(torch.cuda, name, ask)
 import nxcore_cuda, nxcore_numba, nxcore_triton, nxcore_cupy, nxcore_jax
@@ -291,7 +291,7 @@ def test_nothing_starts_cuda_at_import():
 @pytest.mark.gpu
 def test_work_in_another_thread_does_a_captured_graph_no_harm():
     """On one GPU: with the thread's mode as it is by default, the capture ends in an error."""
-    from nxcore.device import heed_no_capture
+    from nxcore.spec.device import heed_no_capture
 
     x, asked, done = torch.ones(1 << 20, device="cuda"), threading.Event(), threading.Event()
 

@@ -10,14 +10,16 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from nxcore import identity, measure, online
-from nxcore.dispatch import KernelWarning
-from nxcore.learn import Learner
-from nxcore.online import LOOKS, MET, Exploration
-from nxcore.pace import Pace
+from nxcore.choose.learn import exploration
+from nxcore.choose.learn.budget import Pace
+from nxcore.choose.learn.exploration import LOOKS, MET, Exploration
+from nxcore.choose.learn.learner import Learner
+from nxcore.context import KernelWarning
+from nxcore.measure import race
+from nxcore.measure.timing import Timing
 from nxcore.session import Session
 from nxcore.settings import Settings
-from nxcore.timing import Timing
+from nxcore.trust import fingerprint
 from tests.null import fakes
 from tests.null.fakes import SPECS
 
@@ -190,7 +192,7 @@ def test_a_result_laid_out_otherwise_is_not_what_the_caller_gets():
 
 
 def test_what_was_learnt_is_known_to_the_next_process(tmp_path, monkeypatch):
-    monkeypatch.setattr(identity, "sources", lambda dist, module: {"it": "1"})
+    monkeypatch.setattr(fingerprint, "sources", lambda dist, module: {"it": "1"})
     session, _, _ = learning(tmp_path, torch=100, fast=50)
     ready(session, X, X)
     called(session, 3 * (LOOKS[0] + 1), X, X)
@@ -203,7 +205,7 @@ def test_what_was_learnt_is_known_to_the_next_process(tmp_path, monkeypatch):
 
 def test_explaining_decides_now(monkeypatch):
     session, _, runs = learning(torch=100, fast=50)
-    monkeypatch.setattr(measure, "race", functools.partial(measure.race, clock=session.chooser.learner.clock))
+    monkeypatch.setattr(race, "race", functools.partial(race.race, clock=session.chooser.learner.clock))
     ready(session, X, X)
     assert session.explain("add", X, X).decision.rule == "measured"
     runs.clear()
@@ -374,7 +376,7 @@ def test_the_last_round_ends_it_whatever_the_verdict():
         clock=clock,
     )
     found.begin({"torch": clock.costing(10), "even": clock.costing(10)}, frozenset({"torch"}))
-    for _ in range(2 * (online.LOOKS[-1] + 1)):
+    for _ in range(2 * (exploration.LOOKS[-1] + 1)):
         found.call()
     assert found.call() == 1
     assert [len(seen["even"].device_us) for seen in ends] == list(LOOKS)

@@ -13,17 +13,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from nxcore import watch, watches
-from nxcore.choice import Choice
-from nxcore.dispatch import KernelWarning
-from nxcore.form import form, meet, misformed, spans, twin
-from nxcore.pace import Pace
-from nxcore.problem import Problem
+from nxcore.choose.contenders import Choice
+from nxcore.choose.learn import watch, watches
+from nxcore.choose.learn.budget import Pace
+from nxcore.context import KernelWarning
 from nxcore.session import Session
 from nxcore.settings import Settings
-from nxcore.state import State, disturbance
-from nxcore.suspicion import confirmed
-from nxcore.verify import strays, without_out
+from nxcore.spec.problem import Problem
+from nxcore.trust.form import form, meet, misformed, spans, twin
+from nxcore.trust.state import State, disturbance
+from nxcore.trust.suspicion import confirmed
+from nxcore.trust.truth import strays, without_out
 from tests.null import fakes
 from tests.null.fakes import SPECS
 
@@ -377,7 +377,7 @@ def test_the_strides_of_size_one_and_of_nothing_mean_nothing():
 
 
 def test_the_table_of_how_long_a_fault_lives_follows_from_the_schedule():
-    page = (Path(watch.__file__).parents[1] / "docs" / "trust.md").read_text(encoding="utf-8")
+    page = (Path(watch.__file__).parents[3] / "docs" / "trust.md").read_text(encoding="utf-8")
     told = page.partition("| r | first 16 calls |")[2].partition("\n\n")[0].splitlines()[2:]
     assert (watch.FIRST, watches.GAP_S, watches.SHARE) == (16, 0.25, 0.005)
     spans_s = ((0, 1, 0), (60, 1, 0.001), (3600, 1, 0.001), (3600, 70, 0.005), (86_400, 70, 0.005))

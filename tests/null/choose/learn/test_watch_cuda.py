@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nxcore.dispatch import KernelWarning
-from nxcore.pace import Pace
+from nxcore.choose.learn.budget import Pace
+from nxcore.context import KernelWarning
 from nxcore.session import Session
 from nxcore.settings import Settings
 from tests.hostile.turning import TURNING

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore_cuda.compile import emulated
-from nxcore_cuda.handle import addresses
-from nxcore_cuda.instance import Instance
+from nxcore_cuda.machine.compile import emulated
+from nxcore_cuda.machine.handle import addresses
+from nxcore_cuda.machine.instance import Instance
 
 STACK = 65536  # as in emulator.h
 MESSAGE = 1000

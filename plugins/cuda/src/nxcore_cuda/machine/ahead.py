@@ -1,7 +1,7 @@
 """Compile kernels ahead of time: the images of a wheel, one for each source.
 
-``NXCORE_CUDA_EMULATOR=1 python -m nxcore_cuda.ahead FOLDER`` writes them and their index. It needs torch and
-nvcc, and no GPU: problems are described by CPU tensors.
+``NXCORE_CUDA_EMULATOR=1 python -m nxcore_cuda.machine.ahead FOLDER`` writes them and their index. It needs
+torch and nvcc, and no GPU: problems are described by CPU tensors.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from typing import Any
 
 import nxcore.ops
 from nxcore.plugin import Problem, composed
-from nxcore_cuda import KERNELS, emulate, toolkit
-from nxcore_cuda.compile import NVCC_FLAGS, SOURCES, run, sources_digest
-from nxcore_cuda.instance import Instance, unit
+from nxcore_cuda import KERNELS
+from nxcore_cuda.emulator import emulate
+from nxcore_cuda.machine import toolkit
+from nxcore_cuda.machine.compile import NVCC_FLAGS, SOURCES, run, sources_digest
+from nxcore_cuda.machine.instance import Instance, unit
 
 ARCHITECTURES = ("75", "80", "86", "89", "90", "100")
 

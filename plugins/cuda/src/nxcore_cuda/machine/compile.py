@@ -11,10 +11,11 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from nxcore_cuda import toolkit
-from nxcore_cuda.instance import Instance
+from nxcore_cuda.machine import toolkit
+from nxcore_cuda.machine.instance import Instance
 
-SOURCES = Path(__file__).parent
+SOURCES = Path(__file__).parents[1]
+EMULATOR = SOURCES / "emulator"
 IMAGES = SOURCES / "images"
 NVCC_FLAGS = ("-O3", "-std=c++17")
 HOST_FLAGS = ("-O1", "-std=c++17", "-ffp-contract=off", "-shared", "-fPIC", "-fvisibility=hidden", "-w")
@@ -49,12 +50,12 @@ def run(command: Sequence[str | Path], what: str) -> None:
 
 
 def included(text: str, folder: Path = SOURCES) -> dict[str, bytes]:
-    """Return every file of ``folder`` or beside this one that a text includes, directly or not, by name."""
+    """Return every file of ``folder`` or of this plugin that a text includes, directly or not, by name."""
     found: dict[str, bytes] = {}
     waiting = re.findall(r'^\s*#\s*include\s+"([^"]+)"', text, re.MULTILINE)
     while waiting:
         name = waiting.pop()
-        path = next((p for f in (folder, SOURCES) if (p := f / name).is_file()), None)
+        path = next((p for f in (folder, SOURCES, EMULATOR) if (p := f / name).is_file()), None)
         if name not in found and path:
             found[name] = path.read_bytes()
             waiting += re.findall(r'^\s*#\s*include\s+"([^"]+)"', found[name].decode(), re.MULTILINE)
@@ -116,7 +117,7 @@ def emulated(instance: Instance, folder: Path = SOURCES) -> Path:
     if compiler is None:
         raise CompileError("the emulator needs a C++ compiler, and neither g++ nor c++ is on PATH")
     text = f'#include "emulator.h"\n{instance.text}NXCORE_EMULATED({instance.symbol}, {instance.args})\n'
-    command = [compiler, *HOST_FLAGS, "-x", "c++", f"-I{folder}", f"-I{SOURCES}"]
+    command = [compiler, *HOST_FLAGS, "-x", "c++", f"-I{folder}", f"-I{SOURCES}", f"-I{EMULATOR}"]
     key = digest(sources_digest(text, folder), *HOST_FLAGS, toolkit.version(compiler))
     path = toolkit.cache_folder() / "emulator" / f"{instance.entry}-{key}.so"
     return kept(path, instance.symbol, command, text, ".cpp")

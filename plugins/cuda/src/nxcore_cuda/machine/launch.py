@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore_cuda import handle, host, toolkit
-from nxcore_cuda.instance import Instance
+from nxcore_cuda.machine import handle, host, toolkit
+from nxcore_cuda.machine.instance import Instance
 
 if toolkit.EMULATED:
-    from nxcore_cuda.emulate import EmulatedHandle as Handle
-    from nxcore_cuda.emulate import prepare
-    from nxcore_cuda.handle import Guarded as OwnGuarded
+    from nxcore_cuda.emulator.emulate import EmulatedHandle as Handle
+    from nxcore_cuda.emulator.emulate import prepare
+    from nxcore_cuda.machine.handle import Guarded as OwnGuarded
 else:
-    from nxcore_cuda.native import Guarded as OwnGuarded
-    from nxcore_cuda.native import Handle, prepare
+    from nxcore_cuda.machine.native import Guarded as OwnGuarded
+    from nxcore_cuda.machine.native import Handle, prepare
 
 __all__ = ["Guarded", "Launch", "ticket"]
 

@@ -9,8 +9,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from nxcore_cuda.compile import image
-from nxcore_cuda.instance import Instance
+from nxcore_cuda.machine.compile import image
+from nxcore_cuda.machine.instance import Instance
 
 LEAST_DRIVER = 12000
 STATIC_SHARED = 48 * 1024  # bytes that a launch may have without asking

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from nxcore_cuda import load, toolkit
-from nxcore_cuda.compile import CompileError, digest, kept
-from nxcore_cuda.handle import CtypesHandle
-from nxcore_cuda.handle import Guarded as PlainGuarded
-from nxcore_cuda.instance import Instance
+from nxcore_cuda.machine import load, toolkit
+from nxcore_cuda.machine.compile import CompileError, digest, kept
+from nxcore_cuda.machine.handle import CtypesHandle
+from nxcore_cuda.machine.handle import Guarded as PlainGuarded
+from nxcore_cuda.machine.instance import Instance
 
 SOURCE = Path(__file__).with_name("launcher.c")
 FLAGS = ("-O2", "-shared", "-fPIC", "-DPy_LIMITED_API=0x030b0000")  # the oldest Python that nxcore takes

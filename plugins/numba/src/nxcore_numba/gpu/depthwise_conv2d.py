@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from nxcore.ops.depthwise_conv2d import window as window_of
+from nxcore.plugin import window_of
 from nxcore_numba.gpu.image import at, extent, place, planes
 from nxcore_numba.gpu.launch import Launch, blocks_for, cuda
 

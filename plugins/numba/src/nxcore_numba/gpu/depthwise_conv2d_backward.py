@@ -6,7 +6,7 @@ Each thread writes its sums and a second launch adds them up in order: the same 
 import numpy as np
 import torch
 
-from nxcore.ops.depthwise_conv2d import window as window_of
+from nxcore.plugin import window_of
 from nxcore_numba.gpu.image import at, extent, place, planes
 from nxcore_numba.gpu.launch import BLOCKS, THREADS, Launch, blocks_for, cuda
 from nxcore_numba.gpu.reduce import FLUSH, PART, by_thread

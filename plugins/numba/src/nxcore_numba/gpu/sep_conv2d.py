@@ -1,6 +1,6 @@
 """sep_conv2d on CUDA: a launch each for ReLU, the depthwise convolution and the 1x1 convolution."""
 
-from nxcore.ops.depthwise_conv2d import window as window_of
+from nxcore.plugin import window_of
 from nxcore_numba.gpu import separable
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from nxcore.ops.depthwise_conv2d import window as window_of
+from nxcore.plugin import window_of
 from nxcore_numba.gpu import separable
 from nxcore_numba.gpu.depthwise_conv2d_backward import bind_filters, bind_image
 from nxcore_numba.gpu.image import extent, planes

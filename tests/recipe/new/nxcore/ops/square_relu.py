@@ -12,9 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore.plugin import Cost, ErrorCase, Gradient, OpSpec, Param, Sample, backward_of, rand
-from nxcore.require import require_tensor
-from nxcore.spec import SAME
+from nxcore.plugin import (
+    SAME,
+    Cost,
+    ErrorCase,
+    Gradient,
+    OpSpec,
+    Param,
+    Sample,
+    backward_of,
+    rand,
+    require_tensor,
+)
 
 
 def reference(x: Tensor) -> Tensor:

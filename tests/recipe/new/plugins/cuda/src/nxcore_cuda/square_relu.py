@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from nxcore_cuda.candidates import TYPES
-from nxcore_cuda.instance import Instance
-from nxcore_cuda.launch import Launch
+from nxcore_cuda.machine.instance import Instance
+from nxcore_cuda.machine.launch import Launch
 from torch import Tensor
 
 from nxcore.plugin import FLOATS, Problem

@@ -1,0 +1,204 @@
+"""Samples: arguments described, not built, and calls that must be refused."""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+DEGENERATE = frozenset({"edge", "degenerate"})
+"""The tags of a sample whose right answer is empty, one number everywhere, or too small to tell from 0."""
+
+
+Layout = Literal["contiguous", "transposed", "channels_last", "sliced", "strided", "expanded", "repeated"]
+
+
+Values = Literal["normal", "nan", "inf", "denormal", "zeros"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sketch:
+    """A tensor described, not built: see ``rand``."""
+
+    shape: tuple[int, ...]
+    layout: Layout = "contiguous"
+    low: float | None = None
+    high: float | None = None
+    values: Values = "normal"
+    dtype: torch.dtype | None = None
+    device: str | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether its numbers are normal and it lies in memory in row-major order."""
+        return self.layout == "contiguous" and self.values == "normal"
+
+    def build(self, device: torch.device | str, dtype: torch.dtype, seed: int) -> Tensor:
+        """Build the tensor; the same sketch, dtype and seed give the same numbers on every device."""
+        dtype = self.dtype or dtype
+        if torch.device(device).type == "meta" and not self.device:  # which has no numbers to make
+            return _lay_out(torch.empty(self.shape, dtype=dtype, device=device), self.layout)
+        generator = torch.Generator().manual_seed(seed)
+        if self.low is not None and self.high is not None:
+            data = torch.rand(self.shape, generator=generator, dtype=torch.float64, device="cpu")
+            data = data * (self.high - self.low) + self.low
+        else:
+            data = torch.randn(self.shape, generator=generator, dtype=torch.float64, device="cpu")
+        if self.values == "zeros":
+            data.zero_()
+        elif self.values == "denormal":
+            data *= torch.finfo(torch.float32).tiny / 8
+        elif self.values in ("nan", "inf"):
+            odd = torch.nan if self.values == "nan" else torch.inf
+            flat = data.view(-1)
+            flat[::7] = torch.copysign(torch.full_like(flat[::7], odd), flat[::7])
+        return _lay_out(data.to(dtype).to(self.device or device), self.layout)
+
+
+def _lay_out(data: Tensor, layout: Layout) -> Tensor:
+    """Return ``data`` with the strides and the storage offset that ``layout`` names."""
+    if layout == "transposed":
+        return data.permute(*reversed(range(data.ndim))).contiguous().permute(*reversed(range(data.ndim)))
+    if layout == "channels_last":
+        return data.contiguous(memory_format=torch.channels_last)
+    if layout == "sliced":  # an odd storage offset: aligned for no vector load
+        return torch.cat([data.new_zeros(1), data.flatten()])[1:].view(data.shape)
+    if layout == "strided":
+        return torch.stack([data, torch.full_like(data, 3)], dim=-1)[..., 0]
+    if layout == "expanded":  # of stride 0 along the first dimension
+        return data[:1].expand(data.shape)
+    if layout == "repeated":  # of stride 0 along all of them, as the gradient of a sum is
+        return data.flatten()[:1].view((1,) * data.ndim).expand(data.shape)
+    return data
+
+
+def rand(
+    *shape: int,
+    layout: Layout = "contiguous",
+    low: float | None = None,
+    high: float | None = None,
+    values: Values = "normal",
+    dtype: torch.dtype | None = None,
+    device: str | None = None,
+) -> Sketch:
+    """Describe a tensor of random numbers.
+
+    Parameters
+    ----------
+    *shape : int
+        Its shape.
+    layout : str
+        ``contiguous``, ``transposed`` (strides reversed), ``channels_last``, ``sliced`` (odd storage
+        offset), ``strided`` (every second element), ``expanded`` (first dimension of stride 0) or
+        ``repeated`` (one element everywhere).
+    low, high : float, optional
+        Uniform in [low, high); without them normal, of mixed sign and unit variance.
+    values : str
+        ``nan`` and ``inf`` put one at every seventh place; ``denormal`` scales below float32's
+        smallest normal number.
+    dtype, device : optional
+        Fixed, where the sample's own must not apply.
+    """
+    return Sketch(tuple(shape), layout, low, high, values, dtype, device)
+
+
+class Signature(Protocol):
+    """What arguments are bound by: an ``OpSpec``."""
+
+    def bind(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Return the arguments as one positional tuple with defaults filled in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Arguments of one call, described; named after the bug that it is there to catch.
+
+    Attributes
+    ----------
+    name : str
+        The bug.
+    args : tuple
+        Positional arguments: sketches (or what has a ``build`` like theirs), tuples of them, plain values.
+    kwargs : Mapping
+        Keyword arguments, likewise.
+    tags : frozenset of str
+        ``smoke`` (the run-time gate, milliseconds), ``edge``, ``bench`` (real workloads), ``huge``,
+        ``degenerate`` (no use for telling right from wrong, see ``DEGENERATE``).
+    """
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    tags: frozenset[str] = frozenset({"edge"})
+
+    def build(self, spec: Signature, device: torch.device | str, dtype: torch.dtype) -> tuple[Any, ...]:
+        """Return the arguments of ``spec``, all positional, with defaults filled in."""
+        make = functools.partial(_build, device=torch.device(device), dtype=dtype)
+        args = [make(a, seed=zlib.crc32(f"{self.name}/{i}".encode())) for i, a in enumerate(self.args)]
+        kwargs = {k: make(a, seed=zlib.crc32(f"{self.name}/{k}".encode())) for k, a in self.kwargs.items()}
+        return spec.bind(*args, **kwargs)
+
+    @property
+    def sketches(self) -> tuple[Sketch, ...]:
+        """Its tensors, sequences flattened; without what an operator has of its own."""
+        return tuple(_sketches((*self.args, *self.kwargs.values())))
+
+    def shaped(self, shape: tuple[int, ...]) -> Sample:
+        """Return the sample with ``shape`` in place of its first tensor's, wherever that shape occurs."""
+        follow = functools.partial(_follow, was=self.sketches[0].shape, shape=shape)
+        kwargs = {name: follow(value) for name, value in self.kwargs.items()}
+        return Sample(self.name, tuple(map(follow, self.args)), kwargs, self.tags)
+
+
+def _sketches(value: Any) -> Iterator[Sketch]:
+    if isinstance(value, Sketch):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _sketches(item)
+
+
+def _follow(value: Any, was: tuple[int, ...], shape: tuple[int, ...]) -> Any:
+    if isinstance(value, Sketch):
+        return replace(value, shape=shape) if value.shape == was else value
+    if isinstance(value, tuple):
+        return shape if value == was else tuple(_follow(v, was, shape) for v in value)
+    return value
+
+
+def _build(value: Any, *, device: torch.device, dtype: torch.dtype, seed: int) -> Any:
+    if hasattr(value, "build"):  # a Sketch, or what an operator has of its own
+        return value.build(device, dtype, seed)
+    if isinstance(value, tuple):
+        return tuple(_build(v, device=device, dtype=dtype, seed=seed + i) for i, v in enumerate(value))
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorCase:
+    """A call that must be refused in the same words on every backend.
+
+    Attributes
+    ----------
+    name : str
+        What is wrong.
+    args, kwargs
+        As in ``Sample``.
+    match : str
+        A regular expression that the message must contain.
+    """
+
+    name: str
+    args: tuple[Any, ...]
+    match: str
+    kwargs: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+    def build(self, spec: Signature) -> tuple[Any, ...]:
+        """Return the arguments on the CPU in float32, but for what a sketch fixes."""
+        return Sample(self.name, self.args, self.kwargs).build(spec, "cpu", torch.float32)

@@ -1,0 +1,58 @@
+"""Lock: the kernel that serves each problem, whatever was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nxcore.errors import InvalidInputError
+from nxcore.store.files import Document, Store
+from nxcore.store.transfer import FORMAT, gathered, read_json
+from nxcore.store.wisdom import digest
+
+
+class Lock:
+    """Who serves which problem, whatever was measured: the same choice on every machine.
+
+    Parameters
+    ----------
+    chosen : Mapping
+        The digest of a problem -> the label of its kernel.
+    """
+
+    def __init__(self, chosen: Mapping[str, str]) -> None:
+        self.chosen = dict(chosen)
+
+    @classmethod
+    def read(cls, path: Path) -> Lock:
+        """Read what ``locked`` returned and ``write`` wrote.
+
+        Raises
+        ------
+        InvalidInputError
+            If it isn't a lock.
+        """
+        found = read_json(path)
+        entries = found.get("locked")
+        if found.get("format") != FORMAT or not isinstance(entries, list):
+            raise InvalidInputError(f"{path} isn't a lock of format {FORMAT}")
+        try:
+            return cls({digest(e["problem"]): str(e["kernel"]) for e in entries})
+        except (KeyError, TypeError) as error:
+            raise InvalidInputError(f"{path}: an entry makes no sense: {error}") from None
+
+    def label(self, key: Mapping[str, Any]) -> str:
+        """Return who is to serve a problem; empty where the lock says nothing."""
+        return self.chosen.get(digest(key), "")
+
+
+def locked(store: Store, environment: str) -> Document:
+    """Return what an environment's pages chose, as a lock's document."""
+    _, pages = gathered(store)
+    entries = [
+        {"problem": key, "kernel": document["decision"]["chosen"]}
+        for (of, _), (key, document) in sorted(pages.items())
+        if of == environment
+    ]
+    return {"format": FORMAT, "locked": entries}

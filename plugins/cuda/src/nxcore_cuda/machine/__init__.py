@@ -1,0 +1,1 @@
+"""From a source to a launch: compilers, images, the driver, the launcher."""
