@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from nxcore import context
+
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable
@@ -320,6 +322,9 @@ def _session() -> Session:
     from nxcore import session
 
     return session.default()
+
+
+context.serve_by(_session)
 
 
 def __getattr__(name: str) -> Any:

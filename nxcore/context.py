@@ -5,18 +5,28 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar, Token
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import torch
-
-from nxcore.spec.problem import Problem
+if TYPE_CHECKING:
+    from nxcore.spec.problem import Problem
 
 
 class Observer(Protocol):
-    """Watches the calls of a block; see ``nxcore.record`` and ``nxcore.profile``."""
+    """Watches the calls of a block; see ``nxcore.record`` and ``nxcore.profile``.
+
+    Attributes
+    ----------
+    sees_both_ways : bool
+        Whether it is told of a call's gradient too, which torch's autograd may compute.
+    """
+
+    sees_both_ways: bool
 
     def observing(self, problem: Problem, label: str, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return what is to serve in place of ``call``, a plan of the kernel ``label`` for ``problem``."""
+
+    def paired(self, forward: Problem, backward: Problem, *, guessed: bool = False) -> None:
+        """Hear that ``backward`` is the gradient of ``forward``, where it ``sees_both_ways``."""
 
 
 class Preference(NamedTuple):
@@ -88,6 +98,12 @@ class Traced:
 TRACED = Traced()
 
 
+def _traced() -> bool:
+    import torch  # not at the top: ``import nxcore`` loads this module, and no torch
+
+    return torch.compiler.is_dynamo_compiling()
+
+
 class Preferring(contextlib.ContextDecorator):
     """A ``with`` block whose calls prefer some backends, or decide by another policy; or both.
 
@@ -106,7 +122,7 @@ class Preferring(contextlib.ContextDecorator):
         return Preferring(self.prefer, self.policy)
 
     def __enter__(self) -> None:
-        if torch.compiler.is_dynamo_compiling():
+        if _traced():
             self._before = TRACED.prefer, TRACED.policy
             if self.prefer is not None:
                 TRACED.prefer = self.prefer
@@ -121,7 +137,7 @@ class Preferring(contextlib.ContextDecorator):
         self._token: Token[Preference] = PREFERENCE.set(now)
 
     def __exit__(self, *error: object) -> None:
-        if torch.compiler.is_dynamo_compiling():
+        if _traced():
             TRACED.prefer, TRACED.policy = self._before
         else:
             PREFERENCE.reset(self._token)
@@ -129,7 +145,7 @@ class Preferring(contextlib.ContextDecorator):
 
 def asked(backend: str | None) -> Asked:
     """Return what a node that is traced now is asked for."""
-    if torch.compiler.is_dynamo_compiling():
+    if _traced():
         return Asked(backend, TRACED.prefer, TRACED.policy)
     now = PREFERENCE.get()  # an exporter's trace is a call like any other
     return Asked(backend, now.backends or None, now.policy or None)
@@ -141,4 +157,32 @@ class KernelWarning(UserWarning):
 
 def capturing(problem: Problem) -> bool:
     """Tell whether a CUDA graph is being captured around this call."""
+    import torch  # as in ``_traced``
+
     return problem.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+class Operators(Protocol):
+    """Where an operator is found by its name: a session."""
+
+    registry: Any
+
+    def op(self, name: str, *, backend: str | None = None) -> Any:
+        """Return the operator ``name``."""
+
+
+_sources: list[Callable[[], Operators]] = []
+
+
+def serve_by(source: Callable[[], Operators]) -> None:
+    """Have ``default`` return what ``source`` does; ``nxcore`` calls this once, when it is imported.
+
+    What lies below the session finds the default one so, and imports nothing that lies above it: where an
+    operator is unpickled, or a compiled graph runs, there may be no session yet.
+    """
+    _sources[:] = [source]
+
+
+def default() -> Operators:
+    """Return the default session, made at first use."""
+    return _sources[0]()

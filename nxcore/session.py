@@ -20,6 +20,7 @@ import torch
 from nxcore.call import ending
 from nxcore.call.operator import Operator, Plan, make_operator, overlap
 from nxcore.call.serving import Joiner
+from nxcore.call.wrappers import guarded
 from nxcore.choose.chooser import Chooser
 from nxcore.choose.contenders import Choice
 from nxcore.choose.explanation import Explanation, Origin
@@ -69,7 +70,7 @@ class Session:
         store = Store(self.settings.cache)
         self.gate, self.wisdom = Gate(self.registry, store), Wisdom(store, transfer.shipped)
         self.tuner = Tuner(self.registry, self.gate, effort)
-        self.chooser = Chooser(self.settings, Recall(self.tuner, self.wisdom), self._forget)
+        self.chooser = Chooser(self.settings, Recall(self.tuner, self.wisdom), self._forget, wrap=guarded)
         self.joiner = Joiner(self.chooser, self.op)
         self._lost: DeviceLostError | None = None
         self._operators: dict[tuple[str, str | None], Operator] = {}

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import nxcore
+from nxcore import __version__
 from nxcore.bench.example import CHANNELS, LAYER, SIDE, Step, compared, digits, network
 from nxcore.measure.ceilings import SLACK, TRIES, Ceilings, ceilings, ceilings_now
 from nxcore.measure.decision import Candidate
@@ -232,7 +232,7 @@ def run(
         "unsure": best.unsure or any(n.startswith("torch") for cell in cells for n in cell.beaten),
         "images": f"{BATCH} handwritten digits as ({BATCH}, 1, {SIDE}, {SIDE}) float32",
         "versions": {
-            "nxcore": nxcore.__version__,
+            "nxcore": __version__,
             "torch": torch.__version__,
             "python": platform.python_version(),
         },

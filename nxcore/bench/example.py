@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import nxcore
 from nxcore.errors import NxcoreError
 from nxcore.measure.decision import Interval, interval
+from nxcore.nn.swap import accelerate
 from nxcore.offline import survey
 
 SIDE, CHANNELS, CLASSES = 32, 16, 10
@@ -107,7 +107,7 @@ def network() -> nn.Sequential:
 def compared(plain: nn.Sequential, images: Tensor, labels: Tensor) -> Step:
     """Compare ``plain`` with an accelerated copy of it; new problems are measured by the policy in force."""
     fast = copy.deepcopy(plain)
-    nxcore.accelerate(fast)
+    accelerate(fast)
     status = survey.of_model(fast, images)
     exact = _gradients(copy.deepcopy(plain).double(), images.double(), labels)
     errors = [_error(_gradients(model, images, labels), exact) for model in (plain, fast)]

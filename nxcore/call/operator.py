@@ -8,7 +8,6 @@ a transform, a preference). What the table has not seen goes to ``Operator.miss`
 
 from __future__ import annotations
 
-import importlib
 import linecache
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from nxcore import context
 from nxcore.call import ending, unusual
 from nxcore.call.generated import alike, defaults, guards, source
 from nxcore.call.unusual import PLAIN, only_default_device, untraced, unusual_tensor
@@ -268,8 +268,7 @@ def _has_shell(name: str, backend: str | None) -> bool:
 
 
 def _named(name: str, backend: str | None) -> Operator:
-    # By name: the layers forbid knowing the session, and where it is unpickled there is another.
-    found: Operator = importlib.import_module("nxcore").op(name, backend=backend)
+    found: Operator = context.default().op(name, backend=backend)
     return found
 
 

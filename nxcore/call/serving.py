@@ -12,9 +12,8 @@ from nxcore.call.wrappers import guarded, of_the_first, preferring, unless_captu
 from nxcore.choose.chooser import Chooser
 from nxcore.choose.contenders import Choice, regimes
 from nxcore.choose.learn.exploration import Call, exploration
-from nxcore.context import PREFERENCE
+from nxcore.context import PREFERENCE, Observer
 from nxcore.interop.autograd import Differentiable
-from nxcore.observe.record import Trace
 from nxcore.spec.problem import Problem, tensors_of
 
 
@@ -87,7 +86,7 @@ class Joiner:
         explored = exploration(choice.call)
         if operator.backend is not None or pays(choice, one_way_us(problem)):
             return bridge(backward)
-        traces = [o for o in order.observers if isinstance(o, Trace)]
+        traces = [o for o in order.observers if o.sees_both_ways]
         inner = self.served(operator, problem, args)[1] if traces else problem
         described = None if gradient.forward else self._described(problem, args)
         known = self.chooser.known(described) if described else None
@@ -127,7 +126,9 @@ class Joiner:
         grad, *kept = problem.outputs if gradient.keeps else (problem.outputs,)
         return Problem.of(self.registry.spec(gradient.op), gradient.args(grad, mask, *values, *kept))
 
-    def _found(self, name: str, traces: Sequence[Trace], forward: Problem, *arguments: Any) -> Choice | None:
+    def _found(
+        self, name: str, traces: Sequence[Observer], forward: Problem, *arguments: Any
+    ) -> Choice | None:
         operator = self._op(name)
         problem = Problem.of(operator.spec, operator.frozen(arguments))
         for trace in traces:

@@ -13,7 +13,7 @@ import torch
 
 from nxcore.choose.contenders import Choice
 from nxcore.choose.estimate.estimator import Estimator
-from nxcore.choose.learn.learner import Learner
+from nxcore.choose.learn.learner import Learner, Wrap
 from nxcore.choose.learn.watch import Watch
 from nxcore.choose.learn.watches import Watches
 from nxcore.choose.recall import Recall
@@ -48,12 +48,16 @@ class Chooser:
         What is known; its tuner measures what isn't.
     changed : callable
         Called where a choice that serves already was made anew: plans made of it must go.
+    wrap : callable
+        As ``Learner`` takes it.
     """
 
-    def __init__(self, settings: Settings, recall: Recall, changed: Callable[[], None]) -> None:
+    def __init__(
+        self, settings: Settings, recall: Recall, changed: Callable[[], None], *, wrap: Wrap
+    ) -> None:
         self.settings, self.recall, self.tuner = settings, recall, recall.tuner
         self.watches = Watches(self._convicted, lambda: self.learner.pace, on=settings.audit)
-        self.learner = Learner(recall, changed, self.watches)
+        self.learner = Learner(recall, changed, self.watches, wrap=wrap)
         self.estimator = Estimator(recall)
         self.lock = Lock.read(settings.lock) if settings.lock else Lock({})
         self.choices: OrderedDict[Key, Choice] = OrderedDict()

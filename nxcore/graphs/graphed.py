@@ -34,10 +34,10 @@ class Graphed:
         self,
         fn: Callable[..., Any],
         *,
-        backward: bool,
-        clone: bool,
-        warmup: int,
-        limit: int,
+        backward: bool = False,
+        clone: bool = False,
+        warmup: int = 3,
+        limit: int = 16,
         state: Iterable[Tensor] = (),
     ) -> None:
         if not callable(fn):

@@ -8,7 +8,6 @@ without data), its gradient (the backward operator's own node), its batching rul
 from __future__ import annotations
 
 import functools
-import importlib
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from nxcore import context
 from nxcore.context import Asked, Preferring
 from nxcore.errors import UnsupportedProblemError
 from nxcore.interop import autocast
@@ -216,7 +216,7 @@ def define_all() -> tuple[str, ...]:
 
     A process that loads what ``torch.export`` saved calls this first.
     """
-    specs = importlib.import_module("nxcore.session").default().registry.ops.values()  # by name: see _served
+    specs = context.default().registry.ops.values()
     return tuple(spec.name for spec in specs if define(spec))
 
 
@@ -240,12 +240,11 @@ def check(spec: OpSpec, call: Callable[..., Any], args: tuple[Any, ...]) -> None
 
 def of(name: str) -> Shell | None:
     """Return the shell of the default session's operator ``name``."""
-    return define(importlib.import_module("nxcore").op(name).spec)  # by name: see _served
+    return define(context.default().op(name).spec)
 
 
 def _served(name: str, args: tuple[Any, ...], asked: Asked) -> Any:
-    # By name: the layers forbid knowing the session, and in another process there is another.
-    operator = importlib.import_module("nxcore").op(name, backend=asked.backend)
+    operator = context.default().op(name, backend=asked.backend)
     if asked.prefer is None and asked.policy is None:
         return operator.run(*args)
     prefer = None if asked.prefer is None else tuple(asked.prefer)

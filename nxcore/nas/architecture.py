@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-import nxcore
+from nxcore import session
 from nxcore.errors import InvalidInputError
 from nxcore.nas.genotype import Genotype, dominant, edges
 from nxcore.nas.operations import PRIMITIVES
@@ -131,7 +131,9 @@ class ArchitectureParameters(nn.Module):
             If ``tau`` is a number that isn't above 0.
         """
         above_zero(tau)
-        normal, reduce = nxcore.op("gumbel_softmax")(self.logits, tau, hard, generator=generator).unbind(0)
+        normal, reduce = (
+            session.default().op("gumbel_softmax")(self.logits, tau, hard, generator=generator).unbind(0)
+        )
         return normal, reduce
 
     def entropy(self) -> Tensor:
@@ -141,7 +143,7 @@ class ArchitectureParameters(nn.Module):
     def entropies(self) -> Tensor:
         """Return the entropy of each edge's softmax, in nats: shape (2, edges), float32 or wider."""
         wide = torch.promote_types(self.logits.dtype, torch.float32)
-        found: Tensor = nxcore.op("entropy")(self.logits.to(wide))
+        found: Tensor = session.default().op("entropy")(self.logits.to(wide))
         return found
 
     def dominant(self) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-import nxcore
+from nxcore import session
 from nxcore.errors import InvalidInputError
 from nxcore.nas.operations import OPS, PRIMITIVES
 from nxcore.nas.rule import Mode, Rule, as_rule, read
@@ -140,7 +140,7 @@ class MixedOp(nn.Module):
         if chosen != every:
             # No index: a list of numbers would be copied to the device, which waits.
             given = torch.stack([given[i] for i in chosen])
-        blended: Tensor = nxcore.op(name)(computed, given)
+        blended: Tensor = session.default().op(name)(computed, given)
         return blended
 
     def _chosen(

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import nxcore
+from nxcore import session
 from nxcore.graphs.hooks import hooked
 from nxcore.graphs.snapshot import as_they_are, attributes
 from nxcore.nas.mixed import PART
 from nxcore.nn import Part, Swap
+from nxcore.nn.swap import accelerate, restore
 
 MARK, ZEROS = "_nxcore_patched", "_nxcore_zeros"
 TRIAL = (2, 8, 8)
@@ -46,7 +47,7 @@ def patch(model: nn.Module, *, graphs: bool = True) -> Swap:
     Swap
         What was replaced, and what was left for what reason.
     """
-    swap = nxcore.accelerate(model)
+    swap = accelerate(model)
     for name, module in model.named_modules():
         if not _looks_mixed(module):
             continue
@@ -80,7 +81,7 @@ def replays(model: nn.Module) -> dict[str, str]:
 
 def unpatch(model: nn.Module) -> Swap:
     """Undo ``patch``; return what became what it was."""
-    swap = nxcore.restore(model)
+    swap = restore(model)
     for name, module in model.named_modules():
         if cls := getattr(type(module), MARK, None):
             module.__class__ = cls
@@ -138,7 +139,7 @@ def _blended(self: Any, x: Tensor, weights: Tensor) -> Tensor:
         spans = [weights[run[i] : run[j - 1] + 1] for i, j in itertools.pairwise([0, *ends, len(run)])]
         weights = spans[0] if len(spans) == 1 else torch.cat(spans)
         operations = [operations[i] for i in run]
-    blended: Tensor = nxcore.op("weighted_sum")([op(x) for op in operations], weights)
+    blended: Tensor = session.default().op("weighted_sum")([op(x) for op in operations], weights)
     return blended
 
 
@@ -170,7 +171,7 @@ def _differs(module: nn.Module) -> str:
     x = torch.randn(TRIAL[0], channels, *TRIAL[1:], generator=generator, dtype=torch.float64).to(first.device)
     weights = torch.rand(len(operations), generator=generator, dtype=torch.float64).to(first.device)
     try:
-        with torch.no_grad(), nxcore.policy("estimate"):
+        with torch.no_grad(), session.default().policy("estimate"):
             theirs, ours = trial(x, weights), _blended(trial, x, weights)
             found = [op(x) + op.train()(x) for op in operations]
     except Exception as error:  # noqa: BLE001  somebody else's code may raise anything

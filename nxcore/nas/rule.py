@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-import nxcore
+from nxcore import session
 from nxcore.errors import InvalidInputError
 
 Mode = Literal["exact", "threshold", "top_k", "sampled", "argmax"]
@@ -161,7 +161,7 @@ class Rule:
     def draw(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return factors and what runs, drawn by the estimator; both of the shape of ``logits``."""
         if self.estimator == "gdas":
-            drawn = nxcore.op("gumbel_softmax")(logits, self.tau, True, generator=self.generator)
+            drawn = session.default().op("gumbel_softmax")(logits, self.tau, True, generator=self.generator)
             return drawn, _places(drawn.argmax(-1, keepdim=True), logits)
         noisy = perturbed(logits, self.generator)
         if not (logits.requires_grad and torch.is_grad_enabled()):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-import nxcore
+from nxcore.graphs.graphed import Graphed
 from nxcore.nas.architecture import ArchitectureParameters
 from nxcore.nas.bilevel import Descent, first_order, second_order
 from nxcore.nas.data import Split
@@ -48,8 +48,8 @@ class Passes:
         self.graphed = graphed and not reads
         self._shared = net if self.graphed else shared(net, unused=unused)
         how: dict[str, Any] = {"limit": 1, "state": tuple(net.buffers())}
-        self._replay = nxcore.graphed(self._gradients, **how)
-        self._descend = nxcore.graphed(self._first_order, **how) if self.graphed else self._first_order
+        self._replay = Graphed(self._gradients, **how)
+        self._descend = Graphed(self._first_order, **how) if self.graphed else self._first_order
 
     def of_weights(self, batch: Split) -> tuple[Tensor, Tensor]:
         """Return loss and scores, and leave the mean gradients of all ranks in the weights' ``grad``."""

@@ -9,19 +9,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-import nxcore
+from nxcore import session
 from nxcore.errors import InvalidInputError
 from nxcore.graphs.hooks import saving
 
 # Found once, and not in every call.
-_add = nxcore.op("add")
-_avg_pool2d = nxcore.op("avg_pool2d")
-_batch_norm = nxcore.op("batch_norm")
-_depthwise_conv2d = nxcore.op("depthwise_conv2d")
-_global_avg_pool2d = nxcore.op("global_avg_pool2d")
-_global_max_pool2d = nxcore.op("global_max_pool2d")
-_max_pool2d = nxcore.op("max_pool2d")
-_softmax_sum = nxcore.op("softmax_sum")
+_add = session.default().op("add")
+_avg_pool2d = session.default().op("avg_pool2d")
+_batch_norm = session.default().op("batch_norm")
+_depthwise_conv2d = session.default().op("depthwise_conv2d")
+_global_avg_pool2d = session.default().op("global_avg_pool2d")
+_global_max_pool2d = session.default().op("global_max_pool2d")
+_max_pool2d = session.default().op("max_pool2d")
+_softmax_sum = session.default().op("softmax_sum")
 
 
 class _Served(nn.Module):

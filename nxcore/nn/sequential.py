@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import nxcore
+from nxcore import session
 from nxcore.errors import InvalidInputError
 from nxcore.graphs.hooks import hooked, saving
 from nxcore.nn.modules import BatchNorm2d, Conv2d, _Served, track
 
-_sep_conv2d = nxcore.op("sep_conv2d")
-_block = nxcore.op("sep_conv2d_batch_norm")
+_sep_conv2d = session.default().op("sep_conv2d")
+_block = session.default().op("sep_conv2d_batch_norm")
 
 CONVOLUTIONS = (nn.Conv2d, Conv2d)
 NORMS = (nn.BatchNorm2d, BatchNorm2d)

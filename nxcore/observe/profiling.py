@@ -55,6 +55,11 @@ class Spent:
 class Regions:
     """Puts a region of torch's profiler around the calls of every plan."""
 
+    sees_both_ways = False
+
+    def paired(self, forward: Problem, backward: Problem, *, guessed: bool = False) -> None:
+        """Do nothing: torch's profiler sees gradients by itself."""
+
     def observing(self, problem: Problem, label: str, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return ``call`` in a region named after operator and kernel."""
         name = f"{PREFIX}{problem.op} [{label}]"

@@ -25,6 +25,8 @@ class Trace:
         Where ``write`` writes them; opened now, so that what can't be written is known before the calls.
     """
 
+    sees_both_ways = True
+
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
         if path:

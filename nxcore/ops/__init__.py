@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
+from nxcore import context
 from nxcore.errors import UnknownOperatorError
 from nxcore.plugin import OpSpec, hookimpl
 
@@ -36,7 +37,7 @@ def __getattr__(name: str) -> Any:
     if name.startswith(("_", "nxcore_")):  # the import system and pluggy ask for what isn't there
         raise AttributeError(name)
     try:
-        found = importlib.import_module("nxcore").op(name)
+        found = context.default().op(name)
     except UnknownOperatorError as error:
         raise AttributeError(str(error)) from None
     globals()[name] = found

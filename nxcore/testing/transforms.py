@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import importlib
 import pickle
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from nxcore.registry.registry import Registry
+from nxcore.session import Session
 from nxcore.settings import Settings
 from nxcore.spec.problem import leaves
 from nxcore.testing.cell import Broken, Cell, Inapplicable
@@ -225,10 +225,9 @@ def _others(xs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 @functools.lru_cache(maxsize=2)
-def _session(registry: Registry) -> Any:
-    # By name: the rules are of what a user calls, which is above them in the layers.
+def _session(registry: Registry) -> Session:
     settings = replace(Settings.from_environment(), policy="estimate")
-    return importlib.import_module("nxcore.session").Session(settings, registry)
+    return Session(settings, registry)
 
 
 def under(transform: Transform, cell: Cell) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from nxcore.call.wrappers import guarded
 from nxcore.choose.contenders import (
     AGAIN,
     Choice,
@@ -37,6 +36,7 @@ from nxcore.spec.problem import Problem
 from nxcore.trust.gate import brief, pausing
 
 Decided = Callable[[Choice], None]
+Wrap = Callable[[Choice, Problem], Callable[..., Any]]
 
 KNOWN_S, UNKNOWN_S, LOOK_S = 1.0, 2.0, 0.01
 """What is allowed for a kernel that is verified already, for a step of one that isn't, and for a look."""
@@ -63,6 +63,8 @@ class Learner:
         Nanoseconds; a test may bring its own.
     pace : Pace, optional
         How much of the time the thread may take.
+    wrap : callable
+        ``wrap(choice, problem)`` returns the chosen call behind what it needs around it.
     """
 
     def __init__(
@@ -72,9 +74,12 @@ class Learner:
         watches: Watches,
         clock: Clock = time.perf_counter_ns,
         pace: Pace | None = None,
+        *,
+        wrap: Wrap,
     ) -> None:
         self.recall, self.tuner, self.clock = recall, recall.tuner, clock
         self._changed, self._undone, self.watches = changed, False, watches
+        self._wrap = wrap
         self.keep_to(pace or Pace())
 
     def keep_to(self, pace: Pace) -> None:
@@ -122,7 +127,7 @@ class Learner:
         def finish(choice: Choice) -> None:
             serve(choice)
             watched = self.watches.over(replace(choice, captured=None), problem)
-            exploration.end(guarded(watched, problem))
+            exploration.end(self._wrap(watched, problem))
             self._undone = True
 
         def judge(timings: Mapping[str, Timing], last: bool) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from nxcore.call import gradient_route
 from nxcore.call.gradient_route import SCOUTS
+from nxcore.call.wrappers import guarded
 from nxcore.choose.contenders import Choice
 from nxcore.choose.learn.budget import Pace
 from nxcore.choose.learn.exploration import LOOKS, MET
@@ -59,7 +60,7 @@ def learning(forward, backward, policy="online"):
         fakes.QUICK,
     )
     found.chooser.learner = Learner(
-        found.chooser.recall, found._forget, found.chooser.watches, clock, Pace(float("inf"))
+        found.chooser.recall, found._forget, found.chooser.watches, clock, Pace(float("inf")), wrap=guarded
     )
     return found, runs
 

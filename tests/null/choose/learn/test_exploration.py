@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from nxcore.call.wrappers import guarded
 from nxcore.choose.learn import exploration
 from nxcore.choose.learn.budget import Pace
 from nxcore.choose.learn.exploration import LOOKS, MET, Exploration
@@ -64,7 +65,7 @@ def learning(folder=None, yardstick=None, **us):
     settings = Settings(audit=False, cache=folder, policy="online")  # runs are counted
     session = Session(settings, fakes.registry(*backends, specs=specs), fakes.QUICK)
     chooser, pace = session.chooser, Pace(share=float("inf"))
-    chooser.learner = Learner(chooser.recall, session._forget, chooser.watches, clock, pace)
+    chooser.learner = Learner(chooser.recall, session._forget, chooser.watches, clock, pace, wrap=guarded)
     return session, kernels | {"torch": spec.reference}, runs
 
 
