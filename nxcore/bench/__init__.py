@@ -1,4 +1,4 @@
-"""Comparisons: cells to measure, the race of all who take part, rows, records and what they say.
+"""Comparisons: cells, the race of all who take part, records. May import distributed, offline and below.
 
 Nothing is imported here: ``plugin`` is loaded in every session of pytest.
 """

@@ -1,4 +1,4 @@
-"""The command line. A command returns data; ``render`` alone prints it.
+"""The command line: a command returns data, ``render`` alone prints it. May import nas and below.
 
 Nothing heavy is imported until a command runs, so that ``nxcore --help`` starts at once.
 """

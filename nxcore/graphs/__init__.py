@@ -1,1 +1,1 @@
-"""TODO."""
+"""Calls and modules captured as CUDA graphs, and replayed. May import session and below."""

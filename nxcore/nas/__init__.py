@@ -1,4 +1,4 @@
-"""Differentiable architecture search on the public API: operations, cells, networks, data, a trainer."""
+"""Architecture search: networks, data, trainer. May import bench, report and below."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules with torch's constructors, hooks and state_dicts, whose ``forward`` calls nxcore's operators.
+"""Modules with torch's constructors, whose ``forward`` calls operators. May import graphs, testing and below.
 
 Each is a subclass of torch's module of the same name. What an operator refuses, torch's own ``forward``
 serves, or refuses in its own words; ``reason`` says which modules that concerns from the start.

@@ -1,1 +1,1 @@
-"""TODO."""
+"""What calls met and what they took: recordings and profiles. May import registry and below."""

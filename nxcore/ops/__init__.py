@@ -1,4 +1,4 @@
-"""The core's operators: one file each, found by looking, handed over through the plugins' own hook.
+"""The core's operators: one file each, found by looking. May import plugin and below.
 
 To a user the attributes of this package are operators: ``nxcore.ops.add`` is ``nxcore.op("add")``. The
 modules are reached by import alone: ``from nxcore.ops.add import SPEC``.

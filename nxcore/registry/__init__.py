@@ -1,1 +1,1 @@
-"""TODO."""
+"""Operators and backends by name, found through entry points. May import interop and below."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""What was learnt, on disk: documents, wisdom, locks, recorded problems. May import measure and below."""

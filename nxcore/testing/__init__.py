@@ -1,4 +1,4 @@
-"""The conformance kit: every rule that a kernel must keep, each a plain function, and ways to run them all.
+"""The conformance kit: every rule that a kernel must keep. May import session and below.
 
     pytest --nxcore-backend=NAME --pyargs nxcore.testing
 

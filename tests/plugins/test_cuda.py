@@ -12,8 +12,8 @@ import torch
 
 nxcore_cuda = pytest.importorskip("nxcore_cuda")
 
-from nxcore_cuda import accepts  # noqa: A004, E402
-from nxcore_cuda.emulator import emulate  # noqa: A004, E402
+from nxcore_cuda import accepts  # noqa: E402
+from nxcore_cuda.emulator import emulate  # noqa: E402
 from nxcore_cuda.machine import compile, load, toolkit  # noqa: A004, E402
 from nxcore_cuda.machine.instance import Instance, unit  # noqa: E402
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from nxcore.measure import ceilings
-from nxcore.measure import race as racing
 from nxcore.measure.ceilings import Ceilings
 from nxcore.measure.race import Effort, race
 from nxcore.measure.timing import Timing
@@ -233,7 +232,7 @@ def test_ceilings_measured_beside_other_work_are_measured_again(monkeypatch):
 
 def test_the_noise_of_a_ceiling_is_what_its_median_block_takes_more(monkeypatch):
     times = {"a": fakes.timing([10.0, 12.0, 13.0]), "b": fakes.timing([11.0, 11.0, 11.0])}
-    monkeypatch.setattr(racing, "race", lambda *a, **how: times)
+    monkeypatch.setattr(ceilings, "race", lambda *a, **how: times)
     assert ceilings._best_us({}, CPU, Effort()) == (10.0, pytest.approx(0.2))
 
 
