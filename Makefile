@@ -13,11 +13,16 @@ GATES := overhead gate
 # Not all of these are met yet on every machine: docs/choosing.md and the ADRs say which.
 AIMS := miss online regret
 
-.PHONY: help demo test mutations gpu-test sanitize conformance bench aims regression lint docs clean
+.PHONY: help demo test test-all quick op fmt hooks mutations gpu-test sanitize conformance bench aims regression lint docs clean
 
 help:
 	@echo "make demo         set up, run the main job on this machine, then search an architecture"
-	@echo "make test         set up, then run the tests"
+	@echo "make test         set up, then run the tests; five minutes on two cores"
+	@echo "make test-all     the tests that make test leaves out: long samples on interpreters, broken kernels, installed wheels"
+	@echo "make quick        before a commit: format, lint, layers, the tests that need no device; one minute"
+	@echo "make op OP=name   the tests and the conformance kit of one operator and its backward operator"
+	@echo "make fmt          format the code and mend what ruff can mend"
+	@echo "make hooks        run the checks of make fmt at every commit"
 	@echo "make gpu-test     the tests, all of them, on a machine with a CUDA device"
 	@echo "make mutations    break every kernel of ours in five ways, and see the conformance kit catch each"
 	@echo "make sanitize     compute-sanitizer over every CUDA C++ kernel, on a machine with a CUDA device"
@@ -34,7 +39,27 @@ demo: $(VENV)/.demo
 	$(BIN)/nxcore search --data digits --preset tiny --output build/search
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -p no:benchmark -n $(WORKERS) --dist worksteal
+	$(BIN)/python -m pytest -p no:benchmark -n $(WORKERS) --dist worksteal --part=first
+
+test-all: $(VENV)/.test
+	$(BIN)/python -m pytest -p no:benchmark -n $(WORKERS) --dist worksteal --part=rest
+
+quick: $(VENV)/.test $(VENV)/.lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -p no:benchmark -n $(WORKERS) -q --part=quick tests/null
+
+op: $(VENV)/.test
+	@test -n "$(OP)" || { echo "name an operator: make op OP=entropy"; exit 2; }
+	$(BIN)/python -m pytest -p no:benchmark -n $(WORKERS) -q --op=$(OP)
+
+fmt: $(VENV)/.lint
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+hooks: $(VENV)/.lint
+	$(BIN)/pre-commit install
 
 mutations: $(VENV)/.test
 	NXCORE_TEST_MUTATIONS=all $(BIN)/python -m pytest -p no:benchmark -n $(WORKERS) tests/hostile/test_mutations.py

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -41,9 +42,16 @@ FIRST = (
 KIT = "nxcore.testing.test_kernels"
 
 
+PARTS = ("all", "first", "rest")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add a short name for ``--nxcore-require``."""
+    """Add ``--part``, ``--op`` and a short name for ``--nxcore-require``."""
     parser.addoption("--require", action="append", dest="nxcore_require", help="see --nxcore-require")
+    parser.addoption(
+        "--part", choices=PARTS, default="all", help="first: what make test runs; rest: what it leaves out"
+    )
+    parser.addoption("--op", metavar="NAME", help="only the tests of this operator and its backward operator")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -74,46 +82,76 @@ def _remap_once() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out of the conformance kit what takes too long here; begin with what takes minutes."""
+    """Select the tests of ``--op`` and ``--part``; begin with those that take minutes."""
+    whole = bool(config.option.nxcore_report)
     kept, left = [], []
     for item in items:
-        given = item.callspec.params if isinstance(item, pytest.Function) and _of_the_kit(item) else None
-        if given and _takes_long(given["rule"], given["cell"], whole=bool(config.option.nxcore_report)):
-            left.append(item)
-            continue
-        kept.append(item)
+        chosen = _runs_here(item, whole=whole) and _of_operator(item, config.option.op)
+        if config.option.part != "all":
+            chosen = chosen and (config.option.part == "rest") == _takes_long(item)
+        (kept if chosen else left).append(item)
     if left:
         config.hook.pytest_deselected(items=left)
     items[:] = sorted(kept, key=lambda item: not item.nodeid.startswith(FIRST))
+
+
+def _of_operator(item: pytest.Item, name: str | None) -> bool:
+    """Return whether a test names the operator, in its path, its own name or its parameters."""
+    return name is None or bool(
+        re.search(rf"(?:^|[^a-z0-9_]|test_){name}(?:_backward)?(?![a-z0-9_])", item.nodeid)
+    )
+
+
+def _takes_long(item: pytest.Item) -> bool:
+    """Return whether a test belongs to the rest: slow ones, and long cells of the conformance kit.
+
+    Where there is no GPU, the kernels of a GPU run in interpreters, a tenth of a second and more a sample.
+    Their smoke samples in float32 are in the first part, all others in the rest. The backends that take part
+    on request are in the rest.
+    """
+    if item.get_closest_marker("slow"):
+        return True
+    if CUDA or not isinstance(item, pytest.Function) or not _of_the_kit(item):
+        return False
+    cell = item.callspec.params["cell"]
+    if cell.backend.on_request:
+        return True
+    if cell.backend.name == "numba" and not cell.kernel.variant:
+        return False  # compiled code for the CPU
+    telling = cell.sample is None or cell.sample in cell.spec.tagged("smoke")
+    return cell.dtype is not torch.float32 or not telling
 
 
 def _of_the_kit(item: pytest.Function) -> bool:
     return item.module.__name__ == KIT
 
 
-def _takes_long(rule: Any, cell: Any, *, whole: bool) -> bool:
-    """Tell what isn't worth its time in these tests.
+def _runs_here(item: pytest.Item, *, whole: bool) -> bool:
+    """Return whether a cell of the conformance kit is worth its time in the tests of this repository.
 
-    inductor compiles for seconds: the smoke samples on CUDA, and on the CPU one an operator. What it compiles
-    is the reference, so this asks whether the compiler is right, not whether the kernel is. JAX compiles for
+    inductor compiles for seconds: the smoke samples on CUDA, and on the CPU one an operator. It compiles the
+    reference, so these tests check the compiler and not a kernel. JAX compiles for
     a tenth of a second, and takes part on request: the smoke samples. Triton's interpreter and Numba's
     simulator take a tenth of a second and more for each: the smoke samples alone in 16 bits, and of an
     operator whose kernels are another's, without its softmax; a device gets all.
     A report of the whole has all of this, but for inductor, which is held to its smoke samples.
     """
+    if not isinstance(item, pytest.Function) or not _of_the_kit(item):
+        return True
     from nxcore.testing.rules import OF_A_TYPE
 
+    rule, cell = item.callspec.params["rule"], item.callspec.params["cell"]
     smoke = cell.spec.tagged("smoke")
     telling = cell.sample is None or cell.sample in smoke
     if cell.backend.name == "inductor" and not (CUDA or whole):
         first = rule in OF_A_TYPE if cell.sample is None else cell.sample is smoke[0]
-        return cell.dtype is not torch.float32 or not first
+        return cell.dtype is torch.float32 and first
     if cell.backend.name == "inductor":
-        return not telling
-    interpreted = cell.backend.name == "triton" or (cell.backend.name == "numba" and cell.kernel.variant)
+        return telling
     if cell.backend.name == "jax":
-        return not telling and not whole
+        return telling or whole
+    interpreted = cell.backend.name == "triton" or (cell.backend.name == "numba" and cell.kernel.variant)
     if not interpreted or CUDA or whole:
-        return False
+        return True
     same = cell.spec.name in ("weighted_sum", "weighted_sum_backward")
-    return cell.sample not in smoke if cell.dtype is not torch.float32 else same and not telling
+    return cell.sample in smoke if cell.dtype is not torch.float32 else telling or not same
