@@ -81,7 +81,7 @@ def end(replace: Iterable[Callable[[], None]]) -> None:
 
 def _daemons() -> list[threading.Thread]:
     """Return the daemon threads that Python started: not those of torch's autograd, which serve others."""
-    dummy = threading._DummyThread  # type: ignore[attr-defined]  # noqa: SLF001  no public test
+    dummy = threading._DummyThread  # noqa: SLF001  no public test
     return [t for t in threading.enumerate() if t.daemon and not isinstance(t, dummy)]
 
 

@@ -31,7 +31,7 @@ def preserved() -> Iterator[None]:
     random numbers alone: the program may draw some meanwhile, and would draw them twice.
     """
     variables, filters = frozenset(os.environ), list(warnings.filters)
-    limit, method = sys.getrecursionlimit(), multiprocessing.get_start_method(allow_none=True)
+    limit, method = sys.getrecursionlimit(), _start_method()
     threads, dtype, numbers = torch.get_num_threads(), torch.get_default_dtype(), _numbers()
     try:
         yield
@@ -43,7 +43,7 @@ def preserved() -> Iterator[None]:
                 warnings.filters.remove(added)  # type: ignore[attr-defined]  # a list, whatever its type says
         if sys.getrecursionlimit() != limit:
             sys.setrecursionlimit(limit)
-        if method is None and multiprocessing.get_start_method(allow_none=True) is not None:
+        if method is None and _start_method() is not None:
             multiprocessing.set_start_method(None, force=True)
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
@@ -53,8 +53,15 @@ def preserved() -> Iterator[None]:
             sys.modules["numpy"].random.set_state(numbers)
 
 
-def _is_own(category: type[Warning]) -> bool:
-    return category.__module__.partition(".")[0] in OWN
+def _is_own(category: type[Warning] | tuple[type[Warning], ...]) -> bool:
+    """Tell whether a filter's category, or each of its categories, is a toolkit's."""
+    categories = category if isinstance(category, tuple) else (category,)
+    return all(c.__module__.partition(".")[0] in OWN for c in categories)
+
+
+def _start_method() -> str | None:
+    """Return the start method of ``multiprocessing``; None where none is set."""
+    return multiprocessing.get_start_method(allow_none=True)
 
 
 def _numbers() -> Any:
