@@ -96,7 +96,7 @@ def _device(device: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> li
         ),
         [_row(c) for c in cells],
     )
-    lines += ["### Who runs what", ""]
+    lines += ["### Backends by cell", ""]
     rows = [
         (
             s["op"],
