@@ -37,7 +37,7 @@ from nxcore.observe.profiling import Profile, Regions
 from nxcore.observe.record import Trace
 from nxcore.registry import discovery
 from nxcore.registry.registry import BackendStatus, Registry
-from nxcore.settings import Settings, require_policy
+from nxcore.settings import Settings, log_to_stderr, require_policy
 from nxcore.spec.problem import Problem, tensors_of
 from nxcore.spec.spec import OpSpec
 from nxcore.store import transfer
@@ -338,7 +338,9 @@ def default() -> Session:
     if _default is None:
         with _default_lock:
             if _default is None:
-                _default = Session()
+                made = Session()
+                log_to_stderr(made.settings.log)
+                _default = made
     return _default
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
 from collections.abc import Mapping
@@ -19,11 +20,13 @@ VARIABLES = (
     "NXCORE_CACHE",
     "NXCORE_DISABLE",
     "NXCORE_LOCK",
+    "NXCORE_LOG",
     "NXCORE_POLICY",
     "NXCORE_STRICT",
 )
 POLICIES = ("estimate", "online", "measure", "frozen")
 NO = frozenset({"", "0", "false", "no", "off"})
+LEVELS = ("debug", "info", "warning", "error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,9 @@ class Settings:
         ``NXCORE_DISABLE``: plugins not to load.
     lock : Path, optional
         ``NXCORE_LOCK``: a file of choices that hold whatever was measured; see ``nxcore wisdom lock``.
+    log : str
+        ``NXCORE_LOG``: ``debug``, ``info``, ``warning`` or ``error``: writes the lines of the logger
+        ``nxcore`` from that level on to the standard error. Where it is empty, logging is left alone.
     policy : str
         ``NXCORE_POLICY``: ``online`` (learn from the calls), ``measure`` (at the first call of a problem),
         ``estimate`` (never) or ``frozen`` (only what the lock holds).
@@ -55,6 +61,7 @@ class Settings:
     cache: Path | None = None
     disable: frozenset[str] = frozenset()
     lock: Path | None = None
+    log: str = ""
     policy: str = "online"
     strict: bool = False
 
@@ -73,6 +80,7 @@ class Settings:
             cache=cache_folder(env),
             disable=_names(env.get("NXCORE_DISABLE", "")),
             lock=Path(env["NXCORE_LOCK"]).expanduser() if env.get("NXCORE_LOCK") else None,
+            log=_level(env.get("NXCORE_LOG", "")),
             policy=require_policy(env.get("NXCORE_POLICY", "online").strip().lower(), "NXCORE_POLICY"),
             strict=env.get("NXCORE_STRICT", "").strip().lower() not in NO,
         )
@@ -92,6 +100,36 @@ def require_policy(policy: str, name: str = "policy") -> str:
             argument=name,
         )
     return policy
+
+
+def log_to_stderr(level: str) -> None:
+    """Write the lines of the logger ``nxcore`` to the standard error, once a process.
+
+    Parameters
+    ----------
+    level : str
+        One of ``LEVELS``; nothing happens where it is empty.
+    """
+    logger = logging.getLogger("nxcore")
+    if not level:
+        return
+    logger.setLevel(level.upper())
+    if not logger.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        logger.addHandler(handler)
+
+
+def _level(text: str) -> str:
+    level = text.strip().lower()
+    if level in NO:
+        return ""
+    if level not in LEVELS:
+        raise InvalidInputError(
+            f"NXCORE_LOG must be one of {', '.join(LEVELS)}, got {level!r}{nearest(level, LEVELS)}",
+            argument="NXCORE_LOG",
+        )
+    return level
 
 
 def _names(text: str) -> frozenset[str]:

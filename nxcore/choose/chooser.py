@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -24,6 +25,8 @@ from nxcore.spec.kernel import Kernel
 from nxcore.spec.problem import Problem
 from nxcore.store.lock import Lock
 from nxcore.store.wisdom import key as filed
+
+_log = logging.getLogger(__name__)
 
 DECISIONS = 4096
 """Choices remembered in a process, the least recently used ones forgotten."""
@@ -105,6 +108,7 @@ class Chooser:
             if reason := torch_alone(problem):
                 return self.tuner.stay(problem, backend, reason)
             choice = self.choices[key] = self._decide(key, problem, args, backend)
+            _log.info("choice: %s -> %s, %s: %s", problem, *_told(choice))
             if before and before.decision.rule != choice.decision.rule:
                 self._changed()
             if len(self.choices) > DECISIONS:
@@ -205,6 +209,7 @@ class Chooser:
         with self._threads:
             if self.lock is lock and key in self.choices and self.choices[key].decision.rule == "exploring":
                 self.choices[key] = choice
+                _log.info("choice: %s -> %s, %s: %s", key[0], *_told(choice))
 
 
 def torch_alone(problem: Problem) -> str:
@@ -221,3 +226,8 @@ def enough(choice: Choice, policy: str) -> bool:
     """Tell whether a policy is content with what was decided."""
     guessed = ("bracketed", "prior")
     return choice.decision.rule not in {"measure": ("exploring", *guessed), "online": guessed}.get(policy, ())
+
+
+def _told(choice: Choice) -> tuple[str, str, str]:
+    """Return what a line of the log says of a choice: kernel, rule and reason."""
+    return choice.decision.chosen, choice.decision.rule, choice.decision.reason

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -32,6 +33,8 @@ from nxcore.spec.device import current
 from nxcore.spec.kernel import Backend, Code, Kernel, Refusal
 from nxcore.spec.problem import Problem
 from nxcore.trust.gate import Gate, brief, lost, short
+
+_log = logging.getLogger(__name__)
 
 OUT_OF_MEMORY = Refusal(Code.MEMORY, "out of memory at its first run")
 
@@ -258,6 +261,7 @@ class Tuner:
         except Exception as failure:  # noqa: BLE001  a compiler or a plugin may raise anything
             refusal = self.failed(backend, kernel, problem, failure)
             return Contender(backend, kernel, replace(candidate, refusal=refusal))
+        _log.debug("plan: %s for %s is ready", label, problem)
         return Contender(backend, kernel, candidate, call)
 
     def measured(

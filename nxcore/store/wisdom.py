@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +25,8 @@ from nxcore.spec.device import Device, describe
 from nxcore.spec.kernel import Code, Refusal
 from nxcore.spec.problem import Problem
 from nxcore.store.files import Document, Store
+
+_log = logging.getLogger(__name__)
 
 SHELF = 1024
 """The pages of an operator in an environment that a process keeps at hand: the newest."""
@@ -118,6 +121,7 @@ class Wisdom:
         document = self.store.read(_folder(problem.machine), of)
         if document is None and (shipped := self._shipped(problem.device.type)[1]):
             _, document = shipped.get((digest(problem.machine.to_dict()), digest(of)), (None, None))
+        _log.debug("record: %s: %s", problem, "read" if document is not None else "none")
         return page(document) if document is not None else None
 
     def write(self, problem: Problem, found: Page) -> None:

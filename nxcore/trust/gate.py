@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import statistics
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +31,8 @@ from nxcore.store.files import Store
 from nxcore.trust import fingerprint
 from nxcore.trust.quarantine import Quarantine, Quarantined, Suspect
 from nxcore.trust.truth import CLASSES, Truth, agreement, precision_class, require_telling, without_out
+
+_log = logging.getLogger(__name__)
 
 _PAUSE: ContextVar[Callable[[], None]] = ContextVar("nxcore_pause", default=lambda: None)
 
@@ -179,6 +182,9 @@ class Gate:
         if found.refusal and found.error is None:
             return found  # it raised: the machine's state may be to blame, so ask again
         self._held[suspect.kernel, suspect.op, device, dtype, what] = found
+        _log.debug(
+            "verdict: %s of %s, samples %s: %s", suspect.kernel, suspect.op, what, found.refusal or "agrees"
+        )
         return found
 
     def _run(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import os
 import platform
 import threading
@@ -20,6 +21,8 @@ from typing import Any, Literal
 
 from nxcore.spec.kernel import Code, Refusal
 from nxcore.store.files import Store
+
+_log = logging.getLogger(__name__)
 
 Kind = Literal["wrong", "crashed", "raised"]
 
@@ -156,6 +159,7 @@ class Quarantine:
         with self._lock:
             self._entries[_place(suspect.key)] = entry
         self.store.write("quarantine", suspect.key, entry.to_dict())
+        _log.info("quarantine: %s of %s, %s: %s", suspect.kernel, suspect.op, kind, reason)
         return entry
 
     def strike(self, suspect: Suspect, problem: Any, reason: str) -> Quarantined | None:
