@@ -91,9 +91,11 @@ class Mutation:
         return f"{self.file}: {self.kind}, {'/'.join(self.ops)}"
 
 
-def one(kind: str, file: str, ops: tuple[str, ...], find: str, replace: str, **how: Any) -> Mutation:
+def one(
+    kind: str, file: str, ops: tuple[str, ...], find: str, replace: str, *, count: int = 1, **how: Any
+) -> Mutation:
     """Return the mutation that is one edit."""
-    return Mutation(kind, file, ops, (Edit(find, replace),), **how)
+    return Mutation(kind, file, ops, (Edit(find, replace, count),), **how)
 
 
 NO_WEIGHTS = "it has no softmax"

@@ -29,9 +29,9 @@ def half(value: str) -> str:
     return f"np.float32(np.float16({value}))"
 
 
-def addition(target: str, value: str, find: str = "") -> Edit:
+def addition(target: str, value: str, find: str = "", count: int = 1) -> Edit:
     """Return the edit that rounds ``target += value`` to 16 bits."""
-    return Edit(find or f"{target} += {value}\n", f"{target} = {half(f'{target} + {value}')}\n")
+    return Edit(find or f"{target} += {value}\n", f"{target} = {half(f'{target} + {value}')}\n", count)
 
 
 TAP = "np.float32(x[at(n, c, row, column, xs)])"
@@ -102,6 +102,7 @@ MUTATIONS = (
         ("softmax_sum",),
         "while i < size:",
         "while i <= size:",
+        count=2,
         raises=ENDS,
     ),
     Mutation(
@@ -130,7 +131,7 @@ MUTATIONS = (
         "gpu/softmax_sum.py",
         ("softmax_sum",),
         (
-            Edit("np.float32(logits[k * stride]) - top", "np.float32(logits[k * stride])"),
+            Edit("np.float32(logits[k * stride]) - top", "np.float32(logits[k * stride])", 2),
             Edit("weights[k] - top", "weights[k]"),
         ),
         raises="OverflowError",  # of Python's math.exp, which the simulator calls
@@ -143,6 +144,7 @@ MUTATIONS = (
             Edit(
                 "np.float32(math.exp(np.float32(logits[k * stride]) - top))",
                 "np.nan_to_num(np.float32(math.exp(np.float32(logits[k * stride]) - top)))",
+                2,
             ),
             Edit(
                 "np.float32(math.exp(weights[k] - top))",
@@ -152,15 +154,16 @@ MUTATIONS = (
     ),
     one(
         MASK,
-        "gpu/softmax_sum_backward.py",
+        "gpu/softmax_sum.py",
         ("softmax_sum_backward",),
         "while i < size:",
         "while i <= size:",
+        count=2,
         raises=ENDS,
     ),
     Mutation(
         BITS,
-        "gpu/softmax_sum_backward.py",
+        "gpu/softmax_sum.py",
         ("softmax_sum_backward",),
         (
             Edit(
@@ -176,7 +179,7 @@ MUTATIONS = (
     ),
     one(
         STRIDE,
-        "gpu/softmax_sum_backward.py",
+        "gpu/softmax_sum.py",
         ("softmax_sum_backward",),
         "np.float32(logits[index * stride])",
         "np.float32(logits[index])",
@@ -185,17 +188,17 @@ MUTATIONS = (
     ),
     Mutation(
         TOP,
-        "gpu/softmax_sum_backward.py",
+        "gpu/softmax_sum.py",
         ("softmax_sum_backward",),
         (
-            Edit("np.float32(logits[k * stride]) - top", "np.float32(logits[k * stride])"),
+            Edit("np.float32(logits[k * stride]) - top", "np.float32(logits[k * stride])", 2),
             Edit("weight - top", "weight"),
         ),
         raises="OverflowError",
     ),
     Mutation(
         NAN,
-        "gpu/softmax_sum_backward.py",
+        "gpu/softmax_sum.py",
         ("softmax_sum_backward",),
         (
             Edit(
@@ -273,11 +276,11 @@ MUTATIONS = (
         BITS,
         "gpu/depthwise_conv2d.py",
         ("depthwise_conv2d",),
-        (addition("total", "np.float32(weight[at(c, 0, a, b, weights)]) * value"),),
+        (addition("total", "np.float32(weight[at(c, 0, a, b, weights)]) * value", count=2),),
     ),
     one(
         MASK,
-        "gpu/depthwise_conv2d_backward.py",
+        "gpu/depthwise_conv2d.py",
         BACK,
         "if 0 <= row < image[0] and 0 <= column < image[1]:",
         "if row < image[0] and 0 <= column < image[1]:",
@@ -285,16 +288,16 @@ MUTATIONS = (
     ),
     Mutation(
         BITS,
-        "gpu/depthwise_conv2d_backward.py",
+        "gpu/depthwise_conv2d.py",
         BACK,
-        (addition("total", "np.float32(weight[at(c, 0, a, b, weights)]) * value"),),
+        (addition("total", "np.float32(weight[at(c, 0, a, b, weights)]) * value", count=2),),
     ),
     *(
         Mutation(
             MASK,
-            "gpu/entropy.py" if op.startswith("entropy") else f"gpu/{op}.py",
+            f"gpu/{op.removesuffix('_backward')}.py",
             (op,),
-            (Edit("if row < count:", "if row <= count:", 1 + op.startswith("entropy")),),
+            (Edit("if row < count:", "if row <= count:", 2),),
             raises=ENDS,
             slow=op != ROWS[0],
         )

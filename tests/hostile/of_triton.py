@@ -68,7 +68,7 @@ MUTATIONS = (
         "offset(k, kept_sizes, kept_strides, KEPT)",
         "offset(k, kept_sizes, out_strides, KEPT)",
     ),
-    one(MASK, "softmax_sum.py", ("softmax_sum",), "mask = at < n", "mask = at <= n"),
+    one(MASK, "softmax_sum.py", ("softmax_sum",), "mask = at < n", "mask = at <= n", count=2),
     one(
         BITS,
         "softmax_sum.py",
@@ -106,14 +106,15 @@ MUTATIONS = (
     ),
     one(
         MASK,
-        "softmax_sum_backward.py",
+        "softmax_sum.py",
         ("softmax_sum_backward",),
         "mask = at < n",
         "mask = at <= n",
+        count=2,
     ),
     Mutation(
         BITS,
-        "softmax_sum_backward.py",
+        "softmax_sum.py",
         ("softmax_sum_backward",),
         (
             Edit(
@@ -125,7 +126,7 @@ MUTATIONS = (
     ),
     one(
         STRIDE,
-        "softmax_sum_backward.py",
+        "softmax_sum.py",
         ("softmax_sum_backward",),
         "offset(at.to(tl.int32), sizes, x_strides, RANK)",
         "offset(at.to(tl.int32), sizes, grad_strides, RANK)",

@@ -28,3 +28,22 @@ def plan(problem: Problem) -> Callable[..., Tensor]:
 def instances() -> Iterator[Instance]:
     """Yield what ordinary calls want."""
     yield from rows.instances("gumbel_softmax")
+    yield from _instances_backward()
+
+
+def plan_backward(problem: Problem) -> Callable[..., tuple[Tensor | None, ...]]:
+    """Return the launch for one problem, ``call(grad, logits, tau, noise, output_mask)``."""
+    out, *others = problem.outputs
+    run = rows.tempered(problem)
+
+    def call(grad: Tensor, logits: Tensor, tau: Any, noise: Tensor, mask: Any) -> tuple[Tensor | None, ...]:  # noqa: ARG001
+        result = out.empty()
+        run(tau, grad, logits, noise, result)
+        return result, *others
+
+    return call
+
+
+def _instances_backward() -> Iterator[Instance]:
+    """Yield what ordinary calls want."""
+    yield from rows.instances("gumbel_softmax_backward")

@@ -127,6 +127,7 @@ pool = needs(at_most(2**31 - 1, "elements of a plane for their indices", _indice
 ATOMIC = {"accepts": accepts, "deterministic": False}  # cuDNN may add up by atomics
 
 TARGETS = {
+    "softmax_sum_backward": "softmax_sum:plan_backward",
     "entropy_backward": "entropy:plan_backward",
     "batch_norm_backward": "batch_norm:plan_backward",
     "avg_pool2d_backward": "avg_pool2d:plan_backward",
@@ -144,7 +145,6 @@ KERNELS = kernels(
         **dict.fromkeys(
             (
                 "softmax_sum",
-                "softmax_sum_backward",
                 "weighted_sum",
                 "weighted_sum_backward",
                 "add_backward",
@@ -163,10 +163,13 @@ KERNELS = kernels(
         ),
         **{op: {"accepts": accepts, "target": target} for op, target in TARGETS.items()},
         "add": add,
-        "gumbel_softmax_backward": needs(_place, _packed, one_gradient=True),
+        "gumbel_softmax_backward": {
+            "accepts": needs(_place, _packed, one_gradient=True),
+            "target": "gumbel_softmax:plan_backward",
+        },
         "max_pool2d": pool,
-        "depthwise_conv2d_backward": ATOMIC,
-        "sep_conv2d_backward": ATOMIC,
+        "depthwise_conv2d_backward": {**ATOMIC, "target": "depthwise_conv2d:plan_backward"},
+        "sep_conv2d_backward": {**ATOMIC, "target": "sep_conv2d:plan_backward"},
         "sep_conv2d_batch_norm": {"accepts": accepts, "dtypes": SINGLE},
         "sep_conv2d_batch_norm_backward": {**ATOMIC, "dtypes": SINGLE},
     },

@@ -32,3 +32,16 @@ def convolve(x: jax.Array, weight: jax.Array, *where: Any) -> jax.Array:
 def plan(problem: Problem) -> Bridged:
     """Jit the convolution."""
     return Bridged(problem, convolve)
+
+
+def compute(grad: jax.Array, x: jax.Array, weight: jax.Array, *arguments: Any) -> Any:
+    """Return both gradients, None for one that isn't asked for."""
+    *where, mask = arguments
+    _, pull = jax.vjp(lambda image, filters: convolve(image, filters, *where), wide(x), wide(weight))
+    gradients = pull(wide(grad))
+    return tuple(g if asked else None for g, asked in zip(gradients, mask, strict=True))
+
+
+def plan_backward(problem: Problem) -> Bridged:
+    """Jit the gradients."""
+    return Bridged(problem, compute)

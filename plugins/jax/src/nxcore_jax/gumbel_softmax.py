@@ -29,3 +29,15 @@ def compute(logits: jax.Array, tau: Any, hard: bool, noise: jax.Array) -> jax.Ar
 def plan(problem: Problem) -> Bridged:
     """Jit it."""
     return Bridged(problem, compute)
+
+
+def compute_backward(grad: jax.Array, logits: jax.Array, tau: Any, noise: jax.Array) -> jax.Array:
+    """Return the gradient of the logits."""
+    p, g = jax.nn.softmax(noisy(logits, tau, noise), -1), wide(grad)
+    return p * (g - jnp.sum(p * g, -1, keepdims=True)) / jnp.float32(tau)
+
+
+def plan_backward(problem: Problem) -> Bridged:
+    """Jit the gradient."""
+    _, *others = problem.outputs
+    return Bridged(problem, lambda *args: (compute_backward(*args[:-1]), *others))

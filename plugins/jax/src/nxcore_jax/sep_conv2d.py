@@ -31,3 +31,18 @@ def compute(x: jax.Array, dw_weight: jax.Array, pw_weight: jax.Array, *arguments
 def plan(problem: Problem) -> Bridged:
     """Jit the convolutions."""
     return Bridged(problem, compute)
+
+
+def compute_backward(
+    grad: jax.Array, x: jax.Array, dw_weight: jax.Array, pw_weight: jax.Array, *arguments: Any
+) -> Any:
+    """Return the gradients, None for one that isn't asked for."""
+    *where, relu, mask = arguments
+    given = (wide(x), wide(dw_weight), wide(pw_weight))
+    _, pull = jax.vjp(lambda *tensors: separable(*tensors, *where, relu=relu), *given)
+    return tuple(g if asked else None for g, asked in zip(pull(wide(grad)), mask, strict=True))
+
+
+def plan_backward(problem: Problem) -> Bridged:
+    """Jit the gradients."""
+    return Bridged(problem, compute_backward)

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 
 from nxcore.plugin import Problem
-from nxcore_jax import sep_conv2d_backward
 from nxcore_jax.batch_norm import compute_backward as norm_backward
 from nxcore_jax.bridge import Bridged
+from nxcore_jax.sep_conv2d import compute_backward as convolution_backward
 
 
 def compute(grad: jax.Array, *args: Any) -> tuple[jax.Array | None, ...]:
@@ -18,7 +18,7 @@ def compute(grad: jax.Array, *args: Any) -> tuple[jax.Array | None, ...]:
     inner, *factors = norm_backward(grad, y, mean, var, weight, eps, (any(mask[:3]), *mask[3:]))
     if inner is None:
         return None, None, None, *factors
-    return *sep_conv2d_backward.compute(inner, x, dw_weight, pw_weight, *window, mask[:3]), *factors
+    return *convolution_backward(inner, x, dw_weight, pw_weight, *window, mask[:3]), *factors
 
 
 def plan(problem: Problem) -> Bridged:

@@ -29,3 +29,32 @@ def blend(xs: Any, weights: jax.Array) -> jax.Array:
 def plan(problem: Problem) -> Bridged:
     """Jit the blend."""
     return Bridged(problem, compute)
+
+
+def compute_backward(
+    grad: jax.Array, xs: Any, logits: jax.Array, output_mask: tuple[bool, ...] | None
+) -> Any:
+    """Return the gradients of a sequence of arrays, or of one that stacks them, and of the logits."""
+    weights = jax.nn.softmax(wide(logits))
+    xs_grad, dots = spread(grad, xs, weights, output_mask)
+    return xs_grad, None if dots is None else weights * (dots - jnp.sum(weights * dots))
+
+
+def spread(grad: jax.Array, xs: Any, weights: jax.Array, output_mask: tuple[bool, ...] | None) -> Any:
+    """Return the gradients of the arrays, and the sums of their products with ``grad``."""
+    stacked, count = isinstance(xs, jax.Array), weights.shape[0]
+    mask = output_mask or (True,) * (2 if stacked else count + 1)
+    g, dots = wide(grad), None
+    if mask[-1]:
+        if stacked:
+            dots = jnp.sum(g * wide(xs), axis=tuple(range(1, xs.ndim)))
+        else:
+            dots = jnp.stack([jnp.sum(g * wide(x)) for x in xs])
+    if stacked:
+        return (weights.reshape(-1, *(1,) * g.ndim) * g if mask[0] else None), dots
+    return tuple(weights[i] * g if m else None for i, m in enumerate(mask[:-1])), dots
+
+
+def plan_backward(problem: Problem) -> Bridged:
+    """Jit the gradients."""
+    return Bridged(problem, compute_backward)

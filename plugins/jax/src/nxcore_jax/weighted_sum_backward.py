@@ -8,7 +8,7 @@ import jax
 
 from nxcore.plugin import Problem
 from nxcore_jax.bridge import Bridged, wide
-from nxcore_jax.softmax_sum_backward import spread
+from nxcore_jax.softmax_sum import spread
 
 
 def compute(grad: jax.Array, xs: Any, weights: jax.Array, output_mask: tuple[bool, ...] | None) -> Any:

@@ -44,20 +44,20 @@ def probe_cuda() -> Verdict:
     return YES
 
 
-def _rows(needs: Mapping[str, Need]) -> dict[str, Any]:
+def _rows(needs: Mapping[str, Need], targets: Mapping[str, str]) -> dict[str, Any]:
     rows: dict[str, Any] = {}
     for family, ops in accepts.FAMILIES.items():
         for op in ops:
-            target = {"target": accepts.TARGETS[op]} if op in accepts.TARGETS else {}
+            target = {"target": targets[op]} if op in targets else {}
             rows[op] = {"accepts": needs[family], "in_place_safe": op == "add", **target}
     return rows
 
 
 KERNELS: tuple[Kernel, ...] = (
-    *kernels("nxcore_numba", _rows(accepts.CPU), dtypes=FLOATS, deterministic=True),
+    *kernels("nxcore_numba", _rows(accepts.CPU, accepts.TARGETS), dtypes=FLOATS, deterministic=True),
     *kernels(
         "nxcore_numba.gpu",
-        _rows(accepts.CUDA),
+        _rows(accepts.CUDA, accepts.CUDA_TARGETS),
         probe=probe_cuda,
         variant="cuda",
         dtypes=accepts.CUDA_FLOATS,

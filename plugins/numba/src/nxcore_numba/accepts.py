@@ -145,6 +145,10 @@ FAMILIES = {
 """The operators by family; the gradients of sums and of global_avg_pool2d are views, and need no kernel."""
 
 TARGETS = {
+    "add_backward": "add:plan_backward",
+    "gumbel_softmax_backward": "gumbel_softmax:plan_backward",
+    "depthwise_conv2d_backward": "depthwise_conv2d:plan_backward",
+    "sep_conv2d_backward": "sep_conv2d:plan_backward",
     "entropy_backward": "entropy:plan_backward",
     "batch_norm_backward": "batch_norm:plan_backward",
     "avg_pool2d_backward": "avg_pool2d:plan_backward",
@@ -156,3 +160,9 @@ TARGETS = {
     "weighted_sum_backward": "softmax_sum_backward:plan",
 }
 """Where the planner is, of operators that have no file of their own."""
+
+CUDA_TARGETS = TARGETS | {
+    "softmax_sum_backward": "softmax_sum:plan_backward",
+    "weighted_sum_backward": "softmax_sum:plan_backward",
+}
+"""Likewise on CUDA."""

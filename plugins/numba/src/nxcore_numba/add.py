@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numba import prange, types
 
-from nxcore.plugin import broadcast_strides
-from nxcore_numba import memory, threads
+from nxcore.plugin import Reduction, broadcast_strides
+from nxcore_numba import memory, reduce, threads
 from nxcore_numba.half import TOKENS, load, store, type_of
 
 CHUNK = 16_384
@@ -119,5 +119,47 @@ def _plan_number(target, x, fresh):
         result = target.empty() if fresh else out
         kernel(result.data_ptr(), x.data_ptr(), number.ctypes.data, float(alpha))
         return result
+
+    return call
+
+
+ZERO = np.zeros((), np.float32)
+
+
+def _one(grad, meta, reduction):
+    """Return ``undo(grad, alpha)`` for one operand."""
+    if reduction:
+        kernel = reduce.compiled(grad, reduction)
+
+        def undo(grad, alpha):
+            result = meta.empty()
+            kernel(result.data_ptr(), grad.data_ptr(), float(alpha))
+            return result
+
+        return undo
+    scaled = None  # compiled only if some alpha isn't 1
+
+    def view(grad_now, alpha):
+        nonlocal scaled
+        if alpha == 1:
+            return grad_now.view(meta.shape)
+        if scaled is None:
+            scaled = compiled(meta, type(meta)((), (), torch.float32, meta.device), grad)
+        result = meta.empty()
+        scaled(result.data_ptr(), ZERO.ctypes.data, grad_now.data_ptr(), float(alpha))
+        return result
+
+    return view
+
+
+def plan_backward(problem):
+    """Return a callable for calls like ``problem``."""
+    x_undo, y_undo = (
+        _one(problem["grad"], out, reduction) if out else None
+        for out, reduction in zip(problem.outputs, Reduction.of_add_backward(problem), strict=True)
+    )
+
+    def call(grad, x_size, y_size, alpha, output_mask):  # noqa: ARG001  all but alpha are part of the plan
+        return (x_undo(grad, 1) if x_undo else None), (y_undo(grad, alpha) if y_undo else None)
 
     return call

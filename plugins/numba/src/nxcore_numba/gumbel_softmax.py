@@ -63,3 +63,63 @@ def plan(problem):
         return result
 
     return call
+
+
+SIGNATURE_BACKWARD = types.void(
+    I64,
+    I64,
+    I64,
+    I64,
+    I64,
+    I64,
+    types.float64,
+    I64,
+    I64,
+    rows.TABLE,
+)
+
+
+@threads.jit
+def part_backward(grad, logits, noise, out, tau, first, last, length, table):
+    """Write the gradients of rows ``first`` to ``last``."""
+    x, p = np.empty(length), np.empty(length)
+    for row in range(first, last):
+        for i in range(length):
+            x[i] = rows.entry(logits, table[1], row, i)
+        rows.perturb(x, noise, table[2], row, tau)
+        rows.softmax(x, p)
+        for i in range(length):
+            x[i] = rows.entry(grad, table[0], row, i)
+        mean = rows.dot(p, x)
+        for i in range(length):
+            store_any(out, row * table[3, 0] + i * table[3, 1], p[i] * (x[i] - mean) / tau, table[3, 2])
+
+
+@threads.jit
+def serial_backward(grad, logits, noise, out, address, kind, number, count, length, table):
+    """Do it on one thread."""
+    part_backward(grad, logits, noise, out, rows.temperature(address, kind, number), 0, count, length, table)
+
+
+@threads.jit(parallel=True)
+def parallel_backward(grad, logits, noise, out, address, kind, number, count, length, table):
+    """Do it on all threads."""
+    tau = rows.temperature(address, kind, number)
+    parts = min(count, rows.PARTS)
+    for p in prange(parts):
+        first, last = p * count // parts, (p + 1) * count // parts
+        part_backward(grad, logits, noise, out, tau, first, last, length, table)
+
+
+def plan_backward(problem):
+    """Return a callable for calls like ``problem``."""
+    (out, *others), heat, rest = problem.outputs, rows.heat(problem), rows.tables(problem)
+    kernel = threads.team(serial_backward, parallel_backward, SIGNATURE_BACKWARD, problem["logits"].numel())
+
+    def call(grad, logits, tau, noise, mask):  # noqa: ARG001  it is part of the plan
+        result = out.empty()
+        addresses = (t.data_ptr() for t in (grad, logits, noise, result))
+        kernel(*addresses, *heat(tau), *rest)
+        return result, *others
+
+    return call

@@ -14,11 +14,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nxcore.plugin import Problem, alike, broadcast_strides, collapse
+from nxcore.plugin import Problem, Reduction, TensorMeta, alike, broadcast_strides, collapse
 from nxcore_triton import tile
 from nxcore_triton.index import offset
 from nxcore_triton.launch import Launch
 from nxcore_triton.rounding import narrow, widen
+from nxcore_triton.sum import plan_reduction
 
 DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
@@ -124,3 +125,47 @@ def plan(problem: Problem) -> Callable[..., Tensor]:
         return out
 
     return call
+
+
+Undo = Callable[[Tensor, float], Tensor]
+
+
+def plan_backward(problem: Problem) -> Callable[..., tuple[Tensor | None, Tensor | None]]:
+    """Return the launches for one problem.
+
+    Returns
+    -------
+    callable
+        ``call(grad, x_size, y_size, alpha, output_mask)``, which returns ``(x_grad, y_grad)``.
+    """
+    reductions = Reduction.of_add_backward(problem)
+    undo_x, undo_y = (
+        None if out is None else _undo(problem, out, reduction, scaled=i == 1)
+        for i, (out, reduction) in enumerate(zip(problem.outputs, reductions, strict=True))
+    )
+
+    def call(grad: Tensor, x_size: Any, y_size: Any, alpha: float, output_mask: Any) -> Any:  # noqa: ARG001
+        return (
+            None if undo_x is None else undo_x(grad, 1.0),
+            None if undo_y is None else undo_y(grad, float(alpha)),
+        )
+
+    return call
+
+
+def _undo(problem: Problem, out: TensorMeta, reduction: Reduction | None, *, scaled: bool) -> Undo:
+    size = out.shape
+
+    def view(grad: Tensor, alpha: float) -> Tensor:
+        return grad.view(size) if alpha == 1 else grad.view(size) * alpha
+
+    if reduction is None:
+        return view
+    run = plan_reduction(reduction, problem.device, scaled=scaled)
+
+    def total(grad: Tensor, alpha: float) -> Tensor:
+        result = out.empty()
+        run(grad, result, alpha)
+        return result
+
+    return total

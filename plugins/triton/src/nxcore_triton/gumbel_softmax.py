@@ -51,3 +51,41 @@ def plan(problem: Problem) -> Callable[..., Tensor]:
         return result
 
     return call
+
+
+@triton.jit(do_not_specialize=["tau"])
+def gumbel_softmax_backward(
+    grad,
+    logits,
+    noise,
+    tau,
+    out,
+    count,
+    length,
+    steps,
+    POINTED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Write the gradients of ROWS rows."""
+    row, column, mask = place(count, length, ROWS, COLUMNS)
+    g = load(grad, steps[0], steps[1], row, column, mask, 0.0)
+    x = load(logits, steps[2], steps[3], row, column, mask, float("-inf"))
+    x, heat = perturbed(x, load(noise, steps[4], steps[5], row, column, mask, 1.0), mask, tau, POINTED)
+    p, _, _ = softmax(x)
+    mean = tl.sum(p * g, 1)
+    store(out, steps[6], steps[7], row, column, mask, tl.div_rn(p * (g - mean[:, None]), heat))
+
+
+def plan_backward(problem: Problem) -> Callable[..., tuple[Tensor | None, ...]]:
+    """Return the launch for one problem, ``call(grad, logits, tau, noise, output_mask)``."""
+    (out, *others), pointed = problem.outputs, isinstance(problem["tau"], TensorMeta)
+    launch, rest = rows.launch(problem, gumbel_softmax_backward, POINTED=pointed)
+
+    def call(grad: Tensor, logits: Tensor, tau: Any, noise: Tensor, mask: Any) -> tuple[Tensor | None, ...]:  # noqa: ARG001
+        result = out.empty()
+        tensors = (grad, logits, noise, tau, result) if pointed else (grad, logits, noise, result)
+        launch(tensors, grad, logits, noise, temperature(tau), result, *rest)
+        return result, *others
+
+    return call

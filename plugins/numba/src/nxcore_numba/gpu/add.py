@@ -1,9 +1,11 @@
 """add on CUDA: one element a thread and step, operands of any floating type the device reads."""
 
 import numpy as np
+import torch
 
-from nxcore.plugin import broadcast_strides
+from nxcore.plugin import Reduction, broadcast_strides
 from nxcore_numba.dims import DIMS, collapse
+from nxcore_numba.gpu import reduce
 from nxcore_numba.gpu.launch import Launch, blocks_for, cuda
 
 
@@ -57,5 +59,42 @@ def plan(problem):
         result = result_meta.empty() if out is None else out
         kernel(result, x, y, alpha)
         return result
+
+    return call
+
+
+def _one(grad, meta, reduction):
+    """Return ``undo(grad, alpha)`` for one operand."""
+    if reduction:
+        kernel = reduce.compiled(grad, reduction)
+
+        def undo(grad, alpha):
+            result = meta.empty()
+            kernel(result, grad, float(alpha))
+            return result
+
+        return undo
+    zero = torch.zeros((), dtype=torch.float32, device=meta.device)
+    scaled = compiled(meta, type(meta).of(zero), grad)
+
+    def view(grad, alpha):
+        if alpha == 1:
+            return grad.view(meta.shape)
+        result = meta.empty()
+        scaled(result, zero, grad, float(alpha))
+        return result
+
+    return view
+
+
+def plan_backward(problem):
+    """Return a callable for calls like ``problem``."""
+    x_undo, y_undo = (
+        _one(problem["grad"], out, reduction) if out else None
+        for out, reduction in zip(problem.outputs, Reduction.of_add_backward(problem), strict=True)
+    )
+
+    def call(grad, x_size, y_size, alpha, output_mask):  # noqa: ARG001  all but alpha are part of the plan
+        return (x_undo(grad, 1) if x_undo else None), (y_undo(grad, alpha) if y_undo else None)
 
     return call
