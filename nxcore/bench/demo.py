@@ -172,7 +172,7 @@ def run(
     *,
     seed: int = 0,
     everything: bool = False,
-    advance: Advance = lambda what, done, total: None,  # noqa: ARG005
+    advance: Advance = lambda *_: None,
 ) -> Report:
     """Run the demo.
 

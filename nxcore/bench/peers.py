@@ -64,7 +64,7 @@ def flaggems(cell: Cell) -> Guest:
 
 
 def _add(gems: Any) -> Callable[..., Any]:
-    def add(x: Any, y: Any, alpha: Any, out: Any) -> Any:  # noqa: ARG001  no sample of a benchmark has an out
+    def add(x: Any, y: Any, alpha: Any, _out: Any) -> Any:  # no sample of a benchmark has an out
         return gems.add(x, y, alpha=alpha)
 
     return add

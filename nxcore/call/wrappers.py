@@ -37,7 +37,7 @@ def guarded(choice: Choice, problem: Problem) -> Callable[..., Any]:
 
 
 def _refusing(op: str, choice: Choice) -> Callable[..., Any]:
-    def refuse(*args: Any) -> Any:  # noqa: ARG001
+    def refuse(*_: Any) -> Any:
         backend = choice.decision.chosen
         reason = "a CUDA graph is being captured, or a lazy negation is pending"
         raise UnsupportedProblemError(op, backend, [reason])

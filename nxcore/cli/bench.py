@@ -21,7 +21,7 @@ def measured(
     cells: Sequence[Cell],
     record: Path | None = None,
     budget_s: float = float("inf"),
-    advance: Callable[[str, int, int], None] = lambda what, done, total: None,  # noqa: ARG005
+    advance: Callable[[str, int, int], None] = lambda *_: None,
 ) -> Iterator[list[dict[str, Any]]]:
     """Yield the rows of each cell: from the record where it has them, else measured now and recorded.
 

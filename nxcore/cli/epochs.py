@@ -36,7 +36,7 @@ def watching(
     """
     console = _console()
     if quiet:
-        yield lambda row: None  # noqa: ARG005
+        yield lambda _: None
         return
     if not sys.stdout.isatty():
         if decided and not history:

@@ -105,7 +105,7 @@ def progress(title: str, *, quiet: bool = False) -> Iterator[Callable[[str, int,
     """Show how far long work is: a live bar in a terminal, a line a step in a pipe; nothing if ``quiet``."""
     console = _console(stderr=True)
     if quiet:
-        yield lambda what, done, total: None  # noqa: ARG005
+        yield lambda *_: None
         return
     if not sys.stderr.isatty():
 

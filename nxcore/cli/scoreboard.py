@@ -32,7 +32,7 @@ def watching(total: int, *, quiet: bool = False) -> Iterator[Watched]:
     console = _console()
     if quiet:
         with progress("bench") as advance:
-            yield advance, lambda rows: None  # noqa: ARG005
+            yield advance, lambda _: None
         return
     if not sys.stdout.isatty():
 
@@ -40,7 +40,7 @@ def watching(total: int, *, quiet: bool = False) -> Iterator[Watched]:
             for row in rows:
                 console.print(line(row), markup=False, soft_wrap=True)
 
-        yield lambda what, done, total: None, say  # noqa: ARG005
+        yield lambda *_: None, say
         return
     from rich.live import Live
 

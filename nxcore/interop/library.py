@@ -230,7 +230,7 @@ def check(spec: OpSpec, call: Callable[..., Any], args: tuple[Any, ...]) -> None
     torch.testing._internal.optests.OpCheckError
         What is wrong with ``call``: it isn't public, and to import it takes a second.
     """
-    shell = Shell(spec, lambda args, asked: call(*args), "nxcore_opcheck")  # noqa: ARG005
+    shell = Shell(spec, lambda args, _: call(*args), "nxcore_opcheck")
     parts = ("test_schema", "test_faketensor")  # gradients and traces are the operator's own
     try:
         torch.library.opcheck(shell.overload, (), shell.signature.given(args), test_utils=parts)

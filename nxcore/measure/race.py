@@ -80,7 +80,7 @@ def race(
     *,
     rivals: frozenset[str] = frozenset(),
     again: str = "",
-    settled: Settled = lambda timings: False,  # noqa: ARG005
+    settled: Settled = lambda _: False,
     effort: Effort = Effort(),
     clock: Clock = time.perf_counter_ns,
     seed: int = 0,

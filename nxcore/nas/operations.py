@@ -179,9 +179,9 @@ def _conv_7x1_1x7(C: int, stride: int, affine: bool) -> nn.Module:
 
 OPS: Mapping[str, Callable[[int, int, bool], nn.Module]] = MappingProxyType(
     {
-        "none": lambda C, stride, affine: Zero(stride),  # noqa: ARG005  all have one signature
-        "max_pool_3x3": lambda C, stride, affine: MaxPool2d(3, stride, padding=1),  # noqa: ARG005
-        "avg_pool_3x3": lambda C, stride, affine: AvgPool2d(3, stride, padding=1, count_include_pad=False),  # noqa: ARG005
+        "none": lambda _C, stride, _affine: Zero(stride),
+        "max_pool_3x3": lambda _C, stride, _affine: MaxPool2d(3, stride, padding=1),
+        "avg_pool_3x3": lambda _C, stride, _affine: AvgPool2d(3, stride, padding=1, count_include_pad=False),
         "skip_connect": lambda C, stride, affine: (
             Identity() if stride == 1 else FactorizedReduce(C, C, affine)
         ),

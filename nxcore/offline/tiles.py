@@ -72,7 +72,7 @@ def swept(
     *,
     most: int = 24,
     effort: Effort = EFFORT,
-    advance: Advance = lambda what, done, total: None,  # noqa: ARG005
+    advance: Advance = lambda *_: None,
 ) -> list[Row]:
     """Race the tiles of a kernel on one call, each held to the float64 truth first.
 

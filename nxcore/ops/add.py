@@ -115,7 +115,7 @@ def _scalar_devices(x: Any, y: Any) -> set[str]:
     return {v.device.type for v in (x, y) if v.ndim == 0}
 
 
-def outputs(x: Any, y: Any, alpha: Any, out: Any) -> TensorMeta | None:  # noqa: ARG001
+def outputs(x: Any, y: Any, alpha: Any, out: Any) -> TensorMeta | None:
     """Describe the sum of dense tensors that are alike, or of one and a number; None for others."""
     if not is_tensor(x):
         return None
@@ -145,7 +145,7 @@ def _check_out(x: Any, y: Any, out: Any, shape: tuple[int, ...], dtype: torch.dt
         raise InvalidInputError("out can't be differentiated; leave it out or use torch.no_grad()")
 
 
-def ways(x: Any, y: Any, alpha: Any, out: Any) -> tuple[Way, ...]:  # noqa: ARG001
+def ways(x: Any, y: Any, alpha: Any, out: Any) -> tuple[Way, ...]:
     """Along any dimension of the result; what is broadcast along it, all parts take whole."""
     shape = broadcast(x, y)
     from_right = [(size, d - len(shape)) for d, size in enumerate(shape) if size != 1 and out is None]
@@ -166,12 +166,12 @@ def cost(x: Any, y: Any, alpha: Any, out: Any) -> Cost:
     return Cost(bytes=read + elements * written, flops=elements * (1 if alpha == 1 else 2))
 
 
-def magnitude(x: Tensor, y: Any, alpha: Number, out: Any) -> Tensor:  # noqa: ARG001
+def magnitude(x: Tensor, y: Any, alpha: Number, out: Any) -> Tensor:
     """Return the sum of absolute values."""
     return torch.add(x.abs(), abs(y), alpha=abs(alpha))
 
 
-def _backward(grad: Any, mask: tuple[bool, ...], x: Any, y: Any, alpha: Any, out: Any) -> tuple[Any, ...]:  # noqa: ARG001
+def _backward(grad: Any, mask: tuple[bool, ...], x: Any, y: Any, alpha: Any, out: Any) -> tuple[Any, ...]:
     y_size = tuple(y.shape) if is_tensor(y) else ()
     return grad, tuple(x.shape), y_size, alpha, (*mask, False)[:2]
 
@@ -264,7 +264,7 @@ SPEC = OpSpec(
     samples=SAMPLES,
     errors=ERRORS,
     magnitude=magnitude,
-    terms=lambda x, y, alpha, out: 2,  # noqa: ARG005
+    terms=lambda x, y, alpha, out: 2,
     outputs=outputs,
     gradient=Gradient("add_backward", _backward),
     ways=ways,

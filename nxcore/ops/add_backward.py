@@ -116,13 +116,13 @@ def magnitude(grad: Tensor, x_size: Any, y_size: Any, alpha: Number, output_mask
     return reference(grad.abs(), x_size, y_size, abs(alpha), output_mask)
 
 
-def terms(grad: Any, x_size: Any, y_size: Any, alpha: Any, output_mask: Any) -> int:  # noqa: ARG001
+def terms(grad: Any, x_size: Any, y_size: Any, alpha: Any, output_mask: Any) -> int:
     """As many as the smaller operand was repeated."""
     least = min(torch.Size(x_size).numel(), torch.Size(y_size).numel())
     return max(int(grad.numel()) // max(least, 1), 1)
 
 
-def view(grad: Any, x_size: Any, y_size: Any, alpha: Any, output_mask: Any) -> bool:  # noqa: ARG001
+def view(grad: Any, x_size: Any, y_size: Any, alpha: Any, output_mask: Any) -> bool:
     """Tell whether no operand whose gradient is asked for was broadcast."""
     asked = (size for size, mask in zip((x_size, y_size), output_mask, strict=True) if mask)
     return not any(summed_dims(tuple(grad.shape), size) for size in asked)

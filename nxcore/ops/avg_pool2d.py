@@ -119,13 +119,13 @@ def _window(x: Any, kernel_size: Any, stride: Any, padding: Any, ceil_mode: Any)
     return Window.of_pool(tuple(x.shape), kernel_size, stride, padding, 1, ceil_mode)
 
 
-def outputs(x: Any, kernel_size: Any, stride: Any, padding: Any, ceil_mode: Any, *divisor: Any) -> TensorMeta:  # noqa: ARG001
+def outputs(x: Any, kernel_size: Any, stride: Any, padding: Any, ceil_mode: Any, *divisor: Any) -> TensorMeta:
     """Describe the means: shape by floor division alone, where a compiler's sizes are symbols."""
     size = (*x.shape[:-2], *_window(x, kernel_size, stride, padding, ceil_mode).outputs)
     return laid_out(size, memory_format(x), x.dtype, x.device)
 
 
-def cost(x: Any, kernel_size: Any, stride: Any, padding: Any, ceil_mode: Any, *divisor: Any) -> Cost:  # noqa: ARG001
+def cost(x: Any, kernel_size: Any, stride: Any, padding: Any, ceil_mode: Any, *divisor: Any) -> Cost:
     """Read x once, write the means once; an addition a tap."""
     window = _window(x, kernel_size, stride, padding, ceil_mode)
     outputs = torch.Size((*x.shape[:-2], *window.outputs)).numel()
@@ -137,12 +137,12 @@ def magnitude(x: Tensor, *window: Any) -> Tensor:
     return reference(x.abs(), *window).abs()
 
 
-def terms(x: Any, kernel_size: Any, stride: Any, padding: Any, ceil_mode: Any, *divisor: Any) -> int:  # noqa: ARG001
+def terms(x: Any, kernel_size: Any, stride: Any, padding: Any, ceil_mode: Any, *divisor: Any) -> int:
     """As many as the window has taps."""
     return _window(x, kernel_size, stride, padding, ceil_mode).taps
 
 
-def _backward(grad: Any, mask: tuple[bool, ...], x: Any, *window: Any) -> tuple[Any, ...]:  # noqa: ARG001
+def _backward(grad: Any, mask: tuple[bool, ...], x: Any, *window: Any) -> tuple[Any, ...]:
     return grad, tuple(x.shape), *window, memory_format(x)
 
 

@@ -121,13 +121,13 @@ def magnitude(grad: Tensor, *window: Any) -> Tensor:
 
 
 def terms(
-    grad: Any,  # noqa: ARG001
+    grad: Any,
     size: Any,
     kernel_size: Any,
     stride: Any,
     padding: Any,
     ceil_mode: Any,
-    *rest: Any,  # noqa: ARG001
+    *rest: Any,
 ) -> int:
     """As many as windows can share an input."""
     return Window.of_pool(size, kernel_size, stride, padding, 1, ceil_mode).taps

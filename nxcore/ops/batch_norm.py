@@ -165,13 +165,13 @@ def require_eps(eps: Any) -> None:
         raise InvalidInputError(f"eps must be a positive number, got {brief(eps)}", argument="eps")
 
 
-def outputs(x: Any, weight: Any, bias: Any, eps: Any) -> tuple[TensorMeta, ...]:  # noqa: ARG001
+def outputs(x: Any, weight: Any, bias: Any, eps: Any) -> tuple[TensorMeta, ...]:
     """Describe the result and the statistics."""
     statistic = TensorMeta((x.shape[1],), (1,), accumulator(x), x.device)
     return like(x), statistic, statistic
 
 
-def cost(x: Any, weight: Any, bias: Any, eps: Any) -> Cost:  # noqa: ARG001
+def cost(x: Any, weight: Any, bias: Any, eps: Any) -> Cost:
     """Read x once, write y once; four operations an element for the statistics and two for the rest."""
     factors = sum(t.nbytes for t in (weight, bias) if t is not None)
     return Cost(bytes=2 * x.nbytes + 2 * x.shape[1] * accumulator(x).itemsize + factors, flops=6 * x.numel())
@@ -193,7 +193,7 @@ def magnitude(x: Tensor, weight: Any, bias: Any, eps: Any) -> tuple[Tensor, ...]
     return y, x.abs().mean(dims), var.sqrt() * x.square().mean(dims).sqrt()
 
 
-def terms(x: Any, *rest: Any) -> int:  # noqa: ARG001
+def terms(x: Any, *rest: Any) -> int:
     """As many as a channel has values."""
     return values(x)
 

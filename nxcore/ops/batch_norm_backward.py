@@ -123,12 +123,12 @@ def check(grad: Any, x: Any, mean: Any, var: Any, weight: Any, eps: Any, output_
 
 
 def outputs(
-    grad: Any,  # noqa: ARG001
+    grad: Any,
     x: Any,
-    mean: Any,  # noqa: ARG001
-    var: Any,  # noqa: ARG001
+    mean: Any,
+    var: Any,
     weight: Any,
-    eps: Any,  # noqa: ARG001
+    eps: Any,
     output_mask: Any,
 ) -> tuple[TensorMeta | None, ...]:
     """Describe the gradients."""
@@ -137,7 +137,7 @@ def outputs(
     return like(x) if mask[0] else None, *((factor or None) if m else None for m in mask[1:])
 
 
-def cost(grad: Any, x: Any, mean: Any, var: Any, weight: Any, eps: Any, output_mask: Any) -> Cost:  # noqa: ARG001
+def cost(grad: Any, x: Any, mean: Any, var: Any, weight: Any, eps: Any, output_mask: Any) -> Cost:
     """Read grad and x once, write x's gradient once; four operations an element for the sums, four after."""
     mask = wanted(weight, output_mask)
     factors = 0 if weight is None else weight.nbytes * (1 + sum(mask[1:]))
@@ -164,7 +164,7 @@ def magnitude(
     return (x_grad if mask[0] else None), *(s if m else None for s, m in zip(sums, mask[1:], strict=True))
 
 
-def terms(grad: Any, x: Any, *rest: Any) -> int:  # noqa: ARG001
+def terms(grad: Any, x: Any, *rest: Any) -> int:
     """As many as a channel has values."""
     return values(x)
 

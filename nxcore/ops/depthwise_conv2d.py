@@ -97,7 +97,7 @@ def check(x: Any, weight: Any, stride: Any, padding: Any, dilation: Any) -> None
     require_size((*x.shape[:-2], *outputs), "the result's size")
 
 
-def ways(x: Any, *rest: Any) -> tuple[Way, ...]:  # noqa: ARG001
+def ways(x: Any, *rest: Any) -> tuple[Way, ...]:
     """By image, all of them with the same filters, and by channel."""
     channel = x.ndim - 3
     return (*(Way((d, None), d) for d in range(channel)), Way((channel, 0), channel))

@@ -108,7 +108,7 @@ def outputs(logits: Any) -> TensorMeta | None:
     return laid_out(logits.shape[:-1], torch.contiguous_format, logits.dtype, logits.device)
 
 
-def _backward(grad: Any, mask: tuple[bool, ...], logits: Any) -> tuple[Any, ...]:  # noqa: ARG001
+def _backward(grad: Any, mask: tuple[bool, ...], logits: Any) -> tuple[Any, ...]:
     return grad, logits
 
 
@@ -201,7 +201,7 @@ def gradient_magnitude(grad: Tensor, logits: Tensor) -> Tensor:
     return spread * (d + 1 + (spread * d).sum(-1, keepdim=True)) * grad.abs().unsqueeze(-1)
 
 
-def gradient_outputs(grad: Any, logits: Any) -> TensorMeta | None:  # noqa: ARG001
+def gradient_outputs(grad: Any, logits: Any) -> TensorMeta | None:
     """Describe the gradient of rows that follow one another; None for others."""
     if not logits.is_contiguous() or 1 in logits.shape or not logits.numel():
         return None  # where a size is 1 torch chooses the stride

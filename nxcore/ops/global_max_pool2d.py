@@ -55,7 +55,7 @@ def magnitude(x: Tensor) -> Tensor:
     return reference(x)
 
 
-def _backward(grad: Any, mask: tuple[bool, ...], x: Any, offsets: Any) -> tuple[Any, ...]:  # noqa: ARG001
+def _backward(grad: Any, mask: tuple[bool, ...], x: Any, offsets: Any) -> tuple[Any, ...]:
     return grad, offsets, tuple(x.shape), memory_format(x)
 
 
@@ -75,7 +75,7 @@ SPEC = OpSpec(
     samples=SAMPLES,
     errors=ERRORS,
     magnitude=magnitude,
-    terms=lambda x: 1,  # noqa: ARG005
+    terms=lambda x: 1,
     exact=True,
     idioms=MappingProxyType({"amax": by_amax}),
     ways=ways,

@@ -96,11 +96,11 @@ def check(grad: Any, offsets: Any, size: Any, memory_format: Any) -> None:
         raise InvalidInputError(f"offsets must be on the device of grad, {grad.device}, got {offsets.device}")
 
 
-def _outputs(grad: Any, offsets: Any, size: Any, memory_format: Any) -> TensorMeta:  # noqa: ARG001
+def _outputs(grad: Any, offsets: Any, size: Any, memory_format: Any) -> TensorMeta:
     return laid_out(size, memory_format, grad.dtype, grad.device)
 
 
-def cost(grad: Any, offsets: Any, size: Any, memory_format: Any) -> Cost:  # noqa: ARG001
+def cost(grad: Any, offsets: Any, size: Any, memory_format: Any) -> Cost:
     """Read grad and the offsets once, write the input's gradient once; a comparison an element."""
     elements = torch.Size(size).numel()
     return Cost(bytes=grad.nbytes + offsets.nbytes + elements * grad.element_size(), flops=elements)
@@ -116,7 +116,7 @@ def _offsets(size: tuple[int, ...]) -> Sketch:
     return rand(*size[:-2], 1, 1, low=0, high=size[-2] * size[-1], dtype=torch.int32)
 
 
-def sketches(grad: Any, offsets: Any, size: Any, memory_format: Any) -> dict[str, Sketch]:  # noqa: ARG001
+def sketches(grad: Any, offsets: Any, size: Any, memory_format: Any) -> dict[str, Sketch]:
     """Return what the offsets may be."""
     return {"offsets": _offsets(size)}
 
@@ -185,7 +185,7 @@ SPEC = OpSpec(
     samples=SAMPLES,
     errors=ERRORS,
     magnitude=magnitude,
-    terms=lambda *args: 1,  # noqa: ARG005
+    terms=lambda *args: 1,
     exact=True,
     idioms=MappingProxyType({"by_scattering": by_scattering}),
     sketches=sketches,

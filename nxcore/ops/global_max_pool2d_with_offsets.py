@@ -74,7 +74,7 @@ SPEC = OpSpec(
     samples=SAMPLES,
     errors=ERRORS,
     magnitude=magnitude,
-    terms=lambda x: 1,  # noqa: ARG005
+    terms=lambda x: 1,
     exact=True,
     autocast=SAME,
 )

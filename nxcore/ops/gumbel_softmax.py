@@ -123,7 +123,7 @@ def require_noisy(logits: Any, tau: Any, noise: Any) -> None:
         )
 
 
-def cost(logits: Any, tau: Any, hard: Any, noise: Any) -> Cost:  # noqa: ARG001
+def cost(logits: Any, tau: Any, hard: Any, noise: Any) -> Cost:
     """Read logits and noise once, write the weights once; an exponential, a logarithm and four operations."""
     return Cost(bytes=2 * logits.nbytes + noise.nbytes, flops=6 * logits.numel())
 
@@ -134,12 +134,12 @@ def spread(logits: Tensor, tau: Tensor | float, noise: Tensor) -> Tensor:
     return torch.softmax(noisy(logits, tau, noise), -1) * (1 + size + size.amax(-1, keepdim=True))
 
 
-def magnitude(logits: Tensor, tau: Tensor | float, hard: bool, noise: Tensor) -> Tensor:  # noqa: ARG001
+def magnitude(logits: Tensor, tau: Tensor | float, hard: bool, noise: Tensor) -> Tensor:
     """Return the weights with their rounding errors' scale."""
     return spread(logits, tau, noise)
 
 
-def outputs(logits: Any, tau: Any, hard: Any, noise: Any) -> TensorMeta | None:  # noqa: ARG001
+def outputs(logits: Any, tau: Any, hard: Any, noise: Any) -> TensorMeta | None:
     """Describe the weights of rows that follow one another; None for others."""
     plain = all(m.is_contiguous() and 1 not in m.shape for m in (logits, noise))
     if not plain or not logits.numel():
@@ -152,7 +152,7 @@ def _backward(
     mask: tuple[bool, ...],
     logits: Any,
     tau: Any,
-    hard: Any,  # noqa: ARG001
+    hard: Any,
     noise: Any,
 ) -> tuple[Any, ...]:
     return grad, logits, tau, noise, mask
@@ -163,7 +163,7 @@ def drawn(*shape: int, **how: Any) -> Any:
     return rand(*shape, low=0.05, high=3.0, **({"dtype": torch.float32} | how))
 
 
-def sketches(logits: Any, tau: Any, hard: Any, noise: Any) -> dict[str, Any]:  # noqa: ARG001
+def sketches(logits: Any, tau: Any, hard: Any, noise: Any) -> dict[str, Any]:
     """Return what the noise may be, and the temperature: above 0."""
     found = {"noise": drawn(*noise.shape)}
     return found | {"tau": TAU} if is_tensor(tau) else found
@@ -237,7 +237,7 @@ SPEC = OpSpec(
     samples=SAMPLES,
     errors=ERRORS,
     magnitude=magnitude,
-    terms=lambda logits, *rest: logits.shape[-1],  # noqa: ARG005
+    terms=lambda logits, *rest: logits.shape[-1],
     gradient=Gradient("gumbel_softmax_backward", _backward, saves=("logits", "tau", "noise")),
     outputs=outputs,
     sketches=sketches,

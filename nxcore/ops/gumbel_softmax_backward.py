@@ -91,7 +91,7 @@ def check(grad: Any, logits: Any, tau: Any, noise: Any, output_mask: Any) -> Non
         require_flags(output_mask, len(wanted(tau, None)), "output_mask")
 
 
-def cost(grad: Any, logits: Any, tau: Any, noise: Any, output_mask: Any) -> Cost:  # noqa: ARG001
+def cost(grad: Any, logits: Any, tau: Any, noise: Any, output_mask: Any) -> Cost:
     """Read all once, write the gradient of the logits once."""
     return Cost(bytes=grad.nbytes + 2 * logits.nbytes + noise.nbytes, flops=9 * logits.numel())
 
@@ -158,7 +158,7 @@ SPEC = OpSpec(
     samples=SAMPLES,
     errors=ERRORS,
     magnitude=magnitude,
-    terms=lambda grad, *rest: grad.shape[-1] if grad.ndim else 1,  # noqa: ARG005
+    terms=lambda grad, *rest: grad.shape[-1] if grad.ndim else 1,
     outputs=outputs,
-    sketches=lambda grad, logits, tau, noise, mask: sketches(logits, tau, False, noise),  # noqa: ARG005
+    sketches=lambda grad, logits, tau, noise, mask: sketches(logits, tau, False, noise),
 )

@@ -166,7 +166,7 @@ def _described(x: Any, *window: Any) -> TensorMeta | None:
     return laid_out(shape, memory_format(x), x.dtype, x.device)
 
 
-def ways(x: Any, *window: Any) -> tuple[Way, ...]:  # noqa: ARG001
+def ways(x: Any, *window: Any) -> tuple[Way, ...]:
     """By image and by channel."""
     return tuple(Way((d,), d) for d in range(x.ndim - 2))
 
@@ -183,7 +183,7 @@ def magnitude(x: Tensor, *window: Any) -> Any:
     return reference(x, *window)
 
 
-def _backward(grad: Any, mask: tuple[bool, ...], x: Any, *rest: Any) -> tuple[Any, ...]:  # noqa: ARG001
+def _backward(grad: Any, mask: tuple[bool, ...], x: Any, *rest: Any) -> tuple[Any, ...]:
     *window, _, offsets = rest
     return grad, offsets, tuple(x.shape), *window
 
@@ -283,7 +283,7 @@ SPEC = OpSpec(
     samples=SAMPLES,
     errors=ERRORS,
     magnitude=magnitude,
-    terms=lambda *args: 1,  # noqa: ARG005
+    terms=lambda *args: 1,
     exact=True,
     ways=ways,
     gradient=Gradient(

@@ -173,7 +173,7 @@ def check(
         raise InvalidInputError(f"offsets must be on the device of grad, {grad.device}, got {offsets.device}")
 
 
-def _outputs(grad: Any, offsets: Any, size: Any, *window: Any) -> TensorMeta:  # noqa: ARG001
+def _outputs(grad: Any, offsets: Any, size: Any, *window: Any) -> TensorMeta:
     return laid_out(size, memory_format(offsets), grad.dtype, grad.device)
 
 
@@ -189,7 +189,7 @@ def magnitude(grad: Tensor, *rest: Any) -> Tensor:
     return reference(grad.abs(), *rest)
 
 
-def terms(grad: Any, offsets: Any, size: Any, kernel_size: Any, *window: Any) -> int:  # noqa: ARG001
+def terms(grad: Any, offsets: Any, size: Any, kernel_size: Any, *window: Any) -> int:
     """As many as windows can share an input."""
     return Window.of_pool(size, kernel_size, *window).taps
 
@@ -229,7 +229,7 @@ class Offsets:
         return offsets.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
 
 
-def sketches(grad: Any, offsets: Any, size: Any, *window: Any) -> dict[str, Offsets]:  # noqa: ARG001
+def sketches(grad: Any, offsets: Any, size: Any, *window: Any) -> dict[str, Offsets]:
     """Return what the offsets may be: some tap of the window that lies on the image."""
     return {"offsets": Offsets(offsets.shape, Window.of_pool(size, *window))}
 

@@ -175,12 +175,12 @@ def magnitude(x: Tensor, dw_weight: Tensor, pw_weight: Tensor, *rest: Any) -> Te
     return reference(image, dw_weight.abs(), pw_weight.abs(), *(*window, False))
 
 
-def terms(x: Any, dw_weight: Any, *rest: Any) -> int:  # noqa: ARG001
+def terms(x: Any, dw_weight: Any, *rest: Any) -> int:
     """As many as there are channels and taps of a window."""
     return int(dw_weight.numel())
 
 
-def ways(x: Any, *rest: Any) -> tuple[Way, ...]:  # noqa: ARG001
+def ways(x: Any, *rest: Any) -> tuple[Way, ...]:
     """By image, all of them with the same weights."""
     return tuple(Way((d, None, None), d) for d in range(x.ndim - 3))
 

@@ -171,7 +171,7 @@ def _split(problem: Problem) -> tuple[Problem, Problem]:
     return convolution, Problem(BATCH_NORM, (convolution.outputs, *problem.args[WINDOW:]))
 
 
-def _join(problem: Problem, convolve: Call, normalise: Call) -> Call:  # noqa: ARG001  planned by it already
+def _join(problem: Problem, convolve: Call, normalise: Call) -> Call:
     """Run both, one after the other."""
 
     def call(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -145,7 +145,7 @@ def elements(xs: Any) -> tuple[int, int, int]:
     return len(xs), xs[0].numel(), xs[0].element_size()
 
 
-def ways(xs: Any, logits: Any) -> tuple[Way, ...]:  # noqa: ARG001
+def ways(xs: Any, logits: Any) -> tuple[Way, ...]:
     """Along any dimension of the candidates, all parts with the same weights."""
     if is_tensor(xs):
         return tuple(Way((d + 1, None), d) for d in range(xs.ndim - 1))
@@ -166,7 +166,7 @@ def magnitude(xs: Any, logits: Tensor) -> Tensor:
     return torch.stack(parts).sum(0)
 
 
-def outputs(xs: Any, logits: Any) -> TensorMeta | None:  # noqa: ARG001
+def outputs(xs: Any, logits: Any) -> TensorMeta | None:
     """Describe the blend of dense candidates of one layout; None for others."""
     metas = [TensorMeta(xs.shape[1:], xs.strides[1:], xs.dtype, xs.device)] if is_tensor(xs) else list(xs)
     first = metas[0]
@@ -256,7 +256,7 @@ SPEC = OpSpec(
     samples=SAMPLES,
     errors=ERRORS,
     magnitude=magnitude,
-    terms=lambda xs, logits: len(xs) if not is_tensor(xs) else xs.shape[0],  # noqa: ARG005
+    terms=lambda xs, logits: len(xs) if not is_tensor(xs) else xs.shape[0],
     idioms=MappingProxyType({"einsum": by_einsum, "in-place": in_place}),
     gradient=Gradient("softmax_sum_backward", _backward, saves=("xs", "logits")),
     outputs=outputs,

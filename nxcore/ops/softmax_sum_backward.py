@@ -154,7 +154,7 @@ def check_grad(grad: Any, xs: Any, factors: Any, output_mask: Any) -> None:
         require_flags(output_mask, len(wanted(xs, None)), "output_mask")
 
 
-def cost(grad: Any, xs: Any, logits: Any, output_mask: Any) -> Cost:  # noqa: ARG001
+def cost(grad: Any, xs: Any, logits: Any, output_mask: Any) -> Cost:
     """Read grad once, each candidate once for the logits' gradient; write what was asked for."""
     count, each, size = elements(xs)
     mask = wanted(xs, output_mask)
@@ -220,7 +220,7 @@ ERRORS = (
 )
 
 
-def terms(grad: Any, xs: Any, logits: Any, output_mask: Any) -> int:  # noqa: ARG001
+def terms(grad: Any, xs: Any, logits: Any, output_mask: Any) -> int:
     """Each entry of the logits' gradient adds up as many products as a candidate has elements."""
     return max(elements(xs)[1], 1)
 

@@ -78,7 +78,7 @@ def _described(x: Any, dim: Any, keepdim: Any) -> TensorMeta | None:
     return TensorMeta.row_major(tuple(n for i, n in enumerate(x.shape) if i not in dims), x.dtype, x.device)
 
 
-def cost(x: Any, dim: Any, keepdim: Any) -> Cost:  # noqa: ARG001
+def cost(x: Any, dim: Any, keepdim: Any) -> Cost:
     """Read x once, write the sums once."""
     return Cost(bytes=x.nbytes + _outputs(x, dim) * x.element_size(), flops=x.numel())
 
@@ -88,12 +88,12 @@ def magnitude(x: Tensor, dim: Any, keepdim: Any) -> Tensor:
     return torch.sum(x.abs(), dim=dim, keepdim=keepdim)
 
 
-def terms(x: Any, dim: Any, keepdim: Any) -> int:  # noqa: ARG001
+def terms(x: Any, dim: Any, keepdim: Any) -> int:
     """As many as elements fall on one output."""
     return max(int(x.numel()) // max(_outputs(x, dim), 1), 1)
 
 
-def _backward(grad: Any, mask: tuple[bool, ...], x: Any, dim: Any, keepdim: Any) -> tuple[Any, ...]:  # noqa: ARG001
+def _backward(grad: Any, mask: tuple[bool, ...], x: Any, dim: Any, keepdim: Any) -> tuple[Any, ...]:
     return grad, tuple(x.shape), dim, keepdim
 
 

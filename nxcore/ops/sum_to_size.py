@@ -92,7 +92,7 @@ def terms(x: Any, size: Any) -> int:
     return max(int(x.numel()) // max(torch.Size(size).numel(), 1), 1)
 
 
-def _backward(grad: Any, mask: tuple[bool, ...], x: Any, size: Any) -> tuple[Any, ...]:  # noqa: ARG001
+def _backward(grad: Any, mask: tuple[bool, ...], x: Any, size: Any) -> tuple[Any, ...]:
     return grad, tuple(x.shape)
 
 

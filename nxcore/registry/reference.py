@@ -28,7 +28,7 @@ class TorchKernel(Kernel):
         Timed, never called to serve: see ``OpSpec.yardsticks``.
     """
 
-    call: Callable[..., Any] = lambda *args: None  # noqa: ARG005  always given
+    call: Callable[..., Any] = lambda *_: None
     yardstick: bool = False
 
     def takes(self, problem: Problem) -> Verdict:  # noqa: ARG002  torch serves where there is nothing to do
@@ -38,7 +38,7 @@ class TorchKernel(Kernel):
     @property
     def plan(self) -> Callable[[Problem], Callable[..., Any]]:
         """Return a planner that has nothing to decide."""
-        return lambda problem: self.call  # noqa: ARG005
+        return lambda _: self.call
 
 
 def _probe() -> Verdict:

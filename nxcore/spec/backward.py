@@ -52,7 +52,7 @@ def backward_of(
         spec.check(*args)
         require_grad(grad, args[0], spec.params[0].name, tuple(shape(*args)))
 
-    def ways(grad: Any, *args: Any) -> tuple[Way, ...]:  # noqa: ARG001  cut as the result is
+    def ways(_grad: Any, *args: Any) -> tuple[Way, ...]:  # cut as the result is
         found = (way for way in spec.ways(*args) if None not in (way.result, way.tensors[0]))
         return tuple(Way((way.result, *way.tensors), way.tensors[0]) for way in found)
 
@@ -73,7 +73,7 @@ def backward_of(
         ),
         *(ErrorCase(e.name, (rand(1), *e.args), match=e.match, kwargs=e.kwargs) for e in spec.errors),
     )
-    more: dict[str, Any] = {"terms": lambda grad, *args: spec.terms(*args), "dtypes": spec.dtypes}  # noqa: ARG005
+    more: dict[str, Any] = {"terms": lambda _grad, *args: spec.terms(*args), "dtypes": spec.dtypes}
     more |= other
     return OpSpec(
         name=f"{spec.name}_backward",

@@ -126,7 +126,7 @@ class Gradient:
     saves: tuple[str, ...] = ()
     forward: str = ""
     keeps: bool = False
-    covers: Callable[..., bool] = lambda *args: True  # noqa: ARG005
+    covers: Callable[..., bool] = lambda *_: True
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,12 +239,12 @@ class OpSpec:
     idioms: Mapping[str, Callable[..., Any]] = field(default_factory=lambda: MappingProxyType({}))
     yardsticks: Mapping[str, Callable[..., Any]] = field(default_factory=lambda: MappingProxyType({}))
     gradient: Gradient | None = None
-    view: Callable[..., bool] = lambda *args: False  # noqa: ARG005
-    outputs: Callable[..., Any] = lambda *args: None  # noqa: ARG005
-    idle: Callable[[Any], str] = lambda problem: ""  # noqa: ARG005
+    view: Callable[..., bool] = lambda *_: False
+    outputs: Callable[..., Any] = lambda *_: None
+    idle: Callable[[Any], str] = lambda _: ""
     parts: Parts | None = None
-    sketches: Callable[..., Mapping[str, Any]] = lambda *args: MappingProxyType({})  # noqa: ARG005
-    ways: Callable[..., tuple[Way, ...]] = lambda *args: ()  # noqa: ARG005
+    sketches: Callable[..., Mapping[str, Any]] = lambda *_: MappingProxyType({})
+    ways: Callable[..., tuple[Way, ...]] = lambda *_: ()
     autocast: Mapping[str, Cast] = field(default_factory=lambda: MappingProxyType({}))
 
     @property

@@ -110,7 +110,7 @@ class Wisdom:
         asked once a type. On the very same device they are knowledge, where the store has none.
     """
 
-    def __init__(self, store: Store, shipped: Callable[[str], Shipped] = lambda kind: ({}, {})) -> None:  # noqa: ARG005
+    def __init__(self, store: Store, shipped: Callable[[str], Shipped] = lambda _: ({}, {})) -> None:
         self.store, self._shipped = store, functools.cache(shipped)
         self._shelves: dict[str, dict[str, Shelf]] = {}
         self._lock = threading.Lock()

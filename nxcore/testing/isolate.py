@@ -36,7 +36,7 @@ def isolated(
     dtypes: Sequence[str] = (),
     timeout: float = TIMEOUT,
     source: str = INSTALLED,
-    advance: Advance = lambda what, done, total: None,  # noqa: ARG005
+    advance: Advance = lambda *_: None,
 ) -> list[Row]:
     """Hold kernels to every rule, each in a process of its own.
 

@@ -120,7 +120,7 @@ def examine(
     backends: Sequence[str] = (),
     ops: Sequence[str] = (),
     dtypes: Sequence[str] = (),
-    advance: Advance = lambda what, done, total: None,  # noqa: ARG005
+    advance: Advance = lambda *_: None,
 ) -> list[Row]:
     """Hold kernels to every rule, in this process; see ``isolated`` for those that may take it along.
 
@@ -175,7 +175,7 @@ def wanted(
     return [cell for cell in found if not dtypes or cell.type in dtypes]
 
 
-def held(cell: Cell, step: Step = lambda rule, sample: None) -> Row:  # noqa: ARG005
+def held(cell: Cell, step: Step = lambda *_: None) -> Row:
     """Hold one kernel in one element type to every rule; ``step(rule, sample)`` is told of each before it."""
     if not cell.machine:
         return Row(cell.kernel.op, cell.label, cell.type, "", "declined", reason=cell.machine.reason)

@@ -141,7 +141,7 @@ def reads_no_further(cell: Cell) -> None:
     truth = Truth.of(one.spec, args)
     walls = [Walled(t) for t in leaves(args)]
     tensors = iter(walls)
-    walled = each(args, lambda t: next(tensors).tensor)  # noqa: ARG005  they come in the same order
+    walled = each(args, lambda _: next(tensors).tensor)
     result = one.plan(walled)(*walled)
     if any(w.scratched for w in walls):
         raise Broken("stays_within_its_output", f"{_sample(one)}: it wrote beside an argument")
