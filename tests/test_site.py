@@ -103,6 +103,22 @@ def test_the_page_on_kernels_shows_a_kernel_as_it_is_and_every_helper():
         assert set(re.findall(r"^\| `([\w/.]+)` \|", part, re.MULTILINE)) == helpers
 
 
+def test_contributing_names_every_list_that_the_suite_holds_an_operator_to():
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    recipe = page.partition("## Add an operator\n")[2].partition("\n## ")[0]
+    for file, name in (
+        ("tests/outside/strategies.py", "STRATEGIES"),
+        ("tests/null/interop/test_autograd.py", "CASES"),
+        ("tests/null/interop/test_library.py", "SIZES"),
+        ("tests/declines.txt", "[cpu]"),
+        ("nxcore/ops/__init__.pyi", "class _Add"),
+    ):
+        assert f"`{file}`" in recipe or f"> {file}`" in recipe
+        assert name in (ROOT / file).read_text(encoding="utf-8")
+    assert "`CASES`" in recipe
+    assert "`SIZES`" in recipe
+
+
 def test_contributing_names_files_that_exist():
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     named = re.findall(r"`((?:nxcore|tests|docs|plugins|benchmarks)/[\w./-]*)`", page)
