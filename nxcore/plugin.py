@@ -1,4 +1,4 @@
-"""All that a plugin imports from nxcore."""
+"""The interface of plugins: a plugin imports nothing else from nxcore."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from nxcore.spec.window import (
 from nxcore.store.files import toolkit_folder
 
 API_VERSION = 1
-"""The version of this contract; a plugin writes the number it was made for in its ``Backend``."""
+"""The version of this interface; a plugin's ``Backend`` names the version that it was written for."""
 
 hookimpl = pluggy.HookimplMarker("nxcore")
 

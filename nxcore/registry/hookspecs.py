@@ -1,4 +1,4 @@
-"""The whole contract between the core and a plugin. Hooks run while plugins load, never in a call."""
+"""The hooks of plugins. They run while plugins load, never in a call."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ hookspec = pluggy.HookspecMarker("nxcore")
 
 @hookspec
 def nxcore_backend() -> Backend:  # type: ignore[empty-body]  # a specification has no body
-    """Hand over one backend: its name, its probe and its kernels."""
+    """Return one backend: its name, its probe and its kernels."""
 
 
 @hookspec
 def nxcore_ops() -> Iterable[OpSpec]:  # type: ignore[empty-body]
-    """Add operators; the core's own come through this hook too."""
+    """Return operators to add; the core's own come through this hook too."""
 
 
 @hookspec
 def nxcore_doctor() -> Iterable[Check]:  # type: ignore[empty-body]
-    """Tell ``nxcore doctor`` what the toolkit wants shown."""
+    """Return lines about the toolkit for ``nxcore doctor``."""

@@ -1,1 +1,1 @@
-"""What an operator, a call, a kernel and a device are, as data. May import settings and below."""
+"""Operators, calls, kernels and devices as data. May import settings and below."""

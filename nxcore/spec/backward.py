@@ -29,17 +29,17 @@ def backward_of(
     Parameters
     ----------
     spec : OpSpec
-        An operator of one result, whose gradient is to its first tensor.
+        An operator with one result, differentiated with respect to its first tensor.
     reference : callable
-        ``reference(grad, *arguments)``: the gradient of that tensor, of its shape and dtype.
+        ``reference(grad, *arguments)``: the gradient of that tensor, with its shape and dtype.
     shape : callable
         ``shape(*arguments)``: the shape of the result, from tensors or sketches.
     cost, magnitude : callable
         As in ``OpSpec``.
     samples, errors : tuple
-        More than those that are derived: each sample with a gradient in front, and each error.
+        Added to the derived ones, which are the samples and errors of ``spec`` with a gradient in front.
     **other
-        More attributes of the spec. ``terms`` are those of ``spec`` where none are given.
+        More attributes of the spec. Without ``terms``, those of ``spec`` apply.
 
     Returns
     -------
@@ -48,11 +48,11 @@ def backward_of(
     """
 
     def check(grad: Any, *args: Any) -> None:
-        """Refuse what the operator isn't defined for, and a gradient that isn't the output's."""
+        """Raise unless the operator is defined for the arguments and the gradient matches the output."""
         spec.check(*args)
         require_grad(grad, args[0], spec.params[0].name, tuple(shape(*args)))
 
-    def ways(_grad: Any, *args: Any) -> tuple[Way, ...]:  # cut as the result is
+    def ways(_grad: Any, *args: Any) -> tuple[Way, ...]:  # the gradient is cut as the result is
         found = (way for way in spec.ways(*args) if None not in (way.result, way.tensors[0]))
         return tuple(Way((way.result, *way.tensors), way.tensors[0]) for way in found)
 
@@ -90,7 +90,7 @@ def backward_of(
 
 
 def require_grad(grad: Any, like: Any, name: str, shape: Shape) -> None:
-    """Refuse a gradient that isn't of the output's ``shape``, or isn't where the argument ``name`` is."""
+    """Raise unless the gradient has the output's ``shape`` and the device of the argument ``name``."""
     require_tensor(grad, "grad")
     if tuple(grad.shape) != shape:
         raise InvalidInputError(

@@ -13,7 +13,7 @@ from nxcore.errors import InvalidInputError
 
 
 def require_tensor(value: Any, name: str, *, floating: bool = True, strided: bool = True) -> None:
-    """Refuse what torch can't compute with and, if asked, what isn't of a real floating dtype or strided."""
+    """Raise unless ``value`` is a plain tensor, with a real floating dtype and strided where required."""
     if not isinstance(value, Tensor):
         raise InvalidInputError(f"{name} must be a tensor, got {type(value).__name__}", argument=name)
     if value.is_nested or value.is_quantized:
@@ -25,7 +25,7 @@ def require_tensor(value: Any, name: str, *, floating: bool = True, strided: boo
 
 
 def require_flags(value: Any, count: int, name: str) -> None:
-    """Refuse what isn't a sequence of ``count`` flags."""
+    """Raise unless ``value`` is a sequence of ``count`` flags."""
     if not isinstance(value, tuple | list):
         raise InvalidInputError(f"{name} must be a sequence of flags, got {brief(value)}", argument=name)
     if len(value) != count:
@@ -35,13 +35,13 @@ def require_flags(value: Any, count: int, name: str) -> None:
 
 
 def require_flag(value: Any, name: str) -> None:
-    """Refuse what is neither True nor False, as torch does."""
+    """Raise unless ``value`` is True or False, as torch does."""
     if not isinstance(value, bool):
         raise InvalidInputError(f"{name} must be True or False, got {brief(value)}", argument=name)
 
 
 def require_size(value: Any, name: str) -> None:
-    """Refuse what can't be a tensor's shape."""
+    """Raise unless ``value`` can be a tensor's shape."""
     if not isinstance(value, tuple | list) or not all(map(_is_integer, value)):
         raise InvalidInputError(f"{name} must be a sequence of integers, got {brief(value)}", argument=name)
     if any(n < 0 for n in value) or math.prod(n or 1 for n in value) >= 2**63:
@@ -49,8 +49,8 @@ def require_size(value: Any, name: str) -> None:
 
 
 def require_integers(value: Any, name: str) -> None:
-    """Refuse what is neither an integer nor one or two of them, of the 31 bits that torch gives a window."""
-    if type(value) is int and value < 2**31:  # as most are
+    """Raise unless ``value`` is an integer or a pair of integers below 2**31, torch's limit for a window."""
+    if type(value) is int and value < 2**31:  # the common case
         return
     given = value if isinstance(value, tuple | list) else (value,)
     if len(given) not in (1, 2) or not all(map(_is_integer, given)):
@@ -66,7 +66,7 @@ def _is_integer(value: Any) -> bool:
 
 
 def brief(value: Any) -> str:
-    """Return plain values as text, and of any other its type: its own text may be long, or raise."""
+    """Return plain values as text, other values as their type: their own text may be long, or raise."""
     if isinstance(value, tuple | list):
         items = (type(v).__name__ if isinstance(v, tuple | list) else brief(v) for v in value[:8])
         return f"({', '.join(items)}{', ...' if len(value) > 8 else ''})"
@@ -74,7 +74,7 @@ def brief(value: Any) -> str:
 
 
 def require_same(values: Sequence[Any], name: str, *attributes: str) -> None:
-    """Refuse tensors that differ from the first in shape, dtype or device."""
+    """Raise unless all tensors share the first one's shape, dtype or device, as ``attributes`` name."""
     for attribute in attributes:
         wanted = getattr(values[0], attribute)
         for i, value in enumerate(values):

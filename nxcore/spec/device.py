@@ -1,4 +1,4 @@
-"""What a device is, as facts: the key that measurements are filed under."""
+"""Facts about a device: the key under which measurements are stored."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ class Device:
 
 
 def torch_note(version: str = torch.__version__) -> str:
-    """Return what to know of a torch newer than any tested, empty for all others.
+    """Return a note for a torch that is newer than the tested releases; empty for others.
 
     Parameters
     ----------
     version : str
-        A release of torch, such as ``"2.13.0+cpu"``; the one that is imported by default.
+        A release of torch, such as ``"2.13.0+cpu"``. By default, the imported one.
     """
     newest = TESTED_TORCH[1]
     if _release(version) <= _release(newest):
@@ -133,12 +133,12 @@ def _host(kind: str, threads: int) -> Device:
 
 
 def available(name: str | None = None) -> torch.device:
-    """Return the device of that name, or the best there is: CUDA, else the CPU.
+    """Return the named device; without a name, CUDA where there is one, else the CPU.
 
     Raises
     ------
     InvalidInputError
-        If torch knows no such device, or sees none here.
+        If the name is not a device of torch, or this machine lacks the device.
     """
     cuda = torch.cuda.is_available()
     try:
@@ -150,24 +150,24 @@ def available(name: str | None = None) -> torch.device:
     if device.type == "cuda" and (not cuda or (device.index or 0) >= torch.cuda.device_count()):
         count = torch.cuda.device_count()
         raise InvalidInputError(
-            f"device {name!r} isn't there: torch sees {count} CUDA devices", argument="device"
+            f"device {name!r} is missing: torch sees {count} CUDA devices", argument="device"
         )
     return device
 
 
 def current(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Make ``device`` the current one of a block: its streams and events are what is meant."""
+    """Make ``device`` the current device in a ``with`` block, for streams and events."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until all that was launched on ``device`` is done; nothing to do on the CPU."""
+    """Wait until all work on ``device`` is done; a no-op on the CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def heed_no_capture() -> None:
-    """Let this thread use CUDA while another one captures a graph, and do that graph no harm."""
+    """Let this thread use CUDA while another thread captures a graph, without breaking that graph."""
     thread_local = ctypes.c_int(1)  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
     with contextlib.suppress(OSError, AttributeError):  # no driver of that name, such as on ROCm
         ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(thread_local))

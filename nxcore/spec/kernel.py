@@ -1,4 +1,4 @@
-"""Kernel, Backend, Verdict, Refusal, Check: what a plugin hands over, and the answers it gives."""
+"""Kernel, Backend, Verdict, Refusal, Check: the data that a plugin provides and returns."""
 
 from __future__ import annotations
 
@@ -20,65 +20,65 @@ Precision = Literal["ieee32", "tf32", "half"]
 
 
 class Code(StrEnum):
-    """Why a kernel is left out, for programs: texts may change, these don't."""
+    """Why a kernel is rejected, for programs: messages may change, codes do not."""
 
     MACHINE = "machine"
     """The machine lacks the device or the toolkit."""
     DEVICE = "device"
-    """The tensors lie elsewhere."""
+    """The tensors are on another device."""
     DTYPE = "dtype"
     LAYOUT = "layout"
-    """The strides, or memory that elements share."""
+    """The strides, or elements that share memory."""
     SIZE = "size"
-    """The shape, or how much there is of something."""
+    """The shape, or another number that is too large or too small."""
     ARGUMENT = "argument"
-    """An argument that is no tensor, or an ``out``."""
+    """An argument that is not a tensor, or an ``out``."""
     CLAIM = "claim"
-    """The kernel doesn't claim what the call needs: determinism, say."""
+    """The kernel lacks a claim that the call requires, such as determinism."""
     IDLE = "idle"
     """There is nothing to compute."""
     WRONG = "wrong"
-    """It disagrees with the reference; in quarantine, if it was a call or its verification that showed it."""
+    """It disagrees with the reference; in quarantine where a call or its verification found it."""
     CRASHED = "crashed"
-    """In quarantine: the process or the device's context ended inside it."""
+    """In quarantine: it ended the process or the device's context."""
     QUARANTINED = "quarantined"
     """In quarantine: it raised on several problems."""
     RAISED = "raised"
-    """It raised, here and now."""
+    """It raised in this process."""
     MEMORY = "memory"
-    """There was too little memory, here and now."""
+    """There was too little memory in this process."""
     UNMEASURED = "unmeasured"
-    """It wasn't timed, here and now."""
+    """It was not timed in this process."""
     UNVERIFIED = "unverified"
-    """It takes no sample that it could be held to."""
+    """It accepts no sample on which it could be verified."""
     ON_REQUEST = "on_request"
-    """Its backend takes part only where it is asked for."""
+    """Its backend takes part only where it is requested by name."""
     SIMULATED = "simulated"
     """An interpreter or simulator runs it."""
     POLICY = "policy"
-    """The caller's preference or the policy leaves it out."""
+    """The caller's preference or the policy rejects it."""
     BROKEN = "broken"
-    """The plugin broke its contract: its ``accepts`` raised, say."""
+    """The plugin broke its contract; its ``accepts`` raised, for example."""
     OTHER = "other"
-    """The plugin named none, or a later version did."""
+    """The plugin gave no code, or a later version wrote it."""
 
     @classmethod
-    def _missing_(cls, value: object) -> Code:  # noqa: ARG003  a record of a later version may hold any
+    def _missing_(cls, value: object) -> Code:  # noqa: ARG003  a later version's record may hold any code
         return cls.OTHER
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a kernel is left out of a call.
+    """Why a kernel is rejected for a call.
 
     Attributes
     ----------
     code : Code
         For programs.
     reason : str
-        For readers: what was expected and what came.
+        The message for users: what was expected and what came.
     hint : str
-        What to type to change it, if anything would.
+        What to type to change it; empty where nothing would.
     """
 
     code: Code
@@ -91,20 +91,20 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Yes, or no with a reason. True or false as a condition.
+    """Yes, or no with a reason. Its truth value is the answer.
 
     Attributes
     ----------
     ok : bool
         The answer.
     reason : str
-        Why not; for a yes that carries a condition, the condition.
+        The reason for a no; the condition of a yes that has one.
     hint : str
-        What to type to change the answer, if anything would.
+        What to type to change the answer; empty where nothing would.
     simulated : bool
-        Yes, but by an interpreter or simulator: right, and never worth timing.
+        A yes from an interpreter or simulator: the kernel is verified, never timed.
     code : Code
-        Why not, for programs.
+        The reason for a no, for programs.
     """
 
     ok: bool
@@ -118,7 +118,7 @@ class Verdict:
 
     @property
     def refusal(self) -> Refusal | None:
-        """The no as data, None if it is a yes."""
+        """The no as a ``Refusal``; None for a yes."""
         reason = self.reason or "declined without a reason"
         return None if self.ok else Refusal(self.code, reason, self.hint)
 
@@ -140,8 +140,8 @@ def simulated(reason: str) -> Verdict:
     return Verdict(True, reason, simulated=True)
 
 
-def accept_all(problem: Problem) -> Verdict:  # noqa: ARG001  the shape every accepts has
-    """Take every call."""
+def accept_all(problem: Problem) -> Verdict:  # noqa: ARG001  every accepts has this signature
+    """Accept every call."""
     return YES
 
 
@@ -158,25 +158,25 @@ class Kernel:
         The operator's name.
     target : str
         ``"module:attribute"``, imported on first use. The attribute is a planner,
-        ``plan(problem) -> callable``: it may specialise (grid, compiled handle, strides), and what
-        it returns is called with the operator's arguments, all positional, defaults filled in.
+        ``plan(problem) -> callable``. It may specialise (grid, compiled handle, strides). The callable takes
+        the operator's arguments, all positional, with defaults filled in.
     accepts : callable
-        ``accepts(problem) -> Verdict`` answers for the call: shapes, dtypes, layout, device.
+        ``accepts(problem) -> Verdict``: whether it takes the call, by shapes, dtypes, layout and device.
     probe : callable, optional
-        ``probe() -> Verdict`` answers for the machine where this kernel needs more than its backend.
+        ``probe() -> Verdict``: whether it runs on this machine, where it needs more than its backend.
     variant : str
-        Tells kernels of one backend apart, such as ``"cuda"``; empty for a backend's only kernel.
+        Distinguishes kernels of one backend, such as ``"cuda"``; empty for a backend's only kernel.
     dtypes : tuple of torch.dtype
         The element types that the kernel claims.
     precision : str
         The precision class of a float32 call: ``"ieee32"``, ``"tf32"`` or ``"half"``.
     deterministic, graph_safe, in_place_safe : bool
-        Claims, False unless made; the conformance suite holds a kernel to each.
+        Claims, False by default. The conformance suite checks each one that is made.
     branch : str
-        ``"module:attribute"`` of ``branch(problem)``. It returns something hashable, which differs where the
-        kernel goes another way that costs the host more or less: whether blocks share an output, say. A
-        size that was never measured is then predicted from those alone that go its way. Empty where there
-        is one way.
+        ``"module:attribute"`` of ``branch(problem)``. It returns a hashable value, which differs between
+        problems whose code paths cost the host differently: whether blocks share an output, for example.
+        Times of unmeasured sizes are predicted from problems with the same value. Empty where there is one
+        path.
     """
 
     op: str
@@ -192,24 +192,24 @@ class Kernel:
     branch: str = ""
 
     def takes(self, problem: Problem) -> Verdict:
-        """Return what ``accepts`` answers, which is asked only where there is something to compute."""
+        """Return the answer of ``accepts``; it is not called where there is nothing to compute."""
         return no(problem.idle, code=Code.IDLE) if problem.idle else self.accepts(problem)
 
     @functools.cached_property
     def plan(self) -> Callable[[Problem], Callable[..., Any]]:
-        """The planner, imported now."""
+        """The planner, imported on first use."""
         found: Callable[[Problem], Callable[..., Any]] = _imported(self.target)
         return found
 
     @functools.cached_property
     def sweep(self) -> Callable[[Problem], Iterable[Any]] | None:
-        """What yields the tiles that ``plan(problem, tile)`` takes: ``sweep`` beside ``plan``, if any."""
+        """The generator of tiles for ``plan(problem, tile)``: ``sweep`` beside ``plan``; None without one."""
         module, _, planner = self.target.partition(":")
         return getattr(importlib.import_module(module), planner.replace("plan", "sweep"), None)
 
     @functools.cached_property
     def branch_of(self) -> Callable[[Problem], Hashable]:
-        """What ``branch`` names, imported now."""
+        """The function that ``branch`` names, imported on first use."""
         found: Callable[[Problem], Hashable] = _imported(self.branch)
         return found
 
@@ -223,13 +223,12 @@ def kernels(package: str, rows: Mapping[str, Row], **every: Any) -> tuple[Kernel
     Parameters
     ----------
     package : str
-        Where the planners are: that of an operator is ``plan`` in the module of its name.
+        The package of the planners. An operator's planner is ``plan`` in the module of the operator's name.
     rows : Mapping
-        The operator -> ``accepts``, or a mapping with ``accepts`` and other attributes of ``Kernel``.
-        ``target`` is without the package there: ``"softmax_sum:plan"``, say, where another file has the
-        planner.
+        Operator -> ``accepts``, or operator -> a mapping with ``accepts`` and other attributes of ``Kernel``.
+        Its ``target`` omits the package, such as ``"softmax_sum:plan"`` for a planner in another file.
     **every
-        Attributes of all of them, where a row has no other.
+        Attributes of all kernels; a row's own take precedence.
 
     Returns
     -------
@@ -250,25 +249,25 @@ class Composed(Kernel):
     Attributes
     ----------
     halves : tuple of Kernel
-        One a part.
+        One for each part.
     """
 
     halves: tuple[Kernel, ...] = ()
 
     @property
     def plan(self) -> Callable[[Problem], Callable[..., Any]]:
-        """Plan each part that there is, and join them."""
+        """The planner: plans each part that must run, and joins the calls."""
         return self._plan
 
     def _plan(self, problem: Problem) -> Callable[..., Any]:
         pairs = zip(self.halves, problem.parts, strict=True)
         calls = (None if part is None else half.plan(part) for half, part in pairs)
-        assert problem.spec.parts is not None  # noqa: S101  it was composed by them
+        assert problem.spec.parts is not None  # noqa: S101  it was composed of them
         return problem.spec.parts.join(problem, *calls)
 
 
 def composed(kernels: Iterable[Kernel], specs: Iterable[OpSpec]) -> tuple[Kernel, ...]:
-    """Return what a backend's kernels make together for operators that it has no kernel of its own for."""
+    """Compose kernels from a backend's own, for operators of parts that it has no kernel for."""
     own = {(kernel.op, kernel.variant): kernel for kernel in kernels}
     made: list[Kernel] = []
     for spec in specs:
@@ -301,10 +300,10 @@ def _compose(spec: OpSpec, halves: tuple[Kernel, ...]) -> Kernel:
 
 
 def _imported(target: str) -> Any:
-    """Return whatever a plugin wrote; verified before use."""
+    """Import ``target``; the kernel is verified before use."""
     module, _, attribute = target.partition(":")
     try:
-        with preserved():  # a toolkit may come with it
+        with preserved():  # the import may load a toolkit
             return getattr(importlib.import_module(module), attribute)
     except AttributeError as error:
         raise PluginError(f"kernel target {target!r}: {error}") from error
@@ -317,19 +316,19 @@ class Backend:
     Attributes
     ----------
     name : str
-        What a user writes in ``backend="name"``.
+        The value of ``backend="name"`` in calls.
     probe : callable
-        ``probe() -> Verdict`` answers for the machine: toolkit, version, device. It never raises.
+        ``probe() -> Verdict``: whether toolkit, version and device fit on this machine. It never raises.
     kernels : sequence of Kernel
-        The whole backend at a glance.
+        All its kernels.
     api : int
         The ``nxcore.plugin.API_VERSION`` that the plugin was written for.
     toolkit : callable, optional
-        ``toolkit() -> Mapping``: name -> version of what its kernels are made with and pip doesn't know,
-        such as a compiler. Where one changes, the kernels are verified anew.
+        ``toolkit() -> Mapping``: name -> version of tools that pip does not install, such as a compiler. A
+        kernel is verified again where one changes.
     on_request : str
-        Why it takes part only where it is asked for by name, such as compiling for seconds; empty if it
-        always does.
+        Why it takes part only where it is requested by name, such as compile times of seconds; empty if it
+        always takes part.
     """
 
     name: str
@@ -340,7 +339,7 @@ class Backend:
     toolkit: Callable[[], Mapping[str, str]] | None = None
 
     def label(self, kernel: Kernel) -> str:
-        """Return what tables call this kernel: the backend's name and the kernel's variant."""
+        """Return the kernel's name in tables: the backend's name and the kernel's variant."""
         return f"{self.name}-{kernel.variant}" if kernel.variant else self.name
 
 
@@ -351,13 +350,13 @@ class Check:
     Attributes
     ----------
     name : str
-        What was looked at.
+        The subject of the check.
     ok : bool
-        Whether it is as it should be.
+        Whether the check passed.
     detail : str
         What was found.
     fix : str
-        What to type if it isn't as it should be.
+        What to type if the check failed.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Layouts as data: which tensors lie in memory alike, and the fewest dimensions that say the rest."""
+"""Layouts as data: which tensors share a memory layout, and strides in the fewest dimensions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _rank(meta: TensorMeta) -> int:
 
 
 def alike(*metas: TensorMeta) -> bool:
-    """Tell whether element i in memory of one tensor is element i in memory of all, without gaps."""
+    """Return whether all tensors are dense and have the same layout, so that a flat index fits all."""
     first = metas[0]
     return first.is_dense() and all(
         m.extent == first.extent and m.strides_of_extent == first.strides_of_extent for m in metas
@@ -41,7 +41,7 @@ def alike(*metas: TensorMeta) -> bool:
 
 
 def overlaps(meta: TensorMeta) -> bool:
-    """Tell whether two elements may share memory: then no kernel may write there."""
+    """Return whether two elements may share memory; kernels must not write to such a tensor."""
     reach = 0
     for stride, size in sorted(zip(meta.strides_of_extent, meta.extent, strict=True)):
         if stride <= reach:
@@ -89,16 +89,16 @@ def collapse(shape: Sequence[int], *strides: Sequence[int]) -> tuple[Strides, tu
 
 @dataclass(frozen=True)
 class Rows:
-    """The tensors of a call as rows along the last dimension, which lie evenly in memory.
+    """The tensors of a call as rows along the last dimension, with a constant step between rows.
 
     Attributes
     ----------
     count, length : int
-        How many rows there are, and of how many entries each.
+        The number of rows, and of entries in each.
     tensors : tuple of TensorMeta
-        The call's tensors, without an operand that is a single number, and then the output.
+        The call's tensor arguments without operands, then the output.
     steps : tuple of (int, int)
-        Of each: from row to row, and from entry to entry; 0 where one element stands for a row.
+        For each tensor, the steps from row to row and from entry to entry; 0 where one element is repeated.
     """
 
     count: int
@@ -108,7 +108,7 @@ class Rows:
 
     @classmethod
     def of(cls, problem: Problem) -> Rows | None:
-        """Describe a call; None where rows of some tensor don't lie evenly, or no output is asked for."""
+        """Describe a call; None where rows of a tensor have no constant step, or no output is requested."""
         named = zip(problem.spec.params, problem.args, strict=True)
         inputs = [a for p, a in named if p.kind == "tensor"]
         out = problem.outputs[0] if isinstance(problem.outputs, tuple) else problem.outputs
@@ -116,7 +116,7 @@ class Rows:
             return None
         shape = max((m.shape for m in (out, *inputs)), key=len)
         lead = len(shape) - 1
-        # In the output's order: it repeats nothing.
+        # In the output's order, since it repeats no element.
         sizes, merged = collapse(shape[:lead], *(m.strides[:lead] for m in (out, *inputs)))
         if len(sizes) > 1:
             return None

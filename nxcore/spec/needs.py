@@ -1,4 +1,4 @@
-"""What a kernel needs of a call: predicates with one text each, put together as its ``accepts``."""
+"""Needs of kernels: predicates with one message each, combined into an ``accepts``."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ INTEGERS = (torch.uint8, torch.int32)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a kernel's tensors lie.
+    """The device that a kernel's tensors must be on.
 
     Attributes
     ----------
     kind : str
         The type of device.
     condition : str
-        Why there, where it is a simulator that runs the kernel: " under TRITON_INTERPRET=1".
+        The reason, where a simulator runs the kernel: " under TRITON_INTERPRET=1".
     """
 
     kind: str
@@ -53,39 +53,39 @@ def needs(
     distinct: bool = False,
     dense: bool = False,
 ) -> Need:
-    """Return an ``accepts`` that refuses what the first unmet need says.
+    """Return an ``accepts`` that answers with the first need that a call does not meet.
 
     Parameters
     ----------
     *more : callable
-        Needs of this kernel alone, asked last.
+        Needs of this kernel alone, checked last.
     device : callable, optional
-        ``device() -> Place``: where all tensors lie, on one device. Without it, anywhere.
+        ``device() -> Place``: the kind of device that all tensors share. Without it, any device.
     dtypes : tuple of torch.dtype
-        Of all tensors but those that are ``integers``.
+        The dtypes of all tensors except ``integers``.
     integers : tuple of str
         The parameters that hold uint8 or int32.
     cpu_numbers : bool
-        A tensor of no dimensions may lie on the CPU.
+        A tensor without dimensions may be on the CPU.
     tensors : bool
-        Operands are tensors, no numbers.
+        Operands are tensors, not numbers.
     alike_numbers : bool
-        A tensor operand of no dimensions is of the other's dtype.
+        A tensor operand without dimensions has the other's dtype.
     one_gradient : bool
-        No other gradient than the first is asked for.
+        Only the first gradient is requested.
     rows : float, optional
-        The most entries of a row; rows lie evenly in memory (see ``Rows``).
+        The largest number of entries in a row; the step between rows is constant (see ``Rows``).
     channels : int, optional
-        The most dimensions beside the channels of images, after merging. Channels aren't innermost, and
-        their factors have no gaps.
+        The largest number of dimensions of images after merging, channels left out. Channels are not
+        innermost, and tensors with one value for each channel are contiguous.
     sums : int, optional
-        The most dimensions that stay, and that are summed, after merging (see ``Reduction``).
+        The largest number of kept dimensions, and of summed ones, after merging (see ``Reduction``).
     rank : int, optional
-        The most dimensions after merging that operands which broadcast have together with the result.
+        The largest number of dimensions that the broadcast operands and the result have after merging.
     distinct : bool
         No two elements of a result share memory.
     dense : bool
-        All tensors and results lie in memory alike, without gaps.
+        All tensors and results share one dense memory layout.
 
     Returns
     -------
@@ -110,7 +110,7 @@ def needs(
 
 
 def at_most(most: int, what: str, count: Callable[[Problem], int]) -> Need:
-    """Return the need that a call has at most so many of something."""
+    """Return the need that ``count(problem)`` is at most ``most``; ``what`` names the things counted."""
 
     def need(problem: Problem) -> Verdict:
         found = count(problem)
@@ -124,7 +124,7 @@ def _every(asked: Iterable[Need], problem: Problem) -> Verdict:
 
 
 def _named(problem: Problem, cpu_numbers: bool) -> Iterator[tuple[str, TensorMeta]]:
-    """Yield each tensor with its parameter's name, numbers that lie on the CPU left out if told so."""
+    """Yield each tensor with its parameter's name; ``cpu_numbers`` leaves out 0-d tensors on the CPU."""
     far = cpu_numbers and problem.device.type != "cpu"
     for param, value in zip(problem.spec.params, problem.args, strict=True):
         for meta in value if isinstance(value, tuple) else (value,):
@@ -189,13 +189,13 @@ def _alike_numbers(problem: Problem) -> Verdict:
 def _one_gradient(problem: Problem) -> Verdict:
     named = {p.name: a for p, a in zip(problem.spec.params, problem.args, strict=True)}
     if any((named.get("output_mask") or ())[1:]):
-        why = "computes the first gradient alone, and output_mask asks for more"
+        why = "computes only the first gradient, and output_mask requests more"
         return no(why, code=Code.ARGUMENT)
     return YES
 
 
 def _results(problem: Problem) -> list[TensorMeta]:
-    """Return what is written: the caller's ``out``, or the outputs that are asked for."""
+    """Return the tensors that are written: the caller's ``out``, or the requested outputs."""
     if problem.writes:
         return [problem["out"]]
     outputs = problem.outputs if isinstance(problem.outputs, tuple) else (problem.outputs,)
@@ -205,7 +205,7 @@ def _results(problem: Problem) -> list[TensorMeta]:
 def _distinct(problem: Problem) -> Verdict:
     for out in _results(problem):
         if overlaps(out):
-            why = f"needs results whose elements don't share memory, got strides {out.strides}"
+            why = f"needs results without elements that share memory, got strides {out.strides}"
             return no(why, code=Code.LAYOUT)
     return YES
 
@@ -233,7 +233,7 @@ def _rank(most: int, problem: Problem) -> Verdict:
 
 
 def merged(sizes: tuple[int, ...], most: int) -> Verdict:
-    """Answer whether these dimensions, which are merged already, are few enough."""
+    """Return whether ``sizes``, already merged, has at most ``most`` dimensions."""
     if len(sizes) <= most:
         return YES
     return no(f"takes at most {most} dimensions after merging, got {len(sizes)}: {sizes}", code=Code.SIZE)
@@ -250,7 +250,7 @@ def _sums(most: int, problem: Problem) -> Verdict:
 
 def _rows(longest: float, problem: Problem) -> Verdict:
     if (found := Rows.of(problem)) is None:
-        why = "needs rows that lie at one step from each other in every tensor"
+        why = "needs rows with a constant step in every tensor"
         return no(why, code=Code.LAYOUT)
     if found.length > longest:
         return no(f"takes rows of at most {longest} entries, got {found.length}", code=Code.SIZE)

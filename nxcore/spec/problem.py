@@ -1,4 +1,4 @@
-"""Problem: a call minus its data, the one key that choosing, measuring and remembering share."""
+"""Problem: a call without its data, the key of choices, measurements and records."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nxcore.spec.spec import Cost, OpSpec
 
 @dataclass(frozen=True, slots=True)
 class TensorMeta:
-    """A tensor minus its data, with torch's own names for what it still has.
+    """A tensor without its data; attributes and methods are named as torch names them.
 
     Attributes
     ----------
@@ -71,12 +71,12 @@ class TensorMeta:
         return self.dtype.itemsize
 
     def is_contiguous(self) -> bool:
-        """Tell whether elements lie in memory in row-major order without gaps."""
+        """Return whether elements lie in memory in row-major order without gaps."""
         return self.numel() == 0 or self.strides_of_extent == _row_major(self.extent)
 
     @property
     def extent(self) -> tuple[int, ...]:
-        """The shape without the dimensions of size 1, whose strides mean nothing."""
+        """The shape without the dimensions of size 1, whose strides have no effect."""
         return tuple(n for n in self.shape if n != 1)
 
     @property
@@ -85,7 +85,7 @@ class TensorMeta:
         return tuple(s for n, s in zip(self.shape, self.strides, strict=True) if n != 1)
 
     def is_dense(self) -> bool:
-        """Tell whether elements fill their memory without gap or overlap, in any order of dimensions."""
+        """Return whether elements fill their memory without gap or overlap, in any order of dimensions."""
         expected = 1
         if not self.numel():
             return True
@@ -114,9 +114,9 @@ def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """One call minus its data.
+    """One call without its data.
 
-    Pointers are no part of it: a kernel that needs aligned data tests that at launch.
+    It holds no pointers: a kernel that needs aligned data checks that at launch.
 
     Attributes
     ----------
@@ -146,7 +146,7 @@ class Problem:
 
     @functools.cached_property
     def key(self) -> tuple[Any, ...]:
-        """All that makes this problem differ from another."""
+        """The values that two equal problems share."""
         return (self.spec.name, self.args, self.needs_grad, self.aliased)
 
     def __eq__(self, other: object) -> bool:
@@ -180,9 +180,10 @@ class Problem:
 
     @functools.cached_property
     def machine(self) -> Device:
-        """The facts of the device, as they were when first asked for: before a kernel was loaded for this.
+        """The facts of the device, read once, before a kernel is loaded.
 
-        What was measured is filed under them, and a toolkit may change them, such as the number of threads.
+        Measurements are stored under them, and loading a toolkit may change some, such as the number of
+        threads.
         """
         return describe(self.device)
 
@@ -193,31 +194,31 @@ class Problem:
 
     @functools.cached_property
     def view(self) -> bool:
-        """Whether the reference returns views: there is nothing to run."""
+        """Whether the reference returns views, so that there is nothing to run."""
         return self.spec.view(*self.args)
 
     @functools.cached_property
     def idle(self) -> str:
-        """Why there is nothing to compute; empty if there is something. Asked before any kernel.
+        """Why there is nothing to compute; empty if there is something. Checked before any kernel.
 
-        A tensor has no elements, an ``output_mask`` asks for no gradient, or the operator's own reason.
+        A tensor has no elements, ``output_mask`` requests no gradient, or the operator gives a reason.
         """
         for param, value in zip(self.spec.params, self.args, strict=True):
             for meta in _leaves(value):
                 if not meta.numel():
                     return f"nothing to compute: {param.name} has shape {meta.shape}"
         if any(p.name == "output_mask" for p in self.spec.params) and not any(_leaves(self.outputs)):
-            return "nothing to compute: output_mask asks for no gradient"
+            return "nothing to compute: output_mask requests no gradient"
         return self.spec.idle(self)
 
     @functools.cached_property
     def parts(self) -> tuple[Problem | None, ...]:
-        """The calls of other operators that this one is: see ``OpSpec.parts``."""
+        """The problems of the operators that it is made of: see ``OpSpec.parts``."""
         return self.spec.parts.split(self) if self.spec.parts else ()
 
     @property
     def cost(self) -> Cost:
-        """The least that the call must move and compute; whatever its numbers are, where they may change."""
+        """The least data that the call must move and compute, for any values of its numbers."""
         return self.spec.cost(*(1 if isinstance(a, type) else a for a in self.args))
 
     @property
@@ -229,18 +230,18 @@ class Problem:
 
     @functools.cached_property
     def outputs(self) -> Any:
-        """What the reference returns, as ``TensorMeta`` in the reference's own structure.
+        """The reference's results as ``TensorMeta``, in the reference's structure.
 
-        Told by the spec, or found by running the reference on meta tensors: shape, dtype and strides are
-        torch's. A number is 2: by 1, a reference may return a view of what it would multiply.
+        From the spec, or from running the reference on meta tensors: shape, dtype and strides are torch's.
+        Numbers are 2: multiplied by 1, a reference may return a view.
         """
         return self.outputs_by(2)
 
     def outputs_by(self, number: int) -> Any:
-        """Return what the reference returns where every number that may change is ``number``."""
-        told = self.spec.outputs(*(a for _, a in self._without_out()))
-        if told is not None:
-            return told
+        """Return the reference's results where every scalar is ``number``."""
+        described = self.spec.outputs(*(a for _, a in self._without_out()))
+        if described is not None:
+            return described
         # With meta tensors torch may import its compiler.
         loaded = "torch._dynamo" in sys.modules
         with torch.no_grad(), contextlib.nullcontext() if loaded else preserved():
@@ -263,7 +264,7 @@ class Problem:
 
 
 def is_tensor(value: Any) -> bool:
-    """Tell whether ``value`` is a tensor or the description of one."""
+    """Return whether ``value`` is a tensor or the description of one."""
     return isinstance(value, Tensor | TensorMeta)
 
 
@@ -311,7 +312,7 @@ def _relabel(result: Any, device: torch.device) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Return a described argument as plain data, as a page keeps it."""
+    """Return a described argument as plain data, as files store it."""
     if isinstance(value, TensorMeta):
         return {
             "shape": list(value.shape),

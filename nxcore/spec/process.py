@@ -1,4 +1,4 @@
-"""State of the process that belongs to the program: what a toolkit changes on its way in is put back."""
+"""Process state that toolkits change while they are imported or compile: it is restored."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 VARIABLES = ("TORCHINDUCTOR_", "_TORCHINDUCTOR_", "TF_CPP_", "TPU_", "XLA_")
-"""How the environment variables begin that toolkits set for themselves."""
+"""Prefixes of the environment variables that toolkits set for themselves."""
 
 OWN = frozenset({"jax", "jaxlib", "numba", "sympy", "torch", "triton"})
 """Packages that add warning filters for categories of their own."""
@@ -22,13 +22,13 @@ OWN = frozenset({"jax", "jaxlib", "numba", "sympy", "torch", "triton"})
 
 @contextlib.contextmanager
 def preserved() -> Iterator[None]:
-    """Undo what toolkits change of the process in this block, while they are imported or compile.
+    """Undo the changes that toolkits make to the process in this block, while they are imported or compile.
 
-    Put back are environment variables of theirs that the block adds, warning filters for categories of their
-    own, the recursion limit, the start method of ``multiprocessing``, torch's number of threads and default
-    dtype, and, in the main thread, NumPy's random numbers. Other threads may set variables and filters
-    meanwhile, so only names that are known to be a toolkit's are removed. A thread beside the main one leaves
-    random numbers alone: the program may draw some meanwhile, and would draw them twice.
+    Restored are the toolkits' environment variables that the block adds, warning filters for the toolkits'
+    categories, the recursion limit, the start method of ``multiprocessing``, torch's number of threads and
+    default dtype, and, in the main thread, NumPy's random state. Other threads may set variables and filters
+    at the same time, so only known names of toolkits are removed. Other threads than the main one leave the
+    random state alone: the program may draw numbers during the block, and would draw them twice.
     """
     variables, filters = frozenset(os.environ), list(warnings.filters)
     limit, method = sys.getrecursionlimit(), _start_method()
@@ -65,7 +65,7 @@ def _start_method() -> str | None:
 
 
 def _numbers() -> Any:
-    """Return the state of NumPy's random numbers; None where it is not to be put back."""
+    """Return NumPy's random state; None where it must not be restored."""
     numpy = sys.modules.get("numpy")
     if numpy is None or threading.current_thread() is not threading.main_thread():
         return None

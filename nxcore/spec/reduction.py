@@ -1,4 +1,4 @@
-"""Reductions as data: which axes fall away, and the fewest dimensions that say the same."""
+"""Reductions as data: the reduced axes, and the fewest dimensions that describe the sum."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def canonical_dims(dim: int | tuple[int, ...] | list[int] | None, ndim: int) -> 
 
 
 def summed_dims(shape: tuple[int, ...], size: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the axes of ``shape`` that broadcasting from ``size`` made or stretched.
+    """Return the axes of ``shape`` that broadcasting from ``size`` added or expanded.
 
-    An axis that it made counts even where its size is 1: as in torch, undoing it is a sum of one term in
-    new memory, and no view.
+    An added axis counts even where its size is 1: as in torch, undoing it is a sum of one term in new
+    memory, not a view.
     """
     lead = len(shape) - len(size)
     return tuple(i for i, n in enumerate(shape) if i < lead or (n != 1 and size[i - lead] == 1))
@@ -54,15 +54,15 @@ def summed_dims(shape: tuple[int, ...], size: tuple[int, ...]) -> tuple[int, ...
 class Reduction:
     """A sum over some axes of a strided tensor, in the fewest dimensions.
 
-    Axes of size 1 are dropped, and neighbours of one kind are merged where their strides allow.
+    Axes of size 1 are dropped, and neighbouring kept or reduced axes are merged where their strides allow.
 
     Attributes
     ----------
     kept : tuple of (int, int, int)
-        Size, stride in the input and stride in the output of each dimension that stays,
-        outermost first, in elements.
+        Size, stride in the input and stride in the output of each kept dimension, outermost first, in
+        elements.
     reduced : tuple of (int, int)
-        Size and stride in the input of each dimension that falls away, outermost first.
+        Size and stride in the input of each reduced dimension, outermost first.
     """
 
     kept: tuple[tuple[int, int, int], ...]
@@ -97,12 +97,12 @@ class Reduction:
         dims = canonical_dims(problem["dim"], x.ndim)
         if out.ndim == x.ndim:
             return cls.of(x, dims, out.strides)
-        own = iter(out.strides)  # of the axes that stay, as without keepdim=True
+        own = iter(out.strides)  # of the kept axes, as without keepdim=True
         return cls.of(x, dims, tuple(0 if i in dims else next(own) for i in range(x.ndim)))
 
     @classmethod
     def of_planes(cls, problem: Problem) -> Reduction:
-        """Describe a call of a global pool: height and width fall away, in this order in any layout."""
+        """Describe a call of a global pool: height and width are reduced, in this order in any layout."""
         x, outputs = problem["x"], problem.outputs
         out = outputs[0] if isinstance(outputs, tuple) else outputs
         found = cls.of(x, (x.ndim - 2, x.ndim - 1), out.strides)
@@ -119,7 +119,7 @@ class Reduction:
 
     @classmethod
     def of_add_backward(cls, problem: Problem) -> tuple[Reduction | None, Reduction | None]:
-        """Describe each gradient of ``add``; None where nothing was broadcast, or it isn't asked for."""
+        """Describe each gradient of ``add``; None where nothing was broadcast, or it is not requested."""
         x_grad, y_grad = problem.outputs
         return cls._undoing(problem["grad"], x_grad), cls._undoing(problem["grad"], y_grad)
 
@@ -143,7 +143,7 @@ class Reduction:
 
     @property
     def outputs(self) -> int:
-        """How many outputs there are."""
+        """The number of outputs."""
         total = 1
         for n, _, _ in self.kept:
             total *= n
@@ -151,7 +151,7 @@ class Reduction:
 
     @property
     def terms(self) -> int:
-        """How many terms each output adds up."""
+        """The number of terms of each output."""
         total = 1
         for n, _ in self.reduced:
             total *= n

@@ -1,4 +1,4 @@
-"""Samples: arguments described, not built, and calls that must be refused."""
+"""Samples: described arguments of calls, and calls that must raise."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 DEGENERATE = frozenset({"edge", "degenerate"})
-"""The tags of a sample whose right answer is empty, one number everywhere, or too small to tell from 0."""
+"""Tags of a sample whose result is empty, constant, or too small to distinguish from 0."""
 
 
 Layout = Literal["contiguous", "transposed", "channels_last", "sliced", "strided", "expanded", "repeated"]
@@ -24,7 +24,7 @@ Values = Literal["normal", "nan", "inf", "denormal", "zeros"]
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
-    """A tensor described, not built: see ``rand``."""
+    """A description of a tensor, made by ``rand`` and built later."""
 
     shape: tuple[int, ...]
     layout: Layout = "contiguous"
@@ -36,13 +36,13 @@ class Sketch:
 
     @property
     def plain(self) -> bool:
-        """Whether its numbers are normal and it lies in memory in row-major order."""
+        """Whether its values are normal and its layout is row-major."""
         return self.layout == "contiguous" and self.values == "normal"
 
     def build(self, device: torch.device | str, dtype: torch.dtype, seed: int) -> Tensor:
-        """Build the tensor; the same sketch, dtype and seed give the same numbers on every device."""
+        """Build the tensor. The same sketch, dtype and seed give the same values on every device."""
         dtype = self.dtype or dtype
-        if torch.device(device).type == "meta" and not self.device:  # which has no numbers to make
+        if torch.device(device).type == "meta" and not self.device:  # a meta tensor has no values
             return _lay_out(torch.empty(self.shape, dtype=dtype, device=device), self.layout)
         generator = torch.Generator().manual_seed(seed)
         if self.low is not None and self.high is not None:
@@ -71,9 +71,9 @@ def _lay_out(data: Tensor, layout: Layout) -> Tensor:
         return torch.cat([data.new_zeros(1), data.flatten()])[1:].view(data.shape)
     if layout == "strided":
         return torch.stack([data, torch.full_like(data, 3)], dim=-1)[..., 0]
-    if layout == "expanded":  # of stride 0 along the first dimension
+    if layout == "expanded":  # stride 0 along the first dimension
         return data[:1].expand(data.shape)
-    if layout == "repeated":  # of stride 0 along all of them, as the gradient of a sum is
+    if layout == "repeated":  # stride 0 along all dimensions, as in the gradient of a sum
         return data.flatten()[:1].view((1,) * data.ndim).expand(data.shape)
     return data
 
@@ -98,18 +98,18 @@ def rand(
         offset), ``strided`` (every second element), ``expanded`` (first dimension of stride 0) or
         ``repeated`` (one element everywhere).
     low, high : float, optional
-        Uniform in [low, high); without them normal, of mixed sign and unit variance.
+        Uniform in [low, high); without them, normal with mean 0 and variance 1.
     values : str
-        ``nan`` and ``inf`` put one at every seventh place; ``denormal`` scales below float32's
-        smallest normal number.
+        ``nan`` and ``inf`` put that value at every seventh element; ``denormal`` scales below float32's
+        smallest normal number; ``zeros`` is all zeros.
     dtype, device : optional
-        Fixed, where the sample's own must not apply.
+        Fixed, in place of those that the sample is built with.
     """
     return Sketch(tuple(shape), layout, low, high, values, dtype, device)
 
 
 class Signature(Protocol):
-    """What arguments are bound by: an ``OpSpec``."""
+    """An object that binds arguments, such as an ``OpSpec``."""
 
     def bind(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Return the arguments as one positional tuple with defaults filled in."""
@@ -117,19 +117,19 @@ class Signature(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Arguments of one call, described; named after the bug that it is there to catch.
+    """Described arguments of one call, named after the bug that it catches.
 
     Attributes
     ----------
     name : str
         The bug.
     args : tuple
-        Positional arguments: sketches (or what has a ``build`` like theirs), tuples of them, plain values.
+        Positional arguments: sketches (or objects with the same ``build``), tuples of them, plain values.
     kwargs : Mapping
-        Keyword arguments, likewise.
+        Keyword arguments, described in the same way.
     tags : frozenset of str
         ``smoke`` (the run-time gate, milliseconds), ``edge``, ``bench`` (real workloads), ``huge``,
-        ``degenerate`` (no use for telling right from wrong, see ``DEGENERATE``).
+        ``degenerate`` (cannot distinguish a right kernel from a wrong one, see ``DEGENERATE``).
     """
 
     name: str
@@ -146,7 +146,7 @@ class Sample:
 
     @property
     def sketches(self) -> tuple[Sketch, ...]:
-        """Its tensors, sequences flattened; without what an operator has of its own."""
+        """Its tensor descriptions, sequences flattened; objects of other types are left out."""
         return tuple(_sketches((*self.args, *self.kwargs.values())))
 
     def shaped(self, shape: tuple[int, ...]) -> Sample:
@@ -173,7 +173,7 @@ def _follow(value: Any, was: tuple[int, ...], shape: tuple[int, ...]) -> Any:
 
 
 def _build(value: Any, *, device: torch.device, dtype: torch.dtype, seed: int) -> Any:
-    if hasattr(value, "build"):  # a Sketch, or what an operator has of its own
+    if hasattr(value, "build"):  # a Sketch, or an operator's own type
         return value.build(device, dtype, seed)
     if isinstance(value, tuple):
         return tuple(_build(v, device=device, dtype=dtype, seed=seed + i) for i, v in enumerate(value))
@@ -182,12 +182,12 @@ def _build(value: Any, *, device: torch.device, dtype: torch.dtype, seed: int) -
 
 @dataclass(frozen=True, slots=True)
 class ErrorCase:
-    """A call that must be refused in the same words on every backend.
+    """A call that must raise the same message on every backend.
 
     Attributes
     ----------
     name : str
-        What is wrong.
+        The mistake.
     args, kwargs
         As in ``Sample``.
     match : str
@@ -200,5 +200,5 @@ class ErrorCase:
     kwargs: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
     def build(self, spec: Signature) -> tuple[Any, ...]:
-        """Return the arguments on the CPU in float32, but for what a sketch fixes."""
+        """Return the arguments on the CPU in float32, unless a sketch fixes device or dtype."""
         return Sample(self.name, self.args, self.kwargs).build(spec, "cpu", torch.float32)

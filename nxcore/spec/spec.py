@@ -1,4 +1,4 @@
-"""What an operator is, as data: its parameters, reference, checks, cost, samples and error cases."""
+"""Operators as data: parameters, reference, checks, cost, samples and error cases."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ REQUIRED = _Required()
 class Drawn:
     """The default of a random tensor: torch draws it where the caller gives none, before any look-up.
 
-    An operator with such a parameter takes a ``generator`` besides; to kernels the tensor is an argument.
+    An operator with this default also takes a ``generator``. Kernels receive the tensor as an argument.
 
     Attributes
     ----------
     draw : callable
-        ``draw(first, generator)`` returns the tensor, by the operator's first argument; None where that is
-        nothing to draw for, as the operator's check will tell.
+        ``draw(first, generator)`` returns the tensor for the operator's first argument; None where that
+        argument is invalid, for which the operator's check then raises.
     """
 
     draw: Callable[[Any, torch.Generator | None], Tensor | None]
@@ -66,12 +66,12 @@ class Param:
         ``tensor``; ``tensors`` (a sequence of tensors, or one stacked tensor); ``operand`` (a tensor
         or a number); ``scalar`` (a number that may change from call to call: kernels read it at run
         time); ``static`` (a hashable value that kernels may specialise on; lists become tuples);
-        ``size`` (likewise, and a shape: what was measured at one tells of others); ``out`` (a tensor to
-        write into, or None).
+        ``size`` (static, and a shape: measurements at one size predict others); ``out`` (a tensor to write
+        into, or None).
     default : Any
         The default, ``REQUIRED``, or ``Drawn`` for a tensor that is random.
     keyword : bool
-        Only by keyword.
+        Whether it is passed only by keyword.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Param:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The least a call must move and compute: each input read once, each output written once.
+    """The least data that a call must move and compute: inputs are read once, outputs written once.
 
     Attributes
     ----------
@@ -109,16 +109,16 @@ class Gradient:
         incoming gradient, which tensors need one (a tuple of bool, sequences flattened), and the
         forward arguments. A tensor that is not in ``saves`` comes as its ``TensorMeta``.
     saves : tuple of str
-        The parameters kept for the backward pass.
+        The parameters that are saved for the backward pass.
     forward : str
-        The operator that runs in place of this one where a gradient is needed: it takes the first of
-        the same arguments and returns a tuple, of the result and of what to keep for the backward pass,
-        which ``args`` is given after the forward arguments. Empty where nothing more is kept.
+        The operator that runs in place of this one where a gradient is needed. It takes the first of the
+        same arguments and returns a tuple: the result, and tensors to save for the backward pass, which
+        ``args`` receives after the forward arguments. Empty where nothing more is saved.
     keeps : bool
-        The operator's own result is a tuple, whose first tensor alone has a gradient: the others are kept for
-        the backward pass, and ``args`` is given them after the forward arguments.
+        The operator's own result is a tuple, and only its first tensor has a gradient. The others are saved
+        for the backward pass, and ``args`` receives them after the forward arguments.
     covers : callable
-        ``covers(*arguments) -> bool``: whether ``op`` is the gradient of this call; torch alone if not.
+        ``covers(*arguments) -> bool``: whether ``op`` computes the gradient of this call; if not, torch does.
     """
 
     op: str
@@ -131,15 +131,15 @@ class Gradient:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A way to divide a call into independent ones, whose results side by side are the call's.
+    """A way to divide a call into independent calls, whose concatenated results are the call's result.
 
     Attributes
     ----------
     tensors : tuple of (int or None)
-        The dimension along which each tensor is cut, sequences flattened; None for one that every part
-        takes whole, and whose gradient is the sum of theirs.
+        The dimension along which each tensor is cut, sequences flattened; None for a tensor that every part
+        takes whole, whose gradient is the sum of the parts' gradients.
     result : int or None
-        The dimension along which the results lie side by side; None: nothing is divided.
+        The dimension along which the results are concatenated; None if nothing is divided.
     """
 
     tensors: tuple[int | None, ...]
@@ -148,18 +148,18 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The calls of other operators that a call is: a backend that has kernels for all of them has it too.
+    """The operators that an operator is made of: a backend with kernels for all of them provides it too.
 
     Attributes
     ----------
     ops : tuple of str
         The operators, in the order in which they run.
     split : callable
-        ``split(problem) -> tuple``: the problem of each, None for one that needn't run.
+        ``split(problem) -> tuple``: the problem of each, None for one that need not run.
     join : callable
-        ``join(problem, *calls) -> callable``: the call, from what was planned for each, None for None.
+        ``join(problem, *calls) -> callable``: the call, from the plan of each; None for a part without one.
     dtypes : tuple of torch.dtype
-        For which one's result may be the next one's argument.
+        The dtypes for which one part's result can be the next part's argument.
     """
 
     ops: tuple[str, ...]
@@ -179,50 +179,49 @@ class OpSpec:
     params : tuple of Param
         The signature.
     reference : callable
-        The operator in torch, accumulating in float32 or wider: float64 in gives the truth.
+        The operator in torch, accumulating in float32 or wider. In float64 it defines the right result.
     check : callable
-        Raises ``InvalidInputError``; runs once, before any backend is asked.
+        Raises ``InvalidInputError``; runs once, before any backend is tried.
     cost : callable
-        ``cost(*arguments) -> Cost``; reads shapes and dtypes only, so ``TensorMeta`` will do.
+        ``cost(*arguments) -> Cost``; reads only shapes and dtypes, so arguments may be ``TensorMeta``.
     samples : tuple of Sample
-        What tests, the run-time gate and benchmarks call it with.
+        Arguments for tests, the gate and benchmarks.
     errors : tuple of ErrorCase
-        What it must refuse.
+        Calls that must raise.
     magnitude : callable
-        The operator on absolute values: the scale of rounding errors, output by output.
+        The operator on absolute values: the scale of rounding errors for each output.
     terms : callable
-        How many terms are added up for one output.
+        The number of terms that are added up for one output.
     dtypes : tuple of torch.dtype
-        What kernels may be written for.
+        The dtypes that kernels may support.
     exact : bool
-        Compared bit for bit.
+        Whether results are compared bit for bit.
     idioms : Mapping of str to callable
         Other ways to write it in torch; the fastest of them and the reference is the baseline.
     yardsticks : Mapping of str to callable
-        What torch's users run where torch has another operator for the same purpose: timed as torch's best,
-        never called to serve.
+        Torch's other operators for the same purpose: timed for comparison, never called in place of a call.
     gradient : Gradient, optional
-        How it is differentiated; None raises on double backward.
+        The backward operator; None raises on double backward.
     view : callable
-        ``view(*arguments) -> bool``: the reference returns views of its arguments, scaled at most, so
-        there is nothing that a kernel could do faster.
+        ``view(*arguments) -> bool``: whether the reference returns views of its arguments, possibly scaled,
+        so that no kernel can be faster.
     outputs : callable
-        ``outputs(*arguments)``: what the reference returns, as ``TensorMeta`` in its structure, where the
-        described arguments tell; None asks torch's meta device, whose first elementwise operation costs a
-        second of a process's start: it imports torch's compiler.
+        ``outputs(*arguments)``: the reference's results as ``TensorMeta``, from described arguments. Where it
+        returns None, the reference runs on the meta device, whose first elementwise operation takes a
+        second, since it imports torch's compiler.
     idle : callable
-        ``idle(problem) -> str``: why there is nothing to compute, beside what ``Problem.idle`` tells itself.
+        ``idle(problem) -> str``: why there is nothing to compute, beyond what ``Problem.idle`` finds.
     parts : Parts, optional
-        Of which other operators it is made, where it is.
+        The operators that it is made of; None if it is not.
     sketches : callable
-        ``sketches(*arguments) -> Mapping``: name -> sketch of each tensor whose values are not free, such as
-        indices, from the described arguments. All others may hold any numbers.
+        ``sketches(*arguments) -> Mapping``: name -> sketch of each tensor whose values are constrained, such
+        as indices, from the described arguments. Other tensors may hold any values.
     ways : callable
-        ``ways(*arguments)``: the ways to divide a call, a ``Way`` each; by them DTensors are shared out.
+        ``ways(*arguments)``: the ways to divide a call; DTensors are sharded by them.
     autocast : Mapping of str to str
-        What ``torch.autocast`` does to floating arguments on a type of device: ``same`` (nothing), ``lower``
-        (casts them to its dtype) or ``float32`` (computes in float32). Where none is named, the reference
-        serves calls under autocast.
+        Device type -> what ``torch.autocast`` does to floating arguments: ``same`` (nothing), ``lower``
+        (casts them to its dtype) or ``float32`` (computes in float32). For other device types, the reference
+        runs under autocast.
     """
 
     name: str
@@ -259,7 +258,7 @@ class OpSpec:
             if param.name in kwargs:
                 bound.append(kwargs.pop(param.name))
             elif param.default is REQUIRED:
-                raise TypeError(f"{self.name}() misses its argument {param.name!r}")
+                raise TypeError(f"{self.name}() is missing its argument {param.name!r}")
             elif isinstance(param.default, Drawn):
                 bound.append(param.default.draw(bound[0], None))
             else:

@@ -1,4 +1,4 @@
-"""Windows as data: the 2-d window of a pool or a convolution, and where it stands on its image."""
+"""Windows as data: the 2-d window of a pool or a convolution, and its positions on the image."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Pair = tuple[int, int]
 
 
 def pair(value: Any, name: str, *, least: int = 1) -> Pair:
-    """Return ``value`` as (vertical, horizontal): an integer stands for both.
+    """Return ``value`` as (vertical, horizontal); an integer is both.
 
     Raises
     ------
     InvalidInputError
-        If it is neither an integer nor one or two of them, or is below ``least``.
+        If it is neither an integer nor a sequence of one or two, or is below ``least``.
     """
-    if type(value) is int and value >= least:  # as most are; a miss asks a dozen times
+    if type(value) is int and value >= least:  # the common case; a miss calls this a dozen times
         return value, value
     given = tuple(value) if isinstance(value, tuple | list) else (value,)
     if len(given) not in (1, 2) or any(not isinstance(v, int) or isinstance(v, bool) for v in given):
@@ -122,14 +122,14 @@ class Window:
 
     @property
     def taps(self) -> int:
-        """How many inputs a window has that lies on the image as a whole."""
+        """The number of inputs of a window that lies entirely on the image."""
         return self.kernel[0] * self.kernel[1]
 
     @property
     def barren(self) -> bool:
-        """Whether there are windows that hold no element of the image: a step from tap to tap passes over it.
+        """Whether some windows hold no element of the image, because a step between taps passes over it.
 
-        Only the first windows can be such: torch lets no window start behind the image.
+        Only the first windows can be empty: torch lets no window start behind the image.
         """
         return any(
             d > n and any((i * s - p) % d >= n for i in range(min(o, -(-p // s))))
@@ -140,7 +140,7 @@ class Window:
 
     @property
     def padded(self) -> tuple[int, int, int, int]:
-        """The padding left, right, above and below that every window fits into, as torch's pad takes it."""
+        """The padding (left, right, above, below) that contains every window, as torch's pad takes it."""
         after = [
             max((o - 1) * s + d * (k - 1) + 1 - p - n, 0)
             for n, o, k, s, p, d in zip(
@@ -150,7 +150,7 @@ class Window:
         return self.padding[1], after[1], self.padding[0], after[0]
 
     def slices(self) -> Iterator[tuple[Any, ...]]:
-        """Yield, tap by tap in row-major order, where the outputs' inputs lie on the ``padded`` image."""
+        """Yield, tap by tap in row-major order, slices of the outputs' inputs on the ``padded`` image."""
         for i in range(self.kernel[0]):
             for j in range(self.kernel[1]):
                 starts = (i * self.dilation[0], j * self.dilation[1])
@@ -184,12 +184,12 @@ def _some(outputs: tuple[int, ...], image: Pair, kernel: Pair) -> Pair:
 
 
 def require_image(x: Any, name: str = "x") -> None:
-    """Refuse what isn't (C, H, W) or (N, C, H, W) with nothing but N of size 0.
+    """Raise unless ``x`` is (C, H, W) or (N, C, H, W), where only N may be 0.
 
     Raises
     ------
     InvalidInputError
-        Naming the shape that came.
+        With the shape that came.
     """
     shape = tuple(x.shape)
     if len(shape) not in (3, 4) or 0 in shape[-3:]:
@@ -200,7 +200,7 @@ def require_image(x: Any, name: str = "x") -> None:
 
 
 def require_memory_format(value: Any, rank: int) -> None:
-    """Refuse what isn't a memory format of images in so many dimensions."""
+    """Raise unless ``value`` is a memory format of images with ``rank`` dimensions."""
     known = (torch.contiguous_format, torch.channels_last) if rank == 4 else (torch.contiguous_format,)
     if not any(value is form for form in known):
         raise InvalidInputError(
@@ -211,9 +211,9 @@ def require_memory_format(value: Any, rank: int) -> None:
 
 
 def memory_format(x: Any) -> torch.memory_format:
-    """Return the memory format that torch gives a result made from ``x``, a tensor or its description.
+    """Return the memory format that torch gives to results of ``x``, a tensor or its description.
 
-    The rule of ``c10::is_channels_last_strides_2d`` in torch: sizes of 1 leave it to the strides.
+    The rule of ``c10::is_channels_last_strides_2d`` in torch: where sizes are 1, the strides decide.
     """
     shape, strides = tuple(x.shape), tuple(x.stride())
     if len(shape) != 4 or strides[1] == 0:
@@ -227,7 +227,7 @@ def memory_format(x: Any) -> torch.memory_format:
 
 
 def dense(tensor: Tensor, form: torch.memory_format) -> Tensor:
-    """Return ``tensor`` dense in a memory format; as it is inside a map over a batch, which knows but one."""
+    """Return ``tensor`` dense in a memory format; unchanged inside ``vmap``, which knows only one format."""
     mapped = form != torch.contiguous_format and not torch.compiler.is_dynamo_compiling()
     if mapped and torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # noqa: SLF001  no public test
         return tensor
@@ -237,11 +237,11 @@ def dense(tensor: Tensor, form: torch.memory_format) -> Tensor:
 def laid_out(
     shape: tuple[int, ...], form: torch.memory_format, dtype: torch.dtype, device: torch.device
 ) -> TensorMeta:
-    """Describe a dense tensor of a memory format."""
+    """Describe a dense tensor in a memory format."""
     if form == torch.contiguous_format and all(
         type(n) is int and n for n in shape
-    ):  # a new problem waits for it
-        return TensorMeta.row_major(tuple(shape), dtype, device)  # a new problem waits for it
+    ):  # fast: the first call of a problem waits for it
+        return TensorMeta.row_major(tuple(shape), dtype, device)
     strides = torch.empty(shape, device="meta", memory_format=form).stride()
     return TensorMeta(tuple(shape), strides, dtype, device)
 

@@ -38,12 +38,12 @@ def problem(op, *args):
         (
             "softmax_sum_backward",
             (torch.ones(4), PAIR, torch.ones(2), (False, False, False)),
-            "nothing to compute: output_mask asks for no gradient",
+            "nothing to compute: output_mask requests no gradient",
         ),
         (
             "depthwise_conv2d_backward",
             (IMAGE, IMAGE, FILTER, 1, 0, 1, (False, False)),
-            "nothing to compute: output_mask asks for no gradient",
+            "nothing to compute: output_mask requests no gradient",
         ),
         ("depthwise_conv2d_backward", (IMAGE, IMAGE, FILTER, 1, 0, 1, (False, True)), ""),
         ("add", (torch.ones(2, 3), torch.ones(3)), ""),

@@ -71,14 +71,14 @@ GRAD = torch.ones(1, 1, 2, 2)
             {"one_gradient": True},
             asked("softmax_sum_backward", torch.ones(4), (torch.ones(4),), torch.ones(1), (True, True)),
             Code.ARGUMENT,
-            "computes the first gradient alone",
+            "computes only the first gradient",
         ),
         ({"rows": 3}, asked("entropy", X), Code.SIZE, "takes rows of at most 3 entries, got 4"),
         (
             {"rows": 9},
             asked("entropy", torch.ones(3, 4, 6)[:, :3]),
             Code.LAYOUT,
-            "needs rows that lie at one step from each other",
+            "needs rows with a constant step",
         ),
         (
             {"channels": 4},
@@ -114,7 +114,7 @@ GRAD = torch.ones(1, 1, 2, 2)
             {"rank": 4},
             asked("add", X[0], X[0], out=torch.ones(1).expand(4)),
             Code.LAYOUT,
-            "needs results whose elements don't share memory, got strides (0,)",
+            "needs results without elements that share memory, got strides (0,)",
         ),
         (
             {"dense": True},

@@ -24,7 +24,7 @@ def test_bind_takes_names_in_any_order():
 
 
 def test_bind_refuses_a_missing_argument():
-    with pytest.raises(TypeError, match=r"add\(\) misses its argument 'y'"):
+    with pytest.raises(TypeError, match=r"add\(\) is missing its argument 'y'"):
         ADD.bind(1)
 
 

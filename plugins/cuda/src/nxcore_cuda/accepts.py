@@ -111,7 +111,7 @@ def _blended(problem: Problem) -> Verdict:
     backward = problem.op.endswith("_backward")
     out = gradient(problem)[0] if backward else problem.outputs
     if overlaps(out):
-        why = f"needs results whose elements don't share memory, got strides {out.strides}"
+        why = f"needs results without elements that share memory, got strides {out.strides}"
         return no(why, code=Code.LAYOUT)
     walked = (*((problem["grad"],) if backward else ()), *Candidates.of(problem["xs"]).layouts)
     return merged(collapse(out.shape, out.strides, *(m.strides for m in walked))[0], MAX_RANK)
