@@ -1,7 +1,7 @@
 """nxcore: a registry of compute kernels for torch tensors.
 
-Every call is served by the fastest kernel that agreed with a float64 reference on this machine, by
-torch's own where nothing is measurably faster, and ``explain`` says why.
+The fastest kernel that agreed with a float64 reference on this machine serves each call. Where no kernel is
+measurably faster, torch's own serves it. ``explain`` gives the reason.
 """
 
 from __future__ import annotations
@@ -54,20 +54,20 @@ __all__ = [
 
 
 def accelerate(model: Module) -> Swap:
-    """Have nxcore's operators serve the modules of ``model`` that they can.
+    """Let nxcore's operators serve the supported modules of ``model``.
 
-    Such a module becomes an instance of the class of the same name in ``nxcore.nn``. It stays the same
-    object, with its parameters, hooks and names in a ``state_dict``, in every model that it is part of.
+    A supported module becomes an instance of the class of the same name in ``nxcore.nn``. It stays the same
+    object, with its parameters, hooks and names in a ``state_dict``, in every model that contains it.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Any; itself included. Done twice, nothing more happens.
+        Any module; it may be replaced itself. A second call changes nothing.
 
     Returns
     -------
     Swap
-        ``replaced``: name -> class; ``left``: name -> reason, of every module that holds no other.
+        ``replaced``: name -> class; ``left``: name -> reason, of every other module without children.
     """
     from nxcore.nn import swap
 
@@ -88,7 +88,7 @@ def backends() -> dict[str, BackendStatus]:
 def explain(
     name: str, *args: Any, backend: str | None = None, decide: bool = True, **kwargs: Any
 ) -> Explanation:
-    """Return who would run a call of the operator ``name`` with these arguments, and why.
+    """Return which kernel would run a call of the operator ``name``, and why.
 
     Parameters
     ----------
@@ -99,13 +99,13 @@ def explain(
     backend : str, optional
         As in ``op``.
     decide : bool
-        Under the policies ``measure`` and ``online``, measure a problem that is new, or that calls take turns
-        on, now. If not, tell what serves it as things are.
+        Under the policies ``measure`` and ``online``, measure now a problem that is new or in exploration.
+        If False, report which kernel serves it at present.
 
     Returns
     -------
     Explanation
-        ``str()`` of it is a short text, ``to_dict()`` plain data.
+        ``str()`` gives a short text, ``to_dict()`` plain data.
 
     Raises
     ------
@@ -128,42 +128,41 @@ def graphed(
 ) -> Any:
     """Return a function or module as CUDA graphs: captured at the first call of a signature, then replayed.
 
-    A replay costs the host one launch, however many kernels it holds, and each problem in it is served by the
-    winner of the device's time. A signature is shapes, strides, dtypes, device and values of what isn't a
-    tensor, with all that is in force around the call; a module's parameters may change in place. Before a
-    capture ``fn`` is run ``warmup`` times on the arguments given, with all that it does, and what would be
-    learnt from calls is measured; a module's buffers, and ``state``, are then put back as they were.
-    Arguments are copied into memory of the graph's own. On the CPU, and while another graph is captured,
-    ``fn`` itself is run.
+    A replay costs the host one launch, however many kernels it holds. Each problem in it is served by the
+    kernel with the least device time. A signature is the shapes, strides, dtypes and device of the tensors,
+    the values of all other arguments, and the context of the call; a module's parameters may change in place.
+    Before a capture ``fn`` runs ``warmup`` times on the given arguments, side effects included, and problems
+    that calls would explore are measured. Then a module's buffers, and ``state``, are restored. Arguments are
+    copied into the graph's own memory. On the CPU, and during another capture, ``fn`` itself runs.
 
     Parameters
     ----------
     fn : callable, optional
-        Takes and returns tensors, nested as you like, with hashable values beside them. It must not wait for
-        the device. It may be a whole step of training, with ``backward`` and an optimizer, that returns what
-        is detached. Without it, a decorator is returned.
+        Takes and returns tensors, in any nesting, and hashable values besides them. It must not wait for
+        the device. It may be a whole step of training, with ``backward`` and an optimizer, that returns
+        detached tensors. Without ``fn``, a decorator is returned.
     backward : bool
-        Let gradients through: the backward pass is a graph too (``torch.cuda.make_graphed_callables``).
+        Support gradients: the backward pass is a graph too (``torch.cuda.make_graphed_callables``).
     clone : bool
-        Return copies. Otherwise a result lies in memory that the next call of its signature writes into.
+        Return copies. Otherwise the next call of the same signature overwrites the result.
     warmup : int
         Calls before the capture; at least one.
     limit : int
-        Graphs to hold; of more, the one that was called longest ago is forgotten.
+        The most graphs to keep; beyond it, the least recently called one is dropped.
     state : iterable of Tensor
-        What ``fn`` holds and writes into, and warm-ups must leave alone: running statistics, for example.
+        Tensors that ``fn`` writes into and that warm-ups must not change, such as running statistics.
 
     Returns
     -------
     Graphed
-        A callable; ``len()`` counts its graphs, ``clear()`` forgets them.
+        A callable; ``len()`` counts its graphs, ``clear()`` drops them.
 
     Raises
     ------
     InvalidInputError
-        If ``fn``, ``warmup`` or ``limit`` is none.
+        If ``fn``, ``warmup`` or ``limit`` is invalid.
     CaptureError
-        At a call: the argument, the result or the line that can't be captured.
+        At a call; the message names the argument, the result or the line that can't be captured.
     """
     from nxcore.graphs import graphed as capture
 
@@ -178,94 +177,95 @@ def op(name: str, *, backend: str | None = None) -> Operator:
     name : str
         See ``nxcore ops``, or the attributes of ``nxcore.ops``.
     backend : str, optional
-        Strict: this backend serves every call, or an error says why it can't. By default each call
-        goes to the fastest kernel that is verified for it.
+        Strict: this backend serves every call, or an error gives the reason. By default the fastest
+        verified kernel serves each call.
 
     Returns
     -------
     Operator
-        Its docstring gives shapes, dtypes and errors.
+        Its docstring describes shapes, dtypes and errors.
 
     Raises
     ------
     UnknownOperatorError, UnknownBackendError
-        Naming the nearest.
+        If there is none of that name; the message names the nearest.
     """
     return _session().op(name, backend=backend)
 
 
 def policy(name: str) -> AbstractContextManager[None]:
-    """Decide by another policy in the calls of a ``with`` block of this thread or task.
+    """Use another policy for the calls of a ``with`` block, in this thread or task.
 
     Parameters
     ----------
     name : str
-        ``online``, the default: torch serves a new problem, then its calls take turns, each timed in place,
-        until it is clear which kernel is best. ``measure``: all is measured at its first call. ``estimate``:
-        nothing is measured; torch serves what isn't known. ``frozen``: only what the lock holds; see
-        ``nxcore wisdom lock``.
+        ``online``, the default: torch serves a new problem, then its calls take turns between the candidates
+        and are timed, until the winner is clear. ``measure``: the first call of a problem measures all
+        candidates. ``estimate``: nothing is measured; torch serves unknown problems. ``frozen``: only the
+        kernels in the lock are used; see ``nxcore wisdom lock``.
 
     Raises
     ------
     InvalidInputError
-        Naming the nearest.
+        If there is no such policy; the message names the nearest.
     """
     return _session().policy(name)
 
 
 def profile() -> AbstractContextManager[Profile]:
-    """Tell what the calls of a ``with`` block took, by operator and by who served them.
+    """Measure the calls of a ``with`` block, by operator and by the kernel that served them.
 
-    Calls of this thread or task, and their gradients where the backward pass runs within the block. Those
-    that only torch serves are in the trace alone. What a new problem's first call measures isn't counted.
+    It covers the calls of this thread or task, and their gradients where the backward pass runs within the
+    block. Calls that only torch may serve appear in the trace alone. The measurements that a new problem's
+    first call makes aren't counted.
 
     Returns
     -------
     context manager
-        Gives a ``Profile``: printed, a table of count, mean, total, the device's time and peak memory; with
-        ``rows``, ``to_dict()`` and ``export_chrome_trace(path)``. Regions of one's own: ``profile_op``.
+        Gives a ``Profile``. Printed, it is a table of count, mean, total, device time and peak memory. It has
+        ``rows``, ``to_dict()`` and ``export_chrome_trace(path)``. ``profile_op`` adds regions of your own.
 
     Notes
     -----
-    It is torch's profiler, with a region around each call: while it runs, all takes longer.
+    It is torch's profiler with a region around each call. All calls are slower while it runs.
     """
     return _session().profile()
 
 
 def record(path: str | os.PathLike[str]) -> AbstractContextManager[None]:
-    """Write the distinct problems that the calls of a ``with`` block meet, for ``nxcore tune --from-trace``.
+    """Write the distinct problems of the calls in a ``with`` block, for ``nxcore tune --from-trace``.
 
-    Calls of this thread or task, and their gradients where the backward pass runs within the block; one that
-    torch's autograd computes by itself counts as often as its forward call. Calls that only torch serves
-    aren't problems to tune. Within another recording, this one alone takes notes. ``nxcore explain
-    --from-trace`` shows what serves them, and what a step saves.
+    It covers the calls of this thread or task, and their gradients where the backward pass runs within the
+    block. A gradient that torch's autograd computes by itself counts as often as its forward call. Calls that
+    only torch may serve aren't problems to tune. In nested blocks only the inner one records. ``nxcore
+    explain --from-trace`` shows which kernels serve the problems, and how much time a step saves.
 
     Parameters
     ----------
     path : str or path
-        The file, written anew when the block ends: one JSON object a line, operator, shapes, strides, dtypes,
-        static parameters, and how often it was met.
+        The file, overwritten when the block ends. Each line is a JSON object: operator, shapes, strides,
+        dtypes, static parameters, and the number of calls.
 
     Raises
     ------
     OSError
-        If it can't be written; before any call.
+        If the file can't be written; raised before any call.
     """
     return _session().record(path)
 
 
 def restore(model: Module) -> Swap:
-    """Undo ``accelerate``: the modules that it replaced are torch's again.
+    """Undo ``accelerate``: give the replaced modules torch's classes again.
 
     Parameters
     ----------
     model : torch.nn.Module
-        One that ``accelerate`` was given, or a copy of it.
+        A model that was passed to ``accelerate``, or a copy of it.
 
     Returns
     -------
     Swap
-        ``replaced``: name -> class; ``left``: name -> reason, where another has changed the class since.
+        ``replaced``: name -> class; ``left``: name -> reason, where other code has changed the class since.
     """
     from nxcore.nn import swap
 
@@ -273,21 +273,21 @@ def restore(model: Module) -> Swap:
 
 
 def status(model: Module, *args: Any, **kwargs: Any) -> Status:
-    """Return what an accelerated model does: problems, kernels chosen, what is being learnt, what to do next.
+    """Return the state of an accelerated model: problems, kernels, explorations, and what to do next.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Any; ``accelerate`` has nxcore's operators serve its modules.
+        Any module, usually one that was passed to ``accelerate``.
     *args, **kwargs
-        What the model is called with. Given these, one step is run, forward and, where gradients are on,
-        backward: its calls are counted, so that what a step saves can be told. No ``.grad`` is written;
-        buffers and random numbers are as before. Without, all problems are told that this process has met.
+        The arguments of the model. With these, one step is run, forward and, where gradients are on,
+        backward. Its calls are counted, so that the time saved in a step is known. No ``.grad`` is written;
+        buffers and random numbers stay unchanged. Without arguments, all problems of this process are listed.
 
     Returns
     -------
     Status
-        ``str()`` of it is a table, ``to_dict()`` plain data; ``rows``, ``saved_ms``, ``next``.
+        ``str()`` gives a table, ``to_dict()`` plain data; it has ``rows``, ``saved_ms`` and ``next``.
 
     Examples
     --------
@@ -301,19 +301,19 @@ def status(model: Module, *args: Any, **kwargs: Any) -> Status:
 
 
 def use(*backends: str) -> AbstractContextManager[None]:
-    """Prefer some backends, in order, in the calls of a ``with`` block of this thread or task.
+    """Prefer some backends, in order, for the calls of a ``with`` block, in this thread or task.
 
-    A call goes to the first of them that is verified for it; where none is, it is chosen as always.
+    A call goes to the first of them that is verified for it. Where none is, the choice is made as usual.
 
     Parameters
     ----------
     *backends : str
-        Names, first choice first. ``use("torch")`` keeps torch's own.
+        Names, in order of preference. ``use("torch")`` selects torch's own.
 
     Raises
     ------
     UnknownBackendError
-        Naming the nearest.
+        If there is none of that name; the message names the nearest.
     """
     return _session().use(*backends)
 
@@ -328,7 +328,7 @@ context.serve_by(_session)
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use (PEP 562): ``nxcore --help`` needs no torch."""
+    """Import on first use (PEP 562), so that ``nxcore --help`` loads no torch."""
     if name == "Session":
         from nxcore.session import Session
 

@@ -1,4 +1,4 @@
-"""What is in force around a call: what ``nxcore.use``, ``policy``, ``record`` and ``profile`` put there."""
+"""The context of a call, as ``nxcore.use``, ``policy``, ``record`` and ``profile`` set it."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ if TYPE_CHECKING:
 
 
 class Observer(Protocol):
-    """Watches the calls of a block; see ``nxcore.record`` and ``nxcore.profile``.
+    """Observes the calls of a ``with`` block; see ``nxcore.record`` and ``nxcore.profile``.
 
     Attributes
     ----------
     sees_both_ways : bool
-        Whether it is told of a call's gradient too, which torch's autograd may compute.
+        Whether ``paired`` is called for a call's gradient too, which torch's autograd may compute.
     """
 
     sees_both_ways: bool
 
     def observing(self, problem: Problem, label: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what is to serve in place of ``call``, a plan of the kernel ``label`` for ``problem``."""
+        """Return the replacement of ``call``, a plan of the kernel ``label`` for ``problem``."""
 
     def paired(self, forward: Problem, backward: Problem, *, guessed: bool = False) -> None:
-        """Hear that ``backward`` is the gradient of ``forward``, where it ``sees_both_ways``."""
+        """Note that ``backward`` is the gradient of ``forward``; called where it ``sees_both_ways``."""
 
 
 class Preference(NamedTuple):
-    """What is in force around a call.
+    """The context of a call.
 
     Attributes
     ----------
     backends : tuple of str
-        Those that ``nxcore.use`` put in force, first choice first.
+        The backends of ``nxcore.use``, in order of preference.
     policy : str
-        What ``nxcore.policy`` put in force; empty for the session's own.
+        The policy of ``nxcore.policy``; empty for the session's own.
     observers : tuple of Observer
-        What ``nxcore.record`` and ``nxcore.profile`` put around calls.
+        The observers of ``nxcore.record`` and ``nxcore.profile``.
     at_once : bool
-        Measure what is new now, where it would be learnt from calls.
+        Measure a new problem now, where its calls would otherwise explore it.
     as_is : bool
-        Neither measure nor learn: tell who would serve by what is known.
+        Neither measure nor learn: report the choice from present knowledge.
     """
 
     backends: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ PREFERENCE: ContextVar[Preference] = ContextVar("nxcore_preference", default=Pre
 
 @contextlib.contextmanager
 def in_force(**changes: Any) -> Iterator[None]:
-    """Put ``changes`` of the preference in force in this block."""
+    """Apply ``changes`` to the preference within this block."""
     token = PREFERENCE.set(PREFERENCE.get()._replace(**changes))
     try:
         yield
@@ -67,16 +67,16 @@ def in_force(**changes: Any) -> Iterator[None]:
 
 
 class Asked(NamedTuple):
-    """What a node of a compiler's graph was asked for where it was traced; None leaves it to the call.
+    """The requests that were in force where a compiler's graph was traced; None leaves them to the call.
 
     Attributes
     ----------
     backend : str, optional
-        The only one that may serve it.
+        The only backend that may serve the call.
     prefer : sequence of str, optional
-        Those of ``nxcore.use``.
+        The backends of ``nxcore.use``.
     policy : str, optional
-        That of ``nxcore.policy``.
+        The policy of ``nxcore.policy``.
     """
 
     backend: str | None = None
@@ -85,9 +85,9 @@ class Asked(NamedTuple):
 
 
 class Traced:
-    """What the blocks around a call that dynamo traces put in force; dynamo can't trace a ``ContextVar``.
+    """The context of a call that dynamo traces, since dynamo can't trace a ``ContextVar``.
 
-    Dynamo follows its attributes as it does any object's: outside of a trace they are None.
+    Dynamo reads its attributes as those of any object. Outside of a trace they are None.
     """
 
     def __init__(self) -> None:
@@ -105,14 +105,14 @@ def _traced() -> bool:
 
 
 class Preferring(contextlib.ContextDecorator):
-    """A ``with`` block whose calls prefer some backends, or decide by another policy; or both.
+    """A ``with`` block that sets preferred backends, a policy, or both.
 
     Parameters
     ----------
     prefer : tuple of str, optional
-        Names of backends, first choice first; None leaves them as they are.
+        Names of backends, in order of preference; None leaves them unchanged.
     policy : str, optional
-        Likewise.
+        The policy; None leaves it unchanged.
     """
 
     def __init__(self, prefer: tuple[str, ...] | None = None, policy: str | None = None) -> None:
@@ -144,7 +144,7 @@ class Preferring(contextlib.ContextDecorator):
 
 
 def asked(backend: str | None) -> Asked:
-    """Return what a node that is traced now is asked for."""
+    """Return what is requested of a node that is traced now."""
     if _traced():
         return Asked(backend, TRACED.prefer, TRACED.policy)
     now = PREFERENCE.get()  # an exporter's trace is a call like any other
@@ -152,18 +152,18 @@ def asked(backend: str | None) -> Asked:
 
 
 class KernelWarning(UserWarning):
-    """A kernel failed at run time; another one took the call, and takes all like it from now on."""
+    """A kernel failed at run time. Another one serves this and all further calls of the problem."""
 
 
 def capturing(problem: Problem) -> bool:
-    """Tell whether a CUDA graph is being captured around this call."""
+    """Return whether the call is being captured in a CUDA graph."""
     import torch  # as in ``_traced``
 
     return problem.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 class Operators(Protocol):
-    """Where an operator is found by its name: a session."""
+    """An object that returns operators by name: a session."""
 
     registry: Any
 
@@ -175,14 +175,14 @@ _sources: list[Callable[[], Operators]] = []
 
 
 def serve_by(source: Callable[[], Operators]) -> None:
-    """Have ``default`` return what ``source`` does; ``nxcore`` calls this once, when it is imported.
+    """Set the function that ``default`` calls; ``nxcore`` calls this once, when it is imported.
 
-    What lies below the session finds the default one so, and imports nothing that lies above it: where an
+    Modules below the session get the default session this way and import nothing above them. When an
     operator is unpickled, or a compiled graph runs, there may be no session yet.
     """
     _sources[:] = [source]
 
 
 def default() -> Operators:
-    """Return the default session, made at first use."""
+    """Return the default session, created at first use."""
     return _sources[0]()

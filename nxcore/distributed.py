@@ -1,6 +1,6 @@
-"""Ranks that choose alike: what one of them measured holds for all.
+"""Ranks that choose alike: the measurements of one rank hold for all.
 
-Choosing itself never communicates, so no rank can wait for another in a call.
+A choice never communicates, so no rank waits for another one in a call.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from nxcore.store.lock import Lock
 from nxcore.store.wisdom import Pages, digest, environment
 
 LONGEST = dt.timedelta(days=1)
-"""How long a rank that is through waits for those that are still measuring."""
+"""How long a rank that has finished waits for the ranks that are still measuring."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a rank brings along.
+    """The wisdom, devices, kernels and lock of a rank.
 
     Attributes
     ----------
     environments, pages
         All its wisdom, as ``transfer.gathered`` gives it.
     here : tuple of str
-        The environments that are this rank's own devices.
+        The environments of this rank's own devices.
     able : Mapping
         Operator -> labels of the kernels that its machine can run.
     locked : Mapping
-        What its lock says already.
+        The winners that its lock already holds.
     """
 
     environments: Mapping[str, Document]
@@ -55,22 +55,22 @@ class Offer:
 def agree(group: Any = None, *, otherwise: str = "frozen") -> int:
     """Make all ranks of a group choose as its first rank does, from now on.
 
-    All ranks must call it. They put their wisdom together; where ranks know different figures of a problem,
-    the first rank's count, else the latest. What follows is a lock that is the same on every rank. A kernel
-    that some rank's machine can't run is in no lock: torch serves there.
+    All ranks must call it. It merges their wisdom; where figures of a problem differ between ranks, those of
+    the first rank count, otherwise the latest. From these it makes a lock that is the same on every rank. The
+    lock leaves out a kernel that the machine of some rank can't run: torch serves its problems.
 
     Parameters
     ----------
     group : ProcessGroup, optional
         The default group where None. Under NCCL, each rank's current device must be its own.
     otherwise : str
-        The policy for problems that nobody has met yet. ``frozen``: torch serves them, on every rank, until
-        ranks agree again. Under another policy each rank decides for itself.
+        The policy for problems that no rank has met yet. ``frozen``: torch serves them, on every rank, until
+        the ranks agree again. Under another policy each rank decides for itself.
 
     Returns
     -------
     int
-        How many problems they agree on.
+        The number of problems that the lock holds.
 
     Raises
     ------
@@ -94,7 +94,7 @@ def agree(group: Any = None, *, otherwise: str = "frozen") -> int:
 
 
 def offer(of: Session) -> Offer:
-    """Return what a session brings along."""
+    """Return the offer of a session."""
     devices = [torch.device("cpu")]
     if torch.cuda.is_available():
         devices.append(torch.device("cuda", torch.cuda.current_device()))
@@ -103,7 +103,7 @@ def offer(of: Session) -> Offer:
 
 
 def agreed(offers: Sequence[Offer]) -> tuple[dict[str, Document], Pages, Lock]:
-    """Return all wisdom together, and the lock that follows for the first offer's devices."""
+    """Return the merged wisdom, and the lock that it gives for the first offer's devices."""
     first = offers[0]
     environments, pages = transfer.merged((o.environments, o.pages) for o in offers)
     environments, pages = environments | dict(first.environments), pages | first.pages
@@ -128,7 +128,7 @@ def _able(registry: Registry) -> dict[str, frozenset[str]]:
 
 @contextlib.contextmanager
 def ranks() -> Iterator[tuple[int, int]]:
-    """Yield rank and world size where torchrun started this process, with a device of its own; else 0, 1."""
+    """Yield rank and world size where torchrun started this process, each with a device; otherwise 0, 1."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1:
         yield 0, 1
@@ -144,7 +144,7 @@ def ranks() -> Iterator[tuple[int, int]]:
 
 
 def gathered(value: Any) -> list[Any]:
-    """Return every rank's ``value``, in their order."""
+    """Return ``value`` of every rank, in rank order."""
     values: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(values, value)
     return values

@@ -1,12 +1,12 @@
-"""What can go wrong, as one tree; every error carries attributes, not only text.
+"""The errors that nxcore raises, as one tree. Every error carries attributes besides its text.
 
 NxcoreError
 ├── InvalidInputError (ValueError)        an argument breaks the operator's contract
 ├── UnknownOperatorError (KeyError)       no operator of that name; names the nearest
-├── BackendUnavailableError               this machine can't run that backend
+├── BackendUnavailableError               this machine can't run the backend
 │   └── UnknownBackendError (KeyError)    no backend of that name; names the nearest
-├── UnsupportedProblemError               the backend asked for declines this call
-├── VerificationError                     a kernel disagrees with the float64 reference
+├── UnsupportedProblemError               the requested backend rejects this call
+├── VerificationError                     a kernel's result differs from the float64 reference
 ├── CaptureError                          a function can't be captured in a CUDA graph
 ├── MeasurementError                      a timing that can't be trusted
 ├── DeviceLostError                       a kernel ended the process's CUDA context
@@ -21,12 +21,12 @@ from typing import Any
 
 
 class NxcoreError(Exception):
-    """The root: ``except nxcore.errors.NxcoreError`` catches all that nxcore raises by itself."""
+    """The base class: ``except nxcore.errors.NxcoreError`` catches every error that nxcore raises."""
 
-    def __str__(self) -> str:  # KeyError would print the repr of its message
+    def __str__(self) -> str:  # KeyError prints the repr of its message
         return str(self.args[0]) if self.args else ""
 
-    def __reduce__(self) -> Any:  # so that an error crosses processes whole, whatever its constructor takes
+    def __reduce__(self) -> Any:  # pickles all attributes, whatever arguments the constructor takes
         return _restored, (type(self), self.args, self.__dict__)
 
 
@@ -43,7 +43,7 @@ class InvalidInputError(NxcoreError, ValueError):
     Attributes
     ----------
     argument : str
-        The name of the offending argument.
+        The name of the invalid argument.
     """
 
     def __init__(self, message: str, *, argument: str = "") -> None:
@@ -64,9 +64,9 @@ class UnknownOperatorError(NxcoreError, KeyError):
     Attributes
     ----------
     name : str
-        The name asked for.
+        The requested name.
     known : tuple of str
-        The names there are.
+        The names of all operators.
     """
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
@@ -75,12 +75,12 @@ class UnknownOperatorError(NxcoreError, KeyError):
 
 
 class BackendUnavailableError(NxcoreError):
-    """The backend that was asked for can't run on this machine.
+    """The requested backend can't run on this machine.
 
     Attributes
     ----------
     backend : str
-        The backend asked for.
+        The requested backend.
     reason : str
         Why it can't run here.
     """
@@ -91,12 +91,12 @@ class BackendUnavailableError(NxcoreError):
 
 
 class UnknownBackendError(BackendUnavailableError, KeyError):
-    """No backend has that name: it isn't installed, or it is misspelt.
+    """No backend has that name: it isn't installed, or the name is misspelt.
 
     Attributes
     ----------
     known : tuple of str
-        The names of the backends there are.
+        The names of all backends.
     """
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
@@ -107,12 +107,12 @@ class UnknownBackendError(BackendUnavailableError, KeyError):
 
 
 class UnsupportedProblemError(NxcoreError):
-    """The one backend that the caller asked for can't take this call.
+    """The backend that the caller requested can't take this call.
 
     Attributes
     ----------
     operator, backend : str
-        What was asked for.
+        The requested operator and backend.
     reasons : tuple of str
         One reason for each kernel that was tried.
     """
@@ -124,15 +124,15 @@ class UnsupportedProblemError(NxcoreError):
 
 
 class VerificationError(NxcoreError):
-    """A kernel disagrees with the float64 reference, or a sample can't tell right from wrong."""
+    """A kernel's result differs from the float64 reference, or a sample can't detect wrong results."""
 
 
 class MeasurementError(NxcoreError):
-    """A timing that can't be trusted, such as work that ran on another stream."""
+    """A timing that can't be trusted, for example because the work ran on another stream."""
 
 
 class CaptureError(NxcoreError):
-    """A function can't be captured in a CUDA graph; the message names argument, result or line."""
+    """A function can't be captured in a CUDA graph; the message names the argument, result or line."""
 
 
 class DeviceLostError(NxcoreError):
@@ -141,24 +141,24 @@ class DeviceLostError(NxcoreError):
     Attributes
     ----------
     op, kernel : str
-        What was running.
+        The operator and the kernel that ran.
     sure : bool
-        It was the kernel's first launch, waited for; else an earlier launch may be to blame.
+        True for a synchronized first launch; if False, an earlier launch may be the cause.
     reason : str
-        What the driver said.
+        The driver's message.
     """
 
     def __init__(self, reason: str, *, op: str, kernel: str, sure: bool, before: Iterable[str] = ()) -> None:
         self.op, self.kernel, self.sure, self.reason = op, kernel, sure, reason
         earlier = ", ".join(before) or "none of nxcore's"
-        who = (
-            f"{kernel!r} of {op!r} did, at its first launch; it is quarantined"
+        cause = (
+            f"the cause is {kernel!r} of {op!r}, at its first launch; it is quarantined"
             if sure
-            else f"it showed in a call of {op!r} ({kernel!r}); an earlier launch may be to blame: {earlier}"
+            else f"a call of {op!r} ({kernel!r}) reported it; an earlier launch may be the cause: {earlier}"
         )
         super().__init__(
-            f"the CUDA context of this process was ended: {reason}; {who}. Restart the process: nothing on "
-            "this device works until then. `nxcore verify` finds the kernel, each in a process of its own"
+            f"the CUDA context of this process was ended: {reason}; {cause}. Restart the process: nothing on "
+            "this device works until then. `nxcore verify` finds the kernel: it runs each in its own process"
         )
 
 
@@ -168,9 +168,9 @@ class PluginError(NxcoreError):
     Attributes
     ----------
     plugin : str
-        The entry point's name.
+        The name of the entry point.
     distribution : str
-        The distribution and version that it came from.
+        The distribution and version that provide it.
     """
 
     def __init__(self, message: str, *, plugin: str = "", distribution: str = "") -> None:

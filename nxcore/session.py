@@ -1,4 +1,4 @@
-"""Session: a registry, a tuner and their operators. ``nxcore.op`` is sugar for the default session."""
+"""Session: a registry, a tuner and their operators. ``nxcore.op`` uses the default session."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ from nxcore.trust.gate import Gate, brief, lost
 
 
 class Session:
-    """Everything that lives between calls.
+    """The state that is kept between calls.
 
     Parameters
     ----------
     settings : Settings, optional
-        In place of the environment.
+        Replaces the settings of the environment.
     registry : Registry, optional
-        In place of what is installed.
+        Replaces the installed operators and backends.
     effort : Effort
-        What the first call of a new problem may spend on measuring.
+        How much the first call of a new problem may measure.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Session:
         Raises
         ------
         UnknownOperatorError, UnknownBackendError
-            Naming the nearest.
+            If there is none of that name; the message names the nearest.
         """
         if torch.compiler.is_dynamo_compiling():
             traced: Operator = getattr(self._traced, _made(self._name, name, backend))
@@ -112,17 +112,17 @@ class Session:
         return self.registry.statuses()
 
     def use(self, *backends: str) -> Preferring:
-        """Prefer ``backends``, in this order, in the calls of this block; see ``nxcore.use``."""
+        """Prefer ``backends``, in this order, within this block; see ``nxcore.use``."""
         _require_backends(self._name, backends)
         return Preferring(prefer=backends)
 
     def policy(self, name: str) -> Preferring:
-        """Decide by another policy in the calls of this block; see ``nxcore.policy``."""
+        """Use another policy within this block; see ``nxcore.policy``."""
         return Preferring(policy=_require_policy(name))
 
     @contextlib.contextmanager
     def record(self, path: str | os.PathLike[str]) -> Iterator[None]:
-        """Write the problems that calls of this block meet to a file; see ``nxcore.record``."""
+        """Write the problems of the calls within this block to a file; see ``nxcore.record``."""
         trace = Trace(Path(path))
         try:
             with self.observed(trace):
@@ -132,8 +132,8 @@ class Session:
 
     @contextlib.contextmanager
     def profile(self) -> Iterator[Profile]:
-        """Tell what the calls of this block took; see ``nxcore.profile``."""
-        from torch.profiler import ProfilerActivity, profile  # more than a call needs
+        """Measure the calls within this block; see ``nxcore.profile``."""
+        from torch.profiler import ProfilerActivity, profile  # slow to import, and not needed by a call
 
         able = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
         with (
@@ -144,24 +144,24 @@ class Session:
 
     @contextlib.contextmanager
     def observed(self, observer: Observer) -> Iterator[None]:
-        """Have ``observer`` watch the calls of this block; their keys are their own: each problem misses."""
+        """Pass the calls within this block to ``observer``. Their keys differ, so each problem is a miss."""
         others = tuple(o for o in PREFERENCE.get().observers if type(o) is not type(observer))
         with in_force(observers=(*others, observer)):
             yield
 
     @property
     def decided(self) -> int:
-        """How many problems somebody was chosen for in this process, those still learnt included."""
+        """The number of problems with a choice in this process, those in exploration included."""
         return len(self.chooser.choices)
 
     @property
     def learning(self) -> bool:
-        """Whether any problem that is met often is still learnt from calls."""
+        """Whether any frequent problem is still in exploration."""
         found = (exploration(choice.call) for choice in list(self.chooser.choices.values()))
         return any(e is not None and e.known and not e.over for e in found)
 
     def hold(self, lock: Lock, policy: str) -> None:
-        """Serve by ``lock`` from now on, and by ``policy`` what it says nothing of."""
+        """Use ``lock`` from now on, and ``policy`` for problems that the lock doesn't hold."""
         self.settings = replace(self.settings, policy=require_policy(policy))
         self.chooser.hold(lock, self.settings)
         self._forget()
@@ -169,7 +169,7 @@ class Session:
     def explain(
         self, name: str, *args: Any, backend: str | None = None, decide: bool = True, **kwargs: Any
     ) -> Explanation:
-        """Return who would run this call and why; see ``nxcore.explain``."""
+        """Return which kernel would run this call and why; see ``nxcore.explain``."""
         operator = self.op(name, backend=backend)
         bound = operator.frozen(operator.spec.bind(*args, **kwargs))
         return self._explain(operator, bound, decide)
@@ -183,21 +183,21 @@ class Session:
                 return self._explain(operator, bound if given is None else given, decide)
         operator.spec.check(*bound)
         if sharding.is_sharded(bound) and operator.spec.ways(*bound):
-            reason, backend = "every rank chooses for its own part of the DTensors", None
+            reason, backend = "every rank chooses a kernel for its own shards of the DTensors", None
         if reason and backend not in (None, "torch"):
             raise UnsupportedProblemError(name, str(backend), [reason])
         problem = self._problem(operator, bound)
         if reason:
             return Explanation(problem, Decision("torch", "reference", reason))
         served, problem, bound = self.joiner.served(operator, problem, bound)
-        with in_force(at_once=decide, as_is=not decide):  # whoever asks for a reason wants one now
+        with in_force(at_once=decide, as_is=not decide):  # an explanation needs the result now
             choice = self._choose(served, problem, bound)
         if served is not operator and (why := self.joiner.unlearnt(problem, choice)):
             return Explanation(problem, Decision("torch", "prior", why))
         return self.explained(problem, choice)
 
     def explained(self, problem: Problem, choice: Choice) -> Explanation:
-        """Return who runs ``problem`` by ``choice``, and where its figures come from."""
+        """Return the explanation of ``choice`` for ``problem``, with the origin of its figures."""
         decision, recall, origin = choice.decision, self.chooser.recall, None
         if exploring := exploration(choice.call):
             done, most = exploring.progress
@@ -220,22 +220,22 @@ class Session:
             raise
 
     def after_fork(self) -> None:
-        """Take locks of its own in a forked child."""
+        """Create new locks in a forked child."""
         self._lock = threading.RLock()
         self.chooser.after_fork()
 
     def _forget(self) -> None:
-        """Drop all plans: a choice that they were made of is another now."""
-        for made in list(self._operators.values()):  # a gradient's forward runs in another operator's plans
+        """Drop all plans, since a choice that they depend on has changed."""
+        for made in list(self._operators.values()):  # plans of other operators may hold a gradient's forward
             made.clear()
 
     def _recover(
         self, operator: Operator, key: Any, plan: Callable[..., Any], error: Exception, args: tuple[Any, ...]
     ) -> Any:
-        """Return the answer of whoever is next after ``plan`` raised; calls like it go there from now on.
+        """Return the next candidate's result after ``plan`` raised; such calls go to it from now on.
 
-        Nobody is where the caller asked for one backend, where the plan may have written into an argument,
-        or where torch's own is what failed. If torch fails too, the call was at fault and nobody is blamed.
+        There is no next candidate where the caller requested one backend, where the plan may have changed
+        an argument, or where torch itself failed. If torch fails too, the cause is the call, not the kernel.
         """
         problem = self._problem(operator, args)
         served, inner, inner_args = self.joiner.served(operator, problem, args)
@@ -249,14 +249,14 @@ class Session:
             raise self._lose(
                 DeviceLostError(reason, op=problem.op, kernel=label, sure=False, before=before)
             ) from error
-        # While calls take turns, a candidate's failure is dealt with there: what comes here is torch's own.
+        # An exploration handles failures of its candidates itself, so this failure is torch's own.
         torchs = choice.native or choice.decision.rule == "exploring"
         if torchs or operator.backend or problem.writes:
             raise error
-        # The next call may find room again, and be no captured one.
+        # The next call may find enough memory, or run outside of a capture.
         passing = isinstance(error, torch.OutOfMemoryError) or capturing(inner)
         if key is not None and (now := operator.plans.get(key)) not in (None, plan):
-            return now(*args)  # another thread was here first
+            return now(*args)  # another thread has already replaced the plan
         why = error
         while True:
             text = f"{choice.decision.chosen} was chosen before and raised {brief(why)}"
@@ -280,14 +280,14 @@ class Session:
             warnings.warn(
                 f"{failed.decision.chosen}, a kernel of {problem.op!r}, raised {brief(error)}; "
                 f"{choice.decision.chosen} serves this call"
-                f"{'' if passing else ' and all like it from now on'}",
+                f"{'' if passing else ' and all further calls of this problem'}",
                 KernelWarning,
                 stacklevel=4,
             )
         return result
 
     def _strike(self, choice: Choice, problem: Problem, error: Exception) -> None:
-        """Count a failure; a kernel that the last one put into quarantine leaves all of its plans."""
+        """Count a failure; if it puts the kernel into quarantine, drop all of its plans."""
         self.tuner.failed(choice.backend, choice.kernel, problem, error)
         if not self.gate.refusal(choice.backend, choice.kernel, problem):
             return
@@ -295,7 +295,7 @@ class Session:
         self._forget()
 
     def _lose(self, error: DeviceLostError) -> DeviceLostError:
-        """Remember that CUDA is gone: every call on it ends with this error from now on."""
+        """Remember that the CUDA context is lost: every further call on CUDA raises this error."""
         self._lost = error
         self._forget()
         return error
@@ -313,7 +313,7 @@ class Session:
 
 
 def _aliased(spec: OpSpec, args: tuple[Any, ...]) -> bool:
-    """Tell whether an ``out`` is one of the inputs."""
+    """Return whether an ``out`` is one of the inputs."""
     named = list(zip(spec.params, args, strict=True))
     outs = [a for p, a in named if p.kind == "out" and a is not None]
     if not outs:
@@ -331,7 +331,7 @@ _default_lock = threading.RLock()
 
 
 def default() -> Session:
-    """Return the session behind ``nxcore.op``; made at first use."""
+    """Return the session behind ``nxcore.op``; created at first use."""
     global _default  # noqa: PLW0603  the one session of the process
     if torch.compiler.is_dynamo_compiling():
         _begun()
@@ -350,14 +350,14 @@ atexit.register(lambda: ending.end([s._forget for s in list(_sessions.values())]
 
 
 class _Traced:
-    """Holds operators that were found inside compiled functions, an attribute each.
+    """Holds operators that were found inside compiled functions, as attributes.
 
-    Dynamo reads a dict once: what came into it since is missing. It reads an attribute when it meets it.
+    Dynamo reads a dict once, so later entries would be missing. It reads an attribute at each use.
     """
 
 
-# Dynamo can't trace a lock, nor a registry: inside of a compiled function these look things up, unseen. They
-# take and return strings and flags alone: to torch before 2.13 an object of ours is no constant.
+# Dynamo can't trace a lock or a registry, so these functions run untraced inside a compiled function. They
+# take and return only strings and flags: before 2.13, torch accepts no object of ours as a constant.
 @unseen
 def _begun() -> bool:
     return default() is not None
@@ -386,7 +386,7 @@ def _require_policy(name: str) -> str:
 
 
 def _after_fork() -> None:
-    """Give a forked child locks of its own: another thread may have held them at the fork."""
+    """Create new locks in a forked child: another thread may have held them at the fork."""
     global _default_lock  # noqa: PLW0603
     _default_lock = threading.RLock()
     for session in list(_sessions.values()):

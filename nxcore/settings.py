@@ -1,4 +1,4 @@
-"""What the environment says."""
+"""Settings from the environment variables ``NXCORE_*``."""
 
 from __future__ import annotations
 
@@ -31,29 +31,30 @@ LEVELS = ("debug", "info", "warning", "error")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the environment says, read once per session.
+    """The settings of a session, read once from the environment.
 
     Attributes
     ----------
     audit : bool
-        ``NXCORE_AUDIT``: kernels are watched while they serve; "", "0", "false", "no" and "off" mean no.
+        ``NXCORE_AUDIT``: results of verified kernels are checked in some of their calls; "", "0", "false",
+        "no" and "off" mean no.
     backends : frozenset of str, optional
-        ``NXCORE_BACKENDS``: the only plugins to load, separated by commas; all where None.
+        ``NXCORE_BACKENDS``: the only plugins to load, separated by commas; None loads all.
     cache : Path, optional
-        ``NXCORE_CACHE``: the folder for what was learnt, by default one of the user's cache; in memory
-        alone where None, or the variable is "", "0", "false", "no" or "off".
+        ``NXCORE_CACHE``: the folder for measurements, by default in the user's cache. None, set by "", "0",
+        "false", "no" or "off", keeps them in memory alone.
     disable : frozenset of str
         ``NXCORE_DISABLE``: plugins not to load.
     lock : Path, optional
-        ``NXCORE_LOCK``: a file of choices that hold whatever was measured; see ``nxcore wisdom lock``.
+        ``NXCORE_LOCK``: a file that fixes the winner of each problem; see ``nxcore wisdom lock``.
     log : str
-        ``NXCORE_LOG``: ``debug``, ``info``, ``warning`` or ``error``: writes the lines of the logger
-        ``nxcore`` from that level on to the standard error. Where it is empty, logging is left alone.
+        ``NXCORE_LOG``: ``debug``, ``info``, ``warning`` or ``error``: the lowest level of the logger
+        ``nxcore`` that is written to standard error. Empty leaves logging as it is.
     policy : str
-        ``NXCORE_POLICY``: ``online`` (learn from the calls), ``measure`` (at the first call of a problem),
-        ``estimate`` (never) or ``frozen`` (only what the lock holds).
+        ``NXCORE_POLICY``: ``online`` (learn from the calls), ``measure`` (measure at a problem's first
+        call), ``estimate`` (measure nothing) or ``frozen`` (use the lock alone).
     strict : bool
-        ``NXCORE_STRICT``: a broken plugin raises; "", "0", "false", "no" and "off" mean no.
+        ``NXCORE_STRICT``: a broken plugin raises an error; "", "0", "false", "no" and "off" mean no.
     """
 
     audit: bool = True
@@ -67,7 +68,7 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
-        """Read ``NXCORE_*``; a name that isn't known warns. ``NXCORE_<PLUGIN>_*`` is that plugin's own."""
+        """Read ``NXCORE_*``; an unknown name warns. ``NXCORE_<PLUGIN>_*`` belongs to that plugin."""
         env = os.environ if environment is None else environment
         plugins = tuple(f"NXCORE_{p.name.upper()}_" for p in entry_points(group="nxcore"))
         for name in sorted(env):
@@ -87,12 +88,12 @@ class Settings:
 
 
 def require_policy(policy: str, name: str = "policy") -> str:
-    """Return ``policy``, or refuse what is none.
+    """Return ``policy``, or raise where it isn't one.
 
     Raises
     ------
     InvalidInputError
-        Naming the nearest.
+        If it isn't a policy; the message names the nearest.
     """
     if policy not in POLICIES:
         raise InvalidInputError(
@@ -137,7 +138,7 @@ def _names(text: str) -> frozenset[str]:
 
 
 def cache_folder(environment: Mapping[str, str] | None = None) -> Path | None:
-    """Return the folder that ``NXCORE_CACHE`` names, by default the user's; None for memory alone."""
+    """Return the folder that ``NXCORE_CACHE`` names, by default the user's; None keeps all in memory."""
     given = (os.environ if environment is None else environment).get("NXCORE_CACHE")
     if given is None:
         return platformdirs.user_cache_path("nxcore", appauthor=False)

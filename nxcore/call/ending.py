@@ -95,7 +95,7 @@ def _running() -> Iterator[FrameType]:
 
 
 def _in_call(frame: FrameType | None) -> bool:
-    """Tell whether a thread is inside of this package."""
+    """Return whether a thread is inside of this package."""
     while frame is not None:
         if frame.f_code.co_filename.startswith((OPERATOR, _FOLDER)):
             return True

@@ -131,7 +131,7 @@ def guards(spec: OpSpec, args: Sequence[Any]) -> tuple[Any, ...] | None:
 
 
 def alike(a: Any, b: Any) -> bool:
-    """Tell whether equal values are of the same classes; most often their items are the very same."""
+    """Return whether equal values are of the same classes; most often their items are the very same."""
     if a.__class__ is not tuple or b.__class__ is not tuple:
         return a.__class__ is b.__class__
     return all(map(is_, a, b)) or [*map(type, a)] == [*map(type, b)]

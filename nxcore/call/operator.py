@@ -273,7 +273,7 @@ def _named(name: str, backend: str | None) -> Operator:
 
 
 def overlap(out: Tensor, *inputs: Any) -> tuple[bool, ...]:
-    """Tell for each input whether ``out`` is the very same memory.
+    """Return for each input whether ``out`` is the very same memory.
 
     Raises
     ------

@@ -43,7 +43,7 @@ def unusual_tensor(tensor: Tensor) -> str:
 
 
 def _has_memory(tensor: Tensor) -> bool:
-    """Tell whether a tensor's elements are stored; those of torch's own zeros and of transforms are not."""
+    """Return whether a tensor's elements are stored; those of torch's own zeros and of transforms are not."""
     try:
         return tensor.data_ptr() != 0 or tensor.numel() == 0
     except RuntimeError:
@@ -62,6 +62,6 @@ def untraced() -> Iterator[None]:
 
 
 def only_default_device() -> bool:
-    """Tell whether the modes in force are those of ``torch.set_default_device``, which concern factories."""
+    """Return whether the modes in force are those of ``torch.set_default_device``, which concern factories."""
     stack = torch.overrides._get_current_function_mode_stack()  # noqa: SLF001  no public look at the stack
     return all(type(mode).__name__ == "DeviceContext" for mode in stack)

@@ -120,7 +120,7 @@ class Chooser:
         return self.choices.get(self._key(problem, backend))
 
     def stays(self, problem: Problem) -> bool:
-        """Tell whether torch will serve ``problem``: nothing is known of it, and the policy learns nothing.
+        """Return whether torch will serve ``problem``: nothing is known of it, and the policy learns nothing.
 
         Then it needs no call to be told.
         """
@@ -223,7 +223,7 @@ def torch_alone(problem: Problem) -> str:
 
 
 def enough(choice: Choice, policy: str) -> bool:
-    """Tell whether a policy is content with what was decided."""
+    """Return whether a policy is content with what was decided."""
     guessed = ("bracketed", "prior")
     return choice.decision.rule not in {"measure": ("exploring", *guessed), "online": guessed}.get(policy, ())
 

@@ -78,12 +78,12 @@ class Choice:
         return isinstance(self.kernel, TorchKernel) and self.decision.rule != "exploring"
 
     def falls_on(self, kernel: Kernel) -> bool:
-        """Tell whether ``kernel`` was chosen, for eager calls or for captured ones."""
+        """Return whether ``kernel`` was chosen, for eager calls or for captured ones."""
         return kernel is self.kernel or (self.captured is not None and kernel is self.captured.kernel)
 
 
 def yardstick(kernel: Kernel) -> bool:
-    """Tell whether a kernel is timed and never called to serve: see ``OpSpec.yardsticks``."""
+    """Return whether a kernel is timed and never called to serve: see ``OpSpec.yardsticks``."""
     return isinstance(kernel, TorchKernel) and kernel.yardstick
 
 
@@ -129,7 +129,7 @@ def servable(decision: Decision, entries: Sequence[Contender], regime: Regime = 
 
 
 def passing(refusal: Refusal | None) -> bool:
-    """Tell whether a refusal is a matter of this process and this moment."""
+    """Return whether a refusal is a matter of this process and this moment."""
     return refusal is not None and refusal.code in PASSING
 
 

@@ -185,7 +185,7 @@ class Recall:
         return choice
 
     def _told(self, before: Candidate, backend: Backend, kernel: Kernel) -> bool:
-        """Tell whether there is nothing to ask of a kernel again: it was timed, or is never to be."""
+        """Return whether there is nothing to ask of a kernel again: it was timed, or is never to be."""
         simulated = before.simulated and self.tuner.registry.probe(backend, kernel).simulated
         return simulated or before.timing is not None
 

@@ -104,7 +104,7 @@ class Capture:
         return f"replays, {self.gain:.1f}x: {self.figures}"
 
     def may_begin(self) -> bool:
-        """Tell whether nobody may still go back through what a replay would overwrite; count the late."""
+        """Return whether nobody may still go back through what a replay would overwrite; count the late."""
         ticket = self._ticket()
         free = self._order.permits(self._place)
         self.late = 0 if free else self.late + 1
@@ -140,7 +140,7 @@ class Capture:
         return self._number, ticket
 
     def keeps(self, number: int) -> bool:
-        """Tell whether what was saved by the replay of this number is there, and may be gone back through."""
+        """Return whether what was saved by the replay of this number is there, and may be gone back through."""
         ticket = self._ticket()
         return (
             number == self._number and ticket is not None and ticket.open and self._order.permits(self._place)

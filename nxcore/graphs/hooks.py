@@ -7,7 +7,7 @@ from torch import nn
 
 
 def hooked(*modules: nn.Module) -> bool:
-    """Tell whether hooks wait for a call of any of ``modules``: who runs several as one must leave these."""
+    """Return whether hooks wait for a call of any of ``modules``: who runs several as one must leave these."""
     return nn.modules.module._has_any_global_hook() or any(  # noqa: SLF001  torch has no other way to ask
         m._forward_hooks  # noqa: SLF001
         or m._forward_pre_hooks  # noqa: SLF001
@@ -18,7 +18,7 @@ def hooked(*modules: nn.Module) -> bool:
 
 
 def saving() -> bool:
-    """Tell whether there are hooks on what autograd saves, such as those of a checkpoint.
+    """Return whether there are hooks on what autograd saves, such as those of a checkpoint.
 
     A checkpoint compares what the computation keeps the first time and the second: who serves mustn't change.
     """

@@ -43,7 +43,7 @@ class Order:
         return next(self._places)
 
     def permits(self, place: int) -> bool:
-        """Tell whether no later capture is open."""
+        """Return whether no later capture is open."""
         with self._lock:
             while self._open:
                 last = self._open[-1]()

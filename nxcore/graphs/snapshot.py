@@ -74,7 +74,7 @@ class Inside:
         self.mode = self.mode_now()
 
     def holds(self) -> bool:
-        """Tell whether all is as it was, but for mode, and for the values of parameters and buffers."""
+        """Return whether all is as it was, but for mode, and for the values of parameters and buffers."""
         for held, name, value in self._held:
             if held.get(name) is not value:
                 return False
@@ -98,6 +98,6 @@ def attributes(module: nn.Module) -> list[tuple[str, Any]]:
 
 
 def as_they_are(module: nn.Module, were: list[tuple[str, Any]]) -> bool:
-    """Tell whether these attributes are those that the module has now."""
+    """Return whether these attributes are those that the module has now."""
     held = vars(module)
     return all(held.get(name) is value for name, value in were)

@@ -19,7 +19,7 @@ def devices() -> tuple[bool, bool]:
 
 
 def concerns(args: tuple[Any, ...]) -> bool:
-    """Tell whether it is on where a call with ``args`` runs."""
+    """Return whether it is on where a call with ``args`` runs."""
     some = torch._C._is_any_autocast_enabled()  # noqa: SLF001  one question for all devices
     return bool(some) and torch.is_autocast_enabled(_device(args))
 
@@ -47,7 +47,7 @@ def _device(args: tuple[Any, ...]) -> str:
 
 
 def _concerns(value: Any, device: str, dtype: torch.dtype) -> bool:
-    """Tell whether torch would cast ``value``: no float64, nothing on another device."""
+    """Return whether torch would cast ``value``: no float64, nothing on another device."""
     if not isinstance(value, Tensor) or value.device.type != device or not value.is_floating_point():
         return False
     return value.dtype not in (torch.float64, dtype)

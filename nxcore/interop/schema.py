@@ -63,7 +63,7 @@ class Slot:
     single: bool = False
 
     def takes(self, value: Any) -> bool:
-        """Tell whether ``value`` can be handed over here."""
+        """Return whether ``value`` can be handed over here."""
         if isinstance(value, tuple | list):
             return self.listed and all([self._takes(v) for v in value])  # noqa: C419  dynamo reads a list
         return (self.single or not self.listed) and self._takes(value)
@@ -100,7 +100,7 @@ class Place:
     optional: bool
 
     def takes(self, value: Any) -> bool:
-        """Tell whether one of the slots takes ``value``."""
+        """Return whether one of the slots takes ``value``."""
         if value is None:
             return self.optional
         return any([slot.takes(value) for slot in self.slots])  # noqa: C419  dynamo reads a list
@@ -260,7 +260,7 @@ class Signature:
         return f"({', '.join(arguments)}) -> {self.result.type}"
 
     def takes(self, args: tuple[Any, ...]) -> bool:
-        """Tell whether it has a place for each of ``args``, and can tell how the result is nested."""
+        """Return whether it has a place for each of ``args``, and can tell how the result is nested."""
         given = zip(self.places, args, strict=True)
         return self.result.flat and all([place.takes(value) for place, value in given])  # noqa: C419  dynamo reads a list
 

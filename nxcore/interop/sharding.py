@@ -18,7 +18,7 @@ from nxcore.spec.spec import OpSpec, Way
 
 
 def is_sharded(args: tuple[Any, ...]) -> bool:
-    """Tell whether a ``DTensor`` is among ``args``; where nobody has imported it, none is."""
+    """Return whether a ``DTensor`` is among ``args``; where nobody has imported it, none is."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and any(isinstance(t, module.DTensor) for t in tensors_of(args))
 
@@ -72,7 +72,7 @@ def divided(spec: OpSpec, call: Callable[..., Any], args: tuple[Any, ...]) -> An
 
 
 def _fits(way: Way, tensors: list[Any], mesh: Any) -> bool:
-    """Tell whether every rank has a part that isn't empty: operators differ in what they take of nothing."""
+    """Return whether every rank has a part that isn't empty: operators differ in what they take of nothing."""
     count = mesh.size()
     sizes = [t.shape[dim] for t, dim in zip(tensors, way.tensors, strict=True) if dim is not None]
     if mesh.ndim > 1:  # parts of parts

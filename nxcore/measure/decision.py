@@ -256,7 +256,7 @@ def winners(judged: Sequence[Candidate]) -> list[Candidate]:
 def settled(
     candidates: Sequence[Candidate], again: Timing | None = None, regimes: Sequence[Regime] = ("eager",)
 ) -> bool:
-    """Tell whether every verdict is clear: a win, or an interval that rules a win out.
+    """Return whether every verdict is clear: a win, or an interval that rules a win out.
 
     None is while the A/A noise is above ``NOISY``: the margin grows with it, and would rule out every win.
     """

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def leads_to(plan: Callable[..., Any], reference: Callable[..., Any]) -> bool:
-    """Tell whether ``plan`` is the reference, maybe behind what can be switched to another or is counted."""
+    """Return whether ``plan`` is the reference, maybe behind what can be switched to another or is counted."""
     if plan is reference:
         return True
     kind = plan.__class__
@@ -39,7 +39,7 @@ class Counted:
         return result
 
     def torchs(self, reference: Callable[..., Any]) -> bool:
-        """Tell whether the plan is the reference; then the caller runs it, and it counts as a call."""
+        """Return whether the plan is the reference; then the caller runs it, and it counts as a call."""
         if not leads_to(self.call, reference):
             return False
         next(self._calls)

@@ -63,7 +63,7 @@ def spans(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
 
 
 def meet(some: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]) -> bool:
-    """Tell whether any of ``some`` addresses are among ``others``, both as of ``spans``."""
+    """Return whether any of ``some`` addresses are among ``others``, both as of ``spans``."""
     return any(a < d and c < b for a, b in some for c, d in others)
 
 

@@ -156,7 +156,7 @@ class Gate:
                 raise
 
     def knows(self, backend: Backend, kernel: Kernel, problem: Problem) -> bool:
-        """Tell whether a kernel was found right before, so that it need not be compiled for samples."""
+        """Return whether a kernel was found right before, so that it need not be compiled for samples."""
         suspect = self.suspect(backend, kernel, problem.device, problem.dtype)
         return self._kept(suspect, problem.device, problem.dtype, "smoke") is not None
 
@@ -236,7 +236,7 @@ def _wrong(sample: Sample, why: str, error: float) -> Held:
 
 
 def _answers_from_memory(call: Callable[..., Any], args: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    """Tell whether a kernel that saw some numbers still gives their answer once others lie in their place."""
+    """Return whether a kernel that saw some numbers still gives their answer once others lie in their place."""
     mine = _copied(args)
     with torch.no_grad():
         before = [t.clone() for t in leaves(call(*mine))]

@@ -140,7 +140,7 @@ class Quarantine:
         yield from sorted(found, key=lambda e: (e.kind, e.op, e.kernel, e.dtype))
 
     def knows(self, op: str, kernel: str) -> bool:
-        """Tell whether any entry is of this kernel."""
+        """Return whether any entry is of this kernel."""
         return any(place[:2] == (op, kernel) for place in self._entries)
 
     def refusal(self, suspect: Suspect) -> Refusal | None:
@@ -271,7 +271,7 @@ def _born(pid: int) -> str:
 
 
 def _alive(key: Mapping[str, Any], note: Mapping[str, Any]) -> bool:
-    """Tell whether the process that wrote a note may still be at it."""
+    """Return whether the process that wrote a note may still be at it."""
     pid, since = key.get("pid"), note.get("since")
     if not isinstance(pid, int) or not isinstance(since, int | float):
         return False

@@ -90,7 +90,7 @@ def restore(args: tuple[Any, ...], own: tuple[Any, ...]) -> None:
 
 
 def _sure(truth: Truth, given: tuple[Any, ...], result: Any) -> bool:
-    """Tell whether special values can't be the caller's own.
+    """Return whether special values can't be the caller's own.
 
     Where an input is NaN or infinite, or the numbers are so large that the order of a sum decides whether it
     overflows, only finite results beside torch's finite ones tell right from wrong.

@@ -64,7 +64,7 @@ class Estimator:
         return None
 
     def knows(self, problem: Problem) -> bool:
-        """Tell whether anything that is known of other sizes tells of ``problem``."""
+        """Return whether anything that is known of other sizes tells of ``problem``."""
         able = {} if problem.view else self._able(problem)[1]
         return len(able) > 1 and self.guess(problem, able) is not None
 

@@ -47,7 +47,7 @@ class Point:
     branches: Mapping[str, Hashable] = field(default_factory=dict)
 
     def alike(self, other: Point, label: str) -> bool:
-        """Tell whether a kernel goes the same way here and there."""
+        """Return whether a kernel goes the same way here and there."""
         return self.branches.get(label) == other.branches.get(label)
 
     @property

@@ -181,7 +181,7 @@ def _distinct(points: Sequence[Point]) -> list[Point]:
 
 
 def _alike(a: Point, b: Point) -> bool:
-    """Tell whether two problems do as much with each byte: a larger filter is another kind of work."""
+    """Return whether two problems do as much with each byte: a larger filter is another kind of work."""
     first, second = (p.cost.flops / max(p.cost.bytes, 1) for p in (a, b))
     return first <= ALIKE * second and second <= ALIKE * first
 
@@ -194,7 +194,7 @@ def _within(at: Point, points: Sequence[Point]) -> bool:
 
 
 def _between(at: Point, a: Point, b: Point) -> bool:
-    """Tell whether two points bracket a problem: in every size and in bytes, or in the same buckets as one.
+    """Return whether two points bracket a problem: in every size and in bytes, or in the same buckets as one.
 
     Small sizes must lie between theirs; large ones may be a little beyond.
     """
@@ -274,7 +274,7 @@ def _modelled(
 
 
 def _never_slower(at: Point, points: Sequence[Point], label: str) -> bool:
-    """Tell whether torch wasn't clearly faster at any of the nearest points, however much a model misses."""
+    """Return whether torch wasn't clearly faster at any of the nearest points, however much a model misses."""
     nearest = [p for p in points if label in p.times and p.alike(at, label)][:SEEN]
     return len(nearest) == SEEN and all(_us(p, label) <= _us(p, "torch") * (1 + TIE) for p in nearest)
 

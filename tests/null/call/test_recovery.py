@@ -171,7 +171,7 @@ def test_a_lost_device_is_told_once_and_never_blamed_on_the_next_operator(monkey
     for key in total.plans:
         total.replan(key, dead)
     with pytest.raises(
-        DeviceLostError, match=r"it showed in a call of 'sum'.*an earlier launch may be to blame: first"
+        DeviceLostError, match=r"a call of 'sum'.*an earlier launch may be the cause: first"
     ) as caught:
         total(X)
     assert not caught.value.sure

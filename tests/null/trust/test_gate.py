@@ -327,7 +327,7 @@ def test_a_kernel_that_ends_the_context_is_quarantined_and_named(monkeypatch):
 
     session = fakes.session(fakes.backend("fake", fakes.kernel("add", ending)))
     with pytest.raises(
-        DeviceLostError, match="'fake' of 'add' did, at its first launch; it is quarantined"
+        DeviceLostError, match="the cause is 'fake' of 'add', at its first launch; it is quarantined"
     ) as caught:
         session.op("add")(X, X)
     assert (caught.value.op, caught.value.kernel, caught.value.sure) == ("add", "fake", True)
