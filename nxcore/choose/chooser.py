@@ -1,4 +1,4 @@
-"""Chooser: the ladder from a problem to a choice, walked once a problem and remembered."""
+"""Chooser: the rules from a problem to a choice, applied once a problem."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ from nxcore.store.wisdom import key as filed
 _log = logging.getLogger(__name__)
 
 DECISIONS = 4096
-"""Choices remembered in a process, the least recently used ones forgotten."""
+"""The most choices kept in a process; beyond it the least recently used one is dropped."""
 
 LATER = {
-    "measure": ", which measures it at its first call and not for this explanation",
-    "online": ", which learns it from its calls",
+    "measure": ", which measures it at its first call, not for an explanation",
+    "online": ", which explores it in its calls",
 }
-"""What a policy does with a new problem, where an explanation doesn't."""
+"""How a policy treats a new problem, as opposed to an explanation."""
 
 Key = tuple[Any, ...]
 
 
 class Chooser:
-    """Says who serves a problem: pinned, preferred, locked, known, learnt, measured, or torch.
+    """Chooses the kernel of a problem: pinned, preferred, locked, known, learnt, measured, or torch's.
 
     Parameters
     ----------
     settings : Settings
-        Policy, lock, strictness.
+        The policy, the lock and the strictness.
     recall : Recall
-        What is known; its tuner measures what isn't.
+        Finds recorded decisions; its tuner measures new problems.
     changed : callable
-        Called where a choice that serves already was made anew: plans made of it must go.
+        Called when a choice in use has changed, so that its plans must be dropped.
     wrap : callable
         As ``Learner`` takes it.
     """
@@ -69,7 +69,7 @@ class Chooser:
 
     @property
     def policy(self) -> str:
-        """The policy in force around the call."""
+        """The policy of the call's context."""
         order, found = PREFERENCE.get(), self.in_force
         if order.as_is:
             return found if found == "frozen" else "estimate"
@@ -77,31 +77,31 @@ class Chooser:
 
     @property
     def in_force(self) -> str:
-        """The policy by its name, whatever of it an explanation leaves out."""
+        """The policy's name, with a note for an explanation that doesn't apply it."""
         return PREFERENCE.get().policy or self.settings.policy
 
     def choose(self, problem: Problem, args: tuple[Any, ...], backend: str | None = None) -> Choice:
-        """Return who serves ``problem`` here and now.
+        """Return the choice for ``problem``, in the present context.
 
         Parameters
         ----------
         problem : Problem
-            The call minus its data.
+            The call without its data.
         args : tuple
             The call's arguments, all positional, already checked.
         backend : str, optional
-            Strict: this backend or an error.
+            This backend must serve the call; otherwise an error is raised.
 
         Raises
         ------
         UnknownBackendError, BackendUnavailableError, UnsupportedProblemError
-            If ``backend``, or what a lock names under ``NXCORE_STRICT``, can't serve the call.
+            If ``backend``, or the kernel of the lock under ``NXCORE_STRICT``, can't serve the call.
         DeviceLostError
             If a kernel ended the CUDA context.
         """
         key = self._key(problem, backend)
-        with self._threads:  # threads that meet the same new problem measure it once
-            before = self.choices.get(key)  # a key is long to hash
+        with self._threads:  # several threads with the same new problem measure it once
+            before = self.choices.get(key)  # hashing a key is slow
             if before is not None and enough(before, self.policy):
                 self.choices.move_to_end(key)
                 return before
@@ -116,13 +116,13 @@ class Chooser:
             return choice
 
     def known(self, problem: Problem, backend: str | None = None) -> Choice | None:
-        """Return what was decided in this process, None if nothing was."""
+        """Return the choice that was made in this process, None if there is none."""
         return self.choices.get(self._key(problem, backend))
 
     def stays(self, problem: Problem) -> bool:
-        """Return whether torch will serve ``problem``: nothing is known of it, and the policy learns nothing.
+        """Return whether torch will serve ``problem``: it is unknown, and the policy learns nothing.
 
-        Then it needs no call to be told.
+        No call is needed to find out.
         """
         policy = self.policy
         if PREFERENCE.get().backends or policy not in ("estimate", "frozen") or self.known(problem):
@@ -134,24 +134,24 @@ class Chooser:
         return self.recall.wisdom.read(problem) is None and not self.estimator.knows(problem)
 
     def keep(self, problem: Problem, backend: str | None, choice: Choice) -> None:
-        """Let ``choice`` serve ``problem`` from now on."""
+        """Use ``choice`` for ``problem`` from now on."""
         with self._threads:
             self.choices[self._key(problem, backend)] = choice
 
     def hold(self, lock: Lock, settings: Settings) -> None:
-        """Choose by another lock and other settings; what was decided before is forgotten."""
+        """Use another lock and other settings; drop all choices."""
         with self._threads:
             self.lock, self.settings = lock, settings
             self.choices.clear()
 
     def forget(self, kernel: Kernel) -> None:
-        """Drop every choice that fell on ``kernel``."""
+        """Drop every choice of ``kernel``."""
         with self._threads:
             for key in [k for k, c in self.choices.items() if c.falls_on(kernel)]:
                 del self.choices[key]
 
     def _convicted(self, watch: Watch, reason: str) -> None:
-        """Put a kernel that a call convicted into quarantine, and drop all that was planned with it."""
+        """Put a kernel that a watch found wrong into quarantine, and drop its plans."""
         gate, problem = self.tuner.gate, watch.problem
         suspect = gate.suspect(watch.backend, watch.kernel, problem.device, problem.dtype)
         gate.quarantine.add(suspect, "wrong", reason)
@@ -159,9 +159,10 @@ class Chooser:
         self._changed()
 
     def after_fork(self) -> None:
-        """Take locks of its own in a forked child, where what was being learnt begins anew.
+        """Create new locks in a forked child, and restart the explorations.
 
-        Another thread may have held the locks at the fork, and the one that learns isn't there.
+        Another thread may have held the locks at the fork, and the learning thread doesn't exist in the
+        child.
         """
         self._threads = threading.RLock()
         self.learner.after_fork()
@@ -181,14 +182,14 @@ class Chooser:
         )
 
     def _decide(self, key: Key, problem: Problem, args: tuple[Any, ...], backend: str | None) -> Choice:
-        """Choose for a problem that is new to this process."""
+        """Choose a kernel for a problem that is new to this process."""
         order, policy = PREFERENCE.get().backends, self.policy
         if backend is not None or order:
             return self.tuner.choose(problem, args, backend=backend, order=order)
         if self.lock.chosen and (label := self.lock.label(filed(problem))):
             return self.recall.locked(problem, args, label, strict=self.settings.strict)
         if policy == "frozen" and self.settings.strict:
-            raise UnsupportedProblemError(problem.op, "frozen", [f"the lock says nothing of {problem}"])
+            raise UnsupportedProblemError(problem.op, "frozen", [f"the lock has no entry for {problem}"])
         if policy != "frozen" and (known := self.recall.recall(problem, args, policy)):
             return known
         if policy == "measure":
@@ -198,14 +199,14 @@ class Chooser:
             return self.learner.start(problem, functools.partial(self._learnt, key, self.lock))
         if policy != "frozen" and (guessed := self.estimator.choose(problem, args)):
             return guessed
-        reason = f"nothing is known of it, and the policy is {self.in_force!r}" + (f": {why}" if why else "")
+        reason = f"it was never measured, and the policy is {self.in_force!r}" + (f": {why}" if why else "")
         if self.in_force in LATER and policy == "estimate":
             reason += LATER[self.in_force]
         stayed = self.tuner.stay(problem, None, reason)
         return replace(stayed, decision=replace(stayed.decision, rule="prior"))
 
     def _learnt(self, key: Key, lock: Lock, choice: Choice) -> None:
-        """Keep what the calls told, unless somebody decided meanwhile, or ranks have agreed."""
+        """Keep the result of an exploration, unless another choice was made or ranks agreed until then."""
         with self._threads:
             if self.lock is lock and key in self.choices and self.choices[key].decision.rule == "exploring":
                 self.choices[key] = choice
@@ -213,17 +214,17 @@ class Chooser:
 
 
 def torch_alone(problem: Problem) -> str:
-    """Return why only torch may serve ``problem`` now; empty if any kernel may."""
+    """Return why only torch can serve ``problem`` now; empty if any kernel can."""
     if capturing(problem):
         return "a CUDA graph is being captured and this problem is new: call it once before the capture"
     gradient = problem.spec.gradient
     if problem.needs_grad and (gradient is None or not gradient.covers(*problem.args)):
-        return "a gradient is needed, and only torch's autograd knows it"
+        return "a gradient is needed, and only torch's autograd computes it"
     return ""
 
 
 def enough(choice: Choice, policy: str) -> bool:
-    """Return whether a policy is content with what was decided."""
+    """Return whether a choice is sufficient under a policy."""
     guessed = ("bracketed", "prior")
     return choice.decision.rule not in {"measure": ("exploring", *guessed), "online": guessed}.get(policy, ())
 

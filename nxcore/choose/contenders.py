@@ -1,4 +1,4 @@
-"""Entry and Choice: a candidate on its way, and what came of all of them."""
+"""Contender and Choice: a candidate with its planned call, and the result of a choice."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ AGAIN = "torch again"
 """The second entry of torch's fastest way in every race: the A/A row."""
 
 PASSING = (Code.RAISED, Code.MEMORY, Code.UNMEASURED)
-"""The codes of refusals that another process need not meet."""
+"""The codes of refusals that may not apply in another process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A candidate on its way.
+    """A candidate with its kernel and planned call.
 
     Attributes
     ----------
     backend, kernel
-        What it is.
+        The kernel and its backend.
     candidate : Candidate
-        What is known of it.
+        Its refusal, error and timing.
     call : callable, optional
-        The planned kernel, where nothing speaks against it.
+        The planned kernel, unless it is rejected.
     """
 
     backend: Backend
@@ -44,24 +44,24 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A decision and the call that carries it out.
+    """A decision and the planned call of the winner.
 
     Attributes
     ----------
     decision : Decision
-        Who, by which rule, why.
+        The winner, the rule and the reason.
     call : callable
         The planned kernel.
     kernel : Kernel
-        What was chosen.
+        The winner.
     backend : Backend
-        Whose it is.
-    runners_up : tuple of Entry
-        Who else is faster than torch's own, the fastest first.
+        The kernel's backend.
+    runners_up : tuple of Contender
+        The other kernels that are faster than torch's own, the fastest first.
     again : Timing, optional
-        The A/A row, where it was measured now.
+        The A/A row, if it was measured now.
     captured : Choice, optional
-        What serves where a CUDA graph is captured, where that is another one.
+        The choice for captured calls, if it differs.
     """
 
     decision: Decision
@@ -74,7 +74,7 @@ class Choice:
 
     @property
     def native(self) -> bool:
-        """Whether torch itself runs it, and nobody else takes turns."""
+        """Whether torch runs it, and no exploration is under way."""
         return isinstance(self.kernel, TorchKernel) and self.decision.rule != "exploring"
 
     def falls_on(self, kernel: Kernel) -> bool:
@@ -83,12 +83,12 @@ class Choice:
 
 
 def yardstick(kernel: Kernel) -> bool:
-    """Return whether a kernel is timed and never called to serve: see ``OpSpec.yardsticks``."""
+    """Return whether a kernel is only timed, never served; see ``OpSpec.yardsticks``."""
     return isinstance(kernel, TorchKernel) and kernel.yardstick
 
 
 def regimes(problem: Problem) -> tuple[Regime, ...]:
-    """Return how calls like ``problem`` can be made."""
+    """Return the regimes in which calls of ``problem`` can be made."""
     return REGIMES if problem.device.type == "cuda" else REGIMES[:1]
 
 
@@ -102,8 +102,8 @@ def decided(
 ) -> Decision:
     """Decide for eager calls, and on CUDA for captured ones too.
 
-    Where it was ``learnt`` from calls, a device's time holds what it waited for the host: to win under
-    capture, all of a kernel's time must be less than what torch's is at the least.
+    If the times were ``learnt`` from calls, device time includes the wait for the host. To win under
+    capture, the whole time of a kernel must be less than the least possible time of torch's.
     """
     decision = servable(decide(candidates, again), entries)
     if "captured" not in regimes(problem):
@@ -118,24 +118,26 @@ def decided(
 
 
 def servable(decision: Decision, entries: Sequence[Contender], regime: Regime = "eager") -> Decision:
-    """Put the fastest of torch's ways in place of a yardstick that won."""
+    """Replace a yardstick that won by the fastest of torch's ways."""
     aside = {e.candidate.label for e in entries if yardstick(e.kernel)}
     if decision.chosen not in aside:
         return decision
     native = (c for c in decision.candidates if c.native and c.timing and c.label not in aside)
     best = min(native, key=lambda c: c.timing.median(regime) if c.timing else 0.0)
-    reason = f"{decision.reason}; {decision.chosen} answers otherwise, so {best.label} serves"
+    reason = (
+        f"{decision.reason}; {decision.chosen} is faster but returns another result, so {best.label} runs"
+    )
     return replace(decision, chosen=best.label, reason=reason)
 
 
 def passing(refusal: Refusal | None) -> bool:
-    """Return whether a refusal is a matter of this process and this moment."""
+    """Return whether a refusal applies only to this process, or is temporary."""
     return refusal is not None and refusal.code in PASSING
 
 
 def left_out(backend: Backend, kernel: Kernel, why: str = "") -> Contender:
-    """Enter a kernel that nobody asked: ``why``, or since its backend takes part on request alone."""
-    on_request = f"only on request: {backend.on_request}; ask for it by backend={backend.name!r}"
+    """Return a kernel that was left out, for the reason ``why`` or since its backend runs on request only."""
+    on_request = f"only on request: {backend.on_request}; request it by backend={backend.name!r}"
     refusal = Refusal(Code.POLICY, why) if why else Refusal(Code.ON_REQUEST, on_request)
     label = backend.label(kernel)
     candidate = Candidate(label, backend.name, refusal=refusal, graph_safe=kernel.graph_safe)
@@ -143,7 +145,7 @@ def left_out(backend: Backend, kernel: Kernel, why: str = "") -> Contender:
 
 
 def carry_out(decision: Decision, entries: Sequence[Contender]) -> Choice:
-    """Return the choice of a decision: the chosen call, and who else is faster than torch's own."""
+    """Return the choice of a decision: the winner's call, and all others faster than torch's own."""
     called = {e.candidate.label: e for e in entries if e.call is not None}
     chosen = called.get(decision.chosen)
     if chosen is None or chosen.call is None:
@@ -158,17 +160,17 @@ def carry_out(decision: Decision, entries: Sequence[Contender]) -> Choice:
     if decision.captured is None or decision.captured.chosen == decision.chosen:
         return choice
     entry = called[decision.captured.chosen]
-    assert entry.call is not None  # noqa: S101  see above
+    assert entry.call is not None  # noqa: S101  checked above
     return replace(choice, captured=Choice(decision.captured, entry.call, entry.kernel, entry.backend))
 
 
 def timed(candidates: Sequence[Candidate], timings: Mapping[str, Timing]) -> list[Candidate]:
-    """Return candidates with their timings, None where there is none."""
+    """Return candidates with their timings, None for those without."""
     return [replace(c, timing=timings.get(c.label)) for c in candidates]
 
 
 def private_out(problem: Problem, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Give ``out`` memory of its own, laid out alike: a race must not write into the caller's."""
+    """Replace ``out`` by new memory with the same layout: a race must not write into the caller's."""
     return tuple(
         TensorMeta.of(a).empty() if p.kind == "out" and a is not None else a
         for p, a in zip(problem.spec.params, args, strict=True)
@@ -176,24 +178,24 @@ def private_out(problem: Problem, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def try_once(call: Callable[..., Any], problem: Problem, args: tuple[Any, ...]) -> None:
-    """Run the real call: what raises does so here, and a result laid out otherwise is another answer."""
+    """Run the real call once, so that errors are raised here, and check the layout of its result."""
     with torch.no_grad():
         result = call(*private_out(problem, args))
-    if not problem.writes:  # else the result lies where the caller said
+    if not problem.writes:  # otherwise the caller provides the memory
         check_result(result, problem)
 
 
 def check_result(result: Any, problem: Problem) -> None:
-    """Refuse a result that isn't of torch's shapes, dtypes and strides.
+    """Check that a result has torch's shapes, dtypes and strides.
 
     Raises
     ------
     VerificationError
-        Naming both.
+        If it differs; the message names both.
     """
     for i, (got, like) in enumerate(zip(tuple(leaves(result)), leaves_of(problem.outputs), strict=True)):
         came = TensorMeta.of(got)
-        # By 1 the reference may return a view, laid out otherwise.
+        # The reference may return a view with another layout.
         if not _alike(came, like) and not _alike(came, leaves_of(problem.outputs_by(1))[i]):
             raise VerificationError(f"its result must be {like} as torch's, got {came}")
 
@@ -204,7 +206,7 @@ def _alike(came: TensorMeta, like: TensorMeta) -> bool:
 
 
 def leaves_of(outputs: Any) -> list[TensorMeta]:
-    """Return the described tensors of ``Problem.outputs``, None left out."""
+    """Return the tensor descriptions in ``Problem.outputs``, without None."""
     if isinstance(outputs, TensorMeta):
         return [outputs]
     return [m for o in outputs or () for m in leaves_of(o)]

@@ -1,4 +1,4 @@
-"""Explanation: who runs a call, why, since when, and what would change it; as text and as plain data."""
+"""Explanation: which kernel runs a call, why, since when, and what would change the choice."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from nxcore.spec.problem import Problem
 UNITS = (("day", 86_400), ("hour", 3600), ("minute", 60), ("second", 1))
 
 BY_RULE = {
-    "pinned": "without backend=, whoever is fastest",
-    "preferred": "outside of nxcore.use, whoever is fastest",
+    "pinned": "a call without backend=, which goes to the fastest kernel",
+    "preferred": "a call outside of nxcore.use, which goes to the fastest kernel",
     "locked": "another lock, or NXCORE_LOCK unset",
-    "bracketed": "a measurement of this very problem: nxcore tune {op}, or policy 'measure'",
+    "bracketed": "a measurement of this problem: nxcore tune {op}, or policy 'measure'",
     "prior": "a measurement: nxcore tune {op}, or policy 'measure'",
-    "exploring": "more calls, until it is clear who is fastest",
+    "exploring": "more calls, until the fastest kernel is clear",
 }
-"""What would change a choice that no figure of this problem made."""
+"""How to change a choice that isn't based on figures of the problem itself."""
 
 AGAIN = (
-    "nxcore tune {op} --again; for a call that is no sample, nxcore.record(FILE) around it, "
+    "nxcore tune {op} --again; for a call that isn't a sample, nxcore.record(FILE) around it, "
     "then nxcore tune --from-trace FILE --again"
 )
 """How to race a problem again."""
@@ -33,20 +33,20 @@ AGAIN = (
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where figures come from.
+    """The origin of figures.
 
     Attributes
     ----------
     policy : str
-        By which policy they were measured.
+        The policy that measured them.
     date : float
-        Seconds since the epoch.
+        The time of measurement, in seconds since the epoch.
     versions : Mapping
-        Of torch and the driver, as they were then.
+        The versions of torch and the driver at that time.
     stale : str
-        What changed since; empty if nothing did.
+        The changes since; empty if there are none.
     device : str
-        The device that they are of, where it isn't this call's own.
+        The device's name, if it isn't this call's own.
     """
 
     policy: str
@@ -64,18 +64,18 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Who runs a call, and why.
+    """The kernel that runs a call, and why.
 
     Attributes
     ----------
     problem : Problem
-        The call minus its data.
+        The call without its data.
     decision : Decision
-        Who, by which rule, why; every candidate with its time or its reason.
+        The winner, the rule, the reason, and every candidate with its time or refusal.
     origin : Origin, optional
-        Where its figures come from, if they are kept.
+        The origin of its figures, if they are recorded.
     fixes : Mapping
-        Label -> what to type where a kernel is kept from the call by the machine, not by the call.
+        Label -> command that makes a kernel available, where the machine rejects it, not the call.
     """
 
     problem: Problem
@@ -85,24 +85,22 @@ class Explanation:
 
     @property
     def change(self) -> str:
-        """What would change a choice that no figure of this problem made, or noisy ones; empty for others."""
+        """How to change a choice without figures of this problem, or with noisy ones; empty for others."""
         if self.decision.unclear:
-            noise = (
-                f"torch differs from itself by {self.decision.noise:.0%}, and at most {NOISY:.0%} is clear"
-            )
+            noise = f"the A/A noise is {self.decision.noise:.0%}, at most {NOISY:.0%} is allowed"
             return f"a race with less noise: {noise}"
         return BY_RULE.get(self.decision.rule, "").format(op=self.problem.op)
 
     @property
     def again(self) -> str:
-        """How to race the problem again; empty where there are no kept figures of it on this device."""
+        """How to measure the problem again; empty without recorded figures on this device."""
         if self.origin is None or self.origin.device:
             return ""
         return AGAIN.format(op=self.problem.op)
 
     @property
     def changes(self) -> dict[str, str]:
-        """Label -> what would make that kernel the choice, of all others that have an answer."""
+        """Label -> the change needed to choose that kernel, where it is known."""
         others = (c for c in self.decision.candidates if c.label != self.decision.chosen)
         found = {c.label: self._change(c) for c in others}
         return {label: text for label, text in found.items() if text}
@@ -111,7 +109,7 @@ class Explanation:
         if c.refusal:
             return self.fixes.get(c.label, c.refusal.reason)
         if c.simulated:
-            return f"it is run by a simulator here; backend={c.backend!r} asks for it"
+            return f"it runs in a simulator here; backend={c.backend!r} requests it"
         return needed(c, self.decision)
 
     def to_dict(self) -> dict[str, Any]:
@@ -146,7 +144,7 @@ class Explanation:
                 what = "eligible, not timed"
             lines.append(f"  {c.label}: {what}" + (f"; {change}" if change else ""))
         if self.decision.noise:
-            lines.append(f"  torch against itself: within {self.decision.noise:.1%}")
+            lines.append(f"  A/A noise: {self.decision.noise:.1%}")
         if self.origin:
             lines.append(f"  {self.origin}")
         if self.change:
@@ -157,10 +155,10 @@ class Explanation:
 
 
 def needed(c: Candidate, decision: Decision) -> str:
-    """Return what a kernel that was timed would need to be chosen; empty where figures don't tell.
+    """Return how a timed kernel would have to change to be chosen; empty where the figures don't show it.
 
-    It must be faster than who was chosen, and than torch's best by the margin. Of torch's own nothing is
-    asked.
+    It must be faster than the winner, and than torch's fastest way by the margin. There is no such text for
+    torch's own.
     """
     chosen = next((k for k in decision.candidates if k.label == decision.chosen), None)
     if c.native or not (c.timing and chosen and chosen.timing):
@@ -174,7 +172,7 @@ def needed(c: Candidate, decision: Decision) -> str:
         return f"as fast within {TIE:.0%}; the smaller error against float64 decides"
     clear = c.p_value is None or c.ratio is None or won
     if not clear and chosen.native and c.ratio and c.ratio.high > margin:
-        return f"ambiguous (p = {c.p_value:.2g}): a race with less noise or of more blocks may decide"
+        return f"unclear (p = {c.p_value:.2g}): a race with less noise or more blocks may decide"
     if by <= 1:
         return ""
     return f"would have to be {by - 1:.0%} faster" if by < 2 else f"would have to be {by:.1f} times as fast"

@@ -1,4 +1,4 @@
-"""What wisdom says of a device that isn't here: imported figures, read without a tensor on it."""
+"""Explanations for a device that isn't present, from imported wisdom and without a tensor on it."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from nxcore.store.wisdom import digest, key, page
 
 
 def explained(store: Store, problem: Problem, name: str) -> Explanation:
-    """Return who was chosen for a problem on another device.
+    """Return the explanation of a choice on another device.
 
     Parameters
     ----------
     store : Store
-        Where wisdom of it is kept.
+        Holds the imported wisdom.
     problem : Problem
         The call; its tensors may be on any device, ``meta`` among them.
     name : str
-        The device's name, or a part of it that no other shares; see ``nxcore wisdom show``.
+        The device's name, or a unique part of it; see ``nxcore wisdom show``.
 
     Raises
     ------
     InvalidInputError
-        If there is no wisdom of such a device, naming the nearest.
+        If there is no wisdom of such a device; the message names the nearest.
     """
     environments, pages = gathered(store)
     names = {str(facts.get("name")) for facts in environments.values()}
     meant = [n for n in names if n.lower() == name.lower()] or [n for n in names if name.lower() in n.lower()]
     if len(meant) != 1:
         raise InvalidInputError(
-            f"there is no wisdom of a device {name!r}{nearest(name, names)}", argument="device"
+            f"no wisdom of a device named {name!r}{nearest(name, names)}", argument="device"
         )
     of = {digest(facts): facts for facts in environments.values() if str(facts.get("name")) == meant[0]}
     there = moved(problem, torch.device(next(iter(of.values()))["type"]))
@@ -45,7 +45,7 @@ def explained(store: Store, problem: Problem, name: str) -> Explanation:
     best = max((p for p in found if p), key=lambda p: p.date, default=None)
     if best is None:
         others = sum(env in of and at["op"] == problem.op for (env, _), (at, _) in pages.items())
-        reason = f"nothing was measured of it on {meant[0]}; {others} other problems of {problem.op} were"
+        reason = f"the problem was not measured on {meant[0]}; {others} other problems of {problem.op} were"
         return Explanation(there, Decision("torch", "prior", reason))
     origin = Origin(best.policy, best.date, best.versions, device=meant[0])
     return Explanation(there, best.decision, origin)

@@ -1,4 +1,4 @@
-"""What was decided before, in this environment or by a lock, carried out again; what is new joins it."""
+"""Recall: decisions from records or a lock, applied again; new kernels are measured in addition."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nxcore.spec.kernel import Backend, Code, Kernel, Refusal
 from nxcore.spec.problem import Problem
 from nxcore.store.wisdom import RACES, Page, Wisdom, digest
 
-ANEW = Refusal(Code.UNMEASURED, "not measured as it is now")
+ANEW = Refusal(Code.UNMEASURED, "not measured in its present version")
 
 
 def _on_request(candidate: Candidate) -> bool:
@@ -25,14 +25,14 @@ def _on_request(candidate: Candidate) -> bool:
 
 
 class Recall:
-    """Keeps what a tuner measured, and finds it again.
+    """Writes a tuner's measurements to wisdom, and reads them.
 
     Parameters
     ----------
     tuner : Tuner
-        Who measures.
+        Measures candidates.
     wisdom : Wisdom
-        Where it is kept.
+        Holds the measurements.
     """
 
     def __init__(self, tuner: Tuner, wisdom: Wisdom) -> None:
@@ -40,19 +40,19 @@ class Recall:
         self._makes: dict[tuple[str, str], str] = {}
 
     def locked(self, problem: Problem, args: tuple[Any, ...], label: str, *, strict: bool) -> Choice:
-        """Return the kernel that a lock names, torch's reference where it can't serve.
+        """Return the kernel that a lock names, or torch's reference where it can't serve.
 
         Raises
         ------
         UnsupportedProblemError
-            If it can't and ``strict``.
+            If it can't serve, and ``strict`` is set.
         """
         owned = [(b, k) for b, k in self.tuner.registry.kernels(problem.op) if b.label(k) == label]
         why = "it isn't installed"
         if owned:
             entry = self.tuner.enter(*owned[0], problem, args)
             if entry.call is not None:
-                decision = Decision(label, "locked", "the lock says so", (entry.candidate,))
+                decision = Decision(label, "locked", "the lock names it", (entry.candidate,))
                 return Choice(decision, entry.call, entry.kernel, entry.backend)
             why = str(entry.candidate.refusal)
         if strict:
@@ -60,7 +60,7 @@ class Recall:
         return self.tuner.stay(problem, None, f"the lock names {label}, and {why}")
 
     def make(self, backend: Backend, kernel: Kernel, problem: Problem) -> str:
-        """Return the digest of what a kernel is made of; empty where nobody could tell a change."""
+        """Return the digest of a kernel's sources; empty where changes can't be detected."""
         key = (kernel.op, backend.label(kernel))
         if key not in self._makes:
             suspect = self.tuner.gate.suspect(backend, kernel, problem.device, problem.dtype)
@@ -71,9 +71,9 @@ class Recall:
     def kept(
         self, problem: Problem, args: tuple[Any, ...], choice: Choice, policy: str = "measure"
     ) -> Choice:
-        """Keep what was measured; return who serves from now on.
+        """Keep measurements; return the choice that serves from now on.
 
-        That is who was known before where the race was too noisy to tell and the one before wasn't.
+        If the race was unclear and an earlier one was clear, that is the earlier winner.
         """
         if self.keep(problem, choice.decision, choice.again, policy):
             return choice
@@ -82,12 +82,12 @@ class Recall:
     def keep(
         self, problem: Problem, decision: Decision, again: Timing | None, policy: str = "measure"
     ) -> bool:
-        """Keep what was measured for the next process, unless chance had a part in who took part.
+        """Write measurements for the next process, unless temporary refusals left out a candidate.
 
         Returns
         -------
         bool
-            False where the race was too noisy to tell, and what was known before has less noise and stays.
+            False if the race was unclear and earlier figures with less noise are kept.
         """
         before = self.wisdom.read(problem) if decision.unclear else None
         if before and before.decision.noise <= decision.noise:
@@ -108,13 +108,13 @@ class Recall:
         return True
 
     def versions(self, problem: Problem) -> dict[str, Any]:
-        """Return what figures of ``problem`` grow stale with: torch, and the driver of its device."""
+        """Return the versions that figures of ``problem`` depend on: torch, and the device's driver."""
         own = self.tuner.taking_part(problem.op)[0]
         device = self.tuner.gate.suspect(*own, problem.device, problem.dtype).device
         return {**device, "torch": str(torch.__version__)}
 
     def stale(self, problem: Problem, page: Page) -> str:
-        """Return what changed since ``page`` was written; empty if nothing did."""
+        """Return the changes since ``page`` was written; empty if there are none."""
         now = self.versions(problem)
         changed = [
             f"{name} was {page.versions.get(name)}, is {now.get(name)}"
@@ -122,10 +122,10 @@ class Recall:
             if now.get(name) != page.versions.get(name)
         ]
         makes = {b.label(k): self.make(b, k, problem) for b, k in self.tuner.taking_part(problem.op)}
-        changed += [f"{label} is gone" for label in sorted({*page.makes} - {*makes})]
+        changed += [f"{label} was removed" for label in sorted({*page.makes} - {*makes})]
         changed += [f"{label} is new" for label in sorted({*makes} - {*page.makes})]
         changed += [
-            f"{label} is made otherwise"
+            f"{label} has changed"
             for label in sorted({*makes} & {*page.makes})
             if makes[label] != page.makes[label]
         ]
@@ -134,12 +134,12 @@ class Recall:
     def recall(
         self, problem: Problem, args: tuple[Any, ...], policy: str, *, doubting: bool = False
     ) -> Choice | None:
-        """Return what was decided before.
+        """Return the recorded decision, None if the problem is to be measured again.
 
-        Of kernels that are new or made otherwise, ``measure`` measures those alone; ``online`` is to learn
-        all anew, so None; any other policy does without them, and so do these two after some races that were
-        too noisy to tell. Where none was clear, they are to race all again, so None. Those that were timed,
-        and are made as they were, are asked again only if the chosen one can't serve any more: ``doubting``.
+        For new or changed kernels, ``measure`` measures these alone, and ``online`` explores the whole
+        problem again, so None. Any other policy leaves them out, and so do these two after several unclear
+        races. If no race was clear, all are raced again, so None. Kernels with unchanged figures are checked
+        again only if the chosen one can't serve any more: ``doubting``.
         """
         if problem.view or (page := self.wisdom.read(problem)) is None:
             return None
@@ -164,7 +164,7 @@ class Recall:
                 candidates.append(before)
             else:
                 new.append((backend, kernel))
-        changed |= any(c.timing for c in known.values())  # what is left isn't installed any more
+        changed |= any(c.timing for c in known.values())  # the remaining ones aren't installed any more
         if (new or changed) and not doubting:
             return self.recall(problem, args, policy, doubting=True)
         racing = page.unclear < RACES
@@ -185,7 +185,7 @@ class Recall:
         return choice
 
     def _told(self, before: Candidate, backend: Backend, kernel: Kernel) -> bool:
-        """Return whether there is nothing to ask of a kernel again: it was timed, or is never to be."""
+        """Return whether a kernel needs no new check: it was timed, or is simulated."""
         simulated = before.simulated and self.tuner.registry.probe(backend, kernel).simulated
         return simulated or before.timing is not None
 
@@ -197,22 +197,22 @@ class Recall:
         known: Sequence[Candidate],
         new: Sequence[tuple[Backend, Kernel]],
     ) -> Choice:
-        """Race what is new against torch's own, and let it join what was measured before."""
+        """Race new kernels against torch's own, and add them to the recorded ones."""
         native = [
             (b, k) for b, k in self.tuner.taking_part(problem.op) if b.name == "torch" and (b, k) not in new
         ]
         entries = [self.tuner.enter(b, k, problem, args) for b, k in [*native, *new]]
         raced, _ = self.tuner.measured(problem, args, entries)
         labels = {b.label(k) for b, k in new}
-        if raced.unclear:  # what is known is clearer
+        if raced.unclear:  # the recorded race is clearer
             self.wisdom.write(problem, replace(page, unclear=page.unclear + 1))
-            text = f"torch differed from itself by {raced.noise:.0%}, and {NOISY:.0%} is allowed"
+            text = f"the A/A noise was {raced.noise:.0%}, at most {NOISY:.0%} is allowed"
             why = Refusal(Code.UNMEASURED, f"not measured: {text}")
             noisy = (replace(c, refusal=c.refusal or why) if c.timing else c for c in raced.candidates)
             raced = replace(raced, candidates=tuple(noisy))
         found = {c.label: c for c in known} | {c.label: c for c in raced.candidates if c.label in labels}
         if (then := found["torch"].timing) and (now := raced["torch"].timing):
-            # Ratios are what was measured: beside the torch of before, they are other times.
+            # Only the ratios are comparable: convert times to the scale of the earlier race.
             found |= {
                 c.label: replace(c, timing=c.timing.paced(then, now))
                 for c in raced.candidates
@@ -224,7 +224,7 @@ class Recall:
         return self._carried(problem, args, decision)
 
     def _with_left_out(self, op: str, decision: Decision) -> Decision:
-        """Let a decision tell of those that take part on request only."""
+        """Add the kernels that run on request only to a decision."""
         kernels = self.tuner.registry.kernels(op)
         asked = [left_out(b, k).candidate for b, k in kernels if b.on_request]
         return replace(decision, candidates=(*decision.candidates, *asked))
@@ -235,17 +235,17 @@ class Recall:
         return decided(problem, candidates, page.again, entries, learnt=page.policy == "online")
 
     def _carried(self, problem: Problem, args: tuple[Any, ...], decision: Decision) -> Choice:
-        """Plan what was chosen in another process, for captured calls too where that is another one."""
+        """Plan the recorded winner, and that of captured calls if it differs."""
         choice = self._planned(problem, args, decision)
         if decision.captured is None or decision.captured.chosen == decision.chosen:
             return choice
         return replace(choice, captured=self._planned(problem, args, decision.captured))
 
     def _planned(self, problem: Problem, args: tuple[Any, ...], decision: Decision) -> Choice:
-        """Plan what was chosen; torch serves where it can't any more."""
+        """Plan the recorded winner; torch serves if it is rejected now."""
         owned = next((b, k) for b, k in self.tuner.taking_part(problem.op) if b.label(k) == decision.chosen)
         entry = self.tuner.enter(*owned, problem, args, first=False)
         if entry.call is None:
-            why = f"{decision.chosen} was chosen before, and now: {entry.candidate.refusal}"
+            why = f"{decision.chosen} was chosen before, but is rejected now: {entry.candidate.refusal}"
             return self.tuner.stay(problem, None, why)
         return Choice(decision, entry.call, entry.kernel, entry.backend)

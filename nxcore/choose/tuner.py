@@ -1,4 +1,4 @@
-"""Accept, verify, measure: from a problem and its arguments to a decision and the call that serves it."""
+"""Accept, verify, measure: from a problem and its arguments to a decision and a planned call."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ OUT_OF_MEMORY = Refusal(Code.MEMORY, "out of memory at its first run")
 
 
 class Tuner:
-    """Chooses kernels of a registry.
+    """Chooses among the kernels of a registry.
 
     Parameters
     ----------
     registry : Registry
-        Operators and backends.
+        The operators and backends.
     gate : Gate
-        Who may be chosen at all.
+        Verifies kernels, and rejects those in quarantine.
     effort : measure.Effort
-        What a first call can afford.
+        How much the first call of a problem may measure.
     """
 
     def __init__(self, registry: Registry, gate: Gate, effort: race.Effort = race.IN_CALL) -> None:
@@ -63,23 +63,23 @@ class Tuner:
         backend: str | None = None,
         order: Sequence[str] = (),
     ) -> Choice:
-        """Choose who serves ``problem``.
+        """Choose a kernel for ``problem``.
 
         Parameters
         ----------
         problem : Problem
-            The call minus its data.
+            The call without its data.
         args : tuple
             The call's arguments, all positional, already checked.
         backend : str, optional
-            Strict: this backend or an error.
+            This backend must serve the call; otherwise an error is raised.
         order : sequence of str
-            Backends to prefer, in order.
+            Preferred backends, in order.
 
         Returns
         -------
         Choice
-            With every candidate's time or its reason.
+            The winner, and every candidate with its time or refusal.
 
         Raises
         ------
@@ -92,8 +92,8 @@ class Tuner:
         asked: dict[str, Contender] = {}
         for b, k in ((b, k) for name in order for b, k in kernels if b.name == name):
             entry = asked[b.label(k)] = self.enter(b, k, problem, args)
-            if not entry.candidate.refusal:  # the others may take long to make ready
-                why = f"not asked: {b.name!r} is preferred"
+            if not entry.candidate.refusal:  # preparing the others may take long
+                why = f"not considered: {b.name!r} is preferred"
                 entries = [
                     asked.get(b.label(k))
                     or left_out(b, k, why if b.name in order or not b.on_request else "")
@@ -110,7 +110,7 @@ class Tuner:
         return replace(carry_out(decision, entries), again=again)
 
     def stay(self, problem: Problem, backend: str | None, reason: str) -> Choice:
-        """Return torch's reference for a problem that no kernel may serve now.
+        """Return torch's reference for a problem that no kernel can serve now.
 
         Raises
         ------
@@ -125,7 +125,7 @@ class Tuner:
         return Choice(decision, problem.spec.reference, kernel, torch_backend)
 
     def after(self, choice: Choice, problem: Problem, reason: str) -> Choice:
-        """Return who is next where the chosen kernel failed for ``reason``: a runner-up, or torch."""
+        """Return the next choice after the winner failed for ``reason``: a runner-up, or torch."""
         failed = choice.decision
         known = tuple(
             replace(c, refusal=Refusal(Code.RAISED, reason)) if c.label == failed.chosen else c
@@ -137,18 +137,18 @@ class Tuner:
             decision = replace(stayed.decision, candidates=known, noise=failed.noise)
             return replace(stayed, decision=decision, captured=choice.captured)
         entry, *others = behind
-        assert entry.call is not None  # noqa: S101  it was measured
+        assert entry.call is not None  # noqa: S101  checked by carry_out
         decision = Decision(entry.candidate.label, "measured", reason, known, failed.noise)
         return Choice(
             decision, entry.call, entry.kernel, entry.backend, tuple(others), captured=choice.captured
         )
 
     def taking_part(self, op: str) -> list[tuple[Backend, Kernel]]:
-        """Return the kernels of ``op`` that take part without being asked for."""
+        """Return the kernels of ``op`` that take part without an explicit request."""
         return [(b, k) for b, k in self.registry.kernels(op) if not b.on_request]
 
     def accepting(self, problem: Problem, order: Sequence[str] = ()) -> list[str]:
-        """Return the labels of kernels, torch's own aside, that would take ``problem`` in a choice."""
+        """Return the labels of kernels, except torch's own, that accept ``problem``."""
         return [
             b.label(k)
             for b, k in self.registry.kernels(problem.op)
@@ -159,7 +159,7 @@ class Tuner:
         ]
 
     def fixes(self, problem: Problem) -> dict[str, str]:
-        """Return label -> what to type where the machine, not the call, keeps a kernel from ``problem``."""
+        """Return label -> the command that makes a kernel available, where the machine rejects it."""
         found: dict[str, str] = {}
         for backend, kernel in self.registry.kernels(problem.op):
             label, machine = backend.label(kernel), self.registry.probe(backend, kernel)
@@ -184,8 +184,8 @@ class Tuner:
         for kernel in (k for b, k in self.registry.kernels(problem.op) if b is backend):
             entry = self.enter(backend, kernel, problem, args)
             entries.append(entry)
-            if not entry.candidate.refusal:  # those after it are not asked: nobody falls back to them
-                reason = f"backend={name!r} was asked for"
+            if not entry.candidate.refusal:  # later kernels aren't considered, as there is no fallback
+                reason = f"backend={name!r} was requested"
                 candidates = tuple(e.candidate for e in entries)
                 return carry_out(Decision(entry.candidate.label, "pinned", reason, candidates), entries)
         raise UnsupportedProblemError(
@@ -193,7 +193,7 @@ class Tuner:
         )
 
     def refusal(self, backend: Backend, kernel: Kernel, problem: Problem) -> Refusal | None:
-        """Return why a kernel can't take ``problem``: the machine's no, then the call's."""
+        """Return why a kernel is rejected for ``problem``: by the machine, then by the call."""
         machine = self.registry.probe(backend, kernel)
         if not machine:
             return Refusal(Code.MACHINE, machine.reason, machine.hint)
@@ -227,9 +227,9 @@ class Tuner:
         *,
         first: bool = True,
     ) -> Contender:
-        """Ask, verify and plan one kernel, and run it once if it is its ``first`` run on such a problem.
+        """Check, verify and plan one kernel, and run it once if it is its ``first`` run on such a problem.
 
-        Its refusal says where it ended.
+        The contender's refusal says which step rejected it.
         """
         label = backend.label(kernel)
         simulated = self.registry.probe(backend, kernel).simulated
@@ -267,13 +267,13 @@ class Tuner:
     def measured(
         self, problem: Problem, args: tuple[Any, ...], entries: Sequence[Contender]
     ) -> tuple[Decision, Timing | None]:
-        """Race all that can serve and decide; without measuring where that can't change anything.
+        """Race all that can serve and decide. Nothing is measured where the result is certain.
 
         Returns
         -------
         decision : Decision
         again : Timing or None
-            The A/A row, where there was a race.
+            The A/A row, if there was a race.
         """
         candidates = [e.candidate for e in entries]
         racing = [e for e in entries if e.call and not e.candidate.refusal and not e.candidate.simulated]
@@ -328,9 +328,9 @@ class Tuner:
         return decided(problem, timed(candidates, timings), again, entries), again
 
     def failed(self, backend: Backend, kernel: Kernel, problem: Problem, error: Exception) -> Refusal:
-        """Count what a kernel raised; return it as a refusal.
+        """Count a kernel's exception; return it as a refusal.
 
-        Want of memory, and work on another stream than it should be, are no strikes.
+        Out of memory, and work on a stream other than the current one, don't count as strikes.
         """
         if isinstance(error, torch.OutOfMemoryError):
             return Refusal(Code.UNMEASURED, "not measured: out of memory")

@@ -135,7 +135,7 @@ class Shell:
         gradient = self.spec.gradient
         joined = self._joined(bound, gradient, asked) if gradient and gradient.covers(*bound) else None
         if joined is None:
-            return self._referred(bound, asked, "a gradient is needed, and only torch's autograd knows it")
+            return self._referred(bound, asked, "a gradient is needed, and only torch's autograd computes it")
         return self._returned(joined(*bound), bound)
 
     def _joined(self, args: tuple[Any, ...], gradient: Gradient, asked: Asked) -> Differentiable | None:

@@ -1,4 +1,4 @@
-"""Ceilings: what a device can do at best, measured."""
+"""Ceilings: the measured limits of a device."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from nxcore.measure.race import Effort, race
 from nxcore.spec.device import describe
 from nxcore.spec.spec import Cost
 
-UNSURE = 0.2  # of a ceiling: what the median block took more than the fastest one
+UNSURE = 0.2  # relative excess of the median block over the fastest one, above which a ceiling is unsure
 
 
-TRIES = 2  # how often ceilings that are unsure, or that a row beats, are measured again
+TRIES = 2  # repeated measurements of ceilings that are unsure, or slower than a row of a table
 
 
-SLACK = 0.97  # ceilings are measured, so a row may pass the floor by their own noise
+SLACK = 0.97  # ceilings are noisy too, so a row may be below the floor by this factor
 
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """What a device can do at best, measured.
+    """The measured limits of a device.
 
     Attributes
     ----------
     t0_us : float
-        Microseconds of the smallest operation.
+        Time of the smallest operation, in microseconds.
     bandwidths : tuple of (int, float)
         Bytes in flight -> bytes per second, read plus written: small tensors live in caches.
     flops : float
         Floating-point operations per second in float32.
     noise : float
-        How much longer than its fastest block the median one took: of these measurements the median.
+        Relative excess of the median block over the fastest one, the median of all measurements.
     """
 
     t0_us: float
@@ -50,20 +50,20 @@ class Ceilings:
         return self.noise > UNSURE
 
     def bandwidth(self, size: int) -> float:
-        """Return the bytes per second for ``size`` bytes: the best of the next size below and all above.
+        """Return the bytes per second for ``size`` bytes: the best at the next smaller and all larger sizes.
 
-        What a large tensor reaches, a small one could: the small one's own figure is spent on launching.
+        A small tensor could reach the bandwidth of a large one: its own figure contains launch overhead.
         """
         below = [n for n, _ in self.bandwidths if n <= size][-1:]
         least = below[0] if below else 0
         return max(b for n, b in self.bandwidths if n >= least)
 
     def floor_us(self, cost: Cost) -> float:
-        """Return the least microseconds that ``cost`` can take: t0 + max(bytes, operations)."""
+        """Return the lower bound of the time for ``cost``, in microseconds: t0 + max(bytes, operations)."""
         return self.t0_us + 1e6 * max(cost.bytes / self.bandwidth(cost.bytes), cost.flops / self.flops)
 
     def raised(self, other: Ceilings) -> Ceilings:
-        """Return the higher of both, each figure by itself: what was reached once can be reached."""
+        """Return the better of both, figure by figure: a rate that was reached once can be reached again."""
         bandwidths = zip(self.bandwidths, other.bandwidths, strict=True)
         return Ceilings(
             min(self.t0_us, other.t0_us),
@@ -80,7 +80,7 @@ class Ceilings:
 
 @functools.cache
 def ceilings(device: torch.device) -> Ceilings:
-    """Return what ``device`` can do at best, measured once per process, and again while that was unsure."""
+    """Return the limits of ``device``, measured once per process, and again while they are unsure."""
     found = ceilings_now(device)
     for _ in range(TRIES):
         if found.unsure:
@@ -89,7 +89,7 @@ def ceilings(device: torch.device) -> Ceilings:
 
 
 def ceilings_now(device: torch.device) -> Ceilings:
-    """Measure what ``device`` can do at best; about a second.
+    """Measure the limits of ``device``, in about a second.
 
     Bandwidth is the best of a copy, an addition in place and a dot product (reads only) over as many bytes;
     operations are counted on a matrix product in strict float32.
@@ -115,9 +115,9 @@ def ceilings_now(device: torch.device) -> Ceilings:
 def _best_us(
     calls: Mapping[str, Callable[[], Any]], device: torch.device, effort: Effort
 ) -> tuple[float, float]:
-    """Return the least microseconds of any block of any call, and by what its median block took longer.
+    """Return the least microseconds of any block of any call, and the relative excess of its median block.
 
-    A ceiling is what was reached once.
+    The minimum counts, since a ceiling only has to be reached once.
     """
     timings = race(calls, device, effort=effort, suspect=False).values()
     fastest = min(timings, key=lambda t: min(t.device_us))
@@ -128,7 +128,7 @@ def _best_us(
 def _bandwidth(device: torch.device, size: int, t0: float, effort: Effort) -> tuple[float, float]:
     """Return the best bytes per second over ``size`` bytes, and its noise.
 
-    ``t0`` is not the memory's fault.
+    ``t0``, the time of the smallest operation, is subtracted: it is launch overhead.
     """
     half = size // 8
     source, target = torch.randn(half, device=device), torch.empty(half, device=device)
@@ -143,5 +143,5 @@ def _bandwidth(device: torch.device, size: int, t0: float, effort: Effort) -> tu
 
 
 def device_facts(device: torch.device) -> dict[str, Any]:
-    """Return the device's facts and measured ceilings as plain data, for a record's head."""
+    """Return the device's facts and measured ceilings as plain data, for the head of a record."""
     return describe(device).to_dict() | {"ceilings": ceilings(device).to_dict()}

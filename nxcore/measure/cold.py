@@ -1,4 +1,4 @@
-"""Calls on ever other memory: what a cache still holds of the last call is no part of the next one's time."""
+"""Cold-cache inputs: rotate over copies so that a call never finds its data in cache."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import torch
 from nxcore.spec.problem import leaves
 
 CACHES = 5
-"""How many times the last-level cache the copies make up."""
+"""The size of all copies together, in multiples of the last-level cache."""
 
 MOST = 200
 
 
 def rotation(args: tuple[Any, ...], cache: int) -> list[tuple[Any, ...]]:
-    """Return as many copies of the arguments as make up five times ``cache`` bytes; at most 200."""
+    """Return copies of the arguments that together fill five times ``cache`` bytes; at most 200."""
     size = sum(t.numel() * t.element_size() for t in leaves(args))
     copies = min(max(1, -(-CACHES * cache // max(size, 1))), MOST)
     return [args, *(tuple(_copied(a) for a in args) for _ in range(copies - 1))]
@@ -27,10 +27,10 @@ def rotation(args: tuple[Any, ...], cache: int) -> list[tuple[Any, ...]]:
 def rotating(
     calls: Mapping[str, Callable[..., Any]], sets: Sequence[tuple[Any, ...]]
 ) -> dict[str, Callable[[], Any]]:
-    """Return ``calls`` without arguments: whoever is called gets the next of ``sets``.
+    """Return ``calls`` without arguments: each call takes the next of ``sets``.
 
-    They share one rotation. With one each, they would keep in step, and find in the cache what the last
-    one left there.
+    All calls share one rotation. With a rotation each, they would use the same copies in turn, and find them
+    in the cache.
     """
     turns = itertools.cycle(sets)
     return {label: functools.partial(_on_next, call, turns) for label, call in calls.items()}

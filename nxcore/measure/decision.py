@@ -1,12 +1,12 @@
-"""From timings to a decision: a pure function of facts, tried on invented machines.
+"""From timings to a decision: a pure function of measured facts.
 
 A candidate replaces torch's own only if the one-sided Wilcoxon signed-rank test (Wilcoxon 1945) on the
-paired log ratios, shifted by a margin, gives p < 0.01 after Holm's correction (Holm 1979). The margin is
-the larger of 2% and twice the half-width of the A/A row, in which torch's fastest way races itself. A race in
-which that half-width exceeds 20% is unclear, whatever it says.
+paired log ratios, shifted by the margin, gives p < 0.01 after Holm's correction (Holm 1979). The margin is
+the larger of 2% and twice the A/A noise: the half-width of the A/A row, in which torch's fastest way races
+itself. A race with more than 20% A/A noise is unclear, whatever its result.
 
-There are two regimes, and a winner in each: an eager call costs the slower of host and device, a replay of a
-CUDA graph the device's time alone. What does not claim to be graph-safe takes no part in the second.
+There are two regimes, each with its own winner. An eager call costs the slower of host and device, a replay
+of a CUDA graph only the device's time. Kernels that don't claim to be graph-safe are left out of the second.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MARGIN = 0.02
 CONFIDENCE = 0.95
 TIE = 0.02
 NOISY = 0.20
-"""The A/A noise above which a race is unclear: it tells of the machine's load, not of the kernels."""
+"""The A/A noise above which a race is unclear: it reflects the machine's load, not the kernels."""
 
 Rule = Literal["pinned", "preferred", "locked", "measured", "bracketed", "prior", "reference", "exploring"]
 
@@ -38,7 +38,7 @@ class Interval:
     Attributes
     ----------
     median, low, high : float
-        The median and the ends of its interval of at least 95% confidence, as wide as the data forces.
+        The median and the ends of its interval, with a confidence of at least 95%.
     """
 
     median: float
@@ -51,7 +51,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One way to run a problem, and all that is known of it.
+    """One way to run a problem, with its refusal, error and timing.
 
     Attributes
     ----------
@@ -60,19 +60,19 @@ class Candidate:
     backend : str
         The backend it belongs to.
     refusal : Refusal, optional
-        Why it can't serve the call; None if it can.
+        Why it is rejected; None if it can serve the call.
     simulated : bool
-        Right, but run by an interpreter or simulator: never timed, never chosen.
+        Verified, but run by an interpreter or simulator, so never timed and never chosen.
     graph_safe : bool
-        Whether it claims that a CUDA graph may capture it.
+        Whether it claims to work in a captured CUDA graph.
     error : float, optional
         Relative error against float64 in the 2-norm, the worst of the smoke samples.
     timing : Timing, optional
-        What it took.
+        Its measured times.
     ratio : Interval, optional
-        How many times faster than torch's best, block by block.
+        Its speed relative to torch's fastest way, block by block.
     p_value : float, optional
-        Of the test that it is faster than torch's best by the margin.
+        The p-value of the test that it is faster than torch's fastest way by the margin.
     """
 
     label: str
@@ -87,11 +87,11 @@ class Candidate:
 
     @property
     def native(self) -> bool:
-        """Whether it is torch's own."""
+        """Whether it is one of torch's own implementations."""
         return self.backend == "torch"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all that is known as plain data."""
+        """Return the candidate as plain data."""
         return {
             "label": self.label,
             "backend": self.backend,
@@ -108,7 +108,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Who runs, by which rule and why; every other candidate with its time or its reason.
+    """The kernel that runs, by which rule and why; every other candidate with its time or refusal.
 
     Attributes
     ----------
@@ -116,16 +116,16 @@ class Decision:
         The label of the kernel that runs.
     rule : str
         ``pinned`` (``backend=``), ``preferred`` (``nxcore.use``), ``locked``, ``measured``, ``bracketed``
-        (measured at sizes around it), ``prior`` (not measured: predicted, or nothing is known),
-        ``reference`` or ``exploring`` (calls take turns).
+        (measured at sizes around it), ``prior`` (not measured: predicted, or torch for lack of data),
+        ``reference`` or ``exploring`` (calls take turns between the candidates).
     reason : str
-        One sentence.
+        The reason, as one sentence.
     candidates : tuple of Candidate
-        In the order in which they were asked.
+        All candidates, in the order of the registry or of preference.
     noise : float
-        The half-width of the A/A row: torch's fastest way against itself.
+        The A/A noise: the half-width of the interval of torch's fastest way against itself.
     captured : Decision, optional
-        Who runs where a CUDA graph is captured, where that was asked; its candidates are these.
+        The decision for captured calls, on devices with CUDA graphs; its candidates are the same.
     """
 
     chosen: str
@@ -144,7 +144,7 @@ class Decision:
 
     @property
     def unclear(self) -> bool:
-        """Whether it is of a race with too much noise to tell."""
+        """Whether the race had too much noise for a verdict."""
         return self.noise > NOISY
 
     def to_dict(self) -> dict[str, Any]:
@@ -178,8 +178,8 @@ def interval(values: Sequence[float]) -> Interval:
 def signed_rank(differences: Sequence[float]) -> float:
     """Return the exact one-sided p-value that the median of ``differences`` is below zero.
 
-    Zeros are dropped and ties share their ranks (Pratt's variant is not used); ranks are doubled so that
-    shared ones stay whole, and the distribution is built by adding one rank at a time.
+    Zeros are dropped and ties share their ranks (Pratt's variant is not used). Ranks are doubled so that
+    shared ones stay integers, and the distribution is built by adding one rank at a time.
     """
     values = [d for d in differences if d != 0.0 and not math.isnan(d)]
     if not values:
@@ -205,11 +205,11 @@ def _log_ratios(candidate: Timing, baseline: Timing, regime: Regime) -> list[flo
 
 
 def _half_width(native: Sequence[Candidate], again: Timing | None, regime: Regime) -> float:
-    """Return the half-width of the A/A row: of the ratio of ``again`` to the first entry of the same call."""
+    """Return the half-width of the A/A row: of ``again`` over the first timing of the same kernel."""
     if again is None:
         return 0.0
     first = next((c for c in native if c.label == again.repeats), native[0]).timing
-    assert first is not None  # noqa: S101  the caller looked
+    assert first is not None  # noqa: S101  checked by the caller
     found = interval([math.exp(r) for r in _log_ratios(again, first, regime)])
     return (found.high - found.low) / 2
 
@@ -229,7 +229,7 @@ def compare(
     margin = math.log1p(max(MARGIN, 2 * noise))
     judged: list[Candidate] = []
     for c in candidates:
-        # Torch's other idioms race the reference; everybody else races the fastest of torch's.
+        # Torch's idioms are compared with the reference; other kernels with torch's fastest way.
         rival = reference if c.native else best.timing
         if c.timing is None or c.refusal or c.simulated:
             judged.append(c)
@@ -243,7 +243,7 @@ def compare(
 
 
 def winners(judged: Sequence[Candidate]) -> list[Candidate]:
-    """Return those that are significantly faster than torch's own, by Holm's step-down over all tested."""
+    """Return the candidates significantly faster than torch, by Holm's step-down over all tested."""
     tested = sorted((c for c in judged if c.p_value is not None), key=lambda c: c.p_value or 0.0)
     won: list[Candidate] = []
     for i, c in enumerate(tested):
@@ -256,9 +256,10 @@ def winners(judged: Sequence[Candidate]) -> list[Candidate]:
 def settled(
     candidates: Sequence[Candidate], again: Timing | None = None, regimes: Sequence[Regime] = ("eager",)
 ) -> bool:
-    """Return whether every verdict is clear: a win, or an interval that rules a win out.
+    """Return whether every verdict is clear: a win, or an interval that excludes a win.
 
-    None is while the A/A noise is above ``NOISY``: the margin grows with it, and would rule out every win.
+    No verdict is clear while the A/A noise is above ``NOISY``: the margin grows with it and would exclude
+    every win.
     """
     return all(_settled(candidates, again, regime) for regime in regimes)
 
@@ -278,7 +279,7 @@ UNSAFE = Refusal(Code.CLAIM, "doesn't claim to be graph_safe")
 
 
 def _admitted(candidates: Sequence[Candidate], regime: Regime) -> list[Candidate]:
-    """Return ``candidates``, those refused that a CUDA graph may not capture where one is."""
+    """Return ``candidates``; under capture, those that aren't graph-safe with a refusal."""
     if regime == "eager":
         return list(candidates)
     return [c if c.refusal or c.graph_safe else replace(c, refusal=UNSAFE) for c in candidates]
@@ -294,14 +295,14 @@ def decide(
     candidates : sequence of Candidate
         With a timing, a refusal, or marked as simulated.
     again : Timing, optional
-        The A/A row: the second timing of the one that it ``repeats``.
+        The A/A row: the second timing of the kernel that it ``repeats``.
     regime : str
-        ``eager``, or ``captured`` where a CUDA graph is.
+        ``eager``, or ``captured`` for calls in a CUDA graph.
 
     Returns
     -------
     Decision
-        Anything ambiguous is torch's: the reference, or an idiom whose interval lies above it.
+        Torch's, if no candidate wins: the reference, or an idiom that is significantly faster.
     """
     median = functools.partial(_median, regime)
     judged, noise = compare(_admitted(candidates, regime), again, regime)
@@ -322,9 +323,9 @@ def decide(
 
 
 def _torchs(judged: Sequence[Candidate], noise: float, regime: Regime) -> Decision:
-    """Return the decision for torch where nothing won: its fastest way, the reference where that isn't clear.
+    """Return the decision for torch where no kernel won: its fastest way, or the reference if unclear.
 
-    No margin is asked of an idiom: it was verified, and with either of them torch serves.
+    An idiom needs no margin: it is verified, and it is torch's own code too.
     """
     reference, why = judged[0], _why_none(judged, noise)
     faster = [
@@ -334,7 +335,7 @@ def _torchs(judged: Sequence[Candidate], noise: float, regime: Regime) -> Decisi
     if not faster:
         return Decision(reference.label, "reference", why, tuple(judged), noise)
     best = min(faster, key=functools.partial(_median, regime))
-    why = f"{_ratio_to(best, reference, regime)} the speed of torch's reference, and verified; {why}"
+    why = f"{_ratio_to(best, reference, regime)} the speed of torch's reference, verified; {why}"
     return Decision(best.label, "measured", why, tuple(judged), noise)
 
 
@@ -352,20 +353,20 @@ def _why_none(judged: Sequence[Candidate], noise: float) -> str:
     found = _closest(judged, noise)
     if not found:
         return "no other backend has a kernel for this call"
-    return f"nothing is measurably faster than torch; {found}"
+    return f"no kernel is measurably faster than torch; {found}"
 
 
 def _closest(judged: Sequence[Candidate], noise: float, above: float = 0.0) -> str:
-    """Tell of the fastest of the other backends, if it is ``above``, and what it lacks to be the winner."""
+    """Return text on the fastest other kernel, if its ratio is at least ``above``, and its test."""
     tested = [c for c in judged if c.p_value is not None]
     closest = max((c for c in tested if not c.native and c.ratio), key=_gain, default=None)
     if closest is None or _gain(closest) < above:
         return ""
     margin, level = max(MARGIN, 2 * noise), SIGNIFICANCE / (len(tested) - len(winners(judged)))
-    drift = ", twice what torch differs from itself," if noise > MARGIN / 2 else ""
+    drift = " (twice the A/A noise)" if noise > MARGIN / 2 else ""
     return (
-        f"{closest.label} comes closest at {closest.ratio}: that it gains more than {margin:.1%}{drift} has "
-        f"p = {closest.p_value:.2g}, {level:.2g} is asked"
+        f"closest: {closest.label}, {closest.ratio} torch's speed. Not significantly faster by the required "
+        f"{margin:.1%}{drift}: p = {closest.p_value:.2g}, needs p < {level:.2g}"
     )
 
 
@@ -374,5 +375,5 @@ def _gain(candidate: Candidate) -> float:
 
 
 def refusals(candidates: Sequence[Candidate]) -> Mapping[str, str]:
-    """Return label -> reason of those that can't serve."""
+    """Return label -> reason of the rejected candidates."""
     return {c.label: c.refusal.reason for c in candidates if c.refusal}

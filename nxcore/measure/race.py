@@ -1,7 +1,7 @@
-"""Callables -> Timing: interleaved, paired blocks on the CPU and on CUDA; and what the device can do at best.
+"""Callables -> Timing: interleaved, paired blocks on the CPU and on CUDA.
 
-Each candidate runs once per block, in random order, so that drift hits all alike; a block's value is the
-median of its samples. The harness knows no registry and no choice: when to stop is asked of the caller.
+Each candidate runs once per block, in random order, so that drift affects all alike. The value of a block is
+the median of its samples. The harness knows no registry and no choice: the caller determines when to stop.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from nxcore.spec.device import current, synchronize
 Clock = Callable[[], int]
 Settled = Callable[[Mapping[str, Timing]], bool]
 
-SAMPLE_S = 40e-6  # five of them make a block of at least 200 us
-EVENT_S = 50e-6  # below this the resolution of CUDA events shows
+SAMPLE_S = 40e-6  # five samples make a block of at least 200 us
+EVENT_S = 50e-6  # shorter intervals suffer from the resolution of CUDA events
 HOST_CALLS = 200
-STUTTERS = 10  # what a busy machine may do so often, a side stream does every time
-DROP = 2.0  # a candidate this much slower than the best after DROP_AFTER blocks is out
+STUTTERS = 10  # attempts: a busy machine disturbs some of them, a side stream all
+DROP = 2.0  # a candidate this much slower than the fastest after DROP_AFTER blocks is dropped
 DROP_AFTER = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How hard to measure.
+    """How long and how often to measure.
 
     Attributes
     ----------
     looks : tuple of int
-        The numbers of blocks at which the caller is asked whether all is clear.
+        The numbers of blocks after which ``settled`` is called.
     warm_s : float
-        Seconds to warm up for.
+        Seconds of warm-up.
     budget_s : float
-        Seconds after which no further look is taken; the first look always is.
+        Seconds after which no more blocks are run, once the first look is done.
     """
 
     looks: tuple[int, ...] = (12, 20, 40)
@@ -54,7 +54,7 @@ class Effort:
 
 
 IN_CALL = Effort(looks=(12, 20), warm_s=0.02, budget_s=0.5)
-"""What a first call of a new problem can afford."""
+"""The effort for the first call of a new problem."""
 
 
 @dataclass
@@ -87,43 +87,43 @@ def race(
     suspect: bool = True,
     failed: Callable[[str, Exception], None] | None = None,
 ) -> dict[str, Timing]:
-    """Time ``calls`` against each other.
+    """Time ``calls`` against each other, in interleaved blocks.
 
     Parameters
     ----------
     calls : mapping of str to callable
-        Label -> a call without arguments. All must run on ``device``'s current stream.
+        Label -> callable without arguments. All work must run on ``device``'s current stream.
     device : torch.device
-        Where the work happens.
+        The device that does the work.
     rivals : frozenset of str
-        Labels that all others are compared with: dropped only if slow among themselves, or the
-        fastest of them would be gone where it is most clearly beaten, and nothing could be told.
+        Labels that all others are compared with. They are dropped only if they are slow among themselves:
+        without the fastest of them no comparison would be possible.
     again : str
-        Label of the A/A row: the one of ``rivals`` that is the fastest while warming up, or the first call,
-        is entered a second time. Empty for none.
+        Label of the A/A row: a second entry of the fastest of ``rivals`` during warm-up, or of the first
+        call. Empty for none.
     settled : callable
-        Asked at each look: is every verdict clear?
+        Called at each look; returns whether every verdict is clear.
     effort : Effort
-        How many blocks, how long.
+        The number of blocks and the time budget.
     clock : callable
-        Nanoseconds; a test may bring its own.
+        Returns nanoseconds; a test may replace it.
     seed : int
-        Of the order within blocks.
+        Seed of the order within blocks.
     suspect : bool
-        Make sure that each call's work is on the current stream; not needed for torch's own.
+        Check that each call's work is on the current stream; torch's own calls don't need it.
     failed : callable, optional
-        Told the label and the exception of a call that raised, which leaves the race; without it, and
-        for the first call, the exception is raised.
+        Called with the label and the exception of a call that raised, which then leaves the race. Without it,
+        and for the first call, the exception is raised.
 
     Returns
     -------
     dict of str to Timing
-        One value a block; a candidate dropped early has fewer. The A/A row says what it ``repeats``.
+        One value a block; a dropped candidate has fewer. The A/A row names the kernel it ``repeats``.
 
     Raises
     ------
     MeasurementError
-        If a call's work isn't on the current stream, so that its time can't be seen.
+        If a call's work isn't on the current stream, so that it can't be timed.
     """
     lanes = {label: _Lane(call) for label, call in calls.items()}
     first = next(iter(lanes))
@@ -169,9 +169,9 @@ def race(
 
 
 def _in_the_race(lanes: Mapping[str, _Lane], order: list[str], rivals: frozenset[str]) -> list[str]:
-    first = next(iter(lanes))  # the baseline stays, or nothing could be compared
+    first = next(iter(lanes))  # the baseline stays, since all others are compared with it
     kept = {first}
-    for regime in REGIMES:  # what is hopeless for the host may be best in a CUDA graph
+    for regime in REGIMES:  # a call that is slow on the host may be the fastest in a CUDA graph
         medians = {label: lanes[label].timing.median(regime) for label in order}
         best = min(medians.values())
         best_rival = min(medians[label] for label in order if label in rivals or label == first)
@@ -192,7 +192,7 @@ def _no_collection() -> Iterator[None]:
 
 
 def _warm_up(lane: _Lane, device: torch.device, seconds: float, clock: Clock) -> None:
-    """Run until ``seconds`` are over, then set how often to repeat the call in one sample."""
+    """Run for ``seconds``, then set the number of repeats of the call in one sample."""
     lane.call()
     synchronize(device)
     started, calls = clock(), 0
@@ -236,7 +236,7 @@ def _cuda_block(device: torch.device, lane: _Lane, clock: Clock) -> None:
 
 def _cuda_sample(lane: _Lane, host_us: float) -> tuple[torch.cuda.Event, torch.cuda.Event]:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    # The device spins while the host enqueues, so that launch gaps stay out of the interval.
+    # The device spins while the host enqueues, so that the interval contains no launch gaps.
     torch.cuda._sleep(int(2 * host_us * lane.repeats * 2000))  # noqa: SLF001  cycles at about 2 GHz; the only spin torch has
     start.record()
     for _ in range(lane.repeats):
@@ -246,7 +246,7 @@ def _cuda_sample(lane: _Lane, host_us: float) -> tuple[torch.cuda.Event, torch.c
 
 
 def _require_current_stream(lane: _Lane, device: torch.device, clock: Clock) -> None:
-    """Compare the wall's time with the events': work on another stream is seen by the wall alone."""
+    """Compare wall time with the events' time: events miss work on another stream."""
     wall, seen = math.inf, 0.0
     for _ in range(STUTTERS):
         torch.cuda.synchronize(device)
@@ -259,6 +259,6 @@ def _require_current_stream(lane: _Lane, device: torch.device, clock: Clock) -> 
         if wall <= 2 * seen + 30 * lane.repeats + 100:
             return
     raise MeasurementError(
-        f"a call took {duration(wall)} by the wall and {duration(seen)} on the current stream: "
+        f"a call took {duration(wall)} of wall time and {duration(seen)} on the current stream: "
         "its work runs on another stream"
     )

@@ -7,24 +7,24 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 Regime = Literal["eager", "captured"]
-"""How a call is made: issued by the host each time, or replayed by a CUDA graph."""
+"""How a call is made: issued by the host each time, or replayed in a CUDA graph."""
 
 REGIMES: tuple[Regime, ...] = ("eager", "captured")
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """What one candidate took, block by block; blocks of candidates measured together are paired.
+    """The times of one candidate, block by block; blocks of candidates in one race are paired.
 
     Attributes
     ----------
     device_us : tuple of float
-        Microseconds that the device was busy with one call, one value a block.
+        Device time of one call in microseconds, one value a block.
     host_us : tuple of float
-        Microseconds that the host needed to issue one call, one value a block. On the CPU both
-        are the same time.
+        Host time to issue one call in microseconds, one value a block. On the CPU both times are the
+        same.
     repeats : str
-        Of the A/A row: the label of the kernel whose second entry this is, the reference where it is empty.
+        For the A/A row, the label of the kernel that is timed a second time; empty for the reference.
     """
 
     device_us: tuple[float, ...]
@@ -33,11 +33,11 @@ class Timing:
 
     @property
     def call_us(self) -> tuple[float, ...]:
-        """Microseconds a call costs in eager mode: the slower of host and device, block by block."""
+        """The cost of an eager call in microseconds: the slower of host and device, block by block."""
         return tuple(max(pair) for pair in zip(self.device_us, self.host_us, strict=True))
 
     def us(self, regime: Regime) -> tuple[float, ...]:
-        """Return the microseconds a call costs, block by block; a replay costs the device's time alone."""
+        """Return the cost of a call in microseconds, block by block; a replay costs device time alone."""
         return self.call_us if regime == "eager" else self.device_us
 
     def median(self, regime: Regime) -> float:
@@ -55,15 +55,15 @@ class Timing:
         return self.median("captured")
 
     def without_gaps(self) -> Timing:
-        """Return the least that the device can have been busy: events around a call see it wait."""
+        """Return a lower bound of the device's times: events around a call include gaps."""
         least = (max(d - h, 1e-3) for d, h in zip(self.device_us, self.host_us, strict=True))
         return replace(self, device_us=tuple(least))
 
     def paced(self, then: Timing, now: Timing) -> Timing:
-        """Return these times as if they had been taken beside ``then`` instead of ``now``, block by block.
+        """Return these times as if they had been measured together with ``then`` instead of ``now``.
 
-        The ratios to the one beside it stay, the device's and the call's; there are as many blocks as all
-        three have.
+        The ratios of device time and of call time are kept, block by block. The result has as many blocks as
+        all three timings have.
         """
         device, host = (
             tuple(mine * old / new for mine, old, new in zip(*rows, strict=False))
@@ -86,7 +86,7 @@ class Timing:
 
 
 def duration(us: float) -> str:
-    """Return microseconds as text, in the unit that reads best: the one way in which times are written."""
+    """Return microseconds as text, in a fitting unit. All times are written this way."""
     if us < 1e3:
         return f"{us:,.1f} us"
     return f"{us / 1e3:,.2f} ms" if us < 1e6 else f"{us / 1e6:,.2f} s"

@@ -207,7 +207,7 @@ def _status(
 def _row(problem: Problem, calls: int, found: Explanation | None, where: str = "", steps: int = 1) -> Served:
     calls = -(-calls // steps)
     if found is None:
-        return Served(problem, calls, "unknown", "torch", "nothing is known of it", where=where)
+        return Served(problem, calls, "unknown", "torch", "it was never measured", where=where)
     decision = found.decision
     timed = {c.label: c for c in decision.candidates if c.timing}
     torchs = [c.timing.median_us for c in timed.values() if c.native and c.timing]

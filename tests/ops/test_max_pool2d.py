@@ -66,7 +66,7 @@ def test_indices_are_for_those_who_differentiate_by_themselves(device):
     out.sum().backward()
     assert torch.equal(x.grad, functional.max_unpool2d(torch.ones_like(out), where, 2))
     pool = nxcore.op("max_pool2d", backend=next(n for n in nxcore.backends() if n != "torch"))
-    with pytest.raises(nxcore.errors.UnsupportedProblemError, match="only torch's autograd knows it"):
+    with pytest.raises(nxcore.errors.UnsupportedProblemError, match="only torch's autograd computes it"):
         pool(x, 2, return_indices=True)
 
 

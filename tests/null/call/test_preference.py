@@ -36,7 +36,7 @@ def test_whoever_comes_after_the_preferred_one_is_not_made_ready():
         found = session.explain("add", X, X).decision
     assert (found.chosen, found.rule) == ("b", "preferred")
     assert found.reason == "nxcore.use('b', 'a') is in force"
-    why = "not asked: 'b' is preferred"
+    why = "not considered: 'b' is preferred"
     assert {c.label: str(c.refusal or "") for c in found.candidates} == {"torch": why, "a": why, "b": ""}
     assert calls[0].count == 0
 

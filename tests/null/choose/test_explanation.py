@@ -48,7 +48,7 @@ def decided(**us):
         ({"torch": 100, "far": 300}, "far", "would have to be 3.1 times as fast"),
         ({"torch": 100, "fast": 50, "second": 60}, "second", "would have to be 20% faster"),
         ({"torch": 100, "fast": 50, "tied": 50.5}, "tied", "as fast within 2%; the smaller error against"),
-        ({"torch": 100, "moody": [80, 120] * 6}, "moody", "ambiguous (p = "),
+        ({"torch": 100, "moody": [80, 120] * 6}, "moody", "unclear (p = "),
     ],
 )
 def test_it_tells_what_a_kernel_would_need(us, label, change):
@@ -94,8 +94,8 @@ def test_a_kernel_that_can_not_serve_says_what_would_let_it(machine):
         "fake": "nxcore quarantine clear add --kernel fake",
         "away": "pip install nxcore-away",
         "picky": "needs CUDA tensors, got cpu",
-        "played": "it is run by a simulator here; backend='played' asks for it",
-        "later": "only on request: compiles for seconds; ask for it by backend='later'",
+        "played": "it runs in a simulator here; backend='played' requests it",
+        "later": "only on request: compiles for seconds; request it by backend='later'",
     }
 
 
@@ -155,11 +155,11 @@ def test_it_tells_who_runs_as_things_are_without_measuring(machine):
     [
         (
             "measure",
-            "the policy is 'measure', which measures it at its first call and not for this explanation",
+            "the policy is 'measure', which measures it at its first call, not for an explanation",
         ),
-        ("online", "the policy is 'online', which learns it from its calls"),
-        ("estimate", "nothing is known of it, and the policy is 'estimate'"),
-        ("frozen", "nothing is known of it, and the policy is 'frozen'"),
+        ("online", "the policy is 'online', which explores it in its calls"),
+        ("estimate", "it was never measured, and the policy is 'estimate'"),
+        ("frozen", "it was never measured, and the policy is 'frozen'"),
     ],
 )
 def test_without_a_decision_the_policy_in_force_is_named(machine, policy, text):
@@ -226,12 +226,12 @@ def test_what_nobody_measured_there_is_said(store):
     problem = Problem.of(SPECS["add"], (X[:2], X[:2], 1, None))
     found = foreign.explained(store, problem, "H200").decision
     assert (found.chosen, found.rule) == ("torch", "prior")
-    assert "nothing was measured of it on NVIDIA H200; 2 other problems of add were" in found.reason
+    assert "the problem was not measured on NVIDIA H200; 2 other problems of add were" in found.reason
 
 
 def test_a_device_of_which_nothing_is_known_is_refused(store):
     with pytest.raises(
-        InvalidInputError, match="no wisdom of a device 'NVIDIA H100'; did you mean 'NVIDIA H200'"
+        InvalidInputError, match="no wisdom of a device named 'NVIDIA H100'; did you mean 'NVIDIA H200'"
     ):
         foreign.explained(store, PROBLEM, "NVIDIA H100")
 
@@ -308,7 +308,7 @@ def test_a_shape_that_is_nobodys_sample(default, op, shape):
     [
         (["depthwise_conv2d", "--shape", "3"], "can't be the first tensor's of a call of depthwise_conv2d"),
         (["add", "--shape", "3,a"], "--shape must be sizes such as 64,16,32,32, got '3,a'"),
-        (["add", "--device", "H300"], "no wisdom of a device 'H300'"),
+        (["add", "--device", "H300"], "no wisdom of a device named 'H300'"),
     ],
 )
 def test_what_can_not_be_asked_is_refused(default, words, match):

@@ -380,7 +380,7 @@ def test_what_the_gradient_does_not_cover_is_torchs():
     assert "MaxPool2D" in type(out.grad_fn).__name__
     assert indices.dtype is torch.int64
     found = session.explain("max_pool2d", x, 3, 1, 1, return_indices=True)
-    assert found.decision.reason == "a gradient is needed, and only torch's autograd knows it"
+    assert found.decision.reason == "a gradient is needed, and only torch's autograd computes it"
 
 
 def test_an_explanation_names_the_operator_that_runs():

@@ -145,7 +145,7 @@ def test_the_reason_for_being_stale_names_what_changed(machine, monkeypatch):
     monkeypatch.setattr(torch, "__version__", "99.0")
     assert recall.stale(problem, page) == f"torch was {was}, is 99.0"
     other = fakes.replace(page, makes={"fast": "1", "gone": "2"})
-    assert "gone is gone; torch is new; fast is made otherwise" in recall.stale(problem, other)
+    assert "gone was removed; torch is new; fast has changed" in recall.stale(problem, other)
 
 
 def test_a_spent_budget_leaves_the_rest_and_says_so(machine):

@@ -61,7 +61,7 @@ class TestRequest:
     def test_a_choice_leaves_it_out_and_says_why(self):
         session, counter = self.session()
         found = session.explain("add", X, Y).decision
-        assert found["slow"].refusal.reason == f"only on request: {SECONDS}; ask for it by backend='slow'"
+        assert found["slow"].refusal.reason == f"only on request: {SECONDS}; request it by backend='slow'"
         assert found.chosen == "torch"
         assert counter.count == 0, "it was neither verified nor measured"
 
@@ -83,7 +83,7 @@ class TestRequest:
         with session.use("torch", "slow"):
             assert (
                 session.explain("add", X, Y).decision["slow"].refusal.reason
-                == "not asked: 'torch' is preferred"
+                == "not considered: 'torch' is preferred"
             )
         assert counter.count == 0
 

@@ -131,7 +131,7 @@ def test_a_lock_decides_whatever_was_measured(tmp_path, monkeypatch):
         session = measured(None, policy=policy, lock=lock(tmp_path, "fake"))
         assert torch.equal(session.op("add")(X, X), 2 * X)
         found = session.explain("add", X, X).decision
-        assert (found.chosen, found.rule, found.reason) == ("fake", "locked", "the lock says so")
+        assert (found.chosen, found.rule, found.reason) == ("fake", "locked", "the lock names it")
 
 
 def test_a_locked_kernel_that_is_not_there_leaves_torch_or_an_error(tmp_path):
@@ -146,7 +146,7 @@ def test_frozen_without_a_word_of_the_lock_is_torch_or_an_error(tmp_path):
     measured(tmp_path, (3, 4))
     found = measured(tmp_path, policy="frozen").op("add")
     assert torch.equal(found(X, X), 2 * X)
-    with pytest.raises(UnsupportedProblemError, match="the lock says nothing of add"):
+    with pytest.raises(UnsupportedProblemError, match="the lock has no entry for add"):
         measured(tmp_path, policy="frozen", strict=True).op("add")(X, X)
 
 
