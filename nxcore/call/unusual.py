@@ -62,6 +62,6 @@ def untraced() -> Iterator[None]:
 
 
 def only_default_device() -> bool:
-    """Return whether the modes in force are those of ``torch.set_default_device``, which concern factories."""
+    """Return whether all modes in force are of ``torch.set_default_device``, which concern factories."""
     stack = torch.overrides._get_current_function_mode_stack()  # noqa: SLF001  no public look at the stack
     return all(type(mode).__name__ == "DeviceContext" for mode in stack)

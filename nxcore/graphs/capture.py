@@ -140,7 +140,7 @@ class Capture:
         return self._number, ticket
 
     def keeps(self, number: int) -> bool:
-        """Return whether what was saved by the replay of this number is there, and may be gone back through."""
+        """Return whether the values saved by that replay are intact, so that it can be differentiated."""
         ticket = self._ticket()
         return (
             number == self._number and ticket is not None and ticket.open and self._order.permits(self._place)

@@ -7,7 +7,7 @@ from torch import nn
 
 
 def hooked(*modules: nn.Module) -> bool:
-    """Return whether hooks wait for a call of any of ``modules``: who runs several as one must leave these."""
+    """Return whether any of ``modules`` has hooks, so that their calls must not be fused."""
     return nn.modules.module._has_any_global_hook() or any(  # noqa: SLF001  torch has no other way to ask
         m._forward_hooks  # noqa: SLF001
         or m._forward_pre_hooks  # noqa: SLF001

@@ -176,7 +176,7 @@ _apply = super(
 
 
 def _wanted(needed: bool, edge: tuple[Any, int]) -> bool:
-    """Return whether this backward pass goes on to an input; ``torch.autograd.grad`` names those it goes to."""
+    """Return whether this backward pass needs an input's gradient; ``torch.autograd.grad`` names inputs."""
     global _leaves  # noqa: PLW0603  a race of two passes costs a question more
     node = edge[0]
     if not needed or node is None:

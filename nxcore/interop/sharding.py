@@ -72,7 +72,7 @@ def divided(spec: OpSpec, call: Callable[..., Any], args: tuple[Any, ...]) -> An
 
 
 def _fits(way: Way, tensors: list[Any], mesh: Any) -> bool:
-    """Return whether every rank has a part that isn't empty: operators differ in what they take of nothing."""
+    """Return whether no rank's part is empty: operators differ in what they accept of empty tensors."""
     count = mesh.size()
     sizes = [t.shape[dim] for t, dim in zip(tensors, way.tensors, strict=True) if dim is not None]
     if mesh.ndim > 1:  # parts of parts

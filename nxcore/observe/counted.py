@@ -9,7 +9,7 @@ from typing import Any
 
 
 def leads_to(plan: Callable[..., Any], reference: Callable[..., Any]) -> bool:
-    """Return whether ``plan`` is the reference, maybe behind what can be switched to another or is counted."""
+    """Return whether ``plan`` is the reference, maybe behind a switch or a counter."""
     if plan is reference:
         return True
     kind = plan.__class__

@@ -236,7 +236,7 @@ def _wrong(sample: Sample, why: str, error: float) -> Held:
 
 
 def _answers_from_memory(call: Callable[..., Any], args: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    """Return whether a kernel that saw some numbers still gives their answer once others lie in their place."""
+    """Return whether a kernel repeats its result after the numbers at the same addresses have changed."""
     mine = _copied(args)
     with torch.no_grad():
         before = [t.clone() for t in leaves(call(*mine))]

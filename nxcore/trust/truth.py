@@ -148,7 +148,7 @@ class Truth:
         return bound, float(allowed), float(norm)
 
     def agrees(self, result: tuple[Tensor, ...]) -> bool:
-        """Return whether outputs of the right dtype and shape pass both gates; ``judge`` also says why not."""
+        """Return whether outputs of the right dtype and shape pass both gates; ``judge`` gives the reason."""
         tame = all(bounds is not None for bounds in self._tame)
         if tame:
             return all(self._passed(i, y) is not None for i, y in enumerate(result))

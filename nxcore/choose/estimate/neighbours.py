@@ -274,7 +274,7 @@ def _modelled(
 
 
 def _never_slower(at: Point, points: Sequence[Point], label: str) -> bool:
-    """Return whether torch wasn't clearly faster at any of the nearest points, however much a model misses."""
+    """Return whether torch wasn't clearly faster at any of the nearest points, whatever the model's error."""
     nearest = [p for p in points if label in p.times and p.alike(at, label)][:SEEN]
     return len(nearest) == SEEN and all(_us(p, label) <= _us(p, "torch") * (1 + TIE) for p in nearest)
 
