@@ -1,6 +1,6 @@
 """The command line: a command returns data, ``render`` alone prints it. May import nas and below.
 
-Nothing heavy is imported until a command runs, so that ``nxcore --help`` starts at once.
+A command imports its heavy modules when it runs, so that ``nxcore --help`` starts at once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from nxcore.cli import (
 
 app = typer.Typer(
     name="nxcore",
-    help="Compute kernels for torch tensors: verified here, measured here, always able to say why.",
+    help="Compute kernels for torch tensors, verified and measured on this machine.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -57,14 +57,14 @@ def _options(
         False, "--version", callback=_version, is_eager=True, help="Print the version."
     ),
 ) -> None:
-    """Hold the options that belong to no command."""
+    """Define the options that belong to no command."""
 
 
 def main() -> None:
-    """Run the command line; exit status 0, 1 (found wanting) or 2 (bad usage)."""
+    """Run the command line; exit status 0, 1 (a check failed) or 2 (bad usage)."""
     from nxcore.errors import NxcoreError
 
-    # Torch's, at its import: no command needs NumPy, and what does says so.
+    # Torch warns at its import where NumPy is absent. No command needs NumPy; code that does raises.
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     try:
         app()

@@ -1,4 +1,4 @@
-"""``nxcore backends``: what is installed, what can run here, and why not."""
+"""``nxcore backends``: the installed backends, whether each can run here, and the reason if not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def collect() -> list[dict[str, Any]]:
 
 
 def command(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """List the backends: ready, unavailable, failed or disabled, and why."""
+    """List the backends: ready, unavailable, failed or disabled, with the reason."""
     from nxcore.cli import machine, render
 
     rows = collect()

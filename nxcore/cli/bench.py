@@ -1,4 +1,4 @@
-"""``nxcore bench``: every kernel on its operator's real workloads, raced against torch at its best."""
+"""``nxcore bench``: every kernel on its operator's real workloads, timed against torch's fastest idiom."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from nxcore.bench.cells import Cell
     from nxcore.bench.engine import Bench
 
-PEERS = "eager (torch, there anyway), compile (inductor), jax or flaggems"
+PEERS = "eager (torch, always included), compile (inductor), jax or flaggems"
 
 
 def measured(
@@ -23,9 +23,9 @@ def measured(
     budget_s: float = float("inf"),
     advance: Callable[[str, int, int], None] = lambda *_: None,
 ) -> Iterator[list[dict[str, Any]]]:
-    """Yield the rows of each cell: from the record where it has them, else measured now and recorded.
+    """Yield the rows of each cell: read from the record if it has them, else measured now and recorded.
 
-    A cell that the budget has no seconds for is a row with this as its reason, and isn't recorded.
+    Once the budget is spent, a cell yields one row that gives this as its reason, and isn't recorded.
     """
     from nxcore.bench.record import RecordWriter
 
@@ -49,7 +49,7 @@ def measured(
 
 
 def compared(old: Path, new: Path, margin: float, *, as_json: bool) -> bool:
-    """Print two records against each other; return whether a kernel has become slower or wrong."""
+    """Print two records side by side; return whether a kernel has become slower or wrong."""
     from nxcore.bench import compare
     from nxcore.bench.record import read
     from nxcore.bench.row import BAD
@@ -68,34 +68,41 @@ def compared(old: Path, new: Path, margin: float, *, as_json: bool) -> bool:
 def command(
     op: Annotated[list[str] | None, typer.Argument(help="Only these operators.")] = None,
     backend: Annotated[
-        list[str] | None, typer.Option(help="Only this backend, and torch. One on request runs so.")
+        list[str] | None,
+        typer.Option(help="Only this backend, and torch. Also runs a backend that is on request only."),
     ] = None,
     dtype: Annotated[list[str] | None, typer.Option(help="Only this element type.")] = None,
     size: Annotated[
         list[str] | None,
-        typer.Option(help="A word in a real workload's name, such as small, or a tag: huge ones run so."),
+        typer.Option(
+            help="A word in a workload's name, such as small, or a tag. Huge ones need --size huge."
+        ),
     ] = None,
-    sample: Annotated[list[str] | None, typer.Option(help="This sample, whatever its tags.")] = None,
-    fast: Annotated[bool, typer.Option("--fast", help="A quick look: float32 alone, fewer blocks.")] = False,
-    forward: Annotated[bool, typer.Option("--forward", help="No gradients.")] = False,
-    backward: Annotated[bool, typer.Option("--backward", help="Gradients alone.")] = False,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one.")] = None,
-    peer: Annotated[list[str] | None, typer.Option(help=f"Whom to compare with besides: {PEERS}.")] = None,
+    sample: Annotated[list[str] | None, typer.Option(help="Only this sample, whatever its tags.")] = None,
+    fast: Annotated[bool, typer.Option("--fast", help="Quick: only float32, fewer blocks.")] = False,
+    forward: Annotated[bool, typer.Option("--forward", help="Only forward operators.")] = False,
+    backward: Annotated[bool, typer.Option("--backward", help="Only backward operators.")] = False,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda. By default cuda if available.")] = None,
+    peer: Annotated[list[str] | None, typer.Option(help=f"Compare with this library too: {PEERS}.")] = None,
     record: Annotated[
         Path | None,
-        typer.Option(help="Append the rows to this file, as JSON lines; what it has is not measured again."),
+        typer.Option(help="Append the rows to this file as JSON lines. Cells in it are not measured again."),
     ] = None,
-    budget: Annotated[float | None, typer.Option(help="Seconds after which no cell begins.", min=0.0)] = None,
+    budget: Annotated[
+        float | None, typer.Option(help="Start no cell after this many seconds.", min=0.0)
+    ] = None,
     compare: Annotated[
-        tuple[Path, Path] | None, typer.Option(metavar="OLD NEW", help="Two records against each other.")
+        tuple[Path, Path] | None, typer.Option(metavar="OLD NEW", help="Compare two records.")
     ] = None,
-    margin: Annotated[float, typer.Option(help="Of --compare: what a change must exceed.", min=0.0)] = 0.05,
+    margin: Annotated[
+        float, typer.Option(help="Of --compare: report changes larger than this.", min=0.0)
+    ] = 0.05,
     audit: Annotated[
-        bool, typer.Option("--audit", help="Measure what was chosen against torch, in a new process.")
+        bool, typer.Option("--audit", help="Measure the stored winners against torch, in a new process.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Race every kernel on real workloads. Exit status 1 if one is wrong, or faster than can be."""
+    """Time every kernel on real workloads. Exit status 1 if one is wrong, or faster than possible."""
     from nxcore.cli import render, scoreboard
 
     if compare is not None:
@@ -119,13 +126,13 @@ def command(
     )
     dtypes = dtype or (["float32"] if fast else [])
     wanted = Wanted(tuple(op or ()), tuple(sample or ()), tuple(size or ()), tuple(dtypes), forward, backward)
-    asked = cells(bench.session.registry, bench.device, wanted)
-    if not asked:
-        raise InvalidInputError("no cell passes these filters", argument="op")
+    chosen = cells(bench.session.registry, bench.device, wanted)
+    if not chosen:
+        raise InvalidInputError("no operator and sample match these filters", argument="op")
     seconds = float("inf") if budget is None else budget
     rows: list[dict[str, Any]] = []
-    with scoreboard.watching(len(asked), quiet=json) as (advance, show):
-        for of_cell in measured(bench, asked, record, seconds, advance):
+    with scoreboard.watching(len(chosen), quiet=json) as (advance, show):
+        for of_cell in measured(bench, chosen, record, seconds, advance):
             rows += of_cell
             show(of_cell)
     lines = summary(rows)

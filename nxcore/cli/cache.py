@@ -1,4 +1,4 @@
-"""``nxcore cache``: what nxcore keeps on disk, and how to remove it."""
+"""``nxcore cache``: show and remove the files that nxcore keeps on disk."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="Show or clear what nxcore keeps on disk.")
+app = typer.Typer(no_args_is_help=True, help="Show or remove the files that nxcore keeps on disk.")
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 PARTS = {
@@ -15,11 +15,11 @@ PARTS = {
     "numba": "kernels that Numba compiled",
     "cuda": "kernels that nvcc or NVRTC compiled",
 }
-"""The folders in the cache that are nxcore's, and what is in them."""
+"""nxcore's folders in the cache, and their content."""
 
 
 def collect() -> list[dict[str, Any]]:
-    """Return one row a part that is on disk: its name, what it holds, folder, files and bytes."""
+    """Return one row for each part on disk: name, content, folder, number of files, bytes."""
     from nxcore.settings import cache_folder
 
     root = cache_folder()
@@ -27,12 +27,12 @@ def collect() -> list[dict[str, Any]]:
 
 
 def remove(part: str = "") -> list[dict[str, Any]]:
-    """Remove a part, or all, and return the rows of what was there.
+    """Remove one part or all; return the rows of the removed parts.
 
     Raises
     ------
     InvalidInputError
-        If there is no part of that name.
+        If ``part`` is not a key of ``PARTS``.
     """
     import shutil
 
@@ -63,7 +63,7 @@ def _row(root: Path, name: str) -> dict[str, Any]:
 
 @app.command()
 def show(json: Json = False) -> None:
-    """List what is kept on disk: part, folder, files and size."""
+    """List the files on disk: part, folder, number of files, size."""
     from nxcore.cli import render
 
     rows = collect()
@@ -75,7 +75,7 @@ def clear(
     part: Annotated[str, typer.Argument(help="Only this part, such as numba.", show_default="all")] = "",
     json: Json = False,
 ) -> None:
-    """Remove it: kernels are compiled, verified and measured anew when they are next asked for."""
+    """Remove the files. Kernels are compiled, verified and measured again at their next use."""
     from nxcore.cli import render
 
     rows = remove(part)

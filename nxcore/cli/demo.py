@@ -1,4 +1,4 @@
-"""``nxcore demo``: the main job on this machine, with whatever is installed."""
+"""``nxcore demo``: accelerate a small model on this machine, with the backends that are installed."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import typer
 
 
 def command(
-    json: Annotated[Path | None, typer.Option("--json", help="Write the same as JSON to this file.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one.")] = None,
+    json: Annotated[
+        Path | None, typer.Option("--json", help="Also write the results to this file, as JSON.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda. By default cuda if available.")] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Compare add and sum too, and show every kernel on every problem.")
+        bool, typer.Option("--all", help="Also compare add and sum, and show every kernel on every problem.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Of the weights and of the choice of images.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the weights and of the choice of images.")] = 0,
 ) -> None:
     """Accelerate a small convolutional model on real images, and compare the kernels of one of its layers."""
     from nxcore.cli import render
@@ -23,7 +25,7 @@ def command(
 
     where = available(device)
     if everything and where.type == "cpu":
-        # Triton reads it when it is imported: its kernels can then be shown as verified, if not timed.
+        # Triton reads this at its import. Its kernels are then verified by the interpreter, though not timed.
         os.environ.setdefault("TRITON_INTERPRET", "1")
     from nxcore.bench import demo
     from nxcore.cli import demo_tables
@@ -36,4 +38,4 @@ def command(
         render.line(f"Written to {json}")
     if report.wrong:
         raise typer.Exit(1)
-    render.line("Next: nxcore search, an architecture for such images in about a minute")
+    render.line("Next: nxcore search (searches an architecture for such images in about a minute)")

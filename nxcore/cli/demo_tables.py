@@ -1,4 +1,4 @@
-"""What `nxcore demo` shows: a layer by every kernel, the model's step, a summary; with ``--all`` the rest."""
+"""Tables of ``nxcore demo``: one layer by every kernel, the model's step, a summary; all with ``--all``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from nxcore.measure.timing import duration
 
 
 def demo(report: Report, *, everything: bool = False) -> None:
-    """Print what the demo found."""
+    """Print the results of the demo."""
     console, head = _console(), report.head
     device = head["device"]
     versions = ", ".join(f"{k} {v}" for k, v in head["versions"].items())
@@ -36,21 +36,21 @@ def demo(report: Report, *, everything: bool = False) -> None:
     if everything:
         _edge(report)
     console.print()
-    console.print("The step of the accelerated model, forward and backward:\n")
+    console.print("One step of the accelerated model, forward and backward:\n")
     copied(report.step.status.table)
     console.print()
-    for said in summary(report):
-        console.print(said, soft_wrap=False)
+    for sentence in summary(report):
+        console.print(sentence, soft_wrap=False)
 
 
 def summary(report: Report) -> list[str]:
-    """Return six sentences: the model, its kernels, the blend, what was verified, what couldn't run."""
+    """Return six lines: the model, its kernels, the mixed edges, the verification, two of kernels not run."""
     step = report.step
     median, low, high = step.ratio
     counts = Counter(row.chosen for row in step.status.rows if row.state == "kernel")
     served = ", ".join(f"{label} {count}" for label, count in counts.most_common()) or "none"
     blends = [cell for cell in report.cells if cell.title.startswith("softmax_sum")]
-    told = ", ".join(f"{cell.title.split()[1].rstrip(',')} {_gain(cell)}" for cell in blends)
+    gains = ", ".join(f"{cell.title.split()[1].rstrip(',')} {_gain(cell)}" for cell in blends)
     rows = [row for cell in report.cells for row in cell.rows]
     wrong = sorted({row.label for row in rows if row.verdict == "wrong"})
     verified = [row.error for row in rows if row.verdict == "verified" and row.error is not None]
@@ -62,11 +62,11 @@ def summary(report: Report) -> list[str]:
             f"model: {step.plain_ms:.1f} ms a step, accelerated {step.accelerated_ms:.1f} ms: "
             f"{median:.2f}x \\[{low:.2f}, {high:.2f}]; gradients {step.accelerated_error:.1e} from float64"
         ),
-        f"kernels: of {len(step.status.rows)} problems of its step {escape(served)}; torch runs the rest",
-        f"a blend of eight operations, a DARTS edge: {escape(told)}",
-        f"verified: {judged}{len(verified)} answers agree with float64, the worst within {max(verified):.1e}",
-        f"can't run here: {escape(unavailable(away.items())) or 'nothing'}",
-        f"only on request, by backend=: {', '.join(report.on_request) or 'nothing'} (why: nxcore backends)",
+        f"kernels: {escape(served)} of the {len(step.status.rows)} problems of a step; torch runs the rest",
+        f"weighted sum of eight operations, a DARTS edge: {escape(gains)}",
+        f"verified: {judged}{len(verified)} results agree with float64, largest error {max(verified):.1e}",
+        f"can't run here: {escape(unavailable(away.items())) or 'none'}",
+        f"only on request, by backend=: {', '.join(report.on_request) or 'none'} (why: nxcore backends)",
     ]
 
 
@@ -76,7 +76,7 @@ def _gain(cell: Cell) -> str:
 
 
 def _ran(cell: Cell) -> Cell:
-    """Return a cell without the rows of what can't run here, which the summary tells in a line."""
+    """Return a cell without the kernels that can't run here; the summary lists them in one line."""
     return replace(cell, rows=tuple(row for row in cell.rows if row.verdict != "not run"))
 
 
@@ -84,20 +84,21 @@ def _edge(report: Report) -> None:
     console, edge = _console(), report.edge
     console.print()
     console.print(
-        f"The mixed edge of {len(report.head['operations'])} operations as a user runs it, against float64: "
-        f"output {edge['output_error']:.1e}, gradient to the logits {edge['logits_grad_error']:.1e}, "
-        f"to the input {edge['input_grad_error']:.1e}."
+        f"The mixed edge of {len(report.head['operations'])} operations, end to end. Errors against float64: "
+        f"output {edge['output_error']:.1e}, gradient of the logits {edge['logits_grad_error']:.1e}, "
+        f"gradient of the input {edge['input_grad_error']:.1e}."
     )
     if report.head["unsure"]:
-        console.print("The roofline is unsure: other work ran on this machine while it was measured.")
+        console.print("The roofline is uncertain: other work ran on this machine during its measurement.")
     elif any((row.share or 0) > 1 for cell in report.cells for row in cell.rows):
         console.print(
-            "The roofline is what torch's copy, addition and dot product reach here; 101% beats them."
+            "The roofline is measured: what torch's copy, addition and dot product reach. "
+            "A kernel may exceed 100%."
         )
 
 
 def cell_table(cell: Cell) -> Table:
-    """Return one problem of the demo as a table: a row a kernel."""
+    """Return one problem of the demo as a table, one row for each kernel."""
     table = _table(
         "kernel",
         "verdict",

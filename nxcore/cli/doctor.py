@@ -1,4 +1,4 @@
-"""``nxcore doctor``: one screen that tells what works, what doesn't, why, and what to type."""
+"""``nxcore doctor``: checks of the installation on one screen, each with its reason and remedy."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Annotated, Any
 import typer
 
 PLUGINS = {"cpu": "pip install nxcore-numba", "cuda": "pip install nxcore-triton nxcore-cuda"}
-"""What has kernels for a type of device."""
+"""The command that installs kernels, for each device type."""
 
 
 def collect() -> list[dict[str, Any]]:
-    """Return one row a check: name, ok, detail, fix; its state, and why a backend is unavailable."""
+    """Return one row for each check: name, ok, detail, fix, state, and the reason if unavailable."""
     import torch
 
     from nxcore import __version__, session
@@ -26,7 +26,11 @@ def collect() -> list[dict[str, Any]]:
         Check("nxcore", True, f"{__version__} on Python {platform.python_version()}"),
         Check("torch", True, torch_note() or str(torch.__version__)),
         Check("cpu", True, f"{cpu.name}, {cpu.units} threads, {cpu.capability}"),
-        Check("cuda", True, describe("cuda").name if cuda else "torch sees no CUDA device: CPU kernels only"),
+        Check(
+            "cuda",
+            True,
+            describe("cuda").name if cuda else "torch finds no CUDA device: only CPU kernels run",
+        ),
     ]
     away: dict[str, str] = {}
     statuses = current.backends()
@@ -42,29 +46,29 @@ def collect() -> list[dict[str, Any]]:
             checks.append(Check(name, True, f"unavailable: {verdict.reason}", verdict.hint))
             away[name] = verdict.reason
     if all(status.source.plugin == "core" for status in statuses.values()):
-        told = "none is installed: torch runs every call"
-        checks.append(Check("plugins", True, told, PLUGINS["cuda" if cuda else "cpu"]))
+        detail = "none is installed: torch runs every call"
+        checks.append(Check("plugins", True, detail, PLUGINS["cuda" if cuda else "cpu"]))
     checks.extend(current.registry.checks)
     checks.extend(_kept(current))
     return [_row(check, away.get(check.name, "")) for check in checks]
 
 
 def _row(check: Any, reason: str) -> dict[str, Any]:
-    """Return a check as plain data; ``reason`` says why a backend is unavailable, which is no fault."""
+    """Return a check as plain data; ``reason`` says why a backend is unavailable, which is not an error."""
     state = "unavailable" if reason else "ok" if check.ok else "broken"
     found: dict[str, Any] = check.to_dict()
     return found | {"state": state, "reason": reason}
 
 
 def _kept(session: Any) -> list[Any]:
-    """Return what is known of the cache, and a check for every kernel in quarantine."""
+    """Return a check of the cache, and one for each kernel in quarantine."""
     from nxcore.spec.kernel import Check
 
     store = session.gate.store
     if store.folder is None:
         wanted = session.settings.cache
-        found = f"{wanted} can't be used: what is learnt is gone with the process" if wanted else "in memory"
-        checks = [Check("cache", wanted is None, found, "set NXCORE_CACHE to a folder of yours")]
+        found = f"{wanted} can't be used: results are lost when the process ends" if wanted else "in memory"
+        checks = [Check("cache", wanted is None, found, "set NXCORE_CACHE to a writable folder")]
     else:
         known = sum(1 for _ in store.items("verdicts"))
         checks = [Check("cache", True, f"{store.folder}, {known} verdicts")]
@@ -76,7 +80,7 @@ def _kept(session: Any) -> list[Any]:
 
 
 def _partial(registry: Any, name: str) -> list[tuple[Any, Any]]:
-    """Return one kernel of each variant that the machine refuses though its backend is ready."""
+    """Return one kernel of each variant that can't run on this machine although its backend is ready."""
     backend = registry.backends.get(name)
     if backend is None or not registry.probe(backend):
         return []
@@ -88,7 +92,7 @@ def command(
     clear: Annotated[bool, typer.Option("--clear", help="Empty the quarantine first.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Tell what works, what doesn't, why, and what to type. Exit status 1 if something is broken."""
+    """Check the installation and suggest fixes. Exit status 1 if something is broken."""
     from nxcore import session
     from nxcore.cli import machine, render
 

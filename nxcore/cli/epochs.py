@@ -1,4 +1,4 @@
-"""What ``nxcore search`` shows: in a terminal a table that grows, in a pipe a line an epoch; then all."""
+"""Output of ``nxcore search``: a growing table in a terminal, a line for each epoch in a pipe; the result."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ LAST = 12
 def watching(
     history: Sequence[Row], decided: Callable[[], int] | None = None, *, quiet: bool = False
 ) -> Iterator[Callable[[Row], None]]:
-    """Show epochs as they end; yields what to give their rows.
+    """Show epochs as they end; yield the function that takes their rows.
 
     Parameters
     ----------
     history : sequence of mapping
-        Epochs that were before.
+        Earlier epochs.
     decided : callable, optional
-        Returns how many problems a kernel was chosen for: most of what the first epoch on a GPU takes.
+        Returns the number of problems with a winner. Deciding them takes most of the first epoch on a GPU.
     quiet : bool
         Show nothing.
     """
@@ -40,7 +40,7 @@ def watching(
         return
     if not sys.stdout.isatty():
         if decided and not history:
-            console.print("the first epoch also compiles and measures kernels, once for this device")
+            console.print("the first epoch also compiles and measures kernels, once for each device")
         yield lambda row: console.print(line(row), markup=False, soft_wrap=True)
         return
     from rich.live import Live
@@ -50,8 +50,8 @@ def watching(
     def waited() -> str:
         if over:
             return ""
-        told = f", {decided()} problems decided" if decided else ""
-        return f"{'the next' if seen else 'the first epoch'} for {time.monotonic() - began:.0f} s{told}"
+        problems = f", {decided()} problems decided" if decided else ""
+        return f"{'next' if seen else 'first'} epoch: {time.monotonic() - began:.0f} s so far{problems}"
 
     def shown() -> Group:
         if not seen:
@@ -93,19 +93,19 @@ def line(row: Row) -> str:
         return f"mutation, {row['seconds']:.1f} s: {_grown(row)}"
     epoch, *figures = _figures(row)
     names = ("loss", "accuracy", "validation", "held out", "entropy")
-    told = ", ".join(f"{name} {figure}" for name, figure in zip(names, figures, strict=True) if figure)
+    text = ", ".join(f"{name} {figure}" for name, figure in zip(names, figures, strict=True) if figure)
     of_search = f": {dominant(row['genotype'])}" if row["phase"] == "search" else ""
-    return f"{row['phase']} {epoch}, {row['seconds']:.1f} s: {told}{of_search}"
+    return f"{row['phase']} {epoch}, {row['seconds']:.1f} s: {text}{of_search}"
 
 
 def dominant(genotype: Mapping[str, Any]) -> str:
-    """Return how often each operation is in a genotype, the most frequent first."""
+    """Return the number of occurrences of each operation in a genotype, most frequent first."""
     counts = Counter(name for name, _ in (*genotype["normal"], *genotype["reduce"]))
     return ", ".join(f"{count} {name}" for name, count in counts.most_common())
 
 
 def found(report: Mapping[str, Any]) -> None:
-    """Print what a search found, and where it lies."""
+    """Print the genotype that a search found, its accuracy, and the files written."""
     console = _console()
     genotype = report["genotype"]
     for title, genes in (("normal", genotype["normal"]), ("reduction", genotype["reduce"])):
@@ -121,7 +121,7 @@ def found(report: Mapping[str, Any]) -> None:
 
 
 def _grown(row: Row) -> str:
-    return f"{row['grown']}, {row['parameters']:,} weights, scores moved by {row['difference']:.1e}"
+    return f"{row['grown']}, {row['parameters']:,} weights, scores changed by {row['difference']:.1e}"
 
 
 def _figures(row: Row) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""``nxcore explain``: who would run an operator's sample, here or on another device, and why."""
+"""``nxcore explain``: the winner for an operator's sample, here or on another device, and the reason."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def collect(
     op: str, sample: str | None, dtype: str, device: str | None, backend: str | None, shape: str | None = None
 ) -> dict[str, Any]:
-    """Return ``Explanation.to_dict()`` for one sample of an operator, of another shape if one is given."""
+    """Return ``Explanation.to_dict()`` for one sample of an operator, with ``shape`` if it is given."""
     import torch
 
     from nxcore import session
@@ -35,31 +35,31 @@ def collect(
     dtypes = {str(d).removeprefix("torch."): d for d in spec.dtypes}
     if dtype not in dtypes:
         raise InvalidInputError(f"dtype must be one of {', '.join(dtypes)}, got {dtype!r}", argument="dtype")
-    asked = names[sample] if sample else next(iter(spec.tagged("bench")), spec.samples[0])
+    chosen = names[sample] if sample else next(iter(spec.tagged("bench")), spec.samples[0])
     if shape is not None:
-        asked = shaped(spec, _numbers(shape), [asked] if sample else list(spec.samples), dtypes[dtype])
-    told: dict[str, Any] = {"sample": asked.name, "shape": shape, "unavailable": {}, "on_request": []}
+        chosen = shaped(spec, _numbers(shape), [chosen] if sample else list(spec.samples), dtypes[dtype])
+    head: dict[str, Any] = {"sample": chosen.name, "shape": shape, "unavailable": {}, "on_request": []}
     if device and device.partition(":")[0] not in ("cpu", "cuda"):
         if backend:
             raise InvalidInputError(
-                "--backend can't be asked of a device that isn't here", argument="backend"
+                f"--backend works only for this machine's devices, got --device {device}", argument="backend"
             )
-        problem = Problem.of(spec, asked.build(spec, torch.device("meta"), dtypes[dtype]))
+        problem = Problem.of(spec, chosen.build(spec, torch.device("meta"), dtypes[dtype]))
         found = foreign.explained(current.wisdom.store, problem, device)
     else:
-        args = asked.build(spec, available(device), dtypes[dtype])
+        args = chosen.build(spec, available(device), dtypes[dtype])
         named = {p.name: a for p, a in zip(spec.params, args, strict=True) if p.keyword}
         found = current.explain(op, *args[: len(args) - len(named)], backend=backend, **named)
-        told |= aside(found)
-    result = told | found.to_dict() | {"text": str(found.problem)}
+        head |= aside(found)
+    result = head | found.to_dict() | {"text": str(found.problem)}
     if found.again and shape is None:
         where = f" --device {device}" if device else ""
-        result["again"] = f"nxcore tune {op} --sample {asked.name} --dtype {dtype}{where} --again"
+        result["again"] = f"nxcore tune {op} --sample {chosen.name} --dtype {dtype}{where} --again"
     return result
 
 
 def traced(path: Path, line: int | None, steps: int, device: str | None) -> Any:
-    """Return a trace's ``Status``; of the one problem of a ``line``, what ``collect`` returns of a sample."""
+    """Return the ``Status`` of a trace; with ``line``, the same as ``collect`` for that one problem."""
     from nxcore import session
     from nxcore.errors import InvalidInputError
     from nxcore.offline import ahead, survey
@@ -78,13 +78,13 @@ def traced(path: Path, line: int | None, steps: int, device: str | None) -> Any:
     named = {p.name: a for p, a in zip(spec.params, args, strict=True) if p.keyword}
     with ahead.deterministic(cell.deterministic):
         found = current.explain(spec.name, *args[: len(args) - len(named)], **named)
-    told = {"sample": f"{path}:{line}", "shape": None} | aside(found)
+    head = {"sample": f"{path}:{line}", "shape": None} | aside(found)
     again = f"nxcore tune {spec.name} --from-trace {path} --again" if found.again else ""
-    return told | found.to_dict() | {"text": str(found.problem), "again": again}
+    return head | found.to_dict() | {"text": str(found.problem), "again": again}
 
 
 def located(text: str) -> tuple[Path, int | None]:
-    """Return file and line of ``FILE[:LINE]``; a file of that very name comes first."""
+    """Return file and line of ``FILE[:LINE]``; an existing file of the whole name takes precedence."""
     name, _, line = text.rpartition(":")
     if name and line.isdigit() and not Path(text).exists():
         return Path(name), int(line)
@@ -92,24 +92,24 @@ def located(text: str) -> tuple[Path, int | None]:
 
 
 def aside(found: Explanation) -> dict[str, Any]:
-    """Return label -> reason of what this machine can't run, and the labels of what runs on request only."""
+    """Return label -> reason of the kernels that can't run here, and the labels of those on request only."""
     from nxcore.spec.kernel import Code
 
     refused = [(c.label, c.refusal) for c in found.decision.candidates if c.refusal]
     away = {label: why.reason for label, why in refused if why.code is Code.MACHINE}
-    asked = [label for label, why in refused if why.code is Code.ON_REQUEST]
-    return {"unavailable": away, "on_request": asked}
+    on_request = [label for label, why in refused if why.code is Code.ON_REQUEST]
+    return {"unavailable": away, "on_request": on_request}
 
 
 def shaped(spec: OpSpec, shape: tuple[int, ...], samples: list[Sample], dtype: torch.dtype) -> Sample:
-    """Return the first sample that makes a call with ``shape`` in place of its first tensor's.
+    """Return the first sample that stays valid when its first tensor has ``shape``.
 
-    Real workloads come first; among them, and after them, those of that many dimensions.
+    Real workloads are tried first; within each group, samples with as many dimensions as ``shape``.
 
     Raises
     ------
     InvalidInputError
-        If none does: the other arguments can't follow.
+        If none does: no sample's other arguments fit ``shape``.
     """
     import torch
 
@@ -129,8 +129,8 @@ def shaped(spec: OpSpec, shape: tuple[int, ...], samples: list[Sample], dtype: t
         else:
             return other
     raise InvalidInputError(
-        f"--shape {list(shape)} can't be the first tensor's of a call of {spec.name} whose other arguments "
-        f"are a sample's; {why or 'it has no sample of tensors'}",
+        f"--shape {list(shape)} doesn't fit the other arguments of any sample of {spec.name}; "
+        f"{why or 'it has no sample of tensors'}",
         argument="shape",
     )
 
@@ -147,16 +147,16 @@ def _numbers(text: str) -> tuple[int, ...]:
 def command(
     op: Annotated[str | None, typer.Argument(help="The operator, as in `nxcore ops`.")] = None,
     sample: Annotated[
-        str | None, typer.Option(help="One of its samples; the first real workload by default.")
+        str | None, typer.Option(help="One of its samples. By default the first real workload.")
     ] = None,
     shape: Annotated[
-        str | None, typer.Option(help="In place of the sample's first tensor's shape, such as 64,16,32,32.")
+        str | None, typer.Option(help="Shape of the sample's first tensor, such as 64,16,32,32.")
     ] = None,
     dtype: Annotated[str, typer.Option(help="The element type.")] = "float32",
     device: Annotated[
         str | None,
         typer.Option(
-            help="cpu or cuda, cuda where there is one; or the name of a device that there is wisdom of."
+            help="cpu or cuda (by default cuda if available), or another device's name in the wisdom."
         ),
     ] = None,
     backend: Annotated[str | None, typer.Option(help="Only this backend.")] = None,
@@ -164,16 +164,16 @@ def command(
         str | None,
         typer.Option(
             metavar="FILE[:LINE]",
-            help="The problems that nxcore.record wrote, as far as they are known; one of them with a line.",
+            help="Explain the problems that nxcore.record wrote, or the one in line LINE.",
         ),
     ] = None,
-    steps: Annotated[int, typer.Option(help="How many steps the trace is of.", min=1)] = 1,
+    steps: Annotated[int, typer.Option(help="Number of steps in the trace.", min=1)] = 1,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Tell who would run one of an operator's samples, and why; here, it is measured if it is new.
+    """Show the winner for one of an operator's samples, and the reason. A new problem is measured first.
 
-    With a trace, tell what serves the problems of a recorded run, what is yet to be measured, and how many
-    milliseconds a step saves.
+    With --from-trace: show the winner of each problem of a recorded run, the problems that are not measured
+    yet, and the milliseconds saved in a step.
     """
     from nxcore.cli import render
     from nxcore.errors import InvalidInputError

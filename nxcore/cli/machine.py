@@ -1,4 +1,4 @@
-"""What `nxcore backends` and `nxcore doctor` show: what runs here, and below in a line what doesn't."""
+"""Output of ``nxcore backends`` and ``nxcore doctor``: a table, and below it one line of the unavailable."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def backends(rows: list[dict[str, Any]]) -> None:
         )
     show(table)
     if away:
-        told = unavailable((row["name"], row["reason"]) for row in away)
-        _console().print(escape(f"unavailable here: {told}"))
+        text = unavailable((row["name"], row["reason"]) for row in away)
+        _console().print(escape(f"unavailable here: {text}"))
     _changes((row["name"], row["hint"]) for row in rows)
 
 
 def doctor(rows: list[dict[str, Any]]) -> None:
-    """Print the checks, then what would change them."""
+    """Print the checks, then the commands that change them."""
     table = _table("", "check", "found")
     away = [row for row in rows if row["state"] == "unavailable"]
     for row in rows:
@@ -44,13 +44,13 @@ def doctor(rows: list[dict[str, Any]]) -> None:
             table.add_row(STATE[row["state"]], escape(row["name"]), escape(row["detail"]))
     show(table)
     if away:
-        told = unavailable((row["name"].removeprefix("backend "), row["reason"]) for row in away)
-        _console().print(escape(f"unavailable here, which is no fault: {told}"))
+        text = unavailable((row["name"].removeprefix("backend "), row["reason"]) for row in away)
+        _console().print(escape(f"unavailable here (not an error): {text}"))
     _changes((row["name"], row["fix"]) for row in rows)
 
 
 def _changes(rows: Iterable[tuple[str, str]]) -> None:
-    """Print what to type, once for all names that it is for."""
+    """Print each fix once, with all the names that it is for."""
     names: dict[str, list[str]] = {}
     for name, fix in rows:
         if fix:

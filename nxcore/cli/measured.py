@@ -1,4 +1,4 @@
-"""What ``nxcore tune`` and ``nxcore wisdom`` show: problems that were measured, and who was chosen."""
+"""Output of ``nxcore tune`` and ``nxcore wisdom``: measured problems and their winners."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from nxcore.spec.problem import plain
 from nxcore.spec.spec import REQUIRED
 
 FLAGS = {"needs_grad": "with a gradient", "aliased": "out is an input", "deterministic": "deterministic"}
-"""What a problem is filed by beside its arguments, where it is so."""
+"""Texts of a problem's flags, shown where the flag is set."""
 
 
 def tune(found: dict[str, Any]) -> None:
-    """Print what was measured, and in one line what wasn't."""
+    """Print the measured problems, then one line that counts all."""
     table = _table("problem", "tensors", "chosen", "times as fast as torch", "was")
     rows = found["rows"]
     for row in rows:
@@ -44,15 +44,15 @@ def tune(found: dict[str, Any]) -> None:
         status: sum(r["status"] == status for r in rows)
         for status in dict.fromkeys(r["status"] for r in rows)
     }
-    told = [f"{n} {status}" for status, n in counts.items()]
+    texts = [f"{n} {status}" for status, n in counts.items()]
     if found["stopped"]:
         why = "interrupted" if found["stopped"] == "interrupted" else "the budget is spent"
-        told.append(f"{found['left']} left: {why}; the same command goes on from here")
-    console.print(", ".join(told) or "nothing to measure")
+        texts.append(f"{found['left']} left ({why}); run the same command again to continue")
+    console.print(", ".join(texts) or "nothing to measure")
 
 
 def tiles(found: list[dict[str, Any]]) -> None:
-    """Print the tiles of each sample, the one that the kernel takes first."""
+    """Print the tiles of each sample, the kernel's own choice first."""
     console = _console()
     for entry in found:
         if entry["reason"]:
@@ -72,7 +72,7 @@ def tiles(found: list[dict[str, Any]]) -> None:
 
 
 def wisdom(rows: list[dict[str, Any]]) -> None:
-    """Print what was measured."""
+    """Print the measured problems, one table for each device."""
     console = _console()
     for device in dict.fromkeys(row["device"] for row in rows):
         table = _table(
@@ -93,14 +93,14 @@ def wisdom(rows: list[dict[str, Any]]) -> None:
             table.add_row(*map(escape, cells))
         show(table)
     if not rows:
-        console.print("nothing was measured yet")
+        console.print("nothing is measured yet")
 
 
 def described(problem: dict[str, Any]) -> str:
-    """Return a problem as text, without its operator: two that differ never look the same.
+    """Return a problem as text, without its operator. Different problems have different texts.
 
-    That is the element type and shape of each tensor, strides where they aren't row-major, parameters that
-    are not at their defaults, and what else a page is filed by.
+    The text has the dtype and shape of each tensor, strides that aren't row-major, parameters that
+    differ from their defaults, and the flags of the problem.
     """
     from nxcore import session
 
@@ -123,7 +123,7 @@ def described(problem: dict[str, Any]) -> str:
 
 
 def _tensor(meta: dict[str, Any]) -> str:
-    """Return element type and shape, and the strides where they aren't row-major."""
+    """Return dtype and shape, and the strides if they aren't row-major."""
     shape, strides = meta["shape"], meta["strides"]
     sizes = [(n, s) for n, s in zip(shape, strides, strict=True) if n != 1]
     expected = [math.prod(n for n, _ in sizes[i + 1 :]) for i in range(len(sizes))]

@@ -1,4 +1,4 @@
-"""``nxcore ops``: the operators, and which backends have kernels for them."""
+"""``nxcore ops``: the operators and their kernels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 
 def collect() -> list[dict[str, Any]]:
-    """Return one row an operator: name, signature, summary, gradient, backends, count of samples, source."""
+    """Return one row for each operator: name, signature, summary, gradient, kernels, samples, source."""
     from nxcore import session
 
     registry = session.default().registry
@@ -33,7 +33,7 @@ def collect() -> list[dict[str, Any]]:
 
 
 def stub() -> str:
-    """Return the types of the core's operators, the text of ``nxcore/ops/__init__.pyi``."""
+    """Return the type stub of the core's operators, which is the text of ``nxcore/ops/__init__.pyi``."""
     from nxcore.cli import stub
     from nxcore.ops import nxcore_ops
 
@@ -42,11 +42,11 @@ def stub() -> str:
 
 def command(
     stubs: Annotated[
-        bool, typer.Option("--stub", help="Print nxcore/ops/__init__.pyi, the types of the core's operators.")
+        bool, typer.Option("--stub", help="Print nxcore/ops/__init__.pyi, the type stub of the operators.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the operators and the kernels that each backend has for them."""
+    """List the operators and their kernels."""
     from nxcore.cli import render
 
     if stubs:

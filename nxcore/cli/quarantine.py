@@ -1,4 +1,4 @@
-"""``nxcore quarantine``: which kernels are kept from calls here, and why; and to let them try again."""
+"""``nxcore quarantine``: list the kernels that are rejected on this machine, and clear the list."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="List or clear the kernels that are kept from calls here.")
+app = typer.Typer(no_args_is_help=True, help="List or clear the kernels that are rejected on this machine.")
 
 
 def collect() -> list[dict[str, Any]]:
-    """Return one row a kernel: see ``nxcore.trust.quarantine.Quarantined``."""
+    """Return one row for each kernel: see ``nxcore.trust.quarantine.Quarantined``."""
     from nxcore import session
 
     return [entry.to_dict() for entry in session.default().gate.quarantined()]
@@ -18,7 +18,7 @@ def collect() -> list[dict[str, Any]]:
 
 @app.command(name="list")
 def show(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Tell which kernels are kept from calls, why, and until when: wrong answers apart from crashes."""
+    """List the rejected kernels, with reason and expiry date: wrong results first, then crashes."""
     from nxcore.cli import render
 
     rows = collect()
@@ -27,11 +27,11 @@ def show(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = Fal
 
 @app.command()
 def clear(
-    op: Annotated[str, typer.Argument(help="Only this operator's.", show_default="all")] = "",
-    kernel: Annotated[str, typer.Option("--kernel", help="Only this kernel's, such as numba-cuda.")] = "",
+    op: Annotated[str, typer.Argument(help="Only kernels of this operator.", show_default="all")] = "",
+    kernel: Annotated[str, typer.Option("--kernel", help="Only this kernel, such as numba-cuda.")] = "",
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Let kernels try again: each is verified anew before it serves a call."""
+    """Remove kernels from the quarantine. Each is verified again before it runs a call."""
     from nxcore import session
     from nxcore.cli import render
 
@@ -39,4 +39,4 @@ def clear(
     if op:
         current.registry.spec(op)  # or an error that names the nearest
     lifted = [entry.to_dict() for entry in current.gate.quarantine.clear(op, kernel)]
-    render.json(lifted) if json else render.line(f"{len(lifted)} lifted")
+    render.json(lifted) if json else render.line(f"{len(lifted)} removed from quarantine")

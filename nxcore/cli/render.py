@@ -29,7 +29,7 @@ WHOLE = frozenset(
         "outcome", "policy", "status", "times as fast as torch", "type", "verdict", "was",
     }
 )  # fmt: skip
-"""Columns of names and figures, which are never broken: names are copied."""
+"""Columns of names and figures. Their lines are never broken, so that names can be copied."""
 
 VERDICT = {
     "verified": "green",
@@ -56,14 +56,14 @@ def _table(*columns: str, title: str = "", right: tuple[str, ...] = ()) -> Table
 
 
 def show(table: Table) -> None:
-    """Print a table; wider than the terminal where a word that someone may copy would be cut."""
+    """Print a table; wider than the terminal if a word would be cut otherwise, so that it can be copied."""
     console = _console()
     least = Measurement.get(console, console.options.update(width=WIDEST), table).minimum
     console.print(table, width=max(console.width, least), crop=False)
 
 
 def unavailable(rows: Iterable[tuple[str, str]]) -> str:
-    """Return in one line what can't run here: (name, reason) each, grouped by the reason."""
+    """Return one line of (name, reason) pairs, grouped by reason."""
     names: dict[str, list[str]] = {}
     for name, reason in rows:
         names.setdefault(reason, []).append(name)
@@ -71,7 +71,7 @@ def unavailable(rows: Iterable[tuple[str, str]]) -> str:
 
 
 def copied(text: str) -> None:
-    """Print a line that holds what someone will copy: only the terminal breaks it, and no copy holds that."""
+    """Print a line for copying: only the terminal wraps it, so that a copy has no line break."""
     _console().print(text, markup=False, soft_wrap=True)
 
 
@@ -86,7 +86,7 @@ def error(text: str) -> None:
 
 
 def dumps(data: Any) -> str:
-    """Return ``data`` as JSON; what JSON doesn't know becomes text."""
+    """Return ``data`` as JSON; values that JSON lacks become text."""
     return _json.dumps(data, indent=2, default=str) + "\n"
 
 
@@ -102,7 +102,7 @@ def text(content: str) -> None:
 
 @contextlib.contextmanager
 def progress(title: str, *, quiet: bool = False) -> Iterator[Callable[[str, int, int], None]]:
-    """Show how far long work is: a live bar in a terminal, a line a step in a pipe; nothing if ``quiet``."""
+    """Show progress: a live bar in a terminal, a line for each step in a pipe, nothing if ``quiet``."""
     console = _console(stderr=True)
     if quiet:
         yield lambda *_: None
@@ -150,7 +150,7 @@ def explain(found: dict[str, Any]) -> None:
     )
     if captured := decision["captured"]:
         console.print(f"captured: {captured['chosen']} ({captured['rule']}): {escape(captured['reason'])}")
-    columns = ("kernel", "median", "times as fast as torch", "error", "to be chosen")
+    columns = ("kernel", "median", "times as fast as torch", "error", "why not chosen")
     table = _table(*columns, right=("median", "error"))
     aside = {*found["unavailable"], *found["on_request"]}
     for c in decision["candidates"]:
@@ -168,22 +168,22 @@ def explain(found: dict[str, Any]) -> None:
     if table.row_count:
         show(table)
     if away := found["unavailable"]:
-        console.print(escape(f"can't run here: {unavailable(away.items())} (nxcore doctor: what to type)"))
-    if asked := found["on_request"]:
-        console.print(escape(f"only on request, by backend=: {', '.join(asked)}"))
+        console.print(escape(f"can't run here: {unavailable(away.items())} (fixes: nxcore doctor)"))
+    if labels := found["on_request"]:
+        console.print(escape(f"only on request, by backend=: {', '.join(labels)}"))
     if found["origin"]:
         console.print(escape(found["origin"]["text"]))
     if found["change"]:
-        console.print(escape(f"what would change it: {found['change']}"))
+        console.print(escape(f"to change it: {found['change']}"))
     if found["again"]:
-        console.print(escape(f"to race it again: {found['again']}"))
+        console.print(escape(f"to measure it again: {found['again']}"))
 
 
 def cache(rows: list[dict[str, Any]]) -> None:
-    """Print what is kept on disk."""
+    """Print the files on disk."""
     console = _console()
     if not rows:
-        console.print("nothing is kept on disk")
+        console.print("nothing is on disk")
         return
     table = _table("part", "holds", "files", "MB", right=("files", "MB"))
     for row in rows:
@@ -195,8 +195,8 @@ def cache(rows: list[dict[str, Any]]) -> None:
 
 
 def quarantine(rows: list[dict[str, Any]]) -> None:
-    """Print what is kept from calls: a table a kind, for a wrong answer is not a crash."""
-    titles = {"wrong": "Wrong answers", "crashed": "Crashed or hung", "raised": "Raised again and again"}
+    """Print the kernels in quarantine, one table for each kind."""
+    titles = {"wrong": "Wrong results", "crashed": "Crashed or hung", "raised": "Raised repeatedly"}
     console = _console()
     for kind, title in titles.items():
         table = _table("operator", "kernel", "type", "device", "until", "reason", title=title)
@@ -207,18 +207,20 @@ def quarantine(rows: list[dict[str, Any]]) -> None:
         if table.row_count:
             show(table)
     if rows:
-        console.print("To let one try again: nxcore quarantine clear OPERATOR --kernel KERNEL")
+        console.print("To remove one: nxcore quarantine clear OPERATOR --kernel KERNEL")
     else:
         console.print("no kernel is in quarantine")
 
 
 def verify(rows: list[dict[str, Any]]) -> None:
-    """Print how each kernel ended, and below what can't run here."""
+    """Print the outcome of each kernel, and below the kernels that can't run here."""
     columns = ("operator", "kernel", "type", "outcome", "samples", "worst error", "reason")
     table = _table(*columns, right=("samples", "worst error"))
     absent: dict[tuple[str, str], int] = {}
     for row in rows:
-        if row["outcome"] == "declined" and not row["declined"]:  # the machine's no, not the kernel's
+        if (
+            row["outcome"] == "declined" and not row["declined"]
+        ):  # the machine lacks something; no ``accepts`` refused
             at = (row["kernel"], row["reason"])
             absent[at] = absent.get(at, 0) + 1
             continue
@@ -242,7 +244,7 @@ def verify(rows: list[dict[str, Any]]) -> None:
 
 
 def audit(found: dict[str, Any]) -> None:
-    """Print how stored choices did when they were measured again: the rate, and who broke it."""
+    """Print an audit of stored winners: the rate of those slower than torch, and each of them."""
     console = _console()
     wrong, (low, high) = [row for row in found["rows"] if row["slower"]], found["interval"]
     if wrong:
@@ -251,13 +253,13 @@ def audit(found: dict[str, Any]) -> None:
             table.add_row(row["op"], escape(row["chosen"]), _ratio(row["ratio"]), escape(row["problem"]))
         show(table)
     for reason, count in found["skipped"].items():
-        console.print(f"{count} left out: {escape(reason)}")
+        console.print(f"{count} not measured: {escape(reason)}")
     if found["audited"]:
-        said = f"{found['violations']} of {found['audited']} choices on {escape(found['device'])}"
+        said = f"{found['violations']} of {found['audited']} stored winners on {escape(found['device'])}"
         rate = f"{found['rate']:.1%} \\[{low:.1%}, {high:.1%}]"
         console.print(f"{said} are slower than torch: {rate}")
     else:
-        console.print("no stored choice was measured again")
+        console.print("no stored winner was measured again")
 
 
 def _ratio(ratio: Any) -> str:

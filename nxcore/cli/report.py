@@ -1,4 +1,4 @@
-"""``nxcore report``: records of measurements as a page."""
+"""``nxcore report``: a page made of records."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import typer
 def command(
     records: Annotated[list[Path], typer.Argument(help="JSONL files, or folders of them.")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="An .html or .md file; report.html by default.")
+        Path | None, typer.Option("--output", "-o", help="An .html or .md file. By default report.html.")
     ] = None,
     markdown: Annotated[
-        Path | None, typer.Option("--markdown", help="Write Markdown to this file too.")
+        Path | None, typer.Option("--markdown", help="Also write Markdown to this file.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the joined data as JSON.")] = False,
 ) -> None:
-    """Join records that `nxcore bench --record` wrote, and write a page that compares the backends."""
+    """Join records of `nxcore bench --record` and write a page that compares the backends."""
     from nxcore.cli import render
     from nxcore.errors import InvalidInputError
     from nxcore.report import figures, page

@@ -1,4 +1,4 @@
-"""What ``nxcore bench`` shows: in a terminal a table that grows, in a pipe a line a row; then the summary."""
+"""Output of ``nxcore bench``: a growing table in a terminal, a line for each row in a pipe; the summary."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Watched = tuple[Callable[[str, int, int], None], Callable[[Rows], None]]
 
 COLOUR = {"FAST": "green", "SLOW": "yellow", "WRONG": "red", "BELOW_FLOOR": "red", "DECLINED": "dim"}
 WORST = 20
-"""How many changed cells are listed before the rest is counted."""
+"""The number of changed cells that are listed; the rest is counted."""
 
 
 @contextlib.contextmanager
 def watching(total: int, *, quiet: bool = False) -> Iterator[Watched]:
-    """Show how far a run is; yields what to tell before a cell, and what to give its rows."""
+    """Show the progress of a run; yield a function to call before a cell, and one that takes its rows."""
     console = _console()
     if quiet:
         with progress("bench") as advance:
@@ -76,7 +76,7 @@ def line(row: dict[str, Any]) -> str:
 
 
 def cell(rows: Rows) -> Table:
-    """Return one cell as a table; those that declined share a line a reason."""
+    """Return one cell as a table; kernels that declined for the same reason share a line."""
     first = rows[0]
     floor = f"  (floor {duration(first['floor_us'])})" if "floor_us" in first else ""
     columns = ("kernel", "verdict", "a call", "times as fast as torch", "of floor", "GB/s", "error")
@@ -87,12 +87,12 @@ def cell(rows: Rows) -> Table:
         if row["verdict"] == "DECLINED":
             absent.setdefault(row.get("reason", ""), []).append(row["label"])
             continue
-        told = "call_us" in row
+        timed = "call_us" in row
         said = row["chosen"] if row["record"] == "choice" else row["verdict"]
         table.add_row(
             escape(row["label"]),
             f"[{COLOUR.get(row['verdict'], 'default')}]{escape(said)}[/]",
-            duration(row["call_us"]) if told else "",
+            duration(row["call_us"]) if timed else "",
             _ratio(row["ratio"]) if row.get("ratio") else escape(row.get("reason", "")),
             f"{row['share_of_floor']:.0%}" if "share_of_floor" in row else "",
             f"{row['gb_per_s']:,.1f}" if "gb_per_s" in row else "",
@@ -119,7 +119,7 @@ def _summary(lines: Rows) -> Table:
 
 
 def summed_up(head: dict[str, Any], rows: Rows, lines: Rows) -> None:
-    """Print the summary: a line a kernel, what is wrong, and what was measured where."""
+    """Print the summary: one line for each kernel, the wrong rows, device and versions."""
     console = _console()
     console.print(_summary(lines))
     for row in rows:
@@ -128,8 +128,8 @@ def summed_up(head: dict[str, Any], rows: Rows, lines: Rows) -> None:
     unsure = len({(r["op"], r["sample"], r["dtype"]) for r in rows if r.get("floor_unsure")})
     if unsure:
         console.print(
-            f"[yellow]unsure[/yellow] the floor of {unsure} cells: torch beat the measured ceilings, "
-            "so other work ran beside their measurement"
+            f"[yellow]unsure[/yellow] the floor of {unsure} cells is uncertain: torch exceeded the measured "
+            "bandwidth or throughput, so other work ran during that measurement"
         )
     device, versions = head["device"], head["versions"]
     console.print(
@@ -139,16 +139,16 @@ def summed_up(head: dict[str, Any], rows: Rows, lines: Rows) -> None:
 
 
 def compared(lines: Rows, apart: Sequence[str]) -> None:
-    """Print two records against each other: all that changed, the rest counted."""
+    """Print the changes between two records, and count the rest."""
     console = _console()
     for text in apart:
         console.print(f"[yellow]differs[/yellow] {escape(text)}")
     table = _table(
         "operator", "sample", "type", "kernel", "verdict", "old", "new", "new over old", right=("old", "new")
     )
-    told = [found for found in lines if found["verdict"] in BAD | {"SLOW", "FAST"}]
-    told.sort(key=lambda found: found["change"][0] if found["change"] else 0.0)
-    for found in told[:WORST]:
+    changed = [found for found in lines if found["verdict"] in BAD | {"SLOW", "FAST"}]
+    changed.sort(key=lambda found: found["change"][0] if found["change"] else 0.0)
+    for found in changed[:WORST]:
         table.add_row(
             found["op"],
             found["sample"],
@@ -160,6 +160,6 @@ def compared(lines: Rows, apart: Sequence[str]) -> None:
         )
     if table.row_count:
         console.print(table)
-    if len(told) > WORST:
-        console.print(f"and {len(told) - WORST} more; --json has all")
+    if len(changed) > WORST:
+        console.print(f"and {len(changed) - WORST} more (all with --json)")
     console.print(", ".join(f"{n} {v}" for v, n in Counter(found["verdict"] for found in lines).items()))

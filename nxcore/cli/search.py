@@ -1,4 +1,4 @@
-"""``nxcore search``: an architecture searched on images, then trained."""
+"""``nxcore search``: search an architecture on images, then train it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 ASKED, RESULT, PICTURE, CURVE = "search.json", "result.json", "genotype.svg", "curve.html"
 INTERRUPTED = 130
 SHARE = 0.25
-"""Of a GPU's free memory that images may take."""
+"""The share of a GPU's free memory that images may take."""
 
 
 def begun(asked: dict[str, Any], output: Path, device: str | None) -> Trainer:
-    """Return a new search, and write down in its folder what was asked."""
+    """Return a new search, and write its options into its folder."""
     import dataclasses
 
     from nxcore.errors import InvalidInputError, nearest
@@ -32,7 +32,7 @@ def begun(asked: dict[str, Any], output: Path, device: str | None) -> Trainer:
     rank, _ = place()
     if rank == 0 and (output / CHECKPOINT).exists():
         raise InvalidInputError(
-            f"output must be new, and {output} holds a search: --resume {output} goes on with it",
+            f"output must be a new folder, but {output} holds a search; --resume {output} continues it",
             argument="output",
         )
     if asked["preset"] not in PRESETS:
@@ -56,43 +56,43 @@ def begun(asked: dict[str, Any], output: Path, device: str | None) -> Trainer:
     return trainer
 
 
-def mutation(told: str) -> Mutation:
-    """Return what ``EPOCH:KIND[:SIZE]`` says.
+def mutation(text: str) -> Mutation:
+    """Parse ``EPOCH:KIND[:SIZE]``.
 
     Raises
     ------
     InvalidInputError
-        If it says something else.
+        If ``text`` has another form.
     """
     from nxcore.errors import InvalidInputError
     from nxcore.nas import Mutation
 
-    epoch, _, rest = told.partition(":")
+    epoch, _, rest = text.partition(":")
     kind, _, size = rest.partition(":")
     if not epoch.isdigit() or not (size.isdigit() or (kind == "node" and not size)):
         raise InvalidInputError(
-            f"grow must be EPOCH:widen:C, EPOCH:deepen:PLACE or EPOCH:node, got {told!r}", argument="grow"
+            f"grow must be EPOCH:widen:C, EPOCH:deepen:PLACE or EPOCH:node, got {text!r}", argument="grow"
         )
     named: Any = kind
     return Mutation(int(epoch), named, int(size or 0))
 
 
-def operations(told: str) -> tuple[str, ...]:
-    """Return the operations of a space by its name, or by theirs, separated by commas.
+def operations(text: str) -> tuple[str, ...]:
+    """Return the operations of a space, given as its name or as operations separated by commas.
 
     Raises
     ------
     InvalidInputError
-        If one is unknown, or there is nothing to choose among.
+        If an operation is unknown or repeated, or fewer than two are given.
     """
     from nxcore.errors import InvalidInputError, nearest
     from nxcore.nas import OPS, PRIMITIVES
 
-    names = {"darts": PRIMITIVES, "all": tuple(OPS)}.get(told) or tuple(told.split(","))
+    names = {"darts": PRIMITIVES, "all": tuple(OPS)}.get(text) or tuple(text.split(","))
     unknown = next((name for name in names if name not in OPS), None)
     if unknown is not None or len({*names} - {"none"}) < 2 or len({*names}) < len(names):
         raise InvalidInputError(
-            f"space must be darts, all, or two operations and more, comma-separated, each once, got {told!r}"
+            f"space must be darts, all, or two or more distinct operations, comma-separated, got {text!r}"
             + (nearest(unknown, OPS) if unknown else ""),
             argument="space",
         )
@@ -100,7 +100,7 @@ def operations(told: str) -> tuple[str, ...]:
 
 
 def resumed(folder: Path, device: str | None) -> Trainer:
-    """Return a search where its last epoch ended."""
+    """Return a search as it was after its last epoch."""
     from nxcore.errors import InvalidInputError
     from nxcore.nas import Trainer
     from nxcore.nas.checkpoint import CHECKPOINT
@@ -113,7 +113,7 @@ def resumed(folder: Path, device: str | None) -> Trainer:
 
 
 def images(asked: dict[str, Any], device: str | None) -> tuple[Data, torch.device]:
-    """Return what is searched on, and the device: on it already, unless it would fill a good part of it."""
+    """Return the images and the device; the images are on it unless they exceed ``SHARE`` of its memory."""
     import torch
 
     from nxcore.nas import data
@@ -127,7 +127,7 @@ def images(asked: dict[str, Any], device: str | None) -> tuple[Data, torch.devic
 
 
 def report(trainer: Trainer, folder: Path) -> dict[str, Any]:
-    """Return what was found, and write it and its pictures into the folder."""
+    """Return the result of a search, and write it and its pictures into the folder."""
     from nxcore.cli import render
     from nxcore.errors import InvalidInputError
     from nxcore.nas.checkpoint import CHECKPOINT, METRICS
@@ -156,7 +156,7 @@ def report(trainer: Trainer, folder: Path) -> dict[str, Any]:
 
 
 def followed(trainer: Trainer, folder: Path, policy: str | None, *, quiet: bool) -> bool:
-    """Train to the end and show how far it is; return whether it was interrupted."""
+    """Train to the end and show progress; return whether it was interrupted."""
     import contextlib
 
     import nxcore
@@ -179,54 +179,58 @@ def followed(trainer: Trainer, folder: Path, policy: str | None, *, quiet: bool)
 def command(
     data: Annotated[
         str | None,
-        typer.Option(help="digits, cifar10, or a folder with one of images a class.", show_default="digits"),
+        typer.Option(
+            help="digits, cifar10, or a folder with a subfolder of images for each class.",
+            show_default="digits",
+        ),
     ] = None,
     root: Annotated[
-        Path | None, typer.Option(help="Where cifar10 is: its batches' folder, or an .npz.")
+        Path | None, typer.Option(help="Where cifar10 is: the folder of its batches, or an .npz file.")
     ] = None,
     side: Annotated[
-        int | None, typer.Option(help="Of a folder's images, scaled.", min=8, show_default="32")
+        int | None,
+        typer.Option(help="Scale a folder's images to this side length.", min=8, show_default="32"),
     ] = None,
     preset: Annotated[str | None, typer.Option(help="tiny or darts.", show_default="tiny")] = None,
     space: Annotated[
         str | None,
         typer.Option(
-            help="darts (8 operations), all (10), or some by name, comma-separated.",
+            help="darts (8 operations), all (10), or names separated by commas.",
             show_default="the preset's",
         ),
     ] = None,
     epochs: Annotated[
-        int | None, typer.Option(help="Of the search.", show_default="the preset's", min=1)
+        int | None, typer.Option(help="Epochs of the search.", show_default="the preset's", min=1)
     ] = None,
     retrain_epochs: Annotated[
-        int | None, typer.Option(help="Of the found network's training.", show_default="the preset's", min=0)
+        int | None, typer.Option(help="Epochs of the final training.", show_default="the preset's", min=0)
     ] = None,
     grow: Annotated[
         list[str] | None,
-        typer.Option(help="EPOCH:widen:C, EPOCH:deepen:PLACE or EPOCH:node: the supernet grows after it."),
+        typer.Option(help="Grow the supernet after EPOCH: EPOCH:widen:C, EPOCH:deepen:PLACE or EPOCH:node."),
     ] = None,
     budget: Annotated[
         float | None, typer.Option(help="Seconds of training, half for the search.", min=0)
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of all that is drawn.", show_default="0")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed.", show_default="0")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda. By default cuda if available.")] = None,
     policy: Annotated[
         str | None,
         typer.Option(
-            help="Who serves calls: see nxcore.policy.", show_default="estimate; on cuda, the session's"
+            help="How kernels are chosen: see nxcore.policy.", show_default="estimate; on cuda, the session's"
         ),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="A new folder.", show_default="search")
     ] = None,
-    resume: Annotated[Path | None, typer.Option(help="The folder of a search to go on with.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Continue the search in this folder.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Search an architecture on images (DARTS), then train what was found.
+    """Search an architecture on images (DARTS), then train it.
 
-    The folder gets metrics.jsonl, a checkpoint after every epoch, genotype.svg, curve.html and result.json.
-    `torchrun -m nxcore search` shares every batch out over ranks, each with a GPU of its own.
-    Exit status 130 if it was interrupted; --resume goes on after the last whole epoch.
+    Writes metrics.jsonl, a checkpoint after every epoch, genotype.svg, curve.html and result.json.
+    `torchrun -m nxcore search` splits every batch over ranks, one GPU each.
+    Exit status 130 if interrupted; --resume continues after the last complete epoch.
     """
     from nxcore import distributed
     from nxcore.cli import epochs as shown
@@ -249,7 +253,7 @@ def command(
         given = [name for name, value in (asked | {"output": output}).items() if value is not None]
         if given:
             raise InvalidInputError(
-                f"--resume goes on with what its search was told, got {', '.join(given)} too",
+                f"--resume takes its options from the search; remove {', '.join(given)}",
                 argument="resume",
             )
     usual: dict[str, Any] = {"data": "digits", "side": 32, "preset": "tiny", "seed": 0, "grow": []}
@@ -262,6 +266,6 @@ def command(
         found = report(trainer, folder)
         render.json(found) if json else shown.found(found)
     if interrupted:
-        on = f"nxcore search --resume {folder} goes on" if trainer.history else "no epoch has ended yet"
+        on = f"continue with nxcore search --resume {folder}" if trainer.history else "no epoch has ended yet"
         render.error(f"interrupted: {on}")
         raise typer.Exit(INTERRUPTED)

@@ -1,4 +1,4 @@
-"""The types of ``nxcore.ops``, as a stub made of the specs: its operators are no names of the source."""
+"""The type stub of ``nxcore.ops``, generated from the specs, since no source file defines the operators."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def stub(specs: Iterable[OpSpec]) -> str:
     Returns
     -------
     str
-        Python; ``ruff format`` may lay it out anew.
+        Python source; ``ruff format`` may change its layout.
     """
     return HEAD + "".join(f"\n{_operator(spec)}" for spec in sorted(specs, key=lambda spec: spec.name))
 
@@ -53,7 +53,7 @@ def _operator(spec: OpSpec) -> str:
 
 
 def _calls(spec: OpSpec) -> Iterator[str]:
-    """Yield the signature; three where a flag such as ``return_indices`` asks for more than the result."""
+    """Yield the signature; three overloads if a flag such as ``return_indices`` adds to the result."""
     result = typing.get_type_hints(spec.reference)["return"]
     flag = next((p for p in spec.params if p.name.startswith("return_")), None)
     if flag is None:
@@ -66,7 +66,7 @@ def _calls(spec: OpSpec) -> Iterator[str]:
 
 
 def _call(spec: OpSpec, result: Any, **given: str) -> str:
-    """Return one signature, with ``given`` in place of what the annotations say of some parameters."""
+    """Return one signature; ``given`` replaces the annotations of some parameters."""
     hints = typing.get_type_hints(spec.reference)
     written, starred = ["self"], False
     for param in spec.params:
@@ -98,7 +98,7 @@ def _default(value: Any) -> str:
 
 
 def _type(hint: Any, *, loose: bool = False) -> str:
-    """Write an annotation; ``loose``: a caller may give any sequence in place of a tuple."""
+    """Write an annotation; ``loose`` allows any sequence where the annotation is a tuple."""
     origin, arms = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         wider = [arm for arm in arms if arm is not int or float not in arms]  # a float may be an int

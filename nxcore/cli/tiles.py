@@ -1,4 +1,4 @@
-"""``nxcore tune OP --tiles``: a kernel's tiles on real workloads, timed beside the one that it takes."""
+"""``nxcore tune OP --tiles``: a kernel's tiles on real workloads, timed against its own choice."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 def collect(
     op: str, kernel: str, samples: list[str], dtypes: list[str], device: str | None, most: int
 ) -> list[dict[str, Any]]:
-    """Return one entry a sample and element type: its name, and a row a tile or why it was left out."""
+    """Return one entry for each sample and dtype: name, and one row for each tile or the reason for none."""
     from nxcore import session
     from nxcore.cli import render
     from nxcore.errors import InvalidInputError, UnsupportedProblemError, nearest
@@ -22,10 +22,10 @@ def collect(
     if kernel not in owned:
         raise InvalidInputError(f"{op} has no kernel {kernel!r}{nearest(kernel, owned)}", argument="tiles")
     machine = registry.probe(*owned[kernel])
-    if not machine or machine.simulated:  # an interpreter's times say nothing
+    if not machine or machine.simulated:  # an interpreter's times mean nothing
         raise InvalidInputError(f"{kernel} can't be timed here: {machine.reason}", argument="tiles")
-    asked = dtypes or ["float32"]  # a table of tiles is made for one type after the other
-    cells = of_samples(registry, available(device), [op], samples=samples, dtypes=asked)
+    one = dtypes or ["float32"]  # a table of tiles is made for one dtype at a time
+    cells = of_samples(registry, available(device), [op], samples=samples, dtypes=one)
     found: list[dict[str, Any]] = []
     with render.progress(f"tune {op} {kernel}") as advance:
         for cell in cells:

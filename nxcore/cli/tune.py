@@ -1,4 +1,4 @@
-"""``nxcore tune``: problems measured ahead of the calls that will meet them."""
+"""``nxcore tune``: measure problems before the program that has them runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INTERRUPTED = 130
 def cells(
     ops: list[str], samples: list[str], dtypes: list[str], device: str | None, trace: Path | None
 ) -> list[Cell]:
-    """Return what is to be measured: operators' real workloads, or the problems of a trace."""
+    """Return the problems to measure: operators' real workloads, or the problems of a trace."""
     from nxcore import session
     from nxcore.errors import InvalidInputError
     from nxcore.offline import ahead
@@ -30,7 +30,7 @@ def cells(
     if trace is None:
         return ahead.of_samples(registry, available(device), ops, samples=samples, dtypes=dtypes)
     if samples or dtypes:
-        raise InvalidInputError("--from-trace can't be used with --sample or --dtype: a trace has its own")
+        raise InvalidInputError("--from-trace can't be used with --sample or --dtype: a trace defines both")
     for op in ops:
         registry.spec(op)  # or an error that names the nearest
     found = ahead.of_trace(registry, trace, available(device) if device else None)
@@ -38,7 +38,7 @@ def cells(
 
 
 def collect(wanted: list[Cell], *, again: bool, budget: float | None, quiet: bool = False) -> dict[str, Any]:
-    """Measure cells; return ``rows``, how many are ``left``, and what ``stopped`` it, if anything."""
+    """Measure cells; return ``rows``, the number ``left``, and the reason why it ``stopped`` early."""
     import time
 
     from nxcore import session
@@ -64,31 +64,29 @@ def collect(wanted: list[Cell], *, again: bool, budget: float | None, quiet: boo
 def command(
     op: Annotated[list[str] | None, typer.Argument(help="Only these operators.", show_default="all")] = None,
     sample: Annotated[
-        list[str] | None, typer.Option(help="One of their samples; every real workload by default.")
+        list[str] | None, typer.Option(help="Only this sample. By default every real workload.")
     ] = None,
     dtype: Annotated[list[str] | None, typer.Option(help="Only this element type.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda. By default cuda if available.")] = None,
     budget: Annotated[
-        float | None, typer.Option(help="Seconds; begins nothing new after them.", min=0)
+        float | None, typer.Option(help="Start no measurement after this many seconds.", min=0)
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Measure what is known too.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Also measure problems that are known.")] = False,
     from_trace: Annotated[
-        Path | None, typer.Option(help="The problems that nxcore.record wrote, in place of samples.")
+        Path | None, typer.Option(help="Measure the problems that nxcore.record wrote, not samples.")
     ] = None,
     tiles: Annotated[
         str | None,
-        typer.Option(
-            help="Time the tiles of this kernel of one operator instead, for the table in its plugin."
-        ),
+        typer.Option(help="Time the tiles of this kernel of one operator, for the table in its plugin."),
     ] = None,
-    most: Annotated[int, typer.Option(help="How many tiles at most.", min=1)] = 24,
+    most: Annotated[int, typer.Option(help="Time at most this many tiles.", min=1)] = 24,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Measure ahead of the calls: operators' real workloads, or a recorded run's problems.
+    """Measure ahead of time: operators' real workloads, or the problems of a recorded run.
 
-    What is known and not stale is left as it is, so a run that was interrupted goes on where it ended.
-    `torchrun -m nxcore tune` splits the work over ranks, each with a GPU of its own.
-    Exit status 130 if it was interrupted, 1 if a tile is wrong.
+    Known problems are skipped unless they are stale, so an interrupted run continues where it ended.
+    `torchrun -m nxcore tune` splits the work over ranks, one GPU each.
+    Exit status 130 if interrupted, 1 if a tile is wrong.
     """
     from nxcore.cli import measured, render
 
@@ -101,7 +99,7 @@ def command(
     with distributed.ranks() as (rank, world):
         wanted = cells(ops, samples, dtypes, device, from_trace)[rank::world]
         found = collect(wanted, again=again, budget=budget, quiet=rank > 0)
-        if world > 1 and found["stopped"] != "interrupted":  # who is interrupted meets nobody any more
+        if world > 1 and found["stopped"] != "interrupted":  # an interrupted rank waits for no other
             found = together(distributed.gathered(found))
             distributed.agree()
     if rank == 0:
@@ -111,7 +109,7 @@ def command(
 
 
 def together(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return what ranks found as one: each rank had a cell in turn."""
+    """Merge the results of all ranks, in the order of the cells: rank r had every ``world``-th cell."""
     turns = itertools.zip_longest(*(f["rows"] for f in found))
     return {
         "rows": [row for turn in turns for row in turn if row is not None],

@@ -1,4 +1,4 @@
-"""``nxcore verify``: every rule of the conformance kit over the kernels of this machine."""
+"""``nxcore verify``: check the kernels of this machine against every rule of the conformance kit."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ MANNERS = frozenset(
         "takes_a_smoke_sample",
     }
 )
-"""Rules that say nothing about answers: who breaks no other is not kept from calls."""
+"""Rules that are not about results: a kernel that breaks only these is not put into quarantine."""
 
 
 def collect(
     ops: list[str], backends: list[str], dtypes: list[str], timeout: float, isolated: bool | None
 ) -> list[Row]:
-    """Return one row a kernel and element type."""
+    """Return one row for each kernel and dtype."""
     import torch
 
     from nxcore import session, testing
     from nxcore.cli import render
 
     registry = session.default().registry
-    asked: dict[str, Any] = {"ops": ops, "backends": backends, "dtypes": dtypes}
+    filters: dict[str, Any] = {"ops": ops, "backends": backends, "dtypes": dtypes}
     with render.progress("verify") as advance:
         if torch.cuda.is_available() if isolated is None else isolated:
-            return testing.isolated(registry, timeout=timeout, advance=advance, **asked)
-        return testing.examine(registry, advance=advance, **asked)
+            return testing.isolated(registry, timeout=timeout, advance=advance, **filters)
+        return testing.examine(registry, advance=advance, **filters)
 
 
 def conclude(rows: list[Row]) -> None:
-    """Put what answers wrong, crashes, hangs or raises into quarantine; want of manners is no reason."""
+    """Put kernels that are wrong, crash, hang or raise into quarantine; see ``MANNERS`` for exceptions."""
     import torch
 
     from nxcore import session
@@ -61,22 +61,23 @@ def conclude(rows: list[Row]) -> None:
 def command(
     op: Annotated[list[str] | None, typer.Argument(help="Only these operators.")] = None,
     backend: Annotated[
-        list[str] | None, typer.Option(help="Only this backend; may be given again. One on request runs so.")
+        list[str] | None,
+        typer.Option(help="Only this backend; repeatable. Also runs one that is on request only."),
     ] = None,
     dtype: Annotated[list[str] | None, typer.Option(help="Only this element type.")] = None,
     isolated: Annotated[
         bool | None,
         typer.Option(
             "--isolated/--no-isolated",
-            help="Each kernel in a process of its own, or all in this one; isolated where there is CUDA.",
+            help="Each kernel in a process of its own, or all in this one. By default isolated with CUDA.",
         ),
     ] = None,
     timeout: Annotated[
-        float, typer.Option(help="Seconds for an isolated kernel in one element type.", min=1.0)
+        float, typer.Option(help="Seconds for one isolated kernel in one element type.", min=1.0)
     ] = 600.0,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Hold the kernels of this machine to every rule. Exit status 1 if one is wrong, crashes or hangs."""
+    """Check the kernels of this machine by every rule. Exit status 1 if one is wrong, crashes or hangs."""
     from nxcore.cli import render
 
     rows = collect(op or [], backend or [], dtype or [], timeout, isolated)

@@ -1,4 +1,4 @@
-"""``nxcore wisdom``: what was measured here, as a table, as a file to carry over, and as a lock."""
+"""``nxcore wisdom``: the measured problems, as a table, as a file for another machine, and as a lock."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="Show, carry over and lock what was measured.")
+app = typer.Typer(no_args_is_help=True, help="Show, transfer and lock the measured problems.")
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 File = Annotated[Path, typer.Argument(help="The file.")]
 
 
 def collect(op: str = "") -> list[dict[str, Any]]:
-    """Return one row a problem that was measured, on every device there is wisdom of."""
+    """Return one row for each measured problem, of every device in the wisdom."""
     from nxcore import session
     from nxcore.store.transfer import gathered
     from nxcore.store.wisdom import page
@@ -27,7 +27,7 @@ def collect(op: str = "") -> list[dict[str, Any]]:
         if op and key["op"] != op:
             continue
         found = page(document)
-        assert found is not None  # noqa: S101  gathered leaves others out
+        assert found is not None  # noqa: S101  gathered yields readable pages only
         rows.append(
             {
                 "device": environments[name]["name"],
@@ -47,10 +47,10 @@ def collect(op: str = "") -> list[dict[str, Any]]:
 
 @app.command()
 def show(
-    op: Annotated[str, typer.Argument(help="Only this operator's.", show_default="all")] = "",
+    op: Annotated[str, typer.Argument(help="Only this operator.", show_default="all")] = "",
     json: Json = False,
 ) -> None:
-    """List what was measured: problem, choice and reason, policy and age."""
+    """List the measured problems: winner, reason, policy and age."""
     from nxcore.cli import measured, render
 
     rows = collect(op)
@@ -59,7 +59,7 @@ def show(
 
 @app.command()
 def export(file: File) -> None:
-    """Write all of it into one file."""
+    """Write all measured problems into one file."""
     from nxcore import session
     from nxcore.cli import render
     from nxcore.store import transfer
@@ -71,7 +71,7 @@ def export(file: File) -> None:
 
 @app.command(name="import")
 def take(file: File) -> None:
-    """Add what a file holds, where it is new or later; other devices' figures are never used as ours."""
+    """Add the problems of a file that are new or more recent. Each stays tied to its own device."""
     from nxcore import session
     from nxcore.cli import render
     from nxcore.store import transfer
@@ -85,7 +85,7 @@ def merge(
     files: Annotated[list[Path], typer.Argument(help="Files that `export` wrote.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
 ) -> None:
-    """Put files together into one; of two clear figures for one problem the later one stays."""
+    """Merge files into one. If two clear measurements are of one problem, the later one is kept."""
     from nxcore.cli import render
     from nxcore.store import transfer
 
@@ -96,10 +96,12 @@ def merge(
 
 @app.command()
 def prune(
-    days: Annotated[float, typer.Option(help="Only what is older than so many days.")] = 0.0,
-    others: Annotated[bool, typer.Option("--others", help="Only what other devices measured.")] = False,
+    days: Annotated[float, typer.Option(help="Only problems older than this many days.")] = 0.0,
+    others: Annotated[
+        bool, typer.Option("--others", help="Only problems that other devices measured.")
+    ] = False,
 ) -> None:
-    """Forget what was measured; it is measured again when it is needed."""
+    """Remove measured problems. They are measured again when needed."""
     import time
 
     import torch
@@ -118,12 +120,12 @@ def prune(
             continue
         store.remove(f"{name}/entries", key)
         gone += 1
-    render.line(f"{gone} problems forgotten")
+    render.line(f"{gone} problems removed")
 
 
 @app.command()
 def lock(file: File, device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None) -> None:
-    """Write who was chosen for every problem; NXCORE_LOCK=FILE holds later runs to it, on any machine."""
+    """Write the winner of every problem into a lock. NXCORE_LOCK=FILE makes later runs choose alike."""
     from nxcore import session
     from nxcore.cli import render
     from nxcore.spec.device import available
@@ -134,4 +136,4 @@ def lock(file: File, device: Annotated[str | None, typer.Option(help="cpu or cud
     name = digest(environment(available(device)))
     document = locks.locked(session.default().wisdom.store, name)
     transfer.write(file, document)
-    render.line(f"{len(document['locked'])} choices locked in {file}")
+    render.line(f"{len(document['locked'])} winners locked in {file}")

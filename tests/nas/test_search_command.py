@@ -90,7 +90,7 @@ def test_one_that_was_interrupted_in_its_first_epoch_begins_anew(tmp_path, monke
 def test_a_supernet_grows_between_the_epochs_that_it_is_told(tmp_path):
     text = run("-o", tmp_path / "it", "--grow", "2:node", "--grow", "1:widen:3")
     assert re.search(
-        r"mutation, .* s: widen 3, [\d,]+ weights, scores moved by \d\.\de-\d\d\nsearch 2/3", text
+        r"mutation, .* s: widen 3, [\d,]+ weights, scores changed by \d\.\de-\d\d\nsearch 2/3", text
     )
     assert re.search(r"search 2/3, .*\nmutation, .* s: node, ", text)
     assert json.loads((tmp_path / "it" / "result.json").read_text())["epochs"] == 4
@@ -119,14 +119,14 @@ def test_it_searches_the_space_that_it_is_told(space, names, tmp_path, monkeypat
         (("--resume", "nowhere"), "resume must be the folder of a search, got nowhere"),
         (
             ("--resume", "nowhere", "--seed", "0"),
-            "--resume goes on with what its search was told, got seed too",
+            "--resume takes its options from the search; remove seed",
         ),
         (("--space", "skip_connect,sep_conv_3"), "space must be .*; did you mean 'sep_conv_3x3'"),
         (
             ("--space", "none,skip_connect"),
-            "space must be .* two operations and more, .* got 'none,skip_connect'",
+            "space must be .* two or more distinct operations, .* got 'none,skip_connect'",
         ),
-        (("--space", "skip_connect,skip_connect"), "space must be .* each once"),
+        (("--space", "skip_connect,skip_connect"), "space must be .* distinct"),
         (("--grow", "2:widen"), "grow must be EPOCH:widen:C, .* got '2:widen'"),
         (("--data", "nowhere"), "source must be digits, cifar10 or a folder that exists, got 'nowhere'"),
     ],
@@ -140,7 +140,7 @@ def test_what_it_refuses(words, message, tmp_path, monkeypatch):
 
 def test_a_folder_that_holds_a_search_is_kept(tmp_path):
     (tmp_path / "checkpoint.pt").write_text("")
-    with pytest.raises(InvalidInputError, match=r"output must be new, .* --resume .* goes on with it"):
+    with pytest.raises(InvalidInputError, match=r"output must be a new folder, .* --resume .* continues it"):
         run("-o", tmp_path)
 
 
@@ -159,8 +159,8 @@ def test_a_terminal_shows_the_last_epochs_as_a_table(monkeypatch):
             show(row)
     first, _, last = sys.stdout.getvalue().rpartition("phase ")
     assert "warm-up: 1 of 3 epochs" in first
-    assert "; the next for 0 s, 63 problems decided" in first
-    assert "the next" not in last, "all have been"
+    assert "; next epoch: 0 s so far, 63 problems decided" in first
+    assert "next epoch" not in last, "all have been"
     assert all(
         word in last
         for word in ("warm-up", "search", "deepen", "retraining", "3/3", "retraining: 2 of 2 epochs")
@@ -178,7 +178,7 @@ def test_before_the_first_epoch_it_tells_what_takes_so_long(monkeypatch, capsys)
     monkeypatch.setenv("TERM", "xterm")
     with epochs.watching([], lambda: 63):
         pass
-    assert "the first epoch for 0 s, 63 problems decided" in sys.stdout.getvalue()
+    assert "first epoch: 0 s so far, 63 problems decided" in sys.stdout.getvalue()
 
 
 def test_a_genotype_is_drawn_with_every_operation_once():

@@ -280,11 +280,11 @@ def run(*words, status=0):
 def test_the_command_shows_age_and_what_would_change_it(default):
     text = run("add", "--sample", "prime", "--device", "cpu")
     for word in (
-        "to be chosen",
+        "why not chosen",
         "needs CUDA tensors",
-        "nxcore doctor: what to type",
+        "fixes: nxcore doctor",
         "ago by policy 'measure'",
-        "to race it again: nxcore tune add --sample prime --dtype float32 --device cpu --again",
+        "to measure it again: nxcore tune add --sample prime --dtype float32 --device cpu --again",
     ):
         assert word in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 100
@@ -306,7 +306,10 @@ def test_a_shape_that_is_nobodys_sample(default, op, shape):
 @pytest.mark.parametrize(
     ("words", "match"),
     [
-        (["depthwise_conv2d", "--shape", "3"], "can't be the first tensor's of a call of depthwise_conv2d"),
+        (
+            ["depthwise_conv2d", "--shape", "3"],
+            "doesn't fit the other arguments of any sample of depthwise_conv2d",
+        ),
         (["add", "--shape", "3,a"], "--shape must be sizes such as 64,16,32,32, got '3,a'"),
         (["add", "--device", "H300"], "no wisdom of a device named 'H300'"),
     ],

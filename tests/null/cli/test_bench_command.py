@@ -89,7 +89,7 @@ def test_what_the_budget_has_no_time_for_is_a_row_and_not_recorded(tmp_path):
         (("bench", "add", "--size", "smal"), "size 'smal' isn't there"),
         (("bench", "add", "--backend", "read"), "did you mean 'ready'"),
         (("bench", "add", "--peer", "jaxx"), "did you mean 'jax'"),
-        (("bench", "add", "--backward"), "no cell passes these filters"),
+        (("bench", "add", "--backward"), "no operator and sample match these filters"),
         (("bench", "--compare", "a.jsonl", "b.jsonl"), "no record to read at a.jsonl"),
     ],
 )

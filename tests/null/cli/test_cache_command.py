@@ -42,7 +42,7 @@ def test_clear_removes_one_part_or_all_and_nothing_that_is_not_nxcores(folder: P
     done = CliRunner().invoke(app, ["cache", "clear", "--json"])
     assert [row["part"] for row in json.loads(done.stdout)] == ["v1"]
     assert [path.name for path in folder.iterdir()] == ["mine.txt"]
-    assert "nothing is kept on disk" in CliRunner().invoke(app, ["cache", "show"]).stdout
+    assert "nothing is on disk" in CliRunner().invoke(app, ["cache", "show"]).stdout
 
 
 def test_a_part_that_is_a_link_is_removed_and_not_what_it_leads_to(folder: Path, tmp_path: Path) -> None:

@@ -147,8 +147,8 @@ def test_an_empty_quarantine_says_so():
 
 def test_the_quarantine_lists_wrong_answers_apart_from_crashes(quarantined):
     text = run("quarantine", "list")
-    assert text.index("Wrong answers") < text.index("NaN must stand") < text.index("Crashed or hung")
-    assert text.index("Crashed or hung") < text.index("a process ended") < text.index("Raised again")
+    assert text.index("Wrong results") < text.index("NaN must stand") < text.index("Crashed or hung")
+    assert text.index("Crashed or hung") < text.index("a process ended") < text.index("Raised repeatedly")
     found = rows("quarantine", "list")
     assert [(r["op"], r["kernel"], r["kind"]) for r in found] == [
         ("sum", "fake", "crashed"),
@@ -158,8 +158,8 @@ def test_the_quarantine_lists_wrong_answers_apart_from_crashes(quarantined):
 
 
 def test_clearing_lifts_what_was_named(quarantined):
-    assert run("quarantine", "clear", "add") == "1 lifted\n"
-    assert run("quarantine", "clear", "--kernel", "other") == "0 lifted\n"
+    assert run("quarantine", "clear", "add") == "1 removed from quarantine\n"
+    assert run("quarantine", "clear", "--kernel", "other") == "0 removed from quarantine\n"
     assert len(rows("quarantine", "clear")) == 2
     assert rows("quarantine", "list") == []
 

@@ -190,7 +190,7 @@ def test_an_audit_runs_in_a_process_of_its_own(tmp_path, capsys):
     found = audit.audit("cpu", limit=3, seconds=5, cache=str(tmp_path))
     assert (found["choices"], found["audited"], found["rate"]) == (0, 0, None)
     render.audit(found)
-    assert "no stored choice was measured again" in capsys.readouterr().out
+    assert "no stored winner was measured again" in capsys.readouterr().out
 
 
 def test_an_audit_that_fails_says_why(monkeypatch):
@@ -212,6 +212,6 @@ def test_an_audit_is_printed(capsys):
     }
     render.audit(facts | {"skipped": {"it is gone": 2}, "rows": rows})
     shown = capsys.readouterr().out
-    assert "1 of 4 choices on it are slower than torch: 25.0% [5.0%, 70.0%]" in " ".join(shown.split())
+    assert "1 of 4 stored winners on it are slower than torch: 25.0% [5.0%, 70.0%]" in " ".join(shown.split())
     assert "add(x)" in shown
-    assert "2 left out: it is gone" in shown
+    assert "2 not measured: it is gone" in shown

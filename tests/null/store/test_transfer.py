@@ -183,7 +183,7 @@ def test_show_lists_problems(cli):
     rows = json.loads(cli("show", "add", "--json"))
     assert {tuple(row["problem"]["x"]["shape"]) for row in rows} == {(3, 4), (5,)}
     assert all("torch" in row["kernels"] for row in rows)
-    assert cli("show", "sum") == "nothing was measured yet\n"
+    assert cli("show", "sum") == "nothing is measured yet\n"
 
 
 def test_export_merge_import_and_prune(cli, tmp_path):
@@ -191,15 +191,15 @@ def test_export_merge_import_and_prune(cli, tmp_path):
     assert "2 problems written" in cli("export", first)
     assert "2 problems written" in cli("merge", first, first, "--output", both)
     assert "0 problems imported" in cli("import", both)
-    assert "0 problems forgotten" in cli("prune", "--days", "1")
-    assert "0 problems forgotten" in cli("prune", "--others")
-    assert "2 problems forgotten" in cli("prune")
+    assert "0 problems removed" in cli("prune", "--days", "1")
+    assert "0 problems removed" in cli("prune", "--others")
+    assert "2 problems removed" in cli("prune")
     assert "2 problems imported" in cli("import", both)
 
 
 def test_a_lock_of_what_was_measured_chooses_the_same(cli, tmp_path):
     path = tmp_path / "lock.json"
-    assert "2 choices locked" in cli("lock", path, "--device", "cpu")
+    assert "2 winners locked" in cli("lock", path, "--device", "cpu")
     chosen = sessions.default().explain("add", X, X).decision.chosen
     again = measured(None, lock=path, policy="frozen", strict=True)
     assert again.explain("add", X, X).decision.chosen == chosen
