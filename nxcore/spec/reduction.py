@@ -125,9 +125,11 @@ class Reduction:
 
     @classmethod
     def of_call(cls, problem: Problem) -> list[Reduction]:
-        """Describe every sum of a call of ``sum``, ``sum_to_size`` or ``add_backward``."""
+        """Describe the sums of a call: ``sum``, ``sum_to_size``, ``global_avg_pool2d``, ``add_backward``."""
         if problem.op == "sum":
             return [cls.of_sum(problem)]
+        if problem.op == "global_avg_pool2d":
+            return [cls.of_planes(problem)]
         if problem.op == "sum_to_size":
             found: tuple[Reduction | None, ...] = (cls.of_sum_to_size(problem),)
         else:

@@ -127,6 +127,8 @@ pool = needs(at_most(2**31 - 1, "elements of a plane for their indices", _indice
 ATOMIC = {"accepts": accepts, "deterministic": False}  # cuDNN may add up by atomics
 
 TARGETS = {
+    "weighted_sum": "softmax_sum:plan_weighted",
+    "weighted_sum_backward": "softmax_sum:plan_weighted_backward",
     "softmax_sum_backward": "softmax_sum:plan_backward",
     "entropy_backward": "entropy:plan_backward",
     "batch_norm_backward": "batch_norm:plan_backward",
@@ -145,8 +147,6 @@ KERNELS = kernels(
         **dict.fromkeys(
             (
                 "softmax_sum",
-                "weighted_sum",
-                "weighted_sum_backward",
                 "add_backward",
                 "sum",
                 "sum_to_size",

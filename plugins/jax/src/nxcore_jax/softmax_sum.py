@@ -1,4 +1,4 @@
-"""softmax_sum: one reduction of a stack; products of separate candidates are added up one after the other."""
+"""softmax_sum, weighted_sum: one reduction of a stack; products of separate candidates are added in turn."""
 
 from __future__ import annotations
 
@@ -58,3 +58,13 @@ def spread(grad: jax.Array, xs: Any, weights: jax.Array, output_mask: tuple[bool
 def plan_backward(problem: Problem) -> Bridged:
     """Jit the gradients."""
     return Bridged(problem, compute_backward)
+
+
+def plan_weighted(problem: Problem) -> Bridged:
+    """Jit the blend by weights as they are."""
+    return Bridged(problem, lambda xs, weights: blend(xs, wide(weights)))
+
+
+def plan_weighted_backward(problem: Problem) -> Bridged:
+    """Jit its gradients, which have no Jacobian of softmax."""
+    return Bridged(problem, lambda grad, xs, weights, mask: spread(grad, xs, wide(weights), mask))

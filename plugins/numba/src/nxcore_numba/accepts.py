@@ -145,6 +145,8 @@ FAMILIES = {
 """The operators by family; the gradients of sums and of global_avg_pool2d are views, and need no kernel."""
 
 TARGETS = {
+    "global_avg_pool2d": "sum:plan",
+    "sum_to_size": "sum:plan",
     "add_backward": "add:plan_backward",
     "gumbel_softmax_backward": "gumbel_softmax:plan_backward",
     "depthwise_conv2d_backward": "depthwise_conv2d:plan_backward",

@@ -1,4 +1,4 @@
-"""sum on the CPU."""
+"""sum, sum_to_size and global_avg_pool2d on the CPU: one reduction, and a factor."""
 
 from nxcore.plugin import Reduction
 from nxcore_numba import reduce
@@ -6,12 +6,13 @@ from nxcore_numba import reduce
 
 def plan(problem):
     """Return a callable for calls like ``problem``."""
-    out = problem.outputs
-    kernel = reduce.compiled(problem["x"], Reduction.of_sum(problem))
+    out, (reduction,) = problem.outputs, Reduction.of_call(problem)
+    kernel = reduce.compiled(problem["x"], reduction)
+    factor = 1 / reduction.terms if problem.op == "global_avg_pool2d" else 1.0
 
-    def call(x, dim, keepdim):  # noqa: ARG001  both are part of the plan
+    def call(x, *_):
         result = out.empty()
-        kernel(result.data_ptr(), x.data_ptr(), 1.0)
+        kernel(result.data_ptr(), x.data_ptr(), factor)
         return result
 
     return call
