@@ -51,7 +51,7 @@ def test_urls_point_at_files_that_are_there():
 def test_the_images_of_the_readme_are_shown_by_a_package_index_too():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     images = re.findall(r"!\[[^]]*\]\(([^)]*)\)", readme)
-    assert len(images) >= 3
+    assert images
     base = "https://raw.githubusercontent.com/nxcore/nxcore/main/"
     for image in images:
         assert image.startswith(base)
