@@ -17,9 +17,10 @@ from typing import Any
 
 COLUMNS = ("cuda", "cupy", "triton", "numba", "numba-cuda", "jax", "inductor")
 LEGEND = """\
-A number is how many samples agreed with the float64 reference; a raised figure refers to what was declined,
-and why. What is wrong on a machine serves no call there. Operators whose result is always a view, such as
-`sum_backward`, have no kernels. `make conformance` writes this page for your own machine."""
+A number is the count of samples that agreed with the float64 reference. A raised figure refers to
+the list of rejected samples, with their reasons. A kernel that is wrong on a machine runs no call
+there. Operators whose result is always a view, such as `sum_backward`, have no kernels.
+`make conformance` writes this page for your own machine."""
 
 
 def main() -> None:
@@ -43,7 +44,9 @@ def render(path: Path) -> str:
     lines = [
         "# Which kernels exist, and how each was verified",
         "",
-        f"Every kernel was held to the samples of its operator's spec; {made}, `{path.as_posix()}`.",
+        "This page lists every kernel. Each was verified on the samples of its operator's spec.",
+        f"{made}; the record is",
+        f"`{path.as_posix()}`.",
         "",
         LEGEND,
         "",
@@ -57,7 +60,7 @@ def render(path: Path) -> str:
         lines.append(f"| {f'`{op}`' if op != last else ''} | {dtype} | " + " | ".join(row) + " |")
         last = op
     if notes:
-        lines += ["", "## Declined, or wrong", ""]
+        lines += ["", "## Rejected, or wrong", ""]
         lines += [f"{i}. {note}" for i, note in enumerate(notes, 1)]
     return "\n".join(lines) + "\n"
 
