@@ -14,11 +14,11 @@ from nxcore.nas.operations import PRIMITIVES
 from nxcore.nas.rule import above_zero
 
 SCALE = 1e-3
-"""The standard deviation of fresh logits, as in the paper's code."""
+"""The standard deviation of initial logits, as in the paper's code."""
 
 
 class Temperature:
-    """An exponential schedule of a temperature: ``start`` at first, ``end`` after ``steps`` steps and later.
+    """An exponential temperature schedule, from ``start`` to ``end`` in ``steps`` steps, then constant.
 
     Parameters
     ----------
@@ -27,18 +27,18 @@ class Temperature:
     steps : int
         At least 1.
     device : device, optional
-        Of ``tau``.
+        The device of ``tau``.
 
     Attributes
     ----------
     tau : Tensor
-        A scalar in float32, changed in place: for ``ArchitectureParameters.sample`` and ``Rule``, also in a
-        captured graph.
+        A scalar in float32 for ``ArchitectureParameters.sample`` and ``Rule``. It changes in place, so a
+        captured graph sees the change.
 
     Raises
     ------
     InvalidInputError
-        If ``start`` or ``end`` isn't above 0, or ``steps`` is below 1.
+        If ``start`` or ``end`` is not above 0, or ``steps`` is below 1.
     """
 
     def __init__(
@@ -54,17 +54,17 @@ class Temperature:
         self._done = torch.zeros((), dtype=torch.float32, device=device)
 
     def step(self) -> None:
-        """Go one step on; doesn't wait for the device."""
+        """Advance one step, without waiting for the device."""
         self._done.add_(1)
         share = (self._done / self.steps).clamp(max=1)
         self.tau.copy_(self.start * (self.end / self.start) ** share)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return where the schedule is."""
+        """Return the state of the schedule."""
         return {"tau": self.tau.clone(), "done": self._done.clone()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from where another schedule was; ``tau`` stays the same tensor."""
+        """Restore the state of another schedule; ``tau`` stays the same tensor."""
         self.tau.copy_(state["tau"])
         self._done.copy_(state["done"])
 
@@ -79,14 +79,14 @@ class ArchitectureParameters(nn.Module):
     primitives : sequence of str
         The operations.
     multiplier : int
-        How many of the last nodes a cell concatenates.
+        The number of last nodes that a cell concatenates.
     generator : torch.Generator, optional
-        Of the fresh logits.
+        The generator of the initial logits.
 
     Attributes
     ----------
     logits : Parameter
-        Shape (2, edges, operations): of normal cells and of reductions; an edge a row, in the order of nodes.
+        Shape (2, edges, operations): normal cells, then reductions; one row for each edge, in node order.
     """
 
     def __init__(
@@ -114,21 +114,21 @@ class ArchitectureParameters(nn.Module):
         Parameters
         ----------
         tau : float or Tensor
-            The temperature, above 0; a tensor has no dimensions, and may change under a captured graph.
+            The temperature, above 0. A 0-d tensor may change between replays of a captured graph.
         hard : bool
             One-hot in the forward pass; the gradient is that of the soft weights (straight-through).
         generator : torch.Generator, optional
-            Of the noise.
+            The generator of the noise.
 
         Returns
         -------
         tuple of Tensor
-            Of normal cells and of reductions, each of shape (edges, operations).
+            The weights of normal cells and of reductions, each of shape (edges, operations).
 
         Raises
         ------
         InvalidInputError
-            If ``tau`` is a number that isn't above 0.
+            If ``tau`` is a number not above 0.
         """
         above_zero(tau)
         normal, reduce = (
@@ -137,7 +137,7 @@ class ArchitectureParameters(nn.Module):
         return normal, reduce
 
     def entropy(self) -> Tensor:
-        """Return the mean entropy of the edges' softmax, in nats: a scalar; log(operations) at most."""
+        """Return the mean entropy of the edges' softmax, in nats: a scalar, at most log(operations)."""
         return self.entropies().mean()
 
     def entropies(self) -> Tensor:
@@ -149,13 +149,13 @@ class ArchitectureParameters(nn.Module):
     def dominant(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the strongest operation of each edge, ``none`` included, in normal cells and in reductions.
 
-        Reads the device once. ``genotype`` chooses among edges too, and leaves ``none`` out.
+        Reads the device once. ``genotype`` also chooses among edges, and excludes ``none``.
         """
         normal, reduce = self.logits.detach().argmax(-1).tolist()
         return tuple(self.primitives[i] for i in normal), tuple(self.primitives[i] for i in reduce)
 
     def genotype(self) -> Genotype:
-        """Return the discrete architecture: two edges a node, ``none`` excluded; reads the device once."""
+        """Return the discrete architecture, two edges a node, without ``none``; reads the device once."""
         normal, reduce = torch.softmax(self.logits.detach().float(), dim=-1).cpu().unbind(0)
         concat = tuple(range(2 + self.steps - self.multiplier, self.steps + 2))
         return Genotype(

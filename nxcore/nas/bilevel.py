@@ -1,7 +1,7 @@
 """The architecture's gradient of one step, first and second order: Liu, Simonyan, Yang 2019, section 2.3.
 
-The architecture alpha is to minimise the validation loss at those weights that minimise the training loss.
-Both functions put one step of gradient descent, or none, in the place of those weights.
+The optimal architecture minimises the validation loss at the weights that minimise the training loss. Both
+functions approximate those weights: by one step of gradient descent, or by the current ones.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from nxcore.nas.architecture import ArchitectureParameters
 from nxcore.nas.data import Split
 
 RADIUS = 0.01
-"""How far the finite difference goes from the weights, in their 2-norm: the paper's."""
+"""The distance of the finite difference from the weights, in the 2-norm, as in the paper."""
 
 
 class Descent(NamedTuple):
-    """What an architecture's step found.
+    """The result of one step of the architecture.
 
     Attributes
     ----------
     loss : Tensor
-        Of the validation batch: a scalar.
+        The loss of the validation batch, a scalar.
     scores : Tensor
-        Of its images, (N, classes).
+        The scores of its images, (N, classes).
     gradient : Tensor
-        Of the loss with respect to ``arch.logits``.
+        The gradient of the loss with respect to ``arch.logits``.
     """
 
     loss: Tensor
@@ -40,14 +40,14 @@ class Descent(NamedTuple):
 
 
 def first_order(net: nn.Module, arch: ArchitectureParameters, validation: Split) -> Descent:
-    """Return the gradient at the weights as they are: xi = 0 in the paper.
+    """Return the gradient at the current weights: xi = 0 in the paper.
 
     Parameters
     ----------
     net : Module
         Called with images and ``*arch()``.
     arch : ArchitectureParameters
-    validation : Part
+    validation : Split
         A batch.
     """
     scores = net(validation.images, *arch())
@@ -69,20 +69,20 @@ def second_order(
 ) -> Descent:
     """Return the gradient through one step of the weights; the mixed term by finite differences, eq. 7 and 8.
 
-    The weights and the statistics of batch norms stay as they are.
+    The weights and the statistics of batch norms do not change.
 
     Parameters
     ----------
     net, arch, validation
         As in ``first_order``.
-    train : Part
+    train : Split
         The batch of the weights' step.
     lr : float
-        Of that step: xi in the paper.
+        The learning rate of that step: xi in the paper.
     velocity : mapping of str to Tensor, optional
-        What SGD's momentum holds for each parameter by name.
+        SGD's momentum buffer of each parameter, by name.
     momentum, weight_decay : float
-        Of that step, as SGD has them.
+        SGD's momentum and weight decay in that step.
     """
     weights = {name: p for name, p in net.named_parameters() if p.requires_grad}
     step = torch.autograd.grad(

@@ -1,4 +1,4 @@
-"""Cells: of a search, and of the architecture that it found."""
+"""Cells of a search network, and cells of a found architecture."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from nxcore.nn import Part
 
 
 class Cell(nn.Module):
-    """A cell of the search: every node sums mixed operations of all states before it.
+    """A cell of a search network: each node is the sum of mixed operations on all earlier states.
 
     In training, the pools of all edges that leave a state are computed once (see
-    ``nxcore.nas.shared_pools``). On a CUDA device, and in mode ``exact``, a call in training replays two
-    CUDA graphs once it was met a dozen times (``nxcore.nn.Part``); ``nxcore.nas.replays`` tells whether.
+    ``nxcore.nas.shared_pools``). On a CUDA device, in mode ``exact``, training replays two CUDA graphs after
+    a dozen calls of a signature (``nxcore.nn.Part``); ``nxcore.nas.replays`` reports whether it does.
 
     Parameters
     ----------
     steps : int
-        Nodes.
+        The number of nodes.
     multiplier : int
-        How many of the last nodes are concatenated.
+        The number of last nodes that are concatenated.
     C_prev_prev, C_prev, C : int
         Channels of the two inputs, and of every state.
     reduction : bool
-        The edges that leave the inputs have stride 2.
+        Whether the edges that leave the inputs have stride 2.
     reduction_prev : bool
-        The cell before was a reduction, so the input before it is twice as large.
+        Whether the previous cell is a reduction, so that the input before it is twice as large.
     primitives, mode
         As in ``MixedOp``.
 
     Attributes
     ----------
     channels : int
-        Of the output.
+        Channels of the output.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Cell(nn.Module):
             for state in range(node + 2)
         )
         for mixed in self._ops:
-            delattr(mixed, PART)  # it is this cell that is replayed
+            delattr(mixed, PART)  # the cell is replayed, not its mixed operations
         setattr(self, PART, Part(_blended))
 
     def forward(self, s0: Tensor, s1: Tensor, logits: Tensor, plan: Selection | None = None) -> Tensor:
@@ -79,12 +79,12 @@ class Cell(nn.Module):
         Parameters
         ----------
         s0, s1 : Tensor
-            Outputs of the two cells before, shape (N, C_prev_prev, H0, W0) and (N, C_prev, H, W).
+            Outputs of the two previous cells, shape (N, C_prev_prev, H0, W0) and (N, C_prev, H, W).
         logits : Tensor
             Shape (edges, operations), before softmax.
-        plan : Plan, optional
-            What runs, where the mode isn't ``exact``: a network makes it for all cells at once. Without it, a
-            cell makes its own.
+        plan : Selection, optional
+            The operations that run in modes other than ``exact``; a network selects for all cells at once.
+            Without it, the cell selects by itself.
 
         Raises
         ------
@@ -100,7 +100,7 @@ class Cell(nn.Module):
         return self.run(s0, s1, logits, plan)
 
     def run(self, s0: Tensor, s1: Tensor, logits: Tensor, plan: Selection | None = None) -> Tensor:
-        """Return what ``forward`` does, of arguments that were checked, by no graph."""
+        """Return the result of ``forward`` without replaying a graph; arguments are not checked."""
         rows = (logits if plan is None else plan.weights).unbind(0)
         states = [self.preprocess0(s0), self.preprocess1(s1)]
         outputs = self._pooled(states[0], 0, plan) | self._pooled(states[1], 1, plan)
@@ -116,7 +116,7 @@ class Cell(nn.Module):
         return torch.cat(states[-self._multiplier :], dim=1)
 
     def _pooled(self, x: Tensor, state: int, plan: Selection | None) -> dict[int, dict[int, Tensor]]:
-        """Return the pools of ``x`` for the edges that leave it; in training alone can they be shared."""
+        """Return the shared pools of ``x`` for the edges that leave it; pools are shared only in training."""
         rows = [node[state] for node in edges(self._steps) if state < len(node)] if self.training else []
         every = range(len(self.primitives))
         mixed: list[Any] = list(self._ops)
@@ -131,15 +131,15 @@ class Cell(nn.Module):
 
 
 class InsertedCell(Cell):
-    """A cell that a network has grown: s1 + gate * cell(s0, s1), which is s1 as long as ``gate`` is 0.
+    """A cell inserted into a network: s1 + gate * cell(s0, s1), which is s1 while ``gate`` is 0.
 
-    The cell after it still reads the s0 that it has read before. Parameters are those of ``Cell``, by which
-    the output must have the shape of s1.
+    The next cell reads the same s0 as before the insertion. Parameters are those of ``Cell``; the output
+    must have the shape of s1.
 
     Attributes
     ----------
     gate : Parameter
-        A scalar, 0 at first. It learns from the first step on; the rest of the cell once it isn't 0.
+        A scalar, initially 0. It learns from the first step on, the rest of the cell once it is not 0.
 
     References
     ----------
@@ -151,17 +151,17 @@ class InsertedCell(Cell):
         self.gate = nn.Parameter(torch.zeros(()))
 
     def forward(self, s0: Tensor, s1: Tensor, logits: Tensor, plan: Selection | None = None) -> Tensor:
-        """Return shape (N, C_prev, H, W), that of ``s1``; see ``Cell.forward``."""
+        """Return a tensor of shape (N, C_prev, H, W), as ``s1``; see ``Cell.forward``."""
         return s1 + self.gate * super().forward(s0, s1, logits, plan)
 
 
 class EvalCell(nn.Module):
-    """A cell of a found architecture: two operations a node.
+    """A cell of a found architecture: two operations for each node.
 
     Parameters
     ----------
     genes : sequence of (str, int)
-        Operation and source state, two a node.
+        Operation and source state, two for each node.
     concat : sequence of int
         The states that are concatenated.
     C_prev_prev, C_prev, C, reduction, reduction_prev
@@ -170,12 +170,12 @@ class EvalCell(nn.Module):
     Attributes
     ----------
     channels : int
-        Of the output.
+        Channels of the output.
 
     Raises
     ------
     InvalidInputError
-        If ``genes`` aren't two a node.
+        If the number of ``genes`` is odd.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class EvalCell(nn.Module):
     ) -> None:
         super().__init__()
         if len(genes) % 2:
-            raise InvalidInputError(f"genes must be two a node, got {len(genes)}", argument="genes")
+            raise InvalidInputError(f"genes must hold two for each node, got {len(genes)}", argument="genes")
         self.preprocess0 = _preprocess(C_prev_prev, C, reduction_prev, affine=True)
         self.preprocess1 = ReLUConvBN(C_prev, C, 1, 1, 0)
         self._sources, self._concat = tuple(s for _, s in genes), tuple(concat)
@@ -207,7 +207,7 @@ class EvalCell(nn.Module):
         s0, s1 : Tensor
             As in ``Cell.forward``.
         drop_prob : float
-            In training, each path of an image is dropped with this probability, identities excepted.
+            In training, each path of an image except identities is dropped with this probability.
         """
         states = [self.preprocess0(s0), self.preprocess1(s1)]
         for first in range(0, len(self._ops), 2):
@@ -230,10 +230,11 @@ def _blended(cell: Cell, s0: Tensor, s1: Tensor, logits: Tensor) -> Tensor:
 
 
 def check_rows(logits: Tensor, name: str, rows: int, operations: int) -> None:
-    """Refuse logits that don't have a row an edge."""
+    """Raise unless the logits have one row for each edge."""
     if tuple(logits.shape) != (rows, operations):
         raise InvalidInputError(
-            f"{name} must be ({rows}, {operations}), a row an edge, got {tuple(logits.shape)}", argument=name
+            f"{name} must be ({rows}, {operations}), one row for each edge, got {tuple(logits.shape)}",
+            argument=name,
         )
 
 

@@ -1,4 +1,4 @@
-"""A search's files: a line an epoch, and its state, there whole or not at all; nothing in it can run."""
+"""A search's files: metrics, one line for each epoch, and a checkpoint, written atomically, without code."""
 
 from __future__ import annotations
 
@@ -20,51 +20,53 @@ FORMAT = 2
 
 
 def write(state: dict[str, Any], path: Path) -> None:
-    """Write a state of tensors and plain data, or leave the file as it was."""
+    """Write a state of tensors and plain data atomically: on failure, the file is unchanged."""
     beside = path.with_name(path.name + ".part")
     torch.save({"format": FORMAT, **state}, beside)
     beside.replace(path)
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """Return what was written.
+    """Return the state in a file.
 
     Raises
     ------
     InvalidInputError
-        If it is of another format.
+        If the file has another format.
     """
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     if state.get("format") != FORMAT:
         raise InvalidInputError(
-            f"{path} must be of format {FORMAT}, got {state.get('format')}", argument="path"
+            f"{path} must have format {FORMAT}, got {state.get('format')}", argument="path"
         )
     return state
 
 
 def require(state: dict[str, Any], path: str | Path, data: Data, device: torch.device) -> None:
-    """Refuse to go on with other data, or on another type of device than ``state`` is of.
+    """Raise unless ``data`` and the type of ``device`` are those of ``state``.
 
     Raises
     ------
     InvalidInputError
-        Naming both.
+        With both values.
     """
     if (known := (state["data"], state["counts"])) != (got := (data.name, data.counts)):
         raise InvalidInputError(f"data must be that of {path}, {known}, got {got}", argument="data")
     if (kind := "cpu" if state["cuda"] is None else "cuda") != device.type:
         raise InvalidInputError(
-            f"device must be of type {kind!r}, on which {path} was written, got {device.type!r}: its random "
-            "generators have another form",
+            f"device must have type {kind!r}, as in {path}, got {device.type!r}: states of random generators "
+            "differ between types",
             argument="device",
         )
 
 
 def recorded(trainer: Trainer, folder: Path | None) -> Iterator[dict[str, Any]]:
-    """Yield a row an epoch until all is done, and keep each, with the state after it, in a folder."""
+    """Yield one row for each epoch until the search is done; write rows and checkpoints to a folder."""
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        lines = "".join(json.dumps(row) + "\n" for row in trainer.history)  # none that the checkpoint lacks
+        lines = "".join(
+            json.dumps(row) + "\n" for row in trainer.history
+        )  # only rows that the checkpoint has
         (folder / METRICS).write_text(lines, encoding="utf-8")
     while trainer.phase != "done":
         row = trainer.advance()

@@ -17,33 +17,37 @@ from torch.nn import functional
 from nxcore.errors import InvalidInputError
 
 HELD_OUT = 0.2
-"""The share of a set without a test set of its own that no training sees."""
+"""The share held out of training, for sources without a test set."""
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
 class Split(NamedTuple):
-    """Images, float32 (N, C, H, W), and their classes, int64 (N,)."""
+    """Images, float32 (N, C, H, W), and their labels, int64 (N,)."""
 
     images: Tensor
     labels: Tensor
 
 
+Part = Split
+"""The former name of ``Split``."""
+
+
 @dataclass(frozen=True, slots=True)
 class Data:
-    """A set of images in three parts that share none.
+    """A set of images in three disjoint splits.
 
     Attributes
     ----------
     name : str
-        Where it is from.
+        The source.
     classes : tuple of str
-        What the labels mean.
-    train, validation : Part
-        For the weights and for the architecture; retraining has both.
-    held_out : Part
-        For the last verdict alone: nothing is fitted to it or chosen by it.
+        The name of each label.
+    train, validation : Split
+        The images for the weights and for the architecture; retraining uses both.
+    held_out : Split
+        The images of the final evaluation; nothing is fitted to or chosen by them.
     """
 
     name: str
@@ -53,7 +57,7 @@ class Data:
     held_out: Split
 
     def to(self, device: torch.device | str) -> Data:
-        """Return the same on a device, all of it."""
+        """Return the data with all splits on ``device``."""
 
         def moved(part: Split) -> Split:
             return Split(part.images.to(device), part.labels.to(device))
@@ -63,22 +67,22 @@ class Data:
 
     @property
     def nbytes(self) -> int:
-        """What the images take."""
+        """Bytes of all images."""
         return sum(part.images.nbytes for part in (self.train, self.validation, self.held_out))
 
     @property
     def counts(self) -> list[int]:
-        """How many images each part has."""
+        """The number of images in each split."""
         return [len(part.labels) for part in (self.train, self.validation, self.held_out)]
 
     @property
     def both(self) -> Split:
-        """What isn't held out."""
+        """The splits ``train`` and ``validation`` together."""
         return Split(*(torch.cat(pair) for pair in zip(self.train, self.validation, strict=True)))
 
 
 class Pixels(NamedTuple):
-    """What a source gives: bytes as they are, and a test set if it has one of its own."""
+    """A source's images as bytes, and its test set where it has one."""
 
     classes: tuple[str, ...]
     images: Tensor
@@ -87,34 +91,34 @@ class Pixels(NamedTuple):
 
 
 def load(source: str, root: str | Path | None = None, *, seed: int = 0, side: int = 32) -> Data:
-    """Return a set of images, in parts that depend on ``seed`` alone.
+    """Return a set of images, in splits that depend only on ``seed``.
 
-    Every channel has mean 0 and standard deviation 1 over what isn't held out.
+    Every channel has mean 0 and standard deviation 1 over the images that are not held out.
 
     Parameters
     ----------
     source : str
-        ``digits``, ``cifar10``, or a folder with one folder of images a class.
+        ``digits``, ``cifar10``, or a folder that has one folder of images for each class.
     root : path, optional
-        Of ``cifar10``: the folder of its Python batches, or an ``.npz`` of its images as JPEG files, which
-        holds for ``train`` and ``test`` arrays ``*_jpeg`` (all files one after another), ``*_offset`` and
-        ``*_label``, and ``classes``.
+        For ``cifar10``: the folder of its Python batches, or an ``.npz`` of its images as JPEG files. The
+        latter holds ``classes`` and, for ``train`` and ``test``, the arrays ``*_jpeg`` (all files
+        concatenated), ``*_offset`` and ``*_label``.
     seed : int
-        Of the split.
+        The seed of the splits.
     side : int
         Height and width to which the images of a folder are scaled.
 
     Raises
     ------
     InvalidInputError
-        If there is no such source, or it isn't what it should be.
+        If the source is unknown, or its files have another form.
     """
     if source == "digits":
         pixels = _digits()
     elif source == "cifar10":
         if root is None:
             raise InvalidInputError(
-                "root must tell where cifar10 is: a folder of its batches or an .npz", argument="root"
+                "root must be cifar10's folder of batches or its .npz, got None", argument="root"
             )
         pixels = _packed(Path(root)) if Path(root).suffix == ".npz" else _batches(Path(root))
     elif Path(source).is_dir():
@@ -129,20 +133,21 @@ def load(source: str, root: str | Path | None = None, *, seed: int = 0, side: in
 def augment(
     images: Tensor, generator: torch.Generator, *, pad: int = 4, flip: bool = True, cutout: int = 0
 ) -> Tensor:
-    """Return a batch of images, each shifted, mirrored and with a hole by chance of its own, on its device.
+    """Return a batch of images on the same device, each shifted, mirrored and cut out at random.
 
     Parameters
     ----------
     images : Tensor
-        Shape (N, C, H, W), normalised: what is cut out becomes 0, the mean.
+        Shape (N, C, H, W), normalised: pixels that are cut out become 0, the mean.
     generator : torch.Generator
-        Of the same device.
+        A generator on the images' device.
     pad : int
-        Shifts by as many pixels at most, up, down and sideways; zeros come in.
+        The largest shift in pixels, vertically and horizontally; zeros fill the border.
     flip : bool
-        Mirrors every second image or so.
+        Whether each image is mirrored with probability 1/2.
     cutout : int
-        The side of the hole; at the border a part of it is outside. DeVries, Taylor 2017, arXiv:1708.04552.
+        The side of the square that is cut out; at the border, part of it is outside the image. DeVries,
+        Taylor 2017, arXiv:1708.04552.
     """
     n, channels, height, width = images.shape
     device = images.device
@@ -168,17 +173,19 @@ def augment(
 def orders(
     part: Split, size: int, generator: torch.Generator, *, rank: int = 0, world: int = 1
 ) -> Iterator[Tensor]:
-    """Yield the places of a part's images in batches of one size, drawn anew; the few over wait.
+    """Yield the indices of a split's images in batches of one size, in random order.
+
+    Images that do not fill a last batch are left out of this epoch.
 
     Parameters
     ----------
-    part : Part
+    part : Split
     size : int
-        Of a batch; a part that has fewer is one batch.
+        The batch size; a smaller split is one batch.
     generator : torch.Generator
-        On the part's device.
+        A generator on the split's device.
     rank, world : int
-        Yield each ``world``-th batch from ``rank`` on; all ranks get as many.
+        Yield each ``world``-th batch from ``rank`` on; all ranks get the same number.
     """
     count = len(part.labels)
     order = torch.randperm(count, generator=generator, device=part.labels.device)
@@ -190,7 +197,7 @@ def orders(
 def batches(
     part: Split, size: int, generator: torch.Generator, *, rank: int = 0, world: int = 1
 ) -> Iterator[Split]:
-    """Yield a part's images in batches: see ``orders``."""
+    """Yield a split's images in batches: see ``orders``."""
     for places in orders(part, size, generator, rank=rank, world=world):
         yield Split(part.images[places], part.labels[places])
 
@@ -211,7 +218,7 @@ def _split(name: str, pixels: Pixels, seed: int) -> Data:
     half = len(labels) // 2
     if not half or not len(test[1]):
         raise InvalidInputError(
-            f"{name} must have 3 images or more, got {len(pixels.labels)}", argument="source"
+            f"{name} must have at least 3 images, got {len(pixels.labels)}", argument="source"
         )
     return Data(
         name,
@@ -232,7 +239,7 @@ def _digits() -> Pixels:
     except ImportError as error:
         raise _missing("digits", "scikit-learn") from error
     found = load_digits()
-    # 16 grey values become the bytes' 255, for one way of scaling.
+    # The 16 grey values are scaled to bytes, as in the other sources.
     images = torch.from_numpy(found.images).mul(255 / 16)[:, None]
     return Pixels(tuple(str(c) for c in found.target_names), images, torch.from_numpy(found.target))
 
@@ -248,7 +255,7 @@ def _folder(folder: Path, side: int) -> Pixels:
     ]
     if len(classes) < 2 or not files:
         raise InvalidInputError(
-            f"{folder} must hold a folder of images for each of two classes or more, got {len(classes)} "
+            f"{folder} must hold folders of images for at least two classes, got {len(classes)} "
             f"folders with {len(files)} images",
             argument="source",
         )
@@ -279,7 +286,7 @@ def _packed(file: Path) -> Pixels:
         return Pixels(tuple(map(str, arrays["classes"])), *part("train"), part("test"))
     except KeyError as error:
         raise InvalidInputError(
-            f"{file} must hold an array {error}, as load tells", argument="root"
+            f"{file} must hold an array {error}, see nxcore.nas.data.load", argument="root"
         ) from error
 
 
@@ -299,21 +306,21 @@ def _batches(folder: Path) -> Pixels:
 
 
 def _unpickled(file: Path) -> dict[bytes, Any]:
-    """Read a pickle that holds lists, bytes and arrays; one that names anything else is refused."""
+    """Read a pickle of lists, bytes and arrays; raise if it names anything else."""
     import codecs
 
     import numpy as np
 
     empty: Any = np.empty(0)
     allowed: dict[str, Any] = {"ndarray": np.ndarray, "dtype": np.dtype, "encode": codecs.encode}
-    # numpy's own functions for this, whatever its version calls their module
+    # numpy's functions for arrays; their module depends on numpy's version
     allowed |= {f.__name__: f for f in (empty.__reduce__()[0], empty.__reduce_ex__(5)[0])}
 
     class Reader(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> Any:
             if module.partition(".")[0] not in ("numpy", "_codecs") or name not in allowed:
                 raise InvalidInputError(
-                    f"{file} names {module}.{name}, as no batch of CIFAR-10 does", argument="root"
+                    f"{file} names {module}.{name}, which no batch of CIFAR-10 contains", argument="root"
                 )
             return allowed[name]
 

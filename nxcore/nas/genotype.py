@@ -1,4 +1,4 @@
-"""Genotype: the discrete architecture that a search ends with."""
+"""Genotype: the discrete architecture that a search finds."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Gene = tuple[str, int]
 
 
 class Genotype(NamedTuple):
-    """Two edges into every node of a cell, and the nodes that are its output.
+    """A discrete architecture: two edges into each node of a cell, and the nodes that form its output.
 
     Attributes
     ----------
     normal, reduce : tuple of (str, int)
-        Operation and source state, two a node in the order of nodes.
+        Operation and source state, two for each node, in node order.
     normal_concat, reduce_concat : tuple of int
         The states that are concatenated.
     """
@@ -32,7 +32,7 @@ class Genotype(NamedTuple):
 
 
 def edges(steps: int) -> list[list[int]]:
-    """Return for each node the rows of its edges, of which there are ``node + 2``."""
+    """Return the rows of each node's edges; node ``n`` has ``n + 2``."""
     rows, found = 0, []
     for node in range(steps):
         found.append(list(range(rows, rows + node + 2)))
@@ -41,7 +41,7 @@ def edges(steps: int) -> list[list[int]]:
 
 
 def dominant(weights: Tensor, primitives: Sequence[str], steps: int = 4) -> tuple[Gene, ...]:
-    """Return the two strongest edges of each node, by their strongest operation that isn't ``none``.
+    """Return the two strongest edges of each node, ranked by their strongest operation except ``none``.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ def dominant(weights: Tensor, primitives: Sequence[str], steps: int = 4) -> tupl
     primitives : sequence of str
         Names of the operations.
     steps : int
-        Nodes of a cell.
+        The number of nodes of a cell.
 
     Raises
     ------
@@ -61,7 +61,7 @@ def dominant(weights: Tensor, primitives: Sequence[str], steps: int = 4) -> tupl
     wanted = (rows[-1][-1] + 1, len(primitives))
     if tuple(weights.shape) != wanted:
         raise InvalidInputError(
-            f"weights must be {wanted}, a row an edge, got {tuple(weights.shape)}", argument="weights"
+            f"weights must be {wanted}, one row for each edge, got {tuple(weights.shape)}", argument="weights"
         )
     table = weights.detach().to("cpu", torch.float64).tolist()
     real = [i for i, name in enumerate(primitives) if name != "none"]

@@ -1,8 +1,8 @@
-"""Growth: a search network becomes larger and computes what it computed before, with its training's state.
+"""Growth: a larger search network that computes the same function, and keeps the training's state.
 
-Chen, Goodfellow, Shlens 2016, arXiv:1511.05641. A wider layer has replicas of channels; a layer that reads
-them divides its weights by how often each is there. A deeper network has cells that are the identity at
-first, one with more nodes has weights of 0 where they are read.
+Chen, Goodfellow, Shlens 2016, arXiv:1511.05641. A wider layer has replicas of channels; the layers that read
+them divide their weights by the number of replicas. In a deeper network, new cells are initially the
+identity. In one with more nodes, weights that read new nodes are initially 0.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ POWERS: Mapping[str, int] = MappingProxyType(
         "sum": 2,
     }
 )
-"""Which power of the gradient torch's optimizers keep under a name."""
+"""The power of the gradient that torch's optimizers keep under each name."""
 
 
 IMAGES = 4
@@ -41,15 +41,15 @@ IMAGES = 4
 
 
 class Move(NamedTuple):
-    """Where a tensor of a larger network comes from.
+    """The origin of a tensor of a larger network.
 
     Attributes
     ----------
     old, new : Tensor
-        Of the two networks.
+        The tensors of the old and of the new network.
     rows, cols : Tensor or None
-        For every place of the new tensor's first and second axis, the old one's; -1 where there was none.
-        None where nothing changes.
+        For each index of the new tensor's first and second axis, the old index; -1 where there is none.
+        None where the axis does not change.
     """
 
     old: Tensor
@@ -58,13 +58,13 @@ class Move(NamedTuple):
     cols: Tensor | None = None
 
     def value(self) -> Tensor:
-        """Return what the new tensor is: what reads replicas is divided among them."""
+        """Return the new tensor's value: weights that read replicas are divided among them."""
         return self._taken(self.old.detach(), None, _shares(self.cols))
 
     def state(self, kept: Tensor, power: int) -> Tensor:
-        """Return what an optimizer keeps of the new tensor's gradient, to a power.
+        """Return an optimizer's state for the new tensor, a power of its gradient.
 
-        Replicas share the gradient of what they are replicas of; a weight's own division doesn't enter.
+        Replicas share the gradient of their original; a weight's own division does not count.
         """
         shares = _shares(self.rows)
         there = None if self.cols is None else (self.cols >= 0).double()
@@ -90,36 +90,35 @@ def widen(
     noise: float = 0.0,
     generator: torch.Generator | None = None,
 ) -> SearchNetwork:
-    """Return a network of more channels that computes what ``net`` does, in training and in eval.
+    """Return a network with more channels that computes the same as ``net``, in training and evaluation.
 
     Parameters
     ----------
     net : SearchNetwork
-        Stays as it is.
+        The network; it does not change.
     C : int
-        Channels of the first cells, at least those of ``net``; of all others, in proportion.
+        Channels of the first cells, at least those of ``net``. All other cells grow in proportion.
     optimizer : Optimizer, optional
-        Of ``net``; is from now on that of the network returned: what it keeps of gradients goes along, as if
-        the wide network had had them.
+        The optimizer of ``net``. It becomes that of the returned network; its state is converted, as if the
+        wide network had had the gradients.
     noise : float
-        Added to convolutions that make channels with replicas: normal, with this times a weight's standard
-        deviation. With 0 the function is the same, but replicas learn alike for ever.
+        Normal noise, added to convolutions with replicated outputs, in units of a weight's standard
+        deviation. With 0 the function is the same, but replicas always learn the same.
     generator : torch.Generator, optional
-        Of the choice of replicas and of the noise, on the CPU.
+        A generator on the CPU, for the choice of replicas and the noise.
 
     Raises
     ------
     InvalidInputError
-        If ``C`` is below that of ``net``, or the optimizer keeps what isn't known to be a power of a
-        gradient.
+        If ``C`` is below that of ``net``, or the optimizer's state is not a known power of a gradient.
     """
     if net.C > C:
-        raise InvalidInputError(f"C must be at least {net.C}, that of net, got {C}", argument="C")
+        raise InvalidInputError(f"C must be at least net's {net.C}, got {C}", argument="C")
     wide = _like(net, C=C)
     maps: dict[int, Tensor] = {}
 
     def channels(old: int, new: int) -> Tensor:
-        # One choice for all cells of a width: what is inserted must agree with what it is added to.
+        # One choice for all cells of a width: an inserted cell must match the state that it is added to.
         return maps[old] if old in maps else maps.setdefault(old, _replicas(old, new, generator))
 
     stem = _replicas(net.stem_multiplier * net.C, net.stem_multiplier * C, generator)
@@ -136,26 +135,26 @@ def widen(
 
 
 def deepen(net: SearchNetwork, after: int, optimizer: Optimizer | None = None) -> InsertedCell:
-    """Insert a cell into ``net``, in place, that is the identity at first; in training too.
+    """Insert a cell into ``net``, in place; it is initially the identity, in training too.
 
     Parameters
     ----------
     net : SearchNetwork
         Changed in place.
     after : int
-        The place of the cell that it follows.
+        The index of the cell that it follows.
     optimizer : Optimizer, optional
-        Of ``net``; gets the new cell's parameters, in the group of the classifier's.
+        The optimizer of ``net``. The new cell's parameters join the group of the classifier's.
 
     Returns
     -------
     InsertedCell
-        Its edges blend by the logits of normal cells, as all normal cells do.
+        The new cell; its edges use the logits of normal cells.
 
     Raises
     ------
     InvalidInputError
-        If there is no such cell.
+        If ``after`` is not the index of a cell.
     """
     cell = net.insert(after)
     _carry((), optimizer, list(cell.parameters()), net.classifier.weight)
@@ -170,29 +169,28 @@ def add_node(
     *,
     generator: torch.Generator | None = None,
 ) -> tuple[SearchNetwork, ArchitectureParameters]:
-    """Return a network and an architecture with one more node in every cell, which nobody reads yet.
+    """Return a network and an architecture with one more node in every cell, which computes the same.
 
-    What reads a cell has weights of 0 for the new node: the function is the same, and they learn.
+    Weights that read the new node are initially 0, and learn.
 
     Parameters
     ----------
     net, arch
-        Stay as they are.
+        The network and its architecture; they do not change.
     optimizer, arch_optimizer : Optimizer, optional
-        Of ``net`` and of ``arch``; are from now on those of what is returned. New parameters of the network
-        are in the group of the classifier's.
+        The optimizers of ``net`` and ``arch``. They become those of the returned ones; new parameters of the
+        network join the group of the classifier's.
     generator : torch.Generator, optional
-        Of the logits of the new edges, which are the last rows.
+        The generator of the new edges' logits, which are the last rows.
 
     Raises
     ------
     InvalidInputError
-        If ``net`` and ``arch`` differ in nodes, or an optimizer keeps what isn't known to be a power of a
-        gradient.
+        If ``net`` and ``arch`` differ in nodes, or an optimizer's state is not a known power of a gradient.
     """
     if (net.steps, net.multiplier) != (arch.steps, arch.multiplier):
         raise InvalidInputError(
-            f"arch must have the {net.steps} nodes of net and concatenate {net.multiplier}, "
+            f"arch must have net's {net.steps} nodes and concatenate {net.multiplier}, "
             f"got {arch.steps} and {arch.multiplier}",
             argument="arch",
         )
@@ -213,7 +211,7 @@ def add_node(
 
 
 def _like(net: SearchNetwork, **changed: Any) -> SearchNetwork:
-    """Return a new network that differs from ``net`` in what is given."""
+    """Return a new network with the options of ``net``, except those in ``changed``."""
     options = {
         name: getattr(net, name)
         for name in (
@@ -236,7 +234,7 @@ def _like(net: SearchNetwork, **changed: Any) -> SearchNetwork:
 def _moves(
     net: SearchNetwork, grown: SearchNetwork, stem: Tensor, channels: Callable[[int, int], Tensor]
 ) -> list[Move]:
-    """Return where the tensors of ``grown`` come from; ``channels`` maps those of a cell, by both widths."""
+    """Return the moves from ``net`` to ``grown``; ``channels(old, new)`` maps a cell's channels by width."""
     moves = list(_layers(net.stem, grown.stem, stem, None))
     before, last = stem, stem
     pairs: list[tuple[Any, Any]] = list(zip(net.cells, grown.cells, strict=True))
@@ -244,7 +242,7 @@ def _moves(
         own = channels(old.C, new.C)
         moves += _layers(old.preprocess0, new.preprocess0, own, before)
         moves += _layers(old.preprocess1, new.preprocess1, own, last)
-        for mixed, larger in zip(old._ops, new._ops, strict=False):  # noqa: SLF001  a new node's come last
+        for mixed, larger in zip(old._ops, new._ops, strict=False):  # noqa: SLF001  the new node's edges are last
             moves += _layers(mixed, larger, own, own)
         if isinstance(old, InsertedCell):
             moves.append(Move(old.gate, new.gate))
@@ -256,7 +254,7 @@ def _moves(
 
 
 def _concatenated(old: Cell, new: Cell, own: Tensor) -> Tensor:
-    """Return where the channels of a cell's output come from; a new node's from nowhere."""
+    """Return the old index of each channel of a cell's output; -1 for a new node's channels."""
     nodes = old.channels // old.C
     blocks = [own + node * old.C for node in range(nodes)]
     return torch.cat([*blocks, *[torch.full_like(own, -1)] * (new.channels // new.C - nodes)])
@@ -281,7 +279,7 @@ def _layers(old: Any, new: Any, rows: Tensor, cols: Tensor | None) -> list[Move]
 
 
 def _replicas(old: int, new: int, generator: torch.Generator | None) -> Tensor:
-    """Return for every new channel the old one that it replicates; the two halves, if any, by themselves."""
+    """Return the old channel that each new one replicates; replicas stay within each half, if even."""
     # FactorizedReduce makes each half of its channels by a convolution of its own.
     parts = 1 if old % 2 or new % 2 else 2
     drawn = torch.randint(old // parts, (new // parts - old // parts,), generator=generator)
@@ -290,7 +288,7 @@ def _replicas(old: int, new: int, generator: torch.Generator | None) -> Tensor:
 
 
 def _shares(index: Tensor | None) -> Tensor | None:
-    """Return one over how often each entry is there; 0 for -1."""
+    """Return 1 / (number of occurrences) of each entry; 0 for -1."""
     if index is None:
         return None
     counts = torch.bincount(index.clamp(min=0) + (index >= 0))[index.clamp(min=0) + (index >= 0)]
@@ -303,9 +301,9 @@ def _carry(
     fresh: Sequence[nn.Parameter] = (),
     beside: Tensor | None = None,
 ) -> None:
-    """Fill the new tensors, and have the optimizer serve them with the state that it has.
+    """Fill the new tensors, and hand them with the converted state to the optimizer.
 
-    ``fresh`` are parameters that come from nowhere; they join the group of ``beside``.
+    ``fresh`` are parameters without an origin; they join the group of ``beside``.
     """
     states = [] if optimizer is None else [(move, _states(move, optimizer)) for move in moves]
     with torch.no_grad():
@@ -324,7 +322,7 @@ def _carry(
 
 
 def _states(move: Move, optimizer: Optimizer) -> dict[str, Any] | None:
-    """Return what the optimizer is to keep for the new tensor; None if it keeps nothing for the old."""
+    """Return the optimizer's state for the new tensor; None if it has none for the old one."""
     if move.old not in optimizer.state:
         return None
     kept: dict[str, Any] = {}
@@ -335,7 +333,7 @@ def _states(move: Move, optimizer: Optimizer) -> dict[str, Any] | None:
             kept[name] = move.state(entry, POWERS[name])
         else:
             raise InvalidInputError(
-                f"optimizer must keep powers of gradients alone, under the names {', '.join(POWERS)}; "
+                f"optimizer must keep only powers of gradients, named {', '.join(POWERS)}; "
                 f"got {name!r} of {type(optimizer).__name__}",
                 argument="optimizer",
             )

@@ -1,4 +1,4 @@
-"""What an epoch's batches add up to."""
+"""Loss and accuracy of an epoch."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from nxcore.nas.process_group import total
 
 
 class Tally:
-    """Loss and hits of an epoch, summed on the device and read once, at its end."""
+    """Loss and correct predictions of an epoch, summed on the device and read once at its end."""
 
     def __init__(self, device: torch.device) -> None:
         self._sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, hits, images
 
     def add(self, loss: Tensor, scores: Tensor, labels: Tensor) -> None:
-        """Count a batch: its mean loss, and the images whose class has the highest score."""
+        """Add a batch: its mean loss, and the number of images whose class has the highest score."""
         hits = (scores.argmax(1) == labels).sum()
         self._sums[:2] += torch.stack([loss.double() * len(labels), hits.double()])
         self._sums[2] += len(labels)

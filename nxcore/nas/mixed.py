@@ -1,4 +1,4 @@
-"""MixedOp: every operation of a search space on one edge, blended by architecture weights."""
+"""MixedOp: all operations of a search space on one edge, blended by architecture weights."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ PART = "_nxcore_part"
 class MixedOp(nn.Module):
     """Blend the operations of one edge: sum_i w_i op_i(x), w = softmax(logits).
 
-    On a CUDA device, with logits and in mode ``exact``, a call in training replays two CUDA graphs once it
-    was met a dozen times (``nxcore.nn.Part``). Inside of a ``Cell`` it is the cell that is replayed.
+    On a CUDA device, with logits and in mode ``exact``, training replays two CUDA graphs after a dozen calls
+    of a signature (``nxcore.nn.Part``). Within a ``Cell``, the whole cell is replayed.
 
     Parameters
     ----------
@@ -32,15 +32,15 @@ class MixedOp(nn.Module):
     primitives : sequence of str
         Names in ``OPS``; the paper's eight by default.
     mode : {"exact", "threshold", "top_k", "sampled", "argmax"} or Rule
-        ``exact`` is the paper's; the others approximate it: ``nxcore.nas.Rule`` tells each one's bias. A
-        ``Rule`` carries the options of its mode.
+        ``exact`` is the paper's; the others approximate it, with the bias that ``nxcore.nas.Rule``
+        describes. A ``Rule`` carries the options of its mode.
     k : int
-        Of ``top_k``, where the mode is given by name.
+        The number of operations in mode ``top_k``, where the mode is a name.
 
     Raises
     ------
     InvalidInputError
-        If a primitive or the mode is unknown, or k isn't 1 to the number of operations.
+        If a primitive or the mode is unknown, or k is not from 1 to the number of operations.
 
     References
     ----------
@@ -91,13 +91,13 @@ class MixedOp(nn.Module):
         logits : Tensor, optional
             Shape (operations,): before softmax.
         weights : Tensor, optional
-            Shape (operations,): the factors themselves. Exactly one of the two is given.
+            Shape (operations,): the factors after softmax. Exactly one of the two is given.
         active : sequence of int, optional
-            Which operations run, where the mode isn't ``exact``: a network reads them for all edges at once.
+            The operations that run in modes other than ``exact``; a network reads them for all edges at once.
             Without it, ``top_k``, ``argmax`` and ``sampled`` wait for the device; ``threshold``, and
-            ``sampled`` with weights, run all.
+            ``sampled`` with weights, run all operations.
         outputs : mapping of int to Tensor, optional
-            Outputs of operations that are known already: a cell's shared pools.
+            Outputs of operations that were computed before: a cell's shared pools.
 
         Returns
         -------
@@ -107,8 +107,8 @@ class MixedOp(nn.Module):
         Raises
         ------
         InvalidInputError
-            If neither or both of ``logits`` and ``weights`` are given, or their shape is another; or
-            ``active`` with the logits of mode ``sampled``, which draws.
+            If neither or both of ``logits`` and ``weights`` are given, if their shape is wrong, or if
+            ``active`` comes with logits in mode ``sampled``, which draws.
         """
         given = logits if weights is None else weights
         if given is None or (logits is not None and weights is not None):
@@ -120,7 +120,7 @@ class MixedOp(nn.Module):
         if tuple(given.shape) != (len(self._ops),):
             name = "logits" if weights is None else "weights"
             raise InvalidInputError(
-                f"{name} must be ({len(self._ops)},), one an operation, got {tuple(given.shape)}",
+                f"{name} must be ({len(self._ops)},), one for each operation, got {tuple(given.shape)}",
                 argument=name,
             )
         part: Part | None = None if torch.compiler.is_compiling() else vars(self).get(PART)
@@ -138,7 +138,7 @@ class MixedOp(nn.Module):
         if self.rule.mode == "argmax":
             return computed[0]
         if chosen != every:
-            # No index: a list of numbers would be copied to the device, which waits.
+            # Not by index: a list of numbers would be copied to the device, with a wait.
             given = torch.stack([given[i] for i in chosen])
         blended: Tensor = session.default().op(name)(computed, given)
         return blended
@@ -146,7 +146,7 @@ class MixedOp(nn.Module):
     def _chosen(
         self, given: Tensor, *, is_logits: bool, active: Sequence[int] | None
     ) -> tuple[Tensor, tuple[int, ...]]:
-        """Return the factors of all operations, and which run."""
+        """Return the factors of all operations, and the operations that run."""
         rule = self.rule
         if is_logits and active is None:
             plan = rule.plan(given[None], self.primitives)
@@ -154,7 +154,7 @@ class MixedOp(nn.Module):
         if is_logits:
             if rule.mode == "sampled":
                 raise InvalidInputError(
-                    "active goes with weights in mode 'sampled', which draws its own for logits",
+                    "active needs weights in mode 'sampled', which draws for logits",
                     argument="active",
                 )
             kept = torch.zeros_like(given, dtype=torch.bool)
@@ -168,13 +168,13 @@ class MixedOp(nn.Module):
         return given, read(rule.keep(given[None], self.primitives))[0]
 
     def extra_repr(self) -> str:
-        """Return the mode, and the option that it goes by."""
+        """Return the mode and its option."""
         option = {"top_k": f", k={self.rule.k}", "sampled": f", estimator={self.rule.estimator!r}"}
         return f"mode={self.rule.mode!r}" + option.get(self.rule.mode, "")
 
 
 def _exact(mixed: MixedOp, x: Tensor, logits: Tensor) -> Tensor:
-    return MixedOp.forward(mixed, x, logits, outputs={})  # as a cell calls it: run, not replayed
+    return MixedOp.forward(mixed, x, logits, outputs={})  # as in a cell's call: run, not replayed
 
 
 def _candidate(name: str, C: int, stride: int) -> nn.Module:

@@ -1,4 +1,4 @@
-"""A mutation: the supernet grows between two epochs of a search, and computes what it computed."""
+"""A mutation: the supernet grows between two epochs of a search, and computes the same function."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from nxcore.nas.preset import Mutation
 
 
 class Grown(NamedTuple):
-    """What a mutation leaves.
+    """The result of a mutation.
 
     Attributes
     ----------
     net : SearchNetwork
     arch : ArchitectureParameters
     difference : float
-        The largest difference of scores, old and new, by the running statistics.
+        The largest difference between old and new scores, with running statistics.
     """
 
     net: SearchNetwork
@@ -38,25 +38,25 @@ def mutate(
     images: Tensor,
     generator: torch.Generator,
 ) -> Grown:
-    """Grow a network, and its architecture if that has to.
+    """Grow a network, and its architecture where that must grow too.
 
     Parameters
     ----------
     mutation : Mutation
     net, arch
-        What is to grow; may be changed.
+        The network and its architecture; they may change.
     optimizers : (Optimizer, Optimizer)
-        Of the weights and of the architecture; are those of what is returned from now on, parameters in the
-        order of the modules.
+        The optimizers of weights and architecture. They become those of the result, with parameters
+        in the order of the modules.
     images : Tensor
-        On which old and new scores are compared.
+        The images on which old and new scores are compared.
     generator : torch.Generator
-        Of what is drawn, on the CPU.
+        The generator of all random choices, on the CPU.
 
     Raises
     ------
     InvalidInputError
-        If the network can't grow so.
+        If the network cannot grow in this way.
     """
     before = _scores(net, arch, images)
     of_weights, of_architecture = optimizers

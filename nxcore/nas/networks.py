@@ -1,4 +1,4 @@
-"""Networks: of a search, and of the architecture that it found."""
+"""The networks of a search and of a found architecture."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from nxcore.nas.rule import Mode, Rule, Selection, as_rule, read
 from nxcore.nn import AdaptiveAvgPool2d, BatchNorm2d
 
 CellOf = Callable[[int, int, int, bool, bool], Any]
-"""C_prev_prev, C_prev, C, reduction, reduction_prev -> a cell, which tells its ``channels``."""
+"""C_prev_prev, C_prev, C, reduction, reduction_prev -> a cell, with ``channels`` as an attribute."""
 
 
 class Network(nn.Module):
-    """What both networks are: a stem, cells whose channels double at a third and two thirds, a classifier."""
+    """The base of both networks: a stem, cells whose channels double at 1/3 and 2/3, a classifier."""
 
     def __init__(
         self, C: int, num_classes: int, layers: int, stem_multiplier: int, in_channels: int, cell: CellOf
@@ -47,7 +47,7 @@ class Network(nn.Module):
         self.classifier = nn.Linear(C_prev, num_classes)
 
     def _scores(self, x: Tensor, run: Callable[[Any, Tensor, Tensor], Tensor]) -> Tensor:
-        """Return the class scores; ``run`` calls a cell with the outputs of the two before."""
+        """Return the class scores; ``run`` calls a cell with the outputs of the two previous ones."""
         s0 = s1 = self.stem(x)
         for cell in self.cells:
             out = run(cell, s0, s1)
@@ -65,30 +65,30 @@ class SearchNetwork(Network):
         Channels of the first cells; they double at each reduction.
     num_classes : int
     layers : int
-        Cells; those at a third and two thirds are reductions.
+        The number of cells; those at 1/3 and 2/3 are reductions.
     steps, multiplier, stem_multiplier : int
-        Nodes of a cell, how many of them are concatenated, and the stem's channels over C.
+        The nodes of a cell, the number of them that are concatenated, and the stem's channels over C.
     primitives, mode
-        As in ``MixedOp``; what is kept or drawn is the same in all cells of a kind.
+        As in ``MixedOp``; all cells of a kind run the same operations.
     in_channels : int
-        Of the images.
+        Channels of the images.
     checkpoint : bool
-        A cell keeps its inputs alone for the backward pass, which computes it again: less memory, more time,
-        the same gradients. Running statistics are updated by the first computation alone.
+        Whether a cell saves only its inputs for the backward pass, which computes the cell again: less
+        memory, more time, the same gradients. Only the first computation updates running statistics.
     inserted : sequence of int
-        After which cells ``insert`` is called, in this order: a network that has grown can be made anew.
+        The arguments of calls of ``insert``, in order, to rebuild a network that has grown.
 
     Attributes
     ----------
     choices, counted : Tensor
-        What ``statistics`` reads: how many calls in training ran an operation, shape (2 * edges, operations),
-        and how many there were. Not in the state_dict, nor is what was decided.
+        The counts behind ``statistics``: the calls in training that ran each operation, shape (2 * edges,
+        operations), and all calls in training. The state_dict holds neither these nor decisions.
 
     Notes
     -----
-    The architecture is no parameter of the module: ``ArchitectureParameters`` holds it, and ``forward``
-    takes it. So weights and architecture have optimizers of their own, and a published supernet's
-    state_dict loads as it is.
+    The architecture is not a parameter of the module: ``ArchitectureParameters`` holds it, and ``forward``
+    takes it. So weights and architecture have separate optimizers, and a published supernet's state_dict
+    loads unchanged.
     """
 
     inserted: tuple[int, ...]
@@ -128,7 +128,7 @@ class SearchNetwork(Network):
         self._rows = edges(steps)[-1][-1] + 1
         shape = (2 * self._rows, len(self.primitives))
         self._active: tuple[tuple[int, ...], ...] = ()
-        # Not persistent: a published supernet's state_dict has none of these.
+        # Not persistent: a published supernet's state_dict lacks these.
         self.register_buffer("kept", None, persistent=False)
         self.register_buffer("choices", torch.zeros(shape, dtype=torch.int64), persistent=False)
         self.register_buffer("counted", torch.zeros((), dtype=torch.int64), persistent=False)
@@ -148,7 +148,7 @@ class SearchNetwork(Network):
         Raises
         ------
         InvalidInputError
-            If one of the logits has another shape.
+            If the logits have another shape.
         """
         check_rows(normal, "normal", self._rows, len(self.primitives))
         check_rows(reduce, "reduce", self._rows, len(self.primitives))
@@ -160,25 +160,25 @@ class SearchNetwork(Network):
         )
 
     def insert(self, after: int) -> InsertedCell:
-        """Insert a cell that is the identity at first, in place, and return it.
+        """Insert a cell in place, initially the identity, and return it.
 
         Parameters
         ----------
         after : int
-            The place of the cell that it follows.
+            The index of the cell that it follows.
 
         Raises
         ------
         InvalidInputError
-            If there is no such cell.
+            If ``after`` is not the index of a cell.
         """
         if not 0 <= after < len(self.cells):
             raise InvalidInputError(
-                f"after must be 0 to {len(self.cells) - 1}, a cell's place, got {after}",
+                f"after must be a cell's index, 0 to {len(self.cells) - 1}, got {after}",
                 argument="after",
             )
         last: Any = self.cells[after]
-        follows = isinstance(last, InsertedCell)  # then s0 is what it was there
+        follows = isinstance(last, InsertedCell)  # then it reads the same s0
         cell = InsertedCell(
             self.steps,
             self.multiplier,
@@ -199,7 +199,7 @@ class SearchNetwork(Network):
         if not (self.checkpoint and torch.is_grad_enabled()):
             out: Tensor = cell(*args)
             return out
-        # Nothing in a cell draws, what a plan drew is an argument: there is no generator to be kept.
+        # A cell draws nothing, and a drawn selection is an argument, so no generator's state is saved.
         again: Tensor = torch.utils.checkpoint.checkpoint(
             cell,
             *args,
@@ -210,7 +210,7 @@ class SearchNetwork(Network):
         return again
 
     def set_rule(self, mode: Mode | Rule) -> None:
-        """Blend by another rule from now on: one for training and ``argmax`` for inference, for example."""
+        """Change the rule: one for training and ``argmax`` for inference, for example."""
         self.rule, self.kept = as_rule(mode), None
         for module in self.modules():
             if isinstance(module, Cell | MixedOp):
@@ -218,11 +218,11 @@ class SearchNetwork(Network):
 
     @torch.no_grad()
     def decide(self, normal: Tensor, reduce: Tensor) -> None:
-        """Decide what runs until the next decision, in the modes ``threshold``, ``top_k`` and ``argmax``.
+        """Decide which operations run until the next decision (``threshold``, ``top_k`` and ``argmax``).
 
-        All edges are decided at once, in one read of the device; calls in between don't wait for it. In mode
-        ``threshold``, all operations run until the first decision; the two other modes decide in each call
-        until then. Call it every N steps. Modes ``exact`` and ``sampled`` have nothing to keep.
+        All edges are decided in one read of the device; the calls until the next decision do not wait for
+        it. Before the first decision, mode ``threshold`` runs all operations, and the two other modes decide
+        in each call. Call it every N steps. Modes ``exact`` and ``sampled`` decide nothing.
 
         Parameters
         ----------
@@ -234,12 +234,12 @@ class SearchNetwork(Network):
             self._active = read(self.kept)
 
     def statistics(self) -> Statistics:
-        """Return what ran in training, where the mode isn't ``exact``: counted on the device, read here."""
+        """Return which operations ran in training, in modes other than ``exact``; reads the device once."""
         counted = torch.cat([self.counted.view(1), self.choices.flatten()]).cpu()
         return Statistics(int(counted[0]), counted[1:].view(2, -1, len(self.primitives)))
 
     def _plans(self, kinds: tuple[Tensor, Tensor]) -> tuple[Selection, Selection] | tuple[None, None]:
-        """Return what runs in the two kinds of cell, in one read of the device at most."""
+        """Return the selections of the two kinds of cell, in at most one read of the device."""
         if self.rule.mode == "exact":
             return None, None
         logits = torch.cat(kinds)
@@ -254,15 +254,15 @@ class SearchNetwork(Network):
 
 
 class Statistics(NamedTuple):
-    """What a search network ran.
+    """The operations that a search network ran.
 
     Attributes
     ----------
     steps : int
         Calls in training.
     choices : Tensor
-        Shape (2, edges, operations), on the host: how many of these calls ran an operation, in normal
-        cells and in reductions.
+        Shape (2, edges, operations), on the host: the calls that ran each operation, in normal cells and in
+        reductions.
     """
 
     steps: int
@@ -270,13 +270,13 @@ class Statistics(NamedTuple):
 
     @property
     def active(self) -> float:
-        """How many operations ran on an edge, on the average; nan before the first call."""
+        """The mean number of operations that ran on an edge; nan before the first call."""
         ran = self.choices.sum(-1).double().mean()
         return float(ran / self.steps) if self.steps else math.nan
 
 
 class EvalNetwork(Network):
-    """The network of a genotype.
+    """The network of a found architecture.
 
     Parameters
     ----------
@@ -287,7 +287,7 @@ class EvalNetwork(Network):
     Attributes
     ----------
     drop_path_prob : float
-        How often a path is dropped in training; 0 at first, to be raised by who trains.
+        The probability that a path is dropped in training; initially 0, for the training loop to raise.
     """
 
     def __init__(
@@ -322,9 +322,9 @@ class EvalNetwork(Network):
 
 @contextmanager
 def _statistics_aside(module: nn.Module) -> Iterator[None]:
-    """Have batch norms in training write their running statistics to a scratch tensor, which nobody reads.
+    """Redirect running statistics of batch norms in training to a scratch tensor.
 
-    They aren't switched off: a computation that is done again must keep as many tensors as the first did.
+    They are not switched off, since a recomputation must save as many tensors as the first computation.
     """
     norms: list[Any] = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.training]
     own = [dict(bn.named_buffers(recurse=False)) for bn in norms]

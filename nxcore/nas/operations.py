@@ -19,7 +19,7 @@ BN_EPS = 1e-5
 
 
 class Zero(nn.Module):
-    """``none``: x * 0 at every stride-th place. NaN and infinity propagate, as in the paper's code.
+    """``none``: x * 0 at every stride-th pixel. NaN and infinity propagate, as in the paper's code.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ class FactorizedReduce(nn.Module):
 
 
 class _Chain(nn.Module):
-    """Layers one after the other, by the name that the paper's code gives them."""
+    """Layers in sequence, named as in the paper's code."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class _Chain(nn.Module):
 def _separable(
     C_in: int, C_out: int, kernel_size: int, stride: int, padding: int, dilation: int, affine: bool
 ) -> tuple[nn.Module, ...]:
-    """Return ReLU, a convolution of each channel with a filter of its own, a 1x1 convolution, batch norm."""
+    """Return ReLU, a depthwise convolution, a 1x1 convolution, batch norm."""
     return (
         nn.ReLU(),
         Conv2d(C_in, C_in, kernel_size, stride, padding, dilation, groups=C_in, bias=False),
@@ -147,7 +147,7 @@ class DilConv(_Chain):
 
 
 class SepConv(_Chain):
-    """Twice: ReLU, depthwise convolution, 1x1 convolution, batch norm. The first time with the stride.
+    """Twice: ReLU, depthwise convolution, 1x1 convolution, batch norm. Only the first has the stride.
 
     Parameters
     ----------
@@ -196,4 +196,4 @@ OPS: Mapping[str, Callable[[int, int, bool], nn.Module]] = MappingProxyType(
 """Name -> ``(C, stride, affine) -> module``."""
 
 PRIMITIVES = tuple(OPS)[:8]
-"""The eight of the paper, in its order."""
+"""The paper's eight operations, in its order."""

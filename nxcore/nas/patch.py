@@ -1,4 +1,4 @@
-"""patch and unpatch: somebody else's search network, served by nxcore's operators, in place."""
+"""patch and unpatch: make any search network run nxcore's operators, in place."""
 
 from __future__ import annotations
 
@@ -20,32 +20,33 @@ from nxcore.nn.swap import accelerate, restore
 
 MARK, ZEROS = "_nxcore_patched", "_nxcore_zeros"
 TRIAL = (2, 8, 8)
-"""Images, height and width of the call that a mixed operation is tried on."""
+"""Batch size, height and width of the trial call of a mixed operation."""
 
 
 def patch(model: nn.Module, *, graphs: bool = True) -> Swap:
-    """Have nxcore's operators serve the mixed operations, depthwise convolutions and pools of ``model``.
+    """Make the mixed operations, depthwise convolutions and pools of ``model`` run nxcore's operators.
 
     A mixed operation is a module that holds its operations in a ``ModuleList`` named ``_ops`` and whose
-    ``forward`` takes an image and their weights. One that, on a trial call of a copy, doesn't answer as the
-    weighted sum of its operations is left as it is. An operation without parameters that returned zeros,
-    as DARTS' ``none``, isn't run any more: what it adds is 0, and so is its weight's gradient.
+    ``forward`` takes an image and their weights. It is left unchanged if a trial call of a copy does not
+    return the weighted sum of its operations. Operations without parameters that return zeros, as DARTS'
+    ``none``, are skipped: their contribution and their weight's gradient are 0.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Changed in place: classes of modules, and two attributes. ``unpatch`` undoes it.
+        The model, changed in place: classes of modules, and two attributes. ``unpatch`` undoes it.
     graphs : bool
-        On a CUDA device, replay each cell in training as two CUDA graphs, forward and backward, once it was
-        met a dozen times, its kernels are chosen, and a replay was measured to be faster and to agree with a
-        run; ``replays`` tells of each. A cell is a module that holds mixed operations; where it takes more
-        than tensors, or can't be captured, its mixed operations are. What is saved for the backward pass then
-        stays allocated between the steps, and what a cell's Python does besides is done no more.
+        On a CUDA device, replay each cell in training as two CUDA graphs, forward and backward. Replays start
+        after a dozen calls, once the winners of its problems are chosen, and if they are measured to be
+        faster and agree with a run; ``replays`` reports this for each cell. A cell is a module that holds
+        mixed operations; if it takes other arguments than tensors, or cannot be captured, its mixed
+        operations are replayed instead. Tensors saved for the backward pass stay allocated between steps,
+        and other side effects of a replayed cell's Python code do not happen.
 
     Returns
     -------
     Swap
-        What was replaced, and what was left for what reason.
+        The replaced modules, and the reason for each other one.
     """
     swap = accelerate(model)
     for name, module in model.named_modules():
@@ -71,16 +72,17 @@ def patch(model: nn.Module, *, graphs: bool = True) -> Swap:
 
 
 def replays(model: nn.Module) -> dict[str, str]:
-    """Return name -> whether calls in training replay CUDA graphs, and why, of cells and mixed operations.
+    """Return, for each cell and mixed operation by name, whether training replays CUDA graphs, and why.
 
-    These are the cells of a ``SearchNetwork``, a ``MixedOp`` outside of any, and what ``patch`` has replaced.
+    Included are the cells of a ``SearchNetwork``, each ``MixedOp`` outside a cell, and modules that ``patch``
+    replaced.
     """
     parts = ((name, vars(module).get(PART)) for name, module in model.named_modules())
     return {name: part.state for name, part in parts if part is not None}
 
 
 def unpatch(model: nn.Module) -> Swap:
-    """Undo ``patch``; return what became what it was."""
+    """Undo ``patch``; return the restored modules."""
     swap = restore(model)
     for name, module in model.named_modules():
         if cls := getattr(type(module), MARK, None):
@@ -92,7 +94,7 @@ def unpatch(model: nn.Module) -> Swap:
 
 
 def _replace(module: nn.Module, forward: Any) -> str:
-    """Give a module another ``forward``, by a class of its own; return the name of its class."""
+    """Give a module another ``forward`` through a new subclass; return the name of its old class."""
     cls = type(module)
     module.__class__ = type(
         cls.__name__, (cls,), {"forward": forward, MARK: cls, "__module__": cls.__module__}
@@ -101,7 +103,7 @@ def _replace(module: nn.Module, forward: Any) -> str:
 
 
 def _held(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield what ``module`` holds, in lists too."""
+    """Yield the children of ``module``, those in lists included."""
     for child in module.children():
         yield from child if isinstance(child, nn.ModuleList) else (child,)
 
@@ -131,7 +133,7 @@ def _forward(self: Any, x: Tensor, weights: Tensor) -> Tensor:
 
 
 def _blended(self: Any, x: Tensor, weights: Tensor) -> Tensor:
-    """Return the weighted sum of the operations, of which those that only return zeros aren't run."""
+    """Return the weighted sum of the operations; those that only return zeros are skipped."""
     operations, zeros = list(self._ops), vars(self).get(ZEROS, ())
     run = [i for i, op in enumerate(operations) if not _is_zero(op, zeros)]
     if run and len(run) < len(operations):
@@ -157,16 +159,16 @@ def _looks_mixed(module: nn.Module) -> bool:
 
 
 def _differs(module: nn.Module) -> str:
-    """Return how a mixed operation differs from the weighted sum of its operations; empty if it doesn't.
+    """Return how a mixed operation differs from the weighted sum of its operations; empty if it does not.
 
-    Note which of them return zeros whatever they are given, as DARTS' ``none`` does.
+    Mark the operations that return zeros for every input, as DARTS' ``none`` does.
     """
     trial = copy.deepcopy(module).double().eval()
-    operations: Any = trial._ops  # noqa: SLF001  the name that others gave it
+    operations: Any = trial._ops  # noqa: SLF001  the usual name in search networks
     first = next(trial.parameters(), next(trial.buffers(), None))
     channels = next((_channels(m) for m in trial.modules() if _channels(m)), 0)
     if first is None or not channels:
-        return "its number of channels isn't told by any of its operations"
+        return "none of its operations shows the number of channels"
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(TRIAL[0], channels, *TRIAL[1:], generator=generator, dtype=torch.float64).to(first.device)
     weights = torch.rand(len(operations), generator=generator, dtype=torch.float64).to(first.device)
@@ -174,10 +176,10 @@ def _differs(module: nn.Module) -> str:
         with torch.no_grad(), session.default().policy("estimate"):
             theirs, ours = trial(x, weights), _blended(trial, x, weights)
             found = [op(x) + op.train()(x) for op in operations]
-    except Exception as error:  # noqa: BLE001  somebody else's code may raise anything
+    except Exception as error:  # noqa: BLE001  a user's code may raise anything
         return f"a trial call raised {type(error).__name__}: {error}"
     if theirs.shape != ours.shape or not torch.allclose(theirs, ours, rtol=1e-9, atol=1e-12):
-        return "it isn't the weighted sum of its operations: a trial call answered otherwise"
+        return "it is not the weighted sum of its operations: a trial call returned another result"
     own: Any = module._ops  # noqa: SLF001  as above
     zeros = [
         (op, attributes(op))
@@ -190,7 +192,7 @@ def _differs(module: nn.Module) -> str:
 
 
 def _is_zero(op: nn.Module, zeros: tuple[tuple[nn.Module, list[tuple[str, Any]]], ...]) -> bool:
-    """Tell whether an operation is one that returned zeros, and as it was."""
+    """Return whether an operation returned zeros, and has not changed since."""
     return any(op is zero and as_they_are(op, were) and not hooked(op) for zero, were in zeros)
 
 

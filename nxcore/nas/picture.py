@@ -1,7 +1,7 @@
-"""What a search found, to look at: the genotype as SVG, the learning curve as a page of plotly's.
+"""Pictures of a search's result: the genotype as SVG, the learning curve as a plotly page.
 
-The genotype is drawn here: graphviz needs a program that pip doesn't install, matplotlib would be one more
-dependency for this alone, and what is drawn is a row of nodes with arcs.
+The genotype is drawn by hand, as a row of nodes with arcs: graphviz needs a program that pip does not
+install, and matplotlib would be a dependency for this picture alone.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def genotype_svg(genotype: Genotype) -> str:
 
 
 def curve_html(history: Sequence[Mapping[str, Any]]) -> str:
-    """Return accuracy, loss and entropy over the epochs as a page that needs no network.
+    """Return accuracy, loss and entropy over the epochs as a self-contained HTML page.
 
     Parameters
     ----------
@@ -55,13 +55,13 @@ def curve_html(history: Sequence[Mapping[str, Any]]) -> str:
     Raises
     ------
     InvalidInputError
-        If plotly isn't installed.
+        If plotly is not installed.
     """
     try:
         from plotly.subplots import make_subplots
     except ImportError as error:
         raise InvalidInputError(
-            "the learning curve is drawn by plotly: pip install 'nxcore-kernels[search]'", argument="history"
+            "the learning curve needs plotly: pip install 'nxcore-kernels[search]'", argument="history"
         ) from error
     shown = {
         1: (
@@ -90,7 +90,7 @@ def curve_html(history: Sequence[Mapping[str, Any]]) -> str:
     begun = [x for x, row in enumerate(history, 1) if x == 1 or row["phase"] != history[x - 2]["phase"]]
     for nth, x in enumerate(begun):
         figure.add_vline(x=x - 0.5, line={"color": "#999999", "dash": "dot"})
-        # Each a line higher: a phase may be shorter than its name.
+        # Each label one line higher: a phase may be shorter than its name.
         at = {
             "x": x - 0.5,
             "xanchor": "left",
@@ -109,14 +109,14 @@ def curve_html(history: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _cell(picture: ET.Element, title: str, genes: Sequence[Gene], concat: Sequence[int], top: int) -> int:
-    """Draw a cell below ``top``; return where it ends."""
+    """Draw a cell below ``top``; return its lower end."""
     nodes = len(genes) // 2
     y = top + MARGIN + RISE * max(2 + i // 2 - source for i, (_, source) in enumerate(genes))
     # Numbered as in the genotype.
     names = ["0: before last", "1: last", *(str(2 + i) for i in range(nodes)), "out"]
     places = [MARGIN + APART * i for i in range(len(names))]
     _text(picture, MARGIN, top + 30, title, "black").set("font-weight", "bold")
-    for state in concat:  # what is concatenated, below
+    for state in concat:  # arcs of concatenated states, below the nodes
         _arc(picture, places[state], places[-1], y, -RISE / 2 * (len(names) - 1 - state), "#bbbbbb")
     labels = []
     for i, (operation, source) in enumerate(genes):
@@ -126,7 +126,7 @@ def _cell(picture: ET.Element, title: str, genes: Sequence[Gene], concat: Sequen
         middle = (places[source] + places[target]) / 2
         labels.append((middle, y - rise - 6, operation, colour))
     for at in labels:
-        # After the arcs, so that none crosses them. No two have one place: a node's arcs differ in source.
+        # Drawn after the arcs, so that no arc crosses a label. No two labels overlap: sources differ.
         label = _text(picture, *at)
         label.set("stroke", "white")
         label.set("stroke-width", "4")
@@ -143,7 +143,7 @@ def _cell(picture: ET.Element, title: str, genes: Sequence[Gene], concat: Sequen
 
 
 def _arc(picture: ET.Element, start: float, end: float, y: float, rise: float, colour: str) -> None:
-    """Draw an arrow whose top is ``rise`` above ``y``, or below."""
+    """Draw an arrow whose apex is ``rise`` above ``y``; below it if negative."""
     edge = y - RADIUS if rise > 0 else y + RADIUS
     control = 2 * (y - rise) - edge
     tip, off = end - 8, -6 if rise > 0 else 6

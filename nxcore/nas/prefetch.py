@@ -1,4 +1,4 @@
-"""Batches of images in the host's memory, brought to a GPU while it computes on those before them."""
+"""Batches from host memory, copied to a GPU while it computes on earlier batches."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ SLOTS = 3
 
 
 class Feed:
-    """Batches on the device that computes: gathered there, or brought from the host's memory.
+    """Batches on the computing device: gathered there, or copied from host memory.
 
     Parameters
     ----------
     at, device : torch.device
-        Where the images are, and where the batches are to be.
+        The device of the images, and the device of the batches.
     generator : torch.Generator
-        Of the order, on ``device``; if the images are elsewhere, another with ``seed``.
+        The generator of the order, on ``device``. Images on another device get their own, with ``seed``.
     seed : int
     """
 
@@ -32,7 +32,7 @@ class Feed:
         self.generator = torch.Generator(at).manual_seed(seed) if self.apart else generator
 
     def batches(self, part: Split, size: int, *, rank: int, world: int) -> Iterator[Split]:
-        """Yield a part's images in batches: see ``nxcore.nas.data.orders``."""
+        """Yield a split's images in batches: see ``nxcore.nas.data.orders``."""
         if self.apart and self.device.type == "cuda":
             order = orders(part, size, self.generator, rank=rank, world=world)
             return Ring(part, self.device).batches(order)
@@ -40,7 +40,7 @@ class Feed:
 
 
 class Slot(NamedTuple):
-    """Pinned memory for one batch, and when its last copy had left it."""
+    """Pinned memory for one batch, and the event after its last copy to the device."""
 
     images: Tensor
     labels: Tensor
@@ -48,19 +48,19 @@ class Slot(NamedTuple):
 
 
 class Ring:
-    """Pinned buffers that take turns, and a stream of copies of its own.
+    """A ring of pinned buffers, copied on a stream of its own.
 
-    A copy from memory that isn't pinned waits for the device. A buffer is filled again only after its last
-    copy has left it, and a batch's memory isn't given to others before the consumer's stream is done with it.
+    A copy from memory that is not pinned waits for the device. A buffer is filled again only after its last
+    copy is done, and a batch's memory is reused only after the consumer's stream is done with it.
 
     Parameters
     ----------
-    part : Part
-        In the host's memory.
+    part : Split
+        Images in host memory.
     device : torch.device
         A CUDA device.
     slots : int
-        Batches under way.
+        The number of buffers.
     """
 
     def __init__(self, part: Split, device: torch.device, slots: int = SLOTS) -> None:
@@ -68,12 +68,12 @@ class Ring:
         self.stream = torch.cuda.Stream(device)
 
     def batches(self, orders: Iterator[Tensor]) -> Iterator[Split]:
-        """Yield the batches of these places, ready for use on the current stream.
+        """Yield the batches of these indices, ready for use on the current stream.
 
         Parameters
         ----------
         orders : iterator of Tensor
-            The places of each batch's images, on the CPU.
+            The indices of each batch's images, on the CPU.
         """
         ring: cycle[Slot] | None = None
         under_way: deque[tuple[Split, torch.cuda.Event]] = deque()

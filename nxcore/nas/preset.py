@@ -1,4 +1,4 @@
-"""What a search is told: networks, phases, optimizers, augmentation."""
+"""The settings of a search: networks, phases, optimizers, augmentation."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ KINDS = "widen", "deepen", "node"
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """A growth of the supernet, as ``nxcore.nas.widen``, ``deepen`` and ``add_node`` make it.
+    """A growth of the supernet during a search, by ``nxcore.nas.widen``, ``deepen`` or ``add_node``.
 
     Attributes
     ----------
     epoch : int
-        It comes after as many epochs of warm-up and search.
+        The number of epochs of warm-up and search before it.
     kind : {"widen", "deepen", "node"}
     size : int
-        ``widen``: the channels of the first cells from then on. ``deepen``: the place of the cell that the
-        new one follows. ``node``: nothing.
+        ``widen``: the new number of channels of the first cells. ``deepen``: the index of the cell that the
+        new one follows. ``node``: unused.
     noise : float
-        Of ``widen``.
+        The noise of ``widen``.
     """
 
     epoch: int
@@ -48,43 +48,44 @@ class Mutation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """What a search is told. The defaults are those of Liu, Simonyan, Yang 2019, for CIFAR-10.
+    """The settings of a search. The defaults are those of Liu, Simonyan, Yang 2019, for CIFAR-10.
 
     Attributes
     ----------
     C, layers, steps, multiplier, primitives, mode
-        Of the ``SearchNetwork``.
+        The options of the ``SearchNetwork``.
     warmup : int
-        Epochs in which the weights alone learn, before the search.
+        Epochs before the search, in which only the weights learn.
     epochs : int
-        Of the search: weights and architecture in turn.
+        Epochs of the search; weights and architecture learn in turn.
     mutations : sequence of Mutation
-        By which the supernet grows during the search, in the order of their epochs.
+        Growth of the supernet during the search, in the order of epochs.
     order : {1, 2}
-        Of the architecture's gradient: see ``nxcore.nas.bilevel``.
+        The order of the architecture's gradient: see ``nxcore.nas.bilevel``.
     batch : int
-        Images of a step, of all ranks together.
+        Images in a step, over all ranks.
     lr, lr_min, momentum, weight_decay, clip : float
-        Of the weights: SGD, from ``lr`` to ``lr_min`` along a cosine; gradients' norm is ``clip`` at most.
+        SGD on the weights: the learning rate follows a cosine from ``lr`` to ``lr_min``; gradients are
+        clipped to the norm ``clip``.
     arch_lr, arch_betas, arch_weight_decay
-        Of the architecture: Adam.
+        Adam on the architecture.
     patience : int, optional
-        The search ends after as many epochs without a lower validation loss.
+        The search ends after this many epochs without a lower validation loss.
     budget_s : float
-        Seconds for all: the search ends after half of them at the latest, retraining when they are over.
-        Each ends its cosine by then, and an epoch that has begun is finished.
+        Seconds for everything. The search takes at most half of them. The learning rates end their cosine in
+        that time, and an epoch that has begun is finished.
     retrain_epochs, retrain_batch, retrain_C, retrain_layers, retrain_lr, retrain_lr_min
-        Of the found network's training, from new weights, on all that isn't held out.
+        The found network's training, from new weights, on all images that are not held out.
     drop_path : float
-        The share of its paths that are dropped at the end; it grows from 0.
+        The final share of paths that are dropped in retraining; it grows from 0.
     pad, flip, cutout
-        Of ``augment``; holes are cut in retraining alone.
+        The options of ``augment``; ``cutout`` is used only in retraining.
     threads : int, optional
-        Of torch, on a CPU: what is small is done sooner by one.
+        Torch's number of threads on a CPU: one is faster for small networks.
     graphed : bool
-        On a GPU, the passes of a step are CUDA graphs (``nxcore.graphed``), where the mode is ``exact`` and,
-        for the architecture, the order is 1. What calls would teach is then measured at the first one.
-        Where they aren't, cells may still be replayed by themselves (``nxcore.nn.Part``).
+        Whether, on a GPU, the passes of a step are CUDA graphs (``nxcore.graphed``). This needs the mode
+        ``exact`` and, for the architecture, order 1; new problems are then measured at their first call.
+        Otherwise, single cells may still be replayed (``nxcore.nn.Part``).
     """
 
     C: int = 16
@@ -122,7 +123,7 @@ class Preset:
     graphed: bool = True
 
     def __post_init__(self) -> None:
-        # From a checkpoint they come as plain data.
+        # In a checkpoint they are plain data.
         made = tuple(m if isinstance(m, Mutation) else Mutation(**m) for m in self.mutations)
         object.__setattr__(self, "mutations", tuple(sorted(made, key=lambda m: m.epoch)))
         if self.order not in (1, 2):
@@ -130,14 +131,14 @@ class Preset:
         for name, least in (("warmup", 0), ("epochs", 1), ("retrain_epochs", 0), ("batch", 1)):
             if getattr(self, name) < least:
                 raise InvalidInputError(
-                    f"{name} must be {least} or more, got {getattr(self, name)}", argument=name
+                    f"{name} must be at least {least}, got {getattr(self, name)}", argument=name
                 )
 
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
         "darts": Preset(),
-        # For small images on a CPU: what takes time is the number of calls, so batches are large.
+        # For small images on a CPU: time depends on the number of calls, so batches are large.
         "tiny": Preset(
             C=8,
             layers=3,

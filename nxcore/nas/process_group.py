@@ -1,4 +1,4 @@
-"""A search on several ranks: what torchrun started, or any process group."""
+"""A search on several ranks, started by torchrun or in any process group."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from torch import Tensor, distributed, nn
 
 
 def place() -> tuple[int, int]:
-    """Return rank and world size; 0 and 1 where there is no process group."""
+    """Return rank and world size; 0 and 1 without a process group."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return 0, 1
     return distributed.get_rank(), distributed.get_world_size()
 
 
 def total(value: Tensor) -> Tensor:
-    """Return the sum over all ranks of a tensor that is changed by it."""
+    """Return the sum of ``value`` over all ranks, computed in place."""
     if place()[1] > 1:
         distributed.all_reduce(value)
     return value
 
 
 def mean(value: Tensor) -> Tensor:
-    """Return the mean over all ranks of a tensor that is changed by it; a gradient of the joined batch.
+    """Return the mean of ``value`` over all ranks; of gradients, that of the joined batch. Changes ``value``.
 
-    Batch norms in training take each rank's statistics by itself, as ``DistributedDataParallel`` has it.
+    Batch norms in training use each rank's own statistics, as in ``DistributedDataParallel``.
     """
     return total(value) / place()[1]
 
 
 def means(gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-    """Return the means over all ranks of many gradients of one dtype, in one message; None stays."""
+    """Return the means of gradients of one dtype over all ranks, in one message; None stays None."""
     if place()[1] == 1:
         return gradients
     known = [g for g in gradients if g is not None]
@@ -41,13 +41,13 @@ def means(gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
 
 
 def shared(net: nn.Module, *, unused: bool) -> nn.Module:
-    """Return the network so that a backward pass of its call leaves the ranks' mean gradients.
+    """Return a network whose backward pass leaves the mean gradients of all ranks.
 
     Parameters
     ----------
     net : Module
     unused : bool
-        Some of its parameters may have no part in a call.
+        Whether some parameters may be unused in a call.
     """
     if place()[1] == 1:
         return net
@@ -58,7 +58,7 @@ def shared(net: nn.Module, *, unused: bool) -> nn.Module:
 
 
 def as_first(net: nn.Module) -> None:
-    """Give every rank the first one's buffers: running statistics are each rank's own in training."""
+    """Copy the first rank's buffers to all ranks: running statistics differ between ranks in training."""
     if place()[1] > 1:
         for buffer in net.buffers():
             distributed.broadcast(buffer, 0)

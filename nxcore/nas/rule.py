@@ -1,4 +1,4 @@
-"""Rule: which operations of an edge run, and with which factors; for all edges at once, on their device."""
+"""Rule: selects the operations that run on each edge, and their factors, for all edges at once."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Estimator = Literal["gdas", "proxyless"]
 
 
 class Selection(NamedTuple):
-    """What runs on each edge.
+    """The operations that run on each edge.
 
     Attributes
     ----------
     weights : Tensor
-        Shape (edges, operations): the factors, of which the active ones count.
+        Shape (edges, operations): the factors; only those of active operations are used.
     active : tuple of tuple of int
-        The operations that run, an edge a tuple; on the host.
+        The operations that run, one tuple for each edge; on the host.
     kept : Tensor
         The same as booleans of the shape of ``weights``; on the device.
     """
@@ -34,63 +34,64 @@ class Selection(NamedTuple):
     kept: Tensor
 
     def rows(self, which: slice) -> Selection:
-        """Return the plan of some of the edges."""
+        """Return the selection of some of the edges."""
         return Selection(self.weights[which], self.active[which], self.kept[which])
 
 
 @dataclass(frozen=True, eq=False)
 class Rule:
-    """How a mixed operation blends; p is the softmax of an edge's logits, o_i what operation i answers.
+    """How a mixed operation blends; p is the softmax of an edge's logits, o_i the output of operation i.
 
     Parameters
     ----------
     mode : {"exact", "threshold", "top_k", "sampled", "argmax"}
-        ``exact``: sum_i p_i o_i, the paper's. All others are something else, and say what:
+        ``exact``: sum_i p_i o_i, as in the paper. The other modes have a bias:
 
-        ``threshold``: the same sum without the operations that were switched off: those that fell below
-        ``low``, until they rise above ``high`` again; the strongest always runs. Bias: the output lacks what
-        was switched off, sum p_i o_i over those, so the loss jumps at a decision; the gradient of a logit
-        that is off lacks its own term p_i <g, o_i> and keeps that of the normaliser, so it can come back.
+        ``threshold``: the same sum without the operations that are off. An operation is off once p_i falls
+        below ``low``, until it rises above ``high``; the strongest always runs. Bias: the output lacks the
+        terms p_i o_i that are off, so the loss jumps at a decision. The gradient of a logit that is off lacks
+        its own term p_i <g, o_i> and keeps that of the normaliser, so the operation can come back.
 
-        ``top_k``: the k strongest alone, with the softmax over those. Bias: the output is scaled by
-        1 / sum of their p, and the other logits get no gradient: what is dropped doesn't come back by itself.
-        With k = 1 nothing is renormalised, for a softmax over one has no gradient: p_i o_i.
+        ``top_k``: only the k strongest, with the softmax over those. Bias: the output is scaled by
+        1 / sum of their p, and the other logits get no gradient, so dropped operations do not come back by
+        themselves. With k = 1 the output is p_i o_i, since a softmax over one value has no gradient.
 
-        ``sampled``: operations drawn anew for each call, by ``estimator``.
+        ``sampled``: operations drawn for each call, by ``estimator``.
 
-        ``argmax``: the strongest that isn't ``none``, as it is: for inference. The output's scale is another.
+        ``argmax``: the strongest operation except ``none``, unweighted, for inference. Bias: the output's
+        scale.
     k : int
-        Of ``top_k``.
+        The number of operations in mode ``top_k``.
     low, high : float
-        Of ``threshold``: the weights below which an operation is switched off, and above which on again.
+        Mode ``threshold``: the weights below which an operation is switched off, and above which on again.
     estimator : {"gdas", "proxyless"}
-        What is drawn is the output as it is, so the gradients of the operations' weights are those of a
-        network of drawn operations, not of the blend. Below, g is the gradient of a loss that is linear in
-        the output; for another there is the bias of taking g at what was drawn besides.
+        The drawn operation's output is not weighted, so the gradients of the operations' weights are those of
+        a network of drawn operations, not of the blend. Below, g is the gradient of a loss that is linear in
+        the output; another loss adds the bias of evaluating g at the drawn output.
 
-        ``gdas`` (Dong, Yang 2019, arXiv:1910.04465): one operation runs, drawn by Gumbel noise; its factor is
-        1, with the gradient of its entry in softmax((logits + noise) / tau): straight through, to all logits.
-        E[output] is that of ``exact``. Bias: the gradient isn't that of the expected loss at any tau; it
+        ``gdas`` (Dong, Yang 2019, arXiv:1910.04465): one operation runs, drawn with Gumbel noise. Its factor
+        is 1, with the gradient of its entry in softmax((logits + noise) / tau): straight-through, to all
+        logits. E[output] is that of ``exact``. Bias: at no tau is the gradient that of the expected loss; it
         vanishes with 1 / tau, and its variance grows as tau falls.
 
         ``proxyless`` (Cai, Zhu, Han 2019, arXiv:1812.00332): two operations are drawn without replacement,
-        one of them by the softmax over the two; both run, the drawn one's factor is 1, the other's 0, with
-        the gradient of that softmax. Bias: of each pair's term p_i p_j (<g, o_i> - <g, o_j>) of the exact
-        gradient the expectation has P(pair) / (p_i + p_j)^2 times as much: n / (2 (n - 1)) where all n are
-        equal, exact for two operations; the operation that is the output follows p only for equal p or two
-        operations. The paper's rescaling after the optimizer's step isn't done. Where logits need no
-        gradient, one operation runs, drawn with p, as in the paper's steps for the weights.
+        then one of them by the softmax over the two. Both run; the factor of the drawn one is 1, that of the
+        other 0, with the gradient of that softmax. Bias: the expectation scales each pair's term
+        p_i p_j (<g, o_i> - <g, o_j>) of the exact gradient by P(pair) / (p_i + p_j)^2, which is
+        n / (2 (n - 1)) for n equal weights and 1 for two operations. The output's operation follows p only
+        for equal p or two operations. The paper's rescaling after the optimizer's step is omitted. Where
+        logits need no gradient, one operation runs, drawn with p, as in the paper's steps for the weights.
     tau : float or Tensor
-        The temperature of ``gdas``, above 0; a tensor has no dimensions, and may change between calls.
+        The temperature of ``gdas``, above 0. A 0-d tensor may change between calls.
     generator : torch.Generator, optional
-        Of the draws, on the device of the logits. Ranks that train one network are given equal ones, to run
-        the same operations.
+        The generator of the draws, on the logits' device. Ranks that train one network need equal ones, to
+        run the same operations.
 
     Raises
     ------
     InvalidInputError
-        If a mode or an estimator is unknown, ``k`` is below 1, ``tau`` a number that isn't above 0, or not
-        0 <= low <= high <= 1.
+        If ``mode`` or ``estimator`` is unknown, ``k`` is below 1, ``tau`` is a number not above 0, or
+        0 <= low <= high <= 1 does not hold.
     """
 
     mode: Mode = "exact"
@@ -111,13 +112,14 @@ class Rule:
             raise InvalidInputError(f"k must be at least 1, got {self.k}", argument="k")
         if not 0 <= self.low <= self.high <= 1:
             raise InvalidInputError(
-                f"low and high must be 0 <= low <= high <= 1, got {self.low} and {self.high}", argument="low"
+                f"low and high must satisfy 0 <= low <= high <= 1, got {self.low} and {self.high}",
+                argument="low",
             )
         above_zero(self.tau)
 
     @property
     def decides(self) -> bool:
-        """What runs can be decided once for many calls."""
+        """Whether the selection can be decided once for many calls."""
         return self.mode in ("threshold", "top_k", "argmax")
 
     def keep(self, logits: Tensor, primitives: Sequence[str], before: Tensor | None = None) -> Tensor:
@@ -130,7 +132,7 @@ class Rule:
         primitives : sequence of str
             The operations' names.
         before : Tensor, optional
-            What this returned the last time; at first, all have run. Of ``threshold``.
+            The last result, for mode ``threshold``; without it, all operations ran.
 
         Returns
         -------
@@ -151,7 +153,7 @@ class Rule:
         return _places(scores.argmax(-1, keepdim=True), scores)
 
     def factors(self, logits: Tensor, kept: Tensor) -> Tensor:
-        """Return the factors of the operations that are kept; both of shape (..., operations)."""
+        """Return the factors of the kept operations; both tensors of shape (..., operations)."""
         if self.mode == "argmax":
             return kept.to(logits.dtype)
         if self.mode == "top_k" and self.k > 1:
@@ -159,7 +161,7 @@ class Rule:
         return torch.softmax(logits, -1)
 
     def draw(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return factors and what runs, drawn by the estimator; both of the shape of ``logits``."""
+        """Return factors and running operations, drawn by the estimator, in the shape of ``logits``."""
         if self.estimator == "gdas":
             drawn = session.default().op("gumbel_softmax")(logits, self.tau, True, generator=self.generator)
             return drawn, _places(drawn.argmax(-1, keepdim=True), logits)
@@ -174,9 +176,9 @@ class Rule:
         return torch.zeros_like(logits).scatter(-1, pair, gates), _places(pair, logits)
 
     def plan(self, logits: Tensor, primitives: Sequence[str]) -> Selection:
-        """Return what runs where nothing was decided, for logits of shape (edges, operations).
+        """Return the selection without an earlier decision, for logits of shape (edges, operations).
 
-        In the modes ``sampled``, ``top_k`` and ``argmax`` it waits for the device, once for all edges.
+        The modes ``sampled``, ``top_k`` and ``argmax`` wait for the device, once for all edges.
         """
         if self.mode == "sampled":
             weights, kept = self.draw(logits)
@@ -195,14 +197,14 @@ def as_rule(mode: Mode | Rule, k: int = 2) -> Rule:
 
 
 def read(kept: Tensor) -> tuple[tuple[int, ...], ...]:
-    """Return the places of what is true in each row of (edges, operations), in one read of the device."""
+    """Return the indices of true values in each row of (edges, operations); reads the device once."""
     return tuple(tuple(i for i, on in enumerate(row) if on) for row in kept.tolist())
 
 
 def perturbed(logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """Return the logits plus Gumbel noise, in float32 or wider."""
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    # -log of an exponential variate is a Gumbel one: no logarithm of what may be rounded to 0.
+    # -log of an exponential variate is a Gumbel variate; it takes no logarithm of a value rounded to 0.
     return wide - torch.empty_like(wide).exponential_(generator=generator).log()
 
 
@@ -212,7 +214,7 @@ def straight_through(soft: Tensor, index: Tensor) -> Tensor:
 
 
 def above_zero(tau: float | Tensor) -> None:
-    """Refuse a temperature that is a number and isn't above 0; a tensor isn't read."""
+    """Raise if the temperature is a number not above 0; a tensor is not read."""
     if not isinstance(tau, Tensor) and not tau > 0:
         raise InvalidInputError(f"tau must be above 0, got {tau}", argument="tau")
 

@@ -1,8 +1,8 @@
-"""Pools that several edges have in common: computed once a source, with every edge's running statistics.
+"""Pools that several edges share: computed once for each source, with every edge's running statistics.
 
 ``BN(pool(x))`` without an affine part has no parameters, so in training it is one tensor for all edges that
-leave ``x`` with one stride. What differs are the running statistics: every module's own are updated, from
-the one batch's.
+leave ``x`` with one stride. Only the running statistics differ: those of every module are updated from the
+same batch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ POOLS = (nn.MaxPool2d, nn.AvgPool2d)
 NORMS = (nn.BatchNorm2d, BatchNorm2d)
 
 Place = tuple[int, int]
-"""Row of an edge, and the place of the operation on it."""
+"""The row of an edge, and the index of an operation on it."""
 
 
 def pooled(x: Tensor, candidates: Iterable[tuple[Place, nn.Module]]) -> dict[int, dict[int, Tensor]]:
@@ -33,17 +33,16 @@ def pooled(x: Tensor, candidates: Iterable[tuple[Place, nn.Module]]) -> dict[int
     Parameters
     ----------
     x : Tensor
-        Shape (N, C, H, W): the state that all of them read.
+        Shape (N, C, H, W): the state that all candidates read.
     candidates : iterable of ((int, int), Module)
-        Operations that read ``x`` in this step, of any kind. One is shared if it is a ``Sequential`` of a
-        pool and a ``BatchNorm2d`` in training that has no affine part and tracks its statistics with a
-        momentum, and if nobody hooked it. What their running statistics are doesn't matter: training only
-        updates them.
+        Operations that read ``x`` in this step, of any kind. Shared are those that are a ``Sequential`` of a
+        pool and a ``BatchNorm2d`` in training, without an affine part and hooks, that tracks its statistics
+        with a momentum. The values of running statistics do not matter: training only updates them.
 
     Returns
     -------
     dict of int to dict of int to Tensor
-        Without those that can't be shared: they are for the edge to compute.
+        The shared outputs; the edge computes the others.
     """
     groups: defaultdict[Any, list[tuple[Place, Any]]] = defaultdict(list)
     for place, module in candidates:
@@ -59,14 +58,14 @@ def pooled(x: Tensor, candidates: Iterable[tuple[Place, nn.Module]]) -> dict[int
 
 
 def _key(module: Any) -> Any:
-    """Return what two candidates agree in that give one output; None for one that can't be shared."""
+    """Return a key that is equal for candidates with the same output; None for one that cannot be shared."""
     if type(module) is not nn.Sequential or len(module) != 2:
         return None
     parts: list[Any] = list(module)
     pool, bn = parts
     if not isinstance(pool, POOLS) or type(bn) not in NORMS or hooked(module, pool, bn):
         return None
-    # Without a momentum, torch itself waits for the device: for the count of batches.
+    # Without a momentum, torch waits for the device to read the count of batches.
     tracks = bn.training and bn.track_running_stats and bn.momentum is not None
     if not tracks or bn.affine or bn.running_mean is None:
         return None
@@ -75,13 +74,13 @@ def _key(module: Any) -> Any:
 
 
 def _normalised(x: Tensor, norms: list[Any]) -> Tensor:
-    """Return the batch norm of ``x``; every one of ``norms`` gets the update that it would have made."""
+    """Return the batch norm of ``x``; update the running statistics of all ``norms``."""
     first = norms[0]
     out: Tensor
     try:
         out, mean, var = batch_norm(x, None, None, first.eps)
     except InvalidInputError:
-        return F.batch_norm(x, None, None, training=True, eps=first.eps)  # which says it in torch's words
+        return F.batch_norm(x, None, None, training=True, eps=first.eps)  # raises torch's own message
     with torch.no_grad():
         running = [bn.running_mean for bn in norms] + [bn.running_var for bn in norms]
         batch = [mean] * len(norms) + [var] * len(norms)

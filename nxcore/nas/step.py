@@ -1,4 +1,4 @@
-"""The two passes of a search step, over weights and over the architecture; on a GPU, CUDA graphs."""
+"""The two passes of a search step, over weights and over the architecture; CUDA graphs on a GPU."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Passes:
     ----------
     net : SearchNetwork or EvalNetwork
     arch : ArchitectureParameters
-        Of a search network.
+        The architecture of a search network.
     graphed : bool
-        Replay graphs, unless the network reads the device in between, as it does in modes but ``exact``.
+        Whether to replay graphs. Networks in other modes than ``exact`` read the device and are not replayed.
     order : {1, 2}
-        Of the architecture's descent; the second isn't replayed.
+        The order of the architecture's gradient; the second order is not replayed.
     unused : bool
-        Some parameters may have no part in a call.
+        Whether some parameters may be unused in a call.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Passes:
             self.net.zero_grad()
             loss.backward()
             return loss.detach(), scores.detach()
-        # A graph keeps what is no tensor: an epoch with another share of dropped paths has another graph.
+        # Values that are not tensors are fixed in a graph: each share of dropped paths has its own graph.
         drop = self.net.drop_path_prob if isinstance(self.net, EvalNetwork) else 0.0
         loss, scores, gradients = self._replay(*batch, drop)
         for parameter, gradient in zip(self.net.parameters(), means(gradients), strict=True):
@@ -66,7 +66,7 @@ class Passes:
         return loss, scores
 
     def of_architecture(self, train: Split, validation: Split, optimizer: torch.optim.Optimizer) -> Descent:
-        """Return this rank's descent; that of second order goes through the step of SGD on ``train``."""
+        """Return this rank's gradient; in second order, through the step of SGD on ``train``."""
         if self.order == 1:
             found: Descent = self._descend(*validation)
             return found
@@ -84,12 +84,12 @@ class Passes:
         )
 
     def _forward(self, net: nn.Module, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        found = isinstance(self.net, EvalNetwork)  # which has its architecture within
+        found = isinstance(self.net, EvalNetwork)  # its architecture is fixed
         scores = net(images, *([] if found else [row.detach() for row in self.arch()]))
         return functional.cross_entropy(scores, labels), scores
 
     def _gradients(self, images: Tensor, labels: Tensor, drop: float) -> tuple[Any, ...]:
-        del drop  # in the network already; here it tells graphs apart
+        del drop  # set in the network already; here it distinguishes graphs
         loss, scores = self._forward(self.net, images, labels)
         gradients = torch.autograd.grad(loss, list(self.net.parameters()), allow_unused=True)
         return loss.detach(), scores.detach(), gradients
@@ -100,7 +100,7 @@ class Passes:
 
 @contextlib.contextmanager
 def threads(count: int | None) -> Iterator[None]:
-    """Have torch use as many threads within; None leaves it as it is."""
+    """Set torch's number of threads in this block; None leaves it unchanged."""
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)
     try:

@@ -1,4 +1,4 @@
-"""A search from fresh weights to a trained network: warm-up, search, retraining; it can stop and go on."""
+"""A search from new weights to a trained network: warm-up, search, retraining; it can be resumed."""
 
 from __future__ import annotations
 
@@ -28,43 +28,43 @@ from nxcore.nas.step import Passes, threads
 Phase = Literal["warm-up", "search", "retraining", "done"]
 
 CHUNK = 256
-"""Images of a forward pass without gradients."""
+"""Images in a forward pass without gradients."""
 
 
 class Trainer:
-    """Search on a set of images, then train what was found; an epoch at a time.
+    """Search on a set of images, then train the found network, one epoch at a time.
 
     Parameters
     ----------
     data : Data
-        On any device.
+        Images on any device.
     preset : Preset
-        What to do.
+        The settings.
     seed : int
-        Of everything that is drawn; torch's own generators are seeded with it.
+        The seed of everything random; torch's own generators are seeded with it.
     device : torch.device or str, optional
-        Which is to do the work; that of the data by default. To a GPU, images in the host's memory are
-        brought by a ring of pinned buffers.
+        The computing device; by default, that of the data. Images in host memory are copied to a GPU
+        through a ring of pinned buffers.
 
     Attributes
     ----------
     phase : str
-        ``warm-up``, ``search``, ``retraining`` or ``done``; mutations come between epochs of the search.
+        ``warm-up``, ``search``, ``retraining`` or ``done``; mutations happen between epochs of the search.
     epoch : int
-        How many the network in training has had.
+        The number of epochs of the network in training.
     arch : ArchitectureParameters
-        What is searched.
+        The architecture.
     net : Module
-        The supernet; from retraining on, the found network.
+        The supernet; the found network from retraining on.
     genotype : Genotype
-        As last read: once an epoch.
+        The genotype after the last epoch of search.
     history : list of dict
-        A row an epoch, as ``advance`` returns it.
+        One row for each epoch, as ``advance`` returns it.
 
     Notes
     -----
-    On several ranks of a process group, each with the same data, each takes its share of every batch, and the
-    gradients are the mean of all. Batch norms have the statistics of a rank's share.
+    On several ranks of a process group with the same data, each rank takes its share of every batch, and
+    gradients are averaged. Batch norms use the statistics of the rank's share.
     """
 
     phase: Phase
@@ -88,17 +88,17 @@ class Trainer:
         self._enter("warm-up" if preset.warmup else "search")
 
     def run(self, folder: str | Path | None = None) -> Iterator[dict[str, Any]]:
-        """Yield a row an epoch until all is done.
+        """Yield one row for each epoch until the search is done.
 
         Parameters
         ----------
         folder : path, optional
-            Gets ``metrics.jsonl`` and, after every epoch, ``checkpoint.pt``: the first rank writes.
+            The first rank writes ``metrics.jsonl`` here and, after every epoch, ``checkpoint.pt``.
         """
         yield from checkpoint.recorded(self, None if self.rank or folder is None else Path(folder))
 
     def advance(self) -> dict[str, Any]:
-        """Train for one epoch, or let the supernet grow, and enter the next phase if this one is over.
+        """Train for one epoch, or grow the supernet; enter the next phase if this one is over.
 
         Returns
         -------
@@ -106,8 +106,8 @@ class Trainer:
             ``phase``, ``epoch`` (from 1) of ``epochs``, ``lr``, ``loss`` and ``accuracy`` in training,
             ``validation_loss`` and ``validation_accuracy`` in the search, ``held_out_loss`` and
             ``held_out_accuracy`` in retraining, ``entropy``, ``genotype``, ``seconds``, and in the last epoch
-            of search or retraining ``stopped``: ``epochs``, ``patience`` or ``budget``. Of a ``mutation``:
-            ``grown`` (how), ``difference`` (of scores, the largest) and ``parameters`` (how many there are).
+            of search or retraining ``stopped``: ``epochs``, ``patience`` or ``budget``. A ``mutation`` has
+            ``grown`` (how), ``difference`` (the largest of scores) and ``parameters`` (their number).
         """
         if mutation := self._mutation():
             return self._mutate(mutation)
@@ -131,7 +131,7 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, part: Split) -> tuple[float, float]:
-        """Return loss and accuracy of the network in training on a part, by the running statistics."""
+        """Return the network's loss and accuracy on a split, with running statistics."""
         as_first(self.net)
         self.net.eval()
         tally = Tally(self.device)
@@ -144,7 +144,7 @@ class Trainer:
         return tally.read()
 
     def save(self, path: str | Path) -> None:
-        """Write all that it takes to go on from here, or nothing: the file is there whole or as it was."""
+        """Write the state to a file, atomically: on failure, the file is unchanged."""
         checkpoint.write(self.state_dict(), Path(path))
 
     @classmethod
@@ -156,23 +156,23 @@ class Trainer:
         budget_s: float | None = None,
         device: torch.device | str | None = None,
     ) -> Trainer:
-        """Return a trainer that goes on where another was saved; on the CPU, equal to the bit.
+        """Return a trainer that continues from a saved one; on the CPU, with bitwise equal results.
 
         Parameters
         ----------
         path : path
-            What ``save`` wrote.
+            A file written by ``save``.
         data : Data
-            The same images, in the same parts.
+            The same images, in the same splits.
         budget_s : float, optional
-            Another than the preset's.
+            A budget in place of the preset's.
         device : torch.device or str, optional
-            Of the same type as before: the state of random generators is of no other's form.
+            A device of the same type as before: states of random generators differ between types.
 
         Raises
         ------
         InvalidInputError
-            If the file is of another format, of other data, or of another type of device.
+            If the file has another format, other data, or another type of device.
         """
         state = checkpoint.read(path)
         checkpoint.require(state, path, data, torch.device(device or data.train.images.device))
@@ -184,7 +184,7 @@ class Trainer:
         return trainer
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that training depends on, as tensors and plain data."""
+        """Return the full state of the training, as tensors and plain data."""
         return {
             "data": self.data.name,
             "counts": self.data.counts,
@@ -214,7 +214,7 @@ class Trainer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state of ``state_dict``, of the same preset."""
+        """Continue from a ``state_dict`` of the same preset."""
         self.genotype = Genotype(**state["genotype"])
         trained = state["phase"] == "retraining" or (
             state["phase"] == "done" and state["preset"]["retrain_epochs"] > 0
@@ -242,7 +242,7 @@ class Trainer:
             torch.cuda.set_rng_state(state["cuda"].cpu(), self.device)
 
     def _architecture(self, steps: int, multiplier: int) -> None:
-        """Make an architecture, and its optimizer."""
+        """Make an architecture and its optimizer."""
         p = self.preset
         self.arch = ArchitectureParameters(steps, p.primitives, multiplier).to(self.device)
         decay, fused = p.arch_weight_decay, self.device.type == "cuda" or None  # fused: one launch
@@ -251,14 +251,14 @@ class Trainer:
         )
 
     def _mutation(self) -> Mutation | None:
-        """Return the next mutation, if the search has come to it."""
+        """Return the next mutation if its epoch is reached."""
         due = self.preset.mutations[self._mutated : self._mutated + 1]
         return due[0] if due and self.phase == "search" and due[0].epoch <= self.epoch else None
 
     def _mutate(self, mutation: Mutation) -> dict[str, Any]:
-        """Let the supernet grow; the search goes on with its optimizers' state."""
+        """Grow the supernet; the search continues with its optimizers' state."""
         started = time.perf_counter()
-        assert isinstance(self.net, SearchNetwork)  # noqa: S101  as in every search
+        assert isinstance(self.net, SearchNetwork)  # noqa: S101  true in every search
         as_first(self.net)
         optimizers = self.optimizer, self.arch_optimizer
         generator = torch.Generator().manual_seed(self.seed + self._mutated)
@@ -270,7 +270,7 @@ class Trainer:
         return self._row("mutation", started, grown=str(mutation), difference=difference, parameters=count)
 
     def _row(self, phase: str, started: float, **more: Any) -> dict[str, Any]:
-        """Write down what took until now since ``started``."""
+        """Append a row for the time since ``started``."""
         row = {
             "phase": phase,
             "epoch": self.epoch,
@@ -285,7 +285,7 @@ class Trainer:
         return row
 
     def _enter(self, phase: Phase, C: int | None = None, inserted: Sequence[int] = ()) -> None:
-        """Begin a phase that has a network of its own; a supernet may have grown."""
+        """Begin a phase with a new network; a supernet may have grown."""
         p = self.preset
         self.phase, self.epoch, self._began_s = phase, 0, self.spent_s
         classes, channels = len(self.data.classes), self.data.train.images.shape[1]
@@ -305,7 +305,7 @@ class Trainer:
         )
 
     def _renew_passes(self) -> None:
-        """Make the passes of the network in training: graphs hold the tensors of one network."""
+        """Make the passes of the current network: graphs hold the tensors of one network."""
         unused = self.preset.mode != "exact" or self.arch.multiplier < self.arch.steps
         graphed = self.preset.graphed and self.device.type == "cuda"
         self.passes = Passes(self.net, self.arch, order=self.preset.order, graphed=graphed, unused=unused)
@@ -315,7 +315,7 @@ class Trainer:
         return p.retrain_epochs if self.phase == "retraining" else p.warmup + p.epochs
 
     def _agreed(self, seconds: float) -> float:
-        """Return the mean of all ranks' figures: they stop together."""
+        """Return the mean over all ranks, so that they stop together."""
         return seconds if self.world == 1 else mean(torch.tensor(seconds, device=self.device)).item()
 
     def _batches(self, part: Split, size: int) -> Iterator[Split]:
@@ -326,7 +326,7 @@ class Trainer:
         return self.preset.budget_s / (1 if self.phase == "retraining" else 2)
 
     def _anneal(self) -> float:
-        """Set learning rate and drop of paths to where this epoch is, in epochs or in the budget."""
+        """Set learning rate and path dropping for this epoch, by epochs or by the budget."""
         p, done = self.preset, self.epoch / self._epochs()
         first, last = p.lr, p.lr_min
         if isinstance(self.net, EvalNetwork):
@@ -340,10 +340,10 @@ class Trainer:
         return lr
 
     def _searched(self, *, moves: bool) -> dict[str, float]:
-        """Train the weights for an epoch and, if it ``moves``, the architecture in turn with them."""
+        """Train the weights for an epoch and, if ``moves``, in turn the architecture."""
         size = self.preset.batch
         if isinstance(self.net, SearchNetwork):
-            self.net.decide(*self._logits())  # once an epoch, where the mode has something to decide
+            self.net.decide(*self._logits())  # once an epoch, in modes that decide
         of_weights, of_architecture = Tally(self.device), Tally(self.device)
         rest = self._batches(self.data.validation, size)
         for train in self._batches(self.data.train, size):
@@ -375,7 +375,7 @@ class Trainer:
         tally.add(loss, scores, batch.labels)
 
     def _logits(self) -> list[Tensor]:
-        """Return the architecture as an input of the network; a found one has it within."""
+        """Return the architecture as inputs of the network; none for a found network."""
         return [] if isinstance(self.net, EvalNetwork) else [row.detach() for row in self.arch()]
 
     def _augmented(self, batch: Split, cutout: int = 0) -> Split:
@@ -384,7 +384,7 @@ class Trainer:
         return Split(images, batch.labels)
 
     def _stopped(self, row: dict[str, Any]) -> str:
-        """Return why this phase ends with this epoch, or nothing."""
+        """Return why this phase ends with this epoch; empty if it does not."""
         p = self.preset
         if self.phase == "search":
             better = row["validation_loss"] < self._best

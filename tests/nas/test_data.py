@@ -117,7 +117,7 @@ def test_cifar10_is_read_from_packed_jpegs(tmp_path):
     ("given", "message"),
     [
         (("nowhere",), "source must be digits, cifar10 or a folder that exists, got 'nowhere'"),
-        (("cifar10",), "root must tell where cifar10 is"),
+        (("cifar10",), "root must be cifar10's folder"),
         (("cifar10", "."), "must hold data_batch_1, data_batch_2, .*test_batch"),
     ],
 )

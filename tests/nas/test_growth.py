@@ -131,11 +131,11 @@ def test_a_node_more_computes_the_same_and_its_logits_are_the_last_rows():
 
 def test_what_growth_refuses():
     net, arch, x = trained()
-    with pytest.raises(InvalidInputError, match="C must be at least 3, that of net, got 2"):
+    with pytest.raises(InvalidInputError, match="C must be at least net's 3, got 2"):
         widen(net, 2)
-    with pytest.raises(InvalidInputError, match="after must be 0 to 2, a cell's place, got 3"):
+    with pytest.raises(InvalidInputError, match="after must be a cell's index, 0 to 2, got 3"):
         deepen(net, 3)
-    with pytest.raises(InvalidInputError, match="arch must have the 2 nodes of net"):
+    with pytest.raises(InvalidInputError, match="arch must have net's 2 nodes"):
         add_node(net, ArchitectureParameters(3, SPACE, 3))
     optimizer = torch.optim.Adadelta(net.parameters())
     backward(net, arch, x)

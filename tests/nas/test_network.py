@@ -109,8 +109,8 @@ def test_a_weight_of_zero_has_its_gradient():
     [
         ({}, "exactly one of logits .* got neither"),
         ({"logits": torch.zeros(8), "weights": torch.zeros(8)}, "got both"),
-        ({"logits": torch.zeros(3)}, r"logits must be \(8,\), one an operation, got \(3,\)"),
-        ({"weights": torch.zeros(2, 8)}, r"weights must be \(8,\), one an operation, got \(2, 8\)"),
+        ({"logits": torch.zeros(3)}, r"logits must be \(8,\), one for each operation, got \(3,\)"),
+        ({"weights": torch.zeros(2, 8)}, r"weights must be \(8,\), one for each operation, got \(2, 8\)"),
     ],
 )
 def test_what_a_mixed_operation_refuses(given, message):

@@ -46,7 +46,8 @@ def test_what_is_no_weighted_sum_is_left_and_says_so():
     swap = nas.patch(model)
     assert "mixed" in swap.replaced
     assert (
-        swap.left["sampled"] == "it isn't the weighted sum of its operations: a trial call answered otherwise"
+        swap.left["sampled"]
+        == "it is not the weighted sum of its operations: a trial call returned another result"
     )
     assert swap.left["broken"] == "a trial call raised RuntimeError: no"
     torch.testing.assert_close(model.state_dict(), before)

@@ -259,7 +259,7 @@ def test_a_decision_stays_until_the_next():
         ({"mode": "best"}, "mode must be one of exact, threshold, top_k, sampled, argmax, got 'best'"),
         ({"estimator": "snas"}, "estimator must be one of gdas, proxyless, got 'snas'"),
         ({"k": 0}, "k must be at least 1, got 0"),
-        ({"low": 0.3}, "low and high must be 0 <= low <= high <= 1, got 0.3 and 0.02"),
+        ({"low": 0.3}, "low and high must satisfy 0 <= low <= high <= 1, got 0.3 and 0.02"),
         ({"tau": 0.0}, "tau must be above 0, got 0.0"),
     ],
 )
@@ -271,10 +271,14 @@ def test_what_a_rule_refuses(options, message):
 def test_what_a_mixed_operation_refuses_of_a_rule():
     with pytest.raises(InvalidInputError, match="k must be 1 to 8, got 9"):
         MixedOp(2, 1, mode="top_k", k=9)
-    with pytest.raises(InvalidInputError, match="active goes with weights in mode 'sampled'"):
+    with pytest.raises(InvalidInputError, match="active needs weights in mode 'sampled'"):
         MixedOp(2, 1, mode="sampled")(torch.zeros(1, 2, 4, 4), torch.zeros(8), active=[1])
     net = SearchNetwork(**TINY, mode="sampled")
-    with pytest.raises(InvalidInputError, match=r"reduce must be \(2, 8\), a row an edge, got \(14, 8\)"):
+    with pytest.raises(
+        InvalidInputError, match=r"reduce must be \(2, 8\), one row for each edge, got \(14, 8\)"
+    ):
         net(torch.zeros(2, 3, 8, 8), torch.zeros(2, 8), torch.zeros(14, 8))
-    with pytest.raises(InvalidInputError, match=r"logits must be \(2, 8\), a row an edge, got \(8,\)"):
+    with pytest.raises(
+        InvalidInputError, match=r"logits must be \(2, 8\), one row for each edge, got \(8,\)"
+    ):
         net.cells[0](torch.zeros(2, 6, 8, 8), torch.zeros(2, 6, 8, 8), torch.zeros(8))

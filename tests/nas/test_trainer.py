@@ -223,10 +223,10 @@ def test_a_checkpoint_is_of_its_data_and_format(tmp_path):
         Trainer.restore(tmp_path / "here.pt", other)
     state = torch.load(tmp_path / "here.pt", weights_only=True)
     torch.save(state | {"cuda": torch.zeros(16, dtype=torch.uint8)}, tmp_path / "there.pt")
-    with pytest.raises(InvalidInputError, match=r"device must be of type 'cuda', on which .*, got 'cpu'"):
+    with pytest.raises(InvalidInputError, match=r"device must have type 'cuda', as in .*, got 'cpu'"):
         Trainer.restore(tmp_path / "there.pt", images())
     torch.save({"format": 0}, tmp_path / "old.pt")
-    with pytest.raises(InvalidInputError, match=r"old.pt must be of format 2, got 0"):
+    with pytest.raises(InvalidInputError, match=r"old.pt must have format 2, got 0"):
         Trainer.restore(tmp_path / "old.pt", images())
 
 
@@ -234,7 +234,7 @@ def test_a_checkpoint_is_of_its_data_and_format(tmp_path):
     ("given", "message"),
     [
         ({"order": 3}, "order must be 1 or 2, got 3"),
-        ({"epochs": 0}, "epochs must be 1 or more, got 0"),
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"mutations": [{"epoch": 1, "kind": "wide"}]}, "kind must be one of widen, .* got 'wide'"),
     ],
 )
