@@ -24,7 +24,7 @@ from nxcore.call.generated import alike, defaults, guards, source
 from nxcore.call.unusual import PLAIN, only_default_device, untraced, unusual_tensor
 from nxcore.context import PREFERENCE, asked
 from nxcore.errors import InvalidInputError, NxcoreError, UnsupportedProblemError
-from nxcore.interop import autocast, sharding
+from nxcore.interop import autocast, internals, sharding
 from nxcore.interop.library import Shell, define, unseen
 from nxcore.observe.counted import leads_to
 from nxcore.spec.problem import TensorMeta, tensors_of
@@ -263,8 +263,7 @@ def _has_shell(name: str, backend: str | None) -> bool:
     """
     operator = _named(name, backend)
     operator.shell = define(operator.spec)
-    transformed = torch._C._functorch.peek_interpreter_stack() is not None  # noqa: SLF001  no public test
-    return operator.shell is not None and not transformed
+    return operator.shell is not None and not internals.transformed()
 
 
 def _named(name: str, backend: str | None) -> Operator:
@@ -284,7 +283,7 @@ def overlap(out: Tensor, *inputs: Any) -> tuple[bool, ...]:
     if any(s == 0 and n > 1 for s, n in zip(out.stride(), out.shape, strict=True)):
         raise InvalidInputError("out must not overlap itself: it has stride 0", argument="out")
     for x in inputs:
-        if not isinstance(x, Tensor) or x.untyped_storage()._cdata != out.untyped_storage()._cdata:  # noqa: SLF001  identity of storages
+        if not isinstance(x, Tensor) or internals.storage(x) != internals.storage(out):
             same.append(False)
             continue
         identical = (x.data_ptr(), x.stride(), x.shape, x.dtype) == (
@@ -323,12 +322,12 @@ def make_operator(
         "alike": alike,
         "autocast_devices": autocast.devices,
         "forward_ad": forward_ad,
-        "tracing": torch._C._get_tracing_state,  # noqa: SLF001
-        "autocast": torch._C._is_any_autocast_enabled,  # noqa: SLF001  the cheap tests, read in every call
-        "deterministic": torch._C._get_deterministic_algorithms,  # noqa: SLF001
-        "dispatch_modes": torch._C._len_torch_dispatch_stack,  # noqa: SLF001
-        "function_modes": torch._C._is_torch_function_mode_enabled,  # noqa: SLF001
-        "functorch": torch._C._functorch.peek_interpreter_stack,  # noqa: SLF001
+        "tracing": internals.tracing_state,
+        "autocast": internals.any_autocast,
+        "deterministic": internals.deterministic,
+        "dispatch_modes": internals.dispatch_modes,
+        "function_modes": internals.function_modes,
+        "functorch": internals.interpreter,
         "grad_enabled": torch.is_grad_enabled,
         "is_compiling": torch.compiler.is_dynamo_compiling,
         "is_nested": attrgetter("is_nested"),

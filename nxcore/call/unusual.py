@@ -7,22 +7,23 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
+
+from nxcore.interop import internals
 
 PLAIN = frozenset({Tensor, torch.nn.Parameter})
 
 
 def unusual() -> str:
     """Return why no kernel may see a call made now, only torch; empty if any may. Autocast is no reason."""
-    if torch._C._get_tracing_state() is not None:  # noqa: SLF001  the public test is slower
+    if internals.tracing_state() is not None:
         return "torch.jit traces the reference"
-    if forward_ad._current_level >= 0:  # noqa: SLF001  the level has no public test
+    if internals.in_forward_mode():
         return "forward-mode differentiation goes through the reference"
-    if torch._C._functorch.peek_interpreter_stack() is not None:  # noqa: SLF001  torch.func has no public test
+    if internals.transformed():
         return "torch.func transforms the reference"
-    if torch._C._len_torch_dispatch_stack():  # noqa: SLF001  modes have no public test
+    if internals.dispatch_modes():
         return "a __torch_dispatch__ mode is active"
-    if torch._C._is_torch_function_mode_enabled() and not only_default_device():  # noqa: SLF001
+    if internals.function_modes() and not only_default_device():
         return "a __torch_function__ mode is active"
     return ""
 
@@ -53,15 +54,14 @@ def _has_memory(tensor: Tensor) -> bool:
 @contextlib.contextmanager
 def untraced() -> Iterator[None]:
     """Keep a block out of a trace of ``torch.jit.trace``, in which a tensor's sizes are tensors."""
-    state = torch._C._get_tracing_state()  # noqa: SLF001  see above
-    torch._C._set_tracing_state(None)  # type: ignore[attr-defined]  # noqa: SLF001  not in torch's stub
+    state = internals.tracing_state()
+    internals.set_tracing_state(None)
     try:
         yield
     finally:
-        torch._C._set_tracing_state(state)  # type: ignore[attr-defined]  # noqa: SLF001  likewise
+        internals.set_tracing_state(state)
 
 
 def only_default_device() -> bool:
     """Return whether all modes in force are of ``torch.set_default_device``, which concern factories."""
-    stack = torch.overrides._get_current_function_mode_stack()  # noqa: SLF001  no public look at the stack
-    return all(type(mode).__name__ == "DeviceContext" for mode in stack)
+    return all(type(mode).__name__ == "DeviceContext" for mode in internals.function_mode_stack())

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nxcore.interop import internals
 from nxcore.spec.problem import tensors_of
 from nxcore.spec.spec import OpSpec
 
-disabled = torch._C._DisableAutocast  # noqa: SLF001  torch.autocast(enabled=False) costs ten times as much
+disabled = internals.autocast_disabled
 
 
 def devices() -> tuple[bool, bool]:
@@ -20,8 +21,7 @@ def devices() -> tuple[bool, bool]:
 
 def concerns(args: tuple[Any, ...]) -> bool:
     """Return whether it is on where a call with ``args`` runs."""
-    some = torch._C._is_any_autocast_enabled()  # noqa: SLF001  one question for all devices
-    return bool(some) and torch.is_autocast_enabled(_device(args))
+    return internals.any_autocast() and torch.is_autocast_enabled(_device(args))
 
 
 def cast(spec: OpSpec, args: tuple[Any, ...]) -> tuple[Any, ...] | None:

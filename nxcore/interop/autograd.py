@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore.interop import autocast
+from nxcore.interop import autocast, internals
+from nxcore.interop.internals import functorch
 from nxcore.spec.problem import TensorMeta
 from nxcore.spec.spec import Gradient, OpSpec
 
@@ -23,7 +24,6 @@ Where so many are wanted, others are taken to be wanted too.
 """
 
 _LEAF: type = type(torch.autograd.graph.get_gradient_edge(torch.zeros((), requires_grad=True)).node)
-functorch = torch._C._functorch  # noqa: SLF001  neither map over batches has a public test
 _leaves = (-1, 0)  # a backward pass, and how many of its leaves were found to be wanted
 
 
@@ -181,11 +181,11 @@ def _wanted(needed: bool, edge: tuple[Any, int]) -> bool:
     node = edge[0]
     if not needed or node is None:
         return needed
-    leaf, task = type(node) is _LEAF, torch._C._current_graph_task_id()  # noqa: SLF001  has no public form
+    leaf, task = type(node) is _LEAF, internals.backward_pass()
     if leaf and _leaves == (task, QUESTIONS):
         return True
     try:
-        return bool(torch._C._will_engine_execute_node(node))  # noqa: SLF001  has no public form
+        return internals.will_run(node)
     except (RuntimeError, AttributeError):  # of a leaf that is asked for, torch has no answer but this
         if leaf:
             _leaves = (task, _leaves[1] + 1 if _leaves[0] == task else 1)
@@ -198,7 +198,7 @@ def _run(
     """Return the gradients, by the reference where they are to be differentiated, or ``instead``."""
     if torch.is_grad_enabled() or instead:
         return flatten((instead or call.reference)(*arguments))
-    if torch._C._is_any_autocast_enabled():  # noqa: SLF001  autocast is the forward's business
+    if internals.any_autocast():  # autocast is the forward's business
         with autocast.disabled():
             return flatten(call.backward(*arguments))
     return flatten(call.backward(*arguments))
@@ -214,7 +214,7 @@ OUTERMOST = 1
 
 def _rows(grad: Tensor) -> Tensor | None:
     """Return a batch of gradients as one ordinary tensor; None if it is of several maps, one in another."""
-    rows: Tensor = torch._remove_batch_dim(grad, OUTERMOST, 1, 0)  # noqa: SLF001  as torch's own map does
+    rows: Tensor = internals.without_batch(grad, OUTERMOST, 1, 0)  # as torch's own map does
     return None if functorch.is_legacy_batchedtensor(rows) else rows
 
 
@@ -226,7 +226,7 @@ def _by_rows(call: Differentiable, ctx: Any, rows: Tensor, mask: tuple[bool, ...
     """
     found = [_run(None, call, call.arguments(ctx, row, mask)) for row in rows.unbind(0)]
     return [
-        None if r[0] is None else torch._add_batch_dim(torch.stack(r), 0, OUTERMOST)  # noqa: SLF001  likewise
+        None if r[0] is None else internals.with_batch(torch.stack(r), 0, OUTERMOST)
         for r in zip(*found, strict=True)
     ]
 

@@ -15,12 +15,11 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from nxcore import context
 from nxcore.context import Asked, Preferring
 from nxcore.errors import UnsupportedProblemError
-from nxcore.interop import autocast
+from nxcore.interop import autocast, internals
 from nxcore.interop.autograd import Differentiable, flatten
 from nxcore.interop.schema import Signature, Unfit
 from nxcore.spec.problem import Problem, tensors_of
@@ -126,11 +125,10 @@ class Shell:
     def _differentiate(self, *args: Any, **named: Any) -> Any:
         bound, asked = self.signature.bound(args, named)
         needed = torch.is_grad_enabled() and any(t.requires_grad for t in tensors_of(bound))
-        transformed = torch._C._functorch.peek_interpreter_stack() is not None  # noqa: SLF001  no public test
-        if forward_ad._current_level >= 0 or (needed and transformed):  # noqa: SLF001  likewise
+        if internals.in_forward_mode() or (needed and internals.transformed()):
             return self._referred(bound, asked, "torch.func transforms the reference")
         if not needed:
-            with torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001  as torch's own custom operators do
+            with internals.below_autograd():  # as torch's own custom operators do
                 return self.overload(*args, **named)
         gradient = self.spec.gradient
         joined = self._joined(bound, gradient, asked) if gradient and gradient.covers(*bound) else None
@@ -156,7 +154,7 @@ class Shell:
     def _returned(self, result: Any, args: tuple[Any, ...]) -> Any:
         """Return ``result`` as the schema has it; what would share memory with an argument is copied."""
         if self._views:
-            inputs = {t.untyped_storage()._cdata for t in tensors_of(args)}  # noqa: SLF001  identity of storages
+            inputs = {internals.storage(t) for t in tensors_of(args)}
             result = _apart(result, inputs)
         return self.result.packed(result)
 
@@ -186,7 +184,7 @@ def _built(told: Any) -> Any:
 def _apart(result: Any, storages: set[int]) -> Any:
     if isinstance(result, tuple | list):
         return tuple(_apart(r, storages) for r in result)
-    shared = isinstance(result, Tensor) and result.untyped_storage()._cdata in storages  # noqa: SLF001  as above
+    shared = isinstance(result, Tensor) and internals.storage(result) in storages
     return result.clone() if shared else result
 
 

@@ -1,5 +1,7 @@
 """An operator's signature in torch's schema language, from its spec's parameters and annotations."""
 
+# ruff: noqa: C419  dynamo reads a list where it reads no generator
+
 from __future__ import annotations
 
 import types
@@ -65,7 +67,7 @@ class Slot:
     def takes(self, value: Any) -> bool:
         """Return whether ``value`` can be handed over here."""
         if isinstance(value, tuple | list):
-            return self.listed and all([self._takes(v) for v in value])  # noqa: C419  dynamo reads a list
+            return self.listed and all([self._takes(v) for v in value])
         return (self.single or not self.listed) and self._takes(value)
 
     def _takes(self, value: Any) -> bool:
@@ -103,7 +105,7 @@ class Place:
         """Return whether one of the slots takes ``value``."""
         if value is None:
             return self.optional
-        return any([slot.takes(value) for slot in self.slots])  # noqa: C419  dynamo reads a list
+        return any([slot.takes(value) for slot in self.slots])
 
     def decoded(self, given: dict[str, Any]) -> Any:
         """Return the parameter's value among the schema's arguments."""
@@ -262,7 +264,7 @@ class Signature:
     def takes(self, args: tuple[Any, ...]) -> bool:
         """Return whether it has a place for each of ``args``, and can tell how the result is nested."""
         given = zip(self.places, args, strict=True)
-        return self.result.flat and all([place.takes(value) for place, value in given])  # noqa: C419  dynamo reads a list
+        return self.result.flat and all([place.takes(value) for place, value in given])
 
     def given(self, args: tuple[Any, ...]) -> dict[str, Any]:
         """Return the schema's arguments, by name, for the operator's, all positional."""

@@ -158,13 +158,17 @@ def _looks_mixed(module: nn.Module) -> bool:
     return len(required) == 3  # self, an image, the weights
 
 
+def _operations(module: nn.Module) -> Any:
+    return module._ops  # noqa: SLF001  the usual name in search networks
+
+
 def _differs(module: nn.Module) -> str:
     """Return how a mixed operation differs from the weighted sum of its operations; empty if it does not.
 
     Mark the operations that return zeros for every input, as DARTS' ``none`` does.
     """
     trial = copy.deepcopy(module).double().eval()
-    operations: Any = trial._ops  # noqa: SLF001  the usual name in search networks
+    operations = _operations(trial)
     first = next(trial.parameters(), next(trial.buffers(), None))
     channels = next((_channels(m) for m in trial.modules() if _channels(m)), 0)
     if first is None or not channels:
@@ -180,13 +184,12 @@ def _differs(module: nn.Module) -> str:
         return f"a trial call raised {type(error).__name__}: {error}"
     if theirs.shape != ours.shape or not torch.allclose(theirs, ours, rtol=1e-9, atol=1e-12):
         return "it is not the weighted sum of its operations: a trial call returned another result"
-    own: Any = module._ops  # noqa: SLF001  as above
     zeros = [
         (op, attributes(op))
-        for op, y in zip(own, found, strict=True)
+        for op, y in zip(_operations(module), found, strict=True)
         if not y.any() and not [*op.parameters(), *op.buffers(), *op.children()]
     ]
-    if len(zeros) < len(own):
+    if len(zeros) < len(operations):
         vars(module)[ZEROS] = tuple(zeros)
     return ""
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nxcore.interop import internals
 from nxcore.spec.problem import TensorMeta, leaves
 from nxcore.testing.cell import Cell, Declined, Inapplicable
 from nxcore.testing.memory import each, poison, span
@@ -39,7 +40,7 @@ def runs_on_the_current_stream(cell: Cell) -> None:
     stream = torch.cuda.Stream()
     torch.cuda.synchronize()
     with torch.cuda.stream(stream), torch.no_grad():
-        torch.cuda._sleep(CYCLES)  # noqa: SLF001  torch has no public way to keep a stream busy
+        internals.spin(CYCLES)
         for new, old in zip(leaves(late), leaves(args), strict=True):
             new.copy_(old)
         copies = tuple(r.clone() for r in leaves(call(*late)))

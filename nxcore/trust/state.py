@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from nxcore.interop import internals
+
 TRIALS = 16
 """Runs that must all change the state, while as many of the reference don't, before a kernel is blamed."""
 
@@ -33,7 +35,7 @@ class Fact(NamedTuple):
 
 FACTS: Mapping[str, Fact] = MappingProxyType(
     {
-        "torch.is_grad_enabled()": Fact(torch.is_grad_enabled, torch._C._set_grad_enabled, True),  # noqa: SLF001  the public one is a context manager
+        "torch.is_grad_enabled()": Fact(torch.is_grad_enabled, internals.set_grad_enabled, True),
         "torch.get_num_threads()": Fact(torch.get_num_threads, torch.set_num_threads, True),
         "torch.get_default_dtype()": Fact(torch.get_default_dtype, torch.set_default_dtype, False),
         "torch.are_deterministic_algorithms_enabled()": Fact(

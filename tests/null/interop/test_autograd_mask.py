@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from nxcore.interop import internals
 from tests.null import fakes
 from tests.null.interop.test_autograd import CASES, leaves_of
 
@@ -79,7 +80,7 @@ def test_a_pass_for_some_inputs_works_for_those_alone(ask, size):
 def test_a_pass_for_many_leaves_asks_about_a_few(monkeypatch):
     """Torch's answer "yes" about a leaf is an exception, which takes longer than a small kernel."""
     raised = []
-    ask = torch._C._will_engine_execute_node
+    ask = internals.will_run
 
     def counted(node):
         try:
@@ -88,7 +89,7 @@ def test_a_pass_for_many_leaves_asks_about_a_few(monkeypatch):
             raised.append(node)
             raise
 
-    monkeypatch.setattr(torch._C, "_will_engine_execute_node", counted)
+    monkeypatch.setattr(internals, "will_run", counted)
     backend = fakes.backend("fake", fakes.kernel("softmax_sum"), fakes.kernel("softmax_sum_backward"))
     op = fakes.session(backend).op("softmax_sum", backend="fake")
     x = torch.randn(LARGE, requires_grad=True)
