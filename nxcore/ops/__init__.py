@@ -1,7 +1,7 @@
-"""The core's operators: one file each, found by looking. May import plugin and below.
+"""The core's operators: one file each, found by listing the folder. May import plugin and below.
 
-To a user the attributes of this package are operators: ``nxcore.ops.add`` is ``nxcore.op("add")``. The
-modules are reached by import alone: ``from nxcore.ops.add import SPEC``.
+Attributes of this package are operators: ``nxcore.ops.add`` is ``nxcore.op("add")``. Modules are imported:
+``from nxcore.ops.add import SPEC``.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ def nxcore_ops() -> Iterable[OpSpec]:
     modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
     found = (getattr(module, name, None) for module in modules for name in ("SPEC", "BACKWARD"))
     specs = sorted(filter(None, found), key=lambda spec: spec.name)
-    for name in names:  # the import left the module where the operator belongs
+    for name in names:  # the import made the module the attribute
         vars(sys.modules[__name__]).pop(name, None)
     return specs
 
 
-nxcore_ops()  # all modules now, so that a later import of one can't put it in its operator's place
+nxcore_ops()  # all modules now, so that a later import cannot replace an operator by its module
 
 
 def __getattr__(name: str) -> Any:
-    """``nxcore.ops.add`` is ``nxcore.op("add")``, and stays here: to ask costs more than to look it up."""
-    if name.startswith(("_", "nxcore_")):  # the import system and pluggy ask for what isn't there
+    """Return ``nxcore.op(name)``, and keep it as an attribute: a second look-up is cheaper."""
+    if name.startswith(("_", "nxcore_")):  # the import system and pluggy look up missing names
         raise AttributeError(name)
     try:
         found = context.default().op(name)

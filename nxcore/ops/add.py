@@ -42,10 +42,10 @@ def reference(x: Tensor, y: Tensor | Number, alpha: Number = 1, out: Tensor | No
     y : Tensor or number
         Broadcastable with ``x``, on its device (a 0-d tensor may be on the CPU).
     alpha : number, default 1
-        Must be an integer where the result is of an integer dtype.
+        Must be an integer where the result has an integer dtype.
     out : Tensor, optional
-        Written and returned; of the result's shape, and of a dtype that the result can be cast to.
-        May be ``x`` or ``y`` itself, must not overlap them otherwise.
+        The tensor to write and return, with the result's shape, and a dtype that the result can be cast to.
+        It may be ``x`` or ``y``, and must not overlap them otherwise.
 
     Returns
     -------
@@ -61,13 +61,13 @@ def reference(x: Tensor, y: Tensor | Number, alpha: Number = 1, out: Tensor | No
 
 
 def result_dtype(x: Any, y: Any) -> torch.dtype:
-    """Return torch's promoted dtype; descriptions of tensors will do."""
+    """Return torch's promoted dtype, from tensors or descriptions of them."""
     stand_ins = [
         torch.empty((1,) * v.ndim, dtype=v.dtype, device="meta") if is_tensor(v) else v for v in (x, y)
     ]
     try:
         return torch.result_type(*stand_ins)
-    except RuntimeError as error:  # an 8-bit type has no other to meet
+    except RuntimeError as error:  # 8-bit floats promote to no other type
         came = " and ".join(str(v.dtype) if is_tensor(v) else type(v).__name__ for v in (x, y))
         raise InvalidInputError(f"x and y must have dtypes that promote to one, got {came}") from error
 
@@ -77,9 +77,9 @@ def broadcast(x: Any, y: Any) -> tuple[int, ...]:
     shapes = [tuple(v.shape) for v in (x, y) if is_tensor(v)]
     plain = all(type(n) is int for shape in shapes for n in shape)
     if plain and len(set(shapes)) == 1:
-        return shapes[0]  # a compiler's sizes are symbols: to compare them would be to guard on them
+        return shapes[0]  # a compiler's sizes are symbols: comparing them would add guards
     try:
-        if plain:  # the public function imports what a compiler needs
+        if plain:  # the public function imports torch's compiler
             return tuple(torch._C._infer_size(*map(torch.Size, shapes)))  # noqa: SLF001  see above
         return tuple(torch.broadcast_shapes(*shapes))
     except RuntimeError as error:
@@ -87,7 +87,7 @@ def broadcast(x: Any, y: Any) -> tuple[int, ...]:
 
 
 def check(x: Any, y: Any, alpha: Any, out: Any) -> None:
-    """Refuse what the operator isn't defined for."""
+    """Raise unless the operator is defined for the arguments."""
     require_tensor(x, "x", floating=False, strided=False)
     if isinstance(y, Tensor):
         require_tensor(y, "y", floating=False, strided=False)
@@ -116,12 +116,12 @@ def _scalar_devices(x: Any, y: Any) -> set[str]:
 
 
 def outputs(x: Any, y: Any, alpha: Any, out: Any) -> TensorMeta | None:
-    """Describe the sum of dense tensors that are alike, or of one and a number; None for others."""
+    """Describe the sum of dense tensors of one layout, or of a tensor and a number; None for others."""
     if not is_tensor(x):
         return None
-    # The ranks first: compared with others, a trace would hold its sizes to be different for good.
+    # The ranks first: comparing different sizes would make a trace assume that they always differ.
     alike = x.ndim == y.ndim and y == x if is_tensor(y) else y is not complex and x.dtype.is_floating_point
-    # Where a size is 1 torch chooses the stride.
+    # Where a size is 1, torch chooses the stride.
     return x if alike and x.is_dense() and 1 not in x.shape and x.numel() else None
 
 
@@ -146,7 +146,7 @@ def _check_out(x: Any, y: Any, out: Any, shape: tuple[int, ...], dtype: torch.dt
 
 
 def ways(x: Any, y: Any, alpha: Any, out: Any) -> tuple[Way, ...]:
-    """Along any dimension of the result; what is broadcast along it, all parts take whole."""
+    """Divide along any dimension of the result; all parts take an operand broadcast along it whole."""
     shape = broadcast(x, y)
     from_right = [(size, d - len(shape)) for d, size in enumerate(shape) if size != 1 and out is None]
 
@@ -158,7 +158,7 @@ def ways(x: Any, y: Any, alpha: Any, out: Any) -> tuple[Way, ...]:
 
 
 def cost(x: Any, y: Any, alpha: Any, out: Any) -> Cost:
-    """Read both operands once, write the result once."""
+    """Count both operands read once, the result written once."""
     shape, dtype = broadcast(x, y), result_dtype(x, y)
     elements = TensorMeta(shape, (0,) * len(shape), dtype, x.device).numel()
     written = out.dtype.itemsize if out is not None else dtype.itemsize

@@ -2,7 +2,7 @@
 
     grad_x = sum_to_size(grad, x_size);  grad_y = alpha * sum_to_size(grad, y_size)
 
-The transpose of broadcasting is summation over the dimensions that were broadcast.
+The transpose of broadcasting is the sum over the broadcast dimensions.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ def reference(
     alpha : number, default 1
         As in ``add``.
     output_mask : (bool, bool)
-        Which gradients to compute; the other comes back as None.
+        Which gradients to compute; the other is None.
 
     Returns
     -------
     x_grad, y_grad : Tensor
-        Of the operands' shapes and the dtype of ``grad``, which they may share memory with.
+        The operands' shapes and the dtype of ``grad``; they may share memory with ``grad``.
 
     Raises
     ------
@@ -66,19 +66,19 @@ def reference(
     if not output_mask[1]:
         return x_grad, None
     y_grad = _undo(grad, y_size)
-    if torch.compiler.is_compiling() or alpha != 1:  # a trace can't branch on a number that may change
+    if torch.compiler.is_compiling() or alpha != 1:  # a trace cannot branch on a number that may change
         y_grad = y_grad * alpha
     return x_grad, y_grad
 
 
 def _undo(grad: Tensor, size: tuple[int, ...]) -> Tensor:
-    """Sum over what was broadcast; ``grad`` itself where nothing was."""
+    """Sum over broadcast dimensions; return ``grad`` itself where there are none."""
     dims = summed_dims(tuple(grad.shape), size)
     return torch.sum(grad, dims, keepdim=True).view(size) if dims else grad.view(size)
 
 
 def check(grad: Any, x_size: Any, y_size: Any, alpha: Any, output_mask: Any) -> None:
-    """Refuse what the operator isn't defined for."""
+    """Raise unless the operator is defined for the arguments."""
     require_tensor(grad, "grad")
     shape = tuple(grad.shape)
     for name, size in (("x_size", x_size), ("y_size", y_size)):
@@ -97,11 +97,11 @@ def check(grad: Any, x_size: Any, y_size: Any, alpha: Any, output_mask: Any) -> 
 
 def idle(problem: Problem) -> str:
     """Return why there is nothing to add up; empty if there is something."""
-    return "nothing to add up: no operand whose gradient is asked for was broadcast" if problem.view else ""
+    return "nothing to add up: no operand with a requested gradient was broadcast" if problem.view else ""
 
 
 def cost(grad: Any, x_size: Any, y_size: Any, alpha: Any, output_mask: Any) -> Cost:
-    """Read grad once, write what was asked for; an operand that isn't broadcast may share grad's memory."""
+    """Count grad read once, the gradients written; without broadcasting, a gradient shares grad's memory."""
     written = flops = 0
     for size, mask, scaled in ((x_size, output_mask[0], False), (y_size, output_mask[1], alpha != 1)):
         elements = torch.Size(size).numel()
@@ -117,15 +117,15 @@ def magnitude(grad: Tensor, x_size: Any, y_size: Any, alpha: Number, output_mask
 
 
 def terms(grad: Any, x_size: Any, y_size: Any, alpha: Any, output_mask: Any) -> int:
-    """As many as the smaller operand was repeated."""
+    """Return how often the smaller operand is repeated."""
     least = min(torch.Size(x_size).numel(), torch.Size(y_size).numel())
     return max(int(grad.numel()) // max(least, 1), 1)
 
 
 def view(grad: Any, x_size: Any, y_size: Any, alpha: Any, output_mask: Any) -> bool:
-    """Tell whether no operand whose gradient is asked for was broadcast."""
-    asked = (size for size, mask in zip((x_size, y_size), output_mask, strict=True) if mask)
-    return not any(summed_dims(tuple(grad.shape), size) for size in asked)
+    """Return whether no operand with a requested gradient was broadcast."""
+    wanted = (size for size, mask in zip((x_size, y_size), output_mask, strict=True) if mask)
+    return not any(summed_dims(tuple(grad.shape), size) for size in wanted)
 
 
 SMOKE = frozenset({"smoke"})

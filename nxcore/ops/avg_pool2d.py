@@ -2,8 +2,8 @@
 
     out[i, j] = sum over the taps on the image of x / divisor
 
-The divisor is ``divisor_override`` where given; else the window's size on the padded image, or on the image
-alone where ``count_include_pad`` is False. Semantics of ``torch.nn.functional.avg_pool2d``.
+The divisor is ``divisor_override`` where given, else the window's size on the padded image, or on the image
+without padding where ``count_include_pad`` is False. Semantics of ``torch.nn.functional.avg_pool2d``.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ def reference(
     kernel_size : int or (int, int)
         The window's height and width.
     stride : int or (int, int), optional
-        The step from window to window; that of the window's own size by default.
+        The step from window to window; by default the window's size.
     padding : int or (int, int), default 0
         Zeros on each side; at most half of the window.
     ceil_mode : bool, default False
-        Round the output's size up: a window may reach beyond the padding.
+        Whether to round the output's size up, so that a window may reach beyond the padding.
     count_include_pad : bool, default True
-        Count the padding in the divisor.
+        Whether the divisor counts the padding.
     divisor_override : int, optional
-        Divide by this instead.
+        The divisor.
 
     Returns
     -------
@@ -89,7 +89,7 @@ def check(
     count_include_pad: Any,
     divisor_override: Any,
 ) -> None:
-    """Refuse what the operator isn't defined for."""
+    """Raise unless the operator is defined for the arguments."""
     require_tensor(x, "x", floating=False)
     require_image(x)
     require_average(kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
@@ -99,7 +99,7 @@ def check(
 def require_average(
     kernel_size: Any, stride: Any, padding: Any, ceil_mode: Any, count_include_pad: Any, divisor: Any
 ) -> None:
-    """Refuse a window, or a way to divide, that torch couldn't take on any image."""
+    """Raise unless torch accepts the window and the divisor."""
     require_window(kernel_size, stride, padding, 1, ceil_mode)
     require_flag(count_include_pad, "count_include_pad")
     if divisor is None:
@@ -120,13 +120,13 @@ def _window(x: Any, kernel_size: Any, stride: Any, padding: Any, ceil_mode: Any)
 
 
 def outputs(x: Any, kernel_size: Any, stride: Any, padding: Any, ceil_mode: Any, *divisor: Any) -> TensorMeta:
-    """Describe the means: shape by floor division alone, where a compiler's sizes are symbols."""
+    """Describe the means; shapes by floor division alone, since a compiler's sizes are symbols."""
     size = (*x.shape[:-2], *_window(x, kernel_size, stride, padding, ceil_mode).outputs)
     return laid_out(size, memory_format(x), x.dtype, x.device)
 
 
 def cost(x: Any, kernel_size: Any, stride: Any, padding: Any, ceil_mode: Any, *divisor: Any) -> Cost:
-    """Read x once, write the means once; an addition a tap."""
+    """Count x read once, the means written once; one addition for each tap."""
     window = _window(x, kernel_size, stride, padding, ceil_mode)
     outputs = torch.Size((*x.shape[:-2], *window.outputs)).numel()
     return Cost(bytes=x.nbytes + outputs * x.element_size(), flops=outputs * window.taps)
@@ -138,7 +138,7 @@ def magnitude(x: Tensor, *window: Any) -> Tensor:
 
 
 def terms(x: Any, kernel_size: Any, stride: Any, padding: Any, ceil_mode: Any, *divisor: Any) -> int:
-    """As many as the window has taps."""
+    """Return the number of taps of the window."""
     return _window(x, kernel_size, stride, padding, ceil_mode).taps
 
 

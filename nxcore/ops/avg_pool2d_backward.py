@@ -1,8 +1,8 @@
 """avg_pool2d_backward: the gradient of avg_pool2d.
 
-    grad_x[p] = sum over the windows that p lies in of grad / the window's divisor
+    grad_x[p] = sum over the windows that contain p of grad / the window's divisor
 
-Torch's own kernel for the CPU adds up half types in their own precision.
+Torch's own CPU kernel accumulates half types in half precision.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def reference(
     kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
         As in ``avg_pool2d``.
     memory_format : torch.memory_format
-        That of the result: the input's.
+        The memory format of the result, which is the input's.
 
     Returns
     -------
@@ -65,10 +65,10 @@ def reference(
         As ``avg_pool2d``; or if ``grad`` isn't of the output's shape.
     """
     window = Window.of_pool(size, kernel_size, stride, padding, 1, ceil_mode)
-    # Torch's CUDA kernel for channels_last forgets the padding (pytorch/pytorch#188344), and the other not.
+    # Torch's CUDA kernel for channels_last ignores the padding (pytorch/pytorch#188344); the other does not.
     astray = grad.is_cuda and window.padding != (0, 0)
     computed = torch.contiguous_format if astray else memory_format
-    # Only its shape and strides are read.
+    # Only shape and strides are read.
     stand_in = torch.empty(size, dtype=grad.dtype, device=grad.device, memory_format=computed)
     x_grad: Tensor = torch.ops.aten.avg_pool2d_backward(
         grad,
@@ -94,7 +94,7 @@ def check(
     divisor_override: Any,
     memory_format: Any,
 ) -> None:
-    """Refuse what the operator isn't defined for."""
+    """Raise unless the operator is defined for the arguments."""
     require_tensor(grad, "grad")
     require_size(size, "size")
     if len(size) not in (3, 4):
@@ -110,7 +110,7 @@ def check(
 
 
 def cost(grad: Any, size: Any, kernel_size: Any, *window: Any) -> Cost:
-    """Read grad once, write the input's gradient once; an addition a tap."""
+    """Count grad read once, the input's gradient written once; one addition for each tap."""
     written = torch.Size(size).numel() * grad.element_size()
     return Cost(bytes=grad.nbytes + written, flops=grad.numel() * terms(grad, size, kernel_size, *window))
 
@@ -129,7 +129,7 @@ def terms(
     ceil_mode: Any,
     *rest: Any,
 ) -> int:
-    """As many as windows can share an input."""
+    """Return the largest number of windows that share an input."""
     return Window.of_pool(size, kernel_size, stride, padding, 1, ceil_mode).taps
 
 

@@ -2,8 +2,8 @@
 
     y = (x - mean) / sqrt(var + eps) * weight + bias;  mean and var over all dimensions but the second
 
-The ``var`` that divides is of as many terms as there are; that which is returned is of one less, as running
-statistics take it. Welford and Chan's ways to a variance: Chan, Golub and LeVeque 1983, "Algorithms for
+The ``var`` that normalises is divided by the number of values, the returned one by one less, as for running
+statistics. Welford's and Chan's algorithms for the variance: Chan, Golub and LeVeque 1983, "Algorithms for
 computing the sample variance".
 """
 
@@ -38,7 +38,7 @@ def accumulator(x: Any) -> torch.dtype:
 
 
 def like(x: Any) -> TensorMeta:
-    """Describe a result of the shape, dtype and layout of ``x``; row-major where that has gaps."""
+    """Describe a result with the shape, dtype and layout of ``x``; row-major where ``x`` has gaps."""
     meta = TensorMeta.of(x)
     if meta.is_dense():
         return meta
@@ -47,8 +47,8 @@ def like(x: Any) -> TensorMeta:
 
 
 def laid_out(result: Tensor, x: Tensor) -> Tensor:
-    """Return ``result`` in the layout of ``x``: torch's kernels differ in what they make of some."""
-    if result.stride() == x.stride():  # with gaps it isn't
+    """Return ``result`` in the layout of ``x``; torch's kernels differ in their results' layouts."""
+    if result.stride() == x.stride():  # not with gaps
         return result
     wanted = like(x).strides
     if result.stride() == wanted:
@@ -59,14 +59,14 @@ def laid_out(result: Tensor, x: Tensor) -> Tensor:
 def reference(
     x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ``x`` normalised channel by channel, and the statistics that it was normalised by.
+    """Return ``x`` normalised for each channel, and the statistics used.
 
     Parameters
     ----------
     x : Tensor
-        (N, C, ...), floating; more than one value a channel.
+        (N, C, ...), floating; more than one value for each channel.
     weight, bias : Tensor, optional
-        (C,), of the dtype of ``x`` or float32; both or neither.
+        (C,), with the dtype of ``x`` or float32; both or neither.
     eps : float, default 1e-5
         Added to the variance; positive.
 
@@ -75,7 +75,7 @@ def reference(
     y : Tensor
         Shape, dtype and layout of ``x``.
     mean, var : Tensor
-        (C,), float32 or wider, without a gradient; ``var`` as ``torch.var_mean`` has it, with correction 1.
+        (C,), float32 or wider, without a gradient; ``var`` as ``torch.var_mean`` with correction 1.
 
     Raises
     ------
@@ -84,7 +84,7 @@ def reference(
     """
     wide = accumulator(x)
     scale, shift = (None if t is None else t.to(wide) for t in (weight, bias))
-    # With momentum 1 torch's running statistics are those of the batch.
+    # With momentum 1, torch's running statistics are those of the batch.
     mean, var = (x.detach().new_zeros(x.shape[1], dtype=wide) for _ in range(2))
     y = functional.batch_norm(x, mean, var, scale, shift, True, 1.0, eps)
     return laid_out(y, x), mean, var
@@ -93,7 +93,7 @@ def reference(
 def by_parts(
     x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the statistics, then what is left: a multiplication and an addition an element."""
+    """Compute the statistics, then one multiplication and one addition for each element."""
     dims = [d for d in range(x.ndim) if d != 1]
     shape = [-1 if d == 1 else 1 for d in range(x.ndim)]
     wide = x.to(accumulator(x))
@@ -106,13 +106,13 @@ def by_parts(
 
 
 def values(x: Any) -> int:
-    """Return how many values a channel has."""
+    """Return the number of values of a channel."""
     shape = tuple(x.shape)
     return math.prod((shape[0], *shape[2:]))
 
 
 def check(x: Any, weight: Any, bias: Any, eps: Any) -> None:
-    """Refuse what the operator isn't defined for."""
+    """Raise unless the operator is defined for the arguments."""
     require_tensor(x, "x")
     require_channels(x)
     require_factors(x, weight, bias)
@@ -120,16 +120,16 @@ def check(x: Any, weight: Any, bias: Any, eps: Any) -> None:
 
 
 def require_factors(x: Any, weight: Any, bias: Any) -> None:
-    """Refuse what isn't two numbers a channel, or none."""
+    """Raise unless ``weight`` and ``bias`` have one number for each channel, or are both None."""
     if (weight is None) != (bias is None):
         given, missing = ("bias", "weight") if weight is None else ("weight", "bias")
-        raise InvalidInputError(f"{given} needs a {missing}: give both or neither", argument=given)
+        raise InvalidInputError(f"{given} needs a {missing}: pass both or neither", argument=given)
     require_factor(weight, x, "weight")
     require_factor(bias, x, "bias")
 
 
 def require_channels(x: Any) -> None:
-    """Refuse what has no channels, or fewer than two values of each."""
+    """Raise unless there are channels with at least two values."""
     if x.ndim < 2:
         raise InvalidInputError(f"x must be (N, C, ...), got {tuple(x.shape)}", argument="x")
     if x.shape[1] == 0 or values(x) < 2:
@@ -140,7 +140,7 @@ def require_channels(x: Any) -> None:
 
 
 def require_factor(value: Any, x: Any, name: str, dtypes: tuple[torch.dtype, ...] = ()) -> None:
-    """Refuse what isn't None or one number a channel, of one of ``dtypes``: that of ``x``, and float32."""
+    """Raise unless the factor is None or has one number for each channel, in one of ``dtypes``."""
     if value is None:
         return
     require_tensor(value, name)
@@ -159,7 +159,7 @@ def require_factor(value: Any, x: Any, name: str, dtypes: tuple[torch.dtype, ...
 
 
 def require_eps(eps: Any) -> None:
-    """Refuse what isn't a positive number."""
+    """Raise unless ``eps`` is a positive number."""
     number = isinstance(eps, int | float) and not isinstance(eps, bool)
     if not number or not 0 < eps < 2**63:
         raise InvalidInputError(f"eps must be a positive number, got {brief(eps)}", argument="eps")
@@ -172,15 +172,15 @@ def outputs(x: Any, weight: Any, bias: Any, eps: Any) -> tuple[TensorMeta, ...]:
 
 
 def cost(x: Any, weight: Any, bias: Any, eps: Any) -> Cost:
-    """Read x once, write y once; four operations an element for the statistics and two for the rest."""
+    """Count x read once, y written once; four operations for each element for the statistics, two after."""
     factors = sum(t.nbytes for t in (weight, bias) if t is not None)
     return Cost(bytes=2 * x.nbytes + 2 * x.shape[1] * accumulator(x).itemsize + factors, flops=6 * x.numel())
 
 
 def magnitude(x: Tensor, weight: Any, bias: Any, eps: Any) -> tuple[Tensor, ...]:
-    """Return the scales: of y, of absolute values; of var, by its condition number.
+    """Return the scales: of y, from absolute values; of var, from its condition number.
 
-    A sum of squares less the square of a sum errs by the square of that number.
+    The error of a sum of squares minus the square of a sum grows with the square of that number.
     """
     shape = [-1 if d == 1 else 1 for d in range(x.ndim)]
     dims = [d for d in range(x.ndim) if d != 1]
@@ -194,7 +194,7 @@ def magnitude(x: Tensor, weight: Any, bias: Any, eps: Any) -> tuple[Tensor, ...]
 
 
 def terms(x: Any, *rest: Any) -> int:
-    """As many as a channel has values."""
+    """Return the number of values of a channel."""
     return values(x)
 
 

@@ -59,10 +59,10 @@ def reference(
     x, weight, eps
         As in ``batch_norm``.
     mean, var : Tensor
-        What ``batch_norm`` returned for ``x``.
+        The statistics that ``batch_norm`` returned for ``x``.
     output_mask : tuple of bool
-        Whether the gradients of ``x``, ``weight`` and ``bias`` are wanted; without a ``weight`` the last two
-        are none.
+        Which gradients to compute: of ``x``, ``weight`` and ``bias``. Without a ``weight``, the last two are
+        None.
 
     Returns
     -------
@@ -84,7 +84,7 @@ def reference(
     given = x
     if (
         x.device.type == "cpu" and x.dtype.itemsize < 4
-    ):  # of other layouts torch adds up in their own precision
+    ):  # other layouts torch accumulates in their own precision
         form = memory_format(x)
         grad, given = dense(grad, form), dense(x, form)
     x_grad, *factors = torch.ops.aten.native_batch_norm_backward(
@@ -98,22 +98,22 @@ def reference(
 
 
 def wanted(weight: Any, output_mask: tuple[bool, ...]) -> Mask:
-    """Return which gradients there are: none of factors where there is no weight."""
+    """Return which gradients there are; without a weight, none of factors."""
     x, scale, shift = output_mask
     given = weight is not None
     return x, scale and given, shift and given
 
 
 def check(grad: Any, x: Any, mean: Any, var: Any, weight: Any, eps: Any, output_mask: Any) -> None:
-    """Refuse what the operator isn't defined for."""
+    """Raise unless the operator is defined for the arguments."""
     require_tensor(grad, "grad")
     require_tensor(x, "x")
     require_channels(x)
     for attribute in ("shape", "dtype", "device"):
-        asked, came = getattr(x, attribute), getattr(grad, attribute)
-        if asked != came:
-            asked, came = ((tuple(v) if attribute == "shape" else v) for v in (asked, came))
-            raise InvalidInputError(f"grad must have x's {attribute} {asked}, got {came}", argument="grad")
+        wanted, came = getattr(x, attribute), getattr(grad, attribute)
+        if wanted != came:
+            wanted, came = ((tuple(v) if attribute == "shape" else v) for v in (wanted, came))
+            raise InvalidInputError(f"grad must have x's {attribute} {wanted}, got {came}", argument="grad")
     for name, value in (("mean", mean), ("var", var)):
         require_tensor(value, name)
         require_factor(value, x, name, tuple(dict.fromkeys((accumulator(x), torch.float32))))
@@ -138,7 +138,7 @@ def outputs(
 
 
 def cost(grad: Any, x: Any, mean: Any, var: Any, weight: Any, eps: Any, output_mask: Any) -> Cost:
-    """Read grad and x once, write x's gradient once; four operations an element for the sums, four after."""
+    """Count grad and x read once, x's gradient written once; eight operations for each element."""
     mask = wanted(weight, output_mask)
     factors = 0 if weight is None else weight.nbytes * (1 + sum(mask[1:]))
     written = x.nbytes if mask[0] else 0
@@ -151,7 +151,7 @@ def cost(grad: Any, x: Any, mean: Any, var: Any, weight: Any, eps: Any, output_m
 def magnitude(
     grad: Tensor, x: Tensor, mean: Tensor, var: Tensor, weight: Any, eps: Any, output_mask: Any
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients of absolute values, all terms taken as positive."""
+    """Return the gradients of absolute values, with all terms positive."""
     shape = [-1 if d == 1 else 1 for d in range(x.ndim)]
     dims = [d for d in range(x.ndim) if d != 1]
     count, mask = values(x), wanted(weight, output_mask)
@@ -165,7 +165,7 @@ def magnitude(
 
 
 def terms(grad: Any, x: Any, *rest: Any) -> int:
-    """As many as a channel has values."""
+    """Return the number of values of a channel."""
     return values(x)
 
 
@@ -173,7 +173,7 @@ def _with_grad(sample: Sample) -> Sample:
     """Put a gradient in front of a sample of batch_norm, and statistics behind its images."""
     x, *factors = sample.args
     each, centre = x.shape[1], 0.0 if x.low is None else (x.low + x.high) / 2
-    # Their dtype is that of the statistics of float32 and of half types.
+    # Statistics of float32 and of half types have this dtype.
     mean = rand(each, low=centre - 0.1, high=centre + 0.1, dtype=torch.float32)
     var = rand(each, low=0.5, high=2.0, dtype=torch.float32)
     grad = rand(*x.shape, layout=x.layout)

@@ -1,9 +1,9 @@
-"""depthwise_conv2d: each channel of an image convolved with a filter of its own.
+"""depthwise_conv2d: each channel of an image convolved with its own filter.
 
     out[n, c, i, j] = sum over taps (a, b) on the image of weight[c, 0, a, b] * x[n, c, row, column]
-    with row = i * stride - padding + a * dilation, and column likewise
+    with row = i * stride - padding + a * dilation, column = j * stride - padding + b * dilation
 
-Semantics of ``torch.nn.functional.conv2d`` with as many groups as channels.
+Semantics of ``torch.nn.functional.conv2d`` with one group for each channel.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ def reference(
         If ``x`` isn't an image, ``weight`` doesn't fit it, or an argument is out of range.
     """
     out = functional.conv2d(x, weight, None, stride, padding, dilation, groups=x.shape[-3])
-    # On the meta device torch forgets the memory format that its other devices keep.
+    # On the meta device, torch loses the memory format that other devices keep.
     return out.contiguous(memory_format=memory_format(x)) if x.is_meta else out
 
 
 def check(x: Any, weight: Any, stride: Any, padding: Any, dilation: Any) -> None:
-    """Refuse what the operator isn't defined for."""
+    """Raise unless the operator is defined for the arguments."""
     require_tensor(x, "x")
     require_tensor(weight, "weight")
     require_image(x)
@@ -98,13 +98,13 @@ def check(x: Any, weight: Any, stride: Any, padding: Any, dilation: Any) -> None
 
 
 def ways(x: Any, *rest: Any) -> tuple[Way, ...]:
-    """By image, all of them with the same filters, and by channel."""
+    """Divide by image, with the same filters, or by channel."""
     channel = x.ndim - 3
     return (*(Way((d, None), d) for d in range(channel)), Way((channel, 0), channel))
 
 
 def cost(x: Any, weight: Any, *rest: Any) -> Cost:
-    """Read x and the filters once, write the result once; a multiplication and an addition a tap."""
+    """Count x and the filters read once, the result written once; two operations for each tap."""
     seen = window_of(x, weight, *rest)
     outputs = torch.Size((*x.shape[:-2], *seen.outputs)).numel()
     read = x.nbytes + weight.nbytes
@@ -117,7 +117,7 @@ def magnitude(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
 
 
 def terms(x: Any, weight: Any, *rest: Any) -> int:
-    """As many as the window has taps."""
+    """Return the number of taps of the window."""
     return window_of(x, weight, *rest).taps
 
 

@@ -1,9 +1,9 @@
 """depthwise_conv2d_backward: the gradients of depthwise_conv2d, to the image and to the filters.
 
-    grad_x[n, c, row, column] = sum over the outputs that saw it of weight * grad
+    grad_x[n, c, row, column] = sum over the outputs that read it of weight * grad
     grad_weight[c, 0, a, b]   = sum over n, i, j of grad[n, c, i, j] * x[n, c, row, column]
 
-Torch's own kernel for the CPU adds up float16 in its own precision.
+Torch's own CPU kernel accumulates float16 in float16.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def reference(
     x, weight, stride, padding, dilation
         As in ``depthwise_conv2d``.
     output_mask : (bool, bool)
-        Which gradients to compute; the other comes back as None.
+        Which gradients to compute; the other is None.
 
     Returns
     -------
@@ -72,7 +72,9 @@ def reference(
     image = x if x.ndim == 4 else x.unsqueeze(0)
     incoming = grad if grad.ndim == 4 else grad.unsqueeze(0)
     pads, cut = list(seen.padding), (0, 0)
-    if padding == "same" and (right > left or below > above):  # torch's backward knows even padding only
+    if padding == "same" and (
+        right > left or below > above
+    ):  # torch's backward supports only symmetric padding
         cut = (below - above, right - left)
         image = torch.nn.functional.pad(image, (0, cut[1], 0, cut[0]))
     x_grad, weight_grad, _ = torch.ops.aten.convolution_backward(
@@ -91,13 +93,13 @@ def reference(
     if x_grad is not None:
         x_grad = x_grad[..., : x.shape[-2], : x.shape[-1]]
         x_grad = x_grad if x.ndim == 4 else x_grad.squeeze(0)
-        # The cut leaves gaps; and torch's meta device has ideas of its own where grad's format differs.
+        # The cut leaves gaps, and torch's meta device chooses another format where grad's differs.
         x_grad = dense(x_grad, memory_format(x))
     return x_grad, weight_grad
 
 
 def check(grad: Any, x: Any, weight: Any, stride: Any, padding: Any, dilation: Any, output_mask: Any) -> None:
-    """Refuse what the operator isn't defined for."""
+    """Raise unless the operator is defined for the arguments."""
     check_forward(x, weight, stride, padding, dilation)
     require_tensor(grad, "grad")
     wanted = (*x.shape[:-2], *window_of(x, weight, stride, padding, dilation).outputs)
@@ -113,7 +115,7 @@ def check(grad: Any, x: Any, weight: Any, stride: Any, padding: Any, dilation: A
 
 
 def cost(grad: Any, x: Any, weight: Any, *rest: Any) -> Cost:
-    """Read grad once; x once for the filters' gradient; write what was asked for."""
+    """Count grad read once, x once for the filters' gradient, the requested gradients written."""
     *where, mask = rest
     moved = grad.nbytes * any(mask)
     moved += (x.nbytes + weight.nbytes) * (bool(mask[0]) + bool(mask[1]))
@@ -127,7 +129,7 @@ def magnitude(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> Any:
 
 
 def terms(grad: Any, x: Any, weight: Any, *rest: Any) -> int:
-    """As many as a filter has outputs to its channel, or taps if only the image's gradient is asked for."""
+    """Return the outputs of a channel, or the taps where only the image's gradient is requested."""
     *where, mask = rest
     taps = window_of(x, weight, *where).taps
     return max(taps, int(grad.numel()) // int(weight.shape[0])) if mask[1] else taps
@@ -155,8 +157,8 @@ SAMPLES = (
         (rand(2, 9, 7, 6), rand(2, 9, 7, 6, layout="channels_last"), rand(9, 1, 3, 3), 1, 1),
     ),
     Sample("many_images", (rand(33, 2, 6, 7), rand(33, 2, 6, 7), rand(2, 1, 3, 3), 1, 1)),
-    # In larger images every filter element meets a NaN, and none is left to be kept clean. There are NaNs in
-    # x alone: whether the zeros of the padding times NaN are NaN, torch's own kernels don't agree.
+    # In larger images every filter element meets a NaN, so no result would stay finite. Only x has NaNs:
+    # torch's own kernels differ in whether the padding's zeros times NaN are NaN.
     Sample(
         "nan_past_the_outputs",
         (rand(1, 1, 2, 3), rand(1, 1, 2, 3, values="nan"), rand(1, 1, 3, 3), 1, 1),

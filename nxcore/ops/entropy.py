@@ -1,12 +1,12 @@
-"""entropy: how undecided the softmax of each row of logits is, in nats.
+"""entropy: the entropy of the softmax of each row of logits, in nats.
 
     out = -sum_i p[i] log p[i],  p = softmax(logits) over the last axis
 
-An edge that has all but chosen its operation is near 0. Its gradient to the logits is entropy_backward:
+It is near 0 where one entry has almost all of the probability. Its gradient is entropy_backward:
 
     out[i] = p[i] (d[i] - sum_j p[j] d[j]) grad,  d = max(logits) - logits, 0 where p is
 
-The logarithm of the sum of exponentials falls out: nothing large cancels.
+The logarithm of the sum of exponentials cancels analytically, so no large terms cancel numerically.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def reference(logits: Tensor) -> Tensor:
     ----------
     logits : Tensor
         Shape (..., n) with n >= 1, floating, any strides. An entry of minus infinity has probability 0 and
-        adds nothing, also to gradients.
+        contributes nothing, also to gradients.
 
     Returns
     -------
@@ -67,17 +67,17 @@ def by_entr(logits: Tensor) -> Tensor:
 
 
 def accumulator(logits: Tensor) -> torch.dtype:
-    """Return the dtype in which rows are added up: float32 or wider."""
+    """Return the accumulation dtype: float32 or wider."""
     return torch.promote_types(logits.dtype, torch.float32)
 
 
 def check(logits: Any) -> None:
-    """Refuse what the operator isn't defined for."""
+    """Raise unless the operator is defined for the arguments."""
     require_rows(logits)
 
 
 def require_rows(logits: Any) -> None:
-    """Refuse logits that are no rows of one entry at least."""
+    """Raise unless the logits are rows of at least one entry."""
     require_tensor(logits, "logits")
     if logits.ndim < 1 or logits.shape[-1] == 0:
         raise InvalidInputError(
@@ -86,25 +86,25 @@ def require_rows(logits: Any) -> None:
 
 
 def cost(logits: Any) -> Cost:
-    """Read the logits once, write a number a row; an exponential and three operations an entry."""
+    """Count the logits read once, one number written for each row; four operations for each entry."""
     rows = logits.numel() // logits.shape[-1]
     return Cost(bytes=logits.nbytes + rows * logits.element_size(), flops=4 * logits.numel())
 
 
 def distances(logits: Tensor) -> Tensor:
-    """Return how far below the largest of its row each entry is; 0 where that is too far to tell."""
+    """Return the distance of each entry from its row's largest; 0 where that is infinite or NaN."""
     return (logits.amax(-1, keepdim=True) - logits).nan_to_num(nan=0.0, posinf=0.0)
 
 
 def magnitude(logits: Tensor) -> Tensor:
-    """Return the sum of terms that grow as the rounding errors of exponentials and logarithms do."""
+    """Return a sum of terms on the scale of rounding errors of exponentials and logarithms."""
     return (torch.softmax(logits, -1) * (1 + distances(logits)).square()).sum(-1)
 
 
 def outputs(logits: Any) -> TensorMeta | None:
-    """Describe the entropies of rows that follow one another; None for others."""
+    """Describe the entropies of consecutive rows; None for other layouts."""
     if not logits.is_contiguous() or 1 in logits.shape or not logits.numel():
-        return None  # where a size is 1 torch chooses the stride
+        return None  # where a size is 1, torch chooses the stride
     return laid_out(logits.shape[:-1], torch.contiguous_format, logits.dtype, logits.device)
 
 
@@ -190,21 +190,21 @@ def gradient(grad: Tensor, logits: Tensor) -> Tensor:
 
 
 def gradient_cost(grad: Any, logits: Any) -> Cost:
-    """Read both once, write the gradient once."""
+    """Count both read once, the gradient written once."""
     return Cost(bytes=grad.nbytes + 2 * logits.nbytes, flops=6 * logits.numel())
 
 
 def gradient_magnitude(grad: Tensor, logits: Tensor) -> Tensor:
-    """Return terms that are all positive, each as large as its rounding errors may make it."""
+    """Return the gradient with positive terms, on the scale of its rounding errors."""
     d = distances(logits)
     spread = torch.softmax(logits, -1) * (1 + d)
     return spread * (d + 1 + (spread * d).sum(-1, keepdim=True)) * grad.abs().unsqueeze(-1)
 
 
 def gradient_outputs(grad: Any, logits: Any) -> TensorMeta | None:
-    """Describe the gradient of rows that follow one another; None for others."""
+    """Describe the gradient of consecutive rows; None for other layouts."""
     if not logits.is_contiguous() or 1 in logits.shape or not logits.numel():
-        return None  # where a size is 1 torch chooses the stride
+        return None  # where a size is 1, torch chooses the stride
     return TensorMeta(logits.shape, logits.strides, logits.dtype, logits.device)
 
 

@@ -2,7 +2,7 @@
 
     out[n, c] = sum over h, w of x[n, c, h, w] / (H * W)
 
-Semantics of ``torch.nn.functional.adaptive_avg_pool2d(x, 1)``: the sum over two axes, and one factor.
+Semantics of ``torch.nn.functional.adaptive_avg_pool2d(x, 1)``.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ def reference(x: Tensor) -> Tensor:
 
 
 def by_mean(x: Tensor) -> Tensor:
-    """Name the axes."""
+    """Reduce over the last two axes."""
     return x.mean((-2, -1), keepdim=True)
 
 
 def check(x: Any) -> None:
-    """Refuse what the operator isn't defined for."""
+    """Raise unless the operator is defined for the arguments."""
     require_tensor(x, "x")
     require_image(x)
 
 
 def cost(x: Any) -> Cost:
-    """Read x once, write the channels' values once; an operation an element."""
+    """Count x read once, one value written for each channel; one operation for each element."""
     return Cost(bytes=x.nbytes + torch.Size(x.shape[:-2]).numel() * x.element_size(), flops=x.numel())
 
 

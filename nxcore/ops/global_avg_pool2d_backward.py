@@ -1,9 +1,8 @@
-"""global_avg_pool2d_backward: the gradient of global_avg_pool2d, each channel's share for each of its pixels.
+"""global_avg_pool2d_backward: the gradient of global_avg_pool2d, one value for all pixels of a channel.
 
     grad_x[n, c, h, w] = grad[n, c] / (H * W)
 
-A view of stride 0 of the few shares: no byte of an image moves, so there is nothing that a kernel could do
-faster.
+The result is a view with stride 0: no image is written, so no kernel can be faster.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def reference(grad: Tensor, size: tuple[int, ...]) -> Tensor:
 
 
 def require_pooled(grad: Any, size: Any, name: str = "grad") -> None:
-    """Refuse a ``size`` that isn't an image's, and what isn't one value a channel of it."""
+    """Raise unless ``size`` is an image's, and the tensor has one value for each channel."""
     require_size(size, "size")
     if len(size) not in (3, 4) or 0 in size[-3:]:
         raise InvalidInputError(
@@ -64,13 +63,13 @@ def require_pooled(grad: Any, size: Any, name: str = "grad") -> None:
 
 
 def check(grad: Any, size: Any) -> None:
-    """Refuse what the operator isn't defined for."""
+    """Raise unless the operator is defined for the arguments."""
     require_tensor(grad, "grad")
     require_pooled(grad, size)
 
 
 def cost(grad: Any, size: Any) -> Cost:
-    """Read grad once, write each channel's share once."""
+    """Count grad read once, one value written for each channel."""
     return Cost(bytes=2 * grad.nbytes, flops=grad.numel())
 
 

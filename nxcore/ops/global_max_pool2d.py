@@ -3,7 +3,7 @@
     out[n, c] = max over h, w of x[n, c, h, w]
 
 Semantics of ``torch.nn.functional.adaptive_max_pool2d(x, 1)``: NaN is larger than anything. Where a gradient
-is needed ``global_max_pool2d_with_offsets`` runs in its place.
+is needed, ``global_max_pool2d_with_offsets`` runs in its place.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ def reference(x: Tensor) -> Tensor:
 
 
 def by_amax(x: Tensor) -> Tensor:
-    """Name the axes."""
+    """Reduce over the last two axes."""
     return x.amax((-2, -1), keepdim=True)
 
 
 def magnitude(x: Tensor) -> Tensor:
-    """Return what the reference does: it never rounds."""
+    """Return the reference's result, since it never rounds."""
     return reference(x)
 
 

@@ -1,8 +1,8 @@
-"""global_max_pool2d_backward: the gradient of global_max_pool2d, from where the maxima lie.
+"""global_max_pool2d_backward: the gradient of global_max_pool2d, from the positions of the maxima.
 
     grad_x[n, c, h, w] = grad[n, c] where h * W + w is offsets[n, c], else 0
 
-Each element is written once, by whoever looks whether it is the one: nothing is cleared first.
+Each element is written once, as the gradient or 0; the result is not cleared first.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def reference(
     size : tuple of int
         The shape of the input, (N, C, H, W) or (C, H, W).
     memory_format : torch.memory_format, default torch.contiguous_format
-        Of the result.
+        The memory format of the result.
 
     Returns
     -------
@@ -71,7 +71,7 @@ def by_scattering(
     size: tuple[int, ...],
     memory_format: torch.memory_format = torch.contiguous_format,
 ) -> Tensor:
-    """Clear the gradient, then write the few elements that aren't zero."""
+    """Clear the gradient, then write the nonzero elements."""
     shares, places, pixels = grad.flatten(-3), offsets.long().flatten(-3), size[-2] * size[-1]
     if memory_format is torch.channels_last:
         rows = grad.new_zeros(size[0], pixels, size[1])
@@ -82,7 +82,7 @@ def by_scattering(
 
 
 def check(grad: Any, offsets: Any, size: Any, memory_format: Any) -> None:
-    """Refuse what the operator isn't defined for."""
+    """Raise unless the operator is defined for the arguments."""
     require_tensor(grad, "grad")
     require_tensor(offsets, "offsets", floating=False)
     require_pooled(grad, size)
@@ -101,23 +101,23 @@ def _outputs(grad: Any, offsets: Any, size: Any, memory_format: Any) -> TensorMe
 
 
 def cost(grad: Any, offsets: Any, size: Any, memory_format: Any) -> Cost:
-    """Read grad and the offsets once, write the input's gradient once; a comparison an element."""
+    """Count grad and the offsets read once, the gradient written once; one comparison for each element."""
     elements = torch.Size(size).numel()
     return Cost(bytes=grad.nbytes + offsets.nbytes + elements * grad.element_size(), flops=elements)
 
 
 def magnitude(grad: Tensor, *rest: Any) -> Tensor:
-    """Return what the reference does: it never rounds."""
+    """Return the reference's result, since it never rounds."""
     return reference(grad, *rest)
 
 
 def _offsets(size: tuple[int, ...]) -> Sketch:
-    """Describe offsets: in each channel, some pixel."""
+    """Describe offsets: in each channel, one pixel."""
     return rand(*size[:-2], 1, 1, low=0, high=size[-2] * size[-1], dtype=torch.int32)
 
 
 def sketches(grad: Any, offsets: Any, size: Any, memory_format: Any) -> dict[str, Sketch]:
-    """Return what the offsets may be."""
+    """Return the sketch of valid offsets."""
     return {"offsets": _offsets(size)}
 
 

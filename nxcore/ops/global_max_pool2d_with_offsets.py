@@ -1,9 +1,9 @@
-"""global_max_pool2d_with_offsets: global_max_pool2d, and for its gradient where each maximum lies.
+"""global_max_pool2d_with_offsets: global_max_pool2d, with each maximum's position for its gradient.
 
     out[n, c] = max over h, w of x[n, c, h, w];  offsets[n, c] = h * W + w of that element
 
-The rule of torch's pools: an element replaces the one before where it is larger, or NaN. So of equals the
-first counts, and of NaN the last.
+The rule of torch's pools: an element replaces the previous maximum where it is larger, or NaN. So the first
+of equal elements counts, and the last NaN.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from nxcore.plugin import SAME, Cost, InvalidInputError, OpSpec, Param
 
 
 def reference(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest element of each channel, and where it lies.
+    """Return the largest element of each channel, and its position.
 
     Parameters
     ----------
     x : Tensor
-        Shape (N, C, H, W) or (C, H, W), floating, any strides, of fewer than 2**31 pixels.
+        Shape (N, C, H, W) or (C, H, W), floating, any strides, with fewer than 2**31 pixels.
 
     Returns
     -------
     out : Tensor
         As ``global_max_pool2d``.
     offsets : Tensor
-        int32, of the shape and strides of ``out``: ``row * W + column``.
+        int32, with the shape and strides of ``out``: ``row * W + column``.
 
     Raises
     ------
     InvalidInputError
         If ``x`` isn't an image, or has more pixels.
     """
-    pool: Any = functional.adaptive_max_pool2d  # torch's annotations know no flag that isn't written out
+    pool: Any = functional.adaptive_max_pool2d  # torch's annotations require a literal flag
     largest, places = pool(x, 1, return_indices=True)
     return largest, places.to(torch.int32)
 
 
 def check(x: Any) -> None:
-    """Refuse what the operator isn't defined for."""
+    """Raise unless the operator is defined for the arguments."""
     check_image(x)
     if x.shape[-2] * x.shape[-1] >= NUMBERED:
         raise InvalidInputError(
@@ -55,13 +55,13 @@ def check(x: Any) -> None:
 
 
 def cost(x: Any) -> Cost:
-    """Read x once, write the maxima and where they lie once; a comparison an element."""
+    """Count x read once, maxima and offsets written once; one comparison for each element."""
     written = torch.Size(x.shape[:-2]).numel() * (x.element_size() + torch.int32.itemsize)
     return Cost(bytes=x.nbytes + written, flops=x.numel())
 
 
 def magnitude(x: Tensor) -> Any:
-    """Return what the reference does: it never rounds."""
+    """Return the reference's result, since it never rounds."""
     return reference(x)
 
 

@@ -1,8 +1,8 @@
-"""gumbel_softmax: weights that are drawn, row by row: Jang, Gu, Poole 2017, arXiv:1611.01144.
+"""gumbel_softmax: weights drawn for each row: Jang, Gu, Poole 2017, arXiv:1611.01144.
 
     out = softmax((logits + g) / tau),  g = -log(noise),  noise ~ Exp(1), over the last axis
 
-The noise is an argument, drawn by torch where it isn't given: every backend computes from the same numbers.
+The noise is an argument, drawn by torch where it is not given, so every backend uses the same numbers.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from nxcore.plugin import (
 
 
 def reference(logits: Tensor, tau: Tensor | float, hard: bool, noise: Tensor) -> Tensor:
-    """Return the softmax of noisy logits, row by row, computed in float32 or wider.
+    """Return the softmax of noisy logits over the last axis, computed in float32 or wider.
 
     Parameters
     ----------
     logits : Tensor
         Shape (..., n) with n >= 1, floating, any strides.
     tau : float or Tensor, default 1.0
-        The temperature, above 0, which isn't looked at: a number, or a tensor of no dimensions, which may
-        change under a captured graph.
+        The temperature, above 0 (not checked): a number, or a 0-d tensor, which may change between replays of
+        a captured graph.
     hard : bool, default False
         1 at the first of the largest entries, 0 elsewhere; the gradient is that of the soft weights
         (straight-through).
     noise : Tensor, optional
-        Of Exp(1), above 0, shape of ``logits``. Drawn by default, in float32 or wider: those of
+        Values of Exp(1), above 0, with the shape of ``logits``. By default drawn in float32 or wider, as in
         ``torch.nn.functional.gumbel_softmax`` for logits of that dtype.
     generator : torch.Generator, optional
-        Draws the noise; torch's default one otherwise. A CUDA graph's replays draw anew.
+        The generator of the noise; by default torch's. Each replay of a CUDA graph draws new noise.
 
     Returns
     -------
@@ -60,8 +60,8 @@ def reference(logits: Tensor, tau: Tensor | float, hard: bool, noise: Tensor) ->
     Raises
     ------
     InvalidInputError
-        If ``logits`` isn't (..., n), ``noise`` not of its shape and device, or ``tau`` neither a real number
-        nor a floating tensor of no dimensions.
+        If ``logits`` is not (..., n), ``noise`` has another shape or device, or ``tau`` is neither a real
+        number nor a floating 0-d tensor.
     """
     z = noisy(logits, tau, noise)
     weights = torch.softmax(z, dim=-1)
@@ -79,7 +79,7 @@ def noisy(logits: Tensor, tau: Tensor | float, noise: Tensor) -> Tensor:
 
 
 def temperature(tau: Tensor | float, dtype: torch.dtype) -> Tensor | float:
-    """Return what to divide by: torch takes no integers of more than 64 bits."""
+    """Return the divisor as a float: torch takes no integers of more than 64 bits."""
     if isinstance(tau, Tensor):
         return tau.to(dtype)
     return float(tau) if isinstance(tau, int) else tau
@@ -94,13 +94,13 @@ def exponential(logits: Any, generator: torch.Generator | None) -> Tensor | None
 
 
 def check(logits: Any, tau: Any, hard: Any, noise: Any) -> None:
-    """Refuse what the operator isn't defined for."""
+    """Raise unless the operator is defined for the arguments."""
     require_noisy(logits, tau, noise)
     require_flag(hard, "hard")
 
 
 def require_noisy(logits: Any, tau: Any, noise: Any) -> None:
-    """Refuse logits that are no rows, another's noise, or what is no temperature."""
+    """Raise unless the logits are rows, the noise fits them, and tau is a temperature."""
     require_rows(logits)
     require_tensor(noise, "noise")
     if noise.shape != logits.shape or noise.device != logits.device:
@@ -124,26 +124,26 @@ def require_noisy(logits: Any, tau: Any, noise: Any) -> None:
 
 
 def cost(logits: Any, tau: Any, hard: Any, noise: Any) -> Cost:
-    """Read logits and noise once, write the weights once; an exponential, a logarithm and four operations."""
+    """Count logits and noise read once, the weights written once; six operations for each entry."""
     return Cost(bytes=2 * logits.nbytes + noise.nbytes, flops=6 * logits.numel())
 
 
 def spread(logits: Tensor, tau: Tensor | float, noise: Tensor) -> Tensor:
-    """Return the weights, each times how much the rounding of noisy logits may move it."""
+    """Return the weights, each times its sensitivity to the rounding of noisy logits."""
     size = ((logits.abs() + noise.log().abs()) / tau).nan_to_num(posinf=0.0)
     return torch.softmax(noisy(logits, tau, noise), -1) * (1 + size + size.amax(-1, keepdim=True))
 
 
 def magnitude(logits: Tensor, tau: Tensor | float, hard: bool, noise: Tensor) -> Tensor:
-    """Return the weights with their rounding errors' scale."""
+    """Return the scale of the weights' rounding errors."""
     return spread(logits, tau, noise)
 
 
 def outputs(logits: Any, tau: Any, hard: Any, noise: Any) -> TensorMeta | None:
-    """Describe the weights of rows that follow one another; None for others."""
+    """Describe the weights of consecutive rows; None for other layouts."""
     plain = all(m.is_contiguous() and 1 not in m.shape for m in (logits, noise))
     if not plain or not logits.numel():
-        return None  # where a size is 1 torch chooses the stride
+        return None  # where a size is 1, torch chooses the stride
     return TensorMeta(logits.shape, logits.strides, logits.dtype, logits.device)
 
 
@@ -164,7 +164,7 @@ def drawn(*shape: int, **how: Any) -> Any:
 
 
 def sketches(logits: Any, tau: Any, hard: Any, noise: Any) -> dict[str, Any]:
-    """Return what the noise may be, and the temperature: above 0."""
+    """Return the sketches of noise and temperature: above 0."""
     found = {"noise": drawn(*noise.shape)}
     return found | {"tau": TAU} if is_tensor(tau) else found
 

@@ -1,8 +1,8 @@
-"""gumbel_softmax_backward: the gradient of ``gumbel_softmax``, whose soft weights are computed once more.
+"""gumbel_softmax_backward: the gradient of ``gumbel_softmax``, which computes the soft weights again.
 
     out[i] = p[i] (grad[i] - sum_j p[j] grad[j]) / tau
 
-Nothing but the arguments is kept of the forward pass.
+The forward pass saves only the arguments.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Result = tuple[Tensor | None, ...]
 
 
 def wanted(tau: Any, output_mask: tuple[bool, ...] | None) -> tuple[bool, ...]:
-    """Return a flag a tensor: logits, tau where it is one, noise."""
+    """Return one flag for each tensor: logits, tau where it is a tensor, noise."""
     return output_mask or (True, *([False] if is_tensor(tau) else []), False)
 
 
@@ -52,13 +52,13 @@ def reference(
     logits, tau, noise
         As in ``gumbel_softmax``.
     output_mask : tuple of bool, optional
-        Which gradients to compute: of the logits, of tau where that is a tensor, and of the noise. By default
-        that of the logits alone; the others come back as None.
+        Which gradients to compute: of the logits, of tau where that is a tensor, and of the noise. By
+        default, only that of the logits; the others are None.
 
     Returns
     -------
     tuple of Tensor
-        One gradient an entry of the mask: shape and dtype of what it is the gradient of.
+        One gradient for each entry of the mask, with the shape and dtype of its tensor.
 
     Raises
     ------
@@ -73,7 +73,7 @@ def reference(
     for_logits, *for_tau, for_noise = wanted(tau, output_mask)
     return (
         found.to(logits.dtype) if for_logits else None,
-        *[_of_tau(by_z, z, p, tau) if asked else None for asked in for_tau],
+        *[_of_tau(by_z, z, p, tau) if flag else None for flag in for_tau],
         (-found / noise).to(noise.dtype) if for_noise else None,
     )
 
@@ -84,7 +84,7 @@ def _of_tau(by_z: Tensor, z: Tensor, p: Tensor, tau: Any) -> Tensor:
 
 
 def check(grad: Any, logits: Any, tau: Any, noise: Any, output_mask: Any) -> None:
-    """Refuse what the operator isn't defined for."""
+    """Raise unless the operator is defined for the arguments."""
     require_noisy(logits, tau, noise)
     require_grad(grad, logits, "logits", tuple(logits.shape))
     if output_mask is not None:
@@ -92,34 +92,34 @@ def check(grad: Any, logits: Any, tau: Any, noise: Any, output_mask: Any) -> Non
 
 
 def cost(grad: Any, logits: Any, tau: Any, noise: Any, output_mask: Any) -> Cost:
-    """Read all once, write the gradient of the logits once."""
+    """Count all tensors read once, the gradient of the logits written once."""
     return Cost(bytes=grad.nbytes + 2 * logits.nbytes + noise.nbytes, flops=9 * logits.numel())
 
 
 def magnitude(grad: Tensor, logits: Tensor, tau: Any, noise: Tensor, output_mask: Any) -> Result:
-    """Return the gradients with every term taken as positive, times what the rounding of weights adds."""
+    """Return the gradients with positive terms, times the growth by the rounding of weights."""
     q, g = spread(logits, tau, noise), grad.abs()
     by_z = q * (g + (q * g).sum(-1, keepdim=True))
     for_logits, *for_tau, for_noise = wanted(tau, output_mask)
     size = noisy(logits, tau, noise).abs().nan_to_num(posinf=0.0)
     return (
         by_z / tau if for_logits else None,
-        *[(by_z * size).sum() / tau if asked else None for asked in for_tau],
+        *[(by_z * size).sum() / tau if flag else None for flag in for_tau],
         by_z / tau / noise if for_noise else None,
     )
 
 
 def outputs(grad: Any, logits: Any, tau: Any, noise: Any, output_mask: Any) -> Any:
-    """Describe the gradient of rows that follow one another; None for others, and where more is asked for."""
+    """Describe the gradient of consecutive rows; None for other layouts and other gradients."""
     mask = wanted(tau, output_mask)
     plain = all(m.is_contiguous() and 1 not in m.shape for m in (grad, logits, noise))
     if not plain or not logits.numel() or not mask[0] or any(mask[1:]):
-        return None  # where a size is 1 torch chooses the stride
+        return None  # where a size is 1, torch chooses the stride
     return TensorMeta(logits.shape, logits.strides, logits.dtype, logits.device), *(None,) * (len(mask) - 1)
 
 
 def _with_grad(sample: Sample) -> Sample:
-    """Put a gradient in front of a sample of gumbel_softmax, whatever is made of its weights."""
+    """Put a gradient in front of a sample of gumbel_softmax."""
     logits, tau, _, noise = sample.args
     return Sample(sample.name, (rand(*logits.shape), logits, tau, noise), tags=sample.tags)
 

@@ -3,9 +3,9 @@
     out[i, j] = max over the taps on the image of x
 
 Semantics of ``torch.nn.functional.max_pool2d``: NaN is larger than anything, the first of equals counts.
-Where a gradient is needed ``max_pool2d_with_offsets`` runs in its place, and keeps one byte an output.
-A window that holds no element of the image has minus infinity and no gradient. torch's own backward writes
-outside of its memory there, so the reference goes around it.
+Where a gradient is needed, ``max_pool2d_with_offsets`` runs in its place, and saves one byte for each output.
+A window without an element of the image yields minus infinity and has no gradient. Torch's own backward
+writes outside its memory there, so the reference avoids it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def reference(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Return the largest element of each window, and where it lies if asked for.
+    """Return the largest element of each window, and on request its position.
 
     Parameters
     ----------
@@ -59,35 +59,35 @@ def reference(
     kernel_size : int or (int, int)
         The window's height and width.
     stride : int or (int, int), optional
-        The step from window to window; that of the window's own size by default.
+        The step from window to window; by default the window's size.
     padding : int or (int, int), default 0
         Minus infinity on each side; at most half of the window.
     dilation : int or (int, int), default 1
         The step from tap to tap.
     ceil_mode : bool, default False
-        Round the output's size up: a window may reach beyond the padding.
+        Whether to round the output's size up, so that a window may reach beyond the padding.
     return_indices : bool, default False
-        Return the place of each maximum too.
+        Whether to return the position of each maximum too.
 
     Returns
     -------
     out : Tensor
         Shape (N, C, H', W') or (C, H', W'), dtype and memory format of ``x``.
     indices : Tensor
-        int64, only if asked for: ``row * W + column`` on the plane. Of a window that holds no element of
-        the image it is torch's, which may lie off the plane.
+        int64, only with ``return_indices``: ``row * W + column`` on the plane. For a window without an
+        element of the image it is torch's, which may be outside the plane.
 
     Raises
     ------
     InvalidInputError
         If ``x`` isn't an image, or an argument is out of range.
     """
-    pool: Any = functional.max_pool2d  # torch's annotations know no flag that isn't written out
+    pool: Any = functional.max_pool2d  # torch's annotations require a literal flag
     flags = {"ceil_mode": ceil_mode, "return_indices": return_indices}
-    # Where taps are side by side every window holds an element, and the shape isn't asked.
+    # Without dilation every window has an element, so the shape is not read.
     if dilation not in (1, (1, 1)) and x.is_floating_point():
         window = Window.of_pool(tuple(x.shape), kernel_size, stride, padding, dilation, ceil_mode)
-        if window.barren:  # torch's index of such a window lies off the plane
+        if window.barren:  # torch's index of an empty window is outside the plane
             out = by_taps(x, window)[0]
             given = (x.detach(), kernel_size, stride or kernel_size, padding, dilation)
             return (out, pool(*given, **flags)[1]) if return_indices else out
@@ -100,7 +100,7 @@ def reference(
 def by_taps(x: Tensor, window: Window, dtype: torch.dtype = torch.int32) -> tuple[Tensor, Tensor]:
     """Return the largest element of each window and the number of its tap, in ``dtype``.
 
-    Written in torch's differentiable operators: no index is made. The number is 0 where a window holds no
+    Written in torch's differentiable operators, without an index. The number is 0 where a window has no
     element of the image.
     """
     wide = functional.pad(x, window.padded, value=-torch.inf if x.dtype.is_floating_point else 0)
@@ -121,7 +121,7 @@ def by_taps(x: Tensor, window: Window, dtype: torch.dtype = torch.int32) -> tupl
 
 
 def require_window(kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: Any) -> None:
-    """Refuse a pool's window that isn't of small integers; no stride means that of the kernel."""
+    """Raise unless the pool's window has small integers; without a stride, it is the kernel's size."""
     absent = stride is None or (isinstance(stride, tuple | list) and not stride)
     steps = kernel_size if absent else stride
     for name, value in zip(
@@ -145,7 +145,7 @@ def check(
     ceil_mode: Any,
     return_indices: Any = False,
 ) -> None:
-    """Refuse what the operator isn't defined for."""
+    """Raise unless the operator is defined for the arguments."""
     require_tensor(x, "x", floating=False)
     require_image(x)
     require_window(kernel_size, stride, padding, dilation, ceil_mode)
@@ -154,12 +154,12 @@ def check(
 
 
 def outputs(x: Any, *window: Any) -> int:
-    """Return how many outputs there are."""
+    """Return the number of outputs."""
     return torch.Size((*x.shape[:-2], *Window.of_pool(tuple(x.shape), *window[:5]).outputs)).numel()
 
 
 def _described(x: Any, *window: Any) -> TensorMeta | None:
-    """Describe the maxima; None where indices are asked for, or sizes aren't known: torch is asked."""
+    """Describe the maxima; None where indices are requested or sizes are unknown, so that torch runs."""
     if window[5] or any(type(n) is not int for n in x.shape):
         return None
     shape = (*x.shape[:-2], *Window.of_pool(x.shape, *window[:5]).outputs)
@@ -167,19 +167,19 @@ def _described(x: Any, *window: Any) -> TensorMeta | None:
 
 
 def ways(x: Any, *window: Any) -> tuple[Way, ...]:
-    """By image and by channel."""
+    """Divide by image or by channel."""
     return tuple(Way((d,), d) for d in range(x.ndim - 2))
 
 
 def cost(x: Any, *window: Any) -> Cost:
-    """Read x once, write the maxima once, and eight bytes for each index asked for; a comparison a tap."""
+    """Count x read once, maxima written once, eight bytes for each index; one comparison for each tap."""
     count, taps = outputs(x, *window), Window.of_pool(tuple(x.shape), *window[:5]).taps
     index = 8 if window[5] else 0
     return Cost(bytes=x.nbytes + count * (x.element_size() + index), flops=count * taps)
 
 
 def magnitude(x: Tensor, *window: Any) -> Any:
-    """Return what the reference does: it never rounds."""
+    """Return the reference's result, since it never rounds."""
     return reference(x, *window)
 
 
@@ -290,7 +290,7 @@ SPEC = OpSpec(
         "max_pool2d_backward",
         _backward,
         forward="max_pool2d_with_offsets",
-        covers=lambda *args: not args[-1],  # indices are asked for by those who differentiate by themselves
+        covers=lambda *args: not args[-1],  # a call with indices differentiates by itself
     ),
     autocast=SAME,
 )

@@ -1,8 +1,8 @@
-"""max_pool2d_backward: the gradient of max_pool2d, from the taps that were the largest.
+"""max_pool2d_backward: the gradient of max_pool2d, from the largest taps.
 
-    grad_x[p] = sum over the windows whose largest tap lies at p of grad
+    grad_x[p] = sum over the windows whose largest tap is at p of grad
 
-A gather: each input looks at the windows that it lies in, so there is one order of adding up.
+A gather: each input reads the windows that contain it, so the order of summation is fixed.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def reference(
     left, right, above, below = window.padded
     height, width = window.image
     shape = (*size[:-2], height + above + below, width + left + right)
-    total = wide.new_zeros(shape)  # a batch where grad is one
+    total = wide.new_zeros(shape)  # batched where grad is
     for tap, at in enumerate(window.slices()):
         total[at] += torch.where(offsets == tap, wide, 0)
     inside = total[..., above : above + height, left : left + width]
@@ -89,13 +89,13 @@ def indices(offsets: Tensor, window: Window) -> Tensor:
     column = torch.arange(window.outputs[1], device=offsets.device) * window.stride[1]
     row = row - window.padding[0] + tap // window.kernel[1] * window.dilation[0]
     column = column - window.padding[1] + tap % window.kernel[1] * window.dilation[1]
-    # What no forward pass returns must not be scattered outside the plane: torch looks at no index.
+    # Invalid offsets must not be scattered outside the plane: torch checks no index.
     return (row * window.image[1] + column).clamp_(0, window.image[0] * window.image[1] - 1)
 
 
 def _scattered(grad: Tensor, offsets: Tensor, places: Tensor, size: Any, window: Window, ceil: Any) -> Tensor:
     form = memory_format(offsets)
-    # Only its shape and strides are read.
+    # Only shape and strides are read.
     stand_in = torch.empty(size, dtype=grad.dtype, device=grad.device, memory_format=form)
     x_grad: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
         grad, stand_in, window.kernel, window.stride, window.padding, window.dilation, bool(ceil), places
@@ -113,9 +113,9 @@ def by_indices(
     dilation: Any = 1,
     ceil_mode: bool = False,
 ) -> Tensor:
-    """Turn the offsets into torch's indices, and scatter as torch does."""
+    """Convert the offsets to torch's indices, and scatter as torch does."""
     window = Window.of_pool(size, kernel_size, stride, padding, dilation, ceil_mode)
-    if window.barren:  # of a window without an element every index is wrong
+    if window.barren:  # a window without an element has no right index
         return reference(grad, offsets, size, kernel_size, stride, padding, dilation, ceil_mode)
     return _scattered(grad, offsets, indices(offsets, window), size, window, ceil_mode)
 
@@ -133,7 +133,7 @@ def with_indices(
     dilation: Any = 1,
     ceil_mode: bool = False,
 ) -> Tensor:
-    """Run what torch's own autograd does, which has its indices from the forward pass."""
+    """Run torch's own backward, with indices from the forward pass."""
     window = Window.of_pool(size, kernel_size, stride, padding, dilation, ceil_mode)
     if offsets not in _KEPT:
         _KEPT[offsets] = indices(offsets, window)
@@ -150,7 +150,7 @@ def check(
     dilation: Any,
     ceil_mode: Any,
 ) -> None:
-    """Refuse what the operator isn't defined for."""
+    """Raise unless the operator is defined for the arguments."""
     require_tensor(grad, "grad")
     require_tensor(offsets, "offsets", floating=False)
     require_size(size, "size")
@@ -178,7 +178,7 @@ def _outputs(grad: Any, offsets: Any, size: Any, *window: Any) -> TensorMeta:
 
 
 def cost(grad: Any, offsets: Any, size: Any, kernel_size: Any, *window: Any) -> Cost:
-    """Read grad and the offsets once, write the input's gradient once; a comparison a tap."""
+    """Count grad and the offsets read once, the gradient written once; one comparison for each tap."""
     written = torch.Size(size).numel() * grad.element_size()
     flops = grad.numel() * Window.of_pool(size, kernel_size, *window).taps
     return Cost(bytes=grad.nbytes + offsets.nbytes + written, flops=flops)
@@ -190,18 +190,18 @@ def magnitude(grad: Tensor, *rest: Any) -> Tensor:
 
 
 def terms(grad: Any, offsets: Any, size: Any, kernel_size: Any, *window: Any) -> int:
-    """As many as windows can share an input."""
+    """Return the largest number of windows that share an input."""
     return Window.of_pool(size, kernel_size, *window).taps
 
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """A sketch of offsets: in each window, some tap that lies on the image; 0 where none does.
+    """A sketch of offsets: in each window, a random tap on the image; 0 where there is none.
 
     Attributes
     ----------
     shape : tuple of int
-        Of the output.
+        The shape of the output.
     window : Window
     layout : str
         ``contiguous`` or ``channels_last``.
@@ -212,7 +212,7 @@ class Offsets:
     layout: str = "contiguous"
 
     def build(self, device: torch.device, dtype: torch.dtype, seed: int) -> Tensor:  # noqa: ARG002
-        """Build the tensor; the same seed gives the same taps on every device."""
+        """Build the tensor. The same seed gives the same taps on every device."""
         generator = torch.Generator().manual_seed(seed)
         window, parts = self.window, []
         for axis in (0, 1):
@@ -230,7 +230,7 @@ class Offsets:
 
 
 def sketches(grad: Any, offsets: Any, size: Any, *window: Any) -> dict[str, Offsets]:
-    """Return what the offsets may be: some tap of the window that lies on the image."""
+    """Return the sketch of valid offsets: taps on the image."""
     return {"offsets": Offsets(offsets.shape, Window.of_pool(size, *window))}
 
 

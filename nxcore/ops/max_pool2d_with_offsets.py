@@ -1,9 +1,9 @@
-"""max_pool2d_with_offsets: max_pool2d, and for its gradient which tap of each window was the largest.
+"""max_pool2d_with_offsets: max_pool2d, with the number of each window's largest tap for its gradient.
 
     out[i, j] = max over the taps on the image of x;  offsets[i, j] = the number of that tap, row by row
 
-An offset takes one byte where torch's int64 index takes eight. The rule of ``max_pool2d`` in torch: a tap
-replaces the one before where it is larger, or NaN.
+An offset takes one byte; torch's int64 index takes eight. The rule of ``max_pool2d`` in torch: a tap replaces
+the previous maximum where it is larger, or NaN.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nxcore.plugin import SAME, Cost, OpSpec, Param, TensorMeta, Window, laid_ou
 
 
 def offset_dtype(window: Window) -> torch.dtype:
-    """Return uint8 where every tap's number fits into it, else int32."""
+    """Return uint8 where every tap's number fits, else int32."""
     return torch.uint8 if window.taps <= 256 else torch.int32
 
 
@@ -32,7 +32,7 @@ def reference(
     dilation: int | tuple[int, int] = 1,
     ceil_mode: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Return the largest element of each window, and which tap it was.
+    """Return the largest element of each window, and the number of its tap.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def reference(
         As ``max_pool2d``.
     offsets : Tensor
         The shape and memory format of ``out``; uint8, or int32 for windows of more than 256 taps. 0 where a
-        window holds no element of the image.
+        window has no element of the image.
 
     Raises
     ------
@@ -63,7 +63,7 @@ def _outputs(x: Any, *window: Any) -> tuple[TensorMeta, TensorMeta]:
 
 
 def cost(x: Any, *window: Any) -> Cost:
-    """Read x once, write the maxima and the offsets once; a comparison a tap."""
+    """Count x read once, maxima and offsets written once; one comparison for each tap."""
     pool = Window.of_pool(tuple(x.shape), *window)
     count = outputs(x, *window)
     written = count * (x.element_size() + offset_dtype(pool).itemsize)
@@ -71,7 +71,7 @@ def cost(x: Any, *window: Any) -> Cost:
 
 
 def magnitude(x: Tensor, *window: Any) -> Any:
-    """Return what the reference does: it never rounds."""
+    """Return the reference's result, since it never rounds."""
     return reference(x, *window)
 
 
@@ -83,7 +83,7 @@ def with_indices(
     dilation: Any = 1,
     ceil_mode: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Run what torch's own autograd does in the forward pass."""
+    """Run torch's own forward pass, with indices."""
     window = Window.of_pool(tuple(x.shape), kernel_size, stride, padding, dilation, ceil_mode)
     out, indices = torch.ops.aten.max_pool2d_with_indices(
         x, window.kernel, window.stride, window.padding, window.dilation, bool(ceil_mode)

@@ -1,10 +1,10 @@
-"""sep_conv2d: a depthwise convolution and a 1x1 convolution after it, of what is positive in an image.
+"""sep_conv2d: ReLU, a depthwise convolution and a 1x1 convolution of an image.
 
     u[n, c, i, j]   = sum over taps (a, b) on the image of dw_weight[c, 0, a, b] * relu(x[n, c, row, column])
     out[n, o, i, j] = sum over c of pw_weight[o, c, 0, 0] * u[n, c, i, j]
-    with row = i * stride - padding + a * dilation, and column likewise
+    with row = i * stride - padding + a * dilation, column = j * stride - padding + b * dilation
 
-What lies between the two convolutions is never rounded to 16 bits.
+The intermediate ``u`` is never rounded to 16 bits.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def reference(
     dilation : int or (int, int), default 1
         The step from tap to tap.
     relu : bool, default True
-        Whether what is negative in ``x`` counts as zero.
+        Whether negative elements of ``x`` count as zero.
 
     Returns
     -------
@@ -78,14 +78,14 @@ def reference(
         If ``x`` isn't an image, a weight doesn't fit it, or an argument is out of range.
     """
     if lower := lowered(x):
-        with torch.autocast(x.device.type, enabled=False):  # or the middle would be rounded
+        with torch.autocast(x.device.type, enabled=False):  # otherwise the intermediate would be rounded
             given = (x.to(lower), dw_weight.to(lower), pw_weight.to(lower))
             return reference(*given, stride, padding, dilation, relu)
     return convolved(x, dw_weight, pw_weight, stride, padding, dilation, relu).to(x.dtype)
 
 
 def lowered(x: Tensor) -> torch.dtype | None:
-    """Return the dtype that autocast gives a convolution of ``x``; None where it has nothing to say."""
+    """Return the dtype that autocast gives a convolution of ``x``; None where it changes nothing."""
     device = x.device.type
     on = device in LOWER and torch.is_autocast_enabled(device) and x.dtype is not torch.float64
     return torch.get_autocast_dtype(device) if on else None
@@ -94,7 +94,7 @@ def lowered(x: Tensor) -> torch.dtype | None:
 def convolved(
     x: Tensor, dw_weight: Tensor, pw_weight: Tensor, stride: Any, padding: Any, dilation: Any, relu: bool
 ) -> Tensor:
-    """Return the result before it is rounded to 16 bits, in the memory format of ``x``."""
+    """Return the result before rounding to 16 bits, in the memory format of ``x``."""
     image, filters, points = wide(x), wide(dw_weight), wide(pw_weight)
     image = functional.relu(image) if relu else image
     middle = depthwise(image, filters, stride, padding, dilation)
@@ -108,12 +108,12 @@ def wide(x: Tensor) -> Tensor:
 
 
 def exact(u: Tensor) -> bool:
-    """Tell whether torch's conv2d takes no TF32: it is one call where the matrix product is several."""
+    """Return whether torch's conv2d avoids TF32; then one call replaces several of the matrix product."""
     return u.is_cuda and not torch.compiler.is_compiling() and not torch.backends.cudnn.allow_tf32
 
 
 def pointwise(u: Tensor, weight: Tensor) -> Tensor:
-    """Return a 1x1 convolution with a matrix. torch's matmul takes no TF32 unasked, as its conv2d does."""
+    """Return a 1x1 convolution as a matrix product; by default, torch uses TF32 in conv2d, not in matmul."""
     if memory_format(u) is torch.channels_last:
         return functional.linear(u.movedim(-3, -1), weight).movedim(-1, -3)
     flat = u.flatten(-2)
@@ -125,7 +125,7 @@ def pointwise(u: Tensor, weight: Tensor) -> Tensor:
 def check(
     x: Any, dw_weight: Any, pw_weight: Any, stride: Any, padding: Any, dilation: Any, relu: Any
 ) -> None:
-    """Refuse what the operator isn't defined for."""
+    """Raise unless the operator is defined for the arguments."""
     try:
         check_depthwise(x, dw_weight, stride, padding, dilation)
     except InvalidInputError as error:
@@ -160,7 +160,7 @@ def outputs(x: Any, dw_weight: Any, pw_weight: Any, *rest: Any) -> TensorMeta:
 
 
 def cost(x: Any, dw_weight: Any, pw_weight: Any, *rest: Any) -> Cost:
-    """Read x and the weights once, write the result once; a multiplication and an addition a term."""
+    """Count x and the weights read once, the result written once; two operations for each term."""
     taps = window_of(x, dw_weight, *rest[:3]).taps
     channels, made = x.shape[-3], torch.Size(out_shape(x, dw_weight, pw_weight, *rest[:3])).numel()
     between = made // pw_weight.shape[0] * channels
@@ -176,12 +176,12 @@ def magnitude(x: Tensor, dw_weight: Tensor, pw_weight: Tensor, *rest: Any) -> Te
 
 
 def terms(x: Any, dw_weight: Any, *rest: Any) -> int:
-    """As many as there are channels and taps of a window."""
+    """Return the number of channels times that of taps."""
     return int(dw_weight.numel())
 
 
 def ways(x: Any, *rest: Any) -> tuple[Way, ...]:
-    """By image, all of them with the same weights."""
+    """Divide by image, with the same weights."""
     return tuple(Way((d, None, None), d) for d in range(x.ndim - 3))
 
 

@@ -2,10 +2,10 @@
 
     du[n, c, i, j]    = sum over o of pw_weight[o, c] * grad[n, o, i, j]
     grad_x            = grad of the depthwise convolution from du, 0 where x <= 0 and relu is True
-    grad_dw_weight    = likewise, with relu(x)
+    grad_dw_weight    = grad of the depthwise convolution's weight from du, with relu(x)
     grad_pw_weight[o, c] = sum over n, i, j of grad[n, o, i, j] * u[n, c, i, j]
 
-Nothing that lies between is rounded to 16 bits.
+Intermediates are never rounded to 16 bits.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def reference(
     x, dw_weight, pw_weight, stride, padding, dilation, relu
         As in ``sep_conv2d``.
     output_mask : (bool, bool, bool)
-        Which gradients to compute; the others come back as None.
+        Which gradients to compute; the others are None.
 
     Returns
     -------
@@ -106,7 +106,7 @@ def check(
     relu: Any,
     output_mask: Any,
 ) -> None:
-    """Refuse what the operator isn't defined for."""
+    """Raise unless the operator is defined for the arguments."""
     check_forward(x, dw_weight, pw_weight, stride, padding, dilation, relu)
     require_tensor(grad, "grad")
     wanted = out_shape(x, dw_weight, pw_weight, stride, padding, dilation)
@@ -125,17 +125,17 @@ def _outputs(grad: Any, x: Any, dw_weight: Any, pw_weight: Any, *rest: Any) -> t
     del grad
     forms = (memory_format(x), torch.contiguous_format, torch.contiguous_format)
     return tuple(
-        laid_out(tuple(given.shape), form, x.dtype, x.device) if asked else None
-        for given, form, asked in zip((x, dw_weight, pw_weight), forms, rest[-1], strict=True)
+        laid_out(tuple(given.shape), form, x.dtype, x.device) if wanted else None
+        for given, form, wanted in zip((x, dw_weight, pw_weight), forms, rest[-1], strict=True)
     )
 
 
 def cost(grad: Any, x: Any, dw_weight: Any, pw_weight: Any, *rest: Any) -> Cost:
-    """Read grad and x once; write what was asked for."""
+    """Count grad and x read once, the requested gradients written."""
     *where, _, mask = rest
     given = (x, dw_weight, pw_weight)
     moved = (grad.nbytes + sum(t.nbytes for t in given)) * any(mask)
-    moved += sum(t.nbytes for t, asked in zip(given, mask, strict=True) if asked)
+    moved += sum(t.nbytes for t, wanted in zip(given, mask, strict=True) if wanted)
     taps, channels = window_of(x, dw_weight, *where).taps, x.shape[-3]
     points = 2 * grad.numel() * channels
     filters = 2 * grad.numel() // pw_weight.shape[0] * channels * taps
@@ -151,7 +151,7 @@ def magnitude(grad: Tensor, x: Tensor, dw_weight: Tensor, pw_weight: Tensor, *re
 
 
 def terms(grad: Any, x: Any, dw_weight: Any, pw_weight: Any, *rest: Any) -> int:
-    """As many as the longest sum asked for has: over channels and taps, or over what a weight is used for."""
+    """Return the terms of the longest requested sum: channels and taps, or the uses of a weight."""
     *where, _, mask = rest
     taps, made = window_of(x, dw_weight, *where).taps, int(pw_weight.shape[0])
     pixels = int(grad.numel()) // made

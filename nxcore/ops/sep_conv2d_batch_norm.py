@@ -1,8 +1,8 @@
-"""sep_conv2d_batch_norm: sep_conv2d, and a batch norm in training behind it.
+"""sep_conv2d_batch_norm: sep_conv2d, then a batch norm in training.
 
     y = sep_conv2d(x, ...);  out = (y - mean) / sqrt(var + eps) * weight + bias
 
-With ``mean`` and ``var`` of y as in ``batch_norm``. What lies between is never rounded to 16 bits: ``y`` has
+With ``mean`` and ``var`` of y as in ``batch_norm``. Intermediates are never rounded to 16 bits: ``y`` has
 float32 or wider.
 """
 
@@ -39,7 +39,7 @@ from nxcore.plugin import (
 
 Call = Callable[..., Any]
 DIMS = (0, 2, 3)
-WINDOW = 7  # x, both weights, and what tells the window
+WINDOW = 7  # x, both weights, and the window's arguments
 
 
 def reference(
@@ -54,7 +54,7 @@ def reference(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return ReLU, depthwise convolution, 1x1 convolution and batch norm, and what lies before the last.
+    """Return ReLU, depthwise convolution, 1x1 convolution and batch norm, and the norm's input.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def reference(
     dw_weight, pw_weight, stride, padding, dilation, relu
         As in ``sep_conv2d``.
     weight, bias : Tensor, optional
-        (channels out,), of the dtype of ``x`` or float32; both or neither.
+        (channels out,), with the dtype of ``x`` or float32; both or neither.
     eps : float, default 1e-5
         Added to the variance; positive.
 
@@ -72,7 +72,7 @@ def reference(
     out : Tensor
         Shape (N, channels out, H', W'), dtype and memory format of ``x``.
     y : Tensor
-        What was normalised, in float32 or wider; without a gradient, as what follows.
+        The norm's input, in float32 or wider; without a gradient, as ``mean`` and ``var``.
     mean, var : Tensor
         (channels out,), as ``batch_norm`` returns them for ``y``.
 
@@ -81,7 +81,7 @@ def reference(
     InvalidInputError
         As ``sep_conv2d`` and ``batch_norm``.
     """
-    if lower := lowered(x):  # of the convolutions alone: torch's batch norm takes factors as they are
+    if lower := lowered(x):  # only of the convolutions: torch's batch norm takes factors unchanged
         with torch.autocast(x.device.type, enabled=False):
             given = (x.to(lower), dw_weight.to(lower), pw_weight.to(lower))
             return reference(*given, stride, padding, dilation, relu, weight, bias, eps)
@@ -91,13 +91,13 @@ def reference(
 
 
 def between(x: Any, dw_weight: Any, pw_weight: Any, *window: Any) -> TensorMeta:
-    """Describe what lies before the norm."""
+    """Describe the norm's input."""
     made = SEP_CONV2D.outputs(x, dw_weight, pw_weight, *window)
     return TensorMeta(made.shape, made.strides, accumulator(x), made.device)
 
 
 def check_convolution(x: Any, *rest: Any) -> None:
-    """Refuse a convolution that no batch norm fits behind."""
+    """Raise unless a batch norm fits the convolution's result."""
     check_sep_conv2d(x, *rest)
     if x.ndim != 4:
         raise InvalidInputError(f"x must be (N, C, H, W), got {tuple(x.shape)}", argument="x")
@@ -116,7 +116,7 @@ def check(
     bias: Any,
     eps: Any,
 ) -> None:
-    """Refuse what the operator isn't defined for."""
+    """Raise unless the operator is defined for the arguments."""
     convolution = (x, dw_weight, pw_weight, stride, padding, dilation, relu)
     check_convolution(*convolution)
     require_factors(SEP_CONV2D.outputs(*convolution), weight, bias)
@@ -131,16 +131,16 @@ def outputs(*args: Any) -> tuple[TensorMeta, ...]:
 
 
 def cost(*args: Any) -> Cost:
-    """Read x and the weights once, write all results once."""
+    """Count x and the weights read once, all results written once."""
     *_, weight, bias, _ = args
     factors = sum(t.nbytes for t in (weight, bias) if t is not None)
     convolution, made = SEP_CONV2D.cost(*args[:WINDOW]), outputs(*args)
-    moved = convolution.bytes + sum(t.nbytes for t in made[1:]) + factors  # the first is in it already
+    moved = convolution.bytes + sum(t.nbytes for t in made[1:]) + factors  # the first is included already
     return Cost(bytes=moved, flops=convolution.flops + 6 * made[0].numel())
 
 
 def magnitude(*args: Any) -> tuple[Tensor, ...]:
-    """Return the scales: of y, of absolute values; of the others batch_norm's, and what y's errors make."""
+    """Return the scales: of y, from absolute values; of the others, batch_norm's plus the effect of y's."""
     *_, weight, bias, eps = args
     scale, (_, y, mean, var) = SEP_CONV2D.magnitude(*args[:WINDOW]), reference(*args)
     shape, count = (1, -1, 1, 1), values(y)
@@ -154,7 +154,7 @@ def magnitude(*args: Any) -> tuple[Tensor, ...]:
 
 
 def terms(*args: Any) -> int:
-    """As many as an element of y has, and a channel of it."""
+    """Return the terms of an element of y, plus those of a channel."""
     return SEP_CONV2D.terms(*args[:WINDOW]) + values(between(*args[:WINDOW]))
 
 
@@ -166,13 +166,13 @@ def _backward(grad: Any, mask: tuple[bool, ...], *args: Any) -> tuple[Any, ...]:
 
 
 def _split(problem: Problem) -> tuple[Problem, Problem]:
-    """Return the calls of sep_conv2d and of batch_norm that a call in float32 is."""
+    """Return the problems of sep_conv2d and batch_norm that a call in float32 consists of."""
     convolution = Problem(SEP_CONV2D, problem.args[:WINDOW])
     return convolution, Problem(BATCH_NORM, (convolution.outputs, *problem.args[WINDOW:]))
 
 
 def _join(problem: Problem, convolve: Call, normalise: Call) -> Call:
-    """Run both, one after the other."""
+    """Run both in sequence."""
 
     def call(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         y = convolve(*args[:WINDOW])

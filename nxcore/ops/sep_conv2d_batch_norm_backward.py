@@ -2,7 +2,7 @@
 
     dy = the gradient of batch_norm at y;  the others are the gradients of sep_conv2d from dy
 
-Nothing that lies between is rounded to 16 bits.
+Intermediates are never rounded to 16 bits.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ def reference(
     x, dw_weight, pw_weight, weight, stride, padding, dilation, relu, eps
         As in ``sep_conv2d_batch_norm``.
     y, mean, var : Tensor
-        What it returned.
+        The results of ``sep_conv2d_batch_norm``.
     output_mask : tuple of bool
-        Whether the gradients of ``x``, ``dw_weight``, ``pw_weight``, ``weight`` and ``bias`` are wanted;
-        without a ``weight`` the last two are none.
+        Which gradients to compute: of ``x``, ``dw_weight``, ``pw_weight``, ``weight`` and ``bias``. Without a
+        ``weight``, the last two are None.
 
     Returns
     -------
@@ -86,7 +86,7 @@ def reference(
         As ``sep_conv2d_batch_norm``; or if ``grad``, ``y``, ``mean`` or ``var`` don't fit.
     """
     if torch.is_grad_enabled() and any(t.requires_grad for t in (x, dw_weight, pw_weight)):
-        # For second derivatives: what was kept has none.
+        # For second derivatives: saved tensors have no gradient.
         y = convolved(x, dw_weight, pw_weight, stride, padding, dilation, relu)
     incoming, mask = wide(grad), (output_mask[0], output_mask[1], output_mask[2])
     inner, weight_grad, bias_grad = norm_backward(
@@ -117,7 +117,7 @@ def check(
     eps: Any,
     output_mask: Any,
 ) -> None:
-    """Refuse what the operator isn't defined for."""
+    """Raise unless the operator is defined for the arguments."""
     convolution = (x, dw_weight, pw_weight, stride, padding, dilation, relu)
     check_forward(*convolution)
     made = between(*convolution)
@@ -142,7 +142,7 @@ def check(
 
 
 def _split(args: tuple[Any, ...]) -> tuple[tuple[Any, ...], Callable[[Any], tuple[Any, ...]]]:
-    """Return the arguments of batch_norm_backward, and from its gradient those of sep_conv2d_backward."""
+    """Return the arguments of batch_norm_backward, and those of sep_conv2d_backward by its gradient."""
     grad, x, dw_weight, pw_weight, y, mean, var, weight, *window, eps, mask = args
     norm = (grad, y, mean, var, weight, eps, (any(mask[:3]), *mask[3:]))
     return norm, lambda inner: (inner, x, dw_weight, pw_weight, *window, tuple(mask[:3]))
@@ -156,7 +156,7 @@ def outputs(*args: Any) -> tuple[TensorMeta | None, ...]:
 
 
 def cost(*args: Any) -> Cost:
-    """Read grad, y, x and the weights once, write what was asked for."""
+    """Count grad, y, x and the weights read once, the requested gradients written."""
     norm, convolution = _split(args)
     first, inner = NORM.cost(*norm), TensorMeta.of(args[4])
     if not any(args[-1][:3]):
@@ -174,13 +174,13 @@ def magnitude(*args: Any) -> tuple[Tensor | None, ...]:
 
 
 def terms(*args: Any) -> int:
-    """As many as both sums have."""
+    """Return the terms of both sums."""
     norm, convolution = _split(args)
     return NORM.terms(*norm) + CONVOLUTION.terms(*convolution(args[4]))
 
 
 def _parts(problem: Problem) -> tuple[Problem, Problem | None]:
-    """Return the calls that one in float32 is: batch_norm_backward's, and sep_conv2d_backward's if any."""
+    """Return the problems that a call in float32 consists of: the batch norm's, and the convolution's."""
     arguments, convolution = _split(problem.args)
     norm = Problem(NORM, arguments)
     inner = norm.outputs[0]
@@ -188,7 +188,7 @@ def _parts(problem: Problem) -> tuple[Problem, Problem | None]:
 
 
 def _join(problem: Problem, normalise: Call, convolve: Call | None) -> Call:
-    """Run both, one after the other."""
+    """Run both in sequence."""
     *_, stride, padding, dilation, relu, eps, mask = problem.args
     factors, images = (any(mask[:3]), *mask[3:]), tuple(mask[:3])
 
@@ -213,12 +213,12 @@ def _join(problem: Problem, normalise: Call, convolve: Call | None) -> Call:
 
 
 def _with_grad(sample: Sample) -> Sample:
-    """Put a gradient in front of a sample of sep_conv2d_batch_norm, and behind its weights what was kept."""
+    """Put a gradient and the saved tensors into a sample of sep_conv2d_batch_norm."""
     x, dw_weight, pw_weight, *window = sample.args
     seen = Window.of_convolution(x.shape, dw_weight.shape[-2:], *window[:3])
     made = (x.shape[0], pw_weight.shape[0], *seen.outputs)
     layout: Layout = "channels_last" if x.layout == "channels_last" else "contiguous"
-    # The dtype of what is kept is float32 for half types too.
+    # Saved tensors are float32 for half types too.
     kept = (
         rand(*made, layout=layout, dtype=torch.float32),
         rand(made[1], low=-0.1, high=0.1, dtype=torch.float32),

@@ -2,7 +2,7 @@
 
     out = sum_i softmax(logits)[i] * xs[i]
 
-The heart of a DARTS mixed operation: Liu, Simonyan, Yang 2019, arXiv:1806.09055, eq. 2.
+The core of a DARTS mixed operation: Liu, Simonyan, Yang 2019, arXiv:1806.09055, eq. 2.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def in_place(xs: Sequence[Tensor] | Tensor, logits: Tensor) -> Tensor:
 
 
 def accumulator(xs: Sequence[Tensor] | Tensor) -> torch.dtype:
-    """Return the dtype in which candidates are added up: float32 or wider."""
+    """Return the accumulation dtype: float32 or wider."""
     return torch.promote_types((xs if isinstance(xs, Tensor) else xs[0]).dtype, torch.float32)
 
 
@@ -77,7 +77,7 @@ def _weights(xs: Sequence[Tensor] | Tensor, logits: Tensor) -> Tensor:
 
 
 def blend(xs: Sequence[Tensor] | Tensor, weights: Tensor) -> Tensor:
-    """Add up candidates times weights, which are of the accumulator's dtype."""
+    """Sum candidates times weights; the weights have the accumulation dtype."""
     first, *rest = xs.unbind(0) if isinstance(xs, Tensor) else xs
     factors = weights.unbind(0)
     out = first.to(weights.dtype) * factors[0]
@@ -103,12 +103,12 @@ def blend_in_place(xs: Sequence[Tensor] | Tensor, weights: Tensor) -> Tensor:
 
 
 def check(xs: Any, logits: Any) -> None:
-    """Refuse what the operator isn't defined for."""
+    """Raise unless the operator is defined for the arguments."""
     check_candidates(xs, logits, "logits")
 
 
 def check_candidates(xs: Any, factors: Any, name: str) -> None:
-    """Refuse candidates that don't go together, or factors that aren't one for each of them."""
+    """Raise unless the candidates match, with one factor for each."""
     if isinstance(xs, Tensor):
         require_tensor(xs, "xs")
         if xs.ndim < 1 or xs.shape[0] == 0:
@@ -139,27 +139,27 @@ def check_candidates(xs: Any, factors: Any, name: str) -> None:
 
 
 def elements(xs: Any) -> tuple[int, int, int]:
-    """Return the count of candidates, the elements of one, and the bytes of an element."""
+    """Return the number of candidates, the elements of one, and the bytes of an element."""
     if is_tensor(xs):
         return xs.shape[0], xs.numel() // xs.shape[0], xs.element_size()
     return len(xs), xs[0].numel(), xs[0].element_size()
 
 
 def ways(xs: Any, logits: Any) -> tuple[Way, ...]:
-    """Along any dimension of the candidates, all parts with the same weights."""
+    """Divide along any dimension of the candidates, with the same weights."""
     if is_tensor(xs):
         return tuple(Way((d + 1, None), d) for d in range(xs.ndim - 1))
     return tuple(Way((*[d] * len(xs), None), d) for d in range(xs[0].ndim))
 
 
 def cost(xs: Any, logits: Any) -> Cost:
-    """Read every candidate and the logits once, write the blend once."""
+    """Count all candidates and the logits read once, the blend written once."""
     count, each, size = elements(xs)
     return Cost(bytes=(count + 1) * each * size + logits.nbytes, flops=2 * count * each)
 
 
 def magnitude(xs: Any, logits: Tensor) -> Tensor:
-    """Return the blend of absolute values; a weight's own rounding grows with its distance from the top."""
+    """Return the blend of absolute values; a weight's rounding error grows with its distance from the top."""
     weights = torch.softmax(logits, dim=0)
     spread = weights * (1 + (logits - logits.max()).abs().nan_to_num(posinf=0.0))
     parts = [s * x.abs() for s, x in zip(spread, xs, strict=True)]
@@ -171,7 +171,7 @@ def outputs(xs: Any, logits: Any) -> TensorMeta | None:
     metas = [TensorMeta(xs.shape[1:], xs.strides[1:], xs.dtype, xs.device)] if is_tensor(xs) else list(xs)
     first = metas[0]
     alike = all(meta.strides == first.strides for meta in metas)
-    # Where a size is 1 torch chooses the stride.
+    # Where a size is 1, torch chooses the stride.
     return first if alike and first.is_dense() and 1 not in first.shape and first.numel() else None
 
 

@@ -37,7 +37,7 @@ Result = tuple[tuple[Tensor | None, ...] | Tensor | None, Tensor | None]
 
 
 def wanted(xs: Any, output_mask: tuple[bool, ...] | None) -> tuple[bool, ...]:
-    """Return the mask, all true where it is None: one entry a tensor argument, then the logits'."""
+    """Return the mask, all true for None: one entry for each tensor argument, then the logits'."""
     count = 1 if is_tensor(xs) else len(xs)
     return (True,) * (count + 1) if output_mask is None else tuple(output_mask)
 
@@ -47,19 +47,19 @@ Dot = Callable[[Tensor, Tensor], Tensor]
 
 
 def product_sum(a: Tensor, b: Tensor) -> Tensor:
-    """Multiply, then add up."""
+    """Multiply, then sum."""
     return (a * b).sum()
 
 
 def vector_dot(a: Tensor, b: Tensor) -> Tensor:
-    """Add up as a dot product, which reads both operands once and writes nothing."""
+    """Sum as a dot product, which reads both operands once and writes nothing."""
     return torch.dot(a.reshape(-1), b.reshape(-1))
 
 
 def contract(
     dot: Dot, grad: Tensor, xs: Sequence[Tensor] | Tensor, weights: Tensor, mask: tuple[bool, ...]
 ) -> Result:
-    """Return the gradients of a blend, to ``xs`` and to ``weights``, which are of the accumulator's dtype."""
+    """Return the gradients of a blend to ``xs`` and ``weights``; weights have the accumulation dtype."""
     parts, g = xs.unbind(0) if isinstance(xs, Tensor) else tuple(xs), grad.to(weights.dtype)
     dots = torch.stack([dot(g, x.to(g.dtype)) for x in parts]) if mask[-1] else None
     if isinstance(xs, Tensor):
@@ -93,7 +93,7 @@ def reference(
         As in ``softmax_sum``.
     output_mask : tuple of bool, optional
         Which gradients to compute: one entry for each candidate (one for a stacked tensor), then one
-        for the logits. All by default; the others come back as None.
+        for the logits. All by default; the others are None.
 
     Returns
     -------
@@ -111,7 +111,7 @@ def reference(
 
 
 def outputs(grad: Any, xs: Any, logits: Any, output_mask: Any) -> Any:
-    """Describe the gradients where ``grad`` is dense and candidates are apart; None for others."""
+    """Describe the gradients for dense ``grad`` and separate candidates; None for others."""
     if is_tensor(xs) or not grad.is_dense() or 1 in grad.shape or not grad.numel():
         return None
     *mask, for_logits = wanted(xs, output_mask)
@@ -133,13 +133,13 @@ def by_dot(
 
 
 def check(grad: Any, xs: Any, logits: Any, output_mask: Any) -> None:
-    """Refuse what the operator isn't defined for."""
+    """Raise unless the operator is defined for the arguments."""
     check_forward(xs, logits)
     check_grad(grad, xs, logits, output_mask)
 
 
 def check_grad(grad: Any, xs: Any, factors: Any, output_mask: Any) -> None:
-    """Refuse a gradient that isn't the output's, or a mask of another length."""
+    """Raise unless the gradient fits the output, and the mask has the right length."""
     require_tensor(grad, "grad")
     shape = tuple(xs.shape[1:]) if is_tensor(xs) else tuple(xs[0].shape)
     if tuple(grad.shape) != shape:
@@ -155,7 +155,7 @@ def check_grad(grad: Any, xs: Any, factors: Any, output_mask: Any) -> None:
 
 
 def cost(grad: Any, xs: Any, logits: Any, output_mask: Any) -> Cost:
-    """Read grad once, each candidate once for the logits' gradient; write what was asked for."""
+    """Count grad read once, candidates once for the logits' gradient, the requested gradients written."""
     count, each, size = elements(xs)
     mask = wanted(xs, output_mask)
     written = sum(mask[:-1]) * (count if is_tensor(xs) else 1)
@@ -166,7 +166,7 @@ def cost(grad: Any, xs: Any, logits: Any, output_mask: Any) -> Cost:
 
 
 def magnitude(grad: Tensor, xs: Any, logits: Tensor, output_mask: Any) -> Any:
-    """Return the gradients of absolute values, every term of the logits' gradient taken as positive."""
+    """Return the gradients of absolute values, with positive terms in the logits' gradient."""
     weights = torch.softmax(logits, dim=0)
     spread = weights * (1 + (logits - logits.max()).abs().nan_to_num(posinf=0.0))
     d = torch.stack([(grad.abs() * x.abs()).sum() for x in xs])
@@ -221,7 +221,7 @@ ERRORS = (
 
 
 def terms(grad: Any, xs: Any, logits: Any, output_mask: Any) -> int:
-    """Each entry of the logits' gradient adds up as many products as a candidate has elements."""
+    """Return the elements of a candidate: an entry of the logits' gradient sums as many products."""
     return max(elements(xs)[1], 1)
 
 

@@ -1,4 +1,4 @@
-"""sum: add up a tensor over some of its axes.
+"""sum: the sum of a tensor over some axes.
 
     out[kept] = sum over reduced of x[kept, reduced]
 
@@ -39,14 +39,14 @@ def reference(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
     x : Tensor
         Any shape, strides and dtype.
     dim : int, sequence of int or None
-        The axes to add up; all of them where None or empty.
+        The axes to sum over; all where None or empty.
     keepdim : bool, default False
-        Keep the axes, with size 1.
+        Whether to keep the axes, with size 1.
 
     Returns
     -------
     Tensor
-        The dtype of ``x``; int64 where ``x`` holds integers or bool. Over no elements it is 0.
+        The dtype of ``x``; int64 where ``x`` has an integer dtype or bool. A sum of no elements is 0.
 
     Raises
     ------
@@ -57,7 +57,7 @@ def reference(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
 
 
 def check(x: Any, dim: Any, keepdim: Any) -> None:
-    """Refuse what the operator isn't defined for."""
+    """Raise unless the operator is defined for the arguments."""
     require_tensor(x, "x", floating=False, strided=False)
     canonical_dims(dim, x.ndim)
     require_flag(keepdim, "keepdim")
@@ -69,8 +69,8 @@ def _outputs(x: Any, dim: Any) -> int:
 
 
 def _described(x: Any, dim: Any, keepdim: Any) -> TensorMeta | None:
-    """Describe the sums of a plain tensor, which lie row by row; None for others: torch is asked."""
-    # Where a size is 1, torch chooses the stride; where it isn't known, comparing would fix it.
+    """Describe the sums of a row-major tensor; None for others, so that torch runs."""
+    # Where a size is 1, torch chooses the stride; comparing an unknown size would fix it.
     plain = x.dtype.is_floating_point and all(type(n) is int and n > 1 for n in x.shape)
     if keepdim or not plain or not x.is_contiguous():
         return None
@@ -79,7 +79,7 @@ def _described(x: Any, dim: Any, keepdim: Any) -> TensorMeta | None:
 
 
 def cost(x: Any, dim: Any, keepdim: Any) -> Cost:
-    """Read x once, write the sums once."""
+    """Count x read once, the sums written once."""
     return Cost(bytes=x.nbytes + _outputs(x, dim) * x.element_size(), flops=x.numel())
 
 
@@ -89,7 +89,7 @@ def magnitude(x: Tensor, dim: Any, keepdim: Any) -> Tensor:
 
 
 def terms(x: Any, dim: Any, keepdim: Any) -> int:
-    """As many as elements fall on one output."""
+    """Return the number of elements of one sum."""
     return max(int(x.numel()) // max(_outputs(x, dim), 1), 1)
 
 

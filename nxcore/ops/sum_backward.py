@@ -2,7 +2,7 @@
 
     grad_x[kept, reduced] = grad[kept]
 
-A view of stride 0: no byte moves, so there is nothing that a kernel could do faster.
+The result is a view with stride 0: nothing is written, so no kernel can be faster.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def reference(grad: Tensor, size: tuple[int, ...], dim: Dim = None, keepdim: boo
     Parameters
     ----------
     grad : Tensor
-        The gradient of the sum, in the shape that ``dim`` and ``keepdim`` gave it.
+        The gradient of the sum, with the sum's shape for ``dim`` and ``keepdim``.
     size : tuple of int
         The shape that was summed.
     dim, keepdim
@@ -57,7 +57,7 @@ def reference(grad: Tensor, size: tuple[int, ...], dim: Dim = None, keepdim: boo
 
 
 def check(grad: Any, size: Any, dim: Any, keepdim: Any) -> None:
-    """Refuse what the operator isn't defined for."""
+    """Raise unless the operator is defined for the arguments."""
     require_tensor(grad, "grad")
     require_size(size, "size")
     require_flag(keepdim, "keepdim")
@@ -70,7 +70,7 @@ def check(grad: Any, size: Any, dim: Any, keepdim: Any) -> None:
 
 
 def cost(grad: Any, size: Any, dim: Any, keepdim: Any) -> Cost:
-    """Nothing is read or written."""
+    """Count nothing read or written."""
     return Cost(bytes=0, flops=0)
 
 

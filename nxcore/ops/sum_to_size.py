@@ -1,6 +1,6 @@
-"""sum_to_size: undo broadcasting, by adding up what it repeated.
+"""sum_to_size: undo broadcasting by summing repeated elements.
 
-    out = the sum of x over the axes that broadcasting from ``size`` makes or stretches
+    out = the sum of x over the axes that broadcasting from ``size`` adds or expands
 
 Semantics of ``torch.Tensor.sum_to_size``.
 """
@@ -43,7 +43,7 @@ def reference(x: Tensor, size: tuple[int, ...]) -> Tensor:
     Returns
     -------
     Tensor
-        Shape ``size``, dtype of ``x``; ``x`` itself where nothing is to be added up.
+        Shape ``size``, dtype of ``x``; ``x`` itself where there is nothing to sum.
 
     Raises
     ------
@@ -54,7 +54,7 @@ def reference(x: Tensor, size: tuple[int, ...]) -> Tensor:
 
 
 def check(x: Any, size: Any) -> None:
-    """Refuse what the operator isn't defined for."""
+    """Raise unless the operator is defined for the arguments."""
     require_tensor(x, "x", floating=False, strided=False)
     require_size(size, "size")
     shape = tuple(x.shape)
@@ -66,7 +66,7 @@ def check(x: Any, size: Any) -> None:
 
 
 def view(x: Any, size: Any) -> bool:
-    """Tell whether nothing is to be added up."""
+    """Return whether there is nothing to sum."""
     return not summed_dims(tuple(x.shape), size)
 
 
@@ -76,7 +76,7 @@ def idle(problem: Problem) -> str:
 
 
 def cost(x: Any, size: Any) -> Cost:
-    """Read x once, write the sums once."""
+    """Count x read once, the sums written once."""
     if view(x, size):
         return Cost(bytes=0, flops=0)
     return Cost(bytes=x.nbytes + torch.Size(size).numel() * x.element_size(), flops=x.numel())
@@ -88,7 +88,7 @@ def magnitude(x: Tensor, size: Any) -> Tensor:
 
 
 def terms(x: Any, size: Any) -> int:
-    """As many as elements fall on one output."""
+    """Return the number of elements of one sum."""
     return max(int(x.numel()) // max(torch.Size(size).numel(), 1), 1)
 
 

@@ -2,7 +2,7 @@
 
     grad_x[i] = grad[the output that x[i] was added to]
 
-A view of stride 0: no byte moves, so there is nothing that a kernel could do faster.
+The result is a view with stride 0: nothing is written, so no kernel can be faster.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def reference(grad: Tensor, size: tuple[int, ...]) -> Tensor:
 
 
 def check(grad: Any, size: Any) -> None:
-    """Refuse what the operator isn't defined for."""
+    """Raise unless the operator is defined for the arguments."""
     require_tensor(grad, "grad")
     require_size(size, "size")
     shape, lead = tuple(grad.shape), len(size) - grad.ndim
@@ -57,7 +57,7 @@ def check(grad: Any, size: Any) -> None:
 
 
 def cost(grad: Any, size: Any) -> Cost:
-    """Nothing is read or written."""
+    """Count nothing read or written."""
     return Cost(bytes=0, flops=0)
 
 

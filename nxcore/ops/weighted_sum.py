@@ -2,7 +2,7 @@
 
     out = sum_i weights[i] * xs[i]
 
-``softmax_sum`` after the softmax: for weights that were drawn, masked, or made by somebody else.
+``softmax_sum`` without the softmax, for weights that are drawn, masked or given.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def reference(xs: Sequence[Tensor] | Tensor, weights: Tensor) -> Tensor:
         N >= 1 candidates of one shape S, floating dtype and device; or one tensor (N, *S) that
         stacks them. Any strides.
     weights : Tensor
-        Shape (N,), floating, on the device of ``xs``; any numbers. A candidate whose weight is 0 takes part:
-        its NaN and infinities make NaN.
+        Shape (N,), floating, on the device of ``xs``; any numbers. A candidate with weight 0 still counts:
+        its NaN and infinities yield NaN.
 
     Returns
     -------
@@ -56,7 +56,7 @@ def in_place(xs: Sequence[Tensor] | Tensor, weights: Tensor) -> Tensor:
 
 
 def check(xs: Any, weights: Any) -> None:
-    """Refuse what the operator isn't defined for."""
+    """Raise unless the operator is defined for the arguments."""
     check_candidates(xs, weights, "weights")
 
 
@@ -70,7 +70,7 @@ def _backward(grad: Any, mask: tuple[bool, ...], xs: Any, weights: Any) -> tuple
 
 
 def renamed(sample: Sample) -> Sample | None:
-    """Return a sample of softmax_sum as one of weights; None where it is about softmax."""
+    """Return a sample of softmax_sum with weights for logits; None where it tests the softmax."""
     if sample.name in ("exp_overflow", "nan_logit"):
         return None
     return replace(sample, name=sample.name.replace("logits", "weights"))

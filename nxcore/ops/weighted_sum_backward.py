@@ -53,7 +53,7 @@ def reference(
         As in ``weighted_sum``.
     output_mask : tuple of bool, optional
         Which gradients to compute: one entry for each candidate (one for a stacked tensor), then one
-        for the weights. All by default; the others come back as None.
+        for the weights. All by default; the others are None.
 
     Returns
     -------
@@ -81,7 +81,7 @@ def by_dot(
 
 
 def check(grad: Any, xs: Any, weights: Any, output_mask: Any) -> None:
-    """Refuse what the operator isn't defined for."""
+    """Raise unless the operator is defined for the arguments."""
     check_candidates(xs, weights, "weights")
     check_grad(grad, xs, weights, output_mask)
 

@@ -33,7 +33,7 @@ def problem(op, *args):
         (
             "add_backward",
             (torch.ones(4), (4,), (4,)),
-            "nothing to add up: no operand whose gradient is asked for was broadcast",
+            "nothing to add up: no operand with a requested gradient was broadcast",
         ),
         (
             "softmax_sum_backward",
