@@ -17,7 +17,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+FOREIGN = (Exception,)
+"""Errors of code that is not nxcore's: a plugin, a compiler, a driver or a user's module raises anything."""
 
 
 class NxcoreError(Exception):
@@ -49,6 +54,19 @@ class InvalidInputError(NxcoreError, ValueError):
     def __init__(self, message: str, *, argument: str = "") -> None:
         super().__init__(message)
         self.argument = argument
+
+
+def present(value: T | None, name: str) -> T:
+    """Return ``value``, which is never None at this point.
+
+    Raises
+    ------
+    AssertionError
+        If it is None: a fault of nxcore, not of the caller.
+    """
+    if value is None:
+        raise AssertionError(f"{name} must not be None here")
+    return value
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

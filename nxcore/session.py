@@ -366,7 +366,7 @@ def _begun() -> bool:
 @unseen
 def _made(session: str, name: str, backend: str | None) -> str:
     """Return the attribute of a session's ``_traced`` that is the operator."""
-    held, operator = _sessions[session]._traced, _sessions[session].op(name, backend=backend)  # noqa: SLF001
+    held, operator = _sessions[session]._traced, _sessions[session].op(name, backend=backend)  # noqa: SLF001  own
     attributes = vars(held)
     found = next((key for key, value in attributes.items() if value is operator), f"op{len(attributes)}")
     setattr(held, found, operator)
@@ -387,7 +387,7 @@ def _require_policy(name: str) -> str:
 
 def _after_fork() -> None:
     """Create new locks in a forked child: another thread may have held them at the fork."""
-    global _default_lock  # noqa: PLW0603
+    global _default_lock  # noqa: PLW0603  the one of the process
     _default_lock = threading.RLock()
     for session in list(_sessions.values()):
         session.after_fork()

@@ -19,7 +19,7 @@ from nxcore.bench.head import clocks, head
 from nxcore.bench.row import Row, Verdict, rounded, verdict
 from nxcore.call.operator import Plan, make_operator
 from nxcore.choose.contenders import AGAIN
-from nxcore.errors import DeviceLostError
+from nxcore.errors import DeviceLostError, present
 from nxcore.measure import ceilings as limits
 from nxcore.measure import race
 from nxcore.measure.ceilings import SLACK, TRIES, Ceilings, ceilings
@@ -285,10 +285,9 @@ def _choice(
     chosen = decision[decision.chosen]
     if chosen.label in aside:  # it answers otherwise than the operator, so the fastest of torch's ways serves
         chosen = min((c for c in serving if c.native), key=_median)
-    assert chosen.timing is not None  # noqa: S101  what isn't timed isn't chosen
-    assert best.timing is not None  # noqa: S101  torch's reference always is
-    called = Timing(chosen.timing.device_us, tuple(h + us for h in chosen.timing.host_us))
-    if chosen.timing.device_us == chosen.timing.host_us:  # the CPU's clock sees both
+    timing, fastest = present(chosen.timing, "chosen.timing"), present(best.timing, "best.timing")
+    called = Timing(timing.device_us, tuple(h + us for h in timing.host_us))
+    if timing.device_us == timing.host_us:  # the CPU's clock sees both
         called = replace(called, device_us=called.host_us)
     by_rule = decision.rule == "measured" and not chosen.native
     return replace(
@@ -297,7 +296,7 @@ def _choice(
         chosen=chosen.label,
         noise=decision.noise,
         ratio=rounded(chosen.ratio),
-        ratio_called=rounded(_against(called, best.timing)),
+        ratio_called=rounded(_against(called, fastest)),
         regret=round(_median(chosen) / min(map(_median, serving)) - 1, 4),
         dispatch_us=round(us, 3),
         call_us=round(called.median_us, 3),

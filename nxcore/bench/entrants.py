@@ -12,7 +12,7 @@ import torch
 
 from nxcore.choose.contenders import left_out, yardstick
 from nxcore.choose.tuner import Tuner
-from nxcore.errors import DeviceLostError
+from nxcore.errors import FOREIGN, DeviceLostError
 from nxcore.measure.decision import Candidate
 from nxcore.spec.device import synchronize
 from nxcore.spec.kernel import Backend, Code, Kernel, Refusal
@@ -162,7 +162,7 @@ def _judged(entrant: Entrant, problem: Problem, args: tuple[Any, ...], truth: Tr
         agreed = agreement(entrant.call, problem.spec, args, truth)
     except DeviceLostError:
         raise
-    except Exception as error:  # noqa: BLE001  a kernel may raise anything
+    except FOREIGN as error:
         refusal = Refusal(Code.RAISED, f"raised {brief(error)}")
         return replace(entrant, candidate=replace(found, refusal=refusal), call=None)
     found = replace(found, error=agreed.error)

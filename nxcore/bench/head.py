@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from nxcore import __version__
+from nxcore.errors import FOREIGN
 from nxcore.measure.ceilings import ceilings
 from nxcore.measure.race import Effort
 from nxcore.registry.discovery import CORE
@@ -105,5 +106,5 @@ def clocks(device: torch.device) -> dict[str, Any]:
         }
     except ModuleNotFoundError:
         return {"unknown": "pynvml is not installed (pip install nvidia-ml-py)"}
-    except Exception as error:  # noqa: BLE001  NVML's errors are many, and a benchmark runs without it
+    except FOREIGN as error:  # NVML's errors are many, and a benchmark runs without it
         return {"unknown": f"NVML says {type(error).__name__}: {error}"}

@@ -9,7 +9,7 @@ from typing import Any
 
 from nxcore.bench.cells import Cell
 from nxcore.bench.entrants import Guest
-from nxcore.errors import InvalidInputError, nearest
+from nxcore.errors import FOREIGN, InvalidInputError, nearest
 
 BACKENDS = {"eager": "torch", "compile": "inductor", "jax": "jax"}
 """Peer -> the backend that it is here."""
@@ -59,7 +59,7 @@ def flaggems(cell: Cell) -> Guest:
     try:
         gems = importlib.import_module("flag_gems.ops")
         return Guest(FLAGGEMS, _FLAGGEMS[cell.spec.name](gems))
-    except Exception as error:  # noqa: BLE001  an import may raise anything
+    except FOREIGN as error:
         return Guest(FLAGGEMS, None, f"flag_gems can't be used: {type(error).__name__}: {error}")
 
 

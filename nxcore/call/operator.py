@@ -23,7 +23,7 @@ from nxcore.call import ending, unusual
 from nxcore.call.generated import alike, defaults, guards, source
 from nxcore.call.unusual import PLAIN, only_default_device, untraced, unusual_tensor
 from nxcore.context import PREFERENCE, asked
-from nxcore.errors import InvalidInputError, NxcoreError, UnsupportedProblemError
+from nxcore.errors import FOREIGN, InvalidInputError, NxcoreError, UnsupportedProblemError
 from nxcore.interop import autocast, internals, sharding
 from nxcore.interop.library import Shell, define, unseen
 from nxcore.observe.counted import leads_to
@@ -189,7 +189,7 @@ class Operator:
             return None
         try:
             return plan(*args)
-        except Exception as error:  # noqa: BLE001  a kernel may raise anything
+        except FOREIGN as error:
             return self.failed(key, plan, error, *args)
 
     def _traced(self, args: tuple[Any, ...]) -> Any:

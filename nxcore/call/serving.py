@@ -13,6 +13,7 @@ from nxcore.choose.chooser import Chooser
 from nxcore.choose.contenders import Choice, regimes
 from nxcore.choose.learn.exploration import Call, exploration
 from nxcore.context import PREFERENCE, Observer
+from nxcore.errors import present
 from nxcore.interop.autograd import Differentiable
 from nxcore.spec.problem import Problem, tensors_of
 
@@ -75,8 +76,7 @@ class Joiner:
         self, operator: Operator, problem: Problem, args: tuple[Any, ...], choice: Choice, call: Call
     ) -> Call:
         """Join ``call`` with its backward operator, unless torch's own autograd does all of it anyway."""
-        gradient, order = operator.spec.gradient, PREFERENCE.get()
-        assert gradient is not None  # noqa: S101  the caller looked
+        gradient, order = present(operator.spec.gradient, "gradient"), PREFERENCE.get()
         spec = self.registry.spec(gradient.op)
 
         def bridge(backward: Call) -> Differentiable:
@@ -118,8 +118,7 @@ class Joiner:
 
     def _described(self, problem: Problem, args: tuple[Any, ...]) -> Problem:
         """Return the problem that the gradient of ``problem`` is, laid out as the output."""
-        gradient = problem.spec.gradient
-        assert gradient is not None  # noqa: S101  the caller looked
+        gradient = present(problem.spec.gradient, "gradient")
         mask = tuple(t.requires_grad for t in tensors_of(args))
         # Any number of that type will do.
         values = tuple(a(1) if isinstance(a, type) else a for a in problem.args)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from nxcore.errors import VerificationError
+from nxcore.errors import VerificationError, present
 from nxcore.measure.decision import Candidate, Decision, decide, winners
 from nxcore.measure.timing import REGIMES, Regime, Timing
 from nxcore.registry.reference import TorchKernel
@@ -160,8 +160,10 @@ def carry_out(decision: Decision, entries: Sequence[Contender]) -> Choice:
     if decision.captured is None or decision.captured.chosen == decision.chosen:
         return choice
     entry = called[decision.captured.chosen]
-    assert entry.call is not None  # noqa: S101  checked above
-    return replace(choice, captured=Choice(decision.captured, entry.call, entry.kernel, entry.backend))
+    return replace(
+        choice,
+        captured=Choice(decision.captured, present(entry.call, "entry.call"), entry.kernel, entry.backend),
+    )
 
 
 def timed(candidates: Sequence[Candidate], timings: Mapping[str, Timing]) -> list[Candidate]:

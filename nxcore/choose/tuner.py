@@ -24,7 +24,14 @@ from nxcore.choose.contenders import (
     try_once,
     yardstick,
 )
-from nxcore.errors import BackendUnavailableError, DeviceLostError, MeasurementError, UnsupportedProblemError
+from nxcore.errors import (
+    FOREIGN,
+    BackendUnavailableError,
+    DeviceLostError,
+    MeasurementError,
+    UnsupportedProblemError,
+    present,
+)
 from nxcore.measure import race
 from nxcore.measure.decision import Candidate, Decision, settled
 from nxcore.measure.timing import Timing
@@ -137,11 +144,9 @@ class Tuner:
             decision = replace(stayed.decision, candidates=known, noise=failed.noise)
             return replace(stayed, decision=decision, captured=choice.captured)
         entry, *others = behind
-        assert entry.call is not None  # noqa: S101  checked by carry_out
+        call = present(entry.call, "entry.call")
         decision = Decision(entry.candidate.label, "measured", reason, known, failed.noise)
-        return Choice(
-            decision, entry.call, entry.kernel, entry.backend, tuple(others), captured=choice.captured
-        )
+        return Choice(decision, call, entry.kernel, entry.backend, tuple(others), captured=choice.captured)
 
     def taking_part(self, op: str) -> list[tuple[Backend, Kernel]]:
         """Return the kernels of ``op`` that take part without an explicit request."""
@@ -212,7 +217,7 @@ class Tuner:
             return Refusal(Code.CLAIM, "doesn't claim to be deterministic")
         try:
             verdict = kernel.takes(problem)
-        except Exception as error:  # noqa: BLE001  a plugin's code may raise anything
+        except FOREIGN as error:
             return Refusal(Code.BROKEN, f"accepts raised {type(error).__name__}: {error}")
         if not verdict:
             return verdict.refusal
@@ -258,7 +263,7 @@ class Tuner:
             raise
         except torch.OutOfMemoryError:
             return Contender(backend, kernel, replace(candidate, refusal=OUT_OF_MEMORY))
-        except Exception as failure:  # noqa: BLE001  a compiler or a plugin may raise anything
+        except FOREIGN as failure:
             refusal = self.failed(backend, kernel, problem, failure)
             return Contender(backend, kernel, replace(candidate, refusal=refusal))
         _log.debug("plan: %s for %s is ready", label, problem)

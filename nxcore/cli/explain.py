@@ -176,7 +176,7 @@ def command(
     yet, and the milliseconds saved in a step.
     """
     from nxcore.cli import render
-    from nxcore.errors import InvalidInputError
+    from nxcore.errors import InvalidInputError, present
 
     if (op is None) == (from_trace is None):
         raise InvalidInputError("give an operator, or --from-trace FILE[:LINE]", argument="op")
@@ -187,6 +187,5 @@ def command(
             render.json(found.to_dict()) if json else render.copied(str(found))
             return
     else:
-        assert op is not None  # noqa: S101  one of both was given
-        found = collect(op, sample, dtype, device, backend, shape)
+        found = collect(present(op, "op"), sample, dtype, device, backend, shape)
     render.json(found) if json else render.explain(found)

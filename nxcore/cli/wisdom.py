@@ -15,6 +15,7 @@ File = Annotated[Path, typer.Argument(help="The file.")]
 def collect(op: str = "") -> list[dict[str, Any]]:
     """Return one row for each measured problem, of every device in the wisdom."""
     from nxcore import session
+    from nxcore.errors import present
     from nxcore.store.transfer import gathered
     from nxcore.store.wisdom import page
 
@@ -26,8 +27,7 @@ def collect(op: str = "") -> list[dict[str, Any]]:
     for (name, _), (key, document) in pages.items():
         if op and key["op"] != op:
             continue
-        found = page(document)
-        assert found is not None  # noqa: S101  gathered yields readable pages only
+        found = present(page(document), "page")  # gathered yields readable pages only
         rows.append(
             {
                 "device": environments[name]["name"],

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from nxcore.errors import present
 from nxcore.measure.timing import Regime, Timing, duration
 from nxcore.spec.kernel import Code, Refusal
 
@@ -208,9 +209,8 @@ def _half_width(native: Sequence[Candidate], again: Timing | None, regime: Regim
     """Return the half-width of the A/A row: of ``again`` over the first timing of the same kernel."""
     if again is None:
         return 0.0
-    first = next((c for c in native if c.label == again.repeats), native[0]).timing
-    assert first is not None  # noqa: S101  checked by the caller
-    found = interval([math.exp(r) for r in _log_ratios(again, first, regime)])
+    first = next((c for c in native if c.label == again.repeats), native[0])
+    found = interval([math.exp(r) for r in _log_ratios(again, present(first.timing, "first.timing"), regime)])
     return (found.high - found.low) / 2
 
 
@@ -222,19 +222,17 @@ def compare(
     if not native:
         return list(candidates), 0.0
     best = min(native, key=functools.partial(_median, regime))
-    reference = native[0].timing
-    assert reference is not None  # noqa: S101  filtered two lines above
-    assert best.timing is not None  # noqa: S101
+    reference, fastest = present(native[0].timing, "reference"), present(best.timing, "best.timing")
     noise = _half_width(native, again, regime)
     margin = math.log1p(max(MARGIN, 2 * noise))
     judged: list[Candidate] = []
     for c in candidates:
         # Torch's idioms are compared with the reference; other kernels with torch's fastest way.
-        rival = reference if c.native else best.timing
+        rival = reference if c.native else fastest
         if c.timing is None or c.refusal or c.simulated:
             judged.append(c)
             continue
-        against_best = interval([math.exp(-r) for r in _log_ratios(c.timing, best.timing, regime)])
+        against_best = interval([math.exp(-r) for r in _log_ratios(c.timing, fastest, regime)])
         p_value = None
         if c.timing is not rival:
             p_value = signed_rank([r + margin for r in _log_ratios(c.timing, rival, regime)])
@@ -340,9 +338,8 @@ def _torchs(judged: Sequence[Candidate], noise: float, regime: Regime) -> Decisi
 
 
 def _ratio_to(best: Candidate, rival: Candidate, regime: Regime) -> Interval:
-    assert best.timing is not None  # noqa: S101  both were measured
-    assert rival.timing is not None  # noqa: S101
-    return interval([math.exp(-r) for r in _log_ratios(best.timing, rival.timing, regime)])
+    ours, theirs = present(best.timing, "best.timing"), present(rival.timing, "rival.timing")
+    return interval([math.exp(-r) for r in _log_ratios(ours, theirs, regime)])
 
 
 def _median(regime: Regime, candidate: Candidate) -> float:

@@ -128,7 +128,7 @@ def race(
     lanes = {label: _Lane(call) for label, call in calls.items()}
     first = next(iter(lanes))
     run_block = functools.partial(_cuda_block, device) if device.type == "cuda" else _cpu_block
-    order, dice = list(lanes), random.Random(seed)  # noqa: S311  the order of a benchmark
+    order, dice = list(lanes), random.Random(seed)
     started = clock()
 
     def attempt(label: str, step: Callable[[_Lane], None]) -> None:

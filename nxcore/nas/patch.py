@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from nxcore import session
+from nxcore.errors import FOREIGN
 from nxcore.graphs.hooks import hooked
 from nxcore.graphs.snapshot import as_they_are, attributes
 from nxcore.nas.mixed import PART
@@ -180,7 +181,7 @@ def _differs(module: nn.Module) -> str:
         with torch.no_grad(), session.default().policy("estimate"):
             theirs, ours = trial(x, weights), _blended(trial, x, weights)
             found = [op(x) + op.train()(x) for op in operations]
-    except Exception as error:  # noqa: BLE001  a user's code may raise anything
+    except FOREIGN as error:
         return f"a trial call raised {type(error).__name__}: {error}"
     if theirs.shape != ours.shape or not torch.allclose(theirs, ours, rtol=1e-9, atol=1e-12):
         return "it is not the weighted sum of its operations: a trial call returned another result"

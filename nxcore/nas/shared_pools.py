@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812  torch's own name for it
+from torch.nn import functional
 
 from nxcore.errors import InvalidInputError
 from nxcore.graphs.hooks import hooked
@@ -80,7 +80,7 @@ def _normalised(x: Tensor, norms: list[Any]) -> Tensor:
     try:
         out, mean, var = batch_norm(x, None, None, first.eps)
     except InvalidInputError:
-        return F.batch_norm(x, None, None, training=True, eps=first.eps)  # raises torch's own message
+        return functional.batch_norm(x, None, None, training=True, eps=first.eps)  # torch's own error
     with torch.no_grad():
         running = [bn.running_mean for bn in norms] + [bn.running_var for bn in norms]
         batch = [mean] * len(norms) + [var] * len(norms)

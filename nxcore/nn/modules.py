@@ -46,7 +46,7 @@ class _Served(nn.Module):
 class MaxPool2d(nn.MaxPool2d, _Served):
     """``torch.nn.MaxPool2d`` by the operator ``max_pool2d``."""
 
-    def forward(self, input: Tensor) -> Any:  # noqa: A002  torch's name
+    def forward(self, input: Tensor) -> Any:
         """Return the largest element of each window, and where it lies if asked for."""
         try:
             return _max_pool2d(
@@ -65,7 +65,7 @@ class MaxPool2d(nn.MaxPool2d, _Served):
 class AvgPool2d(nn.AvgPool2d, _Served):
     """``torch.nn.AvgPool2d`` by the operator ``avg_pool2d``."""
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's name
+    def forward(self, input: Tensor) -> Tensor:
         """Return the mean of each window."""
         try:
             out: Tensor = _avg_pool2d(
@@ -97,7 +97,7 @@ class AdaptiveAvgPool2d(nn.AdaptiveAvgPool2d, _Served):
         """Return why torch's own ``forward`` is to serve ``module``; empty if the operator can."""
         return _outputs_refused(module.output_size)
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's name
+    def forward(self, input: Tensor) -> Tensor:
         """Return the mean of each channel, or of each of its parts."""
         if self.refusal(self):
             return super().forward(input)
@@ -116,7 +116,7 @@ class AdaptiveMaxPool2d(nn.AdaptiveMaxPool2d, _Served):
         """Return why torch's own ``forward`` is to serve ``module``; empty if the operator can."""
         return "it returns indices" if module.return_indices else _outputs_refused(module.output_size)
 
-    def forward(self, input: Tensor) -> Any:  # noqa: A002  torch's name
+    def forward(self, input: Tensor) -> Any:
         """Return the largest element of each channel, or of each of its parts."""
         if self.refusal(self):
             return super().forward(input)
@@ -143,7 +143,7 @@ class Conv2d(nn.Conv2d, _Served):
             f"not depthwise: groups {groups}, in_channels {channels} and out_channels {filters} must be equal"
         )
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's name
+    def forward(self, input: Tensor) -> Tensor:
         """Return each channel convolved with its filter."""
         bias, image = self.bias, input
         padding: Any = self.padding
@@ -191,7 +191,7 @@ class BatchNorm2d(nn.BatchNorm2d, _Served):
             return "its momentum is None: running statistics are means of all batches"
         return ""
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's name
+    def forward(self, input: Tensor) -> Tensor:
         """Return the images normalised; in training by their own statistics, which running ones follow."""
         if not self.training or input.ndim != 4 or self.refusal(self):
             return super().forward(input)

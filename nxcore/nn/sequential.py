@@ -35,11 +35,11 @@ class Sequential(nn.Sequential, _Served):
         """Tell whether there are such layers."""
         return any(len(part) == LAYERS for part in _parts(tuple(module)))
 
-    def forward(self, input: Any) -> Any:  # noqa: A002  torch's name
+    def forward(self, input: Any) -> Any:
         """Return what the last layer returns."""
         layers = tuple(self._modules.values())
         for part in _parts(layers):
-            input = _served(part, input) if len(part) == LAYERS else part[0](input)  # noqa: A001
+            input = _served(part, input) if len(part) == LAYERS else part[0](input)
         return input
 
 

@@ -271,7 +271,7 @@ def audit(
     words = ["--here", "--limit", str(limit), "--seconds", str(seconds), "--seed", str(seed)]
     words += ["--device", device] if device else []
     around = dict(os.environ) | ({"NXCORE_CACHE": cache} if cache else {})
-    done = subprocess.run(  # noqa: S603  this very module
+    done = subprocess.run(
         [sys.executable, "-m", "nxcore.offline.audit", *words],
         capture_output=True,
         text=True,
@@ -295,7 +295,7 @@ def here(
         for of, page in session.wisdom.shelf(facts, op).values()
         if page.decision.chosen != "torch"
     ]
-    random.Random(seed).shuffle(kept)  # noqa: S311  a draw
+    random.Random(seed).shuffle(kept)
     started, rows = time.perf_counter(), []
     skipped: dict[str, int] = {}
     for spec, of, page in kept[:limit]:

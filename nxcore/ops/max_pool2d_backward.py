@@ -211,7 +211,7 @@ class Offsets:
     window: Window
     layout: str = "contiguous"
 
-    def build(self, device: torch.device, dtype: torch.dtype, seed: int) -> Tensor:  # noqa: ARG002
+    def build(self, device: torch.device, dtype: torch.dtype, seed: int) -> Tensor:
         """Build the tensor. The same seed gives the same taps on every device."""
         generator = torch.Generator().manual_seed(seed)
         window, parts = self.window, []

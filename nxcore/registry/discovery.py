@@ -17,7 +17,7 @@ from typing import Any
 import pluggy
 
 import nxcore.ops
-from nxcore.errors import PluginError, nearest
+from nxcore.errors import FOREIGN, PluginError, nearest
 from nxcore.registry import hookspecs, inductor, reference
 from nxcore.registry.registry import BackendStatus, Registry, Source
 from nxcore.spec.device import torch_note
@@ -97,14 +97,14 @@ def discover(
             continue
         try:
             staged.append(_stage(manager, entry, source))
-        except Exception as error:  # noqa: BLE001  importing a plugin may raise anything
+        except FOREIGN as error:
             _refuse(registry, manager, source, error, strict=strict)
     _warn_of_strangers((allow or frozenset()) | disable, {s.source.plugin for s in registry.refused}, staged)
     # Operators of all plugins first: a backend may have kernels for another plugin's operator.
     for source, module in list(staged):
         try:
             registry.add_ops(_call(manager, module, "nxcore_ops") or (), source)
-        except Exception as error:  # noqa: BLE001  a hook may raise anything
+        except FOREIGN as error:
             staged.remove((source, module))
             _refuse(registry, manager, source, error, strict=strict)
     registry.add_backend(reference.backend(registry.ops.values()), CORE)
@@ -116,7 +116,7 @@ def discover(
             if backend is not None:
                 registry.add_backend(backend, source)
             registry.checks.extend(checks)
-        except Exception as error:  # noqa: BLE001  a hook may raise anything
+        except FOREIGN as error:
             _refuse(registry, manager, source, error, strict=strict)
     return registry
 

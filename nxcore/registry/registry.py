@@ -6,7 +6,13 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from nxcore.errors import BackendUnavailableError, PluginError, UnknownBackendError, UnknownOperatorError
+from nxcore.errors import (
+    FOREIGN,
+    BackendUnavailableError,
+    PluginError,
+    UnknownBackendError,
+    UnknownOperatorError,
+)
 from nxcore.plugin import API_VERSION
 from nxcore.spec.kernel import Backend, Check, Kernel, Verdict, composed
 from nxcore.spec.spec import OpSpec
@@ -211,7 +217,7 @@ def _asked(probe: Any) -> Verdict:
     """Ask a probe, which must never raise; one that does is a no."""
     try:
         verdict = probe()
-    except Exception as error:  # noqa: BLE001  a plugin's code may raise anything
+    except FOREIGN as error:
         return Verdict(False, f"its probe raised {type(error).__name__}: {error}")
     if not isinstance(verdict, Verdict):
         return Verdict(False, f"its probe must return a Verdict, got {type(verdict).__name__}")

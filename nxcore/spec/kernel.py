@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from nxcore.errors import PluginError
+from nxcore.errors import PluginError, present
 from nxcore.spec.problem import Problem
 from nxcore.spec.process import preserved
 from nxcore.spec.spec import OpSpec
@@ -262,8 +262,7 @@ class Composed(Kernel):
     def _plan(self, problem: Problem) -> Callable[..., Any]:
         pairs = zip(self.halves, problem.parts, strict=True)
         calls = (None if part is None else half.plan(part) for half, part in pairs)
-        assert problem.spec.parts is not None  # noqa: S101  it was composed of them
-        return problem.spec.parts.join(problem, *calls)
+        return present(problem.spec.parts, "parts").join(problem, *calls)
 
 
 def composed(kernels: Iterable[Kernel], specs: Iterable[OpSpec]) -> tuple[Kernel, ...]:

@@ -1,5 +1,7 @@
 """Cell: one kernel in one element type, perhaps on one sample; and how a rule says what it found."""
 
+# ruff: noqa: N818  an outcome of a rule, raised to end it, is named as the outcome
+
 from __future__ import annotations
 
 import contextlib
@@ -24,7 +26,7 @@ from nxcore.testing.memory import poisoned
 from nxcore.trust.truth import CLASSES, Agreement, Truth, precision_class, without_out
 
 
-class Broken(VerificationError):  # noqa: N818  reads as what it says, and so does the next
+class Broken(VerificationError):
     """A kernel broke a rule.
 
     Attributes
@@ -40,7 +42,7 @@ class Broken(VerificationError):  # noqa: N818  reads as what it says, and so do
         self.rule, self.message = rule, message
 
 
-class Declined(Exception):  # noqa: N818
+class Declined(Exception):
     """The kernel itself takes no part in this: it refused the call, or makes no such claim.
 
     Attributes
@@ -56,7 +58,7 @@ class Declined(Exception):  # noqa: N818
         self.reason, self.code = reason, code
 
 
-class Inapplicable(Exception):  # noqa: N818
+class Inapplicable(Exception):
     """A rule has nothing to ask here: no such device, no such parameter, nothing to run.
 
     Attributes

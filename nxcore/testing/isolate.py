@@ -98,7 +98,7 @@ def _in_a_child(cells: Sequence[Cell], timeout: float, source: str) -> Iterator[
     first = cells[0]
     reading, writing = os.pipe()
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
-        child = subprocess.Popen(  # noqa: S603  this interpreter, and arguments in a list
+        child = subprocess.Popen(
             [sys.executable, "-m", "nxcore.testing", source, str(writing), first.kernel.op, first.label]
             + [cell.type for cell in cells],
             pass_fds=(writing,),

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from nxcore.errors import InvalidInputError, nearest
+from nxcore.errors import FOREIGN, InvalidInputError, nearest
 from nxcore.registry.registry import Registry
 from nxcore.testing.cell import Broken, Cell, Declined, Inapplicable, cells, modest
 from nxcore.testing.cuda import ON_CUDA
@@ -193,7 +193,7 @@ def held(cell: Cell, step: Step = lambda *_: None) -> Row:
             declined[refusal.reason] += 1
         except Inapplicable:
             continue
-        except Exception as error:  # noqa: BLE001  a result may be anything, and break whoever looks at it
+        except FOREIGN as error:  # a result may be anything, and break whoever looks at it
             what = f"its result can't be judged: {type(error).__name__}: {error}"
             broken.append(Finding(rule.__name__, what, one.sample.name if one.sample else ""))
         else:

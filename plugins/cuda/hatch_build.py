@@ -87,7 +87,7 @@ class CustomBuildHook(BuildHookInterface):
             command.append(archs.replace(" ", ","))
         path = os.pathsep.join(filter(None, (str(PACKAGE.parent), os.environ.get("PYTHONPATH"))))
         environment = os.environ | {"NXCORE_CUDA_EMULATOR": "1", "PYTHONPATH": path}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
             return done.stderr.strip()[-2000:]
         self.app.display_info(f"nxcore-cuda: {done.stdout.strip()}")
@@ -107,5 +107,5 @@ class CustomBuildHook(BuildHookInterface):
             return "a free-threaded Python has no stable interface for extensions"
         flags = ["-O2", "-shared", "-fPIC", "-DPy_LIMITED_API=0x030b0000", f"-I{include}"]
         command = [compiler, *flags, "-o", str(made), str(PACKAGE / "machine" / "launcher.c")]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         return done.stderr.strip()[-2000:] if done.returncode else ""

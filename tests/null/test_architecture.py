@@ -23,6 +23,9 @@ TOOLKITS = {"triton", "numba", "cupy", "jax", "llvmlite", "numba_cuda"}
 LIMIT = 400
 LONGER: dict[str, str] = {}  # path -> why it may be longer than LIMIT lines
 MODULES = sorted(p for p in (ROOT / "nxcore").rglob("*.py"))
+MARKS = 60
+"""Marks of the linter, which the core stays below: a common exception is a rule in pyproject."""
+MARK = re.compile(r"# (?:ruff: )?noqa(?P<codes>: [A-Z]+\d+(?:, [A-Z]+\d+)*)?(?P<reason>  \S.*)?")
 OPS = sorted(m.name for m in pkgutil.iter_modules(nxcore.ops.__path__))
 PROJECTS = sorted((ROOT / "plugins").glob("*/pyproject.toml"))
 
@@ -237,3 +240,10 @@ def test_only_render_prints():
             if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)
         }
         assert "print" not in calls, path
+
+
+def test_marks_of_the_linter_are_few_and_each_says_why():
+    lines = [(p, line) for p in MODULES for line in p.read_text(encoding="utf-8").splitlines()]
+    marks = [(p, line, found) for p, line in lines if (found := MARK.search(line))]
+    assert 0 < len(marks) < MARKS
+    assert [(str(p), line) for p, line, found in marks if not (found["codes"] and found["reason"])] == []

@@ -83,6 +83,12 @@ def test_an_unsupported_problem_without_kernels_says_so():
     assert str(error).endswith("it has no kernel for this operator")
 
 
+def test_what_is_present_comes_back_and_none_is_a_fault():
+    assert errors.present(0, "call") == 0
+    with pytest.raises(AssertionError, match=r"^call must not be None here$"):
+        errors.present(None, "call")
+
+
 def test_a_plugin_error_names_plugin_and_distribution():
     error = errors.PluginError("broken", plugin="p", distribution="nxcore-p 1.0")
     assert (error.plugin, error.distribution) == ("p", "nxcore-p 1.0")

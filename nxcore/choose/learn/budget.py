@@ -68,10 +68,11 @@ class Pace:
         self._mark, self.spent, self.charged = 0.0, 0.0, 0.0
         self._sum = threading.Lock()
 
-    def begin(self) -> None:
-        """Count the time from now on, unless it is counted already."""
+    def begin(self) -> float:
+        """Count the time from now on, unless it is counted already; return when that began."""
         if self._began is None:
             self._began = self._clock()
+        return self._began
 
     def charge(self, seconds: float) -> None:
         """Count what was spent elsewhere; in any thread."""
@@ -114,9 +115,8 @@ class Pace:
 
     def left(self, ahead: float) -> float:
         """Return the seconds until ``ahead`` more of work are within the share; less than 0 if they are."""
-        self.begin()
-        assert self._began is not None  # noqa: S101  it has just begun
-        return (self.spent + ahead) / self.share - (self._clock() - self._began)
+        began = self.begin()
+        return (self.spent + ahead) / self.share - (self._clock() - began)
 
     def _count(self) -> None:
         now = self._processor()

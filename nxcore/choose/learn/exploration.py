@@ -133,7 +133,7 @@ class Exploration:
         self._checks: dict[str, Check] = {}
         self._order: list[str] = []
         self._pending: deque[tuple[str, float, Any, Any]] = deque()
-        self._turn, self._dice = threading.Lock(), random.Random(seed)  # noqa: S311  the order of a benchmark
+        self._turn, self._dice = threading.Lock(), random.Random(seed)
         self._started, self._done, self._met = 0, 0, 0
         self._least, self.over = float("inf"), False
         # Kept: what a switch goes to must outlive the call that another thread is in.

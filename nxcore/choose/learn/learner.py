@@ -27,6 +27,7 @@ from nxcore.choose.learn.exploration import Check, Exploration
 from nxcore.choose.learn.watches import Watches
 from nxcore.choose.recall import Recall
 from nxcore.context import KernelWarning
+from nxcore.errors import present
 from nxcore.measure.decision import Candidate, Decision, settled
 from nxcore.measure.race import Clock
 from nxcore.measure.timing import Timing
@@ -219,8 +220,7 @@ class Learner:
 
         Its first run is in the journal, waited for, and audited.
         """
-        call = entry.call
-        assert call is not None  # noqa: S101  the caller looked
+        call = present(entry.call, "entry.call")
         if entry.candidate.native:
             return call, _as_it_is
         suspect = self.tuner.gate.suspect(entry.backend, entry.kernel, problem.device, problem.dtype)

@@ -35,7 +35,7 @@ def run(command: Sequence[str | Path], what: str) -> None:
     what : str
         What it compiles, for the message where it fails.
     """
-    done = subprocess.run(  # noqa: S603  a compiler found on this machine
+    done = subprocess.run(
         [str(part) for part in command],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
