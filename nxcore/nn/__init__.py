@@ -1,7 +1,7 @@
 """Modules with torch's constructors, whose ``forward`` calls operators. May import graphs, testing and below.
 
-Each is a subclass of torch's module of the same name. What an operator refuses, torch's own ``forward``
-serves, or refuses in its own words; ``reason`` says which modules that concerns from the start.
+Each is a subclass of torch's module of the same name. Where an operator rejects a call, torch's own
+``forward`` runs; ``reason`` says why a module always runs torch's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The modules: torch's own, but for ``forward``."""
+"""Torch's modules with another ``forward``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nxcore import session
 from nxcore.errors import InvalidInputError
 from nxcore.graphs.hooks import saving
 
-# Found once, and not in every call.
+# Looked up once, not in every call.
 _add = session.default().op("add")
 _avg_pool2d = session.default().op("avg_pool2d")
 _batch_norm = session.default().op("batch_norm")
@@ -25,29 +25,29 @@ _softmax_sum = session.default().op("softmax_sum")
 
 
 class _Served(nn.Module):
-    """A module and what may keep its operator from serving it."""
+    """A module whose ``forward`` runs an operator, unless ``refusal`` gives a reason."""
 
     @staticmethod
-    def concerns(module: Any) -> bool:  # noqa: ARG004  only containers may be of no concern
-        """Tell whether there is anything in ``module`` that an operator is for."""
+    def concerns(module: Any) -> bool:  # noqa: ARG004  only containers read it
+        """Return whether ``module`` contains work for an operator."""
         return True
 
     @staticmethod
-    def refusal(module: Any) -> str:  # noqa: ARG004  most are served whatever their arguments
-        """Return why torch's own ``forward`` is to serve ``module``; empty if the operator can."""
+    def refusal(module: Any) -> str:  # noqa: ARG004  most modules always run the operator
+        """Return why torch's own ``forward`` must run for ``module``; empty if the operator can."""
         return ""
 
     @property
     def reason(self) -> str:
-        """Why torch's own ``forward`` serves this module; empty if the operator does."""
+        """Why torch's own ``forward`` runs for this module; empty if the operator does."""
         return self.refusal(self)
 
 
 class MaxPool2d(nn.MaxPool2d, _Served):
-    """``torch.nn.MaxPool2d`` by the operator ``max_pool2d``."""
+    """``torch.nn.MaxPool2d``, computed by the operator ``max_pool2d``."""
 
     def forward(self, input: Tensor) -> Any:
-        """Return the largest element of each window, and where it lies if asked for."""
+        """Return the largest element of each window; with ``return_indices``, also its position."""
         try:
             return _max_pool2d(
                 input,
@@ -63,7 +63,7 @@ class MaxPool2d(nn.MaxPool2d, _Served):
 
 
 class AvgPool2d(nn.AvgPool2d, _Served):
-    """``torch.nn.AvgPool2d`` by the operator ``avg_pool2d``."""
+    """``torch.nn.AvgPool2d``, computed by the operator ``avg_pool2d``."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the mean of each window."""
@@ -83,18 +83,18 @@ class AvgPool2d(nn.AvgPool2d, _Served):
 
 
 def _outputs_refused(output_size: Any) -> str:
-    """Return why no global pool serves an adaptive one of this size; empty if it does."""
+    """Return why an adaptive pool of this size is not a global pool; empty if it is."""
     if output_size in (1, (1, 1), [1, 1]):
         return ""
     return f"not global: output_size must be 1, got {output_size}"
 
 
 class AdaptiveAvgPool2d(nn.AdaptiveAvgPool2d, _Served):
-    """``torch.nn.AdaptiveAvgPool2d``, by the operator ``global_avg_pool2d`` where there is one output."""
+    """``torch.nn.AdaptiveAvgPool2d``; the operator ``global_avg_pool2d`` computes output size 1."""
 
     @staticmethod
     def refusal(module: Any) -> str:
-        """Return why torch's own ``forward`` is to serve ``module``; empty if the operator can."""
+        """Return why torch's own ``forward`` must run for ``module``; empty if the operator can."""
         return _outputs_refused(module.output_size)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -109,11 +109,11 @@ class AdaptiveAvgPool2d(nn.AdaptiveAvgPool2d, _Served):
 
 
 class AdaptiveMaxPool2d(nn.AdaptiveMaxPool2d, _Served):
-    """``torch.nn.AdaptiveMaxPool2d``, by the operator ``global_max_pool2d`` where there is one output."""
+    """``torch.nn.AdaptiveMaxPool2d``; the operator ``global_max_pool2d`` computes output size 1."""
 
     @staticmethod
     def refusal(module: Any) -> str:
-        """Return why torch's own ``forward`` is to serve ``module``; empty if the operator can."""
+        """Return why torch's own ``forward`` must run for ``module``; empty if the operator can."""
         return "it returns indices" if module.return_indices else _outputs_refused(module.output_size)
 
     def forward(self, input: Tensor) -> Any:
@@ -127,15 +127,14 @@ class AdaptiveMaxPool2d(nn.AdaptiveMaxPool2d, _Served):
 
 
 class Conv2d(nn.Conv2d, _Served):
-    """``torch.nn.Conv2d``, by the operator ``depthwise_conv2d`` where each channel has one filter of its own.
+    """``torch.nn.Conv2d``; the operator ``depthwise_conv2d`` computes depthwise convolutions.
 
-    A bias is added by the operator ``add``. Padding other than with zeros is laid around the image before, as
-    torch does it.
+    The operator ``add`` adds the bias. Padding other than zeros is added to the image first, as in torch.
     """
 
     @staticmethod
     def refusal(module: Any) -> str:
-        """Return why torch's own ``forward`` is to serve ``module``; empty if the operator can."""
+        """Return why torch's own ``forward`` must run for ``module``; empty if the operator can."""
         groups, channels, filters = module.groups, module.in_channels, module.out_channels
         if groups == channels == filters:
             return ""
@@ -144,7 +143,7 @@ class Conv2d(nn.Conv2d, _Served):
         )
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return each channel convolved with its filter."""
+        """Return the image convolved with the filters."""
         bias, image = self.bias, input
         padding: Any = self.padding
         if self.refusal(self) or (bias is not None and bias.dtype != input.dtype):
@@ -156,52 +155,52 @@ class Conv2d(nn.Conv2d, _Served):
             out: Tensor = _depthwise_conv2d(image, self.weight, self.stride, padding, self.dilation)
         except InvalidInputError:
             return super().forward(input)
-        # Under autocast the convolution may have come in another dtype than its arguments.
+        # Under autocast, the result may have another dtype than the arguments.
         return out if bias is None else _add(out, bias.to(out.dtype).view(-1, 1, 1))
 
 
 def batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Any:
-    """Run the operator; torch's reference under hooks on what is saved."""
+    """Run the operator; its reference where autograd has hooks on saved tensors."""
     return (_batch_norm.spec.reference if saving() else _batch_norm)(x, weight, bias, eps)
 
 
 def track(norm: nn.BatchNorm2d, mean: Tensor, var: Tensor) -> None:
-    """Have the running statistics of ``norm`` follow those of a batch, where it has any."""
+    """Update the running statistics of ``norm``, where it has any, by those of a batch."""
     running_mean, running_var = norm.running_mean, norm.running_var
     if not norm.track_running_stats or running_mean is None or running_var is None:
         return
-    if mean.dtype is not running_mean.dtype:  # where the whole module is of half precision
+    if mean.dtype is not running_mean.dtype:  # where the module has half precision
         mean, var = mean.to(running_mean.dtype), var.to(running_var.dtype)
-    # Both in one launch. Neither has a gradient, so that autograd takes no note.
+    # Both in one launch. Neither has a gradient, so autograd records nothing.
     torch._foreach_lerp_([running_mean, running_var], [mean, var], norm.momentum or 0.0)
     if norm.num_batches_tracked is not None:
         norm.num_batches_tracked.add_(1)
 
 
 class BatchNorm2d(nn.BatchNorm2d, _Served):
-    """``torch.nn.BatchNorm2d``, in training by the operator ``batch_norm``.
+    """``torch.nn.BatchNorm2d``; the operator ``batch_norm`` computes it in training.
 
-    Torch's own ``forward`` serves in evaluation, and where running statistics are means of all batches.
+    Torch's own ``forward`` runs in evaluation, and where running statistics are means of all batches.
     """
 
     @staticmethod
     def refusal(module: Any) -> str:
-        """Return why torch's own ``forward`` is to serve ``module``; empty if the operator can."""
+        """Return why torch's own ``forward`` must run for ``module``; empty if the operator can."""
         if module.track_running_stats and module.momentum is None:
             return "its momentum is None: running statistics are means of all batches"
         return ""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return the images normalised; in training by their own statistics, which running ones follow."""
+        """Return the images normalised; in training by their own statistics, which update running ones."""
         if not self.training or input.ndim != 4 or self.refusal(self):
             return super().forward(input)
         if not input.is_floating_point() or input.numel() < 2 * input.shape[1]:
-            return super().forward(input)  # which refuses it in its own words
+            return super().forward(input)  # raises torch's own message
         try:
             found = None if saving() else _batch_norm.by_kernel(input, self.weight, self.bias, self.eps)
         except InvalidInputError:
             found = None
-        if found is None:  # torch's own keeps statistics in the same launch
+        if found is None:  # torch's own updates statistics in the same launch
             return super().forward(input)
         out: Tensor = found[0]
         track(self, *found[1:])
@@ -209,19 +208,19 @@ class BatchNorm2d(nn.BatchNorm2d, _Served):
 
 
 class SoftmaxSum(_Served):
-    """A blend of N tensors with softmax weights that are learnt, by the operator ``softmax_sum``.
+    """A blend of N tensors with learnt softmax weights, computed by the operator ``softmax_sum``.
 
     Parameters
     ----------
     candidates : int
-        N, how many tensors are blended.
+        N, the number of tensors.
     device, dtype : optional
-        Of the logits.
+        Device and dtype of the logits.
 
     Attributes
     ----------
     logits : Parameter
-        Shape (N,), 0 at the start: the blend is the mean.
+        Shape (N,), initially 0, so that the blend is the mean.
     """
 
     def __init__(self, candidates: int, device: Any = None, dtype: torch.dtype | None = None) -> None:
@@ -234,5 +233,5 @@ class SoftmaxSum(_Served):
         return out
 
     def extra_repr(self) -> str:
-        """Return how many tensors are blended."""
+        """Return the number of tensors."""
         return str(len(self.logits))

@@ -1,4 +1,4 @@
-"""Sequential: torch's own, which sees separable convolutions among its layers."""
+"""Sequential: torch's own, which computes separable convolutions among its layers by one operator."""
 
 from __future__ import annotations
 
@@ -22,21 +22,20 @@ LAYERS = 4  # of a block: ReLU, depthwise convolution, 1x1 convolution, batch no
 
 
 class Sequential(nn.Sequential, _Served):
-    """``torch.nn.Sequential``, by the operator ``sep_conv2d_batch_norm`` where four layers are one.
+    """``torch.nn.Sequential``; the operator ``sep_conv2d_batch_norm`` computes blocks of four layers at once.
 
-    These are a ReLU that isn't in place, a depthwise ``Conv2d``, a 1x1 one, both without bias, and a
-    ``BatchNorm2d``; their input is (N, C, H, W). In evaluation ``sep_conv2d`` serves the first three. All
-    four run one by one where torch is to serve, where one has hooks, and where autograd has any on what it
-    saves.
+    A block is a ReLU that is not in place, a depthwise ``Conv2d``, a 1x1 one, both without bias, and a
+    ``BatchNorm2d``, with input (N, C, H, W). In evaluation, ``sep_conv2d`` computes the first three. The four
+    layers run one by one where torch is faster, a layer has hooks, or autograd has hooks on saved tensors.
     """
 
     @staticmethod
     def concerns(module: Any) -> bool:
-        """Tell whether there are such layers."""
+        """Return whether ``module`` has such a block."""
         return any(len(part) == LAYERS for part in _parts(tuple(module)))
 
     def forward(self, input: Any) -> Any:
-        """Return what the last layer returns."""
+        """Return the output of the last layer."""
         layers = tuple(self._modules.values())
         for part in _parts(layers):
             input = _served(part, input) if len(part) == LAYERS else part[0](input)
@@ -44,7 +43,7 @@ class Sequential(nn.Sequential, _Served):
 
 
 def _parts(layers: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """Yield what runs together: the four layers of a block, or one."""
+    """Yield layers that run together: the four layers of a block, or one."""
     i = 0
     while i < len(layers):
         part = layers[i : i + LAYERS]
@@ -71,12 +70,12 @@ def _is_block(layers: Sequence[Any]) -> bool:
         and depthwise.bias is None
         and pointwise.bias is None
         and not BatchNorm2d.refusal(norm)
-        and not any("forward" in vars(layer) for layer in layers)  # somebody's own
+        and not any("forward" in vars(layer) for layer in layers)  # replaced by a user
     )
 
 
 def _served(layers: Sequence[Any], x: Any) -> Any:
-    """Run a block; layer by layer where no kernel serves, or somebody looks at what lies between."""
+    """Run a block; layer by layer where no kernel is chosen, or hooks read intermediate results."""
     _, depthwise, pointwise, norm = layers
     if isinstance(x, Tensor) and x.ndim == 4 and not hooked(*layers) and not saving():
         given = (
@@ -98,7 +97,7 @@ def _served(layers: Sequence[Any], x: Any) -> Any:
                     track(norm, *found[2:])
                     return found[0]
         except InvalidInputError:
-            pass  # torch's layers refuse it in their own words
+            pass  # torch's layers raise their own message
     for layer in layers:
         x = layer(x)
     return x

@@ -1,7 +1,7 @@
-"""accelerate and restore: the modules of an existing model become nxcore's and torch's again.
+"""accelerate and restore: change the modules of a model to nxcore's classes and back.
 
-A module changes its class and nothing else. So its parameters, buffers, hooks and flags, its places in the
-model and whatever else holds it stay as they are, and no operator of torch is touched.
+Only a module's class changes. Its parameters, buffers, hooks, flags and references to it stay as they are.
+Torch itself is not patched.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ MARK = "_nxcore_accelerated"
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """What ``accelerate`` or ``restore`` did.
+    """The result of ``accelerate`` or ``restore``.
 
     Attributes
     ----------
     replaced : dict of str to str
-        The name of a module in the model -> the class that it was of. A shared module has one name.
+        The name of a module in the model -> its former class. A shared module has one name.
     left : dict of str to str
-        The name of a module -> why it was left as it is.
+        The name of a module -> why it was not changed.
     """
 
     replaced: dict[str, str] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Swap:
 
 
 def accelerate(model: nn.Module) -> Swap:
-    """Have nxcore's operators serve the modules of ``model`` that they can; see ``nxcore.accelerate``."""
+    """Make the modules of ``model`` run nxcore's operators; see ``nxcore.accelerate``."""
     swap = Swap()
     for name, module in model.named_modules():
         cls = type(module)
@@ -94,7 +94,7 @@ def restore(model: nn.Module) -> Swap:
 
 
 def standing(model: nn.Module) -> Swap:
-    """Return what ``accelerate`` would find now: as ``replaced`` the modules that operators serve already."""
+    """Return the current state as a ``Swap``; ``replaced`` are the modules that run operators."""
     swap = Swap()
     for name, module in model.named_modules():
         if isinstance(module, _Served):
@@ -108,7 +108,7 @@ def standing(model: nn.Module) -> Swap:
 
 
 def _refusal(module: nn.Module) -> str:
-    """Return why ``module`` is left as it is; empty if it can be served, or only holds others."""
+    """Return why ``module`` is not changed; empty if it can be, or only contains others."""
     cls = type(module)
     if cls in OURS:
         return "its forward was replaced" if "forward" in vars(module) else OURS[cls].refusal(module)
