@@ -52,6 +52,25 @@ def test_every_page_is_in_the_navigation():
     assert listed == {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
 
 
+def prose(page: Path) -> list[str]:
+    """Return a page's lines without code, tables, images, options and addresses, which can't be wrapped."""
+    text = re.sub(r"^ *```.*?^ *```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    lines = [line for line in text.splitlines() if not re.match(r"\||!\[| +members: ", line)]
+    return [re.sub(r"\]\([^)]*\)", "]", line) for line in lines]
+
+
+def test_lines_of_pages_wrap_at_100():
+    pages = (
+        *DOCS.glob("*.md"),
+        *ROOT.glob("plugins/*/README.md"),
+        ROOT / "CONTRIBUTING.md",
+        ROOT / "README.md",
+    )
+    drawn = {DOCS / "architecture.md", DOCS / "conformance.md"}
+    long = [f"{page.name}: {line}" for page in {*pages} - drawn for line in prose(page) if len(line) > 100]
+    assert not long, "\n".join(long)
+
+
 def documented() -> list[tuple[str, str]]:
     """Return (module, name) of all that the reference describes; a module without names describes all."""
     page = (DOCS / "reference.md").read_text(encoding="utf-8")
