@@ -133,7 +133,8 @@ def graphed(
     the values of all other arguments, and the context of the call; a module's parameters may change in place.
     Before a capture ``fn`` runs ``warmup`` times on the given arguments, side effects included, and problems
     that calls would explore are measured. Then a module's buffers, and ``state``, are restored. Arguments are
-    copied into the graph's own memory. On the CPU, and during another capture, ``fn`` itself runs.
+    copied into the graph's own memory. On the CPU, and during another capture of any thread, ``fn`` itself
+    runs.
 
     Parameters
     ----------
@@ -142,7 +143,7 @@ def graphed(
         the device. It may be a whole step of training, with ``backward`` and an optimizer, that returns
         detached tensors. Without ``fn``, a decorator is returned.
     backward : bool
-        Support gradients: the backward pass is a graph too (``torch.cuda.make_graphed_callables``).
+        Support gradients: the backward pass is a graph too.
     clone : bool
         Return copies. Otherwise the next call of the same signature overwrites the result.
     warmup : int

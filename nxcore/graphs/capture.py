@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from nxcore.errors import CaptureError
 from nxcore.graphs.buffers import aliased, buffer, new_like, untouched
+from nxcore.graphs.pair import backward_of, check_leaves
 from nxcore.graphs.recorder import Recorder, Ticket
 from nxcore.graphs.snapshot import Inside
 
@@ -73,13 +74,13 @@ class Capture:
             if not torch.equal(recorder.dice(), dice):
                 recorder.put_back(dice)
                 raise CaptureError("it draws random numbers")
-            _check_leaves(out, held)
+            check_leaves([out], held)
             grad = _wave(out)
             del out
             run_once = functools.partial(self._run, module, held, grad)
             ran = recorder.aside(run_once)
             _check("a second run", recorder.aside(run_once), ran)
-            self._record(module, held, grad, recorder)
+            self._record(module, held, recorder)
             # As calls do it, with the copies of what goes in and comes out.
             replay_once = functools.partial(self._replayed, module, fresh, grad)
             _check("a replay after two runs", recorder.aside(replay_once), ran)
@@ -168,8 +169,8 @@ class Capture:
         wanted = [t for t in fresh if t.requires_grad]
         return out.detach(), torch.autograd.grad(out, wanted, grad, allow_unused=True)
 
-    def _record(self, module: nn.Module, held: Sequence[Tensor], like: Tensor, recorder: Recorder) -> None:
-        """Capture both ways, of a call like that of ``held``, whose result's gradient is like ``like``.
+    def _record(self, module: nn.Module, held: Sequence[Tensor], recorder: Recorder) -> None:
+        """Capture both ways, of a call like that of ``held``.
 
         What was saved for the way back is held by the nodes, and so is nobody else's. All other memory is: of
         what goes in and comes out it is known where it lies, and it is written or read next to the replay.
@@ -183,10 +184,7 @@ class Capture:
         leaves = {i: t for i, t in enumerate([*given, *held[self._count :]]) if t.requires_grad}
 
         def back() -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
-            grad = torch.empty_like(like)
-            found = torch.autograd.grad(
-                out, list(leaves.values()), grad, retain_graph=True, allow_unused=True
-            )
+            (grad,), found = backward_of([out], list(leaves.values()))
             gradients = {i: g for i, g in zip(leaves, found, strict=True) if g is not None}
             flat = [gradients[i].reshape(-1) for i in _small(gradients, out.dtype)]
             return grad, gradients, torch.cat(flat) if flat else None
@@ -214,22 +212,6 @@ def _wave(out: Tensor) -> Tensor:
     """Return a gradient of ``out``: no constant, of which a norm's gradient is 0, and nothing drawn."""
     wave = torch.arange(out.numel(), device=out.device).mul(0.7).sin().to(out.dtype)
     return torch.empty_like(out, requires_grad=False).copy_(wave.view(out.shape))
-
-
-def _check_leaves(out: Tensor, wanted: Sequence[Tensor]) -> None:
-    """Refuse what depends on a tensor with a gradient that is neither an argument nor the module's."""
-    known, seen, nodes = {id(t) for t in wanted}, set(), [out.grad_fn]
-    while nodes:
-        node = nodes.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable") and id(node.variable) not in known:
-            shape = tuple(node.variable.shape)
-            raise CaptureError(
-                f"its result depends on a tensor of shape {shape} that is neither an argument nor a parameter"
-            )
-        nodes.extend(before for before, _ in node.next_functions)
 
 
 def _check(what: str, found: Outcome, ran: Outcome) -> None:

@@ -19,6 +19,8 @@ from nxcore.call.unusual import PLAIN
 from nxcore.context import PREFERENCE
 from nxcore.errors import CaptureError, InvalidInputError
 from nxcore.graphs.buffers import aliased, buffer, fill, untouched
+from nxcore.graphs.pair import Pair
+from nxcore.graphs.recorder import MAKING, Pool, Recorder, recorder_of
 
 WAITS = ("captur", "StreamCapture")
 """What CUDA's messages hold where something isn't permitted in a capture."""
@@ -49,9 +51,8 @@ class Graphed:
                 raise InvalidInputError(f"{name} must be a positive integer, got {value!r}", argument=name)
         self.fn, self.backward, self.clone, self.warmup, self.limit = fn, backward, clone, warmup, limit
         self.state = tuple(state)
-        self._graphs: OrderedDict[Any, Callable[[list[Any]], Any]] = OrderedDict()
-        self._pool: Any = None
-        self._stream: torch.cuda.Stream | None = None
+        self._graphs: OrderedDict[Any, Callable[[list[Tensor]], Any]] = OrderedDict()
+        self._pool = Pool()
         self._lock = threading.RLock()
         functools.update_wrapper(self, fn, updated=())
 
@@ -72,150 +73,94 @@ class Graphed:
         ending.halt()
         key = signature(self.fn, leaves, spec)
         with self._lock:
-            replay = self._graphs.get(key)
-            if replay is None:
-                replay = self._graphs[key] = self._captured(leaves, spec, device)
-                if len(self._graphs) > self.limit:
-                    self._graphs.popitem(last=False)
-            self._graphs.move_to_end(key)
-            self._in_order(device)
-            result = replay([leaf for leaf in leaves if isinstance(leaf, Tensor)])
-        return pytree.tree_map_only(Tensor, torch.clone, result) if self.clone else result
+            replay = self._graphs.get(key) or self._made(key, leaves, spec, device)
+            if replay is not None:
+                self._graphs.move_to_end(key)
+        if replay is None:
+            return self.fn(*args, **kwargs)
+        return replay([leaf for leaf in leaves if isinstance(leaf, Tensor)])
 
-    def _in_order(self, device: torch.device) -> None:
-        """Have this replay wait for the last one, on whatever stream: graphs may share their memory."""
-        stream = torch.cuda.current_stream(device)
-        if self._stream not in (None, stream):
-            stream.wait_stream(self._stream)
-        self._stream = stream
+    def _made(
+        self, key: Any, leaves: Sequence[Any], spec: Any, device: torch.device
+    ) -> Callable[[list[Tensor]], Any] | None:
+        """Capture the call of a new signature; None while another thread makes a capture."""
+        recorder = recorder_of(device)
+        if recorder is None or not MAKING.acquire(blocking=False):
+            return None
+        try:
+            made = self._graphs[key] = self._captured(leaves, spec, device.type, recorder)
+        finally:
+            MAKING.release()
+        if len(self._graphs) > self.limit:
+            self._graphs.popitem(last=False)
+        return made
 
-    def _captured(self, leaves: Sequence[Any], spec: Any, device: torch.device) -> Callable[[list[Any]], Any]:
+    def _captured(
+        self, leaves: Sequence[Any], spec: Any, device_type: str, recorder: Recorder
+    ) -> Callable[[list[Tensor]], Any]:
         """Return what replays the call from the tensors among its arguments."""
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         buffers = [buffer(leaves[i]) for i in places]
         failure = Failure()
 
-        def flat(*tensors: Any) -> Any:
+        def flat() -> Any:
             given = list(leaves)
-            for i, tensor in zip(places, tensors, strict=True):
+            for i, tensor in zip(places, buffers, strict=True):
                 given[i] = tensor
             args, kwargs = pytree.tree_unflatten(given, spec)
             with failure.noted():
                 return self.fn(*args, **kwargs)
 
         held = (*self.state, *(self.fn.buffers() if isinstance(self.fn, nn.Module) else ()))
-        with torch.cuda.device(device), deciding(), untouched(held):
-            pool = self._memory()
-            try:
-                if self.backward:
-                    with failure.explained():
-                        return self._differentiable(flat, buffers, pool)
-                self._warm(flat, buffers, [_name(spec, i) for i in places])
-                graph = torch.cuda.CUDAGraph()
-                # Of this thread alone: kernels may be made ready in another one meanwhile.
-                capture = torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local")
-                with failure.explained(), capture:
-                    result = flat(*buffers)
-            except CaptureError:
-                self._pool = None  # nobody knows what a capture that failed has left there
-                raise
+        with deciding(), untouched(held):
+            if self.backward:
+                with failure.explained():
+                    return self._differentiable(flat, buffers, recorder)
+            versions = [_version(own) for own in buffers]
+            result = self._repeated(flat, recorder)
+            for place, own, version in zip(places, buffers, versions, strict=True):
+                if _version(own) != version:
+                    raise CaptureError(
+                        f"{_name(spec, place)} is written into, and a replay reads a copy of it; let the "
+                        "function hold what it writes into, or return it"
+                    )
+            check_result(result, device_type)
+            del result
+            torch.cuda.empty_cache()  # the allocator can't do so in a capture, where memory runs short
+            # A result that the caller holds may lie where a graph captured before leaves what it needs no
+            # longer: its next replay would write there. So graphs share memory only where results are copied.
+            with failure.explained():
+                result, run = recorder.capture(flat, self._pool if self.clone else Pool())
 
-        def replay(tensors: list[Any]) -> Any:
-            fill(buffers, tensors)
-            graph.replay()
-            return result
+        def replay(tensors: list[Tensor]) -> Any:
+            with recorder.lock:
+                recorder.turn()
+                fill(buffers, tensors)
+                run()
+                return pytree.tree_map_only(Tensor, torch.clone, result) if self.clone else result
 
         return replay
 
-    def _memory(self) -> Any:
-        """Return the pool for a new graph.
-
-        A result that the caller holds, and what is kept for a way back, may lie where a graph captured before
-        leaves what it needs no longer: its next replay would write there. So graphs share memory only where
-        results are copied at once.
-        """
-        if self.backward or not self.clone:
-            return torch.cuda.graph_pool_handle()
-        if self._pool is None or not self._graphs:  # torch has given up a pool that no graph is in
-            self._pool = torch.cuda.graph_pool_handle()
-        return self._pool
-
-    def _aside(self, work: Callable[[], Any]) -> Any:
+    def _repeated(self, work: Callable[[], Any], recorder: Recorder) -> Any:
         """Run ``work`` on a side stream, as torch asks, so that all is chosen, compiled and loaded."""
-        current = torch.cuda.current_stream()
-        side = _side(current.device)
-        side.wait_stream(current)
-        with torch.cuda.stream(side):
+
+        def repeat() -> Any:
             for _ in range(self.warmup):
                 result = work()
-        current.wait_stream(side)
-        return result
+            return result
 
-    def _warm(self, flat: Callable[..., Any], buffers: list[Tensor], names: list[str]) -> None:
-        versions = [_version(own) for own in buffers]
-        result = self._aside(lambda: flat(*buffers))
-        for name, own, version in zip(names, buffers, versions, strict=True):
-            if _version(own) != version:
-                raise CaptureError(
-                    f"{name} is written into, and a replay reads a copy of it; let the function hold what it "
-                    "writes into, or return it"
-                )
-        check_result(result)
+        return recorder.aside(repeat)
 
     def _differentiable(
-        self, flat: Callable[..., Any], buffers: list[Tensor], pool: Any
-    ) -> Callable[[list[Any]], Any]:
+        self, flat: Callable[[], Any], buffers: list[Tensor], recorder: Recorder
+    ) -> Callable[[list[Tensor]], Any]:
         held = [p for p in self.fn.parameters() if p.requires_grad] if isinstance(self.fn, nn.Module) else []
-        # Parameters as arguments: what lies where it lay at the capture isn't copied.
         with aliased(self.fn.modules() if isinstance(self.fn, nn.Module) else (), held) as aliases:
-            wanted = [t for t in (*buffers, *aliases) if t.requires_grad]
-
-            def both_ways() -> None:
-                outs = [t for t in pytree.tree_leaves(flat(*buffers)) if t.requires_grad]
-                if outs and wanted:
-                    torch.autograd.grad(outs, wanted, [*map(torch.ones_like, outs)], allow_unused=True)
-
-            # Torch's own warm-up keeps nodes of autograd that belong to its stream, which the capture meets.
-            self._aside(both_ways)
-            made = torch.cuda.make_graphed_callables(
-                lambda *tensors: flat(*tensors[: len(buffers)]),
-                (*buffers, *aliases),
-                num_warmup_iters=0,
-                allow_unused_input=True,
-                pool=pool,
-            )
-
-        def replay(tensors: list[Any]) -> Any:
-            given = [*tensors, *held]
-            needed = [i for i, tensor in enumerate(given) if tensor.requires_grad]
-            apply: Any = _OwnGradients.apply  # which torch leaves untyped
-            for i, own in zip(needed, apply(*(given[i] for i in needed)), strict=True):
-                given[i] = own
-            return made(*given)
-
-        return replay
-
-
-class _OwnGradients(torch.autograd.Function):
-    """The same tensors, whose gradients are copies.
-
-    A graph's gradients lie where its next replay writes. Autograd would keep the first one that a leaf gets
-    as its ``grad``, and the next replay would overwrite what had been added up there.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:  # noqa: ARG004  torch's signature
-        return tuple(tensor.detach() for tensor in tensors)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> Any:  # noqa: ARG004  torch's signature
-        return tuple(gradient if gradient is None else gradient.clone() for gradient in gradients)
-
-
-@functools.cache
-def _side(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream of a device's warm-ups: one, since cuBLAS keeps memory for each that it has met."""
-    return torch.cuda.Stream(device)
+            pair = Pair(flat, buffers, aliases, clone=self.clone)
+            self._repeated(pair.warm, recorder)
+            torch.cuda.empty_cache()  # as above
+            pair.capture(recorder)
+        return lambda tensors: pair([*tensors, *held])
 
 
 def graphed(fn: Any, **how: Any) -> Any:
@@ -286,7 +231,7 @@ def _device(fn: Callable[..., Any], leaves: Sequence[Any], spec: Any) -> torch.d
     return next((d for d in found if d.type == "cuda"), None)
 
 
-def check_result(result: Any) -> None:
+def check_result(result: Any, device_type: str = "cuda") -> None:
     """Refuse a result that a replay couldn't renew.
 
     Raises
@@ -301,7 +246,7 @@ def check_result(result: Any) -> None:
                 f"{what} needs a gradient, which a replay doesn't lead to: pass backward=True, call it under "
                 "torch.no_grad(), or capture the whole step and return what is detached"
             )
-        if isinstance(leaf, Tensor) and leaf.device.type != "cuda":
+        if isinstance(leaf, Tensor) and leaf.device.type != device_type:
             raise CaptureError(f"{what} is on {leaf.device}: a graph holds the work of a CUDA device alone")
 
 

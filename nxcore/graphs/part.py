@@ -23,7 +23,7 @@ from nxcore.context import PREFERENCE
 from nxcore.graphs.capture import Capture, Run, replay
 from nxcore.graphs.graphed import deciding
 from nxcore.graphs.hooks import saving
-from nxcore.graphs.recorder import Recorder, recorder_of
+from nxcore.graphs.recorder import MAKING, Recorder, recorder_of
 from nxcore.session import default
 
 MET = 12
@@ -38,10 +38,6 @@ SELDOM = 10
 
 LIMIT = 4
 """Captures that are made, for other signatures or in place of what didn't last."""
-
-
-_making = threading.RLock()
-"""Held while a capture is made: all share a stream, and what one asks for there another would capture."""
 
 
 class Part:
@@ -175,7 +171,7 @@ class Part:
             return "who serves it is still being learnt"
         elif (recorder := self._record(tensors[0].device)) is None:
             self._refusal = f"there are no graphs on {tensors[0].device.type!r}"
-        elif not _making.acquire(blocking=False):  # to wait for it could be to wait for each other
+        elif not MAKING.acquire(blocking=False):
             return "another thread is making a capture"
         else:
             self._made += 1
@@ -186,7 +182,7 @@ class Part:
                 self._refusal = f"{type(error).__name__}: {error}"
                 return ""
             finally:
-                _making.release()
+                MAKING.release()
             if made.gain <= 1:
                 self._refusal = f"replaying is no faster: {made.figures}"
                 return ""

@@ -1,4 +1,4 @@
-"""What captures work into CUDA graphs that share one pool of memory, and replays them one after another."""
+"""Recorder: captures work of one device as CUDA graphs, and has their replays take turns."""
 
 from __future__ import annotations
 
@@ -60,6 +60,34 @@ class Order:
         return ticket
 
 
+class Pool:
+    """Memory that CUDA graphs share: one may write where another has left what it needs no longer."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._alive: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    @property
+    def handle(self) -> Any:
+        """Torch's handle of the pool; a new one once no graph is left, since torch has given that pool up."""
+        if self._handle is None or not self._alive:
+            self._handle = torch.cuda.graph_pool_handle()
+        return self._handle
+
+    def hold(self, graph: Any) -> None:
+        """Note a graph whose memory lies in the pool."""
+        self._alive.add(graph)
+
+    def leave(self) -> None:
+        """Take a new pool for the next graph: a capture that failed has left this one in an unknown state."""
+        self._handle = None
+
+
+MAKING = threading.RLock()
+"""Held while a capture is made. All captures of a device share a stream, so work of another thread would be
+captured too. Two threads could wait for each other here, so it is acquired without blocking."""
+
+
 class Recorder(Protocol):
     """Captures work on one device; a test may bring one for the CPU."""
 
@@ -72,8 +100,11 @@ class Recorder(Protocol):
     def aside(self, work: Work[Result]) -> Result:
         """Run ``work`` where it could be captured, after what the caller has asked for."""
 
-    def capture(self, work: Work[Result]) -> tuple[Result, Callable[[], None]]:
-        """Return what ``work`` returned, and what does its work again in the same memory."""
+    def capture(self, work: Work[Result], pool: Pool | None = None) -> tuple[Result, Callable[[], None]]:
+        """Return what ``work`` returned, and what does its work again in the same memory.
+
+        That memory is of ``pool``, or of the recorder's own pool.
+        """
 
     def lying(self, tensor: Tensor) -> Tensor:
         """Return a tensor in the memory of a captured one, which keeps that from no other capture."""
@@ -89,10 +120,11 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """CUDA graphs of one device, in one pool of memory; see ``Order``.
+    """CUDA graphs of one device, in a pool of memory that they share (see ``Order``) or in others.
 
-    No two run at a time: a replay on another stream than the one before waits for that. Whoever replays holds
-    ``lock``, from ``turn`` until what came out is copied.
+    No two run at a time, whatever their pools: cuBLAS has one workspace for the stream that all are captured
+    on. A replay on another stream than the one before waits for that. Whoever replays holds ``lock``, from
+    ``turn`` until what came out is copied.
 
     Parameters
     ----------
@@ -103,9 +135,7 @@ class CudaRecorder:
     def __init__(self, device: torch.device) -> None:
         self.device, self.order = device, Order()
         self._side = torch.cuda.Stream(device)
-        self._pool: Any = None
-        self._alive: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._last: Any = None
+        self._pool, self._last = Pool(), None
         self.lock = threading.RLock()
 
     def turn(self) -> None:
@@ -122,29 +152,33 @@ class CudaRecorder:
         with torch.cuda.stream(self._side):
             result = work()
         current.wait_stream(self._side)
+        if self._last == self._side:  # to wait for the side stream later could be to enter a capture there
+            self._last = current
         return result
 
-    def capture(self, work: Work[Result]) -> tuple[Result, Callable[[], None]]:
+    def capture(self, work: Work[Result], pool: Pool | None = None) -> tuple[Result, Callable[[], None]]:
         """Return what ``work`` returned, and what replays it.
 
         Not by ``torch.cuda.graph``, which gives all cached memory back to the device each time.
         """
-        graph = torch.cuda.CUDAGraph()
-        if self._pool is None or not self._alive:  # torch has given up a pool that no graph is in
-            self._pool = torch.cuda.graph_pool_handle()
+        graph, pool = torch.cuda.CUDAGraph(), pool or self._pool
         torch.cuda.synchronize(self.device)
         with torch.cuda.stream(self._side):
             # Of this thread alone: kernels may be made ready in another one meanwhile.
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            graph.capture_begin(pool=pool.handle, capture_error_mode="thread_local")
             try:
                 result = work()
             except BaseException:
-                self._pool = None  # nobody knows what a capture that failed has left there
+                pool.leave()
                 with contextlib.suppress(RuntimeError):  # it says once more that the capture failed
                     graph.capture_end()
                 raise
-            graph.capture_end()
-        self._alive.add(graph)
+            try:
+                graph.capture_end()  # raises where the work went on after a failure
+            except BaseException:
+                pool.leave()
+                raise
+        pool.hold(graph)
         return result, graph.replay
 
     def lying(self, tensor: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """A recorder for the CPU: operators, run again on the memory that they had, stand for a CUDA graph.
 
-On a device all captures share memory: what one computes may lie where those captured before it work. So
-here a replay of these fills it with NaN.
+On a device captures without a pool of their own share memory: what one computes may lie where those
+captured before it work. So here a replay of these fills it with NaN.
 """
 
 import threading
@@ -43,7 +43,7 @@ class Tape:
 
     def __init__(self, slow=0.0):
         self.slow, self.captured, self.replayed, self.order = slow, 0, 0, Order()
-        self.lock, self._made = threading.RLock(), []
+        self.lock, self._made, self.pools = threading.RLock(), [], []
 
     def turn(self):
         pass
@@ -51,18 +51,20 @@ class Tape:
     def aside(self, work):
         return work()
 
-    def capture(self, work):
+    def capture(self, work, pool=None):
         with _Notes() as notes:
             result = work()
-        place = self.captured // 2  # there and back are of one
+        place = len(self._made) // 2  # there and back are of one
         self.captured += 1
-        self._made.append(notes.made)
+        self.pools.append(pool)
+        if pool is None:
+            self._made.append(notes.made)
 
         def replay():
             self.replayed += 1
             time.sleep(max(self.slow, 0.0))
             with torch.no_grad():
-                for made in self._made[2 * place + 2 :]:
+                for made in self._made[2 * place + 2 :] if pool is None else ():
                     for tensor in made.values():
                         if tensor.is_floating_point():
                             tensor.untyped_storage().fill_(255)  # NaN in every floating type

@@ -169,17 +169,17 @@ def test_while_another_thread_captures_nothing_is_captured(monkeypatch):
     pair = Pair()
     monkeypatch.setattr("nxcore.graphs.part.AGAIN", 2)
     with ThreadPoolExecutor(1) as other:
-        other.submit(part._making.acquire).result()
+        other.submit(part.MAKING.acquire).result()
         pair.met()
         assert pair.part.state == "runs: another thread is making a capture"
-        other.submit(part._making.release).result()
+        other.submit(part.MAKING.release).result()
     pair.agree()
     assert not pair.part.captured
     pair.agree()
     assert pair.part.captured == 1
     with ThreadPoolExecutor(1) as other:
-        assert other.submit(part._making.acquire, False).result(), "it is let go of"
-        other.submit(part._making.release).result()
+        assert other.submit(part.MAKING.acquire, False).result(), "it is let go of"
+        other.submit(part.MAKING.release).result()
 
 
 def test_an_epochs_last_batch_is_run(pair):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import threading
 
 import pytest
 import torch
@@ -14,6 +14,8 @@ from nxcore.context import PREFERENCE
 from nxcore.errors import CaptureError, InvalidInputError
 from nxcore.graphs import graphed
 from nxcore.graphs.graphed import Failure, Graphed, check_result, in_words, signature
+from nxcore.graphs.recorder import MAKING, Pool
+from tests.nn.tape import Tape
 from tests.null import fakes
 
 X = torch.arange(12.0).view(3, 4)
@@ -125,103 +127,166 @@ def test_on_the_cpu_the_function_itself_is_run():
 
 
 @pytest.fixture
-def captures(monkeypatch):
-    """Note every capture, of which none is one; CPU tensors stand for CUDA's."""
-    seen = []
-
-    def captured(self, leaves, spec, device):
-        seen.append(leaves[0].shape[0])
-        return lambda tensors: self.fn(*tensors)
-
-    monkeypatch.setattr(graphed, "_device", lambda fn, leaves, spec: torch.device("cuda"))
-    monkeypatch.setattr(Graphed, "_captured", captured)
-    monkeypatch.setattr(Graphed, "_in_order", lambda self, device: None)
+def tape(monkeypatch):
+    """A recorder on the CPU, whose tensors stand for CUDA's."""
+    found = Tape()
+    monkeypatch.setattr(graphed, "_device", lambda fn, leaves, spec: torch.device("cpu"))
+    monkeypatch.setattr(graphed, "recorder_of", lambda device: found)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    return seen
+    return found
 
 
-def test_the_graph_that_was_called_longest_ago_is_forgotten(captures):
-    run = nxcore.graphed(double, limit=2)
+def test_a_signature_is_captured_once_after_warm_ups_and_replayed(tape):
+    calls = []
+
+    def counted(x, scale):
+        calls.append(scale)
+        return {"out": [scale * x]}
+
+    run = nxcore.graphed(counted, warmup=2)
+    for n in (1, 3, 1, 3):
+        torch.testing.assert_close(run(X[:n] + n, 3), {"out": [3 * (X[:n] + n)]})
+    assert calls == [3] * 6, "two warm-ups and a capture of each"
+    assert (tape.captured, tape.replayed, len(run)) == (2, 4, 2)
+
+
+def test_the_graph_that_was_called_longest_ago_is_forgotten(tape):
+    run, captured = nxcore.graphed(double, limit=2), []
     for n in (1, 2, 1, 3, 1, 2):
         torch.testing.assert_close(run(X[:n]), 2 * X[:n])
-    assert captures == [1, 2, 3, 2]
+        captured.append(tape.captured)
+    assert captured == [1, 2, 2, 3, 3, 4]
     assert len(run) == 2
     run.clear()
     assert len(run) == 0
 
 
-def test_copies_are_returned_where_they_are_asked_for(captures):
-    held = torch.zeros(3)
+def test_copies_are_returned_where_they_are_asked_for(tape):
     for clone in (False, True):
-        result = nxcore.graphed(lambda x: {"held": [held]}, clone=clone)(X)["held"][0]
-        assert (result is held) is not clone
+        run = nxcore.graphed(lambda x: {"held": [2 * x]}, clone=clone)
+        first, second = (run(x)["held"][0] for x in (X, X + 1))
+        assert (first is second) is not clone
+        torch.testing.assert_close(second, 2 * X + 2)
+
+
+def test_graphs_share_memory_only_where_results_are_copied(tape):
+    for how in ({"clone": True}, {"clone": False}, {"backward": True, "clone": True}):
+        tape.pools.clear()
+        run = nxcore.graphed(nn.ReLU(), **how)
+        for n in (1, 2):
+            run(X[:n].clone().requires_grad_(how.get("backward", False)))
+        assert None not in tape.pools, "the parts' pool"
+        assert len(set(tape.pools)) == (1 if how == {"clone": True} else 2), how
+
+
+def test_what_is_held_is_put_back_and_then_written_by_calls_alone(tape):
+    norm, seen = nn.BatchNorm1d(4), torch.zeros(())
+
+    def step(x):
+        seen.add_(1)
+        return norm(x).detach()
+
+    run = nxcore.graphed(step, state=(seen, *norm.buffers()))
+    for _ in range(2):
+        run(X)
+    assert (float(seen), int(norm.num_batches_tracked)) == (2, 2)
+
+
+def test_an_argument_that_is_written_into_is_refused_by_name(tape):
+    with pytest.raises(CaptureError, match=r"^x is written into, and a replay reads a copy of it"):
+        nxcore.graphed(lambda x: x.add_(1))(x=X.clone())
+    with pytest.raises(CaptureError, match="its result needs a gradient"):
+        nxcore.graphed(double)(X.clone().requires_grad_())
+    assert tape.captured == 0
+
+
+def test_while_another_thread_makes_a_capture_the_function_itself_is_run(tape):
+    run = nxcore.graphed(double)
+    holds, done = threading.Event(), threading.Event()
+
+    def other():
+        with MAKING:
+            holds.set()
+            done.wait()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    holds.wait()
+    try:
+        torch.testing.assert_close(run(X), 2 * X)
+        assert (tape.captured, len(run)) == (0, 0)
+    finally:
+        done.set()
+        thread.join()
+    torch.testing.assert_close(run(X), 2 * X)
+    assert (tape.captured, len(run)) == (1, 1)
 
 
 def test_a_pool_that_no_graph_is_in_any_more_is_not_asked_for_again(monkeypatch):
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
-    run = nxcore.graphed(double, clone=True)
-    first = run._memory()
-    run._graphs[0] = double
-    assert run._memory() is first
-    run.clear()
-    assert run._memory() is not first
+    pool, graph = Pool(), Tape()
+    first = pool.handle
+    pool.hold(graph)
+    assert pool.handle is first
+    pool.leave()
+    second = pool.handle
+    assert second is not first
+    assert pool.handle is second
+    del graph
+    assert pool.handle is not second
 
 
-def standing_in(layer, real, fn, inputs, **how):
-    """Return what ``torch.cuda.make_graphed_callables`` does: the gradients of all calls lie in one place."""
-    assert how["num_warmup_iters"] == 0, "torch's keeps nodes of autograd of another stream"
-    assert not {id(t) for t in inputs} & {id(p) for p in real}, "a capture holds no node of theirs"
-    assert [id(t) for t in inputs[1:]] == [id(p) for p in layer.parameters()], "it is of what stands for them"
-    assert [t.data_ptr() for t in inputs[1:]] == [p.data_ptr() for p in real]
-    wanted = [inputs[0], *real]
-    places = [torch.zeros_like(t) for t in wanted]
-
-    class Replayed(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, *tensors):
-            ctx.save_for_backward(*tensors)
-            return fn(*tensors).detach()
-
-        @staticmethod
-        def backward(ctx, grad):
-            with torch.enable_grad():
-                leaves = [t.detach().requires_grad_(t.requires_grad) for t in inputs]
-                leaves[0] = ctx.saved_tensors[0].detach().requires_grad_()
-                fresh = torch.autograd.grad(fn(*leaves), [leaves[0], *wanted[1:]], grad)
-            for place, value in zip(places, fresh, strict=True):
-                place.copy_(value)
-            return tuple(place.detach() for place in places)
-
-    return Replayed.apply
-
-
-def test_gradients_of_replays_add_up(monkeypatch):
-    layer = nn.Linear(4, 2)
-    real = list(layer.parameters())
-    make = functools.partial(standing_in, layer, real)
-    monkeypatch.setattr(torch.cuda, "make_graphed_callables", make)
-    warmed = []
-    monkeypatch.setattr(Graphed, "_aside", lambda self, work: warmed.append(work()))
+def test_gradients_of_replays_add_up(tape):
+    layer, plain = nn.Linear(4, 2), nn.Linear(4, 2)
+    plain.load_state_dict(layer.state_dict())
+    held = list(layer.parameters())
     run = nxcore.graphed(layer, backward=True)
-    x, y = torch.randn(3, 4, requires_grad=True), torch.randn(3, 4)
-    replay = run._differentiable(lambda t: layer(t), [x.detach().clone().requires_grad_()], pool=None)
-    assert list(map(id, layer.parameters())) == list(map(id, real))
-    assert warmed == [None], "both ways once, and nothing of it is kept"
-    for tensor in (x, y.requires_grad_(), x):
-        replay([tensor]).square().sum().backward()
-    got = [p.grad for p in layer.parameters()] + [x.grad]
-    for leaf in (*layer.parameters(), x):
-        leaf.grad = None
-    for tensor in (x, y, x):
-        layer(tensor).square().sum().backward()
-    for one, other in zip(got, [*(p.grad for p in layer.parameters()), x.grad], strict=True):
-        torch.testing.assert_close(one, other)
+    inputs = [torch.randn(3, 4, requires_grad=True) for _ in range(2)]
+    mirrors = [x.detach().clone().requires_grad_() for x in inputs]
+    for i in (0, 1, 0):
+        for model, x in ((run, inputs[i]), (plain, mirrors[i])):
+            model(x).square().sum().backward()
+        with torch.no_grad():
+            for p in (*layer.parameters(), *plain.parameters()):
+                p.mul_(0.9)
+    assert list(map(id, layer.parameters())) == list(map(id, held))
+    assert (tape.captured, tape.replayed, len(run)) == (2, 6, 1)
+    for got, want in zip((*held, *inputs), (*plain.parameters(), *mirrors), strict=True):
+        torch.testing.assert_close(got.grad, want.grad)
 
 
-def test_within_another_capture_the_function_itself_is_run(captures, monkeypatch):
+def test_results_of_any_structure_let_their_gradients_through(tape):
+    def many(x, y):
+        return {"both": (x * y, y.detach() + 1), "none": None, "first": x.sum(), "index": y.argmax()}
+
+    run = nxcore.graphed(many, backward=True)
+    x, y = (torch.randn(3, requires_grad=True) for _ in range(2))
+    for _ in range(2):
+        got, want = run(x, y), many(x, y)
+        torch.testing.assert_close(got, want)
+        assert [t.requires_grad for t in pytree.tree_leaves(got) if t is not None] == [
+            True,
+            False,
+            True,
+            False,
+        ]
+        found, expected = (torch.autograd.grad(out["both"][0].sum(), (x, y)) for out in (got, want))
+        torch.testing.assert_close(found, expected)
+    assert not run(X, X)["first"].requires_grad
+    assert tape.captured == 3, "without a gradient there is no graph of it"
+
+
+def test_a_gradient_that_would_be_lost_is_refused(tape):
+    layer = nn.Linear(4, 2)
+    with pytest.raises(CaptureError, match=r"depends on a tensor of shape \(2, 4\) that is neither"):
+        nxcore.graphed(lambda x: x @ layer.weight.t(), backward=True)(X)
+    assert tape.captured == 0
+
+
+def test_within_another_capture_the_function_itself_is_run(tape, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     torch.testing.assert_close(nxcore.graphed(double)(X), 2 * X)
-    assert captures == []
+    assert tape.captured == 0
 
 
 def test_a_result_that_no_replay_renews_is_refused():

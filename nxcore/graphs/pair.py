@@ -1,0 +1,143 @@
+"""Pair: a function and its gradients as two CUDA graphs; the differentiable form of ``nxcore.graphed``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.utils import _pytree as pytree
+
+from nxcore.errors import CaptureError
+from nxcore.graphs.buffers import fill
+from nxcore.graphs.recorder import Pool, Recorder
+
+
+def backward_of(
+    outs: Sequence[Tensor], leaves: Sequence[Tensor]
+) -> tuple[list[Tensor], Sequence[Tensor | None]]:
+    """Return new memory for the gradients of ``outs``, and the gradients of ``leaves`` for what lies there.
+
+    The nodes keep what they saved, so that no later capture gets its memory.
+    """
+    given = [torch.empty_like(out, requires_grad=False) for out in outs]
+    return given, torch.autograd.grad(outs, leaves, given, retain_graph=True, allow_unused=True)
+
+
+def check_leaves(outs: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
+    """Refuse results that depend on another leaf with a gradient than ``leaves``.
+
+    Raises
+    ------
+    CaptureError
+        With its shape.
+    """
+    known, seen, nodes = {id(t) for t in leaves}, set(), [out.grad_fn for out in outs]
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable") and id(node.variable) not in known:
+            shape = tuple(node.variable.shape)
+            raise CaptureError(
+                f"its result depends on a tensor of shape {shape} that is neither an argument nor a parameter"
+            )
+        nodes.extend(before for before, _ in node.next_functions)
+
+
+class Pair:
+    """A call as one graph, and its gradients as another, in a pool of their own.
+
+    Parameters
+    ----------
+    function : callable
+        Returns tensors, in any structure, from ``buffers`` and ``others``.
+    buffers : sequence of Tensor
+        The arguments, which a call copies its own into.
+    others : sequence of Tensor
+        What lies where the caller's parameters lie, and needs a gradient too.
+    clone : bool
+        Return copies of results. Gradients always are copies: autograd keeps the first one that a leaf gets
+        as its ``grad``, and the next replay would overwrite what had been added up there.
+    """
+
+    def __init__(
+        self, function: Callable[[], Any], buffers: Sequence[Tensor], others: Sequence[Tensor], *, clone: bool
+    ) -> None:
+        self._function, self._buffers, self._clone = function, buffers, clone
+        self._leaves = [*buffers, *others]
+        self._wanted = [t for t in self._leaves if t.requires_grad]
+
+    def warm(self) -> None:
+        """Run the call and its gradients.
+
+        Raises
+        ------
+        CaptureError
+            If a gradient would be lost: that of a tensor that is neither an argument nor a parameter.
+        """
+        outs = _differentiable(self._function())
+        check_leaves(outs, self._leaves)
+        if outs:
+            backward_of(outs, self._wanted)
+
+    def capture(self, recorder: Recorder) -> None:
+        """Capture both, after they were run."""
+        self._recorder, pool = recorder, Pool()
+        self._result, self._forward = recorder.capture(self._function, pool)
+        if outs := _differentiable(self._result):
+            gradients = functools.partial(backward_of, outs, self._wanted)
+            (self._given, self._found), self._backward = recorder.capture(gradients, pool)
+        self._needs = [t.requires_grad for t in _tensors(self._result)]
+
+    def __call__(self, tensors: Sequence[Tensor]) -> Any:
+        """Replay the call with the caller's tensors, parameters included; return its result."""
+        apply: Any = _Replay.apply  # which torch leaves untyped
+        found = iter(apply(self, *tensors))
+        return pytree.tree_map_only(Tensor, lambda _: next(found), self._result)
+
+    def forward(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[bool]]:
+        """Replay the call; return its tensors, and which of them need a gradient."""
+        with self._recorder.lock:
+            self._recorder.turn()
+            fill(self._buffers, tensors[: len(self._buffers)])
+            self._forward()
+            found = [t.detach() for t in _tensors(self._result)]
+            return [t.clone() for t in found] if self._clone else found, self._needs
+
+    def backward(self, grads: Sequence[Tensor]) -> list[Tensor | None]:
+        """Replay the gradients for those of the call's tensors; return one for each of its arguments."""
+        with self._recorder.lock:
+            self._recorder.turn()
+            fill(self._given, [g for g, needs in zip(grads, self._needs, strict=True) if needs])
+            self._backward()
+            found = iter([g if g is None else g.clone() for g in self._found])
+        return [next(found, None) if leaf.requires_grad else None for leaf in self._leaves]
+
+
+class _Replay(torch.autograd.Function):
+    """A replay of a ``Pair``, and the replay of its gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, pair: Pair, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.pair = pair
+        found, needs = pair.forward(tensors)
+        ctx.mark_non_differentiable(*(t for t, need in zip(found, needs, strict=True) if not need))
+        return tuple(found)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]  # torch leaves it untyped
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return None, *ctx.pair.backward(grads)
+
+
+def _tensors(result: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+
+
+def _differentiable(result: Any) -> list[Tensor]:
+    return [t for t in _tensors(result) if t.requires_grad]
