@@ -1,4 +1,4 @@
-"""Comparisons: cells, the race of all who take part, records. May import distributed, offline and below.
+"""Benchmarks: cells, races of kernels, records. May import distributed, offline and below.
 
-Nothing is imported here: ``plugin`` is loaded in every session of pytest.
+This module imports nothing, because pytest loads ``plugin`` in every session.
 """

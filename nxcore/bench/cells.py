@@ -1,4 +1,4 @@
-"""Cell: one operator on one sample in one element type on one device; and the filters that pick cells."""
+"""Cell: one operator on one sample, in one dtype, on one device; and the filters that select cells."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nxcore.spec.spec import OpSpec
 
 @dataclass(frozen=True)
 class Cell:
-    """What is measured together.
+    """One operator on one sample: all its kernels are measured in one race.
 
     Attributes
     ----------
@@ -33,12 +33,12 @@ class Cell:
 
     @property
     def type(self) -> str:
-        """The element type's name."""
+        """Name of the dtype."""
         return str(self.dtype).removeprefix("torch.")
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What tells it from the other cells of a device."""
+        """Operator, sample and dtype, which identify a cell on one device."""
         return self.spec.name, self.sample.name, self.type
 
     def __str__(self) -> str:
@@ -51,7 +51,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Filters; an empty one lets everything pass.
+    """Filters of cells. An empty filter passes everything.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ class Wanted:
     dtypes : sequence of str
         Element types.
     forward, backward : bool
-        Only operators that aren't, or are, the gradient of another.
+        Only operators that are not, or are, the backward operator of another.
     """
 
     ops: tuple[str, ...] = ()
@@ -81,7 +81,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class _Known:
-    """What filters may name."""
+    """The names that filters may use."""
 
     samples: set[str] = field(default_factory=set)
     words: set[str] = field(default_factory=set)
@@ -89,12 +89,12 @@ class _Known:
 
 
 def cells(registry: Registry, device: torch.device, wanted: Wanted = Wanted()) -> list[Cell]:
-    """Return the cells that pass the filters: the samples tagged ``bench``, the huge ones only if named.
+    """Return the cells that pass the filters: samples tagged ``bench``, but huge ones only if named.
 
     Raises
     ------
     UnknownOperatorError, InvalidInputError
-        If a filter names what isn't there; with the nearest.
+        If a filter has an unknown name. The message suggests the nearest.
     """
     specs = [registry.spec(name) for name in wanted.ops] or list(registry.ops.values())
     backward = {s.gradient.op for s in registry.ops.values() if s.gradient}
@@ -139,5 +139,5 @@ def _require_known(specs: list[OpSpec], wanted: Wanted) -> None:
         for name in names:
             if name not in there:
                 raise InvalidInputError(
-                    f"{argument} {name!r} isn't there{nearest(name, there)}", argument=argument
+                    f"unknown {argument} {name!r}{nearest(name, there)}", argument=argument
                 )

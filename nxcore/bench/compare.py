@@ -1,8 +1,8 @@
-"""Two records against each other, cell by cell: a kernel's ratio to torch in one, over that in the other.
+"""Compare two records cell by cell: a kernel's ratio to torch in the new one, over that in the old one.
 
-Times of two processes are not comparable: clocks, memory and neighbours differ. Both races hold torch, so
-the ratio to torch is what is compared. A process has a bias of its own besides, which no number of blocks
-within it shows; the margin is there for that.
+Times of two processes are not comparable, since clocks, memory and other load differ. Both races include
+torch, so the ratios to torch are compared. Each process also has a bias that no number of blocks within it
+shows; the margin allows for it.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from nxcore.errors import InvalidInputError
 from nxcore.measure.decision import MARGIN, Interval
 
 PROCESS = 0.05
-"""The margin that two processes need: what two runs of the same code differ by."""
+"""The margin between two processes: two runs of the same code differ by this much."""
 
 Found = dict[str, Any]
 
 
 def compare(old: Sequence[Found], new: Sequence[Found], margin: float = PROCESS) -> list[Found]:
-    """Return a line for each kernel and cell of either record.
+    """Return one line for each kernel and cell of either record.
 
     Parameters
     ----------
     old, new : sequence of dict
         The lines of two records.
     margin : float
-        What must be exceeded; at least, or twice the half-width of either A/A row.
+        A change must exceed this, and also ``MARGIN`` and twice the A/A noise of both records.
 
     Returns
     -------
     list of dict
-        The cell, ``label``, ``verdict``, ``old`` and ``new`` (each a ratio to torch, or None), and
-        ``change``: new over old, with an interval that holds whatever is in both intervals. ``FAST``,
-        ``SAME``, ``SLOW`` and ``AMBG`` as in a row; ``WRONG`` and ``BELOW_FLOOR`` of the new one; ``GONE``
-        and ``NEW`` where only one has a time.
+        The cell, ``label``, ``verdict``, ``old`` and ``new`` (ratios to torch, or None), and ``change``:
+        new over old, with an interval that covers every pair of values of both intervals. Verdicts:
+        ``FAST``, ``SAME``, ``SLOW`` and ``AMBG`` as in a row; ``WRONG`` and ``BELOW_FLOOR`` of the new
+        record; ``GONE`` and ``NEW`` if only one record has a time.
 
     Raises
     ------
     InvalidInputError
-        If they were measured on different devices.
+        If the records are of different devices.
     """
     _require_one_device(old, new)
     before, now = (
@@ -69,7 +69,7 @@ def _line(key: tuple[str, ...], old: Found | None, new: Found | None, margin: fl
         gone = was or (old and not new)
         said = "GONE" if gone else "NEW" if came or not old else "DECLINED"
         return line | {"verdict": said, "reason": (new or {}).get("reason", "")}
-    # Any ratio in the one interval over any in the other: no assumption on how the two are spread.
+    # The extremes of both intervals: this assumes no distribution.
     change = Interval(came[0] / was[0], came[1] / was[2], came[2] / was[1])
     noise = max(r.get("noise") or 0.0 for r in (old, new))
     least = max(margin, MARGIN, 2 * noise)
@@ -78,7 +78,7 @@ def _line(key: tuple[str, ...], old: Found | None, new: Found | None, margin: fl
 
 
 def differences(old: Sequence[Found], new: Sequence[Found]) -> list[str]:
-    """Return what the heads say differently: versions, threads, method."""
+    """Return the differences between the heads: versions, threads, method."""
     before, now = (_head(lines) for lines in (old, new))
     found = []
     for what in ("versions", "machine", "effort", "method", "cuda"):
@@ -100,5 +100,5 @@ def _require_one_device(old: Sequence[Found], new: Sequence[Found]) -> None:
     before, now = (_head(lines).get("device", {}).get("name") for lines in (old, new))
     if before != now:
         raise InvalidInputError(
-            f"records of one device can be compared, got {before} and {now}", argument="compare"
+            f"both records must be of one device, got {before} and {now}", argument="compare"
         )

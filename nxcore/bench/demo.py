@@ -1,8 +1,9 @@
-"""The main job as data: a small convolutional model on real images, plain and accelerated.
+"""The demo as data: a small convolutional model on real images, plain and accelerated.
 
-First one of its layers by every kernel, then its whole step. Then one mixed edge of a DARTS cell: eight
-candidate operations (Liu, Simonyan, Yang 2019, arXiv:1806.09055) run as torch modules on the same images, and
-``softmax_sum`` blends their outputs, forward and backward. On request, ``add`` and ``sum`` at three sizes.
+It compares the kernels of one layer, and times a step of the model. Then it runs one mixed edge of a DARTS
+cell: eight operations (Liu, Simonyan, Yang 2019, arXiv:1806.09055) run as torch modules on the same images,
+and ``softmax_sum`` adds up their outputs, forward and backward. On request it compares ``add`` and ``sum``
+at three sizes.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ class Row:
     verdict : str
         ``verified``, ``wrong`` or ``not run``.
     detail : str
-        Why it didn't run, or the condition under which it did.
+        Why it didn't run, or how it ran (in an interpreter).
     error : float, optional
-        Relative error against float64 in the 2-norm: on this very problem, or, where the kernel runs
-        in an interpreter, on the operator's smoke samples.
+        Relative error against float64 in the 2-norm: on this problem, or on the operator's smoke samples
+        if the kernel runs in an interpreter.
     median_us : float, optional
-        Median microseconds of a call.
+        Median time of a call, in microseconds.
     ratio : (float, float, float), optional
-        Times faster than torch's best: median and interval.
+        Times as fast as torch's fastest idiom: median and interval.
     share : float, optional
         The roofline's time over the measured time.
     """
@@ -67,20 +68,20 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One problem: a row a kernel, and the choice.
+    """One problem: a row for each kernel, and the winner.
 
     Attributes
     ----------
     title : str
-        What was computed.
+        Title of the table.
     rows : tuple of Row
         Every kernel of every backend.
     chosen : str
-        Who serves the call from now on.
+        The winner.
     reason : str
-        Why.
+        Why it is the winner.
     floor_us : float
-        The least microseconds that this device allows.
+        The shortest time possible on this device, in microseconds.
     """
 
     title: str
@@ -91,26 +92,26 @@ class Cell:
 
     @property
     def beaten(self) -> list[str]:
-        """The kernels that were faster than the floor; with torch's own among them it is wrong."""
+        """The kernels faster than the floor. If torch's own is one of them, the floor is wrong."""
         return [row.label for row in self.rows if (row.share or 0.0) * SLACK > 1]
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that the demo found.
+    """The results of the demo.
 
     Attributes
     ----------
     head : dict
         Device, versions, data.
     cells : tuple of Cell
-        One a problem.
+        One for each problem.
     absent : dict
         Backend -> why it can't run here.
     on_request : dict
-        Backend -> why it runs only where it is asked for, which the demo doesn't.
+        Backend -> why it runs on request only. The demo requests none.
     edge : dict
-        The mixed edge as a user runs it: the loss, and the errors of its gradients against float64.
+        The mixed edge end to end: the loss, and the errors of output and gradients against float64.
     step : Step
         The model's step, plain and accelerated.
     """
@@ -124,7 +125,7 @@ class Report:
 
     @property
     def wrong(self) -> bool:
-        """Whether any kernel disagreed with the reference."""
+        """Whether any kernel disagrees with the reference."""
         return any(row.verdict == "wrong" for cell in self.cells for row in cell.rows)
 
     def to_dict(self) -> dict[str, Any]:
@@ -180,30 +181,30 @@ def run(
     Parameters
     ----------
     device : torch.device
-        Where.
+        Where the model and its data are.
     seed : int
-        Of the weights and of the choice of images.
+        Seed of the weights and of the choice of images.
     everything : bool
-        Compare ``add`` and ``sum`` too.
+        Also compare ``add`` and ``sum``.
     advance : callable
-        Told before each step: what, how many are done, how many there are.
+        Called before each step with its name, the number of steps done and their total.
 
     Returns
     -------
     Report
-        Data alone; ``nxcore.cli.demo_tables`` prints it.
+        Data only; ``nxcore.cli.demo_tables`` prints it.
 
     Raises
     ------
     NxcoreError
-        If scikit-learn isn't installed, before anything is measured.
+        If scikit-learn isn't installed. Nothing is measured then.
     """
     session, steps = default(), 12 if everything else 6
     data, labels = digits(BATCH, device, seed)
     torch.manual_seed(seed)
     model = network().to(device)
     with session.policy("measure"):
-        advance("measuring what this device can do", 0, steps)
+        advance("measuring this device's bandwidth and throughput", 0, steps)
         best = ceilings(device)
         advance("a model's step, plain and accelerated", 1, steps)
         step = compared(model, data, labels)
@@ -270,9 +271,9 @@ def _problems(
 def _sure(
     session: Session, best: Ceilings, title: str, name: str, args: tuple[Any, ...]
 ) -> tuple[Ceilings, Cell]:
-    """Decide one problem; measure the ceilings again while a kernel beats them.
+    """Decide one problem; measure the ceilings again while a kernel exceeds them.
 
-    Other work may have run beside their measurement.
+    Ceilings come out too low if other work runs during their measurement.
     """
     cell = _cell(session, best, title, name, args)
     for _ in range(TRIES):
@@ -283,7 +284,7 @@ def _sure(
 
 
 def _cell(session: Session, best: Ceilings, title: str, name: str, args: tuple[Any, ...]) -> Cell:
-    """Decide one problem and look at every kernel's answer to it."""
+    """Decide one problem and check every kernel's result."""
     spec = session.registry.spec(name)
     keywords = {p.name: a for p, a in zip(spec.params, args, strict=True) if p.keyword}
     positional = args[: len(args) - len(keywords)]
@@ -299,7 +300,7 @@ def _row(
 ) -> Row:
     if found.refusal:
         wrong = found.refusal.code is Code.WRONG
-        if found.refusal.code is Code.ON_REQUEST:  # why so is told once for all problems
+        if found.refusal.code is Code.ON_REQUEST:  # the summary gives the reason once
             return Row(found.label, "not run", ASKED)
         return Row(found.label, "wrong" if wrong else "not run", found.refusal.reason, found.error)
     if found.simulated:
@@ -333,12 +334,12 @@ def _call(session: Session, spec: OpSpec, args: tuple[Any, ...], found: Candidat
 
 
 def _edge(session: Session, state: Tensor, operations: nn.ModuleDict, logits: Tensor) -> dict[str, Any]:
-    """Run the edge with gradients through nxcore, and again in float64 through torch alone."""
+    """Run the edge with gradients through nxcore, and again in float64 through torch."""
     alpha = logits.clone().requires_grad_()
     x = state.detach().clone().requires_grad_()
     with torch.backends.cudnn.flags(
         enabled=True, allow_tf32=False
-    ):  # TF32 in torch's convolutions is not ours
+    ):  # TF32 in torch's convolutions would add to the error
         out = session.op("softmax_sum")([operation(x) for operation in operations.values()], alpha)
         out.square().mean().backward()
     wide = operations.double()

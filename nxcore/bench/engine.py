@@ -1,4 +1,4 @@
-"""Bench: cells -> rows. All who can run a cell race once, interleaved, on ever other memory; torch twice."""
+"""Bench: cells -> rows. The kernels of a cell run interleaved, on inputs out of cache; torch runs twice."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ class Bench:
     Parameters
     ----------
     session : Session
-        Whose kernels.
+        The session whose kernels are measured.
     device : torch.device
     effort : Effort
-        How long a cell may take.
+        Bounds on the time of a cell.
     backends : collection of str
-        Only these and torch; all where empty.
+        Only these and torch; all if empty.
     peers : collection of str
-        Whom to compare with besides: ``eager``, ``compile``, ``jax``, ``flaggems``.
+        Libraries to compare with: ``eager``, ``compile``, ``jax``, ``flaggems``.
 
     Raises
     ------
     UnknownBackendError, InvalidInputError
-        If a backend or peer isn't known.
+        If a backend or peer is unknown.
     """
 
     def __init__(
@@ -80,12 +80,12 @@ class Bench:
     @functools.cached_property
     def head(self) -> dict[str, Any]:
         """The record's head."""
-        asked = {"backends": sorted(self.backends), "peers": sorted(self.peers)}
-        return head(self.session.registry, self.device, self.effort, asked)
+        filters = {"backends": sorted(self.backends), "peers": sorted(self.peers)}
+        return head(self.session.registry, self.device, self.effort, filters)
 
     @functools.cached_property
     def ceilings(self) -> Ceilings:
-        """What the device can do at best, as far as was seen."""
+        """The highest bandwidth and throughput of the device measured so far."""
         return ceilings(self.device)
 
     def guests(self, cell: Cell) -> list[Guest]:
@@ -100,45 +100,45 @@ class Bench:
     def measure(
         self, cell: Cell, guests: Sequence[Guest] = (), only: Collection[str] | None = None
     ) -> list[Row]:
-        """Race all who take part in a cell.
+        """Race the kernels of a cell.
 
         Parameters
         ----------
         cell : Cell
         guests : sequence of Guest
-            Kernels that nobody registered.
+            Kernels that are not registered.
         only : collection of str, optional
-            Labels; torch's own take part anyway.
+            Labels of the kernels to run. Torch's own always run.
 
         Returns
         -------
         list of Row
-            A row a kernel, those that failed or declined among them, then the A/A row and the choice.
+            One for each kernel, including those that failed or declined; then the A/A row and the choice.
 
         Raises
         ------
         DeviceLostError
-            If a kernel ended the CUDA context: nothing can be measured after that.
+            If a kernel destroyed the CUDA context. Nothing can be measured after that.
         """
         try:
             return list(self._rows(cell, [*self.guests(cell), *guests], only))
         except DeviceLostError:
             raise
-        except Exception as error:  # noqa: BLE001  such as want of memory: the next cell may do
+        except Exception as error:  # noqa: BLE001  e.g. out of memory: the next cell may fit
             return [_row(cell, "torch", "DECLINED", reason=f"not measured: {brief(error)}")]
         finally:
-            gc.collect()  # what a cell held may be a good part of the memory
+            gc.collect()  # a cell may hold much of the memory
 
     def check(self, cell: Cell, label: str, guests: Sequence[Guest] = ()) -> Row:
-        """Hold one kernel to the float64 truth on a cell, without timing it."""
+        """Check one kernel against the float64 reference on a cell, without timing it."""
         args = cell.build()
         problem = Problem.of(cell.spec, args)
-        everybody = [*self.guests(cell), *guests]
-        for entrant in self.entry.entrants(problem, args, everybody, only={label}):
+        unregistered = [*self.guests(cell), *guests]
+        for entrant in self.entry.entrants(problem, args, unregistered, only={label}):
             if entrant.candidate.label == label:
                 found = entrant.candidate
                 return _row(cell, label, _unraced(found) if found.refusal else "AMBG", **_known(cell, found))
-        raise AssertionError(f"{label!r} is no kernel of {cell.spec.name}")
+        raise AssertionError(f"{cell.spec.name} has no kernel {label!r}")
 
     def _rows(self, cell: Cell, guests: Sequence[Guest], only: Collection[str] | None) -> Iterator[Row]:
         args = cell.build()
@@ -165,10 +165,10 @@ class Bench:
         work_us = self._work_us(cost, sets)
         fastest = min(t.device_median_us for t in timings.values())
         for _ in range(TRIES):
-            if fastest < SLACK * work_us:  # other work may have had a share of the memory then
+            if fastest < SLACK * work_us:  # other work may have used part of the bandwidth
                 self.ceilings = self.ceilings.raised(limits.ceilings_now(self.device))
                 work_us = self._work_us(cost, sets)
-        # Torch's own answer defines what is right: where it beats the ceilings, they are what is wrong.
+        # Torch's own time is certainly possible: if it exceeds the ceilings, the ceilings are wrong.
         torchs = min(c.timing.device_median_us for c in known if c.native and c.timing)
         unsure = torchs < SLACK * work_us
         floor: dict[str, Any] = {"bytes": cost.bytes, "flops": cost.flops, "floor_unsure": unsure or None}
@@ -194,7 +194,7 @@ class Bench:
         yield _choice(cell, found, known, timings, dispatch_us(cell.spec, args))
 
     def _work_us(self, cost: Cost, sets: Sequence[tuple[Any, ...]]) -> float:
-        """Return the least microseconds of a call beside t0."""
+        """Return the shortest time of a call in microseconds, without the launch time t0."""
         moving_s = _moving_s(self.ceilings, cost.bytes, sets, describe(self.device).l2)
         return 1e6 * max(moving_s, cost.flops / self.ceilings.flops)
 
@@ -223,10 +223,10 @@ class Bench:
 
 
 def _moving_s(best: Ceilings, size: int, sets: Sequence[tuple[Any, ...]], cache: int) -> float:
-    """Return the least seconds that a call needs to read its inputs from memory and to write its result.
+    """Return the shortest time, in seconds, to read a call's inputs from memory and to write its result.
 
-    A result may stay in the cache: torch's allocator hands out the same memory again. So may inputs of
-    which the most copies that are made don't fill it.
+    The result may stay in cache, because torch's allocator reuses memory. So may inputs that are so small
+    that all their copies fit into the cache.
     """
     read = min(size, sum(t.numel() * t.element_size() for t in leaves(sets[0])))
     cold = read * len(sets) >= CACHES * cache
@@ -275,7 +275,7 @@ def _against(timing: Timing, baseline: Timing) -> Interval:
 def _choice(
     cell: Cell, found: Sequence[Entrant], known: Sequence[Candidate], timings: Mapping[str, Timing], us: float
 ) -> Row:
-    """Return what the chooser would take by the rule: of what takes part unasked, and may serve."""
+    """Return the chooser's winner by the rule, of the kernels that run without being requested."""
     eligible = [c for e, c in zip(found, known, strict=True) if e.eligible]
     aside = {e.candidate.label for e in found if e.aside}
     decision = decide(eligible, timings[AGAIN])
@@ -283,11 +283,11 @@ def _choice(
     best = min(native, key=_median)
     serving = [c for c in decision.candidates if c.timing and c.ratio and c.label not in aside]
     chosen = decision[decision.chosen]
-    if chosen.label in aside:  # it answers otherwise than the operator, so the fastest of torch's ways serves
+    if chosen.label in aside:  # its result differs from the operator's: torch's fastest idiom runs
         chosen = min((c for c in serving if c.native), key=_median)
     timing, fastest = present(chosen.timing, "chosen.timing"), present(best.timing, "best.timing")
     called = Timing(timing.device_us, tuple(h + us for h in timing.host_us))
-    if timing.device_us == timing.host_us:  # the CPU's clock sees both
+    if timing.device_us == timing.host_us:  # on the CPU both are one time
         called = replace(called, device_us=called.host_us)
     by_rule = decision.rule == "measured" and not chosen.native
     return replace(
@@ -312,7 +312,7 @@ def _nothing(*args: Any) -> Any:
 
 
 def dispatch_us(spec: OpSpec, args: tuple[Any, ...]) -> float:
-    """Return what a call through the operator costs above a direct call: the median of paired rounds."""
+    """Return the microseconds that a call through the operator adds to a direct call: a median of pairs."""
     operator = make_operator(spec, lambda *_: Plan(_nothing, "nothing"))
     keywords = {p.name: a for p, a in zip(spec.params, args, strict=True) if p.keyword}
     through = functools.partial(operator, *args[: len(args) - len(keywords)], **keywords)

@@ -1,4 +1,4 @@
-"""Entrant: who takes part in a cell. Registered kernels, and guests: a peer's operator, a user's own."""
+"""Entrant: a kernel in a cell's race. It is registered, or a guest: a peer's operator, a user's function."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from nxcore.trust.gate import brief
 from nxcore.trust.truth import Truth, agreement
 
 TOO_LARGE = 1 << 25
-"""Elements above which no truth is computed: in float64 it would be several times the sample."""
+"""Number of elements above which no float64 result is computed: it would take several times the memory."""
 
 GUEST = "guest"
-"""The backend of what nobody registered."""
+"""The backend name of kernels that are not registered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Guest:
-    """A kernel that nobody registered.
+    """A kernel that is not registered.
 
     Attributes
     ----------
     label : str
         Its name in tables.
     call : callable, optional
-        Takes the operator's arguments, all positional, defaults filled in.
+        Takes the operator's arguments, all positional, including defaults.
     refusal : str
-        Why it can't take part.
+        Why it can't run.
     """
 
     label: str
@@ -48,20 +48,20 @@ class Guest:
 
 @dataclass(frozen=True, slots=True)
 class Entrant:
-    """One who takes part, or why not.
+    """A kernel in a race, or the reason why it isn't.
 
     Attributes
     ----------
     candidate : Candidate
-        What is known of it; its error is that on this cell.
+        The kernel as a candidate, with its error on this cell.
     call : callable, optional
-        The planned kernel, where nothing speaks against timing it.
+        The planned kernel, unless it is rejected.
     eligible : bool
-        The chooser could take it without being asked.
+        The chooser may choose it without a request.
     aside : bool
-        Timed as torch's best, never called to serve.
+        An idiom of torch that is timed as a baseline and never runs calls.
     compile_s : float, optional
-        Seconds until it first had served the cell: verdict, plan, what is compiled for it, a first call.
+        Seconds until its first call on the cell returned: verification, plan, compilation and the call.
     """
 
     candidate: Candidate
@@ -73,16 +73,16 @@ class Entrant:
 
 @dataclass(frozen=True)
 class Entry:
-    """The rules of who may take part.
+    """The rules that select the kernels of a race.
 
     Attributes
     ----------
     tuner : Tuner
-        Asks, verifies and plans registered kernels.
+        Checks, verifies and plans registered kernels.
     backends : collection of str
-        Only these and torch; all where empty. One on request takes part if it is named.
+        Only these and torch; all if empty. A backend on request runs if it is named.
     requested : collection of str
-        Backends on request that take part.
+        Backends on request that run.
     """
 
     tuner: Tuner
@@ -102,7 +102,7 @@ class Entry:
         guests: Sequence[Guest] = (),
         only: Collection[str] | None = None,
     ) -> Iterator[Entrant]:
-        """Yield who takes part in a call, each held to the float64 truth on it.
+        """Yield the kernels of a call's race, each checked against the float64 reference on it.
 
         Parameters
         ----------
@@ -110,9 +110,9 @@ class Entry:
         args : tuple
             The call's arguments, all positional.
         guests : sequence of Guest
-            Who else.
+            Kernels that are not registered.
         only : collection of str, optional
-            Labels; torch's own take part anyway.
+            Labels of the kernels to run. Torch's own always run.
         """
         small = sum(m.numel() for m in problem.tensors) < TOO_LARGE
         truth = Truth.of(problem.spec, args) if small else None
@@ -136,11 +136,11 @@ class Entry:
             with (
                 contextlib.suppress(Exception),
                 torch.no_grad(),
-            ):  # what raises does so again where it is told
+            ):  # an error is raised again, and reported, in ``_judged``
                 entry.call(*args)
                 synchronize(problem.device)
         took = None if backend.name == "torch" else time.perf_counter() - began
-        # What the smoke samples showed is the gate's; a row tells of its own cell.
+        # The error on the smoke samples belongs to the gate; a row has the error on its own cell.
         found = replace(entry.candidate, error=None)
         return Entrant(
             found, entry.call, eligible=not backend.on_request, aside=yardstick(kernel), compile_s=took
@@ -148,7 +148,7 @@ class Entry:
 
 
 def _judged(entrant: Entrant, problem: Problem, args: tuple[Any, ...], truth: Truth | None) -> Entrant:
-    """Run a kernel once and compare; one that raises or is wrong takes no further part."""
+    """Run a kernel once and compare; one that raises or is wrong is rejected."""
     found = entrant.candidate
     if entrant.call is None or found.refusal:
         return replace(entrant, call=None)
@@ -166,7 +166,7 @@ def _judged(entrant: Entrant, problem: Problem, args: tuple[Any, ...], truth: Tr
         refusal = Refusal(Code.RAISED, f"raised {brief(error)}")
         return replace(entrant, candidate=replace(found, refusal=refusal), call=None)
     found = replace(found, error=agreed.error)
-    if agreed.ok or found.native:  # torch is the baseline, wherever it rounds
+    if agreed.ok or found.native:  # torch is the baseline, however it rounds
         return replace(entrant, candidate=found)
     refusal = Refusal(Code.WRONG, f"wrong: {agreed.reason}")
     return replace(entrant, candidate=replace(found, refusal=refusal), call=None)

@@ -1,7 +1,7 @@
 """The demo's model: a small convolutional network on handwritten digits, plain and accelerated.
 
-A step is forward, cross-entropy, backward and stochastic gradient descent. Both take the same steps in turn,
-so that what disturbs one disturbs the other.
+A step is forward, cross-entropy, backward and stochastic gradient descent. The plain and the accelerated
+model take steps in turn, so that other load on the machine affects both alike.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from nxcore.offline import survey
 
 SIDE, CHANNELS, CLASSES = 32, 16, 10
 LAYER = 2
-"""Where in the network its depthwise convolution is."""
+"""Index of the depthwise convolution in the network."""
 
 PAIRS = 12
-"""Steps of each that are timed: as many as the least that an interval of 99% needs."""
+"""Number of timed steps of each model: the fewest for which a 99% interval exists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a step of the model takes and computes, plain and accelerated.
+    """Times and errors of a model's step, plain and accelerated.
 
     Attributes
     ----------
     plain_ms, accelerated_ms : float
         Median milliseconds.
     ratio : (float, float, float)
-        Times as fast as plain, pair by pair: median and interval.
+        Times as fast as plain, from pairs of steps: median and interval.
     plain_error, accelerated_error : float
         Relative error of all gradients against float64, in the 2-norm.
     status : survey.Status
-        The problems of the accelerated step, and what serves them.
+        The problems of the accelerated step, and their winners.
     """
 
     plain_ms: float
@@ -52,7 +52,7 @@ class Step:
     status: survey.Status
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it as plain data."""
+        """Return the step as plain data."""
         names = ("plain_ms", "accelerated_ms", "ratio", "plain_error", "accelerated_error")
         return {name: getattr(self, name) for name in names} | {"status": self.status.to_dict()}
 
@@ -76,7 +76,7 @@ def digits(count: int, device: torch.device, seed: int) -> tuple[Tensor, Tensor]
         from sklearn.datasets import load_digits
     except ModuleNotFoundError as error:
         raise NxcoreError(
-            "the demo's images come with scikit-learn: pip install 'nxcore-kernels[demo]'"
+            "the demo needs scikit-learn for its images: pip install 'nxcore-kernels[demo]'"
         ) from error
 
     found = load_digits()
@@ -87,7 +87,7 @@ def digits(count: int, device: torch.device, seed: int) -> tuple[Tensor, Tensor]
 
 
 def network() -> nn.Sequential:
-    """Return the model: a stem, then twice a depthwise and a 1x1 convolution, as MobileNet's."""
+    """Return the model: a stem, then twice a depthwise and a 1x1 convolution, as in MobileNet."""
     wide = 2 * CHANNELS
     return nn.Sequential(
         nn.Conv2d(1, CHANNELS, 3, padding=1),
@@ -105,14 +105,14 @@ def network() -> nn.Sequential:
 
 
 def compared(plain: nn.Sequential, images: Tensor, labels: Tensor) -> Step:
-    """Compare ``plain`` with an accelerated copy of it; new problems are measured by the policy in force."""
+    """Compare ``plain`` with an accelerated copy; the policy in force decides new problems."""
     fast = copy.deepcopy(plain)
     accelerate(fast)
     status = survey.of_model(fast, images)
     exact = _gradients(copy.deepcopy(plain).double(), images.double(), labels)
     errors = [_error(_gradients(model, images, labels), exact) for model in (plain, fast)]
     models = [(model, torch.optim.SGD(model.parameters(), lr=0.01)) for model in (plain, fast)]
-    for _ in range(3):  # the first meet what is new and allocate
+    for _ in range(3):  # the first steps decide new problems and allocate
         for model, optimizer in models:
             _timed(model, optimizer, images, labels)
     pairs = [
@@ -139,7 +139,7 @@ def _gradients(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
     """Return the gradients of all weights as one vector, in float64."""
     with torch.backends.cudnn.flags(
         enabled=True, allow_tf32=False
-    ):  # TF32 in torch's convolutions is not ours
+    ):  # TF32 in torch's convolutions would add to the error
         loss = nn.functional.cross_entropy(model(images), labels)
         found = torch.autograd.grad(loss, list(model.parameters()))
     return torch.cat([grad.double().flatten() for grad in found])

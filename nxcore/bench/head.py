@@ -1,4 +1,4 @@
-"""A record's head: the machine, versions and method that its rows are worth something under."""
+"""A record's head: the machine, versions and method of its rows."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from nxcore.trust import fingerprint
 METHOD = "cold: one rotation of inputs over 5 x last-level cache for all; median of interleaved blocks"
 
 
-def head(registry: Registry, device: torch.device, effort: Effort, asked: dict[str, Any]) -> dict[str, Any]:
+def head(registry: Registry, device: torch.device, effort: Effort, filters: dict[str, Any]) -> dict[str, Any]:
     """Return the head of a record.
 
     Parameters
     ----------
     registry : Registry
-        Whose versions, and who of it can't run here.
+        Gives the versions of the plugins, and the backends that can't run here.
     device : torch.device
     effort : Effort
-    asked : dict
-        The backends and peers asked for: all that decides which rows a cell has.
+    filters : dict
+        The requested backends and peers, which determine the rows of a cell. Key ``asked`` of the head.
 
     Returns
     -------
     dict
-        With a fingerprint: rows under equal ones may stand side by side.
+        The head. Rows under heads of equal ``fingerprint`` are comparable.
     """
     same = {
         "device": describe(device).to_dict(),
@@ -47,7 +47,6 @@ def head(registry: Registry, device: torch.device, effort: Effort, asked: dict[s
         "cuda": torch.version.cuda,
         "method": METHOD,
         "effort": asdict(effort),
-        "asked": asked,
         "machine": {
             "system": platform.platform(),
             "cores": os.cpu_count(),
@@ -56,6 +55,7 @@ def head(registry: Registry, device: torch.device, effort: Effort, asked: dict[s
         },
         "sources": _sources(registry),
     }
+    same.update(asked=filters)
     text = json.dumps(same, sort_keys=True, default=str)
     return {
         "record": "head",
@@ -69,7 +69,7 @@ def head(registry: Registry, device: torch.device, effort: Effort, asked: dict[s
 
 
 def versions(registry: Registry) -> dict[str, str]:
-    """Return name -> version of Python, the core, every plugin and what they are made with."""
+    """Return name -> version of Python, the core, every plugin and their toolkits."""
     found = {"python": platform.python_version()}
     for source in registry.sources.values():
         name, *_ = source.distribution.partition(" ")
@@ -81,16 +81,16 @@ def versions(registry: Registry) -> dict[str, str]:
 
 
 def _sources(registry: Registry) -> dict[str, str]:
-    """Return package -> hash of its source, of every package that a kernel is in."""
+    """Return package -> hash of its source, for every package with kernels."""
     kernels = (k for b in registry.backends.values() for k in b.kernels)
     packages = {"nxcore", *(k.target.partition(":")[0].partition(".")[0] for k in kernels)} - {"torch"}
     return {name: fingerprint.source(name) for name in sorted(packages)}
 
 
 def clocks(device: torch.device) -> dict[str, Any]:
-    """Return the device's clocks in MHz and why it is throttled, or the reason why they aren't known."""
+    """Return the device's clocks in MHz and its throttle reasons, or the reason why they are unknown."""
     if device.type != "cuda":
-        return {"unknown": "the CPU's are not read"}
+        return {"unknown": "CPU clocks are not read"}
     try:
         import pynvml
 
@@ -106,5 +106,5 @@ def clocks(device: torch.device) -> dict[str, Any]:
         }
     except ModuleNotFoundError:
         return {"unknown": "pynvml is not installed (pip install nvidia-ml-py)"}
-    except FOREIGN as error:  # NVML's errors are many, and a benchmark runs without it
-        return {"unknown": f"NVML says {type(error).__name__}: {error}"}
+    except FOREIGN as error:  # NVML raises many types, and a benchmark runs without it
+        return {"unknown": f"NVML raised {type(error).__name__}: {error}"}

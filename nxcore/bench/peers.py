@@ -1,4 +1,4 @@
-"""Peers: whom else a comparison may name. Some are backends on request; FlagGems comes as a guest."""
+"""Peers: other libraries to compare with. Some are backends on request; FlagGems is a guest."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from nxcore.bench.entrants import Guest
 from nxcore.errors import FOREIGN, InvalidInputError, nearest
 
 BACKENDS = {"eager": "torch", "compile": "inductor", "jax": "jax"}
-"""Peer -> the backend that it is here."""
+"""Peer -> its backend."""
 
 FLAGGEMS = "flaggems"
 NAMES = (*BACKENDS, FLAGGEMS)
 
 
 def require_peers(names: Collection[str]) -> None:
-    """Refuse what is no peer.
+    """Check that all names are peers.
 
     Raises
     ------
     InvalidInputError
-        Naming the nearest.
+        If one isn't. The message suggests the nearest.
     """
     for name in names:
         if name not in NAMES:
@@ -34,14 +34,14 @@ def require_peers(names: Collection[str]) -> None:
 
 
 def requested(peers: Collection[str], known: Collection[str]) -> tuple[str, ...]:
-    """Return the backends on request that ``peers`` name, of those that are installed."""
+    """Return the installed backends on request that ``peers`` names."""
     return tuple(BACKENDS[p] for p in peers if p in BACKENDS and BACKENDS[p] in known)
 
 
 def guests(peers: Collection[str], known: Collection[str], cell: Cell) -> list[Guest]:
-    """Return the peers that take part in a cell as guests, those that can't with the reason."""
+    """Return the peers that are guests of a cell, with a refusal if they can't run."""
     found = [
-        Guest(peer, None, f"no backend is named {BACKENDS[peer]!r} here; `nxcore backends` says why")
+        Guest(peer, None, f"there is no backend {BACKENDS[peer]!r} here; see `nxcore backends`")
         for peer in peers
         if peer in BACKENDS and BACKENDS[peer] not in known
     ]
@@ -49,9 +49,9 @@ def guests(peers: Collection[str], known: Collection[str], cell: Cell) -> list[G
 
 
 def flaggems(cell: Cell) -> Guest:
-    """Return FlagGems' operator of the same meaning, or why there is none."""
+    """Return FlagGems' equivalent of the operator, or the reason why there is none."""
     if cell.spec.name not in _FLAGGEMS:
-        return Guest(FLAGGEMS, None, f"has no operator for {cell.spec.name}")
+        return Guest(FLAGGEMS, None, f"FlagGems has no operator for {cell.spec.name}")
     if importlib.util.find_spec("flag_gems") is None:
         return Guest(FLAGGEMS, None, "flag_gems is not installed")
     if cell.device.type != "cuda":
@@ -64,7 +64,7 @@ def flaggems(cell: Cell) -> Guest:
 
 
 def _add(gems: Any) -> Callable[..., Any]:
-    def add(x: Any, y: Any, alpha: Any, _out: Any) -> Any:  # no sample of a benchmark has an out
+    def add(x: Any, y: Any, alpha: Any, _out: Any) -> Any:  # no benchmark sample has an out
         return gems.add(x, y, alpha=alpha)
 
     return add

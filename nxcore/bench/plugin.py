@@ -1,7 +1,7 @@
-"""pytest's side: every backend on every real workload, measured together and replayed into pytest-benchmark.
+"""pytest plugin: races every kernel on every real workload, and reports the times to pytest-benchmark.
 
-Loaded in every session of pytest, so nothing heavy is imported. A test that asks for ``nxcore_bench``
-becomes one test a kernel and cell; the first of a cell races all, and each replays its own blocks.
+pytest loads it in every session, so it imports nothing heavy. A test that uses the fixture ``nxcore_bench``
+becomes one test for each kernel and cell. The first test of a cell races all; each reports its own blocks.
 """
 
 from __future__ import annotations
@@ -32,23 +32,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     more: dict[str, Any] = {"action": "append", "default": [], "metavar": "NAME"}
     group.addoption("--nxcore-bench-backend", help="only this backend, and torch (repeatable)", **more)
     group.addoption("--nxcore-bench-dtype", help="only this element type (repeatable)", **more)
-    group.addoption("--nxcore-bench-size", help="a word in a workload's name, or a tag (repeatable)", **more)
-    group.addoption("--nxcore-bench-peer", help="eager, compile, jax or flaggems (repeatable)", **more)
-    group.addoption("--nxcore-bench-device", metavar="NAME", help="cpu or cuda; cuda where there is one")
-    group.addoption("--nxcore-bench-fast", action="store_true", help="float32 alone, and fewer blocks")
+    group.addoption(
+        "--nxcore-bench-size",
+        help="only workloads with this word in the name, or this tag (repeatable)",
+        **more,
+    )
+    group.addoption("--nxcore-bench-peer", help="also eager, compile, jax or flaggems (repeatable)", **more)
+    group.addoption("--nxcore-bench-device", metavar="NAME", help="cpu or cuda; by default cuda if available")
+    group.addoption("--nxcore-bench-fast", action="store_true", help="only float32, fewer blocks")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Describe the marker."""
     config.addinivalue_line(
         "markers",
-        f"{MARKER}(*operators, guests=()): which operators a benchmark is about, and the fixtures whose "
-        "values are kernels that take part besides, called with all arguments positional",
+        f"{MARKER}(*operators, guests=()): the operators of a benchmark, and fixtures whose values are "
+        "further kernels, called with all arguments positional",
     )
 
 
 def bench(config: pytest.Config) -> Bench:
-    """Return the bench of this session, made at first use."""
+    """Return the bench of this session, created at first use."""
     if BENCH not in config.stash:
         from nxcore.bench.engine import FAST, FULL, Bench
         from nxcore.registry.discovery import discover
@@ -57,10 +61,10 @@ def bench(config: pytest.Config) -> Bench:
         from nxcore.spec.device import available
 
         option, settings = config.option, Settings.from_environment()
-        ask = getattr(
+        hook = getattr(
             config.hook, "pytest_nxcore_registry", None
-        )  # the conformance kit's, where it is loaded
-        found = ask(config=config) if ask else None
+        )  # defined if the conformance kit is loaded
+        found = hook(config=config) if hook else None
         registry = found or discover(
             allow=settings.backends, disable=settings.disable, strict=settings.strict
         )
@@ -75,7 +79,7 @@ def bench(config: pytest.Config) -> Bench:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make a test a kernel and cell, those of a cell next to each other."""
+    """Create one test for each kernel and cell, grouped by cell."""
     if FIXTURE not in metafunc.fixturenames:
         return
     from nxcore.bench.cells import Wanted, cells
@@ -89,18 +93,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     try:
         measuring = bench(config)
         wanted = Wanted(ops=ops, sizes=tuple(option.nxcore_bench_size), dtypes=tuple(dtypes))
-        asked = cells(measuring.session.registry, measuring.device, wanted)
+        selected = cells(measuring.session.registry, measuring.device, wanted)
     except NxcoreError as error:
         raise pytest.UsageError(str(error)) from None
     more = tuple(marker.kwargs.get("guests", ())) if marker else ()
-    lanes = [(cell, label) for cell in asked for label in _labels(measuring, cell, more)]
+    lanes = [(cell, label) for cell in selected for label in _labels(measuring, cell, more)]
     ids = ["-".join((*cell.key, label.replace(" ", "_"))) for cell, label in lanes]
     metafunc.parametrize(LANE, lanes, ids=ids)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let ``--benchmark-only`` know these tests, which also run where there is no such fixture."""
+    """Mark these tests as benchmarks for ``--benchmark-only``; they also run without that plugin."""
     if not config.pluginmanager.hasplugin("pytest-benchmark"):
         return
     for item in items:
@@ -118,23 +122,23 @@ def _labels(measuring: Bench, cell: Cell, guests: tuple[str, ...]) -> list[str]:
 
 @pytest.fixture
 def nxcore_lane(request: pytest.FixtureRequest) -> Any:
-    """Return the cell and the kernel's label; given by parametrization."""
+    """Return the cell and the kernel's label, from the parametrization."""
     return request.param
 
 
 @pytest.fixture
 def nxcore_bench(request: pytest.FixtureRequest, nxcore_lane: Any) -> Callable[[], Row]:
-    """Return a function that checks this test's kernel, replays its times and returns its row.
+    """Return a function that checks this test's kernel, reports its times and returns its row.
 
-    Without pytest-benchmark, under ``--benchmark-disable`` and in the processes of xdist, the answer alone is
-    checked. A kernel that declines is a skip with its reason; a wrong one fails, and so does a time that
-    no device can reach.
+    Without pytest-benchmark, with ``--benchmark-disable`` and in xdist's processes, only the result is
+    checked. The test is skipped with the reason if the kernel declines. It fails if the kernel is wrong, or
+    faster than the device can be.
     """
     cell, label = nxcore_lane
     config = request.config
     fixture = request.getfixturevalue("benchmark") if "benchmark" in request.fixturenames else None
     if fixture is not None:
-        fixture._mode = FIXTURE  # noqa: SLF001  else it warns that it wasn't used; it can't time others' blocks
+        fixture._mode = FIXTURE  # noqa: SLF001  avoids a warning that the fixture is unused; it can't report times itself
         fixture.group, fixture.name = str(cell), label
 
     def replay() -> Row:
@@ -155,7 +159,7 @@ def nxcore_bench(request: pytest.FixtureRequest, nxcore_lane: Any) -> Callable[[
         if row.verdict in BAD:
             came = (
                 row.reason
-                or f"{duration(row.device_us or 0.0)}, and the floor is {duration(row.floor_us or 0.0)}"
+                or f"{duration(row.device_us or 0.0)}, below the floor of {duration(row.floor_us or 0.0)}"
             )
             pytest.fail(f"{row.verdict}: {came}", pytrace=False)
         return row
@@ -172,7 +176,7 @@ def _guests(request: pytest.FixtureRequest) -> list[Guest]:
 
 
 def _raced(request: pytest.FixtureRequest, cell: Cell, guests: list[Guest]) -> dict[str, Row]:
-    """Return the rows of a cell, by label: of the race that the first of its tests holds."""
+    """Return the rows of a cell by label. The first of its tests runs the race."""
     stash, function = request.config.stash, request.function
     key = (function, cell.key, str(cell.device))
     if RACED not in stash or stash[RACED][0] != key:
@@ -181,26 +185,26 @@ def _raced(request: pytest.FixtureRequest, cell: Cell, guests: list[Guest]) -> d
         only = {label for of, label in lanes if of.key == cell.key}
         rows = bench(request.config).measure(cell, guests, only)
         found = {row.label: row for row in rows}
-        # Where the cell as a whole couldn't be measured, there is one row for all.
+        # If the whole cell couldn't be measured, there is one row for all.
         stash[RACED] = key, {label: found.get(label, rows[0]) for label in only}
     return stash[RACED][1]
 
 
 def _replay(fixture: Any, row: Row, head: dict[str, Any]) -> None:
-    """Feed the blocks of a race to pytest-benchmark, as seconds of its own."""
-    told = row.to_dict()
+    """Report the blocks of a race to pytest-benchmark, in seconds."""
+    info = row.to_dict()
     for name in ("record", "device_blocks_us", "host_blocks_us"):
-        told.pop(name, None)
-    told |= {"versions": head["versions"], "clocks": row.clocks or head["clocks"]}
-    fixture.extra_info.update(told)
-    stats = fixture._make_stats(1)  # noqa: SLF001  there is no public way to give it times
+        info.pop(name, None)
+    info |= {"versions": head["versions"], "clocks": row.clocks or head["clocks"]}
+    fixture.extra_info.update(info)
+    stats = fixture._make_stats(1)  # noqa: SLF001  there is no public way to pass times
     for us in row.call_blocks_us:
         stats.update(us * 1e-6)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
-    """Add the head of a record to what pytest-benchmark keeps of the machine."""
+    """Add the head of a record to pytest-benchmark's machine info."""
     if RACED in config.stash:
         head = bench(config).head
         machine_info["nxcore"] = {k: head[k] for k in ("device", "ceilings", "method", "fingerprint")}

@@ -1,4 +1,4 @@
-"""A record on disk: JSON lines, a head and then rows; a run that was broken off goes on where it ended."""
+"""A record on disk: JSON lines, a head and then rows. An interrupted run continues where it ended."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def key_of(row: dict[str, Any]) -> Key:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a record; the last is left out if it was broken off.
+    """Return the lines of a record, without an incomplete last line.
 
     Raises
     ------
     InvalidInputError
-        If there is no such file, or it holds something else.
+        If the file can't be read, or isn't a record.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise InvalidInputError(
-            f"no record to read at {path}: {error.strerror}", argument="record"
+            f"can't read the record {path}: {error.strerror}", argument="record"
         ) from error
     found = []
     for number, line in enumerate(lines, 1):
@@ -42,7 +42,7 @@ def read(path: Path) -> list[dict[str, Any]]:
             if number == len(lines):
                 break
             raise InvalidInputError(
-                f"{path}, line {number}, is no line of a record", argument="record"
+                f"{path}, line {number}, is not a line of a record", argument="record"
             ) from error
         if known:
             found.append(entry)
@@ -50,22 +50,22 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def rows(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows of a record, the last where a cell was measured again."""
+    """Return the rows of a record; the last ones of a cell that was measured again."""
     latest = {(*key_of(r), r["label"]): r for r in lines if r["record"] != "head"}
     return list(latest.values())
 
 
 @dataclass
 class RecordWriter:
-    """Appends to a record, a cell at a time.
+    """Appends to a record, one cell at a time.
 
     Attributes
     ----------
     path : Path
     head : dict
-        Of this run.
+        The head of this run.
     done : dict
-        Cell -> its rows, of what was measured under a head of the same fingerprint.
+        Cell -> its rows, for cells that were measured under a head of the same fingerprint.
     """
 
     path: Path
@@ -77,7 +77,7 @@ class RecordWriter:
         current = None
         if self.path.exists():
             lines = read(self.path)
-            self._drop_what_was_broken_off(len(lines))
+            self._drop_incomplete_line(len(lines))
             for line in lines:
                 if line["record"] == "head":
                     current = line.get("fingerprint")
@@ -87,7 +87,7 @@ class RecordWriter:
             self._append([self.head])
 
     def write(self, measured: Sequence[Row]) -> None:
-        """Append the rows of a cell, all at once."""
+        """Append the rows of a cell in one write."""
         self._append([row.to_dict() for row in measured])
 
     def _append(self, entries: Sequence[dict[str, Any]]) -> None:
@@ -95,7 +95,7 @@ class RecordWriter:
         with self.path.open("a", encoding="utf-8") as stream:
             stream.write(text)
 
-    def _drop_what_was_broken_off(self, whole: int) -> None:
+    def _drop_incomplete_line(self, whole: int) -> None:
         lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
         if len(lines) != whole or (lines and not lines[-1].endswith("\n")):
             self.path.write_text(

@@ -1,4 +1,4 @@
-"""Row: what became of one kernel in one cell, as a record keeps it; and how verdicts are given."""
+"""Row: the result of one kernel in one cell, a line of a record; and the rules of verdicts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Record = Literal["row", "again", "choice"]
 Verdict = Literal["BASE", "FAST", "SAME", "SLOW", "AMBG", "WRONG", "DECLINED", "BELOW_FLOOR"]
 
 BAD = frozenset({"WRONG", "BELOW_FLOOR"})
-"""Verdicts that fail a run: a wrong answer, and a time that can't be."""
+"""Verdicts that fail a run: a wrong result, and a time that is impossible."""
 
 ALIKE = 1.1
-"""What is further apart is never called the same, however noisy the race."""
+"""Times further apart than this ratio are never ``SAME``, however noisy the race."""
 
 Ratio = tuple[float, float, float]
 
@@ -27,58 +27,58 @@ class Row:
     Attributes
     ----------
     record : str
-        ``row`` for a kernel; ``again`` for the A/A row, torch's fastest way once more; ``choice`` for what
-        the chooser would take by the rule from the same timings.
+        ``row`` for a kernel; ``again`` for the A/A row, torch's fastest idiom a second time; ``choice`` for
+        the chooser's winner by the same timings.
     op, sample, dtype : str
         The cell.
     label : str
         The kernel.
     verdict : str
-        ``BASE`` (torch's own), ``FAST`` (by the rule), ``SAME`` and ``SLOW`` (the interval lies within the
-        margin, or beyond it), ``AMBG`` (neither), ``WRONG``, ``DECLINED``, or ``BELOW_FLOOR``: faster than
-        the device can be, so an error of the measurement.
+        ``BASE`` (torch's own), ``FAST`` (a winner by the rule), ``SAME`` or ``SLOW`` (the interval lies
+        within the margin, or below it), ``AMBG`` (neither), ``WRONG``, ``DECLINED``, or ``BELOW_FLOOR``:
+        faster than the device can be, hence a measurement error.
     reason : str
-        Why, where it was not timed.
+        Why it was not timed.
     error : float, optional
-        Relative error against float64 in the 2-norm, on this very cell.
+        Relative error against float64 in the 2-norm, on this cell.
     precision : str
-        The precision class that this error belongs to, in float32.
+        The precision class of this error, in float32.
     noise : float, optional
-        The half-width of the A/A row.
+        The A/A noise: half the width of the A/A row's interval.
     bytes, flops : int, optional
-        The least that a call must move and compute.
+        The fewest bytes that a call must move, and operations that it must do.
     floor_us : float, optional
-        The least microseconds that the device allows.
+        The shortest time possible on the device, in microseconds.
     floor_unsure : bool, optional
-        True where torch itself was faster than the measured ceilings allow, and its time is the floor: they
-        were measured beside other work.
+        True if torch itself exceeded the measured ceilings, because other work ran during their measurement.
+        The floor is then torch's time.
     device_us, host_us, call_us : float, optional
-        Medians of what a call costs the device, the host, and the caller in eager mode: the larger of both.
+        Median time of a call on the device, on the host, and in eager mode (the larger of both).
     ratio : (float, float, float), optional
-        How many times as fast as torch's best, block by block: median, low, high.
+        Times as fast as torch's fastest idiom, from pairs of blocks: median, low, high.
     p : float, optional
-        Of the test that it is faster by the margin.
+        p value of the test that it is faster by the margin.
     share_of_floor : float, optional
         The floor over the device's time.
     gb_per_s, tflop_per_s : float, optional
-        The least bytes and operations over the device's time.
+        ``bytes`` and ``flops`` over the device's time.
     blocks : int, optional
-        How many were measured.
+        Number of blocks measured.
     device_blocks_us, host_blocks_us : tuple of float
-        All of them; the host's are left out where they are the device's, as on the CPU.
+        Time of each block. The host's are omitted if equal to the device's, as on the CPU.
     compile_s : float, optional
-        Seconds until a kernel first had served the cell in that process: its verdict, what was compiled,
-        a first call. Little, where verdict and compiled code were on disk.
+        Seconds until a kernel's first call on the cell returned in that process: verification, compilation,
+        the call. Short if verdict and compiled code were on disk.
     chosen : str
-        Of a choice: the kernel.
+        Of a choice: the winner.
     regret : float, optional
-        Of a choice: its time over the best eligible one's, less one.
+        Of a choice: its time over that of the best eligible kernel, minus one.
     dispatch_us : float, optional
-        Of a choice: what a call through the operator costs above a direct one.
+        Of a choice: the microseconds that a call through the operator adds to a direct call.
     ratio_called : (float, float, float), optional
-        Of a choice: the ratio with that cost.
+        Of a choice: the ratio that includes ``dispatch_us``.
     clocks : dict, optional
-        The device's clocks after the race, where it tells.
+        The device's clocks after the race, if it reports them.
     """
 
     record: Record
@@ -115,16 +115,16 @@ class Row:
 
     @property
     def call_blocks_us(self) -> tuple[float, ...]:
-        """Microseconds a call costs in eager mode, block by block."""
+        """Microseconds of a call in eager mode, for each block."""
         return Timing(self.device_blocks_us, self.host_blocks_us or self.device_blocks_us).call_us
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the row as plain data; what it doesn't have is left out, but for the error."""
+        """Return the row as plain data. Missing values are omitted, except the error."""
         return {k: v for k, v in asdict(self).items() if k == "error" or v not in (None, "", ())}
 
 
 def verdict(ratio: Interval, noise: float) -> Verdict:
-    """Return the verdict of an interval that was not enough to win."""
+    """Return the verdict of an interval of a kernel that did not win."""
     margin = 1 + max(MARGIN, 2 * noise)
     if ratio.high < 1 / margin:
         return "SLOW"
@@ -133,5 +133,5 @@ def verdict(ratio: Interval, noise: float) -> Verdict:
 
 
 def rounded(ratio: Interval | None) -> Ratio | None:
-    """Return an interval as a row keeps it."""
+    """Return an interval as a tuple, rounded for a row."""
     return None if ratio is None else (round(ratio.median, 4), round(ratio.low, 4), round(ratio.high, 4))

@@ -1,4 +1,4 @@
-"""What a record says, a line a kernel: the geometric mean beside the worst, and how often torch is faster."""
+"""Summary of a record, a line for each kernel: geometric mean, worst, and how often torch is faster."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 CALLED = "nxcore, called"
-"""The line of the chooser with what a call through the operator costs."""
+"""Label of the chooser's line that includes the time of a call through the operator."""
 
 
 def summary(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return one line a kernel, the A/A row among them, and two of the chooser at the end.
+    """Return one line for each kernel, including the A/A row, then two for the chooser.
 
     Parameters
     ----------
     rows : iterable of dict
-        Of a record.
+        The rows of a record.
 
     Returns
     -------
     list of dict
-        ``label``; ``cells``, how many were timed; ``mean`` (geometric), ``p5`` and ``worst`` of the ratio to
-        torch's best; ``slower``, in how many its median is below 1; ``slow``, in how many it is so beyond
-        the margin; ``verdicts``, how many of each.
+        ``label``; ``cells``, the number of timed cells; ``mean`` (geometric), ``p5`` and ``worst`` of the
+        ratio to torch's fastest idiom; ``slower``, the number of cells with a median below 1; ``slow``, the
+        number of those beyond the margin; ``verdicts``, the number of each verdict.
     """
     found = sorted(rows, key=lambda r: r["record"] == "choice")
     lines = [

@@ -1,5 +1,5 @@
-"""Records of measurements to a page that compares the backends. May import distributed, offline and below.
+"""Reports: a page made of records that compares the backends. May import distributed, offline and below.
 
-``records`` reads and joins, ``figures`` derives every number that is shown, ``page`` and ``markdown`` write.
-Nothing here needs torch: a record can be read where it couldn't have been made.
+``records`` reads and joins, ``figures`` computes all numbers, ``page`` and ``markdown`` write. None of them
+needs torch, so that a record can be read on a machine that couldn't have made it.
 """

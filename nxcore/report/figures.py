@@ -1,7 +1,7 @@
-"""Records -> every number that a page shows, as plain data: the same for HTML, Markdown and ``--json``.
+"""Records -> all numbers of a page, as plain data: the same for HTML, Markdown and ``--json``.
 
-The page in the browser filters and draws; only what a filter changes (a mean over the cells that are left) is
-computed there again, by the formulas of `spread`.
+The page's scripts filter and draw. They compute only numbers that depend on a filter, such as a mean over the
+remaining cells, by the formulas of `spread`.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 from nxcore.report.records import NUMBERS, Cell, Records, Row, is_native, is_number, ratio_of
 
 NXCORE = "nxcore"
-CALLED = "nxcore, called"  # the choice with the cost of a call through nxcore
-COMPARED_ONLY = frozenset({"inductor", "jax", "compile", "eager", "flaggems"})  # never serve unasked
-FAILED = frozenset({"WRONG", "BELOW_FLOOR"})  # such a row's time is not evidence of anything
+CALLED = "nxcore, called"  # the choice, including the time of a call through nxcore
+COMPARED_ONLY = frozenset({"inductor", "jax", "compile", "eager", "flaggems"})  # run on request only
+FAILED = frozenset({"WRONG", "BELOW_FLOOR"})  # the time of such a row is meaningless
 TIE = 1.02  # as in nxcore.measure.decision, which needs torch
 UNSURE = 0.2  # as in nxcore.measure.race
 
 
 def joined(records: Records) -> dict[str, Any]:
-    """Return all that a page shows: runs, devices, cells with their rows, and what was found in sum."""
+    """Return the data of a page: runs, devices, cells with their rows, and summaries."""
     cells = [_cell(index, cell) for index, cell in enumerate(records.cells)]
     labels = _ordered(row["label"] for cell in cells for row in cell["rows"])
     names = list(dict.fromkeys(cell["device"] for cell in cells))
@@ -46,7 +46,7 @@ def joined(records: Records) -> dict[str, Any]:
 
 
 def spread(ratios: Sequence[float]) -> dict[str, float] | None:
-    """Return geometric mean, fifth percentile, minimum and how many are below one; None of nothing."""
+    """Return geometric mean, fifth percentile, minimum and the number below one; None if empty."""
     if not ratios:
         return None
     ordered = sorted(ratios)
@@ -60,7 +60,7 @@ def spread(ratios: Sequence[float]) -> dict[str, float] | None:
 
 
 def summary(cells: Sequence[Mapping[str, Any]], labels: Iterable[str]) -> list[dict[str, Any]]:
-    """Return the spread of nxcore's choice and of each backend where it ran: a row a policy."""
+    """Return the spread of nxcore's choice, and of each backend where it ran; one row for each policy."""
     policies = {
         NXCORE: [c["ratio"][0] for c in cells if c["ratio"]],
         CALLED: [c["ratio_called"][0] for c in cells if c["ratio_called"]],
@@ -71,7 +71,7 @@ def summary(cells: Sequence[Mapping[str, Any]], labels: Iterable[str]) -> list[d
 
 
 def support(cells: Sequence[Mapping[str, Any]], labels: Iterable[str]) -> list[dict[str, Any]]:
-    """Return a row for each operator and backend: how many cells ran, declined or failed, and why."""
+    """Return a row for each operator and backend: the cells that ran, declined or failed, and the reasons."""
     found = []
     for op in dict.fromkeys(c["op"] for c in cells):
         for label in labels:
@@ -95,7 +95,7 @@ def support(cells: Sequence[Mapping[str, Any]], labels: Iterable[str]) -> list[d
 
 
 def row_of(cell: Mapping[str, Any], label: str) -> dict[str, Any] | None:
-    """Return the row of that kernel in a cell."""
+    """Return the row of a kernel in a cell."""
     return next((row for row in cell["rows"] if row["label"] == label), None)
 
 
@@ -113,7 +113,7 @@ def _cell(index: int, cell: Cell) -> dict[str, Any]:
     best = min(times.values(), default=None)
     regret = {}
     if best and baseline and took:
-        # Who can't run a cell leaves it to torch, as any caller would.
+        # Where a backend can't run a cell, torch's time counts, as in a call.
         policies = {NXCORE: took, "torch": baseline}
         policies |= {r.label: times.get(r.label, baseline) for r in rows if not r.native}
         regret = {policy: round(us / best, 4) for policy, us in policies.items()}
@@ -139,14 +139,14 @@ def _cell(index: int, cell: Cell) -> dict[str, Any]:
 
 
 def _torch(rows: Sequence[Row]) -> Row | None:
-    """Return torch at its best, which is what every ratio is to."""
+    """Return the row of torch at its best, the baseline of every ratio."""
     native = [r for r in rows if r.native and r.get("call_us")]
     exact = [r for r in native if r.ratio and r.ratio == (1.0, 1.0, 1.0)]
     return min(exact or native, key=lambda r: r.numbers["call_us"], default=None)
 
 
 def _chosen(rows: Sequence[Row]) -> Row | None:
-    """Return who the rule chooses on these timings, where the record doesn't say: a clear winner."""
+    """Return the winner by the rule on these timings, for a record without a choice."""
     won = [r for r in rows if r.verdict == "FAST" and r.get("call_us") and r.ratio and not compared_only(r)]
     fastest = min((r.numbers["call_us"] for r in won), default=0.0)
     ties = [r for r in won if r.numbers["call_us"] <= fastest * TIE]
@@ -154,7 +154,7 @@ def _chosen(rows: Sequence[Row]) -> Row | None:
 
 
 def compared_only(row: Row) -> bool:
-    """Tell whether a kernel is measured for comparison, and never serves a call unasked."""
+    """Return whether a kernel is measured for comparison only, and runs on request only."""
     return row.label in COMPARED_ONLY
 
 
@@ -175,7 +175,7 @@ def _row(row: Row, cell: Cell, baseline: float | None) -> dict[str, Any]:
     }
     device, call = row.get("device_us"), row.get("call_us")
     size, floor = cell.numbers.get("bytes"), cell.numbers.get("floor_us")
-    if call and row.ratio:  # the ratio's interval, carried over to the time
+    if call and row.ratio:  # the ratio's interval, applied to the time
         median, low, high = row.ratio
         found["interval_us"] = [round(call * median / high, 3), round(call * median / low, 3)]
     if device and size and found["gb_per_s"] is None:
@@ -194,7 +194,7 @@ def _row(row: Row, cell: Cell, baseline: float | None) -> dict[str, Any]:
 
 
 def _device(name: str, records: Records, cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return a device's facts, those of its latest run, and what never ran on it."""
+    """Return the facts of a device from its latest run, and the backends that never ran on it."""
     own = sorted((r for r in records.runs if r.device == name), key=lambda r: r.date)
     head = own[-1].head if own else {}
     versions: dict[str, list[str]] = {}
@@ -212,7 +212,7 @@ def _device(name: str, records: Records, cells: Sequence[Mapping[str, Any]]) -> 
         for label in labels
         if label not in ran
     }
-    for run in own:  # a backend that can't run on the machine may have no row at all
+    for run in own:  # a backend that can't run may have no rows
         said = run.head.get("absent")
         for backend, why in (said if isinstance(said, dict) else {}).items():
             if backend not in ran:
@@ -240,7 +240,7 @@ def _device(name: str, records: Records, cells: Sequence[Mapping[str, Any]]) -> 
 
 
 def _ceilings(given: Any) -> dict[str, float]:
-    """Return launch, rate and the bandwidth of memory beyond every cache: what floors are counted with."""
+    """Return launch time, throughput and memory bandwidth, from which floors are computed."""
     if not isinstance(given, dict):
         return {}
     pairs = [p for p in given.get("bandwidths") or () if isinstance(p, list) and len(p) == 2]
@@ -250,15 +250,15 @@ def _ceilings(given: Any) -> dict[str, float]:
 
 
 def _unsure(ceilings: Any, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return why the ceilings, and every share of a floor, are unsure; empty where they aren't."""
+    """Return why the ceilings, and so the shares of floors, are uncertain; else ""."""
     own = (row for row in rows if row.get("native"))
     beaten = sum(bool(row.get("more", {}).get("floor_unsure")) for row in own)
     if beaten:
-        return f"torch beat them in {beaten} rows"
+        return f"torch exceeded them in {beaten} rows"
     noise: Any = ceilings.get("noise") if isinstance(ceilings, dict) else None
     return f"blocks differed by {noise:.0%}" if is_number(noise) and noise > UNSURE else ""
 
 
 def _ordered(labels: Iterable[str]) -> list[str]:
-    """Return each label once: torch's own first, then by name, those for comparison last."""
+    """Return the distinct labels: torch's own first, then by name, those for comparison last."""
     return sorted(set(labels), key=lambda n: (not is_native(n), n in COMPARED_ONLY, n))

@@ -1,4 +1,4 @@
-"""What was joined -> a Markdown page: the same figures as tables, for a terminal or a review."""
+"""Joined records -> a Markdown page: the figures as tables, for a terminal or a review."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def markdown(data: Mapping[str, Any]) -> str:
     Parameters
     ----------
     data : mapping
-        What `figures.joined` returned.
+        The data that `figures.joined` returns.
     """
     lines = [f"# {title(dict(data))}", ""]
     for device in data["devices"]:
@@ -29,9 +29,12 @@ def markdown(data: Mapping[str, Any]) -> str:
         [(r["file"], r["device"], r.get("date", ""), str(r["cells"])) for r in data["runs"]],
     )
     if data["replaced"]:
-        lines += [f"{data['replaced']} earlier measurements of the same cells gave way to later ones.", ""]
+        lines += [
+            f"{data['replaced']} earlier measurements of the same cells are replaced by later ones.",
+            "",
+        ]
     if data["notes"]:
-        lines += ["## What could not be read", "", *(f"- {_text(n)}" for n in data["notes"]), ""]
+        lines += ["## Lines that could not be read", "", *(f"- {_text(n)}" for n in data["notes"]), ""]
     return "\n".join(lines)
 
 
@@ -43,7 +46,9 @@ def _device(device: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> li
     ):
         lines.append(f"{name}: {value}.")
     if device["unsure"]:
-        lines.append(f"Unsure ceilings, for other work ran beside their measurement: {device['unsure']}.")
+        lines.append(
+            f"Uncertain ceilings, since other work ran during their measurement: {device['unsure']}."
+        )
     lines += [*(f"Method: {m}." for m in device["methods"]), ""]
     lines += ["### Times as fast as torch at its best", ""]
     summary = device["summary"]
@@ -61,12 +66,12 @@ def _device(device: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> li
         ],
     )
     lines += [
-        f"The choice is what the rule takes on these same timings, {left} left to torch.",
-        "A backend counts where it ran.",
+        f"nxcore's choice is the winner by its rule on these timings; {left} are left to torch.",
+        "A backend's row counts the cells where it ran.",
         "",
     ]
     if device["failures"]:
-        lines += ["Rows that can't be trusted, and count nowhere:", ""]
+        lines += ["Invalid rows, which are excluded from all figures:", ""]
         by_id = {c["id"]: c for c in cells}
         lines += [
             _text(f"- {f['label']} {f['verdict']}, {_cell(by_id[f['cell']])}: {f['reason']}")
@@ -109,7 +114,7 @@ def _device(device: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> li
     ]
     lines += _table(("operator", "backend", "ran", "declined", "wrong", "why"), rows)
     if device["absent"]:
-        lines += ["Not run at all:", ""]
+        lines += ["Backends that never ran:", ""]
         lines += [
             f"- {_text(label)}: {_text(_reasons(reasons))}" for label, reasons in device["absent"].items()
         ]
@@ -162,7 +167,7 @@ def _reasons(reasons: Mapping[str, int]) -> str:
 
 
 def _text(value: str) -> str:
-    """Return text as it stands: neither a table's border nor an element."""
+    """Return text with the characters of table borders and elements escaped."""
     return str(value).replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
 
 

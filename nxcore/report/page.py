@@ -1,4 +1,4 @@
-"""What was joined -> one HTML file that needs nothing else: no network, no second file."""
+"""Joined records -> one self-contained HTML file, which needs no network and no second file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LIMIT = 8_000_000  # bytes of a whole page
 
 
 def title(data: dict[str, Any]) -> str:
-    """Return what a page is about."""
+    """Return the title of a page."""
     return "Kernels against torch on " + " and ".join(d["name"].partition(",")[0] for d in data["devices"])
 
 
@@ -25,7 +25,7 @@ def html(data: dict[str, Any]) -> str:
     Parameters
     ----------
     data : dict
-        What `figures.joined` returned.
+        The data that `figures.joined` returns.
 
     Raises
     ------
@@ -38,7 +38,7 @@ def html(data: dict[str, Any]) -> str:
         "title": re.sub(r"[<>&\"]", " ", title(data)),
         "style": "\n".join(read[name] for name in STYLES),
         "plotly": _plotly(),
-        # A "<" could end the element that holds the data; in JSON it may stand as an escape.
+        # A "<" could end the element that holds the data; JSON allows it as an escape.
         "data": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
         "script": "\n".join(read[name] for name in SCRIPTS),
     }
@@ -46,7 +46,7 @@ def html(data: dict[str, Any]) -> str:
     size = len(page.encode())
     if size > LIMIT:
         raise NxcoreError(
-            f"the page would have {size / 1e6:.1f} MB, and may have {LIMIT / 1e6:.0f}: give fewer records"
+            f"the page would have {size / 1e6:.1f} MB, more than {LIMIT / 1e6:.0f} MB: give fewer records"
         )
     return page
 
@@ -57,5 +57,5 @@ def _plotly() -> str:
         return source.read_text(encoding="utf-8").replace("</script", "<\\/script")
     except (ModuleNotFoundError, FileNotFoundError) as error:
         raise NxcoreError(
-            "the HTML page is drawn by plotly: pip install 'nxcore-kernels[report]'; Markdown needs nothing"
+            "the HTML page needs plotly: pip install 'nxcore-kernels[report]'; Markdown works without it"
         ) from error

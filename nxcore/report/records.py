@@ -1,9 +1,9 @@
 """Lines of JSON -> runs and cells.
 
-A line is a head, which opens a run, or a row of that run: a kernel, the A/A row, or the choice. A cell is one
-operator, sample and element type on one device. Ratios are paired within a run, so that rows of two runs are
-never mixed: the latest run that has a cell has all of it. What a line lacks is absent; what can't be read is
-a note with file and line.
+A line is a head, which starts a run, or a row of that run: a kernel, the A/A row or the choice. A cell is one
+operator, sample and dtype on one device. Ratios are paired within a run, so rows of two runs are never mixed:
+all rows of a cell are from the latest run that has it. Fields that a line lacks are absent. A line that can't
+be read becomes a note with file and line.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ NUMBERS = (
     "blocks",
     "p",
 )
-SHARED = ("bytes", "flops", "floor_us", "noise")  # of a cell, and written in each of its rows
-LEFT_OUT = ("device_blocks_us", "host_blocks_us")  # what medians and intervals were taken from
+SHARED = ("bytes", "flops", "floor_us", "noise")  # properties of a cell, repeated in each of its rows
+LEFT_OUT = ("device_blocks_us", "host_blocks_us")  # the data of medians and intervals
 OWN = frozenset(
     {"record", "op", "sample", "label"}
-)  # a line that has one of these was meant as a head or row
+)  # a line with one of these fields is meant as a head or row
 UNKNOWN = "unknown device"
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What stood in one head.
+    """A run: one head of a record.
 
     Attributes
     ----------
     file : str
-        Where it was read.
+        The file of the head.
     device : str
-        The device's name; a CPU's with its threads.
+        Name of the device; of a CPU with its number of threads.
     head : dict
-        As it was written: device, ceilings, versions, date, method and whatever else there was.
+        All fields of the head: device, ceilings, versions, date, method and others.
     """
 
     file: str
@@ -57,26 +57,26 @@ class Run:
 
     @property
     def date(self) -> str:
-        """When it began, as text that sorts; empty where the head doesn't say."""
+        """The start of the run, as text that sorts; empty if the head has no date."""
         return str(self.head.get("date") or "")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One kernel in one cell; what wasn't recorded is None.
+    """One kernel in one cell; missing fields are None.
 
     Attributes
     ----------
     record : str
-        ``row``; ``again`` for torch's second entry, the A/A row; ``choice`` for what the chooser takes.
+        ``row``; ``again`` for torch's second entry, the A/A row; ``choice`` for the chooser's winner.
     label, verdict, reason : str
-        Which kernel, how it ended, and why it wasn't timed.
+        The kernel, its verdict, and why it wasn't timed.
     numbers : dict
-        Those of `NUMBERS` that were recorded.
+        The fields of `NUMBERS` in the record.
     ratio : tuple of float, optional
-        How many times as fast as torch at its best: median, low, high.
+        Times as fast as torch at its best: median, low, high.
     more : dict
-        All other fields as they were written.
+        All other fields.
     """
 
     record: str
@@ -93,13 +93,13 @@ class Row:
 
     @property
     def native(self) -> bool:
-        """It is torch's own, in one idiom or another."""
+        """Whether it is one of torch's idioms."""
         return is_native(self.label)
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One operator, sample and element type on one device, of the latest run that has it."""
+    """One operator, sample and dtype on one device, from the latest run that has it."""
 
     device: str
     op: str
@@ -112,20 +112,20 @@ class Cell:
 
 @dataclass
 class Records:
-    """What a set of files holds.
+    """The content of a set of files.
 
     Attributes
     ----------
     runs : list of Run
         In the order of reading.
     cells : list of Cell
-        By device, operator, size, sample and element type.
+        Ordered by device, operator, size, sample and dtype.
     notes : list of str
-        What couldn't be read: file, line and why.
+        Lines that couldn't be read: file, line and reason.
     others : list of str
-        Files of JSON that hold no line of such a record: they are of another kind, and left out whole.
+        JSON files of another kind: no line of them belongs to a benchmark record.
     replaced : int
-        How many cells a later run measured again.
+        Number of cells that a later run measured again.
     """
 
     runs: list[Run] = field(default_factory=list)
@@ -141,17 +141,17 @@ def read(paths: Iterable[Path]) -> Records:
     Parameters
     ----------
     paths : iterable of Path
-        JSONL files; of a folder, every ``*.jsonl`` in it and below.
+        JSONL files, or folders: every ``*.jsonl`` in and below them.
 
     Returns
     -------
     Records
-        Every line that could be read.
+        The content of all lines that can be read.
 
     Raises
     ------
     InvalidInputError
-        If there is no such file, or no row in any of them.
+        If a file is missing, or no file has a row.
     """
     paths = list(paths)
     found = Records()
@@ -177,7 +177,7 @@ def read(paths: Iterable[Path]) -> Records:
             grouped.setdefault(key, {}).setdefault(len(found.runs) - 1, {})[line["label"]] = line
     if not grouped:
         raise InvalidInputError(
-            f"RECORDS must hold rows as `nxcore bench --record` writes them, got none in "
+            f"RECORDS must hold rows of `nxcore bench --record`, got none in "
             f"{', '.join(map(str, paths)) or 'no file'}"
             + "".join(f"\n  {n}" for n in found.notes[:5])
             + "".join(f"\n  {file} holds no such row" for file in found.others[:5]),
@@ -199,12 +199,12 @@ def _files(paths: Iterable[Path]) -> Iterator[Path]:
             yield path
         else:
             raise InvalidInputError(
-                f"RECORDS must be files or folders, got {path}, which isn't there", argument="RECORDS"
+                f"RECORDS must be files or folders, got {path}, which doesn't exist", argument="RECORDS"
             )
 
 
 def _of_another_kind(file: Path) -> bool:
-    """Tell whether every line is a JSON object and none has a field that a head or a row is known by."""
+    """Return whether every line is a JSON object without a field of heads or rows."""
     notes: list[str] = []
     lines = list(_lines(file, notes))
     return not notes and bool(lines) and not any(OWN & line.keys() for _, line in lines)
@@ -227,7 +227,7 @@ def _lines(file: Path, notes: list[str]) -> Iterator[tuple[int, dict[str, Any]]]
 
 
 def _refused(line: Mapping[str, Any]) -> str:
-    """Return why a line is no row, or nothing."""
+    """Return why a line isn't a row; "" if it is."""
     if line.get("record", "row") not in ("row", "again", "choice"):
         return f"record must be head, row, again or choice, got {line['record']!r}"
     missing = [n for n in ("op", "sample", "dtype", "label") if not isinstance(line.get(n), str)]
@@ -252,7 +252,7 @@ def _row(line: Mapping[str, Any]) -> Row:
     known = {*NUMBERS, *SHARED, *LEFT_OUT, *named}
     more = {k: v for k, v in line.items() if k not in known}
     verdict = str(line.get("verdict") or "")
-    if is_native(line["label"]) and verdict == "BELOW_FLOOR":  # a record from before the floor was doubted
+    if is_native(line["label"]) and verdict == "BELOW_FLOOR":  # a record older than ``floor_unsure``
         verdict, more["floor_unsure"] = "BASE", True
     return Row(
         record=line.get("record", "row"),
@@ -270,17 +270,17 @@ def _numbers(line: Mapping[str, Any], names: Iterable[str]) -> dict[str, float]:
 
 
 def is_native(label: str) -> bool:
-    """Tell whether a label is torch's own, in one idiom or another."""
+    """Return whether a label is of one of torch's idioms."""
     return label == "torch" or label.startswith("torch-")
 
 
 def is_number(value: Any) -> bool:
-    """Tell whether a value of JSON is a finite number."""
+    """Return whether a JSON value is a finite number."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def ratio_of(value: Any) -> tuple[float, float, float] | None:
-    """Return a ratio as its median, low and high, or None if it is anything else."""
+    """Return a ratio as median, low and high; None if the value isn't one."""
     if not isinstance(value, list) or len(value) != 3 or not all(is_number(v) and v > 0 for v in value):
         return None
     median, low, high = value

@@ -1,9 +1,9 @@
-"""The conformance kit: every rule that a kernel must keep. May import session and below.
+"""The conformance kit: the rules that every kernel must pass. May import session and below.
 
     pytest --nxcore-backend=NAME --pyargs nxcore.testing
 
-holds every kernel of a backend to every rule, with nothing named by hand. ``examine`` does the same without
-pytest and tells which rule refused which kernel; ``nxcore verify`` prints what it returns.
+checks every kernel of a backend against every rule; it finds kernels and samples itself. ``examine`` does the
+same without pytest and returns a row for each kernel and dtype; ``nxcore verify`` prints these rows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: pytest imports this package in every session, for its options."""
+    """Import at first use, because pytest imports this package in every session for its options."""
     if name not in HOMES:
         raise AttributeError(f"module 'nxcore.testing' has no attribute {name!r}")
     return getattr(importlib.import_module(f"nxcore.testing.{HOMES[name]}"), name)

@@ -1,7 +1,7 @@
-"""The child of ``isolated``: hold one kernel to every rule, and write a row of JSON for each element type.
+"""The child process of ``isolated``: check one kernel by every rule, and write a JSON row for each dtype.
 
-An empty line comes first, once all is imported. Before each step comes a JSON list of its rule and sample:
-if the process dies, the last one tells in what.
+It writes an empty line once its imports are done. Before each step it writes a JSON list of rule and sample.
+If the process dies, the last list shows the step.
 
 python -m nxcore.testing module:function descriptor operator kernel type...
 """
@@ -18,11 +18,11 @@ from nxcore.testing.rows import held
 
 
 def main() -> None:
-    """Write the rows; what a kernel prints goes elsewhere."""
+    """Write the rows to the descriptor. A kernel's own output goes to stdout and stderr."""
     source, descriptor, op, label, *types = sys.argv[1:]
     module, _, attribute = source.partition(":")
     registry = getattr(importlib.import_module(module), attribute)()
-    asked = {c.type: c for c in cells(registry, ops=[op]) if c.label == label}
+    of_kernel = {c.type: c for c in cells(registry, ops=[op]) if c.label == label}
     with os.fdopen(int(descriptor), "w", encoding="utf-8") as channel:
         channel.write("\n")
         channel.flush()
@@ -32,7 +32,7 @@ def main() -> None:
             channel.flush()
 
         for dtype in types:
-            write(held(asked[dtype], lambda rule, sample: write([rule, sample])).to_dict())
+            write(held(of_kernel[dtype], lambda rule, sample: write([rule, sample])).to_dict())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Cell: one kernel in one element type, perhaps on one sample; and how a rule says what it found."""
+"""Cell: one kernel in one dtype, possibly on one sample; and the exceptions by which a rule reports."""
 
 # ruff: noqa: N818  an outcome of a rule, raised to end it, is named as the outcome
 
@@ -32,9 +32,9 @@ class Broken(VerificationError):
     Attributes
     ----------
     rule : str
-        Its name.
+        Name of the rule.
     message : str
-        What was expected, and what came.
+        The expected and the actual result.
     """
 
     def __init__(self, rule: str, message: str) -> None:
@@ -43,14 +43,14 @@ class Broken(VerificationError):
 
 
 class Declined(Exception):
-    """The kernel itself takes no part in this: it refused the call, or makes no such claim.
+    """The kernel refused the call, or doesn't claim the property that the rule is about.
 
     Attributes
     ----------
     code : Code
-        For programs.
+        The code of the refusal.
     reason : str
-        The kernel's own words, or the claim that it doesn't make.
+        The kernel's own reason, or the missing claim.
     """
 
     def __init__(self, reason: str, code: Code = Code.CLAIM) -> None:
@@ -59,12 +59,12 @@ class Declined(Exception):
 
 
 class Inapplicable(Exception):
-    """A rule has nothing to ask here: no such device, no such parameter, nothing to run.
+    """A rule doesn't apply here: a device or parameter is missing, or there is nothing to run.
 
     Attributes
     ----------
     reason : str
-        What is missing.
+        Why it doesn't apply.
     """
 
     def __init__(self, reason: str) -> None:
@@ -74,19 +74,19 @@ class Inapplicable(Exception):
 
 @dataclass(frozen=True)
 class Cell:
-    """One kernel in one element type, and the sample where a rule is about one.
+    """One kernel in one dtype, and a sample if the rule is about one.
 
     Attributes
     ----------
     registry : Registry
-        Where it comes from.
+        The registry of the kernel.
     backend : Backend
     kernel : Kernel
     dtype : torch.dtype
     sample : Sample, optional
-        None where a rule chooses its own.
+        None if the rule chooses its own.
     fixed : torch.device, optional
-        Where it runs; by default where it takes a smoke sample, CUDA first.
+        The device. By default the one on which the kernel takes a smoke sample, CUDA first.
     """
 
     registry: Registry
@@ -103,17 +103,17 @@ class Cell:
 
     @property
     def label(self) -> str:
-        """What tables call the kernel."""
+        """The kernel's label in tables."""
         return self.backend.label(self.kernel)
 
     @property
     def type(self) -> str:
-        """The element type's name."""
+        """Name of the dtype."""
         return str(self.dtype).removeprefix("torch.")
 
     @property
     def name(self) -> str:
-        """What tells this cell from all others."""
+        """A unique name: operator, kernel, dtype and sample."""
         parts = (self.kernel.op, self.label, self.type, *([self.sample.name] if self.sample else ()))
         return "-".join(parts)
 
@@ -124,33 +124,33 @@ class Cell:
 
     @property
     def device(self) -> torch.device:
-        """Where it runs."""
+        """The device that it runs on."""
         return self.fixed or _home(self.registry, self.kernel, self.dtype)
 
     @property
     def leads(self) -> bool:
-        """Whether it stands for its kernel where a rule is held once a kernel: float32, or the first."""
+        """Whether rules that are checked once for each kernel use this dtype: float32, else the first."""
         dtypes = self.kernel.dtypes
         return self.dtype is (torch.float32 if torch.float32 in dtypes else dtypes[0])
 
     def on(self, sample: Sample) -> Cell:
-        """Return the same kernel and type on ``sample``."""
+        """Return the same kernel and dtype on ``sample``."""
         return replace(self, sample=sample)
 
     def build(self) -> tuple[Any, ...]:
-        """Return the sample's arguments; the same numbers at every call, in memory of their own."""
+        """Return the sample's arguments: equal numbers at every call, in new memory."""
         if self.sample is None:
             raise ValueError(f"{self.name} has no sample")
         return self.sample.build(self.spec, self.device, self.dtype)
 
     def problem(self) -> Problem:
-        """Return a new description of the call of the sample; no data is built for it."""
+        """Return a new problem of the sample's call, without building its data."""
         if self.sample is None:
             raise ValueError(f"{self.name} has no sample")
         return replace(_described(self.registry, self.kernel.op, self.sample.name, self.dtype, self.device))
 
     def ask(self, problem: Problem) -> Verdict:
-        """Return what ``accepts`` says; a refusal must have a reason.
+        """Return the verdict of ``accepts``. A refusal must have a reason.
 
         Raises
         ------
@@ -170,10 +170,10 @@ class Cell:
     def plan(
         self, args: tuple[Any, ...], *, aliased: bool = False, waits: bool = True, anew: bool = False
     ) -> Callable[..., Any]:
-        """Return the planned kernel for ``args``; unless ``anew``, one plan for all rules: some are compiled.
+        """Return the planned kernel for ``args``; ``anew``: a new plan, else one shared by all rules.
 
-        Called, it runs in ``state`` and, if it ``waits``, returns once the device is done: what raises does
-        so there.
+        Plans are shared because some are compiled. The plan runs in ``state``. If it ``waits``, a call
+        returns when the device is done, so that errors of the device are raised there.
 
         Raises
         ------
@@ -188,7 +188,7 @@ class Cell:
     def planned(
         self, args: tuple[Any, ...], *, aliased: bool = False, anew: bool = False
     ) -> Callable[..., Any]:
-        """Return what the kernel's own planner makes for ``args``; see ``plan``."""
+        """Return the plan of the kernel's own planner for ``args``; see ``plan``."""
         problem = Problem.of(self.spec, args, aliased=aliased)
         verdict = self.ask(problem)
         if not verdict and problem.idle:
@@ -202,7 +202,7 @@ class Cell:
 
     @contextlib.contextmanager
     def state(self) -> Iterator[None]:
-        """Be as in a rule's calls: under ``no_grad``, with fresh memory filled with NaN."""
+        """Enter the state of a rule's calls: ``no_grad``, and new memory filled with NaN."""
         with torch.no_grad(), poisoned(warn_only=not self.kernel.deterministic):
             yield
 
@@ -232,30 +232,30 @@ class Cell:
         if self.sample is not None:
             return self
         if not (found := [cell.sample for cell in self.taken() if cell.sample]):
-            raise Inapplicable("it takes no smoke sample")
+            raise Inapplicable("the kernel takes no smoke sample")
         return self.on(choose(found))
 
     def _size(self, sample: Sample) -> tuple[bool, int]:
         tensors = list(leaves(self.on(sample).build()))
-        odd = any(not bool(t.isfinite().all()) for t in tensors)  # among NaN a wrong answer may hide
+        odd = any(not bool(t.isfinite().all()) for t in tensors)  # NaN may hide a wrong result
         return odd, sum(t.numel() for t in tensors)
 
     def inputs(self, args: tuple[Any, ...]) -> list[Tensor]:
-        """Return the tensors among ``args`` that are read: all but ``out``."""
+        """Return the tensors in ``args`` that are read, which are all but ``out``."""
         return list(leaves(without_out(self.spec, args)))
 
     def excused(self, found: Agreement) -> bool:
-        """Tell whether a disagreement is within the precision class that the kernel claims in float32."""
+        """Return whether a disagreement is within the precision class that the kernel claims in float32."""
         coarse = self.dtype is torch.float32 and self.kernel.precision != "ieee32"
         return coarse and CLASSES.index(precision_class(found.error)) <= CLASSES.index(self.kernel.precision)
 
     def judge(self, rule: str, truth: Truth, result: Any, *, laid_out: bool = True, about: str = "") -> float:
-        """Hold a result to the truth and return its error.
+        """Check a result against the reference and return its error.
 
         Raises
         ------
         Broken
-            Named ``rule``, or ``has_torchs_layout``.
+            Of rule ``rule``, or of ``has_torchs_layout``.
         """
         with torch.no_grad():
             found = truth.judge(result, laid_out=laid_out)
@@ -266,7 +266,7 @@ class Cell:
 
 
 def in_form(truth: Truth, result: Any, *, laid_out: bool = True) -> bool:
-    """Tell whether a result has torch's number, types, shapes, devices and, if ``laid_out``, strides."""
+    """Return whether a result has torch's number, dtypes, shapes, devices and, if ``laid_out``, strides."""
     got, wanted = (
         [(t.dtype, t.shape, t.device, _strides(t) if laid_out else ()) for t in tensors]
         for tensors in (leaves(result), truth.torch)
@@ -279,36 +279,36 @@ def _strides(tensor: Tensor) -> tuple[int, ...]:
 
 
 def modest(spec: OpSpec) -> tuple[Sample, ...]:
-    """Return the samples that take little time and memory: no real workload, none of gigabytes."""
+    """Return the samples of little time and memory: no real workloads, no huge samples."""
     return tuple(s for s in spec.samples if not s.tags & {"bench", "huge"})
 
 
 def huge(spec: OpSpec) -> tuple[Sample, ...]:
-    """Return the samples of gigabytes, which are for a device's memory."""
+    """Return the samples of gigabytes, which need a GPU's memory."""
     return spec.tagged("huge")
 
 
 def installed(*, strict: bool = False) -> Registry:
-    """Return what is installed, as the environment says; a broken plugin raises if ``strict``."""
+    """Return the installed backends that the environment allows; a broken plugin raises if ``strict``."""
     settings = Settings.from_environment()
     return discover(allow=settings.backends, disable=settings.disable, strict=strict or settings.strict)
 
 
 def cells(registry: Registry, *, backends: Sequence[str] = (), ops: Sequence[str] = ()) -> Iterator[Cell]:
-    """Yield a cell for each kernel and element type; torch's own, which are the reference, left out.
+    """Yield a cell for each kernel and dtype, without torch's own kernels, which are the reference.
 
     Parameters
     ----------
     registry : Registry
     backends : sequence of str
-        Only these; all where empty.
+        Only these backends; all if empty.
     ops : sequence of str
-        Likewise.
+        Only these operators; all if empty.
 
     Raises
     ------
     UnknownBackendError, BackendUnavailableError, UnknownOperatorError
-        Naming the nearest.
+        If a name is unknown. The message suggests the nearest.
     """
     wanted = [registry.backend(name) for name in backends] or [
         b for name, b in registry.backends.items() if name != "torch"
@@ -335,7 +335,7 @@ def _described(registry: Registry, op: str, name: str, dtype: torch.dtype, devic
 
 @functools.cache
 def _home(registry: Registry, kernel: Kernel, dtype: torch.dtype) -> torch.device:
-    """Return the device that a kernel takes a smoke sample on: CUDA where it takes one there."""
+    """Return the device on which a kernel takes a smoke sample, CUDA first."""
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
     return cuda if torch.cuda.is_available() and _taken(registry, kernel, dtype, cuda) else cpu
 
@@ -344,11 +344,11 @@ def _home(registry: Registry, kernel: Kernel, dtype: torch.dtype) -> torch.devic
 def _taken(
     registry: Registry, kernel: Kernel, dtype: torch.dtype, device: torch.device
 ) -> tuple[Sample, ...]:
-    """Return the smoke samples that a kernel takes on a device and that there is something to run for."""
+    """Return the smoke samples that a kernel takes on a device, without those whose result is a view."""
     spec, found = registry.spec(kernel.op), []
     for sample in spec.tagged("smoke"):
         problem = replace(_described(registry, spec.name, sample.name, dtype, device))
-        with contextlib.suppress(Exception):  # where it raises, a rule will say so
+        with contextlib.suppress(Exception):  # a rule reports the error
             if kernel.takes(problem) and not problem.view:
                 found.append(sample)
     return tuple(found)

@@ -1,4 +1,4 @@
-"""What only a CUDA device can show of a kernel: streams, graphs, a second device, far offsets."""
+"""Rules that need a CUDA device: streams, graphs, a second device, offsets above 2^31."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from nxcore.testing.rules import Rule
 from nxcore.trust.truth import Truth, without_out
 
 CYCLES = 50_000_000
-"""Of the device's clock: a wait that no kernel's launch outlasts."""
+"""Cycles of the device's clock: a wait that is longer than any launch."""
 
 FAR = 2**31
-"""The first offset that 32 bits with a sign don't hold."""
+"""The first offset that a signed 32-bit integer can't hold."""
 
 
 def _ready(cell: Cell) -> tuple[Cell, tuple[Any, ...]]:
     one = cell.first()
     if one.device.type != "cuda":
-        raise Inapplicable(f"it runs on {one.device}")
+        raise Inapplicable(f"the kernel runs on {one.device}")
     return one, without_out(one.spec, one.build())
 
 
 def runs_on_the_current_stream(cell: Cell) -> None:
-    """Read inputs that a side stream is still writing: work on any other stream would be too early."""
+    """Run on the current stream: it reads inputs that this stream is still writing."""
     one, args = _ready(cell)
     truth, call = Truth.of(one.spec, args), one.plan(args, waits=False)
     call(*args)
@@ -49,7 +49,7 @@ def runs_on_the_current_stream(cell: Cell) -> None:
 
 
 def replays_in_a_graph(cell: Cell) -> None:
-    """Give the right answer in a graph's replay, with other inputs and poisoned outputs."""
+    """Return the right result when a CUDA graph is replayed with other inputs and poisoned outputs."""
     if cell.device.type == "cuda" and not cell.kernel.graph_safe:
         raise Declined("doesn't claim to be graph_safe")
     one, args = _ready(cell)
@@ -75,7 +75,7 @@ def replays_in_a_graph(cell: Cell) -> None:
 
 
 def runs_on_another_device(cell: Cell) -> None:
-    """Compute where the tensors are, on a device that isn't the current one."""
+    """Run on the tensors' device when it isn't the current one."""
     one, _ = _ready(cell)
     if torch.cuda.device_count() < 2:
         raise Inapplicable("needs two CUDA devices")
@@ -86,17 +86,17 @@ def runs_on_another_device(cell: Cell) -> None:
 
 
 def reads_far_offsets(cell: Cell) -> None:
-    """Find an element that is more than 2^31 elements away from the first."""
+    """Read an element that is more than 2^31 elements from the first."""
     one, args = _ready(cell)
     target = max((t for t in leaves(args) if t.is_floating_point()), key=lambda t: t.numel())
     free, _ = torch.cuda.mem_get_info()
     if not target.ndim or target.shape[0] < 2:
-        raise Inapplicable("its first smoke sample has no dimension to stretch")
+        raise Inapplicable("the first smoke sample has no dimension to stretch")
     stride = FAR // (target.shape[0] - 1) + 64
     strides = (stride, *TensorMeta.of(target.contiguous()).strides[1:])
     needed = (stride * target.shape[0] + span(target)) * target.element_size()
     if needed > free // 2:
-        raise Inapplicable(f"needs {needed >> 30} GiB, and {free >> 30} are free")
+        raise Inapplicable(f"needs {needed >> 30} GiB, and {free >> 30} GiB are free")
 
     def stretched(tensor: Tensor) -> Tensor:
         if tensor is not target:
@@ -116,4 +116,4 @@ ON_CUDA: tuple[Rule, ...] = (
     runs_on_another_device,
     reads_far_offsets,
 )
-"""Held once a kernel that runs on a CUDA device."""
+"""Rules checked once for each kernel that runs on a CUDA device."""

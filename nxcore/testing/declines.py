@@ -1,4 +1,4 @@
-"""A reviewed list of what kernels refuse, one part for the CPU and one for CUDA, as a text file.
+"""A reviewed list of the kernels' refusals, with one part for the CPU and one for CUDA, as a text file.
 
     [cpu]
     add
@@ -6,8 +6,8 @@
         number: argument: needs a tensor for y, got a number (float)
         no_elements, writes_in_place[float16 bfloat16]: ...
 
-An operator, a kernel, then a line a reason: the samples and rules that it was given for, in all element types
-or in those named; its code; its text. A part that isn't there is not reviewed, and nothing in it fails.
+Under each operator and kernel there is one line for each reason: the samples and rules that it was given for,
+in all dtypes or in those named; its code; its text. A part that is missing is not reviewed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EVERY = "*"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where something was refused.
+    """The place of a refusal.
 
     Attributes
     ----------
@@ -40,7 +40,7 @@ class Place:
     op, kernel : str
         The operator, and the kernel's label.
     name : str
-        The sample, or the rule where it isn't about one.
+        The sample, or the rule if it isn't about a sample.
     """
 
     part: str
@@ -51,14 +51,14 @@ class Place:
 
 @dataclass
 class Declines:
-    """The list.
+    """The list of refusals.
 
     Attributes
     ----------
     parts : set of str
-        The parts that there are.
+        The parts in the list.
     reasons : dict
-        Place -> element type (or ``*``) -> reason.
+        Place -> dtype (or ``*``) -> reason.
     """
 
     parts: set[str] = field(default_factory=set)
@@ -66,12 +66,12 @@ class Declines:
 
     @classmethod
     def read(cls, path: Path) -> Declines:
-        """Read a file; one that isn't there lists nothing.
+        """Read a file; a missing file is an empty list.
 
         Raises
         ------
         InvalidInputError
-            If a line isn't as it should be.
+            If a line has another form.
         """
         found, part, op, kernel = cls(), "", "", ""
         if not path.exists():
@@ -97,7 +97,7 @@ class Declines:
         return found
 
     def verdict(self, place: Place, dtype: str, reason: str | None) -> str:
-        """Return what is wrong with a refusal for ``reason``, or with none; empty if it is as listed."""
+        """Compare a refusal for ``reason``, or None, with the list; return the difference, else ""."""
         if place.part not in self.parts:
             return ""
         listed = self.reasons.get(place, {})
@@ -107,10 +107,10 @@ class Declines:
             return ""
         if expected is None:
             return f"a refusal that isn't listed: {came}"
-        return f"listed as refused ({expected}), and it was " + (f"for {came!r}" if came else "taken")
+        return f"listed as refused ({expected}), but " + (f"refused for {came!r}" if came else "it was taken")
 
     def replace(self, ran: Iterable[tuple[Place, str, str | None]]) -> None:
-        """Take over what a run found, ``(place, element type, reason or None)``; the rest stays."""
+        """Replace the places of a run, given as ``(place, dtype, reason or None)``; keep the others."""
         by_place: dict[Place, dict[str, str | None]] = defaultdict(dict)
         for place, dtype, reason in ran:
             by_place[place][dtype] = None if reason is None else plain(reason)

@@ -1,4 +1,4 @@
-"""Each kernel held to the rules in a process of its own: one that crashes or hangs spoils one row."""
+"""Check each kernel in a process of its own, so that one that crashes or hangs affects only its own row."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from nxcore.testing.cell import Cell
 from nxcore.testing.rows import Advance, Finding, Row, held, wanted
 
 INSTALLED = "nxcore.testing.cell:installed"
-"""Where a child gets its registry: what is installed, as the environment says."""
+"""The function that gives a child process its registry of installed backends."""
 
 TIMEOUT = 600.0
-"""Seconds for a kernel in one element type; a compiler may need most of it."""
+"""Seconds for a kernel in one dtype; a compiler may need most of them."""
 
 STARTUP = 60.0
-"""Seconds that a child may take to import what it runs."""
+"""Seconds for the imports of a child process."""
 
 
 def isolated(
@@ -38,32 +38,32 @@ def isolated(
     source: str = INSTALLED,
     advance: Advance = lambda *_: None,
 ) -> list[Row]:
-    """Hold kernels to every rule, each in a process of its own.
+    """Check kernels by every rule, each in a process of its own.
 
     Parameters
     ----------
     registry : Registry
-        What is to be run; nothing of it runs in this process.
+        The kernels. None of them runs in this process.
     backends, ops, dtypes : sequence of str
         As in ``examine``.
     timeout : float
-        Seconds for a kernel in one element type, after which it counts as hung; imports come before.
+        Seconds for a kernel in one dtype, without imports; then it counts as hung.
     source : str
-        ``"module:function"`` that returns the same registry in a child.
+        ``"module:function"`` that returns the same registry in a child process.
     advance : callable
         As in ``examine``.
 
     Returns
     -------
     list of Row
-        One a kernel and element type, in the registry's order.
+        One for each kernel and dtype, in the registry's order.
     """
-    asked = wanted(registry, backends=backends, ops=ops, dtypes=dtypes)
+    chosen = wanted(registry, backends=backends, ops=ops, dtypes=dtypes)
     rows: list[Row] = []
-    for _, group in groupby(asked, key=lambda cell: (cell.kernel.op, cell.label)):
+    for _, group in groupby(chosen, key=lambda cell: (cell.kernel.op, cell.label)):
         left = list(group)
         while left:
-            advance(_title(left[0]), len(rows), len(asked))
+            advance(_title(left[0]), len(rows), len(chosen))
             if not left[0].machine:
                 rows.append(held(left.pop(0)))
                 continue
@@ -71,8 +71,8 @@ def isolated(
                 rows.append(row)
                 del left[0]
                 if left:
-                    advance(_title(left[0]), len(rows), len(asked))
-    advance("done", len(asked), len(asked))
+                    advance(_title(left[0]), len(rows), len(chosen))
+    advance("done", len(chosen), len(chosen))
     return rows
 
 
@@ -81,12 +81,12 @@ def _title(cell: Cell) -> str:
 
 
 def alone(cell: Cell, timeout: float = TIMEOUT, source: str = INSTALLED) -> Row:
-    """Hold one kernel in one element type to every rule, in a process of its own.
+    """Check one kernel in one dtype by every rule, in a process of its own.
 
     Parameters
     ----------
     cell : Cell
-        Which; its sample is not looked at.
+        The kernel and dtype; its sample is ignored.
     timeout, source
         As in ``isolated``.
     """
@@ -94,7 +94,7 @@ def alone(cell: Cell, timeout: float = TIMEOUT, source: str = INSTALLED) -> Row:
 
 
 def _in_a_child(cells: Sequence[Cell], timeout: float, source: str) -> Iterator[Row]:
-    """Yield a row for each cell of one kernel, as long as the child is sound; at least one."""
+    """Yield a row for each cell of one kernel until one fails; at least one row."""
     first = cells[0]
     reading, writing = os.pipe()
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
@@ -108,7 +108,7 @@ def _in_a_child(cells: Sequence[Cell], timeout: float, source: str) -> Iterator[
         )
         os.close(writing)
         try:
-            _line(reading, time.monotonic() + STARTUP)  # a child that couldn't start has no row either
+            _line(reading, time.monotonic() + STARTUP)  # a child that fails to start writes no line
             for cell in cells:
                 line, step = _row(reading, time.monotonic() + timeout)
                 if line:
@@ -117,10 +117,12 @@ def _in_a_child(cells: Sequence[Cell], timeout: float, source: str) -> Iterator[
                     if row.ok:
                         continue
                 elif line is None:
-                    yield _lost(cell, "hung", f"no end after {timeout:g} s; its process was killed", step)
+                    yield _lost(
+                        cell, "hung", f"did not finish in {timeout:g} s; its process was killed", step
+                    )
                 else:
                     yield _lost(cell, "crashed", _death(child.wait(), said), step)
-                return  # what is wrong, or worse, may have spoilt its process for the next
+                return  # a failed kernel may have corrupted the process
         finally:
             child.kill()
             child.wait()
@@ -128,7 +130,7 @@ def _in_a_child(cells: Sequence[Cell], timeout: float, source: str) -> Iterator[
 
 
 def _row(reading: int, deadline: float) -> tuple[str | None, tuple[str, str] | None]:
-    """Return the line of the next row, as ``_line`` does, and the rule and sample that began last."""
+    """Return the line of the next row, as ``_line`` does, and the rule and sample of the last step."""
     step = None
     while (line := _line(reading, deadline)) and line.startswith("["):
         rule, sample = json.loads(line)
@@ -137,7 +139,7 @@ def _row(reading: int, deadline: float) -> tuple[str | None, tuple[str, str] | N
 
 
 def _line(reading: int, deadline: float) -> str | None:
-    """Return the next line, an empty one if the other end is closed, None if none came in time."""
+    """Return the next line; an empty one if the other end is closed, None after the deadline."""
     read = b""
     while not read.endswith(b"\n"):
         ready, _, _ = select.select([reading], [], [], max(0.0, deadline - time.monotonic()))
@@ -166,7 +168,7 @@ def _lost(cell: Cell, outcome: str, reason: str, step: tuple[str, str] | None) -
 
 
 def _death(status: int, said: IO[str]) -> str:
-    """Return how a child ended, and the last that it said."""
+    """Return how a child process ended, and its last line of output."""
     said.seek(0)
     lines = [line for line in said.read().splitlines() if line.strip()]
     last = f": {lines[-1].strip()[:300]}" if lines else ""

@@ -1,4 +1,4 @@
-"""Memory that tells: filled with NaN where it is fresh, walled, and guarded on both sides."""
+"""Memory that shows errors of kernels: filled with NaN, walled, guarded on both sides."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 WALL = 4096
-"""Elements, or bytes of a guard, on either side: a multiple of what any vector load needs."""
+"""Elements, or bytes of a guard, on either side: a multiple of every vector load's alignment."""
 
 PATTERN = 0xA5
-"""Of every byte of a guard."""
+"""The value of every byte of a guard."""
 
 
 def poison(tensor: Tensor, value: float = torch.nan) -> None:
-    """Fill a tensor with what no right answer holds: NaN, or 85 where there is none."""
+    """Fill a tensor with a value that no right result has: NaN, or 85 for integers."""
     tensor.fill_(value if tensor.is_floating_point() else 85)
 
 
 @contextlib.contextmanager
 def poisoned(*, warn_only: bool) -> Iterator[None]:
-    """Have torch fill fresh memory with NaN, or an integer's largest value: what isn't written shows.
+    """Let torch fill new memory with NaN, or the largest integer, so that elements not written show.
 
     Parameters
     ----------
     warn_only : bool
-        Let operators pass that torch has no deterministic way for.
+        Allow operators that have no deterministic implementation in torch.
     """
     before = torch.are_deterministic_algorithms_enabled()
     warned = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -55,14 +55,14 @@ def each(args: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def span(tensor: Tensor) -> int:
-    """Return how many elements lie between a tensor's first and its last, both counted."""
+    """Return the number of elements from a tensor's first to its last in memory, both included."""
     if not tensor.numel():
         return 0
     return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Tell whether two tensors hold the same bits, any NaN being as good as another."""
+    """Return whether two tensors hold the same bits; all NaNs count as equal."""
     if (a.shape, a.dtype) != (b.shape, b.dtype):
         return False
     if not a.is_floating_point():
@@ -72,16 +72,16 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 class Walled:
-    """A copy of a tensor, laid out alike, between two walls of other elements.
+    """A copy of a tensor with the same strides, between two walls of other elements.
 
     Parameters
     ----------
     tensor : Tensor
-        What is copied, gaps included.
+        The tensor to copy, including its gaps.
     wall : int
-        Elements on either side; an odd number puts the copy where no vector load may start.
+        Elements on either side. An odd number makes the copy misaligned for vector loads.
     value : float
-        What the walls are made of: NaN, or 85 for integers.
+        The value of the walls: NaN, or 85 for integers.
     """
 
     def __init__(self, tensor: Tensor, wall: int = WALL, value: float = torch.nan) -> None:
@@ -98,7 +98,7 @@ class Walled:
 
     @property
     def scratched(self) -> bool:
-        """Whether something wrote into a wall, or into a gap between elements."""
+        """Whether a wall, or a gap between elements, was written."""
         changed = (_bytes(self.memory) != _bytes(self.before)).view(len(self.memory), -1).any(1)
         return bool((changed & ~self.own).any())
 
@@ -108,12 +108,12 @@ def _bytes(memory: Tensor) -> Tensor:
 
 
 class Guarded(TorchDispatchMode):
-    """While it is entered, every tensor that torch makes anew has guards on both sides.
+    """A mode in which every new tensor of torch has guards on both sides.
 
     Parameters
     ----------
     fill : float, optional
-        What fresh memory holds, in place of what torch would put there.
+        The content of new memory, in place of torch's.
     """
 
     FRESH = frozenset(
@@ -142,7 +142,7 @@ class Guarded(TorchDispatchMode):
         self.blocks: list[tuple[Tensor, int]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator of torch; put what it made anew between guards."""
+        """Run an operator of torch; put a new tensor between guards."""
         made = func(*args, **(kwargs or {}))
         if func not in self.MADE or made.layout is not torch.strided or made.device.type == "meta":
             return made
@@ -157,7 +157,7 @@ class Guarded(TorchDispatchMode):
 
     @property
     def scratched(self) -> bool:
-        """Whether something wrote into a guard."""
+        """Whether a guard was written."""
         return any(
             bool((block[:WALL] != PATTERN).any() or (block[WALL + size :] != PATTERN).any())
             for block, size in self.blocks

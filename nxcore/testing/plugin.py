@@ -1,6 +1,6 @@
-"""pytest's side of the kit: its options, loaded in every session of pytest, so nothing heavy is imported.
+"""pytest plugin of the kit: its options. pytest loads it in every session, so it imports nothing heavy.
 
-The tests are in ``test_kernels``; what they read and write is in ``declines`` and ``report``.
+The tests are in ``test_kernels``; their files are read and written by ``declines`` and ``report``.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ REGISTRY: pytest.StashKey[Registry] = pytest.StashKey()
 
 
 class Hooks:
-    """What a conftest may replace."""
+    """Hooks that a conftest may implement."""
 
     @pytest.hookspec(firstresult=True)
     def pytest_nxcore_registry(self, config: pytest.Config) -> Registry | None:
-        """Return the operators and backends to test; by default, what is installed."""
+        """Return the operators and backends to test; by default those installed."""
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -30,60 +30,60 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options; their names begin with the package's, so that nobody else's test run meets them."""
+    """Add the options; their prefix keeps them apart from the options of other plugins."""
     group = parser.getgroup("nxcore", "nxcore's conformance kit: pytest --pyargs nxcore.testing")
     group.addoption(
         "--nxcore-backend",
         action="append",
         default=[],
         metavar="NAME",
-        help="only the kernels of this backend (repeatable); all but torch's own by default",
+        help="only the kernels of this backend (repeatable); by default all but torch's own",
     )
     group.addoption(
         "--nxcore-require",
         action="append",
         default=[],
         metavar="KERNELS",
-        help="fail, instead of skip, where these kernels (such as triton or numba-cuda) can't run",
+        help="fail, not skip, if these kernels (such as triton or numba-cuda) can't run",
     )
     group.addoption(
         "--nxcore-isolated",
         action="store_true",
-        help="hold each installed kernel to the rules in a process of its own first: one that crashes or "
-        "hangs fails, and the run goes on; takes twice as long",
+        help="first check each installed kernel in a process of its own: if one crashes or hangs, it fails "
+        "and the run continues; takes twice as long",
     )
     group.addoption(
         "--nxcore-report",
         metavar="PATH",
-        help="write the support matrix as JSON: which kernel was verified, on how many samples",
+        help="write the support matrix as JSON: the outcome of each kernel, and its number of samples",
     )
     group.addoption(
         "--nxcore-declines",
         metavar="FILE",
-        help="fail on a refusal that this file doesn't list, and on what it lists and isn't refused",
+        help="fail on a refusal that is not in this file, and on a call in this file that is not refused",
     )
     group.addoption(
         "--nxcore-write-declines",
         action="store_true",
-        help="write the refusals of this run into that file, to be reviewed",
+        help="write the refusals of this run into that file, for review",
     )
     group.addoption(
         "--nxcore-huge",
         action="store_true",
-        help="on CUDA, also the samples of gigabytes, in one element type",
+        help="on CUDA, also test the samples of gigabytes, in one dtype",
     )
     parser.addini("nxcore_declines", "the file of --nxcore-declines", type="paths", default=[])
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse unknown backends, and gather where a file is to be written."""
+    """Reject unknown backends, and register the gatherer if a file is to be written."""
     if config.option.nxcore_backend:
         from nxcore.errors import BackendUnavailableError
 
         try:
             for name in config.option.nxcore_backend:
                 registry(config).backend(name)
-        except BackendUnavailableError as error:  # an unknown one among them
+        except BackendUnavailableError as error:  # or an unknown backend, which is a subclass
             raise pytest.UsageError(f"--nxcore-backend={name}: {error}") from None
     if config.option.nxcore_write_declines and not declines_file(config):
         raise pytest.UsageError("--nxcore-write-declines needs --nxcore-declines=FILE")
@@ -94,15 +94,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    """Name the switch for a kernel that crashes: a process that dies can't."""
+    """Show the option against crashes at the start, because a process that dies can't."""
     if not config.option.nxcore_backend or config.option.nxcore_isolated:
         return None
-    return "nxcore: a kernel that crashes ends this run; --nxcore-isolated tells which one, and goes on"
+    return "nxcore: a kernel that crashes ends this run; with --nxcore-isolated the run continues"
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_nxcore_registry(config: pytest.Config) -> Registry:
-    """Discover what is installed; a broken plugin is an error, unless others were asked for by name."""
+    """Discover the installed backends; a broken plugin is an error unless backends are selected by name."""
     from nxcore.testing.cell import installed
 
     return installed(strict=not config.option.nxcore_backend)
@@ -116,7 +116,7 @@ def registry(config: pytest.Config) -> Registry:
 
 
 def declines_file(config: pytest.Config) -> Path | None:
-    """Return the reviewed list of refusals: the option's, or the configuration's."""
+    """Return the file of reviewed refusals, from the option or the configuration."""
     given: str | None = config.option.nxcore_declines
     listed: list[Path] = config.getini("nxcore_declines")
     return Path(config.invocation_params.dir, given) if given else next(iter(listed), None)

@@ -1,4 +1,4 @@
-"""What a run of the tests found, gathered from all processes: the support matrix, and the refusals."""
+"""The findings of a test run, gathered from all processes: the support matrix, and the refusals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nxcore.testing.declines import Declines, Place
 from nxcore.testing.plugin import declines_file, registry
 
 PROPERTY = "nxcore"
-"""The name that a test's finding travels under, from a worker to the process that writes."""
+"""The name of the test property that carries a finding from a worker to the main process."""
 
 Finding = Mapping[str, Any]
 
@@ -34,13 +34,13 @@ class Gatherer:
         self.config, self.findings = config, list[Finding]()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep what a test found."""
+        """Keep the finding of a test."""
         if report.when == "call":
             properties: list[tuple[str, Any]] = report.user_properties
             self.findings += [value for name, value in properties if name == PROPERTY]
 
     def pytest_sessionfinish(self) -> None:
-        """Write, in the one process that has heard of all tests."""
+        """Write the files, in the main process only: it has the reports of all tests."""
         if hasattr(self.config, "workerinput"):
             return
         if self.config.option.nxcore_report:
@@ -60,21 +60,21 @@ class Gatherer:
 
 
 def place(finding: Finding) -> Place:
-    """Return where it was found."""
+    """Return the place of a finding."""
     name = finding["sample"] or finding["rule"]
     return Place(finding["device"], finding["op"], finding["kernel"], name)
 
 
 def listed(finding: Finding) -> str:
-    """Return what the list of refusals says of one: its code, then its reason."""
+    """Return a finding's text in the list of refusals: its code, then its reason."""
     return f"{finding['code']}: {finding['reason']}"
 
 
 def matrix(found: Registry, findings: Sequence[Finding]) -> dict[str, Any]:
-    """Return the support matrix: how each kernel ended in each element type.
+    """Return the support matrix: the outcome of each kernel in each dtype.
 
-    A cell is ``verified`` (on so many samples; those that the kernel refused are counted, with the reason),
-    ``declined`` (as a whole) or ``wrong``. What wasn't asked is left out.
+    A cell is ``verified`` (with the number of samples, and of those that the kernel refused, by reason),
+    ``declined`` (for all samples) or ``wrong``. Kernels that were not tested are omitted.
     """
     cells = []
     for op, spec in found.ops.items():

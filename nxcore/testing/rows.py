@@ -1,4 +1,4 @@
-"""Every rule over every kernel, without pytest: who keeps them all, and which rule refused the others."""
+"""Check every kernel by every rule without pytest: a row for each kernel and dtype, with its findings."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Finding:
     Attributes
     ----------
     rule : str
-        Its name.
+        Name of the rule.
     message : str
-        What was expected, and what came.
+        The expected and the actual result.
     sample : str
-        Where; empty for a rule that chooses its own.
+        The sample; empty if the rule chooses its own.
     """
 
     rule: str
@@ -45,29 +45,29 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """How a kernel ended in one element type.
+    """The outcome of a kernel in one dtype.
 
     Attributes
     ----------
     op, kernel, dtype : str
-        Which; the kernel by its label.
+        Operator, label of the kernel, dtype.
     device : str
-        Where it ran: ``cpu`` or ``cuda``; empty if it didn't.
+        The device that it ran on: ``cpu`` or ``cuda``; empty if it didn't run.
     outcome : str
-        ``verified``, ``declined`` (it, or the machine, refused everything), ``wrong``, ``crashed`` (the
-        process died in it) or ``hung``.
+        ``verified``, ``declined`` (the kernel or the machine refused all samples), ``wrong``, ``crashed``
+        (the process died in it) or ``hung``.
     samples : int
-        How many samples agreed with the float64 truth.
+        Number of samples that agreed with the float64 reference.
     error : float, optional
-        The worst relative error in the 2-norm.
+        The largest relative error in the 2-norm.
     reason : str
         Why it isn't verified.
     broken : tuple of Finding
         The rules that it broke.
     declined : Mapping
-        Reason -> how many samples, or rules, the kernel refused for it.
+        Reason -> number of samples, or rules, that the kernel refused for it.
     microseconds : float, optional
-        What a planned call costs the host.
+        Time of a planned call on the host.
     """
 
     op: str
@@ -84,12 +84,12 @@ class Row:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing speaks against the kernel."""
+        """Whether the kernel broke no rule."""
         return self.outcome in ("verified", "declined")
 
     @property
     def rules(self) -> tuple[str, ...]:
-        """The names of the rules that it broke, in order, each once."""
+        """The distinct names of the broken rules, in order."""
         return tuple(dict.fromkeys(f.rule for f in self.broken))
 
     def to_dict(self) -> dict[str, Any]:
@@ -110,7 +110,7 @@ class Row:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Row:
-        """Return the row of such data."""
+        """Return the row of the data of ``to_dict``."""
         return cls(**{**data, "broken": tuple(Finding(**f) for f in data["broken"])})
 
 
@@ -122,45 +122,45 @@ def examine(
     dtypes: Sequence[str] = (),
     advance: Advance = lambda *_: None,
 ) -> list[Row]:
-    """Hold kernels to every rule, in this process; see ``isolated`` for those that may take it along.
+    """Check kernels by every rule, in this process; see ``isolated`` for kernels that may crash.
 
     Parameters
     ----------
     registry : Registry
         Operators and backends.
     backends, ops, dtypes : sequence of str
-        Only these; where empty every one, but for torch's own and backends on request.
+        Only these. If empty: all, except torch's own kernels and backends on request.
     advance : callable
-        ``advance(what, done, total)`` is told of every step.
+        Called as ``advance(what, done, total)`` before every step.
 
     Returns
     -------
     list of Row
-        One a kernel and element type, in the registry's order.
+        One for each kernel and dtype, in the registry's order.
 
     Raises
     ------
     UnknownBackendError, BackendUnavailableError, UnknownOperatorError, InvalidInputError
-        Naming the nearest.
+        If a name is unknown. The message suggests the nearest.
     """
-    asked = wanted(registry, backends=backends, ops=ops, dtypes=dtypes)
+    chosen = wanted(registry, backends=backends, ops=ops, dtypes=dtypes)
     rows = []
-    for done, cell in enumerate(asked):
-        advance(f"{cell.kernel.op} {cell.label} {cell.type}", done, len(asked))
+    for done, cell in enumerate(chosen):
+        advance(f"{cell.kernel.op} {cell.label} {cell.type}", done, len(chosen))
         rows.append(held(cell))
-    advance("done", len(asked), len(asked))
+    advance("done", len(chosen), len(chosen))
     return rows
 
 
 def wanted(
     registry: Registry, *, backends: Sequence[str] = (), ops: Sequence[str] = (), dtypes: Sequence[str] = ()
 ) -> list[Cell]:
-    """Return the cells that ``examine`` would hold to the rules.
+    """Return the cells that ``examine`` checks.
 
     Raises
     ------
     UnknownBackendError, BackendUnavailableError, UnknownOperatorError, InvalidInputError
-        Naming the nearest.
+        If a name is unknown. The message suggests the nearest.
     """
     found = [
         cell
@@ -169,14 +169,12 @@ def wanted(
     ]
     known = {cell.type for cell in found}
     for name in set(dtypes) - known:
-        raise InvalidInputError(
-            f"no kernel is made for dtype {name!r}{nearest(name, known)}", argument="dtype"
-        )
+        raise InvalidInputError(f"no kernel takes dtype {name!r}{nearest(name, known)}", argument="dtype")
     return [cell for cell in found if not dtypes or cell.type in dtypes]
 
 
 def held(cell: Cell, step: Step = lambda *_: None) -> Row:
-    """Hold one kernel in one element type to every rule; ``step(rule, sample)`` is told of each before it."""
+    """Check one kernel in one dtype by every rule; call ``step(rule, sample)`` before each."""
     if not cell.machine:
         return Row(cell.kernel.op, cell.label, cell.type, "", "declined", reason=cell.machine.reason)
     broken: list[Finding] = []
@@ -193,7 +191,7 @@ def held(cell: Cell, step: Step = lambda *_: None) -> Row:
             declined[refusal.reason] += 1
         except Inapplicable:
             continue
-        except FOREIGN as error:  # a result may be anything, and break whoever looks at it
+        except FOREIGN as error:  # a result may be any object, and raise anything when read
             what = f"its result can't be judged: {type(error).__name__}: {error}"
             broken.append(Finding(rule.__name__, what, one.sample.name if one.sample else ""))
         else:
@@ -222,7 +220,7 @@ def _row(cell: Cell, outcome: Any, **how: Any) -> Row:
 
 
 def _steps(cell: Cell) -> Iterable[tuple[Rule, Cell]]:
-    """Yield each rule with the cell that it is about, the cheapest and most telling first."""
+    """Yield each rule with its cell, the cheapest and most informative first."""
     for rule in (*(OF_A_KERNEL if cell.leads else ()), *OF_A_TYPE):
         yield rule, cell
     for sample in modest(cell.spec):

@@ -1,8 +1,7 @@
-"""What every kernel must keep, one function a rule: it raises ``Broken``, ``Declined`` or ``Inapplicable``.
+"""The rules of every kernel, one function each. A rule raises ``Broken``, ``Declined`` or ``Inapplicable``.
 
-A rule may find that another was broken on the way and then names that one: a kernel that raises breaks
-``raises_nothing``, and a wrong answer may turn out to be memory that was never written. What only a CUDA
-device can show is in ``cuda``.
+A rule may report another rule as broken: a kernel that raises breaks ``raises_nothing``, and a wrong result
+may be memory that was never written. Rules that need a CUDA device are in ``cuda``.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ REPEATS = 10
 PATIENCE = 2.0
 PROMPT_MS = 5.0
 WAITING_MS = 100.0
-"""What a call may cost the host once it was made before, in time of its own and in all. What is compiled or
-planned costs more; where a busy machine keeps a kernel's threads waiting, that is no fault of the kernel."""
+"""Bounds on a repeated call: milliseconds of this thread's own time, and in all. Compiling or planning takes
+longer than the first. The second is larger, because a busy machine keeps a kernel's threads waiting."""
 
 
 def agrees_with_float64(cell: Cell) -> float:
-    """Agree with the float64 truth within two gates; leave inputs alone, lay the result out as torch does.
+    """Agree with the float64 reference; change no input, and lay the result out as torch does.
 
-    Returns the relative error in the 2-norm. Where it isn't so, the rule that is named tells what happened:
-    ``leaves_inputs_alone``, ``writes_into_out``, ``has_torchs_layout``, ``writes_every_element`` or this one.
+    Returns the relative error in the 2-norm. Otherwise the broken rule is ``leaves_inputs_alone``,
+    ``writes_into_out``, ``has_torchs_layout``, ``writes_every_element`` or this one.
     """
     args = cell.build()
     call = cell.plan(args)
@@ -58,7 +57,7 @@ def agrees_with_float64(cell: Cell) -> float:
 
 
 def _diagnosis(cell: Cell, call: Callable[..., Any], args: tuple[Any, ...], truth: Truth, result: Any) -> str:
-    """Return the rule that a wrong answer broke."""
+    """Return the rule that a wrong result broke."""
     fresh, out, got = cell.build(), _out(cell, args), tuple(leaves(result))
     for old, now in zip(cell.inputs(fresh), cell.inputs(args), strict=True):
         if not same_bits(old, now):
@@ -71,7 +70,7 @@ def _diagnosis(cell: Cell, call: Callable[..., Any], args: tuple[Any, ...], trut
 
 
 def _left_out(cell: Cell, call: Callable[..., Any], args: tuple[Any, ...], got: tuple[Tensor, ...]) -> bool:
-    """Tell whether other numbers in fresh memory come out as other results."""
+    """Return whether the content of new memory changes the result."""
     out = _out(cell, args)
     if out is not None:
         poison(out, 2.5)
@@ -79,19 +78,19 @@ def _left_out(cell: Cell, call: Callable[..., Any], args: tuple[Any, ...], got: 
         with Guarded(fill=2.5):
             again = tuple(leaves(call(*args)))
     except Broken:
-        return False  # it can't be watched
+        return False  # the kernel can't run in this mode
     return len(again) == len(got) and not all(same_bits(a, b) for a, b in zip(got, again, strict=True))
 
 
 def takes_a_smoke_sample(cell: Cell) -> None:
-    """Take at least one smoke sample: or the kernel could never be verified, so never serve a call."""
+    """Take at least one smoke sample. A kernel that takes none can't be verified, so it never runs."""
     problems = [cell.on(s).problem() for s in cell.spec.tagged("smoke")]
     if all(p.view for p in problems):
         raise Inapplicable(f"{cell.spec.name} returns views: there is nothing to run")
     verdicts = [cell.ask(p) for p in problems]
     if not any(verdicts):
         reasons = "; ".join(dict.fromkeys(v.reason for v in verdicts))
-        raise Broken("takes_a_smoke_sample", f"it refuses them all in {cell.type}: {reasons}")
+        raise Broken("takes_a_smoke_sample", f"it refuses every smoke sample in {cell.type}: {reasons}")
 
 
 def gives_reasons(cell: Cell) -> None:
@@ -101,11 +100,11 @@ def gives_reasons(cell: Cell) -> None:
 
 
 def answers_equal_problems_alike(cell: Cell) -> None:
-    """Answer equal problems alike: asked again, in another order."""
-    asked = [cell.on(s) for s in modest(cell.spec)]
-    first = [one.ask(one.problem()) for one in asked]
+    """Accept or refuse equal problems alike, also when they are checked again in another order."""
+    cells = [cell.on(s) for s in modest(cell.spec)]
+    first = [one.ask(one.problem()) for one in cells]
     for _ in range(2):
-        for one, then in reversed(list(zip(asked, first, strict=True))):
+        for one, then in reversed(list(zip(cells, first, strict=True))):
             now = one.ask(one.problem())
             if (now.ok, now.reason) != (then.ok, then.reason):
                 raise Broken(
@@ -119,10 +118,10 @@ def _answer(verdict: Verdict) -> str:
 
 
 def repeats_itself(cell: Cell) -> None:
-    """Give the same bits in ten runs, where the kernel claims to be deterministic."""
+    """Return the same bits in ten runs, if the kernel claims to be deterministic."""
     if not cell.kernel.deterministic:
         raise Declined("doesn't claim to be deterministic")
-    simulated = cell.machine.simulated  # its threads take turns, in one order
+    simulated = cell.machine.simulated  # a simulator runs its threads in one order
     repeats = 1 if simulated else REPEATS
     for one in [cell.smallest()] if simulated else cell.taken():
         args = one.build()
@@ -131,11 +130,11 @@ def repeats_itself(cell: Cell) -> None:
         for _ in range(repeats):
             for a, b in zip(first, leaves(call(*args)), strict=True):
                 if not same_bits(a, b):
-                    raise Broken("repeats_itself", f"{_sample(one)}: a run gave other bits than the first")
+                    raise Broken("repeats_itself", f"{_sample(one)}: the bits of two runs differ")
 
 
 def reads_no_further(cell: Cell) -> None:
-    """Give the same answer to the same numbers with NaN around them in memory: a missing mask shows."""
+    """Return the same result with NaN around the inputs in memory, which shows a missing mask."""
     one = cell.first()
     args = one.build()
     truth = Truth.of(one.spec, args)
@@ -144,38 +143,38 @@ def reads_no_further(cell: Cell) -> None:
     walled = each(args, lambda _: next(tensors).tensor)
     result = one.plan(walled)(*walled)
     if any(w.scratched for w in walls):
-        raise Broken("stays_within_its_output", f"{_sample(one)}: it wrote beside an argument")
+        raise Broken("stays_within_its_output", f"{_sample(one)}: it wrote outside an argument")
     one.judge("reads_no_further", truth, result, laid_out=_out(one, args) is None, about=_sample(one))
 
 
 def stays_within_its_output(cell: Cell) -> None:
-    """Write nothing beside what was allocated: guards on both sides of it stay as they were."""
+    """Write only inside allocated memory: guards on both sides stay unchanged."""
     one = cell.first()
     args = one.build()
     call = one.plan(args)
-    call(*args)  # what is compiled or kept at the first call is no matter here
+    call(*args)  # the first call may compile and allocate
     guard = Guarded()
     try:
         with guard:
             result = call(*args)
     except Broken as error:
-        raise Inapplicable(f"can't be watched by a torch dispatch mode: {error.message}") from error
+        raise Inapplicable(f"doesn't run in a torch dispatch mode: {error.message}") from error
     if guard.scratched:
-        raise Broken("stays_within_its_output", f"{_sample(one)}: it wrote beside memory that it allocated")
+        raise Broken("stays_within_its_output", f"{_sample(one)}: it wrote outside memory that it allocated")
     inside = {block.untyped_storage().data_ptr() for block, _ in guard.blocks}
     if not any(t.untyped_storage().data_ptr() in inside for t in leaves(result)) and _out(one, args) is None:
         raise Inapplicable("its results aren't allocated by torch")
 
 
 def reads_new_data(cell: Cell) -> None:
-    """Give other numbers at the same addresses their own answer, and leave the earlier result alone."""
+    """Return a new result for new numbers at the same addresses, and don't change the earlier result."""
     one = cell.smallest()
     args = without_out(one.spec, one.build())
     call = one.plan(args)
     own = {t.untyped_storage().data_ptr() for t in leaves(args)}
     earlier = [t for t in leaves(call(*args)) if t.untyped_storage().data_ptr() not in own]  # no views
     kept = [t.clone() for t in earlier]
-    bound = one.spec.sketches(*one.problem().args)  # whose numbers aren't free, and may be negative
+    bound = one.spec.sketches(*one.problem().args)  # their numbers are constrained, and may be negative
     for param, value in zip(one.spec.params, args, strict=True):
         for tensor in leaves((value,)):
             if tensor.is_floating_point() and not overlaps(TensorMeta.of(tensor)):
@@ -187,11 +186,11 @@ def reads_new_data(cell: Cell) -> None:
 
 
 def reads_moved_data(cell: Cell) -> None:
-    """Give the same answer at another address, misaligned too: a plan keeps no address."""
+    """Return the same result at another address, aligned or not: a plan must not keep an address."""
     one = cell.smallest()
     args = without_out(one.spec, one.build())
     truth = Truth.of(one.spec, without_out(one.spec, one.build()))
-    call = one.plan(args, anew=True)  # whose first call is made here
+    call = one.plan(args, anew=True)  # its first call is made here
     copies = {
         "elsewhere": each(args, lambda t: Walled(t, wall=64, value=3.0).tensor),
         "at an odd address": each(args, lambda t: Walled(t, wall=65, value=3.0).tensor),
@@ -205,7 +204,7 @@ def reads_moved_data(cell: Cell) -> None:
 
 
 def reads_numbers_anew(cell: Cell) -> None:
-    """Read a number that may change from call to call from the call: the plan must not keep it."""
+    """Read a number that may change between calls from the call: the plan must not keep it."""
     for one in cell.taken():
         args = without_out(one.spec, one.build())
         places = [
@@ -223,7 +222,7 @@ def reads_numbers_anew(cell: Cell) -> None:
 
 
 def takes_tensors_that_need_gradients(cell: Cell) -> None:
-    """Take tensors that need a gradient like any others, under ``no_grad``."""
+    """Take tensors that need a gradient, under ``no_grad``."""
     one = cell.first()
     args = one.build()
     truth, call = Truth.of(one.spec, args), one.plan(args)
@@ -233,7 +232,7 @@ def takes_tensors_that_need_gradients(cell: Cell) -> None:
 
 
 def writes_into_out(cell: Cell) -> None:
-    """Write and return the ``out`` that is given, laid out as the caller's, and nothing beside it."""
+    """Write the given ``out`` in its own layout, return it, and write nothing else."""
     place = _place_of_out(cell)
     one = cell.smallest()
     args = without_out(one.spec, one.build())
@@ -249,9 +248,9 @@ def writes_into_out(cell: Cell) -> None:
             declined.append(refusal)
             continue
         if not isinstance(result, Tensor) or result.data_ptr() != wall.tensor.data_ptr():
-            raise Broken("writes_into_out", f"{layout} out must be what is written and returned")
+            raise Broken("writes_into_out", f"{layout} out must be written and returned, got another tensor")
         if wall.scratched:
-            raise Broken("stays_within_its_output", f"it wrote beside a {layout} out")
+            raise Broken("stays_within_its_output", f"it wrote outside {layout} out")
         one.judge("writes_into_out", truth, result, laid_out=False, about=f"{layout} out")
     if len(declined) == len(LAYOUTS):
         raise Declined("; ".join(dict.fromkeys(d.reason for d in declined)), declined[0].code)
@@ -265,7 +264,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def writes_in_place(cell: Cell) -> None:
-    """Take an input as ``out``, where the kernel claims to be in_place_safe."""
+    """Take an input as ``out``, if the kernel claims to be in_place_safe."""
     place = _place_of_out(cell)
     if not cell.kernel.in_place_safe:
         raise Declined("doesn't claim to be in_place_safe")
@@ -282,16 +281,16 @@ def writes_in_place(cell: Cell) -> None:
         result, tried = one.plan(given, aliased=True)(*given), True
         name = one.spec.params[i].name
         if not isinstance(result, Tensor) or result.data_ptr() != fresh[i].data_ptr():
-            raise Broken("writes_in_place", f"out is {name}, and something else was returned")
+            raise Broken("writes_in_place", f"out is {name}, but another tensor was returned")
         one.judge("writes_in_place", truth, result, laid_out=False, about=f"out is {name}")
     if not tried:
         raise Inapplicable("no argument of its smallest smoke sample has the result's shape and type")
 
 
 def reaches_its_precision(cell: Cell) -> float:
-    """Reach in float32 the precision class that the kernel claims."""
+    """Reach the precision class that the kernel claims in float32."""
     if cell.dtype is not torch.float32:
-        raise Inapplicable("a precision class is about float32")
+        raise Inapplicable("precision classes are for float32 only")
     one = cell.smallest()
     args = without_out(one.spec, one.build())
     truth, result = Truth.of(one.spec, args), one.plan(args)(*args)
@@ -302,15 +301,18 @@ def reaches_its_precision(cell: Cell) -> float:
     if CLASSES.index(reached) > CLASSES.index(cell.kernel.precision):
         raise Broken(
             "reaches_its_precision",
-            f"{_sample(one)}: it claims {cell.kernel.precision}, its error of {found.error:.1e} is {reached}",
+            f"{_sample(one)}: claims {cell.kernel.precision}, but an error of {found.error:.1e} is {reached}",
         )
     return found.error
 
 
 def returns_promptly(cell: Cell) -> float:
-    """Cost the host under 5 ms where a call was made before: compile and plan nothing. In microseconds."""
+    """Take under 5 ms of host time in a repeated call, which must compile and plan nothing.
+
+    Returns microseconds.
+    """
     if cell.machine.simulated:
-        raise Inapplicable("simulated: its time says nothing")
+        raise Inapplicable("simulated: its time means nothing")
     one = cell.smallest()
     args = one.build()
     call = one.plan(args)
@@ -324,8 +326,8 @@ def returns_promptly(cell: Cell) -> float:
     if not _prompt(spent):
         raise Broken(
             "returns_promptly",
-            f"{_sample(one)}: {own * 1e3:.1f} ms of the host a call, and {whole * 1e3:.1f} ms in all; "
-            f"at most {PROMPT_MS} and {WAITING_MS} are granted",
+            f"{_sample(one)}: a call took {own * 1e3:.1f} ms of host time, {whole * 1e3:.1f} ms in all; "
+            f"the limits are {PROMPT_MS} and {WAITING_MS} ms",
         )
     return whole * 1e6
 
@@ -344,7 +346,7 @@ def _prompt(spent: list[tuple[float, float]]) -> bool:
 
 
 def passes_opcheck(cell: Cell) -> None:
-    """Pass ``torch.library.opcheck``: change and return no argument, return what the spec foretells."""
+    """Pass ``torch.library.opcheck``: change and return no argument, return the shapes of the spec."""
     one = cell.smallest()
     args = without_out(one.spec, one.build())
     try:
@@ -356,7 +358,7 @@ def passes_opcheck(cell: Cell) -> None:
 
 
 OF_A_SAMPLE: tuple[Rule, ...] = (agrees_with_float64,)
-"""Held on every sample."""
+"""Rules checked on every sample."""
 
 OF_A_TYPE: tuple[Rule, ...] = (
     takes_a_smoke_sample,
@@ -364,7 +366,7 @@ OF_A_TYPE: tuple[Rule, ...] = (
     reads_no_further,
     takes_tensors_that_need_gradients,
 )
-"""Held in every element type that a kernel claims."""
+"""Rules checked in every dtype that a kernel claims."""
 
 OF_A_KERNEL: tuple[Rule, ...] = (
     gives_reasons,
@@ -379,7 +381,7 @@ OF_A_KERNEL: tuple[Rule, ...] = (
     returns_promptly,
     passes_opcheck,
 )
-"""Held once a kernel: the element type makes no difference to them."""
+"""Rules checked once for each kernel, since the dtype makes no difference."""
 
 
 def _out(cell: Cell, args: tuple[Any, ...]) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""Every kernel of every backend, held to every rule; operators, backends and samples come from the registry.
+"""Check every kernel of every backend by every rule; operators, backends and samples are from the registry.
 
 pytest --nxcore-backend=NAME --pyargs nxcore.testing
 """
@@ -23,33 +23,35 @@ from nxcore.testing.rows import Row
 from nxcore.testing.rules import OF_A_KERNEL, OF_A_SAMPLE, OF_A_TYPE, Rule
 
 APART: pytest.StashKey[dict[str, Row]] = pytest.StashKey()
-"""What became of each kernel and element type in a process of its own."""
+"""The outcome of each kernel and dtype in a process of its own."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Give each test its rules and cells."""
-    asked = list(cells(registry(metafunc.config), backends=metafunc.config.option.nxcore_backend))
+    """Parametrize each test by rules and cells."""
+    chosen = list(cells(registry(metafunc.config), backends=metafunc.config.option.nxcore_backend))
     cuda = torch.cuda.is_available()
     if metafunc.function is test_samples:
-        pairs = [(rule, c.on(s)) for c in asked for s in modest(c.spec) for rule in OF_A_SAMPLE]
+        pairs = [(rule, c.on(s)) for c in chosen for s in modest(c.spec) for rule in OF_A_SAMPLE]
         if cuda and metafunc.config.option.nxcore_huge:
-            pairs += [(rule, c.on(s)) for c in asked if c.leads for s in huge(c.spec) for rule in OF_A_SAMPLE]
+            pairs += [
+                (rule, c.on(s)) for c in chosen if c.leads for s in huge(c.spec) for rule in OF_A_SAMPLE
+            ]
         ids = [cell.name for _, cell in pairs]
     else:
         once = (*OF_A_KERNEL, *(ON_CUDA if cuda else ()))
-        pairs = [(rule, c) for rule in OF_A_TYPE for c in asked]
-        pairs += [(rule, c) for rule in once for c in asked if c.leads]
+        pairs = [(rule, c) for rule in OF_A_TYPE for c in chosen]
+        pairs += [(rule, c) for rule in once for c in chosen if c.leads]
         ids = [f"{rule.__name__}-{cell.name}" for rule, cell in pairs]
     metafunc.parametrize(("rule", "cell"), pairs, ids=ids)
 
 
 def test_samples(rule: Rule, cell: Cell, request: pytest.FixtureRequest) -> None:
-    """Hold a kernel to a rule on one sample."""
+    """Check a kernel by a rule on one sample."""
     _hold(rule, cell, request)
 
 
 def test_rules(rule: Rule, cell: Cell, request: pytest.FixtureRequest) -> None:
-    """Hold a kernel to a rule that chooses its own sample."""
+    """Check a kernel by a rule that chooses its own sample."""
     _hold(rule, cell, request)
 
 
@@ -87,14 +89,14 @@ def _hold(rule: Rule, cell: Cell, request: pytest.FixtureRequest) -> None:
     except Broken as error:
         found |= {"rule": error.rule, "reason": error.message}
         if error.__cause__ is not None:
-            raise  # what the kernel itself raised, with its trace
+            raise  # shows the kernel's own exception, with its trace
         pytest.fail(f"{error.rule}: {error.message}", pytrace=False)
     found |= {"outcome": "agreed", "reason": "", "figure": figure}
     _review(found, request.config, None)
 
 
 def _survive(rule: Rule, cell: Cell, found: dict[str, Any], config: pytest.Config) -> None:
-    """Fail or skip what a process of its own did not survive: it isn't run in this one."""
+    """Fail or skip a kernel that crashed or hung in a process of its own; it isn't run in this one."""
     rows, name = config.stash.setdefault(APART, {}), replace(cell, sample=None).name
     row = rows[name] if name in rows else rows.setdefault(name, alone(cell))
     if row.outcome not in ("crashed", "hung"):
@@ -102,17 +104,19 @@ def _survive(rule: Rule, cell: Cell, found: dict[str, Any], config: pytest.Confi
     found |= {"outcome": row.outcome, "reason": row.reason}
     here = (rule.__name__, found["sample"])
     if row.broken and here != (row.broken[0].rule, row.broken[0].sample):
-        pytest.skip(f"not run, since its kernel {row.outcome} in {row.reason}")
+        pytest.skip(f"not run, because its kernel {row.outcome} in {row.reason}")
     pytest.fail(f"{cell.label} {row.outcome}: {row.reason}", pytrace=False)
 
 
 def _review(found: dict[str, Any], config: pytest.Config, reason: str | None) -> None:
-    """Hold a refusal, or its absence, to the list of refusals, where there is one."""
+    """Compare a refusal, or its absence, with the list of refusals, if there is one."""
     path = declines_file(config)
     if path is None or config.option.nxcore_write_declines:
         return
     if wrong := _declines(path).verdict(place(found), found["dtype"], reason):
-        pytest.fail(f"{wrong}; if that is right, write it down: --nxcore-write-declines", pytrace=False)
+        pytest.fail(
+            f"{wrong}; if this is intended, update the list with --nxcore-write-declines", pytrace=False
+        )
 
 
 @functools.cache

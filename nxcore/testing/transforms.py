@@ -1,7 +1,7 @@
-"""What torch makes of a function: each transform of a call agrees with the same transform of the reference.
+"""Transforms of torch: each transform of a call agrees with the same transform of the reference.
 
-The operator is called as a user calls it, with the cell's backend preferred: where a kernel may not see what
-a transform gives it, the reference must take its place. Held once a kernel, on its smallest smoke sample.
+The operator is called as a user calls it, with the cell's backend preferred. If a transform passes arguments
+that no kernel may take, the reference must run. Checked once for each kernel, on its smallest smoke sample.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from nxcore.testing.rules import Rule
 from nxcore.trust.truth import without_out
 
 TOLERANCE = 2e-3
-"""Of a transform in float32, relative to its largest number: sums may be added up in another order."""
+"""Tolerance of a transform in float32, relative to its largest number; the order of sums may differ."""
 
 ROWS = 3
 """Rows of a batch."""
@@ -38,7 +38,7 @@ Transform = Callable[[Function, tuple[Tensor, ...]], Any]
 
 
 def jvp(f: Function, xs: tuple[Tensor, ...]) -> Any:
-    """Differentiate forward."""
+    """Differentiate in forward mode."""
     return torch.func.jvp(f, xs, _like(xs))[1]
 
 
@@ -55,7 +55,7 @@ def batched_gradient(f: Function, xs: tuple[Tensor, ...]) -> Any:
 
 
 def differentiable_batched_gradient(f: Function, xs: tuple[Tensor, ...]) -> Any:
-    """Differentiate what was differentiated for several gradients at once."""
+    """Differentiate a batched gradient again."""
     y = f(*xs)
     grads = torch.stack([_numbers(y, row) for row in range(ROWS)])
     first = torch.autograd.grad(y, xs, grads, is_grads_batched=True, create_graph=True, allow_unused=True)
@@ -64,7 +64,7 @@ def differentiable_batched_gradient(f: Function, xs: tuple[Tensor, ...]) -> Any:
 
 
 def mapped_gradient(f: Function, xs: tuple[Tensor, ...]) -> Any:
-    """Map the backward pass of a call that was made before over a batch of gradients."""
+    """Map the backward pass of an earlier call over a batch of gradients."""
     y = f(*xs)
     grads = torch.stack([_numbers(y, row) for row in range(ROWS)])
 
@@ -86,7 +86,7 @@ def jacrev(f: Function, xs: tuple[Tensor, ...]) -> Any:
 
 
 def hessian(f: Function, xs: tuple[Tensor, ...]) -> Any:
-    """Differentiate twice, along two directions: a whole Hessian has too many rows."""
+    """Differentiate twice, along two directions, because a full Hessian has too many rows."""
 
     def along(t: Tensor) -> Tensor:
         return f(*(x + t[0] * a + t[1] * b for x, a, b in zip(xs, _like(xs), _like(xs, 7), strict=True)))
@@ -98,7 +98,7 @@ def hessian(f: Function, xs: tuple[Tensor, ...]) -> Any:
 
 def traced(f: Function, xs: tuple[Tensor, ...]) -> Any:
     """Trace by ``torch.jit.trace``, and run on other numbers."""
-    return _traced(lambda *xs: f(*xs), xs)(*_others(xs))  # noqa: PLW0108  an object has no name to trace
+    return _traced(lambda *xs: f(*xs), xs)(*_others(xs))  # noqa: PLW0108  torch.jit.trace needs a function with a name
 
 
 def traced_gradient(f: Function, xs: tuple[Tensor, ...]) -> Any:
@@ -136,8 +136,8 @@ def copied(f: Function, xs: tuple[Tensor, ...]) -> Any:
 
 
 def pickled(f: Function, xs: tuple[Tensor, ...]) -> Any:
-    """Pickle the function, and call what comes back."""
-    return pickle.loads(pickle.dumps(f))(*xs)  # noqa: S301  its own
+    """Pickle and unpickle the function, and call it."""
+    return pickle.loads(pickle.dumps(f))(*xs)  # noqa: S301  data made here
 
 
 TRANSFORMS: tuple[Transform, ...] = (
@@ -157,18 +157,18 @@ TRANSFORMS: tuple[Transform, ...] = (
     copied,
     pickled,
 )
-"""What a call is put through."""
+"""The transforms that are checked."""
 
 
 class Call:
-    """An operator as a function of its floating tensors, the rest of a call's arguments held.
+    """An operator as a function of its floating tensors; the other arguments are fixed.
 
     Attributes
     ----------
     operator : callable
         Takes the operator's arguments, all positional.
     args : tuple
-        The call's.
+        The arguments of the call.
     """
 
     def __init__(self, operator: Callable[..., Any], args: tuple[Any, ...]) -> None:
@@ -202,7 +202,7 @@ def _gradient(f: Function, *xs: Tensor) -> tuple[Tensor, ...]:
 
 
 def _loss(y: Tensor) -> Tensor:
-    # With numbers of its own: of a plain sum of squares a normalised image has no gradient but rounding.
+    # Weighted: the plain sum of squares of a normalised image has a gradient of rounding errors only.
     return (y * _numbers(y)).square().sum()
 
 
@@ -211,7 +211,7 @@ def _given(grads: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
 
 
 def _numbers(like: Tensor, seed: int = 0) -> Tensor:
-    # Of a formula: a trace would draw anew.
+    # From a formula, because a trace would draw random numbers again.
     count = torch.arange(1, like.numel() + 1, dtype=like.dtype, device=like.device)
     return (count * (0.9 + 0.1 * seed)).sin().view(like.shape)
 
@@ -231,18 +231,18 @@ def _session(registry: Registry) -> Session:
 
 
 def under(transform: Transform, cell: Cell) -> None:
-    """Agree with the reference under a transform of torch's, with the cell's backend preferred.
+    """Agree with the reference under a transform of torch, with the cell's backend preferred.
 
     Raises
     ------
     Broken
-        Named after the transform.
+        Of a rule named as the transform.
     Inapplicable
-        If the kernel is simulated here or runs on request alone, or torch has no such transform of the
-        reference: then with torch's own reason.
+        If the kernel is simulated here or runs on request only; or if torch can't transform the reference,
+        with torch's reason.
     """
     if cell.machine.simulated:
-        raise Inapplicable("simulated: it runs compiled elsewhere")
+        raise Inapplicable("simulated: it is checked where it is compiled")
     if cell.backend.on_request:
         raise Inapplicable(f"only on request: {cell.backend.on_request}")
     one, name = cell.smallest(), transform.__name__
@@ -251,8 +251,8 @@ def under(transform: Transform, cell: Cell) -> None:
         warnings.simplefilter("ignore")  # torch deprecates some of these
         try:
             want = list(_flat(transform(*_differentiated(one.spec.reference, args))))
-        except Exception as error:  # whatever torch says
-            raise Inapplicable(f"torch has no {name} of the reference: {_first_line(error)}") from error
+        except Exception as error:  # torch raises many types
+            raise Inapplicable(f"torch can't apply {name} to the reference: {_first_line(error)}") from error
         session = _session(cell.registry)
         with session.use(cell.backend.name):
             try:
@@ -260,7 +260,7 @@ def under(transform: Transform, cell: Cell) -> None:
             except Exception as error:
                 raise Broken(name, f"raised {type(error).__name__}: {_first_line(error)}") from error
     if len(got) != len(want):
-        raise Broken(name, f"expected {len(want)} tensors as of the reference, got {len(got)}")
+        raise Broken(name, f"expected {len(want)} tensors as from the reference, got {len(got)}")
     for mine, torchs in zip(got, want, strict=True):
         if reason := _difference(mine, torchs):
             raise Broken(name, reason)
@@ -275,20 +275,24 @@ def _rule(transform: Transform) -> Rule:
 
 
 UNDER: tuple[Rule, ...] = tuple(map(_rule, TRANSFORMS))
-"""Held once a kernel, beside the rules of ``examine``, which ask what the kernel itself does."""
+"""Rules checked once for each kernel, in addition to those of ``examine``, which call the kernel directly."""
 
 
 def _differentiated(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Call, tuple[Tensor, ...]]:
-    """Return a call as a function of its floating tensors, and these, which need a gradient."""
+    """Return a call as a function of its floating tensors, and copies of these that need a gradient."""
     fresh = leaves(each(args, lambda t: t.detach().clone()))
     return Call(function, args), tuple(t.requires_grad_() for t in fresh if t.is_floating_point())
 
 
 def _difference(got: Tensor | None, want: Tensor | None) -> str:
-    """Return how a tensor differs from torch's; none at all is as good as zeros."""
+    """Return how a tensor differs from torch's; None counts as zeros."""
     if got is None or want is None:
         there = want if got is None else got
-        return "" if there is None or not bool(there.any()) else "a gradient is missing, here or there"
+        return (
+            ""
+            if there is None or not bool(there.any())
+            else "a gradient is missing in one of the two results"
+        )
     scale = float(want.abs().max()) if want.numel() else 0.0
     try:
         torch.testing.assert_close(got, want, rtol=TOLERANCE, atol=TOLERANCE * max(scale, 1e-6))

@@ -108,7 +108,7 @@ def test_what_hangs_spoils_its_row(tmp_path, monkeypatch):
     reached = tmp_path / "reached"
     monkeypatch.setenv(backends.HUNG, str(reached))
     (row,) = isolated(backends.hangs(), source="tests.hostile.backends:hangs", timeout=8)
-    assert (row.outcome, row.broken[0].message) == ("hung", "no end after 8 s; its process was killed")
+    assert (row.outcome, row.broken[0].message) == ("hung", "did not finish in 8 s; its process was killed")
     assert reached.exists()
 
 

@@ -204,7 +204,7 @@ def test_a_record_of_almost_nothing_is_a_page(browser, tmp_path):
     file.write_text(page.html(joined(read([write(tmp_path / "a.jsonl", *lines)]))), "utf-8")
     browser.get(file.as_uri())
     wait(browser, "return document.documentElement.dataset.ready === 'yes'")
-    assert element(browser, "#lede").text == "No cell that is left has a ratio to torch."
+    assert element(browser, "#lede").text == "No cell passes the filters and has a ratio to torch."
     assert "a row before any head" in element(browser, "#notes").text
     element(browser, ".tile").click()
     assert texts(browser, "#cell tbody th") == ["numba", "triton"]

@@ -177,11 +177,14 @@ def test_where_torch_beats_the_floor_the_ceilings_are_unsure(tmp_path):
     found = data(tmp_path, row(verdict="BELOW_FLOOR"), row("cuda", 2.0))
     (device,) = found["devices"]
     assert device["failures"] == []
-    assert device["unsure"] == "torch beat them in 1 rows"
+    assert device["unsure"] == "torch exceeded them in 1 rows"
     assert found["cells"][0]["chosen"] == "cuda"
     text = markdown(found)
-    assert "Unsure ceilings, for other work ran beside their measurement: torch beat them in 1 rows." in text
-    assert "0 of 1 cells left to torch" in text
+    assert (
+        "Uncertain ceilings, since other work ran during their measurement: torch exceeded them in 1 rows."
+        in text
+    )
+    assert "0 of 1 cells are left to torch" in text
     assert data(tmp_path, row(), row("cuda", 2.0))["devices"][0]["unsure"] == ""
 
 

@@ -101,7 +101,7 @@ def test_the_page_of_all_committed_records_stays_below_its_limit():
 def test_a_page_beyond_its_limit_is_an_error(small, monkeypatch):
     monkeypatch.setattr(page, "_plotly", lambda: " " * page.LIMIT)
     with pytest.raises(
-        NxcoreError, match=r"the page would have 8\.\d MB, and may have 8: give fewer records"
+        NxcoreError, match=r"the page would have 8\.\d MB, more than 8 MB: give fewer records"
     ):
         page.html(small)
 

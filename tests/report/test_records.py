@@ -122,7 +122,7 @@ def test_a_folder_is_all_its_records(tmp_path):
 
 def test_no_such_file_is_an_error(tmp_path):
     with pytest.raises(
-        InvalidInputError, match=r"RECORDS must be files or folders, got .*gone, which isn't there"
+        InvalidInputError, match=r"RECORDS must be files or folders, got .*gone, which doesn't exist"
     ):
         read([tmp_path / "gone"])
 

@@ -1,4 +1,4 @@
-// What the page says of the record itself: head, ceilings, versions, what was not run, the runs.
+// The page's text about the record itself: head, ceilings, versions, backends that did not run, the runs.
 
 function runs() {
   const known = new Set(["file", "device", "cells", "date", "versions", "ceilings", "method", "cuda", "sources"]);
@@ -25,12 +25,12 @@ function runs() {
     ),
   );
   $("runs-note").textContent =
-    "Ratios are paired within a run, so a cell is shown as its latest run has it." +
-    (DATA.replaced ? ` ${plural(DATA.replaced, "earlier measurement")} of the same cells gave way.` : "") +
+    "Ratios are paired within a run, so all rows of a cell are from its latest run." +
+    (DATA.replaced ? ` ${plural(DATA.replaced, "earlier measurement is", "earlier measurements are")} replaced.` : "") +
     ` Method: ${unique(DATA.runs.map((r) => r.method).filter(Boolean)).join("; ") || "not recorded"}.`;
   $("notes").replaceChildren(
     ...(DATA.notes.length
-      ? [make("h3", {}, "What could not be read"), make("ul", {}, ...DATA.notes.map((n) => make("li", {}, n)))]
+      ? [make("h3", {}, "Lines that could not be read"), make("ul", {}, ...DATA.notes.map((n) => make("li", {}, n)))]
       : []),
   );
 }
@@ -43,23 +43,23 @@ function head(state) {
   $("lede").replaceChildren(
     ...(found
       ? [
-          `In ${plural(found.cells, "cell")} (an operator, size and element type) on ${device.name}, nxcore's choice is ${ratioText(found.mean)} times as fast as torch at its best, in the geometric mean. ` +
+          `In ${plural(found.cells, "cell")} (operator, size and element type) on ${device.name}, nxcore's choice is ${ratioText(found.mean)} times as fast as torch at its best (geometric mean). ` +
             (found.slower
               ? `${plural(found.slower, "cell is", "cells are")} slower than torch.`
-              : "None is slower than torch."),
+              : "No cell is slower than torch."),
           make(
             "small",
             {},
-            "The choice is what the rule takes on these same timings. " +
+            "The choice is the winner by nxcore's rule on these timings. " +
               (found.slower
-                ? `${plural(slower.filter((c) => c.left_to_torch).length, "slower cell is", "slower cells are")} left to torch, one of whose other ways was faster there: it wasn't clearly so, or gives another result than the operator. `
+                ? `${plural(slower.filter((c) => c.left_to_torch).length, "slower cell is", "slower cells are")} left to torch, where another of torch's idioms was faster: not significantly, or it returns another result than the operator. `
                 : "") +
               (called
-                ? `With what a call through nxcore costs, it is ${ratioText(called.mean)} times as fast, and ${plural(called.slower, "cell is", "cells are")} slower than torch.`
-                : "What a call through nxcore costs was not recorded, and is not in its time."),
+                ? `Including the time of a call through nxcore, it is ${ratioText(called.mean)} times as fast, and ${plural(called.slower, "cell is", "cells are")} slower than torch.`
+                : "The time of a call through nxcore was not recorded, and is not included."),
           ),
         ]
-      : ["No cell that is left has a ratio to torch."]),
+      : ["No cell passes the filters and has a ratio to torch."]),
   );
   const kept = cells.filter((c) => c.left_to_torch).length;
   const stats = found
@@ -82,7 +82,7 @@ function head(state) {
           make(
             "div",
             { class: "failed" },
-            `${plural(device.failures.length, "row")} of this record can't be trusted, and ${device.failures.length === 1 ? "counts" : "count"} nowhere:`,
+            `${plural(device.failures.length, "row")} of this record ${device.failures.length === 1 ? "is" : "are"} invalid and excluded from all figures:`,
             make(
               "ul",
               {},
@@ -126,7 +126,7 @@ function head(state) {
           cold && `${rateText(cold)} copying, from memory`,
           c.flops && `${flopsText(c.flops)}, float32`,
           c.t0_us && `${timeText(c.t0_us)} for an empty call`,
-          device.unsure && `unsure, for other work ran beside their measurement: ${device.unsure}`,
+          device.unsure && `uncertain, since other work ran during their measurement: ${device.unsure}`,
         ].filter(Boolean),
       ),
     ),

@@ -1,9 +1,9 @@
-// The plots of what a choice costs: against the best, on the host, and until it is compiled.
+// The plots of costs: time against the best, host time, compilation.
 
 Object.assign(FIGURES, {
   regret(state) {
     const cells = state.cells.filter((c) => c.regret.nxcore);
-    if (!cells.length) return { empty: "No cell that is left has a choice and a best time." };
+    if (!cells.length) return { empty: "No cell passes the filters and has a choice and a best time." };
     const curves = ["nxcore", "torch", ...state.labels].map((policy) => ({
       policy,
       factors: cells.map((c) => c.regret[policy] ?? c.regret.torch).sort((a, b) => a - b),
@@ -64,10 +64,10 @@ Object.assign(FIGURES, {
 
   host(state, width) {
     if ((state.device.facts.type || "") === "cpu")
-      return { empty: "On a CPU the host is the device: the two times are one, so there is nothing to set apart." };
+      return { empty: "On a CPU the host is the device, so there is only one time." };
     const smallest = unique(state.cells.map((c) => c.op)).map((op) => state.cells.find((c) => c.op === op && c.bytes));
     const points = measured({ ...state, cells: smallest.filter(Boolean) }, (row) => row.host_us && row.device_us);
-    if (!points.length) return { empty: "No row that is left has both a host and a device time." };
+    if (!points.length) return { empty: "No row passes the filters and has both a host and a device time." };
     const ops = unique(points.map((p) => p.cell.op)),
       traces = [];
     const limits = ops.map((op) => {
@@ -145,7 +145,7 @@ Object.assign(FIGURES, {
   jit(state) {
     const points = [...drawn(state)].filter(({ row }) => row.compile_s && row.break_even);
     if (!points.length)
-      return { empty: "Times to compile were not recorded (field compile_s), so this can't be told." };
+      return { empty: "Compilation times were not recorded (field compile_s)." };
     const paid = points.filter((p) => p.row.break_even !== "never");
     return {
       traces: [...byLabel(paid)].map(([label, group]) =>
@@ -156,7 +156,7 @@ Object.assign(FIGURES, {
           (p) => p.row.break_even,
         ),
       ),
-      words: `Calls until compiling has paid, over size; in ${plural(points.length - paid.length, "row")} it never does.`,
+      words: `Calls until compilation pays off, over size; in ${plural(points.length - paid.length, "row")} it never does.`,
       layout: layout({
         xaxis: log(
           "bytes that the operator must move",

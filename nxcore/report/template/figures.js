@@ -1,15 +1,15 @@
-// The plots: each returns traces, a layout, words for a reader, and the table behind it; or why there is none.
+// The plots. Each returns traces, a layout, a description and its table; or the reason why there is no plot.
 
 const FIGURES = {
   time(state, width) {
     const points = measured(state, () => true).filter(({ cell }) => cell.bytes);
-    if (!points.length) return { empty: "No cell that is left has a time and a size." };
+    if (!points.length) return { empty: "No cell passes the filters and has a time and a size." };
     const ops = unique(points.map((p) => p.cell.op)),
       seen = new Set(),
       traces = [];
     ops.forEach((op, i) => {
       const own = points.filter((p) => p.cell.op === op);
-      const least = new Map(); // runs of one size may have measured the launch a little differently
+      const least = new Map(); // the measured launch time differs between runs
       for (const { cell } of own)
         if (cell.floor_us) least.set(cell.bytes, Math.min(cell.floor_us, least.get(cell.bytes) ?? Infinity));
       const floor = [...least].sort((a, b) => a[0] - b[0]);
@@ -119,7 +119,7 @@ const FIGURES = {
 
   error(state) {
     const points = measured(state, (row) => row.error !== undefined && row.ratio);
-    if (!points.length) return { empty: "No row that is left has both an error and a ratio to torch." };
+    if (!points.length) return { empty: "No row passes the filters and has both an error and a ratio to torch." };
     const least = Math.min(...points.map((p) => p.row.error).filter((e) => e > 0), 1e-3);
     const edge = 10 ** (Math.floor(Math.log10(least)) - 0.5),
       exact = points.some((p) => p.row.error === 0);
@@ -174,7 +174,7 @@ const FIGURES = {
     const points = measured(state, (row) => row.gb_per_s && row.device_us).filter(({ cell }) => cell.bytes);
     const cold = state.device.ceilings.cold,
       start = state.device.ceilings.t0_us;
-    if (!points.length) return { empty: "No row that is left has a bandwidth." };
+    if (!points.length) return { empty: "No row passes the filters and has a bandwidth." };
     const sizes = points.map((p) => p.cell.bytes),
       low = Math.log10(Math.min(...sizes)) - 0.2,
       high = Math.log10(Math.max(...sizes)) + 0.2;
@@ -209,7 +209,7 @@ const FIGURES = {
       });
     return {
       traces,
-      words: `Bytes a second over bytes moved, with the roof that was measured, ${plural(points.length, "measurement")}.`,
+      words: `Bytes a second over bytes moved, with the measured roof, ${plural(points.length, "measurement")}.`,
       layout: layout({
         xaxis: log("bytes that the operator must move", sizes, bytesText),
         yaxis: log(

@@ -1,6 +1,6 @@
-// The drill-down of a cell, and what happens when.
+// The dialog of a cell, and the event handlers.
 
-// One interval of a forest plot, on the scale that the whole cell shares.
+// One interval of a forest plot, on the scale of the whole cell.
 function forest(row, low, high) {
   const svg = (tag, attributes) => {
     const found = document.createElementNS("http://www.w3.org/2000/svg", tag);
@@ -112,7 +112,7 @@ function openCell(id) {
     make(
       "div",
       { class: "wide" },
-      table("Every candidate that was timed, the fastest first; the dashed line is torch at its best", columns, rows),
+      table("All timed candidates, the fastest first; the dashed line is torch at its best", columns, rows),
     ),
     ...(why.length
       ? [
@@ -124,14 +124,14 @@ function openCell(id) {
   if (!$("cell").open) $("cell").showModal();
 }
 
-// A figure's frame: the plot for the eye, the table for everybody.
+// A figure's frame: the plot, and its data as a table for screen readers and copying.
 function frame(name, section) {
   const plot = make("div", { class: "plot", id: `plot-${name}`, role: "img" });
   const empty = make("p", { class: "empty", id: `empty-${name}`, hidden: true });
   const behind = make(
     "details",
     { id: `table-${name}` },
-    make("summary", {}, "The same as a table"),
+    make("summary", {}, "The same data as a table"),
     make("div", { class: "wide", tabindex: 0, role: "group", "aria-label": "Table" }),
   );
   $(section).append(make("figure", { id: `figure-${name}` }, plot, empty, behind));
@@ -147,15 +147,15 @@ function draw(name, state) {
   plot.hidden = behind.hidden = !found.traces;
   empty.hidden = !found.empty;
   empty.textContent = found.empty || "";
-  if (!found.traces) return; // hidden, not purged: an earlier drawing may still be under way
+  if (!found.traces) return; // hidden, not purged: an earlier drawing may still be running
   Plotly.react(plot, found.traces, found.layout, CONFIG).then(() => {
     plot.removeAllListeners("plotly_click");
     plot.on("plotly_click", ({ points }) => {
       if (points[0].customdata !== undefined) openCell(points[0].customdata);
     });
   });
-  plot.setAttribute("aria-label", `${found.words} The table below has the same.`);
-  // Built when it is opened: a thousand rows that nobody asked for would slow every filter.
+  plot.setAttribute("aria-label", `${found.words} The table below has the same data.`);
+  // Built when it is opened, because thousands of hidden rows would slow every filter.
   const fillTable = () => {
     if (behind.open)
       behind.querySelector(".wide").replaceChildren(
@@ -178,10 +178,10 @@ function render() {
   policies(state);
   support(state);
   $("roofline-note").textContent =
-    "Bandwidth by device time over the bytes that the operator must move. The dashed line is what copying reached from memory; the roof adds what an empty call takes, both as the latest run measured them. A share of floor is counted with its own run's." +
+    "Bandwidth by device time, over the bytes that the operator must move. The dashed line is the bandwidth of a copy from memory; the roof adds the time of an empty call. Both are from the latest run. A share of the floor uses the ceilings of its own run." +
     (state.cells.some((c) => c.rows.some((r) => r.intensity))
       ? ""
-      : " These records count no operations, so there is no plot over operations a byte.");
+      : " These records have no operation counts, so there is no plot over operations per byte.");
   for (const name of Object.keys(FIGURES)) draw(name, state);
 }
 
@@ -224,7 +224,7 @@ $("filters").addEventListener("reset", (event) => {
 document.addEventListener("click", (event) => {
   const button = event.target.closest("[data-cell]");
   if (button) openCell(Number(button.dataset.cell));
-  else if (event.target === $("cell")) $("cell").close(); // beside the panel
+  else if (event.target === $("cell")) $("cell").close(); // a click outside the panel
 });
 $("heat").addEventListener("keydown", steer);
 $("theme").addEventListener("click", () => theme(!isDark()));

@@ -1,4 +1,4 @@
-// What the plots share: colours and signs, axes, hover texts, a grid of panels.
+// Shared by the plots: colours and signs, axes, hover texts, a grid of panels.
 
 const SHADES = {
   light: ["#0069b4", "#2f9fd0", "#c8500a", "#b98a00", "#00805e", "#b0568c", "#77706a", "#5b3fa0", "#7c2d12"],
@@ -11,7 +11,7 @@ const isDark = () =>
   (document.documentElement.dataset.theme ||
     (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
 
-// A backend keeps its colour and sign whatever the filters leave.
+// A backend keeps its colour and sign under every filter.
 const BACKENDS = DATA.labels.filter((l) => l !== "torch" && !l.startsWith("torch-"));
 function style(label) {
   if (label === "torch" || label === "nxcore") return { color: css("--ink"), symbol: "line-ew-open" };
@@ -33,7 +33,7 @@ function axis(title, more = {}) {
     ...more,
   };
 }
-// A logarithmic axis with a tick a decade, or three where there are few; each is written as the tables write it.
+// A logarithmic axis with one tick per decade, or three if there are few, written as in the tables.
 function log(title, values, text) {
   const known = values.filter((v) => v > 0),
     low = Math.log10(Math.min(...known)),
@@ -102,7 +102,7 @@ function byLabel(points) {
   for (const point of points) found.set(point.label, [...(found.get(point.label) || []), point]);
   return found;
 }
-// A grid of panels, one an operator: axes and a title each.
+// A grid of panels, one for each operator, with axes and a title each.
 function panels(names, width, { height, gutter, titled = 1 }, more) {
   const columns = Math.min(names.length, width > 980 ? 3 : width > 600 ? 2 : 1),
     lines = Math.ceil(names.length / columns);
@@ -140,5 +140,5 @@ function panels(names, width, { height, gutter, titled = 1 }, more) {
   return found;
 }
 const place = (i) => ({ xaxis: i === 0 ? "x" : `x${i + 1}`, yaxis: i === 0 ? "y" : `y${i + 1}` });
-// Torch's row is named as the idiom it is; the rest by the backend.
+// Torch's row is named by its idiom, the others by their backend.
 const measured = (state, needs) => [...drawn(state)].filter(({ row }) => ran(row) && needs(row));

@@ -1,6 +1,6 @@
 // The heat map, the policies and the support matrix, which are tables.
 
-const LIMIT = Math.log2(8); // beyond eight times the colour doesn't change
+const LIMIT = Math.log2(8); // beyond eight times the colour stays the same
 const SIZES = [
   [1e5, "under 100 kB"],
   [1e6, "100 kB to 1 MB"],
@@ -10,7 +10,7 @@ const SIZES = [
   [Infinity, "over 1 GB"],
 ];
 
-// What a tile of the heat map says: text, classes, strength of the colour, and words for those who can't see it.
+// A tile of the heat map: text, classes, strength of the colour, and a description for screen readers.
 function tileOf(cell, backend) {
   if (!backend) {
     const hesitant = cell.rows.find((r) => r.verdict === "AMBG" && !r.compared_only && r.ratio && r.ratio[0] > 1);
@@ -20,7 +20,7 @@ function tileOf(cell, backend) {
         ? `torch, though ${hesitant.label} may be faster: ${intervalText(hesitant.ratio)}`
         : cell.chosen === cell.torch
           ? "torch itself is chosen"
-          : `torch is chosen (${cell.chosen}), though its ${cell.torch} was faster`;
+          : `torch is chosen (${cell.chosen}), though its idiom ${cell.torch} was faster`;
       return { text: ratioText(cell.ratio[0]), kinds: hesitant ? ["kept", "ambg"] : ["kept"], words: why };
     }
     return {
@@ -103,8 +103,8 @@ function heat(state) {
   if (first) first.tabIndex = 0;
   $("heat").replaceChildren(found);
   $("ratio-note").textContent = backend
-    ? `${backend} against torch at its best, in every cell where it was asked. Over one is faster.`
-    : "nxcore's choice against torch at its best (the fastest of several idioms), a tile a cell. Over one is faster; a tile opens its cell with every candidate.";
+    ? `${backend} against torch at its best, in every cell where it was measured. Over one is faster.`
+    : "nxcore's choice against torch at its best (the fastest of several idioms), one tile per cell. Over one is faster. Click a tile to see all candidates of its cell.";
   $("key").replaceChildren(...key(backend));
 }
 
@@ -135,13 +135,13 @@ function key(backend) {
   const mark = (kind, sign, text) => make("span", {}, make("i", { class: kind }, sign), text);
   const marks = backend
     ? [
-        ["ambg", "1.10", "AMBG: can't be told"],
+        ["ambg", "1.10", "AMBG: not significant"],
         ["none", "–", "DECLINED or not timed"],
         ["wrong", "✕", "WRONG"],
       ]
     : [
         ["kept", "1.00", "torch kept"],
-        ["kept ambg", "1.00", "torch kept, a rival can't be told"],
+        ["kept ambg", "1.00", "torch kept, a candidate may be faster"],
       ];
   return [make("span", { class: "scale" }, ...shades), ...marks.map((m) => mark(...m))];
 }
@@ -233,7 +233,7 @@ function support(state) {
           reasons.set(why, (reasons.get(why) || 0) + 1);
         }
         const good = own.length - failed.length - declined.length;
-        if (!own.length) return make("span", { class: "muted" }, "not asked");
+        if (!own.length) return make("span", { class: "muted" }, "not measured");
         return make(
           "span",
           {},

@@ -1,4 +1,4 @@
-// The data, what is left of it by the filters, and how values are written.
+// The data, the filters, and the formatting of values.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const $ = (id) => document.getElementById(id);
@@ -6,7 +6,7 @@ const FILTERS = ["device", "op", "dtype", "backend"];
 const ALL = "";
 const FAILED = new Set(["WRONG", "BELOW_FLOOR"]);
 
-// Build an element; text is always text, never markup.
+// Build an element; text is never parsed as markup.
 function make(tag, attributes = {}, ...children) {
   const found = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -48,7 +48,7 @@ const errorText = (v) => (v === undefined || v === null ? "–" : v === 0 ? "exa
 const noiseText = (v) => (v === undefined || v === null ? "–" : `±${(100 * v).toFixed(v < 0.01 ? 2 : 1)}%`);
 const intervalText = (r) => (r ? `${ratioText(r[0])} [${ratioText(r[1])}, ${ratioText(r[2])}]` : "–");
 
-// Whatever else a record holds, as one line.
+// Other fields of a record, as one line.
 function written(value) {
   if (typeof value !== "object" || value === null) return String(value);
   return Object.entries(value)
@@ -60,7 +60,7 @@ const rowOf = (cell, label) => cell.rows.find((row) => row.label === label);
 const nameOf = (cell) => `${cell.op}, ${cell.sample}, ${cell.dtype}`;
 const ran = (row) => row.call_us !== undefined && !FAILED.has(row.verdict);
 
-// The spread of ratios; figures.py computes the same of all cells.
+// The spread of ratios; figures.py computes the same for all cells.
 function spread(ratios) {
   if (!ratios.length) return null;
   const ordered = [...ratios].sort((a, b) => a - b);
@@ -73,7 +73,7 @@ function spread(ratios) {
   };
 }
 
-// What the filters leave: cells, the backends that are shown, and the device they are on.
+// The filtered data: cells, the backends that are shown, and the device.
 function view() {
   const wanted = Object.fromEntries(FILTERS.map((name) => [name, $(name).value]));
   const device = DATA.devices.find((d) => d.name === wanted.device) || DATA.devices[0];
@@ -91,12 +91,12 @@ function view() {
     here,
     cells,
     wanted,
-    all: labels, // who was timed in these cells beside torch
+    all: labels, // backends timed in these cells, besides torch
     labels: wanted.backend ? labels.filter((label) => label === wanted.backend) : labels,
   };
 }
 
-// Every kernel that is drawn: torch at its best first, then the backends that are left.
+// The kernels that are drawn: torch at its best first, then the filtered backends.
 function* drawn(state) {
   for (const cell of state.cells) {
     for (const row of cell.rows) {
@@ -115,7 +115,7 @@ function fill(select, values, every) {
   select.value = values.includes(before) ? before : every ? ALL : values[0];
 }
 
-// The choices that the device leaves.
+// The filter options for the selected device.
 function fillFilters() {
   fill(
     $("device"),

@@ -86,11 +86,11 @@ def test_what_the_budget_has_no_time_for_is_a_row_and_not_recorded(tmp_path):
     ("words", "told"),
     [
         (("bench", "ad"), "did you mean"),
-        (("bench", "add", "--size", "smal"), "size 'smal' isn't there"),
+        (("bench", "add", "--size", "smal"), "unknown size 'smal'"),
         (("bench", "add", "--backend", "read"), "did you mean 'ready'"),
         (("bench", "add", "--peer", "jaxx"), "did you mean 'jax'"),
         (("bench", "add", "--backward"), "no operator and sample match these filters"),
-        (("bench", "--compare", "a.jsonl", "b.jsonl"), "no record to read at a.jsonl"),
+        (("bench", "--compare", "a.jsonl", "b.jsonl"), "can't read the record a.jsonl"),
     ],
 )
 def test_a_slip_names_what_is_there(words, told, tmp_path, monkeypatch):

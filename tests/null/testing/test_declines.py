@@ -27,8 +27,8 @@ def test_a_list_of_refusals_is_read_as_it_was_written(tmp_path):
     assert "    inf[float16]: needs: a tensor\n    number: needs a tensor, at 0x...\n" in path.read_text()
     number, inf = (Place("cpu", "add", "a", name) for name in ("number", "inf"))
     assert again.verdict(number, "bfloat16", "needs a tensor, at 0x1") == ""
-    assert again.verdict(number, "float32", "another").endswith("and it was for 'another'")
-    assert again.verdict(number, "float32", None).endswith("and it was taken")
+    assert again.verdict(number, "float32", "another").endswith("but refused for 'another'")
+    assert again.verdict(number, "float32", None).endswith("but it was taken")
     assert again.verdict(inf, "float32", "no").startswith("a refusal that isn't listed")
     assert again.verdict(inf, "float32", None) == ""
     again.replace([(number, "float32", None)])

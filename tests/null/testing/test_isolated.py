@@ -51,5 +51,7 @@ def test_one_crash_spoils_one_row():
 def test_what_hangs_is_ended():
     rows = isolated(dangerous(), backends=["hang"], source=SOURCE, timeout=2.0)
     assert [(r.dtype, r.outcome) for r in rows] == [("float32", "hung"), ("float64", "hung")]
-    assert rows[0].broken[0].message == "no end after 2 s; its process was killed"
-    assert rows[0].reason.startswith(f"{rows[0].broken[0].rule}: no end after 2 s; its process was killed")
+    assert rows[0].broken[0].message == "did not finish in 2 s; its process was killed"
+    assert rows[0].reason.startswith(
+        f"{rows[0].broken[0].rule}: did not finish in 2 s; its process was killed"
+    )

@@ -70,7 +70,7 @@ def test_refusals_are_written_reviewed_and_held_to(kit, pytester):
         "failed": 2,
     }
     result.stdout.fnmatch_lines(["*a refusal that isn't listed: argument: needs a tensor for y*"])
-    result.stdout.fnmatch_lines(["*listed as refused (argument: needs a tensor for y), and it was taken*"])
+    result.stdout.fnmatch_lines(["*listed as refused (argument: needs a tensor for y), but it was taken*"])
 
 
 def test_what_cannot_run_fails_where_it_is_required(kit):
@@ -159,7 +159,7 @@ def test_a_kernel_that_takes_its_process_along_fails_where_it_does(pytester, mon
     assert (counts["failed"], set(counts)) == (1, {"failed", "skipped"})
     assert counts["skipped"] > 30
     told.stdout.fnmatch_lines("crasher crashed: *: its process died of SIGSEGV*")
-    told.stdout.fnmatch_lines("*not run, since its kernel crashed in *")
+    told.stdout.fnmatch_lines("*not run, because its kernel crashed in *")
 
 
 def test_a_session_without_the_kit_is_left_alone(pytester, monkeypatch):
