@@ -1,7 +1,5 @@
 """How good choices are, measured again: regret on held-out problems, and an audit of what is stored.
 
-    python -m nxcore.offline.audit --json [--device cpu] [--limit 100] [--seconds 60]
-
 Regret is what the chosen kernel takes over what the best one takes, less one. Which one is best is told by
 one round of measuring and its time by another, later one: of equals, one that is picked and timed on the same
 blocks would be fast by luck, and so would one that a neighbour on the machine spared for as long as a round.
@@ -9,7 +7,6 @@ blocks would be fast by luck, and so would one that a neighbour on the machine s
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import math
@@ -40,6 +37,7 @@ from nxcore.store.wisdom import environment
 
 EFFORT = Effort(looks=(12, 20, 40), warm_s=0.05, budget_s=2.0)
 ROUNDS = 2
+PROGRAM = "import json, sys; from nxcore.offline.audit import printed; printed(**json.loads(sys.argv[1]))"
 CALLS = 4_000
 """The most calls that learning from them may take."""
 
@@ -268,11 +266,10 @@ def audit(
         ``audited``, ``violations`` (choices slower than torch's best by more than the margin), ``rate``, its
         ``interval``, ``rows``, and why others were ``skipped``.
     """
-    words = ["--here", "--limit", str(limit), "--seconds", str(seconds), "--seed", str(seed)]
-    words += ["--device", device] if device else []
+    asked = {"device": device, "limit": limit, "seconds": seconds, "seed": seed}
     around = dict(os.environ) | ({"NXCORE_CACHE": cache} if cache else {})
     done = subprocess.run(
-        [sys.executable, "-m", "nxcore.offline.audit", *words],
+        [sys.executable, "-c", PROGRAM, json.dumps(asked)],
         capture_output=True,
         text=True,
         check=False,
@@ -340,25 +337,6 @@ def _again(session: Session, problem: Problem, args: tuple[Any, ...], decision: 
     return found or "it couldn't be measured"
 
 
-def main() -> None:
-    """Print an audit as JSON."""
-    parser = argparse.ArgumentParser(
-        prog="python -m nxcore.offline.audit", description="Measure stored choices again."
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON, as it always does")
-    parser.add_argument("--here", action="store_true", help="in this process")
-    parser.add_argument("--device", help="cpu or cuda; cuda where there is one")
-    parser.add_argument("--limit", type=int, default=100, help="how many choices at most")
-    parser.add_argument("--seconds", type=float, default=60.0, help="the time budget")
-    parser.add_argument("--seed", type=int, default=0, help="of the draw")
-    given = parser.parse_args()
-    how = {"limit": given.limit, "seconds": given.seconds, "seed": given.seed}
-    if given.here:
-        found = here(Session(Settings.from_environment()), available(given.device), **how)
-    else:
-        found = audit(given.device, **how)
-    sys.stdout.write(json.dumps(found, indent=2) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+def printed(device: str | None, **how: Any) -> None:
+    """Audit in this process, by the environment's settings, and print what ``here`` returns as JSON."""
+    sys.stdout.write(json.dumps(here(Session(Settings.from_environment()), available(device), **how)))
