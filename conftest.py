@@ -43,6 +43,8 @@ KIT = "nxcore.testing.test_kernels"
 
 
 PARTS = ("all", "first", "rest")
+INTERPRETED = ("-triton]", "-numba-cuda]", "-cuda]", "-cupy]")
+"""How the ids of tests end whose kernels run in an interpreter where there is no GPU."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -106,19 +108,23 @@ def _takes_long(item: pytest.Item) -> bool:
     """Return whether a test belongs to the rest: slow ones, and long cells of the conformance kit.
 
     Where there is no GPU, the kernels of a GPU run in interpreters, a tenth of a second and more a sample.
-    Their smoke samples in float32 are in the first part, all others in the rest. The backends that take part
-    on request are in the rest.
+    Their smoke samples in float32 are in the first part, all others in the rest. So are the half types of
+    compiled kernels beyond their smoke samples, and the backends that take part on request.
     """
-    if item.get_closest_marker("slow"):
+    if item.get_closest_marker("slow") or item.get_closest_marker("browser"):
         return True
-    if CUDA or not isinstance(item, pytest.Function) or not _of_the_kit(item):
+    if CUDA or not isinstance(item, pytest.Function):
+        return False
+    if item.nodeid.startswith("tests/outside/test_properties.py"):
+        return item.nodeid.endswith(INTERPRETED)
+    if not _of_the_kit(item):
         return False
     cell = item.callspec.params["cell"]
     if cell.backend.on_request:
         return True
-    if cell.backend.name == "numba" and not cell.kernel.variant:
-        return False  # compiled code for the CPU
     telling = cell.sample is None or cell.sample in cell.spec.tagged("smoke")
+    if cell.backend.name == "numba" and not cell.kernel.variant:  # compiled for the CPU
+        return cell.dtype is not torch.float32 and not telling
     return cell.dtype is not torch.float32 or not telling
 
 

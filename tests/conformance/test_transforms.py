@@ -18,6 +18,7 @@ ASKED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", UNDER, ids=lambda rule: rule.__name__)
 @pytest.mark.parametrize("cell", ASKED, ids=lambda cell: cell.name)
 def test_a_transform_of_an_operator_is_that_of_its_reference(rule, cell):

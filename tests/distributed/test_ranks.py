@@ -43,6 +43,7 @@ def failures(kind: str, folder: Path) -> dict[str, str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 def test_on_two_ranks(tmp_path: Path) -> None:
     found = failures("cpu", tmp_path)

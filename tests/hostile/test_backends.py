@@ -104,6 +104,7 @@ def test_a_side_stream_never_wins_a_race(op):
 # What hangs, in processes of their own.
 
 
+@pytest.mark.slow
 def test_what_hangs_spoils_its_row(tmp_path, monkeypatch):
     reached = tmp_path / "reached"
     monkeypatch.setenv(backends.HUNG, str(reached))

@@ -134,6 +134,7 @@ def test_a_mixed_operation_by_itself_is_replayed():
     assert nas.replays(nas.SearchNetwork(**SMALL)).keys() == {"cells.0", "cells.1", "cells.2"}
 
 
+@pytest.mark.slow
 def test_a_compiler_sees_a_patched_cell_as_it_is():
     plain, patched = networks()
     s, logits = torch.randn(2, 12, 8, 8).double(), torch.randn(5, 8).double()

@@ -97,6 +97,7 @@ def test_it_goes_on_as_if_it_had_never_stopped(cut, order, mode, tmp_path):
 GROWING = (Mutation(1, "widen", 4), Mutation(2, "deepen", 0), Mutation(2, "node"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [2, 4, 7], ids=["wider", "deeper", "in retraining"])
 def test_a_search_that_grows_goes_on_from_its_checkpoint(cut, tmp_path):
     preset = dataclasses.replace(LEAST, epochs=3, mutations=GROWING)

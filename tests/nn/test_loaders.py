@@ -31,6 +31,7 @@ class Pooled(Dataset[Tensor]):
             return self.add(self.pool(image), torch.tensor(float(i)))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_a_worker_calls_operators_and_modules(start: str) -> None:

@@ -195,6 +195,7 @@ def tuned_by_two(folder, *words):
     return found["rows"]
 
 
+@pytest.mark.slow
 def test_ranks_share_the_tuning_and_the_first_prints(tmp_path):
     rows = tuned_by_two(tmp_path, "--device", "cpu")
     assert {r["problem"]["device"] for r in rows} == {"cpu"}

@@ -161,6 +161,7 @@ def test_several_odd_arguments(name: str, data: st.DataObject) -> None:
     assert not list(judge.complaints(tuple(args)))
 
 
+@pytest.mark.slow
 @every_op
 def test_odd_tensors_on_real_kernels(name: str) -> None:
     """What the checks let through runs, or is declined with a reason, and the result is torch's."""

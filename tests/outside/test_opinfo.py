@@ -40,6 +40,7 @@ def tallies() -> dict[str, Any]:
     return json.loads(ran.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", LEAST)
 def test_every_sample_agrees(
     op: str, tallies: dict[str, Any], record_property: Callable[[str, object], None]

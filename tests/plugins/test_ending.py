@@ -74,6 +74,7 @@ def ends(kind: str, seed: int, cache: Path) -> None:
 KINDS = ("call", "learn", "verify", "differentiate", "graph")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_process_ends_in_order_while_threads_are_at_work(kind: str, tmp_path: Path) -> None:
     if kind == "verify":

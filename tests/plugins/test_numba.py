@@ -82,6 +82,7 @@ def test_doctor_has_a_line_for_each_part():
     assert [c.name for c in nxcore_numba.nxcore_doctor()] == ["numba", "numba threads", "numba CUDA"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", HALVES)
 def test_every_bit_pattern_widens_as_in_torch(dtype):
     bits = torch.arange(-32768, 32768, dtype=torch.int32).to(torch.int16)
@@ -154,6 +155,7 @@ def images(generator):
         yield "depthwise_conv2d_backward", (x, x, weight, 1, 1), {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", calls(), ids=lambda c: c[0])
 def test_the_number_of_threads_does_not_change_a_bit(call, threads):
     op, args, kwargs = call
@@ -254,6 +256,7 @@ def test_outputs_too_large_for_the_caches_are_right_to_the_last_element(misalign
     assert found.ok, found.reason
 
 
+@pytest.mark.slow
 def test_a_second_process_reads_the_cache_without_what_compiling_needs():
     code = """
 import sys
@@ -297,6 +300,7 @@ def test_another_process_gets_every_kernel_from_disk():
     assert subprocess.run(run, check=False).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_first_call_imports_no_compiler_of_torch():
     code = """if True:
         import sys, torch, nxcore
@@ -315,6 +319,7 @@ def tiles(kernel_size=3):
         yield x.contiguous(memory_format=torch.channels_last), kernel_size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stride", [1, 2, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_tiles_meet_without_a_seam(dtype, stride):

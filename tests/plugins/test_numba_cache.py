@@ -50,6 +50,7 @@ def test_compiled_kernels_lie_in_a_folder_of_the_users_alone(tmp_path: Path) -> 
     assert call(NXCORE_CACHE=str(folder))[0] == "0"  # the next process finds it
 
 
+@pytest.mark.slow
 def test_nothing_is_kept_where_the_cache_is_in_memory_alone_or_others_may_write(tmp_path: Path) -> None:
     home = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
     assert call(NXCORE_CACHE="0", **home) == ["1", "None"]
@@ -60,6 +61,7 @@ def test_nothing_is_kept_where_the_cache_is_in_memory_alone_or_others_may_write(
     assert compiled(tmp_path) == set()
 
 
+@pytest.mark.slow
 def test_a_folder_that_the_program_names_for_numba_stands(tmp_path: Path) -> None:
     own = tmp_path / "own"
     call(NXCORE_CACHE=str(tmp_path / "cache"), NUMBA_CACHE_DIR=str(own))

@@ -65,6 +65,7 @@ print(torch.get_num_threads(), len(list(default().wisdom.pages(x.device))))
 """
 
 
+@pytest.mark.slow
 def test_what_one_thread_measures_is_found_by_the_next_process(tmp_path: Path) -> None:
     pytest.importorskip("numba")
     how = {"NXCORE_CACHE": str(tmp_path / "cache"), "NXCORE_POLICY": "measure", "NXCORE_BACKENDS": "numba"}

@@ -26,6 +26,7 @@ def _many_programs(monkeypatch):
         monkeypatch.setattr(module, "lanes", lambda *_: 16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 @pytest.mark.parametrize(
     "op", sorted(op for op in KERNELS if op.startswith(("avg_pool2d", "depthwise_conv2d", "max_pool2d")))

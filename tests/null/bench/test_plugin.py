@@ -63,6 +63,7 @@ def benchmarks(pytester, monkeypatch):
     return run
 
 
+@pytest.mark.slow
 def test_one_race_is_replayed_into_pytest_benchmark(benchmarks, pytester):
     path = pytester.path / "out.json"
     result = benchmarks(
@@ -87,12 +88,14 @@ def test_one_race_is_replayed_into_pytest_benchmark(benchmarks, pytester):
     assert found["machine_info"]["nxcore"]["device"]["type"] == "cpu"
 
 
+@pytest.mark.slow
 def test_only_what_is_selected_races_with_torch(benchmarks):
     result = benchmarks("-p", "pytest_benchmark.plugin", "--benchmark-only", "-k", "float32-mine")
     result.stdout.fnmatch_lines(["*benchmark 'add small float32'*"])
     result.assert_outcomes(passed=1, deselected=5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

@@ -43,6 +43,7 @@ def meet(op, start):
             op(BASE[:n])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["estimate", "measure", "online"])
 def test_what_a_session_keeps_does_not_grow_with_the_problems_it_meets(small, policy):
     session = Session(Settings(policy=policy), fakes.registry(fakes.backend()), fakes.QUICK)

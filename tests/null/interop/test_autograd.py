@@ -107,6 +107,7 @@ def test_gradients_are_torchs(case):
         assert a.shape == b.shape
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_second_derivatives_are_right(case):
     name, make, kwargs = CASES[case]

@@ -54,6 +54,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec:FutureWarning")  # torch.export's own
 def test_what_is_exported_runs_in_a_fresh_process(session, tmp_path):
     model, x = Mixed(), torch.randn(2, 4, 8, 9)

@@ -59,6 +59,7 @@ def nodes(counter) -> list[str]:
     return [str(n.target) for n in counter.graphs[-1].graph.nodes if str(n.target).startswith("nxcore.")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SPECS)
 def test_torchs_own_checks_pass(session, name):
     shell, args = library.define(SPECS[name]), args_of(name)
@@ -122,6 +123,7 @@ SIZES = {name: grown(SPECS[name]) for name in fakes.DIFFERENTIABLE} | {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "dynamic"), [*((name, True) for name in SIZES), ("softmax_sum", None)])
 def test_ten_sizes_are_one_graph(session, name, dynamic):
     spec, op = SPECS[name], session.op(name)

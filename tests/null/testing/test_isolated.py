@@ -48,6 +48,7 @@ def test_one_crash_spoils_one_row():
     assert rows[2].samples > 25
 
 
+@pytest.mark.slow
 def test_what_hangs_is_ended():
     rows = isolated(dangerous(), backends=["hang"], source=SOURCE, timeout=2.0)
     assert [(r.dtype, r.outcome) for r in rows] == [("float32", "hung"), ("float64", "hung")]

@@ -48,6 +48,7 @@ def kit(pytester, monkeypatch):
     return run
 
 
+@pytest.mark.slow
 def test_refusals_are_written_reviewed_and_held_to(kit, pytester):
     listed, path = pytester.path / "declines.txt", pytester.path / "report.json"
     asked = ("--nxcore-backend=loop", f"--nxcore-declines={listed}")
@@ -73,12 +74,14 @@ def test_refusals_are_written_reviewed_and_held_to(kit, pytester):
     result.stdout.fnmatch_lines(["*listed as refused (argument: needs a tensor for y), but it was taken*"])
 
 
+@pytest.mark.slow
 def test_what_cannot_run_fails_where_it_is_required(kit):
     result = kit("--nxcore-backend=away", "--nxcore-require=away")
     assert set(result.parseoutcomes()) == {"failed"}
     result.stdout.fnmatch_lines("*--nxcore-require=away: no such device*")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("option", "told"),
     [
@@ -92,6 +95,7 @@ def test_a_slip_is_an_error_of_usage(kit, option, told):
     result.stderr.fnmatch_lines(told)
 
 
+@pytest.mark.slow
 def test_the_report_holds_every_cell_of_two_workers(kit, pytester):
     path = pytester.path / "deep" / "report.json"
     result = kit(f"--nxcore-report={path}", "-n", "2")
@@ -115,6 +119,7 @@ def test_the_report_holds_every_cell_of_two_workers(kit, pytester):
     assert found["zeros", "float32"]["outcome"] == "wrong"
 
 
+@pytest.mark.slow
 def test_backends_are_chosen_by_name(kit):
     lines = kit("--nxcore-backend=loop", "--nxcore-backend=away", "--collect-only", "-q").outlines
     assert {name for name in ("loop", "away", "zeros") if any(f"-{name}-" in line for line in lines)} == {
