@@ -34,7 +34,7 @@ def head(registry: Registry, device: torch.device, effort: Effort, filters: dict
     device : torch.device
     effort : Effort
     filters : dict
-        The requested backends and peers, which determine the rows of a cell. Key ``asked`` of the head.
+        The requested backends and peers, which determine the rows of a cell. Stored in the head.
 
     Returns
     -------
