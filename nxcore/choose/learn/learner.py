@@ -79,14 +79,14 @@ class Learner:
         wrap: Wrap,
     ) -> None:
         self.recall, self.tuner, self.clock = recall, recall.tuner, clock
-        self._changed, self._undone, self.watches = changed, False, watches
-        self._wrap = wrap
+        self._changed, self.undone, self.watches = changed, False, watches
+        self.wrap = wrap
         self.keep_to(pace or Pace())
 
     def keep_to(self, pace: Pace) -> None:
         """Begin with hands of its own: what takes long keeps no verdict waiting."""
         self.pace = pace
-        self._preparing, self._judging = (
+        self.preparing, self.judging = (
             Hand(pace, idle=self._idle, failed=self._failed, most=WAITING) for _ in range(2)
         )
 
@@ -108,76 +108,14 @@ class Learner:
     def start(self, problem: Problem, serve: Decided) -> Choice:
         """Return what serves ``problem`` from now on: torch, and in time everybody in turn."""
         backend, kernel = self.tuner.taking_part(problem.op)[0]
-        entries: list[Contender] = []
         self.pace.begin()
-
-        def failed(label: str, error: Exception) -> None:
-            at = next(i for i, e in enumerate(entries) if e.candidate.label == label)
-            suspect = entries[at].backend, entries[at].kernel, problem
-            # What a watch convicted is in quarantine: to raise for that is no strike.
-            reason = self.tuner.gate.refusal(*suspect) or self.tuner.failed(*suspect, error)
-            entries[at] = replace(
-                entries[at], candidate=replace(entries[at].candidate, refusal=reason), call=None
-            )
-            warnings.warn(
-                f"{label}, a kernel of {problem.op!r}, raised {brief(error)}; it takes no more turns",
-                KernelWarning,
-                stacklevel=6,
-            )
-
-        def finish(choice: Choice) -> None:
-            serve(choice)
-            watched = self.watches.over(replace(choice, captured=None), problem)
-            exploration.end(self._wrap(watched, problem))
-            self._undone = True
-
-        def judge(timings: Mapping[str, Timing], last: bool) -> None:
-            self.pace.rest(LOOK_S)
-            for i, e in enumerate(entries):  # one may have been convicted in another problem's calls
-                if not e.candidate.refusal and (why := self.tuner.gate.refusal(e.backend, e.kernel, problem)):
-                    entries[i] = replace(e, candidate=replace(e.candidate, refusal=why), call=None)
-            candidates, again = timed([e.candidate for e in entries], timings), timings.get(AGAIN)
-            if not (last or settled(candidates, again)):
-                exploration.resume()
-                return
-            decision = decided(problem, candidates, again, entries, learnt=True)
-            choice = replace(carry_out(decision, entries), again=again)
-            finish(self.recall.kept(problem, (), choice, "online"))
-
-        def prepare() -> None:
-            entries.extend(self._entered(problem))
-            racing = [e for e in entries if e.call and not e.candidate.refusal and not e.candidate.simulated]
-            if len(racing) < 2:
-                why = "no other backend has a kernel for this call"
-                decision = Decision("torch", "reference", why, tuple(e.candidate for e in entries))
-                finish(Choice(decision, problem.spec.reference, kernel, backend))
-                return
-            calls, checks = {}, {}
-            for e in racing:
-                calls[e.candidate.label], checks[e.candidate.label] = self._careful(e, problem)
-            native = (e.candidate.label for e in racing if e.candidate.native)
-            exploration.begin(calls, frozenset(native), AGAIN, checks)
-
-        def rest() -> None:
-            self.pace.rest(0.0)
-            exploration.resume()
-
-        exploration = Exploration(
-            problem.spec.reference,
-            problem.device,
-            wanted=lambda: self._preparing.add(prepare),
-            look=lambda timings, last: self._judging.add(lambda: judge(timings, last)),
-            failed=failed,
-            pace=self.pace,
-            rests=lambda: self._judging.add(rest),
-            clock=self.clock,
-        )
+        exploration = Lesson(self, problem, serve).exploration
         reason = "its first calls take turns between torch's own and the kernels that are ready"
         return Choice(Decision("torch", "exploring", reason), exploration.call, kernel, backend)
 
     def settle(self, timeout: float | None = None) -> None:
         """Wait until the background has nothing left to do."""
-        for hand in (self._preparing, self._judging):
+        for hand in (self.preparing, self.judging):
             if thread := hand.thread:
                 thread.join(timeout)
 
@@ -187,7 +125,7 @@ class Learner:
 
     def _idle(self) -> None:
         """Have all that is decided planned anew: once, where several were learnt in a row."""
-        undone, self._undone = self._undone, False
+        undone, self.undone = self.undone, False
         if undone:
             self._changed()
 
@@ -195,27 +133,121 @@ class Learner:
         text = f"learning from calls met {brief(error)}; torch serves them"
         warnings.warn(text, KernelWarning, stacklevel=1)
 
-    def _entered(self, problem: Problem) -> Iterator[Contender]:
-        """Ask, verify and plan every kernel, with rests in between; none if there is no work."""
-        self.pace.rest(KNOWN_S)
-        if problem.device.type == "cuda":
-            heed_no_capture()
-        if any(m.numel() == 0 for m in leaves_of(problem.outputs)):
+
+class Lesson:
+    """One problem that is learnt from its calls, until its choice is made.
+
+    Parameters
+    ----------
+    learner : Learner
+        Does in the background what the exploration asks for.
+    problem : Problem
+        What the calls are of.
+    serve : callable
+        Given the choice.
+
+    Attributes
+    ----------
+    exploration : Exploration
+        The call of the problem.
+    """
+
+    def __init__(self, learner: Learner, problem: Problem, serve: Decided) -> None:
+        self._learner, self._tuner, self._problem, self._serve = learner, learner.tuner, problem, serve
+        self._entries: list[Contender] = []
+        self.exploration = Exploration(
+            problem.spec.reference,
+            problem.device,
+            wanted=lambda: learner.preparing.add(self._prepare),
+            look=lambda timings, last: learner.judging.add(lambda: self._judge(timings, last)),
+            failed=self._failed,
+            pace=learner.pace,
+            rests=lambda: learner.judging.add(self._rest),
+            clock=learner.clock,
+        )
+
+    def _prepare(self) -> None:
+        """Make the kernels ready, and let them take turns where there are two."""
+        self._entries.extend(self._entered())
+        racing = [
+            e for e in self._entries if e.call and not e.candidate.refusal and not e.candidate.simulated
+        ]
+        if len(racing) < 2:
+            why = "no other backend has a kernel for this call"
+            decision = Decision("torch", "reference", why, tuple(e.candidate for e in self._entries))
+            backend, kernel = self._tuner.taking_part(self._problem.op)[0]
+            self._finish(Choice(decision, self._problem.spec.reference, kernel, backend))
             return
-        with pausing(lambda: self.pace.rest(UNKNOWN_S)):
-            for backend, kernel in self.tuner.taking_part(problem.op):
+        calls, checks = {}, {}
+        for e in racing:
+            calls[e.candidate.label], checks[e.candidate.label] = self._careful(e)
+        native = (e.candidate.label for e in racing if e.candidate.native)
+        self.exploration.begin(calls, frozenset(native), AGAIN, checks)
+
+    def _judge(self, timings: Mapping[str, Timing], last: bool) -> None:
+        """Look at the timings: go on taking turns, or choose."""
+        self._learner.pace.rest(LOOK_S)
+        for i, e in enumerate(self._entries):  # one may have been convicted in another problem's calls
+            if not e.candidate.refusal and (
+                why := self._tuner.gate.refusal(e.backend, e.kernel, self._problem)
+            ):
+                self._entries[i] = replace(e, candidate=replace(e.candidate, refusal=why), call=None)
+        candidates, again = timed([e.candidate for e in self._entries], timings), timings.get(AGAIN)
+        if not (last or settled(candidates, again)):
+            self.exploration.resume()
+            return
+        decision = decided(self._problem, candidates, again, self._entries, learnt=True)
+        choice = replace(carry_out(decision, self._entries), again=again)
+        self._finish(self._learner.recall.kept(self._problem, (), choice, "online"))
+
+    def _rest(self) -> None:
+        """Go on taking turns once the pace allows."""
+        self._learner.pace.rest(0.0)
+        self.exploration.resume()
+
+    def _failed(self, label: str, error: Exception) -> None:
+        """Leave out a kernel that raised in its turn."""
+        at = next(i for i, e in enumerate(self._entries) if e.candidate.label == label)
+        suspect = self._entries[at].backend, self._entries[at].kernel, self._problem
+        # What a watch convicted is in quarantine: to raise for that is no strike.
+        reason = self._tuner.gate.refusal(*suspect) or self._tuner.failed(*suspect, error)
+        self._entries[at] = replace(
+            self._entries[at], candidate=replace(self._entries[at].candidate, refusal=reason), call=None
+        )
+        warnings.warn(
+            f"{label}, a kernel of {self._problem.op!r}, raised {brief(error)}; it takes no more turns",
+            KernelWarning,
+            stacklevel=6,
+        )
+
+    def _finish(self, choice: Choice) -> None:
+        """Serve all further calls by a choice."""
+        self._serve(choice)
+        watched = self._learner.watches.over(replace(choice, captured=None), self._problem)
+        self.exploration.end(self._learner.wrap(watched, self._problem))
+        self._learner.undone = True
+
+    def _entered(self) -> Iterator[Contender]:
+        """Ask, verify and plan every kernel, with rests in between; none if there is no work."""
+        self._learner.pace.rest(KNOWN_S)
+        if self._problem.device.type == "cuda":
+            heed_no_capture()
+        if any(m.numel() == 0 for m in leaves_of(self._problem.outputs)):
+            return
+        with pausing(lambda: self._learner.pace.rest(UNKNOWN_S)):
+            for backend, kernel in self._tuner.taking_part(self._problem.op):
                 candidate = Candidate(backend.label(kernel), backend.name)
                 if yardstick(kernel):
                     yield Contender(backend, kernel, replace(candidate, refusal=NO_TURNS))
-                elif self.tuner.registry.probe(backend, kernel).simulated:
+                elif self._tuner.registry.probe(backend, kernel).simulated:
                     yield Contender(backend, kernel, replace(candidate, simulated=True))
                 else:
-                    if not self.tuner.refusal(backend, kernel, problem):
-                        known = self.tuner.gate.knows(backend, kernel, problem)
-                        self.pace.rest(KNOWN_S if known else UNKNOWN_S)
-                    yield self.tuner.enter(backend, kernel, problem, (), first=False)
+                    if not self._tuner.refusal(backend, kernel, self._problem):
+                        known = self._tuner.gate.knows(backend, kernel, self._problem)
+                        self._learner.pace.rest(KNOWN_S if known else UNKNOWN_S)
+                    yield self._tuner.enter(backend, kernel, self._problem, (), first=False)
 
-    def _careful(self, entry: Contender, problem: Problem) -> tuple[Callable[..., Any], Check]:
+    def _careful(self, entry: Contender) -> tuple[Callable[..., Any], Check]:
         """Return a kernel's call for its turns, and what looks at their results once they are timed.
 
         Its first run is in the journal, waited for, and audited.
@@ -223,17 +255,23 @@ class Learner:
         call = present(entry.call, "entry.call")
         if entry.candidate.native:
             return call, _as_it_is
-        suspect = self.tuner.gate.suspect(entry.backend, entry.kernel, problem.device, problem.dtype)
-        watch = self.watches.watch(entry.backend, entry.kernel, call, problem) if self.watches.on else None
+        suspect = self._tuner.gate.suspect(
+            entry.backend, entry.kernel, self._problem.device, self._problem.dtype
+        )
+        watch = (
+            self._learner.watches.watch(entry.backend, entry.kernel, call, self._problem)
+            if self._learner.watches.on
+            else None
+        )
         first = True
 
         def run(*args: Any) -> Any:
             nonlocal first
             if not first:
                 return call(*args)
-            with self.tuner.gate.watched(suspect, problem.device, f"its first run on {problem}"):
+            with self._tuner.gate.watched(suspect, self._problem.device, f"its first run on {self._problem}"):
                 result = watch.inspected(args, audit=True) if watch else call(*args)
-                check_result(result, problem)
+                check_result(result, self._problem)
             first = False
             return result
 

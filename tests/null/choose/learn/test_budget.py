@@ -194,7 +194,7 @@ session = Session(Settings(policy="online"), fakes.registry(fakes.backend("fake"
 x = torch.ones(3, 4)
 for _ in range(20):
     session.op("add")(x, x)
-assert session.chooser.learner._preparing.thread.is_alive()
+assert session.chooser.learner.preparing.thread.is_alive()
 print("done", flush=True)
 """
 

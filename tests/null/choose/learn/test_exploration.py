@@ -259,7 +259,7 @@ def test_what_was_measured_serves_a_call_with_an_out():
 def test_where_nobody_else_is_there_nothing_is_explored():
     session, _, runs = learning(torch=100)
     called(session, 2 * MET, X, X)
-    assert session.chooser.learner._preparing.thread is None
+    assert session.chooser.learner.preparing.thread is None
     assert runs == ["torch"] * 2 * MET
 
 
