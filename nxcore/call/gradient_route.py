@@ -92,20 +92,23 @@ class Crossing:
         if explored := exploration(backward.call):
             self._explored.append(explored)
         self._settled = True
-        stays = explored is not None or sum(gain_us(c, self._half_us) for c in (self._forward, backward)) <= 0
-        eager = captured = self.reference if stays else self._there
+        eager = explored is None and sum(gain_us(c, self._half_us) for c in (self._forward, backward)) > 0
+        captured = eager
         if "captured" in regimes(self.problem):  # a replay knows neither host nor bridge
             torchs = alone(self._forward) or bool(self._explored)
-            stays = explored is not None or (torchs and alone(backward.captured or backward))
-            captured = self.reference if stays else self._there
-        if captured is self.reference is eager:
+            captured = explored is None and not (torchs and alone(backward.captured or backward))
+        apart = self._there if self._explored else None  # what takes turns crosses either way
+        target = {  # by whether the bridge pays in eager mode, and in a capture
+            (True, True): self._there,
+            (True, False): apart or unless_capturing(self._there, self.reference),
+            (False, True): apart or unless_capturing(self.reference, self._there),
+        }.get((eager, captured))
+        if target is not None:
+            self._switch.to(target)
+        else:
             for found in self._explored:
                 found.watch(self)
             self.turn()
-        elif self._explored or eager is captured:
-            self._switch.to(self._there)
-        else:
-            self._switch.to(unless_capturing(eager, captured))
         for found in self._explored:
             found.met(MET)
 
