@@ -16,7 +16,7 @@ from nxcore.plugin import FLOATS, Problem, TensorMeta, alike, broadcast_strides,
 from nxcore_cuda.candidates import TYPES
 from nxcore_cuda.layout import DIMS, STRIDES, VECTOR, dims, divides, in_vectors, single, steps, widths
 from nxcore_cuda.machine.instance import Instance
-from nxcore_cuda.machine.launch import Guarded, Launch
+from nxcore_cuda.machine.launch import Guarded, Launch, Launcher
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
 
     if len(operands) == 2:
 
-        def call(x: Tensor, y: Tensor, alpha: float, out: Tensor | None) -> Tensor:
+        def call(x: Any, y: Any, alpha: float, out: Tensor | None) -> Tensor:
             if out is None:
                 out = fresh.empty()
             run(x, y, out, alpha)
@@ -108,7 +108,7 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
 
     elif isinstance(x, TensorMeta):
 
-        def call(x: Tensor, y: Any, alpha: float, out: Tensor | None) -> Tensor:
+        def call(x: Any, y: Any, alpha: float, out: Tensor | None) -> Tensor:
             if out is None:
                 out = fresh.empty()
             run(x, None, out, alpha * float(y))
@@ -116,7 +116,7 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
 
     else:
 
-        def call(x: Tensor, y: Tensor, alpha: float, out: Tensor | None) -> Tensor:
+        def call(x: Any, y: Any, alpha: float, out: Tensor | None) -> Tensor:
             if out is None:
                 out = fresh.empty()
             run(None, y, out, alpha, single(float(x)))
@@ -134,7 +134,7 @@ def _flat(
 ) -> Run:
     n = metas[2].numel()
 
-    def launch(width: int) -> Launch:
+    def launch(width: int) -> Launcher:
         return Launch(
             _instance("add", types, width, chosen),
             problem.device,
@@ -166,7 +166,7 @@ def _strided(
     sizes, (out_strides, *in_strides) = collapse(out.shape, out.strides, *places)
     repeated = [int(not s or s[-1] == 0) for s in in_strides]
 
-    def launch(width: int) -> tuple[Launch, tuple[Any, ...]]:
+    def launch(width: int) -> tuple[Launcher, tuple[Any, ...]]:
         counted, scaled = in_vectors(width, sizes, (*in_strides, out_strides))
         head = (n // width, *dims(counted), *(step for s in scaled for step in steps(s)), *repeated)
         made = Launch(

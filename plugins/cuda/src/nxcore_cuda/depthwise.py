@@ -69,7 +69,7 @@ class Image:
         lead = 4 - meta.ndim
         shape, strides = (*(1,) * lead, *meta.shape), (*(0,) * lead, *meta.strides)
         steps = tuple(0 if n == 1 else s for n, s in zip(shape, strides, strict=True))
-        return cls(*shape, steps)  # type: ignore[arg-type]  # four of each
+        return cls(*shape, steps)  # type: ignore[arg-type, call-arg]  # four of each
 
     @property
     def in_rows(self) -> bool:

@@ -160,17 +160,21 @@ def _image_by_spreading(problem: Problem, slide: Slide, tile: Tile, x_grad: Tens
     grad, out = Image.of(problem["grad"]), Image.of(x_grad)
     if not depthwise_strips.spreads(seen, problem["weight"], grad, out):
         return _image_by_any(problem, x_grad, seen)
-    run = depthwise_strips.plan_spread(problem.dtype, problem.device, slide, grad, out, tile)
+    run: Callable[..., None] = depthwise_strips.plan_spread(
+        problem.dtype, problem.device, slide, grad, out, tile
+    )
     return lambda grad, x, weight, x_grad, weight_grad: run(grad, weight, x_grad)  # noqa: ARG005
 
 
 def _image_by_any(problem: Problem, x_grad: TensorMeta, seen: Window) -> Run:
-    run = depthwise_any.plan_outputs(SOURCE, problem["grad"], problem["weight"], x_grad, seen, image=True)
+    run: Callable[..., None] = depthwise_any.plan_outputs(
+        SOURCE, problem["grad"], problem["weight"], x_grad, seen, image=True
+    )
     return lambda grad, x, weight, x_grad, weight_grad: run(grad, weight, x_grad)  # noqa: ARG005
 
 
 def _filter_by_any(problem: Problem, weight_grad: TensorMeta, seen: Window) -> Run:
-    run = depthwise_any.plan_filter(problem["x"], problem["grad"], weight_grad, seen)
+    run: Callable[..., None] = depthwise_any.plan_filter(problem["x"], problem["grad"], weight_grad, seen)
     return lambda grad, x, weight, x_grad, weight_grad: run(x, grad, weight_grad)  # noqa: ARG005
 
 

@@ -31,7 +31,7 @@ from nxcore_cuda.depthwise import (
     target,
 )
 from nxcore_cuda.machine.instance import Instance
-from nxcore_cuda.machine.launch import Guarded, Launch
+from nxcore_cuda.machine.launch import Guarded, Launch, Launcher
 
 LANES = 32  # groups of channels that a block takes, at most
 FINISHERS = 1024  # threads of a block that adds up splits
@@ -125,7 +125,7 @@ def usual(dtype: torch.dtype, role: int, slide: Slide) -> Iterator[Instance]:
 
 def _launch(
     device: torch.device, dtype: torch.dtype, slide: Slide, tile: Tile, role: int, splits: int = 0
-) -> tuple[Launch, int]:
+) -> tuple[Launcher, int]:
     over, own, out = slide.over, slide.own, slide.out
     groups = ceil_div(out.channels, tile.channels)
     tiles = ceil_div(groups, LANES)
@@ -160,7 +160,7 @@ def _launch(
 
 def _finish(
     device: torch.device, dtype: torch.dtype, slide: Slide, role: int, splits: int, weight_grad: TensorMeta
-) -> Launch:
+) -> Launcher:
     over, own, out = slide.over, slide.own, slide.out
     return Launch(
         finish_instance(dtype, role, slide),

@@ -30,7 +30,7 @@ from nxcore_cuda.depthwise import (
     target,
 )
 from nxcore_cuda.machine.instance import Instance
-from nxcore_cuda.machine.launch import Guarded, Launch, ticket
+from nxcore_cuda.machine.launch import Guarded, Launch, Launcher, ticket
 
 WARP = 32
 SLIDE = f"7q{TARGET}9i5I{3 * DIVISOR}"  # what follows the pointers of depthwise_slide_args
@@ -140,7 +140,7 @@ def _launch(
     role: int,
     load: int,
     weight_grad: TensorMeta | None,
-) -> tuple[Launch, int]:
+) -> tuple[Launcher, int]:
     pair = role == BOTH and tile.together == "pair"
     over, own, out = slide.over, slide.own, slide.out
     across, down = units(slide, tile)
@@ -241,7 +241,7 @@ def plan_spread(
 
     single = by_elements(tile, 2, 1)
 
-    def launch(load: int) -> Launch:
+    def launch(load: int) -> Launcher:
         return Launch(
             spread_instance(dtype, slide.size, slide.dilation, tile if load > 1 else single, load),
             device,

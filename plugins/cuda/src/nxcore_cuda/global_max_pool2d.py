@@ -14,7 +14,7 @@ from nxcore_cuda import sum as sums
 from nxcore_cuda.candidates import TYPES
 from nxcore_cuda.layout import DIMS, STRIDES, VECTOR, dims, steps
 from nxcore_cuda.machine.instance import Instance
-from nxcore_cuda.machine.launch import Guarded, Launch
+from nxcore_cuda.machine.launch import Guarded, Launch, Launcher
 from nxcore_cuda.sum import WARP, Tile, Walk
 
 BEST = 8  # bytes of a value and its number
@@ -59,7 +59,7 @@ def plan_both(problem: Problem, tile: Tile | None, *, offsets: bool) -> Callable
     x, by_one = problem["x"], walk_of(problem)
     itemsize = x.element_size()
 
-    def launch(walk: Walk, chosen: Tile) -> Launch:
+    def launch(walk: Walk, chosen: Tile) -> Launcher:
         shared = chosen.threads // WARP if walk.inner else chosen.threads // 2 * walk.width
         return Launch(
             _instance(walk.inner, TYPES[x.dtype], walk.width, offsets, chosen),
@@ -212,6 +212,8 @@ def plan_backward(problem: Problem, tile: Spread | None = None) -> Callable[...,
     channels, pixels = out.shape[-3], math.prod(out.shape[-2:])
     images = out.numel() // (channels * pixels)
     grads, taps = ((0, *problem[name].strides)[-4:-2] for name in ("grad", "offsets"))
+    sizes: tuple[int, ...]
+    strides: list[tuple[int, ...]]
     if chosen.parts:
         width, lanes = chosen.vector, THREADS // ALONG
         count, sizes = images * channels // width, (images, channels // width)

@@ -15,7 +15,7 @@ from nxcore_cuda import pool as pools
 from nxcore_cuda import pool_launch as launches
 from nxcore_cuda.candidates import TYPES
 from nxcore_cuda.machine.instance import Instance
-from nxcore_cuda.machine.launch import Launch
+from nxcore_cuda.machine.launch import Launcher
 from nxcore_cuda.pool import WARP, Pool, Tile
 
 PLACES = {torch.uint8: "unsigned char", torch.int32: "int", torch.int64: "long long", None: "pool::nothing"}
@@ -84,7 +84,7 @@ def launch_of(problem: Problem, tile: Tile | None) -> Callable[..., None]:
     """Return the launch for one problem: ``launch(x, out, places)``, places None if nobody asks for them."""
     pool, types = describe(problem), _types(problem)
 
-    def launch(tile: Tile, made: Instance) -> Launch:
+    def launch(tile: Tile, made: Instance) -> Launcher:
         bound = partial(launches.launch, pool, tile, made, problem.device, pointers=3)
         if tile.kind == "window":
             return bound(launches.WINDOW, launches.pool_window(pool.window), strided=1)
@@ -246,7 +246,7 @@ def plan_backward(problem: Problem, tile: Tile | None = None) -> Callable[..., T
     pool, out = describe_backward(problem), problem.outputs
     sizes = (*pool.window.image, *pool.window.outputs)
 
-    def launch(tile: Tile, made: Instance) -> Launch:
+    def launch(tile: Tile, made: Instance) -> Launcher:
         bound = partial(launches.launch, pool, tile, made, problem.device, pointers=3)
         if tile.kind == "window":
             return bound(launches.WINDOW, launches.pool_window(pool.window), strided=2)

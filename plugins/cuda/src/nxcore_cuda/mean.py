@@ -14,7 +14,7 @@ from nxcore.plugin import FLOATS, Problem, Window
 from nxcore_cuda import pool as pools
 from nxcore_cuda import pool_launch as launches
 from nxcore_cuda.machine.instance import Instance
-from nxcore_cuda.machine.launch import Launch
+from nxcore_cuda.machine.launch import Launcher
 from nxcore_cuda.pool import Pool, Tile
 
 SCALES = "16f"  # down and across, one for each count of taps from 0 to 7
@@ -62,7 +62,7 @@ class Mean:
         divisor = problem["divisor_override"]
         limits = bounds(pool.window, problem["count_include_pad"])
 
-        def launch(tile: Tile, made: Instance) -> Launch:
+        def launch(tile: Tile, made: Instance) -> Launcher:
             bound = partial(launches.launch, pool, tile, made, problem.device, pointers=2)
             if tile.kind == "window":
                 values = (*launches.pool_window(pool.window), *limits, divisor or 0)

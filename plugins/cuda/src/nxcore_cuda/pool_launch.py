@@ -12,7 +12,7 @@ from nxcore_cuda.layout import DIMS, NARROW, STRIDES, dims
 from nxcore_cuda.machine import host, load, toolkit
 from nxcore_cuda.machine.compile import shipped_image
 from nxcore_cuda.machine.instance import Instance
-from nxcore_cuda.machine.launch import Guarded, Launch
+from nxcore_cuda.machine.launch import Guarded, Launch, Launcher
 from nxcore_cuda.pool import Pool, Tile, cdiv
 
 TILING = f"{DIMS}I3i"  # struct tiling
@@ -36,7 +36,7 @@ def bind(
     found: Iterable[Tile],
     make: Callable[[Tile], Instance],
     device: torch.device,
-    launch: Callable[[Tile, Instance], Launch],
+    launch: Callable[[Tile, Instance], Launcher],
 ) -> Callable[..., None]:
     """Return the launch of a tile or, where that wants aligned data, of another as well.
 
@@ -87,7 +87,7 @@ def launch(
     pointers: int,
     strided: int,
     shared: int = 0,
-) -> Launch:
+) -> Launcher:
     """Bind a kernel whose arguments are tensors, a tiling, the strides of some of them, and the rest.
 
     Parameters

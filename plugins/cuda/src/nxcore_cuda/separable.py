@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -248,7 +249,7 @@ def memory(device: torch.device) -> int:
     """Return how many bytes of shared memory a block may have on a device."""
     if device.type != "cuda":  # an emulator has as much as anyone wants
         return MORE
-    properties = torch.cuda.get_device_properties(device)
+    properties: Any = torch.cuda.get_device_properties(device)
     return MORE if properties.shared_memory_per_block_optin >= 2 * MORE else MOST
 
 

@@ -13,7 +13,7 @@ from nxcore.plugin import FLOATS, Problem, TensorMeta, alike, collapse
 from nxcore_cuda.candidates import FEW, MANY, SOME, TYPES, Candidates, by_alignment, factors, gradient, wanted
 from nxcore_cuda.layout import DIMS, STRIDES, VECTOR, dims, divides, in_vectors, steps, widths
 from nxcore_cuda.machine.instance import Instance
-from nxcore_cuda.machine.launch import Guarded, Launch, ticket
+from nxcore_cuda.machine.launch import Guarded, Launch, Launcher, ticket
 
 THREADS = 256
 
@@ -85,7 +85,7 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
     sizes, (own, *others) = collapse(out.shape, out.strides, *(x.strides for x in found.layouts))
     layout = f"3q2i{DIMS}{STRIDES}{layouts * STRIDES}"
 
-    def launch(instance: Instance, width: int, elements: int, threads: int, items: int = 1) -> Launch:
+    def launch(instance: Instance, width: int, elements: int, threads: int, items: int = 1) -> Launcher:
         # Flat memory is numbered by elements, and the sizes aren't read.
         counted, (out_strides, *x_strides) = in_vectors(n // elements, sizes, (own, *others))
         spare = [()] * (layouts - len(x_strides))
@@ -248,7 +248,7 @@ def plan_backward(problem: Problem, tile: Sums | None = None) -> Callable[..., t
     own, grad_strides, *x_strides = strides
     layout = f"4q2iq{DIMS}{2 * STRIDES}{layouts * STRIDES}"
 
-    def launch(instance: Instance, elements: int, blocks: int, threads: int, shared: int) -> Launch:
+    def launch(instance: Instance, elements: int, blocks: int, threads: int, shared: int) -> Launcher:
         # Flat memory is numbered by elements, and the sizes aren't read.
         counted, scaled = in_vectors(n // elements, sizes, strides)
         repeated = bool(grad_strides) and grad_strides[-1] == 0

@@ -16,7 +16,7 @@ from nxcore.plugin import FLOATS, Problem, Reduction, TensorMeta
 from nxcore_cuda.candidates import TYPES
 from nxcore_cuda.layout import DIMS, STRIDES, VECTOR, dims, divides, in_vectors, single, steps, widths
 from nxcore_cuda.machine.instance import Instance
-from nxcore_cuda.machine.launch import Guarded, Launch, ticket
+from nxcore_cuda.machine.launch import Guarded, Launch, Launcher, ticket
 
 THREADS = 256
 WARP = 32
@@ -286,7 +286,7 @@ def _grid(walk: Walk, tile: Tile) -> tuple[int, int, int]:
 
 def _launch(
     x: TensorMeta, walk: Walk, tile: Tile | None, scale: float
-) -> tuple[Launch, tuple[Any, ...], tuple[int, int]]:
+) -> tuple[Launcher, tuple[Any, ...], tuple[int, int]]:
     chosen = tile or choose(walk, x.element_size())
     span, tiles, parts = _grid(walk, chosen)
     values = (

@@ -138,7 +138,7 @@ class Bridged:
             return None
         if isinstance(outputs, tuple):
             return tuple(self._tensors(o, results, taken) for o in outputs)
-        tensor = torch.from_dlpack(next(results))
+        tensor = torch.utils.dlpack.from_dlpack(next(results))
         if tensor.data_ptr() in taken:
             tensor = tensor.clone()  # JAX returns an argument itself where there was nothing to compute
         if tensor.dtype is not outputs.dtype:

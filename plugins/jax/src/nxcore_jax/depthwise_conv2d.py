@@ -13,7 +13,7 @@ from nxcore_jax.bridge import Bridged, wide
 
 def convolve(x: jax.Array, weight: jax.Array, *where: Any) -> jax.Array:
     """Return each channel of (N, C, H, W) or (C, H, W) convolved with its filter, in float32."""
-    window = Window.of_convolution(x.shape, weight.shape[-2:], *where)
+    window = Window.of_convolution(x.shape, (weight.shape[-2], weight.shape[-1]), *where)
     left, right, above, below = window.padded
     images = wide(x).reshape(-1, *x.shape[-3:])
     result = lax.conv_general_dilated(

@@ -1,15 +1,18 @@
 """depthwise_conv2d on the CPU."""
 
-from nxcore.plugin import window_of
+from collections.abc import Callable
+from typing import Any
+
+from nxcore.plugin import Problem, window_of
 from nxcore_numba import depthwise, depthwise_filters
 
 
-def plan(problem):
+def plan(problem: Problem) -> Callable[..., Any]:
     """Return a callable for calls like ``problem``."""
     out = problem.outputs
     kernel = depthwise.compiled(window_of(*problem.args), out, problem["x"], problem["weight"])
 
-    def call(x, weight, *where):  # noqa: ARG001  the window is part of the plan
+    def call(x: Any, weight: Any, *where: Any) -> Any:  # noqa: ARG001  the window is part of the plan
         result = out.empty()
         kernel(result.data_ptr(), x.data_ptr(), weight.data_ptr())
         return result
@@ -17,7 +20,7 @@ def plan(problem):
     return call
 
 
-def plan_backward(problem):
+def plan_backward(problem: Problem) -> Callable[..., Any]:
     """Return a callable for calls like ``problem``."""
     grad, x, weight = problem["grad"], problem["x"], problem["weight"]
     x_out, weight_out = problem.outputs
@@ -25,7 +28,7 @@ def plan_backward(problem):
     to_image = depthwise.compiled(seen, x_out, grad, weight, backward=True) if x_out else None
     to_filters = depthwise_filters.compiled(seen, weight_out, grad, x) if weight_out else None
 
-    def call(grad, x, weight, *rest):  # noqa: ARG001  the rest is part of the plan
+    def call(grad: Any, x: Any, weight: Any, *rest: Any) -> Any:  # noqa: ARG001  the rest is part of the plan
         x_grad = weight_grad = None
         if to_image:
             x_grad = x_out.empty()

@@ -1,16 +1,19 @@
 """sum, sum_to_size and global_avg_pool2d on the CPU: one reduction, and a factor."""
 
-from nxcore.plugin import Reduction
+from collections.abc import Callable
+from typing import Any
+
+from nxcore.plugin import Problem, Reduction
 from nxcore_numba import reduce
 
 
-def plan(problem):
+def plan(problem: Problem) -> Callable[..., Any]:
     """Return a callable for calls like ``problem``."""
     out, (reduction,) = problem.outputs, Reduction.of_call(problem)
     kernel = reduce.compiled(problem["x"], reduction)
     factor = 1 / reduction.terms if problem.op == "global_avg_pool2d" else 1.0
 
-    def call(x, *_):
+    def call(x: Any, *_: Any) -> Any:
         result = out.empty()
         kernel(result.data_ptr(), x.data_ptr(), factor)
         return result

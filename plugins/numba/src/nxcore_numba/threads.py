@@ -5,7 +5,9 @@ import functools
 import multiprocessing
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numba
 import torch
@@ -33,7 +35,7 @@ _forked = multiprocessing.parent_process() is not None and multiprocessing.get_s
 ) in (None, "fork")
 
 
-def _after_fork():
+def _after_fork() -> None:
     global _forked  # noqa: PLW0603  the one thing a child must know
     _forked = True
 
@@ -42,31 +44,31 @@ def _after_fork():
 os.register_at_fork(after_in_child=_after_fork)
 
 
-_Base = getattr(caching, "UserProvidedCacheLocator", None) or caching._UserProvidedCacheLocator  # noqa: SLF001  Numba before 0.62
+_Base: Any = getattr(caching, "UserProvidedCacheLocator", None) or caching._UserProvidedCacheLocator  # noqa: SLF001  Numba before 0.62
 
 
-class _Locator(_Base):
+class _Locator(_Base):  # type: ignore[misc]  # Numba is untyped, as below
     """Finds a function's files in nxcore's folder, so that uninstalling leaves none in ``site-packages``."""
 
-    def __init__(self, py_func, py_file):
+    def __init__(self, py_func: Any, py_file: str) -> None:
         super().__init__(py_func, py_file)
         self._cache_path = str(FOLDER / self.get_suitable_cache_subpath(py_file))
         Path(self._cache_path).mkdir(mode=0o700, exist_ok=True)
 
     @classmethod
-    def from_function(cls, py_func, py_file):
+    def from_function(cls, py_func: Any, py_file: str) -> Any:
         return cls(py_func, py_file)
 
 
-class _Files(caching.CompileResultCacheImpl):
+class _Files(caching.CompileResultCacheImpl):  # type: ignore[misc]
     _locator_classes = (_Locator,)
 
 
-class _Cache(caching.FunctionCache):
+class _Cache(caching.FunctionCache):  # type: ignore[misc]
     _impl_class = _Files
 
 
-def jit(function=None, **options):
+def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     """Compile ``function`` on first use, and keep the result in nxcore's folder or ``NUMBA_CACHE_DIR``."""
     if function is None:
         return lambda f: jit(f, **options)
@@ -79,7 +81,7 @@ def jit(function=None, **options):
     return compiled
 
 
-def _ready(kernel, signature):
+def _ready(kernel: Any, signature: Any) -> None:
     """Have ``kernel`` compiled for ``signature``: by an earlier plan, or from disk where it lies there.
 
     Numba's own way there first imports all that compiling may need: half a second of a process's start.
@@ -96,7 +98,7 @@ def _ready(kernel, signature):
 
 
 @functools.cache
-def _layer():
+def _layer() -> tuple[Any, Callable[[], int], Callable[[int], Any]]:
     """Start Numba's threads.
 
     OpenMP is torch's too, and Numba sets how many threads it has, for the thread that starts Numba's: so that
@@ -119,7 +121,7 @@ def _layer():
     return lock, count, getattr(pool, "_set_num_threads", numba.set_num_threads)
 
 
-def team(serial, parallel, signature, elements):
+def team(serial: Any, parallel: Any, signature: Any, elements: int) -> Callable[..., Any]:
     """Return the compiled kernel for a problem of that size, which of the two or both.
 
     Parameters
@@ -145,7 +147,7 @@ def team(serial, parallel, signature, elements):
     _ready(serial if torch.get_num_threads() == 1 else parallel, signature)
     limit = numba.config.NUMBA_NUM_THREADS
 
-    def call(*arguments):
+    def call(*arguments: Any) -> Any:
         threads = min(torch.get_num_threads(), limit)
         if threads == 1 or _forked:
             return serial(*arguments)

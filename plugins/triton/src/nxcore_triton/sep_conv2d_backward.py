@@ -37,7 +37,12 @@ def plan(problem: Problem) -> Callable[..., tuple[Tensor | None, ...]]:
         ``call(grad, x, dw_weight, pw_weight, stride, padding, dilation, relu, output_mask)``.
     """
     x_fresh, dw_fresh, pw_fresh = problem.outputs
-    inner = positive = between = to_image = to_filters = to_points = None
+    inner: Any = None  # each is made where an output needs it
+    positive: Any = None
+    between: Any = None
+    to_image: Any = None
+    to_filters: Any = None
+    to_points: Any = None
     _, x, dw_weight, _, *where, _, _ = problem.args
     window = window_of(x, dw_weight, *where)
     if x_fresh is not None or dw_fresh is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,9 @@ class Instance:
     blocks: int = 0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.arguments, tuple):
-            kind = type(self.arguments).__name__
+        given: Any = self.arguments
+        if not isinstance(given, tuple):
+            kind = type(given).__name__
             raise TypeError(f"Instance({self.entry!r}): needs a tuple of template arguments, got {kind}")
         object.__setattr__(self, "source", self.source or self.entry)
         object.__setattr__(self, "args", self.args or f"{self.entry}_args")

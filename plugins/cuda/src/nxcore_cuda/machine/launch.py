@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,10 @@ else:
     from nxcore_cuda.machine.native import Guarded as OwnGuarded
     from nxcore_cuda.machine.native import Handle, prepare
 
-__all__ = ["Guarded", "Launch", "ticket"]
+__all__ = ["Guarded", "Launch", "Launcher", "ticket"]
+
+Launcher = Callable[..., None]
+"""What ``Launch`` and ``Guarded`` return: ``launcher(*tensors, tail=None)``."""
 
 MAX_GRID = (2**31 - 1, 65535, 65535)
 MAX_BLOCK = (1024, 1024, 64)
@@ -38,7 +41,7 @@ def Launch(  # noqa: N802  named as what it returns
     pointers: int,
     layout: str = "",
     values: tuple[Any, ...] = (),
-) -> Any:
+) -> Launcher:
     """Return a kernel of one device with its grid, its block and its values.
 
     It is compiled and loaded here. A call, ``launch(*tensors, tail=None)``, passes tensors (None: a null
@@ -69,7 +72,7 @@ def Launch(  # noqa: N802  named as what it returns
     return Handle(*prepare(*args)) if other is None else other.handle(*args)
 
 
-def Guarded(vector: Any, scalar: Any) -> Any:  # noqa: N802  named as what it returns
+def Guarded(vector: Launcher | None, scalar: Launcher) -> Launcher:  # noqa: N802  named as what it returns
     """Return what calls ``vector`` where every tensor's data is 16-byte aligned, and ``scalar`` elsewhere.
 
     Parameters

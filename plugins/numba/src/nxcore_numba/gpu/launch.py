@@ -3,6 +3,8 @@
 import contextlib
 import sys
 import warnings
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,12 +32,12 @@ BLOCKS = 2 if SIMULATED else 1056
 """The most blocks that share out a loop over elements."""
 
 
-def blocks_for(elements):
+def blocks_for(elements: int) -> int:
     """Return how many blocks run a loop over that many elements."""
     return max(1, min(-(-elements // THREADS), BLOCKS))
 
 
-def array(tensor):
+def array(tensor: torch.Tensor) -> Any:
     """Return the memory from a tensor's first element to its last as a one-dimensional device array."""
     span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     flat = torch.as_strided(tensor.detach(), (span,), (1,))
@@ -56,11 +58,11 @@ class Launch:
         The size of the grid.
     """
 
-    def __init__(self, kernel, blocks):
+    def __init__(self, kernel: Any, blocks: int) -> None:
         self.kernel, self.blocks = kernel, max(1, blocks)
-        self._configured = {}
+        self._configured: dict[tuple[torch.device, int], Any] = {}
 
-    def __call__(self, device, *arguments):
+    def __call__(self, device: torch.device, *arguments: Any) -> None:
         """Launch; tensors among the arguments become arrays."""
         values = [array(a) if isinstance(a, torch.Tensor) else a for a in arguments]
         with _simulating() if SIMULATED else torch.cuda.device(device):
@@ -70,7 +72,7 @@ class Launch:
                 ready = self._configured[device, handle] = self._configure(handle)
             ready(*values)
 
-    def _configure(self, handle):
+    def _configure(self, handle: int) -> Any:
         stream = cuda.external_stream(handle) if handle else 0
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a small tensor has a small grid, which Numba warns of
@@ -78,7 +80,7 @@ class Launch:
 
 
 @contextlib.contextmanager
-def _simulating():
+def _simulating() -> Iterator[None]:
     """Silence numpy, which the simulator computes with, and let its threads take turns often.
 
     One thread polls the others, and each waits for its turn: Python's last 5 ms.

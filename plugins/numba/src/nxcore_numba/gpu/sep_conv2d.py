@@ -1,8 +1,11 @@
 """sep_conv2d on CUDA: a launch each for ReLU, the depthwise convolution and the 1x1 convolution."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
-from nxcore.plugin import window_of
+from nxcore.plugin import Problem, TensorMeta, window_of
 from nxcore_numba.gpu import separable
 from nxcore_numba.gpu.depthwise_conv2d import bind_filters, bind_image
 from nxcore_numba.gpu.image import extent, planes
@@ -10,7 +13,7 @@ from nxcore_numba.gpu.launch import SIMULATED, THREADS, Launch, blocks_for
 from nxcore_numba.gpu.reduce import by_thread
 
 
-def plan(problem):
+def plan(problem: Problem) -> Callable[..., Any]:
     """Return a callable for calls like ``problem``."""
     x, filters, points, *where, relu = problem.args
     out = problem.outputs
@@ -18,7 +21,7 @@ def plan(problem):
     convolve, u = separable.bind_between(image, filters, window_of(x, filters, *where))
     mix = separable.bind_mix(out, u, points.strides[:2])
 
-    def call(x, filters, points, *rest):  # noqa: ARG001  the rest is part of the plan
+    def call(x: Any, filters: Any, points: Any, *rest: Any) -> Any:  # noqa: ARG001  the rest is part of the plan
         result = out.empty()
         mix(result, convolve(keep(x), filters), points)
         return result
@@ -30,7 +33,7 @@ PARTS = 4 if SIMULATED else 64
 """Parts of the 1x1 weights' gradient, at most."""
 
 
-def plan_backward(problem):
+def plan_backward(problem: Problem) -> Callable[..., Any]:
     """Return a callable for calls like ``problem``."""
     grad, x, filters, points, *where, relu, _ = problem.args
     x_out, filters_out, points_out = problem.outputs
@@ -48,7 +51,7 @@ def plan_backward(problem):
             (extent(x_out), planes(x), planes(x_out)),
         )
 
-    def call(grad, x, filters, points, *rest):  # noqa: ARG001  the rest is part of the plan
+    def call(grad: Any, x: Any, filters: Any, points: Any, *rest: Any) -> Any:  # noqa: ARG001  the rest is part of the plan
         x_grad = filters_grad = points_grad = None
         kept = keep(x) if to_filters or to_points else None
         if to_image or to_filters:
@@ -67,7 +70,7 @@ def plan_backward(problem):
     return call
 
 
-def bind_points(out, grad, u):
+def bind_points(out: TensorMeta, grad: TensorMeta, u: TensorMeta) -> Callable[..., Any]:
     """Return ``launch(grad, u)``, which makes the 1x1 weights' gradient."""
     made, channels = out.shape[:2]
     outputs, terms = out.numel(), grad.numel() // made
@@ -78,7 +81,7 @@ def bind_points(out, grad, u):
     kept = ((1, 0, 0), (made, channels, out.strides[0]), (channels, 1, out.strides[1]))
     gone = ((1, 0), (1, 0), (parts, outputs))
 
-    def run(grad, u):
+    def run(grad: Any, u: Any) -> Any:
         result, device = out.empty(), grad.device
         sums = torch.empty(parts * outputs, dtype=torch.float32, device=device)
         first(device, sums, grad, u, *rest)
