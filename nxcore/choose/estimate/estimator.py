@@ -1,4 +1,4 @@
-"""Who serves a size that was never measured, by what its ``neighbours`` tell, carried out."""
+"""Estimator: choices for sizes that were never measured, from their measured ``neighbours``."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from nxcore.store.problems import described
 from nxcore.store.wisdom import SHELF, Page, digest, environment
 
 POINTS = 16 * SHELF
-"""How many pages are kept as points before all are made anew."""
+"""The most pages kept as points; beyond it all are computed again."""
 
 Owned = dict[str, tuple[Backend, Kernel]]
 
 
 class Estimator:
-    """Decides from what was measured at other sizes; measures nothing.
+    """Chooses from measurements at other sizes; measures nothing itself.
 
     Parameters
     ----------
     recall : Recall
-        Whose wisdom is asked; its tuner says who can serve the real shape.
+        Holds the wisdom; its tuner checks which kernels can serve the actual problem.
     """
 
     def __init__(self, recall: Recall) -> None:
@@ -46,7 +46,7 @@ class Estimator:
         return {kind: self.wisdom.environments(kind) for kind in ("cpu", "cuda")}
 
     def choose(self, problem: Problem, args: tuple[Any, ...]) -> Choice | None:
-        """Return who is to serve ``problem`` by what is known of other sizes, None where that is nothing."""
+        """Return the choice for ``problem`` from measurements at other sizes, or None."""
         if problem.view:
             return None
         owned, able, refused = self._able(problem)
@@ -64,12 +64,12 @@ class Estimator:
         return None
 
     def knows(self, problem: Problem) -> bool:
-        """Return whether anything that is known of other sizes tells of ``problem``."""
+        """Return whether measurements at other sizes allow an estimate for ``problem``."""
         able = {} if problem.view else self._able(problem)[1]
         return len(able) > 1 and self.guess(problem, able) is not None
 
     def _able(self, problem: Problem) -> tuple[Owned, Owned, dict[str, Refusal]]:
-        """Return all who take part, those of them who could serve, and why the others can't."""
+        """Return all kernels that take part, those that can serve, and the refusals of the others."""
         able: Owned = {}
         refused: dict[str, Refusal] = {}
         owned = {b.label(k): (b, k) for b, k in self.tuner.taking_part(problem.op)}
@@ -81,7 +81,7 @@ class Estimator:
         return owned, able, refused
 
     def guess(self, problem: Problem, able: Owned) -> Guess | None:
-        """Say who of ``able`` is to serve ``problem``: by this device's figures, else by those of others."""
+        """Return a guess among ``able``, from this device's figures, otherwise from those of others."""
         cost = problem.cost
         if cost is None or "torch" not in able:
             return None
@@ -97,7 +97,7 @@ class Estimator:
             for other in self._foreign[problem.device.type]
             if other != facts
         ]
-        for points in sorted(foreign, key=len, reverse=True):  # figures of two devices never mix
+        for points in sorted(foreign, key=len, reverse=True):  # figures of two devices are never mixed
             if found := neighbours.guess(at, points, able, here=False):
                 return found
         return None
@@ -105,16 +105,16 @@ class Estimator:
     def _known(
         self, problem: Problem, facts: dict[str, Any], makes: dict[str, str]
     ) -> tuple[list[Point], list[Point]]:
-        """Return what was measured in an environment of the family of ``problem``.
+        """Return the measurements in an environment for the family of ``problem``.
 
-        First with the times of kernels as they are now alone, then with all times where some are of others.
+        First with the times of unchanged kernels alone, then, if kernels have changed, with all times.
         """
         family, where = neighbours.family(problem), digest(facts)
         deterministic = torch.are_deterministic_algorithms_enabled()
         now: list[Point] = []
         before: list[Point] = []
         if len(self._points) > POINTS:
-            self._points.clear()  # of pages that left their shelves, mostly
+            self._points.clear()  # mostly points of dropped pages
         for name, (of, page) in self.wisdom.shelf(facts, problem.op).items():
             if of.get("deterministic") != deterministic:
                 continue
@@ -138,14 +138,14 @@ class Estimator:
             other = described(problem.spec, of)
             point = neighbours.point(other, times, self._branches(other, times))
         except (InvalidInputError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
-            return None, None  # a page of another release, or of another's making
+            return None, None  # a page of another release, or not written by nxcore
         return neighbours.family(other), point
 
     def _branches(self, problem: Problem, labels: Collection[str]) -> dict[str, Hashable]:
         found: dict[str, Hashable] = {}
         for backend, kernel in self.tuner.taking_part(problem.op):
             if kernel.branch and (label := backend.label(kernel)) in labels:
-                # It may be a call that the kernel of before took, and today's doesn't.
+                # An earlier version of the kernel may have accepted a call that this one rejects.
                 with contextlib.suppress(Exception):
                     found[label] = kernel.branch_of(problem)
         return found

@@ -1,6 +1,6 @@
-"""Kriging (Krige 1951): from values at some places to the value at another; pure.
+"""Kriging (Krige 1951): from values at some places to the value at another; a pure function.
 
-Values are taken to be a plane through all places, and on it hills that places nearby share.
+Values are modelled as a plane through all places, plus correlated deviations that nearby places share.
 """
 
 from __future__ import annotations
@@ -10,33 +10,33 @@ import math
 from collections.abc import Sequence
 
 Place = tuple[float, ...]
-"""Coordinates, in octaves."""
+"""The coordinates of a place, in octaves."""
 
 REACH = 2.0
-"""Octaves over which a hill is shared."""
+"""The correlation length of the deviations, in octaves."""
 
 NUGGET = 0.05
-"""How much of a hill's variance is each place's own."""
+"""The share of the variance that is independent at each place."""
 
 LEVEL, SLOPE = 1.0, 0.3
-"""The variances of the plane's height and of its slopes an octave, beside that of the hills."""
+"""The variances of the plane's height and of its slope per octave, relative to the deviations."""
 
 
 class Field:
-    """Tells what lies at one place by what lies at others.
+    """Predicts the value at one place from the values at others.
 
     Parameters
     ----------
     at : tuple of float
-        The place that is asked for.
+        The place of the prediction.
     places : sequence of tuple of float
-        Where values are known.
+        The places with known values.
 
     Attributes
     ----------
     doubt : list of float
-        For each place: how far what is told ``at`` the place asked for may be off, over how far what the
-        others tell of this one may be.
+        For each place, the standard error of the prediction ``at`` the place, relative to that of the
+        prediction of this place from all others.
     """
 
     def __init__(self, at: Place, places: Sequence[Place]) -> None:
@@ -52,7 +52,7 @@ class Field:
         self.doubt = [math.sqrt(left * row[i]) for i, row in enumerate(self._inverse)]
 
     def told(self, values: Sequence[float]) -> tuple[float, list[float]]:
-        """Return the value at the place asked for, and what the others tell of each place (Dubrule 1983)."""
+        """Return the prediction, and that of each place from all others (Dubrule 1983)."""
         weights = [sum(a * b for a, b in zip(row, values, strict=True)) for row in self._inverse]
         value = sum(w * n for w, n in zip(weights, self._near, strict=True))
         others = [
@@ -62,13 +62,13 @@ class Field:
 
 
 def _like(at: Place, a: Place, b: Place) -> float:
-    """Return the covariance of the values at two places; the plane turns about ``at``."""
+    """Return the covariance of the values at two places; the plane's origin is ``at``."""
     plane = LEVEL + SLOPE * sum((m - o) * (n - o) for m, n, o in zip(a, b, at, strict=True))
     return plane + math.exp(-0.5 * (math.dist(a, b) / REACH) ** 2)
 
 
 def _inverse(matrix: list[list[float]]) -> list[list[float]]:
-    """Invert a symmetric positive definite matrix by Gauss and Jordan; no pivot is needed."""
+    """Invert a symmetric positive definite matrix by Gauss-Jordan elimination without pivots."""
     n = len(matrix)
     rows = [[*row, *(float(i == j) for j in range(n))] for i, row in enumerate(matrix)]
     for i in range(n):

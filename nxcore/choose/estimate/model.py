@@ -1,7 +1,7 @@
-"""What each kernel takes at a size that was never measured, from points where it was; pure.
+"""Forecasts of each kernel's time at a new size, from measured points; a pure function.
 
-A kernel is taken to keep the device busy for max(t0 + bytes / bandwidth, flops / rate), and the host for as
-long as it usually does beside the others; both are corrected by what they miss at the points nearby.
+Model: a kernel keeps the device busy for max(t0 + bytes / bandwidth, flops / rate), and the host for its
+usual time relative to other kernels. Both are corrected by their errors at the points nearby.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from nxcore.measure.timing import Timing
 from nxcore.spec.spec import Cost
 
 SIZE = 0.5
-"""How much an octave of one size counts beside one of the bytes."""
+"""The weight of an octave of one size, relative to an octave of the bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A problem as numbers, with what each kernel took where it was measured.
+    """A problem as numbers, with the times of each kernel.
 
     Attributes
     ----------
     sizes : tuple of int
-        All sizes of its arguments.
+        The sizes of all arguments.
     cost : Cost
         Bytes and operations.
     times : Mapping of str to Timing
-        By label; torch's reference is ``"torch"``.
+        The times by label; torch's reference is ``"torch"``.
     results : int
-        How many numbers the call returns.
+        The number of elements that the call returns.
     grain : int
-        How many bytes lie side by side at a multiple of as many, wherever a row begins; 16 at most.
+        The alignment in bytes of every row, at most 16: the widest possible load.
     branches : Mapping of str to Hashable
-        By label, which of its ways a kernel takes, where it tells.
+        The code path of a kernel by label, where the kernel reports it.
     """
 
     sizes: tuple[int, ...]
@@ -47,15 +47,15 @@ class Point:
     branches: Mapping[str, Hashable] = field(default_factory=dict)
 
     def alike(self, other: Point, label: str) -> bool:
-        """Return whether a kernel goes the same way here and there."""
+        """Return whether a kernel takes the same code path at both points."""
         return self.branches.get(label) == other.branches.get(label)
 
     @property
     def place(self) -> tuple[float, ...]:
-        """Where it lies, in octaves.
+        """The coordinates, in octaves.
 
-        Beside the sizes count the bytes, which is where caches and threads begin, the bytes behind each
-        result, by which it is worth sharing the work on one or isn't, and how wide a load can be.
+        Besides the sizes these are the bytes, which determine caches and threads, the bytes per result, which
+        determine whether several threads share one, and the width of a load.
         """
         size, each = math.log2(max(self.cost.bytes, 1)), math.log2(max(self.results, 1))
         return (*(SIZE * math.log2(max(n, 1)) for n in self.sizes), size, size - each, math.log2(self.grain))
@@ -63,15 +63,15 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What a kernel is taken to need at a place.
+    """The predicted time of a kernel at a place.
 
     Attributes
     ----------
     log : float
-        The logarithm of its microseconds over torch's; of torch's own as it is.
+        The logarithm of its time relative to torch's; for torch, of its own microseconds.
     missed : tuple of float
-        By how much that ratio was more at each point than the others tell of it, taken to where the place
-        lies: the farther from the points, the more is missed.
+        The errors of that prediction at each point, from all other points, scaled by the distance of the
+        place: the farther from the points, the larger the error.
     """
 
     log: float
@@ -80,21 +80,21 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """How long a device is busy: ``max(t0 + bytes * per_byte, flops * per_flop)``, in microseconds."""
+    """The device time: ``max(t0 + bytes * per_byte, flops * per_flop)``, in microseconds."""
 
     t0: float
     per_byte: float
     per_flop: float
 
     def __call__(self, cost: Cost) -> float:
-        """Return microseconds."""
+        """Return the device time in microseconds."""
         return max(self.t0 + cost.bytes * self.per_byte, cost.flops * self.per_flop)
 
 
 def fit(costs: Sequence[Cost], device_us: Sequence[float]) -> Model:
-    """Fit a model by least absolute relative deviations, which outliers don't pull away.
+    """Fit a model by least absolute relative deviations, which are robust against outliers.
 
-    Such a fit passes through two of the points, or through one along a boundary, so those are tried.
+    Such a fit passes through two of the points, or through one along a boundary, so these lines are tried.
     """
     rate = min((us / c.flops for us, c in zip(device_us, costs, strict=True) if c.flops), default=0.0)
 
@@ -120,17 +120,17 @@ def _lines(points: Sequence[tuple[int, float]]) -> Iterator[tuple[float, float]]
 def forecasts(
     at: Point, near: Sequence[Point], points: Sequence[Point], labels: Collection[str]
 ) -> dict[str, Forecast]:
-    """Return what each kernel is taken to need at a place, torch's own among them.
+    """Return the forecast of each kernel at a place, torch's own included.
 
     Parameters
     ----------
     at : Point
-        The place.
+        The place of the forecast.
     near : sequence of Point
-        What was measured nearby.
+        The measured points nearby.
     points : sequence of Point
-        All that was measured of the family. Of a kernel that never went the way there that it goes at
-        ``at`` nothing is told.
+        All measured points of the family. A kernel without a point on the code path that it takes at ``at``
+        gets no forecast.
     labels : collection of str
     """
     groups: dict[tuple[int, ...], list[str]] = {}
@@ -169,11 +169,11 @@ def _told(
 def _seen(
     around: Field, at: Point, near: Sequence[Point], label: str, pace: str, usual: Mapping[Hashable, float]
 ) -> tuple[float, list[float]]:
-    """Return the logarithm of what a kernel takes, and what is missed of it at each point by the others.
+    """Return the logarithm of a kernel's time, and the errors of its prediction at each point by the others.
 
-    A call takes as long as the slower of host and device does; the two know nothing of each other. How fast
-    the host is differs from one problem to the next, for all kernels alike. So what is told of a kernel's
-    host is what it takes beside that of ``pace``, which changes the least: ``usual`` of it, way by way.
+    A call takes as long as the slower of host and device, which are independent. The host's speed differs
+    from one problem to the next, for all kernels alike. So a kernel's host time is predicted relative to
+    that of ``pace``, which varies least: ``usual`` holds the ratio for each code path.
     """
     times = [p.times[label] for p in near]
     device = [t.device_median_us for t in times]
@@ -195,7 +195,7 @@ def _host(point: Point, label: str) -> float:
 
 
 def _usual(points: Sequence[Point], label: str, pace: str) -> dict[Hashable, float]:
-    """Return how long a kernel's host usually takes beside another's, for each of the ways that it goes."""
+    """Return the usual ratio of a kernel's host time to another's, for each of its code paths."""
     found: dict[Hashable, list[float]] = {}
     for p in points:
         if label in p.times and pace in p.times:
@@ -206,6 +206,6 @@ def _usual(points: Sequence[Point], label: str, pace: str) -> dict[Hashable, flo
 def _carried(
     around: Field, us: Sequence[float], trend: float, trends: Sequence[float]
 ) -> tuple[float, list[float]]:
-    """Return the logarithm of a time whose trend is given, and what the others tell of each point's."""
+    """Return the logarithm of a time with a given trend, and each point's from all others."""
     log, others = around.told([math.log(t / of) for t, of in zip(us, trends, strict=True)])
     return math.log(trend) + log, [math.log(of) + other for of, other in zip(trends, others, strict=True)]

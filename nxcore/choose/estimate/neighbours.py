@@ -1,10 +1,9 @@
-"""Sizes that were never measured: from measured ones of the same family to a guess; pure.
+"""Sizes that were never measured: a guess from measured sizes of the same family; a pure function.
 
-A winner on which two bracketing points agree serves what lies between them. Elsewhere a model of each
-kernel, max(t0 + bytes / bandwidth, flops / rate) of the device and a constant of the host, is fitted, and
-corrected by what it misses at the points nearby. It may put a kernel before torch's own where it promises
-more than it was too hopeful of when points that it was not shown were asked of it, or where that kernel was
-slower nowhere near.
+If two points bracket a problem and have the same winner, it serves the problem. Otherwise a model of each
+kernel, max(t0 + bytes / bandwidth, flops / rate) of the device and a constant of the host, is fitted and
+corrected by its errors at the points nearby. The model may choose a kernel over torch's own if the predicted
+gain exceeds the model's errors in cross-validation, or if the kernel was not slower at any point nearby.
 """
 
 from __future__ import annotations
@@ -21,56 +20,56 @@ from nxcore.spec.layout import layout_class
 from nxcore.spec.problem import Problem, TensorMeta
 
 EXACT = 64
-"""Sizes below it are told apart one by one, those from it on in half-octaves."""
+"""Sizes below it are distinguished one by one, larger ones by half-octave."""
 
 AGREED = 0.05
-"""How much faster than torch a winner must be at both points that bracket a problem, or torch than all."""
+"""The factor by which the winner must be ahead at both points that bracket a problem."""
 
 AROUND = 2.0
-"""Octaves, over all sizes, within which points must lie to bracket a problem."""
+"""The largest distance of bracketing points, in octaves over all sizes."""
 
 BEYOND = 2.0
-"""How far outside the measured a problem may lie, as a factor, in every size and in bytes."""
+"""The factor by which a problem may exceed the measured range, in each size and in bytes."""
 
 APART = 6.0
-"""Octaves that a point may be away, in any size, and still tell something."""
+"""The largest distance of a usable point in any size, in octaves."""
 
 ALIKE = 1.25
-"""How much two problems' operations per byte may differ, as a factor, for one to tell of the other."""
+"""The largest ratio of operations per byte between comparable problems."""
 
 NEAREST = 24
-"""How many points are looked at."""
+"""The most points that are used."""
 
 WIDEST = 16
-"""Bytes of the widest load."""
+"""The bytes of the widest load."""
 
 LEAST = 4
-"""How many points must be there for a model to be tried on them."""
+"""The least number of points for cross-validation of a model."""
 
 HOPE = 0.8
-"""A model is taken to be too hopeful by as much as it was at most at this share of the points."""
+"""The quantile of the model's errors that counts as its possible error."""
 
 SEEN = 6
-"""How many of the nearest points speak for a kernel that is slower than torch at none of them."""
+"""The number of nearest points at which a kernel must not be slower than torch."""
 
 UNPROVEN = 0.25
-"""What a model must promise at least where it can't be tried: too few points, or another device's."""
+"""The least predicted gain without cross-validation: few points, or another device's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """Who is to serve a problem that was not measured.
+    """The kernel that is predicted to be best for a problem that was not measured.
 
     Attributes
     ----------
     label : str
-        Whose kernel.
+        The kernel's label.
     rule : str
         ``bracketed`` or ``prior``.
     reason : str
-        One sentence.
+        The reason, as one sentence.
     predicted : Mapping of str to float
-        Microseconds by the model, the fastest first: the order in which to try; empty where bracketed.
+        Predicted microseconds, the fastest first, in order of preference; empty where bracketed.
     """
 
     label: str
@@ -80,9 +79,10 @@ class Guess:
 
 
 def family(problem: Problem) -> tuple[Any, ...]:
-    """Return what two problems must share for one to tell of the other: all but their sizes.
+    """Return the properties that two comparable problems share: all but their sizes.
 
-    Ranks, dtypes, layouts, static parameters, and which dimensions are of size 1 or empty: those broadcast.
+    These are ranks, dtypes, layouts, static parameters, and which dimensions have size 1 (they broadcast) or
+    0.
     """
     parts = [_family(p.kind, a) for p, a in zip(problem.spec.params, problem.args, strict=True)]
     return (problem.op, problem.needs_grad, problem.aliased, *parts)
@@ -105,7 +105,7 @@ def _flat(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def sizes(problem: Problem) -> tuple[int, ...]:
-    """Return all sizes of a problem, in order of its arguments; a sequence counts once, with its length."""
+    """Return all sizes of a problem, in order of its arguments; of a sequence the first and the length."""
     found: list[int] = []
     for param, value in zip(problem.spec.params, problem.args, strict=True):
         if isinstance(value, TensorMeta):
@@ -125,34 +125,34 @@ def point(problem: Problem, times: Mapping[str, Timing], branches: Mapping[str, 
 
 
 def _grain(problem: Problem) -> int:
-    """Return the bytes of the widest load that begins at every row of every tensor."""
+    """Return the bytes of the widest aligned load at every row of every tensor."""
     strides = ((t, s) for t in problem.tensors for n, s in zip(t.shape, t.strides, strict=True) if n > 1 < s)
     return math.gcd(WIDEST, *(s * t.dtype.itemsize for t, s in strides))
 
 
 def bucket(size: int) -> int:
-    """Return a size itself where it is small, else the half-octave that it is in, below zero."""
+    """Return a small size itself, and the half-octave of a larger one as a negative number."""
     return size if size < EXACT else -math.floor(2 * math.log2(size))
 
 
 def guess(at: Point, points: Sequence[Point], labels: Collection[str], *, here: bool = True) -> Guess | None:
-    """Say who is to serve ``at``.
+    """Return the kernel that is predicted to be best at ``at``.
 
     Parameters
     ----------
     at : Point
-        The problem; its times are not looked at.
+        The problem; its times are not used.
     points : sequence of Point
-        What was measured, all of one device and of the family of ``at``.
+        The measured points, all of one device and of the family of ``at``.
     labels : collection of str
-        Who can serve it, torch's reference among them.
+        The kernels that can serve it, torch's reference among them.
     here : bool
-        The points are of this device and of the kernels as they are now; else they are no more than a prior.
+        Whether the points are of this device and of the present kernels; otherwise they are a prior.
 
     Returns
     -------
     Guess or None
-        None where the points say nothing: beyond their hull, or of others.
+        None where the points allow no guess: outside of their range, or of other kernels.
     """
     at, *hull = _distinct([at, *(p for p in points if "torch" in p.times and _alike(at, p))])
     near = sorted((p for p in hull if _apart(at, p) <= APART), key=lambda p: _distance(at, p))[:NEAREST]
@@ -174,14 +174,14 @@ def _distance(a: Point, b: Point) -> float:
 
 
 def _distinct(points: Sequence[Point]) -> list[Point]:
-    """Return points whose sizes are told once where all have them twice, as channels in image and filter."""
+    """Return points without duplicate sizes, such as the channels of both image and filter."""
     columns = dict.fromkeys(zip(*(p.sizes for p in points), strict=True))
     rows = zip(*columns, strict=True) if columns else [()] * len(points)
     return [replace(p, sizes=row) for p, row in zip(points, rows, strict=True)]
 
 
 def _alike(a: Point, b: Point) -> bool:
-    """Return whether two problems do as much with each byte: a larger filter is another kind of work."""
+    """Return whether two problems have similar operations per byte: a larger filter has more."""
     first, second = (p.cost.flops / max(p.cost.bytes, 1) for p in (a, b))
     return first <= ALIKE * second and second <= ALIKE * first
 
@@ -194,9 +194,9 @@ def _within(at: Point, points: Sequence[Point]) -> bool:
 
 
 def _between(at: Point, a: Point, b: Point) -> bool:
-    """Return whether two points bracket a problem: in every size and in bytes, or in the same buckets as one.
+    """Return whether two points bracket a problem in every size and in bytes, or share its buckets.
 
-    Small sizes must lie between theirs; large ones may be a little beyond.
+    Small sizes must lie between theirs; large ones may be slightly outside.
     """
     if a is b:
         return [bucket(n) for n in at.sizes] == [bucket(n) for n in a.sizes]
@@ -207,7 +207,7 @@ def _between(at: Point, a: Point, b: Point) -> bool:
 
 
 def _brackets(at: Point, points: Sequence[Point]) -> list[tuple[Point, Point]]:
-    """Return the closest two points that bracket a problem, and any others that are hardly farther away."""
+    """Return the closest two points that bracket a problem, and others at nearly the same distance."""
     found: list[tuple[Point, Point]] = []
     limit = AROUND
     for i, far in enumerate(points):
@@ -230,11 +230,11 @@ def _bracketed(at: Point, points: Sequence[Point], labels: Collection[str]) -> G
     closest = pairs[0][: 1 if pairs[0][0] is pairs[0][1] else 2]
     gains = [_us(p, "torch") / _us(p, best) for p in closest]
     said = " and ".join(f"{gain:.2f}x at {_said(p)}" for gain, p in zip(gains, closest, strict=True))
-    return Guess(best, "bracketed", f"measured at sizes around it, beside torch: {said}", {})
+    return Guess(best, "bracketed", f"measured at sizes around it, relative to torch: {said}", {})
 
 
 def _leaders(point: Point, labels: Collection[str]) -> set[str]:
-    """Return who is as good as the fastest, where torch clearly beats all or is clearly beaten."""
+    """Return the kernels as good as the fastest, where torch is clearly faster or slower than them."""
     torchs = _us(point, "torch")
     others = {label: us for label in labels if label != "torch" and (us := _us(point, label)) < math.inf}
     fastest = min(others.values(), default=math.inf)
@@ -268,9 +268,9 @@ def _modelled(
         hope = 0.0 if here and _never_slower(at, near, label) else _hope(told[label].missed)
         margin = max(AGREED if here else UNPROVEN, hope) if label != "torch" else 0.0
         if taken * (1 + margin) < torchs:
-            said = f"{duration(taken)} against torch's {duration(torchs)}, of which {margin:.0%} may be hope"
+            said = f"{duration(taken)} against torch's {duration(torchs)}, model error up to {margin:.0%}"
             return Guess(label, "prior", f"{said}; {basis}", predicted)
-    return Guess("torch", "prior", f"nothing is clearly faster than torch; {basis}", predicted)
+    return Guess("torch", "prior", f"no kernel is clearly faster than torch; {basis}", predicted)
 
 
 def _never_slower(at: Point, points: Sequence[Point], label: str) -> bool:
@@ -280,7 +280,7 @@ def _never_slower(at: Point, points: Sequence[Point], label: str) -> bool:
 
 
 def _hope(missed: Sequence[float]) -> float:
-    """Return by what share a model was too hopeful of a kernel beside torch, at most, at most points."""
+    """Return how much a model overestimated a kernel relative to torch, at most points."""
     if len(missed) < LEAST:
         return UNPROVEN
     ordered = sorted(max(m, 0.0) for m in missed)

@@ -1,4 +1,4 @@
-"""Pace: work beside a program's own, held to a share of the time that it has run."""
+"""Pace: background work, limited to a share of the program's running time."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 SHARE = 0.04
-"""Of the time since the first call: what is left to 5% is for the turns."""
+"""Share of the time since the first call. The rest of the total of 5% is for timed calls."""
 
 PATIENCE_S = 60.0
-"""What a fork waits for the work in hand."""
+"""Seconds that a fork waits for running background work."""
 
 
 def until_the_end(seconds: float) -> bool:
-    """Wait, and return whether the program goes on; its end ends the wait."""
+    """Wait, and return whether the program goes on. The end of the program ends the wait."""
     main = threading.main_thread()
     main.join(seconds)
     return main.is_alive()
 
 
 class Pace:
-    """Counts what background work costs, and has it rest until that is a small share of the time.
+    """Counts the cost of background work, and pauses it until the cost is within its share.
 
-    While a thread works, every second of its processor time is taken to delay the program by one: it may
-    hold the interpreter's lock, or a core that torch's threads wait for.
+    Each second of a background thread's CPU time counts as a second of delay, since it may hold the
+    interpreter's lock, or a core that torch's threads need.
 
     Parameters
     ----------
     share : float
-        Of the time since ``begin``.
+        The share of the time since ``begin``.
     clock : callable
-        Seconds.
+        Returns seconds.
     processor : callable
-        Seconds that the calling thread has computed.
+        Returns the CPU seconds of the calling thread.
     wait : callable
-        Given seconds; returns whether the program goes on.
+        Waits some seconds; returns whether the program goes on.
 
     Attributes
     ----------
     spent : float
-        Seconds so far.
+        Seconds spent so far.
     charged : float
-        What of that was no background work.
+        The part of them that was charged by calls.
     busy : lock
-        Held while there is work in hand, and not while it rests.
+        Held while background work runs, not while it rests.
     """
 
     def __init__(
@@ -75,19 +75,19 @@ class Pace:
         return self._began
 
     def charge(self, seconds: float) -> None:
-        """Count what was spent elsewhere; in any thread."""
+        """Count seconds spent elsewhere, in any thread."""
         with self._sum:
             self.spent += seconds
             self.charged += seconds
 
     @property
     def affords(self) -> bool:
-        """Whether what was spent is within the share."""
+        """Whether the seconds spent are within the share."""
         return self.left(0.0) <= 0
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
-        """Work in this block, counted."""
+        """Count the work within this block."""
         with self.busy:
             self._mark = self._processor()
             try:
@@ -96,12 +96,12 @@ class Pace:
                 self._count()
 
     def rest(self, ahead: float) -> None:
-        """Wait until ``ahead`` seconds of work more are within the share; in a block of ``working``.
+        """Wait until ``ahead`` more seconds of work are within the share; within ``working``.
 
         Raises
         ------
         SystemExit
-            If the program ends meanwhile: it ends this thread, silently.
+            If the program ends during the wait; it ends this thread silently.
         """
         self._count()
         self.busy.release()
@@ -130,7 +130,7 @@ _held: list[Any] = []
 
 
 def _before_fork() -> None:
-    """Let background work come to a rest: a child that inherits the lock of a compiler waits for ever."""
+    """Wait for background work: a child that inherits a compiler's lock would wait forever."""
     _held[:] = [pace.busy for pace in list(_paces) if pace.busy.acquire(timeout=PATIENCE_S)]
 
 
@@ -144,18 +144,18 @@ if hasattr(os, "register_at_fork"):
 
 
 class Hand:
-    """Does jobs one after the other in a thread of its own, which is there only while there are any.
+    """Runs jobs one after the other in a thread that exists only while there are jobs.
 
     Parameters
     ----------
     pace : Pace
-        What the thread is held to; of several hands of one pace, one works at a time.
+        The budget of the thread; of several hands with one pace, one works at a time.
     idle : callable
-        Called when the last job is done.
+        Called after the last job.
     failed : callable
-        Given what a job raised.
+        Called with the exception of a job.
     most : int
-        Jobs that may wait; the one that waits longest is dropped.
+        The most jobs that may wait; beyond it the oldest is dropped.
     """
 
     def __init__(
@@ -167,20 +167,20 @@ class Hand:
         self.thread: threading.Thread | None = None
 
     def add(self, job: Callable[[], None]) -> None:
-        """Do ``job`` later; never, where the program is about to end."""
+        """Run ``job`` later, or never if the program is about to end."""
         with self._lock:
             self._jobs.append(job)
             if self.thread is None and threading.main_thread().is_alive():
                 thread = threading.Thread(target=self._work, name="nxcore learns")
                 thread.start()
-                self.thread = thread  # only now: whoever waits for it may join it
+                self.thread = thread  # set after the start, so that others may join it
 
     def _work(self) -> None:
         while job := self._next():
             with self.pace.working():
                 try:
                     job()
-                except Exception as error:  # noqa: BLE001  the other jobs are to be done
+                except Exception as error:  # noqa: BLE001  the other jobs must still run
                     self._failed(error)
 
     def _next(self) -> Callable[[], None] | None:

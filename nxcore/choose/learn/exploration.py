@@ -1,9 +1,9 @@
 """Learning from real calls: the first calls of a problem are its benchmark.
 
-Calls take turns between torch's own and the candidates, in rounds of random order, so that drift hits
-all alike. Each does the caller's work and is timed in place: on the CPU by a clock, on CUDA by two events
-that are asked later whether they have come to pass. Nothing runs twice, nothing waits, no memory is taken.
-Until all are ready, while somebody looks at the times, and while turns have cost enough, torch's own serves.
+Calls take turns between torch's own and the candidates, in rounds of random order, so that drift affects all
+alike. Each call does the caller's work and is timed in place: on the CPU by a clock, on CUDA by two events
+that are read later. Nothing runs twice, nothing waits, no memory is taken. Torch's own serves until all
+candidates are ready, while the times are judged, and while the budget for timed calls is used up.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ from nxcore.measure.race import DROP, DROP_AFTER, Clock
 from nxcore.measure.timing import Timing
 
 LOOKS = (12, 20, 40)
-"""Rounds after which the verdicts are looked at; after the last one the exploration ends."""
+"""Rounds after which the verdicts are computed; the exploration ends after the last one."""
 
 MET = 8
-"""Calls after which a problem is worth the work: a shape that comes but once is not."""
+"""Calls after which a problem is explored: a shape that occurs only once is not worth it."""
 
 HOPELESS = 10.0
-"""A second time this much worse than torch's ends a candidate at once, a first one by the square of it."""
+"""A candidate is dropped if its second time is this much worse than torch's, or its first by the square."""
 
 FIRST_US = 10_000.0
-"""What a first run may take above that: it may load, link or allocate."""
+"""Extra time allowed to a first run, which may load, link or allocate."""
 
 Call = Callable[..., Any]
 Check = Callable[[tuple[Any, ...], Any], Any]
 
 
 class Switch:
-    """A call that goes elsewhere from time to time.
+    """A callable whose target can be replaced.
 
     Parameters
     ----------
     of : object
-        Whose it is; lives as long as the call.
+        The owner; it lives as long as the call.
     target : callable
-        Where it goes at first.
+        The first target.
 
     Attributes
     ----------
     call : callable
-        A ``partial``, which costs a call of a microsecond nothing that can be measured, while a function of
-        Python's costs it a tenth.
+        A ``partial``: its overhead can't be measured in a call of a microsecond, while that of a Python
+        function is a tenth of it.
     """
 
     def __init__(self, of: object, target: Call) -> None:
@@ -62,52 +62,52 @@ class Switch:
 
     @property
     def target(self) -> Call:
-        """What ``call`` goes to at present."""
+        """The present target of ``call``."""
         return self.call.func
 
     def to(self, target: Call) -> None:
-        """Let all calls go to ``target``, which must outlive the one that another thread is in."""
+        """Replace the target; the old one must outlive calls of it in other threads."""
         self.call.__setstate__((target, (), {}, {"of": self._of}))  # type: ignore[attr-defined]  # typeshed lacks it
 
 
 class Watcher(Protocol):
-    """Who wants to know when an exploration begins to take turns, and when it rests."""
+    """An object that is notified when an exploration begins to take turns, and when it rests."""
 
     def turn(self) -> None:
-        """Look at it."""
+        """React to the change."""
 
 
 class Exploration:
-    """A call that is several: it takes turns until it is clear which of them is best.
+    """A call that takes turns between several kernels until the fastest is clear.
 
     Parameters
     ----------
     reference : callable
-        torch's own: serves whenever it is nobody's turn.
+        torch's own: serves all calls that aren't a candidate's turn.
     device : torch.device
-        Where the work happens.
+        The device that does the work.
     wanted : callable
-        Called once the problem was met often enough; in time, ``begin`` or ``end`` are to follow.
+        Called once the problem was met often enough; ``begin`` or ``end`` must follow later.
     look : callable
-        Given the timings after some rounds, and whether they were the last; ``resume`` or ``end`` are to
+        Called with the timings after some rounds, and whether they were the last; ``resume`` or ``end`` must
         follow.
     failed : callable
-        Told the label and the exception of a candidate that raised.
+        Called with the label and the exception of a candidate that raised.
     pace : Pace
-        Is charged with what turns cost.
+        Charged with the cost of the turns.
     rests : callable
-        Called after a round where turns have cost enough for now; ``resume`` is to follow.
+        Called after a round that used up the budget; ``resume`` must follow.
     clock : callable
-        Nanoseconds; a test may bring its own.
+        Returns nanoseconds; a test may replace it.
     seed : int
-        Of the order within rounds.
+        Seed of the order within rounds.
 
     Attributes
     ----------
     call : callable
-        Does the caller's work, by whoever's turn it is.
+        Does the caller's work, with the kernel whose turn it is.
     over : bool
-        No more turns are taken.
+        Whether the exploration has ended.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Exploration:
         self._turn, self._dice = threading.Lock(), random.Random(seed)
         self._started, self._done, self._met = 0, 0, 0
         self._least, self.over = float("inf"), False
-        # Kept: what a switch goes to must outlive the call that another thread is in.
+        # Kept, since a switch's target must outlive calls of it in other threads.
         self._steps = (self._meet, self._take_turns)
         self._watchers: tuple[weakref.ref[Watcher], ...] = ()
         self._switch = Switch(self, self._steps[0])
@@ -144,7 +144,7 @@ class Exploration:
 
     @property
     def serve(self) -> Call:
-        """What ``call`` goes to at present."""
+        """The present target of ``call``."""
         return self._switch.target
 
     @property
@@ -154,11 +154,11 @@ class Exploration:
 
     @property
     def engaged(self) -> bool:
-        """Whether a call may be served by another than torch's own."""
+        """Whether a call may be served by a candidate."""
         return self.serve not in (self.reference, self._steps[0])
 
     def watch(self, watcher: Watcher) -> None:
-        """Tell ``watcher``, for as long as it lives, where ``engaged`` may have changed."""
+        """Notify ``watcher``, for as long as it lives, when ``engaged`` may have changed."""
         with self._turn:
             self._watchers = (*(w for w in self._watchers if w()), weakref.ref(watcher))
 
@@ -169,8 +169,8 @@ class Exploration:
                 watcher.turn()
 
     def met(self, times: int = 1) -> None:
-        """Count calls; enough of them make the problem worth the work."""
-        with self._turn:  # two threads that count at once would both be the last, or neither
+        """Count calls; after enough of them the exploration is started."""
+        with self._turn:  # otherwise two threads could both reach the count, or neither
             before, self._met = self._met, self._met + times
             wanted = before < MET <= self._met
         if wanted:
@@ -186,9 +186,9 @@ class Exploration:
     ) -> None:
         """Take turns from now on; ``rivals``, torch's own among them, are never dropped.
 
-        The fastest of them in the first round takes a second turn in each later one, under the label
-        ``again``: the A/A row. Where a label has a check, it is given the arguments and the result of each of
-        its turns, once the turn is timed. It returns the caller's result, or raises.
+        The fastest rival of the first round takes a second turn in each later one, under the label
+        ``again``: the A/A row. If a label has a check, it is called with the arguments and the result of each
+        timed turn. It returns the caller's result, or raises.
         """
         self._rivals, self._again, self._checks = rivals, again, dict(checks or {})
         self._rounds = {label: [] for label in calls}
@@ -196,18 +196,18 @@ class Exploration:
         self.resume()
 
     def resume(self) -> None:
-        """Go on taking turns after a look."""
+        """Continue to take turns."""
         self._go_to(self._steps[1])
 
     def end(self, call: Call) -> None:
-        """Serve all calls by ``call`` from now on."""
+        """Let ``call`` serve all calls from now on."""
         self.over = True
         self._go_to(call)
         self._calls, self._checks = {}, {}
 
     @property
     def progress(self) -> tuple[int, int]:
-        """The rounds that are complete, and the most there can be."""
+        """The number of complete rounds, and the largest possible number."""
         return min((len(r) for r in self._rounds.values()), default=0), LOOKS[-1]
 
     @property
@@ -227,7 +227,7 @@ class Exploration:
                 return self.reference(*args)
             if not self._order:
                 if self._started == LOOKS[-1] + 1 or (self._started and self._again and not self._repeats):
-                    return self.reference(*args)  # the last events have not come to pass yet
+                    return self.reference(*args)  # the last events haven't completed yet
                 self._order = self._new_order()
                 self._started += 1
             return self._run(self._order.pop(), args)
@@ -237,7 +237,7 @@ class Exploration:
     def _new_order(self) -> list[str]:
         order = list(self._calls)
         self._dice.shuffle(order)
-        if not self._started:  # torch's own first, at the end: what the others are held to from the start
+        if not self._started:  # torch's own first, at the end of the list: the others are compared with it
             order.sort(key=lambda label: label in self._rivals)
         return order
 
@@ -263,13 +263,13 @@ class Exploration:
                 self._note(label, spent * 1e-3, spent * 1e-3)
         except Exception as error:
             if label in self._rivals:
-                self._order.append(label)  # the round is to be whole
+                self._order.append(label)  # the round must be complete
                 raise
             self._drop(label)
             self._failed(label, error)
             self._end_round()
             return self.reference(*args)
-        self.pace.charge((self.clock() - entered - spent) * 1e-9)  # the turn's own price
+        self.pace.charge((self.clock() - entered - spent) * 1e-9)  # the overhead of the turn
         return result
 
     def _checked(self, label: str, args: tuple[Any, ...], result: Any) -> Any:
@@ -280,7 +280,7 @@ class Exploration:
         return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
     def _harvest(self) -> None:
-        """Take the times of events that have come to pass, in order; wait for none, stop at a look."""
+        """Read the times of completed events, in order. Wait for none, and stop where verdicts are due."""
         while self._pending and self._taking_turns and self._pending[0][3].query():
             label, host_us, start, end = self._pending.popleft()
             if label in self._calls:
@@ -292,7 +292,7 @@ class Exploration:
         if label in self._rivals:
             self._least = min(self._least, us)
         else:
-            torchs = self._least if self._least < float("inf") else 0.0  # not known before its first turn
+            torchs = self._least if self._least < float("inf") else 0.0  # unknown before its first turn
             self.pace.charge(max(0.0, us - torchs) * 1e-6)
         mine = len(self._rounds[label])
         if label not in self._rivals and mine <= DROP_AFTER:
@@ -302,7 +302,7 @@ class Exploration:
         self._end_round()
 
     def _end_round(self) -> None:
-        """After a whole round, drop the slow; where it is time to look, torch serves until somebody did."""
+        """After a complete round, drop slow candidates; where verdicts are due, torch serves until then."""
         counts = {len(self._rounds[name]) for name in self._calls}
         done = counts.pop()
         if counts or done == self._done:
@@ -311,7 +311,7 @@ class Exploration:
         if done == 1 and self._again:
             self._enter_again()
         timings = self.timings
-        if done == DROP_AFTER + 1:  # of which the first warmed up
+        if done == DROP_AFTER + 1:  # the first one is warm-up
             best = min(t.median_us for t in timings.values())
             for label in [
                 n for n, t in timings.items() if t.median_us > DROP * best and n not in self._rivals
@@ -325,14 +325,14 @@ class Exploration:
             self._rests()
 
     def _enter_again(self) -> None:
-        """Let the fastest of the rivals, after the first round, take a second turn in those that follow."""
+        """After the first round, let the fastest rival take a second turn in all later ones."""
         fastest = min(self._rivals & self._calls.keys(), key=lambda label: max(self._rounds[label][0]))
         self._calls[self._again], self._rounds[self._again] = self._calls[fastest], self._rounds[fastest][:1]
         self._rivals, self._repeats = self._rivals | {self._again}, fastest
 
     @property
     def timings(self) -> dict[str, Timing]:
-        """What each took so far, round by round, without the first one, which warms up."""
+        """The times of each label, round by round, without the first round, which is warm-up."""
         found = {}
         for label, values in self._rounds.items():
             if kept := values[1:]:
@@ -346,6 +346,6 @@ class Exploration:
 
 
 def exploration(call: Call) -> Exploration | None:
-    """Return the exploration that a call belongs to, None if it belongs to none."""
+    """Return the exploration that a call belongs to, or None."""
     found = getattr(call, "of", None)
     return found if isinstance(found, Exploration) else None

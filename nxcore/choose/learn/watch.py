@@ -1,10 +1,10 @@
-"""Watch: what a kernel that serves does after it was verified.
+"""Watch: checks of a verified kernel's calls while it serves.
 
-A plan is watched in the first calls of its problem, and in a sample of later ones; in between its calls go to
-the kernel directly. A watched call is looked at for its form: type, device, dtype, shape, strides, whose
-memory the result lies in, and what belongs to the whole process. Some watched calls are audited: their values
-are compared with the reference's. A suspicion is confirmed on copies of the inputs before a kernel is
-convicted. Then the kernel is put into quarantine, and its plans are dropped.
+A plan is watched in the first calls of its problem, and in samples of later ones; all other calls go to the
+kernel directly. A watched call is checked for its form: type, device, dtype, shape, strides, the memory of
+the result, and the state of the process. Some watched calls are audited: their values are compared with the
+reference's. A suspicion is confirmed on copies of the inputs before the kernel is convicted. A convicted
+kernel is put into quarantine, and its plans are dropped.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ from nxcore.trust.suspicion import INPUTS, confirmed, differ, out_of, restore
 from nxcore.trust.truth import strays, without_out
 
 FIRST = 16
-"""Calls of a problem that are watched from its first one on."""
+"""The number of first calls of a problem that are watched."""
 
 AUDITED = (1, 2, 4, 8, 16)
-"""Those of them that are audited."""
+"""Those of them that are audited, by index."""
 
 ALWAYS = 2
-"""The last of these that is audited whatever the share of time affords."""
+"""The last of these that is audited even beyond the share of time."""
 
 SAMPLE = 2
-"""Calls of a later sample: one that is audited, and one whose memory is held against that one's."""
+"""Calls of a later sample: one is audited, and the memory of the other is compared with its memory."""
 
 HELD = 2**22
-"""Bytes of a result up to which it is kept until the next watched call; the caller is given a copy."""
+"""The largest result, in bytes, that is kept until the next watched call; the caller gets a copy."""
 
 COPIES = 12
-"""Memory that an audit takes, in multiples of the problem's own."""
+"""Memory of an audit, in multiples of the problem's own."""
 
 MOST = 2**31
-"""Bytes that an audit may take on the CPU; on CUDA it is a quarter of what is free."""
+"""The most bytes of an audit on the CPU; on CUDA the limit is a quarter of the free memory."""
 
 
 class Owner(Protocol):
-    """Decides when audits are affordable, and what follows from a conviction; see ``Watches``."""
+    """Determines when audits are affordable, and handles convictions; see ``Watches``."""
 
     @property
     def affords(self) -> bool:
@@ -63,16 +63,16 @@ class Owner(Protocol):
         """Whether another audit may wait for CUDA."""
 
     def charge(self, seconds: float) -> None:
-        """Count what a watched call cost beyond the call."""
+        """Count the extra cost of a watched call."""
 
     def later(self, pending: Pending) -> None:
-        """Keep an audit until CUDA has come to it."""
+        """Keep an audit until CUDA has completed it."""
 
     def harvest(self) -> None:
-        """Judge the audits that CUDA has come to."""
+        """Judge the audits that CUDA has completed."""
 
     def rests(self, watch: Watch) -> None:
-        """Arm ``watch`` again in time."""
+        """Arm ``watch`` again later."""
 
     def convict(self, watch: Watch, reason: str) -> None:
         """Put the kernel into quarantine."""
@@ -80,20 +80,20 @@ class Owner(Protocol):
 
 @dataclass(frozen=True)
 class Pending:
-    """An audit whose outcome CUDA has yet to tell.
+    """An audit that CUDA hasn't completed yet.
 
     Attributes
     ----------
     watch : Watch
-        Whose it is.
+        The watch that started it.
     own : tuple
         Copies of the arguments, from before the call.
     result : Any
         What the kernel returned; the caller has a copy.
     flags : Tensor
-        Of two bools, in pinned memory: the result strays, an input was changed.
+        Two bools in pinned memory: the result strays, an input was changed.
     start, end : torch.cuda.Event
-        Around the audit.
+        Events before and after the audit.
     """
 
     watch: Watch
@@ -105,34 +105,34 @@ class Pending:
 
     @property
     def nbytes(self) -> int:
-        """What is kept for it."""
+        """The bytes that are kept for it."""
         return sum(t.nbytes for t in leaves((self.own, self.result)))
 
 
 class Watch:
-    """A planned kernel whose calls are watched at first, and now and then.
+    """A planned kernel whose first calls are watched, and samples of later ones.
 
     Parameters
     ----------
     owner : Owner
-        Keeps the share of time, and convicts.
+        Holds the audit budget, and handles convictions.
     backend, kernel
-        What is watched.
+        The watched kernel.
     planned : callable
-        The kernel, planned for the problem.
+        The kernel's plan for the problem.
     problem : Problem
-        What its calls are of.
+        The problem of its calls.
     strict : bool
-        A conviction raises; else the reference's result is returned in place of the wrong one.
+        If True, a conviction raises; otherwise the reference's result replaces the wrong one.
 
     Attributes
     ----------
     call : callable
         Takes the operator's arguments, all positional.
     reason : str
-        Why it was convicted; empty as long as it wasn't.
+        Why it was convicted; empty if it wasn't.
     cost : float
-        Seconds of the last audit, the call itself left out.
+        Seconds of the last audit, without the call itself.
     """
 
     def __init__(
@@ -149,10 +149,14 @@ class Watch:
         self.problem, self.strict, self.reason, self.cost = problem, strict, "", 0.0
         self._calls, self._audits, self._left, self._sampled, self._able = 0, 0, FIRST, False, True
         self._like: Any = None
-        self._shared: frozenset[int] = frozenset()  # results that lie in an input, as the reference's do
-        self._last: list[tuple[Any, tuple[int, int]]] = []  # storages of the last result, and where it lies
+        self._shared: frozenset[int] = (
+            frozenset()
+        )  # results that share memory with an input, as the reference's do
+        self._last: list[
+            tuple[Any, tuple[int, int]]
+        ] = []  # storages of the last result, and its address range
         self._lock = threading.Lock()
-        # Kept: what a switch goes to must outlive the call that another thread is in.
+        # Kept, since a switch's target must outlive calls of it in other threads.
         self._steps = (self._watched, self._instead)
         self._switch = Switch(self, self._steps[0])
         self.call = self._switch.call
@@ -163,7 +167,7 @@ class Watch:
         return self._switch.target is self._steps[0]
 
     def arm(self) -> None:
-        """Watch the next calls: a sample."""
+        """Watch a sample: the next calls."""
         if not self.reason:
             self._left, self._sampled = SAMPLE, True
             self._switch.to(self._steps[0])
@@ -175,7 +179,7 @@ class Watch:
         self._owner.rests(self)
 
     def end(self, reason: str) -> None:
-        """Serve all calls by the reference from now on, or refuse them where it is strict."""
+        """Let the reference serve all calls from now on, or raise where it is strict."""
         self.reason = self.reason or reason
         self._last = []
         self._switch.to(self._steps[1])
@@ -198,7 +202,7 @@ class Watch:
 
     @property
     def _due(self) -> bool:
-        """Whether this watched call is to be audited."""
+        """Whether this watched call must be audited."""
         if self._sampled:
             return self._left == SAMPLE
         return self._audits < bisect(AUDITED, self._calls) and (self._calls <= ALWAYS or self._owner.affords)
@@ -217,7 +221,7 @@ class Watch:
         return self.backend.label(self.kernel)
 
     def inspected(self, args: tuple[Any, ...], *, audit: bool) -> Any:
-        """Run a call and look at what it does; the caller gets a result in memory of its own.
+        """Run and check a call; return the result in new memory.
 
         Raises
         ------
@@ -239,7 +243,7 @@ class Watch:
             with torch.no_grad():
                 found, result = self._looked_at(args, own, result)
             found = self._put(found or disturbed)
-        except Exception as error:  # noqa: BLE001  such as want of memory: the look failed, not the kernel
+        except Exception as error:  # noqa: BLE001  for example out of memory: the check failed, not the kernel
             found, self._able = "", self._able and not isinstance(error, torch.OutOfMemoryError)
             before.restore(device, own=True)
         self.cost = time.perf_counter() - left + entered - began
@@ -251,12 +255,12 @@ class Watch:
         return result
 
     def look(self, args: tuple[Any, ...], result: Any) -> Any:
-        """Look at the form of a result, and return it in memory of its own.
+        """Check the form of a result, and return it in new memory.
 
         Raises
         ------
         VerificationError
-            If the kernel is convicted, for this result or before.
+            If the kernel is convicted, now or before.
         """
         began = time.perf_counter()
         if not self.reason:
@@ -272,13 +276,13 @@ class Watch:
         return self._instead(*args)
 
     def late(self, pending: Pending, *, changed: bool) -> str:
-        """Return why the kernel is convicted for a call of before; empty if it isn't."""
+        """Return why the kernel is convicted for an earlier call; empty if it isn't."""
         try:
             with torch.no_grad():
                 spec = self.problem.spec
                 found = confirmed(self.planned, spec, pending.own, pending.result, changed=changed)
                 return self._put(found)
-        except Exception:  # noqa: BLE001  such as want of memory: the look failed, not the kernel
+        except Exception:  # noqa: BLE001  for example out of memory: the check failed, not the kernel
             return ""
 
     def _copies(self, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -292,12 +296,12 @@ class Watch:
             return None
         try:
             copies: tuple[Any, ...] = twin(args)
-        except Exception:  # noqa: BLE001  such as want of memory: no reason for a call to fail
+        except Exception:  # noqa: BLE001  for example out of memory: the call must not fail for it
             return None
         return copies
 
     def _looked_at(self, args: tuple[Any, ...], own: tuple[Any, ...] | None, result: Any) -> tuple[str, Any]:
-        """Return why the kernel is convicted, empty if it isn't, and what the caller is to get."""
+        """Return why the kernel is convicted, empty if it isn't, and the caller's result."""
         spec = self.problem.spec
         reason, native = self._form(args, result, own)
         malformed = bool(reason)
@@ -327,22 +331,22 @@ class Watch:
     def _form(
         self, args: tuple[Any, ...], result: Any, own: tuple[Any, ...] | None = None
     ) -> tuple[str, Any]:
-        """Return what is wrong with a result's form, empty if nothing is; and torch's own, where it ran."""
+        """Return the fault of a result's form, empty if there is none, and torch's own result if it ran."""
         out = out_of(self.problem.spec, args)
         if out is not None:
             same = isinstance(result, Tensor) and result.data_ptr() == out.data_ptr()
-            return misformed(result, form(out)) if same else "out must be what is written and returned", None
+            return misformed(result, form(out)) if same else "out must be written and returned", None
         native = None
         if self._like is None:
             native = self._reference(own or args)
         reason = misformed(result, self._like) or self._misplaced(args, result)
-        if reason and native is None:  # torch's own may be another where numbers or inputs are others
+        if reason and native is None:  # torch's own form may differ with other values or inputs
             native = self._reference(own or args)
             reason = misformed(result, self._like) or self._misplaced(args, result)
         return reason, native
 
     def _reference(self, args: tuple[Any, ...]) -> Any:
-        """Run the reference, and remember the form of its result and which of it lies in an input."""
+        """Run the reference, and note the form of its result and which parts share memory with an input."""
         given = self._inputs(args)
         native = self.problem.spec.reference(*given)
         inputs = spans(list(leaves(given)))
@@ -357,17 +361,17 @@ class Watch:
             if i not in self._shared and meet(mine, inputs):
                 return "a result must not share memory with an input"
             if i not in self._shared and meet(mine, [at for held, at in self._last if _alive(held)]):
-                return "a result must not share memory with that of the call before"
+                return "a result must not share memory with the result of the previous call"
         return ""
 
     def _alone(self, result: Any) -> list[Tensor]:
-        """Return the results that must lie in memory of their own."""
+        """Return the results that must not share memory."""
         if self.problem.writes:
             return []
         return [t for i, t in enumerate(leaves(result)) if i not in self._shared and t.numel()]
 
     def _hold(self, result: Any) -> None:
-        """Keep a result's memory, so that nothing else is given it; of a large one, know whether it lives."""
+        """Keep a result's memory, so that it isn't reused; keep only a weak reference to a large one."""
         self._last = [
             (s if s.nbytes() <= HELD else StorageWeakRef(s), spans([t])[0])
             for t in self._alone(result)
@@ -375,7 +379,7 @@ class Watch:
         ]
 
     def _apart(self, result: Any) -> Any:
-        """Return a copy of what is held: a buffer that is used again is not the caller's."""
+        """Return a copy of a kept result: a reused buffer must not reach the caller."""
         known = {id(t): twin(t) for t in self._alone(result) if t.untyped_storage().nbytes() <= HELD}
 
         def copied(value: Any) -> Any:
@@ -386,7 +390,7 @@ class Watch:
         return copied(result)
 
     def _later(self, own: tuple[Any, ...], result: Any, flags: Tensor) -> None:
-        """Let the outcome of an audit be known once CUDA has come to it."""
+        """Start to read an audit's outcome, which is known once CUDA has completed it."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         pinned = torch.empty(2, dtype=torch.bool, pin_memory=True).copy_(flags, non_blocking=True)

@@ -1,7 +1,7 @@
-"""Watches: which kernel is watched when, and what a conviction leads to.
+"""Watches: when each kernel is watched, and how a conviction is handled.
 
-The first calls of every problem are watched. From then on one watch after the other is armed for a sample, by
-a thread that sleeps in between: as often as audits stay within their share of the time.
+The first calls of every problem are watched. Later a sleeping thread arms one watch after the other for a
+sample, as often as audits stay within their share of the time.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from nxcore.spec.kernel import Backend, Kernel
 from nxcore.spec.problem import Problem
 
 SHARE = 0.005
-"""Of the time since the first watched call: what audits may take."""
+"""The share of audits in the time since the first watched call."""
 
 GAP_S = 0.25
-"""Seconds between two samples at the least, whatever they cost."""
+"""The least seconds between two samples."""
 
 KEPT = 4096
-"""Watches that are remembered, the least recently planned ones forgotten."""
+"""The most watches that are kept; beyond it the least recently planned one is dropped."""
 
 ROOM = 2**28
-"""Bytes that audits may keep until CUDA has come to them."""
+"""The most bytes that audits may keep until CUDA has completed them."""
 
 
 class Watches:
@@ -40,13 +40,13 @@ class Watches:
     Parameters
     ----------
     convicted : callable
-        Given a watch and the reason, puts its kernel into quarantine and drops its plans.
+        Called with a watch and the reason; puts its kernel into quarantine and drops its plans.
     within : callable
-        Returns the pace of learning, whose share holds the audits'.
+        Returns the pace of learning, whose share includes the audits.
     on : bool
         Whether anything is watched.
     wait : callable
-        Given seconds; returns whether the program goes on.
+        Waits some seconds; returns whether the program goes on.
     pace : Pace, optional
         The audits' own share.
     """
@@ -94,7 +94,7 @@ class Watches:
         *,
         strict: bool = True,
     ) -> Watch:
-        """Return a watch of one planned kernel."""
+        """Return a watch over one planned kernel."""
         self.pace.begin()
         return Watch(self, backend, kernel, planned, problem, strict=strict)
 
@@ -104,12 +104,12 @@ class Watches:
         return self.pace.affords and self._within().affords
 
     def charge(self, seconds: float) -> None:
-        """Count what a watched call cost beyond the call."""
+        """Count the extra cost of a watched call."""
         self.pace.charge(seconds)
         self._within().charge(seconds)
 
     def convict(self, watch: Watch, reason: str) -> None:
-        """End every watch of this kernel and dtype, and have the kernel put away."""
+        """End every watch of this kernel and dtype, and put the kernel into quarantine."""
         with self._lock:
             if watch.reason:
                 return
@@ -118,7 +118,11 @@ class Watches:
                 if other.kernel is watch.kernel and other.problem.dtype == watch.problem.dtype:
                     other.end(reason)
         self._convicted(watch, reason)
-        instead = "it serves no more calls" if watch.strict else "torch serves this call and all like it"
+        instead = (
+            "it serves no more calls"
+            if watch.strict
+            else "torch serves this and all further calls of the problem"
+        )
         warnings.warn(
             f"{watch.label}, a kernel of {watch.problem.op!r}, is in quarantine: {reason}; {instead}",
             KernelWarning,
@@ -131,11 +135,11 @@ class Watches:
         return sum(p.nbytes for p in tuple(self._pending)) < ROOM
 
     def later(self, pending: Pending) -> None:
-        """Keep an audit until CUDA has come to it."""
+        """Keep an audit until CUDA has completed it."""
         self._pending.append(pending)
 
     def harvest(self) -> None:
-        """Judge the audits that CUDA has come to, in order; wait for none."""
+        """Judge the audits that CUDA has completed, in order; wait for none."""
         while self._pending and self._pending[0].end.query():
             try:
                 pending = self._pending.popleft()
@@ -148,7 +152,7 @@ class Watches:
                 self.convict(pending.watch, reason)
 
     def rests(self, watch: Watch) -> None:
-        """Arm ``watch`` again in time."""
+        """Arm ``watch`` again later."""
         with self._lock:
             self._resting.append(weakref.ref(watch))
             if self.thread is None and threading.main_thread().is_alive():
@@ -179,7 +183,7 @@ class Watches:
             return True
 
     def after_fork(self) -> None:
-        """Begin anew in a forked child, which has no thread to arm anything, and whose CUDA is gone."""
+        """Start again in a forked child, which has neither the thread nor CUDA."""
         self._lock, self.thread = threading.RLock(), None
         self._pending.clear()
         self.pace = Pace(self.pace.share)
@@ -189,10 +193,10 @@ class Watches:
 
 
 def _arm_in_turn(watches: weakref.ref[Watches], wait: Callable[[float], bool]) -> None:
-    """Arm one watch after the other; end with the program, with the session, or where none rests."""
+    """Arm one watch after the other; end with the program or the session, or when none is left."""
     while (found := watches()) is not None:
         gap = found.gap
-        del found  # a session that nobody holds is to go
+        del found  # hold no reference to a session that is otherwise unused
         if not wait(gap) or (found := watches()) is None:
             return
         if found.affords and not found.arm():
