@@ -1,1 +1,1 @@
-"""What calls met and what they took: recordings and profiles. May import registry and below."""
+"""Recordings and profiles: the problems of calls and their times. May import registry and below."""

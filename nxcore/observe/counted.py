@@ -1,4 +1,4 @@
-"""Plans that count their calls, and whether a plan leads to the reference."""
+"""Plans that count their calls; a test whether a plan is the reference."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def leads_to(plan: Callable[..., Any], reference: Callable[..., Any]) -> bool:
 
 
 class Counted:
-    """A plan that counts its calls, also those that a caller of ``by_kernel`` runs in torch's own way.
+    """A plan that counts its calls, including those that a caller of ``by_kernel`` runs with torch.
 
     Parameters
     ----------
@@ -33,13 +33,13 @@ class Counted:
         self.call, self._calls, self._looks = call, itertools.count(), 0
 
     def __call__(self, *args: Any) -> Any:
-        """Run the plan; what raised doesn't count."""
+        """Run the plan; a call that raises isn't counted."""
         result = self.call(*args)
         next(self._calls)  # atomic: a backward pass runs in another thread
         return result
 
     def torchs(self, reference: Callable[..., Any]) -> bool:
-        """Return whether the plan is the reference; then the caller runs it, and it counts as a call."""
+        """Return whether the plan is the reference. If so, the caller runs it, and it counts as a call."""
         if not leads_to(self.call, reference):
             return False
         next(self._calls)
@@ -47,6 +47,6 @@ class Counted:
 
     @property
     def count(self) -> int:
-        """How many calls there were."""
+        """The number of calls."""
         self._looks += 1
         return next(self._calls) - self._looks + 1

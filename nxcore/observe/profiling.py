@@ -1,4 +1,4 @@
-"""What calls took, by operator and by who served them: torch's profiler with a region around each call."""
+"""Profiles by operator and kernel: torch's profiler with a region around each call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch.profiler import profile as TorchProfile  # noqa: N812  a class with a function's name
 
 PREFIX = "nxcore::"
-"""What the names of all regions begin with, as those of torch's operators begin with ``aten::``."""
+"""The prefix of all region names, as ``aten::`` is that of torch's operators."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -26,21 +26,21 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What the calls of one name took.
+    """The times of the calls of one name.
 
     Attributes
     ----------
     name : str
-        An operator, or what ``profile_op`` was given.
+        The operator, or the name given to ``profile_op``.
     kernel : str
-        Who served the calls; empty for a region of ``profile_op``.
+        The kernel that served the calls; empty for a region of ``profile_op``.
     count : int
     total_us, mean_us : float
-        The host's time, by the wall, the profiler's own cost within.
+        Wall time of the host, including the profiler's own cost.
     device_us : float
-        What ran on a GPU on behalf of all of the calls, in total.
+        Total GPU time of all calls.
     peak_bytes : int
-        The most that one call had allocated at one time above what was allocated when it began.
+        The largest allocation of one call above the allocation at its start.
     """
 
     name: str
@@ -53,12 +53,12 @@ class Spent:
 
 
 class Regions:
-    """Puts a region of torch's profiler around the calls of every plan."""
+    """Wraps the calls of every plan in a region of torch's profiler."""
 
     sees_both_ways = False
 
     def paired(self, forward: Problem, backward: Problem, *, guessed: bool = False) -> None:
-        """Do nothing: torch's profiler sees gradients by itself."""
+        """Do nothing: torch's profiler covers gradients by itself."""
 
     def observing(self, problem: Problem, label: str, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return ``call`` in a region named after operator and kernel."""
@@ -77,7 +77,7 @@ class Profile:
     Parameters
     ----------
     torchs : torch.profiler.profile
-        What measures; with ``profile_memory``.
+        The profiler; with ``profile_memory``.
     """
 
     def __init__(self, torchs: TorchProfile) -> None:
@@ -85,19 +85,19 @@ class Profile:
 
     @functools.cached_property
     def rows(self) -> tuple[Spent, ...]:
-        """What the calls took, the most expensive first.
+        """The times by operator and kernel, the most expensive first.
 
         Raises
         ------
         RuntimeError
-            If the block hasn't ended.
+            If the ``with`` block hasn't ended.
         """
         if self.torchs.profiler is None or self.torchs.profiler.kineto_results is None:
-            raise RuntimeError("a profile has its rows once its with block has ended")
+            raise RuntimeError("a profile has rows only after its with block has ended")
         peaks = _peaks(self.torchs.profiler.kineto_results.events())
         ours = [event for event in self.torchs.key_averages() if event.key.startswith(PREFIX)]
         device_us: dict[str, float] = defaultdict(float)
-        for event in ours:  # a row of the host and one of the device, of which one alone may know the time
+        for event in ours:  # a row of the host and one of the device; only one of them may have the time
             device_us[event.key] = max(device_us[event.key], float(event.device_time_total))
         found = []
         for event in ours:
@@ -110,11 +110,11 @@ class Profile:
         return tuple(sorted(found, key=lambda row: -max(row.total_us, row.device_us)))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the rows as JSON has them."""
+        """Return the rows as plain data."""
         return {"rows": [asdict(row) for row in self.rows]}
 
     def export_chrome_trace(self, path: str | Path) -> None:
-        """Write all that torch's profiler saw, for ``chrome://tracing`` or Perfetto."""
+        """Write all events of torch's profiler, for ``chrome://tracing`` or Perfetto."""
         self.torchs.export_chrome_trace(str(path))
 
     def __str__(self) -> str:
@@ -125,12 +125,12 @@ class Profile:
 
 
 def profile_op(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Make the calls of a function a row of their own in ``nxcore.profile``.
+    """Give the calls of a function their own row in ``nxcore.profile``.
 
     Parameters
     ----------
     name : str
-        The row's.
+        The name of the row.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -156,7 +156,7 @@ def _line(cells: tuple[str, ...], widths: list[int]) -> str:
 
 
 def _peaks(events: Iterable[Any]) -> dict[str, int]:
-    """Return the most bytes that a call of each region had allocated on one device, in its own thread."""
+    """Return the peak allocation of a call of each region, on one device and in its own thread."""
     regions: list[tuple[str, int, int, int]] = []
     memory: dict[tuple[int, str], list[tuple[int, int]]] = defaultdict(list)
     for event in events:
@@ -177,7 +177,7 @@ def _peaks(events: Iterable[Any]) -> dict[str, int]:
 
 
 def _running(changes: list[tuple[int, int]], begun: int, ended: int) -> Iterator[int]:
-    """Yield what was allocated since ``begun`` after each change up to ``ended``, and 0."""
+    """Yield 0, and the allocation since ``begun`` after each change up to ``ended``."""
     level = 0
     yield level
     first, last = bisect_left(changes, (begun, -(2**62))), bisect_right(changes, (ended, 2**62))

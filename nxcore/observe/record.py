@@ -1,4 +1,4 @@
-"""Record: the distinct problems that calls meet, written to a file."""
+"""Record: the distinct problems of calls, written to a file."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from nxcore.store.wisdom import key
 
 
 class Trace:
-    """The distinct problems of some calls, and how often each was met.
+    """The distinct problems of some calls, and the number of calls of each.
 
-    A problem is noted once a plan, whose calls are then counted. Torch's own autograd tells nothing of a
-    gradient that it computes by itself: that counts as often as the forward call.
+    A problem is noted once a plan; the plan's calls are then counted. Torch's autograd doesn't report
+    gradients that it computes by itself: these count as often as the forward call.
 
     Parameters
     ----------
     path : Path, optional
-        Where ``write`` writes them; opened now, so that what can't be written is known before the calls.
+        The file of ``write``; opened now, so that an error is raised before the calls.
     """
 
     sees_both_ways = True
@@ -37,8 +37,8 @@ class Trace:
         self._guesses: dict[str, str] = {}
         self._lock = threading.Lock()  # a backward pass runs in another thread
 
-    def observing(self, problem: Problem, label: str, call: Callable[..., Any]) -> Callable[..., Any]:  # noqa: ARG002  who serves is no part of a problem
-        """Return ``call`` that counts, as calls of ``problem``, how often it has served."""
+    def observing(self, problem: Problem, label: str, call: Callable[..., Any]) -> Callable[..., Any]:  # noqa: ARG002  the label does not matter here
+        """Return ``call`` with a counter, whose calls count for ``problem``."""
         counted = Counted(call)
         with self._lock:
             self._plans[self._named(problem)].append(counted)
@@ -47,7 +47,7 @@ class Trace:
     def paired(self, forward: Problem, backward: Problem, *, guessed: bool = False) -> None:
         """Note that ``backward`` is the gradient of ``forward``, which torch's autograd may compute.
 
-        Where it is ``guessed``, laid out as the output, it counts until the real one is told.
+        If it is ``guessed``, with the layout of the output, it counts until the real one is known.
         """
         with self._lock:
             of, gradient = self._named(forward), self._named(backward)
@@ -65,7 +65,7 @@ class Trace:
 
     @property
     def met(self) -> list[tuple[Problem, dict[str, Any]]]:
-        """Each problem with its line, the most frequent first."""
+        """Each problem with its line of the file, the most frequent first."""
         with self._lock:
             counts = {name: sum(plan.count for plan in plans) for name, plans in self._plans.items()}
             told = {name: {guess} for name, guess in self._guesses.items()} | self._gradients
@@ -76,7 +76,7 @@ class Trace:
         return sorted((entry for entry in found if entry[1]["count"]), key=lambda entry: -entry[1]["count"])
 
     def write(self) -> None:
-        """Write the problems, the most frequent first, in place of what the file held."""
+        """Write the problems to the file, the most frequent first, replacing its content."""
         if self.path:
             text = "".join(json.dumps(line) + "\n" for _, line in self.met)
             self.path.write_text(text, encoding="utf-8")

@@ -1,9 +1,9 @@
-"""Entry points -> Registry. One broken plugin never breaks the rest.
+"""Entry points -> Registry. One broken plugin never breaks the others.
 
-pluggy's own loader stops at the first plugin that fails to import, keeps one that failed validation, and
-drops a second entry point of the same name without a word; so each plugin is loaded in a try of its own,
-staged, and taken out again if anything about it is wrong. Only operators that it added stay: they run on
-torch, and another plugin may have kernels for them.
+pluggy's own loader stops at the first plugin that fails to import, keeps a plugin that failed validation, and
+drops a second entry point of the same name silently. So each plugin is loaded in its own try block, staged,
+and removed again if anything about it is wrong. Only its operators stay: they run on torch, and another
+plugin may have kernels for them.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ CORE = Source("core", "nxcore-kernels")
 
 
 class _Core:
-    """The core's own plugin; the package itself would answer to any name that pluggy asks for."""
+    """The core's own plugin; the package itself would return something for any hook name."""
 
     nxcore_ops = staticmethod(nxcore.ops.nxcore_ops)
 
 
 class PluginWarning(UserWarning):
-    """A plugin was left out; the message names its distribution, its version and the fix."""
+    """A plugin was not loaded; the message names its distribution, its version and the fix."""
 
 
 class TorchWarning(UserWarning):
-    """The installed torch is newer than any that this version of nxcore was tested with."""
+    """The installed torch is newer than all versions that this nxcore was tested with."""
 
 
 def discover(
@@ -48,18 +48,18 @@ def discover(
     strict: bool = False,
     found: Iterable[EntryPoint] | None = None,
 ) -> Registry:
-    """Load every plugin and return what they bring.
+    """Load every plugin and return the registry.
 
     Parameters
     ----------
     allow : frozenset of str, optional
-        Only these entry points are imported; all where None.
+        The only entry points to import; None imports all.
     disable : frozenset of str
-        These are not.
+        Entry points not to import.
     strict : bool
         Raise at the first broken plugin instead of warning.
     found : iterable of EntryPoint, optional
-        In place of what is installed.
+        Replaces the installed entry points.
 
     Returns
     -------
@@ -74,9 +74,9 @@ def discover(
     Warns
     -----
     PluginWarning
-        Of each plugin that is left out.
+        For each plugin that isn't loaded.
     TorchWarning
-        If torch is newer than any that was tested.
+        If torch is newer than all tested versions.
     """
     if note := torch_note():
         warnings.warn(note, TorchWarning, stacklevel=2)
@@ -92,7 +92,7 @@ def discover(
         if entry.name in disable or (allow is not None and entry.name not in allow):
             by = "NXCORE_DISABLE" if entry.name in disable else "NXCORE_BACKENDS"
             registry.refused.append(
-                BackendStatus(entry.name, "disabled", f"left out by {by}", f"unset {by}", source)
+                BackendStatus(entry.name, "disabled", f"disabled by {by}", f"unset {by}", source)
             )
             continue
         try:
@@ -122,21 +122,21 @@ def discover(
 
 
 def _named(found: Iterable[EntryPoint]) -> Iterator[tuple[EntryPoint, Source, Source | None]]:
-    """Yield entry points in order of name; of two with one name, the second with the first's source."""
+    """Yield entry points in order of name; a second one of the same name with the first's source."""
     first: dict[str, Source] = {}
     for entry in sorted(found, key=lambda e: (e.name, e.value)):
         source = Source(entry.name, _distribution(entry))
         if first.get(entry.name) == source:
-            continue  # the same distribution twice on sys.path is no quarrel
+            continue  # the same distribution twice on sys.path is no conflict
         yield entry, source, first.get(entry.name)
         first.setdefault(entry.name, source)
 
 
 def _refuse_duplicate(registry: Registry, source: Source, first: Source, *, strict: bool) -> None:
-    """Keep and say why the second of two plugins with one name is left out."""
+    """Keep and report why the second of two plugins with one name isn't loaded."""
     reason = f"plugin {source.plugin!r} comes from {source.distribution} and from {first.distribution}"
     fix = f"pip uninstall {source.distribution.split(' ')[0]}"
-    message = f"{reason}; the former is left out. To fix it: {fix}, or the other"
+    message = f"{reason}; the former is not loaded. To fix it: {fix}, or the other"
     if strict:
         raise PluginError(message, plugin=source.plugin, distribution=source.distribution)
     registry.refused.append(BackendStatus(source.plugin, "failed", reason, fix, source))
@@ -144,11 +144,11 @@ def _refuse_duplicate(registry: Registry, source: Source, first: Source, *, stri
 
 
 def _warn_of_strangers(named: frozenset[str], refused: set[str], staged: list[tuple[Source, Any]]) -> None:
-    """Say so where NXCORE_BACKENDS or NXCORE_DISABLE names what isn't there: a slip would leave it loaded."""
+    """Warn of unknown names in NXCORE_BACKENDS or NXCORE_DISABLE: a misspelt plugin would stay loaded."""
     known = refused | {source.plugin for source, _ in staged}
     for name in sorted(named - known):
         hint = nearest(name, known)
-        _warn(f"NXCORE_BACKENDS or NXCORE_DISABLE names {name!r}, and no plugin is called that{hint}")
+        _warn(f"NXCORE_BACKENDS or NXCORE_DISABLE names {name!r}, but there is no plugin of that name{hint}")
 
 
 def _distribution(entry: EntryPoint) -> str:
@@ -156,15 +156,15 @@ def _distribution(entry: EntryPoint) -> str:
 
 
 def _stage(manager: pluggy.PluginManager, entry: EntryPoint, source: Source) -> tuple[Source, Any]:
-    """Import a plugin and let pluggy look at it."""
+    """Import a plugin and let pluggy validate it."""
     module = entry.load()
     manager.register(module, name=entry.name)
-    manager.check_pending()  # a misspelt hook is ignored otherwise
+    manager.check_pending()  # otherwise a misspelt hook is ignored
     return Source(source.plugin, source.distribution, getattr(module, "__file__", None) or ""), module
 
 
 def _call(manager: pluggy.PluginManager, module: Any, hook: str) -> Any:
-    """Call one hook of one plugin: a hook that raises must not keep the others' from running."""
+    """Call one hook of one plugin: a hook that raises must not stop the others."""
     others = [p for p in manager.get_plugins() if p is not module]
     results = manager.subset_hook_caller(hook, others)()
     return results[0] if results else None
@@ -180,13 +180,13 @@ def _checked(checks: Any) -> list[Check]:
 def _refuse(
     registry: Registry, manager: pluggy.PluginManager, source: Source, error: Exception, *, strict: bool
 ) -> None:
-    """Take a plugin out again, keep the reason, and say so once."""
+    """Remove a plugin again, keep the reason, and warn once."""
     if manager.has_plugin(source.plugin):
         manager.unregister(name=source.plugin)
     what = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
     dist = source.distribution.split(" ")[0]
-    fix = f"pip install --upgrade {dist} nxcore-kernels, or leave it out: NXCORE_DISABLE={source.plugin}"
-    message = f"plugin {source} is left out: {what}. To fix it: {fix}"
+    fix = f"pip install --upgrade {dist} nxcore-kernels, or disable it: NXCORE_DISABLE={source.plugin}"
+    message = f"plugin {source} is not loaded: {what}. To fix it: {fix}"
     if strict:
         raise PluginError(message, plugin=source.plugin, distribution=source.distribution) from error
     reason = what if isinstance(error, PluginError) else "".join(traceback.format_exception(error)).strip()

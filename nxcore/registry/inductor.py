@@ -1,9 +1,9 @@
-"""Each spec's reference as the backend "inductor": what ``torch.compile`` makes of it, a function a problem.
+"""Each spec's reference as the backend "inductor": compiled by ``torch.compile``, a function a problem.
 
-A compiled function serves one problem and is called with tensors alone, under ``no_grad``: each a view of
-its own, numbers in tensors of no dimensions. So nothing that torch's guards look at differs from call to
-call, and it is compiled once. Only a change of torch's own state (its number of threads, say) has it compiled
-again; dynamo's limit on that counts per code object, and each function has one of its own.
+A compiled function serves one problem. It is called with tensors alone, under ``no_grad``: each is a separate
+view, and numbers are tensors without dimensions. So torch's guards see the same in every call, and the
+function is compiled once. Only a change of torch's own state, such as the number of threads, recompiles it.
+Dynamo's limit of recompilations counts per code object, so each function has its own.
 """
 
 from __future__ import annotations
@@ -37,34 +37,34 @@ def _headers() -> Verdict:
     header = Path(sysconfig.get_path("include")) / "Python.h"
     if header.is_file():
         return YES
-    return no(f"needs Python's headers, and {header} isn't there", hint="install python3-dev")
+    return no(f"needs Python's headers, but {header} doesn't exist", hint="install python3-dev")
 
 
 def _compiler(variable: str, *names: str) -> Verdict:
-    """Answer whether one of these compilers, or the one that the environment names, is on the PATH."""
+    """Return whether one of these compilers, or the one named by the environment, is on the PATH."""
     given = shlex.split(os.environ.get(variable, ""))[:1]
     if any(shutil.which(name) for name in given or names):
         return YES
     wanted = given[0] if given else " or ".join(names)
-    return no(f"needs a compiler, and there is no {wanted}", hint=f"install {names[0]}, or set {variable}")
+    return no(f"needs a compiler, but there is no {wanted}", hint=f"install {names[0]}, or set {variable}")
 
 
 def probe_cpu() -> Verdict:
-    """Answer whether C++ can be compiled, as ``torch.compile`` does for the CPU."""
+    """Return whether C++ can be compiled, as ``torch.compile`` needs it on the CPU."""
     return _compiler("CXX", "g++") and _headers()
 
 
 def probe_cuda() -> Verdict:
-    """Answer whether Triton can be run, as ``torch.compile`` does for CUDA."""
+    """Return whether Triton can run, as ``torch.compile`` needs it on CUDA."""
     if not torch.cuda.is_available():
         return no("torch sees no CUDA device")
     try:
-        version("triton")  # not find_spec: any folder of that name would satisfy it
+        version("triton")  # not find_spec: any folder of that name would do
     except PackageNotFoundError:
         return no("triton is not installed", hint="pip install triton")
     if os.environ.get("TRITON_INTERPRET") == "1":
         return no("TRITON_INTERPRET=1: Triton's interpreter would run it", hint="unset TRITON_INTERPRET")
-    return _compiler("CC", "gcc", "clang") and _headers()  # of its launchers
+    return _compiler("CC", "gcc", "clang") and _headers()  # needed by its launchers
 
 
 @functools.cache
@@ -73,13 +73,13 @@ def _machine(kind: str) -> Verdict:
 
 
 def probe() -> Verdict:
-    """Answer whether ``torch.compile`` can compile for any device of this machine."""
+    """Return whether ``torch.compile`` can compile for any device of this machine."""
     found = probe_cpu()
     return found if found or not probe_cuda() else YES
 
 
 def accepts(problem: Problem) -> Verdict:
-    """Take real tensors, where there is nothing to write into."""
+    """Accept calls with real tensors and without ``out``."""
     if not (found := _machine(problem.device.type)):
         return replace(found, code=Code.MACHINE)
     if problem.writes:
@@ -87,7 +87,7 @@ def accepts(problem: Problem) -> Verdict:
     if any(meta.dtype.is_complex for meta in problem.tensors):
         return no("needs real tensors, got a complex one", code=Code.DTYPE)
     for param, value in zip(problem.spec.params, problem.args, strict=True):
-        # Of two numbers that are variables, inductor drops one: `torch.add(x, y, alpha=alpha)` is x + y.
+        # Inductor ignores one of two numbers that are variables: `torch.add(x, y, alpha=alpha)` is x + y.
         if param.kind == "operand" and isinstance(value, type):
             why = f"needs a tensor for {param.name}, got a number ({value.__name__})"
             return no(why, code=Code.ARGUMENT)
@@ -100,7 +100,7 @@ TENSOR, TENSORS, NUMBER, FIXED = range(4)
 
 
 def _places(problem: Problem) -> tuple[tuple[int, Any], ...]:
-    """Return what stands at each argument: a tensor, a count of them, a number, or a value that is fixed."""
+    """Return the kind of each argument: a tensor, a number of tensors, a number, or a fixed value."""
     places: list[tuple[int, Any]] = []
     for param, value in zip(problem.spec.params, problem.args, strict=True):
         if isinstance(value, TensorMeta):
@@ -108,7 +108,7 @@ def _places(problem: Problem) -> tuple[tuple[int, Any], ...]:
         elif param.kind == "tensors":
             places.append((TENSORS, len(value)))
         elif param.kind == "scalar":
-            # Not float64: inductor would specialise on the value, and compile again for the next.
+            # Not float64: inductor would specialise on the value and recompile for the next one.
             places.append((NUMBER, torch.float32 if value is float else torch.int64))
         else:
             places.append((FIXED, value))
@@ -116,7 +116,7 @@ def _places(problem: Problem) -> tuple[tuple[int, Any], ...]:
 
 
 def _traced(reference: Callable[..., Any], places: tuple[tuple[int, Any], ...]) -> Callable[..., Any]:
-    """Return ``reference`` as a function of tensors alone, with a code object of its own."""
+    """Return ``reference`` as a function of tensors alone, with its own code object."""
 
     def call(*leaves: Tensor) -> Any:
         args: list[Any] = []
@@ -133,7 +133,7 @@ def _traced(reference: Callable[..., Any], places: tuple[tuple[int, Any], ...]) 
             at += 1
         return reference(*args)
 
-    # Dynamo keeps what it compiled, and counts recompilations, per code object.
+    # Dynamo caches compiled code and counts recompilations per code object.
     return types.FunctionType(
         call.__code__.replace(), call.__globals__, reference.__name__, None, call.__closure__
     )
@@ -145,7 +145,7 @@ class Compiled:
     Parameters
     ----------
     problem : Problem
-        What is compiled for.
+        The problem to compile for.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -156,7 +156,7 @@ class Compiled:
         self._met = False
 
     def __call__(self, *args: Any) -> Any:
-        """Run it; takes the operator's arguments, all positional."""
+        """Run it with the operator's arguments, all positional."""
         leaves: list[Tensor] = []
         for (what, value), arg in zip(self.places, args, strict=True):
             if what == TENSOR:
@@ -168,8 +168,8 @@ class Compiled:
         with torch.no_grad():
             if self._met:
                 return self.compiled(*leaves)
-            # What the compiler advises on its way is nothing that the caller did, and no failure where
-            # warnings are errors.
+            # The caller didn't cause the compiler's warnings, so they must not be failures where warnings are
+            # errors.
             with preserved(), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\.")
                 result = self.compiled(*leaves)
@@ -178,7 +178,7 @@ class Compiled:
 
 
 def plan(problem: Problem) -> Callable[..., Any]:
-    """Return the compiled reference; it is compiled at the first call, which verification makes."""
+    """Return the compiled reference; it is compiled at its first call, in verification."""
     with preserved():
         return Compiled(problem)
 

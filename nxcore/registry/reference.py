@@ -1,4 +1,4 @@
-"""Each spec's reference as the backend "torch": always there, and what every other is measured against."""
+"""Each spec's reference as the backend "torch": always there; all other kernels are compared with it."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ ANY_DTYPE = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 @dataclass(frozen=True)
 class TorchKernel(Kernel):
-    """A way to write an operator in torch.
+    """An operator written in torch.
 
     Attributes
     ----------
     call : callable
-        The operator itself; the same for every problem.
+        The implementation; the same for every problem.
     yardstick : bool
-        Timed, never called to serve: see ``OpSpec.yardsticks``.
+        Whether it is only timed, never served; see ``OpSpec.yardsticks``.
     """
 
     call: Callable[..., Any] = lambda *_: None
     yardstick: bool = False
 
-    def takes(self, problem: Problem) -> Verdict:  # noqa: ARG002  torch serves where there is nothing to do
-        """Take every call."""
+    def takes(self, problem: Problem) -> Verdict:  # noqa: ARG002  torch serves idle calls too
+        """Accept every call."""
         return YES
 
     @property
     def plan(self) -> Callable[[Problem], Callable[..., Any]]:
-        """Return a planner that has nothing to decide."""
+        """Return a planner that returns ``call`` for every problem."""
         return lambda _: self.call
 
 
@@ -46,7 +46,7 @@ def _probe() -> Verdict:
 
 
 def backend(specs: Iterable[OpSpec]) -> Backend:
-    """Return the backend "torch" for ``specs``: the reference first, then each spec's other ways."""
+    """Return the backend "torch" for ``specs``: the reference first, then each spec's idioms."""
     kernels: list[Kernel] = []
     for spec in specs:
         ways = {"": spec.reference, **spec.idioms, **spec.yardsticks}

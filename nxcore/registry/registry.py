@@ -1,4 +1,4 @@
-"""Operators and backends by name; refuses duplicates and strangers, naming both sides."""
+"""Operators and backends by name; rejects duplicates and kernels of unknown operators, naming both sides."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ Status = Literal["ready", "unavailable", "failed", "disabled"]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a plugin came from.
+    """The origin of a plugin.
 
     Attributes
     ----------
     plugin : str
-        The entry point's name.
+        The name of the entry point.
     distribution : str
-        The distribution's name and version, as ``"nxcore-triton 0.1.0"``.
+        Name and version of the distribution, as ``"nxcore-triton 0.1.0"``.
     file : str
-        The module's file, once it is imported.
+        The file of the module, once it is imported.
     """
 
     plugin: str
@@ -44,25 +44,25 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class BackendStatus:
-    """How a backend stands on this machine.
+    """The status of a backend on this machine.
 
     Attributes
     ----------
     name : str
         The backend's name, or the entry point's where the plugin failed to load.
     status : str
-        ``ready``, ``unavailable`` (the machine says no), ``failed`` (the plugin is broken) or
+        ``ready``, ``unavailable`` (it can't run on this machine), ``failed`` (the plugin is broken) or
         ``disabled`` (by ``NXCORE_BACKENDS`` or ``NXCORE_DISABLE``).
     reason : str
-        Why, where it isn't simply ready.
+        The reason, if it isn't simply ready.
     hint : str
-        What to type to change that.
+        The command or setting that changes it.
     source : Source
-        Where it came from.
+        The origin of its plugin.
     operators : tuple of str
-        The operators that it has kernels for.
+        The operators with kernels of this backend.
     simulated : bool
-        Ready, but run by an interpreter: right, and never timed or chosen.
+        Ready, but run by an interpreter: verified, never timed or chosen.
     """
 
     name: str
@@ -79,7 +79,7 @@ class BackendStatus:
 
 
 class Registry:
-    """All operators and backends that were found, and what became of those that failed."""
+    """All operators and backends, and the status of plugins that failed."""
 
     def __init__(self) -> None:
         self.ops: dict[str, OpSpec] = {}
@@ -92,12 +92,12 @@ class Registry:
         self._verdicts: dict[str, Verdict] = {}
 
     def add_ops(self, specs: Iterable[OpSpec], source: Source) -> None:
-        """Add a plugin's operators: all of them, or none.
+        """Add the operators of a plugin: all of them, or none.
 
         Raises
         ------
         PluginError
-            If one isn't an ``OpSpec``, or its name is taken.
+            If one isn't an ``OpSpec``, or there is one of its name.
         """
         staged: dict[str, OpSpec] = {}
         for spec in specs:
@@ -111,13 +111,13 @@ class Registry:
         self.op_sources.update(dict.fromkeys(staged, source))
 
     def add_backend(self, backend: Backend, source: Source) -> None:
-        """Add a backend, with what its kernels make together: see ``OpSpec.parts``.
+        """Add a backend, with the kernels composed of others: see ``OpSpec.parts``.
 
         Raises
         ------
         PluginError
-            If it isn't a ``Backend`` of this contract's version, its name is taken, two of its kernels
-            share one label, or a kernel is for an operator that nobody defines.
+            If it isn't a ``Backend`` of this contract's version, its name is taken, two of its kernels have
+            the same label, or a kernel is for an unknown operator.
         """
         if not isinstance(backend, Backend):
             raise PluginError(f"nxcore_backend must return a Backend, got {type(backend).__name__}")
@@ -134,7 +134,7 @@ class Registry:
             if kernel.op not in self.ops:
                 raise PluginError(str(UnknownOperatorError(kernel.op, self.ops)))
             if (kernel.op, kernel.variant) in seen:
-                raise PluginError(f"two kernels of {kernel.op!r} are called {backend.label(kernel)!r}")
+                raise PluginError(f"two kernels of {kernel.op!r} have the label {backend.label(kernel)!r}")
             seen.add((kernel.op, kernel.variant))
         more = composed(backend.kernels, self.ops.values())
         backend = replace(backend, kernels=(*backend.kernels, *more)) if more else backend
@@ -147,7 +147,7 @@ class Registry:
         Raises
         ------
         UnknownOperatorError
-            Naming the nearest.
+            If there is none of that name; the message names the nearest.
         """
         try:
             return self.ops[name]
@@ -160,15 +160,15 @@ class Registry:
         Raises
         ------
         BackendUnavailableError
-            If its plugin is broken or was left out.
+            If its plugin is broken or was disabled.
         UnknownBackendError
-            Naming the nearest.
+            If there is none of that name; the message names the nearest.
         """
         if name in self.backends:
             return self.backends[name]
         for r in self.refused:
             if r.name == name:
-                reason = r.reason.splitlines()[-1]  # of a traceback, the error
+                reason = r.reason.splitlines()[-1]  # the last line of a traceback is the error
                 message = f"backend {name!r} is {r.status}: {reason} ({r.hint})"
                 raise BackendUnavailableError(message, backend=name, reason=r.reason)
         raise UnknownBackendError(name, {*self.backends, *(r.name for r in self.refused)})
@@ -181,7 +181,7 @@ class Registry:
         return self._kernels[op]
 
     def probe(self, backend: Backend, kernel: Kernel | None = None) -> Verdict:
-        """Return the machine's answer for a backend, or for one kernel of it; asked once."""
+        """Return the probe's verdict for a backend, or for one kernel of it; cached."""
         label = backend.name if kernel is None else f"{backend.label(kernel)}:{kernel.op}"
         if label not in self._verdicts:
             ask = backend.probe if kernel is None else kernel.probe
@@ -193,7 +193,7 @@ class Registry:
         return verdict
 
     def statuses(self) -> dict[str, BackendStatus]:
-        """Return name -> status of every backend, those that failed or are disabled among them."""
+        """Return name -> status of every backend, failed and disabled ones included."""
         found: dict[str, BackendStatus] = {}
         for name, backend in self.backends.items():
             verdict = self.probe(backend)
@@ -214,7 +214,7 @@ class Registry:
 
 
 def _asked(probe: Any) -> Verdict:
-    """Ask a probe, which must never raise; one that does is a no."""
+    """Call a probe, which must never raise; an exception counts as unavailable."""
     try:
         verdict = probe()
     except FOREIGN as error:

@@ -1,1 +1,1 @@
-"""What was learnt, on disk: documents, wisdom, locks, recorded problems. May import measure and below."""
+"""Measurements on disk: documents, wisdom, locks, recorded problems. May import measure and below."""

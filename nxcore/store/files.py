@@ -1,7 +1,7 @@
-"""JSON documents on disk: one a file, written whole and renamed, so that processes need no locks.
+"""JSON documents on disk: one per file, written completely and then renamed, so that processes need no locks.
 
-What can't be read is a miss and one warning; a folder that can't be written, or that isn't this user's alone,
-is replaced by memory and one warning. Nothing here is ever unpickled or evaluated.
+A document that can't be read is skipped with one warning. A folder that can't be written, or that other users
+may write into, is replaced by memory with one warning. Nothing is ever unpickled or evaluated.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from nxcore.settings import cache_folder
 
 VERSION = "v1"
 LIMIT = 1 << 20
-"""Bytes a document may have."""
+"""The most bytes of a document."""
 
 USUAL = 1 << 15
-"""Bytes that most have: room for more is dearer to find than to fill."""
+"""The buffer size for reading, in bytes: most documents are smaller."""
 
 KEPT = 4096
-"""Documents of a kind that are kept in memory where there is no folder; then the oldest goes."""
+"""The most documents of a kind in memory without a folder; beyond it the oldest is dropped."""
 
 Document = dict[str, Any]
 
@@ -35,16 +35,16 @@ _SORTED = json.JSONEncoder(sort_keys=True)
 
 
 class StoreWarning(UserWarning):
-    """Something on disk couldn't be read or written; what it would have told is asked anew."""
+    """A file couldn't be read or written; its content is determined again."""
 
 
 class Store:
-    """Documents by kind and key.
+    """Documents, by kind and key.
 
     Parameters
     ----------
     folder : Path, optional
-        Where they lie; in memory alone where None.
+        The folder of the files; None keeps them in memory.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -56,17 +56,17 @@ class Store:
             self._forsake(why)
 
     def read(self, kind: str, key: Mapping[str, Any]) -> Document | None:
-        """Return the document under ``key``, None if there is none that can be read."""
+        """Return the document under ``key``, or None if there is none or it can't be read."""
         text = _text(key)
         name = _name(text)
         if self.folder is None:
             found = self._memory[kind].get(name)
             return found[1] if found else None
-        loaded = self._load(f"{self.folder}/{kind}/{name}.json")  # a miss waits for it: no Path is made
+        loaded = self._load(f"{self.folder}/{kind}/{name}.json")  # read in a miss: a Path would be slower
         return loaded[1] if loaded and (loaded[0] == key or _text(loaded[0]) == text) else None
 
     def write(self, kind: str, key: Mapping[str, Any], value: Mapping[str, Any]) -> None:
-        """Keep ``value`` under ``key``, in place of what was there."""
+        """Store ``value`` under ``key``, in place of an earlier one."""
         name, document = _name(_text(key)), {"key": _plain(key), "value": _plain(value)}
         if self.folder is not None:
             try:
@@ -82,7 +82,7 @@ class Store:
                 del kept[next(iter(kept))]
 
     def remove(self, kind: str, key: Mapping[str, Any]) -> None:
-        """Forget what is under ``key``, if anything is."""
+        """Remove the document under ``key``, if there is one."""
         name = _name(_text(key))
         self._memory[kind].pop(name, None)
         if self.folder is not None:
@@ -92,7 +92,7 @@ class Store:
                 self._forsake(f"can't write to {self.folder}: {error}")
 
     def items(self, kind: str) -> Iterator[tuple[Document, Document]]:
-        """Yield key and document of all of a kind, in order of their files' names."""
+        """Yield key and document of every document of a kind, in order of file names."""
         if self.folder is None:
             yield from [found for _, found in sorted(self._memory[kind].items())]
             return
@@ -117,13 +117,13 @@ class Store:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError, RecursionError) as error:
-            self._warn(f"{path} is left out: {type(error).__name__}: {error}")
+            self._warn(f"{path} is ignored: {type(error).__name__}: {error}")
             return None
         return key, value
 
     def _forsake(self, why: str) -> None:
         self.folder = None
-        self._warn(f"{why}; what is learnt is kept in memory, for this process. NXCORE_CACHE names another")
+        self._warn(f"{why}; measurements stay in memory. Set NXCORE_CACHE to another folder")
 
     def _warn(self, text: str) -> None:
         with self._lock:
@@ -134,9 +134,9 @@ class Store:
 
 
 def toolkit_folder(toolkit: str) -> Path | None:
-    """Return the folder in which a toolkit keeps what it compiled, made with mode 0700 if it is missing.
+    """Return the folder for a toolkit's compiled code, created with mode 0700 if it is missing.
 
-    Toolkits load code from there, so None where the cache is kept in memory alone, or where another user may
+    Toolkits load code from there, so it is None where the cache is kept in memory, or where another user may
     write into it.
     """
     root = cache_folder()
@@ -146,7 +146,7 @@ def toolkit_folder(toolkit: str) -> Path | None:
 
 
 def _plain(value: Any) -> Any:
-    """Return ``value`` as JSON would give it back."""
+    """Return ``value`` after a round trip through JSON."""
     return json.loads(json.dumps(value))
 
 
@@ -171,15 +171,15 @@ def _replace(folder: Path, name: str, text: str) -> None:
 
 
 def _unsafe(folder: Path) -> str:
-    """Make the folder; return why it can't be trusted or written, empty if it can."""
+    """Create the folder; return why it can't be trusted or written, empty if it can."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.stat()
     except OSError as error:
         return f"can't write to {folder}: {error}"
-    if hasattr(os, "getuid"):  # elsewhere a folder of the user's is the user's alone
+    if hasattr(os, "getuid"):  # on other systems a user's folder is private
         if found.st_uid != os.getuid():
             return f"{folder} belongs to user {found.st_uid}, not to {os.getuid()}"
         if found.st_mode & 0o022:
-            return f"{folder} can be written by others (mode {found.st_mode & 0o777:o}, expected 700)"
+            return f"{folder} can be written by other users (mode {found.st_mode & 0o777:o}, expected 700)"
     return "" if os.access(folder, os.W_OK) else f"can't write to {folder}: it is read-only"

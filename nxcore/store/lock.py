@@ -1,4 +1,4 @@
-"""Lock: the kernel that serves each problem, whatever was measured."""
+"""Lock: a fixed winner for each problem, whatever was measured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nxcore.store.wisdom import digest
 
 
 class Lock:
-    """Who serves which problem, whatever was measured: the same choice on every machine.
+    """A fixed winner for each problem: the same choice on every machine.
 
     Parameters
     ----------
@@ -26,7 +26,7 @@ class Lock:
 
     @classmethod
     def read(cls, path: Path) -> Lock:
-        """Read what ``locked`` returned and ``write`` wrote.
+        """Read a lock from a file.
 
         Raises
         ------
@@ -40,15 +40,15 @@ class Lock:
         try:
             return cls({digest(e["problem"]): str(e["kernel"]) for e in entries})
         except (KeyError, TypeError) as error:
-            raise InvalidInputError(f"{path}: an entry makes no sense: {error}") from None
+            raise InvalidInputError(f"{path}: an entry is invalid: {error}") from None
 
     def label(self, key: Mapping[str, Any]) -> str:
-        """Return who is to serve a problem; empty where the lock says nothing."""
+        """Return the label of a problem's kernel; empty if the lock has no entry for it."""
         return self.chosen.get(digest(key), "")
 
 
 def locked(store: Store, environment: str) -> Document:
-    """Return what an environment's pages chose, as a lock's document."""
+    """Return the winners in an environment's pages, as the document of a lock."""
     _, pages = gathered(store)
     entries = [
         {"problem": key, "kernel": document["decision"]["chosen"]}

@@ -1,6 +1,6 @@
-"""Problems met by calls, on file: one JSON object a line, and arguments like theirs built again.
+"""Problems of calls in a file: one JSON object a line; and arguments for them.
 
-A line is what wisdom files a problem under, and ``count``, how many calls met it.
+A line has the key of the problem's page in wisdom, and ``count``, its number of calls.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from nxcore.spec.spec import OpSpec
 
 NUMBERS = {kind.__name__: kind for kind in (int, float, bool, complex)}
 KINDS = (torch.dtype, torch.memory_format, torch.layout)
-"""What of torch's a static parameter may be: written as ``str()`` gives it."""
+"""The classes of torch that a static parameter may have, written by ``str()``."""
 
 
 def read(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield number and content of the lines of a file that a ``Trace`` wrote.
+    """Yield number and content of each line in a file of ``Trace``.
 
     Raises
     ------
     InvalidInputError
-        If it can't be read, or isn't such a file.
+        If the file can't be read, or isn't such a file.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -47,12 +47,12 @@ def read(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def described(spec: OpSpec, line: Mapping[str, Any]) -> Problem:
-    """Return the problem that a line, or a page of wisdom, is filed under.
+    """Return the problem of a line, or of the key of a page of wisdom.
 
     Raises
     ------
     InvalidInputError
-        If it makes no sense for the operator.
+        If it is invalid for the operator.
     """
     try:
         devices = iter(line["devices"])
@@ -67,7 +67,7 @@ def described(spec: OpSpec, line: Mapping[str, Any]) -> Problem:
 
 
 def moved(problem: Problem, device: torch.device) -> Problem:
-    """Return the same problem on another device; a number's tensor on the CPU stays where it is."""
+    """Return the same problem on another device; a scalar tensor on the CPU stays there."""
     mixed = any(t.device.type != "cpu" for t in problem.tensors) and device.type != "cpu"
 
     def move(value: Any) -> Any:
@@ -79,9 +79,9 @@ def moved(problem: Problem, device: torch.device) -> Problem:
 
 
 def arguments(problem: Problem) -> tuple[Any, ...]:
-    """Build arguments of a problem: numbers of mixed sign and unit variance, laid out as it says.
+    """Build arguments of a problem: numbers of mixed sign and unit variance, with its layout.
 
-    What a spec has ``sketches`` of is built by these.
+    Arguments that a spec has ``sketches`` of are built by these.
     """
     spec = problem.spec
     sketches = spec.sketches(*problem.args)
@@ -120,7 +120,7 @@ def _random(like: TensorMeta, seed: int) -> Tensor:
 
 
 def _laid_out(data: Tensor, like: TensorMeta) -> Tensor:
-    """Return ``data`` in memory laid out as ``like``; what has stride 0 takes the first of its kind."""
+    """Return ``data`` with the strides of ``like``; a dimension of stride 0 takes the first entry."""
     shape = _distinct(like)
     base = torch.empty_strided(shape, like.strides, dtype=like.dtype, device=like.device)
     base.copy_(data[tuple(slice(n) for n in shape)])
@@ -155,5 +155,5 @@ def _static(value: Any) -> Any:
 def _of_torch(name: str) -> Any:
     found = getattr(torch, name.removeprefix("torch."))
     if not isinstance(found, KINDS):
-        raise TypeError(f"{name} is no dtype and no memory format")
+        raise TypeError(f"{name} must be a dtype or a memory format")
     return found

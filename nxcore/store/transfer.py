@@ -1,4 +1,4 @@
-"""Wisdom as one file: to carry over, to put together, and to hold runs to it."""
+"""Wisdom as one file: export, import, merge and lock."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from nxcore.store.wisdom import Pages, digest, page
 
 FORMAT = 1
 LIMIT = 256 << 20
-"""Bytes a file may have."""
+"""The most bytes of a file."""
 
 SHIPPED = Path(__file__).parent / "shipped"
-"""What comes with the package: ``<device type>-<any name>.json``, as ``nxcore wisdom export`` writes it."""
+"""The wisdom in the package: ``<device type>-<any name>.json``, as ``nxcore wisdom export`` writes it."""
 
 
 def gathered(store: Store) -> tuple[dict[str, Document], Pages]:
@@ -53,12 +53,12 @@ def exported(store: Store) -> Document:
 
 
 def read(path: Path) -> tuple[dict[str, Document], Pages]:
-    """Return the environments and pages of a file that ``exported`` wrote.
+    """Return the environments and pages of an exported file.
 
     Raises
     ------
     InvalidInputError
-        If it isn't one.
+        If it isn't such a file.
     """
     found = read_json(path)
     if found.get("format") != FORMAT or not isinstance(found.get("environments"), list):
@@ -73,27 +73,27 @@ def read(path: Path) -> tuple[dict[str, Document], Pages]:
         for entry in part.get("entries", ()):
             key, document = (entry.get(what) if isinstance(entry, dict) else None for what in ("key", "page"))
             if not isinstance(key, dict) or not isinstance(document, dict) or page(document) is None:
-                raise InvalidInputError(f"{path}: an entry makes no sense: {str(entry)[:80]}")
+                raise InvalidInputError(f"{path}: an entry is invalid: {str(entry)[:80]}")
             pages[name, digest(key)] = key, document
     return environments, pages
 
 
 def shipped(kind: str, folder: Path | None = None) -> tuple[dict[str, Document], Pages]:
-    """Return what comes with the package for devices of type ``kind``; a broken file is one warning.
+    """Return the wisdom in the package for devices of type ``kind``; a broken file is one warning.
 
-    Of other types it isn't even read: a process on the CPU needs no GPU's figures.
+    Files of other types aren't read: a process on the CPU needs no GPU's figures.
     """
     found = []
     for path in sorted((folder or SHIPPED).glob(f"{kind}-*.json")):
         try:
             found.append(read(path))
         except InvalidInputError as error:
-            warnings.warn(f"shipped wisdom is left out: {error}", StoreWarning, stacklevel=3)
+            warnings.warn(f"shipped wisdom is ignored: {error}", StoreWarning, stacklevel=3)
     return merged(found)
 
 
 def merged(sources: Iterable[tuple[Mapping[str, Document], Pages]]) -> tuple[dict[str, Document], Pages]:
-    """Return the union; of two pages of one problem the clear one, of two such the later one."""
+    """Return the union. Of two pages of one problem, the clear one counts, otherwise the later one."""
     environments: dict[str, Document] = {}
     pages: Pages = {}
     for facts, found in sources:
@@ -105,7 +105,7 @@ def merged(sources: Iterable[tuple[Mapping[str, Document], Pages]]) -> tuple[dic
 
 
 def imported(store: Store, environments: Mapping[str, Document], pages: Pages) -> int:
-    """Write what is new or later into a store; return how many pages were."""
+    """Write new or later pages into a store; return their number."""
     _, present = gathered(store)
     count = 0
     for facts in environments.values():
@@ -119,7 +119,7 @@ def imported(store: Store, environments: Mapping[str, Document], pages: Pages) -
 
 
 def _rank(document: Document) -> tuple[bool, float]:
-    """Return what puts one page of a problem above another: a clear race, then the later one."""
+    """Return the rank of a page among those of one problem: a clear race first, then the date."""
     return document["decision"]["noise"] <= NOISY, document["date"]
 
 
@@ -136,7 +136,7 @@ def document_of(environments: Mapping[str, Document], pages: Pages) -> Document:
 
 
 def read_json(path: Path) -> Document:
-    """Return the object that a file holds, or refuse it."""
+    """Return the object that a file holds, or raise."""
     try:
         if path.stat().st_size > LIMIT:
             raise InvalidInputError(f"{path} has more than {LIMIT} bytes")

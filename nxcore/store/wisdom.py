@@ -1,8 +1,8 @@
-"""What was measured, kept for the next process: one document a problem, one folder an environment.
+"""Wisdom: measurements kept for the next process, one document a problem, one folder an environment.
 
-A document holds every candidate's times, by its kernel's label, with the digest of what that kernel was made
-of: where a plugin changes, its kernels alone are measured again. Figures of another device are in another
-folder, and never in the way.
+A document holds the times of every candidate, by kernel label, with the digest of the kernel's fingerprint:
+after a plugin changes, only its own kernels are measured again. Figures of another device are in another
+folder.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from nxcore.store.files import Document, Store
 _log = logging.getLogger(__name__)
 
 SHELF = 1024
-"""The pages of an operator in an environment that a process keeps at hand: the newest."""
+"""The most pages of an operator in an environment that a process keeps: the newest."""
 
 RACES = 3
-"""How many races in a row may be too noisy to tell before no process holds another unasked."""
+"""The number of unclear races in a row after which no process measures again by itself."""
 
 Pages = dict[tuple[str, str], tuple[Document, Document]]
 """(environment, problem) by digest -> key and page."""
@@ -41,26 +41,26 @@ Shipped = tuple[dict[str, Document], Pages]
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """All that is known of one problem in one environment.
+    """The measurements of one problem in one environment.
 
     Attributes
     ----------
     decision : Decision
-        What was decided, with every candidate that was timed or failed.
+        The decision, with every candidate that was timed or failed.
     again : Timing, optional
         The A/A row.
     makes : Mapping
-        Label -> digest of what the kernel was made of.
+        Label -> digest of the kernel's fingerprint.
     late : tuple of str
-        Labels of those that took the problem and failed after all, such as in verification.
+        Labels of kernels that accepted the problem and failed later, for example in verification.
     policy : str
-        By which policy it was measured.
+        The policy that measured it.
     date : float
-        Seconds since the epoch.
+        The time of measurement, in seconds since the epoch.
     versions : Mapping
-        Of torch and the driver: another one makes the figures stale, not wrong.
+        The versions of torch and the driver: a change makes the figures stale, not wrong.
     unclear : int
-        How many races in a row were too noisy to tell, the last ones; of a clear page they changed nothing.
+        The number of unclear races in a row, up to the last one; they don't change a clear page.
     """
 
     decision: Decision
@@ -74,7 +74,7 @@ class Page:
 
     @property
     def open(self) -> bool:
-        """Whether the next process is to race again: kernels that no race was clear of, a few times."""
+        """Whether the next process races again: no race was clear so far, and few were tried."""
         return self.decision.unclear and self.unclear < RACES
 
     def to_dict(self) -> dict[str, Any]:
@@ -104,10 +104,10 @@ class Wisdom:
     Parameters
     ----------
     store : Store
-        Where they are kept.
+        Holds the pages.
     shipped : callable
-        Device type -> environments and pages that came with the package, as ``transfer.read`` returns them;
-        asked once a type. On the very same device they are knowledge, where the store has none.
+        Device type -> environments and pages in the package, as ``transfer.read`` returns them; called
+        once per type. They count for the very same device, where the store has none.
     """
 
     def __init__(self, store: Store, shipped: Callable[[str], Shipped] = lambda _: ({}, {})) -> None:
@@ -116,7 +116,7 @@ class Wisdom:
         self._lock = threading.Lock()
 
     def read(self, problem: Problem) -> Page | None:
-        """Return what is known of ``problem`` on its device, None where nothing that makes sense is."""
+        """Return the page of ``problem`` on its device, or None if there is no valid one."""
         of = key(problem)
         document = self.store.read(_folder(problem.machine), of)
         if document is None and (shipped := self._shipped(problem.device.type)[1]):
@@ -125,23 +125,23 @@ class Wisdom:
         return page(document) if document is not None else None
 
     def write(self, problem: Problem, found: Page) -> None:
-        """Keep what was found out about ``problem``."""
+        """Store the page of ``problem``."""
         facts, of = problem.machine.to_dict(), key(problem)
         self.store.write("environments", {"environment": digest(facts)}, facts)
         self.store.write(_folder(problem.machine), of, found.to_dict())
         with self._lock:
             if (shelves := self._shelves.get(digest(facts))) is not None:
                 shelf, name = shelves.setdefault(problem.op, {}), digest(of)
-                shelf.pop(name, None)  # what is written again is the newest
+                shelf.pop(name, None)  # a page that is written again is the newest
                 shelf[name] = of, found
                 if len(shelf) > SHELF:
                     del shelf[next(iter(shelf))]
 
     def shelf(self, facts: Mapping[str, Any], op: str) -> Shelf:
-        """Return what is known of an operator in an environment.
+        """Return the pages of an operator in an environment.
 
-        Read from disk once a process; what this process writes joins it, and the oldest leave where there
-        are more than ``SHELF``.
+        They are read from disk once a process; pages that this process writes are added, and beyond ``SHELF``
+        the oldest are dropped.
         """
         environment = digest(facts)
         with self._lock:
@@ -161,13 +161,13 @@ class Wisdom:
         return {op: _newest(shelf) for op, shelf in found.items()}
 
     def environments(self, kind: str) -> list[Document]:
-        """Return the facts of every environment of a device type, of which there may be pages."""
+        """Return the facts of every environment of a device type that may have pages."""
         stored = {digest(facts): facts for _, facts in self.store.items("environments")}
         everything = self._shipped(kind)[0] | stored
         return [facts for facts in everything.values() if facts.get("type") == kind]
 
     def pages(self, device: torch.device) -> Iterator[tuple[Document, Page]]:
-        """Yield key and page of every problem of an environment."""
+        """Yield key and page of every problem in an environment."""
         for of, document in self.store.items(_folder(describe(device))):
             if (found := page(document)) is not None:
                 yield of, found
@@ -178,12 +178,12 @@ def _newest(shelf: Shelf) -> Shelf:
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Return what figures depend on without appeal: of another device they are another's."""
+    """Return the facts that figures depend on: those of another device are separate."""
     return describe(device).to_dict()
 
 
 def digest(facts: Any) -> str:
-    """Return one name for plain data."""
+    """Return a digest of plain data."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
@@ -193,7 +193,7 @@ def _folder(device: Device) -> str:
 
 
 def key(problem: Problem) -> dict[str, Any]:
-    """Return what a page is filed under: the problem without its device, which the folder tells."""
+    """Return the key of a page: the problem without its device, which the folder determines."""
     facts = problem.to_dict()
     del facts["device"]
     return facts | {
@@ -204,7 +204,7 @@ def key(problem: Problem) -> dict[str, Any]:
 
 
 def page(document: Document) -> Page | None:
-    """Return the page that a document describes, None where it describes none."""
+    """Return the page that a document describes, or None."""
     try:
         decided = document["decision"]
         candidates = tuple(_candidate(c) for c in decided["candidates"])
@@ -264,20 +264,20 @@ def _candidate(data: Mapping[str, Any]) -> Candidate:
 def _left_out(
     label: Any, backend: Any, refusal: Any, code: Any, simulated: Any, graph_safe: Any
 ) -> Candidate:
-    """Return a candidate of which no more is known: the same ones are on every page of an operator."""
+    """Return a candidate without figures; all pages of an operator share the same object."""
     why = _refusal(refusal, code)
     return Candidate(_text(label), _text(backend), why, bool(simulated), bool(graph_safe))
 
 
 def _refusal(reason: Any, code: Any) -> Refusal | None:
-    """Return a refusal as it was kept: first pages have no code."""
+    """Return a recorded refusal: old pages have no code."""
     return Refusal(Code(code), _text(reason)) if _text(reason) else None
 
 
 def _kept(timing: Timing | None) -> Document | None:
-    """Return a timing as it is kept: to a tenth of a nanosecond; the host's where it isn't the device's.
+    """Return a timing as it is stored: to a tenth of a nanosecond; host times only where they differ.
 
-    A process that meets the problem reads it before its first call goes through.
+    A process reads it before the first call of the problem.
     """
     if timing is None:
         return None
@@ -293,7 +293,7 @@ def _timing(data: Mapping[str, Any] | None) -> Timing | None:
     device_us = tuple(map(float, data["device_us"]))
     host_us = tuple(map(float, data["host_us"])) if "host_us" in data else device_us
     if not device_us or len(device_us) != len(host_us):
-        raise ValueError("a timing has as many values of the device as of the host, and one at least")
+        raise ValueError("a timing needs equally many device and host values, at least one")
     return Timing(device_us, host_us, _text(data.get("repeats", "")))
 
 

@@ -1,4 +1,4 @@
-"""What a kernel is made of: the hash of its source, the versions under it. Another one is another kernel."""
+"""Fingerprints of kernels: source hashes and versions. A changed kernel counts as new and unverified."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CODE = frozenset({".py", ".pyi", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".so"
 
 @functools.cache
 def source(module: str) -> str:
-    """Return the hash of all source files of the package that ``module`` is in; empty if it has no files."""
+    """Return the hash of all source files of the package of ``module``; empty if it has no files."""
     try:
         spec = importlib.util.find_spec(module.partition(".")[0])
     except (ImportError, ValueError):
@@ -41,7 +41,7 @@ def source(module: str) -> str:
 
 @functools.cache
 def versions(distribution: str) -> dict[str, str]:
-    """Return name -> version of what a distribution needs or can use, torch and itself among it."""
+    """Return name -> version of a distribution, torch, and its required and optional packages."""
     try:
         needed = requires(distribution) or []
     except PackageNotFoundError:
@@ -58,7 +58,7 @@ def versions(distribution: str) -> dict[str, str]:
 
 @functools.cache
 def sources(distribution: str, module: str) -> dict[str, str]:
-    """Return package -> hash of its source: the core, the kernel's own, the plugins that it builds on."""
+    """Return package -> hash of its source: the core, the kernel's own, and the plugins that it builds on."""
     needed = versions(distribution)
     plugins = (module for name, module in _plugins() if name in needed)
     packages = {name.partition(".")[0] for name in ("nxcore", module, *plugins)}
@@ -67,13 +67,13 @@ def sources(distribution: str, module: str) -> dict[str, str]:
 
 @functools.cache
 def _plugins() -> tuple[tuple[str, str], ...]:
-    """Return the distribution and the module of every plugin that is installed."""
+    """Return the distribution and the module of every installed plugin."""
     return tuple((e.dist.name, e.value) for e in entry_points(group="nxcore") if e.dist)
 
 
 @functools.cache
 def device(kind: str, index: int | None) -> dict[str, Any]:
-    """Return what a verdict on a device depends on: its model, its capability and its driver."""
+    """Return the facts of a device that verdicts depend on: model, capability and driver."""
     facts = describe(torch.device(kind, index) if index is not None else kind)
     found: dict[str, Any] = {"type": facts.type, "name": facts.name, "capability": facts.capability}
     if kind == "cuda":
@@ -83,7 +83,7 @@ def device(kind: str, index: int | None) -> dict[str, Any]:
 
 
 def _driver() -> int:
-    """Return the version that the CUDA driver supports, as 13000; 0 where it doesn't say. torch doesn't."""
+    """Return the CUDA version of the driver, as 13000; 0 if unknown. torch doesn't provide it."""
     found = ctypes.c_int(0)
     try:
         ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1").cuDriverGetVersion(

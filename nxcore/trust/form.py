@@ -1,4 +1,4 @@
-"""Form: what a result is apart from its values, and whose memory it lies in."""
+"""Form: the type, shape, strides and memory of a result, apart from its values."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def form(result: Any) -> Any:
 
 
 def misformed(result: Any, like: Any) -> str:
-    """Return how ``result`` differs in form from ``like``, a ``form``; empty if it doesn't.
+    """Return how ``result`` differs from ``like``, a ``form``; empty if it doesn't.
 
-    Strides of dimensions of size 1, and of empty tensors, mean nothing.
+    Strides of dimensions of size 1, and of empty tensors, are ignored.
     """
     if isinstance(like, tuple):
         if not isinstance(result, tuple | list) or len(result) != len(like):
@@ -52,7 +52,7 @@ def _kind(value: Any) -> str:
 
 
 def spans(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
-    """Return the first address of each tensor and the one behind its last; of empty ones none."""
+    """Return the first address of each tensor and the one after its last; none for empty tensors."""
     found = []
     for t in tensors:
         if t.numel():
@@ -63,14 +63,14 @@ def spans(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
 
 
 def meet(some: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]) -> bool:
-    """Return whether any of ``some`` addresses are among ``others``, both as of ``spans``."""
+    """Return whether any address range of ``some`` overlaps one of ``others``; see ``spans``."""
     return any(a < d and c < b for a, b in some for c, d in others)
 
 
 def twin(value: Any, known: dict[Any, Tensor] | None = None) -> Any:
-    """Return a copy of nested tensors in memory of their own, of the same strides.
+    """Return a copy of nested tensors in new memory, with the same strides.
 
-    What is one tensor twice is so in the copy: a kernel may be given its ``out`` as an input.
+    A tensor that occurs twice does so in the copy too: a kernel may get its ``out`` as an input.
     """
     known = {} if known is None else known
     if isinstance(value, tuple | list):
@@ -88,14 +88,14 @@ def _copied(tensor: Tensor) -> Tensor:
         return torch.empty_strided(
             tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
         ).copy_(tensor)
-    # With what lies between its elements, of which some may be the same memory.
+    # Copies the gaps between elements too; some elements may share memory.
     span = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
     flat = tensor.as_strided((span,), (1,)).clone()
     return flat.as_strided(tensor.shape, tensor.stride(), 0)
 
 
 def same_bits(a: Tensor, b: Tensor) -> Tensor:
-    """Return, as a tensor of one bool, whether two tensors hold the same bits."""
+    """Return a tensor of one bool: whether two tensors hold the same bits."""
     if not a.numel():
         return torch.ones((), dtype=torch.bool, device=a.device)
     whole = _WHOLE.get(a.element_size())

@@ -1,9 +1,9 @@
-"""The gate in front of every kernel: no call before it agreed with the float64 reference on this machine.
+"""The gate: a kernel serves no call before it agrees with the float64 reference on this machine.
 
-A kernel is held to its operator's smoke samples, and, for a call whose tensors are laid out otherwise, to
-samples laid out like it. A yes is kept on disk with all that the kernel was made of, so that the next
-process need not ask. A wrong answer puts it into quarantine; one that takes the process along is found in
-the journal.
+A kernel is verified on its operator's smoke samples and, for a call with another layout, on samples of that
+layout. A passed verdict is kept on disk with the kernel's fingerprint, so that the next process needs no new
+check. A wrong result puts the kernel into quarantine; a kernel that ends the process is found by the journal
+at the next start.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ _log = logging.getLogger(__name__)
 _PAUSE: ContextVar[Callable[[], None]] = ContextVar("nxcore_pause", default=lambda: None)
 
 ALIKE = 3
-"""How many samples of one layout a kernel is held to where the smoke samples have none of it."""
+"""The number of samples to verify for a layout that no smoke sample has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """How a kernel did on some samples.
+    """The result of a kernel's verification.
 
     Attributes
     ----------
     refusal : Refusal, optional
-        The rule that it broke; None if it agreed.
+        The rule that the kernel breaks; None if it passed.
     error : float, optional
-        The worst relative error in the 2-norm; None if it raised or took no sample.
+        The worst relative error in the 2-norm; None if it raised or accepted no sample.
     layouts : tuple of str
-        The layout classes of the samples that it took.
+        The layout classes of the samples that it accepted.
     """
 
     refusal: Refusal | None
@@ -61,7 +61,7 @@ class Held:
 
 @contextlib.contextmanager
 def pausing(pause: Callable[[], None]) -> Iterator[None]:
-    """Call ``pause`` between the samples of a verification, each of which may have to be compiled for."""
+    """Call ``pause`` between the samples of a verification, each of which may need a compilation."""
     token = _PAUSE.set(pause)
     try:
         yield
@@ -70,14 +70,14 @@ def pausing(pause: Callable[[], None]) -> Iterator[None]:
 
 
 class Gate:
-    """Verifies the kernels of a registry, each once for a dtype, a layout class and a device.
+    """Verifies the kernels of a registry, once per dtype, layout class and device.
 
     Parameters
     ----------
     registry : Registry
-        Operators and backends.
+        The operators and backends.
     store : Store
-        Where verdicts, quarantine and journal are kept.
+        Holds verdicts, quarantine and journal.
     """
 
     def __init__(self, registry: Registry, store: Store) -> None:
@@ -86,7 +86,7 @@ class Gate:
         self._suspects: dict[tuple[Any, ...], Suspect] = {}
 
     def suspect(self, backend: Backend, kernel: Kernel, device: torch.device, dtype: torch.dtype) -> Suspect:
-        """Return a kernel with all that it is made of."""
+        """Return a kernel with its fingerprint."""
         key = (backend.name, kernel.op, kernel.variant, device, dtype)
         if key not in self._suspects:
             distribution = self.registry.sources[backend.name].distribution.partition(" ")[0]
@@ -101,17 +101,17 @@ class Gate:
         return self._suspects[key]
 
     def refusal(self, backend: Backend, kernel: Kernel, problem: Problem) -> Refusal | None:
-        """Return why the quarantine keeps a kernel from ``problem``; None if it doesn't."""
+        """Return why the quarantine rejects a kernel for ``problem``; None if it doesn't."""
         if not self.quarantine.knows(kernel.op, backend.label(kernel)):
-            return None  # without looking at its sources
+            return None  # without hashing its sources
         return self.quarantine.refusal(self.suspect(backend, kernel, problem.device, problem.dtype))
 
     def quarantined(self) -> list[Quarantined]:
-        """Return the entries in force; one whose kernel is made otherwise by now is lifted."""
+        """Return the entries in force; an entry whose kernel has changed is lifted."""
         owned = {(k.op, b.label(k)): (b, k) for b in self.registry.backends.values() for k in b.kernels}
         for entry in list(self.quarantine):
             if (found := owned.get((entry.op, entry.kernel))) is None:
-                continue  # not installed now, and still what it was where it comes back
+                continue  # not installed now, but may be unchanged when it is installed again
             kind = torch.device(str(entry.facts["device"].get("type")))
             if kind.type == "cuda" and not torch.cuda.is_available():
                 continue
@@ -120,12 +120,12 @@ class Gate:
         return list(self.quarantine)
 
     def verify(self, backend: Backend, kernel: Kernel, problem: Problem) -> Held:
-        """Hold a kernel to the float64 reference for calls like ``problem``; once.
+        """Compare a kernel with the float64 reference for calls like ``problem``, once.
 
         Raises
         ------
         DeviceLostError
-            If it took the CUDA context along.
+            If it ended the CUDA context.
         """
         layout = layout_class(problem.tensors)
         smoke = self._ask(backend, kernel, problem, "smoke")
@@ -138,12 +138,12 @@ class Gate:
 
     @contextlib.contextmanager
     def watched(self, suspect: Suspect, device: torch.device, what: str) -> Iterator[None]:
-        """Run the first launches of a kernel under the journal, to their end.
+        """Record the first launches of a kernel in the journal until they have completed.
 
         Raises
         ------
         DeviceLostError
-            If the CUDA context didn't survive them; the kernel is in quarantine then.
+            If they ended the CUDA context; the kernel is in quarantine then.
         """
         with self.quarantine.watched(suspect, what):
             try:
@@ -156,7 +156,7 @@ class Gate:
                 raise
 
     def knows(self, backend: Backend, kernel: Kernel, problem: Problem) -> bool:
-        """Return whether a kernel was found right before, so that it need not be compiled for samples."""
+        """Return whether a kernel was verified before, so that it need not be compiled for samples."""
         suspect = self.suspect(backend, kernel, problem.device, problem.dtype)
         return self._kept(suspect, problem.device, problem.dtype, "smoke") is not None
 
@@ -167,7 +167,7 @@ class Gate:
         return _verdict(self.store.read("verdicts", suspect.key | {"samples": what}), _make(suspect))
 
     def _ask(self, backend: Backend, kernel: Kernel, problem: Problem, what: str) -> Held:
-        """Return how a kernel did on the samples called ``what``: kept from before, or found now."""
+        """Return the verdict on the samples called ``what``, recorded or new."""
         device, dtype = problem.device, problem.dtype
         suspect = self.suspect(backend, kernel, device, dtype)
         found = self._kept(suspect, device, dtype, what)
@@ -175,12 +175,12 @@ class Gate:
             found = self._run(suspect, kernel, device, dtype, what)
             if found.refusal and found.error is not None and backend.name != "torch":
                 self.quarantine.add(suspect, "wrong", found.refusal.reason)
-            # Without a source there is no telling when it changed: such a verdict is this process's alone.
+            # Without a source, changes can't be detected: such a verdict holds for this process alone.
             elif not found.refusal and all(suspect.made_of["sources"].values()):
                 verdict = {"error": found.error, "layouts": list(found.layouts)}
                 self.store.write("verdicts", suspect.key | {"samples": what}, verdict | _make(suspect))
         if found.refusal and found.error is None:
-            return found  # it raised: the machine's state may be to blame, so ask again
+            return found  # it raised: the machine's state may be the cause, so verify again next time
         self._held[suspect.kernel, suspect.op, device, dtype, what] = found
         _log.debug(
             "verdict: %s of %s, samples %s: %s", suspect.kernel, suspect.op, what, found.refusal or "agrees"
@@ -209,7 +209,7 @@ class Gate:
                         and what == "smoke"
                         and _answers_from_memory(call, args, other)
                     ):
-                        why = "new numbers at the same addresses got the old answer"
+                        why = "new numbers at the same addresses gave the old result"
                         return _wrong(sample, why, found.error)
                 except Exception as failure:
                     if lost(device):
@@ -223,8 +223,8 @@ class Gate:
             if what != "smoke" and len(errors) == ALIKE:
                 break
         if not errors:
-            wanted = "none of the smoke samples" if what == "smoke" else f"no sample that is laid out {what}"
-            why = f"can't be verified: it takes {wanted} in {suspect.dtype}"
+            wanted = "none of the smoke samples" if what == "smoke" else f"no sample with layout {what}"
+            why = f"can't be verified: it accepts {wanted} in {suspect.dtype}"
             return Held(Refusal(Code.UNVERIFIED, why))
         if dtype is torch.float32 and (why := _overclaims(kernel, errors)):
             return Held(Refusal(Code.WRONG, why), max(errors))
@@ -257,11 +257,11 @@ def _toolkit(backend: Backend) -> dict[str, str]:
 
 
 def lost(device: torch.device) -> str:
-    """Return why the CUDA context of ``device`` is no more; empty if it lives, or if it isn't CUDA's."""
+    """Return why the CUDA context of ``device`` was lost; empty if it works, or for other devices."""
     if device.type != "cuda":
         return ""
     try:
-        if not torch.cuda.is_current_stream_capturing():  # which forbids to wait
+        if not torch.cuda.is_current_stream_capturing():  # where waiting is forbidden
             synchronize(device)
     except Exception as error:  # noqa: BLE001  torch's type for it changed with its versions
         return (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -269,7 +269,7 @@ def lost(device: torch.device) -> str:
 
 
 def brief(error: Exception) -> str:
-    """Return an exception in one line: its type, the first line of its text, where it was raised."""
+    """Return an exception in one line: its type, the first line of its text, and where it was raised."""
     text = str(error).strip().splitlines()
     where = traceback.extract_tb(error.__traceback__)[-1:] or None
     at = f" ({where[0].name}, line {where[0].lineno})" if where else ""
@@ -277,7 +277,7 @@ def brief(error: Exception) -> str:
 
 
 def short(dtype: torch.dtype) -> str:
-    """Return a dtype's name as torch's users write it, without ``torch.``."""
+    """Return a dtype's name without ``torch.``."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -286,11 +286,11 @@ def _make(suspect: Suspect) -> dict[str, Any]:
 
 
 def _overclaims(kernel: Kernel, errors: Sequence[float]) -> str:
-    """Return why a kernel's precision class is not what it claims; empty if it is."""
+    """Return why a kernel's precision class differs from its claim; empty if it doesn't."""
     rounded = [e for e in errors if e > 0]
     if not rounded:
         return ""
-    middle = statistics.median(rounded)  # one sum may cancel to nearly nothing; not half of all
+    middle = statistics.median(rounded)  # one sum may cancel to nearly zero, but not half of all
     reached = precision_class(middle)
     if CLASSES.index(reached) <= CLASSES.index(kernel.precision):
         return ""
@@ -298,7 +298,7 @@ def _overclaims(kernel: Kernel, errors: Sequence[float]) -> str:
 
 
 def _verdict(document: dict[str, Any] | None, make: dict[str, Any]) -> Held | None:
-    """Return the verdict that a document holds, None where it is of another make or holds none."""
+    """Return the verdict in a document, or None if there is none, or the fingerprint differs."""
     if document is None or {name: document.get(name) for name in make} != make:
         return None
     error, layouts = document.get("error"), document.get("layouts")
@@ -309,7 +309,7 @@ def _verdict(document: dict[str, Any] | None, make: dict[str, Any]) -> Held | No
 
 @functools.lru_cache(maxsize=256)
 def _samples(op: str, dtype: torch.dtype, what: str, registry: Registry) -> tuple[Sample, ...]:
-    """Return the smoke samples, or all that are small, telling and laid out ``what``."""
+    """Return the smoke samples, or all small and discriminating samples with layout ``what``."""
     spec = registry.spec(op)
     if what == "smoke":
         return spec.tagged("smoke")
@@ -323,12 +323,12 @@ def _samples(op: str, dtype: torch.dtype, what: str, registry: Registry) -> tupl
 def built(
     op: str, name: str, device: torch.device, dtype: torch.dtype, registry: Registry
 ) -> tuple[tuple[Any, ...], Truth, tuple[Any, ...]]:
-    """Build a sample, its truth, and the sample with other numbers, shared by all kernels of an operator.
+    """Build a sample, its truth, and a variant with other numbers, shared by an operator's kernels.
 
     Raises
     ------
     VerificationError
-        If the sample can't tell a kernel that does nothing from one that works.
+        If a kernel that does nothing would pass the sample.
     """
     spec = registry.spec(op)
     sample = next(s for s in spec.samples if s.name == name)

@@ -1,8 +1,8 @@
-"""Kernels that are kept from calls, and why; and the journal of those that took the process along.
+"""The quarantine: rejected kernels and the reasons; and the journal, which finds those that end the process.
 
-Three kinds, never mixed: ``wrong`` (a wrong answer), ``crashed`` (the process ended, or hung, inside the
-first run of a kernel) and ``raised`` (it raised in call after call). Each entry names its kernel, dtype,
-reason and what the kernel was made of; it ends with its term, or once the kernel is made of something else.
+There are three kinds: ``wrong`` (a wrong result), ``crashed`` (the process ended, or hung, during the first
+run of a kernel) and ``raised`` (it raised in several calls). Each entry has the kernel, the dtype, the reason
+and the kernel's fingerprint. It ends after its term, or when the fingerprint changes.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ Kind = Literal["wrong", "crashed", "raised"]
 
 DAY = 86_400.0
 TERM: Mapping[Kind, float] = {"wrong": 30 * DAY, "crashed": 7 * DAY, "raised": DAY}
-"""Seconds that an entry holds: after that the kernel is verified anew."""
+"""Seconds that an entry holds; after that the kernel is verified again."""
 
 STRIKES = 3
-"""Problems of one dtype on which a kernel may raise before it is kept from all of them."""
+"""The number of problems of a dtype on which a kernel may raise before it is rejected for all."""
 
 PATIENCE = 30.0
-"""Seconds after which a first run that the user interrupts counts as hung."""
+"""Seconds after which a first run that the user interrupts counts as a hang."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A kernel as the quarantine knows it.
+    """A kernel with its dtype, device and fingerprint.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class Suspect:
     device : Mapping
         Model, capability and driver; see ``nxcore.trust.fingerprint.device``.
     made_of : Mapping
-        Hashes of sources and versions of packages: of another make it is another kernel.
+        Source hashes and package versions: a change makes it a new, unverified kernel.
     """
 
     op: str
@@ -61,7 +61,7 @@ class Suspect:
 
     @property
     def key(self) -> dict[str, Any]:
-        """What an entry is filed under."""
+        """The key of its entry."""
         return {
             "op": self.op,
             "kernel": self.kernel,
@@ -72,20 +72,20 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """Why a kernel is kept from calls.
+    """An entry of the quarantine: why a kernel is rejected.
 
     Attributes
     ----------
     op, kernel, dtype, device : str
-        Which kernel, on which element type, on which model of device.
+        The kernel, the element type and the device model.
     kind : str
         ``wrong``, ``crashed`` or ``raised``.
     reason : str
-        What happened.
+        The failure.
     since, until : float
-        Seconds since the epoch.
+        Start and end of the entry, in seconds since the epoch.
     facts : Mapping
-        The device and the make of the kernel.
+        The device, and the kernel's fingerprint.
     """
 
     op: str
@@ -104,7 +104,7 @@ class Quarantined:
 
     @property
     def refusal(self) -> Refusal:
-        """Why the kernel may not serve."""
+        """The kernel's refusal."""
         codes = {"wrong": Code.WRONG, "crashed": Code.CRASHED, "raised": Code.QUARANTINED}
         return Refusal(codes[self.kind], str(self))
 
@@ -119,7 +119,7 @@ class Quarantine:
     Parameters
     ----------
     store : Store
-        Where entries and the journal are kept.
+        Holds the entries and the journal.
     """
 
     def __init__(self, store: Store) -> None:
@@ -134,24 +134,24 @@ class Quarantine:
         self._read_journal()
 
     def __iter__(self) -> Iterator[Quarantined]:
-        """Yield the entries in force, those of one kind together."""
+        """Yield the entries in force, grouped by kind."""
         now = time.time()
         found = [e for e in self._entries.values() if e.until > now]
         yield from sorted(found, key=lambda e: (e.kind, e.op, e.kernel, e.dtype))
 
     def knows(self, op: str, kernel: str) -> bool:
-        """Return whether any entry is of this kernel."""
+        """Return whether there is an entry of this kernel."""
         return any(place[:2] == (op, kernel) for place in self._entries)
 
     def refusal(self, suspect: Suspect) -> Refusal | None:
-        """Return why this kernel may not serve; None if it may."""
+        """Return why this kernel is rejected; None if it isn't."""
         entry = self._entries.get(_place(suspect.key))
         if entry is None or entry.until <= time.time() or entry.facts != _facts(suspect):
             return None
         return entry.refusal
 
     def add(self, suspect: Suspect, kind: Kind, reason: str) -> Quarantined:
-        """Keep a kernel from the calls of one dtype."""
+        """Reject a kernel for all calls of one dtype."""
         now = time.time()
         entry = Quarantined(
             **suspect.key, kind=kind, reason=reason, since=now, until=now + TERM[kind], facts=_facts(suspect)
@@ -163,24 +163,24 @@ class Quarantine:
         return entry
 
     def strike(self, suspect: Suspect, problem: Any, reason: str) -> Quarantined | None:
-        """Count a problem on which a kernel raised; the last that it may have puts it into quarantine."""
+        """Count a problem on which a kernel raised; the last allowed one puts it into quarantine."""
         with self._lock:
             struck = self._strikes.setdefault(_place(suspect.key), set())
             struck.add(problem)
             count = len(struck)
         if count < STRIKES:
             return None
-        return self.add(suspect, "raised", f"raised on {count} problems, at last: {reason}")
+        return self.add(suspect, "raised", f"raised on {count} problems, most recently: {reason}")
 
     def clear(self, op: str = "", kernel: str = "") -> list[Quarantined]:
-        """Lift the entries of an operator, of a kernel or of all; return them."""
+        """Remove the entries of an operator, of a kernel or of all; return them."""
         lifted = [e for e in self if (not op or e.op == op) and (not kernel or e.kernel == kernel)]
         for entry in lifted:
             self.lift(entry)
         return lifted
 
     def lift(self, entry: Quarantined) -> None:
-        """Let one kernel try again."""
+        """Remove one entry, so that its kernel is verified again."""
         key = {"op": entry.op, "kernel": entry.kernel, "dtype": entry.dtype, "device": entry.device}
         with self._lock:
             self._entries.pop(_place(key), None)
@@ -189,9 +189,9 @@ class Quarantine:
 
     @contextlib.contextmanager
     def watched(self, suspect: Suspect, what: str) -> Iterator[None]:
-        """Note in the journal that ``suspect`` is at ``what``, until it is done.
+        """Note in the journal that ``suspect`` is in ``what``, until that has ended.
 
-        A process that ends in between leaves the note behind, and the next one to start reads it.
+        If the process ends before, the note stays, and the next process reads it.
         """
         started = time.time()
         key = {
@@ -211,7 +211,7 @@ class Quarantine:
             self.store.remove("journal", key)
 
     def _read_journal(self) -> None:
-        """Quarantine what dead processes were at."""
+        """Quarantine the kernels of notes from processes that have ended."""
         if self.store.folder is None:
             return
         for key, note in self.store.items("journal"):
@@ -235,7 +235,7 @@ def _place(key: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _entry(key: Mapping[str, Any], document: Mapping[str, Any]) -> Quarantined | None:
-    """Return the entry that a document describes, None if it describes none."""
+    """Return the entry that a document describes, or None."""
     try:
         entry = Quarantined(**document)
     except TypeError:
@@ -262,7 +262,7 @@ def _suspect(note: Mapping[str, Any]) -> Suspect | None:
 
 
 def _born(pid: int) -> str:
-    """Return when a process started, in the system's own ticks: a number is used again, its start is not."""
+    """Return when a process started, in system ticks: its number may be reused, its start time isn't."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
         return "" if fields[0] == "Z" else fields[19]  # a zombie has ended
@@ -271,12 +271,12 @@ def _born(pid: int) -> str:
 
 
 def _alive(key: Mapping[str, Any], note: Mapping[str, Any]) -> bool:
-    """Return whether the process that wrote a note may still be at it."""
+    """Return whether the process that wrote a note may still be running."""
     pid, since = key.get("pid"), note.get("since")
     if not isinstance(pid, int) or not isinstance(since, int | float):
         return False
     if key.get("host") != platform.node():
-        return time.time() - since < DAY  # nobody can look: a day is enough for any first run
+        return time.time() - since < DAY  # processes can't be listed: a day is enough for any first run
     if os.name != "posix":
         return time.time() - since < DAY
     try:
@@ -284,5 +284,5 @@ def _alive(key: Mapping[str, Any], note: Mapping[str, Any]) -> bool:
     except ProcessLookupError:
         return False
     except OSError:
-        return True  # somebody else's
+        return True  # another user's process
     return _born(pid) == key.get("born")

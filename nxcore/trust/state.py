@@ -1,4 +1,4 @@
-"""State: what belongs to the whole process or thread, which a kernel must leave as it was."""
+"""State: settings of the process or thread, which a kernel must not change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from nxcore.interop import internals
 
 TRIALS = 16
-"""Runs that must all change the state, while as many of the reference don't, before a kernel is blamed."""
+"""Runs that must all change the state, while as many runs of the reference don't, to convict a kernel."""
 
 
 class Fact(NamedTuple):
@@ -23,9 +23,9 @@ class Fact(NamedTuple):
     Attributes
     ----------
     read, write : callable
-        Return it, and set it.
+        Functions that return it, and set it.
     own : bool
-        Each thread has its own, so no other thread can have changed it.
+        Whether each thread has its own value, so that no other thread can have changed it.
     """
 
     read: Callable[[], Any]
@@ -65,10 +65,10 @@ class State:
     Attributes
     ----------
     facts : Mapping
-        The value of each of ``FACTS``; on CUDA also the current device and stream.
+        The value of each setting; on CUDA also the current device and stream.
     generators : Mapping
-        Each generator's state. Empty outside the main thread: the generators belong to all threads, and a
-        thread in the background can't tell who draws.
+        The state of each generator. Empty outside the main thread: all threads share the generators, so a
+        background thread can't determine which thread drew numbers.
     """
 
     facts: Mapping[str, Any]
@@ -76,7 +76,7 @@ class State:
 
     @classmethod
     def now(cls, device: torch.device) -> State:
-        """Read the state; on CUDA outside of captures only."""
+        """Read the state; on CUDA only outside of captures."""
         facts = {name: fact.read() for name, fact in _facts(device).items()}
         if threading.current_thread() is not threading.main_thread():
             return cls(facts, {})
@@ -86,21 +86,21 @@ class State:
         return cls(facts, {g: g.get_state() for g in own})
 
     def changed(self, since: State) -> str:
-        """Return what differs from an earlier state, with both values; empty if nothing does."""
+        """Return the first difference from an earlier state, with both values; empty if there is none."""
         for name, was in since.facts.items():
             if (now := self.facts[name]) != was:
                 return f"{name} was {was}, is {now}"
         drawn = any(not torch.equal(self.generators[g], s) for g, s in since.generators.items())
-        return f"{GENERATOR} is another" if drawn else ""
+        return f"{GENERATOR} has changed" if drawn else ""
 
     def restore(self, device: torch.device, *, own: bool = False) -> None:
-        """Set every fact to what it was; with ``own``, only those that no other thread can have set."""
+        """Restore every setting; with ``own``, only those that no other thread can have set."""
         for name, fact in _facts(device).items():
             if (fact.own or not own) and fact.read() != self.facts[name]:
                 fact.write(self.facts[name])
 
     def rewind(self) -> None:
-        """Set the generators to what they were."""
+        """Restore the generators."""
         for generator, state in self.generators.items():
             generator.set_state(state)
 
@@ -110,9 +110,9 @@ def disturbance(
 ) -> str:
     """Return what a kernel that has just run changed since ``before``; empty if nothing, or if it is unsure.
 
-    Another thread may have changed it. So the kernel ``run``s again and again, in turns with a ``control``
-    that changes nothing: only where the one always disturbs the state and the other never does, the kernel is
-    to blame. What it changed is put back.
+    Another thread may have made the change. So the kernel's ``run`` is repeated, in turns with a ``control``
+    that changes nothing. The kernel is convicted only if its runs always change the state and the controls
+    never do. The state is restored afterwards.
     """
     after = State.now(device)
     reason = after.changed(before)
@@ -123,7 +123,7 @@ def disturbance(
         if _changes(control, device):
             break
         drawn = State.now(device)
-        for generator in before.generators:  # so that the same seed set again shows
+        for generator in before.generators:  # so that setting the same seed again is detected
             torch.empty(1, device=generator.device).uniform_(generator=generator)
         if not _changes(run, device):
             drawn.rewind()

@@ -1,4 +1,4 @@
-"""Suspicion: whether a suspected call convicts the kernel, or another thread or special values explain it."""
+"""Suspicion: whether a suspect call convicts the kernel, or has another cause."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nxcore.trust.form import meet, same_bits, spans, twin
 from nxcore.trust.truth import Truth, strays, without_out
 
 CLEAR = 4.0
-"""How much further than a suspect a result must stray to convict a kernel that is right the next time."""
+"""The factor on the allowed distance beyond which a result convicts even if it can't be reproduced."""
 
 INPUTS = "inputs must be left unchanged"
 
@@ -23,35 +23,35 @@ INPUTS = "inputs must be left unchanged"
 def confirmed(
     planned: Callable[..., Any], spec: OpSpec, own: tuple[Any, ...], result: Any, *, changed: bool
 ) -> str:
-    """Return why a suspect is convicted; empty if it can't be told apart from a caller's own doing.
+    """Return why a suspect is convicted; empty if the caller's own actions may be the cause.
 
-    The kernel runs again on copies of the inputs, which no other thread can write into, and the float64
-    reference decides by both gates. A result that can't be had again convicts by itself if it is far off and
-    the inputs were left alone.
+    The kernel runs again on copies of the inputs, which no other thread can write into, and is compared with
+    the float64 reference by both gates. A result that can't be reproduced convicts only if it is far off and
+    the inputs are unchanged.
 
     Parameters
     ----------
     planned : callable
-        The suspect, planned for the call's problem.
+        The suspect's plan for the call's problem.
     spec : OpSpec
         The operator.
     own : tuple
         Copies of the arguments, from before the call.
     result : Any
-        What the kernel returned then, of torch's form.
+        The kernel's result in that call, of torch's form.
     changed : bool
-        Whether an input was another after the call.
+        Whether an input had changed after the call.
     """
     given = without_out(spec, own)
     truth = Truth.of(spec, given)
     if not truth.judge(truth.torch, laid_out=False).ok:
-        return ""  # numbers that torch's own isn't right on tell nothing of others
+        return ""  # on these inputs torch's own result is wrong too
     mine = twin(own)
     again = planned(*mine)
     if bool(differ(spec, mine, own)):
         return INPUTS
     first, second = (truth.judge(r, laid_out=False) for r in (result, again))
-    if changed:  # by another thread, as it seems: then only the copies tell
+    if changed:  # probably by another thread: only the copies count then
         first, result = second, again
     if first.ok or not _sure(truth, given, result):
         return ""
@@ -63,13 +63,13 @@ def confirmed(
 
 
 def out_of(spec: OpSpec, args: tuple[Any, ...]) -> Tensor | None:
-    """Return the ``out`` among arguments, None if there is none."""
+    """Return the ``out`` argument, or None."""
     named = zip(spec.params, args, strict=True)
     return next((a for p, a in named if p.kind == "out" and a is not None), None)
 
 
 def differ(spec: OpSpec, args: tuple[Any, ...], own: tuple[Any, ...]) -> Tensor:
-    """Return, as a tensor of one bool, whether any input but an ``out`` differs from its copy."""
+    """Return a tensor of one bool: whether any input except ``out`` differs from its copy."""
     out = out_of(spec, args)
     written = spans([out]) if out is not None else []
     pairs = list(zip(leaves(without_out(spec, args)), leaves(without_out(spec, own)), strict=True))
@@ -82,7 +82,7 @@ def differ(spec: OpSpec, args: tuple[Any, ...], own: tuple[Any, ...]) -> Tensor:
 
 
 def restore(args: tuple[Any, ...], own: tuple[Any, ...]) -> None:
-    """Put inputs that a kernel wrote into back as they were; autograd is to see no change."""
+    """Restore inputs that a kernel wrote into, without a change that autograd would see."""
     for now, then in zip(leaves(args), leaves(own), strict=True):
         if not bool(same_bits(now, then)):
             with contextlib.suppress(RuntimeError):  # elements that share memory can't be written
@@ -90,10 +90,10 @@ def restore(args: tuple[Any, ...], own: tuple[Any, ...]) -> None:
 
 
 def _sure(truth: Truth, given: tuple[Any, ...], result: Any) -> bool:
-    """Return whether special values can't be the caller's own.
+    """Return whether special values in the result are the kernel's fault, not the caller's.
 
-    Where an input is NaN or infinite, or the numbers are so large that the order of a sum decides whether it
-    overflows, only finite results beside torch's finite ones tell right from wrong.
+    If an input is NaN or infinite, or the numbers are so large that the order of a sum determines whether it
+    overflows, only elements that are finite in both results count.
     """
     floats = [t for t in leaves(given) if t.is_floating_point()]
     finite = all(bool(t.isfinite().all()) for t in floats)

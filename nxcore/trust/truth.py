@@ -1,4 +1,4 @@
-"""Does a kernel agree with the float64 reference? Two gates, and samples that can tell right from wrong.
+"""Agreement of a kernel with the float64 reference: two gates, and samples that detect wrong results.
 
 With u the unit roundoff of the output's dtype, u32 = 2^-24 (accumulation in float32 or wider is part of
 every contract), S the operator on absolute values and n the terms per output, both from the spec:
@@ -7,9 +7,9 @@ every contract), S the operator on absolute values and n the terms per output, b
 (b) normwise:    rmse(y) <= 3 rmse(torch) + u/8 rms(y64) + u32 rms(S)
 
 (a) follows the probabilistic error bound of Higham and Mary 2019, doi:10.1137/18M1226312. (b) is
-needed because (a) misses a low-precision product over long sums of zero mean. Of few outputs, torch's
-own error is a matter of luck and no yardstick: up to 64 of them (b) also grants one rounding of the
-output, u rms(y64). Many outputs may share few roundings, such as a weight's: u32 rms(S) is for these.
+needed because (a) misses a low-precision product over long sums of zero mean. With few outputs, torch's own
+error is random and no measure: for up to 64 of them (b) also allows one rounding of the output, u rms(y64).
+Many outputs may share few roundings, for example of one weight: u32 rms(S) allows for these.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ IEEE32, TF32 = 5e-6, 2e-3
 
 
 def precision_class(error: float) -> Precision:
-    """Return the class that a relative error in the 2-norm belongs to."""
+    """Return the precision class of a relative error in the 2-norm."""
     return "ieee32" if error < IEEE32 else "tf32" if error < TF32 else "half"
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How far a result is from the truth.
+    """The comparison of a result with the truth.
 
     Attributes
     ----------
     ok : bool
-        Both gates passed.
+        Whether both gates passed.
     error : float
-        Relative error in the 2-norm, over the finite outputs.
+        The relative error in the 2-norm, over the finite outputs.
     reason : str
-        The rule that was broken, and by how much.
+        The broken rule, and by how much.
     """
 
     ok: bool
@@ -71,21 +71,21 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Truth:
-    """The right answer of one call, and the scales to judge others by.
+    """The right result of one call, and the scales for the comparison of others.
 
     Attributes
     ----------
     exact : tuple of Tensor
-        The reference in float64 on the rounded inputs, flattened, None outputs left out; of an operator that
-        never rounds, in the call's own dtype.
+        The reference in float64 on the rounded inputs, flattened, without None. For an operator that never
+        rounds, in the call's own dtype.
     torch : tuple of Tensor
-        The reference in the call's own dtype: its layout is the layout, its error the yardstick.
+        The reference in the call's own dtype: it defines the layout, and the error to compare with.
     scale : tuple of Tensor
         The operator on absolute values, in float64.
     terms : int
-        Terms per output.
+        The number of terms per output.
     bitwise : bool
-        The operator moves values and never rounds.
+        Whether the operator only moves values and never rounds.
     """
 
     exact: tuple[Tensor, ...]
@@ -96,13 +96,13 @@ class Truth:
 
     @classmethod
     def of(cls, spec: OpSpec, args: tuple[Any, ...]) -> Truth:
-        """Compute the truth of calling ``spec`` with ``args``; an ``out`` among them is left alone."""
+        """Compute the truth of a call of ``spec`` with ``args``; an ``out`` among them isn't written."""
         args = without_out(spec, args)
         wide = tuple(_widen(a) for a in args)
         with torch.no_grad():
             native = tuple(leaves(spec.reference(*args)))
             return cls(
-                # Where values are only moved, torch's own dtype is as good as float64, and nothing rounds.
+                # If values are only moved, nothing rounds, and the call's own dtype is exact.
                 exact=native if spec.exact else tuple(leaves(spec.reference(*wide))),
                 torch=native,
                 scale=native if spec.exact else tuple(leaves(spec.magnitude(*wide))),
@@ -113,7 +113,7 @@ class Truth:
     def judge(self, result: Any, *, laid_out: bool = True) -> Agreement:
         """Compare ``result`` with the truth: structure, dtype, shape, layout, special values, both gates.
 
-        The layout is torch's, unless ``laid_out`` is False: in an ``out`` it is the caller's.
+        The layout must be torch's, unless ``laid_out`` is False: an ``out`` has the caller's layout.
         """
         got = tuple(leaves(result))
         if len(got) != len(self.exact):
@@ -136,13 +136,13 @@ class Truth:
 
     @functools.cached_property
     def _tame(self) -> tuple[tuple[Tensor, float, float] | None, ...]:
-        """For each output without special values: the bound of gate (a), that of (b), and the norm."""
+        """For each output without special values, the bounds of gates (a) and (b), and the norm."""
         return tuple(map(self._bounds, self.exact, self.torch, self.scale))
 
     def _bounds(self, y64: Tensor, like: Tensor, scale: Tensor) -> tuple[Tensor, float, float] | None:
         if self.bitwise or not like.dtype.is_floating_point or not like.numel():
             return None
-        if not float(y64.abs().amax()) < torch.finfo(like.dtype).max / 2:  # nor if it is NaN
+        if not float(y64.abs().amax()) < torch.finfo(like.dtype).max / 2:  # also false for NaN
             return None
         bound, allowed, norm = self._allowed(y64, like, scale.broadcast_to(like.shape))
         return bound, float(allowed), float(norm)
@@ -155,7 +155,7 @@ class Truth:
         return self.judge(result).ok
 
     def _passed(self, i: int, y: Tensor) -> Agreement | None:
-        """Return that output ``i`` agrees, by the few steps that most of them need; None if it may not."""
+        """Return the agreement of output ``i`` by a quick test; None if the full test is needed."""
         if (bounds := self._tame[i]) is None:
             return None
         bound, allowed, norm = bounds
@@ -166,9 +166,9 @@ class Truth:
         return None
 
     def _allowed(self, y64: Tensor, like: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the bound of gate (a), that of (b), and the norm, of outputs that are all finite."""
+        """Return the bounds of gates (a) and (b), and the norm, for finite outputs."""
         info, u = torch.finfo(like.dtype), ROUNDOFF[like.dtype]
-        # The spacing of the smallest numbers; and a device may take each term below the normal ones for zero.
+        # Includes the spacing of subnormal numbers: a device may flush each subnormal term to zero.
         quantum = info.smallest_normal * info.eps + self.terms * torch.finfo(torch.float32).smallest_normal
         bound = 4 * (u * y64.abs() + ACCUMULATOR * self.terms**0.5 * scale.nan_to_num(posinf=0.0)) + quantum
         norm = _rms(y64)
@@ -183,15 +183,15 @@ class Truth:
             return Agreement(same, 0.0 if same else float("inf"), "" if same else "must be equal bit for bit")
         info, u = torch.finfo(y.dtype), ROUNDOFF[y.dtype]
         wide, expected = y.double(), y64.to(y.dtype).double()
-        # Only near the largest number may rounding decide between finite and infinite.
+        # Only near the largest number can rounding make the difference between finite and infinite.
         edge = (y64.abs() / info.max - 1).abs() <= 4 * u
         if not torch.equal(wide.isnan(), expected.isnan()):
             came, wanted = int(wide.isnan().sum()), int(expected.isnan().sum())
-            why = f"NaN must stand where the reference has NaN: {came} outputs are NaN, {wanted} should be"
+            why = f"NaN must be where the reference has NaN: {came} outputs are NaN, {wanted} should be"
             return Agreement(False, float("inf"), why)
         special = expected.isinf() & ~edge
         if not torch.equal(wide[special], expected[special]) or bool((wide.isinf() & ~special & ~edge).any()):
-            return Agreement(False, float("inf"), "infinities must stand where the reference has them")
+            return Agreement(False, float("inf"), "infinities must be where the reference has them")
         finite = expected.isfinite() & wide.isfinite()
         wide, y64, scale = wide[finite], y64[finite], scale.broadcast_to(y.shape)[finite]
         error = (wide - y64).abs()
@@ -218,24 +218,24 @@ def _widen(value: Any, half: bool = False) -> Any:
 
 
 def strays(spec: OpSpec, args: tuple[Any, ...], native: Any, result: Any, slack: float = 1.0) -> Tensor:
-    """Return, as a tensor of one bool, whether a result is too far from torch's own for both to be right.
+    """Return a tensor of one bool: whether a result is too far from torch's own for both to be right.
 
-    The distance allowed is twice the bound of gate (a). It is computed in the call's own dtype or in float32,
-    on the call's own device, and nothing waits for it. A result that passes gate (a), as torch's own does,
-    never strays; NaN strays where torch has a number, and an infinity where torch has none.
+    The allowed distance is twice the bound of gate (a). It is computed in the call's own dtype or in float32,
+    on the call's own device, without waiting for it. A result that passes gate (a), as torch's own does,
+    never strays. NaN strays where torch has a number, and infinity where torch has none.
 
     Parameters
     ----------
     spec : OpSpec
         The operator.
     args : tuple
-        What both were called with; without an ``out``.
+        The arguments of both calls, without an ``out``.
     native : Any
-        What the reference returned.
+        The reference's result.
     result : Any
-        What is compared with it, of the same form.
+        The result to compare, of the same form.
     slack : float
-        How many times the distance is granted.
+        A factor on the allowed distance.
     """
     pairs = list(zip(leaves(result), leaves(native), strict=True))
     rounded = [not spec.exact and t.dtype.is_floating_point for _, t in pairs]
@@ -264,7 +264,7 @@ def _rms(x: Tensor) -> Tensor:
 
 
 def _strides(x: Tensor) -> tuple[int, ...]:
-    """Return the strides that mean something: not of size 1, not of an empty tensor."""
+    """Return the strides that matter: not those of size 1, nor those of an empty tensor."""
     if x.numel() == 0:
         return ()
     return tuple(s for n, s in zip(x.shape, x.stride(), strict=True) if n != 1)
@@ -273,18 +273,18 @@ def _strides(x: Tensor) -> tuple[int, ...]:
 def require_telling(
     truth: Truth, args: tuple[Any, ...], name: str, previous: tuple[Tensor, ...] = ()
 ) -> None:
-    """Refuse a sample on which a kernel that does nothing would pass.
+    """Raise where a kernel that does nothing would pass a sample.
 
     Parameters
     ----------
     truth : Truth
-        Of the sample.
+        The truth of the sample.
     args : tuple
         Its arguments.
     name : str
         Its name.
     previous : tuple of Tensor
-        The outputs for other numbers: what memory may still hold of an earlier call.
+        The outputs for other numbers, which memory may still hold from an earlier call.
 
     Raises
     ------
@@ -292,7 +292,7 @@ def require_telling(
         If zeros, the mean, the first input or ``previous`` in place of every output would pass both gates.
     """
     if truth.bitwise:
-        return  # compared bit for bit: whatever passes is right
+        return  # compared bit for bit: a result that passes is right
     impostors = {
         "zeros": tuple(torch.zeros_like(y) for y in truth.torch),
         "the mean": tuple(torch.full_like(y, float(y.double().mean())) for y in truth.torch),
@@ -301,16 +301,16 @@ def require_telling(
     if all(first.shape == y.shape and not _same(first, y) for y in truth.torch):
         impostors["the input"] = tuple(torch.empty_like(y).copy_(first) for y in truth.torch)
     if previous and not all(_same(was, y) for was, y in zip(previous, truth.torch, strict=True)):
-        impostors["an earlier answer"] = previous
+        impostors["an earlier result"] = previous
     for what, impostor in impostors.items():
         if what == "the mean" and all(y.numel() == 1 for y in truth.torch):
             continue  # one number is its own mean
         if truth.agrees(impostor):
-            raise VerificationError(f"sample {name!r} can't tell {what} from the right answer")
+            raise VerificationError(f"sample {name!r} can't distinguish {what} from the right result")
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    # nan_to_num would turn an infinity into the largest number.
+    # nan_to_num would replace an infinity by the largest number.
     return torch.equal(a, b) or (
         torch.equal(a.isnan(), b.isnan())
         and torch.equal(a.masked_fill(a.isnan(), 0), b.masked_fill(b.isnan(), 0))
@@ -320,7 +320,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
 def agreement(
     call: Callable[..., Any], spec: OpSpec, args: tuple[Any, ...], truth: Truth | None = None
 ) -> Agreement:
-    """Run ``call`` on ``args`` and compare; inputs and process must be left alone, and an ``out`` written."""
+    """Run ``call`` on ``args`` and compare. Inputs and process must be unchanged, and ``out`` written."""
     truth = truth or Truth.of(spec, args)
     inputs = without_out(spec, args)
     out = next((a for a, i in zip(args, inputs, strict=True) if a is not i), None)
@@ -336,7 +336,7 @@ def agreement(
         if not _same(old, now):
             return Agreement(False, float("inf"), "inputs must be left unchanged")
     if out is not None and (not isinstance(result, Tensor) or result.data_ptr() != out.data_ptr()):
-        return Agreement(False, float("inf"), "out must be what is written and returned")
+        return Agreement(False, float("inf"), "out must be written and returned")
     return truth.judge(result, laid_out=out is None)
 
 

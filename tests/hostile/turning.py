@@ -148,7 +148,9 @@ def _other_threads() -> None:
 
 TURNING = {
     "view_of_an_input": Turning(viewing, "a result must not share memory with an input"),
-    "buffer_used_again": Turning(reusing, "a result must not share memory with the result of the previous call"),
+    "buffer_used_again": Turning(
+        reusing, "a result must not share memory with the result of the previous call"
+    ),
     "dtype": Turning(_lately(torch.Tensor.double), "dtype must be torch's torch.float32, got torch.float64"),
     "strides": Turning(_lately(_strided), "strides must be torch's"),
     "meta": Turning(_lately(lambda right: right.to("meta")), "device must be torch's cpu, got meta"),

@@ -162,7 +162,7 @@ def test_a_kernel_that_lays_out_its_result_otherwise_serves_nothing():
 
 def test_a_kernel_that_takes_no_smoke_sample_can_not_be_verified():
     session = one(accepts=lambda p: no("large only") if p.tensors[0].numel() != 12 else fakes.YES)
-    assert why(session) == "can't be verified: it takes none of the smoke samples in float32"
+    assert why(session) == "can't be verified: it accepts none of the smoke samples in float32"
 
 
 def test_a_blind_smoke_sample_costs_the_kernel_and_not_the_caller():
@@ -171,7 +171,7 @@ def test_a_blind_smoke_sample_costs_the_kernel_and_not_the_caller():
     session = fakes.session(fakes.backend("fake", kernel), specs=[spec])
     assert torch.equal(session.op("twice")(X), 2 * X)
     assert (
-        "sample 'blind' can't tell zeros from the right answer"
+        "sample 'blind' can't distinguish zeros from the right result"
         in session.explain("twice", X).decision["fake"].refusal.reason
     )
 

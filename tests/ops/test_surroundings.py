@@ -101,7 +101,7 @@ def test_a_default_device_does_not_keep_a_kernel_from_being_verified() -> None:
 
 def test_a_name_that_no_plugin_has_is_said() -> None:
     with pytest.warns(
-        PluginWarning, match="names 'trition', and no plugin is called that; did you mean 'triton'"
+        PluginWarning, match="names 'trition', but there is no plugin of that name; did you mean 'triton'"
     ):
         discover(disable=frozenset({"trition"}))
 

@@ -129,7 +129,10 @@ def test_the_table_the_json_and_the_trace(tmp_path):
 
 def test_rows_wait_for_the_end():
     session = fakes.session(fakes.backend())
-    with session.profile() as profile, pytest.raises(RuntimeError, match="once its with block has ended"):
+    with (
+        session.profile() as profile,
+        pytest.raises(RuntimeError, match="only after its with block has ended"),
+    ):
         _ = profile.rows
 
 

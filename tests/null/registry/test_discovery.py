@@ -94,9 +94,9 @@ def test_a_broken_plugin_is_left_out_and_the_rest_goes_on(name):
         found = discover(found=[good("a_good"), make(), good("z_good")])
     assert len(caught) == 1
     message = str(caught[0].message)
-    assert message.startswith("plugin 'bad' of nxcore-bad 3.2 is left out: ")
+    assert message.startswith("plugin 'bad' of nxcore-bad 3.2 is not loaded: ")
     assert (
-        "To fix it: pip install --upgrade nxcore-bad nxcore-kernels, or leave it out: NXCORE_DISABLE=bad"
+        "To fix it: pip install --upgrade nxcore-bad nxcore-kernels, or disable it: NXCORE_DISABLE=bad"
         in message
     )
     assert {"torch", "a_good", "z_good"} <= set(found.backends)
@@ -168,7 +168,7 @@ def twin(dist: str) -> Entry:
 
 
 def test_of_two_plugins_with_one_name_the_second_is_left_out_and_both_are_named():
-    says = "plugin 'good' comes from b-dist 3.2 and from a-dist 3.2; the former is left out. "
+    says = "plugin 'good' comes from b-dist 3.2 and from a-dist 3.2; the former is not loaded. "
     says += "To fix it: pip uninstall b-dist"
     with pytest.warns(PluginWarning, match=re.escape(says)) as caught:
         found = discover(found=[twin("b-dist"), twin("a-dist")])
@@ -194,7 +194,7 @@ def test_a_disabled_plugin_is_not_imported():
     found = discover(found=[entry], disable=frozenset({"good"}))
     assert entry.loaded == 0
     [status] = found.refused
-    assert (status.status, status.reason) == ("disabled", "left out by NXCORE_DISABLE")
+    assert (status.status, status.reason) == ("disabled", "disabled by NXCORE_DISABLE")
     assert status.hint == "unset NXCORE_DISABLE"
 
 
@@ -203,12 +203,12 @@ def test_only_allowed_plugins_are_imported():
     found = discover(found=[a, b], allow=frozenset({"a"}))
     assert (a.loaded, b.loaded) == (1, 0)
     assert list(found.backends) == ["torch", "inductor", "a"]
-    assert found.statuses()["b"].reason == "left out by NXCORE_BACKENDS"
+    assert found.statuses()["b"].reason == "disabled by NXCORE_BACKENDS"
 
 
 def test_disabled_wins_over_allowed():
     found = discover(found=[good()], allow=frozenset({"good"}), disable=frozenset({"good"}))
-    assert found.refused[0].reason == "left out by NXCORE_DISABLE"
+    assert found.refused[0].reason == "disabled by NXCORE_DISABLE"
 
 
 def test_an_empty_list_allows_none():

@@ -109,14 +109,14 @@ class TestMachine:
     def test_no_compiler(self, monkeypatch):
         monkeypatch.setenv("CXX", "no-such-compiler --std=c++17")
         verdict = inductor.probe_cpu()
-        assert verdict.reason == "needs a compiler, and there is no no-such-compiler"
+        assert verdict.reason == "needs a compiler, but there is no no-such-compiler"
         assert verdict.hint == "install g++, or set CXX"
 
     def test_no_headers(self, monkeypatch):
         monkeypatch.setenv("CXX", sys.executable)  # some program that is there
         monkeypatch.setattr(inductor.sysconfig, "get_path", lambda name: "/nowhere")
         verdict = inductor.probe_cpu()
-        assert verdict.reason == "needs Python's headers, and /nowhere/Python.h isn't there"
+        assert verdict.reason == "needs Python's headers, but /nowhere/Python.h doesn't exist"
 
     def test_no_device(self, monkeypatch):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -63,7 +63,7 @@ def test_a_kernel_for_a_stranger_is_refused_with_the_nearest_name():
 def test_two_kernels_of_one_label_are_refused():
     refuses(
         fakes.backend("mine", *[fakes.kernel("add", variant="a")] * 2),
-        "two kernels of 'add' are called 'mine-a'",
+        "two kernels of 'add' have the label 'mine-a'",
     )
 
 

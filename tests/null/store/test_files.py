@@ -102,7 +102,7 @@ def test_a_new_folder_is_the_users_alone(tmp_path):
 @pytest.mark.parametrize("mode", [0o777, 0o720, 0o702])
 def test_a_folder_that_others_can_write_is_refused(tmp_path, mode):
     tmp_path.chmod(mode)
-    with pytest.warns(StoreWarning, match=f"can be written by others \\(mode {mode:o}, expected 700\\)"):
+    with pytest.warns(StoreWarning, match=f"can be written by other users \\(mode {mode:o}, expected 700\\)"):
         store = Store(tmp_path)
     store.write("verdicts", KEY, {"error": 1.0})
     assert store.read("verdicts", KEY) == {"error": 1.0}, "kept in memory"

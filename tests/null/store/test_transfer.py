@@ -97,7 +97,7 @@ def test_another_devices_figures_are_kept_apart(tmp_path):
         ('{"format": 1, "environments": [{}]}', "an environment has no facts"),
         (
             '{"format": 1, "environments": [{"facts": {}, "entries": [{"key": {}}]}]}',
-            "an entry makes no sense",
+            "an entry is invalid",
         ),
         ("[" * 100_000, "isn't JSON"),
     ],

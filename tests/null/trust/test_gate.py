@@ -122,7 +122,7 @@ def test_a_kernel_that_takes_no_sample_of_a_layout_serves_none():
         return fakes.YES if smooth or problem.tensors[0].shape == (3, 2) else no("gaps")
 
     session = fakes.session(fakes.backend("fake", fakes.kernel("add", accepts=picky)))
-    with pytest.raises(UnsupportedProblemError, match="takes no sample that is laid out gaps in float32"):
+    with pytest.raises(UnsupportedProblemError, match="accepts no sample with layout gaps in float32"):
         session.op("add", backend="fake")(X[:, ::2], X[:, ::2])
 
 
@@ -139,7 +139,7 @@ def test_a_kernel_that_remembers_its_answer_by_address_is_wrong():
 
     found, backend, kernel = gated(remembering)
     refusal = found.verify(backend, kernel, PROBLEM).refusal.reason
-    assert refusal.endswith("new numbers at the same addresses got the old answer")
+    assert refusal.endswith("new numbers at the same addresses gave the old result")
     assert [e.kind for e in found.quarantine] == ["wrong"]
 
 

@@ -80,7 +80,7 @@ def test_the_last_strike_puts_a_kernel_away_and_one_problem_counts_once(store):
     entry = found.strike(SUSPECT, "last", "RuntimeError: no")
     assert (entry.kind, entry.reason) == (
         "raised",
-        f"raised on {STRIKES} problems, at last: RuntimeError: no",
+        f"raised on {STRIKES} problems, most recently: RuntimeError: no",
     )
     assert "RuntimeError: no" in found.refusal(SUSPECT).reason
 

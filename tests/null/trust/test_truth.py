@@ -59,7 +59,7 @@ def test_a_dropped_parameter_is_refused():
 
 def test_a_dropped_nan_is_refused():
     why = refusal(lambda x, dim, keep: torch.nansum(x, dim, keep), "sum", "nan")
-    assert why.startswith("NaN must stand where the reference has NaN: 0 outputs are NaN, ")
+    assert why.startswith("NaN must be where the reference has NaN: 0 outputs are NaN, ")
 
 
 def test_an_added_nan_is_refused():
@@ -69,7 +69,7 @@ def test_an_added_nan_is_refused():
         return z
 
     why = refusal(poisoned, "add", "power_of_two")
-    assert why == "NaN must stand where the reference has NaN: 1 outputs are NaN, 0 should be"
+    assert why == "NaN must be where the reference has NaN: 1 outputs are NaN, 0 should be"
 
 
 def test_a_moved_infinity_is_refused():
@@ -79,7 +79,7 @@ def test_a_moved_infinity_is_refused():
         return y
 
     why = refusal(moved, "softmax_sum", "inf_in_candidates")
-    assert why == "infinities must stand where the reference has them"
+    assert why == "infinities must be where the reference has them"
 
 
 def test_an_infinity_of_the_other_sign_is_refused():
@@ -88,7 +88,7 @@ def test_an_infinity_of_the_other_sign_is_refused():
         return torch.where(y.isinf(), -y, y)
 
     why = refusal(flipped, "softmax_sum", "inf_in_candidates")
-    assert why == "infinities must stand where the reference has them"
+    assert why == "infinities must be where the reference has them"
 
 
 def test_an_infinity_out_of_nothing_is_refused():
@@ -98,7 +98,7 @@ def test_an_infinity_out_of_nothing_is_refused():
         return z
 
     why = refusal(overflowed, "add", "power_of_two")
-    assert why == "infinities must stand where the reference has them"
+    assert why == "infinities must be where the reference has them"
 
 
 def test_another_dtype_is_refused():
@@ -312,7 +312,9 @@ def test_every_smoke_sample_tells_right_from_wrong_in_sixteen_bits(spec, dtype):
 )
 def test_a_blind_sample_is_refused(args, what):
     bound = ADD.bind(*args)
-    with pytest.raises(VerificationError, match=f"sample 'blind' can't tell {what} from the right answer"):
+    with pytest.raises(
+        VerificationError, match=f"sample 'blind' can't distinguish {what} from the right result"
+    ):
         require_telling(Truth.of(ADD, bound), bound, "blind")
 
 

@@ -193,7 +193,7 @@ def test_what_was_measured_here_comes_before_what_is_shipped(tmp_path, monkeypat
 def test_a_broken_shipped_file_is_one_warning(tmp_path):
     (tmp_path / "cpu-broken.json").write_text("{", encoding="utf-8")
     wisdom = Wisdom(fakes.session().wisdom.store, lambda kind: transfer.shipped(kind, tmp_path))
-    with pytest.warns(StoreWarning, match=r"shipped wisdom is left out: .*cpu-broken\.json isn't JSON"):
+    with pytest.warns(StoreWarning, match=r"shipped wisdom is ignored: .*cpu-broken\.json isn't JSON"):
         assert wisdom.environments("cpu") == []
     assert wisdom.read(problem(5)) is None
     assert transfer.shipped("cuda", tmp_path) == ({}, {})
