@@ -66,7 +66,7 @@ def in_force(**changes: Any) -> Iterator[None]:
         PREFERENCE.reset(token)
 
 
-class Asked(NamedTuple):
+class Requested(NamedTuple):
     """The requests that were in force where a compiler's graph was traced; None leaves them to the call.
 
     Attributes
@@ -143,12 +143,12 @@ class Preferring(contextlib.ContextDecorator):
             PREFERENCE.reset(self._token)
 
 
-def asked(backend: str | None) -> Asked:
+def requested(backend: str | None) -> Requested:
     """Return what is requested of a node that is traced now."""
     if _traced():
-        return Asked(backend, TRACED.prefer, TRACED.policy)
+        return Requested(backend, TRACED.prefer, TRACED.policy)
     now = PREFERENCE.get()  # an exporter's trace is a call like any other
-    return Asked(backend, now.backends or None, now.policy or None)
+    return Requested(backend, now.backends or None, now.policy or None)
 
 
 class KernelWarning(UserWarning):

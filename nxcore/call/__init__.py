@@ -1,1 +1,1 @@
-"""The way in: from a call's key to the kernel and its wrappers. May import choose and below."""
+"""Calls: from a call's key to the plan and its wrappers. May import choose and below."""

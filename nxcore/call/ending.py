@@ -1,8 +1,8 @@
 """The end of the process, while daemon threads still call operators.
 
-The interpreter ends a daemon thread that comes back from torch while it is being torn down, in the middle of
-C++ code: the process aborts. So before that, the next call of such a thread raises ``SystemExit``, which
-``threading`` takes silently. Calls cost nothing for it: the tables that they look into are replaced.
+At its end the interpreter stops a daemon thread that returns from torch in the middle of C++ code: the
+process aborts. So before that, the next call of such a thread raises ``SystemExit``, which ``threading``
+handles silently. Calls cost nothing for it: their look-up tables are replaced.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from types import FrameType
 from typing import Any
 
 OPERATOR = "<nxcore operator "
-"""How the file names of generated code begin."""
+"""The prefix of the file names of generated code."""
 
 PATIENCE_S = 10.0
-"""What the end of the process waits for a call that a thread is in."""
+"""Seconds that the end of the process waits for a running call."""
 
 GRACE_S = 0.1
-"""What it waits for a running thread to make its next call."""
+"""Seconds that it waits for the next call of a running thread."""
 
 POLL_S = 0.001
 
@@ -31,24 +31,24 @@ _over = False
 
 
 def halt() -> None:
-    """End the calling thread if the process is at its end, and this is a daemon thread.
+    """End the calling thread if the process is ending and this is a daemon thread.
 
     Raises
     ------
     SystemExit
-        If so.
+        To end the thread.
     """
     if _over and threading.current_thread() in _daemons():
         sys.exit()
 
 
 def table() -> dict[Any, Any]:
-    """Return an empty table for what calls look up."""
+    """Return an empty look-up table for calls."""
     return _Ended() if _over else {}
 
 
 class _Ended(dict[Any, Any]):
-    """A table in which daemon threads find their end; the main thread may still call, as in ``atexit``."""
+    """A table that ends daemon threads; the main thread may still call, for example in ``atexit``."""
 
     def __getitem__(self, key: Any) -> Any:
         halt()
@@ -60,12 +60,12 @@ class _Ended(dict[Any, Any]):
 
 
 def end(replace: Iterable[Callable[[], None]]) -> None:
-    """Have daemon threads end at their next call, and wait for those that are in one.
+    """End daemon threads at their next call, and wait for those that are in a call.
 
     Parameters
     ----------
     replace : iterable of callable
-        Each has calls look into new tables of ``table()``.
+        Functions that replace look-up tables by new ones of ``table()``.
     """
     global _over  # noqa: PLW0603  the process ends once
     _over = True
@@ -80,7 +80,7 @@ def end(replace: Iterable[Callable[[], None]]) -> None:
 
 
 def _daemons() -> list[threading.Thread]:
-    """Return the daemon threads that Python started: not those of torch's autograd, which serve others."""
+    """Return the daemon threads that Python started: without those of torch's autograd."""
     dummy = threading._DummyThread  # noqa: SLF001  no public test
     return [t for t in threading.enumerate() if t.daemon and not isinstance(t, dummy)]
 
@@ -95,7 +95,7 @@ def _running() -> Iterator[FrameType]:
 
 
 def _in_call(frame: FrameType | None) -> bool:
-    """Return whether a thread is inside of this package."""
+    """Return whether a thread executes code of this package."""
     while frame is not None:
         if frame.f_code.co_filename.startswith((OPERATOR, _FOLDER)):
             return True

@@ -1,10 +1,10 @@
-"""The text of a hit: an operator's ``__call__``, its key and its guards, written from the spec's signature.
+"""The source of a planned call: an operator's ``__call__``, key and guards, generated from its signature.
 
-A plan is found in one of two ways. *Near*: what of the arguments is cheap to read leads to a few plans, each
-behind one guard a tensor, torch's own (``TensorGuards``, what dynamo guards its graphs with). One call in C++
-compares class, dtype, device, sizes, strides, ``requires_grad`` and the dispatch keys, which tell layout,
-lazy negation, inference mode, autocast, tracing, transforms and modes. *Far*: the whole key, read fact by
-fact. A plan that was found far is near the next time. Where torch has no such guards, all go far.
+A plan is found in one of two ways. *Near*: cheap properties of the arguments lead to a few plans, each behind
+one guard per tensor: torch's own ``TensorGuards``, which guard dynamo's graphs. One call in C++ compares
+class, dtype, device, sizes, strides, ``requires_grad`` and the dispatch keys, which cover layout, lazy
+negation, inference mode, autocast, tracing, transforms and modes. *Far*: by the complete key. A plan that was
+found far is near the next time. Where torch has no such guards, all calls go far.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from nxcore.spec.spec import REQUIRED, Drawn, OpSpec, Param
 
 try:
     from torch._C._dynamo import guards as _of_torch
-except ImportError:  # torch promises nothing about them
-    _of_torch = None  # type: ignore[assignment]  # a module, where there is one
+except ImportError:  # they are not public in torch
+    _of_torch = None  # type: ignore[assignment]  # a module, if it exists
 
 Guard = Callable[[Any], bool]
 
 GUARDED = ("tensor", "tensors", "operand")
-"""The kinds of parameters that are tensors, or may be."""
+"""The kinds of parameters that are, or may be, tensors."""
 
 FIXED = ("static", "size")
-"""The kinds whose values are part of what a plan was made for."""
+"""The kinds of parameters whose values a plan is specialised on."""
 
 AROUND = (
     "grad_enabled(), deterministic(), autocast() and autocast_devices(), dispatch_modes(), "
     "function_modes() and not only_default_device(), functorch(), "
     "tracing(), forward_ad._current_level, preference()"
 )
-"""What is in force around a call."""
+"""The context of a call."""
 
 
 def source(spec: OpSpec) -> str:
-    """Write a spec's methods: ``__call__``, ``by_kernel``, ``run``, ``far``, ``key`` and ``near_key``."""
+    """Return the source of ``__call__``, ``by_kernel``, ``run``, ``far``, ``key`` and ``near_key``."""
     names = ", ".join(p.name for p in spec.params)
     guarded = [p.name for p in spec.params if p.kind in GUARDED]
     static = [p.name for p in spec.params if p.kind in FIXED]
     guards = "".join(f"guard_{n}, " for n in guarded) + "".join(f"static_{n}, " for n in static)
-    # The first tensor's shape led here: the others are more likely to tell. So did equal static values,
-    # which are most often the very same; 1, 1.0 and True are equal, and not all of them pass the checks.
+    # The first tensor's shape led here, so the others are more likely to differ. Equal static values are most
+    # often identical; 1, 1.0 and True are equal, but not all of them pass the checks.
     tests = [f"guard_{n}({n})" for n in reversed(guarded)]
     tests += [f"({n} is static_{n} or alike({n}, static_{n}))" for n in static]
     passed = " and ".join(tests)
@@ -109,17 +109,17 @@ def near_key(self, {names}):
 
 
 def defaults(spec: OpSpec) -> dict[str, Any]:
-    """Return what the text knows of each parameter by name: its default, and what draws it."""
+    """Return the names that the source uses for each parameter: its default, and its drawing function."""
     found = {f"default_{p.name}": p.default for p in spec.params}
     draws = {f"draw_{p.name}": p.default.draw for p in spec.params if isinstance(p.default, Drawn)}
     return found | draws
 
 
 def guards(spec: OpSpec, args: Sequence[Any]) -> tuple[Any, ...] | None:
-    """Return the guards of calls like that of ``args``, then its static values; None if there is no telling.
+    """Return the guards of calls like that of ``args``, then its static values; None if guards can't be used.
 
-    A call with an ``out`` has none: whether that is an input isn't in a guard. Nor has one of a tensor
-    without strides, in which torch's guard ends the process.
+    Calls with an ``out`` have none: a guard doesn't check whether it is an input. Neither have calls with a
+    tensor without strides, for which torch's guard aborts the process.
     """
     named = list(zip(spec.params, args, strict=True))
     if _of_torch is None or any(p.kind == "out" and a is not None for p, a in named):
@@ -131,7 +131,7 @@ def guards(spec: OpSpec, args: Sequence[Any]) -> tuple[Any, ...] | None:
 
 
 def alike(a: Any, b: Any) -> bool:
-    """Return whether equal values are of the same classes; most often their items are the very same."""
+    """Return whether equal values have the same classes; most often their items are identical."""
     if a.__class__ is not tuple or b.__class__ is not tuple:
         return a.__class__ is b.__class__
     return all(map(is_, a, b)) or [*map(type, a)] == [*map(type, b)]
@@ -139,13 +139,13 @@ def alike(a: Any, b: Any) -> bool:
 
 def _guard(value: Any) -> Guard:
     if isinstance(value, Tensor):
-        # torch's stub knows nothing of the tensors, which come first.
+        # torch's stub lacks the tensors, which are the first argument.
         made = _of_torch.TensorGuards(value, dynamic_dims_sizes=None, dynamic_dims_strides=None)  # type: ignore[misc, arg-type]
         return made.check
     if not isinstance(value, tuple | list):
-        return _pass  # a number, whose class is in the key
+        return _pass  # a number: its class is in the key
     checks = tuple(map(_guard, value))
-    return lambda tensors: all(map(call, checks, tensors))  # as many as there are: the key holds their number
+    return lambda tensors: all(map(call, checks, tensors))  # the key contains their number
 
 
 def _pass(_value: Any) -> bool:
@@ -165,7 +165,7 @@ def _signature(params: tuple[Param, ...]) -> str:
 
 
 def _draws(spec: OpSpec) -> str:
-    """Write what draws the tensors that the caller left out."""
+    """Return the source that draws the tensors that the caller left out."""
     first = spec.params[0].name
     return "".join(
         f"""
@@ -177,10 +177,10 @@ def _draws(spec: OpSpec) -> str:
 
 
 def _facts(name: str, *more: str) -> str:
-    # A row-major tensor's strides follow from its shape, and asking whether it is one costs half.
+    # The strides of a contiguous tensor follow from its shape, and checking that costs half as much.
     strides = f"{name}.is_contiguous() or {name}.stride()"
-    # Zeros that torch never stored have no address, and a transform's own tensors raise: no plan is for them.
-    # To ask a subclass may warn.
+    # Zeros that torch never stored have no address, and tensors of a transform raise: they have no plan.
+    # Reading it from a subclass may warn.
     absent = f"{name}.__class__ in PLAIN and {name}.data_ptr() == 0"
     facts = ("__class__", "shape", "dtype", "device", "requires_grad", *more)
     return f"({strides}, {absent}, {', '.join(f'{name}.{fact}' for fact in facts)})"
@@ -191,16 +191,16 @@ def _sequence(name: str) -> str:
 
 
 def _plain(p: Param) -> str:
-    """Write the part of a key that a number or a static value is."""
+    """Return the key's expression for a number or a static value."""
     n = p.name
     if p.kind == "scalar":
         return f"{n}.__class__"
-    # With classes: 1, 1.0 and True are equal, and not all of them pass the checks.
+    # With classes: 1, 1.0 and True are equal, but not all of them pass the checks.
     return f"(tuple({n}), *map(type, {n})) if {_sequence(n)} else ({n}.__class__, {n})"
 
 
 def _key(spec: OpSpec) -> str:
-    """Write the key's expression."""
+    """Return the key's expression."""
     parts = []
     inputs = ", ".join(p.name for p in spec.params if p.kind in ("tensor", "operand"))
     for p in spec.params:
@@ -209,7 +209,7 @@ def _key(spec: OpSpec) -> str:
             facts = _facts(n, "layout")
             parts.append(f"None if {n} is None else {facts}" if p.default is None else facts)
         elif p.kind == "tensors":
-            # One layout for all: among others, a tensor without strides raises in whatever runs.
+            # One layout for all: a tensor without strides among them raises in any implementation.
             many = f"({n} and {n}[0].layout, *[{_facts('t')} for t in {n}])"
             parts.append(f"{many} if {_sequence(n)} else {_facts(n, 'layout')}")
         elif p.kind == "operand":
@@ -222,8 +222,8 @@ def _key(spec: OpSpec) -> str:
 
 
 def _near_key(spec: OpSpec) -> str:
-    """Write what leads near: a shape, numbers, and what no guard sees of the surroundings."""
-    # A guard ends the process in a nested tensor, which has no sizes: a shape raises, and so leads far.
+    """Return the expression of the near key: a shape, numbers, and the context that guards don't cover."""
+    # A guard aborts the process for a nested tensor. It has no sizes: its shape raises, which leads far.
     parts = ["grad_enabled()", "deterministic()", "preference()"]
     first = True
     for p in spec.params:

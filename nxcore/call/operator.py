@@ -1,9 +1,9 @@
-"""Operator: the hot path. One look-up, one call.
+"""Operator: the hot path, one look-up and one call.
 
-``__call__`` is generated from the spec's signature: see ``generated``. Its key is all that a plan may have
-been specialised on: class, shape, strides, dtype and device of every tensor and whether it requires a
-gradient, static parameters, and what is in force around the call (grad mode, determinism, autocast, a mode,
-a transform, a preference). What the table has not seen goes to ``Operator.miss``.
+``__call__`` is generated from the spec's signature: see ``generated``. Its key has everything that a plan may
+be specialised on: class, shape, strides, dtype and device of every tensor and whether it requires a gradient,
+static parameters, and the context of the call (grad mode, determinism, autocast, a mode, a transform, a
+preference). A call with a new key goes to ``Operator.miss``.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from nxcore.spec.problem import TensorMeta, tensors_of
 from nxcore.spec.spec import OpSpec
 
 CAPACITY = 4096
-"""Plans kept per operator and generation; two generations make a least-recently-used table."""
+"""The most plans per operator and generation; two generations form a least-recently-used table."""
 
 ALIKE = 8
-"""Plans that one look-up may lead near to, each a guard away."""
+"""The most plans with one near key, each behind its guards."""
 
 
 NUMBERS = frozenset({int, float, bool, complex})
@@ -42,7 +42,7 @@ NUMBERS = frozenset({int, float, bool, complex})
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What serves a problem.
+    """A callable that serves a problem.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class Plan:
     label : str
         The kernel's name.
     keep : bool
-        It may be remembered.
+        Whether it may be kept for later calls.
     """
 
     call: Callable[..., Any]
@@ -60,17 +60,17 @@ class Plan:
 
 
 Near = dict[Any, tuple[tuple[Any, ...], ...]]
-"""What is cheap to read of a call -> guards, key and plan of the calls that look like it."""
+"""Near key -> guards, key and plan of calls with that near key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Uncast:
-    """What serves a call under autocast: any that is in force, for no key says which it is."""
+    """Serves calls under autocast, with any settings, as the key doesn't contain them."""
 
     operator: Operator
 
     def __call__(self, *args: Any) -> Any:
-        """Cast and call; casts are differentiated by torch."""
+        """Cast the arguments and call; torch differentiates the casts."""
         given = autocast.cast(self.operator.spec, args)
         if given is None:
             return self.operator.unserved(args)
@@ -88,11 +88,11 @@ class Operator:
     Attributes
     ----------
     spec : OpSpec
-        What it means.
+        Its specification.
     backend : str, optional
         The only backend that may serve it; None for the fastest verified kernel.
     shelled : bool
-        To a compiler it is one of ``torch.ops.nxcore``; else it sees the reference.
+        Whether compilers see an operator of ``torch.ops.nxcore``; otherwise they trace the reference.
     """
 
     def __init__(
@@ -110,10 +110,10 @@ class Operator:
     def __repr__(self) -> str:
         return f"<nxcore operator {self.spec.name!r}{f' on {self.backend!r}' if self.backend else ''}>"
 
-    def __deepcopy__(self, memo: Any) -> Operator:  # a module that holds one can be copied
+    def __deepcopy__(self, memo: Any) -> Operator:  # so that a module with an operator can be copied
         return self
 
-    def __reduce__(self) -> tuple[Any, ...]:  # and pickled: an operator is its name and its backend
+    def __reduce__(self) -> tuple[Any, ...]:  # and pickled, by name and backend
         return _named, (self.spec.name, self.backend)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -121,16 +121,16 @@ class Operator:
         raise NotImplementedError(f"{type(self).__name__} was not made by make_operator")
 
     run: Callable[..., Any]
-    """Run the operator, arguments all positional. This and what follows are generated from the spec."""
+    """Run the operator, with all arguments positional. This and the following are generated."""
     by_kernel: Callable[..., Any]
-    """Run the operator; None where torch is known to serve, for a caller who has a way of its own."""
+    """Run the operator; None if torch serves the call, for a caller with its own implementation."""
     key: Callable[..., Any]
     """Return the key of a call."""
     near_key: Callable[..., Any]
-    """Return what of a call leads near."""
+    """Return the near key of a call."""
 
     def frozen(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return ``args`` with their sequences as tuples, so that they can be part of a key."""
+        """Return ``args`` with sequences as tuples, so that they can be part of a key."""
         kinds = (p.kind for p in self.spec.params)
         return tuple(
             tuple(a) if isinstance(a, list) and kind in ("tensors", "static", "size") else a
@@ -138,12 +138,12 @@ class Operator:
         )
 
     def clear(self) -> None:
-        """Forget all plans: plugins, policies or quarantine have changed."""
+        """Drop all plans: plugins, policies or quarantine have changed."""
         self.plans, self._older = ending.table(), {}
-        self.near = ending.table()  # last: whoever holds an older one may still add to it what is forgotten
+        self.near = ending.table()  # last, since another thread may still add dropped plans to the old table
 
     def approach(self, near: Near, key: Any, plan: Callable[..., Any], *args: Any) -> None:
-        """Let calls like this one find ``plan`` near; ``near`` was read before ``plan`` was found."""
+        """Add ``plan`` to the table ``near``, which was read before the plan was found."""
         found = guards(self.spec, args)
         if found is None:
             return
@@ -151,27 +151,27 @@ class Operator:
         try:
             others = [entry for entry in near.get(leads, ()) if entry[-2] != key]
         except TypeError:
-            return  # a static value is a list, which the key holds as a tuple
+            return  # a static value is a list, which is a tuple in the key
         if len(near) >= CAPACITY and not others:
             near.clear()
         near[leads] = ((*found, key, plan), *others)[:ALIKE]
 
     def replan(self, key: Any, plan: Callable[..., Any]) -> None:
-        """Let ``plan`` serve calls of ``key`` from now on, in place of another."""
+        """Replace the plan of ``key`` by ``plan``."""
         self.plans[key] = plan
         self.near = ending.table()
 
     def miss(self, key: Any, *args: Any, kernels: bool = False) -> Any:
-        """Serve a call that the table doesn't know: check it, find a plan, remember it, run it.
+        """Serve a call that isn't in the table: check it, find a plan, keep it, run it.
 
-        Without a key, as under ``torch.compile``, it is nothing to remember: the checks will say why, or the
-        reference serves it. Where only ``kernels`` are wanted, None comes in place of a planned reference.
+        Without a key, as under ``torch.compile``, no plan is kept: the checks raise, or the reference serves
+        the call. With ``kernels``, it returns None if the plan is the reference.
         """
         args = self.frozen(args)
         if torch.compiler.is_compiling():  # the key reads what dynamo can't trace
             return self._traced(args)
         ending.halt()
-        if sharding.is_sharded(args):  # each rank's part is a call of its own
+        if sharding.is_sharded(args):  # each rank calls with its own shards
             return sharding.divided(self.spec, self.run, args)
         plan = None if key is None else self._older.get(key)
         if plan is None:
@@ -193,31 +193,33 @@ class Operator:
             return self.failed(key, plan, error, *args)
 
     def _traced(self, args: tuple[Any, ...]) -> Any:
-        """Leave one node in a compiler's graph, or else the reference's."""
-        # An exporter's own tensors are no plain ones.
+        """Add one node to a compiler's graph, or the nodes of the reference."""
+        # An exporter's tensors are subclasses.
         plain = all([type(t) in PLAIN for t in tensors_of(args)]) or not torch.compiler.is_dynamo_compiling()  # noqa: C419  dynamo reads a list
         shelled = self.shelled and plain and _has_shell(self.spec.name, self.backend)
         if shelled and self.shell is not None and self.shell.signature.takes(args):
-            # A view can't be a node: its memory is an argument's.
+            # A view can't be a node: it shares memory with an argument.
             return (
-                self.spec.reference(*args) if self.spec.view(*args) else self.shell(args, asked(self.backend))
+                self.spec.reference(*args)
+                if self.spec.view(*args)
+                else self.shell(args, requested(self.backend))
             )
         return self.unserved(args)
 
     def _remember(self, key: Any, plan: Callable[..., Any]) -> None:
         if len(self.plans) >= CAPACITY:
             self._older, self.plans = self.plans, ending.table()
-            self.near = ending.table()  # what is still called comes back, and what isn't is not held
+            self.near = ending.table()  # plans in use are added again, others are dropped
         self.plans[key] = plan
 
     def unusual(self, args: tuple[Any, ...]) -> str:
-        """Return why no kernel may see this call, only torch; empty if any may."""
+        """Return why only torch can serve this call; empty if kernels can."""
         if torch.compiler.is_compiling():
             return "torch.compile traces the reference"
         if reason := unusual.unusual():
             return reason
         if autocast.concerns(args) and autocast.cast(self.spec, args) is None:
-            return "autocast is on, and torch alone does what it asks for"
+            return "autocast is on, and only torch applies its casts"
         for value in args:
             for tensor in value if isinstance(value, tuple) else (value,):
                 if isinstance(tensor, Tensor) and (why := unusual_tensor(tensor)):
@@ -225,7 +227,7 @@ class Operator:
         return ""
 
     def unserved(self, args: tuple[Any, ...]) -> Any:
-        """Serve a call that no kernel may see."""
+        """Serve a call that only torch can serve."""
         return self._serve_unusual(args, self.unusual(args))
 
     def _serve_unusual(self, args: tuple[Any, ...], reason: str) -> Any:
@@ -237,11 +239,13 @@ class Operator:
         return self.spec.reference(*args)
 
     def failed(self, key: Any, plan: Callable[..., Any], error: Exception, *args: Any) -> Any:
-        """Deal with a plan that raised: the session knows who is next, unless the call was at fault."""
+        """Handle a plan that raised: the session takes the next candidate, unless the call is invalid."""
         if isinstance(error, NxcoreError) or isinstance(plan, Uncast):
             raise error
         args = self.frozen(args)
-        self.spec.check(*args)  # a key doesn't tell all that a check does, such as the size of a number
+        self.spec.check(
+            *args
+        )  # a key doesn't contain everything that is checked, such as the size of a number
         if reason := self.unusual(args):
             return self._serve_unusual(args, reason)
         if self._recover is None:
@@ -249,17 +253,17 @@ class Operator:
         return self._recover(self, key, plan, error, args)
 
 
-@unseen  # dynamo can't trace how our errors are made
+@unseen  # dynamo can't trace the constructors of our errors
 def _refuse(name: str, backend: str, reason: str) -> None:
     raise UnsupportedProblemError(name, backend, [reason])
 
 
 @unseen
 def _has_shell(name: str, backend: str | None) -> bool:
-    """Look for what stands in ``torch.ops.nxcore`` for an operator; made now if it is missing.
+    """Return whether an operator exists in ``torch.ops.nxcore``; it is created if it is missing.
 
-    By name: to torch before 2.13 an object of ours is no constant. Under a transform of ``torch.func`` there
-    is none: it is of the reference.
+    It takes a name, since torch before 2.13 accepts no object of ours as a constant. Under a transform of
+    ``torch.func`` there is none: the reference is transformed.
     """
     operator = _named(name, backend)
     operator.shell = define(operator.spec)
@@ -272,7 +276,7 @@ def _named(name: str, backend: str | None) -> Operator:
 
 
 def overlap(out: Tensor, *inputs: Any) -> tuple[bool, ...]:
-    """Return for each input whether ``out`` is the very same memory.
+    """Return for each input whether it has exactly the memory of ``out``.
 
     Raises
     ------
@@ -292,7 +296,9 @@ def overlap(out: Tensor, *inputs: Any) -> tuple[bool, ...]:
             out.shape,
             out.dtype,
         )
-        dense = TensorMeta.of(x).is_dense() and TensorMeta.of(out).is_dense()  # others may interleave
+        dense = (
+            TensorMeta.of(x).is_dense() and TensorMeta.of(out).is_dense()
+        )  # non-dense tensors may interleave
         if not identical and dense and x.numel() and out.numel() and _ranges_meet(x, out):
             raise InvalidInputError("out must not overlap an input in part", argument="out")
         same.append(identical)

@@ -1,4 +1,4 @@
-"""Joiner: from a choice to the call that serves: behind its guards, with its backward operator."""
+"""Joiner: from a choice to the final call, with its wrappers and its backward operator."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from nxcore.spec.problem import Problem, tensors_of
 
 
 class Joiner:
-    """Puts what a session wraps around a planned kernel.
+    """Wraps the plan of a choice, and joins it with its backward operator.
 
     Parameters
     ----------
     chooser : Chooser
-        Who knows what is chosen, and which kernels would take a problem.
+        Makes choices, and determines which kernels would accept a problem.
     op : callable
-        ``op(name, backend=...)``: the session's operators.
+        ``op(name, backend=...)``: returns an operator of the session.
     """
 
     def __init__(self, chooser: Chooser, op: Callable[..., Operator]) -> None:
         self.chooser, self.tuner, self.registry, self._op = chooser, chooser.tuner, chooser.tuner.registry, op
 
     def joined(self, operator: Operator, problem: Problem, args: tuple[Any, ...], choice: Choice) -> Call:
-        """Return the chosen call, and the one for captured calls beside it where that is another."""
+        """Return the chosen call, switched with that for captured calls if they differ."""
         call = self._alone(operator, problem, args, choice)
         if choice.captured is None:
             return call
         return unless_capturing(call, self._alone(operator, problem, args, choice.captured))
 
     def _alone(self, operator: Operator, problem: Problem, args: tuple[Any, ...], choice: Choice) -> Call:
-        """Return a chosen call behind its guards, joined with its backward operator where one is needed."""
+        """Return a chosen call with its wrappers, joined with its backward operator if one is needed."""
         served, inner, inner_args = self.served(operator, problem, args)
         call, gradient = guarded(self.chooser.watches.over(choice, inner), inner), operator.spec.gradient
         if served is not operator and (choice.native or self.unlearnt(inner, choice)):
-            return operator.spec.reference  # whose own autograd keeps what it needs
+            return operator.spec.reference  # whose own autograd saves its tensors
         if not (problem.needs_grad and gradient and gradient.covers(*args)):
             return call
         call = call if served is operator else of_the_first(call, len(inner_args))
@@ -53,7 +53,7 @@ class Joiner:
     def served(
         self, operator: Operator, problem: Problem, args: tuple[Any, ...]
     ) -> tuple[Operator, Problem, tuple[Any, ...]]:
-        """Return what runs: another operator where a gradient is needed and that one keeps more for it."""
+        """Return the operator that runs: the gradient's own forward operator, if a gradient is needed."""
         gradient = operator.spec.gradient
         if not (problem.needs_grad and gradient and gradient.forward and gradient.covers(*args)):
             return operator, problem, args
@@ -62,15 +62,16 @@ class Joiner:
         return inner, Problem.of(inner.spec, inner_args), inner_args
 
     def unlearnt(self, inner: Problem, choice: Choice) -> str:
-        """Return why calls don't take turns though the choice says so; empty where they do.
+        """Return why the calls don't take turns although the choice says so; empty if they do.
 
-        Torch's fastest way takes none where it answers otherwise, so that kernels would be held to less.
+        Torch's fastest way can't take part if it returns another result, so kernels would have a slower
+        rival.
         """
         if exploration(choice.call) is None or not inner.spec.yardsticks:
             return ""
         ways = " and ".join(inner.spec.yardsticks)
         why = f"torch's {ways} returns another result and takes no turns"
-        return f"with a gradient it isn't learnt from calls: {why}"
+        return f"with a gradient its calls are not explored: {why}"
 
     def _differentiable(
         self, operator: Operator, problem: Problem, args: tuple[Any, ...], choice: Choice, call: Call
@@ -120,7 +121,7 @@ class Joiner:
         """Return the problem that the gradient of ``problem`` is, laid out as the output."""
         gradient = present(problem.spec.gradient, "gradient")
         mask = tuple(t.requires_grad for t in tensors_of(args))
-        # Any number of that type will do.
+        # Any number of that type works.
         values = tuple(a(1) if isinstance(a, type) else a for a in problem.args)
         grad, *kept = problem.outputs if gradient.keeps else (problem.outputs,)
         return Problem.of(self.registry.spec(gradient.op), gradient.args(grad, mask, *values, *kept))

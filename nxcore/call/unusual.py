@@ -1,4 +1,4 @@
-"""What keeps a call from all kernels: what is in force around it, and what its tensors are."""
+"""Conditions under which only torch can serve a call: of its context, and of its tensors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def unusual() -> str:
 
 
 def unusual_tensor(tensor: Tensor) -> str:
-    """Return why no kernel may see this tensor, only torch; empty if any may."""
+    """Return why only torch can handle this tensor; empty if kernels can."""
     if type(tensor) not in PLAIN:
         return f"{type(tensor).__name__} is a subclass of Tensor"
     if tensor.layout is not torch.strided:
@@ -44,7 +44,7 @@ def unusual_tensor(tensor: Tensor) -> str:
 
 
 def _has_memory(tensor: Tensor) -> bool:
-    """Return whether a tensor's elements are stored; those of torch's own zeros and of transforms are not."""
+    """Return whether a tensor's elements are stored: those of torch's own zeros and of transforms aren't."""
     try:
         return tensor.data_ptr() != 0 or tensor.numel() == 0
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""What stands around a planned call where its key can't tell a call that the kernel must not see."""
+"""Wrappers of plans, for conditions that the key doesn't cover: capture, negation, current device."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from nxcore.spec.problem import Problem, tensors_of
 
 
 def guarded(choice: Choice, problem: Problem) -> Callable[..., Any]:
-    """Return the planned call behind the guards that ``problem`` needs.
+    """Return the planned call behind the wrappers that ``problem`` needs.
 
-    Where there is another choice for captured calls, who joins the two keeps those from this one.
+    If there is another choice for captured calls, the caller switches between the two.
     """
     call, reference = choice.call, problem.spec.reference
     if call is reference:
         return call
-    if choice.decision.rule == "pinned":  # what a strict backend can't run, nothing else may
+    if choice.decision.rule == "pinned":  # no other backend may replace a requested one
         reference = _refusing(problem.op, choice)
     if problem.device.type == "cuda":
         if not choice.kernel.graph_safe and choice.captured is None:
@@ -30,7 +30,7 @@ def guarded(choice: Choice, problem: Problem) -> Callable[..., Any]:
             call = _on_device(call, problem.device)
     if problem.writes:
         call = _noticed(call, problem)
-    # A lazy negation lives only in views of complex tensors: strided, or of a single element.
+    # Only views of complex tensors have a lazy negation: strided, or of a single element.
     if any(t.numel() == 1 or not t.is_dense() for t in problem.tensors):
         call = _unless_negated(call, reference)
     return call
@@ -46,7 +46,7 @@ def _refusing(op: str, choice: Choice) -> Callable[..., Any]:
 
 
 def unless_capturing(call: Callable[..., Any], captured: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``call``, and ``captured`` in its place where a CUDA graph is being captured."""
+    """Return a call that runs ``captured`` while a CUDA graph is being captured, and ``call`` otherwise."""
 
     def guarded(*args: Any) -> Any:
         return (captured if torch.cuda.is_current_stream_capturing() else call)(*args)
@@ -63,7 +63,7 @@ def _on_device(call: Callable[..., Any], device: torch.device) -> Callable[..., 
 
 
 def _noticed(call: Callable[..., Any], problem: Problem) -> Callable[..., Any]:
-    """Let autograd know that ``out`` was written, as torch's own operators do."""
+    """Mark ``out`` as written for autograd, as torch's own operators do."""
     place = next(i for i, p in enumerate(problem.spec.params) if p.kind == "out")
 
     def guarded(*args: Any) -> Any:
@@ -88,7 +88,7 @@ def _unless_negated(call: Callable[..., Any], reference: Callable[..., Any]) -> 
 
 
 def preferring(order: Preference, operator: Callable[..., Any]) -> Callable[..., Any]:
-    """Carry ``nxcore.use`` over to the backward pass, which runs later and, on CUDA, in another thread."""
+    """Apply ``nxcore.use`` in the backward pass too, which runs later and, on CUDA, in another thread."""
     if order == Preference():
         return operator
 
@@ -103,7 +103,7 @@ def preferring(order: Preference, operator: Callable[..., Any]) -> Callable[...,
 
 
 def of_the_first(call: Callable[..., Any], count: int) -> Callable[..., Any]:
-    """Give ``call`` the first ``count`` arguments."""
+    """Return a function that passes its first ``count`` arguments to ``call``."""
 
     def run(*args: Any) -> Any:
         return call(*args[:count])

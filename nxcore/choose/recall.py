@@ -226,8 +226,8 @@ class Recall:
     def _with_left_out(self, op: str, decision: Decision) -> Decision:
         """Add the kernels that run on request only to a decision."""
         kernels = self.tuner.registry.kernels(op)
-        asked = [left_out(b, k).candidate for b, k in kernels if b.on_request]
-        return replace(decision, candidates=(*decision.candidates, *asked))
+        requested = [left_out(b, k).candidate for b, k in kernels if b.on_request]
+        return replace(decision, candidates=(*decision.candidates, *requested))
 
     def _decided(self, problem: Problem, candidates: Sequence[Candidate], page: Page) -> Decision:
         owned = {b.label(k): (b, k) for b, k in self.tuner.taking_part(problem.op)}

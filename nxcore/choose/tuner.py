@@ -96,13 +96,13 @@ class Tuner:
         if backend is not None:
             return self._pinned(problem, args, backend)
         kernels = list(self.registry.kernels(problem.op))
-        asked: dict[str, Contender] = {}
+        considered: dict[str, Contender] = {}
         for b, k in ((b, k) for name in order for b, k in kernels if b.name == name):
-            entry = asked[b.label(k)] = self.enter(b, k, problem, args)
+            entry = considered[b.label(k)] = self.enter(b, k, problem, args)
             if not entry.candidate.refusal:  # preparing the others may take long
                 why = f"not considered: {b.name!r} is preferred"
                 entries = [
-                    asked.get(b.label(k))
+                    considered.get(b.label(k))
                     or left_out(b, k, why if b.name in order or not b.on_request else "")
                     for b, k in kernels
                 ]
@@ -110,7 +110,8 @@ class Tuner:
                 candidates = tuple(e.candidate for e in entries)
                 return carry_out(Decision(entry.candidate.label, "preferred", reason, candidates), entries)
         entries = [
-            asked.get(b.label(k)) or (left_out(b, k) if b.on_request else self.enter(b, k, problem, args))
+            considered.get(b.label(k))
+            or (left_out(b, k) if b.on_request else self.enter(b, k, problem, args))
             for b, k in kernels
         ]
         decision, again = self.measured(problem, args, entries)

@@ -1,4 +1,4 @@
-"""Stand-ins: tensors that a capture reads and writes in place of a caller's."""
+"""Buffers: tensors that a capture reads and writes in place of the caller's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nxcore.spec.problem import TensorMeta
 
 
 def new_like(tensor: Tensor) -> Tensor:
-    """Return new memory, laid out as ``tensor`` where that can be written."""
+    """Return new memory, with the layout of ``tensor`` if that can be written."""
     meta = TensorMeta.of(tensor)
     return torch.empty_like(tensor, requires_grad=False) if overlaps(meta) else meta.empty()
 
@@ -25,7 +25,7 @@ def buffer(tensor: Tensor) -> Tensor:
 
 
 def fill(buffers: Iterable[Tensor], tensors: Iterable[Tensor]) -> None:
-    """Copy what a graph is to read into its buffers."""
+    """Copy the inputs of a graph into its buffers."""
     with torch.no_grad():
         for own, tensor in zip(buffers, tensors, strict=True):
             own.copy_(tensor)
@@ -33,23 +33,23 @@ def fill(buffers: Iterable[Tensor], tensors: Iterable[Tensor]) -> None:
 
 @contextlib.contextmanager
 def untouched(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Put these tensors back as they were: warm-ups are no calls of the user's."""
+    """Restore these tensors after the block: warm-up calls must have no effect."""
     before = [(tensor, tensor.detach().clone()) for tensor in tensors]
     try:
         yield
     finally:
         with torch.no_grad():
             for tensor, value in before:
-                tensor.data.copy_(value)  # autograd, which may have saved it, is to see no change
+                tensor.data.copy_(value)  # autograd, which may have saved it, must not see a change
 
 
 @contextlib.contextmanager
 def aliased(modules: Iterable[nn.Module], tensors: Iterable[Tensor]) -> Iterator[list[Any]]:
-    """Put others in the places of parameters and buffers that lie where they lie; yield these.
+    """Replace parameters and buffers by aliases of the same memory within the block; yield these.
 
-    What is captured must not hold the parameters' own nodes of autograd, which are everybody's, and which
-    remember the stream that they were made on. And what it writes into must not look changed to a backward
-    pass that the caller has still to make.
+    A capture must not hold the parameters' own autograd nodes, which are shared and remember the stream on
+    which they were made. And its writes must not look like changes to a backward pass that the caller has
+    still to run.
     """
     held = list(tensors)
     others = {id(t): nn.Parameter(t.detach(), True) if t.requires_grad else t.data for t in held}

@@ -1,4 +1,4 @@
-"""Capture: one signature of a module's call as two CUDA graphs, and the way through them."""
+"""Capture: one signature of a module's call as two CUDA graphs, and their replay."""
 
 # ruff: noqa: SLF001  torch has no public form of what is asked of its internals here
 
@@ -22,41 +22,41 @@ from nxcore.graphs.recorder import Recorder, Ticket
 from nxcore.graphs.snapshot import Inside
 
 ROUNDS = 7
-"""Pairs of runs and replays, by which a capture must be the faster one."""
+"""The number of pairs of a run and a replay, by which the speed is compared."""
 
 AGREES = 1e-2
-"""By how much of their norm gradients may differ from another run's, which may add up in another order."""
+"""The allowed relative difference of gradients, since runs may add in another order."""
 
 SMALL = 2**20
-"""Bytes up to which gradients are copied together."""
+"""The most bytes of gradients that are copied together."""
 
 Run = Callable[..., Any]
 Outcome = tuple[Tensor, Sequence[Tensor | None]]
-"""A result, and gradients."""
+"""A result and its gradients."""
 
 
 class Capture:
-    """One signature of a module's call, as two graphs.
+    """One signature of a module's call as two CUDA graphs.
 
     Parameters
     ----------
     run, module, tensors
         The call.
     recorder : Recorder
-        Of the tensors' device.
+        The recorder of the tensors' device.
 
     Attributes
     ----------
     gain : float
-        How many times as fast as running it a replay is, forward and backward, host and device.
+        The speed of a replay relative to a run, forward and backward, host and device.
     late : int
-        Calls in a row that had to run, because a later capture was kept.
+        The number of calls in a row that had to run because a later capture was open.
 
     Raises
     ------
     CaptureError
-        If it draws random numbers, doesn't return one plain tensor with a gradient, is of what no graph
-        keeps, or answers otherwise.
+        If the call draws random numbers, doesn't return one plain tensor with a gradient, is of a module that
+        can't be captured, or its replay returns another result.
     """
 
     def __init__(self, run: Run, module: nn.Module, tensors: Sequence[Tensor], recorder: Recorder) -> None:
@@ -96,30 +96,30 @@ class Capture:
 
     @property
     def figures(self) -> str:
-        """Both times, in words."""
-        return f"{self.replayed_ms:.3g} ms there and back, {self.ran_ms:.3g} ms run"
+        """Both times, as text."""
+        return f"{self.replayed_ms:.3g} ms replayed, {self.ran_ms:.3g} ms run"
 
     @property
     def state(self) -> str:
-        """What calls of the signature do."""
+        """The state of the signature, as text."""
         return f"replays, {self.gain:.1f}x: {self.figures}"
 
     def may_begin(self) -> bool:
-        """Return whether nobody may still go back through what a replay would overwrite; count the late."""
+        """Return whether a replay overwrites no tensors still needed; count calls that must run instead."""
         ticket = self._ticket()
         free = self._order.permits(self._place)
         self.late = 0 if free else self.late + 1
         return free and (ticket is None or not ticket.open)
 
     def forward(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Replay the way there, without a gradient; return the result, which is the caller's own."""
-        self._turn()  # what comes in may be written where another result still lies
+        """Replay the forward graph; return a copy of the result, without a gradient."""
+        self._turn()  # inputs may be written where another result still is
         torch._foreach_copy_(self.given, list(tensors))
         self._there()
         return self.out.clone()
 
     def backward(self, grad: Tensor) -> list[Tensor | None]:
-        """Replay the way back; return the gradients of tensors and parameters, the caller's own."""
+        """Replay the backward graph; return copies of the gradients of tensors and parameters."""
         self._turn()
         self.gradient.copy_(grad)
         self._back()
@@ -135,7 +135,7 @@ class Capture:
         return found
 
     def enter(self) -> tuple[int, Ticket]:
-        """Return the number of a new replay, and what is to live as long as somebody may go back."""
+        """Return the number of a new replay, and a ticket that lives as long as its tensors are needed."""
         ticket = self._order.enter(self._place)
         self._number, self._ticket = self._number + 1, weakref.ref(ticket)
         return self._number, ticket
@@ -148,7 +148,7 @@ class Capture:
         )
 
     def _returned(self, module: nn.Module, given: Sequence[Tensor]) -> Tensor:
-        """Run the call; return what it returned, which must be what a replay can return."""
+        """Run the call; return its result, after a check that a replay can return it."""
         out = self.run(module, *given)
         if type(out) is not Tensor or not out.requires_grad or out.device != given[0].device:
             raise CaptureError(
@@ -157,14 +157,14 @@ class Capture:
         return out
 
     def _run(self, module: nn.Module, held: Sequence[Tensor], grad: Tensor) -> Outcome:
-        """Run the call and the way back; return the result and the gradients."""
+        """Run the call and its backward pass; return the result and the gradients."""
         out = self._returned(module, held[: self._count])
         wanted = [t for t in held if t.requires_grad]
         return out.detach(), torch.autograd.grad(out, wanted, grad, allow_unused=True)
 
     def _replayed(self, module: nn.Module, fresh: Sequence[Tensor], grad: Tensor) -> Outcome:
-        """Do the same by replays."""
-        with self.lock:  # not on the way back, which autograd makes in a thread of its own
+        """Do the same with replays."""
+        with self.lock:  # not in the backward pass, which autograd runs in another thread
             out = replay(self, module, *fresh)
         wanted = [t for t in fresh if t.requires_grad]
         return out.detach(), torch.autograd.grad(out, wanted, grad, allow_unused=True)
@@ -172,8 +172,8 @@ class Capture:
     def _record(self, module: nn.Module, held: Sequence[Tensor], recorder: Recorder) -> None:
         """Capture both ways, of a call like that of ``held``.
 
-        What was saved for the way back is held by the nodes, and so is nobody else's. All other memory is: of
-        what goes in and comes out it is known where it lies, and it is written or read next to the replay.
+        Only the autograd nodes hold the saved tensors, so their memory isn't reused. Other memory may be: of
+        inputs and results only the addresses are kept, and they are written or read next to the replay.
         """
 
         def there() -> tuple[list[Tensor], Tensor]:
@@ -201,7 +201,7 @@ class Capture:
 
 
 def _small(gradients: Mapping[int, Tensor], dtype: torch.dtype) -> list[int]:
-    """Return which are copied together, those of a shape beside each other."""
+    """Return the indices of gradients that are copied together, grouped by shape."""
     return sorted(
         (i for i, g in gradients.items() if g.dtype is dtype and g.nbytes <= SMALL),
         key=lambda i: (tuple(gradients[i].shape), i),
@@ -209,13 +209,13 @@ def _small(gradients: Mapping[int, Tensor], dtype: torch.dtype) -> list[int]:
 
 
 def _wave(out: Tensor) -> Tensor:
-    """Return a gradient of ``out``: no constant, of which a norm's gradient is 0, and nothing drawn."""
+    """Return a gradient for ``out``: neither constant, as that of a norm would be 0, nor random."""
     wave = torch.arange(out.numel(), device=out.device).mul(0.7).sin().to(out.dtype)
     return torch.empty_like(out, requires_grad=False).copy_(wave.view(out.shape))
 
 
 def _check(what: str, found: Outcome, ran: Outcome) -> None:
-    """Hold an outcome to that of a run of the same values."""
+    """Compare an outcome with that of a run with the same values."""
     off = [_off([found[0]], [ran[0]]), _off(found[1], ran[1])]
     if not max(off) <= AGREES:
         raise CaptureError(
@@ -224,7 +224,7 @@ def _check(what: str, found: Outcome, ran: Outcome) -> None:
 
 
 class _Replay(torch.autograd.Function):
-    """A captured call, and the way back; as a run where what was captured can't serve that."""
+    """A captured call and its backward pass, which runs again where the capture can't serve it."""
 
     @staticmethod
     def forward(ctx: Any, capture: Capture, module: nn.Module, *tensors: Tensor) -> Tensor:
@@ -242,16 +242,16 @@ class _Replay(torch.autograd.Function):
         with capture.lock:
             if _replayable(grad) and capture.keeps(ctx.number):
                 found = capture.backward(grad)
-                ctx.ticket.open = False  # it may be overwritten from now on
+                ctx.ticket.open = False  # its memory may be overwritten from now on
                 return None, None, *found
         return None, None, *_run_again(ctx, grad)
 
 
-replay: Any = _Replay.apply  # which torch leaves untyped
+replay: Any = _Replay.apply  # untyped in torch
 
 
 def _run_again(ctx: Any, grad: Tensor) -> list[Tensor | None]:
-    """Go back through a run on what was saved: twice through a graph, or for a second derivative."""
+    """Run again on the saved tensors: for a second backward pass, or a second derivative."""
     tensors, needed = ctx.saved_tensors, ctx.needs_input_grad[2:]
     further = torch.is_grad_enabled()
     capture: Capture = ctx.capture
@@ -274,7 +274,7 @@ def _replayable(grad: Tensor) -> bool:
 
 
 def _off(found: Sequence[Tensor | None], wanted: Sequence[Tensor | None]) -> float:
-    """Return the norm of all differences in that of all that was wanted; nan where one is missing."""
+    """Return the relative norm of all differences; nan if a tensor is missing."""
     if [f is None for f in found] != [w is None for w in wanted]:
         return math.nan
     pairs = [
@@ -287,4 +287,4 @@ def _off(found: Sequence[Tensor | None], wanted: Sequence[Tensor | None]) -> flo
 
 
 def _nobody() -> None:
-    """Stand for a reference to what is gone."""
+    """Stand in for a dead reference."""

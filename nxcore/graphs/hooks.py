@@ -20,6 +20,6 @@ def hooked(*modules: nn.Module) -> bool:
 def saving() -> bool:
     """Return whether there are hooks on what autograd saves, such as those of a checkpoint.
 
-    A checkpoint compares what the computation keeps the first time and the second: who serves mustn't change.
+    A checkpoint compares the saved tensors of two computations, so the kernel must not change.
     """
     return not torch.compiler.is_compiling() and internals.saved_tensor_hooks()

@@ -1,8 +1,8 @@
-"""Part: a module of a network whose calls in training replay two CUDA graphs, one there and one back.
+"""Part: a module whose calls in training replay two CUDA graphs, one forward and one backward.
 
-A network of many small kernels waits for the host in eager mode. A part of it that is captured costs the host
-two launches and some copies, whatever is in it. Only what surely does the same as the module's own call is
-replayed; all else runs, and ``state`` says why.
+A network of many small kernels waits for the host in eager mode. A captured part of it costs the host two
+launches and some copies, whatever it contains. A call is replayed only if it certainly does the same as the
+module's own call. All other calls run, and ``state`` gives the reason.
 """
 
 # ruff: noqa: SLF001  torch has no public form of what is asked of its internals here
@@ -27,31 +27,31 @@ from nxcore.graphs.recorder import MAKING, Recorder, recorder_of
 from nxcore.session import default
 
 MET = 12
-"""Calls before a capture: more than a problem needs to be learnt from calls
+"""Calls before a capture: more than an exploration needs to start
 (``nxcore.choose.learn.exploration.MET``)."""
 
 AGAIN = 64
-"""Calls after which it is looked at again: something was still being learnt, or it came out of turn."""
+"""Calls after which a capture is tried again, for example because of an exploration."""
 
 SELDOM = 10
-"""A signature of fewer than one in so many calls, such as an epoch's last batch, isn't captured."""
+"""A signature in fewer than one of so many calls, such as an epoch's last batch, isn't captured."""
 
 LIMIT = 4
-"""Captures that are made, for other signatures or in place of what didn't last."""
+"""The most captures, for further signatures or in place of invalid ones."""
 
 
 class Part:
-    """Runs a module's call, and replays it in training once that is known to be right and faster.
+    """Runs a module's call, and replays it in training once a replay is verified and faster.
 
     Parameters
     ----------
     run : callable
-        ``run(module, *tensors)`` returns one tensor, from these and what the module holds. What it raises, a
-        call raises; what a capture raises is told by ``state``.
+        ``run(module, *tensors)`` returns one tensor, computed from these and the module's own. A call raises
+        its exceptions; ``state`` reports those of a capture.
     record : callable
-        Returns the ``Recorder`` of a device, None where there is none.
+        Returns the ``Recorder`` of a device, or None.
     outer : Part, optional
-        Of a module that this one is inside of: unless that one is run for good, nothing is captured here.
+        The part of an enclosing module: nothing is captured here unless that one can't be captured.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class Part:
     ) -> None:
         self.run, self._record, self.outer = run, record, outer
         self._captures: dict[Any, list[Capture]] = {}
-        self._met: dict[Any, tuple[int, int]] = {}  # how often, and at which call first
+        self._met: dict[Any, tuple[int, int]] = {}  # the number of calls, and the index of the first
         self._calls = 0
         self._made, self._refusal, self._why = 0, "", ""
         self._lock = threading.RLock()
 
-    def __deepcopy__(self, memo: Any) -> Part:  # of another module, which lies elsewhere
+    def __deepcopy__(self, memo: Any) -> Part:  # for another module, with other memory
         return Part(self.run, self._record, copy.deepcopy(self.outer, memo))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -75,12 +75,12 @@ class Part:
 
     @property
     def captured(self) -> int:
-        """How many signatures are replayed."""
+        """The number of captured signatures."""
         return sum(map(len, self._captures.values()))
 
     @property
     def state(self) -> str:
-        """What its calls do, and why."""
+        """Whether its calls run or replay, and why."""
         found = "; ".join(capture.state for captures in self._captures.values() for capture in captures)
         return found or f"runs: {self._refusal or self._why or 'no call in training yet'}"
 
@@ -90,26 +90,26 @@ class Part:
             self._refusal = why
 
     def clear(self) -> None:
-        """Forget what was captured; its memory is free once results are."""
+        """Drop all captures; their memory is free once their results are."""
         with self._lock:
             self._captures.clear()
             self._met.clear()
             self._made = 0
 
     def __call__(self, module: nn.Module, *tensors: Tensor) -> Any:
-        """Replay the call of this signature where it was captured; else run it.
+        """Replay the call if its signature was captured; otherwise run it.
 
         Parameters
         ----------
         module : torch.nn.Module
-            Always the same one.
+            The same module in every call.
         tensors : Tensor
-            Of any shapes and dtypes, on one device; at least one.
+            At least one tensor, of any shapes and dtypes, all on one device.
 
         Returns
         -------
         Tensor
-            What ``run`` returns, differentiable, with memory of its own.
+            The result of ``run``, differentiable, in new memory.
         """
         if self._refusal and not self._captures:
             return self.run(module, *tensors)
@@ -126,12 +126,12 @@ class Part:
         with capture.lock:
             if capture.may_begin():
                 return replay(capture, module, *tensors, *capture.inside.parameters)
-            if capture.late >= AGAIN:  # another has been captured anew, and comes before it in a step
+            if capture.late >= AGAIN:  # another part was captured again, and precedes it in a step
                 self._captures.pop(key, None)
         return self.run(module, *tensors)
 
     def _standing(self, key: Any) -> Capture | None:
-        """Return the capture that stands for calls of this signature, as the module is now."""
+        """Return the capture of this signature that is valid for the module's present state."""
         captures = self._captures.get(key)
         if not captures:
             return None
@@ -144,12 +144,12 @@ class Part:
         return next((capture for capture in captures if capture.inside.mode == mode), None)
 
     def _meet(self, key: Any, module: nn.Module, tensors: Sequence[Tensor]) -> Any:
-        """Run the call; capture it if it has been met often enough."""
+        """Run the call; capture it if its signature was called often enough."""
         result = self.run(module, *tensors)
         if self._refusal:
             return result
         if self.outer is not None and not self.outer._refusal:
-            self._why = "it is inside of a part that may be replayed"
+            self._why = "it is inside a part that may be replayed"
             return result
         with self._lock:
             met, first = self._met.get(key, (0, self._calls))
@@ -158,17 +158,17 @@ class Part:
             if met < MET or (met - MET) % AGAIN:
                 self._why = self._why if met > MET else f"met {met} of {MET} times"
             elif met * SELDOM < (calls := self._calls - first + 1):
-                self._why = f"too seldom called for what a capture keeps: {met} of {calls} calls"
+                self._why = f"too rarely called for the memory of a capture: {met} of {calls} calls"
             else:
                 self._why = self._capture(key, module, tensors)
         return result
 
     def _capture(self, key: Any, module: nn.Module, tensors: Sequence[Tensor]) -> str:
-        """Capture a call; return why that has to wait. What can't be captured is run for good."""
+        """Capture a call; return why that has to wait. A call that can't be captured is never tried again."""
         if self._made >= LIMIT:
-            self._refusal = f"{LIMIT} captures were made, for what didn't last or for other signatures"
+            self._refusal = f"{LIMIT} captures were made, for other signatures or in place of invalid ones"
         elif default().learning:
-            return "who serves it is still being learnt"
+            return "its problems are still in exploration"
         elif (recorder := self._record(tensors[0].device)) is None:
             self._refusal = f"there are no graphs on {tensors[0].device.type!r}"
         elif not MAKING.acquire(blocking=False):
@@ -178,7 +178,7 @@ class Part:
             try:
                 with torch.enable_grad(), deciding():
                     made = Capture(self.run, module, tensors, recorder)
-            except Exception as error:  # noqa: BLE001  whatever can't be captured runs as before
+            except Exception as error:  # noqa: BLE001  a call that can't be captured runs as before
                 self._refusal = f"{type(error).__name__}: {error}"
                 return ""
             finally:
@@ -191,24 +191,24 @@ class Part:
         return ""
 
 
-WHOLE = "what it is inside of is being captured"
+WHOLE = "an enclosing part is being captured"
 
 
 def _unfit(module: nn.Module, tensors: Sequence[Tensor]) -> str:
-    """Return why a call isn't one to replay; empty if it may be."""
+    """Return why a call can't be replayed; empty if it can."""
     order = PREFERENCE.get()
     if tensors[0].is_cuda and torch.cuda.is_current_stream_capturing():
-        return "it is captured into somebody's graph"  # under which no other is to be destroyed
+        return "it is being captured in another graph"  # during which no graph may be destroyed
     if order.at_once:
         return WHOLE
     if not (module.training and torch.is_grad_enabled()):
         return "it isn't training"
     if order.observers:
-        return "somebody watches its operators"
+        return "its operators are being recorded or profiled"
     if reason := unusual():
         return reason
     if torch._C._is_any_autocast_enabled() or torch.is_anomaly_enabled() or saving():
-        return "autocast, a look for anomalies or a hook on what is saved is in force"
+        return "autocast, anomaly detection or a hook on saved tensors is in force"
     device = tensors[0].device
     for t in tensors:
         if (why := unusual_tensor(t)) or t.device != device:
@@ -217,7 +217,7 @@ def _unfit(module: nn.Module, tensors: Sequence[Tensor]) -> str:
 
 
 def _signature(tensors: Sequence[Tensor]) -> Any:
-    """Return what a capture fixes of arguments and surroundings; ``Inside`` tells of the module."""
+    """Return the properties of arguments and context that a capture fixes; ``Inside`` covers the module."""
     return (
         *((t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in tensors),
         PREFERENCE.get(),

@@ -18,7 +18,7 @@ Work = Callable[[], Result]
 
 
 class Ticket:
-    """What lives, and is open, as long as somebody may go back through a replay."""
+    """A ticket of a replay, open as long as its backward pass is possible."""
 
     __slots__ = ("__weakref__", "open", "place")
 
@@ -27,11 +27,11 @@ class Ticket:
 
 
 class Order:
-    """Who may be replayed, of captures that share one pool of memory.
+    """The order of captures that share one memory pool, and which may be replayed.
 
-    What a capture keeps between its way there and its way back was nobody's who was captured before, and
-    may lie where these leave what they need no longer. So while it is kept none of these may be replayed:
-    the way there goes from the first captured to the last, and back, as a network's layers do.
+    The tensors that a capture saves for its backward pass may be in memory that earlier captures used only
+    temporarily. So while they are needed, no earlier capture may be replayed. Forward passes run from the
+    first capture to the last, and backward passes in reverse, as a network's layers do.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Order:
         return True
 
     def enter(self, place: int) -> Ticket:
-        """Return the ticket of a way there that was permitted."""
+        """Return the ticket of a permitted forward replay."""
         ticket = Ticket(place)
         with self._lock:
             self._open.append(weakref.ref(ticket))
@@ -89,16 +89,16 @@ captured too. Two threads could wait for each other here, so it is acquired with
 
 
 class Recorder(Protocol):
-    """Captures work on one device; a test may bring one for the CPU."""
+    """Captures work on one device; a test may provide one for the CPU."""
 
     order: Order
     lock: Any
 
     def turn(self) -> None:
-        """Have what the caller asks for from now on wait for the last replay, and for what follows that."""
+        """Let the caller's further work wait for the last replay and its copies."""
 
     def aside(self, work: Work[Result]) -> Result:
-        """Run ``work`` where it could be captured, after what the caller has asked for."""
+        """Run ``work`` where it could be captured, after the caller's earlier work."""
 
     def capture(self, work: Work[Result], pool: Pool | None = None) -> tuple[Result, Callable[[], None]]:
         """Return what ``work`` returned, and what does its work again in the same memory.
@@ -107,10 +107,10 @@ class Recorder(Protocol):
         """
 
     def lying(self, tensor: Tensor) -> Tensor:
-        """Return a tensor in the memory of a captured one, which keeps that from no other capture."""
+        """Return a tensor with the memory of a captured one, which other captures may still reuse."""
 
     def seconds(self, work: Work[object]) -> float:
-        """Return how long ``work`` takes, the device's part included."""
+        """Return the seconds that ``work`` takes, device time included."""
 
     def dice(self) -> Tensor:
         """Return the state of the device's random generator."""
@@ -139,14 +139,14 @@ class CudaRecorder:
         self.lock = threading.RLock()
 
     def turn(self) -> None:
-        """Have the current stream wait for that of the last replay, if it is another."""
+        """Let the current stream wait for that of the last replay, if they differ."""
         stream = torch.cuda.current_stream(self.device)
         if self._last not in (None, stream):
             stream.wait_stream(self._last)
         self._last = stream
 
     def aside(self, work: Work[Result]) -> Result:
-        """Run ``work`` on a stream of its own, as torch asks for what is to be captured."""
+        """Run ``work`` on a separate stream, as torch requires for a capture."""
         current = torch.cuda.current_stream(self.device)
         self._side.wait_stream(current)
         with torch.cuda.stream(self._side):
@@ -159,7 +159,7 @@ class CudaRecorder:
     def capture(self, work: Work[Result], pool: Pool | None = None) -> tuple[Result, Callable[[], None]]:
         """Return what ``work`` returned, and what replays it.
 
-        Not by ``torch.cuda.graph``, which gives all cached memory back to the device each time.
+        It doesn't use ``torch.cuda.graph``, which returns all cached memory to the device each time.
         """
         graph, pool = torch.cuda.CUDAGraph(), pool or self._pool
         torch.cuda.synchronize(self.device)
@@ -182,7 +182,7 @@ class CudaRecorder:
         return result, graph.replay
 
     def lying(self, tensor: Tensor) -> Tensor:
-        """Return a tensor where ``tensor`` lies in the pool, which stays as long as a graph of it does."""
+        """Return a tensor at the address of ``tensor`` in the pool, which exists as long as its graphs."""
         storage = tensor.untyped_storage()
         there = torch._C._construct_storage_from_data_pointer(  # noqa: SLF001  torch's own graph trees use it
             storage.data_ptr(), tensor.device, storage.nbytes()
@@ -191,7 +191,7 @@ class CudaRecorder:
         return alias.set_(there, tensor.storage_offset(), tensor.shape, tensor.stride())
 
     def seconds(self, work: Work[object]) -> float:
-        """Return the time by the wall from an idle device to an idle device."""
+        """Return the wall time from an idle device to an idle device."""
         torch.cuda.synchronize(self.device)
         began = time.perf_counter()
         work()
@@ -211,7 +211,7 @@ _recorders: dict[torch.device, Recorder] = {}
 
 
 def recorder_of(device: torch.device) -> Recorder | None:
-    """Return the one of a device; None where there are no CUDA graphs."""
+    """Return the recorder of a device; None where there are no CUDA graphs."""
     if device.type != "cuda":
         return None
     return _recorders.get(device) or _recorders.setdefault(device, CudaRecorder(device))

@@ -1,4 +1,4 @@
-"""Inside: all of a module that a capture of its call fixes, and whether it is as it was."""
+"""Inside: the state of a module that a capture fixes, and a test whether it has changed."""
 
 # ruff: noqa: SLF001  a module's state is in its own underscored attributes
 
@@ -14,34 +14,34 @@ from nxcore.errors import CaptureError
 from nxcore.graphs.hooks import hooked
 
 KNOWN = ("torch.", "nxcore.nn.")
-"""Packages whose modules do what their class, their parameters and what they were made with say."""
+"""Packages whose modules depend only on their class, parameters and constructor arguments."""
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 OWN = frozenset(vars(nn.Module()))
-"""Attributes that every module has, of which another look is taken, or none."""
+"""Attributes that every module has, which are compared in another way, or not at all."""
 
 
 class Inside:
-    """What a module is made of, at present.
+    """The present state of a module.
 
     Parameters
     ----------
     module : torch.nn.Module
-        Its modules, parameters and buffers are held; so are the attributes of somebody's own modules.
+        Its modules, parameters and buffers are held, and the attributes of the user's own modules.
 
     Attributes
     ----------
     parameters, buffers : tuple of Tensor
-        Each once.
+        Its parameters and buffers, each once.
     mode : tuple
-        Which modules are in training, and which parameters need a gradient.
+        The modules in training mode, and the parameters that need a gradient.
 
     Raises
     ------
     CaptureError
-        If a parameter or buffer isn't a plain tensor, has hooks, or is on another device than the others; if
-        a module has hooks.
+        If a parameter or buffer isn't a plain tensor, has hooks, or is on another device than the others, or
+        if a module has hooks.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -74,7 +74,7 @@ class Inside:
         self.mode = self.mode_now()
 
     def holds(self) -> bool:
-        """Return whether all is as it was, but for mode, and for the values of parameters and buffers."""
+        """Return whether the state is unchanged, except for the mode and for values of tensors."""
         for held, name, value in self._held:
             if held.get(name) is not value:
                 return False
@@ -91,13 +91,13 @@ class Inside:
 
 
 def attributes(module: nn.Module) -> list[tuple[str, Any]]:
-    """Return the attributes of somebody's own module, which its ``forward`` may read."""
+    """Return the attributes of the user's own module, which its ``forward`` may read."""
     if (type(module).__module__ + ".").startswith(KNOWN):
         return []
     return [(name, value) for name, value in vars(module).items() if name not in OWN]
 
 
 def as_they_are(module: nn.Module, were: list[tuple[str, Any]]) -> bool:
-    """Return whether these attributes are those that the module has now."""
+    """Return whether the module's attributes are still these."""
     held = vars(module)
     return all(held.get(name) is value for name, value in were)

@@ -1,1 +1,1 @@
-"""What torch sees of an operator: autograd, autocast, its library, DTensors. May import ops and below."""
+"""Operators in torch: autograd, autocast, torch's library, DTensors. May import ops and below."""

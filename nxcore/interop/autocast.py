@@ -1,4 +1,4 @@
-"""What ``torch.autocast`` does to an operator's arguments, by the operator's own rule."""
+"""The casts of ``torch.autocast``, by the rule of each operator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ disabled = internals.autocast_disabled
 
 
 def devices() -> tuple[bool, bool]:
-    """Return whether it is on for the CPU, and for CUDA."""
+    """Return whether autocast is on for the CPU, and for CUDA."""
     return torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
 
 
@@ -25,10 +25,10 @@ def concerns(args: tuple[Any, ...]) -> bool:
 
 
 def cast(spec: OpSpec, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Return ``args`` as autocast has them: the very same where it changes nothing.
+    """Return ``args`` after autocast's casts: the same tuple where nothing changes.
 
-    None where only torch's reference knows: a device without a rule, or a rule whose cast torch does inside
-    of its kernel.
+    None if only torch's reference can apply them: for a device without a rule, or a rule whose cast torch
+    does inside its own kernel.
     """
     device = _device(args)
     rule = spec.autocast.get(device)
@@ -47,7 +47,7 @@ def _device(args: tuple[Any, ...]) -> str:
 
 
 def _concerns(value: Any, device: str, dtype: torch.dtype) -> bool:
-    """Return whether torch would cast ``value``: no float64, nothing on another device."""
+    """Return whether torch would cast ``value``: it casts no float64, and only tensors on the device."""
     if not isinstance(value, Tensor) or value.device.type != device or not value.is_floating_point():
         return False
     return value.dtype not in (torch.float64, dtype)

@@ -13,14 +13,14 @@ from nxcore.interop.internals import functorch
 from nxcore.spec.problem import TensorMeta
 from nxcore.spec.spec import Gradient, OpSpec
 
-WORTH_ASKING = 2**20
-"""Bytes of a tensor from which on a gradient costs more than to ask torch whether anybody wants it."""
+WORTH_CHECKING = 2**20
+"""The least bytes of a tensor whose gradient costs more than the check whether it is needed."""
 
 QUESTIONS = 2
-"""Leaves that a backward pass is asked about: the answer "yes" is an exception, and takes 30 us
+"""The most leaves to check in a backward pass: a positive check raises an exception, which takes 30 us
 (benchmarks/results/amd-epyc-2-cores/2026-11-22-sequential-host.txt).
 
-Where so many are wanted, others are taken to be wanted too.
+After so many needed ones, all others are assumed to be needed too.
 """
 
 _LEAF: type = type(torch.autograd.graph.get_gradient_edge(torch.zeros((), requires_grad=True)).node)
@@ -30,24 +30,24 @@ _leaves = (-1, 0)  # a backward pass, and how many of its leaves were found to b
 class Differentiable:
     """A planned forward call and the operator that differentiates it.
 
-    All that follows from the problem is worked out here, so that a call does little more than torch's own
-    bridge asks for.
+    All that follows from the problem is computed here, so that a call does little more than torch's own
+    autograd functions.
 
     Parameters
     ----------
     spec : OpSpec
         The operator.
     described : tuple
-        The arguments as ``Problem.args`` has them.
+        The arguments, as in ``Problem.args``.
     gradient : Gradient
-        Which operator differentiates it, and from what.
+        The operator that differentiates it, and its arguments.
     forward : callable
-        The planned kernel; takes the operator's arguments, all positional. Where the gradient names an
-        operator of its own for this, returns a tuple: the result, and what to keep for the backward pass.
+        The planned kernel; takes the operator's arguments, all positional. If the gradient names another
+        forward operator, it returns a tuple: the result, and what to save for the backward pass.
     backward : callable
         The backward operator; takes its arguments, all positional.
     reference : callable
-        The backward operator's reference: what second derivatives go through.
+        The backward operator's reference: used for second derivatives.
     """
 
     __slots__ = (
@@ -56,7 +56,7 @@ class Differentiable:
         "_numbers",
         "_places",
         "_saved",
-        "asks",
+        "checks",
         "backward",
         "described",
         "forward",
@@ -75,10 +75,12 @@ class Differentiable:
     ) -> None:
         self.described, self.gradient, self.forward = described, gradient, forward
         self.backward, self.reference = backward, reference
-        self._places: list[tuple[int, bool]] = []  # of tensors among the arguments: which, and whether many
-        self._numbers: list[int] = []  # of what may change from call to call
-        self._saved: list[tuple[int, int]] = []  # of arguments that are kept: which, and how many tensors
-        self._kept: list[int] = []  # of tensors that are kept, among all tensors
+        self._places: list[
+            tuple[int, bool]
+        ] = []  # of tensors among the arguments: index, and whether it is a sequence
+        self._numbers: list[int] = []  # indices of numbers, which may change from call to call
+        self._saved: list[tuple[int, int]] = []  # of saved arguments: index, and number of tensors
+        self._kept: list[int] = []  # indices of saved tensors, among all tensors
         count = 0
         for i, (param, value) in enumerate(zip(spec.params, described, strict=True)):
             many = param.kind == "tensors" and isinstance(value, tuple)
@@ -94,29 +96,30 @@ class Differentiable:
             count += size
         self._all = self._kept == list(range(count))
         total = sum(meta.nbytes for meta in self._described())
-        known = isinstance(total, int)  # a compiler's symbol is not to be compared: it would guard on it
-        self.asks = count > 1 and known and total >= count * WORTH_ASKING
+        known = isinstance(total, int)  # comparing a compiler's symbol would add a guard
+        self.checks = count > 1 and known and total >= count * WORTH_CHECKING
 
     def _described(self) -> Iterator[TensorMeta]:
         for i, many in self._places:
             yield from self.described[i] if many else (self.described[i],)
 
     def __call__(self, *args: Any) -> Any:
-        """Run the forward kernel and remember how to go back."""
+        """Run the forward kernel and save the tensors for the backward pass."""
         flat: list[Tensor] = []
         for i, many in self._places:
             if many:
                 flat.extend(args[i])
             else:
                 flat.append(args[i])
-        return _apply(self, args, *flat)  # type: ignore[no-untyped-call]  # torch gives it no types
+        return _apply(self, args, *flat)  # type: ignore[no-untyped-call]  # torch has no types for it
 
     def kept(
         self, ctx: Any, args: tuple[Any, ...], flat: tuple[Tensor, ...], extra: Sequence[Tensor]
     ) -> None:
-        """Keep for the backward pass what it needs.
+        """Save what the backward pass needs.
 
-        By the attributes of ``ctx`` that its methods set: each of these is a frame of Python's in every call.
+        It sets attributes of ``ctx`` directly, as each method of ``ctx`` would add a Python frame to every
+        call.
         """
         ctx.call, ctx.materialize_grads = self, False
         if self._numbers:
@@ -138,7 +141,7 @@ class Differentiable:
 
 
 class _Join(torch.autograd.Function):
-    """The bridge: ``flat`` holds the tensors of ``args`` once more, where autograd can see them."""
+    """The autograd function; ``flat`` repeats the tensors of ``args``, so that autograd sees them."""
 
     @staticmethod
     def forward(ctx: Any, call: Differentiable, args: tuple[Any, ...], *flat: Tensor) -> Any:
@@ -156,28 +159,28 @@ class _Join(torch.autograd.Function):
         if grad is None:
             return (None, None, *(None for _ in mask))
         call: Differentiable = ctx.call
-        if call.asks and sum(mask) > 1:
+        if call.checks and sum(mask) > 1:
             mask = tuple(map(_wanted, mask, ctx.next_functions))
         if functorch.is_legacy_batchedtensor(grad) and (rows := _rows(grad)) is not None:
             return (None, None, *_by_rows(call, ctx, rows, mask))[: 2 + len(mask)]
         arguments = call.arguments(ctx, grad, mask)
-        # Only with create_graph=True is grad mode on here: the reference is made of torch's own
-        # differentiable operators, a kernel isn't.
+        # Grad mode is on here only with create_graph=True: the reference consists of torch's own
+        # differentiable operators, a kernel doesn't.
         batched = _is_batched(grad)  # such a tensor has no memory of its own
         results = _run(call.reference if batched else None, call, arguments)
-        if not batched and type(grad) is Tensor:  # others have no address
+        if not batched and type(grad) is Tensor:  # others have no data pointer
             results = [_itself(r, grad) for r in results]
         return (None, None, *results)[: 2 + len(mask)]
 
 
 _apply = super(
     torch.autograd.Function, _Join
-).apply  # without torch's look for torch.func, which is in the key
+).apply  # skips torch's check for torch.func, which is in the key
 
 
 def _wanted(needed: bool, edge: tuple[Any, int]) -> bool:
     """Return whether this backward pass needs an input's gradient; ``torch.autograd.grad`` names inputs."""
-    global _leaves  # noqa: PLW0603  a race of two passes costs a question more
+    global _leaves  # noqa: PLW0603  a race of two passes costs one more check
     node = edge[0]
     if not needed or node is None:
         return needed
@@ -195,7 +198,7 @@ def _wanted(needed: bool, edge: tuple[Any, int]) -> bool:
 def _run(
     instead: Callable[..., Any] | None, call: Differentiable, arguments: tuple[Any, ...]
 ) -> list[Tensor | None]:
-    """Return the gradients, by the reference where they are to be differentiated, or ``instead``."""
+    """Return the gradients, or ``instead``; by the reference if they will be differentiated."""
     if torch.is_grad_enabled() or instead:
         return flatten((instead or call.reference)(*arguments))
     if internals.any_autocast():  # autocast is the forward's business
@@ -209,7 +212,7 @@ def _is_batched(tensor: Tensor) -> bool:
 
 
 OUTERMOST = 1
-"""The level of a map over a batch that is in no other; the engine's threads don't know how deep one is."""
+"""The level of a vmap that isn't nested; autograd's threads don't know the nesting."""
 
 
 def _rows(grad: Tensor) -> Tensor | None:
@@ -219,10 +222,10 @@ def _rows(grad: Tensor) -> Tensor | None:
 
 
 def _by_rows(call: Differentiable, ctx: Any, rows: Tensor, mask: tuple[bool, ...]) -> list[Tensor | None]:
-    """Return the gradients of each row of a batch, as autograd's own map over batches has them.
+    """Return the gradients of each row of a batch, batched again for autograd's own vmap.
 
     ``is_grads_batched=True`` gives tensors without memory, for which torch has few rules. Each row is an
-    ordinary tensor: so goes torch's own fallback, for operators that it has no rule for.
+    ordinary tensor. torch's own fallback does the same for operators without a rule.
     """
     found = [_run(None, call, call.arguments(ctx, row, mask)) for row in rows.unbind(0)]
     return [
@@ -234,7 +237,7 @@ def _by_rows(call: Differentiable, ctx: Any, rows: Tensor, mask: tuple[bool, ...
 def _itself(result: Tensor | None, grad: Tensor) -> Tensor | None:
     """Return ``grad`` for a view of all of it.
 
-    A view that nobody else holds becomes a leaf's ``.grad`` without a copy: two leaves would share memory.
+    A view with no other reference becomes a leaf's ``.grad`` without a copy: two leaves would share memory.
     """
     if result is None or result is grad or result.shape != grad.shape or result.stride() != grad.stride():
         return result
@@ -243,7 +246,7 @@ def _itself(result: Tensor | None, grad: Tensor) -> Tensor | None:
 
 
 def flatten(result: Any) -> list[Tensor | None]:
-    """Return every tensor of a nested result in order, and None where there is none."""
+    """Return every tensor of a nested result in order, and None for missing ones."""
     if isinstance(result, tuple | list):
         return [leaf for item in result for leaf in flatten(item)]
     return [result]

@@ -1,8 +1,9 @@
-"""An operator in torch's library: what ``torch.compile`` and ``torch.export`` put into their graphs.
+"""Operators in torch's library, for the graphs of ``torch.compile`` and ``torch.export``.
 
-``torch.ops.nxcore.<name>`` is made from the spec alone. To a compiler it is opaque: one node, whatever the
-sizes, and who runs it is decided when it runs. Of the same spec are its fake (shapes, dtypes and strides
-without data), its gradient (the backward operator's own node), its batching rule and what autocast does.
+``torch.ops.nxcore.<name>`` is made from the spec alone. To a compiler it is opaque: one node for all sizes.
+The kernel is chosen when the node runs. The spec also gives its fake implementation (shapes, dtypes and
+strides without data), its gradient (the backward operator's own node), its batching rule and its autocast
+rule.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from nxcore import context
-from nxcore.context import Asked, Preferring
+from nxcore.context import Requested, Preferring
 from nxcore.errors import UnsupportedProblemError
 from nxcore.interop import autocast, internals
 from nxcore.interop.autograd import Differentiable, flatten
@@ -27,7 +28,7 @@ from nxcore.spec.spec import Gradient, OpSpec
 
 NAMESPACE = "nxcore"
 
-ANYTHING = Asked()
+ANYTHING = Requested()
 
 TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 
@@ -35,26 +36,26 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def unseen(function: Function) -> Function:
-    """Have dynamo call ``function`` while it traces, and look no further than at its result."""
-    # torch.compiler.assume_constant_result does this, and imports the compiler.
+    """Let dynamo call ``function`` while tracing, and use its result as a constant."""
+    # torch.compiler.assume_constant_result does the same, but imports the compiler.
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001  see above
     return function
 
 
-Run = Callable[[tuple[Any, ...], Asked], Any]
+Run = Callable[[tuple[Any, ...], Requested], Any]
 
 
 class Shell:
-    """An operator of torch's library, made from a spec.
+    """An operator in torch's library, made from a spec.
 
     Parameters
     ----------
     spec : OpSpec
-        Its reference's annotations tell the types of static parameters and of the result.
+        Its reference's annotations give the types of static parameters and of the result.
     run : callable
-        ``run(args, asked)`` computes it; ``args`` all positional.
+        ``run(args, requested)`` computes the result; ``args`` all positional.
     namespace : str
-        Where it stands in ``torch.ops``.
+        Its namespace in ``torch.ops``.
 
     Raises
     ------
@@ -69,7 +70,7 @@ class Shell:
         library = torch.library.Library(namespace, "FRAGMENT")
         try:
             library.define(f"{spec.name}{self.signature}", tags=TAGS)
-        except RuntimeError as error:  # of torch's parser
+        except RuntimeError as error:  # raised by torch's parser
             raise Unfit(str(error)) from error
         self.overload = getattr(getattr(torch.ops, namespace), spec.name).default
         library.impl(spec.name, self._compute, "CompositeExplicitAutograd")
@@ -78,25 +79,25 @@ class Shell:
         for key in ("AutocastCPU", "AutocastCUDA"):
             library.impl(spec.name, self._autocast, key)
         torch.library.register_fake(f"{namespace}::{spec.name}", self._fake, lib=library)
-        self._library = library  # its operators live as long as it does
+        self._library = library  # its operators exist as long as it does
 
-    def __call__(self, args: tuple[Any, ...], asked: Asked = ANYTHING) -> Any:
+    def __call__(self, args: tuple[Any, ...], requested: Requested = ANYTHING) -> Any:
         """Call the operator of torch's library with the spec's arguments, all positional."""
-        return self.result.restored(self.leaves(args, asked))
+        return self.result.restored(self.leaves(args, requested))
 
-    def leaves(self, args: tuple[Any, ...], asked: Asked = ANYTHING) -> Any:
-        """Call it and return what it returns."""
-        backend, prefer, policy = asked
+    def leaves(self, args: tuple[Any, ...], requested: Requested = ANYTHING) -> Any:
+        """Call it and return its raw result."""
+        backend, prefer, policy = requested
         return self.overload(**self.signature.given(args), backend=backend, prefer=prefer, policy=policy)
 
     def close(self) -> None:
-        """Take it out of ``torch.ops``."""
+        """Remove it from ``torch.ops``."""
         self._library._destroy()  # noqa: SLF001  no public way
 
     def _compute(self, *args: Any, **named: Any) -> Any:
-        bound, asked = self.signature.bound(args, named)
+        bound, requested = self.signature.bound(args, named)
         with torch.no_grad():
-            return self._returned(self._run(bound, asked), bound)
+            return self._returned(self._run(bound, requested), bound)
 
     def _fake(self, *args: Any, **named: Any) -> Any:
         bound, _ = self.signature.bound(args, named)
@@ -108,22 +109,22 @@ class Shell:
     def _batched(self, *args: Any, **named: Any) -> Any:
         return self._referred(*self.signature.bound(args, named), "torch.func transforms the reference")
 
-    def _referred(self, bound: tuple[Any, ...], asked: Asked, reason: str) -> Any:
-        """Return the reference's answer, unless one backend was asked for."""
-        if asked.backend not in (None, "torch"):
-            raise UnsupportedProblemError(self.spec.name, str(asked.backend), [reason])
+    def _referred(self, bound: tuple[Any, ...], requested: Requested, reason: str) -> Any:
+        """Return the reference's result, unless one backend was requested."""
+        if requested.backend not in (None, "torch"):
+            raise UnsupportedProblemError(self.spec.name, str(requested.backend), [reason])
         return self._returned(self.spec.reference(*bound), bound)
 
     def _autocast(self, *args: Any, **named: Any) -> Any:
-        bound, asked = self.signature.bound(args, named)
+        bound, requested = self.signature.bound(args, named)
         given = autocast.cast(self.spec, bound)
         if given is None:
-            return self._referred(bound, asked, "autocast is on, and torch alone does what it asks for")
+            return self._referred(bound, requested, "autocast is on, and only torch applies its casts")
         with autocast.disabled():
-            return self.leaves(given, asked)
+            return self.leaves(given, requested)
 
     def _differentiate(self, *args: Any, **named: Any) -> Any:
-        bound, asked = self.signature.bound(args, named)
+        bound, requested = self.signature.bound(args, named)
         needed = torch.is_grad_enabled() and any(t.requires_grad for t in tensors_of(bound))
         if internals.in_forward_mode() or (needed and internals.transformed()):
             return self._referred(bound, asked, "torch.func transforms the reference")
@@ -131,13 +132,17 @@ class Shell:
             with internals.below_autograd():  # as torch's own custom operators do
                 return self.overload(*args, **named)
         gradient = self.spec.gradient
-        joined = self._joined(bound, gradient, asked) if gradient and gradient.covers(*bound) else None
+        joined = self._joined(bound, gradient, requested) if gradient and gradient.covers(*bound) else None
         if joined is None:
-            return self._referred(bound, asked, "a gradient is needed, and only torch's autograd computes it")
+            return self._referred(
+                bound, requested, "a gradient is needed, and only torch's autograd computes it"
+            )
         return self._returned(joined(*bound), bound)
 
-    def _joined(self, args: tuple[Any, ...], gradient: Gradient, asked: Asked) -> Differentiable | None:
-        """Return this operator and its backward, each a node of its own; None if one can't be."""
+    def _joined(
+        self, args: tuple[Any, ...], gradient: Gradient, requested: Requested
+    ) -> Differentiable | None:
+        """Return this operator joined with its backward, each as a node; None if one can't be a node."""
         backward, forward = of(gradient.op), of(gradient.forward) if gradient.forward else self
         if backward is None or forward is None:
             return None
@@ -146,13 +151,13 @@ class Shell:
             spec=self.spec,
             described=Problem.of(self.spec, args).args,
             gradient=replace(gradient, args=lambda *all_of_it: all_of_it),
-            forward=lambda *args: forward(args[:count], asked),
-            backward=functools.partial(_backward, gradient, backward, asked),
+            forward=lambda *args: forward(args[:count], requested),
+            backward=functools.partial(_backward, gradient, backward, requested),
             reference=lambda *all_of_it: backward.spec.reference(*gradient.args(*all_of_it)),
         )
 
     def _returned(self, result: Any, args: tuple[Any, ...]) -> Any:
-        """Return ``result`` as the schema has it; what would share memory with an argument is copied."""
+        """Return ``result`` in the schema's form; tensors that share memory with an argument are copied."""
         if self._views:
             inputs = {internals.storage(t) for t in tensors_of(args)}
             result = _apart(result, inputs)
@@ -160,9 +165,9 @@ class Shell:
 
 
 def _backward(
-    gradient: Gradient, shell: Shell, asked: Asked, grad: Tensor, mask: tuple[bool, ...], *args: Any
+    gradient: Gradient, shell: Shell, requested: Requested, grad: Tensor, mask: tuple[bool, ...], *args: Any
 ) -> list[Tensor | None]:
-    """Compute gradients: those that are views as the reference makes them, the others by one node."""
+    """Compute gradients: views by the reference, the others by one node."""
     found: list[Tensor | None] = [None] * len(mask)
     rest = list(mask)
     for i, wanted in enumerate(mask):
@@ -171,8 +176,8 @@ def _backward(
             rest[i] = False
             found[i] = flatten(shell.spec.reference(*alone))[i]
     if any(rest):
-        leaves = shell.result.unpacked(shell.leaves(gradient.args(grad, tuple(rest), *args), asked))
-        for i, leaf in enumerate(leaves[: len(mask)]):  # there may be more, of tensors that weren't given
+        leaves = shell.result.unpacked(shell.leaves(gradient.args(grad, tuple(rest), *args), requested))
+        for i, leaf in enumerate(leaves[: len(mask)]):  # there may be more, for omitted tensors
             found[i] = leaf if rest[i] else found[i]
     return found
 
@@ -191,13 +196,13 @@ def _apart(result: Any, storages: set[int]) -> Any:
 _LOCK = threading.Lock()
 
 SHELLS: dict[str, Shell | None] = {}
-"""What stands in ``torch.ops.nxcore``; None where torch has no schema for a spec."""
+"""The operators in ``torch.ops.nxcore``; None where torch has no schema for a spec."""
 
 
 def define(spec: OpSpec) -> Shell | None:
-    """Put an operator into ``torch.ops.nxcore``, once a process; None if torch has no schema for it.
+    """Add an operator to ``torch.ops.nxcore``, once a process; None if torch has no schema for it.
 
-    It calls the operator of that name of the default session.
+    It calls the default session's operator of that name.
     """
     with _LOCK:
         if spec.name not in SHELLS:
@@ -210,26 +215,26 @@ def define(spec: OpSpec) -> Shell | None:
 
 
 def define_all() -> tuple[str, ...]:
-    """Put every operator into ``torch.ops.nxcore``; return the names of those that torch has a schema for.
+    """Add every operator to ``torch.ops.nxcore``; return the names of those with a schema.
 
-    A process that loads what ``torch.export`` saved calls this first.
+    A process that loads files of ``torch.export`` calls this first.
     """
     specs = context.default().registry.ops.values()
     return tuple(spec.name for spec in specs if define(spec))
 
 
 def check(spec: OpSpec, call: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """Hold ``call`` to ``torch.library.opcheck``, as an operator of its own: what a kernel has part in.
+    """Run ``torch.library.opcheck`` on ``call`` as an operator: the tests that concern a kernel.
 
     Raises
     ------
     Unfit
         If torch has no schema for ``spec``.
     torch.testing._internal.optests.OpCheckError
-        What is wrong with ``call``: it isn't public, and to import it takes a second.
+        If ``call`` is wrong. The class isn't public, and its import takes a second.
     """
     shell = Shell(spec, lambda args, _: call(*args), "nxcore_opcheck")
-    parts = ("test_schema", "test_faketensor")  # gradients and traces are the operator's own
+    parts = ("test_schema", "test_faketensor")  # gradients and traces don't depend on the kernel
     try:
         torch.library.opcheck(shell.overload, (), shell.signature.given(args), test_utils=parts)
     finally:
@@ -241,10 +246,10 @@ def of(name: str) -> Shell | None:
     return define(context.default().op(name).spec)
 
 
-def _served(name: str, args: tuple[Any, ...], asked: Asked) -> Any:
-    operator = context.default().op(name, backend=asked.backend)
-    if asked.prefer is None and asked.policy is None:
+def _served(name: str, args: tuple[Any, ...], requested: Requested) -> Any:
+    operator = context.default().op(name, backend=requested.backend)
+    if requested.prefer is None and requested.policy is None:
         return operator.run(*args)
-    prefer = None if asked.prefer is None else tuple(asked.prefer)
-    with Preferring(prefer, asked.policy):
+    prefer = None if requested.prefer is None else tuple(requested.prefer)
+    with Preferring(prefer, requested.policy):
         return operator.run(*args)

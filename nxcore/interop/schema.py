@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import SymFloat, SymInt, Tensor
 
-from nxcore.context import Asked
+from nxcore.context import Requested
 from nxcore.interop.autograd import flatten
 from nxcore.spec.spec import REQUIRED, Drawn, OpSpec, Param
 
@@ -26,7 +26,7 @@ TYPES: dict[type, str] = {
     torch.memory_format: "MemoryFormat",
     torch.device: "Device",
 }
-"""What a static parameter's annotation may be made of, with lists and tuples of one of them."""
+"""The types in annotations of static parameters, also as lists and tuples."""
 
 CLASSES: dict[str, tuple[type, ...]] = {name: (cls,) for cls, name in TYPES.items()} | {
     "Tensor": (Tensor,),
@@ -36,27 +36,27 @@ CLASSES: dict[str, tuple[type, ...]] = {name: (cls,) for cls, name in TYPES.item
 }
 
 
-ASKED = ("str? backend=None", "str[]? prefer=None", "str? policy=None")
-"""What every operator takes besides its own arguments; see ``Asked``."""
+REQUEST = ("str? backend=None", "str[]? prefer=None", "str? policy=None")
+"""Arguments that every operator takes besides its own; see ``Requested``."""
 
 
-class Unfit(Exception):  # noqa: N818  no error: it says why an operator isn't one of torch's library
+class Unfit(Exception):  # noqa: N818  not an error: it gives the reason why an operator isn't in torch's library
     """A spec that torch's schemas can't express."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """An argument of the schema. A parameter has several where it takes what is of different types.
+    """An argument of the schema. A parameter with several types has several slots.
 
     Attributes
     ----------
     name : str
     type : str
-        torch's name for the type of one value.
+        torch's name of the type of one value.
     listed : bool
-        It holds a sequence of them.
+        Whether it is a sequence of such values.
     single : bool
-        A sequence of one stands for the value alone: to an operator ``3`` and ``(3,)`` are the same.
+        Whether a sequence of one value means the value: to an operator ``3`` and ``(3,)`` are the same.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Slot:
     single: bool = False
 
     def takes(self, value: Any) -> bool:
-        """Return whether ``value`` can be handed over here."""
+        """Return whether ``value`` can be passed in this slot."""
         if isinstance(value, tuple | list):
             return self.listed and all([self._takes(v) for v in value])
         return (self.single or not self.listed) and self._takes(value)
@@ -75,11 +75,11 @@ class Slot:
         return fits and (self.type not in ("int", "SymInt") or not isinstance(value, bool))
 
     def encoded(self, value: Any) -> Any:
-        """Return ``value`` as the schema has it."""
+        """Return ``value`` in the schema's form."""
         return [value] if self.listed and value is not None and not isinstance(value, tuple | list) else value
 
     def decoded(self, value: Any) -> Any:
-        """Return what was handed over as the operator takes it."""
+        """Return the operator's value for a value of the schema."""
         if not self.listed:
             return value
         return value[0] if self.single and len(value) == 1 else tuple(value)
@@ -87,14 +87,14 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A parameter and its slots, the first of them where it stands in the signature.
+    """A parameter and its slots, the first of which has its position in the signature.
 
     Attributes
     ----------
     param : Param
     slots : tuple of Slot
     optional : bool
-        None is a value of it.
+        Whether None is a valid value.
     """
 
     param: Param
@@ -108,7 +108,7 @@ class Place:
         return any([slot.takes(value) for slot in self.slots])
 
     def decoded(self, given: dict[str, Any]) -> Any:
-        """Return the parameter's value among the schema's arguments."""
+        """Return the parameter's value from the schema's arguments."""
         for slot in reversed(self.slots):
             if (value := given[slot.name]) is not None:
                 return slot.decoded(value)
@@ -116,10 +116,10 @@ class Place:
 
 
 def place_of(param: Param, annotation: Any) -> Place:
-    """Return the slots of a parameter: from its kind, and of a static one from its annotation."""
+    """Return the slots of a parameter: from its kind, or the annotation of a static one."""
     name = param.name
     if param.kind == "tensor":
-        # What is drawn is drawn before: the schema's None, which the check refuses, only ends the defaults.
+        # Drawn tensors are always passed: the schema's default None, which the check rejects, is never used.
         left_out = param.default is None or isinstance(param.default, Drawn)
         return Place(param, (Slot(name, "Tensor"),), optional=left_out)
     if param.kind == "tensors":
@@ -127,13 +127,13 @@ def place_of(param: Param, annotation: Any) -> Place:
         return Place(param, both, optional=False)
     if param.kind == "operand":
         return Place(param, (Slot(name, "Tensor"), Slot(f"{name}_number", "Scalar")), optional=False)
-    if param.kind == "size":  # which a trace may leave open
+    if param.kind == "size":  # which may be symbolic in a trace
         return Place(param, (Slot(name, "SymInt", listed=True),), optional=param.default is None)
     if param.kind == "scalar":
         return Place(param, (Slot(name, "Scalar"),), optional=False)
     if param.kind == "out":
         return Place(param, (), optional=True)
-    found: dict[str, tuple[bool, bool]] = {}  # of each type: whether alone, whether in a sequence
+    found: dict[str, tuple[bool, bool]] = {}  # of each type: whether single, whether in a sequence
     members = list(_members(annotation))
     for member in members:
         listed = typing.get_origin(member) in (tuple, list, Sequence)
@@ -164,7 +164,7 @@ def _members(annotation: Any) -> Iterator[Any]:
 
 
 def _declared(place: Place, slot: Slot) -> str:
-    """Return a slot as the schema declares it."""
+    """Return a slot's declaration in the schema."""
     first = slot is place.slots[0]
     optional = place.optional or (len(place.slots) > 1 and not slot.listed)
     text = f"{slot.type}{'[]' if slot.listed else ''}{'?' if optional else ''} {slot.name}"
@@ -187,9 +187,9 @@ def _literal(value: Any) -> str:
 
 
 class Result:
-    """How an operator's result is handed over: a tensor, or the flat list of all of its tensors.
+    """The form of an operator's result in the schema: a tensor, or the flat list of all of its tensors.
 
-    None is an empty tensor of bool there: torch's schemas know no list with gaps.
+    None becomes an empty tensor of bool: torch's schemas have no lists with None.
     """
 
     def __init__(self, annotation: Any) -> None:
@@ -202,7 +202,7 @@ class Result:
         self.alone = Tensor in members
 
     def packed(self, result: Any) -> Any:
-        """Return ``result`` as the schema has it."""
+        """Return ``result`` in the schema's form."""
         if self.plain:
             return result
         leaves = flatten(result)
@@ -210,13 +210,13 @@ class Result:
         return [like.new_empty(0, dtype=torch.bool) if t is None else t for t in leaves]
 
     def unpacked(self, leaves: Any) -> list[Tensor | None]:
-        """Return every tensor of a result, None where there is none."""
+        """Return every tensor of a result, None for missing ones."""
         if self.plain:
             return [leaves]
         return [None if t.dtype is torch.bool and t.shape == (0,) else t for t in leaves]
 
     def restored(self, leaves: Any) -> Any:
-        """Return what the operator returns; only of what is ``flat``."""
+        """Return the operator's result; only if it is ``flat``."""
         if self.plain:
             return leaves
         found = self.unpacked(leaves)
@@ -224,17 +224,17 @@ class Result:
 
 
 class Signature:
-    """What a spec's operator takes and returns, in torch's schema language.
+    """The signature of a spec's operator, in torch's schema language.
 
     Parameters
     ----------
     spec : OpSpec
-        Its reference's annotations tell the types of static parameters and of the result.
+        Its reference's annotations give the types of static parameters and of the result.
 
     Raises
     ------
     Unfit
-        If they don't.
+        If they don't, or the types have no schema.
     """
 
     def __init__(self, spec: OpSpec) -> None:
@@ -244,7 +244,7 @@ class Signature:
             raise Unfit(f"its annotations can't be read: {error}") from error
         self.places = tuple(place_of(p, hints.get(p.name)) for p in spec.params)
         self.result = Result(hints.get("return"))
-        groups: dict[tuple[bool, bool], list[tuple[Place, Slot]]] = {}  # by keyword, behind the others
+        groups: dict[tuple[bool, bool], list[tuple[Place, Slot]]] = {}  # keyword arguments, after the others
         for place in self.places:
             for i, slot in enumerate(place.slots):
                 groups.setdefault((place.param.keyword, i > 0), []).append((place, slot))
@@ -258,11 +258,11 @@ class Signature:
         positional, keywords = (
             [_declared(*found) for found in group] for group in (self._positional, self._keywords)
         )
-        arguments = [*positional, "*", *keywords, *ASKED]
+        arguments = [*positional, "*", *keywords, *REQUEST]
         return f"({', '.join(arguments)}) -> {self.result.type}"
 
     def takes(self, args: tuple[Any, ...]) -> bool:
-        """Return whether it has a place for each of ``args``, and can tell how the result is nested."""
+        """Return whether all ``args`` fit the signature, and the nesting of the result is known."""
         given = zip(self.places, args, strict=True)
         return self.result.flat and all([place.takes(value) for place, value in given])
 
@@ -274,16 +274,18 @@ class Signature:
             for slot in place.slots:
                 taken = not found and value is not None and slot.takes(value)
                 found = found or taken
-                # Where the first is a list, it is empty in another's favour.
+                # If the first slot is a list and another slot is used, it is empty.
                 given[slot.name] = (
                     slot.encoded(value) if taken else None if place.optional or not slot.listed else []
                 )
         return given
 
-    def bound(self, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], Asked]:
-        """Return the operator's arguments, all positional, and what was asked for.
+    def bound(self, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], Requested]:
+        """Return the operator's arguments, all positional, and the request.
 
-        torch leaves out what is a default.
+        torch omits arguments that have their default.
         """
         given = self._defaults | dict(zip(self._names, args, strict=False)) | named
-        return tuple([place.decoded(given) for place in self.places]), Asked(*map(named.get, Asked._fields))
+        return tuple([place.decoded(given) for place in self.places]), Requested(
+            *map(named.get, Requested._fields)
+        )

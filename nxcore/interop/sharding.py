@@ -1,7 +1,7 @@
-"""Calls with DTensors: every rank computes its own part, where the spec says how a call divides.
+"""Calls with DTensors: every rank computes its own shards, where the spec says how a call divides.
 
-torch's own rules know no kernel of ours, and not all of torch: as of 2.13 they have none for the gradient of
-an average pool, and none that is right for a depthwise convolution whose channels are sharded.
+torch's own rules don't cover our kernels, nor all of torch: in 2.13 they have no rule for the gradient of an
+average pool, and a wrong one for a depthwise convolution with sharded channels.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from nxcore.spec.spec import OpSpec, Way
 
 
 def is_sharded(args: tuple[Any, ...]) -> bool:
-    """Return whether a ``DTensor`` is among ``args``; where nobody has imported it, none is."""
+    """Return whether a ``DTensor`` is among ``args``; False if the class was never imported."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and any(isinstance(t, module.DTensor) for t in tensors_of(args))
 
 
 def divided(spec: OpSpec, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Run ``call`` on each rank's own part of ``args``, all positional, and return its part of the result.
+    """Run ``call`` on each rank's own shards of ``args``, all positional; return its shard of the result.
 
-    Along each dimension of the mesh one of the spec's ways to divide a call is taken, or none: that which
-    leaves most elements where they are. Arguments that lie otherwise are redistributed. What doesn't divide
-    at all goes to torch's own rules.
+    Along each dimension of the mesh, one of the spec's ways to divide a call is used, or none: the way that
+    moves the fewest elements. Arguments with another placement are redistributed. Calls that can't be divided
+    go to torch's own rules.
     """
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
@@ -52,7 +52,7 @@ def divided(spec: OpSpec, call: Callable[..., Any], args: tuple[Any, ...]) -> An
     for i, tensor in enumerate(tensors):
         dims = [way.tensors[i] for way in chosen]
         placements = [Replicate() if dim is None else Shard(dim) for dim in dims]
-        # Each rank knows the gradient of what all have whole by its own part of the call alone.
+        # A rank's gradient of a replicated argument covers only its own part of the call.
         grads = [
             p if way.result is None or dim is not None else Partial()
             for p, way, dim in zip(placements, chosen, dims, strict=True)
@@ -65,7 +65,7 @@ def divided(spec: OpSpec, call: Callable[..., Any], args: tuple[Any, ...]) -> An
     def joined(result: Any, meta: Any) -> Any:
         if isinstance(result, tuple | list):
             return tuple(joined(r, m) for r, m in zip(result, meta, strict=True))
-        size = {"shape": meta.shape, "stride": meta.strides}  # by itself it would take all parts to be equal
+        size = {"shape": meta.shape, "stride": meta.strides}  # without these it assumes equal shards
         return DTensor.from_local(result, mesh, placements, run_check=False, **size)
 
     return joined(results, Problem.of(spec, args).outputs)
@@ -75,7 +75,7 @@ def _fits(way: Way, tensors: list[Any], mesh: Any) -> bool:
     """Return whether no rank's part is empty: operators differ in what they accept of empty tensors."""
     count = mesh.size()
     sizes = [t.shape[dim] for t, dim in zip(tensors, way.tensors, strict=True) if dim is not None]
-    if mesh.ndim > 1:  # parts of parts
+    if mesh.ndim > 1:  # shards of shards
         return all(n and n % count == 0 for n in sizes)
     return all(-(-n // count) * (count - 1) < n for n in sizes)
 

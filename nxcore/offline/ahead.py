@@ -1,7 +1,7 @@
-"""Tuning: problems measured ahead of the calls that will meet them, with more patience than a call has.
+"""Tuning: problems measured before their calls, and longer than a call could.
 
-A cell is one problem to measure. Each page of wisdom is written as soon as it is known, so whoever is
-interrupted goes on where it ended: what is known, clear and not stale is not measured again.
+A cell is one problem to measure. Each page of wisdom is written as soon as it is measured, so an interrupted
+run continues where it ended: recorded figures that are clear and not stale are not measured again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from nxcore.store.wisdom import Page
 from nxcore.trust.gate import brief, short
 
 THOROUGH = Effort()
-"""Nobody waits for a call: looks after 12, 20 and 40 blocks."""
+"""The effort of tuning, where no call waits: looks after 12, 20 and 40 blocks."""
 
 Status = Literal["measured", "unclear", "known", "no race", "left out"]
 
@@ -45,11 +45,11 @@ class Cell:
     spec : OpSpec
         The operator.
     name : str
-        What tables call it: a sample, or a line of a trace.
+        The name in tables: a sample, or a line of a recorded file.
     build : callable
-        Returns the arguments, all positional; called when it is their turn, for there may be many.
+        Returns the arguments, all positional; called only when the cell is measured, to save memory.
     needs_grad, aliased, deterministic : bool
-        What else the problem is filed by.
+        Further properties of the problem.
     """
 
     spec: OpSpec
@@ -62,7 +62,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What came of one cell.
+    """The result of one cell.
 
     Attributes
     ----------
@@ -71,17 +71,17 @@ class Row:
     problem : Mapping
         The problem as plain data; empty where its arguments couldn't be built.
     status : str
-        ``measured``; ``unclear`` (too noisy to tell, so it is raced again next time, and what was known with
-        less noise stays); ``known`` (and not stale); ``no race`` (there was nothing to choose between);
-        ``left out`` (it couldn't be built or served).
+        ``measured``; ``unclear`` (too noisy, so that it is raced again next time, and clearer figures stay);
+        ``known`` (and not stale); ``no race`` (there was only one candidate); ``left out`` (its arguments
+        couldn't be built, or the call can't be served).
     chosen : str
         The label of the kernel that serves it from now on.
     ratio : tuple of float, optional
-        How many times as fast as torch's best: median, low, high.
+        Its speed relative to torch's fastest way: median, low, high.
     was : str
-        Who was chosen before, empty if nothing was known.
+        The earlier winner, empty if there was none.
     reason : str
-        Why, in one sentence.
+        The reason, as one sentence.
     """
 
     op: str
@@ -112,24 +112,24 @@ def of_samples(
     ----------
     registry : Registry
     device : torch.device
-        Where the arguments are built.
+        The device of the arguments.
     ops : sequence of str
         The operators, all of them by default.
     samples : sequence of str
-        In place of all real workloads but the huge ones; an operator without one of them has no cell for it.
+        The samples, by default all real workloads except the huge ones; operators without them are skipped.
     dtypes : sequence of str
-        Without ``torch.``; all that an operator has kernels for by default.
+        Names without ``torch.``; by default all that an operator has kernels for.
 
     Raises
     ------
     UnknownOperatorError, InvalidInputError
-        Naming the nearest.
+        If a name is unknown; the message names the nearest.
     """
     specs = [registry.spec(op) for op in ops] or list(registry.ops.values())
     named = {s.name for spec in specs for s in spec.samples}
     typed = {short(d) for spec in specs for d in spec.dtypes}
-    for what, asked, known in (("sample", samples, named), ("dtype", dtypes, typed)):
-        for name in asked:
+    for what, requested, known in (("sample", samples, named), ("dtype", dtypes, typed)):
+        for name in requested:
             if name not in known:
                 raise InvalidInputError(f"no {what} {name!r} here{nearest(name, known)}", argument=what)
     return [
@@ -151,12 +151,12 @@ def of_trace(registry: Registry, path: Path, device: torch.device | None = None)
     path : Path
         The file.
     device : torch.device, optional
-        Where to measure them; by default each on a device of the type that it was met on.
+        The device to measure on; by default one of the type that each problem was recorded on.
 
     Raises
     ------
     UnknownOperatorError, InvalidInputError
-        If a line makes no sense here.
+        If a line is invalid here.
     """
     cells = []
     for number, line in problems.read(path):
@@ -178,23 +178,23 @@ def _checked(spec: OpSpec, problem: Problem) -> tuple[Any, ...]:
 def tuned(
     session: Session, cells: Iterable[Cell], *, again: bool = False, effort: Effort = THOROUGH
 ) -> Iterator[Row]:
-    """Measure cells, one at every step, and keep what was found.
+    """Measure cells, one at each step, and write the results to wisdom.
 
     Parameters
     ----------
     session : Session
-        Whose kernels, and whose wisdom.
+        The session with the kernels and the wisdom.
     cells : iterable of Cell
-        What to measure.
+        The cells to measure.
     again : bool
-        Measure what is known too.
+        Measure recorded problems too.
     effort : Effort
-        How many blocks, how long.
+        The number of blocks and the time budget.
 
     Yields
     ------
     Row
-        One a cell.
+        The result of each cell.
     """
     tuner = Tuner(session.registry, session.gate, effort)
     recall = Recall(tuner, session.wisdom)
@@ -224,7 +224,7 @@ def _row(recall: Recall, cell: Cell, again: bool) -> Row:
     if choice.decision.unclear:
         told = _found(row, "unclear", recall.wisdom.read(problem) or choice)
         noise = f"A/A noise of {choice.decision.noise:.0%}, above {NOISY:.0%}"
-        return replace(told, reason=f"{noise}: {'what was known stays' if stays else 'to be raced again'}")
+        return replace(told, reason=f"{noise}: {'earlier figures stay' if stays else 'to be raced again'}")
     return _found(row, "measured" if choice.again else "no race", choice)
 
 
@@ -236,7 +236,7 @@ def _found(row: Row, status: Status, by: Page | Choice) -> Row:
 
 
 def _in_training(tuner: Tuner, problem: Problem) -> list[Problem]:
-    """Return the same problem where a gradient is needed, if the same kernels would run the same race."""
+    """Return the problem with a gradient needed, if the same kernels would take part in its race."""
     gradient = problem.spec.gradient
     if not gradient or gradient.forward or problem.needs_grad or problem.writes:
         return []
@@ -246,7 +246,7 @@ def _in_training(tuner: Tuner, problem: Problem) -> list[Problem]:
 
 
 def differentiable(arg: Any) -> Any:
-    """Return an argument whose tensors require a gradient, those that can."""
+    """Return an argument whose tensors require a gradient, where their dtype allows it."""
     if isinstance(arg, tuple):
         return tuple(differentiable(a) for a in arg)
     return arg.requires_grad_() if isinstance(arg, torch.Tensor) and arg.is_floating_point() else arg
@@ -254,7 +254,7 @@ def differentiable(arg: Any) -> Any:
 
 @contextlib.contextmanager
 def deterministic(wanted: bool) -> Iterator[None]:
-    """Measure a problem under the setting that it is filed by."""
+    """Set torch's deterministic algorithms within this block, as the problem was recorded."""
     was = torch.are_deterministic_algorithms_enabled()
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(wanted or was, warn_only=warns)

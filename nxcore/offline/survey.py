@@ -1,4 +1,4 @@
-"""Survey: what the problems of a model's step or of a recorded run are served by, and what that saves."""
+"""Survey: the kernels that serve a model's step or a recorded run, and the time that they save."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ State = Literal["kernel", "torch", "learning", "unknown"]
 
 STATES: dict[State, str] = {
     "kernel": "served by a kernel",
-    "torch": "left to torch, where nothing is faster",
-    "learning": "being learnt from calls",
+    "torch": "served by torch, as no kernel is faster",
+    "learning": "in exploration",
     "unknown": "not measured yet",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One problem, and what serves it.
+    """One problem and the kernel that serves it.
 
     Attributes
     ----------
     problem : Problem
     calls : int
-        How often a step meets it; 0 where that isn't known.
+        The calls in a step; 0 if unknown.
     state : str
-        ``kernel``, ``torch`` (measured, and nothing is faster), ``learning`` or ``unknown``.
+        ``kernel``, ``torch`` (measured, and no kernel is faster), ``learning`` or ``unknown``.
     chosen : str
         The label of the kernel that serves it.
     reason : str
-        Why, in one sentence.
+        The reason, as one sentence.
     us, torch_us : float, optional
-        Median microseconds of a call, by the kernel and by torch's best.
+        Median microseconds of a call, for the kernel and for torch's fastest way.
     saved_us : float
-        Microseconds saved by each call beside torch's best, less what the host needs for its way over the
-        bridge between forward and backward operator. Negative where its other half pays for it.
+        Microseconds saved by each call relative to torch's fastest way, minus the host time of the autograd
+        function between forward and backward operator. Negative if only both together save time.
     where : str
-        The line of a trace.
+        The line of a recorded file.
     """
 
     problem: Problem
@@ -73,14 +73,14 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What serves a model or a recorded run. ``str()`` of it is a table.
+    """The kernels that serve a model or a recorded run. ``str()`` gives a table.
 
     Attributes
     ----------
     rows : tuple of Served
-        The problems, those that save most first.
+        The problems, those with the largest saving first.
     modules : Swap, optional
-        Which of a model's modules nxcore's operators serve, and why the others are left to torch.
+        The modules that nxcore's operators serve, and why the others are left to torch.
     next : str
         What to do next.
     """
@@ -91,12 +91,12 @@ class Status:
 
     @property
     def saved_ms(self) -> float:
-        """Milliseconds that a step saves, by the medians of single calls; 0 where no calls are known."""
+        """Milliseconds saved in a step, from the medians of single calls; 0 if calls are unknown."""
         return max(0.0, sum(row.calls * row.saved_us for row in self.rows) / 1e3)
 
     @property
     def counts(self) -> dict[str, int]:
-        """State -> how many problems."""
+        """State -> number of problems."""
         return {state: sum(row.state == state for row in self.rows) for state in STATES}
 
     @property
@@ -118,18 +118,18 @@ class Status:
         lines = []
         if self.modules:
             served, left = len(self.modules.replaced), len(self.modules.left)
-            lines.append(f"{served} modules are served by nxcore's operators, {left} are torch's own")
+            lines.append(f"{served} modules are served by nxcore's operators, {left} stay torch's own")
         if self.rows:
             lines.append(self.table)
         told = [f"{n} {STATES[state]}" for state, n in self.counts.items() if n]  # type: ignore[index]  # its keys
         lines.append(f"problems: {'; '.join(told) or 'none met'}")
         if any(row.calls for row in self.rows):
-            lines.append(f"saved: {self.saved_ms:.3g} ms a step, by the medians of single calls")
+            lines.append(f"saved: {self.saved_ms:.3g} ms a step, from the medians of single calls")
         return "\n".join([*lines, f"next: {self.next}"])
 
 
 def of_model(model: nn.Module, *args: Any, **kwargs: Any) -> Status:
-    """Return what serves ``model``; see ``nxcore.status``."""
+    """Return the status of ``model``; see ``nxcore.status``."""
     session, modules = default(), standing(model)
     if args or kwargs:
         met = Trace()
@@ -138,7 +138,7 @@ def of_model(model: nn.Module, *args: Any, **kwargs: Any) -> Status:
         rows = [_row(problem, line["count"], known(session, problem)) for problem, line in met.met]
     else:
         rows = [_row(problem, 0, known(session, problem)) for problem in decided(session)]
-    what = "" if modules.replaced else "nxcore.accelerate(model) has nxcore's operators serve its modules"
+    what = "" if modules.replaced else "nxcore.accelerate(model) lets nxcore's operators serve its modules"
     if not what and not rows:
         what = "nxcore.status(model, input) runs a step to see its problems"
     tune = "record a step with nxcore.record(FILE), then run: nxcore tune --from-trace FILE"
@@ -146,7 +146,7 @@ def of_model(model: nn.Module, *args: Any, **kwargs: Any) -> Status:
 
 
 def of_trace(session: Session, path: Path, *, steps: int = 1, device: torch.device | None = None) -> Status:
-    """Return what serves the problems that ``nxcore.record`` wrote, as far as it is known.
+    """Return the status of the problems that ``nxcore.record`` wrote.
 
     Parameters
     ----------
@@ -154,14 +154,14 @@ def of_trace(session: Session, path: Path, *, steps: int = 1, device: torch.devi
     path : Path
         The file.
     steps : int
-        How many steps were recorded.
+        The number of recorded steps.
     device : torch.device, optional
-        Where they are to run; by default each on a device of the type that it was met on.
+        The device to run on; by default one of the type that each problem was recorded on.
 
     Raises
     ------
     UnknownOperatorError, InvalidInputError
-        If a line makes no sense here.
+        If a line is invalid here.
     """
     rows = []
     for number, line in problems.read(path):
@@ -176,7 +176,7 @@ def of_trace(session: Session, path: Path, *, steps: int = 1, device: torch.devi
 
 
 def known(session: Session, problem: Problem) -> Explanation | None:
-    """Return what is known of ``problem``, by this process or an earlier one; nothing is measured."""
+    """Return the explanation of ``problem`` from this or an earlier process; nothing is measured."""
     if choice := session.chooser.known(problem):
         return session.explained(problem, choice)
     if (page := session.wisdom.read(problem)) is None:
@@ -187,7 +187,7 @@ def known(session: Session, problem: Problem) -> Explanation | None:
 
 
 def decided(session: Session) -> list[Problem]:
-    """Return what a choice was made for in this process, by no preference and no ``backend=``."""
+    """Return the problems with a choice in this process, without preference and ``backend=``."""
     choices = list(session.chooser.choices)
     return list(dict.fromkeys(key[0] for key in choices if key[1] is None and not key[2]))
 
@@ -200,8 +200,8 @@ def _status(
     if not what and "unknown" in states:
         what = tune
     if not what and "learning" in states:
-        what = f"go on: calls decide; to decide at once, {tune}"
-    return Status(tuple(found), modules, what or "nothing: every problem is decided")
+        what = f"keep running: further calls decide; to decide at once, {tune}"
+    return Status(tuple(found), modules, what or "nothing to do: every problem is decided")
 
 
 def _row(problem: Problem, calls: int, found: Explanation | None, where: str = "", steps: int = 1) -> Served:
@@ -224,7 +224,7 @@ def _row(problem: Problem, calls: int, found: Explanation | None, where: str = "
 
 
 def _bridged(rows: Sequence[Served], registry: Registry) -> Iterator[Served]:
-    """Yield rows less what the bridge costs the host where a kernel serves an operator or its gradient."""
+    """Yield rows, minus the host time of the autograd function where a kernel serves one of both ways."""
     halves: dict[str, set[str]] = {}
     trains: set[str] = set()
     for spec in registry.ops.values():
@@ -242,7 +242,7 @@ def _bridged(rows: Sequence[Served], registry: Registry) -> Iterator[Served]:
 
 
 def _step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Run forward and, where gradients are on, backward; then buffers and random numbers are as before."""
+    """Run forward and, where gradients are on, backward; then restore buffers and random numbers."""
     buffers = [(b, b.clone()) for b in model.buffers()]
     weights = [p for p in model.parameters() if p.requires_grad]
     with torch.random.fork_rng():
@@ -263,7 +263,7 @@ def _table(rows: Sequence[Served]) -> str:
     head = ("problem", "calls", "kernel", "a call", "torch's", "saved")
     lines = [head, *map(_cells, rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    left = (0, 2)  # names; figures end at the right
+    left = (0, 2)  # columns of names; figures are aligned at the right
     return "\n".join(
         "  ".join(
             cell.ljust(width) if i in left else cell.rjust(width)

@@ -1,7 +1,7 @@
-"""The tiles of a kernel, timed: how a plugin's author fills the table that its planner chooses from.
+"""Timings of a kernel's tiles, from which a plugin's author makes the table of its planner.
 
-Beside ``plan`` may be ``sweep(problem)``, which yields what ``plan(problem, tile)`` takes. No call
-of a user ever sweeps: a tile comes from the plugin's own table, and this is what the table is made from.
+A kernel file may have ``sweep(problem)`` besides ``plan``: it yields values for ``plan(problem, tile)``. No
+call of a user sweeps: the planner takes a tile from the plugin's own table, which is made from these timings.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ Advance = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One tile.
+    """The result of one tile.
 
     Attributes
     ----------
     tile : str
-        As its plugin writes it; ``chosen`` for what the planner takes by itself.
+        The tile as its plugin writes it; ``chosen`` for the planner's own choice.
     device_us : float, optional
-        The median; None where it couldn't be timed.
+        The median device time; None if it couldn't be timed.
     share : float, optional
-        The floor over that time.
+        The ratio of the floor to that time.
     ratio : tuple of float, optional
-        How many times faster than the chosen one, block by block: median, low, high.
+        Its speed relative to the chosen tile, block by block: median, low, high.
     reason : str
-        Why it wasn't timed: what it raised, or how it is wrong.
+        Why it wasn't timed: its exception, or how its result is wrong.
     wrong : bool
-        Whether it disagrees with the reference.
+        Whether its result differs from the reference.
     """
 
     tile: str
@@ -74,34 +74,34 @@ def swept(
     effort: Effort = EFFORT,
     advance: Advance = lambda *_: None,
 ) -> list[Row]:
-    """Race the tiles of a kernel on one call, each held to the float64 truth first.
+    """Race the tiles of a kernel on one call; each is verified against float64 first.
 
     Parameters
     ----------
     spec : OpSpec
     backend : Backend
     kernel : Kernel
-        Whose tiles.
+        The kernel with tiles.
     args : tuple
         The call's arguments, all positional.
     most : int
-        How many tiles at most.
+        The most tiles.
     effort : Effort
-        How many blocks, how long.
+        The number of blocks and the time budget.
     advance : callable
-        ``advance(what, done, total)`` is told of every step.
+        Called as ``advance(what, done, total)`` at every step.
 
     Returns
     -------
     list of Row
-        The chosen one first, the others from the fastest on.
+        The chosen tile first, the others sorted by time.
 
     Raises
     ------
     InvalidInputError
         If the kernel has no tiles to sweep.
     UnsupportedProblemError
-        If it declines the call.
+        If it rejects the call.
     """
     if kernel.sweep is None or len(inspect.signature(kernel.plan).parameters) < 2:
         raise InvalidInputError(f"{backend.label(kernel)} has no tiles for {spec.name!r}", argument="backend")
@@ -119,7 +119,7 @@ def swept(
             call = kernel.plan(problem) if tile is None else _plan(kernel, problem, tile)
             with torch.no_grad():
                 agreed = truth.judge(call(*args))
-        except Exception as error:  # noqa: BLE001  a tile may be more than the device has room for
+        except Exception as error:  # noqa: BLE001  a tile may need more than the device has
             rows.append(Row(name, reason=f"{type(error).__name__}: {error}"))
             continue
         if agreed.ok:

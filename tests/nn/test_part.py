@@ -18,9 +18,7 @@ from tests.nn.tape import Tape
 def pair():
     found = Pair()
     found.met()
-    assert found.part.state.startswith("replays, 2.0x: 1e+03 ms there and back, 2e+03 ms run"), (
-        found.part.state
-    )
+    assert found.part.state.startswith("replays, 2.0x: 1e+03 ms replayed, 2e+03 ms run"), found.part.state
     return found
 
 

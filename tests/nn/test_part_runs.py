@@ -146,7 +146,7 @@ def test_what_no_graph_can_stand_for_is_run_for_good_and_says_why(what):
 def test_what_is_no_faster_is_run_for_good():
     pair = Pair(tape=Tape(slow=2e-3))
     pair.met()
-    assert pair.part.state.startswith("runs: replaying is no faster: 3e+03 ms there and back, 2e+03 ms run")
+    assert pair.part.state.startswith("runs: replaying is no faster: 3e+03 ms replayed, 2e+03 ms run")
     before = pair.tape.replayed
     pair.agree()
     assert pair.tape.replayed == before
@@ -156,7 +156,7 @@ def test_while_something_is_learnt_from_calls_nothing_is_captured(monkeypatch):
     pair = Pair()
     monkeypatch.setattr(type(nxcore._session()), "learning", True)
     pair.met()
-    assert pair.part.state == "runs: who serves it is still being learnt"
+    assert pair.part.state == "runs: its problems are still in exploration"
     monkeypatch.setattr(type(nxcore._session()), "learning", False)
     monkeypatch.setattr("nxcore.graphs.part.AGAIN", 2)
     pair.agree()
@@ -189,7 +189,8 @@ def test_an_epochs_last_batch_is_run(pair):
         pair.agree(1, 3, 5, 5)
     assert pair.part.captured == 1
     assert (
-        pair.part._why == f"too seldom called for what a capture keeps: {MET} of {11 * (MET - 1) + 1} calls"
+        pair.part._why
+        == f"too rarely called for the memory of a capture: {MET} of {11 * (MET - 1) + 1} calls"
     )
     for _ in range(64):
         pair.agree(1, 3, 5, 5)

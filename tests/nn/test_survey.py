@@ -49,7 +49,7 @@ def test_a_model_that_is_not_accelerated_is_told_to_be():
     found = nxcore.status(network())
     assert found.rows == ()
     assert not found.modules.replaced
-    assert found.next == "nxcore.accelerate(model) has nxcore's operators serve its modules"
+    assert found.next == "nxcore.accelerate(model) lets nxcore's operators serve its modules"
     assert "0 modules are served" in str(found)
 
 
@@ -66,7 +66,7 @@ def test_a_step_tells_its_problems_kernels_and_what_they_save():
     assert found.saved_ms == pytest.approx(2 * 0.9, rel=0.05)
     assert found.counts["kernel"] == 2
     text = str(found)
-    assert "4 modules are served by nxcore's operators, 1 are torch's own" in text
+    assert "4 modules are served by nxcore's operators, 1 stay torch's own" in text
     assert "problems: 2 served by a kernel; 2 left to torch" in text
     assert "saved: 1.8 ms a step" in text
     assert max(map(len, text.splitlines())) <= 80
@@ -108,7 +108,7 @@ def test_what_calls_are_learning_is_told():
     with nxcore.policy("online"):
         found = nxcore.status(model, X)
     assert found.counts["learning"] >= 1
-    assert "being learnt from calls" in str(found)
+    assert "in exploration" in str(found)
     assert "nxcore tune --from-trace FILE" in found.next
 
 

@@ -177,7 +177,7 @@ def test_a_pool_with_a_gradient_is_not_said_to_be_learnt():
             session.op("max_pool2d")(x, 3)
         found = session.explain("max_pool2d", x, 3, decide=False)
     assert (found.decision.chosen, found.decision.rule) == ("torch", "prior")
-    assert "with a gradient it isn't learnt from calls: torch's with_indices returns" in str(found)
+    assert "with a gradient its calls are not explored: torch's with_indices returns" in str(found)
     assert "rounds" not in str(found)
     assert found.change == "a measurement: nxcore tune max_pool2d_with_offsets, or policy 'measure'"
 

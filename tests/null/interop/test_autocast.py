@@ -63,7 +63,7 @@ def test_without_a_rule_torch_serves():
     session = fakes.session(fakes.backend("fake", fakes.kernel("add")), specs=[*SPECS.values(), spec])
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = session.explain("twice", torch.ones(3))
-        assert found.decision.reason == "autocast is on, and torch alone does what it asks for"
+        assert found.decision.reason == "autocast is on, and only torch applies its casts"
         with pytest.raises(UnsupportedProblemError, match="autocast is on"):
             session.op("twice", backend="fake")(torch.ones(3))
 

@@ -237,7 +237,7 @@ def test_a_noisy_race_replaces_no_clear_verdict_and_is_held_again(machine):
     machine.noise = 7.5
     (row,) = machine.rows(*words, "--again")["rows"]
     assert (row["status"], row["chosen"]) == ("unclear", "fast")
-    assert row["reason"].endswith(": what was known stays")
+    assert row["reason"].endswith(": earlier figures stay")
     (row,) = machine.rows(*words)["rows"]
     assert (row["status"], row["chosen"]) == ("known", "fast")
     assert (

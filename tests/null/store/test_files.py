@@ -118,7 +118,7 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path, monkeypatch):
 
 def test_a_path_that_is_no_folder_leaves_memory_and_one_warning(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.warns(StoreWarning, match="NXCORE_CACHE names another"):
+    with pytest.warns(StoreWarning, match="Set NXCORE_CACHE to another folder"):
         store = Store(tmp_path / "file" / "cache")
     store.write("verdicts", KEY, {"error": 2.0})
     assert store.read("verdicts", KEY) == {"error": 2.0}

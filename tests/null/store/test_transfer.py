@@ -153,7 +153,7 @@ def test_frozen_without_a_word_of_the_lock_is_torch_or_an_error(tmp_path):
 def test_a_lock_that_makes_no_sense_is_refused(tmp_path):
     for text in ("{}", '{"format": 1, "locked": [3]}'):
         (tmp_path / "lock.json").write_text(text)
-        with pytest.raises(InvalidInputError, match=r"isn't a lock|makes no sense"):
+        with pytest.raises(InvalidInputError, match=r"isn't a lock|is invalid"):
             Lock.read(tmp_path / "lock.json")
 
 

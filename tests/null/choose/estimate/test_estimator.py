@@ -81,7 +81,7 @@ def test_a_size_between_two_that_were_measured_takes_their_winner():
 def test_of_nothing_known_torch_serves():
     found = decision(estimating())
     assert (found.chosen, found.rule) == ("torch", "prior")
-    assert "nothing is known" in found.reason
+    assert "never measured" in found.reason
 
 
 def test_what_this_process_measures_is_known_at_once():
