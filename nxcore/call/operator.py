@@ -22,7 +22,7 @@ from nxcore import context
 from nxcore.call import ending, unusual
 from nxcore.call.generated import alike, defaults, guards, source
 from nxcore.call.unusual import PLAIN, only_default_device, untraced, unusual_tensor
-from nxcore.context import PREFERENCE, asked
+from nxcore.context import PREFERENCE, requested
 from nxcore.errors import FOREIGN, InvalidInputError, NxcoreError, UnsupportedProblemError
 from nxcore.interop import autocast, internals, sharding
 from nxcore.interop.library import Shell, define, unseen
@@ -243,9 +243,7 @@ class Operator:
         if isinstance(error, NxcoreError) or isinstance(plan, Uncast):
             raise error
         args = self.frozen(args)
-        self.spec.check(
-            *args
-        )  # a key doesn't contain everything that is checked, such as the size of a number
+        self.spec.check(*args)  # checks more than the key contains, such as the size of a number
         if reason := self.unusual(args):
             return self._serve_unusual(args, reason)
         if self._recover is None:
@@ -296,9 +294,7 @@ def overlap(out: Tensor, *inputs: Any) -> tuple[bool, ...]:
             out.shape,
             out.dtype,
         )
-        dense = (
-            TensorMeta.of(x).is_dense() and TensorMeta.of(out).is_dense()
-        )  # non-dense tensors may interleave
+        dense = TensorMeta.of(x).is_dense() and TensorMeta.of(out).is_dense()  # others may interleave
         if not identical and dense and x.numel() and out.numel() and _ranges_meet(x, out):
             raise InvalidInputError("out must not overlap an input in part", argument="out")
         same.append(identical)

@@ -76,7 +76,7 @@ class Joiner:
     def _differentiable(
         self, operator: Operator, problem: Problem, args: tuple[Any, ...], choice: Choice, call: Call
     ) -> Call:
-        """Join ``call`` with its backward operator, unless torch's own autograd does all of it anyway."""
+        """Join ``call`` with its backward operator, unless torch serves both ways."""
         gradient, order = present(operator.spec.gradient, "gradient"), PREFERENCE.get()
         spec = self.registry.spec(gradient.op)
 
@@ -118,7 +118,7 @@ class Joiner:
         return crossing.call
 
     def _described(self, problem: Problem, args: tuple[Any, ...]) -> Problem:
-        """Return the problem that the gradient of ``problem`` is, laid out as the output."""
+        """Return the problem of the gradient of ``problem``, with the layout of the output."""
         gradient = present(problem.spec.gradient, "gradient")
         mask = tuple(t.requires_grad for t in tensors_of(args))
         # Any number of that type works.

@@ -14,7 +14,7 @@ PLAIN = frozenset({Tensor, torch.nn.Parameter})
 
 
 def unusual() -> str:
-    """Return why no kernel may see a call made now, only torch; empty if any may. Autocast is no reason."""
+    """Return why only torch can serve a call made now; empty if kernels can. Autocast isn't considered."""
     if internals.tracing_state() is not None:
         return "torch.jit traces the reference"
     if internals.in_forward_mode():
@@ -53,7 +53,7 @@ def _has_memory(tensor: Tensor) -> bool:
 
 @contextlib.contextmanager
 def untraced() -> Iterator[None]:
-    """Keep a block out of a trace of ``torch.jit.trace``, in which a tensor's sizes are tensors."""
+    """Exclude a block from ``torch.jit.trace``, in which sizes are tensors."""
     state = internals.tracing_state()
     internals.set_tracing_state(None)
     try:

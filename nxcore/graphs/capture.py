@@ -81,7 +81,7 @@ class Capture:
             ran = recorder.aside(run_once)
             _check("a second run", recorder.aside(run_once), ran)
             self._record(module, held, recorder)
-            # As calls do it, with the copies of what goes in and comes out.
+            # As calls do it, with the copies of inputs and results.
             replay_once = functools.partial(self._replayed, module, fresh, grad)
             _check("a replay after two runs", recorder.aside(replay_once), ran)
             times = [

@@ -1,4 +1,4 @@
-"""Hooks: what keeps a module's call from being captured or fused."""
+"""Hooks that prevent a module's call from being captured or fused."""
 # ruff: noqa: SLF001  torch has no public test of a module's hooks
 
 from __future__ import annotations

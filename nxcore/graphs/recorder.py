@@ -101,7 +101,7 @@ class Recorder(Protocol):
         """Run ``work`` where it could be captured, after the caller's earlier work."""
 
     def capture(self, work: Work[Result], pool: Pool | None = None) -> tuple[Result, Callable[[], None]]:
-        """Return what ``work`` returned, and what does its work again in the same memory.
+        """Return the result of ``work``, and a function that repeats it in the same memory.
 
         That memory is of ``pool``, or of the recorder's own pool.
         """
@@ -157,20 +157,20 @@ class CudaRecorder:
         return result
 
     def capture(self, work: Work[Result], pool: Pool | None = None) -> tuple[Result, Callable[[], None]]:
-        """Return what ``work`` returned, and what replays it.
+        """Return the result of ``work``, and a function that replays it.
 
         It doesn't use ``torch.cuda.graph``, which returns all cached memory to the device each time.
         """
         graph, pool = torch.cuda.CUDAGraph(), pool or self._pool
         torch.cuda.synchronize(self.device)
         with torch.cuda.stream(self._side):
-            # Of this thread alone: kernels may be made ready in another one meanwhile.
+            # Captures this thread alone: another one may prepare kernels at the same time.
             graph.capture_begin(pool=pool.handle, capture_error_mode="thread_local")
             try:
                 result = work()
             except BaseException:
                 pool.leave()
-                with contextlib.suppress(RuntimeError):  # it says once more that the capture failed
+                with contextlib.suppress(RuntimeError):  # it reports the failed capture again
                     graph.capture_end()
                 raise
             try:

@@ -20,7 +20,7 @@ def devices() -> tuple[bool, bool]:
 
 
 def concerns(args: tuple[Any, ...]) -> bool:
-    """Return whether it is on where a call with ``args`` runs."""
+    """Return whether autocast is on for the device of ``args``."""
     return internals.any_autocast() and torch.is_autocast_enabled(_device(args))
 
 

@@ -24,7 +24,7 @@ After so many needed ones, all others are assumed to be needed too.
 """
 
 _LEAF: type = type(torch.autograd.graph.get_gradient_edge(torch.zeros((), requires_grad=True)).node)
-_leaves = (-1, 0)  # a backward pass, and how many of its leaves were found to be wanted
+_leaves = (-1, 0)  # the id of a backward pass, and the number of its leaves found to be needed
 
 
 class Differentiable:
@@ -56,8 +56,8 @@ class Differentiable:
         "_numbers",
         "_places",
         "_saved",
-        "checks",
         "backward",
+        "checks",
         "described",
         "forward",
         "gradient",
@@ -75,9 +75,7 @@ class Differentiable:
     ) -> None:
         self.described, self.gradient, self.forward = described, gradient, forward
         self.backward, self.reference = backward, reference
-        self._places: list[
-            tuple[int, bool]
-        ] = []  # of tensors among the arguments: index, and whether it is a sequence
+        self._places: list[tuple[int, bool]] = []  # of tensor arguments: index, and whether a sequence
         self._numbers: list[int] = []  # indices of numbers, which may change from call to call
         self._saved: list[tuple[int, int]] = []  # of saved arguments: index, and number of tensors
         self._kept: list[int] = []  # indices of saved tensors, among all tensors
@@ -189,7 +187,7 @@ def _wanted(needed: bool, edge: tuple[Any, int]) -> bool:
         return True
     try:
         return internals.will_run(node)
-    except (RuntimeError, AttributeError):  # of a leaf that is asked for, torch has no answer but this
+    except (RuntimeError, AttributeError):  # torch raises this for a needed leaf
         if leaf:
             _leaves = (task, _leaves[1] + 1 if _leaves[0] == task else 1)
         return True
@@ -201,7 +199,7 @@ def _run(
     """Return the gradients, or ``instead``; by the reference if they will be differentiated."""
     if torch.is_grad_enabled() or instead:
         return flatten((instead or call.reference)(*arguments))
-    if internals.any_autocast():  # autocast is the forward's business
+    if internals.any_autocast():  # autocast applies to the forward pass only
         with autocast.disabled():
             return flatten(call.backward(*arguments))
     return flatten(call.backward(*arguments))
@@ -216,7 +214,7 @@ OUTERMOST = 1
 
 
 def _rows(grad: Tensor) -> Tensor | None:
-    """Return a batch of gradients as one ordinary tensor; None if it is of several maps, one in another."""
+    """Return a batch of gradients as one ordinary tensor; None for nested vmaps."""
     rows: Tensor = internals.without_batch(grad, OUTERMOST, 1, 0)  # as torch's own map does
     return None if functorch.is_legacy_batchedtensor(rows) else rows
 

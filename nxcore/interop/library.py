@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from nxcore import context
-from nxcore.context import Requested, Preferring
+from nxcore.context import Preferring, Requested
 from nxcore.errors import UnsupportedProblemError
 from nxcore.interop import autocast, internals
 from nxcore.interop.autograd import Differentiable, flatten
@@ -127,7 +127,7 @@ class Shell:
         bound, requested = self.signature.bound(args, named)
         needed = torch.is_grad_enabled() and any(t.requires_grad for t in tensors_of(bound))
         if internals.in_forward_mode() or (needed and internals.transformed()):
-            return self._referred(bound, asked, "torch.func transforms the reference")
+            return self._referred(bound, requested, "torch.func transforms the reference")
         if not needed:
             with internals.below_autograd():  # as torch's own custom operators do
                 return self.overload(*args, **named)

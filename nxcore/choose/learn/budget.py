@@ -69,7 +69,7 @@ class Pace:
         self._sum = threading.Lock()
 
     def begin(self) -> float:
-        """Count the time from now on, unless it is counted already; return when that began."""
+        """Start to count the time, unless that was done before; return when it began."""
         if self._began is None:
             self._began = self._clock()
         return self._began
@@ -114,7 +114,7 @@ class Pace:
             self._mark = self._processor()
 
     def left(self, ahead: float) -> float:
-        """Return the seconds until ``ahead`` more of work are within the share; less than 0 if they are."""
+        """Return the seconds until ``ahead`` more seconds are within the share; negative if they are."""
         began = self.begin()
         return (self.spent + ahead) / self.share - (self._clock() - began)
 

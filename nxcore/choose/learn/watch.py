@@ -149,12 +149,8 @@ class Watch:
         self.problem, self.strict, self.reason, self.cost = problem, strict, "", 0.0
         self._calls, self._audits, self._left, self._sampled, self._able = 0, 0, FIRST, False, True
         self._like: Any = None
-        self._shared: frozenset[int] = (
-            frozenset()
-        )  # results that share memory with an input, as the reference's do
-        self._last: list[
-            tuple[Any, tuple[int, int]]
-        ] = []  # storages of the last result, and its address range
+        self._shared: frozenset[int] = frozenset()  # results that are views of inputs, as the reference's
+        self._last: list[tuple[Any, tuple[int, int]]] = []  # storages and addresses of the last result
         self._lock = threading.Lock()
         # Kept, since a switch's target must outlive calls of it in other threads.
         self._steps = (self._watched, self._instead)
