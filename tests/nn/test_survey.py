@@ -67,7 +67,7 @@ def test_a_step_tells_its_problems_kernels_and_what_they_save():
     assert found.counts["kernel"] == 2
     text = str(found)
     assert "4 modules are served by nxcore's operators, 1 stay torch's own" in text
-    assert "problems: 2 served by a kernel; 2 left to torch" in text
+    assert "problems: 2 served by a kernel; 2 served by torch" in text
     assert "saved: 1.8 ms a step" in text
     assert max(map(len, text.splitlines())) <= 80
     assert json.loads(json.dumps(found.to_dict()))["saved_ms"] == found.saved_ms
