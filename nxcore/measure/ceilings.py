@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from nxcore.measure.race import Effort, race
-from nxcore.spec.device import describe
 from nxcore.spec.spec import Cost
 
 UNSURE = 0.2  # relative excess of the median block over the fastest one, above which a ceiling is unsure
@@ -140,8 +139,3 @@ def _bandwidth(device: torch.device, size: int, t0: float, effort: Effort) -> tu
     target.copy_(source)
     fastest, noise = _best_us(calls, device, effort)
     return size / (max(fastest - t0, fastest / 4) * 1e-6), noise
-
-
-def device_facts(device: torch.device) -> dict[str, Any]:
-    """Return the device's facts and measured ceilings as plain data, for the head of a record."""
-    return describe(device).to_dict() | {"ceilings": ceilings(device).to_dict()}

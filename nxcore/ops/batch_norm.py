@@ -90,21 +90,6 @@ def reference(
     return laid_out(y, x), mean, var
 
 
-def by_parts(
-    x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the statistics, then one multiplication and one addition for each element."""
-    dims = [d for d in range(x.ndim) if d != 1]
-    shape = [-1 if d == 1 else 1 for d in range(x.ndim)]
-    wide = x.to(accumulator(x))
-    var, mean = torch.var_mean(wide.detach(), dims, correction=1)
-    count = values(x)
-    scale = torch.rsqrt(var * ((count - 1) / count) + eps)
-    y = (wide - mean.view(shape)) * (scale if weight is None else scale * weight).view(shape)
-    y = y if bias is None else y + bias.view(shape)
-    return laid_out(y.to(x.dtype), x), mean, var
-
-
 def values(x: Any) -> int:
     """Return the number of values of a channel."""
     shape = tuple(x.shape)

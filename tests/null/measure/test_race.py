@@ -240,11 +240,6 @@ def test_ceilings_are_plain_data():
     assert CEILINGS.to_dict()["bandwidths"] == [[1000, 4e9], [4000, 2e9], [16000, 1e9]]
 
 
-def test_device_facts_hold_device_and_ceilings(monkeypatch):
-    monkeypatch.setattr(ceilings, "ceilings", lambda device: CEILINGS)
-    assert ceilings.device_facts(CPU) == describe("cpu").to_dict() | {"ceilings": CEILINGS.to_dict()}
-
-
 def test_the_cpu_is_described_by_what_torch_uses():
     found = describe("cpu")
     assert found.type == "cpu"

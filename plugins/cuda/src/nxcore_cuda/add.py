@@ -126,7 +126,6 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
 
 
 Run = Callable[..., None]
-Metas = tuple[Any, Any, TensorMeta]  # of x, y and out; numbers by their type
 
 
 def _flat(
