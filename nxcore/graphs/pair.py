@@ -130,7 +130,7 @@ class _Replay(torch.autograd.Function):
         return tuple(found)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]  # torch leaves it untyped
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Any:
         return None, *ctx.pair.backward(grads)
 

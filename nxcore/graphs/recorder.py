@@ -135,13 +135,14 @@ class CudaRecorder:
     def __init__(self, device: torch.device) -> None:
         self.device, self.order = device, Order()
         self._side = torch.cuda.Stream(device)
-        self._pool, self._last = Pool(), None
+        self._pool = Pool()
+        self._last: torch.cuda.Stream | None = None
         self.lock = threading.RLock()
 
     def turn(self) -> None:
         """Let the current stream wait for that of the last replay, if they differ."""
         stream = torch.cuda.current_stream(self.device)
-        if self._last not in (None, stream):
+        if self._last is not None and self._last != stream:
             stream.wait_stream(self._last)
         self._last = stream
 

@@ -28,7 +28,7 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., tuple[Tens
         for out, reduction in zip(problem.outputs, Reduction.of_add_backward(problem), strict=True)
     )
 
-    def call(grad: Tensor, x_size: Any, y_size: Any, alpha: float, output_mask: Any) -> Any:  # noqa: ARG001
+    def call(grad: Tensor, x_size: Any, y_size: Any, alpha: float, output_mask: Any) -> Any:
         return undo_x(grad, 1.0), undo_y(grad, float(alpha))
 
     return call
@@ -36,7 +36,7 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., tuple[Tens
 
 def _undo(grad: TensorMeta, out: TensorMeta | None, reduction: Reduction | None, tile: Tile | None) -> Undo:
     if out is None:
-        return lambda grad, alpha: None  # noqa: ARG005
+        return lambda grad, alpha: None
     size = out.shape
 
     def view(grad: Tensor, alpha: float) -> Tensor:

@@ -46,7 +46,7 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., tuple[Tens
         x: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
-        eps: float,  # noqa: ARG001
+        eps: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
         y, mean, var, left = out.empty(), statistic.empty(), statistic.empty(), shares.empty()
         moments(x, None, None, None, None, None, left)

@@ -127,7 +127,7 @@ def _runs(
             yield _image_by_spreading(problem, slide, tile, x_grad, seen)
         if weight_grad is not None:
             sums = module.plan(problem.device, problem.dtype, slide, tile, FILTER, weight_grad)
-            yield lambda grad, x, weight, x_grad, weight_grad: sums(x, None, grad, None, weight_grad)  # noqa: ARG005
+            yield lambda grad, x, weight, x_grad, weight_grad: sums(x, None, grad, None, weight_grad)
 
 
 def _by_turning(
@@ -163,19 +163,19 @@ def _image_by_spreading(problem: Problem, slide: Slide, tile: Tile, x_grad: Tens
     run: Callable[..., None] = depthwise_strips.plan_spread(
         problem.dtype, problem.device, slide, grad, out, tile
     )
-    return lambda grad, x, weight, x_grad, weight_grad: run(grad, weight, x_grad)  # noqa: ARG005
+    return lambda grad, x, weight, x_grad, weight_grad: run(grad, weight, x_grad)
 
 
 def _image_by_any(problem: Problem, x_grad: TensorMeta, seen: Window) -> Run:
     run: Callable[..., None] = depthwise_any.plan_outputs(
         SOURCE, problem["grad"], problem["weight"], x_grad, seen, image=True
     )
-    return lambda grad, x, weight, x_grad, weight_grad: run(grad, weight, x_grad)  # noqa: ARG005
+    return lambda grad, x, weight, x_grad, weight_grad: run(grad, weight, x_grad)
 
 
 def _filter_by_any(problem: Problem, weight_grad: TensorMeta, seen: Window) -> Run:
     run: Callable[..., None] = depthwise_any.plan_filter(problem["x"], problem["grad"], weight_grad, seen)
-    return lambda grad, x, weight, x_grad, weight_grad: run(x, grad, weight_grad)  # noqa: ARG005
+    return lambda grad, x, weight, x_grad, weight_grad: run(x, grad, weight_grad)
 
 
 def instances() -> Iterator[Instance]:

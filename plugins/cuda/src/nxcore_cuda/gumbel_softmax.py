@@ -17,7 +17,7 @@ def plan(problem: Problem) -> Callable[..., Tensor]:
     out = problem.outputs
     run = rows.tempered(problem, int(problem["hard"]))
 
-    def call(logits: Tensor, tau: Any, hard: bool, noise: Tensor) -> Tensor:  # noqa: ARG001  it is in the plan
+    def call(logits: Tensor, tau: Any, hard: bool, noise: Tensor) -> Tensor:
         result = out.empty()
         run(tau, logits, noise, result)
         return result
@@ -36,7 +36,7 @@ def plan_backward(problem: Problem) -> Callable[..., tuple[Tensor | None, ...]]:
     out, *others = problem.outputs
     run = rows.tempered(problem)
 
-    def call(grad: Tensor, logits: Tensor, tau: Any, noise: Tensor, mask: Any) -> tuple[Tensor | None, ...]:  # noqa: ARG001
+    def call(grad: Tensor, logits: Tensor, tau: Any, noise: Tensor, mask: Any) -> tuple[Tensor | None, ...]:
         result = out.empty()
         run(tau, grad, logits, noise, result)
         return result, *others

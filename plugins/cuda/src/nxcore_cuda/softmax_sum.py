@@ -288,7 +288,7 @@ def plan_backward(problem: Problem, tile: Sums | None = None) -> Callable[..., t
     repeats = count if pointers > 1 else 1
     spare = (None,) * (pointers - min(count, pointers))
 
-    def call(grad: Tensor, xs: Any, logits: Tensor, output_mask: Any) -> tuple[Any, Any]:  # noqa: ARG001
+    def call(grad: Tensor, xs: Any, logits: Tensor, output_mask: Any) -> tuple[Any, Any]:
         result: Any
         if isinstance(xs, Tensor):
             given = (xs,) * repeats

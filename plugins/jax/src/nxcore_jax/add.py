@@ -15,7 +15,7 @@ def plan(problem: Problem) -> Bridged:
     dtype = DTYPES[problem.outputs.dtype]
     number = not isinstance(problem["y"], TensorMeta)
 
-    def compute(x: jax.Array, y: Any, alpha: Any, out: None) -> jax.Array:  # noqa: ARG001
+    def compute(x: jax.Array, y: Any, alpha: Any, out: None) -> jax.Array:
         other = y if number else wide(y.astype(dtype))
         return wide(x.astype(dtype)) + alpha * other
 

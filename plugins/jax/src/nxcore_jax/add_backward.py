@@ -18,7 +18,7 @@ def plan(problem: Problem) -> Callable[..., Any]:
     """Jit the sums; what was not broadcast gets ``grad`` itself, as torch has it."""
     sums = summed_gradients(problem)
 
-    def compute(grad: jax.Array, x_size: Any, y_size: Any, alpha: Any, output_mask: Any) -> Any:  # noqa: ARG001
+    def compute(grad: jax.Array, x_size: Any, y_size: Any, alpha: Any, output_mask: Any) -> Any:
         return (summed(grad, x_size) if sums[0] else None, alpha * summed(grad, y_size) if sums[1] else None)
 
     bridged = Bridged(problem, compute, sums)

@@ -67,7 +67,7 @@ def compute_backward(
     ceil_mode: bool,
     count_include_pad: bool,
     divisor_override: int | None,
-    memory_format: Any,  # noqa: ARG001  that of the problem's output
+    memory_format: Any,
 ) -> jax.Array:
     """Return the gradient of the input: each adds up the windows that it lies in."""
     window = Window.of_pool(size, kernel_size, stride, padding, 1, ceil_mode)

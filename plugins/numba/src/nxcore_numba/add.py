@@ -3,6 +3,8 @@
 Flat memory is one row. Operands of different floating types need no copy: each is widened as it is read.
 """
 
+# mypy: ignore-errors
+
 import functools
 
 import numpy as np
@@ -159,7 +161,7 @@ def plan_backward(problem):
         for out, reduction in zip(problem.outputs, Reduction.of_add_backward(problem), strict=True)
     )
 
-    def call(grad, x_size, y_size, alpha, output_mask):  # noqa: ARG001  all but alpha are part of the plan
+    def call(grad, x_size, y_size, alpha, output_mask):
         return (x_undo(grad, 1) if x_undo else None), (y_undo(grad, alpha) if y_undo else None)
 
     return call

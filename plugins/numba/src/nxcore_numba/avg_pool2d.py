@@ -3,6 +3,8 @@
 So k + k additions do what k * k would. A divisor is a row's count times a column's, or a number.
 """
 
+# mypy: ignore-errors
+
 import numpy as np
 from numba import prange, types
 
@@ -145,7 +147,7 @@ def plan(problem):
     kernel = threads.team(serial, parallel, SIGNATURE, x.numel())
     rest = (*tables, divisor or 0, bool(padded), KINDS[x.dtype])
 
-    def call(x, *window):  # noqa: ARG001  the window is part of the plan
+    def call(x, *window):
         result = out.empty()
         kernel(result.data_ptr(), x.data_ptr(), *rest)
         return result
@@ -228,7 +230,7 @@ def plan_backward(problem):
     size = np.array(window.image, np.int64)
     rest = (*tables, size, divisor or 0, bool(padded), KINDS[grad.dtype])
 
-    def call(grad, *window):  # noqa: ARG001  the window is part of the plan
+    def call(grad, *window):
         result = out.empty()
         kernel(result.data_ptr(), grad.data_ptr(), *rest)
         return result

@@ -5,6 +5,8 @@ at most ``BLOCK`` elements. Runs are added up in float32, in as many accumulator
 sums in float64, always in the same order: a channel is one thread's.
 """
 
+# mypy: ignore-errors
+
 import math
 
 import numpy as np

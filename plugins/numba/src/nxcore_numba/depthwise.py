@@ -4,6 +4,8 @@ Where channels are neighbours in a tile, its filters are repeated over a period 
 tap is a product of two runs.
 """
 
+# mypy: ignore-errors
+
 import numpy as np
 from numba import prange, types
 

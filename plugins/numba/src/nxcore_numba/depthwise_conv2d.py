@@ -12,7 +12,7 @@ def plan(problem: Problem) -> Callable[..., Any]:
     out = problem.outputs
     kernel = depthwise.compiled(window_of(*problem.args), out, problem["x"], problem["weight"])
 
-    def call(x: Any, weight: Any, *where: Any) -> Any:  # noqa: ARG001  the window is part of the plan
+    def call(x: Any, weight: Any, *where: Any) -> Any:
         result = out.empty()
         kernel(result.data_ptr(), x.data_ptr(), weight.data_ptr())
         return result
@@ -28,7 +28,7 @@ def plan_backward(problem: Problem) -> Callable[..., Any]:
     to_image = depthwise.compiled(seen, x_out, grad, weight, backward=True) if x_out else None
     to_filters = depthwise_filters.compiled(seen, weight_out, grad, x) if weight_out else None
 
-    def call(grad: Any, x: Any, weight: Any, *rest: Any) -> Any:  # noqa: ARG001  the rest is part of the plan
+    def call(grad: Any, x: Any, weight: Any, *rest: Any) -> Any:
         x_grad = weight_grad = None
         if to_image:
             x_grad = x_out.empty()

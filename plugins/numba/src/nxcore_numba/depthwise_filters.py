@@ -5,6 +5,8 @@ dot product. Only where that gives NaN, as a zero times an infinity does, rows a
 are summed up in float32, their sums in float64, in an order that shapes alone decide.
 """
 
+# mypy: ignore-errors
+
 import numpy as np
 from numba import prange, types
 

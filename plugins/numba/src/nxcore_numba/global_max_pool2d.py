@@ -5,6 +5,8 @@ number stands below: what comes first is more, of NaN what comes last. So it is 
 needs no order. Channels that lie closest each keep their own best and its number, from pixel to pixel.
 """
 
+# mypy: ignore-errors
+
 import math
 
 import numpy as np
@@ -30,18 +32,18 @@ GROUPS = 256
 
 
 @intrinsic
-def bits(typingctx, value):  # noqa: ARG001
+def bits(typingctx, value):
     """Return the bits of a float32."""
-    return types.int32(types.float32), lambda context, builder, signature, args: (  # noqa: ARG005
-        builder.bitcast(args[0], ir.IntType(32))
+    return types.int32(types.float32), lambda context, builder, signature, args: builder.bitcast(
+        args[0], ir.IntType(32)
     )
 
 
 @intrinsic
-def of_bits(typingctx, value):  # noqa: ARG001
+def of_bits(typingctx, value):
     """Return the float32 of these bits."""
-    return types.float32(types.int32), lambda context, builder, signature, args: (  # noqa: ARG005
-        builder.bitcast(args[0], ir.FloatType())
+    return types.float32(types.int32), lambda context, builder, signature, args: builder.bitcast(
+        args[0], ir.FloatType()
     )
 
 
@@ -286,7 +288,7 @@ def plan_backward(problem):
         TOKENS[grad.dtype],
     )
 
-    def call(grad, offsets, *size):  # noqa: ARG001  it is part of the plan
+    def call(grad, offsets, *size):
         result = out.empty()
         kernel(result.data_ptr(), grad.data_ptr(), offsets.data_ptr(), sizes, steps, count, token)
         return result

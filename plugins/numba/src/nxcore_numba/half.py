@@ -5,6 +5,8 @@ a stand-in type: float32 for float32, uint16 for float16, int16 for bfloat16, fl
 address instead of an array lets one compiled signature serve every shape and count of tensors.
 """
 
+# mypy: ignore-errors
+
 import numpy as np
 import torch
 from llvmlite import ir
@@ -83,10 +85,10 @@ def _narrow(builder, value, token):
 
 
 @intrinsic
-def load(typingctx, address, index, token):  # noqa: ARG001
+def load(typingctx, address, index, token):
     """Return ``address[index]`` as float32, from memory that the whole kernel only reads."""
 
-    def codegen(context, builder, signature, args):  # noqa: ARG001
+    def codegen(context, builder, signature, args):
         value = builder.load(_element(builder, args[0], args[1], token))
         value.set_metadata("alias.scope", scope(builder, "inputs"))
         return _widen(builder, value, token)
@@ -95,13 +97,13 @@ def load(typingctx, address, index, token):  # noqa: ARG001
 
 
 @intrinsic
-def store(typingctx, address, index, value, token):  # noqa: ARG001
+def store(typingctx, address, index, value, token):
     """Round the float32 ``value`` to ``address[index]``, in memory that ``load`` never reads later.
 
     Its element may be one that ``load`` read to compute this very value: that order can't be lost.
     """
 
-    def codegen(context, builder, signature, args):  # noqa: ARG001
+    def codegen(context, builder, signature, args):
         pointer = _element(builder, args[0], args[1], token)
         done = builder.store(_narrow(builder, args[2], token), pointer)
         done.set_metadata("noalias", scope(builder, "inputs", "done"))
@@ -111,23 +113,23 @@ def store(typingctx, address, index, value, token):  # noqa: ARG001
 
 
 @intrinsic
-def peek(typingctx, address, index):  # noqa: ARG001
+def peek(typingctx, address, index):
     """Return float32 ``address[index]`` from memory that the kernel also writes, such as scratch."""
 
-    def codegen(context, builder, signature, args):  # noqa: ARG001
+    def codegen(context, builder, signature, args):
         return builder.load(_element(builder, args[0], args[1], types.float32))
 
     return types.float32(types.int64, types.int64), codegen
 
 
 @intrinsic
-def scratch(typingctx, count):  # noqa: ARG001
+def scratch(typingctx, count):
     """Return the address of ``count`` float32 on the stack; ``count`` is a literal."""
     if not isinstance(count, types.IntegerLiteral):
         return None
     room = ir.ArrayType(_F32, count.literal_value)
 
-    def codegen(context, builder, signature, args):  # noqa: ARG001
+    def codegen(context, builder, signature, args):
         with builder.goto_entry_block():
             space = builder.alloca(room)  # cgutils.alloca_once would fill it with zeros
             space.align = 64

@@ -1,5 +1,7 @@
 """Images between memory and tiles: gathered with their padding, scattered with their rounding."""
 
+# mypy: ignore-errors
+
 import numpy as np
 
 from nxcore_numba import threads

@@ -4,6 +4,8 @@ So k + k comparisons do what k * k would, and of equals the first in each row, t
 first row by row. Where offsets or indices are asked for, each maximum carries the number of its tap.
 """
 
+# mypy: ignore-errors
+
 import math
 
 import numpy as np
@@ -239,7 +241,7 @@ def plan(problem):
     out = problem.outputs
     kernel = compiled(problem, out, None)
 
-    def call(x, *window):  # noqa: ARG001  the window is part of the plan
+    def call(x, *window):
         result = out.empty()
         kernel(result.data_ptr(), 0, x.data_ptr())
         return result
@@ -252,7 +254,7 @@ def plan_with_offsets(problem):
     out, numbers = problem.outputs
     kernel = compiled(problem, out, numbers)
 
-    def call(x, *window):  # noqa: ARG001  the window is part of the plan
+    def call(x, *window):
         result, taps = out.empty(), numbers.empty()
         kernel(result.data_ptr(), taps.data_ptr(), x.data_ptr())
         return result, taps
@@ -364,7 +366,7 @@ def plan_backward(problem):
     kinds = np.array([KINDS[grad.dtype], NUMBERS[offsets.element_size()]], np.int64)
     rest = (*tables, *stencil.backward_taps(window), size, kinds)
 
-    def call(grad, offsets, *window):  # noqa: ARG001  the window is part of the plan
+    def call(grad, offsets, *window):
         result = out.empty()
         kernel(result.data_ptr(), grad.data_ptr(), offsets.data_ptr(), *rest)
         return result

@@ -1,5 +1,7 @@
 """Strided memory in the kernels: rows of an innermost run, cut into pieces."""
 
+# mypy: ignore-errors
+
 import numpy as np
 
 from nxcore_numba import threads

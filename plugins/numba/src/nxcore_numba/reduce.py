@@ -6,6 +6,8 @@ float32, what adds up blocks is float64, and parts are cut by shape alone and ad
 don't depend on the number of threads.
 """
 
+# mypy: ignore-errors
+
 import functools
 
 import numpy as np

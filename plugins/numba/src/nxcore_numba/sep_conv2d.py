@@ -13,7 +13,7 @@ def plan(problem: Problem) -> Callable[..., Any]:
     out = problem.outputs
     kernel = separable.forward(window_of(x, dw, *where), out, x, dw, pw, relu)
 
-    def call(x: Any, dw_weight: Any, pw_weight: Any, *rest: Any) -> Any:  # noqa: ARG001  the rest is part of the plan
+    def call(x: Any, dw_weight: Any, pw_weight: Any, *rest: Any) -> Any:
         result = out.empty()
         kernel(result.data_ptr(), x.data_ptr(), dw_weight.data_ptr(), pw_weight.data_ptr())
         return result
@@ -27,7 +27,7 @@ def plan_backward(problem: Problem) -> Callable[..., Any]:
     outputs = problem.outputs
     kernel = separable.backward(window_of(x, dw, *where), grad, x, dw, pw, outputs, relu)
 
-    def call(grad: Any, x: Any, dw_weight: Any, pw_weight: Any, *rest: Any) -> Any:  # noqa: ARG001  the rest is part of the plan
+    def call(grad: Any, x: Any, dw_weight: Any, pw_weight: Any, *rest: Any) -> Any:
         results = tuple(None if out is None else out.empty() for out in outputs)
         given = (*results, grad, x, dw_weight, pw_weight)
         kernel(*(0 if t is None else t.data_ptr() for t in given))

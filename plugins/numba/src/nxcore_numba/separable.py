@@ -4,6 +4,8 @@ A call's sizes are a table: images, channels, channels out; then down and across
 the filter, the stride, the dilation, the padding before, and the planes.
 """
 
+# mypy: ignore-errors
+
 import numpy as np
 from numba import prange, types
 

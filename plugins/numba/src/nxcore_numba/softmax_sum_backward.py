@@ -7,6 +7,8 @@ chunks; the parts are cut by shape alone and added up in order, so the bits don'
 threads.
 """
 
+# mypy: ignore-errors
+
 import numpy as np
 import torch
 from numba import prange, types
@@ -244,7 +246,7 @@ def plan(problem):
     streamed = written >= STREAMED and grad.dtype == metas[0].dtype == torch.float32
     run = threads.team(serial, parallel, signature, count * grad.numel())
 
-    def call(grad, xs, logits, output_mask):  # noqa: ARG001  the mask is part of the plan
+    def call(grad, xs, logits, output_mask):
         if not stacked:
             result = tuple([m.empty() if m else None for m in out_metas])
             outs = [r.data_ptr() if m else 0 for r, m in zip(result, out_metas, strict=True)]

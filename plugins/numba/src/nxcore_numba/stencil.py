@@ -11,6 +11,8 @@ each tensor: image, channel, row, column; ``grid`` holds the images, the channel
 tile has.
 """
 
+# mypy: ignore-errors
+
 import numpy as np
 from numba import types
 

@@ -5,6 +5,8 @@ any number of pointers: each access names its pass by a token, a number of a sta
 has written the next may read, as its scope is another.
 """
 
+# mypy: ignore-errors
+
 import numpy as np
 from llvmlite import ir
 from numba import types
@@ -27,8 +29,8 @@ _NAMES = {types.int8: "first", types.uint8: "second", types.int16: "done", types
 
 
 def _read(element, result):
-    def typed(typingctx, address, index, token):  # noqa: ARG001
-        def codegen(context, builder, signature, args):  # noqa: ARG001
+    def typed(typingctx, address, index, token):
+        def codegen(context, builder, signature, args):
             pointer = builder.gep(builder.inttoptr(args[0], element.as_pointer()), [args[1]], inbounds=True)
             value = builder.load(pointer)
             value.set_metadata("alias.scope", scope(builder, _NAMES[token]))
@@ -40,8 +42,8 @@ def _read(element, result):
 
 
 def _write(element, given):
-    def typed(typingctx, address, index, value, token):  # noqa: ARG001
-        def codegen(context, builder, signature, args):  # noqa: ARG001
+    def typed(typingctx, address, index, value, token):
+        def codegen(context, builder, signature, args):
             pointer = builder.gep(builder.inttoptr(args[0], element.as_pointer()), [args[1]], inbounds=True)
             builder.store(args[2], pointer).set_metadata("noalias", scope(builder, _NAMES[token]))
             return context.get_dummy_value()
@@ -65,8 +67,8 @@ put_whole = intrinsic(_write(_I32, types.int32))
 
 
 def _look(element, result):
-    def typed(typingctx, address, index):  # noqa: ARG001
-        def codegen(context, builder, signature, args):  # noqa: ARG001
+    def typed(typingctx, address, index):
+        def codegen(context, builder, signature, args):
             pointer = builder.gep(builder.inttoptr(args[0], element.as_pointer()), [args[1]], inbounds=True)
             return builder.load(pointer)
 
@@ -86,14 +88,14 @@ VECTOR = 16
 
 
 @intrinsic
-def stream(typingctx, to, source, index, weight):  # noqa: ARG001
+def stream(typingctx, to, source, index, weight):
     """Write ``weight`` times ``VECTOR`` float32 of ``source`` past the caches; ``to`` is aligned to as many.
 
     A store through the caches reads first what it is about to overwrite.
     """
     vector = ir.VectorType(_F32, VECTOR)
 
-    def codegen(context, builder, signature, args):  # noqa: ARG001
+    def codegen(context, builder, signature, args):
         places = [builder.inttoptr(a, _F32.as_pointer()) for a in args[:2]]
         to, source = (
             builder.bitcast(builder.gep(p, [args[2]], inbounds=True), vector.as_pointer()) for p in places
@@ -109,10 +111,10 @@ def stream(typingctx, to, source, index, weight):  # noqa: ARG001
 
 
 @intrinsic
-def fence(typingctx):  # noqa: ARG001
+def fence(typingctx):
     """Have what ``stream`` wrote seen by all threads before anything that follows."""
 
-    def codegen(context, builder, signature, args):  # noqa: ARG001
+    def codegen(context, builder, signature, args):
         builder.fence("seq_cst")
         return context.get_dummy_value()
 
@@ -120,10 +122,10 @@ def fence(typingctx):  # noqa: ARG001
 
 
 @intrinsic
-def load_whole(typingctx, address, index, token):  # noqa: ARG001
+def load_whole(typingctx, address, index, token):
     """Return the uint8 or int32 ``address[index]`` as int32, from memory that the whole kernel only reads."""
 
-    def codegen(context, builder, signature, args):  # noqa: ARG001
+    def codegen(context, builder, signature, args):
         kind = _WHOLE[token]
         pointer = builder.gep(builder.inttoptr(args[0], kind.as_pointer()), [args[1]], inbounds=True)
         value = builder.load(pointer)
@@ -134,7 +136,7 @@ def load_whole(typingctx, address, index, token):  # noqa: ARG001
 
 
 @intrinsic
-def store_whole(typingctx, address, index, value, token):  # noqa: ARG001
+def store_whole(typingctx, address, index, value, token):
     """Write a number as uint8, int32 or int64 to ``address[index]``, in memory that is never read."""
 
     def codegen(context, builder, signature, args):

@@ -3,6 +3,8 @@
 A slice's deviations are from the mean of a block of it, and blocks are put together by Chan's formula.
 """
 
+# mypy: ignore-errors
+
 from __future__ import annotations
 
 from collections.abc import Callable

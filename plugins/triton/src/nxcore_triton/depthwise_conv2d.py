@@ -3,6 +3,8 @@
 The same kernel goes back, from outputs to the image: there a tap is found the other way round.
 """
 
+# mypy: ignore-errors
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence

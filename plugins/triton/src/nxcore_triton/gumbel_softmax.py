@@ -1,5 +1,7 @@
 """gumbel_softmax: whole rows, their softmax or the first of their largest entries."""
 
+# mypy: ignore-errors
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -44,7 +46,7 @@ def plan(problem: Problem) -> Callable[..., Tensor]:
     out, pointed = problem.outputs, isinstance(problem["tau"], TensorMeta)
     launch, rest = rows.launch(problem, gumbel_softmax, HARD=problem["hard"], POINTED=pointed)
 
-    def call(logits: Tensor, tau: Any, hard: bool, noise: Tensor) -> Tensor:  # noqa: ARG001  it is in the plan
+    def call(logits: Tensor, tau: Any, hard: bool, noise: Tensor) -> Tensor:
         result = out.empty()
         tensors = (logits, noise, tau, result) if pointed else (logits, noise, result)
         launch(tensors, logits, noise, temperature(tau), result, *rest)
@@ -82,7 +84,7 @@ def plan_backward(problem: Problem) -> Callable[..., tuple[Tensor | None, ...]]:
     (out, *others), pointed = problem.outputs, isinstance(problem["tau"], TensorMeta)
     launch, rest = rows.launch(problem, gumbel_softmax_backward, POINTED=pointed)
 
-    def call(grad: Tensor, logits: Tensor, tau: Any, noise: Tensor, mask: Any) -> tuple[Tensor | None, ...]:  # noqa: ARG001
+    def call(grad: Tensor, logits: Tensor, tau: Any, noise: Tensor, mask: Any) -> tuple[Tensor | None, ...]:
         result = out.empty()
         tensors = (grad, logits, noise, tau, result) if pointed else (grad, logits, noise, result)
         launch(tensors, grad, logits, noise, temperature(tau), result, *rest)

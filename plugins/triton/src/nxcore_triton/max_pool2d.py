@@ -4,6 +4,8 @@ The first of equals counts, and the last NaN: rows are compared from top to bott
 right, and a later one wins only where it is larger, or NaN.
 """
 
+# mypy: ignore-errors
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -27,7 +29,7 @@ def larger_of(value, tap_of, best, best_tap, SAID: tl.constexpr):
     """Return the larger of the best and of what comes later, and its tap."""
     if SAID == "nothing":
         return tl.maximum(best, value, propagate_nan=tl.PropagateNan.ALL), best_tap
-    else:  # noqa: RET505  Triton compiles what follows a return
+    else:
         larger = (value > best) | (value != value)
         return tl.where(larger, value, best), tl.where(larger, tap_of, best_tap)
 

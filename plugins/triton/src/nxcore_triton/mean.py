@@ -1,5 +1,7 @@
 """The average pools, forward and backward: the sums that both make, and how a strip of them is launched."""
 
+# mypy: ignore-errors
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator

@@ -1,5 +1,7 @@
 """What is known of a window from where it stands: its divisor, its first tap, and the index of a tap."""
 
+# mypy: ignore-errors
+
 from __future__ import annotations
 
 import triton

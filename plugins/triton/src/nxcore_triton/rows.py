@@ -3,6 +3,8 @@
 What operators on rows share: which calls they take, the tile, and the softmax.
 """
 
+# mypy: ignore-errors
+
 from __future__ import annotations
 
 from typing import Any

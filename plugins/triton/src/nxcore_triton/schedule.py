@@ -6,6 +6,8 @@ lane has so many rows and columns of targets, in a gradient a multiple of the st
 the same taps. Each function runs in Python, whether a kernel or a test calls it.
 """
 
+# mypy: ignore-errors
+
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -3,6 +3,8 @@
 A tile's pixels are neighbours of one image. What is between the convolutions is made again where needed.
 """
 
+# mypy: ignore-errors
+
 from __future__ import annotations
 
 import triton

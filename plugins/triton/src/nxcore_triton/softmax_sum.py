@@ -3,6 +3,8 @@
 The loads of a block don't depend on each other, so as many are in flight as there are candidates.
 """
 
+# mypy: ignore-errors
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -125,7 +127,7 @@ def spread(
     weights = each(logits, logit_step, COUNT, SOFTMAX)
     dots = ()
     for _ in tl.static_range(COUNT):
-        dots = dots + (tl.zeros([BLOCK], tl.float32),)  # noqa: RUF005
+        dots = dots + (tl.zeros([BLOCK], tl.float32),)
     for chunk in range(first, tl.cdiv(n, BLOCK), programs):
         at = tl.arange(0, BLOCK).to(tl.int64) + chunk * BLOCK
         mask = at < n
@@ -143,7 +145,7 @@ def spread(
             longer = ()
             for i in tl.static_range(COUNT):
                 x = xs[0] + tl.full([], i, tl.int64) * x_step if STACKED else xs[i]
-                longer = longer + (dots[i] + g * widen(tl.load(x + x_at, mask, other=0.0)),)  # noqa: RUF005
+                longer = longer + (dots[i] + g * widen(tl.load(x + x_at, mask, other=0.0)),)
             dots = longer
         for i in tl.static_range(COUNT):
             if (WANTED >> i) & 1:
@@ -220,7 +222,7 @@ def plan_backward(problem: Problem) -> Callable[..., tuple[Any, Any]]:
     lanes = tile.power_of_two(count)
     conclude = Launch(finish, (1,), problem.device, COUNT=count, LANES=lanes, SOFTMAX=softmax, BLOCK=SHARES)
 
-    def call(grad: Tensor, xs: Any, logits: Tensor, output_mask: Any) -> tuple[Any, Any]:  # noqa: ARG001
+    def call(grad: Tensor, xs: Any, logits: Tensor, output_mask: Any) -> tuple[Any, Any]:
         given = (xs,) if stacked else tuple(xs)
         if stacked:
             result = None if xs_grad is None else xs_grad.empty()

@@ -6,6 +6,8 @@ channels do, by vectors of channels. Everything about a lane is a tensor of one 
 or has a second for the channels.
 """
 
+# mypy: ignore-errors
+
 from __future__ import annotations
 
 import triton
@@ -21,7 +23,7 @@ def split_up(block, N: tl.constexpr):
     lanes: tl.constexpr = block.shape[0]
     if N == 1:
         return (block.reshape(lanes),)
-    elif N == 2:  # noqa: RET505  Triton compiles what follows a return
+    elif N == 2:
         return tl.split(block)
     elif N == 4:
         even, odd = tl.split(block.reshape(lanes, 2, 2))
@@ -45,7 +47,7 @@ def put_together(values, N: tl.constexpr):
     lanes: tl.constexpr = values[0].shape[0]
     if N == 1:
         return values[0].reshape(lanes, 1)
-    elif N == 2:  # noqa: RET505
+    elif N == 2:
         return tl.join(values[0], values[1])
     elif N == 4:
         even = tl.join(values[0], values[2])
@@ -96,7 +98,7 @@ def abreast(value, FORM: tl.constexpr):
     """Return what is known of each lane in the shape of values."""
     if of(FORM, "inside"):
         return value[:, None]
-    else:  # noqa: RET505
+    else:
         return value
 
 
@@ -105,7 +107,7 @@ def blank(value, dtype: tl.constexpr, FORM: tl.constexpr):
     """Return one value for every lane."""
     if of(FORM, "inside"):
         return tl.full([of(FORM, "lanes"), of(FORM, "vector")], value, dtype)
-    else:  # noqa: RET505
+    else:
         return tl.full([of(FORM, "lanes")], value, dtype)
 
 
@@ -113,7 +115,7 @@ def blank(value, dtype: tl.constexpr, FORM: tl.constexpr):
 def _widened(value):
     if value.dtype.is_floating():
         return widen(value)
-    else:  # noqa: RET505
+    else:
         return value.to(tl.int32)
 
 
@@ -139,7 +141,7 @@ def origin(row, column, FORM: tl.constexpr):
     STRIDE_ACROSS: tl.constexpr = window(FORM, "across")[1]
     if forward(FORM):
         return row * STRIDE_DOWN, column * STRIDE_ACROSS
-    else:  # noqa: RET505
+    else:
         return row // STRIDE_DOWN, column // STRIDE_ACROSS
 
 
@@ -148,7 +150,7 @@ def _across(columns: tl.constexpr, strides, FORM: tl.constexpr):
     """Return how far so many columns are, where channels lie inside."""
     if of(FORM, "vector") > 1:
         return tl.multiple_of(columns * strides[3], of(FORM, "vector"))
-    else:  # noqa: RET505  a stride of 1 is no tensor, of which the compiler could be told anything
+    else:
         return columns * strides[3]
 
 
@@ -165,7 +167,7 @@ def _chunk(
         step = _across(FIRST, strides, FORM)
         at = (start + step)[:, None] + tl.arange(0, of(FORM, "vector"))[None, :]
         return (_widened(tl.load(at, ok[:, None], other=other)),)
-    elif COUNT > 1:  # noqa: RET505
+    elif COUNT > 1:
         at = (start + FIRST)[:, None] + tl.arange(0, COUNT)[None, :]
         return split_up(_widened(tl.load(at, ok[:, None], other=other)), COUNT)
     elif of(FORM, "unit") > 1:
@@ -217,7 +219,7 @@ def take(pointer, row, column, strides, size, ok, FORM: tl.constexpr):
 def _settled(value, dtype: tl.constexpr):
     if dtype.is_floating():
         return narrow(value, dtype)
-    else:  # noqa: RET505
+    else:
         return value.to(dtype)
 
 

@@ -110,7 +110,7 @@ class EmulatedHandle:
 
 def prepare(
     instance: Instance,
-    device: torch.device,  # noqa: ARG001  the shape that every prepare has
+    device: torch.device,
     *rest: Any,
 ) -> tuple[Any, ...]:
     """Return what a handle is made of."""

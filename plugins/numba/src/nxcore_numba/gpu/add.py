@@ -1,5 +1,7 @@
 """add on CUDA: one element a thread and step, operands of any floating type the device reads."""
 
+# mypy: ignore-errors
+
 import numpy as np
 import torch
 
@@ -94,7 +96,7 @@ def plan_backward(problem):
         for out, reduction in zip(problem.outputs, Reduction.of_add_backward(problem), strict=True)
     )
 
-    def call(grad, x_size, y_size, alpha, output_mask):  # noqa: ARG001  all but alpha are part of the plan
+    def call(grad, x_size, y_size, alpha, output_mask):
         return (x_undo(grad, 1) if x_undo else None), (y_undo(grad, alpha) if y_undo else None)
 
     return call

@@ -1,5 +1,7 @@
 """avg_pool2d on CUDA: a thread an output."""
 
+# mypy: ignore-errors
+
 import numpy as np
 
 from nxcore_numba.gpu.image import at, least, most, place

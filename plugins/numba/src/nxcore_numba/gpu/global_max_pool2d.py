@@ -4,6 +4,8 @@ Where there are few channels, planes are cut into parts, whose best a second lau
 are asked for, each best carries its pixel's number.
 """
 
+# mypy: ignore-errors
+
 import math
 
 import numpy as np
@@ -29,7 +31,7 @@ def comes_first(value, number, best, tap):
 
 
 @cuda.jit
-def by_block(out, taps, x, seen, kept, gone, outputs, terms, parts, asked):  # noqa: ARG001  as the other way
+def by_block(out, taps, x, seen, kept, gone, outputs, terms, parts, asked):
     """One block an output and part; dimensions are (size, stride in x, stride of out), outermost first."""
     block = np.int64(cuda.blockIdx.x)
     o, p = block % outputs, block // outputs
@@ -163,7 +165,7 @@ def plan_backward(problem):
     launch, device = Launch(spread, blocks_for(out.numel())), out.device
     rest = extent(out), planes(grad), planes(offsets), planes(out)
 
-    def call(grad, offsets, *size):  # noqa: ARG001  it is part of the plan
+    def call(grad, offsets, *size):
         result = out.empty()
         launch(device, result, grad, offsets, *rest)
         return result

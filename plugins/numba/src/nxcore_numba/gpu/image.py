@@ -3,6 +3,8 @@
 Neighbouring threads write neighbours in memory: columns, or channels where those lie closest.
 """
 
+# mypy: ignore-errors
+
 from nxcore_numba.gpu.launch import cuda
 
 

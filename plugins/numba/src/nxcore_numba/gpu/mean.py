@@ -1,5 +1,7 @@
 """The average pools on CUDA, forward and backward: a window's divisor, and the launch."""
 
+# mypy: ignore-errors
+
 from nxcore.plugin import Window
 from nxcore_numba.gpu.image import extent, least, most, planes
 from nxcore_numba.gpu.launch import Launch, blocks_for, cuda
@@ -24,7 +26,7 @@ def bind(kernel, problem, *, back=False):
         planes(read), planes(out), problem["divisor_override"] or 0, bool(problem["count_include_pad"]),
     )  # fmt: skip
 
-    def call(x, *window):  # noqa: ARG001  the window is part of the plan
+    def call(x, *window):
         result = out.empty()
         launch(device, result, x, *rest)
         return result

@@ -5,6 +5,8 @@ neighbours read neighbours, and so it is where a block would have more threads t
 sums are cut into parts, which a second launch adds up in order.
 """
 
+# mypy: ignore-errors
+
 import numpy as np
 import torch
 

@@ -1,5 +1,7 @@
 """Short rows on CUDA, a thread a row: what operators on rows share."""
 
+# mypy: ignore-errors
+
 import math
 
 import numpy as np
@@ -76,7 +78,7 @@ def temperature(heat, number, pointed):
 def heat(problem):
     """Return what a temperature is to the kernels: ``found(tau, spare)`` is a tensor, a number and a flag."""
     if isinstance(problem["tau"], TensorMeta):
-        return lambda tau, spare: (tau, np.float32(0), True)  # noqa: ARG005
+        return lambda tau, spare: (tau, np.float32(0), True)
     return lambda tau, spare: (spare, np.float32(tau), False)
 
 

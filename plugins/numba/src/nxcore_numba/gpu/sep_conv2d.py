@@ -21,7 +21,7 @@ def plan(problem: Problem) -> Callable[..., Any]:
     convolve, u = separable.bind_between(image, filters, window_of(x, filters, *where))
     mix = separable.bind_mix(out, u, points.strides[:2])
 
-    def call(x: Any, filters: Any, points: Any, *rest: Any) -> Any:  # noqa: ARG001  the rest is part of the plan
+    def call(x: Any, filters: Any, points: Any, *rest: Any) -> Any:
         result = out.empty()
         mix(result, convolve(keep(x), filters), points)
         return result
@@ -51,7 +51,7 @@ def plan_backward(problem: Problem) -> Callable[..., Any]:
             (extent(x_out), planes(x), planes(x_out)),
         )
 
-    def call(grad: Any, x: Any, filters: Any, points: Any, *rest: Any) -> Any:  # noqa: ARG001  the rest is part of the plan
+    def call(grad: Any, x: Any, filters: Any, points: Any, *rest: Any) -> Any:
         x_grad = filters_grad = points_grad = None
         kept = keep(x) if to_filters or to_points else None
         if to_image or to_filters:

@@ -1,5 +1,7 @@
 """square_relu and its gradient on the CPU: memory as it lies, cut into parts."""
 
+# mypy: ignore-errors
+
 import numpy as np
 from numba import prange, types
 from nxcore_numba import threads

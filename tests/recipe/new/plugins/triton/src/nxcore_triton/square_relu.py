@@ -1,5 +1,7 @@
 """square_relu and its gradient: memory as it lies, a block a program."""
 
+# mypy: ignore-errors
+
 from __future__ import annotations
 
 from collections.abc import Callable

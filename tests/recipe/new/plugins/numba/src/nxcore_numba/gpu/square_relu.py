@@ -1,5 +1,7 @@
 """square_relu and its gradient on CUDA: memory as it lies, an element a thread and step."""
 
+# mypy: ignore-errors
+
 import numpy as np
 from nxcore_numba.gpu.launch import Launch, blocks_for, cuda
 
