@@ -10,6 +10,7 @@ import torch
 
 from nxcore.call import operator
 from nxcore.choose import chooser
+from nxcore.choose.learn import watches
 from nxcore.measure import race as racing
 from nxcore.measure.timing import Timing
 from nxcore.session import Session
@@ -28,6 +29,7 @@ def small(monkeypatch):
     monkeypatch.setattr(operator, "CAPACITY", SMALL)
     monkeypatch.setattr(chooser, "DECISIONS", SMALL)
     monkeypatch.setattr(files, "KEPT", SMALL)
+    monkeypatch.setattr(watches, "KEPT", SMALL)
 
     def race(calls, device, **how):
         us = {label: 100.0 if label.startswith("torch") else 50.0 for label in calls}
