@@ -33,8 +33,8 @@ def test_regret_is_computed_without_a_run(
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import replay
 
-    kriging = replay.predict.Field
-    monkeypatch.setattr(replay.predict, "Field", kriging)
+    kriging = replay.model.Field
+    monkeypatch.setattr(replay.model, "Field", kriging)
     from sizes import families
 
     family = next(f for f in families(large=False) if f.op == "add")
@@ -53,7 +53,7 @@ def test_regret_is_computed_without_a_run(
             stream.write(json.dumps({"sample": f"add {sample.name}", "row": {"us": rounds}}) + "\n")
     monkeypatch.setattr(sys, "argv", ["replay.py", str(lines), "--left-out", *flags])
     replay.main()
-    assert (replay.predict.Field is kriging) == (not flags)
+    assert (replay.model.Field is kriging) == (not flags)
     held, learnt = (line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("add"))
     assert (held[1], held[2], held[5]) == ("8", "1.000", "0")
     assert float(held[4]) < 1.1
