@@ -75,7 +75,7 @@ class CustomBuildHook(BuildHookInterface):
             build_data["pure_python"] = False
             build_data["tag"] = f"cp311-abi3-{platform_tag(launcher)}"
 
-    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:  # noqa: ARG002
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:  # noqa: ARG002  hatch's signature
         """Remove what is in the wheel now."""
         if self.folder:
             shutil.rmtree(self.folder, ignore_errors=True)

@@ -169,5 +169,5 @@ def block(problem: Problem) -> Verdict:
     """Take what sep_conv2d and the batch norm behind it take."""
     convolution_part, norm_part = problem.parts
     assert convolution_part is not None  # noqa: S101  both always run
-    assert norm_part is not None  # noqa: S101
+    assert norm_part is not None  # noqa: S101  likewise
     return separable_convolution(convolution_part) and norm(norm_part)

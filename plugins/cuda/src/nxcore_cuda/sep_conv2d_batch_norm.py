@@ -25,7 +25,7 @@ def plan(problem: Problem, tile: separable.Tile | None = None) -> Callable[..., 
     """
     (first, second), (out, between, statistic, _) = problem.parts, problem.outputs
     assert first is not None  # noqa: S101  both always run
-    assert second is not None  # noqa: S101
+    assert second is not None  # noqa: S101  likewise
     convolve, blocks = sep_conv2d.launched(first, tile, moments=True)
     finish, left = batch_norm.finish(second, blocks), shares_of(between.shape[1], blocks, problem.device)
 

@@ -204,8 +204,8 @@ def sweep_backward(problem: Problem) -> Iterator[Sums]:
     for threads in (128, 512):
         resident = max(first.resident * THREADS_BACKWARD // threads, 1)
         found.append(Sums(_blocks(vectors, threads), threads, resident))
-    for blocks in (264, 396, 528, 792, 1584, 2112, 4224):
-        found.append(replace(first, blocks=min(blocks, -(-vectors // THREADS_BACKWARD))))  # noqa: PERF401
+    grids = (264, 396, 528, 792, 1584, 2112, 4224)
+    found += [replace(first, blocks=min(blocks, -(-vectors // THREADS_BACKWARD))) for blocks in grids]
     found += [replace(first, resident=resident) for resident in (first.resident - 1, 0) if resident >= 0]
     yield from dict.fromkeys(found)
 

@@ -91,7 +91,7 @@ def _ready(kernel: Any, signature: Any) -> None:
     if RELEASE == LOADED:
         rtsys.initialize(kernel.targetctx)
         with contextlib.suppress(AttributeError, OSError):  # such as no folder for the cache
-            found = kernel._cache._load_overload(signature, kernel.targetctx)  # noqa: SLF001
+            found = kernel._cache._load_overload(signature, kernel.targetctx)  # noqa: SLF001  no public way to read the cache
             if found is not None:
                 kernel.add_overload(found)
     kernel.compile(signature)

@@ -106,4 +106,4 @@ def build(folder: Path, wanted: Sequence[str] = ARCHITECTURES) -> str:
 
 if __name__ == "__main__":
     asked = sys.argv[2].split(",") if len(sys.argv) > 2 else ARCHITECTURES
-    print(build(Path(sys.argv[1]), asked))  # noqa: T201
+    print(build(Path(sys.argv[1]), asked))  # noqa: T201  the command's result

@@ -92,7 +92,7 @@ _ready = False
 
 def _set_up() -> None:
     """Tell the handles where the driver's functions are: at the first launch's plan, when it is needed."""
-    global _ready  # noqa: PLW0603
+    global _ready  # noqa: PLW0603  the driver is loaded once per process
     library = load.driver()
     if built is not None:
         found = (ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in FUNCTIONS)

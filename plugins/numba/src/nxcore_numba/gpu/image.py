@@ -40,10 +40,10 @@ def at(n, c, y, x, strides):
 @cuda.jit(device=True)
 def least(a, b):
     """Return the smaller of two integers: not every Numba compiles ``min`` of them for CUDA."""
-    return a if a < b else b  # noqa: FURB136
+    return a if a < b else b  # noqa: FURB136  not every Numba compiles min and max
 
 
 @cuda.jit(device=True)
 def most(a, b):
     """Return the larger of two integers."""
-    return a if a > b else b  # noqa: FURB136
+    return a if a > b else b  # noqa: FURB136  not every Numba compiles min and max
