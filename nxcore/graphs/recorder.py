@@ -123,8 +123,8 @@ class CudaRecorder:
     """CUDA graphs of one device, in a pool of memory that they share (see ``Order``) or in others.
 
     No two run at a time, whatever their pools: cuBLAS has one workspace for the stream that all are captured
-    on. A replay on another stream than the one before waits for that. Whoever replays holds ``lock``, from
-    ``turn`` until what came out is copied.
+    on. A replay on another stream than the one before waits for that. A replay holds ``lock``, from ``turn``
+    until its results are copied.
 
     Parameters
     ----------

@@ -140,7 +140,7 @@ class Lesson:
     Parameters
     ----------
     learner : Learner
-        Does in the background what the exploration asks for.
+        Runs the exploration's work in the background.
     problem : Problem
         What the calls are of.
     serve : callable
