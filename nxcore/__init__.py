@@ -68,6 +68,11 @@ def accelerate(model: Module) -> Swap:
     -------
     Swap
         ``replaced``: name -> class; ``left``: name -> reason, of every other module without children.
+
+    Examples
+    --------
+    >>> nxcore.accelerate(torch.nn.Sequential(torch.nn.MaxPool2d(2))).replaced
+    {'0': 'MaxPool2d'}
     """
     from nxcore.nn import swap
 
@@ -77,10 +82,12 @@ def accelerate(model: Module) -> Swap:
 def backends() -> dict[str, BackendStatus]:
     """Return name -> status of every backend: ready, unavailable, failed or disabled, and why.
 
-    Returns
-    -------
-    dict of str to BackendStatus
-        With ``status``, ``reason``, ``hint``, ``source`` and ``operators``.
+    A ``BackendStatus`` has ``status``, ``reason``, ``hint``, ``source`` and ``operators``.
+
+    Examples
+    --------
+    >>> nxcore.backends()["torch"].status
+    'ready'
     """
     return _session().backends()
 
@@ -113,6 +120,12 @@ def explain(
         As the call itself would.
     InvalidInputError
         If the arguments break the operator's contract.
+
+    Examples
+    --------
+    >>> with nxcore.policy("estimate"):
+    ...     nxcore.explain("add", torch.ones(2), 1, backend="torch").decision.chosen
+    'torch'
     """
     return _session().explain(name, *args, backend=backend, decide=decide, **kwargs)
 
@@ -164,6 +177,12 @@ def graphed(
         If ``fn``, ``warmup`` or ``limit`` is invalid.
     CaptureError
         At a call; the message names the argument, the result or the line that can't be captured.
+
+    Examples
+    --------
+    >>> double = nxcore.graphed(lambda x: 2 * x)
+    >>> double(torch.ones(2))
+    tensor([2., 2.])
     """
     from nxcore.graphs import graphed as capture
 
@@ -190,6 +209,11 @@ def op(name: str, *, backend: str | None = None) -> Operator:
     ------
     UnknownOperatorError, UnknownBackendError
         If there is none of that name; the message names the nearest.
+
+    Examples
+    --------
+    >>> nxcore.op("sum")(torch.ones(2, 3), 1)
+    tensor([3., 3.])
     """
     return _session().op(name, backend=backend)
 
@@ -209,6 +233,12 @@ def policy(name: str) -> AbstractContextManager[None]:
     ------
     InvalidInputError
         If there is no such policy; the message names the nearest.
+
+    Examples
+    --------
+    >>> with nxcore.policy("estimate"):
+    ...     nxcore.ops.add(torch.ones(2), 1)
+    tensor([2., 2.])
     """
     return _session().policy(name)
 
@@ -217,8 +247,8 @@ def profile() -> AbstractContextManager[Profile]:
     """Measure the calls of a ``with`` block, by operator and by the kernel that served them.
 
     It covers the calls of this thread or task, and their gradients where the backward pass runs within the
-    block. Calls that only torch may serve appear in the trace alone. The measurements that a new problem's
-    first call makes aren't counted.
+    block. Calls that only torch may serve appear in the trace alone. Measurements in the first call of a
+    problem aren't counted. Torch's profiler runs, with a region around each call, and slows all calls.
 
     Returns
     -------
@@ -226,9 +256,12 @@ def profile() -> AbstractContextManager[Profile]:
         Gives a ``Profile``. Printed, it is a table of count, mean, total, device time and peak memory. It has
         ``rows``, ``to_dict()`` and ``export_chrome_trace(path)``. ``profile_op`` adds regions of your own.
 
-    Notes
-    -----
-    It is torch's profiler with a region around each call. All calls are slower while it runs.
+    Examples
+    --------
+    >>> with nxcore.profile() as profile:
+    ...     out = nxcore.ops.add(torch.ones(2), 1)
+    >>> [(row.name, row.count) for row in profile.rows]
+    [('add', 1)]
     """
     return _session().profile()
 
@@ -251,6 +284,13 @@ def record(path: str | os.PathLike[str]) -> AbstractContextManager[None]:
     ------
     OSError
         If the file can't be written; raised before any call.
+
+    Examples
+    --------
+    >>> with nxcore.record(folder / "problems.jsonl"):
+    ...     out = nxcore.ops.add(torch.ones(2), 1)
+    >>> (folder / "problems.jsonl").read_text()[:13]
+    '{"op": "add",'
     """
     return _session().record(path)
 
@@ -267,6 +307,12 @@ def restore(model: Module) -> Swap:
     -------
     Swap
         ``replaced``: name -> class; ``left``: name -> reason, where other code has changed the class since.
+
+    Examples
+    --------
+    >>> model = torch.nn.Sequential(torch.nn.MaxPool2d(2))
+    >>> nxcore.accelerate(model).replaced == nxcore.restore(model).replaced
+    True
     """
     from nxcore.nn import swap
 
@@ -293,8 +339,9 @@ def status(model: Module, *args: Any, **kwargs: Any) -> Status:
     Examples
     --------
     >>> model = torch.nn.Sequential(torch.nn.MaxPool2d(2))
-    >>> nxcore.accelerate(model)
-    >>> print(nxcore.status(model, torch.randn(8, 16, 32, 32)))
+    >>> swap = nxcore.accelerate(model)
+    >>> [row.calls for row in nxcore.status(model, torch.ones(1, 1, 4, 4)).rows]
+    [1]
     """
     from nxcore.offline import survey
 
@@ -315,6 +362,12 @@ def use(*backends: str) -> AbstractContextManager[None]:
     ------
     UnknownBackendError
         If there is none of that name; the message names the nearest.
+
+    Examples
+    --------
+    >>> with nxcore.use("torch"):
+    ...     nxcore.ops.add(torch.ones(2), 1)
+    tensor([2., 2.])
     """
     return _session().use(*backends)
 

@@ -76,6 +76,13 @@ def agree(group: Any = None, *, otherwise: str = "frozen") -> int:
     ------
     InvalidInputError
         If there is no process group, or this rank isn't in it.
+
+    Examples
+    --------
+    >>> nxcore.distributed.agree()
+    Traceback (most recent call last):
+        ...
+    nxcore.errors.InvalidInputError: agree needs a process group: ...
     """
     require_policy(otherwise, "otherwise")
     if not (distributed.is_available() and distributed.is_initialized()):

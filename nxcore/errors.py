@@ -49,6 +49,12 @@ class InvalidInputError(NxcoreError, ValueError):
     ----------
     argument : str
         The name of the invalid argument.
+
+    Examples
+    --------
+    >>> error = InvalidInputError("k must be at least 1, got 0", argument="k")
+    >>> error.argument
+    'k'
     """
 
     def __init__(self, message: str, *, argument: str = "") -> None:

@@ -15,6 +15,7 @@ from nxcore.spec.checks import (
     require_size,
     require_tensor,
 )
+from nxcore.spec.composed import composed
 from nxcore.spec.kernel import (
     YES,
     Backend,
@@ -24,7 +25,6 @@ from nxcore.spec.kernel import (
     Refusal,
     Verdict,
     accept_all,
-    composed,
     kernels,
     no,
     simulated,

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from nxcore.call import ending
-from nxcore.call.operator import Operator, Plan, make_operator, overlap
+from nxcore.call.operator import Operator, Plan, aliased, make_operator
 from nxcore.call.serving import Joiner
 from nxcore.call.wrappers import guarded
 from nxcore.choose.chooser import Chooser
@@ -39,7 +39,6 @@ from nxcore.registry import discovery
 from nxcore.registry.registry import BackendStatus, Registry
 from nxcore.settings import Settings, log_to_stderr, require_policy
 from nxcore.spec.problem import Problem, tensors_of
-from nxcore.spec.spec import OpSpec
 from nxcore.store import transfer
 from nxcore.store.files import Store
 from nxcore.store.lock import Lock
@@ -58,6 +57,19 @@ class Session:
         Replaces the installed operators and backends.
     effort : Effort
         How much the first call of a new problem may measure.
+
+    Examples
+    --------
+    >>> session = nxcore.Session()
+    >>> session.op("add")(torch.ones(2), 1)
+    tensor([2., 2.])
+    >>> with session.use("torch"), session.policy("estimate"):
+    ...     session.explain("add", torch.ones(2), 1).decision.chosen
+    'torch'
+    >>> with session.record(folder / "problems.jsonl"), session.profile() as profile:
+    ...     out = session.op("add")(torch.ones(2), 1)
+    >>> session.backends()["torch"].status, session.learning
+    ('ready', False)
     """
 
     def __init__(
@@ -210,7 +222,7 @@ class Session:
 
     def _problem(self, operator: Operator, args: tuple[Any, ...]) -> Problem:
         needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in tensors_of(args))
-        return Problem.of(operator.spec, args, needs_grad=needs_grad, aliased=_aliased(operator.spec, args))
+        return Problem.of(operator.spec, args, needs_grad=needs_grad, aliased=aliased(operator.spec, args))
 
     def _choose(self, operator: Operator, problem: Problem, args: tuple[Any, ...]) -> Choice:
         try:
@@ -310,16 +322,6 @@ class Session:
         for observer in PREFERENCE.get().observers:
             call = observer.observing(inner, choice.decision.chosen, call)
         return Plan(call, choice.decision.chosen, keep=not capturing(problem))
-
-
-def _aliased(spec: OpSpec, args: tuple[Any, ...]) -> bool:
-    """Return whether an ``out`` is one of the inputs."""
-    named = list(zip(spec.params, args, strict=True))
-    outs = [a for p, a in named if p.kind == "out" and a is not None]
-    if not outs:
-        return False
-    inputs = tensors_of(tuple(a for p, a in named if p.kind != "out"))
-    return any(any(overlap(out, *inputs)) for out in outs)
 
 
 def _on_lost_device(problem: Problem) -> bool:

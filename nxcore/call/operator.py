@@ -273,6 +273,16 @@ def _named(name: str, backend: str | None) -> Operator:
     return found
 
 
+def aliased(spec: OpSpec, args: tuple[Any, ...]) -> bool:
+    """Return whether an ``out`` is one of the inputs."""
+    named = list(zip(spec.params, args, strict=True))
+    outs = [a for p, a in named if p.kind == "out" and a is not None]
+    if not outs:
+        return False
+    inputs = tensors_of(tuple(a for p, a in named if p.kind != "out"))
+    return any(any(overlap(out, *inputs)) for out in outs)
+
+
 def overlap(out: Tensor, *inputs: Any) -> tuple[bool, ...]:
     """Return for each input whether it has exactly the memory of ``out``.
 

@@ -39,6 +39,13 @@ class Temperature:
     ------
     InvalidInputError
         If ``start`` or ``end`` is not above 0, or ``steps`` is below 1.
+
+    Examples
+    --------
+    >>> schedule = nas.Temperature(4.0, 1.0, steps=2)
+    >>> schedule.step()
+    >>> schedule.tau
+    tensor(2.)
     """
 
     def __init__(
@@ -87,6 +94,12 @@ class ArchitectureParameters(nn.Module):
     ----------
     logits : Parameter
         Shape (2, edges, operations): normal cells, then reductions; one row for each edge, in node order.
+
+    Examples
+    --------
+    >>> arch = nas.ArchitectureParameters(steps=2, multiplier=2)
+    >>> arch.logits.shape
+    torch.Size([2, 5, 8])
     """
 
     def __init__(

@@ -49,6 +49,14 @@ def first_order(net: nn.Module, arch: ArchitectureParameters, validation: Split)
     arch : ArchitectureParameters
     validation : Split
         A batch.
+
+    Examples
+    --------
+    >>> net = nas.SearchNetwork(2, num_classes=2, layers=1, steps=1, multiplier=1)
+    >>> arch = nas.ArchitectureParameters(steps=1, multiplier=1)
+    >>> batch = nas.data.Split(torch.randn(2, 3, 8, 8), torch.arange(2))
+    >>> nas.bilevel.first_order(net, arch, batch).gradient.shape
+    torch.Size([2, 2, 8])
     """
     scores = net(validation.images, *arch())
     loss = functional.cross_entropy(scores, validation.labels)

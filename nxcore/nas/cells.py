@@ -43,6 +43,12 @@ class Cell(nn.Module):
     ----------
     channels : int
         Channels of the output.
+
+    Examples
+    --------
+    >>> cell = nas.Cell(1, 1, 4, 4, 4, False, False, ["none", "skip_connect"])
+    >>> cell(torch.ones(1, 4, 8, 8), torch.ones(1, 4, 8, 8), torch.zeros(2, 2)).shape
+    torch.Size([1, 4, 8, 8])
     """
 
     def __init__(
@@ -176,6 +182,13 @@ class EvalCell(nn.Module):
     ------
     InvalidInputError
         If the number of ``genes`` is odd.
+
+    Examples
+    --------
+    >>> genes = [("skip_connect", 0), ("max_pool_3x3", 1)]
+    >>> cell = nas.EvalCell(genes, [2], 4, 4, 4, False, False)
+    >>> cell(torch.ones(2, 4, 8, 8), torch.ones(2, 4, 8, 8)).shape
+    torch.Size([2, 4, 8, 8])
     """
 
     def __init__(

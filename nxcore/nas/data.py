@@ -197,7 +197,12 @@ def orders(
 def batches(
     part: Split, size: int, generator: torch.Generator, *, rank: int = 0, world: int = 1
 ) -> Iterator[Split]:
-    """Yield a split's images in batches: see ``orders``."""
+    """Yield a split's images in batches: see ``orders``.
+
+    >>> images = nas.data.Split(torch.randn(5, 3, 8, 8), torch.arange(5))
+    >>> [len(batch.labels) for batch in nas.data.batches(images, 2, torch.Generator())]
+    [2, 2]
+    """
     for places in orders(part, size, generator, rank=rank, world=world):
         yield Split(part.images[places], part.labels[places])
 

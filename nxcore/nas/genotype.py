@@ -23,6 +23,12 @@ class Genotype(NamedTuple):
         Operation and source state, two for each node, in node order.
     normal_concat, reduce_concat : tuple of int
         The states that are concatenated.
+
+    Examples
+    --------
+    >>> arch = nas.ArchitectureParameters(1, ["none", "skip_connect"], 1)
+    >>> arch.genotype().normal_concat
+    (2,)
     """
 
     normal: tuple[Gene, ...]
@@ -56,6 +62,11 @@ def dominant(weights: Tensor, primitives: Sequence[str], steps: int = 4) -> tupl
     ------
     InvalidInputError
         If ``weights`` has another shape.
+
+    Examples
+    --------
+    >>> nas.dominant(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), ["none", "skip_connect"], steps=1)
+    (('skip_connect', 1), ('skip_connect', 0))
     """
     rows = edges(steps)
     wanted = (rows[-1][-1] + 1, len(primitives))

@@ -111,6 +111,12 @@ def widen(
     ------
     InvalidInputError
         If ``C`` is below that of ``net``, or the optimizer's state is not a known power of a gradient.
+
+    Examples
+    --------
+    >>> net = nas.SearchNetwork(2, layers=1, steps=1, multiplier=1)
+    >>> nas.widen(net, 4).C
+    4
     """
     if net.C > C:
         raise InvalidInputError(f"C must be at least net's {net.C}, got {C}", argument="C")
@@ -155,6 +161,13 @@ def deepen(net: SearchNetwork, after: int, optimizer: Optimizer | None = None) -
     ------
     InvalidInputError
         If ``after`` is not the index of a cell.
+
+    Examples
+    --------
+    >>> net = nas.SearchNetwork(2, layers=1, steps=1, multiplier=1)
+    >>> cell = nas.deepen(net, 0)
+    >>> len(net.cells), cell.gate.item()
+    (2, 0.0)
     """
     cell = net.insert(after)
     _carry((), optimizer, list(cell.parameters()), net.classifier.weight)
@@ -187,6 +200,14 @@ def add_node(
     ------
     InvalidInputError
         If ``net`` and ``arch`` differ in nodes, or an optimizer's state is not a known power of a gradient.
+
+    Examples
+    --------
+    >>> net = nas.SearchNetwork(2, layers=1, steps=1, multiplier=1)
+    >>> arch = nas.ArchitectureParameters(steps=1, multiplier=1)
+    >>> net, arch = nas.add_node(net, arch)
+    >>> net.steps, arch.steps
+    (2, 2)
     """
     if (net.steps, net.multiplier) != (arch.steps, arch.multiplier):
         raise InvalidInputError(

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from collections.abc import Sequence
 
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from nxcore.nas.data import Split
 from nxcore.nas.process_group import total
+
+CHUNK = 256
+"""Images in a forward pass without gradients."""
 
 
 class Tally:
@@ -24,3 +31,15 @@ class Tally:
         """Return mean loss and accuracy over all ranks."""
         loss, hits, count = total(self._sums).tolist()
         return loss / count, hits / count
+
+
+def evaluated(
+    net: nn.Module, logits: Sequence[Tensor], split: Split, device: torch.device
+) -> tuple[float, float]:
+    """Return mean loss and accuracy of a network on a split, over all ranks."""
+    tally = Tally(device)
+    for chunk in zip(split.images.split(CHUNK), split.labels.split(CHUNK), strict=True):
+        images, labels = (t.to(device) for t in chunk)
+        scores = net(images, *logits)
+        tally.add(functional.cross_entropy(scores, labels), scores, labels)
+    return tally.read()

@@ -45,6 +45,12 @@ class MixedOp(nn.Module):
     References
     ----------
     Liu, Simonyan, Yang 2019, arXiv:1806.09055, eq. 2. Module names are those of the paper's code.
+
+    Examples
+    --------
+    >>> mixed = nas.MixedOp(4, 1, ["none", "skip_connect"])
+    >>> mixed(torch.ones(1, 4, 2, 2), torch.zeros(2)).unique()
+    tensor([0.5000])
     """
 
     def __init__(

@@ -89,6 +89,13 @@ class SearchNetwork(Network):
     The architecture is not a parameter of the module: ``ArchitectureParameters`` holds it, and ``forward``
     takes it. So weights and architecture have separate optimizers, and a published supernet's state_dict
     loads unchanged.
+
+    Examples
+    --------
+    >>> net = nas.SearchNetwork(2, num_classes=3, layers=1, steps=1, multiplier=1)
+    >>> arch = nas.ArchitectureParameters(steps=1, multiplier=1)
+    >>> net(torch.ones(1, 3, 8, 8), *arch()).shape
+    torch.Size([1, 3])
     """
 
     inserted: tuple[int, ...]
@@ -288,6 +295,13 @@ class EvalNetwork(Network):
     ----------
     drop_path_prob : float
         The probability that a path is dropped in training; initially 0, for the training loop to raise.
+
+    Examples
+    --------
+    >>> genes = (("skip_connect", 0), ("skip_connect", 1))
+    >>> net = nas.EvalNetwork(nas.Genotype(genes, (2,), genes, (2,)), C=4, num_classes=3, layers=1)
+    >>> net(torch.ones(2, 3, 8, 8)).shape
+    torch.Size([2, 3])
     """
 
     def __init__(

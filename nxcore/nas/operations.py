@@ -54,6 +54,11 @@ class FactorizedReduce(nn.Module):
     ------
     InvalidInputError
         If ``C_out`` is odd.
+
+    Examples
+    --------
+    >>> nas.FactorizedReduce(4, 8)(torch.ones(1, 4, 8, 8)).shape
+    torch.Size([1, 8, 4, 4])
     """
 
     def __init__(self, C_in: int, C_out: int, affine: bool = True) -> None:
@@ -108,6 +113,11 @@ class ReLUConvBN(_Chain):
         Of the convolution.
     affine : bool, default True
         The batch norm has a weight and a bias.
+
+    Examples
+    --------
+    >>> nas.ReLUConvBN(4, 8, 1, 1, 0)(torch.ones(1, 4, 8, 8)).shape
+    torch.Size([1, 8, 8, 8])
     """
 
     def __init__(
@@ -131,6 +141,11 @@ class DilConv(_Chain):
         Of the depthwise convolution.
     affine : bool, default True
         The batch norm has a weight and a bias.
+
+    Examples
+    --------
+    >>> nas.DilConv(4, 8, 3, 1, 2, 2)(torch.ones(1, 4, 8, 8)).shape
+    torch.Size([1, 8, 8, 8])
     """
 
     def __init__(
@@ -157,6 +172,11 @@ class SepConv(_Chain):
         Of the depthwise convolutions.
     affine : bool, default True
         The batch norms have a weight and a bias.
+
+    Examples
+    --------
+    >>> nas.SepConv(4, 8, 3, 2, 1)(torch.ones(1, 4, 8, 8)).shape
+    torch.Size([1, 8, 4, 4])
     """
 
     def __init__(

@@ -48,6 +48,17 @@ def patch(model: nn.Module, *, graphs: bool = True) -> Swap:
     -------
     Swap
         The replaced modules, and the reason for each other one.
+
+    Examples
+    --------
+    >>> class Mixed(torch.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self._ops = torch.nn.ModuleList([torch.nn.Identity(), torch.nn.BatchNorm2d(4)])
+    ...     def forward(self, x, weights):
+    ...         return sum(w * op(x) for w, op in zip(weights, self._ops))
+    >>> nas.patch(torch.nn.Sequential(Mixed())).replaced
+    {'0._ops.1': 'BatchNorm2d', '0': 'Mixed'}
     """
     swap = accelerate(model)
     for name, module in model.named_modules():
@@ -77,13 +88,21 @@ def replays(model: nn.Module) -> dict[str, str]:
 
     Included are the cells of a ``SearchNetwork``, each ``MixedOp`` outside a cell, and modules that ``patch``
     replaced.
+
+    >>> nas.replays(torch.nn.Sequential(nas.MixedOp(4, 1)))
+    {'0': 'runs: no call in training yet'}
     """
     parts = ((name, vars(module).get(PART)) for name, module in model.named_modules())
     return {name: part.state for name, part in parts if part is not None}
 
 
 def unpatch(model: nn.Module) -> Swap:
-    """Undo ``patch``; return the restored modules."""
+    """Undo ``patch``; return the restored modules.
+
+    >>> model = torch.nn.Sequential(torch.nn.MaxPool2d(2))
+    >>> nas.patch(model).replaced == nas.unpatch(model).replaced
+    True
+    """
     swap = restore(model)
     for name, module in model.named_modules():
         if cls := getattr(type(module), MARK, None):

@@ -29,6 +29,11 @@ class Mutation:
         new one follows. ``node``: unused.
     noise : float
         The noise of ``widen``.
+
+    Examples
+    --------
+    >>> print(nas.Mutation(2, "widen", 16))
+    widen 16
     """
 
     epoch: int
@@ -86,6 +91,11 @@ class Preset:
         Whether, on a GPU, the passes of a step are CUDA graphs (``nxcore.graphed``). This needs the mode
         ``exact`` and, for the architecture, order 1; new problems are then measured at their first call.
         Otherwise, single cells may still be replayed (``nxcore.nn.Part``).
+
+    Examples
+    --------
+    >>> nas.Preset(epochs=10, mutations=(nas.Mutation(2, "node"),)).batch
+    64
     """
 
     C: int = 16

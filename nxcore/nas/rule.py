@@ -92,6 +92,11 @@ class Rule:
     InvalidInputError
         If ``mode`` or ``estimator`` is unknown, ``k`` is below 1, ``tau`` is a number not above 0, or
         0 <= low <= high <= 1 does not hold.
+
+    Examples
+    --------
+    >>> nas.Rule("top_k", k=1).keep(torch.tensor([0.0, 2.0, 1.0]), ["a", "b", "c"])
+    tensor([False,  True, False])
     """
 
     mode: Mode = "exact"

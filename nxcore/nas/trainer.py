@@ -11,13 +11,12 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from nxcore.nas import checkpoint
 from nxcore.nas.architecture import ArchitectureParameters
 from nxcore.nas.data import Data, Split, augment
 from nxcore.nas.genotype import Genotype
-from nxcore.nas.metrics import Tally
+from nxcore.nas.metrics import CHUNK, Tally, evaluated
 from nxcore.nas.mutation import mutate
 from nxcore.nas.networks import EvalNetwork, SearchNetwork
 from nxcore.nas.prefetch import Feed
@@ -26,9 +25,6 @@ from nxcore.nas.process_group import as_first, mean, place
 from nxcore.nas.step import Passes, threads
 
 Phase = Literal["warm-up", "search", "retraining", "done"]
-
-CHUNK = 256
-"""Images in a forward pass without gradients."""
 
 
 class Trainer:
@@ -65,6 +61,13 @@ class Trainer:
     -----
     On several ranks of a process group with the same data, each rank takes its share of every batch, and
     gradients are averaged. Batch norms use the statistics of the rank's share.
+
+    Examples
+    --------
+    >>> images = nas.data.Split(torch.randn(8, 3, 8, 8), torch.arange(8) % 2)
+    >>> data = nas.data.Data("noise", ("a", "b"), images, images, images)
+    >>> nas.Trainer(data, nas.PRESETS["tiny"]).phase
+    'warm-up'
     """
 
     phase: Phase
@@ -134,14 +137,10 @@ class Trainer:
         """Return the network's loss and accuracy on a split, with running statistics."""
         as_first(self.net)
         self.net.eval()
-        tally = Tally(self.device)
         own = Split(*(t[self.rank :: self.world] for t in part))
-        for chunk in zip(own.images.split(CHUNK), own.labels.split(CHUNK), strict=True):
-            images, labels = (t.to(self.device) for t in chunk)
-            scores = self.net(images, *self._logits())
-            tally.add(functional.cross_entropy(scores, labels), scores, labels)
+        found = evaluated(self.net, self._logits(), own, self.device)
         self.net.train()
-        return tally.read()
+        return found
 
     def save(self, path: str | Path) -> None:
         """Write the state to a file, atomically: on failure, the file is unchanged."""

@@ -44,7 +44,12 @@ class _Served(nn.Module):
 
 
 class MaxPool2d(nn.MaxPool2d, _Served):
-    """``torch.nn.MaxPool2d``, computed by the operator ``max_pool2d``."""
+    """``torch.nn.MaxPool2d``, computed by the operator ``max_pool2d``.
+
+    >>> nxcore.nn.MaxPool2d(2)(torch.arange(16.0).view(1, 4, 4))
+    tensor([[[ 5.,  7.],
+             [13., 15.]]])
+    """
 
     def forward(self, input: Tensor) -> Any:
         """Return the largest element of each window; with ``return_indices``, also its position."""
@@ -63,7 +68,12 @@ class MaxPool2d(nn.MaxPool2d, _Served):
 
 
 class AvgPool2d(nn.AvgPool2d, _Served):
-    """``torch.nn.AvgPool2d``, computed by the operator ``avg_pool2d``."""
+    """``torch.nn.AvgPool2d``, computed by the operator ``avg_pool2d``.
+
+    >>> nxcore.nn.AvgPool2d(2)(torch.arange(16.0).view(1, 4, 4))
+    tensor([[[ 2.5000,  4.5000],
+             [10.5000, 12.5000]]])
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the mean of each window."""
@@ -90,7 +100,11 @@ def _outputs_refused(output_size: Any) -> str:
 
 
 class AdaptiveAvgPool2d(nn.AdaptiveAvgPool2d, _Served):
-    """``torch.nn.AdaptiveAvgPool2d``; the operator ``global_avg_pool2d`` computes output size 1."""
+    """``torch.nn.AdaptiveAvgPool2d``; the operator ``global_avg_pool2d`` computes output size 1.
+
+    >>> nxcore.nn.AdaptiveAvgPool2d(2).reason
+    'not global: output_size must be 1, got 2'
+    """
 
     @staticmethod
     def refusal(module: Any) -> str:
@@ -109,7 +123,11 @@ class AdaptiveAvgPool2d(nn.AdaptiveAvgPool2d, _Served):
 
 
 class AdaptiveMaxPool2d(nn.AdaptiveMaxPool2d, _Served):
-    """``torch.nn.AdaptiveMaxPool2d``; the operator ``global_max_pool2d`` computes output size 1."""
+    """``torch.nn.AdaptiveMaxPool2d``; the operator ``global_max_pool2d`` computes output size 1.
+
+    >>> nxcore.nn.AdaptiveMaxPool2d(1)(torch.arange(4.0).view(1, 2, 2))
+    tensor([[[3.]]])
+    """
 
     @staticmethod
     def refusal(module: Any) -> str:
@@ -130,6 +148,10 @@ class Conv2d(nn.Conv2d, _Served):
     """``torch.nn.Conv2d``; the operator ``depthwise_conv2d`` computes depthwise convolutions.
 
     The operator ``add`` adds the bias. Padding other than zeros is added to the image first, as in torch.
+
+    >>> conv = nxcore.nn.Conv2d(4, 4, 3, groups=4)
+    >>> conv(torch.ones(1, 4, 8, 8)).shape, conv.reason
+    (torch.Size([1, 4, 6, 6]), '')
     """
 
     @staticmethod
@@ -181,6 +203,9 @@ class BatchNorm2d(nn.BatchNorm2d, _Served):
     """``torch.nn.BatchNorm2d``; the operator ``batch_norm`` computes it in training.
 
     Torch's own ``forward`` runs in evaluation, and where running statistics are means of all batches.
+
+    >>> nxcore.nn.BatchNorm2d(4)(torch.ones(2, 4, 8, 8)).shape
+    torch.Size([2, 4, 8, 8])
     """
 
     @staticmethod
@@ -221,6 +246,11 @@ class SoftmaxSum(_Served):
     ----------
     logits : Parameter
         Shape (N,), initially 0, so that the blend is the mean.
+
+    Examples
+    --------
+    >>> nxcore.nn.SoftmaxSum(2)([torch.zeros(3), torch.ones(3)]).tolist()
+    [0.5, 0.5, 0.5]
     """
 
     def __init__(self, candidates: int, device: Any = None, dtype: torch.dtype | None = None) -> None:

@@ -27,6 +27,12 @@ class Sequential(nn.Sequential, _Served):
     A block is a ReLU that is not in place, a depthwise ``Conv2d``, a 1x1 one, both without bias, and a
     ``BatchNorm2d``, with input (N, C, H, W). In evaluation, ``sep_conv2d`` computes the first three. The four
     layers run one by one where torch is faster, a layer has hooks, or autograd has hooks on saved tensors.
+
+    >>> depthwise = torch.nn.Conv2d(4, 4, 3, groups=4, bias=False)
+    >>> pointwise = torch.nn.Conv2d(4, 8, 1, bias=False)
+    >>> block = nxcore.nn.Sequential(torch.nn.ReLU(), depthwise, pointwise, torch.nn.BatchNorm2d(8))
+    >>> block(torch.ones(2, 4, 8, 8)).shape
+    torch.Size([2, 8, 6, 6])
     """
 
     @staticmethod

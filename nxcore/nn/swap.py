@@ -47,6 +47,13 @@ class Swap:
         The name of a module in the model -> its former class. A shared module has one name.
     left : dict of str to str
         The name of a module -> why it was not changed.
+
+    Examples
+    --------
+    >>> print(nxcore.accelerate(torch.nn.Sequential(torch.nn.MaxPool2d(2), torch.nn.Tanh())))
+    replaced 1, left 1
+      0: MaxPool2d
+      left 1: no operator for Tanh
     """
 
     replaced: dict[str, str] = field(default_factory=dict)
@@ -64,7 +71,11 @@ class Swap:
 
 
 def accelerate(model: nn.Module) -> Swap:
-    """Make the modules of ``model`` run nxcore's operators; see ``nxcore.accelerate``."""
+    """Make the modules of ``model`` run nxcore's operators; see ``nxcore.accelerate``.
+
+    >>> nxcore.nn.accelerate(torch.nn.Sequential(torch.nn.MaxPool2d(2))).replaced
+    {'0': 'MaxPool2d'}
+    """
     swap = Swap()
     for name, module in model.named_modules():
         cls = type(module)
@@ -78,7 +89,12 @@ def accelerate(model: nn.Module) -> Swap:
 
 
 def restore(model: nn.Module) -> Swap:
-    """Undo ``accelerate``; see ``nxcore.restore``."""
+    """Undo ``accelerate``; see ``nxcore.restore``.
+
+    >>> model = torch.nn.Sequential(torch.nn.MaxPool2d(2))
+    >>> nxcore.nn.accelerate(model).replaced == nxcore.nn.restore(model).replaced
+    True
+    """
     swap = Swap()
     for name, module in model.named_modules():
         cls = type(module)

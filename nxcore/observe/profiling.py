@@ -131,6 +131,14 @@ def profile_op(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     ----------
     name : str
         The name of the row.
+
+    Examples
+    --------
+    >>> @nxcore.profile_op("double")
+    ... def double(x):
+    ...     return 2 * x
+    >>> double(torch.ones(2))
+    tensor([2., 2.])
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:

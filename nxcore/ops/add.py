@@ -56,6 +56,12 @@ def reference(x: Tensor, y: Tensor | Number, alpha: Number = 1, out: Tensor | No
     ------
     InvalidInputError
         If shapes don't broadcast, devices differ, ``alpha`` doesn't fit the dtype, or ``out`` doesn't fit.
+
+    Examples
+    --------
+    >>> nxcore.ops.add(torch.ones(2, 1), torch.arange(3.0), alpha=2)
+    tensor([[1., 3., 5.],
+            [1., 3., 5.]])
     """
     return torch.add(x, y, alpha=alpha, out=out)
 

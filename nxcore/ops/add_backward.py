@@ -61,6 +61,11 @@ def reference(
     ------
     InvalidInputError
         If ``grad`` isn't a floating tensor, or a size doesn't broadcast to its shape.
+
+    Examples
+    --------
+    >>> nxcore.ops.add_backward(torch.ones(2, 3), (3,), (2, 3), output_mask=(True, False))
+    (tensor([2., 2., 2.]), None)
     """
     x_grad = _undo(grad, x_size) if output_mask[0] else None
     if not output_mask[1]:

@@ -74,6 +74,12 @@ def reference(
     ------
     InvalidInputError
         If ``x`` isn't an image, or an argument is out of range.
+
+    Examples
+    --------
+    >>> nxcore.ops.avg_pool2d(torch.arange(16.0).view(1, 4, 4), 2)
+    tensor([[[ 2.5000,  4.5000],
+             [10.5000, 12.5000]]])
     """
     return functional.avg_pool2d(
         x, kernel_size, stride or kernel_size, padding, ceil_mode, count_include_pad, divisor_override

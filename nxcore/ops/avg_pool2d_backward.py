@@ -63,6 +63,12 @@ def reference(
     ------
     InvalidInputError
         As ``avg_pool2d``; or if ``grad`` isn't of the output's shape.
+
+    Examples
+    --------
+    >>> nxcore.ops.avg_pool2d_backward(torch.ones(1, 1, 1), (1, 2, 2), 2)
+    tensor([[[0.2500, 0.2500],
+             [0.2500, 0.2500]]])
     """
     window = Window.of_pool(size, kernel_size, stride, padding, 1, ceil_mode)
     # Torch's CUDA kernel for channels_last ignores the padding (pytorch/pytorch#188344); the other does not.

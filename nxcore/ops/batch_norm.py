@@ -81,6 +81,12 @@ def reference(
     ------
     InvalidInputError
         If a channel has one value or none, or ``weight`` and ``bias`` don't fit.
+
+    Examples
+    --------
+    >>> y, mean, var = nxcore.ops.batch_norm(torch.tensor([[0.0], [2.0]]))
+    >>> mean, var
+    (tensor([1.]), tensor([2.]))
     """
     wide = accumulator(x)
     scale, shift = (None if t is None else t.to(wide) for t in (weight, bias))

@@ -75,6 +75,13 @@ def reference(
     ------
     InvalidInputError
         As ``batch_norm``; or if ``grad``, ``mean`` or ``var`` don't fit ``x``.
+
+    Examples
+    --------
+    >>> x, ones = torch.tensor([[0.0], [2.0]]), torch.ones(1)
+    >>> x_grad, weight_grad, bias_grad = nxcore.ops.batch_norm_backward(x, x, ones, ones, 2 * ones)
+    >>> bias_grad
+    tensor([2.])
     """
     count = values(x)
     mean, var = mean.to(accumulator(x)), var.to(accumulator(x))

@@ -66,6 +66,13 @@ def reference(
     ------
     InvalidInputError
         If ``x`` isn't an image, ``weight`` doesn't fit it, or an argument is out of range.
+
+    Examples
+    --------
+    >>> nxcore.ops.depthwise_conv2d(torch.ones(1, 3, 3), torch.ones(1, 1, 3, 3), padding=1)
+    tensor([[[4., 6., 4.],
+             [6., 9., 6.],
+             [4., 6., 4.]]])
     """
     out = functional.conv2d(x, weight, None, stride, padding, dilation, groups=x.shape[-3])
     # On the meta device, torch loses the memory format that other devices keep.

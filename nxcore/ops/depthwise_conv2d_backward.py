@@ -65,6 +65,13 @@ def reference(
     ------
     InvalidInputError
         As ``depthwise_conv2d``; or if ``grad`` isn't of the output's shape.
+
+    Examples
+    --------
+    >>> x, weight = torch.ones(1, 2, 2), torch.ones(1, 1, 2, 2)
+    >>> nxcore.ops.depthwise_conv2d_backward(torch.ones(1, 1, 1), x, weight)[0]
+    tensor([[[1., 1.],
+             [1., 1.]]])
     """
     seen = window_of(x, weight, stride, padding, dilation)
     left, right, above, below = seen.padded

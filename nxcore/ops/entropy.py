@@ -53,6 +53,11 @@ def reference(logits: Tensor) -> Tensor:
     ------
     InvalidInputError
         If ``logits`` isn't a floating tensor (..., n).
+
+    Examples
+    --------
+    >>> nxcore.ops.entropy(torch.zeros(2, 4))
+    tensor([1.3863, 1.3863])
     """
     log_p = torch.log_softmax(logits.to(accumulator(logits)), dim=-1)
     p = log_p.exp()
@@ -181,6 +186,11 @@ def gradient(grad: Tensor, logits: Tensor) -> Tensor:
     ------
     InvalidInputError
         As ``entropy``; or if ``grad`` isn't of shape (...) on the device of ``logits``.
+
+    Examples
+    --------
+    >>> nxcore.ops.entropy_backward(torch.ones(1), torch.zeros(1, 4))
+    tensor([[0., 0., 0., 0.]])
     """
     wide = logits.to(accumulator(logits))
     p = torch.softmax(wide, dim=-1)

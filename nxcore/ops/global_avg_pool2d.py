@@ -47,6 +47,11 @@ def reference(x: Tensor) -> Tensor:
     ------
     InvalidInputError
         If ``x`` isn't an image.
+
+    Examples
+    --------
+    >>> nxcore.ops.global_avg_pool2d(torch.arange(8.0).view(2, 2, 2)).flatten()
+    tensor([1.5000, 5.5000])
     """
     return functional.adaptive_avg_pool2d(x, 1)
 

@@ -43,6 +43,12 @@ def reference(grad: Tensor, size: tuple[int, ...]) -> Tensor:
     ------
     InvalidInputError
         If ``size`` isn't that of an image, or ``grad`` isn't of the means' shape.
+
+    Examples
+    --------
+    >>> nxcore.ops.global_avg_pool2d_backward(torch.ones(1, 1, 1), (1, 2, 2))
+    tensor([[[0.2500, 0.2500],
+             [0.2500, 0.2500]]])
     """
     return (grad / (size[-2] * size[-1])).expand(size)
 

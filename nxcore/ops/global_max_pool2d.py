@@ -40,6 +40,11 @@ def reference(x: Tensor) -> Tensor:
     ------
     InvalidInputError
         If ``x`` isn't an image.
+
+    Examples
+    --------
+    >>> nxcore.ops.global_max_pool2d(torch.arange(8.0).view(2, 2, 2)).flatten()
+    tensor([3., 7.])
     """
     largest: Tensor = functional.adaptive_max_pool2d(x, 1)
     return largest

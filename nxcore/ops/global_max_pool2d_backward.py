@@ -59,6 +59,13 @@ def reference(
     ------
     InvalidInputError
         If ``size`` isn't that of an image, or ``grad`` or ``offsets`` isn't of the maxima's shape.
+
+    Examples
+    --------
+    >>> offsets = torch.tensor([[[3]]], dtype=torch.int32)
+    >>> nxcore.ops.global_max_pool2d_backward(torch.ones(1, 1, 1), offsets, (1, 2, 2))
+    tensor([[[0., 0.],
+             [0., 1.]]])
     """
     height, width = size[-2:]
     places = torch.arange(height * width, dtype=torch.int32, device=grad.device).view(height, width)

@@ -39,6 +39,11 @@ def reference(x: Tensor) -> tuple[Tensor, Tensor]:
     ------
     InvalidInputError
         If ``x`` isn't an image, or has more pixels.
+
+    Examples
+    --------
+    >>> nxcore.ops.global_max_pool2d_with_offsets(torch.arange(4.0).view(1, 2, 2))
+    (tensor([[[3.]]]), tensor([[[3]]], dtype=torch.int32))
     """
     pool: Any = functional.adaptive_max_pool2d  # torch's annotations require a literal flag
     largest, places = pool(x, 1, return_indices=True)

@@ -62,6 +62,11 @@ def reference(logits: Tensor, tau: Tensor | float, hard: bool, noise: Tensor) ->
     InvalidInputError
         If ``logits`` is not (..., n), ``noise`` has another shape or device, or ``tau`` is neither a real
         number nor a floating 0-d tensor.
+
+    Examples
+    --------
+    >>> nxcore.ops.gumbel_softmax(torch.tensor([0.0, 1.0, 0.0]), 0.5, hard=True, noise=torch.ones(3))
+    tensor([0., 1., 0.])
     """
     z = noisy(logits, tau, noise)
     weights = torch.softmax(z, dim=-1)

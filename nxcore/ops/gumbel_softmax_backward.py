@@ -65,6 +65,12 @@ def reference(
     InvalidInputError
         As ``gumbel_softmax``; or if ``grad`` isn't of the shape and on the device of ``logits``, or
         ``output_mask`` not of the right length.
+
+    Examples
+    --------
+    >>> grad, ones = torch.tensor([1.0, 0.0]), torch.ones(2)
+    >>> nxcore.ops.gumbel_softmax_backward(grad, torch.zeros(2), 1.0, ones)
+    (tensor([ 0.2500, -0.2500]), None)
     """
     z, wide = noisy(logits, tau, noise), accumulator(logits)
     p, g = torch.softmax(z, dim=-1), grad.to(wide)

@@ -81,6 +81,12 @@ def reference(
     ------
     InvalidInputError
         If ``x`` isn't an image, or an argument is out of range.
+
+    Examples
+    --------
+    >>> nxcore.ops.max_pool2d(torch.arange(16.0).view(1, 4, 4), 2)
+    tensor([[[ 5.,  7.],
+             [13., 15.]]])
     """
     pool: Any = functional.max_pool2d  # torch's annotations require a literal flag
     flags = {"ceil_mode": ceil_mode, "return_indices": return_indices}

@@ -69,6 +69,13 @@ def reference(
     ------
     InvalidInputError
         As ``max_pool2d``; or if ``grad`` or ``offsets`` isn't of the output's shape.
+
+    Examples
+    --------
+    >>> offsets = torch.tensor([[[3]]], dtype=torch.uint8)
+    >>> nxcore.ops.max_pool2d_backward(torch.ones(1, 1, 1), offsets, (1, 2, 2), 2)
+    tensor([[[0., 0.],
+             [0., 1.]]])
     """
     window = Window.of_pool(size, kernel_size, stride, padding, dilation, ceil_mode)
     wide = grad.double() if grad.dtype is torch.float64 else grad.float()

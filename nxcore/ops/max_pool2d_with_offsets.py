@@ -51,6 +51,11 @@ def reference(
     ------
     InvalidInputError
         As ``max_pool2d``.
+
+    Examples
+    --------
+    >>> nxcore.ops.max_pool2d_with_offsets(torch.arange(4.0).view(1, 2, 2), 2)
+    (tensor([[[3.]]]), tensor([[[3]]], dtype=torch.uint8))
     """
     window = Window.of_pool(tuple(x.shape), kernel_size, stride, padding, dilation, ceil_mode)
     return by_taps(x, window, offset_dtype(window))

@@ -76,6 +76,12 @@ def reference(
     ------
     InvalidInputError
         If ``x`` isn't an image, a weight doesn't fit it, or an argument is out of range.
+
+    Examples
+    --------
+    >>> x, dw_weight, pw_weight = torch.ones(2, 3, 3), torch.ones(2, 1, 3, 3), torch.ones(1, 2, 1, 1)
+    >>> nxcore.ops.sep_conv2d(x, dw_weight, pw_weight)
+    tensor([[[18.]]])
     """
     if lower := lowered(x):
         with torch.autocast(x.device.type, enabled=False):  # otherwise the intermediate would be rounded

@@ -75,6 +75,12 @@ def reference(
     ------
     InvalidInputError
         As ``sep_conv2d``; or if ``grad`` isn't of the output's shape.
+
+    Examples
+    --------
+    >>> x, dw_weight, pw_weight = torch.ones(1, 2, 2), torch.ones(1, 1, 2, 2), torch.ones(1, 1, 1, 1)
+    >>> nxcore.ops.sep_conv2d_backward(torch.ones(1, 1, 1), x, dw_weight, pw_weight)[2]
+    tensor([[[[4.]]]])
     """
     dtype, where = x.dtype, (stride, padding, dilation)
     incoming, image, filters, points = wide(grad), wide(x), wide(dw_weight), wide(pw_weight).flatten(1)

@@ -80,6 +80,13 @@ def reference(
     ------
     InvalidInputError
         As ``sep_conv2d`` and ``batch_norm``.
+
+    Examples
+    --------
+    >>> x, weight = torch.arange(4.0).view(1, 1, 2, 2), torch.ones(1, 1, 1, 1)
+    >>> out, y, mean, var = nxcore.ops.sep_conv2d_batch_norm(x, weight, weight)
+    >>> mean
+    tensor([1.5000])
     """
     if lower := lowered(x):  # only of the convolutions: torch's batch norm takes factors unchanged
         with torch.autocast(x.device.type, enabled=False):

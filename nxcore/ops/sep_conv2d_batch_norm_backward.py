@@ -84,6 +84,14 @@ def reference(
     ------
     InvalidInputError
         As ``sep_conv2d_batch_norm``; or if ``grad``, ``y``, ``mean`` or ``var`` don't fit.
+
+    Examples
+    --------
+    >>> x, weight = torch.arange(4.0).view(1, 1, 2, 2), torch.ones(1, 1, 1, 1)
+    >>> out, y, mean, var = nxcore.ops.sep_conv2d_batch_norm(x, weight, weight)
+    >>> grads = nxcore.ops.sep_conv2d_batch_norm_backward(x, x, weight, weight, y, mean, var)
+    >>> grads[0].shape
+    torch.Size([1, 1, 2, 2])
     """
     if torch.is_grad_enabled() and any(t.requires_grad for t in (x, dw_weight, pw_weight)):
         # For second derivatives: saved tensors have no gradient.

@@ -53,6 +53,11 @@ def reference(xs: Sequence[Tensor] | Tensor, logits: Tensor) -> Tensor:
     ------
     InvalidInputError
         If there is no candidate, they differ in shape, dtype or device, or ``logits`` isn't (N,).
+
+    Examples
+    --------
+    >>> nxcore.ops.softmax_sum([torch.zeros(2), torch.ones(2)], torch.zeros(2))
+    tensor([0.5000, 0.5000])
     """
     return blend(xs, _weights(xs, logits))
 

@@ -106,6 +106,12 @@ def reference(
     ------
     InvalidInputError
         As ``softmax_sum``; or if ``grad`` isn't of shape S or ``output_mask`` of the right length.
+
+    Examples
+    --------
+    >>> xs, logits = [torch.zeros(2), torch.ones(2)], torch.zeros(2)
+    >>> nxcore.ops.softmax_sum_backward(torch.ones(2), xs, logits)[1]
+    tensor([-0.5000,  0.5000])
     """
     return _contract(product_sum, grad, xs, logits, output_mask)
 

@@ -52,6 +52,11 @@ def reference(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
     ------
     InvalidInputError
         If an axis is out of range or named twice.
+
+    Examples
+    --------
+    >>> nxcore.ops.sum(torch.ones(2, 3), 1)
+    tensor([3., 3.])
     """
     return torch.sum(x, dim=dim, keepdim=keepdim)
 

@@ -49,6 +49,12 @@ def reference(grad: Tensor, size: tuple[int, ...], dim: Dim = None, keepdim: boo
     ------
     InvalidInputError
         If an axis is out of range, or ``grad`` isn't of the sum's shape.
+
+    Examples
+    --------
+    >>> nxcore.ops.sum_backward(torch.tensor([1.0, 2.0]), (2, 3), 1)
+    tensor([[1., 1., 1.],
+            [2., 2., 2.]])
     """
     if not keepdim:
         for d in canonical_dims(dim, len(size)):

@@ -49,6 +49,11 @@ def reference(x: Tensor, size: tuple[int, ...]) -> Tensor:
     ------
     InvalidInputError
         If ``size`` doesn't broadcast to the shape of ``x``.
+
+    Examples
+    --------
+    >>> nxcore.ops.sum_to_size(torch.ones(2, 3), (1, 3))
+    tensor([[2., 2., 2.]])
     """
     return x.sum_to_size(size)
 

@@ -43,6 +43,12 @@ def reference(grad: Tensor, size: tuple[int, ...]) -> Tensor:
     ------
     InvalidInputError
         If ``grad`` doesn't broadcast to ``size``.
+
+    Examples
+    --------
+    >>> nxcore.ops.sum_to_size_backward(torch.arange(3.0), (2, 3))
+    tensor([[0., 1., 2.],
+            [0., 1., 2.]])
     """
     return grad.expand(size)
 

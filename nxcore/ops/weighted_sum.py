@@ -41,6 +41,11 @@ def reference(xs: Sequence[Tensor] | Tensor, weights: Tensor) -> Tensor:
     ------
     InvalidInputError
         If there is no candidate, they differ in shape, dtype or device, or ``weights`` isn't (N,).
+
+    Examples
+    --------
+    >>> nxcore.ops.weighted_sum([torch.zeros(2), torch.ones(2)], torch.tensor([0.5, 2.0]))
+    tensor([2., 2.])
     """
     return blend(xs, weights.to(accumulator(xs)))
 

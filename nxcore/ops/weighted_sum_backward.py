@@ -66,6 +66,12 @@ def reference(
     ------
     InvalidInputError
         As ``weighted_sum``; or if ``grad`` isn't of shape S or ``output_mask`` of the right length.
+
+    Examples
+    --------
+    >>> xs, weights = [torch.zeros(2), torch.ones(2)], torch.tensor([0.5, 2.0])
+    >>> nxcore.ops.weighted_sum_backward(torch.ones(2), xs, weights)[1]
+    tensor([0., 2.])
     """
     return _contract(product_sum, grad, xs, weights, output_mask)
 

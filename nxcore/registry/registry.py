@@ -14,7 +14,8 @@ from nxcore.errors import (
     UnknownOperatorError,
 )
 from nxcore.plugin import API_VERSION
-from nxcore.spec.kernel import Backend, Check, Kernel, Verdict, composed
+from nxcore.spec.composed import composed
+from nxcore.spec.kernel import Backend, Check, Kernel, Verdict
 from nxcore.spec.spec import OpSpec
 
 Status = Literal["ready", "unavailable", "failed", "disabled"]

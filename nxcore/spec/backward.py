@@ -45,6 +45,11 @@ def backward_of(
     -------
     OpSpec
         Named ``<name>_backward``.
+
+    Examples
+    --------
+    >>> nxcore.ops.entropy_backward.spec.params[0]
+    Param(name='grad', kind='tensor', default=<required>, keyword=False)
     """
 
     def check(grad: Any, *args: Any) -> None:
@@ -90,7 +95,10 @@ def backward_of(
 
 
 def require_grad(grad: Any, like: Any, name: str, shape: Shape) -> None:
-    """Raise unless the gradient has the output's ``shape`` and the device of the argument ``name``."""
+    """Raise unless the gradient has the output's ``shape`` and the device of the argument ``name``.
+
+    >>> require_grad(torch.ones(2), torch.ones(2, 3), "x", (2,))
+    """
     require_tensor(grad, "grad")
     if tuple(grad.shape) != shape:
         raise InvalidInputError(

@@ -13,7 +13,13 @@ from nxcore.errors import InvalidInputError
 
 
 def require_tensor(value: Any, name: str, *, floating: bool = True, strided: bool = True) -> None:
-    """Raise unless ``value`` is a plain tensor, with a real floating dtype and strided where required."""
+    """Raise unless ``value`` is a plain tensor, with a real floating dtype and strided where required.
+
+    >>> require_tensor(torch.ones(2, dtype=torch.int64), "x")
+    Traceback (most recent call last):
+        ...
+    nxcore.errors.InvalidInputError: x must have a floating dtype, got torch.int64
+    """
     if not isinstance(value, Tensor):
         raise InvalidInputError(f"{name} must be a tensor, got {type(value).__name__}", argument=name)
     if value.is_nested or value.is_quantized:
@@ -25,7 +31,13 @@ def require_tensor(value: Any, name: str, *, floating: bool = True, strided: boo
 
 
 def require_flags(value: Any, count: int, name: str) -> None:
-    """Raise unless ``value`` is a sequence of ``count`` flags."""
+    """Raise unless ``value`` is a sequence of ``count`` flags.
+
+    >>> require_flags((True,), 2, "output_mask")
+    Traceback (most recent call last):
+        ...
+    nxcore.errors.InvalidInputError: output_mask must have 2 entries, got 1
+    """
     if not isinstance(value, tuple | list):
         raise InvalidInputError(f"{name} must be a sequence of flags, got {brief(value)}", argument=name)
     if len(value) != count:
@@ -35,13 +47,25 @@ def require_flags(value: Any, count: int, name: str) -> None:
 
 
 def require_flag(value: Any, name: str) -> None:
-    """Raise unless ``value`` is True or False, as torch does."""
+    """Raise unless ``value`` is True or False, as torch does.
+
+    >>> require_flag(1, "keepdim")
+    Traceback (most recent call last):
+        ...
+    nxcore.errors.InvalidInputError: keepdim must be True or False, got 1
+    """
     if not isinstance(value, bool):
         raise InvalidInputError(f"{name} must be True or False, got {brief(value)}", argument=name)
 
 
 def require_size(value: Any, name: str) -> None:
-    """Raise unless ``value`` can be a tensor's shape."""
+    """Raise unless ``value`` can be a tensor's shape.
+
+    >>> require_size((2, -3), "size")
+    Traceback (most recent call last):
+        ...
+    nxcore.errors.InvalidInputError: size must be a tensor's shape, got (2, -3)
+    """
     if not isinstance(value, tuple | list) or not all(map(_is_integer, value)):
         raise InvalidInputError(f"{name} must be a sequence of integers, got {brief(value)}", argument=name)
     if any(n < 0 for n in value) or math.prod(n or 1 for n in value) >= 2**63:
@@ -49,7 +73,13 @@ def require_size(value: Any, name: str) -> None:
 
 
 def require_integers(value: Any, name: str) -> None:
-    """Raise unless ``value`` is an integer or a pair of integers below 2**31, torch's limit for a window."""
+    """Raise unless ``value`` is an integer or a pair of integers below 2**31, torch's limit for a window.
+
+    >>> require_integers(1.5, "stride")
+    Traceback (most recent call last):
+        ...
+    nxcore.errors.InvalidInputError: stride must be an integer or a pair of integers, got 1.5
+    """
     if type(value) is int and value < 2**31:  # the common case
         return
     given = value if isinstance(value, tuple | list) else (value,)
@@ -66,7 +96,11 @@ def _is_integer(value: Any) -> bool:
 
 
 def brief(value: Any) -> str:
-    """Return plain values as text, other values as their type: their own text may be long, or raise."""
+    """Return plain values as text, other values as their type: their own text may be long, or raise.
+
+    >>> brief((1, "a", torch.ones(2)))
+    "(1, 'a', Tensor)"
+    """
     if isinstance(value, tuple | list):
         items = (type(v).__name__ if isinstance(v, tuple | list) else brief(v) for v in value[:8])
         return f"({', '.join(items)}{', ...' if len(value) > 8 else ''})"
@@ -74,7 +108,13 @@ def brief(value: Any) -> str:
 
 
 def require_same(values: Sequence[Any], name: str, *attributes: str) -> None:
-    """Raise unless all tensors share the first one's shape, dtype or device, as ``attributes`` name."""
+    """Raise unless all tensors share the first one's shape, dtype or device, as ``attributes`` name.
+
+    >>> require_same([torch.ones(2), torch.ones(3)], "xs", "shape")
+    Traceback (most recent call last):
+        ...
+    nxcore.errors.InvalidInputError: xs must share one shape: xs[0] has (2,), xs[1] has (3,)
+    """
     for attribute in attributes:
         wanted = getattr(values[0], attribute)
         for i, value in enumerate(values):

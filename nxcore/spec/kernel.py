@@ -11,16 +11,21 @@ from typing import Any, Literal
 
 import torch
 
-from nxcore.errors import PluginError, present
+from nxcore.errors import PluginError
 from nxcore.spec.problem import Problem
 from nxcore.spec.process import preserved
-from nxcore.spec.spec import OpSpec
 
 Precision = Literal["ieee32", "tf32", "half"]
 
 
 class Code(StrEnum):
-    """Why a kernel is rejected, for programs: messages may change, codes do not."""
+    """Why a kernel is rejected, for programs: messages may change, codes do not.
+
+    >>> Code("device")
+    <Code.DEVICE: 'device'>
+    >>> Code("unknown to this version")
+    <Code.OTHER: 'other'>
+    """
 
     MACHINE = "machine"
     """The machine lacks the device or the toolkit."""
@@ -79,6 +84,11 @@ class Refusal:
         The message for users: what was expected and what came.
     hint : str
         What to type to change it; empty where nothing would.
+
+    Examples
+    --------
+    >>> print(Refusal(Code.SIZE, "takes at most 4 rows, got 5"))
+    takes at most 4 rows, got 5
     """
 
     code: Code
@@ -105,6 +115,13 @@ class Verdict:
         A yes from an interpreter or simulator: the kernel is verified, never timed.
     code : Code
         The reason for a no, for programs.
+
+    Examples
+    --------
+    >>> no("needs float32, got int64", code=Code.DTYPE).refusal
+    Refusal(code=<Code.DTYPE: 'dtype'>, reason='needs float32, got int64', hint='')
+    >>> bool(YES)
+    True
     """
 
     ok: bool
@@ -131,17 +148,29 @@ YES = Verdict(True)
 
 
 def no(reason: str, *, hint: str = "", code: Code = Code.OTHER) -> Verdict:
-    """Return a no; the reason names what was expected and what came."""
+    """Return a no; the reason names what was expected and what came.
+
+    >>> no("needs CUDA tensors, got cpu", code=Code.DEVICE).ok
+    False
+    """
     return Verdict(False, reason, hint, code=code)
 
 
 def simulated(reason: str) -> Verdict:
-    """Return a yes from an interpreter or simulator: such a kernel is verified, never timed."""
+    """Return a yes from an interpreter or simulator: such a kernel is verified, never timed.
+
+    >>> simulated("TRITON_INTERPRET=1").simulated
+    True
+    """
     return Verdict(True, reason, simulated=True)
 
 
 def accept_all(problem: Problem) -> Verdict:  # noqa: ARG001  every accepts has this signature
-    """Accept every call."""
+    """Accept every call.
+
+    >>> accept_all(Problem.of(nxcore.ops.sum.spec, (torch.ones(3), None, False))).ok
+    True
+    """
     return YES
 
 
@@ -177,6 +206,11 @@ class Kernel:
         problems whose code paths cost the host differently: whether blocks share an output, for example.
         Times of unmeasured sizes are predicted from problems with the same value. Empty where there is one
         path.
+
+    Examples
+    --------
+    >>> Kernel("add", "nxcore_numba.add:plan", deterministic=True).dtypes
+    (torch.float32,)
     """
 
     op: str
@@ -233,6 +267,12 @@ def kernels(package: str, rows: Mapping[str, Row], **every: Any) -> tuple[Kernel
     Returns
     -------
     tuple of Kernel
+
+    Examples
+    --------
+    >>> made = kernels("nxcore_numba", {"add": accept_all, "sum": accept_all}, deterministic=True)
+    >>> [kernel.target for kernel in made]
+    ['nxcore_numba.add:plan', 'nxcore_numba.sum:plan']
     """
     made = []
     for op, row in rows.items():
@@ -240,62 +280,6 @@ def kernels(package: str, rows: Mapping[str, Row], **every: Any) -> tuple[Kernel
         target = own.pop("target", f"{op}:plan")
         made.append(Kernel(op, f"{package}.{target}", **(every | own)))
     return tuple(made)
-
-
-@dataclass(frozen=True)
-class Composed(Kernel):
-    """A kernel made of one backend's kernels for the parts of an operator.
-
-    Attributes
-    ----------
-    halves : tuple of Kernel
-        One for each part.
-    """
-
-    halves: tuple[Kernel, ...] = ()
-
-    @property
-    def plan(self) -> Callable[[Problem], Callable[..., Any]]:
-        """The planner: plans each part that must run, and joins the calls."""
-        return self._plan
-
-    def _plan(self, problem: Problem) -> Callable[..., Any]:
-        pairs = zip(self.halves, problem.parts, strict=True)
-        calls = (None if part is None else half.plan(part) for half, part in pairs)
-        return present(problem.spec.parts, "parts").join(problem, *calls)
-
-
-def composed(kernels: Iterable[Kernel], specs: Iterable[OpSpec]) -> tuple[Kernel, ...]:
-    """Compose kernels from a backend's own, for operators of parts that it has no kernel for."""
-    own = {(kernel.op, kernel.variant): kernel for kernel in kernels}
-    made: list[Kernel] = []
-    for spec in specs:
-        for variant in dict.fromkeys(variant for _, variant in own) if spec.parts else ():
-            halves = [own.get((op, variant)) for op in spec.parts.ops] if spec.parts else []
-            found = tuple(half for half in halves if half)
-            if (spec.name, variant) not in own and len(found) == len(halves):
-                made.append(_compose(spec, found))
-    return tuple(made)
-
-
-def _compose(spec: OpSpec, halves: tuple[Kernel, ...]) -> Kernel:
-    def accepts(problem: Problem) -> Verdict:
-        answers = (h.takes(part) for h, part in zip(halves, problem.parts, strict=True) if part is not None)
-        return next((answer for answer in answers if not answer), YES)
-
-    first = halves[0]
-    common = (d for d in spec.parts.dtypes if all(d in h.dtypes for h in halves)) if spec.parts else ()
-    return Composed(
-        spec.name,
-        first.target,
-        accepts,
-        first.probe,
-        first.variant,
-        tuple(common),
-        deterministic=all(half.deterministic for half in halves),
-        graph_safe=all(half.graph_safe for half in halves),
-        halves=halves,
-    )
 
 
 def _imported(target: str) -> Any:
@@ -328,6 +312,12 @@ class Backend:
     on_request : str
         Why it takes part only where it is requested by name, such as compile times of seconds; empty if it
         always takes part.
+
+    Examples
+    --------
+    >>> kernel = Kernel("add", "mine.add:plan", variant="simd")
+    >>> Backend("mine", probe=lambda: YES, kernels=[kernel]).label(kernel)
+    'mine-simd'
     """
 
     name: str
@@ -356,6 +346,11 @@ class Check:
         What was found.
     fix : str
         What to type if the check failed.
+
+    Examples
+    --------
+    >>> Check("compiler", False, "nvcc is missing", fix="pip install nvidia-cuda-nvcc").ok
+    False
     """
 
     name: str

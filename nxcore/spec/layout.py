@@ -33,7 +33,11 @@ def _rank(meta: TensorMeta) -> int:
 
 
 def alike(*metas: TensorMeta) -> bool:
-    """Return whether all tensors are dense and have the same layout, so that a flat index fits all."""
+    """Return whether all tensors are dense and have the same layout, so that a flat index fits all.
+
+    >>> alike(TensorMeta.of(torch.ones(2, 3)), TensorMeta.of(torch.ones(3, 2).T))
+    False
+    """
     first = metas[0]
     return first.is_dense() and all(
         m.extent == first.extent and m.strides_of_extent == first.strides_of_extent for m in metas
@@ -41,7 +45,11 @@ def alike(*metas: TensorMeta) -> bool:
 
 
 def overlaps(meta: TensorMeta) -> bool:
-    """Return whether two elements may share memory; kernels must not write to such a tensor."""
+    """Return whether two elements may share memory; kernels must not write to such a tensor.
+
+    >>> overlaps(TensorMeta.of(torch.ones(1).expand(4)))
+    True
+    """
     reach = 0
     for stride, size in sorted(zip(meta.strides_of_extent, meta.extent, strict=True)):
         if stride <= reach:
@@ -51,7 +59,11 @@ def overlaps(meta: TensorMeta) -> bool:
 
 
 def broadcast_strides(meta: TensorMeta, shape: Sequence[int]) -> Strides:
-    """Return the strides of ``meta`` expanded to ``shape``: 0 where it is repeated."""
+    """Return the strides of ``meta`` expanded to ``shape``: 0 where it is repeated.
+
+    >>> broadcast_strides(TensorMeta.of(torch.ones(3, 1)), (2, 3, 4))
+    (0, 1, 0)
+    """
     lead = len(shape) - meta.ndim
     own = (0 if n == 1 else s for n, s in zip(meta.shape, meta.strides, strict=True))
     return (*(0,) * lead, *own)
@@ -74,6 +86,11 @@ def collapse(shape: Sequence[int], *strides: Sequence[int]) -> tuple[Strides, tu
     sizes : tuple of int
     strides : tuple of tuple of int
         One per operand.
+
+    Examples
+    --------
+    >>> collapse((2, 3, 4), (12, 4, 1), (12, 4, 1))
+    ((24,), ((1,), (1,)))
     """
     axes = [(n, s) for n, *s in zip(shape, *strides, strict=True) if n != 1]
     axes.sort(key=lambda axis: -axis[1][0])
@@ -99,6 +116,12 @@ class Rows:
         The call's tensor arguments without operands, then the output.
     steps : tuple of (int, int)
         For each tensor, the steps from row to row and from entry to entry; 0 where one element is repeated.
+
+    Examples
+    --------
+    >>> rows = Rows.of(Problem.of(nxcore.ops.entropy.spec, (torch.ones(2, 3, 4),)))
+    >>> rows.count, rows.length
+    (6, 4)
     """
 
     count: int

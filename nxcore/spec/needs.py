@@ -31,6 +31,11 @@ class Place:
         The type of device.
     condition : str
         The reason, where a simulator runs the kernel: " under TRITON_INTERPRET=1".
+
+    Examples
+    --------
+    >>> Place("cuda")
+    Place(kind='cuda', condition='')
     """
 
     kind: str
@@ -91,6 +96,12 @@ def needs(
     -------
     callable
         ``accepts(problem) -> Verdict``.
+
+    Examples
+    --------
+    >>> accepts = needs(dtypes=(torch.float32,), rows=1024)
+    >>> accepts(Problem.of(nxcore.ops.entropy.spec, (torch.ones(2, 2000),))).reason
+    'takes rows of at most 1024 entries, got 2000'
     """
     asked: list[Need] = [functools.partial(_device, device, cpu_numbers)] if device else []
     asked.append(functools.partial(_dtypes, dtypes, integers, cpu_numbers))
@@ -110,7 +121,12 @@ def needs(
 
 
 def at_most(most: int, what: str, count: Callable[[Problem], int]) -> Need:
-    """Return the need that ``count(problem)`` is at most ``most``; ``what`` names the things counted."""
+    """Return the need that ``count(problem)`` is at most ``most``; ``what`` names the things counted.
+
+    >>> need = at_most(8, "candidates", lambda problem: len(problem["xs"]))
+    >>> need(Problem.of(nxcore.ops.softmax_sum.spec, ([torch.ones(2)] * 9, torch.ones(9)))).reason
+    'takes at most 8 candidates, got 9'
+    """
 
     def need(problem: Problem) -> Verdict:
         found = count(problem)
@@ -157,7 +173,11 @@ def _dtypes(
 
 
 def either(dtypes: Iterable[torch.dtype]) -> str:
-    """Return dtypes as text: ``float32, float16 or bfloat16``."""
+    """Return dtypes as text: ``float32, float16 or bfloat16``.
+
+    >>> either([torch.float32, torch.float16])
+    'float32 or float16'
+    """
     *others, last = (str(d).removeprefix("torch.") for d in dtypes)
     return f"{', '.join(others)} or {last}" if others else last
 
@@ -233,7 +253,11 @@ def _rank(most: int, problem: Problem) -> Verdict:
 
 
 def merged(sizes: tuple[int, ...], most: int) -> Verdict:
-    """Return whether ``sizes``, already merged, has at most ``most`` dimensions."""
+    """Return whether ``sizes``, already merged, has at most ``most`` dimensions.
+
+    >>> merged((2, 3, 4), 2).reason
+    'takes at most 2 dimensions after merging, got 3: (2, 3, 4)'
+    """
     if len(sizes) <= most:
         return YES
     return no(f"takes at most {most} dimensions after merging, got {len(sizes)}: {sizes}", code=Code.SIZE)

@@ -29,6 +29,14 @@ class TensorMeta:
         In elements.
     dtype : torch.dtype
     device : torch.device
+
+    Examples
+    --------
+    >>> meta = TensorMeta.of(torch.ones(2, 3))
+    >>> print(meta)
+    float32[2, 3]
+    >>> meta.nbytes
+    24
     """
 
     shape: tuple[int, ...]
@@ -129,6 +137,14 @@ class Problem:
         Some argument needs a gradient.
     aliased : bool
         ``out`` is one of the inputs.
+
+    Examples
+    --------
+    >>> problem = Problem.of(nxcore.ops.sum.spec, (torch.ones(2, 3), 1, False))
+    >>> print(problem)
+    sum(x=float32[2, 3], dim=1, keepdim=False) on cpu
+    >>> print(problem.outputs)
+    float32[2]
     """
 
     spec: OpSpec
@@ -264,7 +280,11 @@ class Problem:
 
 
 def is_tensor(value: Any) -> bool:
-    """Return whether ``value`` is a tensor or the description of one."""
+    """Return whether ``value`` is a tensor or the description of one.
+
+    >>> is_tensor(TensorMeta.of(torch.ones(2))), is_tensor(2.0)
+    (True, False)
+    """
     return isinstance(value, Tensor | TensorMeta)
 
 

@@ -29,6 +29,11 @@ def preserved() -> Iterator[None]:
     default dtype, and, in the main thread, NumPy's random state. Other threads may set variables and filters
     at the same time, so only known names of toolkits are removed. Other threads than the main one leave the
     random state alone: the program may draw numbers during the block, and would draw them twice.
+
+    >>> with preserved():
+    ...     torch.set_default_dtype(torch.float64)
+    >>> torch.get_default_dtype()
+    torch.float32
     """
     variables, filters = frozenset(os.environ), list(warnings.filters)
     limit, method = sys.getrecursionlimit(), _start_method()

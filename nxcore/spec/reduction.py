@@ -17,6 +17,11 @@ def canonical_dims(dim: int | tuple[int, ...] | list[int] | None, ndim: int) -> 
     ------
     InvalidInputError
         If an axis is out of range, or named twice.
+
+    Examples
+    --------
+    >>> canonical_dims((-1, 0), 3)
+    (0, 2)
     """
     if dim is None or (isinstance(dim, tuple | list) and not dim):
         return tuple(range(ndim))
@@ -45,6 +50,9 @@ def summed_dims(shape: tuple[int, ...], size: tuple[int, ...]) -> tuple[int, ...
 
     An added axis counts even where its size is 1: as in torch, undoing it is a sum of one term in new
     memory, not a view.
+
+    >>> summed_dims((5, 2, 3), (1, 3))
+    (0, 1)
     """
     lead = len(shape) - len(size)
     return tuple(i for i, n in enumerate(shape) if i < lead or (n != 1 and size[i - lead] == 1))
@@ -63,6 +71,11 @@ class Reduction:
         elements.
     reduced : tuple of (int, int)
         Size and stride in the input of each reduced dimension, outermost first.
+
+    Examples
+    --------
+    >>> Reduction.of_sum(Problem.of(nxcore.ops.sum.spec, (torch.ones(2, 3, 4), 0, False)))
+    Reduction(kept=((12, 1, 1),), reduced=((2, 12),))
     """
 
     kept: tuple[tuple[int, int, int], ...]

@@ -24,7 +24,11 @@ Values = Literal["normal", "nan", "inf", "denormal", "zeros"]
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
-    """A description of a tensor, made by ``rand`` and built later."""
+    """A description of a tensor, made by ``rand`` and built later.
+
+    >>> Sketch((2, 3), layout="transposed").build("cpu", torch.float32, seed=0).stride()
+    (1, 2)
+    """
 
     shape: tuple[int, ...]
     layout: Layout = "contiguous"
@@ -104,6 +108,11 @@ def rand(
         smallest normal number; ``zeros`` is all zeros.
     dtype, device : optional
         Fixed, in place of those that the sample is built with.
+
+    Examples
+    --------
+    >>> rand(2, 3, low=0.0, high=1.0).build("cpu", torch.float64, seed=0).shape
+    torch.Size([2, 3])
     """
     return Sketch(tuple(shape), layout, low, high, values, dtype, device)
 
@@ -130,6 +139,12 @@ class Sample:
     tags : frozenset of str
         ``smoke`` (the run-time gate, milliseconds), ``edge``, ``bench`` (real workloads), ``huge``,
         ``degenerate`` (cannot distinguish a right kernel from a wrong one, see ``DEGENERATE``).
+
+    Examples
+    --------
+    >>> sample = Sample("one_row", (rand(1, 4),), {"dim": 1})
+    >>> [getattr(value, "shape", value) for value in sample.build(nxcore.ops.sum.spec, "cpu", torch.float32)]
+    [torch.Size([1, 4]), 1, False]
     """
 
     name: str
@@ -192,6 +207,12 @@ class ErrorCase:
         As in ``Sample``.
     match : str
         A regular expression that the message must contain.
+
+    Examples
+    --------
+    >>> case = ErrorCase("axis_too_large", (rand(2, 3), 2), match="dim must be in")
+    >>> case.build(nxcore.ops.sum.spec)[1:]
+    (2, False)
     """
 
     name: str

@@ -34,6 +34,11 @@ class Drawn:
     draw : callable
         ``draw(first, generator)`` returns the tensor for the operator's first argument; None where that
         argument is invalid, for which the operator's check then raises.
+
+    Examples
+    --------
+    >>> Drawn(lambda first, generator: torch.zeros_like(first))
+    <drawn>
     """
 
     draw: Callable[[Any, torch.Generator | None], Tensor | None]
@@ -72,6 +77,11 @@ class Param:
         The default, ``REQUIRED``, or ``Drawn`` for a tensor that is random.
     keyword : bool
         Whether it is passed only by keyword.
+
+    Examples
+    --------
+    >>> Param("dim", "static", default=None).keyword
+    False
     """
 
     name: str
@@ -90,6 +100,11 @@ class Cost:
         Bytes read plus bytes written.
     flops : int
         Floating-point operations.
+
+    Examples
+    --------
+    >>> nxcore.ops.sum.spec.cost(torch.ones(2, 8), 1, False)
+    Cost(bytes=72, flops=16)
     """
 
     bytes: int
@@ -119,6 +134,11 @@ class Gradient:
         for the backward pass, and ``args`` receives them after the forward arguments.
     covers : callable
         ``covers(*arguments) -> bool``: whether ``op`` computes the gradient of this call; if not, torch does.
+
+    Examples
+    --------
+    >>> nxcore.ops.sum.spec.gradient.op
+    'sum_backward'
     """
 
     op: str
@@ -140,6 +160,11 @@ class Way:
         takes whole, whose gradient is the sum of the parts' gradients.
     result : int or None
         The dimension along which the results are concatenated; None if nothing is divided.
+
+    Examples
+    --------
+    >>> nxcore.ops.global_avg_pool2d.spec.ways(torch.ones(2, 3, 4, 4))
+    (Way(tensors=(0,), result=0), Way(tensors=(1,), result=1))
     """
 
     tensors: tuple[int | None, ...]
@@ -160,6 +185,11 @@ class Parts:
         ``join(problem, *calls) -> callable``: the call, from the plan of each; None for a part without one.
     dtypes : tuple of torch.dtype
         The dtypes for which one part's result can be the next part's argument.
+
+    Examples
+    --------
+    >>> nxcore.ops.sep_conv2d_batch_norm.spec.parts.ops
+    ('sep_conv2d', 'batch_norm')
     """
 
     ops: tuple[str, ...]
@@ -222,6 +252,14 @@ class OpSpec:
         Device type -> what ``torch.autocast`` does to floating arguments: ``same`` (nothing), ``lower``
         (casts them to its dtype) or ``float32`` (computes in float32). For other device types, the reference
         runs under autocast.
+
+    Examples
+    --------
+    >>> spec = nxcore.ops.weighted_sum.spec
+    >>> [param.name for param in spec.params]
+    ['xs', 'weights']
+    >>> spec.summary
+    'Blend ``xs`` with ``weights``, accumulating in float32 or wider.'
     """
 
     name: str

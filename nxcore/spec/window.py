@@ -23,6 +23,11 @@ def pair(value: Any, name: str, *, least: int = 1) -> Pair:
     ------
     InvalidInputError
         If it is neither an integer nor a sequence of one or two, or is below ``least``.
+
+    Examples
+    --------
+    >>> pair(3, "stride")
+    (3, 3)
     """
     if type(value) is int and value >= least:  # the common case; a miss calls this a dozen times
         return value, value
@@ -49,6 +54,12 @@ class Window:
         The sizes of the input and of the output.
     kernel, stride, padding, dilation : (int, int)
         As in torch; ``padding`` is above and to the left.
+
+    Examples
+    --------
+    >>> window = Window.of_pool((1, 3, 8, 8), 3, stride=2, padding=1)
+    >>> window.outputs, window.taps
+    ((4, 4), 9)
     """
 
     image: Pair
@@ -190,6 +201,13 @@ def require_image(x: Any, name: str = "x") -> None:
     ------
     InvalidInputError
         With the shape that came.
+
+    Examples
+    --------
+    >>> require_image(torch.ones(2, 3))
+    Traceback (most recent call last):
+        ...
+    nxcore.errors.InvalidInputError: x must be (C, H, W) or (N, C, H, W) with ..., got (2, 3)
     """
     shape = tuple(x.shape)
     if len(shape) not in (3, 4) or 0 in shape[-3:]:
@@ -200,7 +218,13 @@ def require_image(x: Any, name: str = "x") -> None:
 
 
 def require_memory_format(value: Any, rank: int) -> None:
-    """Raise unless ``value`` is a memory format of images with ``rank`` dimensions."""
+    """Raise unless ``value`` is a memory format of images with ``rank`` dimensions.
+
+    >>> require_memory_format(torch.channels_last, 3)
+    Traceback (most recent call last):
+        ...
+    nxcore.errors.InvalidInputError: memory_format must be contiguous_format or channels_last, ...
+    """
     known = (torch.contiguous_format, torch.channels_last) if rank == 4 else (torch.contiguous_format,)
     if not any(value is form for form in known):
         raise InvalidInputError(
@@ -214,6 +238,9 @@ def memory_format(x: Any) -> torch.memory_format:
     """Return the memory format that torch gives to results of ``x``, a tensor or its description.
 
     The rule of ``c10::is_channels_last_strides_2d`` in torch: where sizes are 1, the strides decide.
+
+    >>> memory_format(torch.ones(1, 3, 2, 2).to(memory_format=torch.channels_last))
+    torch.channels_last
     """
     shape, strides = tuple(x.shape), tuple(x.stride())
     if len(shape) != 4 or strides[1] == 0:
@@ -227,7 +254,11 @@ def memory_format(x: Any) -> torch.memory_format:
 
 
 def dense(tensor: Tensor, form: torch.memory_format) -> Tensor:
-    """Return ``tensor`` dense in a memory format; unchanged inside ``vmap``, which knows only one format."""
+    """Return ``tensor`` dense in a memory format; unchanged inside ``vmap``, which knows only one format.
+
+    >>> dense(torch.ones(1, 3, 2, 2), torch.channels_last).stride()
+    (12, 1, 6, 3)
+    """
     mapped = form != torch.contiguous_format and not torch.compiler.is_dynamo_compiling()
     if mapped and torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # noqa: SLF001  no public test
         return tensor
@@ -237,7 +268,11 @@ def dense(tensor: Tensor, form: torch.memory_format) -> Tensor:
 def laid_out(
     shape: tuple[int, ...], form: torch.memory_format, dtype: torch.dtype, device: torch.device
 ) -> TensorMeta:
-    """Describe a dense tensor in a memory format."""
+    """Describe a dense tensor in a memory format.
+
+    >>> laid_out((1, 3, 2, 2), torch.channels_last, torch.float32, torch.device("cpu")).strides
+    (12, 1, 6, 3)
+    """
     if form == torch.contiguous_format and all(
         type(n) is int and n for n in shape
     ):  # fast: the first call of a problem waits for it
@@ -247,6 +282,10 @@ def laid_out(
 
 
 def window_of(x: Any, weight: Any, stride: Any, padding: Any, dilation: Any) -> Window:
-    """Describe the convolution's window."""
+    """Describe the convolution's window.
+
+    >>> window_of(torch.ones(1, 3, 8, 8), torch.ones(3, 1, 3, 3), 1, "same", 1).padding
+    (1, 1)
+    """
     height, width = weight.shape[-2:]
     return Window.of_convolution(tuple(x.shape), (int(height), int(width)), stride, padding, dilation)

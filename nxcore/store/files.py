@@ -138,6 +138,10 @@ def toolkit_folder(toolkit: str) -> Path | None:
 
     Toolkits load code from there, so it is None where the cache is kept in memory, or where another user may
     write into it.
+
+    >>> folder = toolkit_folder("mine")
+    >>> folder is None or folder.name == "mine"
+    True
     """
     root = cache_folder()
     if root is None or _unsafe(root) or _unsafe(root / toolkit):

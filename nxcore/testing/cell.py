@@ -35,6 +35,11 @@ class Broken(VerificationError):
         Name of the rule.
     message : str
         The expected and the actual result.
+
+    Examples
+    --------
+    >>> print(nxcore.testing.Broken("agrees_with_float64", "relative error 0.1"))
+    agrees_with_float64: relative error 0.1
     """
 
     def __init__(self, rule: str, message: str) -> None:
@@ -51,6 +56,11 @@ class Declined(Exception):
         The code of the refusal.
     reason : str
         The kernel's own reason, or the missing claim.
+
+    Examples
+    --------
+    >>> nxcore.testing.Declined("needs float32, got int64").code
+    <Code.CLAIM: 'claim'>
     """
 
     def __init__(self, reason: str, code: Code = Code.CLAIM) -> None:
@@ -65,6 +75,11 @@ class Inapplicable(Exception):
     ----------
     reason : str
         Why it doesn't apply.
+
+    Examples
+    --------
+    >>> nxcore.testing.Inapplicable("no CUDA device").reason
+    'no CUDA device'
     """
 
     def __init__(self, reason: str) -> None:
@@ -87,6 +102,13 @@ class Cell:
         None if the rule chooses its own.
     fixed : torch.device, optional
         The device. By default the one on which the kernel takes a smoke sample, CUDA first.
+
+    Examples
+    --------
+    >>> registry = nxcore.Session().registry
+    >>> backend = registry.backend("torch")
+    >>> nxcore.testing.Cell(registry, backend, backend.kernels[0], torch.float32).type
+    'float32'
     """
 
     registry: Registry

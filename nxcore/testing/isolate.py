@@ -57,6 +57,11 @@ def isolated(
     -------
     list of Row
         One for each kernel and dtype, in the registry's order.
+
+    Examples
+    --------
+    >>> nxcore.testing.isolated(nxcore.Session().registry, ops=["sum_backward"])
+    []
     """
     chosen = wanted(registry, backends=backends, ops=ops, dtypes=dtypes)
     rows: list[Row] = []

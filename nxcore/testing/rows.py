@@ -33,6 +33,11 @@ class Finding:
         The expected and the actual result.
     sample : str
         The sample; empty if the rule chooses its own.
+
+    Examples
+    --------
+    >>> print(nxcore.testing.Finding("deterministic", "two calls differ", "smoke"))
+    deterministic: two calls differ (sample smoke)
     """
 
     rule: str
@@ -68,6 +73,11 @@ class Row:
         Reason -> number of samples, or rules, that the kernel refused for it.
     microseconds : float, optional
         Time of a planned call on the host.
+
+    Examples
+    --------
+    >>> nxcore.testing.Row("add", "numba", "float32", "cpu", "verified", samples=40).ok
+    True
     """
 
     op: str
@@ -142,6 +152,11 @@ def examine(
     ------
     UnknownBackendError, BackendUnavailableError, UnknownOperatorError, InvalidInputError
         If a name is unknown. The message suggests the nearest.
+
+    Examples
+    --------
+    >>> nxcore.testing.examine(nxcore.Session().registry, ops=["sum_backward"])
+    []
     """
     chosen = wanted(registry, backends=backends, ops=ops, dtypes=dtypes)
     rows = []

@@ -1,0 +1,73 @@
+"""Kernels composed of one backend's kernels for the parts of an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from nxcore.errors import present
+from nxcore.spec.kernel import YES, Kernel, Verdict
+from nxcore.spec.problem import Problem
+from nxcore.spec.spec import OpSpec
+
+
+@dataclass(frozen=True)
+class Composed(Kernel):
+    """A kernel made of one backend's kernels for the parts of an operator.
+
+    Attributes
+    ----------
+    halves : tuple of Kernel
+        One for each part.
+    """
+
+    halves: tuple[Kernel, ...] = ()
+
+    @property
+    def plan(self) -> Callable[[Problem], Callable[..., Any]]:
+        """The planner: plans each part that must run, and joins the calls."""
+        return self._plan
+
+    def _plan(self, problem: Problem) -> Callable[..., Any]:
+        pairs = zip(self.halves, problem.parts, strict=True)
+        calls = (None if part is None else half.plan(part) for half, part in pairs)
+        return present(problem.spec.parts, "parts").join(problem, *calls)
+
+
+def composed(kernels: Iterable[Kernel], specs: Iterable[OpSpec]) -> tuple[Kernel, ...]:
+    """Compose kernels from a backend's own, for operators of parts that it has no kernel for.
+
+    >>> half = kernels("mine", {"sep_conv2d": accept_all, "batch_norm": accept_all})
+    >>> [made.op for made in composed(half, [nxcore.ops.sep_conv2d_batch_norm.spec])]
+    ['sep_conv2d_batch_norm']
+    """
+    own = {(kernel.op, kernel.variant): kernel for kernel in kernels}
+    made: list[Kernel] = []
+    for spec in specs:
+        for variant in dict.fromkeys(variant for _, variant in own) if spec.parts else ():
+            halves = [own.get((op, variant)) for op in spec.parts.ops] if spec.parts else []
+            found = tuple(half for half in halves if half)
+            if (spec.name, variant) not in own and len(found) == len(halves):
+                made.append(_compose(spec, found))
+    return tuple(made)
+
+
+def _compose(spec: OpSpec, halves: tuple[Kernel, ...]) -> Kernel:
+    def accepts(problem: Problem) -> Verdict:
+        answers = (h.takes(part) for h, part in zip(halves, problem.parts, strict=True) if part is not None)
+        return next((answer for answer in answers if not answer), YES)
+
+    first = halves[0]
+    common = (d for d in spec.parts.dtypes if all(d in h.dtypes for h in halves)) if spec.parts else ()
+    return Composed(
+        spec.name,
+        first.target,
+        accepts,
+        first.probe,
+        first.variant,
+        tuple(common),
+        deterministic=all(half.deterministic for half in halves),
+        graph_safe=all(half.graph_safe for half in halves),
+        halves=halves,
+    )
