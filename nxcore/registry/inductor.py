@@ -83,7 +83,7 @@ def accepts(problem: Problem) -> Verdict:
     if not (found := _machine(problem.device.type)):
         return replace(found, code=Code.MACHINE)
     if problem.writes:
-        return no("returns a tensor of its own, and out was given", code=Code.ARGUMENT)
+        return no("can't write into out: returns a new tensor", code=Code.ARGUMENT)
     if any(meta.dtype.is_complex for meta in problem.tensors):
         return no("needs real tensors, got a complex one", code=Code.DTYPE)
     for param, value in zip(problem.spec.params, problem.args, strict=True):

@@ -1,7 +1,7 @@
-"""What a standard wheel holds besides Python: kernels compiled ahead of time, and the C launcher.
+"""Build hook of the wheel: adds kernels compiled ahead of time, and the C launcher.
 
-Each is left out where what it needs isn't there, and the build says so; the plugin then makes it on first
-use. An editable install holds neither.
+If a compiler is missing, the build reports it and omits that part; the plugin then compiles it at first
+use. An editable install has neither.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ def test_a_kernel_that_takes_its_process_along_fails_where_it_does(pytester, mon
     kit += ("--pyargs", "nxcore.testing", "-rs")
     died = pytester.runpytest_subprocess(*kit)
     assert died.ret < 0, "of SIGSEGV"
-    died.stdout.fnmatch_lines("nxcore: a kernel that crashes ends this run; --nxcore-isolated *")
+    died.stdout.fnmatch_lines("nxcore: a kernel that crashes ends this run; with --nxcore-isolated *")
     told = pytester.runpytest_subprocess(*kit, "--nxcore-isolated")
     counts = told.parseoutcomes()
     assert (counts["failed"], set(counts)) == (1, {"failed", "skipped"})

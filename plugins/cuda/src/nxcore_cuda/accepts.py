@@ -1,4 +1,4 @@
-"""What kernels ask of the machine and of a call. Imports no toolkit."""
+"""Requirements of the kernels on the machine and on a call. Imports no toolkit."""
 
 from __future__ import annotations
 
@@ -131,13 +131,13 @@ def _separable(problem: Problem) -> Verdict:
     seen = separable.window(problem)
     if separable.square(seen) is None:
         return no(
-            "takes square filters of 1, 3, 5 or 7 and a stride and a dilation of 1 or 2, got "
+            "takes square filters of 1, 3, 5 or 7, a stride and a dilation of 1 or 2, got "
             f"{seen.kernel}, {seen.stride} and {seen.dilation}",
             code=Code.SIZE,
         )
     layer = Layer.of(problem, problem["grad"] if back else problem.outputs)
     if back and max(layer.pads) > layer.reach:
-        why = f"takes a padding of at most what a filter reaches over, {layer.reach}, got {layer.pads}"
+        why = f"takes a padding of at most {layer.reach}, the reach of the filter, got {layer.pads}"
         return no(why, code=Code.SIZE)
     if separable.choose(layer, x.device, back=back) is None:
         return no(

@@ -27,7 +27,7 @@ GIVEN = 4  # likewise: the numbers are the weights themselves
 
 @dataclass(frozen=True)
 class Candidates:
-    """What ``xs`` is made of.
+    """The candidates ``xs``: a list of tensors, or one stack.
 
     Attributes
     ----------
@@ -87,7 +87,7 @@ def part(stacked: TensorMeta) -> TensorMeta:
 
 
 def wanted(problem: Problem) -> tuple[bool, bool]:
-    """Return whether any candidate's gradient is asked for, and whether the logits' is."""
+    """Return whether any candidate's gradient is requested, and whether the logits' is."""
     mask = problem["output_mask"]
     return (True, True) if mask is None else (any(mask[:-1]), bool(mask[-1]))
 
@@ -95,7 +95,7 @@ def wanted(problem: Problem) -> tuple[bool, bool]:
 def gradient(problem: Problem) -> tuple[TensorMeta, int]:
     """Return the gradient of one candidate, and the step from one to the next if stacked.
 
-    Where no candidate's is asked for, something dense of its shape: an order to walk through memory in.
+    If no candidate's is requested, return a dense tensor of its shape, which gives the order of memory.
     """
     xs_grad, _ = problem.outputs
     if isinstance(xs_grad, TensorMeta):

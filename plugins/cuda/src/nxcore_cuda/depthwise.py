@@ -1,4 +1,4 @@
-"""What the planners of depthwise_conv2d and of its gradients share: images, slides over them, and tiles."""
+"""Shared by the planners of depthwise_conv2d and of its gradients: images, windows over them, and tiles."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Image:
         return self.in_rows and self.steps[2] in (0, self.width)
 
     def divides(self, width: int) -> bool:
-        """Tell whether all rows are whole vectors of ``width`` elements, and begin at one."""
+        """Return whether all rows are whole vectors of ``width`` elements, and begin at one."""
         return self.width % width == 0 and all(step % width == 0 for step in self.steps[:3])
 
 
@@ -139,7 +139,7 @@ def filter_steps(weight: TensorMeta) -> tuple[int, int, int]:
 
 
 def dense_filter(weight: TensorMeta) -> bool:
-    """Tell whether a channel's taps lie in memory one after the other."""
+    """Return whether a channel's taps lie in memory one after the other."""
     _, row, column = filter_steps(weight)
     height, width = weight.shape[2:]
     return (height == 1 or row == width) and (width == 1 or column == 1)

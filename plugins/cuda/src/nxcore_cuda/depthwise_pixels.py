@@ -40,7 +40,7 @@ FINISH = f"2q{TARGET}5i6i2i"  # and of depthwise_pixels_finish_args
 
 
 def fits(seen: Window, weight: TensorMeta, *images: Image) -> bool:
-    """Tell whether there are kernels for this window over these images."""
+    """Return whether there are kernels for this window over these images."""
     return (
         square(seen) is not None
         and dense_filter(weight)

@@ -53,7 +53,7 @@ def units(slide: Slide, tile: Tile) -> tuple[int, int]:
 
 
 def fits(seen: Window, weight: TensorMeta, *images: Image) -> bool:
-    """Tell whether there are kernels for this window over these images."""
+    """Return whether there are kernels for this window over these images."""
     return (
         square(seen) is not None
         and dense_filter(weight)
@@ -201,7 +201,7 @@ def plan(
 
 
 def spreads(seen: Window, weight: TensorMeta, grad: Image, x_grad: Image) -> bool:
-    """Tell whether there is a kernel for the image's gradient at this stride, which is 2."""
+    """Return whether there is a kernel for the image's gradient at this stride, which is 2."""
     k, s, d = square(seen) or (0, 0, 0)
     return (
         s == 2

@@ -33,7 +33,7 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[[Tensor], Tenso
 
 
 def branch(problem: Problem) -> bool:
-    """Tell whether blocks share outputs."""
+    """Return whether blocks share outputs."""
     return shares(problem["x"], Reduction.of_planes(problem))
 
 

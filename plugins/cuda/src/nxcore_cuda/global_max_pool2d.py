@@ -55,7 +55,7 @@ def _instance(inner: bool, name: str, width: int, offsets: bool, tile: Tile) -> 
 
 
 def plan_both(problem: Problem, tile: Tile | None, *, offsets: bool) -> Callable[..., None]:
-    """Return the launch for one problem: ``run(x, out, offsets)``, the latter None if not asked for."""
+    """Return the launch for one problem: ``run(x, out, offsets)``, the latter None if not requested."""
     x, by_one = problem["x"], walk_of(problem)
     itemsize = x.element_size()
 

@@ -25,7 +25,7 @@ def single(value: float) -> float:
 def divides(
     width: int, sizes: Strides, strides: Sequence[Strides], repeatable: Sequence[Strides] = ()
 ) -> bool:
-    """Tell whether vectors of ``width`` elements along the innermost dimension are whole and aligned.
+    """Return whether vectors of ``width`` elements along the innermost dimension are whole and aligned.
 
     Parameters
     ----------

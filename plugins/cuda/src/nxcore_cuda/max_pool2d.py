@@ -19,7 +19,7 @@ from nxcore_cuda.machine.launch import Launcher
 from nxcore_cuda.pool import WARP, Pool, Tile
 
 PLACES = {torch.uint8: "unsigned char", torch.int32: "int", torch.int64: "long long", None: "pool::nothing"}
-"""What says where a maximum lies: the number of its tap, in int64 its place on the plane."""
+"""Type of the position of a maximum: the number of its tap, or its index in the plane if int64."""
 
 
 def describe(problem: Problem) -> Pool:
@@ -81,7 +81,7 @@ def sweep(problem: Problem) -> Iterator[Tile]:
 
 
 def launch_of(problem: Problem, tile: Tile | None) -> Callable[..., None]:
-    """Return the launch for one problem: ``launch(x, out, places)``, places None if nobody asks for them."""
+    """Return the launch for one problem: ``launch(x, out, places)``, places None if not requested."""
     pool, types = describe(problem), _types(problem)
 
     def launch(tile: Tile, made: Instance) -> Launcher:

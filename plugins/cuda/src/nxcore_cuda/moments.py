@@ -1,4 +1,4 @@
-"""What blocks leave of each channel that they have a part of: as moments.cuh has it."""
+"""Partial sums of each channel, which blocks write; the layout is that of moments.cuh."""
 
 from __future__ import annotations
 

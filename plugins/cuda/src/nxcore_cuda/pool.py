@@ -28,7 +28,7 @@ Kind = Literal["strips", "rounds", "window"]
 
 @dataclass(frozen=True)
 class Tile:
-    """What one thread has.
+    """The work of one thread.
 
     Attributes
     ----------
@@ -78,7 +78,7 @@ class Image:
         return cls((*lead, *meta.shape), (*lead, *strides), meta.element_size())
 
     def in_vectors(self, axis: int, width: int) -> bool:
-        """Tell whether neighbours along an axis lie together, and every ``width``-th is aligned."""
+        """Return whether neighbours along an axis lie together, and every ``width``-th is aligned."""
         others = (s for k, s in enumerate(self.strides) if k != axis)
         return self.strides[axis] == 1 and all(s % width == 0 for s in others)
 
@@ -151,7 +151,7 @@ class Pool:
         return own, (kernel - 1 - padding) // stride, (columns - 1 + padding) // stride + 1 - own
 
     def takes(self, tile: Tile) -> bool:
-        """Tell whether vectors of a tile are whole and aligned where their tensors are."""
+        """Return whether vectors of a tile are whole and aligned where their tensors are."""
         images = (*self.reads, *self.writes)
         if tile.channels > 1:
             whole = self.writes[0].shape[1] % tile.channels == 0

@@ -20,7 +20,7 @@ WINDOW = "12i"  # struct pool_window
 
 
 def available(instance: Instance, device: torch.device) -> bool:
-    """Tell whether a kernel can be had: without a compiler, only what the wheel brought."""
+    """Return whether a kernel can be had: without a compiler, only what the wheel brought."""
     if toolkit.EMULATED or host.current() is not None or toolkit.nvcc():
         return True
     return shipped_image(instance, load.capability(device.index or 0)) is not None

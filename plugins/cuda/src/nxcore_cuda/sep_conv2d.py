@@ -61,7 +61,7 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
 def launched(problem: Problem, tile: Tile | None = None, *, moments: bool = False) -> tuple[Any, int]:
     """Return the launch of ``(x, dw_weight, pw_weight, out, shares)``, and how many blocks it has.
 
-    Each of them leaves the ``moments`` of every channel in ``shares``, where these are asked for.
+    Each of them leaves the ``moments`` of every channel in ``shares``, where these are requested.
     """
     layer, chosen = Layer.of(problem, problem.outputs), tile or choose(problem)
     if chosen is None:

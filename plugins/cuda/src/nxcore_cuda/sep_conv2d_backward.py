@@ -1,6 +1,6 @@
-"""sep_conv2d_backward: a block makes all three gradients of a band of one image, for some channels.
+"""sep_conv2d_backward: a block computes all three gradients of a band of one image, for some channels.
 
-What it finds of the weights' gradients it leaves as shares, and a second launch adds these up in fixed order.
+It writes partial sums of the weights' gradients, which a second launch adds up in a fixed order.
 """
 
 from __future__ import annotations

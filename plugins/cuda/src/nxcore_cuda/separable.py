@@ -1,4 +1,4 @@
-"""What the planners of sep_conv2d and of its gradients share: bands of images in shared memory."""
+"""Shared by the planners of sep_conv2d and of its gradients: bands of images in shared memory."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class Floats:
 
     @property
     def bytes(self) -> int:
-        """What a launch asks for."""
+        """Bytes of shared memory of a launch."""
         return 4 * self.total
 
 

@@ -166,7 +166,7 @@ class Sums:
     resident : int
         Blocks that a multiprocessor is to hold, for the compiler; 0 leaves it the choice.
     streaming : bool
-        Candidates are read as what nobody reads soon again.
+        Candidates are read as data that is not read again soon.
     """
 
     blocks: int

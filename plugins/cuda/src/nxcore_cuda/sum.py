@@ -271,7 +271,7 @@ def plan_reduction(x: TensorMeta, reduction: Reduction, tile: Tile | None = None
 
 
 def shares(x: TensorMeta, reduction: Reduction) -> bool:
-    """Tell whether blocks share outputs: then a call also finds room for their shares, and a ticket."""
+    """Return whether blocks share outputs: then a call also finds room for their shares, and a ticket."""
     by_one = Walk.of(reduction)
     walks = (by_one, by_one.widest(x.element_size()))
     return any(_grid(walk, choose(walk, x.element_size()))[2] > 1 for walk in walks)
@@ -328,7 +328,7 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
 
 
 def branch(problem: Problem) -> bool:
-    """Tell whether blocks share outputs."""
+    """Return whether blocks share outputs."""
     return shares(problem["x"], Reduction.of_sum(problem))
 
 

@@ -35,7 +35,7 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
 
 
 def branch(problem: Problem) -> bool:
-    """Tell whether blocks share outputs."""
+    """Return whether blocks share outputs."""
     reduction = Reduction.of_sum_to_size(problem)
     return reduction is not None and shares(problem["x"], reduction)
 

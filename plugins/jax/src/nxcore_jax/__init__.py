@@ -34,7 +34,7 @@ from nxcore_jax.reductions import summed_gradients
 
 API = 1
 JAX = (0, 10)
-ON_REQUEST = "JAX is a runtime of its own beside torch's, and compiling a problem takes a tenth of a second"
+ON_REQUEST = "JAX has a runtime of its own, and compiling a problem takes a tenth of a second"
 ON_CUDA = ("jax-cuda13-plugin", "jax-cuda12-plugin")
 SINGLE = (torch.float32,)
 
@@ -58,14 +58,14 @@ def probe() -> Verdict:
 
 
 def cuda() -> Verdict:
-    """Answer whether JAX has what it needs for CUDA, without asking it: that would take the device."""
+    """Return whether JAX can use CUDA, without initialising JAX, which would reserve the device."""
     platforms = os.environ.get("JAX_PLATFORMS", "")
     if platforms and not {"cuda", "gpu"} & set(platforms.split(",")):
-        return no(f"JAX_PLATFORMS={platforms} leaves CUDA out", hint="unset JAX_PLATFORMS")
+        return no(f"JAX_PLATFORMS={platforms} excludes CUDA", hint="unset JAX_PLATFORMS")
     if not any(_installed(name) for name in ON_CUDA):
         names = " nor ".join(ON_CUDA)
         return no(
-            f"needs JAX's plugin for CUDA, and neither {names} is installed", hint="pip install 'jax[cuda13]'"
+            f"needs JAX's CUDA plugin, but neither {names} is installed", hint="pip install 'jax[cuda13]'"
         )
     return YES
 
@@ -90,10 +90,10 @@ def _packed(problem: Problem) -> Verdict:
     """Take tensors whose memory DLPack can hand over, and results that XLA can lay out."""
     for meta in problem.tensors:
         if Packed.of(meta) is None:
-            why = f"needs elements that fill their memory, or repeat, got strides {meta.strides}"
+            why = f"needs dense memory or repeated elements, got strides {meta.strides}"
             return no(why, code=Code.LAYOUT)
     if problem.writes:
-        return no("returns a tensor of its own, and out was given", code=Code.ARGUMENT)
+        return no("can't write into out: returns a new tensor", code=Code.ARGUMENT)
     for meta in _metas(summed_gradients(problem) if problem.op == "add_backward" else problem.outputs):
         if repeats(meta) or Packed.of(meta) is None:
             return no(f"needs an output without gaps, got strides {meta.strides}", code=Code.LAYOUT)
@@ -116,7 +116,7 @@ def _real(problem: Problem) -> Verdict:
 
 
 def _indices(problem: Problem) -> int:
-    """Return the elements of a plane whose indices, computed in int32, are asked for."""
+    """Return the elements of a plane whose indices, computed in int32, are requested."""
     x = problem["x"]
     return x.shape[-1] * x.shape[-2] if problem["return_indices"] else 0
 

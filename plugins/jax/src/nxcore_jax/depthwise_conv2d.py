@@ -35,7 +35,7 @@ def plan(problem: Problem) -> Bridged:
 
 
 def compute(grad: jax.Array, x: jax.Array, weight: jax.Array, *arguments: Any) -> Any:
-    """Return both gradients, None for one that isn't asked for."""
+    """Return both gradients, None for one that is not requested."""
     *where, mask = arguments
     _, pull = jax.vjp(lambda image, filters: convolve(image, filters, *where), wide(x), wide(weight))
     gradients = pull(wide(grad))

@@ -12,7 +12,7 @@ from nxcore.plugin import TensorMeta
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """What lies in memory, each element once: dimensions of size 1 and repetitions (stride 0) left out.
+    """A tensor's elements in memory, each once: without dimensions of size 1 and repetitions (stride 0).
 
     Attributes
     ----------
@@ -45,5 +45,5 @@ class Packed:
 
 
 def repeats(meta: TensorMeta) -> bool:
-    """Tell whether a tensor repeats elements: no result may."""
+    """Return whether a tensor repeats elements: no result may."""
     return any(n != 1 and s == 0 for n, s in zip(meta.shape, meta.strides, strict=True))

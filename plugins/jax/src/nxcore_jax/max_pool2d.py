@@ -1,4 +1,4 @@
-"""max_pool2d: ``reduce_window``; where indices are asked for, the taps one after the other."""
+"""max_pool2d: ``reduce_window``; where indices are requested, the taps one after the other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nxcore_jax.taps import crop, each_tap, pad, seen, start
 
 
 def compute(x: jax.Array, *arguments: Any) -> Any:
-    """Return the maxima, and where they lie on the plane if asked for."""
+    """Return the maxima, and where they lie on the plane if requested."""
     *where, indices = arguments
     window = Window.of_pool(x.shape, *where)
     if indices:

@@ -36,7 +36,7 @@ def plan(problem: Problem) -> Bridged:
 def compute_backward(
     grad: jax.Array, x: jax.Array, dw_weight: jax.Array, pw_weight: jax.Array, *arguments: Any
 ) -> Any:
-    """Return the gradients, None for one that isn't asked for."""
+    """Return the gradients, None for one that is not requested."""
     *where, relu, mask = arguments
     given = (wide(x), wide(dw_weight), wide(pw_weight))
     _, pull = jax.vjp(lambda *tensors: separable(*tensors, *where, relu=relu), *given)

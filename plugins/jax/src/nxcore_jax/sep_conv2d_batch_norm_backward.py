@@ -13,7 +13,7 @@ from nxcore_jax.sep_conv2d import compute_backward as convolution_backward
 
 
 def compute(grad: jax.Array, *args: Any) -> tuple[jax.Array | None, ...]:
-    """Return the gradients, None for one that isn't asked for."""
+    """Return the gradients, None for one that is not requested."""
     x, dw_weight, pw_weight, y, mean, var, weight, *window, eps, mask = args
     inner, *factors = norm_backward(grad, y, mean, var, weight, eps, (any(mask[:3]), *mask[3:]))
     if inner is None:

@@ -36,7 +36,7 @@ CUDA_FLOATS = (torch.float32, torch.float16)
 
 
 def simulator() -> bool:
-    """Tell whether Numba's CUDA simulator is to run the CUDA kernels."""
+    """Return whether Numba's CUDA simulator is to run the CUDA kernels."""
     return os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
 
 
@@ -110,7 +110,7 @@ CPU = _table(
     (at_most(dims.DIMS, "dimensions that can't be merged", _dims),),
     numbers=True,
 )
-"""What is asked of a call on the CPU, by the family of its operator: any floating types and numbers."""
+"""The requirements on a CPU call, by the family of its operator: any floating dtypes and numbers."""
 
 CUDA = _table(
     partial(needs, device=_cuda, dtypes=CUDA_FLOATS),
@@ -167,4 +167,4 @@ CUDA_TARGETS = TARGETS | {
     "softmax_sum_backward": "softmax_sum:plan_backward",
     "weighted_sum_backward": "softmax_sum:plan_backward",
 }
-"""Likewise on CUDA."""
+"""The requirements on a CUDA call, by the family of its operator."""

@@ -44,7 +44,7 @@ def collapse(shape: Shape, strides: Sequence[Shape]) -> list[Shape]:
 
 
 def is_one_number(meta: TensorMeta) -> bool:
-    """Tell whether every element is the same one in memory, as in the gradient of a sum."""
+    """Return whether every element is the same one in memory, as in the gradient of a sum."""
     return not any(meta.strides_of_extent)
 
 

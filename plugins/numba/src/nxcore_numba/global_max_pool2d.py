@@ -1,6 +1,6 @@
 """global_max_pool2d on the CPU: a maximum of integers where pixels lie closest, lanes where channels do.
 
-Elements become integers that compare as they do, NaN above all. Where offsets are asked for, the pixel's
+Elements become integers that compare as they do, NaN above all. Where offsets are requested, the pixel's
 number stands below: what comes first is more, of NaN what comes last. So it is the largest of integers, which
 needs no order. Channels that lie closest each keep their own best and its number, from pixel to pixel.
 """
@@ -220,13 +220,13 @@ def plan_with_offsets(problem):
 WHOLE_BACKWARD = np.int32(0)
 
 PIECE = 8192
-"""Elements that are cleared together, about: they stay in the nearest caches."""
+"""Approximate number of elements that are cleared together, so that they stay in the L1 or L2 cache."""
 
 PIXELS = 64
-"""Pixels of a piece, at least: each piece asks every channel whether it won one of them."""
+"""The fewest pixels of a piece: each piece checks for every channel whether its maximum is one of them."""
 
 GROUPS_BACKWARD = 256
-"""The most pieces of work that are shared out."""
+"""The largest number of pieces that the work is split into."""
 
 
 @threads.jit

@@ -1,7 +1,7 @@
 """max_pool2d on the CPU: the largest along rows first, then of those down columns.
 
 So k + k comparisons do what k * k would, and of equals the first in each row, then the first row, is the
-first row by row. Where offsets or indices are asked for, each maximum carries the number of its tap.
+first row by row. Where offsets or indices are requested, each maximum carries the number of its tap.
 """
 
 # mypy: ignore-errors
@@ -25,7 +25,7 @@ NUMBERS = {1: BYTES, 4: WHOLE, 8: LONG}
 
 @threads.jit
 def beats(value, best):
-    """Tell whether a tap replaces the best before it."""
+    """Return whether a tap replaces the best before it."""
     return (value > best) | (value != value)
 
 
@@ -94,9 +94,9 @@ def three(tap, axis, block, line):
 
 @threads.jit
 def first_on_image(taps, tile, axes, corner, height, width, pitch, lanes, places):
-    """Give windows of nothing but minus infinity their first tap on the image, not in the padding.
+    """Assign to windows of minus infinity only their first tap on the image, not in the padding.
 
-    Where a window's taps all miss the image, ``places`` tells what torch's indices name from an offset of 0.
+    If all taps of a window lie outside the image, ``places`` selects the index that torch gives for offset 0.
     """
     for r in range(height):
         y = corner[0] + r * axes[0, STRIDE]
@@ -134,7 +134,7 @@ def write_indices(memory, base, step, corner, axes, taps, places, height, width,
 def pool_tile(
     out, numbers, x, axes, steps, grid, places, kind, number_kind, index, tile, rows, tapped, best, taps
 ):
-    """Pool one tile; ``numbers`` is 0 where no offsets or indices are asked for."""
+    """Pool one tile; ``numbers`` is 0 where no offsets or indices are requested."""
     image, channel, lanes, top, left, height, width = stencil.place(index, axes, grid)
     ones, sizes = (1, 1), (axes[0, SOURCE], axes[1, SOURCE])
     strides = (axes[0, STRIDE], axes[1, STRIDE])
@@ -263,7 +263,7 @@ def plan_with_offsets(problem):
 
 
 NONE = np.int32(-2)
-"""What no tap is numbered, nor a place off the outputs."""
+"""Marks the absence of a tap. No tap has this number, nor a place outside the outputs."""
 
 
 @threads.jit

@@ -268,7 +268,7 @@ def backward_parallel(x_grad, dw_grad, pw_grad, grad, x, dw, pw, sizes, steps, r
 
 
 def tables(window, y, x, dw, pw, *outputs):
-    """Return the sizes, and the strides of y, x, both weights and ``outputs``, None for one not asked for."""
+    """Return the sizes, and the strides of y, x, both weights and ``outputs``, None for one not requested."""
     left, right, above, below = window.padded
     plane = (above + window.image[0] + below, left + window.image[1] + right)
     images = x.shape[0] if x.ndim == 4 else 1

@@ -19,10 +19,10 @@ from nxcore_numba.half import FLOAT, KINDS, TOKENS, load, load_any, peek, scratc
 CHUNK = 2048
 FOUR, EIGHT = 4, 8
 GIVEN = 16
-"""Added to the kind where the numbers are the weights, and no logits."""
+"""Added to the kind if the numbers are weights, not logits."""
 
 ZEROS = np.zeros(CHUNK, np.float32)
-"""What stands in for the candidates that are missing from a group of four or eight."""
+"""Replaces the candidates that are missing from a group of four or eight."""
 
 
 @threads.jit

@@ -80,7 +80,7 @@ def scale_four(outs, i, places, a, at, weights, size, a_token, token):
 
 @threads.jit
 def dense(addresses, dims, i, column):
-    """Tell whether four operands from ``i`` on are there and, with the gradient, of inner stride 1."""
+    """Return whether four operands from ``i`` on are there and, with the gradient, of inner stride 1."""
     if i + FOUR > len(addresses) or dims[3, 1] != 1:
         return False
     for k in range(FOUR):  # noqa: SIM110  Numba compiles no generator
@@ -130,7 +130,7 @@ def scale_past_caches(out, ot, a, at, weight, size):
 
 @threads.jit
 def on_line(out, ot):
-    """Tell whether a run of float32 begins on a line of the cache."""
+    """Return whether a run of float32 begins on a line of the cache."""
     return (out + 4 * ot) % (4 * VECTOR) == 0
 
 
@@ -184,7 +184,7 @@ def finish(out, weights, parts, kind):
 
 @threads.jit
 def serial(grad, xs, outs, logits, stride, kind, logits_grad, dims, grad_token, token, streamed):
-    """Compute on one thread; an address of 0 asks for nothing."""
+    """Compute on one thread; an address of 0 requests nothing."""
     weights = softmax(logits, stride, kind, len(xs))
     items = memory.items(dims, CHUNK)
     parts = min(items, PARTS)
@@ -232,7 +232,7 @@ def plan(problem):
     else:
         out_metas, out_step = candidates_of(xs_out)
         out_steps = [i * out_step for i in range(count)]
-    # The strides of what isn't asked for don't count: the gradient's keep dimensions mergeable.
+    # The strides of what is not requested don't count: the gradient's keep dimensions mergeable.
     columns = [m.strides if m else grad.strides for m in (grad, *metas, *out_metas)]
     dims = memory.table(grad.shape, columns)
     stride = logits.strides[0]

@@ -1,10 +1,10 @@
-"""Windows over images on the CPU, for the operators that have one: what they share.
+"""Windows over images on the CPU, shared by the operators that have a window.
 
-An image is worked on in tiles that stay in the nearest caches. A tile is gathered into float32 scratch with
-its padding filled in, so that no loop knows borders; a step of the window greater than 1 is undone there
-too, by keeping each residue of the rows and columns apart. What is left is one flat loop for each group of
-taps, in which each tap is a distance, whatever kernel, stride and dilation are. Where channels are
-neighbours in memory they are in the tile too.
+An image is processed in tiles that stay in the L1 or L2 cache. A tile is copied into float32 scratch memory
+with its padding filled in, so that no loop handles borders. A stride above 1 is removed there too, by storing
+each residue of the rows and columns apart. One flat loop for each group of taps remains, in which each tap is
+an offset, for every kernel size, stride and dilation. If channels are adjacent in memory, the tile has them
+too.
 
 In tables of numbers, row 0 of ``axes`` is vertical, row 1 horizontal; ``steps`` has a row of strides for
 each tensor: image, channel, row, column; ``grid`` holds the images, the channels and how many of them a

@@ -1,8 +1,8 @@
 """Tiles in scratch memory: float32 values and int32 numbers, read and written by raw address.
 
-A kernel works on a tile in passes, and no pass writes what it reads. Saying so lets LLVM vectorise with
-any number of pointers: each access names its pass by a token, a number of a stand-in type. What one pass
-has written the next may read, as its scope is another.
+A kernel works on a tile in passes, and no pass writes memory that it reads. Each access names its pass by a
+token, a number of a type of its own, so that LLVM can vectorise with any number of pointers. A pass may read
+memory that an earlier pass has written, since its scope differs.
 """
 
 # mypy: ignore-errors

@@ -23,7 +23,7 @@ def factors(problem: Problem) -> tuple[TensorMeta, bool]:
 
 
 def wanted(problem: Problem) -> tuple[int, bool]:
-    """Return which candidates' gradients are asked for, as bits, and whether the logits' is."""
+    """Return which candidates' gradients are requested, as bits, and whether the logits' is."""
     xs, mask = problem["xs"], problem["output_mask"]
     _, count, _ = candidate(xs)
     if mask is None:
@@ -35,7 +35,7 @@ def wanted(problem: Problem) -> tuple[int, bool]:
 def gradient(problem: Problem) -> tuple[TensorMeta, int]:
     """Return the gradient of one candidate, and the step from one to the next if stacked.
 
-    Where no candidate's is asked for, something dense of its shape: an order to walk through memory in.
+    If no candidate's is requested, return a dense tensor of its shape, which gives the order of memory.
     """
     xs_grad, _ = problem.outputs
     if isinstance(xs_grad, TensorMeta):

@@ -97,7 +97,7 @@ def choose(reduction: Reduction) -> Blocks:
 
 
 def plan_both(problem: Problem, tile: Blocks | None, *, places: bool) -> Callable[..., None]:
-    """Return the launch for one problem: ``call(x, out, offsets)``, the last any tensor if not asked for."""
+    """Return the launch for one problem: ``call(x, out, offsets)``, the last any tensor if not requested."""
     reduction = Reduction.of_planes(problem)
     block, span = tile or choose(reduction)
     # Triton takes no empty tuple; with rank 0 this one isn't read.

@@ -1,4 +1,4 @@
-"""What is known of a window from where it stands: its divisor, its first tap, and the index of a tap."""
+"""Properties of a window by its position: its divisor, its first tap, and the index of a tap."""
 
 # mypy: ignore-errors
 

@@ -1,6 +1,6 @@
 """Short rows, a softmax along each: a program has a tile of whole rows.
 
-What operators on rows share: which calls they take, the tile, and the softmax.
+Shared by the operators on rows: the tile, and the softmax.
 """
 
 # mypy: ignore-errors

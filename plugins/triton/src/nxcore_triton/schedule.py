@@ -19,7 +19,7 @@ Axis = tuple[bool, int, int, int, int]
 
 @dataclass(frozen=True)
 class Form:
-    """What a kernel of strips is compiled for.
+    """The compile-time parameters of a kernel of strips.
 
     Attributes
     ----------
@@ -104,7 +104,7 @@ def taps(form):
 
 @triton.constexpr_function
 def forward(form):
-    """Tell whether sources are the inputs of the window."""
+    """Return whether sources are the inputs of the window."""
     return not form.down[0]
 
 
@@ -135,13 +135,13 @@ def feeding(form, row):
 
 @triton.constexpr_function
 def begins(form, i, row):
-    """Tell whether line ``i`` is the first that feeds the targets of ``row``."""
+    """Return whether line ``i`` is the first that feeds the targets of ``row``."""
     return feeding(form, row)[0] == i
 
 
 @triton.constexpr_function
 def ends(form, i, row):
-    """Tell whether line ``i`` is the last that feeds the targets of ``row``."""
+    """Return whether line ``i`` is the last that feeds the targets of ``row``."""
     return feeding(form, row)[-1] == i
 
 

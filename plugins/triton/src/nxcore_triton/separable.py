@@ -1,6 +1,6 @@
 """Separable convolutions in tiles of channels by pixels: depthwise in registers, then a product of matrices.
 
-A tile's pixels are neighbours of one image. What is between the convolutions is made again where needed.
+A tile's pixels are adjacent in one image. The tensor between the convolutions is recomputed where needed.
 """
 
 # mypy: ignore-errors

@@ -1,4 +1,4 @@
-"""How strips are laid on images: what their kernels are compiled for and told, from the tensors' layouts."""
+"""Strips over images: compile-time parameters and arguments of their kernels, from the tensors' layouts."""
 
 from __future__ import annotations
 

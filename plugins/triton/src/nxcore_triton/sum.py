@@ -98,7 +98,7 @@ def _launch(
 
 
 def kept_inside(reduction: Reduction) -> bool:
-    """Tell whether neighbours in memory belong to different outputs."""
+    """Return whether neighbours in memory belong to different outputs."""
     kept = [s for _, s, _ in reduction.kept if s]
     reduced = [s for _, s in reduction.reduced if s]
     return bool(kept) and (not reduced or min(kept) < min(reduced))

@@ -1,7 +1,7 @@
-"""How much one program does: every block size of this plugin, by size and by nothing else.
+"""The work of one program: every block size of this plugin, as a function of the problem's size.
 
-No autotuner: it would run a kernel hundreds of times inside somebody's first call, and what it chose
-would decide the last bits of a sum. Imports no triton.
+There is no autotuner. It would run a kernel hundreds of times in a user's first call, and its choice would
+decide the last bits of a sum. Imports no triton.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
-"""Triton's interpreter runs the kernels on the CPU: it pays by the program, so tiles are larger there."""
+"""Triton's interpreter runs the kernels on the CPU. Its cost is per program, so tiles are larger there."""
 
 FILL = 264
 """Programs that fill a large GPU: two for each of 132 multiprocessors.

@@ -22,7 +22,7 @@ UNDERFLOW = tl.constexpr(-104.0)  # exp of less is 0 in float32
 def exp(x):
     """Return e^x to a rounding or two; ``tl.exp`` is the hardware's approximation and loses more.
 
-    Reduction of the argument by multiples of ln 2 in two parts: Cody and Waite 1980. What is left is at most
+    Reduction of the argument by multiples of ln 2 in two parts: Cody and Waite 1980. The rest is at most
     ln 2 / 2, where Taylor's polynomial of degree 7 is off by 6e-9.
     """
     x = tl.where(x < UNDERFLOW, UNDERFLOW, x)  # not tl.maximum, which would drop NaN

@@ -20,11 +20,11 @@ MESSAGE = 1000
 
 
 class EmulatorError(RuntimeError):
-    """What would hang, or be undefined, on a GPU."""
+    """An error of a kernel that would hang, or be undefined, on a GPU."""
 
 
 class _Memory:
-    """Stacks and dynamic shared memory of one block, and the lock of whoever runs one."""
+    """Stacks and dynamic shared memory of one block, and the lock of the thread that runs it."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

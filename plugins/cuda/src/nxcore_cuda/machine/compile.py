@@ -81,8 +81,8 @@ def sources_digest(text: str, folder: Path = SOURCES) -> str:
 def kept(path: Path, make: str, command: Sequence[str | Path], text: str, suffix: str) -> Path:
     """Return a file of the cache, made by a compiler where it isn't there.
 
-    The compiler writes to another name, so nobody ever sees half a file, and of two processes that make
-    the same one the last to rename wins.
+    The compiler writes to another name, so no process reads an incomplete file. If two processes make the
+    same file, the last to rename wins.
 
     Parameters
     ----------

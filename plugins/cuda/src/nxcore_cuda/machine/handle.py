@@ -1,6 +1,6 @@
 """Handles in plain Python: a launch through ctypes, and the choice by alignment.
 
-What ``launcher.c`` does, for machines that can't build it.
+The fallback on machines that can't build ``launcher.c``.
 """
 
 from __future__ import annotations

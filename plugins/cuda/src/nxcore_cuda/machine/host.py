@@ -1,4 +1,4 @@
-"""Who compiles, loads and launches what a plan asks for: this plugin, or another that shares its kernels."""
+"""The host that compiles, loads and launches a plan's kernels: this plugin, or one that shares them."""
 
 from __future__ import annotations
 

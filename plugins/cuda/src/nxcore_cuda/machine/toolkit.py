@@ -1,4 +1,4 @@
-"""What this machine has to compile kernels with, and which devices an image runs on. Imports no toolkit."""
+"""The compilers of this machine, and the devices that an image runs on. Imports no toolkit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EMULATED = os.environ.get("NXCORE_CUDA_EMULATOR", "").strip().lower() not in (""
 LEAST_CAPABILITY = (7, 5)
 
 
-PLACES = "on PATH, in CUDA_HOME, in /usr/local/cuda or beside this Python's packages"
+PLACES = "on PATH, in CUDA_HOME, in /usr/local/cuda or among this Python's packages"
 
 
 def nvcc() -> str | None:
@@ -78,7 +78,7 @@ def target(compiler: str, capability: tuple[int, int]) -> tuple[str, str]:
 
 
 def runs_on(images: Iterable[str], capability: tuple[int, int]) -> bool:
-    """Tell whether one of an image's parts, such as ``sm_80`` or ``compute_100``, runs on a device."""
+    """Return whether one of an image's parts, such as ``sm_80`` or ``compute_100``, runs on a device."""
     for image in images:
         kind, _, digits = image.partition("_")
         made_for = int(digits[:-1]), int(digits[-1])

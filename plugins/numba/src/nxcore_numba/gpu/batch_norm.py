@@ -1,6 +1,6 @@
 """batch_norm on CUDA: one launch for the sums of each channel's slices, one that adds them up and normalises.
 
-Sums and those of squares are in float64, in which their difference loses nothing that float32 could tell.
+Sums and sums of squares are in float64, so that their difference is exact to float32.
 """
 
 # mypy: ignore-errors

@@ -1,7 +1,7 @@
 """global_max_pool2d on CUDA: one way for channels that lie closest in memory, one for pixels that do.
 
 Where there are few channels, planes are cut into parts, whose best a second launch compares. Where offsets
-are asked for, each best carries its pixel's number.
+are requested, each best carries its pixel's number.
 """
 
 # mypy: ignore-errors
@@ -24,7 +24,7 @@ NONE = np.int64(2**62)
 
 @cuda.jit(device=True)
 def comes_first(value, number, best, tap):
-    """Tell which of two counts, whichever was seen first: the larger, the first of equals, the last NaN."""
+    """Return whether ``value`` is the maximum of two: the larger, the first of equals, the last NaN."""
     if value != value:
         return best == best or number > tap
     return value > best or (value == best and number < tap)
@@ -86,11 +86,11 @@ def by_thread(out, taps, x, seen, kept, gone, outputs, terms, parts, asked):
 
 
 NOTHING, ASKED, AGAIN = range(3)
-"""Whether pixels' numbers are asked for, and those of an earlier launch are to be read."""
+"""Whether pixels' numbers are requested, and those of an earlier launch are to be read."""
 
 
 def compiled(problem, *, asked):
-    """Return the kernel, taking ``(out, taps, x)`` as tensors; ``taps`` are ignored if not asked for."""
+    """Return the kernel, taking ``(out, taps, x)`` as tensors; ``taps`` are ignored if not requested."""
     reduction = Reduction.of_planes(problem)
     outer = bool(reduction.kept) and reduction.kept[-1][1] == 1
     kept = ((1, 0, 0),) * (2 - len(reduction.kept)) + reduction.kept

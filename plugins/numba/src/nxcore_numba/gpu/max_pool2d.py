@@ -1,4 +1,4 @@
-"""max_pool2d on CUDA: a thread an output; the number of the largest tap is written where it is asked for."""
+"""max_pool2d on CUDA: a thread an output; the number of the largest tap is written where it is requested."""
 
 # mypy: ignore-errors
 
@@ -11,7 +11,7 @@ from nxcore_numba.gpu.image import at, extent, place, planes
 from nxcore_numba.gpu.launch import Launch, blocks_for, cuda
 
 NOTHING, OFFSETS, INDICES = range(3)
-"""What is written but the maxima."""
+"""The second output, besides the maxima."""
 
 
 @cuda.jit(device=True)
