@@ -1,8 +1,8 @@
-"""Crossing: a call that needs a gradient goes by torch's own autograd while torch serves both ways.
+"""Crossing: calls that need a gradient use torch's own autograd while torch serves both ways.
 
-Over the bridge to our backward operator goes what other kernels serve, where they save more than the bridge
-costs, and what takes turns. Torch's own is the slower there: a function of Python's is called each way, and
-the backward operator's reference says what a gradient means, not how torch computes it.
+Calls use our autograd function if other kernels serve them and save more than the function costs, or while
+they take turns. With torch's own kernels the function is slower: each way calls a Python function, and the
+backward operator's reference defines the gradient, but isn't how torch computes it.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ from nxcore.measure.race import Clock
 from nxcore.spec.problem import Problem
 
 BRIDGE_US: Mapping[str, float] = MappingProxyType({"cpu": 13.0, "cuda": 32.0})
-"""What the host needs for the bridge, there and back, by the type of device.
+"""The host's cost of our autograd function, forward and backward, by device type.
 
-An addition of (4, 16) and its gradients over the bridge, by a backward operator that does nothing, beside
-torch's own autograd. On one core of an AMD EPYC with torch 2.13: 12.4 and 13.1 us more (of 22) in two
-processes, medians of 40 interleaved blocks of 100. On the host of an H200 with torch 2.11, where autograd has
-a thread of its own for the device: 31.4, 32.0 and 38.7 us more (of 84), medians of 5 blocks of 200, while
-other work was going on there (benchmarks/results/nvidia-h200/2026-11-22-bridge.txt).
+It was measured with an addition of (4, 16) and its gradients, with a backward operator that does nothing,
+relative to torch's own autograd. On one core of an AMD EPYC with torch 2.13: 12.4 and 13.1 us more (of 22) in
+two processes, medians of 40 interleaved blocks of 100. On the host of an H200 with torch 2.11, where autograd
+has a separate thread for the device: 31.4, 32.0 and 38.7 us more (of 84), medians of 5 blocks of 200, with
+other load on the machine (benchmarks/results/nvidia-h200/2026-11-22-bridge.txt).
 """
 
 SCOUTS = 8
-"""Calls over the bridge, at most, before one of them comes back and tells the backward operator's problem."""
+"""The most calls of the autograd function before a backward pass gives the backward operator's problem."""
 
 
 class Crossing:
-    """A call that is the reference or the bridge, by what is known of its backward operator.
+    """A call of the reference or of our autograd function, depending on the backward operator's choice.
 
     Parameters
     ----------
     problem : Problem
-        What the call is of.
+        The problem of the call.
     forward : Choice
-        Who serves it: torch's reference, all in turn, or a kernel that saves less than the bridge costs.
+        Its choice: torch's reference, an exploration, or a kernel that saves less than the function costs.
     bridge : callable
-        ``bridge(backward)``: the call over the bridge, differentiated by ``backward``.
+        ``bridge(backward)`` returns the autograd function with the gradient ``backward``.
     backward : callable
         The backward operator.
     find : callable
-        Given that one's arguments, returns who was chosen for them; None if nobody was.
+        Returns the choice for the backward operator's arguments, or None.
     pace : Pace
-        Is charged with what crossings cost that are made for turns only.
+        Charged with the cost of calls that use the autograd function only to explore.
     clock : callable
-        Nanoseconds; a test may bring its own.
+        Returns nanoseconds; a test may replace it.
 
     Attributes
     ----------
@@ -82,23 +82,23 @@ class Crossing:
         self._explored = [explored] if explored else []
         self._settled, self._lock = False, threading.Lock()
         self._met, self._scouts = 0, SCOUTS
-        # Kept: what a switch goes to must outlive the call that another thread is in.
+        # Kept, since a switch's target must outlive calls of it in other threads.
         self._steps = (self._meet, self._scout, self._cross)
         self._switch = Switch(self, self._steps[0 if explored else 1])
         self.call = self._switch.call
 
     def settle(self, backward: Choice) -> None:
-        """Serve by what is known of the backward operator, from now on."""
+        """Choose the route by the backward operator's choice, from now on."""
         if explored := exploration(backward.call):
             self._explored.append(explored)
         self._settled = True
         eager = explored is None and sum(gain_us(c, self._half_us) for c in (self._forward, backward)) > 0
         captured = eager
-        if "captured" in regimes(self.problem):  # a replay knows neither host nor bridge
+        if "captured" in regimes(self.problem):  # a replay has no host cost
             torchs = alone(self._forward) or bool(self._explored)
             captured = explored is None and not (torchs and alone(backward.captured or backward))
-        apart = self._there if self._explored else None  # what takes turns crosses either way
-        target = {  # by whether the bridge pays in eager mode, and in a capture
+        apart = self._there if self._explored else None  # an exploration needs the function either way
+        target = {  # by whether the function pays in eager mode, and in a capture
             (True, True): self._there,
             (True, False): apart or unless_capturing(self._there, self.reference),
             (False, True): apart or unless_capturing(self.reference, self._there),
@@ -113,7 +113,7 @@ class Crossing:
             found.met(MET)
 
     def turn(self) -> None:
-        """Cross while calls of the forward or the backward operator take turns, or go to another for good."""
+        """Use the autograd function while either operator takes turns, or after another kernel has won."""
         with self._lock:
             engaged = [found for found in self._explored if found.engaged]
             if any(found.over for found in engaged):
@@ -155,14 +155,14 @@ class Crossing:
 
 
 def gain_us(choice: Choice, half_us: float) -> float:
-    """Return what a choice saves over its half of the bridge, which the host alone pays for.
+    """Return the saving of a choice, minus its half of the autograd function's host cost.
 
-    It is held to the fastest of torch's ways, as ever; infinite where a kernel is wanted that wasn't timed.
+    The saving is relative to torch's fastest way; infinite for a requested kernel that wasn't timed.
     """
     timed = {c.label: c.timing for c in choice.decision.candidates if c.timing}
     if (mine := timed.get(choice.decision.chosen)) is None:
         return -half_us if alone(choice) or exploration(choice.call) else math.inf
-    # Another of torch's ways is held to what its autograd would record.
+    # Torch's idioms are compared with the reference, which autograd would record.
     natives = (c for c in choice.decision.candidates if c.native and c.timing)
     rivals = [
         c.timing.median_us for c in natives if c.timing and (c.label == "torch" or c.timing is not mine)
@@ -171,15 +171,15 @@ def gain_us(choice: Choice, half_us: float) -> float:
 
 
 def pays(choice: Choice, half_us: float) -> bool:
-    """Tell whether a forward choice pays for all of the bridge, whoever serves the backward operator."""
+    """Return whether a forward choice pays for the autograd function alone, without the backward operator."""
     return gain_us(choice, half_us) > half_us
 
 
 def one_way_us(problem: Problem) -> float:
-    """Return what the host needs for one way over the bridge."""
+    """Return the host's cost of the autograd function for one way."""
     return BRIDGE_US.get(problem.device.type, BRIDGE_US["cpu"]) / 2
 
 
 def alone(choice: Choice) -> bool:
-    """Tell whether torch's own serves, and not another of torch's ways."""
+    """Return whether torch's reference serves, not one of its idioms."""
     return choice.native and choice.decision.chosen == "torch"

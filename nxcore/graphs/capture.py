@@ -1,6 +1,6 @@
 """Capture: one signature of a module's call as two CUDA graphs, and their replay."""
 
-# ruff: noqa: SLF001  torch has no public form of what is asked of its internals here
+# ruff: noqa: SLF001  torch has no public form of these checks
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ class Capture:
         return out.detach(), torch.autograd.grad(out, wanted, grad, allow_unused=True)
 
     def _record(self, module: nn.Module, held: Sequence[Tensor], recorder: Recorder) -> None:
-        """Capture both ways, of a call like that of ``held``.
+        """Capture both graphs, for a call with ``held``.
 
         Only the autograd nodes hold the saved tensors, so their memory isn't reused. Other memory may be: of
         inputs and results only the addresses are kept, and they are written or read next to the replay.

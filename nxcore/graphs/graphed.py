@@ -1,4 +1,4 @@
-"""Functions as CUDA graphs: one a signature, captured once its kernels are chosen, replayed from then on."""
+"""Functions as CUDA graphs: one per signature, captured once its kernels are chosen, then replayed."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from nxcore.graphs.pair import Pair
 from nxcore.graphs.recorder import MAKING, Pool, Recorder, recorder_of
 
 WAITS = ("captur", "StreamCapture")
-"""What CUDA's messages hold where something isn't permitted in a capture."""
+"""Parts of CUDA's error messages for operations that a capture doesn't permit."""
 
 
 class Graphed:
     """A function or module that is captured at its first call of a signature; see ``nxcore.graphed``.
 
-    ``len()`` of it is the number of graphs that it holds.
+    ``len()`` gives the number of its graphs.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class Graphed:
         return len(self._graphs)
 
     def clear(self) -> None:
-        """Forget all graphs; their memory is free once their results are."""
+        """Drop all graphs; their memory is free once their results are."""
         with self._lock:
             self._graphs.clear()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Replay the graph of this signature, captured now if it is new; on the CPU, run the function."""
+        """Replay the graph of this signature, captured now if it is new. On the CPU, run the function."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
         device = _device(self.fn, leaves, spec)
         if device is None or torch.cuda.is_current_stream_capturing():  # into the caller's own graph
@@ -98,7 +98,7 @@ class Graphed:
     def _captured(
         self, leaves: Sequence[Any], spec: Any, device_type: str, recorder: Recorder
     ) -> Callable[[list[Tensor]], Any]:
-        """Return what replays the call from the tensors among its arguments."""
+        """Return a function that replays the call, given the tensors among its arguments."""
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         buffers = [buffer(leaves[i]) for i in places]
         failure = Failure()
@@ -126,9 +126,9 @@ class Graphed:
                     )
             check_result(result, device_type)
             del result
-            torch.cuda.empty_cache()  # the allocator can't do so in a capture, where memory runs short
-            # A result that the caller holds may lie where a graph captured before leaves what it needs no
-            # longer: its next replay would write there. So graphs share memory only where results are copied.
+            torch.cuda.empty_cache()  # the allocator can't do this in a capture if memory runs short
+            # A caller's result may be in memory that an earlier graph uses temporarily: the next replay of
+            # that graph would overwrite it. So graphs share memory only if results are copied.
             with failure.explained():
                 result, run = recorder.capture(flat, self._pool if self.clone else Pool())
 
@@ -142,7 +142,7 @@ class Graphed:
         return replay
 
     def _repeated(self, work: Callable[[], Any], recorder: Recorder) -> Any:
-        """Run ``work`` on a side stream, as torch asks, so that all is chosen, compiled and loaded."""
+        """Run ``work`` on a side stream, as torch requires, so that kernels are chosen and compiled."""
 
         def repeat() -> Any:
             for _ in range(self.warmup):
@@ -169,7 +169,7 @@ def graphed(fn: Any, **how: Any) -> Any:
 
 
 def signature(fn: Callable[..., Any], leaves: Sequence[Any], spec: Any) -> Any:
-    """Return what a graph is good for: all that a capture fixes of arguments, module and surroundings.
+    """Return the signature of a call: the properties of arguments, module and context that a capture fixes.
 
     Raises
     ------
@@ -199,7 +199,7 @@ def _facts(leaf: Any, spec: Any, place: int) -> tuple[Any, ...]:
             hash(leaf)
         except TypeError:
             raise CaptureError(
-                f"{_name(spec, place)} must be a tensor, or hashable as what a graph keeps fixed, got "
+                f"{_name(spec, place)} must be a tensor or a hashable value that the graph keeps fixed, got "
                 f"{type(leaf).__name__}"
             ) from None
         return type(leaf), leaf
@@ -210,7 +210,7 @@ def _facts(leaf: Any, spec: Any, place: int) -> tuple[Any, ...]:
 
 
 def _device(fn: Callable[..., Any], leaves: Sequence[Any], spec: Any) -> torch.device | None:
-    """Return the CUDA device of a call; None where it is the CPU's.
+    """Return the CUDA device of a call; None for a call on the CPU.
 
     Raises
     ------
@@ -221,8 +221,8 @@ def _device(fn: Callable[..., Any], leaves: Sequence[Any], spec: Any) -> torch.d
     if len(found) > 1:
         (first, i), (other, j), *_ = sorted(found.items(), key=lambda item: item[1])
         raise CaptureError(
-            f"{_name(spec, j)} must be on {first}, as {_name(spec, i)} is, got {other}: a graph is of one "
-            "device, and would keep the value of a CPU tensor"
+            f"{_name(spec, j)} must be on {first}, as {_name(spec, i)} is, got {other}: a graph has one "
+            "device, and would fix the value of a CPU tensor"
         )
     if not found and isinstance(fn, nn.Module):
         found = {p.device: 0 for p in fn.parameters()}
@@ -232,26 +232,26 @@ def _device(fn: Callable[..., Any], leaves: Sequence[Any], spec: Any) -> torch.d
 
 
 def check_result(result: Any, device_type: str = "cuda") -> None:
-    """Refuse a result that a replay couldn't renew.
+    """Raise if a replay couldn't update the result.
 
     Raises
     ------
     CaptureError
-        Naming it.
+        With the part of the result.
     """
     for path, leaf in pytree.tree_flatten_with_path(result)[0]:
         what = f"its result{pytree.keystr(path)}"
         if isinstance(leaf, Tensor) and leaf.requires_grad:
             raise CaptureError(
-                f"{what} needs a gradient, which a replay doesn't lead to: pass backward=True, call it under "
-                "torch.no_grad(), or capture the whole step and return what is detached"
+                f"{what} needs a gradient, which a replay doesn't compute: pass backward=True, call it under "
+                "torch.no_grad(), or capture the whole step and return detached tensors"
             )
         if isinstance(leaf, Tensor) and leaf.device.type != device_type:
-            raise CaptureError(f"{what} is on {leaf.device}: a graph holds the work of a CUDA device alone")
+            raise CaptureError(f"{what} is on {leaf.device}: a graph contains only work of a CUDA device")
 
 
 def _name(spec: Any, place: int) -> str:
-    """Return how a caller writes an argument, by its place or by its name."""
+    """Return an argument's position or name, as in the caller's code."""
     numbered = pytree.tree_unflatten(range(spec.num_leaves), spec)
     (_, where, *inside), _ = pytree.tree_flatten_with_path(numbered)[0][place]
     spelt = (
@@ -266,7 +266,7 @@ def _version(tensor: Tensor) -> int:
 
 @contextlib.contextmanager
 def deciding() -> Iterator[None]:
-    """Have new problems measured now: what is learnt from calls would come after the capture."""
+    """Measure new problems now: an exploration would end after the capture."""
     token = PREFERENCE.set(PREFERENCE.get()._replace(at_once=True))
     try:
         yield
@@ -275,14 +275,14 @@ def deciding() -> Iterator[None]:
 
 
 class Failure:
-    """What a function raised under capture: ending the capture raises once more, and tells of no line."""
+    """The exception of a function under capture: the end of the capture raises again, without its line."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
-        """Remember what is raised while a graph is captured."""
+        """Keep an exception that is raised while a graph is captured."""
         try:
             yield
         except Exception as error:
@@ -292,7 +292,7 @@ class Failure:
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """Tell of the line that can't be captured; what is raised before the capture is raised as it is."""
+        """Report the line that can't be captured; exceptions before the capture are raised unchanged."""
         try:
             yield
         except Exception as error:
@@ -302,10 +302,10 @@ class Failure:
 
 
 def in_words(error: Exception) -> str:
-    """Return the caller's line that raised under capture, what it raised, and what is to be done."""
+    """Return the caller's line that raised under capture, its exception, and the cause."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if "/torch/" not in f.filename and f.filename != __file__]
     text = (str(error).strip().splitlines() or [""])[0]
     at = f"`{own[-1].line}` (line {own[-1].lineno} of {own[-1].name})" if own else "fn"
-    why = "what waits for the device or depends on a tensor's value, as .item(), .cpu() and `if x > 0` do"
-    return f"{at} can't be captured in a CUDA graph: {type(error).__name__}: {text}; no graph can hold {why}"
+    why = "work that waits for the device or needs a tensor's value, such as .item(), .cpu() and `if x > 0`"
+    return f"{at} can't be captured in a CUDA graph: {type(error).__name__}: {text}; graphs exclude {why}"

@@ -19,21 +19,21 @@ from nxcore.graphs.recorder import Pool, Recorder
 def backward_of(
     outs: Sequence[Tensor], leaves: Sequence[Tensor]
 ) -> tuple[list[Tensor], Sequence[Tensor | None]]:
-    """Return new memory for the gradients of ``outs``, and the gradients of ``leaves`` for what lies there.
+    """Return new memory for the gradients of ``outs``, and the gradients of ``leaves`` that follow.
 
-    The nodes keep what they saved, so that no later capture gets its memory.
+    The autograd nodes keep the saved tensors, so that no later capture reuses their memory.
     """
     given = [torch.empty_like(out, requires_grad=False) for out in outs]
     return given, torch.autograd.grad(outs, leaves, given, retain_graph=True, allow_unused=True)
 
 
 def check_leaves(outs: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
-    """Refuse results that depend on another leaf with a gradient than ``leaves``.
+    """Raise if results depend on a leaf with a gradient that isn't in ``leaves``.
 
     Raises
     ------
     CaptureError
-        With its shape.
+        With the shape of that leaf.
     """
     known, seen, nodes = {id(t) for t in leaves}, set(), [out.grad_fn for out in outs]
     while nodes:
@@ -50,19 +50,19 @@ def check_leaves(outs: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
 
 
 class Pair:
-    """A call as one graph, and its gradients as another, in a pool of their own.
+    """A call as one graph and its gradients as another, in their own memory pool.
 
     Parameters
     ----------
     function : callable
         Returns tensors, in any structure, from ``buffers`` and ``others``.
     buffers : sequence of Tensor
-        The arguments, which a call copies its own into.
+        The buffers of the arguments, which each call copies its arguments into.
     others : sequence of Tensor
-        What lies where the caller's parameters lie, and needs a gradient too.
+        Aliases of the caller's parameters, which need a gradient too.
     clone : bool
-        Return copies of results. Gradients always are copies: autograd keeps the first one that a leaf gets
-        as its ``grad``, and the next replay would overwrite what had been added up there.
+        Return copies of results. Gradients are always copies: autograd keeps the first gradient of a leaf as
+        its ``grad``, and the next replay would overwrite the sum.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Pair:
         Raises
         ------
         CaptureError
-            If a gradient would be lost: that of a tensor that is neither an argument nor a parameter.
+            If the gradient of a tensor that is neither an argument nor a parameter would be lost.
         """
         outs = _differentiable(self._function())
         check_leaves(outs, self._leaves)
@@ -86,7 +86,7 @@ class Pair:
             backward_of(outs, self._wanted)
 
     def capture(self, recorder: Recorder) -> None:
-        """Capture both, after they were run."""
+        """Capture both graphs, after a warm-up."""
         self._recorder, pool = recorder, Pool()
         self._result, self._forward = recorder.capture(self._function, pool)
         if outs := _differentiable(self._result):
@@ -96,7 +96,7 @@ class Pair:
 
     def __call__(self, tensors: Sequence[Tensor]) -> Any:
         """Replay the call with the caller's tensors, parameters included; return its result."""
-        apply: Any = _Replay.apply  # which torch leaves untyped
+        apply: Any = _Replay.apply  # untyped in torch
         found = iter(apply(self, *tensors))
         return pytree.tree_map_only(Tensor, lambda _: next(found), self._result)
 
@@ -110,7 +110,7 @@ class Pair:
             return [t.clone() for t in found] if self._clone else found, self._needs
 
     def backward(self, grads: Sequence[Tensor]) -> list[Tensor | None]:
-        """Replay the gradients for those of the call's tensors; return one for each of its arguments."""
+        """Replay the gradients, given those of the call's results; return one for each argument."""
         with self._recorder.lock:
             self._recorder.turn()
             fill(self._given, [g for g, needs in zip(grads, self._needs, strict=True) if needs])

@@ -1,4 +1,4 @@
-"""Recorder: captures work of one device as CUDA graphs, and has their replays take turns."""
+"""Recorder: captures work of one device as CUDA graphs, and replays them one after another."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Order:
 
 
 class Pool:
-    """Memory that CUDA graphs share: one may write where another has left what it needs no longer."""
+    """Memory that CUDA graphs share: one may overwrite temporary tensors of another."""
 
     def __init__(self) -> None:
         self._handle: Any = None
@@ -69,23 +69,23 @@ class Pool:
 
     @property
     def handle(self) -> Any:
-        """Torch's handle of the pool; a new one once no graph is left, since torch has given that pool up."""
+        """Torch's handle of the pool; a new one once no graph is left, since torch frees such a pool."""
         if self._handle is None or not self._alive:
             self._handle = torch.cuda.graph_pool_handle()
         return self._handle
 
     def hold(self, graph: Any) -> None:
-        """Note a graph whose memory lies in the pool."""
+        """Note a graph with memory in the pool."""
         self._alive.add(graph)
 
     def leave(self) -> None:
-        """Take a new pool for the next graph: a capture that failed has left this one in an unknown state."""
+        """Take a new pool for the next graph: a failed capture left this one in an unknown state."""
         self._handle = None
 
 
 MAKING = threading.RLock()
-"""Held while a capture is made. All captures of a device share a stream, so work of another thread would be
-captured too. Two threads could wait for each other here, so it is acquired without blocking."""
+"""Held during a capture. All captures of a device share a stream, so a capture would record work of another
+thread. Two threads could wait for each other here, so it is acquired without blocking."""
 
 
 class Recorder(Protocol):
@@ -103,7 +103,7 @@ class Recorder(Protocol):
     def capture(self, work: Work[Result], pool: Pool | None = None) -> tuple[Result, Callable[[], None]]:
         """Return the result of ``work``, and a function that repeats it in the same memory.
 
-        That memory is of ``pool``, or of the recorder's own pool.
+        Its memory is in ``pool``, by default the recorder's own.
         """
 
     def lying(self, tensor: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """CUDA graphs of one device, in a pool of memory that they share (see ``Order``) or in others.
+    """CUDA graphs of one device, in a shared memory pool (see ``Order``) or in others.
 
     No two run at a time, whatever their pools: cuBLAS has one workspace for the stream that all are captured
     on. A replay on another stream than the one before waits for that. A replay holds ``lock``, from ``turn``
@@ -153,7 +153,7 @@ class CudaRecorder:
         with torch.cuda.stream(self._side):
             result = work()
         current.wait_stream(self._side)
-        if self._last == self._side:  # to wait for the side stream later could be to enter a capture there
+        if self._last == self._side:  # a later wait for the side stream could enter a capture there
             self._last = current
         return result
 
@@ -175,7 +175,7 @@ class CudaRecorder:
                     graph.capture_end()
                 raise
             try:
-                graph.capture_end()  # raises where the work went on after a failure
+                graph.capture_end()  # raises if the work continued after a failure
             except BaseException:
                 pool.leave()
                 raise

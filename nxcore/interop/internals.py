@@ -1,4 +1,4 @@
-"""Names of torch that have no public form, or none as cheap: each with its reason, in one place."""
+"""Private names of torch without a public form, or without one as fast, each with its reason."""
 # ruff: noqa: SLF001  this module is the place for such names
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 functorch = torch._C._functorch
-"""What ``torch.func`` is made of: whether a tensor is of a map over a batch has no public test."""
+"""The internals of ``torch.func``: there is no public test for a tensor of a vmap."""
 
 interpreter = functorch.peek_interpreter_stack
 """The innermost transform of ``torch.func``; None outside of all."""
@@ -26,7 +26,7 @@ any_autocast = torch._C._is_any_autocast_enabled
 """Whether autocast is on, for any device. The public test takes one device."""
 
 deterministic = torch._C._get_deterministic_algorithms
-"""Whether deterministic algorithms are asked for. The public test is slower."""
+"""Whether deterministic algorithms are required. The public test is slower."""
 
 dispatch_modes = torch._C._len_torch_dispatch_stack
 """The number of ``__torch_dispatch__`` modes in force."""
@@ -41,42 +41,42 @@ set_grad_enabled = torch._C._set_grad_enabled
 """Set grad mode. The public form is a context manager."""
 
 autocast_disabled = torch._C._DisableAutocast
-"""Autocast off in a block. ``torch.autocast(enabled=False)`` costs ten times as much."""
+"""Autocast disabled in a block. ``torch.autocast(enabled=False)`` costs ten times as much."""
 
 below_autograd = torch._C._AutoDispatchBelowAutograd
-"""Autograd left out in a block, as torch's own custom operators do."""
+"""Autograd disabled in a block, as in torch's own custom operators."""
 
 backward_pass = torch._C._current_graph_task_id
-"""The number of the backward pass that this thread works for; -1 outside of one."""
+"""The number of the backward pass of this thread; -1 outside of one."""
 
 will_run = torch._C._will_engine_execute_node
-"""Whether this backward pass goes on to a node of autograd."""
+"""Whether this backward pass needs a node of autograd."""
 
 without_batch = torch._remove_batch_dim
-"""Return a tensor of a map over a batch as an ordinary one."""
+"""Return a tensor of a vmap as an ordinary one."""
 
 with_batch = torch._add_batch_dim
-"""Return an ordinary tensor as one of a map over a batch."""
+"""Return an ordinary tensor as one of a vmap."""
 
 
 def transformed() -> bool:
-    """Tell whether a transform of ``torch.func`` is in force."""
+    """Return whether a transform of ``torch.func`` is in force."""
     return interpreter() is not None
 
 
 def in_forward_mode() -> bool:
-    """Tell whether forward-mode differentiation is in force."""
+    """Return whether forward-mode differentiation is in force."""
     return forward_ad._current_level >= 0
 
 
 def storage(tensor: Tensor) -> int:
-    """Return the identity of a tensor's storage: its address is no more than that of its first byte."""
+    """Return the identity of a tensor's storage: its address is only that of the first byte."""
     identity: int = tensor.untyped_storage()._cdata
     return identity
 
 
 def saved_tensor_hooks() -> bool:
-    """Tell whether hooks are in force on what autograd saves."""
+    """Return whether hooks on saved tensors are in force."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 

@@ -1,8 +1,8 @@
-"""How good choices are, measured again: regret on held-out problems, and an audit of what is stored.
+"""The quality of choices, measured again: regret on held-out problems, and an audit of recorded choices.
 
-Regret is what the chosen kernel takes over what the best one takes, less one. Which one is best is told by
-one round of measuring and its time by another, later one: of equals, one that is picked and timed on the same
-blocks would be fast by luck, and so would one that a neighbour on the machine spared for as long as a round.
+Regret is the excess of the winner's time over the best candidate's. The best candidate is determined in one
+round of measurements and timed in another, later one. A candidate that was selected and timed in the same
+blocks would seem fast by chance, or because other load on the machine was absent for that round.
 """
 
 from __future__ import annotations
@@ -39,29 +39,29 @@ EFFORT = Effort(looks=(12, 20, 40), warm_s=0.05, budget_s=2.0)
 ROUNDS = 2
 PROGRAM = "import json, sys; from nxcore.offline.audit import printed; printed(**json.loads(sys.argv[1]))"
 CALLS = 4_000
-"""The most calls that learning from them may take."""
+"""The most calls of an exploration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One choice, measured again.
+    """A choice that was measured again.
 
     Attributes
     ----------
     op, problem : str
-        What was asked.
+        The operator and the problem.
     chosen, rule : str
-        Who was chosen, and by which rule.
+        The winner and the rule.
     best : str
-        Who is fastest.
+        The fastest candidate.
     regret : float
-        The chosen one's time over the best one's, as a factor; 1 is none.
+        The ratio of the winner's time to the best candidate's; 1 is no regret.
     ratio : tuple of float
-        How many times as fast as torch's best the chosen one is: median, low, high.
+        The winner's speed relative to torch's fastest way: median, low, high.
     slower : bool
-        It is slower than torch by more than the margin, beyond what the blocks leave open, in every round.
+        Whether it is significantly slower than torch by more than the margin, in every round.
     us : tuple of Mapping
-        Round by round, the median microseconds of each.
+        The median microseconds of each candidate, by round.
     """
 
     op: str
@@ -76,9 +76,9 @@ class Row:
 
 
 def regret(chosen: str, *rounds: Mapping[str, Timing]) -> tuple[float, str]:
-    """Return the chosen one's time over the best one's, and who is best; blocks of a round are paired.
+    """Return the ratio of the winner's time to the best one's, and the best one; blocks are paired by round.
 
-    Where there is but one round, its even and its odd blocks are two.
+    A single round is split into its even and its odd blocks.
     """
     whole = min(rounds[0], key=lambda label: statistics.fmean(math.log(r[label].median_us) for r in rounds))
     blocks = [{label: t.call_us for label, t in r.items()} for r in rounds]
@@ -87,7 +87,7 @@ def regret(chosen: str, *rounds: Mapping[str, Timing]) -> tuple[float, str]:
     logs = []
     for told, held in itertools.permutations(blocks, 2):
         if not all(told.values()) or not all(held.values()):
-            continue  # a candidate that was dropped after three blocks has two and one
+            continue  # a candidate dropped after three blocks has two and one
         best = min(told, key=lambda label: statistics.median(told[label]))
         pairs = zip(held[chosen], held[best], strict=False)
         logs.append(statistics.median(math.log(mine / least) for mine, least in pairs))
@@ -97,17 +97,17 @@ def regret(chosen: str, *rounds: Mapping[str, Timing]) -> tuple[float, str]:
 def judged(
     problem: Problem, decision: Decision, *measured: Decision, aside: Iterable[str] = ()
 ) -> Row | None:
-    """Return how a decision did by a measurement of all; None where its kernel wasn't timed.
+    """Compare a decision with a measurement of all candidates; None if its kernel wasn't timed.
 
     Parameters
     ----------
     problem : Problem
     decision : Decision
-        The choice that is judged.
+        The decision to compare.
     measured : Decision
-        What a race of all found, each round of it.
+        The result of each round of a race of all.
     aside : iterable of str
-        Labels that can't serve.
+        Labels of candidates that can't serve.
     """
     seen = [{c.label: c.timing for c in m.candidates if c.timing} for m in measured]
     common = {label for label in seen[0] if all(label in s for s in seen)}.difference(aside)
@@ -132,7 +132,7 @@ def judged(
 
 
 def summary(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return one entry an operator, and one of all: how many, quantiles of regret, by which rules."""
+    """Return an entry per operator, and one for all: count, quantiles of regret, counts by rule."""
     found = []
     for op in (*sorted({r.op for r in rows}), "all"):
         of = [r for r in rows if op in (r.op, "all")]
@@ -154,12 +154,12 @@ def summary(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float | None:
-    """Return the least value that ``share`` of all don't exceed."""
+    """Return the least value that a ``share`` of all values doesn't exceed."""
     return ordered[max(math.ceil(share * len(ordered)) - 1, 0)] if ordered else None
 
 
 def wilson(count: int, total: int) -> tuple[float, float]:
-    """Return the interval of 95% confidence of a rate (Wilson 1927)."""
+    """Return the 95% confidence interval of a rate (Wilson 1927)."""
     if not total:
         return 0.0, 1.0
     z, rate = 1.959964, count / total
@@ -170,7 +170,7 @@ def wilson(count: int, total: int) -> tuple[float, float]:
 
 
 def learn(session: Session, op: str, args: tuple[Any, ...]) -> None:
-    """Measure one problem, and remember it."""
+    """Measure one problem and keep the result."""
     with session.policy("measure"):
         session.chooser.choose(Problem.of(session.registry.spec(op), args), args)
 
@@ -182,7 +182,7 @@ def hold_out(
     policy: str = "estimate",
     effort: Effort = EFFORT,
 ) -> list[Row | None]:
-    """Choose for problems by a policy, then measure all who could have been chosen, round by round.
+    """Choose for problems by a policy, then measure all possible choices, round by round.
 
     Parameters
     ----------
@@ -192,12 +192,12 @@ def hold_out(
         The arguments of a call of each problem.
     policy : str
     effort : Effort
-        For a problem and a round.
+        The effort for one problem in one round.
 
     Returns
     -------
     list of Row
-        None in place of a problem that torch alone can serve, or that couldn't be measured.
+        With None for problems that only torch can serve, or that couldn't be measured.
     """
     tuner = Tuner(session.registry, session.gate, effort)
     held = []
@@ -210,7 +210,7 @@ def hold_out(
     measured: dict[int, list[Decision]] = {i: [] for i in open_}
     for _ in range(
         ROUNDS
-    ):  # all of them, before one comes again: a machine that stutters has gone on by then
+    ):  # all problems once per round: a disturbance of the machine is over by the next round
         for i in open_:
             problem, args, _, entries = held[i]
             measured[i].append(tuner.measured(problem, args, entries)[0])
@@ -245,20 +245,20 @@ def audit(
     seed: int = 0,
     cache: str | None = None,
 ) -> dict[str, Any]:
-    """Measure stored choices against torch again, in a process of their own.
+    """Measure recorded choices against torch again, in a separate process.
 
     Parameters
     ----------
     device : str, optional
-        ``cpu`` or ``cuda``; CUDA where there is one.
+        ``cpu`` or ``cuda``; by default CUDA if available.
     limit : int
-        How many choices at most, drawn at random.
+        The most choices, drawn at random.
     seconds : float
-        After how many no further one is taken.
+        The time after which no further choice is measured.
     seed : int
-        Of the draw.
+        The seed of the draw.
     cache : str, optional
-        The folder of what was learnt, in place of ``NXCORE_CACHE``.
+        The folder of measurements; it replaces ``NXCORE_CACHE``.
 
     Returns
     -------
@@ -284,7 +284,7 @@ def audit(
 def here(
     session: Session, device: torch.device, *, limit: int = 100, seconds: float = 60.0, seed: int = 0
 ) -> dict[str, Any]:
-    """Measure stored choices against torch again, in this process; see ``audit``."""
+    """Measure recorded choices against torch again, in this process; see ``audit``."""
     facts = environment(device)
     kept = [
         (session.registry.ops[op], of, page)
@@ -322,7 +322,7 @@ def here(
 
 
 def _again(session: Session, problem: Problem, args: tuple[Any, ...], decision: Decision) -> Row | str:
-    """Race who was chosen against torch's own; return why not where that can't be."""
+    """Race the winner against torch's own; return the reason if that isn't possible."""
     tuner = Tuner(session.registry, session.gate, EFFORT)
     asked = [
         (b, k) for b, k in tuner.taking_part(problem.op) if b.name == "torch" or b.label(k) == decision.chosen
@@ -332,11 +332,11 @@ def _again(session: Session, problem: Problem, args: tuple[Any, ...], decision: 
     if chosen is None or chosen.call is None:
         return "the chosen kernel can't serve it now"
     found = judged(problem, decision, tuner.measured(problem, args, entries)[0])
-    if found and found.slower:  # a stutter of the machine doesn't come twice
+    if found and found.slower:  # a disturbance of the machine doesn't occur twice
         found = judged(problem, decision, tuner.measured(problem, args, entries)[0])
     return found or "it couldn't be measured"
 
 
 def printed(device: str | None, **how: Any) -> None:
-    """Audit in this process, by the environment's settings, and print what ``here`` returns as JSON."""
+    """Audit in this process, with the environment's settings, and print the result of ``here`` as JSON."""
     sys.stdout.write(json.dumps(here(Session(Settings.from_environment()), available(device), **how)))

@@ -1,4 +1,4 @@
-"""Online: a new problem's kernels are made ready in the background; its calls tell which is best."""
+"""Online: a new problem's kernels are prepared in the background, and its calls determine the winner."""
 
 from __future__ import annotations
 
@@ -40,32 +40,32 @@ Decided = Callable[[Choice], None]
 Wrap = Callable[[Choice, Problem], Callable[..., Any]]
 
 KNOWN_S, UNKNOWN_S, LOOK_S = 1.0, 2.0, 0.01
-"""What is allowed for a kernel that is verified already, for a step of one that isn't, and for a look."""
+"""Seconds allowed for a verified kernel, for a step of an unverified one, and for a look at the times."""
 
 WAITING = 4096
-"""Problems that may wait for their kernels; the one that waits longest is left to torch."""
+"""The most problems that wait for their kernels; beyond it torch keeps the oldest."""
 
 
-NO_TURNS = Refusal(Code.POLICY, "takes no turns: it answers otherwise than the operator")
+NO_TURNS = Refusal(Code.POLICY, "takes no turns: it returns another result than the operator")
 
 
 class Learner:
-    """Starts explorations, and does in one background thread what is needed for them, at its pace.
+    """Starts explorations, and does their work in one background thread, within its budget.
 
     Parameters
     ----------
     recall : Recall
-        Keeps what was learnt; its tuner knows who may take part.
+        Keeps the results; its tuner determines which kernels may take part.
     changed : callable
-        Called when all that is decided may be planned anew.
+        Called when plans must be made again, after a decision.
     watches : Watches
-        Watch what takes turns, and what serves after that.
+        Watch the candidates of explorations, and the winners.
     clock : callable
-        Nanoseconds; a test may bring its own.
+        Returns nanoseconds; a test may replace it.
     pace : Pace, optional
-        How much of the time the thread may take.
+        The budget of the thread.
     wrap : callable
-        ``wrap(choice, problem)`` returns the chosen call behind what it needs around it.
+        ``wrap(choice, problem)`` returns the chosen call with its wrappers.
     """
 
     def __init__(
@@ -84,16 +84,16 @@ class Learner:
         self.keep_to(pace or Pace())
 
     def keep_to(self, pace: Pace) -> None:
-        """Begin with hands of its own: what takes long keeps no verdict waiting."""
+        """Use new hands: one for long work and one for verdicts, which then don't wait for it."""
         self.pace = pace
         self.preparing, self.judging = (
             Hand(pace, idle=self._idle, failed=self._failed, most=WAITING) for _ in range(2)
         )
 
     def refusal(self, problem: Problem) -> str:
-        """Return why a problem can't be learnt from its calls; empty if it can.
+        """Return why a problem's calls can't be explored; empty if they can.
 
-        What takes longer to tell is told in the background.
+        Checks that take longer are made in the background.
         """
         if problem.writes:
             return "it writes into an argument"
@@ -102,11 +102,11 @@ class Learner:
         if problem.view:
             return "it is a view: there is nothing to run"
         if len(self.tuner.taking_part(problem.op)) == 1 or not threading.main_thread().is_alive():
-            return "nobody else can take a turn"
+            return "no other kernel accepts it"
         return ""
 
     def start(self, problem: Problem, serve: Decided) -> Choice:
-        """Return what serves ``problem`` from now on: torch, and in time everybody in turn."""
+        """Return the choice for ``problem`` from now on: torch, and later the exploration."""
         backend, kernel = self.tuner.taking_part(problem.op)[0]
         self.pace.begin()
         exploration = Lesson(self, problem, serve).exploration
@@ -114,42 +114,42 @@ class Learner:
         return Choice(Decision("torch", "exploring", reason), exploration.call, kernel, backend)
 
     def settle(self, timeout: float | None = None) -> None:
-        """Wait until the background has nothing left to do."""
+        """Wait until there is no background work left."""
         for hand in (self.preparing, self.judging):
             if thread := hand.thread:
                 thread.join(timeout)
 
     def after_fork(self) -> None:
-        """Begin anew in a forked child, which has no background threads."""
+        """Start again in a forked child, which has no background threads."""
         self.keep_to(Pace(self.pace.share))
 
     def _idle(self) -> None:
-        """Have all that is decided planned anew: once, where several were learnt in a row."""
+        """Have plans made again after decisions: once for several decisions in a row."""
         undone, self.undone = self.undone, False
         if undone:
             self._changed()
 
     def _failed(self, error: Exception) -> None:
-        text = f"learning from calls met {brief(error)}; torch serves them"
+        text = f"learning from calls failed with {brief(error)}; torch serves them"
         warnings.warn(text, KernelWarning, stacklevel=1)
 
 
 class Lesson:
-    """One problem that is learnt from its calls, until its choice is made.
+    """The exploration of one problem, until its choice is made.
 
     Parameters
     ----------
     learner : Learner
         Runs the exploration's work in the background.
     problem : Problem
-        What the calls are of.
+        The problem of the calls.
     serve : callable
-        Given the choice.
+        Called with the choice.
 
     Attributes
     ----------
     exploration : Exploration
-        The call of the problem.
+        The call that takes turns.
     """
 
     def __init__(self, learner: Learner, problem: Problem, serve: Decided) -> None:
@@ -167,7 +167,7 @@ class Lesson:
         )
 
     def _prepare(self) -> None:
-        """Make the kernels ready, and let them take turns where there are two."""
+        """Prepare the kernels, and let them take turns if there are at least two."""
         self._entries.extend(self._entered())
         racing = [
             e for e in self._entries if e.call and not e.candidate.refusal and not e.candidate.simulated
@@ -185,9 +185,9 @@ class Lesson:
         self.exploration.begin(calls, frozenset(native), AGAIN, checks)
 
     def _judge(self, timings: Mapping[str, Timing], last: bool) -> None:
-        """Look at the timings: go on taking turns, or choose."""
+        """Judge the timings: continue to take turns, or choose."""
         self._learner.pace.rest(LOOK_S)
-        for i, e in enumerate(self._entries):  # one may have been convicted in another problem's calls
+        for i, e in enumerate(self._entries):  # a kernel may have been convicted in calls of another problem
             if not e.candidate.refusal and (
                 why := self._tuner.gate.refusal(e.backend, e.kernel, self._problem)
             ):
@@ -201,15 +201,15 @@ class Lesson:
         self._finish(self._learner.recall.kept(self._problem, (), choice, "online"))
 
     def _rest(self) -> None:
-        """Go on taking turns once the pace allows."""
+        """Continue to take turns once the budget allows it."""
         self._learner.pace.rest(0.0)
         self.exploration.resume()
 
     def _failed(self, label: str, error: Exception) -> None:
-        """Leave out a kernel that raised in its turn."""
+        """Drop a kernel that raised in its turn."""
         at = next(i for i, e in enumerate(self._entries) if e.candidate.label == label)
         suspect = self._entries[at].backend, self._entries[at].kernel, self._problem
-        # What a watch convicted is in quarantine: to raise for that is no strike.
+        # A convicted kernel is in quarantine already: that exception is no strike.
         reason = self._tuner.gate.refusal(*suspect) or self._tuner.failed(*suspect, error)
         self._entries[at] = replace(
             self._entries[at], candidate=replace(self._entries[at].candidate, refusal=reason), call=None
@@ -221,14 +221,14 @@ class Lesson:
         )
 
     def _finish(self, choice: Choice) -> None:
-        """Serve all further calls by a choice."""
+        """Let a choice serve all further calls."""
         self._serve(choice)
         watched = self._learner.watches.over(replace(choice, captured=None), self._problem)
         self.exploration.end(self._learner.wrap(watched, self._problem))
         self._learner.undone = True
 
     def _entered(self) -> Iterator[Contender]:
-        """Ask, verify and plan every kernel, with rests in between; none if there is no work."""
+        """Check, verify and plan every kernel, with rests in between; none if nothing is to compute."""
         self._learner.pace.rest(KNOWN_S)
         if self._problem.device.type == "cuda":
             heed_no_capture()
@@ -248,9 +248,9 @@ class Lesson:
                     yield self._tuner.enter(backend, kernel, self._problem, (), first=False)
 
     def _careful(self, entry: Contender) -> tuple[Callable[..., Any], Check]:
-        """Return a kernel's call for its turns, and what looks at their results once they are timed.
+        """Return a kernel's call for its turns, and the check of their results after they are timed.
 
-        Its first run is in the journal, waited for, and audited.
+        Its first run is recorded in the journal, synchronized, and audited.
         """
         call = present(entry.call, "entry.call")
         if entry.candidate.native:
