@@ -208,9 +208,8 @@ def hold_out(
         held.append((problem, args, decision, entries))
     open_ = [i for i, (*_, entries) in enumerate(held) if any(_could_be_chosen(e) for e in entries)]
     measured: dict[int, list[Decision]] = {i: [] for i in open_}
-    for _ in range(
-        ROUNDS
-    ):  # all problems once per round: a disturbance of the machine is over by the next round
+    # A round takes every problem once, so that a disturbance of the machine is over by the next round.
+    for _ in range(ROUNDS):
         for i in open_:
             problem, args, _, entries = held[i]
             measured[i].append(tuner.measured(problem, args, entries)[0])

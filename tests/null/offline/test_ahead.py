@@ -152,14 +152,14 @@ def test_a_spent_budget_leaves_the_rest_and_says_so(machine):
     machine.process()
     found = machine.rows(*SMALL, "--budget", "0")
     assert (found["rows"], found["left"], found["stopped"]) == ([], 2, "budget")
-    assert "2 left: the budget is spent" in machine.tune(*SMALL, "--budget", "0")
+    assert "2 left (the budget is spent)" in machine.tune(*SMALL, "--budget", "0")
 
 
 def test_who_is_interrupted_goes_on_where_it_ended(machine):
     machine.process()
     machine.interrupted = 1
     text = machine.tune(*SMALL, status=INTERRUPTED)
-    assert "1 measured, 1 left: interrupted" in text
+    assert "1 measured, 1 left (interrupted)" in text
     machine.interrupted = None
     machine.process()
     assert [r["status"] for r in machine.rows(*SMALL)["rows"]] == ["known", "measured"]
@@ -194,7 +194,7 @@ def _real(spec):
         (["add", "--sample", "prim"], InvalidInputError, "did you mean 'prime'"),
         (["add", "--dtype", "float33"], InvalidInputError, "did you mean 'float32'"),
         (["--tiles", "fast"], InvalidInputError, "--tiles needs one operator, got 0"),
-        (["--from-trace", "x", "--dtype", "float32"], InvalidInputError, "a trace has its own"),
+        (["--from-trace", "x", "--dtype", "float32"], InvalidInputError, "a trace defines both"),
         (["--from-trace", "nowhere"], InvalidInputError, "nowhere can't be read"),
     ],
 )
