@@ -59,7 +59,7 @@ def preserved() -> Iterator[None]:
 
 
 def _is_own(category: type[Warning] | tuple[type[Warning], ...]) -> bool:
-    """Tell whether a filter's category, or each of its categories, is a toolkit's."""
+    """Return whether every category of a filter belongs to a toolkit."""
     categories = category if isinstance(category, tuple) else (category,)
     return all(c.__module__.partition(".")[0] in OWN for c in categories)
 
