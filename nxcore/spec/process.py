@@ -13,11 +13,22 @@ from typing import Any
 
 import torch
 
-VARIABLES = ("TORCHINDUCTOR_", "_TORCHINDUCTOR_", "TF_CPP_", "TPU_", "XLA_")
+VARIABLES = (
+    "TORCHINDUCTOR_",
+    "_TORCHINDUCTOR_",
+    "TF_CPP_",
+    "TPU_",
+    "TRITON_CACHE_DIR",
+    "TRITON_PTXAS",
+    "XLA_",
+)
 """Prefixes of the environment variables that toolkits set for themselves."""
 
 OWN = frozenset({"jax", "jaxlib", "numba", "sympy", "torch", "triton"})
 """Packages that add warning filters for categories of their own."""
+
+MESSAGES = ("the matrix subclass is not the recommended way",)
+"""Messages of the filters that toolkits add for Python's categories: SciPy's, which CuPy imports."""
 
 
 @contextlib.contextmanager
@@ -43,7 +54,7 @@ def preserved() -> Iterator[None]:
     finally:
         for name in [n for n in os.environ if n not in variables and n.startswith(VARIABLES)]:
             os.environ.pop(name, None)
-        for added in [f for f in list(warnings.filters) if f not in filters and _is_own(f[2])]:
+        for added in [f for f in list(warnings.filters) if f not in filters and _is_own(f)]:
             with contextlib.suppress(ValueError):  # another thread was here first
                 warnings.filters.remove(added)  # type: ignore[attr-defined]  # a list, whatever its type says
         if sys.getrecursionlimit() != limit:
@@ -58,8 +69,11 @@ def preserved() -> Iterator[None]:
             sys.modules["numpy"].random.set_state(numbers)
 
 
-def _is_own(category: type[Warning] | tuple[type[Warning], ...]) -> bool:
-    """Return whether every category of a filter belongs to a toolkit."""
+def _is_own(added: tuple[Any, ...]) -> bool:
+    """Return whether a filter is a toolkit's: by its message, or by each of its categories."""
+    _, message, category, *_ = added
+    if getattr(message, "pattern", message) in MESSAGES:
+        return True
     categories = category if isinstance(category, tuple) else (category,)
     return all(c.__module__.partition(".")[0] in OWN for c in categories)
 

@@ -126,3 +126,14 @@ def test_preserved_puts_back_the_start_method() -> None:
         "print(m.get_start_method())"
     )
     assert run("-c", code).strip() == "spawn"
+
+
+def test_preserved_removes_the_filters_and_variables_of_toolkits(monkeypatch):
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    with warnings.catch_warnings():
+        before = list(warnings.filters)
+        with preserved():
+            warnings.filterwarnings("ignore", "the matrix subclass is not the recommended way")
+            os.environ["TRITON_CACHE_DIR"] = "somewhere"
+        assert list(warnings.filters) == before
+    assert "TRITON_CACHE_DIR" not in os.environ
