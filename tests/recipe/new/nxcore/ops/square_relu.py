@@ -1,4 +1,4 @@
-"""square_relu: the square of what is positive.
+"""square_relu: the square of the positive part.
 
     out = max(x, 0)^2;  the gradient to x is 2 max(x, 0) grad, by square_relu_backward
 
@@ -27,7 +27,7 @@ from nxcore.plugin import (
 
 
 def reference(x: Tensor) -> Tensor:
-    """Return the square of what is positive in ``x``.
+    """Return the square of the positive part of ``x``.
 
     Parameters
     ----------
@@ -43,6 +43,11 @@ def reference(x: Tensor) -> Tensor:
     ------
     InvalidInputError
         If ``x`` isn't a floating tensor.
+
+    Examples
+    --------
+    >>> nxcore.ops.square_relu(torch.tensor([-1.0, 3.0]))
+    tensor([0., 9.])
     """
     return torch.relu(x).square()
 
@@ -66,6 +71,11 @@ def gradient(grad: Tensor, x: Tensor) -> Tensor:
     ------
     InvalidInputError
         As ``square_relu``; or if ``grad`` isn't of its shape.
+
+    Examples
+    --------
+    >>> nxcore.ops.square_relu_backward(torch.ones(2), torch.tensor([-1.0, 3.0]))
+    tensor([0., 6.])
     """
     return 2 * torch.relu(x) * grad
 
