@@ -3,33 +3,33 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := pyproject.toml $(wildcard plugins/*/pyproject.toml)
-# What a demonstration needs; the tests install every plugin.
+# The plugins of the demonstration; the tests install every plugin.
 SHOWN := plugins/cuda plugins/numba plugins/triton
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 ON_GPU := cuda cupy triton numba-cuda
 WORKERS ?= 2
 GATES := overhead gate
-# Not all of these are met yet on every machine: docs/choosing.md and the ADRs say which.
+# Not every machine meets all of these yet; docs/choosing.md and the ADRs list the exceptions.
 AIMS := miss online regret
 
 .PHONY: help demo test test-all quick op fmt hooks mutations gpu-test sanitize conformance bench aims regression lint docs clean
 
 help:
-	@echo "make demo         set up, run the main job on this machine, then search an architecture"
+	@echo "make demo         set up, accelerate a small model on this machine, then search an architecture"
 	@echo "make test         set up, then run the tests; five minutes on two cores"
 	@echo "make test-all     the tests that make test leaves out: long samples on interpreters, broken kernels, installed wheels"
 	@echo "make quick        before a commit: lint, format, layers, the tests of the core without torch.compile; one minute"
 	@echo "make op OP=name   the tests and the conformance kit of one operator and its backward operator"
-	@echo "make fmt          format the code and mend what ruff can mend"
-	@echo "make hooks        run the checks of make fmt at every commit"
-	@echo "make gpu-test     the tests, all of them, on a machine with a CUDA device"
-	@echo "make mutations    break every kernel of ours in five ways, and see the conformance kit catch each"
-	@echo "make sanitize     compute-sanitizer over every CUDA C++ kernel, on a machine with a CUDA device"
-	@echo "make conformance  hold every kernel to its samples here, and write build/conformance.md"
-	@echo "make bench        what calls and verdicts cost, gated"
-	@echo "make aims         what misses, learning and choices for unseen sizes cost, held to their aims"
-	@echo "make regression   the CPU's kernels against the parent commit's, paired, gated"
+	@echo "make fmt          format the code, and apply ruff's fixes"
+	@echo "make hooks        install pre-commit hooks, which run the checks of make fmt at every commit"
+	@echo "make gpu-test     all tests, on a machine with a CUDA device"
+	@echo "make mutations    break every kernel in five ways, and check that the conformance kit detects each"
+	@echo "make sanitize     run compute-sanitizer on every CUDA C++ kernel, on a machine with a CUDA device"
+	@echo "make conformance  verify every kernel on its samples here, and write build/conformance.md"
+	@echo "make bench        benchmarks of calls and of verification, with limits that fail"
+	@echo "make aims         benchmarks of first calls, learning and unmeasured sizes, with their targets"
+	@echo "make regression   compare the CPU kernels' times with the parent commit; fails if one is slower"
 	@echo "make lint         ruff, mypy, import layers"
 	@echo "make docs         build the documentation into site/"
 

@@ -1,10 +1,10 @@
-"""Speed-ups that others have claimed for such kernels, measured at their shapes against honest baselines.
+"""Speed-ups claimed elsewhere for such kernels, measured at the same shapes against torch's fastest idioms.
 
     python benchmarks/claims.py [--output claims.json]
 
-On a CUDA device, float32. Both sides run in turns, back to back by the wall's clock, the host's work with it;
-the kernels are chosen by measuring beforehand. ``first`` is the idiom that the claim was made against,
-``best`` the fastest of torch's that we know. A claim is met where the ratio's whole interval is.
+On a CUDA device, in float32. Both sides take turns and are timed by wall clock, including host time.
+Kernels are chosen by measurement beforehand. ``first`` is the idiom of the claim, ``best`` the fastest
+known idiom of torch. A claim is met if the whole interval of the ratio meets it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from tests.nas import darts  # plain operations, which are no part of the package
 
 ROUNDS, ROUND_S = 25, 0.01
-FIRST = 16  # calls of each before its time counts: a mixed operation is replayed by then
+FIRST = 16  # untimed calls of each; a mixed operation is replayed by then
 CANDIDATES = {  # operations, batch, channels, side, claimed
     "small": (6, 2, 16, 16, 0.64),
     "medium": (8, 4, 32, 32, 1.84),
@@ -53,7 +53,7 @@ def _randn(*shape: int) -> Tensor:
 
 @dataclass
 class Claim:
-    """One claim: what it is about, who competes, and how much was claimed against the first idiom.
+    """One claim: its name, the calls to compare, and the claimed ratio to the first idiom.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class Claim:
     claimed : float
     ours : callable
     idioms : mapping of str to callable
-        Torch's; the first is the claim's own.
+        Torch's idioms; the first is that of the claim.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Claim:
 
 
 def stacked(xs: Sequence[Tensor], logits: Tensor) -> Tensor:
-    """Return the weighted sum as the claim's authors wrote it: of a stack, which is made first."""
+    """Return the weighted sum as the claim's authors wrote it: it builds a stack first."""
     return (torch.stack(tuple(xs)) * torch.softmax(logits, 0).view(-1, 1, 1, 1, 1)).sum(0)
 
 
@@ -119,7 +119,7 @@ class Loop(nn.Module):
         self.ops = nn.ModuleList(darts.candidate(name, 16, 1) for name in names)
 
     def forward(self, x: Tensor, logits: Tensor) -> Tensor:
-        """Blend the operations, one after another."""
+        """Add up the weighted operations one after another."""
         weights = torch.softmax(logits, 0)
         return sum(w * op(x) for w, op in zip(weights, self.ops, strict=True))  # type: ignore[return-value]  # int 0 + Tensor
 
@@ -154,7 +154,7 @@ def mixed() -> list[Claim]:
 
 
 def pointwise_and_sums() -> list[Claim]:
-    """Return small additions, where nothing may be slower, and sums of (4, 512, 896)."""
+    """Return small additions, which must not be slower, and sums of (4, 512, 896)."""
     found = []
     for n, claimed in ADDS.items():
         x, y = _randn(n), _randn(n)
@@ -235,7 +235,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--output", type=Path, help="write all of it here, as JSON")
+    parser.add_argument("--output", type=Path, help="write the results to this file, as JSON")
     output = parser.parse_args().output
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.manual_seed(0)

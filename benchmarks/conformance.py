@@ -1,9 +1,9 @@
-"""Draw a support matrix, as `pytest --nxcore-report=PATH --pyargs nxcore.testing` writes it, as a page.
+"""Write the page of a support matrix, which `pytest --nxcore-report=PATH --pyargs nxcore.testing` records.
 
     python benchmarks/conformance.py benchmarks/results/<device>/<date>-conformance.json docs/conformance.md
 
-A cell is an operator, a backend and an element type: verified (on so many samples; those that a kernel
-declined are counted, with the reason), declined (as a whole), wrong, or absent.
+A cell is an operator, a backend and a dtype. Its outcome is verified (with the number of samples, and of
+those that the kernel declined, by reason), declined (all samples), wrong, or absent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ there. Operators whose result is always a view, such as `sum_backward`, have no 
 
 
 def main() -> None:
-    """Draw, and say how many cells ended how."""
+    """Write the page, and print the number of cells by outcome."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

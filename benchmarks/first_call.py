@@ -1,9 +1,9 @@
-"""What a process's first call costs once kernels are on disk: softmax_sum of eight tensors, on the CPU.
+"""Time of a process's first call with kernels on disk: softmax_sum of eight tensors, on the CPU.
 
     python benchmarks/first_call.py [--backend numba] [--rounds 5]
 
-Each round is a process of its own; the first one of all fills the cache and isn't counted. Imports of torch
-and nxcore come before the call and aren't counted either.
+Each round is a process of its own. The first round fills the cache and doesn't count; nor do the imports of
+torch and nxcore.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--backend", default="numba", help="empty: chosen, which measures")
+    parser.add_argument(
+        "--backend", default="numba", help="the backend; if empty, nxcore measures and chooses"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     rounds = [_round(options.backend) for _ in range(options.rounds + 1)][1:]

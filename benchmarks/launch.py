@@ -1,11 +1,11 @@
-"""What one launch costs the host: this repository's launchers beside those of others, on one small add.
+"""Host time of one launch: this repository's launchers and those of other packages, on one small add.
 
     python benchmarks/launch.py [--json] [--elements 1024]
 
-Every contender adds the same two tensors into a third that is there already (except where its name says
-otherwise), reads torch's current stream at each call, and is checked once. A figure is the median over
-rounds of the mean microseconds of 200 back-to-back calls without a synchronisation, with what the loop itself
-costs taken off. The kernel must be shorter than the launch, or the queue's length would be measured.
+Each launcher adds two tensors into a third that is allocated before (unless its name says another way), reads
+torch's current stream at each call, and is checked once. A figure is the median over rounds of the mean
+microseconds of 200 back-to-back calls without a synchronisation, minus the time of an empty loop. The kernel
+must be shorter than the launch, or the length of the queue would be measured.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Bench:
 
     @functools.cached_property
     def prepared(self) -> tuple[Any, ...]:
-        """What a handle of ours is made of."""
+        """The parts of a handle of nxcore-cuda."""
         from nxcore_cuda.machine import load, native
         from nxcore_cuda.machine.compile import compiled
         from nxcore_cuda.machine.instance import Instance
@@ -284,7 +284,7 @@ def measure(call: Call) -> float:
 
 
 def rows(elements: int) -> Iterator[dict[str, Any]]:
-    """Yield a row for each contender: its microseconds, or why it has none."""
+    """Yield a row for each launcher: its microseconds, or the reason why it has none."""
     loop = measure(lambda: None)
     for name, prepare in CONTENDERS.items():
         bench = Bench(elements)
@@ -293,7 +293,7 @@ def rows(elements: int) -> Iterator[dict[str, Any]]:
             call()
             torch.cuda.synchronize()
             if not torch.equal(bench.out, bench.x + bench.y):
-                raise RuntimeError("it doesn't add")
+                raise RuntimeError("wrong result")
             yield {"launcher": name, "us": round(measure(call) - loop, 3)}
         except Exception as error:  # noqa: BLE001  another's package may raise anything
             text = (str(error).strip().splitlines() or [""])[0]
@@ -301,7 +301,7 @@ def rows(elements: int) -> Iterator[dict[str, Any]]:
 
 
 def head() -> dict[str, Any]:
-    """Return what the figures depend on."""
+    """Return device and versions, on which the figures depend."""
     found = {}
     packages = (
         "torch",
@@ -329,7 +329,7 @@ def main() -> int:
     parser.add_argument("--elements", type=int, default=1024)
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        print("torch sees no CUDA device: nothing to measure", file=sys.stderr)
+        print("torch finds no CUDA device: nothing to measure", file=sys.stderr)
         return 1
     about, found = head(), list(rows(options.elements))
     if options.json:

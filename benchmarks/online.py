@@ -1,13 +1,12 @@
-"""What learning from the calls costs the run that it learns from: 10,000 calls of a problem that is new.
+"""Overhead of exploration: 10,000 calls of a new problem.
 
     python benchmarks/online.py [--case add] [--calls 10000] [--cache FOLDER] [--json] [--output FILE]
 
-Against as many calls that torch alone serves (policy ``frozen``), twice, in turns of ten calls, so
-that drift hits all alike; the two of torch's differ by the noise. What the background computes hits all alike
-too, so it is added: every second of it is taken to delay the run by one. Short
-runs are taken again, each with sessions that know nothing, and the median counts. With a ``--cache`` that has
-verdicts the kernels are known to be right, and their compiled code lies on disk; without, all is to be
-verified. ``--torch`` leaves the plugins out: torch's own ways take turns.
+They are compared with two runs of as many calls by torch (policy ``frozen``). The three take turns of ten
+calls, so that drift affects all alike; torch's two runs differ by the noise. Background work slows all
+three, so its time is added to the overhead in full. Short runs are repeated with new sessions, and the
+median counts. With a ``--cache`` that has verdicts, kernels are verified and compiled code is on disk;
+without it, all kernels must be verified. ``--torch`` omits the plugins: only torch's idioms take turns.
 """
 
 from __future__ import annotations
@@ -87,19 +86,19 @@ class Row:
     Attributes
     ----------
     case : str
-        Its name.
+        Name of the case.
     calls : int
-        In each run.
+        Number of calls in each run.
     torch_s : float
-        What torch's run took, the median.
+        Median seconds of torch's run.
     cost : float
-        Of the run that learns, above torch's as a share of it, the background's work added; the median.
+        Median overhead of the exploring run over torch's, as a share of it, including background work.
     noise : float
-        The same of torch's other run.
+        The same for torch's other run.
     background : float
-        The part of ``cost`` that is the background's.
+        The part of ``cost`` that is background work.
     rule, chosen : str
-        How far learning came, forward and backward.
+        Rule and winner at the end, forward and backward.
     """
 
     case: str
@@ -180,9 +179,9 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--calls", type=int, default=10_000)
-    parser.add_argument("--case", default="", help="those whose name begins so")
-    parser.add_argument("--cache", type=Path, help="a folder for what is learnt; in memory without")
-    parser.add_argument("--torch", action="store_true", help="leave the plugins out")
+    parser.add_argument("--case", default="", help="only cases whose name begins with this")
+    parser.add_argument("--cache", type=Path, help="the folder of the cache; without it, in memory")
+    parser.add_argument("--torch", action="store_true", help="omit the plugins")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--output", type=Path, help="append JSON lines to a file")
     options = parser.parse_args()

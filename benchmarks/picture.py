@@ -1,4 +1,4 @@
-"""Draw the first cells of a demo's JSON as the terminal shows them.
+"""Draw the first cells of a demo's JSON as in the terminal.
 
 python benchmarks/picture.py benchmarks/results/<device>/<date>-demo.json docs/images/demo.svg
 """
@@ -22,7 +22,7 @@ CELLS = 3
 
 
 def main(source: Path, target: Path) -> None:
-    """Read a demo's JSON and write an SVG without fonts from elsewhere."""
+    """Read a demo's JSON and write an SVG without external fonts."""
     report = json.loads(source.read_text(encoding="utf-8"))
     console = Console(record=True, width=98, file=io.StringIO(), force_terminal=True, highlight=False)
     device, versions = report["head"]["device"], report["head"]["versions"]

@@ -1,11 +1,11 @@
-"""Who wins eager calls, and who wins where a CUDA graph is captured: small problems, on a CUDA device.
+"""The winners of eager calls and of captured CUDA graphs: small problems, on a CUDA device.
 
     python benchmarks/regimes.py [--output regimes.json]
 
-A call issued by the host costs the slower of host and device; a replay costs the device's time alone. Each
-problem is measured as a first call would. Where the two winners differ, both are run once more in both ways,
-by other means than the choice's: CALLS calls back to back by the wall's clock, and a graph of CALLS calls
-replayed, so that a winner that isn't one shows.
+The time of an eager call is the larger of host and device time; the time of a replay is the device's. Each
+problem is measured as at a first call. If the two winners differ, both are measured again in both ways by
+another method: CALLS calls back to back by wall clock, and a replayed graph of CALLS calls. This shows wrong
+winners.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _randn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def cases() -> dict[str, tuple[str, tuple[Any, ...]]]:
-    """Return name -> operator and arguments, all small: what is large has one winner."""
+    """Return name -> operator and arguments. All are small, because large problems have one winner."""
     found: dict[str, tuple[str, tuple[Any, ...]]] = {}
     for n in (1 << 10, 1 << 14, 1 << 17, 1 << 20):
         found[f"add of {n:,}"] = "add", (_randn(n), _randn(n))
@@ -61,7 +61,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--output", type=Path, help="write all of it here, as JSON")
+    parser.add_argument("--output", type=Path, help="write the results to this file, as JSON")
     output = parser.parse_args().output
     session = Session(Settings(policy="measure"), effort=EFFORT)
     rows = [_row(session, name, op, args) for name, (op, args) in cases().items()]

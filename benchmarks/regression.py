@@ -1,12 +1,11 @@
-"""Is a kernel slower than at the parent commit? Both on the CPU, paired, in one job.
+"""Is a kernel slower than at the parent commit? Both are measured on the CPU, paired, in one job.
 
     python benchmarks/regression.py [--against COMMIT] [--seconds 120]
 
-Two processes live side by side, one on each tree, and take turns: a block of one, a block of the other, in
-random order, each on one thread. A block is the ratio of a kernel to torch's own, on fresh memory. A kernel
-has become slower if the paired log ratios say so beyond 10% (the signed-rank test of
-``nxcore.measure.decision``, Holm over all cells), and two new processes say so again: a process has a bias
-of its own.
+Two processes, one for each tree, take turns: a block of one, a block of the other, in random order, each on
+one thread. A block is the ratio of a kernel's time to torch's, on new memory. A kernel is slower if the
+paired log ratios show it beyond 10% (the signed-rank test of ``nxcore.measure.decision``, Holm over all
+cells), and two new processes confirm it, because each process has a bias.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ BLOCKS, LEAST = 20, 14
 SAMPLE_S, LONGEST_S = 2e-4, 20e-3
 SIZES = 1  # of each operator, the smallest: each is compiled twice, and the job has three minutes
 COMPOSED = ("sep_conv2d_batch_norm", "sep_conv2d_batch_norm_backward")
-"""Operators left out: their kernels are others, one after the other."""
+"""Operators that are omitted, because their kernels are calls of other kernels."""
 
-RUNS = ("nxcore", "plugins/numba")  # what runs on the CPU without being asked for
+RUNS = ("nxcore", "plugins/numba")  # backends that run on the CPU without a request
 
 # Threads wait for each other wherever something else has a core, for milliseconds.
 ALONE = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
@@ -52,8 +51,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--against", help="by default the parent; HEAD, where something isn't committed")
-    parser.add_argument("--seconds", type=float, default=120.0, help="no block begins after them")
+    parser.add_argument("--against", help="by default the parent; HEAD if there are uncommitted changes")
+    parser.add_argument("--seconds", type=float, default=120.0, help="start no block after this time")
     parser.add_argument("--worker", nargs="*", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker is not None:
@@ -81,18 +80,18 @@ def _git(*words: str) -> str:
 
 
 def compare(old: Path, new: Path, until: float, name: str) -> int:
-    """Measure both trees, those that seem slower once more, and print what was found."""
+    """Measure both trees, measure slower cells again, and print the result."""
     ratios = measured(old, new, until)
     if ratios is None:
         print(f"regression: {name} can't be measured by this commit's benchmark: nothing to compare")
         return 0
     slower, changes = verdicts(ratios)
     if not changes:
-        print(f"regression: fewer than {LEAST} blocks in the time there was: nothing can be told")
+        print(f"regression: fewer than {LEAST} blocks in the given time: no result")
     for cell, change in sorted(changes.items(), key=lambda item: -item[1])[:5]:
         print(f"regression: {cell}: {change:+.1%}")
     if slower:
-        print(f"regression: {', '.join(slower)} seem slower; two new processes are asked")
+        print(f"regression: {', '.join(slower)} seem slower; measured again in two new processes")
         again = measured(old, new, until + 40.0, only=slower) or {}
         slower = verdicts(again)[0]
     blocks = max((len(b) for b in ratios.values()), default=0)
@@ -104,9 +103,9 @@ def compare(old: Path, new: Path, until: float, name: str) -> int:
 
 
 def verdicts(ratios: Ratios) -> tuple[list[Cell], dict[Cell, float]]:
-    """Return the cells that are slower beyond doubt, and by how much each has changed.
+    """Return the significantly slower cells, and the change of each cell.
 
-    ``ratios`` holds new over old, a value a pair of blocks.
+    ``ratios`` holds new over old, one value for each pair of blocks.
     """
     from nxcore.measure.decision import signed_rank
 
@@ -144,7 +143,7 @@ def measured(old: Path, new: Path, until: float, only: Sequence[Cell] = ()) -> R
 
 @contextlib.contextmanager
 def worker(tree: Path, only: Sequence[Cell]) -> Iterator[subprocess.Popen[str]]:
-    """Start a process that measures ``tree``, by this very file."""
+    """Start a process that measures ``tree`` with this file."""
     paths = [str(tree), *(str(p) for p in sorted((tree / "plugins").glob("*/src")))]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "NXCORE_CACHE": "off"} | ALONE
     command = [sys.executable, __file__, "--worker", *only]
@@ -174,7 +173,7 @@ def _asked(process: subprocess.Popen[str], cell: Cell) -> float:
 
 
 def work(only: Sequence[Cell]) -> int:
-    """Be the process: say which cells there are, then measure a block of each that is asked for."""
+    """Run as the process: write the list of cells, then measure a block of each requested cell."""
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a kernel prints goes elsewhere
     cells = {lane.name: lane for lane in _lanes(only)}
@@ -186,7 +185,7 @@ def work(only: Sequence[Cell]) -> int:
 
 @dataclass
 class Lane:
-    """A cell in a worker: torch's own call and ours, and what a call of each takes."""
+    """A cell in a worker: torch's call, the kernel's call, and the time of each."""
 
     name: Cell
     calls: tuple[Callable[..., Any], Callable[..., Any]]
@@ -195,7 +194,7 @@ class Lane:
 
 
 def _lanes(only: Sequence[Cell]) -> Iterator[Lane]:
-    """Yield the cells of this tree: what both commits must have to be compared is used here, and no more.
+    """Yield the cells of this tree, using only interfaces that both commits have.
 
     Kernels are called directly: the tests have verified them, which compiles for every smoke sample. A call
     through the operator is one cell for each operator, on torch's own.
@@ -235,7 +234,7 @@ def _lanes(only: Sequence[Cell]) -> Iterator[Lane]:
 
 
 def _elsewhere(value: Any) -> Any:
-    """Return a copy in memory that begins elsewhere each time, so that an address is no part of a bias."""
+    """Return a copy at another address each time, so that the address causes no bias."""
     import torch
 
     if isinstance(value, tuple):
@@ -249,7 +248,7 @@ def _elsewhere(value: Any) -> Any:
 
 
 def _seconds(call: Callable[..., Any], args: tuple[Any, ...]) -> float:
-    """Return the least of three calls, the one that compiles left out."""
+    """Return the shortest time of three calls after the one that compiles."""
     call(*args)
     found = []
     for _ in range(3):
@@ -260,7 +259,7 @@ def _seconds(call: Callable[..., Any], args: tuple[Any, ...]) -> float:
 
 
 def _block(lane: Lane) -> float:
-    """Return how many times as long as torch's own a call takes: medians of samples taken in turn."""
+    """Return the time of a call over torch's: medians of samples taken in turns."""
     args = _elsewhere(lane.args)
     repeats = [math.ceil(SAMPLE_S / max(seconds, 1e-7)) for seconds in lane.each]
     samples: list[list[float]] = [[], []]

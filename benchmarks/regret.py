@@ -1,10 +1,10 @@
-"""Regret on sizes that were never measured: learn some sizes of each family, choose for others, measure all.
+"""Regret on unmeasured sizes: measure some sizes of each family, choose for others, then measure those.
 
     python benchmarks/regret.py --output FILE.json [--device cuda] [--policy estimate] [--minutes 9]
 
-What is learnt lies in a folder beside FILE, and each held-out problem is a line in FILE.jsonl, so that a run
-that ended early goes on where it stopped, family by family. FILE itself is written at the end, and a table is
-printed. Held-out problems are measured in two rounds: one names the best, the other tells its time.
+The wisdom is in a folder next to FILE, and each held-out problem is a line in FILE.jsonl, so that a run
+that ended early continues where it stopped, family by family. At the end it writes FILE and prints a table.
+Held-out problems are measured in two rounds: one determines the best kernel, the other its time.
 """
 
 from __future__ import annotations
@@ -32,19 +32,23 @@ QUICK_JUDGE = Effort(looks=(20,), warm_s=0.02, budget_s=0.5)
 
 
 def main() -> int:
-    """Learn, choose, measure; return 1 where some are left for another run."""
+    """Learn, choose, measure; return 1 if problems are left for another run."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--device", help="cpu or cuda; cuda where there is one")
-    parser.add_argument("--policy", default="estimate", help="by which the held-out problems are decided")
+    parser.add_argument("--device", help="cpu or cuda; by default cuda if available")
+    parser.add_argument("--policy", default="estimate", help="the policy that decides the held-out problems")
     parser.add_argument("--op", action="append", default=[], help="only these operators")
-    parser.add_argument("--learn", type=int, default=20, help="sizes to learn a family, beside its corners")
-    parser.add_argument("--held", type=int, default=8, help="sizes held out, a family")
-    parser.add_argument("--minutes", type=float, default=9.0, help="end after so many, to be gone on with")
-    parser.add_argument("--quick", action="store_true", help="fewer blocks, for a gate")
-    parser.add_argument("--threads", type=int, help="of torch's, and of who runs on as many")
+    parser.add_argument(
+        "--learn", type=int, default=20, help="sizes to learn in each family, besides its corners"
+    )
+    parser.add_argument("--held", type=int, default=8, help="sizes to hold out in each family")
+    parser.add_argument(
+        "--minutes", type=float, default=9.0, help="stop after so many minutes; run again to continue"
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer blocks")
+    parser.add_argument("--threads", type=int, help="number of threads of torch and of the kernels")
     given = parser.parse_args()
     if given.threads:
         torch.set_num_threads(given.threads)
@@ -109,7 +113,7 @@ def _line(row: audit.Row) -> str:
 
 
 def report(table: list[dict]) -> None:
-    """Print one line an operator."""
+    """Print one line for each operator."""
     print(f"{'operator':<20}{'problems':>9}{'p50':>8}{'p95':>8}{'max':>8}{'slower':>8}  not torch, rules")
     for r in table:
         figures = "".join(f"{r[n]:8.3f}" if r[n] is not None else f"{'':8}" for n in ("p50", "p95", "max"))

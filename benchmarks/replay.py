@@ -1,12 +1,11 @@
-"""Regret without the device: what ``regret.py`` learnt and measured, asked of the rules as they are now.
+"""Regret without the device: apply the current rules to the wisdom and times that ``regret.py`` recorded.
 
     python benchmarks/replay.py FILE.jsonl [--left-out] [--without-kriging]
 
-Beside FILE.jsonl lies FILE.wisdom, the folder of what was learnt. Nothing is run, built or measured: who
-would be chosen is told by ``nxcore.choose.estimate.neighbours``, what that costs by the times in the lines.
-With ``--left-out`` each size that was learnt is asked of the others of its family as well, by the times that
-it was learnt with. With ``--without-kriging`` the model's fitted line is not corrected by what it missed
-nearby.
+FILE.wisdom, the folder of the wisdom, is next to FILE.jsonl. Nothing is run, built or measured:
+``nxcore.choose.estimate.neighbours`` chooses, and the lines give the times. With ``--left-out`` each learnt
+size is also predicted from the other sizes of its family. With ``--without-kriging`` the model's fitted
+line is not corrected by its errors nearby.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Uncorrected:
 
 
 class Replay:
-    """Asks for choices by what one folder of wisdom holds, of the one device that it is of.
+    """Chooses by the wisdom in one folder, which is of one device.
 
     Parameters
     ----------
@@ -64,14 +63,14 @@ class Replay:
                     self.points[neighbours.family(problem)].append(self.point(problem, times))
 
     def point(self, problem: Problem, times: dict[str, Timing], labels: object = None) -> neighbours.Point:
-        """Return a problem as numbers, with the way that each kernel of ``labels`` takes there."""
+        """Return a problem as numbers, with the path that each kernel of ``labels`` takes for it."""
         owned = {b.label(k): k for b, k in self.session.registry.kernels(problem.op) if k.branch}
         among = times if labels is None else labels
         branches = {label: k.branch_of(problem) for label, k in owned.items() if label in among}
         return neighbours.point(problem, times, branches)
 
     def row(self, problem: Problem, rounds: list[dict[str, Timing]], *, left_out: bool) -> audit.Row | None:
-        """Return how the choice for a problem does by measured times; None where nothing is told of it."""
+        """Return the regret of the choice for a problem by measured times; None if there is no choice."""
         at = self.point(problem, {}, rounds[0])
         known = self.points[neighbours.family(problem)]
         if left_out:
@@ -81,7 +80,7 @@ class Replay:
         if guess is None and left_out:
             return None
         chosen, rule = (guess.label, guess.rule) if guess else ("torch", "reference")
-        if len(rounds) == 1:  # what was learnt has one round, and no other to tell who is best by luck
+        if len(rounds) == 1:  # learnt sizes have one round only, so the best kernel may be best by chance
             us = {label: t.median_us for label, t in rounds[0].items() if label in labels}
             found, best = us[chosen] / min(us.values()), min(us, key=lambda label: us[label])
         else:
@@ -93,13 +92,15 @@ class Replay:
 
 
 def main() -> None:
-    """Print a table of the held-out problems, and one of those learnt."""
+    """Print a table of the held-out problems, and one of the learnt problems."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("lines", type=Path)
-    parser.add_argument("--left-out", action="store_true", help="each learnt size, asked of the others too")
-    parser.add_argument("--without-kriging", action="store_true", help="the fitted line alone")
+    parser.add_argument(
+        "--left-out", action="store_true", help="also predict each learnt size from the others"
+    )
+    parser.add_argument("--without-kriging", action="store_true", help="only the fitted line")
     given = parser.parse_args()
     if given.without_kriging:
         model.Field = Uncorrected

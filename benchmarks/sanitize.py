@@ -1,10 +1,10 @@
-"""Call every CUDA C++ kernel once on every sample of its operator, for compute-sanitizer to watch.
+"""Call every CUDA C++ kernel once on every sample of its operator, under compute-sanitizer.
 
     make sanitize
     compute-sanitizer --tool memcheck --error-exitcode 1 python benchmarks/sanitize.py
 
-Each tensor gets memory of its own from the driver, so that a step past its end isn't another tensor's. What
-the kernels return is not compared: the conformance tests do that.
+Each tensor gets its own memory from the driver, so that an access past its end doesn't hit another tensor.
+The results are not compared: the conformance tests do that.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nxcore.spec.spec import FLOATS
 
 
 def main() -> int:
-    """Call them; return 1 if there was nothing to call."""
+    """Call the kernels; return 1 if there are none."""
     registry, calls = discover(strict=True), Counter[str]()
     device = torch.device("cuda")
     for name, spec in registry.ops.items():

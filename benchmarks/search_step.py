@@ -1,11 +1,11 @@
-"""One search step on a CUDA device: what it takes, where it goes, and how far it is from float64.
+"""One search step on a CUDA device: its time, the time of its parts, and its error against float64.
 
     python benchmarks/search_step.py [--images cifar10.npz] [--output search-step.json] [--quick]
 
 A forward and backward of a DARTS supernet (8 cells, C = 16, 4 nodes, batch 64 of 3 x 32 x 32, float32 without
 TF32) for weights and architecture: plain torch (the network of ``tests/nas/darts.py``), the same under
 ``nas.patch``, without its graphs and with them, and ``nas.SearchNetwork``, which shares its pools; each eager
-and as one CUDA graph (``nxcore.graphed``). Kernels are chosen by measuring before anything is timed. With
+and as one CUDA graph (``nxcore.graphed``). Kernels are chosen by measurement beforehand. With
 real images (an ``.npz`` as ``nas.data.load`` takes it) the errors of scores and gradients against the same
 network in float64, over several batches.
 """
@@ -38,16 +38,16 @@ from tests.nas import darts  # the plain network, which is no part of the packag
 
 BATCH, BATCHES, ROUNDS, KERNELS = 64, 11, 11, 25
 WARM = 16
-"""Eager steps before any is timed: more than a cell is met before it is captured."""
+"""Number of untimed eager steps: more than a cell needs before it is captured."""
 
 ALLOWED = 2.0
-"""The error against float64 that ours may have, in plain torch's."""
+"""The largest allowed error against float64, as a multiple of plain torch's."""
 
 Step = Callable[[], tuple[Tensor, Tensor, tuple[Tensor, ...]]]
 
 
 def networks() -> dict[str, Callable[[], nn.Module]]:
-    """Return how each network is made, all with the same weights."""
+    """Return a constructor for each network, all with the same weights."""
 
     def plain() -> nn.Module:
         torch.manual_seed(0)
@@ -80,7 +80,7 @@ def step_of(net: nn.Module, images: Tensor, labels: Tensor, logits: Tensor) -> S
 
 
 def timed(step: Callable[[], Any]) -> float:
-    """Return the median of some steps, in ms by the wall."""
+    """Return the median wall time of some steps, in ms."""
     found = []
     for _ in range(ROUNDS):
         torch.cuda.synchronize()
@@ -92,7 +92,7 @@ def timed(step: Callable[[], Any]) -> float:
 
 
 def eager(make: Callable[[], nn.Module], images: Tensor, labels: Tensor, logits: Tensor) -> dict[str, Any]:
-    """Return the time of one network's eager step, its memory, and which of its cells are replayed."""
+    """Return time and memory of one network's eager step, and the cells that are replayed."""
     gc.collect()
     torch.cuda.empty_cache()
     row: dict[str, Any] = {"before_gib": torch.cuda.memory_allocated() / 2**30}
@@ -112,7 +112,7 @@ def eager(make: Callable[[], nn.Module], images: Tensor, labels: Tensor, logits:
 
 
 def captured(make: Callable[[], nn.Module], images: Tensor, labels: Tensor, logits: Tensor) -> dict[str, Any]:
-    """Return the time of one network's captured step, its memory, and where the device's time goes."""
+    """Return time and memory of one network's captured step, and the device time of each kernel."""
     gc.collect()  # what the eager steps held
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -140,9 +140,9 @@ def captured(make: Callable[[], nn.Module], images: Tensor, labels: Tensor, logi
 def errors(images: Tensor, labels: Tensor, logits: Tensor) -> dict[str, Any]:
     """Return the errors (relative, 2-norm) of each network against the plain one in float64.
 
-    Each is a median over batches, with those of all batches beside it. One batch tells nothing: where two
-    pixels of a pool's window, or an activation and 0, differ by less than a rounding, a gradient takes one
-    way or the other. Such flips make most of the error, and which of them happen is chance.
+    Each is a median over batches, listed with the errors of all batches. One batch means nothing: if two
+    pixels of a pool's window, or an activation and 0, differ by less than a rounding error, a gradient takes
+    one path or the other. Most of the error comes from these flips, which are random.
     """
     nets = {name: make() for name, make in networks().items()}
     truth = copy.deepcopy(nets["plain"]).double()
@@ -180,13 +180,13 @@ def errors(images: Tensor, labels: Tensor, logits: Tensor) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print a line each, and write all of it."""
+    """Measure, print a line for each network, and write the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--images", type=Path, help="CIFAR-10 as an .npz; random ones otherwise")
-    parser.add_argument("--output", type=Path, help="write all of it here, as JSON")
-    parser.add_argument("--quick", action="store_true", help="the errors alone")
+    parser.add_argument("--images", type=Path, help="CIFAR-10 as an .npz file; by default random images")
+    parser.add_argument("--output", type=Path, help="write the results to this file, as JSON")
+    parser.add_argument("--quick", action="store_true", help="measure the errors only")
     given = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.manual_seed(0)

@@ -1,7 +1,7 @@
-"""Problems to learn from and problems held out: families of sizes, drawn at random and log-uniformly.
+"""Learnt and held-out problems: families of sizes, drawn at random, log-uniformly.
 
-What is learnt is every corner of a family's range and some points within; what is held out lies within the
-range, and up to half as far again beyond its upper end in one size.
+Learnt are every corner of a family's range and some points inside it. Held out are points inside the range,
+and points up to half the range beyond its upper end in one size.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Family:
     op : str
         The operator.
     name : str
-        Of the family.
+        Name of the family.
     make : callable
         Sizes -> the operator's arguments, as sketches.
     ranges : tuple of (int, int)
-        Of each size, ends included.
+        Range of each size, both ends included.
     dtype : torch.dtype
-        Of all tensors.
+        The dtype of all tensors.
     """
 
     op: str
@@ -45,14 +45,14 @@ class Family:
     dtype: torch.dtype = FLOAT
 
     def learnt(self, count: int) -> Iterator[Sample]:
-        """Yield every corner, and ``count`` points within."""
+        """Yield every corner, and ``count`` points inside the range."""
         yield from map(self._sample, itertools.product(*self.ranges))
         dice = random.Random(f"{self.op} {self.name} learnt")
         for _ in range(count):
             yield self._sample(tuple(_drawn(dice, *of) for of in self.ranges))
 
     def held(self, count: int) -> Iterator[Sample]:
-        """Yield ``count`` problems that aren't learnt; each fourth lies beyond in one size."""
+        """Yield ``count`` problems that aren't learnt; every fourth is beyond the range in one size."""
         dice = random.Random(f"{self.op} {self.name} held out")
         for turn in range(count):
             sizes = [_drawn(dice, *of) for of in self.ranges]
@@ -82,7 +82,7 @@ def _filtered(size: int, *how: Any) -> Callable[..., tuple[Any, ...]]:
 
 
 def families(*, large: bool) -> list[Family]:
-    """Return the families, some with one winner and some with several; ``large`` ones are a GPU's."""
+    """Return the families, some with one winner, some with several; ``large`` ones are for a GPU."""
     flat = (1 << 8, 1 << (26 if large else 19))
     side = (16, 8192 if large else 512)
     box = ((4, 256), (8, 512), (8, 512)) if large else ((2, 64), (2, 64), (8, 128))

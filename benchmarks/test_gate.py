@@ -1,7 +1,7 @@
-"""What verifying a kernel costs, once it is compiled: at most 50 ms a dtype on a GPU, 200 ms on a CPU.
+"""Time to verify a compiled kernel: at most 50 ms for each dtype on a GPU, 200 ms on a CPU.
 
-The truth of the samples is counted in, though in a process all kernels of an operator share it. What a later
-process pays, which finds the verdict on disk, is printed beside it.
+It includes the float64 results of the samples, though all kernels of an operator share them in a process. The
+time in a later process, which finds the verdict on disk, is printed too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ KERNELS = [
 
 
 def _least_ms(call: Callable[[], Any], enough: float) -> float:
-    """Return the least of some rounds, the first few or until it is enough: noise only ever adds."""
+    """Return the minimum of some rounds, a few or until it is low enough, because noise only adds time."""
     least = float("inf")
     for turn in range(ROUNDS):
         if turn >= 3 and least <= enough:
@@ -65,7 +65,7 @@ def test_a_verdict_stays_within_its_budget(
     known_ms = _least_ms(lambda: Gate(REGISTRY, Store(tmp_path)).verify(backend, kernel, problem), budget)
     record_property("verdict_ms", found_ms)
     record_property("known_ms", known_ms)
-    print(f"\n{found_ms:.1f} ms of {budget:.0f}; {known_ms:.2f} ms where it is on disk")
+    print(f"\n{found_ms:.1f} ms of {budget:.0f}; {known_ms:.2f} ms with the verdict on disk")
     assert found_ms <= budget
 
 

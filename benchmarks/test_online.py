@@ -1,8 +1,8 @@
-"""Learning from the calls costs at most 5% of the run that it learns from.
+"""Exploration adds at most 5% to the run that it learns from.
 
-What is held to it is the median of several runs, less the noise between two of torch's. In these
-runs nothing is compiled yet, which is what keeps the cost low. In a longer one, here, torch's own ways are
-verified and take turns. What a run pays in which kernels are compiled is told by ``benchmarks/online.py``.
+The limit holds for the median of several runs, minus the noise between two runs of torch. These runs are too
+short to compile kernels, which keeps the overhead low. In a longer one, torch's idioms are verified and take
+turns. ``benchmarks/online.py`` measures runs that compile kernels.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def test_so_does_one_in_which_torchs_own_ways_take_turns(
     case: str, calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for piece in ("KNOWN_S", "UNKNOWN_S"):
-        monkeypatch.setattr(learner, piece, 0.002)  # else it begins after half a minute
+        monkeypatch.setattr(learner, piece, 0.002)  # else learning begins after half a minute
     row = online.measured(case, calls, discover(found=()), enough_s=0.0)
     print(f"\n{row}")
-    assert row.rule in ("measured", "reference"), "it came to an end"
+    assert row.rule in ("measured", "reference"), "exploration ended"
     assert row.cost <= online.BUDGET + abs(row.noise)

@@ -1,9 +1,9 @@
-"""What a call through nxcore costs above a direct call of the chosen kernel, as a ratio in one run.
+"""Overhead of a call through nxcore over a direct call of the winner, as a ratio within one run.
 
-The budget is 1.0 us a call plus 0.35 us a tensor on a host on which forming one tensor's key takes 0.34 us.
-What needs a gradient may cost 5.0 us more on a host on which a bare ``autograd.Function`` costs 4.0.
-Hosts differ, so both are measured here, alternately, and the budget is counted in keys, or in bare functions.
-The gate is the budget. The least of many short rounds is taken on both sides: noise only ever adds.
+The limit is 1.0 us for a call plus 0.35 us for each tensor, on a host that forms one tensor's key in 0.34
+us. A call with a gradient may take 5.0 us more, on a host where a bare ``autograd.Function`` takes 4.0 us.
+Hosts differ, so both are measured here in turns, and the limit is in units of keys, or of bare functions.
+Each side is the minimum of many short rounds, because noise only adds time.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ CASES: Mapping[str, tuple[str, tuple[Any, ...]]] = SMOKE | {
 
 
 def _least_us(calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
-    """Return the least microseconds a call of each, in alternating rounds."""
+    """Return the minimum microseconds of a call of each, in alternating rounds."""
     least = dict.fromkeys(calls, float("inf"))
     for _ in range(ROUNDS):
         for name, call in calls.items():
@@ -64,7 +64,7 @@ SESSION = Session(Settings(), discover(found=()))
 
 
 def _above_direct(op: Operator, bound: tuple[Any, ...], call: Callable[[], Any]) -> tuple[float, float]:
-    """Return what ``call``, a hit, costs above a direct call, and its budget, in microseconds."""
+    """Return the overhead of ``call``, a hit, over a direct call, and its limit, in microseconds."""
     tensors = tensors_of(bound)
     op.clear()
     op.replan(op.key(*bound), nothing)
@@ -83,7 +83,7 @@ def _above_direct(op: Operator, bound: tuple[Any, ...], call: Callable[[], Any])
 
 
 def _again_if_over(measured: Callable[[], tuple[float, float]]) -> tuple[float, float]:
-    """Measure up to three times: where the host's clock changes on the way, both sides are of two speeds."""
+    """Measure up to three times, because the host's clock rate may change between the two sides."""
     for _ in range(2):
         cost, budget = measured()
         if cost <= budget:
@@ -94,7 +94,10 @@ def _again_if_over(measured: Callable[[], tuple[float, float]]) -> tuple[float, 
 def _gate(case: str, overhead: float, budget: float, record: Any, budgets: float = 1.0) -> None:
     record("overhead_us", overhead)
     record("budgets", overhead / budget)
-    print(f"\n{case}: {overhead:.2f} us above a direct call, {overhead / budget:.2f} of its {budget:.2f} us")
+    print(
+        f"\n{case}: {overhead:.2f} us over a direct call, "
+        f"{overhead / budget:.2f} of its limit {budget:.2f} us"
+    )
     assert overhead <= budgets * budget
 
 
@@ -113,11 +116,11 @@ def test_a_pair_made_anew_is_compared_item_by_item(record_property: Any) -> None
     three = 3  # or the compiler would make the pair once
     bound = op.spec.bind(x, (3, 3), (1, 1), (1, 1))
     cost = _above_direct(op, bound, lambda: op(x, (three, 3), (1, 1), (1, 1)))
-    _gate("a pair made anew", *cost, record_property, budgets=1.25)  # the budget is one of tensors
+    _gate("a new pair", *cost, record_property, budgets=1.25)  # the budget is one of tensors
 
 
 class Bare(torch.autograd.Function):
-    """The least that keeps its inputs and goes back."""
+    """The smallest function that saves its inputs and has a backward pass."""
 
     @staticmethod
     def forward(ctx: Any, *flat: torch.Tensor) -> torch.Tensor:
@@ -130,7 +133,7 @@ class Bare(torch.autograd.Function):
 
 
 class BareOfThree(Bare):
-    """The same with two results more, which have no gradient."""
+    """The same with two more results, which have no gradient."""
 
     @staticmethod
     def forward(ctx: Any, *flat: torch.Tensor) -> Any:
@@ -141,13 +144,13 @@ class BareOfThree(Bare):
 
 
 def three(*args: Any) -> tuple[torch.Tensor, ...]:
-    """Stand in for a kernel that returns what the backward pass needs too."""
+    """Stand in for a kernel that also returns tensors for the backward pass."""
     first = apart(*args)
     return first, first.detach(), first.detach()
 
 
 def apart(first: Any, *args: Any) -> Any:  # noqa: ARG001  the shape every kernel has
-    """Stand in for a kernel: a new tensor, and no time but torch's to make one."""
+    """Stand in for a kernel: it only allocates a new tensor."""
     return (first if isinstance(first, torch.Tensor) else first[0]).detach()
 
 
@@ -184,5 +187,5 @@ def test_a_gradient_costs_little_more_than_torchs_own_bridge(case: str, record_p
             t.requires_grad_(False)
     above, bare = least["joined"] - plain, least["bare"] - least["detach"]
     record_property("gradient_us", above)
-    print(f"\n{case}: a gradient costs {above:.2f} us, a bare function {bare:.2f} us")
+    print(f"\n{case}: a gradient takes {above:.2f} us, a bare function {bare:.2f} us")
     assert above <= GRADIENT_US / REFERENCE_FUNCTION_US * bare

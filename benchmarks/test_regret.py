@@ -1,8 +1,8 @@
-"""What choosing for a size that was never measured costs beside the best choice, on this CPU.
+"""Regret of choices for unmeasured sizes, on this CPU.
 
-Thirty-two sizes and the corners of each family are learnt, eight others held out. Of all that were held out
-the median must be within 2% of the best and 95% of them within 10%, and none is served by a kernel that is
-slower than torch by more than the margin.
+Thirty-two sizes and the corners of each family are learnt, eight others are held out. For the held-out
+sizes the median regret must be within 2%, 95% of them within 10%, and no winner may be slower than torch by
+more than the margin.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ P50, P95 = 1.02, 1.10
 INTERPRETERS = ("TRITON_INTERPRET", "NUMBA_ENABLE_CUDASIM", "NXCORE_CUDA_EMULATOR")
 
 pytestmark = pytest.mark.skipif(
-    find_spec("nxcore_numba") is None, reason="Numba isn't here, and torch alone leaves nothing to choose"
+    find_spec("nxcore_numba") is None,
+    reason="Numba is not installed, and with torch alone there is nothing to choose",
 )
 
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Sequence[Row]:
-    """Return what a process found that has none of the tests' interpreters, whose checks take minutes."""
+    """Return the result of a process without the tests' interpreters, whose checks take minutes."""
     output = tmp_path_factory.mktemp("regret") / "found.json"
     words = [
         str(Path(__file__).with_name("regret.py")),
@@ -47,7 +48,7 @@ def test_there_is_enough_to_tell(rows: Sequence[Row]) -> None:
     assert len(rows) >= 60
     assert len({row.op for row in rows}) >= 5
     others = sum(not row.chosen.startswith("torch") for row in rows)
-    assert min(others, len(rows) - others) >= 20, "one answer for all is no choice"
+    assert min(others, len(rows) - others) >= 20, "the choices must differ"
 
 
 def test_choices_are_nearly_the_best(rows: Sequence[Row]) -> None:
