@@ -148,9 +148,9 @@ class Explanation:
         if self.origin:
             lines.append(f"  {self.origin}")
         if self.change:
-            lines.append(f"  what would change it: {self.change}")
+            lines.append(f"  to change it: {self.change}")
         if self.again:
-            lines.append(f"  to race it again: {self.again}")
+            lines.append(f"  to measure it again: {self.again}")
         return "\n".join(lines)
 
 

@@ -64,7 +64,7 @@ def test_a_choice_without_figures_says_what_would_change_it(rule):
     found = Explanation(PROBLEM, Decision("torch", rule, "so it is"))
     assert found.change
     assert "{" not in found.change
-    assert f"what would change it: {found.change}" in str(found)
+    assert f"to change it: {found.change}" in str(found)
     assert found.to_dict()["change"] == found.change
 
 

@@ -1,4 +1,4 @@
-"""CUDA C++ kernels for nxcore: what this machine and each call must be like for them.
+"""CUDA C++ kernels for nxcore: the backend, and its requirements on the machine and on a call.
 
 Importing this module compiles, loads and looks for nothing; each kernel's own file does, on first use.
 """
@@ -62,20 +62,20 @@ KERNELS = kernels(
 
 
 def compiler() -> dict[str, str]:
-    """Return what compiles kernels here, which pip doesn't know: by another compiler, they are others."""
+    """Return the compiler and its version; kernels of another compiler count as other kernels."""
     found = toolkit.host_compiler() if toolkit.EMULATED else toolkit.nvcc()
     return {"compiler": toolkit.version(found)} if found else {}
 
 
 @hookimpl
 def nxcore_backend() -> Backend:
-    """Hand over this backend."""
+    """Return this backend."""
     return Backend("cuda", probe, KERNELS, api=API, toolkit=compiler)
 
 
 @hookimpl
 def nxcore_doctor() -> Iterable[Check]:
-    """Show the device, what compiles kernels, which ones the wheel brought, and what launches them."""
+    """Return checks of the device, the compiler, the kernels in the wheel, and the launcher."""
     machine = probe()
     device = torch.cuda.get_device_name() if machine and not machine.simulated else machine.reason
     yield Check("cuda device", True, device, machine.hint)  # to have none is no fault

@@ -37,7 +37,7 @@ MOST = 65535  # blocks of a grid along y
 
 
 def capable(index: int) -> Verdict:
-    """Answer whether a device and its driver are recent enough."""
+    """Return whether a device and its driver are recent enough."""
     try:
         capability = load.capability(index)
     except (OSError, load.DriverError) as error:
@@ -51,7 +51,7 @@ def capable(index: int) -> Verdict:
 
 @functools.cache
 def device(index: int) -> Verdict:
-    """Answer whether kernels run on a device: its capability, and something to have images from."""
+    """Return whether kernels run on a device: its capability, and something to have images from."""
     if not (found := capable(index)):
         return found
     capability = load.capability(index)
@@ -64,7 +64,7 @@ def device(index: int) -> Verdict:
 
 
 def probe() -> Verdict:
-    """Answer whether this machine runs the kernels."""
+    """Return whether this machine runs the kernels."""
     if toolkit.EMULATED:
         if toolkit.host_compiler() is None:
             return no("NXCORE_CUDA_EMULATOR needs a C++ compiler, and neither g++ nor c++ is on PATH")

@@ -21,7 +21,7 @@ from nxcore_cuda.machine.launch import Guarded, Launch, Launcher
 
 @dataclass(frozen=True)
 class Tile:
-    """How much one block does.
+    """The work of one block.
 
     Attributes
     ----------
@@ -197,7 +197,7 @@ def _strided(
 
 
 def instances() -> Iterator[Instance]:
-    """Yield what ordinary calls want."""
+    """Yield the kernels of common calls, to compile ahead of time."""
     for dtype in FLOATS:
         types, width = (TYPES[dtype],) * 4, VECTOR // dtype.itemsize
         for entry, steps_wanted in (("add", {1, width}), ("add_strided", {1, 4, width})):

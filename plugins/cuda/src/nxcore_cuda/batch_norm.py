@@ -88,7 +88,7 @@ def sweep(problem: Problem) -> Iterator[Tile]:
 
 
 def instances() -> Iterator[Instance]:
-    """Yield what ordinary calls want."""
+    """Yield the kernels of common calls, to compile ahead of time."""
     yield from usual("batch_norm", ENTRIES)
     yield from _instances_backward()
 
@@ -145,5 +145,5 @@ def sweep_backward(problem: Problem) -> Iterator[Tile]:
 
 
 def _instances_backward() -> Iterator[Instance]:
-    """Yield what ordinary calls want."""
+    """Yield the kernels of common calls, to compile ahead of time."""
     yield from usual("batch_norm_backward", ENTRIES_BACKWARD)

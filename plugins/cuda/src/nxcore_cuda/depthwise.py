@@ -25,7 +25,7 @@ DIVISOR = "2I"  # struct Divisor
 
 @dataclass(frozen=True)
 class Tile:
-    """How much one thread does, and how many threads there are.
+    """The work of one thread, and the number of threads.
 
     Attributes
     ----------

@@ -79,7 +79,7 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
 
 
 def instances() -> Iterator[Instance]:
-    """Yield what ordinary calls want."""
+    """Yield the kernels of common calls, to compile ahead of time."""
     yield from depthwise_any.instances(SOURCE)
     for dtype, slide in product(FLOATS, usual()):
         module = depthwise_pixels if slide.out.in_pixels else depthwise_strips

@@ -179,7 +179,7 @@ def _filter_by_any(problem: Problem, weight_grad: TensorMeta, seen: Window) -> R
 
 
 def instances() -> Iterator[Instance]:
-    """Yield what ordinary calls want."""
+    """Yield the kernels of common calls, to compile ahead of time."""
     yield from depthwise_any.instances(SOURCE)
     for dtype, slide in product(FLOATS, usual()):
         module = depthwise_pixels if slide.out.in_pixels else depthwise_strips

@@ -25,7 +25,7 @@ def plan(problem: Problem) -> Callable[..., Tensor]:
 
 
 def instances() -> Iterator[Instance]:
-    """Yield what ordinary calls want."""
+    """Yield the kernels of common calls, to compile ahead of time."""
     yield from rows.instances("entropy")
     yield from _instances_backward()
 
@@ -44,5 +44,5 @@ def plan_backward(problem: Problem) -> Callable[..., Tensor]:
 
 
 def _instances_backward() -> Iterator[Instance]:
-    """Yield what ordinary calls want."""
+    """Yield the kernels of common calls, to compile ahead of time."""
     yield from rows.instances("entropy_backward")

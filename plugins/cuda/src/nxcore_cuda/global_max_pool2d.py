@@ -110,7 +110,7 @@ def sweep(problem: Problem) -> Iterator[Tile]:
 
 
 def usual(*, offsets: bool) -> Iterator[Instance]:
-    """Yield what ordinary calls want."""
+    """Yield the kernels of common calls, to compile ahead of time."""
     for dtype in FLOATS:
         for step in {1, VECTOR // dtype.itemsize}:
             inner = Tile(1, unroll=UNROLL, resident=3 if step > 4 else 4)
@@ -119,7 +119,7 @@ def usual(*, offsets: bool) -> Iterator[Instance]:
 
 
 def instances() -> Iterator[Instance]:
-    """Yield what ordinary calls want."""
+    """Yield the kernels of common calls, to compile ahead of time."""
     yield from usual(offsets=False)
     yield from _instances_with_offsets()
     yield from _instances_backward()
@@ -149,7 +149,7 @@ sweep_with_offsets = sweep
 
 
 def _instances_with_offsets() -> Iterator[Instance]:
-    """Yield what ordinary calls want."""
+    """Yield the kernels of common calls, to compile ahead of time."""
     yield from usual(offsets=True)
 
 
@@ -259,7 +259,7 @@ def sweep_backward(problem: Problem) -> Iterator[Spread]:
 
 
 def _instances_backward() -> Iterator[Instance]:
-    """Yield what ordinary calls want."""
+    """Yield the kernels of common calls, to compile ahead of time."""
     for dtype in FLOATS:
         yield _instance_backward(TYPES[dtype], Spread(VECTOR // dtype.itemsize))
         for vector in {VECTOR // dtype.itemsize, 1}:

@@ -26,7 +26,7 @@ def plan(problem: Problem) -> Callable[..., Tensor]:
 
 
 def instances() -> Iterator[Instance]:
-    """Yield what ordinary calls want."""
+    """Yield the kernels of common calls, to compile ahead of time."""
     yield from rows.instances("gumbel_softmax")
     yield from _instances_backward()
 
@@ -45,5 +45,5 @@ def plan_backward(problem: Problem) -> Callable[..., tuple[Tensor | None, ...]]:
 
 
 def _instances_backward() -> Iterator[Instance]:
-    """Yield what ordinary calls want."""
+    """Yield the kernels of common calls, to compile ahead of time."""
     yield from rows.instances("gumbel_softmax_backward")

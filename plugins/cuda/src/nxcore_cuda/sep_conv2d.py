@@ -1,4 +1,4 @@
-"""sep_conv2d: a block makes a band of one image's outputs, and what lies between never leaves it."""
+"""sep_conv2d: a block computes a band of one image; the tensor in between stays in shared memory."""
 
 from __future__ import annotations
 
@@ -86,6 +86,6 @@ WINDOWS = tuple(product((3, 5), (1, 2), (1, 2)))
 
 
 def instances() -> Iterator[Instance]:
-    """Yield what ordinary calls want."""
+    """Yield the kernels of common calls, to compile ahead of time."""
     for dtype, window in product(FLOATS, WINDOWS):
         yield instance(dtype, window)

@@ -115,7 +115,7 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., tuple[Tens
 
 
 def instances() -> Iterator[Instance]:
-    """Yield what ordinary calls want."""
+    """Yield the kernels of common calls, to compile ahead of time."""
     for dtype in FLOATS:
         yield totals(dtype)
     for dtype, window in product(FLOATS, WINDOWS):

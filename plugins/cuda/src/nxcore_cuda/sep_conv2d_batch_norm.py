@@ -57,7 +57,7 @@ def sweep(problem: Problem) -> Iterator[separable.Tile]:
 
 
 def instances() -> Iterator[Instance]:
-    """Yield what ordinary calls want."""
+    """Yield the kernels of common calls, to compile ahead of time."""
     for window in sep_conv2d.WINDOWS:
         yield sep_conv2d.instance(torch.float32, window, moments=True)
     yield from batch_norm.finishing()

@@ -25,7 +25,7 @@ ENOUGH = 3 * FILL // 2  # blocks that fill a large GPU
 
 @dataclass(frozen=True)
 class Tile:
-    """How much one block does, and how many threads it has.
+    """The work of one block, and its number of threads.
 
     Attributes
     ----------

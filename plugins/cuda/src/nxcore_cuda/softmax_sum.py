@@ -20,7 +20,7 @@ THREADS = 256
 
 @dataclass(frozen=True)
 class Tile:
-    """How much one block does.
+    """The work of one block.
 
     Attributes
     ----------
@@ -127,7 +127,7 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
 
 
 def instances() -> Iterator[Instance]:
-    """Yield what ordinary calls want."""
+    """Yield the kernels of common calls, to compile ahead of time."""
     for dtype in FLOATS:
         name, width = TYPES[dtype], VECTOR // dtype.itemsize
         for count in range(1, FEW + 1):
@@ -155,7 +155,7 @@ MOST = 1056  # blocks, each of which leaves its shares for the last one to add u
 
 @dataclass(frozen=True)
 class Sums:
-    """How the work is split.
+    """The split of the work.
 
     Attributes
     ----------
@@ -307,7 +307,7 @@ def plan_backward(problem: Problem, tile: Sums | None = None) -> Callable[..., t
 
 
 def _instances_backward() -> Iterator[Instance]:
-    """Yield what ordinary calls want."""
+    """Yield the kernels of common calls, to compile ahead of time."""
     for dtype in FLOATS:
         name, width = TYPES[dtype], VECTOR // dtype.itemsize
         for count in range(1, FEW + 1):

@@ -339,7 +339,7 @@ def sweep(problem: Problem) -> Iterator[Tile]:
 
 
 def instances() -> Iterator[Instance]:
-    """Yield what ordinary calls want."""
+    """Yield the kernels of common calls, to compile ahead of time."""
     for dtype in FLOATS:
         for step in {1, 4, VECTOR // dtype.itemsize}:
             yield _instance(True, TYPES[dtype], step, Tile(1, resident=3 if step > 4 else 4))

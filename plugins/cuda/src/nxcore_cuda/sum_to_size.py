@@ -48,5 +48,5 @@ def sweep(problem: Problem) -> Iterator[Tile]:
 
 
 def instances() -> Iterator[Instance]:
-    """Yield what ordinary calls want."""
+    """Yield the kernels of common calls, to compile ahead of time."""
     yield from of_sums()

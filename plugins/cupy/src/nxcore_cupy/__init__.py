@@ -46,7 +46,7 @@ def _cupy() -> Verdict:
 
 
 def probe() -> Verdict:
-    """Answer whether CuPy can run on this machine."""
+    """Return whether CuPy can run on this machine."""
     if not (toolkit := _cupy()):
         return toolkit
     if torch.version.hip is not None:
@@ -83,13 +83,13 @@ KERNELS = tuple(map(_row, nxcore_cuda.KERNELS))
 
 @hookimpl
 def nxcore_backend() -> Backend:
-    """Hand over this backend."""
+    """Return this backend."""
     return Backend("cupy", probe, KERNELS, api=API)
 
 
 @hookimpl
 def nxcore_doctor() -> Iterable[Check]:
-    """Show which CuPy is installed, and what would run the kernels."""
+    """Return checks of the installed CuPy, and of the device."""
     toolkit, machine = _cupy(), probe()
     needed = torch.cuda.is_available()  # what is for a device that isn't here is no fault
     yield Check("cupy", toolkit.ok or not needed, " ".join(_installed() or ("not installed",)), toolkit.hint)

@@ -1,4 +1,4 @@
-"""JAX kernels for nxcore, for comparison: what XLA makes of each operator.
+"""JAX kernels for nxcore, for comparison: each operator compiled by XLA.
 
 Importing this module doesn't import jax; each kernel's own file does, on first use.
 """
@@ -47,7 +47,7 @@ def _installed(name: str) -> str | None:
 
 
 def probe() -> Verdict:
-    """Answer whether JAX is installed; it can always compute on the CPU."""
+    """Return whether JAX is installed; it can always compute on the CPU."""
     found, needed = _installed("jax"), ".".join(map(str, JAX))
     if found is None:
         return no("jax is not installed", hint=f"pip install 'jax>={needed}'")
@@ -180,13 +180,13 @@ KERNELS = kernels(
 
 @hookimpl
 def nxcore_backend() -> Backend:
-    """Hand over this backend."""
+    """Return this backend."""
     return Backend("jax", probe, KERNELS, api=API, on_request=ON_REQUEST)
 
 
 @hookimpl
 def nxcore_doctor() -> Iterable[Check]:
-    """Show JAX's version, and whether it can use CUDA."""
+    """Return a check of JAX: its version, and whether it can use CUDA."""
     toolkit = probe()
     yield Check("jax", toolkit.ok, _installed("jax") or "not installed", toolkit.hint)
     if toolkit and torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""add: in float32, from operands that are of the result's dtype first, as torch has it."""
+"""add: in float32, from operands that are of the result's dtype first, as torch does."""
 
 from __future__ import annotations
 

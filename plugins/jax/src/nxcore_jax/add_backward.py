@@ -15,7 +15,7 @@ from nxcore_jax.sum_to_size import summed
 
 
 def plan(problem: Problem) -> Callable[..., Any]:
-    """Jit the sums; what was not broadcast gets ``grad`` itself, as torch has it."""
+    """Jit the sums; what was not broadcast gets ``grad`` itself, as torch does."""
     sums = summed_gradients(problem)
 
     def compute(grad: jax.Array, x_size: Any, y_size: Any, alpha: Any, output_mask: Any) -> Any:

@@ -37,7 +37,7 @@ _streams: dict[int, set[torch.cuda.Stream]] = {}
 
 @functools.cache
 def start() -> None:
-    """Have JAX look at its devices now, and leave no trace of that.
+    """Let JAX initialise its devices now, without lasting side effects.
 
     It leaves the last CUDA device current, whatever torch had. And it takes three quarters of a GPU's memory,
     which here is torch's, unless a variable forbids it, read at this first look alone.

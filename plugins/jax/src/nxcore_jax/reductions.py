@@ -1,4 +1,4 @@
-"""Which axes undoing a broadcast adds up. Imports no jax: the answers of ``accepts`` are made of this."""
+"""The axes that are summed to undo a broadcast. Imports no jax, because ``accepts`` uses it."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ KERNELS: tuple[Kernel, ...] = (
 
 @hookimpl
 def nxcore_backend() -> Backend:
-    """Hand over this backend."""
+    """Return this backend."""
     return Backend("numba", probe, KERNELS, api=1)
 
 

@@ -1,4 +1,4 @@
-"""Which calls the kernels take. Imports no toolkit."""
+"""Requirements of the kernels on a call. Imports no toolkit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""batch_norm on the CPU: a channel's mean, then its deviations, then its output, a channel a thread.
+"""batch_norm on the CPU: a channel's mean, then its deviations, then its output, one thread for each channel.
 
 A channel stays in a cache from one pass to the next.
 """

@@ -1,4 +1,4 @@
-"""Short rows on the CPU, a softmax along each: what operators on rows share.
+"""Short rows on the CPU, a softmax along each; shared by the operators on rows.
 
 Everything is computed in float64, from element types known only at run time: the calls are small, and one
 compiled kernel serves them all.

@@ -1,4 +1,4 @@
-"""Triton kernels for nxcore: what this machine and each call must be like for them.
+"""Triton kernels for nxcore: the backend, and its requirements on the machine and on a call.
 
 Importing this module doesn't import triton; each kernel's own file does, on first use.
 """
@@ -36,7 +36,7 @@ def _triton() -> Verdict:
 
 
 def probe() -> Verdict:
-    """Answer whether Triton can run on this machine."""
+    """Return whether Triton can run on this machine."""
     toolkit = _triton()
     if not toolkit:
         return toolkit
@@ -95,7 +95,7 @@ KERNELS = kernels(
 
 @hookimpl
 def nxcore_backend() -> Backend:
-    """Hand over this backend."""
+    """Return this backend."""
     return Backend("triton", probe, KERNELS, api=API)
 
 

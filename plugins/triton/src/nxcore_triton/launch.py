@@ -1,4 +1,4 @@
-"""Launch: a kernel bound to its grid and its constants, so that a call decides nothing."""
+"""Launch: a kernel bound to its grid and its constants, so that nothing is left to decide in a call."""
 
 from __future__ import annotations
 

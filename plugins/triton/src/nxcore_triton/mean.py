@@ -1,4 +1,4 @@
-"""The average pools, forward and backward: the sums that both make, and how a strip of them is launched."""
+"""The average pools, forward and backward: their shared sums, and the launch of a strip."""
 
 # mypy: ignore-errors
 

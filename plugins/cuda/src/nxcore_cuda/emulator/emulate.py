@@ -113,5 +113,5 @@ def prepare(
     device: torch.device,
     *rest: Any,
 ) -> tuple[Any, ...]:
-    """Return what a handle is made of."""
+    """Return the parts of a handle."""
     return instance, *rest

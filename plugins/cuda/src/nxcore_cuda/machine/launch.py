@@ -22,7 +22,7 @@ else:
 __all__ = ["Guarded", "Launch", "Launcher", "ticket"]
 
 Launcher = Callable[..., None]
-"""What ``Launch`` and ``Guarded`` return: ``launcher(*tensors, tail=None)``."""
+"""The launchers that ``Launch`` and ``Guarded`` return: ``launcher(*tensors, tail=None)``."""
 
 MAX_GRID = (2**31 - 1, 65535, 65535)
 MAX_BLOCK = (1024, 1024, 64)

@@ -1,4 +1,4 @@
-"""add on CUDA: one element a thread and step, operands of any floating type the device reads."""
+"""add on CUDA: a thread computes one element in each step, operands of any floating type the device reads."""
 
 # mypy: ignore-errors
 

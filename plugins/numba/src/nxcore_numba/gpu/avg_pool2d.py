@@ -1,4 +1,4 @@
-"""avg_pool2d on CUDA: a thread an output."""
+"""avg_pool2d on CUDA: one thread for each output."""
 
 # mypy: ignore-errors
 

@@ -1,4 +1,4 @@
-"""depthwise_conv2d on CUDA: a thread an output."""
+"""depthwise_conv2d on CUDA: one thread for each output."""
 
 # mypy: ignore-errors
 

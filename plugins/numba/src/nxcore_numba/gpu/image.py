@@ -1,4 +1,4 @@
-"""Images on CUDA, for the operators on them: what they share. One thread writes an element and steps on.
+"""Images on CUDA, shared by the operators on them. One thread writes an element and steps on.
 
 Neighbouring threads write neighbours in memory: columns, or channels where those lie closest.
 """

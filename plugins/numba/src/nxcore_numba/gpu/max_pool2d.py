@@ -1,4 +1,4 @@
-"""max_pool2d on CUDA: a thread an output; the number of the largest tap is written where it is requested."""
+"""max_pool2d on CUDA: one thread for each output; the number of the largest tap is written if requested."""
 
 # mypy: ignore-errors
 

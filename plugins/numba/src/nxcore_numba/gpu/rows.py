@@ -1,4 +1,4 @@
-"""Short rows on CUDA, a thread a row: what operators on rows share."""
+"""Short rows on CUDA, one thread for each row; shared by the operators on rows."""
 
 # mypy: ignore-errors
 

@@ -1,4 +1,4 @@
-"""Separable convolutions on CUDA: what lies between them goes to memory in float32, a thread an element."""
+"""Separable convolutions on CUDA: the tensor in between is in memory, in float32; a thread an element."""
 
 # mypy: ignore-errors
 

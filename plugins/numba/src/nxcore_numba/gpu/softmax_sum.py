@@ -1,4 +1,4 @@
-"""softmax_sum on CUDA: eight candidates a launch, each thread computing the weights itself."""
+"""softmax_sum on CUDA: eight candidates for each launch; each thread computes the weights."""
 
 # mypy: ignore-errors
 
