@@ -91,12 +91,12 @@ class Joiner:
         inner = self.served(operator, problem, args)[1] if traces else problem
         described = None if gradient.forward else self._described(problem, args)
         known = self.chooser.known(described) if described else None
-        nobody = described and (
+        torch_only = described and (
             described.view
             or not self.tuner.accepting(described, order.backends)
             or self.chooser.stays(described)
         )
-        if nobody and not explored and not (known and exploration(known.call)):
+        if torch_only and not explored and not (known and exploration(known.call)):
             torchs = operator.spec.reference
             captures = "captured" in regimes(problem)
             return (

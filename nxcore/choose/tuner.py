@@ -184,8 +184,8 @@ class Tuner:
                 f"backend {name!r} can't run here: {verdict.reason}{fix}", backend=name, reason=verdict.reason
             )
         if problem.view:  # there is no work, so there is nothing to run on a backend
-            everybody = [self.enter(b, k, problem, args) for b, k in self.registry.kernels(problem.op)]
-            return carry_out(Decision("torch", "pinned", "a view: there is nothing to run", ()), everybody)
+            every = [self.enter(b, k, problem, args) for b, k in self.registry.kernels(problem.op)]
+            return carry_out(Decision("torch", "pinned", "a view: there is nothing to run", ()), every)
         entries: list[Contender] = []
         for kernel in (k for b, k in self.registry.kernels(problem.op) if b is backend):
             entry = self.enter(backend, kernel, problem, args)

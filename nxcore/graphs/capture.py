@@ -63,7 +63,7 @@ class Capture:
         self.run, self.inside, self.lock = run, Inside(module), recorder.lock
         self._order, self._turn, self._place = recorder.order, recorder.turn, recorder.order.place()
         self._number, self.late = 0, 0
-        self._ticket: Callable[[], Ticket | None] = _nobody
+        self._ticket: Callable[[], Ticket | None] = _no_ticket
         self._count = len(tensors)
         own = (*self.inside.parameters, *self.inside.buffers)
         with untouched(self.inside.buffers), aliased(self.inside.modules, own) as others:
@@ -286,5 +286,5 @@ def _off(found: Sequence[Tensor | None], wanted: Sequence[Tensor | None]) -> flo
     return math.sqrt(off / (sum(float(w.square().sum()) for _, w in pairs) or 1.0))
 
 
-def _nobody() -> None:
+def _no_ticket() -> None:
     """Stand in for a dead reference."""
