@@ -280,7 +280,7 @@ def test_no_command_warns_of_numpy(tmp_path):
 def test_demo_without_its_images_says_so_before_it_measures(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     monkeypatch.setattr(demo, "ceilings", lambda device: pytest.fail("it measures"))
-    with pytest.raises(NxcoreError, match="scikit-learn: pip install"):
+    with pytest.raises(NxcoreError, match="needs scikit-learn for its images: pip install"):
         run("demo", "--device", "cpu")
 
 
