@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nxcore.choose.learn.watch import FIRST
 from nxcore.errors import NxcoreError
 from nxcore.measure.decision import Interval, interval
 from nxcore.nn.swap import accelerate
@@ -23,6 +24,9 @@ from nxcore.offline import survey
 SIDE, CHANNELS, CLASSES = 32, 16, 10
 LAYER = 2
 """Index of the depthwise convolution in the network."""
+
+WARMUP = FIRST + 4
+"""Steps of each model before the timed ones: they decide new problems, and their calls are watched."""
 
 PAIRS = 12
 """Number of timed steps of each model: the fewest for which a 99% interval exists."""
@@ -112,7 +116,7 @@ def compared(plain: nn.Sequential, images: Tensor, labels: Tensor) -> Step:
     exact = _gradients(copy.deepcopy(plain).double(), images.double(), labels)
     errors = [_error(_gradients(model, images, labels), exact) for model in (plain, fast)]
     models = [(model, torch.optim.SGD(model.parameters(), lr=0.01)) for model in (plain, fast)]
-    for _ in range(3):  # the first steps decide new problems and allocate
+    for _ in range(WARMUP):
         for model, optimizer in models:
             _timed(model, optimizer, images, labels)
     pairs = [
