@@ -92,7 +92,11 @@ class TestMachine:
 
     @needs_jax
     def test_the_gpus_memory_is_left_to_torch(self):
-        code = "import os, nxcore_jax.sum; print(os.environ['XLA_PYTHON_CLIENT_PREALLOCATE'])"
+        code = (
+            "import os; from nxcore_jax import bridge\n"
+            "bridge.jax.devices = lambda: print(os.environ['XLA_PYTHON_CLIENT_PREALLOCATE'])\n"
+            "bridge.start.__wrapped__()"
+        )
         assert python(code) == "false"
         assert python(code, XLA_PYTHON_CLIENT_PREALLOCATE="true") == "true", "the user has the last word"
 
@@ -293,6 +297,8 @@ def test_jax_starts_without_changing_the_current_device(monkeypatch):
     from nxcore_jax import bridge
 
     devices = [0]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(bridge, "cuda", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: devices[-1])
     monkeypatch.setattr(torch.cuda, "set_device", devices.append)
     monkeypatch.setattr(bridge.jax, "devices", lambda: devices.append(1))
