@@ -18,7 +18,7 @@ from rich.markup import escape
 from nxcore.bench.demo import Cell, Row
 from nxcore.cli.demo_tables import cell_table
 
-CELLS = 3
+CELLS = 2
 
 
 def main(source: Path, target: Path) -> None:

@@ -124,3 +124,8 @@ def test_the_page_of_conformance_is_the_records() -> None:
 def test_no_row_of_a_record_is_wrong_or_below_the_floor(record: Path) -> None:
     verdicts = {row["verdict"] for row in _rows(record)}
     assert verdicts <= {"BASE", "FAST", "SAME", "SLOW", "AMBG", "DECLINED"}
+
+
+def test_the_step_of_the_demos_model_is_the_records() -> None:
+    step = json.loads((RESULTS / "2026-11-22-demo-model.json").read_text(encoding="utf-8"))["step"]
+    assert f"the demo's small model ran at {step['ratio'][0]:.2f}x on an H200" in PROSE

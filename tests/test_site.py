@@ -179,3 +179,9 @@ def test_a_copy_button_copies_commands_alone(tmp_path):
     finally:
         driver.quit()
     assert copied == ["pip install .\nnxcore doctor", "x = 1"]
+
+
+def test_the_readme_is_short_and_shows_a_picture_within_the_first_screen():
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 140
+    assert any(line.startswith("![") for line in lines[:25])
