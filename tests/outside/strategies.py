@@ -211,46 +211,6 @@ def sum_to_size_backward(draw: Draw, most: int) -> tuple[Any, ...]:
     return tensor(draw, _broadcast_to(draw, size), draw(dtypes())), size
 
 
-@strategy
-def softmax_sum(draw: Draw, most: int) -> tuple[Any, ...]:
-    """A stack or a list, of one layout or of many; logits of the same type or of float32."""
-    count = draw(st.sampled_from([1, 2, 3, 5, 8, 9]))
-    shape, dtype = draw(shapes(most // count)), draw(dtypes())
-    logits_of = draw(st.sampled_from([dtype, torch.float32]))
-    # A weight may underflow in float32 and not in float64: no infinity meets one that may.
-    values, spread = draw(st.sampled_from([(ANY, ("normal", "equal")), (ORDINARY, ("large", "nan"))]))
-    logits = tensor(draw, (count,), logits_of, spread)
-    if draw(st.booleans()):
-        return tensor(draw, (count, *shape), dtype, values), logits
-    layouts = draw(st.sampled_from([LAYOUTS, *((layout,) for layout in LAYOUTS)]))
-    return tuple(tensor(draw, shape, dtype, values, layouts) for _ in range(count)), logits
-
-
-@strategy
-def softmax_sum_backward(draw: Draw, most: int) -> tuple[Any, ...]:
-    """Any of the gradients."""
-    xs, logits = draw(softmax_sum(most))
-    first, tensors = xs[0], 1 if isinstance(xs, Tensor) else len(xs)
-    mask = draw(st.one_of(st.none(), st.tuples(*[st.booleans()] * (tensors + 1)).filter(any)))
-    grad = tensor(draw, tuple(first.shape), first.dtype, ORDINARY)
-    return grad, xs, logits, mask
-
-
-@strategy
-def weighted_sum(draw: Draw, most: int) -> tuple[Any, ...]:
-    """As softmax_sum, with weights of any sign."""
-    xs, logits = draw(softmax_sum(most))
-    weights = tensor(draw, tuple(logits.shape), logits.dtype, ("normal", "equal"))
-    return (xs if isinstance(xs, Tensor) else tuple(xs)), weights
-
-
-@strategy
-def weighted_sum_backward(draw: Draw, most: int) -> tuple[Any, ...]:
-    """Any of the gradients."""
-    grad, xs, logits, mask = draw(softmax_sum_backward(most))
-    return grad, xs, tensor(draw, tuple(logits.shape), logits.dtype, ("normal", "equal")), mask
-
-
 def _images(draw: Draw, most: int) -> Shape:
     """Draw (N, C, H, W) or (C, H, W)."""
     shape = tuple(n or 1 for n in draw(shapes(most, 4, 4)))
