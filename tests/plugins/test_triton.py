@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import nxcore.ops
+from nxcore import plugin
 from nxcore.spec.problem import Problem, TensorMeta
 
 nxcore_triton = pytest.importorskip("nxcore_triton")
@@ -219,19 +220,19 @@ class TestInterpreted:
 
 class TestLayout:
     def test_collapse_merges_what_every_operand_allows(self):
-        sizes, strides = nxcore_triton.collapse((64, 16, 1, 32, 32), (16384, 1024, 9, 32, 1), (0, 1, 0, 0, 0))
+        sizes, strides = plugin.collapse((64, 16, 1, 32, 32), (16384, 1024, 9, 32, 1), (0, 1, 0, 0, 0))
         assert sizes == (64, 16, 1024)
         assert strides == ((16384, 1024, 1), (0, 1, 0))
 
     def test_collapse_follows_the_memory_of_the_first(self):
-        assert nxcore_triton.collapse((5, 7), (1, 5), (1, 5)) == ((35,), ((1,), (1,)))
+        assert plugin.collapse((5, 7), (1, 5), (1, 5)) == ((35,), ((1,), (1,)))
 
     def test_alike_ignores_axes_of_size_one(self):
         cpu = torch.device("cpu")
         a = TensorMeta((1, 3, 4), (99, 4, 1), torch.float32, cpu)
-        assert nxcore_triton.alike(a, TensorMeta((3, 4), (4, 1), torch.float32, cpu))
-        assert not nxcore_triton.alike(a, TensorMeta((3, 4), (1, 3), torch.float32, cpu))
-        assert not nxcore_triton.alike(*(TensorMeta((3,), (2,), torch.float32, cpu),) * 2)
+        assert plugin.alike(a, TensorMeta((3, 4), (4, 1), torch.float32, cpu))
+        assert not plugin.alike(a, TensorMeta((3, 4), (1, 3), torch.float32, cpu))
+        assert not plugin.alike(*(TensorMeta((3,), (2,), torch.float32, cpu),) * 2)
 
 
 @pytest.mark.slow
