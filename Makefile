@@ -85,7 +85,7 @@ aims: $(VENV)/.test
 regression: $(VENV)/.test
 	$(BIN)/python benchmarks/regression.py
 
-lint: $(VENV)/.lint
+lint: $(VENV)/.test $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
