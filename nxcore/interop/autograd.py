@@ -225,7 +225,8 @@ def _by_rows(call: Differentiable, ctx: Any, rows: Tensor, mask: tuple[bool, ...
     ``is_grads_batched=True`` gives tensors without memory, for which torch has few rules. Each row is an
     ordinary tensor. torch's own fallback does the same for operators without a rule.
     """
-    found = [_run(None, call, call.arguments(ctx, row, mask)) for row in rows.unbind(0)]
+    with internals.outside_of_batches():
+        found = [_run(None, call, call.arguments(ctx, row, mask)) for row in rows.unbind(0)]
     return [
         None if r[0] is None else internals.with_batch(torch.stack(r), 0, OUTERMOST)
         for r in zip(*found, strict=True)

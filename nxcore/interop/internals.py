@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -57,6 +58,22 @@ without_batch = torch._remove_batch_dim
 
 with_batch = torch._add_batch_dim
 """Return an ordinary tensor as one of a vmap."""
+
+
+@contextlib.contextmanager
+def outside_of_batches() -> Iterator[None]:
+    """Leave autograd's own vmap in a block: inside of it torch refuses random operations.
+
+    A kernel that meets its first call there is verified on random samples.
+    """
+    depth = torch._C._vmapmode_increment_nesting() - 1
+    for _ in range(depth + 1):
+        torch._C._vmapmode_decrement_nesting()
+    try:
+        yield
+    finally:
+        for _ in range(depth):
+            torch._C._vmapmode_increment_nesting()
 
 
 def transformed() -> bool:
