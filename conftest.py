@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import re
 import sys
 import tempfile
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +65,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     # which is tested too.
     torch.set_num_threads(THREADS if CUDA or "numba" in item.nodeid else 1)
     _remap_once()
+    _swap_for_all_threads()
 
 
 def _remap_once() -> None:
@@ -81,6 +85,40 @@ def _remap_once() -> None:
         return interpreter._LangPatchScope() if done else remap(function)  # noqa: SLF001  an empty one
 
     interpreter._patch_lang = once  # noqa: SLF001  there is no other way
+
+
+def _swap_for_all_threads() -> None:
+    """Have Numba's simulator, once it is there, keep ``cuda`` swapped while any thread of a block needs it.
+
+    It swaps the module in a function's globals at every call of a device function, and swaps it back at the
+    end: another thread that is inside of that function then finds no ``cuda.blockIdx``.
+    """
+    simulator: Any = sys.modules.get("numba.cuda.simulator.kernel")
+    if simulator is None or simulator.swapped_cuda_module.__module__ == __name__:
+        return
+    lock, inside = threading.Lock(), dict[int, tuple[int, dict[str, Any]]]()
+
+    @contextlib.contextmanager
+    def swapped(function: Any, fake: Any) -> Iterator[None]:
+        names = function.__globals__
+        with lock:
+            count, original = inside.get(id(names), (0, {}))
+            if not count:
+                original = {
+                    name: value for name, value in names.items() if value is sys.modules["numba.cuda"]
+                }
+            names.update(dict.fromkeys(original, fake))
+            inside[id(names)] = count + 1, original
+        try:
+            yield
+        finally:
+            with lock:
+                count, original = inside[id(names)]
+                inside[id(names)] = count - 1, original
+                if count == 1:
+                    names.update(original)
+
+    simulator.swapped_cuda_module = swapped
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
