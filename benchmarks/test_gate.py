@@ -58,7 +58,7 @@ def test_a_verdict_stays_within_its_budget(
         gate.built.cache_clear()
         return Gate(REGISTRY, Store()).verify(backend, kernel, problem)
 
-    assert ask().refusal == ""
+    assert ask().refusal is None
     budget = BUDGET_MS[problem.device.type]
     found_ms = _least_ms(ask, budget)
     Gate(REGISTRY, Store(tmp_path)).verify(backend, kernel, problem)

@@ -227,8 +227,10 @@ class Session:
     def _choose(self, operator: Operator, problem: Problem, args: tuple[Any, ...]) -> Choice:
         try:
             return self.chooser.choose(problem, args, operator.backend)
-        except DeviceLostError as error:
-            self._lose(error)
+        except Exception as error:
+            ending.halt()
+            if isinstance(error, DeviceLostError):
+                self._lose(error)
             raise
 
     def after_fork(self) -> None:
@@ -340,9 +342,8 @@ def default() -> Session:
     if _default is None:
         with _default_lock:
             if _default is None:
-                made = Session()
-                log_to_stderr(made.settings.log)
-                _default = made
+                _default = Session()
+                log_to_stderr(_default.settings.log)
     return _default
 
 
