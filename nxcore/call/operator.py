@@ -29,6 +29,7 @@ from nxcore.interop.library import Shell, define, unseen
 from nxcore.observe.counted import leads_to
 from nxcore.spec.problem import TensorMeta, tensors_of
 from nxcore.spec.spec import OpSpec
+from nxcore.trust.form import meet, spans
 
 CAPACITY = 4096
 """The most plans per operator and generation; two generations form a least-recently-used table."""
@@ -305,20 +306,10 @@ def overlap(out: Tensor, *inputs: Any) -> tuple[bool, ...]:
             out.dtype,
         )
         dense = TensorMeta.of(x).is_dense() and TensorMeta.of(out).is_dense()  # others may interleave
-        if not identical and dense and x.numel() and out.numel() and _ranges_meet(x, out):
+        if not identical and dense and meet(spans([x]), spans([out])):
             raise InvalidInputError("out must not overlap an input in part", argument="out")
         same.append(identical)
     return tuple(same)
-
-
-def _ranges_meet(a: Tensor, b: Tensor) -> bool:
-    (a0, a1), (b0, b1) = _range(a), _range(b)
-    return a0 < b1 and b0 < a1
-
-
-def _range(t: Tensor) -> tuple[int, int]:
-    span = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
-    return t.data_ptr(), t.data_ptr() + (span + 1) * t.element_size()
 
 
 def make_operator(

@@ -56,10 +56,14 @@ def spans(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
     found = []
     for t in tensors:
         if t.numel():
-            last = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
             start = t.data_ptr()
-            found.append((start, start + (last + 1) * t.element_size()))
+            found.append((start, start + _extent(t) * t.element_size()))
     return found
+
+
+def _extent(tensor: Tensor) -> int:
+    """Return the elements from the first of a tensor to its last, gaps included."""
+    return sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
 
 
 def meet(some: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]) -> bool:
@@ -89,8 +93,7 @@ def _copied(tensor: Tensor) -> Tensor:
             tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
         ).copy_(tensor)
     # Copies the gaps between elements too; some elements may share memory.
-    span = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
-    flat = tensor.as_strided((span,), (1,)).clone()
+    flat = tensor.as_strided((_extent(tensor),), (1,)).clone()
     return flat.as_strided(tensor.shape, tensor.stride(), 0)
 
 
