@@ -169,19 +169,20 @@ def cost(x: Any, weight: Any, bias: Any, eps: Any) -> Cost:
 
 
 def magnitude(x: Tensor, weight: Any, bias: Any, eps: Any) -> tuple[Tensor, ...]:
-    """Return the scales: of y, from absolute values; of var, from its condition number.
+    """Return the scales: of y and mean, from absolute values; of var, from its condition number.
 
-    The error of a sum of squares minus the square of a sum grows with the square of that number.
+    A mean's error grows with the mean of absolute values, however close to zero the mean is. That of a sum of
+    squares minus the square of a sum grows with the square of the condition number.
     """
     shape = [-1 if d == 1 else 1 for d in range(x.ndim)]
     dims = [d for d in range(x.ndim) if d != 1]
-    var, mean = torch.var_mean(x, dims, correction=1)
-    count = values(x)
+    var, count = torch.var(x, dims, correction=1), values(x)
     scale = torch.rsqrt(var * ((count - 1) / count) + eps) * (1 if weight is None else weight.abs())
-    y = (x.abs() + mean.abs().view(shape)) * scale.view(shape)
+    centre = x.abs().mean(dims)
+    y = (x.abs() + centre.view(shape)) * scale.view(shape)
     if bias is not None:
         y = y + bias.abs().view(shape)
-    return y, x.abs().mean(dims), var.sqrt() * x.square().mean(dims).sqrt()
+    return y, centre, var.sqrt() * x.square().mean(dims).sqrt()
 
 
 def terms(x: Any, *rest: Any) -> int:

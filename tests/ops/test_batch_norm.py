@@ -54,3 +54,11 @@ def test_an_infinite_mean_stays_infinite() -> None:
     assert mean.tolist() == [torch.inf, 1.0]
     assert y[:, 0].isnan().all()
     assert var.isnan().tolist() == [True, False]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_torchs_own_passes_where_a_mean_is_close_to_zero(seed: int) -> None:
+    """The error of such a mean is that of its terms."""
+    x = torch.randn(9, 64, 1, generator=torch.Generator().manual_seed(seed))
+    found = agreement(SPEC.reference, SPEC, (x, None, None, 1e-5))
+    assert found.ok, found.reason
