@@ -22,9 +22,15 @@ PATIENCE_S = 10.0
 """Seconds that the end of the process waits for a running call."""
 
 GRACE_S = 0.1
-"""Seconds that it waits for the next call of a running thread."""
+"""Seconds that it waits for the next call of a running thread, since one was last seen in a call."""
 
 POLL_S = 0.001
+
+ENDING = frozenset({"_bootstrap", "_bootstrap_inner", "run", "invoke_excepthook", "excepthook"})
+"""Functions of ``threading`` in which a thread doesn't wait: it ends, and frees what its calls held.
+
+To free a tensor, torch gives up the interpreter's lock in C++ code, and takes it again.
+"""
 
 _FOLDER = str(Path(__file__).parents[1])
 _over = False
@@ -71,10 +77,12 @@ def end(replace: Iterable[Callable[[], None]]) -> None:
     _over = True
     for each in replace:
         each()
-    began = time.monotonic()
-    while (passed := time.monotonic() - began) < PATIENCE_S:
+    began = busy = time.monotonic()
+    while (now := time.monotonic()) - began < PATIENCE_S:
         running = list(_running())
-        if not any(map(_in_call, running)) and (not running or passed > GRACE_S):
+        if any(map(_in_call, running)):
+            busy = now
+        elif not running or now - busy > GRACE_S:
             return
         time.sleep(POLL_S)
 
@@ -90,7 +98,10 @@ def _running() -> Iterator[FrameType]:
     frames = sys._current_frames()  # noqa: SLF001  the public way to look at other threads
     for thread in _daemons():
         frame = frames.get(thread.ident or 0)
-        if frame is not None and frame.f_code.co_filename != threading.__file__:
+        if frame is None:
+            continue
+        code = frame.f_code
+        if code.co_filename != threading.__file__ or code.co_name in ENDING:
             yield frame
 
 
