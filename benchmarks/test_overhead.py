@@ -2,6 +2,7 @@
 
 The limit is 1.0 us for a call plus 0.35 us for each tensor, on a host that forms one tensor's key in 0.34
 us. A call with a gradient may take 5.0 us more, on a host where a bare ``autograd.Function`` takes 4.0 us.
+Under autocast a call may take 1.1 times what it takes outside, or 0.4 us more.
 Hosts differ, so both are measured here in turns, and the limit is in units of keys, or of bare functions.
 Each side is the minimum of many short rounds, because noise only adds time.
 """
@@ -16,6 +17,8 @@ import pytest
 import torch
 
 from nxcore.call.operator import Operator
+from nxcore.errors import present
+from nxcore.interop import autocast
 from nxcore.interop.autograd import Differentiable
 from nxcore.ops import nxcore_ops
 from nxcore.registry.discovery import discover
@@ -48,15 +51,19 @@ CASES: Mapping[str, tuple[str, tuple[Any, ...]]] = SMOKE | {
 }
 
 
+def _round_us(call: Callable[[], Any], calls: int) -> float:
+    started = time.perf_counter_ns()
+    for _ in range(calls):
+        call()
+    return (time.perf_counter_ns() - started) / calls * 1e-3
+
+
 def _least_us(calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
     """Return the minimum microseconds of a call of each, in alternating rounds."""
     least = dict.fromkeys(calls, float("inf"))
     for _ in range(ROUNDS):
         for name, call in calls.items():
-            started = time.perf_counter_ns()
-            for _ in range(CALLS):
-                call()
-            least[name] = min(least[name], (time.perf_counter_ns() - started) / CALLS * 1e-3)
+            least[name] = min(least[name], _round_us(call, CALLS))
     return least
 
 
@@ -117,6 +124,43 @@ def test_a_pair_made_anew_is_compared_item_by_item(record_property: Any) -> None
     bound = op.spec.bind(x, (3, 3), (1, 1), (1, 1))
     cost = _above_direct(op, bound, lambda: op(x, (three, 3), (1, 1), (1, 1)))
     _gate("a new pair", *cost, record_property, budgets=1.25)  # the budget is one of tensors
+
+
+UNDER_AUTOCAST, AUTOCAST_US = 1.1, 0.4
+
+
+@pytest.mark.parametrize(
+    "case", [case for case, (name, _) in CASES.items() if SESSION.op(name).spec.autocast]
+)
+def test_under_autocast_a_call_costs_what_it_costs_outside(case: str, record_property: Any) -> None:
+    """The kernel takes as long as torch's own; arguments have autocast's dtype. 0.4 us are always allowed."""
+    name, args = CASES[case]
+    op = SESSION.op(name)
+    bound = args if case in SMOKE else op.spec.bind(*args)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        bound = present(autocast.cast(op.spec, bound), "cast")
+
+    def kernel(*args: Any) -> Any:
+        return op.spec.reference(*args)
+
+    def measured() -> tuple[float, float]:
+        op.clear()
+        op.replan(op.key(*bound), kernel)
+        x = tensors_of(bound)[0]
+
+        inside = outside = key = float("inf")
+        for _ in range(ROUNDS):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                inside = min(inside, _round_us(lambda: op.run(*bound), CALLS // 10))
+            outside = min(outside, _round_us(lambda: op.run(*bound), CALLS // 10))
+            key = min(key, _round_us(lambda: (x.shape, x.stride(), x.dtype, x.device), CALLS // 10))
+        free = AUTOCAST_US * key / REFERENCE_KEY_US
+        return inside, max(UNDER_AUTOCAST * outside, outside + free)
+
+    inside, limit = _again_if_over(measured)
+    record_property("budgets", inside / limit)
+    print(f"\n{case}: {inside:.2f} us under autocast, {inside / limit:.2f} of its limit {limit:.2f} us")
+    assert inside <= limit
 
 
 class Bare(torch.autograd.Function):

@@ -32,7 +32,7 @@ FIXED = ("static", "size")
 """The kinds of parameters whose values a plan is specialised on."""
 
 AROUND = (
-    "grad_enabled(), deterministic(), autocast() and autocast_devices(), dispatch_modes(), "
+    "grad_enabled(), deterministic(), autocast() and autocast_state(), dispatch_modes(), "
     "function_modes() and not only_default_device(), functorch(), "
     "tracing(), forward_ad._current_level, preference()"
 )
@@ -225,6 +225,8 @@ def _near_key(spec: OpSpec) -> str:
     """Return the expression of the near key: a shape, numbers, and the context that guards don't cover."""
     # A guard aborts the process for a nested tensor. It has no sizes: its shape raises, which leads far.
     parts = ["grad_enabled()", "deterministic()", "preference()"]
+    if "lower" in spec.autocast.values():
+        parts.append("autocast() and autocast_state()")  # a guard doesn't check the dtype to cast to
     first = True
     for p in spec.params:
         n = p.name

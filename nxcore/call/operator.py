@@ -23,7 +23,7 @@ from nxcore.call import ending, unusual
 from nxcore.call.generated import alike, defaults, guards, source
 from nxcore.call.unusual import PLAIN, only_default_device, untraced, unusual_tensor
 from nxcore.context import PREFERENCE, requested
-from nxcore.errors import FOREIGN, InvalidInputError, NxcoreError, UnsupportedProblemError
+from nxcore.errors import FOREIGN, InvalidInputError, NxcoreError, UnsupportedProblemError, present
 from nxcore.interop import autocast, internals, sharding
 from nxcore.interop.library import Shell, define, unseen
 from nxcore.observe.counted import leads_to
@@ -37,6 +37,8 @@ CAPACITY = 4096
 ALIKE = 8
 """The most plans with one near key, each behind its guards."""
 
+TORCH_CASTS = "autocast is on, and only torch applies its casts"
+"""Why torch serves a call under autocast."""
 
 NUMBERS = frozenset({int, float, bool, complex})
 
@@ -62,21 +64,6 @@ class Plan:
 
 Near = dict[Any, tuple[tuple[Any, ...], ...]]
 """Near key -> guards, key and plan of calls with that near key."""
-
-
-@dataclass(frozen=True, slots=True)
-class Uncast:
-    """Serves calls under autocast, with any settings, as the key doesn't contain them."""
-
-    operator: Operator
-
-    def __call__(self, *args: Any) -> Any:
-        """Cast the arguments and call; torch differentiates the casts."""
-        given = autocast.cast(self.operator.spec, args)
-        if given is None:
-            return self.operator.unserved(args)
-        with autocast.disabled():
-            return self.operator.run(*given)
 
 
 Resolver = Callable[["Operator", tuple[Any, ...]], Plan]
@@ -176,10 +163,14 @@ class Operator:
             return sharding.divided(self.spec, self.run, args)
         plan = None if key is None else self._older.get(key)
         if plan is None:
-            if reason := self.unusual(args):
+            reason = self.unusual(args)
+            if reason == TORCH_CASTS and self.backend in (None, "torch"):
+                self.spec.check(*args)
+                plan = self.spec.reference
+            elif reason:
                 return self._serve_unusual(args, reason)
-            if autocast.concerns(args):
-                plan = Uncast(self)
+            elif autocast.concerns(args):
+                return self._serve_uncast(key, args, kernels=kernels)
             else:
                 self.spec.check(*args)
                 found = self._resolve(self, args)
@@ -192,6 +183,16 @@ class Operator:
             return plan(*args)
         except FOREIGN as error:
             return self.failed(key, plan, error, *args)
+
+    def _serve_uncast(self, key: Any, args: tuple[Any, ...], *, kernels: bool) -> Any:
+        """Serve a call under autocast as one outside it, with the arguments cast; keep its plan too."""
+        given = present(autocast.cast(self.spec, args), "cast")
+        with autocast.disabled():
+            result = self.by_kernel(*given) if kernels else self.run(*given)
+            plan = None if key is None else self.plans.get(self.key(*given))
+        if plan is not None:
+            self._remember(key, autocast.uncast(self.spec, args, plan))
+        return result
 
     def _traced(self, args: tuple[Any, ...]) -> Any:
         """Add one node to a compiler's graph, or the nodes of the reference."""
@@ -213,6 +214,11 @@ class Operator:
             self.near = ending.table()  # plans in use are added again, others are dropped
         self.plans[key] = plan
 
+    def _forget(self, key: Any) -> None:
+        self.plans.pop(key, None)
+        self._older.pop(key, None)
+        self.near = ending.table()
+
     def unusual(self, args: tuple[Any, ...]) -> str:
         """Return why only torch can serve this call; empty if kernels can."""
         if torch.compiler.is_compiling():
@@ -220,7 +226,7 @@ class Operator:
         if reason := unusual.unusual():
             return reason
         if autocast.concerns(args) and autocast.cast(self.spec, args) is None:
-            return "autocast is on, and only torch applies its casts"
+            return TORCH_CASTS
         for value in args:
             for tensor in value if isinstance(value, tuple) else (value,):
                 if isinstance(tensor, Tensor) and (why := unusual_tensor(tensor)):
@@ -241,7 +247,7 @@ class Operator:
 
     def failed(self, key: Any, plan: Callable[..., Any], error: Exception, *args: Any) -> Any:
         """Handle a plan that raised: the session takes the next candidate, unless the call is invalid."""
-        if isinstance(error, NxcoreError) or isinstance(plan, Uncast):
+        if isinstance(error, NxcoreError):
             raise error
         args = self.frozen(args)
         self.spec.check(*args)  # checks more than the key contains, such as the size of a number
@@ -249,6 +255,11 @@ class Operator:
             return self._serve_unusual(args, reason)
         if self._recover is None:
             raise error
+        if inner := autocast.outside(plan):
+            self._forget(key)
+            given = present(autocast.cast(self.spec, args), "cast")
+            with autocast.disabled():
+                return self._recover(self, self.key(*given), inner, error, given)
         return self._recover(self, key, plan, error, args)
 
 
@@ -323,7 +334,7 @@ def make_operator(
         "NUMBERS": NUMBERS,
         "PLAIN": PLAIN,
         "alike": alike,
-        "autocast_devices": autocast.devices,
+        "autocast_state": autocast.state,
         "forward_ad": forward_ad,
         "tracing": internals.tracing_state,
         "autocast": internals.any_autocast,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,9 +15,71 @@ from nxcore.spec.spec import OpSpec
 disabled = internals.autocast_disabled
 
 
-def devices() -> tuple[bool, bool]:
-    """Return whether autocast is on for the CPU, and for CUDA."""
-    return torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
+DEVICES = ("cpu", "cuda")
+
+
+def state() -> tuple[torch.dtype | None, ...]:
+    """Return the dtype of autocast for the CPU and for CUDA; None where it is off."""
+    return tuple([torch.get_autocast_dtype(d) if torch.is_autocast_enabled(d) else None for d in DEVICES])
+
+
+def uncast(spec: OpSpec, args: tuple[Any, ...], plan: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the plan under the present autocast of calls like that of ``args``; ``plan`` is for none.
+
+    Torch differentiates the casts. Each is made anew, while torch's own operators keep those of parameters
+    until the block ends; there is no way to its cache. The reference needs no help: torch casts what it runs.
+    """
+    if plan is spec.reference:
+        return plan
+    device = _device(args)
+    given = cast(spec, args) or args
+    places = tuple(
+        i for i, (before, after) in enumerate(zip(args, given, strict=True)) if before is not after
+    )
+    for other in DEVICES:
+        if other != device and torch.is_autocast_enabled(other):
+            plan = _without(plan, other)
+    plan = _without(plan, device)
+    return _casting(plan, places, device) if places else plan
+
+
+def outside(plan: Callable[..., Any]) -> Callable[..., Any] | None:
+    """Return the plan that a plan of ``uncast`` runs; None for any other."""
+    return getattr(plan, _OUTSIDE, None)
+
+
+_OUTSIDE = "_nxcore_outside"
+
+
+def _without(plan: Callable[..., Any], device: str) -> Callable[..., Any]:
+    """Return ``plan`` with autocast off for ``device``."""
+    # Names of the enclosing function are the fastest: a class would cost as much again.
+    exclude, key = internals.exclude, internals.AUTOCAST[device]
+
+    def run(*args: Any) -> Any:
+        exclude(key, True)
+        try:
+            return plan(*args)
+        finally:
+            exclude(key, False)
+
+    setattr(run, _OUTSIDE, outside(plan) or plan)
+    return run
+
+
+def _casting(plan: Callable[..., Any], places: tuple[int, ...], device: str) -> Callable[..., Any]:
+    """Return ``plan`` with the arguments at ``places`` cast to the present dtype of autocast."""
+    dtype = torch.get_autocast_dtype(device)
+
+    def run(*args: Any) -> Any:
+        given = list(args)
+        for place in places:
+            value = given[place]
+            given[place] = value.to(dtype) if isinstance(value, Tensor) else _cast(value, device, dtype)
+        return plan(*given)
+
+    setattr(run, _OUTSIDE, outside(plan))
+    return run
 
 
 def concerns(args: tuple[Any, ...]) -> bool:

@@ -44,6 +44,12 @@ set_grad_enabled = torch._C._set_grad_enabled
 autocast_disabled = torch._C._DisableAutocast
 """Autocast disabled in a block. ``torch.autocast(enabled=False)`` costs ten times as much."""
 
+AUTOCAST = {"cpu": torch._C.DispatchKey.AutocastCPU, "cuda": torch._C.DispatchKey.AutocastCUDA}
+"""Device type -> the dispatch key of its autocast, which is on where this key isn't excluded."""
+
+exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
+"""Exclude a dispatch key in this thread, or no longer. As a context manager it costs twice as much."""
+
 below_autograd = torch._C._AutoDispatchBelowAutograd
 """Autograd disabled in a block, as in torch's own custom operators."""
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from functools import partial
+from types import FunctionType
 from typing import Any
+
+from nxcore.interop.autocast import outside
 
 
 def leads_to(plan: Callable[..., Any], reference: Callable[..., Any]) -> bool:
@@ -15,6 +18,9 @@ def leads_to(plan: Callable[..., Any], reference: Callable[..., Any]) -> bool:
     kind = plan.__class__
     if kind is partial:
         return plan.func is reference  # type: ignore[attr-defined]  # a partial has one
+    if kind is FunctionType:
+        inner = outside(plan)
+        return inner is not None and leads_to(inner, reference)
     return kind is Counted and plan.torchs(reference)  # type: ignore[attr-defined]  # a Counted has one
 
 
