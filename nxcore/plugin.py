@@ -15,6 +15,7 @@ from nxcore.spec.checks import (
     require_size,
     require_tensor,
 )
+from nxcore.spec.compiling import compiling
 from nxcore.spec.composed import composed
 from nxcore.spec.kernel import (
     YES,
@@ -95,6 +96,7 @@ __all__ = [
     "broadcast_strides",
     "canonical_dims",
     "collapse",
+    "compiling",
     "composed",
     "dense",
     "either",

@@ -17,7 +17,7 @@ from typing import Any
 
 from nxcore.call.wrappers import unless_capturing
 from nxcore.choose.contenders import Choice, regimes
-from nxcore.choose.learn.budget import Pace
+from nxcore.choose.learn.budget import Heat, Pace
 from nxcore.choose.learn.exploration import MET, Call, Switch, exploration
 from nxcore.context import capturing
 from nxcore.measure.race import Clock
@@ -81,7 +81,7 @@ class Crossing:
         explored = exploration(forward.call)
         self._explored = [explored] if explored else []
         self._settled, self._lock = False, threading.Lock()
-        self._met, self._scouts = 0, SCOUTS
+        self._met, self._scouts, self._heat = 0, SCOUTS, Heat()
         # Kept, since a switch's target must outlive calls of it in other threads.
         self._steps = (self._meet, self._scout, self._cross)
         self._switch = Switch(self, self._steps[0 if explored else 1])
@@ -110,6 +110,7 @@ class Crossing:
                 found.watch(self)
             self.turn()
         for found in self._explored:
+            found.heat = self._heat
             found.met(MET)
 
     def turn(self) -> None:
@@ -125,7 +126,10 @@ class Crossing:
         self._met += 1
         if self._met >= MET - 1:
             self._switch.to(self._steps[1])
-        return self.reference(*args)
+        began = self.clock()
+        result = self.reference(*args)
+        self._heat.note(began, self.clock())
+        return result
 
     def _scout(self, *args: Any) -> Any:
         if capturing(self.problem):

@@ -36,6 +36,7 @@ from nxcore.measure import race
 from nxcore.measure.decision import Candidate, Decision, settled
 from nxcore.measure.timing import Timing
 from nxcore.registry.registry import Registry
+from nxcore.spec.compiling import UncompiledError
 from nxcore.spec.device import current
 from nxcore.spec.kernel import Backend, Code, Kernel, Refusal
 from nxcore.spec.problem import Problem
@@ -236,6 +237,11 @@ class Tuner:
         """Check, verify and plan one kernel, and run it once if it is its ``first`` run on such a problem.
 
         The contender's refusal says which step rejected it.
+
+        Raises
+        ------
+        UncompiledError
+            If it must be compiled, within ``on_disk_alone``.
         """
         label = backend.label(kernel)
         simulated = self.registry.probe(backend, kernel).simulated
@@ -260,7 +266,7 @@ class Tuner:
                 call = kernel.plan(problem)
                 if not problem.view:
                     try_once(call, problem, args)
-        except DeviceLostError:
+        except (DeviceLostError, UncompiledError):
             raise
         except torch.OutOfMemoryError:
             return Contender(backend, kernel, replace(candidate, refusal=OUT_OF_MEMORY))

@@ -22,6 +22,7 @@ import torch
 
 from nxcore.errors import DeviceLostError
 from nxcore.registry.registry import Registry
+from nxcore.spec.compiling import UncompiledError
 from nxcore.spec.device import current, synchronize
 from nxcore.spec.kernel import Backend, Code, Kernel, Refusal
 from nxcore.spec.layout import layout_class
@@ -211,6 +212,8 @@ class Gate:
                     ):
                         why = "new numbers at the same addresses gave the old result"
                         return _wrong(sample, why, found.error)
+                except UncompiledError:
+                    raise
                 except Exception as failure:
                     if lost(device):
                         raise

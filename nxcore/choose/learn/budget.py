@@ -10,10 +10,17 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 SHARE = 0.04
 """Share of the time since the first call. The rest of the total of 5% is for timed calls."""
+
+ALLOWANCE_S = 0.4
+"""Seconds beyond the share: what it takes to import a toolkit, and to load two kernels that are on disk."""
+
+GRACE_S = 1.0
+"""Seconds since the first call in which nothing is done: a program that is over by then pays nothing."""
 
 PATIENCE_S = 60.0
 """Seconds that a fork waits for running background work."""
@@ -36,6 +43,10 @@ class Pace:
     ----------
     share : float
         The share of the time since ``begin``.
+    allowance : float
+        Seconds beyond the share.
+    grace : float
+        Seconds since ``begin`` in which nothing is affordable.
     clock : callable
         Returns seconds.
     processor : callable
@@ -57,11 +68,14 @@ class Pace:
         self,
         share: float = SHARE,
         *,
+        allowance: float = 0.0,
+        grace: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
         processor: Callable[[], float] = time.thread_time,
         wait: Callable[[float], bool] = until_the_end,
     ) -> None:
         self.share, self._clock, self._processor, self._wait = share, clock, processor, wait
+        self.allowance, self.grace = allowance, grace
         self.busy = threading.RLock()
         self._began: float | None = None
         _paces.add(self)
@@ -116,7 +130,12 @@ class Pace:
     def left(self, ahead: float) -> float:
         """Return the seconds until ``ahead`` more seconds are within the share; negative if they are."""
         began = self.begin()
-        return (self.spent + ahead) / self.share - (self._clock() - began)
+        due = max((self.spent + ahead - self.allowance) / self.share, self.grace)
+        return due - (self._clock() - began)
+
+    def anew(self) -> Pace:
+        """Return a pace of the same limits that has spent nothing."""
+        return Pace(self.share, allowance=self.allowance, grace=self.grace)
 
     def _count(self) -> None:
         now = self._processor()
@@ -143,8 +162,41 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 
+class Heat:
+    """How much of the program's time the calls of a problem take, by its first calls.
+
+    Attributes
+    ----------
+    share : float
+        The time within the calls, over the time from the first call to the end of the last one.
+    """
+
+    def __init__(self) -> None:
+        self._first, self._last, self._within = 0, 0, 0
+
+    def note(self, began: int, ended: int) -> None:
+        """Count a call, which took from ``began`` to ``ended``, in nanoseconds."""
+        self._first, self._last = self._first or began, ended
+        self._within += ended - began
+
+    @property
+    def share(self) -> float:
+        """See the class."""
+        return self._within / max(1, self._last - self._first)
+
+
+@dataclass(frozen=True)
+class Job:
+    """Background work: what to do, and the heat of its problem."""
+
+    run: Callable[[], None]
+    heat: float
+
+
 class Hand:
-    """Runs jobs one after the other in a thread that exists only while there are jobs.
+    """Runs jobs in a thread that exists only while there are jobs: the hottest problem's first.
+
+    Which one that is, is decided after the wait for the budget: the last to come may be the hottest.
 
     Parameters
     ----------
@@ -156,40 +208,55 @@ class Hand:
         Called with the exception of a job.
     most : int
         The most jobs that may wait; beyond it the oldest is dropped.
+    ahead : float
+        Seconds of work that must be within the budget before a job.
     """
 
     def __init__(
-        self, pace: Pace, *, idle: Callable[[], None], failed: Callable[[Exception], None], most: int
+        self,
+        pace: Pace,
+        *,
+        idle: Callable[[], None],
+        failed: Callable[[Exception], None],
+        most: int,
+        ahead: float = 0.0,
     ) -> None:
-        self.pace, self._idle, self._failed = pace, idle, failed
+        self.pace, self._idle, self._failed, self._ahead = pace, idle, failed, ahead
         self._lock = threading.Lock()
-        self._jobs: deque[Callable[[], None]] = deque(maxlen=most)
+        self._jobs: deque[Job] = deque(maxlen=most)
         self.thread: threading.Thread | None = None
 
-    def add(self, job: Callable[[], None]) -> None:
-        """Run ``job`` later, or never if the program is about to end."""
+    def add(self, run: Callable[[], None], heat: float = 0.0) -> None:
+        """Do ``run`` later, or never if the program is about to end."""
         with self._lock:
-            self._jobs.append(job)
+            self._jobs.append(Job(run, heat))
             if self.thread is None and threading.main_thread().is_alive():
                 thread = threading.Thread(target=self._work, name="nxcore learns")
                 thread.start()
                 self.thread = thread  # set after the start, so that others may join it
 
     def _work(self) -> None:
-        while job := self._next():
+        while self._left():
             with self.pace.working():
+                if self._ahead:
+                    self.pace.rest(self._ahead)
                 try:
-                    job()
+                    self._hottest()
                 except Exception as error:  # noqa: BLE001  the other jobs must still run
                     self._failed(error)
 
-    def _next(self) -> Callable[[], None] | None:
+    def _hottest(self) -> None:
         with self._lock:
-            if self._jobs:
-                return self._jobs.popleft()
+            job = max(self._jobs, key=lambda job: job.heat)  # of equals the first
+            self._jobs.remove(job)
+        job.run()
+
+    def _left(self) -> bool:
+        """Return whether there is a job; without one, the thread is over."""
+        if self._jobs:
+            return True
         self._idle()
         with self._lock:
             if not self._jobs:
                 self.thread = None
-                return None
-            return self._jobs.popleft()
+            return bool(self._jobs)

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import torch
 
-from nxcore.choose.learn.budget import Pace
+from nxcore.choose.learn.budget import Heat, Pace
 from nxcore.measure.race import DROP, DROP_AFTER, Clock
 from nxcore.measure.timing import Timing
 
@@ -108,6 +108,8 @@ class Exploration:
         Does the caller's work, with the kernel whose turn it is.
     over : bool
         Whether the exploration has ended.
+    heat : Heat
+        The problem's share of the program's time.
     """
 
     def __init__(
@@ -135,7 +137,8 @@ class Exploration:
         self._pending: deque[tuple[str, float, Any, Any]] = deque()
         self._turn, self._dice = threading.Lock(), random.Random(seed)
         self._started, self._done, self._met = 0, 0, 0
-        self._least, self.over = float("inf"), False
+        self._least, self._own, self._own_us = float("inf"), "", float("inf")
+        self.over, self.heat = False, Heat()
         # Kept, since a switch's target must outlive calls of it in other threads.
         self._steps = (self._meet, self._take_turns)
         self._watchers: tuple[weakref.ref[Watcher], ...] = ()
@@ -184,15 +187,17 @@ class Exploration:
         again: str = "",
         checks: Mapping[str, Check] | None = None,
     ) -> None:
-        """Take turns from now on; ``rivals``, torch's own among them, are never dropped.
+        """Take turns from now on.
 
-        The fastest rival of the first round takes a second turn in each later one, under the label
-        ``again``: the A/A row. If a label has a check, it is called with the arguments and the result of each
-        timed turn. It returns the caller's result, or raises.
+        The first call is the reference, and ``rivals`` are all of torch's own ways. A rival is dropped only
+        if it is slow among these. The fastest one of the first round takes a second turn in each later
+        round, under the label ``again``: the A/A row. Neither these two nor the reference are dropped. If a
+        label has a check, it is called with the arguments and the result of each timed turn. It returns the
+        caller's result, or raises.
         """
         self._rivals, self._again, self._checks = rivals, again, dict(checks or {})
         self._rounds = {label: [] for label in calls}
-        self._calls = dict(calls)
+        self._calls, self._own = dict(calls), next(iter(calls))
         self.resume()
 
     def resume(self) -> None:
@@ -215,8 +220,11 @@ class Exploration:
         return self.serve is self._steps[1]
 
     def _meet(self, *args: Any) -> Any:
+        began = self.clock()
+        result = self.reference(*args)
+        self.heat.note(began, self.clock())
         self.met()
-        return self.reference(*args)
+        return result
 
     def _take_turns(self, *args: Any) -> Any:
         if self._capturing() or not self._turn.acquire(blocking=False):
@@ -243,7 +251,7 @@ class Exploration:
 
     def _run(self, label: str, args: tuple[Any, ...]) -> Any:
         call = self._calls[label]
-        entered = self.clock()
+        entered, told = self.clock(), self.pace.charged
         try:
             if self.device.type == "cuda":
                 start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -253,14 +261,18 @@ class Exploration:
                 spent = self.clock() - began
                 host_us = spent * 1e-3
                 end.record()
+                within = self.pace.charged
                 result = self._checked(label, args, result)
+                checked = self.pace.charged
                 self._pending.append((label, host_us, start, end))
             else:
                 began = self.clock()
                 result = call(*args)
                 spent = self.clock() - began
+                within = self.pace.charged
                 result = self._checked(label, args, result)
-                self._note(label, spent * 1e-3, spent * 1e-3)
+                checked = self.pace.charged
+                self._note(label, spent * 1e-3, spent * 1e-3, (within - told) * 1e6)
         except Exception as error:
             if label in self._rivals:
                 self._order.append(label)  # the round must be complete
@@ -269,7 +281,8 @@ class Exploration:
             self._failed(label, error)
             self._end_round()
             return self.reference(*args)
-        self.pace.charge((self.clock() - entered - spent) * 1e-9)  # the overhead of the turn
+        # The overhead of the turn, without that of checks, which the watch has charged.
+        self.pace.charge(max(0.0, (self.clock() - entered - spent) * 1e-9 - (checked - within)))
         return result
 
     def _checked(self, label: str, args: tuple[Any, ...], result: Any) -> Any:
@@ -286,14 +299,16 @@ class Exploration:
             if label in self._calls:
                 self._note(label, start.elapsed_time(end) * 1e3, host_us)
 
-    def _note(self, label: str, device_us: float, host_us: float) -> None:
+    def _note(self, label: str, device_us: float, host_us: float, charged_us: float = 0.0) -> None:
+        """Note a turn's time, and charge what it took above torch's own, except what is charged already."""
         self._rounds[label].append((device_us, host_us))
         us = max(device_us, host_us)
         if label in self._rivals:
             self._least = min(self._least, us)
-        else:
-            torchs = self._least if self._least < float("inf") else 0.0  # unknown before its first turn
-            self.pace.charge(max(0.0, us - torchs) * 1e-6)
+        if label == self._own:
+            self._own_us = min(self._own_us, us)
+        elif self._own_us < float("inf"):
+            self.pace.charge(max(0.0, us - self._own_us - charged_us) * 1e-6)
         mine = len(self._rounds[label])
         if label not in self._rivals and mine <= DROP_AFTER:
             limit = HOPELESS * self._least if mine > 1 else HOPELESS**2 * self._least + FIRST_US
@@ -312,10 +327,7 @@ class Exploration:
             self._enter_again()
         timings = self.timings
         if done == DROP_AFTER + 1:  # the first one is warm-up
-            best = min(t.median_us for t in timings.values())
-            for label in [
-                n for n, t in timings.items() if t.median_us > DROP * best and n not in self._rivals
-            ]:
+            for label in self._slow(timings):
                 self._drop(label)
         if done - 1 in LOOKS:
             self._go_to(self.reference)
@@ -323,6 +335,17 @@ class Exploration:
         elif not self.pace.affords:
             self._go_to(self.reference)
             self._rests()
+
+    def _slow(self, timings: Mapping[str, Timing]) -> list[str]:
+        """Return the labels to drop: kernels by the best of all, torch's ways by the best of these."""
+        best = min(t.median_us for t in timings.values())
+        torchs = min(t.median_us for label, t in timings.items() if label in self._rivals)
+        kept = (self._own, self._again, self._repeats)
+        return [
+            label
+            for label, t in timings.items()
+            if t.median_us > DROP * (torchs if label in self._rivals else best) and label not in kept
+        ]
 
     def _enter_again(self) -> None:
         """After the first round, let the fastest rival take a second turn in all later ones."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from nxcore.choose.contenders import (
     timed,
     yardstick,
 )
-from nxcore.choose.learn.budget import Hand, Pace
+from nxcore.choose.learn.budget import ALLOWANCE_S, GRACE_S, Hand, Pace
 from nxcore.choose.learn.exploration import Check, Exploration
 from nxcore.choose.learn.watches import Watches
 from nxcore.choose.recall import Recall
@@ -31,16 +31,18 @@ from nxcore.errors import present
 from nxcore.measure.decision import Candidate, Decision, settled
 from nxcore.measure.race import Clock
 from nxcore.measure.timing import Timing
+from nxcore.spec.compiling import UncompiledError, on_disk_alone
 from nxcore.spec.device import heed_no_capture
-from nxcore.spec.kernel import Code, Refusal
+from nxcore.spec.kernel import Backend, Code, Kernel, Refusal
 from nxcore.spec.problem import Problem
 from nxcore.trust.gate import brief, pausing
 
 Decided = Callable[[Choice], None]
 Wrap = Callable[[Choice, Problem], Callable[..., Any]]
 
-KNOWN_S, UNKNOWN_S, LOOK_S = 1.0, 2.0, 0.01
-"""Seconds allowed for a verified kernel, for a step of an unverified one, and for a look at the times."""
+KNOWN_S, TOOLKIT_S, UNKNOWN_S, LOOK_S = 0.05, 0.25, 2.0, 0.01
+"""Seconds allowed for a kernel on disk, for its toolkit's import, for a step of a kernel that must be
+compiled, and for a look at the times."""
 
 WAITING = 4096
 """The most problems that wait for their kernels; beyond it torch keeps the oldest."""
@@ -66,6 +68,11 @@ class Learner:
         The budget of the thread.
     wrap : callable
         ``wrap(choice, problem)`` returns the chosen call with its wrappers.
+
+    Attributes
+    ----------
+    loaded : set of str
+        The backends whose toolkits the learner has used in this process.
     """
 
     def __init__(
@@ -81,13 +88,15 @@ class Learner:
         self.recall, self.tuner, self.clock = recall, recall.tuner, clock
         self._changed, self.undone, self.watches = changed, False, watches
         self.wrap = wrap
-        self.keep_to(pace or Pace())
+        self.loaded: set[str] = set()
+        self.keep_to(pace or Pace(allowance=ALLOWANCE_S, grace=GRACE_S))
 
     def keep_to(self, pace: Pace) -> None:
         """Use new hands: one for long work and one for verdicts, which then don't wait for it."""
         self.pace = pace
         self.preparing, self.judging = (
-            Hand(pace, idle=self._idle, failed=self._failed, most=WAITING) for _ in range(2)
+            Hand(pace, idle=self._idle, failed=self._failed, most=WAITING, ahead=ahead)
+            for ahead in (KNOWN_S, 0.0)
         )
 
     def refusal(self, problem: Problem) -> str:
@@ -121,7 +130,7 @@ class Learner:
 
     def after_fork(self) -> None:
         """Start again in a forked child, which has no background threads."""
-        self.keep_to(Pace(self.pace.share))
+        self.keep_to(self.pace.anew())
 
     def _idle(self) -> None:
         """Have plans made again after decisions: once for several decisions in a row."""
@@ -158,7 +167,7 @@ class Lesson:
         self.exploration = Exploration(
             problem.spec.reference,
             problem.device,
-            wanted=lambda: learner.preparing.add(self._prepare),
+            wanted=lambda: learner.preparing.add(self._prepare, self.exploration.heat.share),
             look=lambda timings, last: learner.judging.add(lambda: self._judge(timings, last)),
             failed=self._failed,
             pace=learner.pace,
@@ -167,8 +176,14 @@ class Lesson:
         )
 
     def _prepare(self) -> None:
-        """Prepare the kernels, and let them take turns if there are at least two."""
-        self._entries.extend(self._entered())
+        """Prepare the kernels, those on disk first, and let them take turns if there are at least two."""
+        if self._problem.device.type == "cuda":
+            heed_no_capture()
+        empty = any(m.numel() == 0 for m in leaves_of(self._problem.outputs))
+        taking = [] if empty else self._tuner.taking_part(self._problem.op)
+        ready = [self._from_disk(backend, kernel) for backend, kernel in taking]
+        with pausing(lambda: self._learner.pace.rest(UNKNOWN_S)):
+            self._entries = [found or self._compiled(*of) for of, found in zip(taking, ready, strict=True)]
         racing = [
             e for e in self._entries if e.call and not e.candidate.refusal and not e.candidate.simulated
         ]
@@ -227,25 +242,31 @@ class Lesson:
         self.exploration.end(self._learner.wrap(watched, self._problem))
         self._learner.undone = True
 
-    def _entered(self) -> Iterator[Contender]:
-        """Check, verify and plan every kernel, with rests in between; none if nothing is to compute."""
-        self._learner.pace.rest(KNOWN_S)
-        if self._problem.device.type == "cuda":
-            heed_no_capture()
-        if any(m.numel() == 0 for m in leaves_of(self._problem.outputs)):
-            return
-        with pausing(lambda: self._learner.pace.rest(UNKNOWN_S)):
-            for backend, kernel in self._tuner.taking_part(self._problem.op):
-                candidate = Candidate(backend.label(kernel), backend.name)
-                if yardstick(kernel):
-                    yield Contender(backend, kernel, replace(candidate, refusal=NO_TURNS))
-                elif self._tuner.registry.probe(backend, kernel).simulated:
-                    yield Contender(backend, kernel, replace(candidate, simulated=True))
-                else:
-                    if not self._tuner.refusal(backend, kernel, self._problem):
-                        known = self._tuner.gate.knows(backend, kernel, self._problem)
-                        self._learner.pace.rest(KNOWN_S if known else UNKNOWN_S)
-                    yield self._tuner.enter(backend, kernel, self._problem, (), first=False)
+    def _from_disk(self, backend: Backend, kernel: Kernel) -> Contender | None:
+        """Check, verify and plan a kernel if nothing must be compiled for it; None if something must be."""
+        candidate = Candidate(backend.label(kernel), backend.name)
+        if yardstick(kernel):
+            return Contender(backend, kernel, replace(candidate, refusal=NO_TURNS))
+        if self._tuner.registry.probe(backend, kernel).simulated:
+            return Contender(backend, kernel, replace(candidate, simulated=True))
+        own = backend.name == "torch"
+        if not self._tuner.refusal(backend, kernel, self._problem):
+            if not (own or self._tuner.gate.knows(backend, kernel, self._problem)):
+                return None
+            first = not (own or backend.name in self._learner.loaded)
+            self._learner.pace.rest(KNOWN_S + TOOLKIT_S * first)
+            self._learner.loaded.add(backend.name)
+        try:
+            with on_disk_alone():
+                return self._tuner.enter(backend, kernel, self._problem, (), first=False)
+        except UncompiledError:
+            return None
+
+    def _compiled(self, backend: Backend, kernel: Kernel) -> Contender:
+        """Compile, verify and plan a kernel, with rests in between."""
+        self._learner.pace.rest(UNKNOWN_S)
+        self._learner.loaded.add(backend.name)
+        return self._tuner.enter(backend, kernel, self._problem, (), first=False)
 
     def _careful(self, entry: Contender) -> tuple[Callable[..., Any], Check]:
         """Return a kernel's call for its turns, and the check of their results after they are timed.

@@ -186,7 +186,7 @@ class Watches:
         """Start again in a forked child, which has neither the thread nor CUDA."""
         self._lock, self.thread = threading.RLock(), None
         self._pending.clear()
-        self.pace = Pace(self.pace.share)
+        self.pace = self.pace.anew()
         while self._resting:
             if (watch := self._resting.popleft()()) is not None:
                 watch.arm()

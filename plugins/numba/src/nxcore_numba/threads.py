@@ -15,7 +15,7 @@ from numba.core import caching
 from numba.core.runtime import rtsys
 from numba.np.ufunc import parallel as pool
 
-from nxcore.plugin import preserved, toolkit_folder
+from nxcore.plugin import compiling, preserved, toolkit_folder
 
 SMALL = 32_768
 """Elements below which waking the other threads costs more than they save."""
@@ -88,12 +88,15 @@ def _ready(kernel: Any, signature: Any) -> None:
     """
     if signature.args in kernel.overloads:
         return
+    found = None
     if RELEASE == LOADED:
         rtsys.initialize(kernel.targetctx)
         with contextlib.suppress(AttributeError, OSError):  # such as no folder for the cache
             found = kernel._cache._load_overload(signature, kernel.targetctx)  # noqa: SLF001  no public way to read the cache
             if found is not None:
                 kernel.add_overload(found)
+    if found is None:
+        compiling(f"{kernel.py_func.__name__}{signature.args}")
     kernel.compile(signature)
 
 

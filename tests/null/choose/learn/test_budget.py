@@ -205,7 +205,7 @@ def test_a_program_that_ends_waits_for_nothing():
         [sys.executable, "-c", END], capture_output=True, text=True, timeout=100, check=True
     )
     assert (done.stdout.strip(), done.stderr) == ("done", "")
-    assert time.monotonic() - started < 20, "the first rest alone lasts longer"
+    assert time.monotonic() - started < 20, "a compiler's rest lasts longer"
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from nxcore.plugin import compiling
 from nxcore_cuda.machine import toolkit
 from nxcore_cuda.machine.instance import Instance
 
@@ -99,6 +100,7 @@ def kept(path: Path, make: str, command: Sequence[str | Path], text: str, suffix
     """
     if path.exists():
         return path
+    compiling(make)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix="making-") as folder:

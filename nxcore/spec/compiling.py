@@ -1,0 +1,42 @@
+"""Compiling is announced by plugins, and can be forbidden where a call or a budget can't wait for it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+_ON_DISK_ALONE: ContextVar[bool] = ContextVar("nxcore_on_disk_alone", default=False)
+
+
+class UncompiledError(Exception):
+    """Something must be compiled, in a block that forbids it."""
+
+
+def compiling(what: str) -> None:
+    """Announce that ``what`` is compiled next, since its compiled code is not on disk.
+
+    A plan that takes a compiler's seconds calls it before it compiles; loading from disk needs no call.
+
+    Raises
+    ------
+    UncompiledError
+        If the plan is wanted only if everything is on disk: then the kernel is compiled later, where no
+        call waits for it.
+
+    Examples
+    --------
+    >>> compiling("add in float32")
+    """
+    if _ON_DISK_ALONE.get():
+        raise UncompiledError(what)
+
+
+@contextlib.contextmanager
+def on_disk_alone() -> Iterator[None]:
+    """Forbid compiling within this block, in this thread."""
+    token = _ON_DISK_ALONE.set(True)
+    try:
+        yield
+    finally:
+        _ON_DISK_ALONE.reset(token)
