@@ -5,13 +5,14 @@ from __future__ import annotations
 import pluggy
 
 from nxcore.errors import InvalidInputError
-from nxcore.spec.backward import backward_of, require_grad
+from nxcore.spec.backward import backward_of
 from nxcore.spec.checks import (
     brief,
     require_flag,
     require_flags,
     require_integers,
     require_same,
+    require_shape,
     require_size,
     require_tensor,
 )
@@ -114,11 +115,11 @@ __all__ = [
     "rand",
     "require_flag",
     "require_flags",
-    "require_grad",
     "require_image",
     "require_integers",
     "require_memory_format",
     "require_same",
+    "require_shape",
     "require_size",
     "require_tensor",
     "simulated",

@@ -11,6 +11,7 @@ import pytest
 
 import nxcore
 from nxcore import nn, plugin
+from nxcore.ops import nxcore_ops
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -110,7 +111,7 @@ def test_the_page_on_kernels_shows_a_kernel_as_it_is_and_every_helper():
     page = (DOCS / "kernels.md").read_text(encoding="utf-8")
     file, code = re.search(r'^```python title="([^"]+)"\n(.*?)^```$', page, re.MULTILINE | re.DOTALL).groups()
     assert (ROOT / file).read_text(encoding="utf-8") == code
-    operators = {path.stem for path in (ROOT / "nxcore" / "ops").glob("*.py")}
+    operators = {spec.name for spec in nxcore_ops()}
     for name, title in {"numba": "Numba", "triton": "Triton", "cuda": "CUDA C++", "jax": "JAX"}.items():
         sources = ROOT / "plugins" / name / "src" / f"nxcore_{name}"
         part = page.partition(f"## Helpers: {title}\n")[2].partition("\n## ")[0]

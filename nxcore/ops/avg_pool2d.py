@@ -3,7 +3,10 @@
     out[i, j] = sum over the taps on the image of x / divisor
 
 The divisor is ``divisor_override`` where given, else the window's size on the padded image, or on the image
-without padding where ``count_include_pad`` is False. Semantics of ``torch.nn.functional.avg_pool2d``.
+without padding where ``count_include_pad`` is False. Semantics of ``torch.nn.functional.avg_pool2d``. The
+gradient, whose half types torch's own CPU kernel accumulates in half precision:
+
+    grad_x[p] = sum over the windows that contain p of grad / the window's divisor
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nxcore.ops.max_pool2d import require_window, ways
+from nxcore.ops.max_pool2d import IMAGE_SIZE, MEMORY_FORMAT, pooled, require_image_size, require_window, ways
 from nxcore.plugin import (
     DEGENERATE,
     SAME,
@@ -27,12 +30,15 @@ from nxcore.plugin import (
     Sample,
     TensorMeta,
     Window,
+    backward_of,
     brief,
+    dense,
     laid_out,
     memory_format,
     rand,
     require_flag,
     require_image,
+    require_memory_format,
     require_tensor,
 )
 
@@ -99,7 +105,7 @@ def check(
     require_tensor(x, "x", floating=False)
     require_image(x)
     require_average(kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
-    Window.of_pool(tuple(x.shape), kernel_size, stride, padding, 1, ceil_mode)
+    _window(x.shape, kernel_size, stride, padding, ceil_mode)
 
 
 def require_average(
@@ -121,21 +127,20 @@ def require_average(
         )
 
 
-def _window(x: Any, kernel_size: Any, stride: Any, padding: Any, ceil_mode: Any) -> Window:
-    return Window.of_pool(tuple(x.shape), kernel_size, stride, padding, 1, ceil_mode)
+def _window(size: Any, kernel_size: Any, stride: Any, padding: Any, ceil_mode: Any, *divisor: Any) -> Window:
+    return Window.of_pool(tuple(size), kernel_size, stride, padding, 1, ceil_mode)
 
 
-def outputs(x: Any, kernel_size: Any, stride: Any, padding: Any, ceil_mode: Any, *divisor: Any) -> TensorMeta:
+def outputs(x: Any, *window: Any) -> TensorMeta:
     """Describe the means; shapes by floor division alone, since a compiler's sizes are symbols."""
-    size = (*x.shape[:-2], *_window(x, kernel_size, stride, padding, ceil_mode).outputs)
-    return laid_out(size, memory_format(x), x.dtype, x.device)
+    return laid_out(pooled(x.shape, _window(x.shape, *window)), memory_format(x), x.dtype, x.device)
 
 
-def cost(x: Any, kernel_size: Any, stride: Any, padding: Any, ceil_mode: Any, *divisor: Any) -> Cost:
+def cost(x: Any, *window: Any) -> Cost:
     """Count x read once, the means written once; one addition for each tap."""
-    window = _window(x, kernel_size, stride, padding, ceil_mode)
-    outputs = torch.Size((*x.shape[:-2], *window.outputs)).numel()
-    return Cost(bytes=x.nbytes + outputs * x.element_size(), flops=outputs * window.taps)
+    pool = _window(x.shape, *window)
+    outputs = torch.Size(pooled(x.shape, pool)).numel()
+    return Cost(bytes=x.nbytes + outputs * x.element_size(), flops=outputs * pool.taps)
 
 
 def magnitude(x: Tensor, *window: Any) -> Tensor:
@@ -143,9 +148,9 @@ def magnitude(x: Tensor, *window: Any) -> Tensor:
     return reference(x.abs(), *window).abs()
 
 
-def terms(x: Any, kernel_size: Any, stride: Any, padding: Any, ceil_mode: Any, *divisor: Any) -> int:
+def terms(x: Any, *window: Any) -> int:
     """Return the number of taps of the window."""
-    return _window(x, kernel_size, stride, padding, ceil_mode).taps
+    return _window(x.shape, *window).taps
 
 
 def _backward(grad: Any, mask: tuple[bool, ...], x: Any, *window: Any) -> tuple[Any, ...]:
@@ -239,4 +244,135 @@ SPEC = OpSpec(
     gradient=Gradient("avg_pool2d_backward", _backward),
     outputs=outputs,
     autocast=SAME,
+)
+
+
+def gradient(
+    grad: Tensor,
+    size: tuple[int, ...],
+    kernel_size: int | tuple[int, int],
+    stride: int | tuple[int, int] | None = None,
+    padding: int | tuple[int, int] = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+    memory_format: torch.memory_format = torch.contiguous_format,
+) -> Tensor:
+    """Return the gradient of ``avg_pool2d``, accumulating in float32 or wider.
+
+    Parameters
+    ----------
+    grad : Tensor
+        The gradient of the output, floating.
+    size : tuple of int
+        The shape of the input.
+    kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
+        As in ``avg_pool2d``.
+    memory_format : torch.memory_format
+        The memory format of the result, which is the input's.
+
+    Returns
+    -------
+    Tensor
+        Shape ``size``, dtype of ``grad``.
+
+    Raises
+    ------
+    InvalidInputError
+        As ``avg_pool2d``; or if ``grad`` isn't of the output's shape.
+
+    Examples
+    --------
+    >>> nxcore.ops.avg_pool2d_backward(torch.ones(1, 1, 1), (1, 2, 2), 2)
+    tensor([[[0.2500, 0.2500],
+             [0.2500, 0.2500]]])
+    """
+    window = _window(size, kernel_size, stride, padding, ceil_mode)
+    # Torch's CUDA kernel for channels_last ignores the padding (pytorch/pytorch#188344); the other does not.
+    astray = grad.is_cuda and window.padding != (0, 0)
+    computed = torch.contiguous_format if astray else memory_format
+    # Only shape and strides are read.
+    stand_in = torch.empty(size, dtype=grad.dtype, device=grad.device, memory_format=computed)
+    x_grad: Tensor = torch.ops.aten.avg_pool2d_backward(
+        grad,
+        stand_in,
+        window.kernel,
+        window.stride,
+        window.padding,
+        bool(ceil_mode),
+        bool(count_include_pad),
+        divisor_override,
+    )
+    return dense(x_grad, memory_format)
+
+
+def gradient_check(size: Any, *rest: Any) -> None:
+    """Raise unless the gradient is defined for the arguments after the incoming one."""
+    *window, form = rest
+    require_image_size(size)
+    require_average(*window)
+    require_memory_format(form, len(size))
+
+
+def gradient_cost(grad: Any, size: Any, *window: Any) -> Cost:
+    """Count grad read once, the input's gradient written once; one addition for each tap."""
+    written = torch.Size(size).numel() * grad.element_size()
+    return Cost(bytes=grad.nbytes + written, flops=grad.numel() * gradient_terms(grad, size, *window))
+
+
+def gradient_magnitude(grad: Tensor, *window: Any) -> Tensor:
+    """Return the gradient of absolute values."""
+    return gradient(grad.abs(), *window).abs()
+
+
+def gradient_terms(grad: Any, size: Any, *window: Any) -> int:
+    """Return the largest number of windows that share an input."""
+    return _window(size, *window).taps
+
+
+def _with_grad(sample: Sample) -> Sample:
+    """Put a gradient of the output's shape, layout and values in front of a sample's size and window."""
+    x, *window = sample.args
+    grad = rand(*pooled(x.shape, _window(*SPEC.bind(x.shape, *window))), layout=x.layout, values=x.values)
+    kwargs = {"memory_format": torch.channels_last} if x.layout == "channels_last" else {}
+    return Sample(sample.name, (grad, x.shape, *window), kwargs, sample.tags)
+
+
+GRADIENT_SAMPLES = (
+    Sample("stride_zero_grad", (rand(3, 2, 6, 8, layout="expanded"), (3, 2, 6, 8), 3, 1, 1)),
+    Sample("gradient_of_a_sum", (rand(3, 2, 6, 8, layout="repeated"), (3, 2, 6, 8), 3, 1, 1)),
+    Sample(
+        "formats_differ",
+        (rand(2, 9, 7, 6), (2, 9, 7, 6), 3, 1, 1),
+        {"memory_format": torch.channels_last},
+    ),
+    Sample("formats_differ_back", (rand(2, 9, 7, 6, layout="channels_last"), (2, 9, 7, 6), 3, 1, 1)),
+)
+
+GRADIENT_ERRORS = (
+    ErrorCase("shape", (rand(1, 2, 3, 3), (1, 2, 4, 4), 2), match=r"output's shape \(1, 2, 2, 2\)"),
+    ErrorCase("rank", (rand(2, 2), (4, 4), 2), match=r"size must be \(C, H, W\) or \(N, C, H, W\)"),
+    ErrorCase("kernel", (rand(1, 2, 4, 4), (1, 2, 4, 4), 0), match="kernel_size must be at least 1, got 0"),
+    ErrorCase(
+        "memory_format",
+        (rand(1, 2, 2, 2), (1, 2, 4, 4), 2),
+        match="memory_format must be contiguous_format or channels_last",
+        kwargs={"memory_format": torch.preserve_format},
+    ),
+    ErrorCase("not_a_size", (rand(1, 2, 2, 2), 4, 2), match="size must be a sequence of integers, got 4"),
+    ErrorCase("not_a_tensor", (1.0, (1, 2, 4, 4), 2), match="grad must be a tensor, got float"),
+)
+
+BACKWARD = backward_of(
+    SPEC,
+    gradient,
+    params=(IMAGE_SIZE, *SPEC.params[1:], MEMORY_FORMAT),
+    check=gradient_check,
+    shape=lambda size, *window: pooled(size, _window(size, *window)),
+    cost=gradient_cost,
+    magnitude=gradient_magnitude,
+    given=_with_grad,
+    samples=GRADIENT_SAMPLES,
+    errors=GRADIENT_ERRORS,
+    terms=gradient_terms,
 )

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore.ops.batch_norm import SAMPLES as FORWARD_SAMPLES
+from nxcore.ops.batch_norm import SPEC as FORWARD
 from nxcore.ops.batch_norm import (
     accumulator,
     laid_out,
@@ -26,15 +26,13 @@ from nxcore.ops.batch_norm import (
 from nxcore.plugin import (
     Cost,
     ErrorCase,
-    InvalidInputError,
-    OpSpec,
     Param,
     Sample,
     TensorMeta,
+    backward_of,
     dense,
     memory_format,
     rand,
-    require_flags,
     require_tensor,
 )
 
@@ -111,22 +109,15 @@ def wanted(weight: Any, output_mask: tuple[bool, ...]) -> Mask:
     return x, scale and given, shift and given
 
 
-def check(grad: Any, x: Any, mean: Any, var: Any, weight: Any, eps: Any, output_mask: Any) -> None:
-    """Raise unless the operator is defined for the arguments."""
-    require_tensor(grad, "grad")
+def check(x: Any, mean: Any, var: Any, weight: Any, eps: Any) -> None:
+    """Raise unless the operator is defined for the arguments after the gradient."""
     require_tensor(x, "x")
     require_channels(x)
-    for attribute in ("shape", "dtype", "device"):
-        wanted, came = getattr(x, attribute), getattr(grad, attribute)
-        if wanted != came:
-            wanted, came = ((tuple(v) if attribute == "shape" else v) for v in (wanted, came))
-            raise InvalidInputError(f"grad must have x's {attribute} {wanted}, got {came}", argument="grad")
     for name, value in (("mean", mean), ("var", var)):
         require_tensor(value, name)
         require_factor(value, x, name, tuple(dict.fromkeys((accumulator(x), torch.float32))))
     require_factor(weight, x, "weight")
     require_eps(eps)
-    require_flags(output_mask, 3, "output_mask")
 
 
 def outputs(
@@ -190,7 +181,6 @@ def _with_grad(sample: Sample) -> Sample:
 THREE = tuple(rand(3, low=0.5, high=2.0, dtype=torch.float32) for _ in range(2))
 
 SAMPLES = (
-    *(_with_grad(s) for s in FORWARD_SAMPLES),
     Sample("stride_zero_grad", (rand(4, 3, 5, 4, layout="expanded"), rand(4, 3, 5, 4), *THREE)),
     Sample("gradient_of_a_sum", (rand(4, 3, 5, 4, layout="repeated"), rand(4, 3, 5, 4), *THREE, rand(3))),
     Sample("layouts_differ", (rand(2, 3, 5, 4, layout="channels_last"), rand(2, 3, 5, 4), *THREE)),
@@ -207,7 +197,6 @@ SAMPLES = (
 )
 
 ERRORS = (
-    ErrorCase("shape", (rand(2, 3, 4), rand(2, 3, 5), *THREE), match=r"grad must have x's shape \(2, 3, 5\)"),
     ErrorCase(
         "mean", (rand(2, 4, 4), rand(2, 4, 4), rand(3), rand(4)), match=r"mean must be \(4,\), got \(3,\)"
     ),
@@ -216,32 +205,23 @@ ERRORS = (
         (rand(2, 3, 4), rand(2, 3, 4), rand(3), rand(3, dtype=torch.float64)),
         match="var must be float32, got float64",
     ),
-    ErrorCase(
-        "short_mask",
-        (rand(2, 3, 4), rand(2, 3, 4), *THREE),
-        match="output_mask must have 3 entries, got 1",
-        kwargs={"output_mask": (True,)},
-    ),
-    ErrorCase("not_a_tensor", (None, rand(2, 3, 4), *THREE), match="grad must be a tensor, got None"),
 )
 
-SPEC = OpSpec(
-    name="batch_norm_backward",
-    params=(
-        Param("grad", "tensor"),
-        Param("x", "tensor"),
-        Param("mean", "tensor"),
-        Param("var", "tensor"),
-        Param("weight", "tensor", None),
-        Param("eps", "static", 1e-5),
-        Param("output_mask", "static", (True, True, True)),
-    ),
-    reference=reference,
+X, WEIGHT, _, EPS = FORWARD.params
+
+SPEC = backward_of(
+    FORWARD,
+    reference,
+    params=(X, Param("mean", "tensor"), Param("var", "tensor"), WEIGHT, EPS),
     check=check,
+    shape=lambda x, *_: tuple(x.shape),
+    same_dtype=True,
+    gradients=3,
     cost=cost,
+    magnitude=magnitude,
+    given=_with_grad,
     samples=SAMPLES,
     errors=ERRORS,
-    magnitude=magnitude,
     terms=terms,
     outputs=outputs,
 )

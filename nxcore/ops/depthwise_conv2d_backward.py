@@ -13,24 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore.ops.depthwise_conv2d import SAMPLES as FORWARD_SAMPLES
-from nxcore.ops.depthwise_conv2d import check as check_forward
-from nxcore.plugin import (
-    Cost,
-    ErrorCase,
-    InvalidInputError,
-    Layout,
-    OpSpec,
-    Param,
-    Sample,
-    Window,
-    dense,
-    memory_format,
-    rand,
-    require_flags,
-    require_tensor,
-    window_of,
-)
+from nxcore.ops.depthwise_conv2d import SPEC as FORWARD
+from nxcore.plugin import Cost, Layout, Sample, Window, backward_of, dense, memory_format, rand, window_of
 
 BOTH = (True, True)
 Pairs = int | tuple[int, int]
@@ -105,22 +89,6 @@ def reference(
     return x_grad, weight_grad
 
 
-def check(grad: Any, x: Any, weight: Any, stride: Any, padding: Any, dilation: Any, output_mask: Any) -> None:
-    """Raise unless the operator is defined for the arguments."""
-    check_forward(x, weight, stride, padding, dilation)
-    require_tensor(grad, "grad")
-    wanted = (*x.shape[:-2], *window_of(x, weight, stride, padding, dilation).outputs)
-    if tuple(grad.shape) != wanted:
-        raise InvalidInputError(
-            f"grad must have the output's shape {tuple(wanted)}, got {tuple(grad.shape)}", argument="grad"
-        )
-    if grad.device != x.device or grad.dtype != x.dtype:
-        raise InvalidInputError(
-            f"grad must be {x.dtype} on {x.device} as x, got {grad.dtype} on {grad.device}", argument="grad"
-        )
-    require_flags(output_mask, 2, "output_mask")
-
-
 def cost(grad: Any, x: Any, weight: Any, *rest: Any) -> Cost:
     """Count grad read once, x once for the filters' gradient, the requested gradients written."""
     *where, mask = rest
@@ -142,6 +110,11 @@ def terms(grad: Any, x: Any, weight: Any, *rest: Any) -> int:
     return max(taps, int(grad.numel()) // int(weight.shape[0])) if mask[1] else taps
 
 
+def shape(x: Any, *rest: Any) -> tuple[int, ...]:
+    """Return the shape of the output."""
+    return (*x.shape[:-2], *window_of(x, *rest).outputs)
+
+
 def _with_grad(sample: Sample) -> Sample:
     """Put a gradient of the output's shape in front of a sample of depthwise_conv2d."""
     x, weight, *rest = sample.args
@@ -154,7 +127,6 @@ def _with_grad(sample: Sample) -> Sample:
 IMAGE, FILTER = rand(2, 3, 7, 9), rand(3, 1, 3, 3)
 
 SAMPLES = (
-    *(_with_grad(s) for s in FORWARD_SAMPLES),
     Sample("stride_zero_grad", (rand(2, 3, 7, 9, layout="expanded"), IMAGE, FILTER, 1, 1)),
     Sample("gradient_of_a_sum", (rand(2, 3, 7, 9, layout="repeated"), IMAGE, FILTER, 1, 1)),
     Sample("only_the_image", (rand(2, 3, 7, 9), IMAGE, FILTER, 1, 1), {"output_mask": (True, False)}),
@@ -182,37 +154,15 @@ SAMPLES = (
     ),
 )
 
-ERRORS = (
-    ErrorCase(
-        "shape",
-        (rand(1, 2, 3, 3), rand(1, 2, 4, 4), rand(2, 1, 3, 3), 1, 1),
-        match="grad must have the output's",
-    ),
-    ErrorCase("filters", (rand(1, 2, 2, 2), rand(1, 2, 4, 4), rand(3, 1, 3, 3)), match="weight must be"),
-    ErrorCase(
-        "dtypes",
-        (rand(1, 2, 2, 2, dtype=torch.float16), rand(1, 2, 4, 4), rand(2, 1, 3, 3)),
-        match="grad must be torch.float32 on cpu as x, got torch.float16 on cpu",
-    ),
-    ErrorCase("not_a_tensor", (1.0, rand(1, 2, 4, 4), rand(2, 1, 3, 3)), match="grad must be a tensor"),
-)
-
-SPEC = OpSpec(
-    name="depthwise_conv2d_backward",
-    params=(
-        Param("grad", "tensor"),
-        Param("x", "tensor"),
-        Param("weight", "tensor"),
-        Param("stride", "static", 1),
-        Param("padding", "static", 0),
-        Param("dilation", "static", 1),
-        Param("output_mask", "static", BOTH),
-    ),
-    reference=reference,
-    check=check,
+SPEC = backward_of(
+    FORWARD,
+    reference,
+    shape=shape,
+    same_dtype=True,
+    gradients=2,
     cost=cost,
-    samples=SAMPLES,
-    errors=ERRORS,
     magnitude=magnitude,
+    given=_with_grad,
+    samples=SAMPLES,
     terms=terms,
 )

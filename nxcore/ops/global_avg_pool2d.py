@@ -2,7 +2,10 @@
 
     out[n, c] = sum over h, w of x[n, c, h, w] / (H * W)
 
-Semantics of ``torch.nn.functional.adaptive_avg_pool2d(x, 1)``.
+Semantics of ``torch.nn.functional.adaptive_avg_pool2d(x, 1)``. The gradient is a view with stride 0: no image
+is written, so no kernel can be faster.
+
+    grad_x[n, c, h, w] = grad[n, c] / (H * W)
 """
 
 from __future__ import annotations
@@ -14,18 +17,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nxcore.ops.max_pool2d import ways
+from nxcore.ops.max_pool2d import IMAGE_SIZE, ways
 from nxcore.plugin import (
     DEGENERATE,
     SAME,
     Cost,
     ErrorCase,
     Gradient,
+    InvalidInputError,
     OpSpec,
     Param,
     Sample,
+    backward_of,
     rand,
     require_image,
+    require_size,
     require_tensor,
 )
 
@@ -131,4 +137,82 @@ SPEC = OpSpec(
     ways=ways,
     gradient=Gradient("global_avg_pool2d_backward", _backward),
     autocast=SAME,
+)
+
+
+def gradient(grad: Tensor, size: tuple[int, ...]) -> Tensor:
+    """Return ``grad`` divided by H * W and expanded to ``size``.
+
+    Parameters
+    ----------
+    grad : Tensor
+        The gradient of the means, (N, C, 1, 1) or (C, 1, 1).
+    size : tuple of int
+        The shape of the input, (N, C, H, W) or (C, H, W).
+
+    Returns
+    -------
+    Tensor
+        Shape ``size``, with stride 0 along H and W.
+
+    Raises
+    ------
+    InvalidInputError
+        If ``size`` isn't that of an image, or ``grad`` isn't of the means' shape.
+
+    Examples
+    --------
+    >>> nxcore.ops.global_avg_pool2d_backward(torch.ones(1, 1, 1), (1, 2, 2))
+    tensor([[[0.2500, 0.2500],
+             [0.2500, 0.2500]]])
+    """
+    return (grad / (size[-2] * size[-1])).expand(size)
+
+
+def require_pooled(size: Any) -> None:
+    """Raise unless ``size`` is that of an image with pixels."""
+    require_size(size, "size")
+    if len(size) not in (3, 4) or 0 in size[-3:]:
+        raise InvalidInputError(
+            f"size must be (C, H, W) or (N, C, H, W) with nothing but N of size 0, got {tuple(size)}",
+            argument="size",
+        )
+
+
+def each_channel(size: Any) -> tuple[int, ...]:
+    """Return the shape of one value for each channel."""
+    return (*size[:-2], 1, 1)
+
+
+def gradient_cost(grad: Any, size: Any) -> Cost:
+    """Count grad read once, one value written for each channel."""
+    return Cost(bytes=2 * grad.nbytes, flops=grad.numel())
+
+
+def gradient_magnitude(grad: Tensor, size: Any) -> Tensor:
+    """Return the gradient of absolute values."""
+    return gradient(grad.abs(), size)
+
+
+BACKWARD = backward_of(
+    SPEC,
+    gradient,
+    params=(IMAGE_SIZE,),
+    check=require_pooled,
+    shape=each_channel,
+    cost=gradient_cost,
+    magnitude=gradient_magnitude,
+    given=lambda sample: None,  # a view of any gradient
+    samples=(
+        Sample("head", (rand(2, 5, 1, 1), (2, 5, 7, 9)), tags=SMOKE),
+        Sample("one_plane", (rand(3, 1, 1), (3, 9, 8))),
+        Sample("stride_zero_grad", (rand(3, 2, 1, 1, layout="expanded"), (3, 2, 6, 8))),
+    ),
+    errors=(
+        ErrorCase("rank", (rand(2, 1), (7, 9)), match=r"size must be \(C, H, W\) or \(N, C, H, W\)"),
+        ErrorCase("no_pixels", (rand(2, 5, 1, 1), (2, 5, 0, 9)), match="nothing but N of size 0"),
+        ErrorCase("not_a_size", (rand(2, 5, 1, 1), None), match="size must be a sequence of integers"),
+    ),
+    terms=lambda grad, size: 1,
+    view=lambda grad, size: True,
 )

@@ -2,11 +2,15 @@
 
     out = softmax((logits + g) / tau),  g = -log(noise),  noise ~ Exp(1), over the last axis
 
-The noise is an argument, drawn by torch where it is not given, so every backend uses the same numbers.
+The noise is an argument, drawn by torch where it is not given, so every backend uses the same numbers. The
+gradient computes the soft weights again, so that only the arguments are saved:
+
+    out[i] = p[i] (grad[i] - sum_j p[j] grad[j]) / tau
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +19,7 @@ from torch import Tensor
 from nxcore.ops.entropy import accumulator, require_rows
 from nxcore.plugin import (
     DEGENERATE,
+    REQUIRED,
     SAME,
     Cost,
     Drawn,
@@ -25,6 +30,7 @@ from nxcore.plugin import (
     Param,
     Sample,
     TensorMeta,
+    backward_of,
     brief,
     is_tensor,
     rand,
@@ -247,4 +253,122 @@ SPEC = OpSpec(
     outputs=outputs,
     sketches=sketches,
     autocast=SAME,
+)
+
+
+Result = tuple[Tensor | None, ...]
+
+
+def wanted(tau: Any, output_mask: tuple[bool, ...] | None) -> tuple[bool, ...]:
+    """Return one flag for each tensor: logits, tau where it is a tensor, noise."""
+    return output_mask or (True, *([False] if is_tensor(tau) else []), False)
+
+
+def gradient(
+    grad: Tensor,
+    logits: Tensor,
+    tau: Tensor | float,
+    noise: Tensor,
+    output_mask: tuple[bool, ...] | None = None,
+) -> Result:
+    """Return the gradients of ``gumbel_softmax``, computed in float32 or wider.
+
+    Parameters
+    ----------
+    grad : Tensor
+        The gradient of the weights, shape (..., n).
+    logits, tau, noise
+        As in ``gumbel_softmax``.
+    output_mask : tuple of bool, optional
+        Which gradients to compute: of the logits, of tau where that is a tensor, and of the noise. By
+        default, only that of the logits; the others are None.
+
+    Returns
+    -------
+    tuple of Tensor
+        One gradient for each entry of the mask, with the shape and dtype of its tensor.
+
+    Raises
+    ------
+    InvalidInputError
+        As ``gumbel_softmax``; or if ``grad`` isn't of the shape and on the device of ``logits``, or
+        ``output_mask`` not of the right length.
+
+    Examples
+    --------
+    >>> grad, ones = torch.tensor([1.0, 0.0]), torch.ones(2)
+    >>> nxcore.ops.gumbel_softmax_backward(grad, torch.zeros(2), 1.0, ones)
+    (tensor([ 0.2500, -0.2500]), None)
+    """
+    z, wide = noisy(logits, tau, noise), accumulator(logits)
+    p, g = torch.softmax(z, dim=-1), grad.to(wide)
+    by_z = p * (g - (p * g).sum(-1, keepdim=True))
+    found = by_z / temperature(tau, wide)
+    for_logits, *for_tau, for_noise = wanted(tau, output_mask)
+    return (
+        found.to(logits.dtype) if for_logits else None,
+        *[_of_tau(by_z, z, p, tau) if flag else None for flag in for_tau],
+        (-found / noise).to(noise.dtype) if for_noise else None,
+    )
+
+
+def _of_tau(by_z: Tensor, z: Tensor, p: Tensor, tau: Any) -> Tensor:
+    found: Tensor = -(by_z * z.masked_fill(p == 0, 0)).sum() / tau
+    return found.to(tau)
+
+
+def gradient_cost(grad: Any, logits: Any, tau: Any, noise: Any, output_mask: Any) -> Cost:
+    """Count all tensors read once, the gradient of the logits written once."""
+    return Cost(bytes=grad.nbytes + 2 * logits.nbytes + noise.nbytes, flops=9 * logits.numel())
+
+
+def gradient_magnitude(grad: Tensor, logits: Tensor, tau: Any, noise: Tensor, output_mask: Any) -> Result:
+    """Return the gradients with positive terms, times the growth by the rounding of weights."""
+    q, g = spread(logits, tau, noise), grad.abs()
+    by_z = q * (g + (q * g).sum(-1, keepdim=True))
+    for_logits, *for_tau, for_noise = wanted(tau, output_mask)
+    size = noisy(logits, tau, noise).abs().nan_to_num(posinf=0.0)
+    return (
+        by_z / tau if for_logits else None,
+        *[(by_z * size).sum() / tau if flag else None for flag in for_tau],
+        by_z / tau / noise if for_noise else None,
+    )
+
+
+def gradient_outputs(grad: Any, logits: Any, tau: Any, noise: Any, output_mask: Any) -> Any:
+    """Describe the gradient of consecutive rows; None for other layouts and other gradients."""
+    mask = wanted(tau, output_mask)
+    plain = all(m.is_contiguous() and 1 not in m.shape for m in (grad, logits, noise))
+    if not plain or not logits.numel() or not mask[0] or any(mask[1:]):
+        return None  # where a size is 1, torch chooses the stride
+    return TensorMeta(logits.shape, logits.strides, logits.dtype, logits.device), *(None,) * (len(mask) - 1)
+
+
+def _with_grad(sample: Sample) -> Sample | None:
+    """Put a gradient in front of a sample, without ``hard``."""
+    logits, tau, hard, noise = sample.args
+    if hard and sample.name.endswith("_hard"):
+        return None  # the gradient is that of the soft weights
+    return Sample(sample.name, (rand(*logits.shape), logits, tau, noise), tags=sample.tags)
+
+
+LOGITS, TEMPERATURE, _, NOISE = SPEC.params
+
+BACKWARD = backward_of(
+    SPEC,
+    gradient,
+    params=(LOGITS, replace(TEMPERATURE, default=REQUIRED), replace(NOISE, default=REQUIRED)),
+    check=require_noisy,
+    shape=lambda logits, tau, noise: tuple(logits.shape),
+    gradients=lambda logits, tau, noise: 2 + is_tensor(tau),
+    cost=gradient_cost,
+    magnitude=gradient_magnitude,
+    given=_with_grad,
+    samples=(Sample("stride_zero_grad", (rand(6, 5, layout="expanded"), rand(6, 5), 0.5, drawn(6, 5))),),
+    errors=(
+        ErrorCase("temperature", (rand(3), rand(3), None, rand(3)), match="tau must be a number .* got None"),
+    ),
+    terms=lambda grad, *rest: grad.shape[-1] if grad.ndim else 1,
+    outputs=gradient_outputs,
+    sketches=lambda grad, logits, tau, noise, mask: sketches(logits, tau, False, noise),
 )

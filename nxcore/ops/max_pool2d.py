@@ -37,6 +37,7 @@ from nxcore.plugin import (
     require_flag,
     require_image,
     require_integers,
+    require_size,
     require_tensor,
 )
 
@@ -140,6 +141,22 @@ def require_window(kernel_size: Any, stride: Any, padding: Any, dilation: Any, c
             f"kernel_size must have fewer than 2**31 taps, got {kernel_size}", argument="kernel_size"
         )
     require_flag(ceil_mode, "ceil_mode")
+
+
+IMAGE_SIZE = Param("size", "size")
+MEMORY_FORMAT = Param("memory_format", "static", torch.contiguous_format)
+
+
+def require_image_size(size: Any) -> None:
+    """Raise unless ``size``, an argument of a pool's gradient, is an image's."""
+    require_size(size, "size")
+    if len(size) not in (3, 4):
+        raise InvalidInputError(f"size must be (C, H, W) or (N, C, H, W), got {tuple(size)}", argument="size")
+
+
+def pooled(size: Any, window: Window) -> tuple[int, ...]:
+    """Return the shape of a pool's result, from the image's."""
+    return (*size[:-2], *window.outputs)
 
 
 def check(

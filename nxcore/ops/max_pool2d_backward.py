@@ -15,24 +15,24 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from nxcore.ops.max_pool2d import require_window
-from nxcore.ops.max_pool2d_with_offsets import SPEC as FORWARD
+from nxcore.ops.max_pool2d import IMAGE_SIZE, pooled, require_image_size, require_window
+from nxcore.ops.max_pool2d import SPEC as POOL
 from nxcore.ops.max_pool2d_with_offsets import offset_dtype
 from nxcore.plugin import (
     Cost,
     ErrorCase,
     InvalidInputError,
     Layout,
-    OpSpec,
     Param,
     Sample,
     TensorMeta,
     Window,
+    backward_of,
     dense,
     laid_out,
     memory_format,
     rand,
-    require_size,
+    require_shape,
     require_tensor,
 )
 
@@ -147,37 +147,19 @@ def with_indices(
     return _scattered(grad, offsets, _KEPT[offsets], size, window, ceil_mode)
 
 
-def check(
-    grad: Any,
-    offsets: Any,
-    size: Any,
-    kernel_size: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    ceil_mode: Any,
-) -> None:
-    """Raise unless the operator is defined for the arguments."""
-    require_tensor(grad, "grad")
+def check(offsets: Any, size: Any, *window: Any) -> None:
+    """Raise unless the operator is defined for the arguments after the gradient."""
     require_tensor(offsets, "offsets", floating=False)
-    require_size(size, "size")
+    kernel_size, stride, padding, dilation, ceil_mode = window
     require_window(kernel_size, stride, padding, dilation, ceil_mode)
-    if len(size) not in (3, 4):
-        raise InvalidInputError(f"size must be (C, H, W) or (N, C, H, W), got {tuple(size)}", argument="size")
-    window = Window.of_pool(size, kernel_size, stride, padding, dilation, ceil_mode)
-    wanted = (*size[:-2], *window.outputs)
-    for name, value in (("grad", grad), ("offsets", offsets)):
-        if tuple(value.shape) != wanted:
-            raise InvalidInputError(
-                f"{name} must have the output's shape {wanted}, got {tuple(value.shape)}", argument=name
-            )
-    if offsets.dtype is not offset_dtype(window):
+    require_image_size(size)
+    pool = Window.of_pool(size, *window)
+    require_shape(offsets, pooled(size, pool), "offsets")
+    if offsets.dtype is not offset_dtype(pool):
         raise InvalidInputError(
-            f"offsets must have dtype {offset_dtype(window)} for {window.taps} taps, got {offsets.dtype}",
+            f"offsets must have dtype {offset_dtype(pool)} for {pool.taps} taps, got {offsets.dtype}",
             argument="offsets",
         )
-    if offsets.device != grad.device:
-        raise InvalidInputError(f"offsets must be on the device of grad, {grad.device}, got {offsets.device}")
 
 
 def _outputs(grad: Any, offsets: Any, size: Any, *window: Any) -> TensorMeta:
@@ -241,8 +223,10 @@ def sketches(grad: Any, offsets: Any, size: Any, *window: Any) -> dict[str, Offs
     return {"offsets": Offsets(offsets.shape, Window.of_pool(size, *window))}
 
 
-def _with_grad(sample: Sample) -> Sample:
-    """Put a gradient of the output's shape, and offsets, in front of a sample of max_pool2d."""
+def _with_grad(sample: Sample) -> Sample | None:
+    """Put a gradient of the output's shape, and offsets, in front of a sample's size and window."""
+    if sample.kwargs or sample.name in ("ties", "all_negative"):  # indices, and values of the image
+        return None
     x, *rest = sample.args
     window = Window.of_pool(x.shape, *rest)
     shape = (*x.shape[:-2], *window.outputs)
@@ -252,74 +236,39 @@ def _with_grad(sample: Sample) -> Sample:
     return Sample(sample.name, (grad, taken, x.shape, *rest), {}, sample.tags)
 
 
+def _same(name: str, size: tuple[int, ...], layout: Layout, form: str = "contiguous") -> Sample:
+    window = Window.of_pool(size[-2:], 3, 1, 1)
+    return Sample(name, (rand(*size, layout=layout), Offsets(size, window, form), size, 3, 1, 1))
+
+
 SAMPLES = (
-    *(_with_grad(s) for s in FORWARD.samples if s.name not in ("ties", "all_negative")),
-    Sample(
-        "stride_zero_grad",
-        (
-            rand(3, 2, 6, 8, layout="expanded"),
-            Offsets((3, 2, 6, 8), Window.of_pool((6, 8), 3, 1, 1)),
-            (3, 2, 6, 8),
-            3,
-            1,
-            1,
-        ),
-    ),
-    Sample(
-        "gradient_of_a_sum",
-        (
-            rand(3, 2, 6, 8, layout="repeated"),
-            Offsets((3, 2, 6, 8), Window.of_pool((6, 8), 3, 1, 1)),
-            (3, 2, 6, 8),
-            3,
-            1,
-            1,
-        ),
-    ),
-    Sample(
-        "formats_differ",
-        (
-            rand(2, 9, 7, 6),
-            Offsets((2, 9, 7, 6), Window.of_pool((7, 6), 3, 1, 1), "channels_last"),
-            (2, 9, 7, 6),
-            3,
-            1,
-            1,
-        ),
-    ),
+    _same("stride_zero_grad", (3, 2, 6, 8), "expanded"),
+    _same("gradient_of_a_sum", (3, 2, 6, 8), "repeated"),
+    _same("formats_differ", (2, 9, 7, 6), "contiguous", "channels_last"),
 )
 
 _TAPS = Offsets((1, 2, 2, 2), Window.of_pool((4, 4), 2))
 
 ERRORS = (
-    ErrorCase("shape", (rand(1, 2, 3, 3), _TAPS, (1, 2, 4, 4), 2), match=r"output's shape \(1, 2, 2, 2\)"),
     ErrorCase(
         "dtype",
         (rand(1, 2, 2, 2), rand(1, 2, 2, 2, dtype=torch.int64), (1, 2, 4, 4), 2),
         match="offsets must have dtype torch.uint8 for 4 taps, got torch.int64",
     ),
     ErrorCase("rank", (rand(2, 2), _TAPS, (4, 4), 2), match=r"size must be \(C, H, W\) or \(N, C, H, W\)"),
-    ErrorCase("not_a_tensor", (1.0, _TAPS, (1, 2, 4, 4), 2), match="grad must be a tensor, got float"),
 )
 
-SPEC = OpSpec(
-    name="max_pool2d_backward",
-    params=(
-        Param("grad", "tensor"),
-        Param("offsets", "tensor"),
-        Param("size", "size"),
-        Param("kernel_size", "static"),
-        Param("stride", "static", None),
-        Param("padding", "static", 0),
-        Param("dilation", "static", 1),
-        Param("ceil_mode", "static", False),
-    ),
-    reference=reference,
+SPEC = backward_of(
+    POOL,
+    reference,
+    params=(Param("offsets", "tensor"), IMAGE_SIZE, *POOL.params[1:-1]),
     check=check,
+    shape=lambda offsets, *_: tuple(offsets.shape),
     cost=cost,
+    magnitude=magnitude,
+    given=_with_grad,
     samples=SAMPLES,
     errors=ERRORS,
-    magnitude=magnitude,
     terms=terms,
     idioms=MappingProxyType({"by_indices": by_indices}),
     yardsticks=MappingProxyType({"with_indices": with_indices}),

@@ -18,25 +18,19 @@ from torch.nn import functional
 
 from nxcore.ops.depthwise_conv2d import reference as depthwise
 from nxcore.ops.depthwise_conv2d_backward import reference as depthwise_backward
-from nxcore.ops.sep_conv2d import SAMPLES as FORWARD_SAMPLES
-from nxcore.ops.sep_conv2d import check as check_forward
+from nxcore.ops.sep_conv2d import SPEC as FORWARD
 from nxcore.ops.sep_conv2d import out_shape, pointwise, wide
 from nxcore.plugin import (
     Cost,
-    ErrorCase,
-    InvalidInputError,
     Layout,
-    OpSpec,
-    Param,
     Sample,
     TensorMeta,
     Window,
+    backward_of,
     dense,
     laid_out,
     memory_format,
     rand,
-    require_flags,
-    require_tensor,
     window_of,
 )
 
@@ -101,32 +95,6 @@ def reference(
     return x_grad, dw_grad, pw_grad
 
 
-def check(
-    grad: Any,
-    x: Any,
-    dw_weight: Any,
-    pw_weight: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    relu: Any,
-    output_mask: Any,
-) -> None:
-    """Raise unless the operator is defined for the arguments."""
-    check_forward(x, dw_weight, pw_weight, stride, padding, dilation, relu)
-    require_tensor(grad, "grad")
-    wanted = out_shape(x, dw_weight, pw_weight, stride, padding, dilation)
-    if tuple(grad.shape) != wanted:
-        raise InvalidInputError(
-            f"grad must have the output's shape {tuple(wanted)}, got {tuple(grad.shape)}", argument="grad"
-        )
-    if grad.device != x.device or grad.dtype != x.dtype:
-        raise InvalidInputError(
-            f"grad must be {x.dtype} on {x.device} as x, got {grad.dtype} on {grad.device}", argument="grad"
-        )
-    require_flags(output_mask, 3, "output_mask")
-
-
 def _outputs(grad: Any, x: Any, dw_weight: Any, pw_weight: Any, *rest: Any) -> tuple[TensorMeta | None, ...]:
     del grad
     forms = (memory_format(x), torch.contiguous_format, torch.contiguous_format)
@@ -182,7 +150,6 @@ def _only(which: int) -> dict[str, Any]:
 
 
 SAMPLES = (
-    *(_with_grad(s) for s in FORWARD_SAMPLES),
     Sample("gradient_of_a_sum", (rand(2, 4, 5, 6, layout="repeated"), X, DW, PW, 1, 1)),
     Sample("only_the_image", (GRAD, X, DW, PW, 1, 1), _only(0)),
     Sample("only_the_filters", (GRAD, X, DW, PW, 1, 1), _only(1)),
@@ -194,36 +161,16 @@ SAMPLES = (
     Sample("many_images", (rand(33, 3, 4, 5), rand(33, 2, 4, 5), rand(2, 1, 3, 3), rand(3, 2, 1, 1), 1, 1)),
 )
 
-ERRORS = (
-    ErrorCase("shape", (rand(2, 3, 5, 6), X, DW, PW, 1, 1), match="grad must have the output's"),
-    ErrorCase("filters", (GRAD, X, rand(2, 1, 3, 3), PW, 1, 1), match="dw_weight must be"),
-    ErrorCase(
-        "dtypes",
-        (rand(2, 4, 5, 6, dtype=torch.float16), X, DW, PW, 1, 1),
-        match="grad must be torch.float32 on cpu as x, got torch.float16 on cpu",
-    ),
-    ErrorCase("not_a_tensor", (1.0, X, DW, PW, 1, 1), match="grad must be a tensor"),
-)
-
-SPEC = OpSpec(
-    name="sep_conv2d_backward",
-    params=(
-        Param("grad", "tensor"),
-        Param("x", "tensor"),
-        Param("dw_weight", "tensor"),
-        Param("pw_weight", "tensor"),
-        Param("stride", "static", 1),
-        Param("padding", "static", 0),
-        Param("dilation", "static", 1),
-        Param("relu", "static", True),
-        Param("output_mask", "static", ALL),
-    ),
-    reference=reference,
-    check=check,
+SPEC = backward_of(
+    FORWARD,
+    reference,
+    shape=lambda *args: out_shape(*args[:-1]),
+    same_dtype=True,
+    gradients=3,
     cost=cost,
-    samples=SAMPLES,
-    errors=ERRORS,
     magnitude=magnitude,
+    given=_with_grad,
+    samples=SAMPLES,
     terms=terms,
     outputs=_outputs,
 )

@@ -19,7 +19,7 @@ from nxcore.ops.batch_norm_backward import reference as norm_backward
 from nxcore.ops.sep_conv2d import convolved, wide
 from nxcore.ops.sep_conv2d_backward import SPEC as CONVOLUTION
 from nxcore.ops.sep_conv2d_backward import reference as convolution_backward
-from nxcore.ops.sep_conv2d_batch_norm import SAMPLES as FORWARD_SAMPLES
+from nxcore.ops.sep_conv2d_batch_norm import SPEC as FORWARD
 from nxcore.ops.sep_conv2d_batch_norm import Call, between
 from nxcore.ops.sep_conv2d_batch_norm import check_convolution as check_forward
 from nxcore.plugin import (
@@ -27,15 +27,15 @@ from nxcore.plugin import (
     ErrorCase,
     InvalidInputError,
     Layout,
-    OpSpec,
     Param,
     Parts,
     Problem,
     Sample,
     TensorMeta,
     Window,
+    backward_of,
     rand,
-    require_flags,
+    require_shape,
     require_tensor,
 )
 
@@ -110,7 +110,6 @@ def reference(
 
 
 def check(
-    grad: Any,
     x: Any,
     dw_weight: Any,
     pw_weight: Any,
@@ -123,30 +122,24 @@ def check(
     dilation: Any,
     relu: Any,
     eps: Any,
-    output_mask: Any,
 ) -> None:
-    """Raise unless the operator is defined for the arguments."""
+    """Raise unless the operator is defined for the arguments after the gradient."""
     convolution = (x, dw_weight, pw_weight, stride, padding, dilation, relu)
     check_forward(*convolution)
     made = between(*convolution)
     floats = tuple(dict.fromkeys((made.dtype, torch.float32)))
-    for name, value, dtypes in (("grad", grad, (x.dtype,)), ("y", y, floats)):
-        require_tensor(value, name)
-        if tuple(value.shape) != made.shape:
-            raise InvalidInputError(
-                f"{name} must have the output's shape {made.shape}, got {tuple(value.shape)}", argument=name
-            )
-        if value.device != x.device or value.dtype not in dtypes:
-            wanted = " or ".join(map(str, dtypes))
-            raise InvalidInputError(
-                f"{name} must be {wanted} on {x.device}, got {value.dtype} on {value.device}", argument=name
-            )
+    require_tensor(y, "y")
+    require_shape(y, tuple(made.shape), "y")
+    if y.device != x.device or y.dtype not in floats:
+        raise InvalidInputError(
+            f"y must be {' or '.join(map(str, floats))} on {x.device}, got {y.dtype} on {y.device}",
+            argument="y",
+        )
     for name, value in (("mean", mean), ("var", var)):
         require_tensor(value, name)
         require_factor(value, made, name, floats)
     require_factor(weight, made, "weight", tuple(dict.fromkeys((x.dtype, made.dtype))))
     require_eps(eps)
-    require_flags(output_mask, 5, "output_mask")
 
 
 def _split(args: tuple[Any, ...]) -> tuple[tuple[Any, ...], Callable[[Any], tuple[Any, ...]]]:
@@ -242,7 +235,6 @@ KEPT = (rand(2, 2, 4, 4, dtype=torch.float32), *(rand(2, low=0.5, high=2.0, dtyp
 GRAD, FACTOR = rand(2, 2, 4, 4), rand(2)
 
 SAMPLES = (
-    *(_with_grad(s) for s in FORWARD_SAMPLES),
     Sample("gradient_of_a_sum", (rand(2, 2, 4, 4, layout="repeated"), *GIVEN, *KEPT, None, 1, 1)),
     Sample("only_the_image", (GRAD, *GIVEN, *KEPT, FACTOR, 1, 1), {"output_mask": (True, *(False,) * 4)}),
     Sample(
@@ -254,11 +246,6 @@ SAMPLES = (
 
 ERRORS = (
     ErrorCase(
-        "shape",
-        (rand(2, 3, 4, 4), *GIVEN, *KEPT, None, 1, 1),
-        match=r"grad must have the output's shape \(2, 2, 4, 4\), got \(2, 3, 4, 4\)",
-    ),
-    ErrorCase(
         "kept",
         (GRAD, *GIVEN, rand(2, 2, 4, 5), *KEPT[1:], None, 1, 1),
         match="y must have the output's shape",
@@ -268,32 +255,24 @@ ERRORS = (
         (GRAD, *GIVEN, KEPT[0], rand(3), KEPT[2], None, 1, 1),
         match=r"mean must be \(2,\), got \(3,\)",
     ),
-    ErrorCase(
-        "short_mask",
-        (GRAD, *GIVEN, *KEPT, None, 1, 1),
-        match="output_mask must have 5 entries, got 3",
-        kwargs={"output_mask": (True, True, True)},
-    ),
 )
 
-SPEC = OpSpec(
-    name="sep_conv2d_batch_norm_backward",
-    params=(
-        *(Param(name, "tensor") for name in ("grad", "x", "dw_weight", "pw_weight", "y", "mean", "var")),
-        Param("weight", "tensor", None),
-        Param("stride", "static", 1),
-        Param("padding", "static", 0),
-        Param("dilation", "static", 1),
-        Param("relu", "static", True),
-        Param("eps", "static", 1e-5),
-        Param("output_mask", "static", ALL),
-    ),
-    reference=reference,
+*TENSORS, STRIDE, PADDING, DILATION, RELU, WEIGHT, _, EPS = FORWARD.params
+SAVED = tuple(Param(name, "tensor") for name in ("y", "mean", "var"))
+
+SPEC = backward_of(
+    FORWARD,
+    reference,
+    params=(*TENSORS, *SAVED, WEIGHT, STRIDE, PADDING, DILATION, RELU, EPS),
     check=check,
+    shape=lambda x, dw_weight, pw_weight, y, *_: tuple(y.shape),
+    same_dtype=True,
+    gradients=5,
     cost=cost,
+    magnitude=magnitude,
+    given=_with_grad,
     samples=SAMPLES,
     errors=ERRORS,
-    magnitude=magnitude,
     terms=terms,
     outputs=outputs,
     parts=Parts(("batch_norm_backward", "sep_conv2d_backward"), _parts, _join),

@@ -15,31 +15,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore.ops.softmax_sum import SAMPLES as FORWARD_SAMPLES
+from nxcore.ops.softmax_sum import SPEC as FORWARD
 from nxcore.ops.softmax_sum import accumulator, candidates, elements
-from nxcore.ops.softmax_sum import check as check_forward
-from nxcore.plugin import (
-    REQUIRED,
-    Cost,
-    ErrorCase,
-    InvalidInputError,
-    OpSpec,
-    Param,
-    Sample,
-    TensorMeta,
-    is_tensor,
-    rand,
-    require_flags,
-    require_tensor,
-)
+from nxcore.plugin import Cost, Sample, TensorMeta, backward_of, is_tensor, rand
 
 Result = tuple[tuple[Tensor | None, ...] | Tensor | None, Tensor | None]
 
 
+def gradients(xs: Any, *_: Any) -> int:
+    """Return the number of gradients: one for each tensor argument."""
+    return 2 if is_tensor(xs) else len(xs) + 1
+
+
 def wanted(xs: Any, output_mask: tuple[bool, ...] | None) -> tuple[bool, ...]:
     """Return the mask, all true for None: one entry for each tensor argument, then the logits'."""
-    count = 1 if is_tensor(xs) else len(xs)
-    return (True,) * (count + 1) if output_mask is None else tuple(output_mask)
+    return (True,) * gradients(xs) if output_mask is None else tuple(output_mask)
 
 
 Dot = Callable[[Tensor, Tensor], Tensor]
@@ -138,28 +128,6 @@ def by_dot(
     return _contract(vector_dot, grad, xs, logits, output_mask)
 
 
-def check(grad: Any, xs: Any, logits: Any, output_mask: Any) -> None:
-    """Raise unless the operator is defined for the arguments."""
-    check_forward(xs, logits)
-    check_grad(grad, xs, logits, output_mask)
-
-
-def check_grad(grad: Any, xs: Any, factors: Any, output_mask: Any) -> None:
-    """Raise unless the gradient fits the output, and the mask has the right length."""
-    require_tensor(grad, "grad")
-    shape = tuple(xs.shape[1:]) if is_tensor(xs) else tuple(xs[0].shape)
-    if tuple(grad.shape) != shape:
-        raise InvalidInputError(
-            f"grad must have the output's shape {shape}, got {tuple(grad.shape)}", argument="grad"
-        )
-    if grad.device != factors.device:
-        raise InvalidInputError(
-            f"grad must be on the device of xs, {factors.device}, got {grad.device}", argument="grad"
-        )
-    if output_mask is not None:
-        require_flags(output_mask, len(wanted(xs, None)), "output_mask")
-
-
 def cost(grad: Any, xs: Any, logits: Any, output_mask: Any) -> Cost:
     """Count grad read once, candidates once for the logits' gradient, the requested gradients written."""
     count, each, size = elements(xs)
@@ -184,46 +152,9 @@ def magnitude(grad: Tensor, xs: Any, logits: Tensor, output_mask: Any) -> Any:
     return tuple(g if m else None for g, m in zip(scaled, mask[:-1], strict=True)), grad_logits
 
 
-def _with_grad(sample: Sample) -> Sample:
-    """Put a gradient of the output's shape in front of a sample of softmax_sum."""
-    xs = sample.args[0]
-    shape = xs[0].shape if isinstance(xs, tuple) else xs.shape[1:]
-    tags = sample.tags - {"smoke"} if sample.name == "exp_overflow" else sample.tags  # one weight is left
-    return Sample(sample.name, (rand(*shape), *sample.args), sample.kwargs, tags or frozenset({"edge"}))
-
-
-THREE = candidates(3, 4, 10)
-
-SAMPLES = (
-    *(_with_grad(s) for s in FORWARD_SAMPLES),
-    Sample("stride_zero_grad", (rand(6, 50, layout="expanded"), candidates(3, 6, 50), rand(3))),
-    Sample("gradient_of_a_sum", (rand(6, 50, layout="repeated"), candidates(3, 6, 50), rand(3))),
-    Sample("only_logits", (rand(4, 10), THREE, rand(3)), {"output_mask": (False, False, False, True)}),
-    Sample("only_one_candidate", (rand(4, 10), THREE, rand(3)), {"output_mask": (False, True, False, False)}),
-    Sample("only_the_stack", (rand(7, 9), rand(4, 7, 9), rand(4)), {"output_mask": (True, False)}),
-    Sample(
-        "long_sum",
-        (rand(300_001), candidates(3, 300_001), rand(3, dtype=torch.float32)),
-    ),
-)
-
-ERRORS = (
-    ErrorCase("grad_of_wrong_shape", (rand(5), (rand(4), rand(4)), rand(2)), match=r"output's shape \(4,\)"),
-    ErrorCase("wrong_logits", (rand(4), (rand(4), rand(4)), rand(3)), match=r"logits must be \(2,\)"),
-    ErrorCase(
-        "short_mask",
-        (rand(4), (rand(4), rand(4)), rand(2)),
-        match="output_mask must have 3 entries, got 1",
-        kwargs={"output_mask": (True,)},
-    ),
-    ErrorCase(
-        "not_a_mask",
-        (rand(4), (rand(4), rand(4)), rand(2)),
-        match="output_mask must be a sequence of flags, got 'all'",
-        kwargs={"output_mask": "all"},
-    ),
-    ErrorCase("not_a_tensor", (None, (rand(4), rand(4)), rand(2)), match="grad must be a tensor, got None"),
-)
+def shape(xs: Any, *_: Any) -> tuple[int, ...]:
+    """Return the shape of a candidate."""
+    return tuple(xs[0].shape if isinstance(xs, tuple | list) else xs.shape[1:])
 
 
 def terms(grad: Any, xs: Any, logits: Any, output_mask: Any) -> int:
@@ -231,20 +162,32 @@ def terms(grad: Any, xs: Any, logits: Any, output_mask: Any) -> int:
     return max(elements(xs)[1], 1)
 
 
-SPEC = OpSpec(
-    name="softmax_sum_backward",
-    params=(
-        Param("grad", "tensor", REQUIRED),
-        Param("xs", "tensors"),
-        Param("logits", "tensor"),
-        Param("output_mask", "static", None),
-    ),
-    reference=reference,
-    check=check,
+def _with_grad(sample: Sample) -> Sample:
+    """Put a gradient in front of a sample of softmax_sum."""
+    tags = frozenset({"edge"}) if sample.name == "exp_overflow" else sample.tags  # one weight is left
+    return Sample(sample.name, (rand(*shape(*sample.args)), *sample.args), sample.kwargs, tags)
+
+
+THREE = candidates(3, 4, 10)
+
+MORE_SAMPLES = (
+    Sample("stride_zero_grad", (rand(6, 50, layout="expanded"), candidates(3, 6, 50), rand(3))),
+    Sample("gradient_of_a_sum", (rand(6, 50, layout="repeated"), candidates(3, 6, 50), rand(3))),
+    Sample("only_logits", (rand(4, 10), THREE, rand(3)), {"output_mask": (False, False, False, True)}),
+    Sample("only_one_candidate", (rand(4, 10), THREE, rand(3)), {"output_mask": (False, True, False, False)}),
+    Sample("only_the_stack", (rand(7, 9), rand(4, 7, 9), rand(4)), {"output_mask": (True, False)}),
+    Sample("long_sum", (rand(300_001), candidates(3, 300_001), rand(3, dtype=torch.float32))),
+)
+
+SPEC = backward_of(
+    FORWARD,
+    reference,
+    shape=shape,
+    gradients=gradients,
     cost=cost,
-    samples=SAMPLES,
-    errors=ERRORS,
     magnitude=magnitude,
+    given=_with_grad,
+    samples=MORE_SAMPLES,
     terms=terms,
     idioms=MappingProxyType({"dot": by_dot}),
     outputs=outputs,

@@ -2,7 +2,10 @@
 
     out[kept] = sum over reduced of x[kept, reduced]
 
-Semantics of ``torch.sum``. Summation error: Higham 1993, "The accuracy of floating point summation".
+Semantics of ``torch.sum``. Summation error: Higham 1993, "The accuracy of floating point summation". The
+gradient is a view with stride 0: nothing is written, so no kernel can be faster.
+
+    grad_x[kept, reduced] = grad[kept]
 """
 
 from __future__ import annotations
@@ -22,9 +25,11 @@ from nxcore.plugin import (
     Param,
     Sample,
     TensorMeta,
+    backward_of,
     canonical_dims,
     rand,
     require_flag,
+    require_size,
     require_tensor,
 )
 
@@ -169,4 +174,87 @@ SPEC = OpSpec(
     terms=terms,
     gradient=Gradient("sum_backward", _backward),
     autocast=MappingProxyType({"cpu": "same", "cuda": "float32"}),
+)
+
+
+def gradient(grad: Tensor, size: tuple[int, ...], dim: Dim = None, keepdim: bool = False) -> Tensor:
+    """Return ``grad`` expanded to ``size``.
+
+    Parameters
+    ----------
+    grad : Tensor
+        The gradient of the sum, with the sum's shape for ``dim`` and ``keepdim``.
+    size : tuple of int
+        The shape that was summed.
+    dim, keepdim
+        As in ``sum``.
+
+    Returns
+    -------
+    Tensor
+        Shape ``size``: a view of ``grad`` with stride 0 along the summed axes.
+
+    Raises
+    ------
+    InvalidInputError
+        If an axis is out of range, or ``grad`` isn't of the sum's shape.
+
+    Examples
+    --------
+    >>> nxcore.ops.sum_backward(torch.tensor([1.0, 2.0]), (2, 3), 1)
+    tensor([[1., 1., 1.],
+            [2., 2., 2.]])
+    """
+    if not keepdim:
+        for d in canonical_dims(dim, len(size)):
+            grad = grad.unsqueeze(d)
+    return grad.expand(size)
+
+
+def gradient_check(size: Any, dim: Any, keepdim: Any) -> None:
+    """Raise unless the gradient is defined for the arguments after the incoming one."""
+    require_size(size, "size")
+    require_flag(keepdim, "keepdim")
+    canonical_dims(dim, len(size))
+
+
+def summed(size: Any, dim: Any, keepdim: Any) -> tuple[int, ...]:
+    """Return the sum's shape."""
+    dims = canonical_dims(dim, len(size))
+    return tuple(1 if i in dims else n for i, n in enumerate(size) if keepdim or i not in dims)
+
+
+def gradient_cost(grad: Any, size: Any, dim: Any, keepdim: Any) -> Cost:
+    """Count nothing read or written."""
+    return Cost(bytes=0, flops=0)
+
+
+def gradient_magnitude(grad: Tensor, size: Any, dim: Any, keepdim: Any) -> Tensor:
+    """Return the view of absolute values."""
+    return gradient(grad.abs(), size, dim, keepdim)
+
+
+BACKWARD = backward_of(
+    SPEC,
+    gradient,
+    params=(Param("size", "size"), *SPEC.params[1:]),
+    check=gradient_check,
+    shape=summed,
+    cost=gradient_cost,
+    magnitude=gradient_magnitude,
+    given=lambda sample: None,  # a view of any gradient
+    samples=(
+        Sample("inner_axis", (rand(9), (9, 33), -1), tags=SMOKE),
+        Sample("all_axes", (rand(), (7, 11))),
+        Sample("around_the_middle", (rand(5), (6, 5, 7), (0, 2))),
+        Sample("keepdim", (rand(6, 1, 7), (6, 5, 7), 1, True)),
+        Sample("over_nothing", (rand(3), (3, 0), 1)),
+    ),
+    errors=(
+        ErrorCase("axis", (rand(9), (9, 33), 5), match=r"dim must be in \[-2, 1\]"),
+        ErrorCase("not_a_size", (rand(9), None, -1), match="size must be a sequence of integers, got None"),
+    ),
+    terms=lambda grad, size, dim, keepdim: 1,
+    exact=True,
+    view=lambda grad, size, dim, keepdim: True,
 )

@@ -2,7 +2,9 @@
 
     out = sum_i weights[i] * xs[i]
 
-``softmax_sum`` without the softmax, for weights that are drawn, masked or given.
+``softmax_sum`` without the softmax, for weights that are drawn, masked or given. Its gradients:
+
+    grad_xs[i] = weights[i] * grad;  grad_weights[i] = sum(grad * xs[i])
 """
 
 from __future__ import annotations
@@ -17,7 +19,19 @@ from torch import Tensor
 
 from nxcore.ops.softmax_sum import SPEC as SOFTMAX_SUM
 from nxcore.ops.softmax_sum import accumulator, blend, blend_by_einsum, blend_in_place, check_candidates
-from nxcore.plugin import SAME, Gradient, OpSpec, Param, Sample
+from nxcore.ops.softmax_sum_backward import (
+    MORE_SAMPLES,
+    Dot,
+    Result,
+    contract,
+    gradients,
+    product_sum,
+    shape,
+    vector_dot,
+    wanted,
+)
+from nxcore.ops.softmax_sum_backward import SPEC as SOFTMAX_SUM_BACKWARD
+from nxcore.plugin import SAME, Gradient, OpSpec, Param, Sample, backward_of, is_tensor
 
 
 def reference(xs: Sequence[Tensor] | Tensor, weights: Tensor) -> Tensor:
@@ -103,4 +117,84 @@ SPEC = OpSpec(
     outputs=SOFTMAX_SUM.outputs,
     ways=SOFTMAX_SUM.ways,
     autocast=SAME,
+)
+
+
+def _contract(
+    dot: Dot, grad: Tensor, xs: Sequence[Tensor] | Tensor, weights: Tensor, output_mask: Any
+) -> Result:
+    grads, dots = contract(dot, grad, xs, weights.to(accumulator(xs)), wanted(xs, output_mask))
+    return grads, None if dots is None else dots.to(weights.dtype)
+
+
+def gradient(
+    grad: Tensor,
+    xs: Sequence[Tensor] | Tensor,
+    weights: Tensor,
+    output_mask: tuple[bool, ...] | None = None,
+) -> Result:
+    """Return the gradients of ``weighted_sum``, accumulating in float32 or wider.
+
+    Parameters
+    ----------
+    grad : Tensor
+        The gradient of the output, shape S.
+    xs, weights
+        As in ``weighted_sum``.
+    output_mask : tuple of bool, optional
+        Which gradients to compute: one entry for each candidate (one for a stacked tensor), then one
+        for the weights. All by default; the others are None.
+
+    Returns
+    -------
+    xs_grad : tuple of Tensor, or Tensor
+        As ``xs``: shape S each, or (N, *S); dtype of ``xs``, memory format of ``grad``.
+    weights_grad : Tensor
+        Shape (N,), dtype of ``weights``.
+
+    Raises
+    ------
+    InvalidInputError
+        As ``weighted_sum``; or if ``grad`` isn't of shape S or ``output_mask`` of the right length.
+
+    Examples
+    --------
+    >>> xs, weights = [torch.zeros(2), torch.ones(2)], torch.tensor([0.5, 2.0])
+    >>> nxcore.ops.weighted_sum_backward(torch.ones(2), xs, weights)[1]
+    tensor([0., 2.])
+    """
+    return _contract(product_sum, grad, xs, weights, output_mask)
+
+
+def gradient_by_dot(
+    grad: Tensor,
+    xs: Sequence[Tensor] | Tensor,
+    weights: Tensor,
+    output_mask: tuple[bool, ...] | None = None,
+) -> Result:
+    """Compute the sums as vector dot products."""
+    return _contract(vector_dot, grad, xs, weights, output_mask)
+
+
+def gradient_magnitude(grad: Tensor, xs: Any, weights: Tensor, output_mask: Any) -> Any:
+    """Return the gradients of absolute values."""
+    mask, size = wanted(xs, output_mask), grad.abs()
+    grad_weights = torch.stack([(size * x.abs()).sum() for x in xs]) if mask[-1] else None
+    scaled = tuple(w.abs() * size for w in weights)
+    if is_tensor(xs):
+        return (torch.stack(scaled) if mask[0] else None), grad_weights
+    return tuple(g if m else None for g, m in zip(scaled, mask[:-1], strict=True)), grad_weights
+
+
+BACKWARD = backward_of(
+    SPEC,
+    gradient,
+    shape=shape,
+    gradients=gradients,
+    cost=SOFTMAX_SUM_BACKWARD.cost,
+    magnitude=gradient_magnitude,
+    samples=tuple(s for s in map(renamed, MORE_SAMPLES) if s),
+    terms=SOFTMAX_SUM_BACKWARD.terms,
+    idioms=MappingProxyType({"dot": gradient_by_dot}),
+    outputs=SOFTMAX_SUM_BACKWARD.outputs,
 )

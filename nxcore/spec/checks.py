@@ -30,6 +30,20 @@ def require_tensor(value: Any, name: str, *, floating: bool = True, strided: boo
         raise InvalidInputError(f"{name} must be strided, got layout {value.layout}", argument=name)
 
 
+def require_shape(value: Any, shape: tuple[int, ...], name: str) -> None:
+    """Raise unless a gradient, or what the forward pass saved, has the output's ``shape``.
+
+    >>> require_shape(torch.ones(2), (3,), "grad")
+    Traceback (most recent call last):
+        ...
+    nxcore.errors.InvalidInputError: grad must have the output's shape (3,), got (2,)
+    """
+    if tuple(value.shape) != shape:
+        raise InvalidInputError(
+            f"{name} must have the output's shape {shape}, got {tuple(value.shape)}", argument=name
+        )
+
+
 def require_flags(value: Any, count: int, name: str) -> None:
     """Raise unless ``value`` is a sequence of ``count`` flags.
 

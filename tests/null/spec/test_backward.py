@@ -10,7 +10,7 @@ import torch
 from nxcore.errors import InvalidInputError
 from nxcore.spec.backward import backward_of
 from nxcore.spec.sample import Sample, rand
-from nxcore.spec.spec import Cost, Way
+from nxcore.spec.spec import REQUIRED, Cost, Param, Way
 from tests.null import fakes
 
 FORWARD = fakes.SPECS["entropy"]
@@ -63,3 +63,59 @@ def test_its_ways_cut_the_gradient_as_the_result():
     assert made.samples[-1].name == "more"
     assert made.terms() == 7
     assert DERIVED.terms(None, torch.ones(3, 5)) == FORWARD.terms(torch.ones(3, 5)) == 5
+
+
+def two_gradients(**more):
+    """A backward operator of the logits and of a saved tensor."""
+    logits = FORWARD.params[0]
+    return backward_of(
+        FORWARD,
+        lambda grad, logits, kept, output_mask: (grad, kept),
+        params=(logits, Param("kept", "tensor", keyword=True)),
+        check=lambda logits, kept: None,
+        shape=lambda logits, kept: logits.shape[:-1],
+        cost=FORWARD.cost,
+        magnitude=FORWARD.magnitude,
+        given=lambda s: None if s.name == "nan" else Sample(s.name, (rand(3), *s.args, rand(3)), tags=s.tags),
+        **more,
+    )
+
+
+def test_params_and_a_mask_of_several_gradients_are_the_signature():
+    spec = two_gradients(gradients=2)
+    assert [(p.name, p.default, p.keyword) for p in spec.params[2:]] == [
+        ("kept", REQUIRED, False),
+        ("output_mask", (True, True), False),
+    ]
+    arguments = torch.ones(3), torch.ones(3, 4), torch.ones(3)
+    spec.check(*arguments, (True, False))
+    for mask, match in ((None, "got None"), ((True,), "must have 2 entries, got 1")):
+        with pytest.raises(InvalidInputError, match=match):
+            spec.check(*arguments, mask)
+
+
+def test_the_number_of_gradients_may_depend_on_the_arguments():
+    spec = two_gradients(gradients=lambda logits, kept: kept.ndim)
+    assert spec.params[-1].default is None
+    spec.check(torch.ones(3), torch.ones(3, 4), torch.ones(3), None)
+    with pytest.raises(InvalidInputError, match="output_mask must have 3 entries, got 2"):
+        spec.check(torch.ones(3), torch.ones(3, 4), torch.ones(1, 1, 3), (True, True))
+
+
+def test_the_dtype_is_compared_on_request_alone():
+    half, logits, kept = torch.ones(3).half(), torch.ones(3, 4), torch.ones(3)
+    two_gradients().check(half, logits, kept)
+    with pytest.raises(InvalidInputError, match=r"dtype of logits, torch.float32, got torch.float16"):
+        two_gradients(same_dtype=True).check(half, logits, kept)
+
+
+def test_given_makes_the_samples_and_other_parameters_leave_out_the_forward_errors():
+    spec = two_gradients(gradients=2)
+    assert [s.name for s in spec.samples] == [s.name for s in FORWARD.samples if s.name != "nan"]
+    assert {e.name for e in spec.errors} == {
+        "grad_of_wrong_shape",
+        "grad_is_no_tensor",
+        "grad_elsewhere",
+        "short_mask",
+        "not_a_mask",
+    }
