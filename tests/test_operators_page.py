@@ -1,7 +1,8 @@
-"""docs/operators.md: its example is a plugin whose operator and gradient keep every rule."""
+"""The tables of operators are drawn; docs/operators.md's example is a plugin that keeps every rule."""
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import types
 from pathlib import Path
@@ -13,8 +14,33 @@ from nxcore.registry.discovery import discover
 from nxcore.testing import examine
 from tests.null import fakes
 
-PAGE = (Path(__file__).parents[1] / "docs" / "operators.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "operators.md").read_text(encoding="utf-8")
 X = torch.tensor([1.0, -2.0, 3.0])
+
+
+@pytest.fixture(scope="module")
+def tables():
+    """The module ``docs/tables.py``, and its pages as they should be."""
+    spec = importlib.util.spec_from_file_location("tables", ROOT / "docs" / "tables.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module, module.pages(discover(strict=True))
+
+
+def test_the_tables_of_operators_are_as_drawn(tables):
+    _, pages = tables
+    assert {path.parent.name for path in pages} == {"docs", "cuda", "jax", "numba", "triton"}
+    for path, text in pages.items():
+        assert path.read_text(encoding="utf-8") == text, f"run python docs/tables.py: {path.name} is older"
+
+
+def test_a_gradient_stands_behind_its_operator(tables):
+    module, pages = tables
+    names = re.findall(r"^\| `(\w+)` \| `\(", pages[module.CATALOGUE], re.MULTILINE)
+    at = names.index("max_pool2d")
+    assert names[at : at + 3] == ["max_pool2d", "max_pool2d_with_offsets", "max_pool2d_backward"]
+    assert set(names) == set(fakes.SPECS)
 
 
 @pytest.fixture(scope="module")

@@ -15,13 +15,10 @@ def collect() -> list[dict[str, Any]]:
     registry = session.default().registry
     rows = []
     for name, spec in sorted(registry.ops.items()):
-        shown = (
-            "" if p.default.__class__.__name__ == "_Required" else f"={p.default!r}" for p in spec.params
-        )
         rows.append(
             {
                 "name": name,
-                "signature": f"({', '.join(p.name + d for p, d in zip(spec.params, shown, strict=True))})",
+                "signature": spec.signature,
                 "summary": spec.summary,
                 "gradient": spec.gradient.op if spec.gradient else None,
                 "kernels": [b.label(k) for b, k in registry.kernels(name)],

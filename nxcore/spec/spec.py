@@ -289,6 +289,18 @@ class OpSpec:
         """The first line of the reference's docstring."""
         return (self.reference.__doc__ or "").strip().splitlines()[0]
 
+    @property
+    def signature(self) -> str:
+        """The parameters as a caller writes them, with their defaults."""
+        written: list[str] = []
+        for param in self.params:
+            if param.keyword and "*" not in written:
+                written.append("*")
+            written.append(param.name if param.default is REQUIRED else f"{param.name}={param.default!r}")
+        if any(isinstance(param.default, Drawn) for param in self.params):
+            written += ["*"] * ("*" not in written) + ["generator=None"]
+        return f"({', '.join(written)})"
+
     def bind(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Return ``args`` and ``kwargs`` as one positional tuple with defaults filled in."""
         bound = list(args)

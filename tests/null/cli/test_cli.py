@@ -92,7 +92,7 @@ def test_ops_lists_operators_with_their_kernels():
     assert all(name in text for name in fakes.SPECS)
     found = {row["name"]: row for row in rows("ops")}
     assert list(found) == sorted(fakes.SPECS)
-    assert found["add"]["signature"] == "(x, y, alpha=1, out=None)"
+    assert found["add"]["signature"] == "(x, y, *, alpha=1, out=None)"
     assert found["add"]["kernels"] == ["torch", "fake", "away"]
     assert found["add"]["gradient"] == "add_backward"
     assert found["add"]["samples"] == len(fakes.SPECS["add"].samples)

@@ -1,4 +1,4 @@
-"""entropy: one launch for all rows."""
+"""entropy: one launch for all rows: a few lanes of a warp hold a row in registers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""softmax_sum: flat memory where candidates and output lie alike, else one place worked out for each."""
+"""softmax_sum: weights in every warp, then one pass; flat memory where all tensors lie alike."""
 
 from __future__ import annotations
 

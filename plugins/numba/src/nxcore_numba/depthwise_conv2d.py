@@ -1,4 +1,4 @@
-"""depthwise_conv2d on the CPU."""
+"""depthwise_conv2d on the CPU: nine taps a pass over a tile; filters by dot products of tiles."""
 
 from collections.abc import Callable
 from typing import Any

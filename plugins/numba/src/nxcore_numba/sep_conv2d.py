@@ -1,4 +1,4 @@
-"""sep_conv2d on the CPU."""
+"""sep_conv2d on the CPU: rows of taps of an image, then a product of matrices, four channels at a time."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""gumbel_softmax on CUDA."""
+"""gumbel_softmax on CUDA: one thread for each row."""
 
 # mypy: ignore-errors
 
