@@ -15,7 +15,7 @@ from nxcore.measure.decision import NOISY, Candidate, Decision
 from nxcore.measure.timing import Timing
 from nxcore.spec.kernel import Backend, Code, Kernel, Refusal
 from nxcore.spec.problem import Problem
-from nxcore.store.wisdom import RACES, Page, Wisdom, digest
+from nxcore.store.wisdom import RACES, Page, Wisdom
 
 ANEW = Refusal(Code.UNMEASURED, "not measured in its present version")
 
@@ -37,7 +37,6 @@ class Recall:
 
     def __init__(self, tuner: Tuner, wisdom: Wisdom) -> None:
         self.tuner, self.wisdom = tuner, wisdom
-        self._makes: dict[tuple[str, str], str] = {}
 
     def locked(self, problem: Problem, args: tuple[Any, ...], label: str, *, strict: bool) -> Choice:
         """Return the kernel that a lock names, or torch's reference where it can't serve.
@@ -59,14 +58,9 @@ class Recall:
             raise UnsupportedProblemError(problem.op, label, [f"the lock names it, and {why}"])
         return self.tuner.stay(problem, None, f"the lock names {label}, and {why}")
 
-    def make(self, backend: Backend, kernel: Kernel, problem: Problem) -> str:
-        """Return the digest of a kernel's sources; empty where changes can't be detected."""
-        key = (kernel.op, backend.label(kernel))
-        if key not in self._makes:
-            suspect = self.tuner.gate.suspect(backend, kernel, problem.device, problem.dtype)
-            sources = suspect.made_of["sources"]
-            self._makes[key] = digest(sources) if all(sources.values()) else ""
-        return self._makes[key]
+    def make(self, backend: Backend, kernel: Kernel) -> str:
+        """Return the identity for which a kernel's times count; empty where changes can't be detected."""
+        return self.tuner.gate.identity(backend, kernel).kernel
 
     def kept(
         self, problem: Problem, args: tuple[Any, ...], choice: Choice, policy: str = "measure"
@@ -94,7 +88,7 @@ class Recall:
             self.wisdom.write(problem, replace(before, unclear=before.unclear + 1))
             return False
         owned = self.tuner.taking_part(problem.op)
-        makes = {b.label(k): self.make(b, k, problem) for b, k in owned}
+        makes = {b.label(k): self.make(b, k) for b, k in owned}
         if again is None or not all(makes.values()) or any(passing(c.refusal) for c in decision.candidates):
             return True
         late = [
@@ -121,7 +115,7 @@ class Recall:
             for name in sorted({*now, *page.versions})
             if now.get(name) != page.versions.get(name)
         ]
-        makes = {b.label(k): self.make(b, k, problem) for b, k in self.tuner.taking_part(problem.op)}
+        makes = {b.label(k): self.make(b, k) for b, k in self.tuner.taking_part(problem.op)}
         changed += [f"{label} was removed" for label in sorted({*page.makes} - {*makes})]
         changed += [f"{label} is new" for label in sorted({*makes} - {*page.makes})]
         changed += [
@@ -152,7 +146,7 @@ class Recall:
         for backend, kernel in self.tuner.taking_part(problem.op):
             label = backend.label(kernel)
             before = known.pop(label, None)
-            same = before is not None and page.makes.get(label) == self.make(backend, kernel, problem)
+            same = before is not None and page.makes.get(label) == self.make(backend, kernel)
             told = before is not None and same and self._told(before, backend, kernel)
             refusal = None if told and not doubting else self.tuner.refusal(backend, kernel, problem)
             if refusal:

@@ -206,6 +206,9 @@ class Kernel:
         problems whose code paths cost the host differently: whether blocks share an output, for example.
         Times of unmeasured sizes are predicted from problems with the same value. Empty where there is one
         path.
+    uses : tuple of str
+        ``"module:attribute"`` of all that the planner reaches in other ways than by names, such as through a
+        table: a change of it makes the kernel a new one.
 
     Examples
     --------
@@ -224,6 +227,7 @@ class Kernel:
     graph_safe: bool = False
     in_place_safe: bool = False
     branch: str = ""
+    uses: tuple[str, ...] = ()
 
     def takes(self, problem: Problem) -> Verdict:
         """Return the answer of ``accepts``; it is not called where there is nothing to compute."""
@@ -312,6 +316,9 @@ class Backend:
     on_request : str
         Why it takes part only where it is requested by name, such as compile times of seconds; empty if it
         always takes part.
+    runtime : sequence of str
+        The plugin's modules, or packages of them, that load and launch kernels and decide nothing of what
+        they compute. After a change in one, kernels are verified again, and recorded times remain valid.
 
     Examples
     --------
@@ -326,6 +333,7 @@ class Backend:
     api: int = 0
     on_request: str = ""
     toolkit: Callable[[], Mapping[str, str]] | None = None
+    runtime: Sequence[str] = ()
 
     def label(self, kernel: Kernel) -> str:
         """Return the kernel's name in tables: the backend's name and the kernel's variant."""

@@ -1,7 +1,7 @@
 """Wisdom: measurements kept for the next process, one document a problem, one folder an environment.
 
-A document holds the times of every candidate, by kernel label, with the digest of the kernel's fingerprint:
-after a plugin changes, only its own kernels are measured again. Figures of another device are in another
+A document holds the times of every candidate, by kernel label, with each kernel's identity: after a change
+in a plugin, only the kernels that it changes are measured again. Figures of another device are in another
 folder.
 """
 
@@ -50,7 +50,7 @@ class Page:
     again : Timing, optional
         The A/A row.
     makes : Mapping
-        Label -> digest of the kernel's fingerprint.
+        Label -> the kernel's identity.
     late : tuple of str
         Labels of kernels that accepted the problem and failed later, for example in verification.
     policy : str

@@ -1,4 +1,4 @@
-"""Fingerprints of kernels: source hashes and versions. A changed kernel counts as new and unverified."""
+"""Versions and devices, which verdicts depend on beside the kernel; hashes of packages, for records."""
 
 from __future__ import annotations
 
@@ -56,17 +56,14 @@ def versions(distribution: str) -> dict[str, str]:
     return found
 
 
-@functools.cache
-def sources(distribution: str, module: str) -> dict[str, str]:
-    """Return package -> hash of its source: the core, the kernel's own, and the plugins that it builds on."""
-    needed = versions(distribution)
-    plugins = (module for name, module in _plugins() if name in needed)
-    packages = {name.partition(".")[0] for name in ("nxcore", module, *plugins)}
-    return {name: source(name) for name in sorted(packages)}
+def toolkits(distribution: str) -> dict[str, str]:
+    """Return ``versions`` without nxcore's and its plugins': their sources count, not their releases."""
+    own = {"nxcore-kernels", *(name for name, _ in plugins())}
+    return {name: found for name, found in versions(distribution).items() if name not in own}
 
 
 @functools.cache
-def _plugins() -> tuple[tuple[str, str], ...]:
+def plugins() -> tuple[tuple[str, str], ...]:
     """Return the distribution and the module of every installed plugin."""
     return tuple((e.dist.name, e.value) for e in entry_points(group="nxcore") if e.dist)
 

@@ -1,7 +1,7 @@
 """The gate: a kernel serves no call before it agrees with the float64 reference on this machine.
 
 A kernel is verified on its operator's smoke samples and, for a call with another layout, on samples of that
-layout. A passed verdict is kept on disk with the kernel's fingerprint, so that the next process needs no new
+layout. A passed verdict is kept on disk with the kernel's identity, so that the next process needs no new
 check. A wrong result puts the kernel into quarantine; a kernel that ends the process is found by the journal
 at the next start.
 """
@@ -30,6 +30,7 @@ from nxcore.spec.problem import Problem, leaves
 from nxcore.spec.sample import Sample
 from nxcore.store.files import Store
 from nxcore.trust import fingerprint
+from nxcore.trust.identity import Identities, Identity
 from nxcore.trust.quarantine import Quarantine, Quarantined, Suspect
 from nxcore.trust.truth import CLASSES, Truth, agreement, precision_class, require_telling, without_out
 
@@ -83,18 +84,22 @@ class Gate:
 
     def __init__(self, registry: Registry, store: Store) -> None:
         self.registry, self.store, self.quarantine = registry, store, Quarantine(store)
+        self._identities = Identities(store)
         self._held: dict[tuple[Any, ...], Held] = {}
         self._suspects: dict[tuple[Any, ...], Suspect] = {}
 
+    def identity(self, backend: Backend, kernel: Kernel) -> Identity:
+        """Return a kernel's identity."""
+        return self._identities.of(backend, kernel, self.registry.spec(kernel.op))
+
     def suspect(self, backend: Backend, kernel: Kernel, device: torch.device, dtype: torch.dtype) -> Suspect:
-        """Return a kernel with its fingerprint."""
+        """Return a kernel with its identity, and the versions that verdicts depend on."""
         key = (backend.name, kernel.op, kernel.variant, device, dtype)
         if key not in self._suspects:
             distribution = self.registry.sources[backend.name].distribution.partition(" ")[0]
             made_of = {
-                "target": kernel.target,
-                "sources": fingerprint.sources(distribution, kernel.target.partition(":")[0]),
-                "versions": fingerprint.versions(distribution) | _toolkit(backend),
+                "identity": self.identity(backend, kernel).verified,
+                "versions": fingerprint.toolkits(distribution) | _toolkit(backend),
                 "simulated": self.registry.probe(backend, kernel).simulated,
             }
             facts = fingerprint.device(device.type, device.index)
@@ -104,7 +109,7 @@ class Gate:
     def refusal(self, backend: Backend, kernel: Kernel, problem: Problem) -> Refusal | None:
         """Return why the quarantine rejects a kernel for ``problem``; None if it doesn't."""
         if not self.quarantine.knows(kernel.op, backend.label(kernel)):
-            return None  # without hashing its sources
+            return None  # without reading its sources
         return self.quarantine.refusal(self.suspect(backend, kernel, problem.device, problem.dtype))
 
     def quarantined(self) -> list[Quarantined]:
@@ -177,7 +182,7 @@ class Gate:
             if found.refusal and found.error is not None and backend.name != "torch":
                 self.quarantine.add(suspect, "wrong", found.refusal.reason)
             # Without a source, changes can't be detected: such a verdict holds for this process alone.
-            elif not found.refusal and all(suspect.made_of["sources"].values()):
+            elif not found.refusal and suspect.made_of["identity"]:
                 verdict = {"error": found.error, "layouts": list(found.layouts)}
                 self.store.write("verdicts", suspect.key | {"samples": what}, verdict | _make(suspect))
         if found.refusal and found.error is None:
@@ -301,7 +306,7 @@ def _overclaims(kernel: Kernel, errors: Sequence[float]) -> str:
 
 
 def _verdict(document: dict[str, Any] | None, make: dict[str, Any]) -> Held | None:
-    """Return the verdict in a document, or None if there is none, or the fingerprint differs."""
+    """Return the verdict in a document, or None if there is none, or it is of another kernel."""
     if document is None or {name: document.get(name) for name in make} != make:
         return None
     error, layouts = document.get("error"), document.get("layouts")

@@ -2,7 +2,7 @@
 
 There are three kinds: ``wrong`` (a wrong result), ``crashed`` (the process ended, or hung, during the first
 run of a kernel) and ``raised`` (it raised in several calls). Each entry has the kernel, the dtype, the reason
-and the kernel's fingerprint. It ends after its term, or when the fingerprint changes.
+and the kernel's identity. It ends after its term, or when the kernel changes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PATIENCE = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A kernel with its dtype, device and fingerprint.
+    """A kernel with its dtype, device and identity.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class Suspect:
     device : Mapping
         Model, capability and driver; see ``nxcore.trust.fingerprint.device``.
     made_of : Mapping
-        Source hashes and package versions: a change makes it a new, unverified kernel.
+        Identity and versions of toolkits: a change makes it a new, unverified kernel.
     """
 
     op: str
@@ -85,7 +85,7 @@ class Quarantined:
     since, until : float
         Start and end of the entry, in seconds since the epoch.
     facts : Mapping
-        The device, and the kernel's fingerprint.
+        The device, and what the kernel was made of.
     """
 
     op: str

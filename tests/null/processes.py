@@ -10,7 +10,7 @@ from nxcore.choose.contenders import AGAIN
 from nxcore.measure import race as racing
 from nxcore.session import Session
 from nxcore.settings import Settings
-from nxcore.trust import fingerprint
+from nxcore.trust.identity import Identities, Identity
 from tests.null import fakes
 from tests.null.fakes import SPECS
 
@@ -39,9 +39,11 @@ class Machine:
             return found
 
         monkeypatch.setattr(racing, "race", noted)
-        monkeypatch.setattr(
-            fingerprint, "sources", lambda dist, module: {"it": self.makes.get(module.partition(":")[0], "1")}
-        )
+        monkeypatch.setattr(Identities, "of", lambda _, backend, kernel, spec: self._identity(kernel))
+
+    def _identity(self, kernel):
+        make = self.makes.get(kernel.target.partition(":")[0], "1")
+        return Identity(make, make)
 
     def process(self, asked=(), **us):
         """Return a session that has seen nothing, in which each label takes so long for an add.

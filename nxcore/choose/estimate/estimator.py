@@ -87,7 +87,7 @@ class Estimator:
             return None
         at = neighbours.point(problem, {}, self._branches(problem, able))
         facts = environment(problem.device)
-        makes = {label: self.recall.make(b, k, problem) for label, (b, k) in able.items()}
+        makes = {label: self.recall.make(b, k) for label, (b, k) in able.items()}
         ours, stale = self._known(problem, facts, makes)
         if found := neighbours.guess(at, ours, able):
             return found

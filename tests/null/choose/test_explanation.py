@@ -23,7 +23,6 @@ from nxcore.spec.kernel import no, simulated
 from nxcore.spec.problem import Problem
 from nxcore.store.files import Store
 from nxcore.store.wisdom import Page, digest, key
-from nxcore.trust import fingerprint
 from tests.null import fakes
 from tests.null.fakes import SPECS
 
@@ -72,7 +71,7 @@ def test_a_choice_without_figures_says_what_would_change_it(rule):
 @pytest.fixture
 def machine(monkeypatch):
     """A session with kernels that can't serve, each for another reason."""
-    monkeypatch.setattr(fingerprint, "sources", lambda dist, module: {"it": "1"})
+    fakes.identified(monkeypatch)
     add = fakes.kernel("add")
     return fakes.session(
         fakes.backend("fake", add),
@@ -106,7 +105,7 @@ def test_the_age_and_the_policy_of_figures_are_told(machine, monkeypatch):
     monkeypatch.setattr(time, "time", lambda: page.date + 119)
     assert str(found.origin) == f"measured 1 minute ago by policy 'measure' with torch {torch.__version__}"
     monkeypatch.undo()
-    monkeypatch.setattr(fingerprint, "sources", lambda dist, module: {"it": "1"})
+    fakes.identified(monkeypatch)
     page = machine.wisdom.read(PROBLEM)
     versions = {**page.versions, "torch": "2.13"}
     earlier = time.time() - 3 * 86_400 - 5

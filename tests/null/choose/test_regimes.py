@@ -16,7 +16,6 @@ from nxcore.measure import race
 from nxcore.measure.timing import REGIMES, Timing
 from nxcore.session import Session
 from nxcore.settings import Settings
-from nxcore.trust import fingerprint
 from tests.null import fakes
 from tests.null.fakes import SPECS
 
@@ -72,7 +71,7 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.setattr(race, "race", found.race)
     for module in (contenders, tuner):
         monkeypatch.setattr(module, "regimes", lambda problem: REGIMES)
-    monkeypatch.setattr(fingerprint, "sources", lambda dist, module: {"it": "1"})
+    fakes.identified(monkeypatch)
     monkeypatch.setattr(session, "capturing", lambda problem: found.capturing)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: found.capturing)
     return found

@@ -17,7 +17,6 @@ from nxcore.observe.counted import Counted
 from nxcore.spec.problem import Problem
 from nxcore.store import problems
 from nxcore.store.wisdom import key
-from nxcore.trust import fingerprint
 from tests.null import fakes
 from tests.null.fakes import SPECS
 
@@ -197,7 +196,7 @@ def run(*words):
 
 
 def test_tune_replays_a_trace_and_the_calls_know(default, tmp_path, monkeypatch):
-    monkeypatch.setattr(fingerprint, "sources", lambda dist, module: {"it": "1"})
+    fakes.identified(monkeypatch)
     path = tmp_path / "met"
     args = fakes.build("max_pool2d_backward", "formats_differ")
     with nxcore.record(path), nxcore.policy("estimate"):

@@ -21,7 +21,6 @@ from nxcore.offline import ahead
 from nxcore.session import Session
 from nxcore.settings import Settings
 from nxcore.spec.problem import Problem
-from nxcore.trust import fingerprint
 from tests.null import fakes
 from tests.null.fakes import SPECS
 
@@ -49,7 +48,7 @@ class Machine:
             return found
 
         monkeypatch.setattr(racing, "race", noted)
-        monkeypatch.setattr(fingerprint, "sources", lambda dist, module: {"it": "1"})
+        fakes.identified(monkeypatch)
 
     def process(self, fast=50):
         """Return a new session, in which an addition takes torch 100 us and the kernel so many."""
@@ -130,7 +129,7 @@ def test_what_is_stale_is_measured_again(machine, monkeypatch):
     machine.process()
     assert {r["status"] for r in machine.rows(*SMALL)["rows"]} == {"measured"}
     machine.process()
-    monkeypatch.setattr(fingerprint, "sources", lambda dist, module: {"it": "2"})
+    fakes.identified(monkeypatch, "2")
     assert {r["status"] for r in machine.rows(*SMALL)["rows"]} == {"measured"}
 
 
@@ -144,7 +143,7 @@ def test_the_reason_for_being_stale_names_what_changed(machine, monkeypatch):
     was = torch.__version__
     monkeypatch.setattr(torch, "__version__", "99.0")
     assert recall.stale(problem, page) == f"torch was {was}, is 99.0"
-    other = fakes.replace(page, makes={"fast": "1", "gone": "2"})
+    other = fakes.replace(page, makes={"fast": "0", "gone": "2"})
     assert "gone was removed; torch is new; fast has changed" in recall.stale(problem, other)
 
 

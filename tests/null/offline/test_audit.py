@@ -20,7 +20,6 @@ from nxcore.offline.audit import Row, judged, regret, summary, wilson
 from nxcore.session import Session
 from nxcore.settings import Settings
 from nxcore.spec.problem import Problem
-from nxcore.trust import fingerprint
 from tests.null import fakes
 from tests.null.fakes import SPECS, timing
 
@@ -30,7 +29,7 @@ ADD = Problem.of(SPECS["add"], (X, X, 1, None))
 
 @pytest.fixture(autouse=True)
 def _kernels_are_made_of_something(monkeypatch):
-    monkeypatch.setattr(fingerprint, "sources", lambda dist, module: {"it": "1"})
+    fakes.identified(monkeypatch)
 
 
 def row(op="add", regret=1.0, rule="bracketed", chosen="fast", slower=False):

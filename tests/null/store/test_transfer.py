@@ -16,7 +16,6 @@ from nxcore.settings import Settings
 from nxcore.store import transfer, wisdom
 from nxcore.store.files import Store
 from nxcore.store.lock import Lock
-from nxcore.trust import fingerprint
 from tests.null import fakes
 
 X = torch.arange(12.0).view(3, 4)
@@ -25,7 +24,7 @@ ENVIRONMENT = wisdom.digest(wisdom.environment(X.device))
 
 @pytest.fixture(autouse=True)
 def _of_known_source(monkeypatch):
-    monkeypatch.setattr(fingerprint, "sources", lambda dist, module: {"it": "1"})
+    fakes.identified(monkeypatch)
 
 
 def measured(folder, *shapes, policy="measure", **settings):

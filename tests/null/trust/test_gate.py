@@ -17,7 +17,7 @@ from nxcore.spec.kernel import no
 from nxcore.spec.layout import LAYOUTS, layout_class
 from nxcore.spec.problem import Problem
 from nxcore.store.files import Store
-from nxcore.trust import fingerprint, gate
+from nxcore.trust import fingerprint, gate, identity
 from nxcore.trust.gate import Gate
 from tests.null import fakes
 from tests.null.fakes import SPECS
@@ -202,18 +202,15 @@ def module(tmp_path, monkeypatch):
     (folder / "kernels_of_mine.py").write_text(textwrap.dedent(source))
     monkeypatch.syspath_prepend(folder)
     monkeypatch.delitem(sys.modules, "kernels_of_mine", raising=False)
-    fingerprint.source.cache_clear()
-    fingerprint.sources.cache_clear()
+    identity.installed.cache_clear()
     yield folder / "kernels_of_mine.py"
-    fingerprint.source.cache_clear()
-    fingerprint.sources.cache_clear()
+    identity.installed.cache_clear()
     sys.modules.pop("kernels_of_mine", None)
 
 
 def process(folder, **how):
     """Return what a new process would: a gate on the same folder, a kernel not yet imported."""
-    fingerprint.source.cache_clear()
-    fingerprint.sources.cache_clear()
+    identity.installed.cache_clear()
     sys.modules.pop("kernels_of_mine", None)
     kernel = fakes.Kernel("add", "kernels_of_mine:plan", dtypes=fakes.DTYPES)
     backend = replace(fakes.backend("fake", kernel), **how)
@@ -233,7 +230,7 @@ def test_a_yes_is_kept_for_the_next_process(tmp_path, module):
 
 def test_a_changed_source_is_asked_again(tmp_path, module):
     process(tmp_path / "cache")
-    module.write_text(module.read_text() + "# another line\n")
+    module.write_text(module.read_text().replace("alpha=alpha", "alpha=alpha * 1"))
     assert process(tmp_path / "cache")[1] > 0
 
 
@@ -262,8 +259,7 @@ def test_an_entry_of_a_kernel_that_was_mended_is_lifted(tmp_path, module):
     registry = fakes.registry(fakes.backend("fake", kernel))
 
     def listed():
-        fingerprint.source.cache_clear()
-        fingerprint.sources.cache_clear()
+        identity.installed.cache_clear()
         return [e.kernel for e in Gate(registry, Store(tmp_path / "cache")).quarantined()]
 
     assert listed() == ["fake"]

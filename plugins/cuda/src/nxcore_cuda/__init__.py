@@ -58,7 +58,17 @@ KERNELS = kernels(
     dtypes=FLOATS,
     deterministic=True,
     graph_safe=True,
+    uses=("nxcore_cuda.machine.compile:NVCC_FLAGS",),
 )
+
+RUNTIME = (
+    "nxcore_cuda.emulator",
+    *(
+        f"nxcore_cuda.machine.{name}"
+        for name in ["compile", "handle", "host", "launch", "load", "native", "toolkit"]
+    ),
+)
+"""The modules that load and launch kernels; ``machine.instance`` spells what is compiled."""
 
 
 def compiler() -> dict[str, str]:
@@ -70,7 +80,7 @@ def compiler() -> dict[str, str]:
 @hookimpl
 def nxcore_backend() -> Backend:
     """Return this backend."""
-    return Backend("cuda", probe, KERNELS, api=API, toolkit=compiler)
+    return Backend("cuda", probe, KERNELS, api=API, toolkit=compiler, runtime=RUNTIME)
 
 
 @hookimpl

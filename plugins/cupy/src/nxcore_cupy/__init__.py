@@ -66,6 +66,10 @@ def _handle(*args: Any) -> Any:
 HOST = Host(capable, _handle)  # NVRTC compiles for every device that nxcore-cuda takes
 
 
+PLANNERS: dict[str, Kernel] = {}
+"""nxcore-cuda's kernels by operator."""
+
+
 def _row(kernel: Kernel) -> Kernel:
     """Return nxcore-cuda's row of an operator, with CuPy to run it."""
     accepts: Callable[[Problem], Verdict] = kernel.accepts
@@ -75,16 +79,19 @@ def _row(kernel: Kernel) -> Kernel:
         with using(HOST):
             return accepts(problem)
 
-    return dataclasses.replace(kernel, target="nxcore_cupy.launch:plan", accepts=accepts_here)
+    uses = (kernel.target, f"{kernel.target.partition(':')[0]}:{kernel.op}.cu", "nxcore_cupy.compile:OPTIONS")
+    PLANNERS[kernel.op] = kernel
+    return dataclasses.replace(kernel, target="nxcore_cupy.launch:plan", accepts=accepts_here, uses=uses)
 
 
 KERNELS = tuple(map(_row, nxcore_cuda.KERNELS))
+RUNTIME = ("nxcore_cupy.compile", "nxcore_cupy.launch", *nxcore_cuda.RUNTIME)
 
 
 @hookimpl
 def nxcore_backend() -> Backend:
     """Return this backend."""
-    return Backend("cupy", probe, KERNELS, api=API)
+    return Backend("cupy", probe, KERNELS, api=API, runtime=RUNTIME)
 
 
 @hookimpl

@@ -9,7 +9,6 @@ from typing import Any
 
 import cupy
 import numpy as np
-import nxcore_cuda
 import torch
 from nxcore_cuda.machine import load
 from nxcore_cuda.machine.handle import addresses
@@ -18,10 +17,8 @@ from nxcore_cuda.machine.instance import Instance
 from torch import Tensor
 
 from nxcore.plugin import Problem
-from nxcore_cupy import HOST
+from nxcore_cupy import HOST, PLANNERS
 from nxcore_cupy.compile import compiled
-
-PLANNERS = {kernel.op: kernel for kernel in nxcore_cuda.KERNELS}
 
 
 def plan(problem: Problem) -> Callable[..., Any]:

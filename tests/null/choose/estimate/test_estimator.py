@@ -51,7 +51,7 @@ def page(session, of, **us):
     owned = {b.label(k): (b, k) for b, k in session.tuner.taking_part("add")}
     seen = tuple(Candidate(n, owned[n][0].name, timing=timing([t] * 12)) for n, t in us.items())
     chosen = min(us, key=us.get)
-    makes = {n: session.chooser.recall.make(*owned[n], of) for n in us}
+    makes = {n: session.chooser.recall.make(*owned[n]) for n in us}
     rule = "reference" if chosen == "torch" else "measured"
     return Page(Decision(chosen, rule, "it was", seen), timing([1] * 12), makes)
 

@@ -20,7 +20,6 @@ from nxcore.measure import race
 from nxcore.measure.timing import Timing
 from nxcore.session import Session
 from nxcore.settings import Settings
-from nxcore.trust import fingerprint
 from tests.null import fakes
 from tests.null.fakes import SPECS
 
@@ -193,7 +192,7 @@ def test_a_result_laid_out_otherwise_is_not_what_the_caller_gets():
 
 
 def test_what_was_learnt_is_known_to_the_next_process(tmp_path, monkeypatch):
-    monkeypatch.setattr(fingerprint, "sources", lambda dist, module: {"it": "1"})
+    fakes.identified(monkeypatch)
     session, _, _ = learning(tmp_path, torch=100, fast=50)
     ready(session, X, X)
     called(session, 3 * (LOOKS[0] + 1), X, X)
