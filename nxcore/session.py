@@ -201,14 +201,14 @@ class Session:
         problem = self._problem(operator, bound)
         if reason:
             return Explanation(problem, Decision("torch", "reference", reason))
-        served, problem, bound = self.joiner.served(operator, problem, bound)
+        served, inner, bound = self.joiner.served(operator, problem, bound)
         with in_force(at_once=decide, as_is=not decide):  # an explanation needs the result now
-            choice = self._choose(served, problem, bound)
-        if served is not operator and (why := self.joiner.unlearnt(problem, choice)):
-            return Explanation(problem, Decision("torch", "prior", why))
-        return self.explained(problem, choice)
+            choice = self._choose(served, inner, bound)
+        if served is not operator and (why := self.joiner.unlearnt(inner, choice)):
+            return Explanation(inner, Decision("torch", "prior", why))
+        return self.explained(inner, choice, self.chooser.pairs.of(problem))
 
-    def explained(self, problem: Problem, choice: Choice) -> Explanation:
+    def explained(self, problem: Problem, choice: Choice, pair: Decision | None = None) -> Explanation:
         """Return the explanation of ``choice`` for ``problem``, with the origin of its figures."""
         decision, recall, origin = choice.decision, self.chooser.recall, None
         if exploring := exploration(choice.call):
@@ -218,7 +218,7 @@ class Session:
         page = recall.wisdom.read(problem) if decision.rule in ("measured", "reference") else None
         if page and page.decision.chosen == decision.chosen:
             origin = Origin(page.policy, page.date, page.versions, recall.stale(problem, page))
-        return Explanation(problem, decision, origin, self.tuner.fixes(problem))
+        return Explanation(problem, decision, origin, self.tuner.fixes(problem), pair)
 
     def _problem(self, operator: Operator, args: tuple[Any, ...]) -> Problem:
         needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in tensors_of(args))

@@ -1,12 +1,14 @@
 """Crossing: calls that need a gradient use torch's own autograd while torch serves both ways.
 
-Calls use our autograd function if other kernels serve them and save more than the function costs, or while
-they take turns. With torch's own kernels the function is slower: each way calls a Python function, and the
-backward operator's reference defines the gradient, but isn't how torch computes it.
+Calls use our autograd function if other kernels serve them and both ways together are faster with it, or
+while they take turns. With torch's own kernels the function is slower: each way calls a Python function, and
+the backward operator's reference defines the gradient, but isn't how torch computes it. Whether both ways
+together are faster is measured (``pairs``), and until then predicted from the halves' figures.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 import threading
@@ -19,7 +21,9 @@ from nxcore.call.wrappers import unless_capturing
 from nxcore.choose.contenders import Choice, regimes
 from nxcore.choose.learn.budget import Heat, Pace
 from nxcore.choose.learn.exploration import MET, Call, Switch, exploration
+from nxcore.choose.pairs import TORCH, Half, Pair, Pairs
 from nxcore.context import capturing
+from nxcore.interop import internals
 from nxcore.measure.race import Clock
 from nxcore.spec.problem import Problem
 
@@ -33,6 +37,15 @@ has a separate thread for the device: 31.4, 32.0 and 38.7 us more (of 84), media
 other load on the machine (benchmarks/results/nvidia-h200/2026-11-22-bridge.txt).
 """
 
+DOUBT = 2.0
+"""A predicted gain below this many times the function's cost is doubtful: the pair is measured.
+
+The cost above is that of one machine, and of an operator that does nothing.
+"""
+
+ASKED = ("pinned", "preferred", "locked")
+"""Rules of a choice that the program made itself: nothing is measured for it."""
+
 SCOUTS = 8
 """The most calls of the autograd function before a backward pass gives the backward operator's problem."""
 
@@ -44,16 +57,27 @@ class Crossing:
     ----------
     problem : Problem
         The problem of the call.
-    forward : Choice
-        Its choice: torch's reference, an exploration, or a kernel that saves less than the function costs.
+    mask : tuple of bool
+        Which of its tensors need a gradient.
+    forward : tuple of Problem and Choice
+        The operator that runs, and its choice: torch's reference, an exploration, or a kernel.
     bridge : callable
         ``bridge(backward)`` returns the autograd function with the gradient ``backward``.
     backward : callable
         The backward operator.
+    unobserved : callable
+        The same without observers of calls, for a race.
     find : callable
-        Returns the choice for the backward operator's arguments, or None.
+        Returns the problem of the backward operator's arguments and its choice, or None.
     pace : Pace
         Charged with the cost of calls that use the autograd function only to explore.
+    pairs : Pairs
+        Finds and measures what both ways take together.
+    policy : str
+        Under ``measure`` every pair is measured in a call, under ``online`` a doubtful one in the background,
+        under any other none.
+    later : callable
+        Runs a function in the background.
     clock : callable
         Returns nanoseconds; a test may replace it.
 
@@ -66,37 +90,67 @@ class Crossing:
     def __init__(
         self,
         problem: Problem,
-        forward: Choice,
+        mask: tuple[bool, ...],
+        forward: Half,
         *,
         bridge: Callable[[Call], Call],
         backward: Call,
-        find: Callable[..., Choice | None],
+        unobserved: Call,
+        find: Callable[..., Half | None],
         pace: Pace,
+        pairs: Pairs,
+        policy: str,
+        later: Callable[[Callable[[], None]], None],
         clock: Clock = time.perf_counter_ns,
     ) -> None:
         self.problem, self.reference, self.pace, self.clock = problem, problem.spec.reference, pace, clock
-        self._forward, self._backward, self._find = forward, backward, find
+        self._mask, self._half, self._forward = mask, forward, forward[1]
+        self._backward, self._find = backward, find
+        self._pairs, self._policy, self._later = pairs, policy, later
+        self._pair: Pair | None = None
+        self._captured: bool | None = None  # where nothing can be captured
         self._half_us = one_way_us(problem)
         self._there, self._for_turns = bridge(backward), bridge(self._back)
-        explored = exploration(forward.call)
+        self._raced = functools.partial(bridge, unobserved)
+        explored = exploration(self._forward.call)
         self._explored = [explored] if explored else []
         self._settled, self._lock = False, threading.Lock()
         self._met, self._scouts, self._heat = 0, SCOUTS, Heat()
         # Kept, since a switch's target must outlive calls of it in other threads.
-        self._steps = (self._meet, self._scout, self._cross)
+        self._steps = (self._meet, self._scout, self._cross, self._measure)
         self._switch = Switch(self, self._steps[0 if explored else 1])
         self.call = self._switch.call
 
-    def settle(self, backward: Choice) -> None:
+    def settle(self, backward: Half) -> None:
         """Choose the route by the backward operator's choice, from now on."""
-        if explored := exploration(backward.call):
+        choice = backward[1]
+        if explored := exploration(choice.call):
             self._explored.append(explored)
         self._settled = True
-        eager = explored is None and sum(gain_us(c, self._half_us) for c in (self._forward, backward)) > 0
-        captured = eager
+        gain = sum(gain_us(c, self._half_us) for c in (self._forward, choice))
+        eager = explored is None and gain > 0
         if "captured" in regimes(self.problem):  # a replay has no host cost
-            torchs = alone(self._forward) or bool(self._explored)
-            captured = explored is None and not (torchs and alone(backward.captured or backward))
+            torchs = self._forward.alone or bool(self._explored)
+            self._captured = explored is None and not (torchs and (choice.captured or choice).alone)
+        pair = Pair(self.problem, self._mask, self._half, backward)
+        asked = any(c.decision.rule in ASKED for c in (self._forward, choice))
+        if not (self._explored or asked or pair.torchs):
+            if decision := self._pairs.find(pair):
+                eager = decision.chosen != TORCH
+            elif self._policy in ("measure", "online"):
+                self._pair = pair
+        self._route(eager)
+        if self._pair and self._policy == "measure":
+            self._switch.to(self._steps[3])
+        elif self._pair and -math.inf < gain < 2 * DOUBT * self._half_us:
+            self._later(self._measure_alone)
+        for found in self._explored:
+            found.heat = self._heat
+            found.met(MET)
+
+    def _route(self, eager: bool) -> None:
+        """Use the autograd function in eager mode, or torch's own."""
+        captured = eager if self._captured is None else self._captured
         apart = self._there if self._explored else None  # an exploration needs the function either way
         target = {  # by whether the function pays in eager mode, and in a capture
             (True, True): self._there,
@@ -105,13 +159,10 @@ class Crossing:
         }.get((eager, captured))
         if target is not None:
             self._switch.to(target)
-        else:
-            for found in self._explored:
-                found.watch(self)
-            self.turn()
+            return
         for found in self._explored:
-            found.heat = self._heat
-            found.met(MET)
+            found.watch(self)
+        self.turn()
 
     def turn(self) -> None:
         """Use the autograd function while either operator takes turns, or after another kernel has won."""
@@ -135,8 +186,8 @@ class Crossing:
         if capturing(self.problem):
             return self.reference(*args)
         self._scouts -= 1
-        if self._scouts == 0:
-            self._switch.to(self.reference)
+        if self._scouts == 0:  # nobody differentiates these calls
+            self._switch.to(self._there if pays(self._forward, self._half_us) else self.reference)
         return self._for_turns(*args)
 
     def _cross(self, *args: Any) -> Any:
@@ -147,6 +198,25 @@ class Crossing:
             return self._for_turns(*args)
         finally:
             self.pace.charge((self.clock() - began) * 1e-9)
+
+    def _measure(self, *args: Any) -> Any:
+        """Measure the pair before this call, and then run the faster way."""
+        # A race would call the program's hooks on saved tensors. A checkpoint counts them.
+        if capturing(self.problem) or internals.saved_tensor_hooks():
+            return self.reference(*args)
+        self._decided(args)
+        target = self._switch.target  # still this function while another thread measures
+        return (self.reference if target == self._steps[3] else target)(*args)
+
+    def _measure_alone(self) -> None:
+        """Measure the pair in the background, on arguments of its own."""
+        self._decided(None)
+
+    def _decided(self, args: tuple[Any, ...] | None) -> None:
+        with self._lock:
+            pair, self._pair = self._pair, None
+        if pair is not None:  # otherwise another thread measures it
+            self._route(self._pairs.measure(pair, self._raced(), args).chosen != TORCH)
 
     def _back(self, *arguments: Any) -> Any:
         began = self.clock()
@@ -165,7 +235,7 @@ def gain_us(choice: Choice, half_us: float) -> float:
     """
     timed = {c.label: c.timing for c in choice.decision.candidates if c.timing}
     if (mine := timed.get(choice.decision.chosen)) is None:
-        return -half_us if alone(choice) or exploration(choice.call) else math.inf
+        return -half_us if choice.alone or exploration(choice.call) else math.inf
     # Torch's idioms are compared with the reference, which autograd would record.
     natives = (c for c in choice.decision.candidates if c.native and c.timing)
     rivals = [
@@ -182,8 +252,3 @@ def pays(choice: Choice, half_us: float) -> bool:
 def one_way_us(problem: Problem) -> float:
     """Return the host's cost of the autograd function for one way."""
     return BRIDGE_US.get(problem.device.type, BRIDGE_US["cpu"]) / 2
-
-
-def alone(choice: Choice) -> bool:
-    """Return whether torch's reference serves, not one of its idioms."""
-    return choice.native and choice.decision.chosen == "torch"

@@ -6,11 +6,11 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nxcore.call.gradient_route import Crossing, alone, one_way_us, pays
+from nxcore.call.gradient_route import Crossing
 from nxcore.call.operator import Operator
 from nxcore.call.wrappers import guarded, of_the_first, preferring, unless_capturing
 from nxcore.choose.chooser import Chooser
-from nxcore.choose.contenders import Choice, regimes
+from nxcore.choose.contenders import Choice
 from nxcore.choose.learn.exploration import Call, exploration
 from nxcore.context import PREFERENCE, Observer
 from nxcore.errors import present
@@ -83,12 +83,13 @@ class Joiner:
         def bridge(backward: Call) -> Differentiable:
             return Differentiable(operator.spec, problem.args, gradient, call, backward, spec.reference)
 
-        backward = preferring(order, self._op(gradient.op, backend=operator.backend))
-        explored = exploration(choice.call)
-        if operator.backend is not None or pays(choice, one_way_us(problem)):
+        differentiate = self._op(gradient.op, backend=operator.backend)
+        backward = preferring(order, differentiate)
+        if operator.backend is not None:
             return bridge(backward)
+        explored = exploration(choice.call)
         traces = [o for o in order.observers if o.sees_both_ways]
-        inner = self.served(operator, problem, args)[1] if traces else problem
+        inner = self.served(operator, problem, args)[1]
         described = None if gradient.forward else self._described(problem, args)
         known = self.chooser.known(described) if described else None
         torch_only = described and (
@@ -96,25 +97,29 @@ class Joiner:
             or not self.tuner.accepting(described, order.backends)
             or self.chooser.stays(described)
         )
-        if torch_only and not explored and not (known and exploration(known.call)):
-            torchs = operator.spec.reference
-            captures = "captured" in regimes(problem)
-            return (
-                call if alone(choice) else unless_capturing(torchs, bridge(backward)) if captures else torchs
-            )
+        if torch_only and described and not explored and not (known and exploration(known.call)):
+            if choice.alone:
+                return call
+            known = known or self.tuner.stay(described, None, "no other kernel accepts it")
         if described:
             for trace in traces:
                 trace.paired(inner, described, guessed=True)
+        learner = self.chooser.learner
         crossing = Crossing(
             problem,
-            choice,
+            tuple(t.requires_grad for t in tensors_of(args)),
+            (inner, choice),
             bridge=bridge,
             backward=backward,
+            unobserved=preferring(order._replace(observers=()), differentiate),
             find=preferring(order, functools.partial(self._found, spec.name, traces, inner)),
-            pace=self.chooser.learner.pace,
+            pace=learner.pace,
+            pairs=self.chooser.pairs,
+            policy=self.chooser.policy,
+            later=learner.preparing.add,
         )
-        if known and (explored is None or explored.known):
-            crossing.settle(known)
+        if described and known and (explored is None or explored.known):
+            crossing.settle((described, known))
         return crossing.call
 
     def _described(self, problem: Problem, args: tuple[Any, ...]) -> Problem:
@@ -128,9 +133,10 @@ class Joiner:
 
     def _found(
         self, name: str, traces: Sequence[Observer], forward: Problem, *arguments: Any
-    ) -> Choice | None:
+    ) -> tuple[Problem, Choice] | None:
         operator = self._op(name)
         problem = Problem.of(operator.spec, operator.frozen(arguments))
         for trace in traces:
             trace.paired(forward, problem)
-        return self.chooser.known(problem)
+        known = self.chooser.known(problem)
+        return None if known is None else (problem, known)

@@ -17,6 +17,7 @@ from nxcore.choose.estimate.estimator import Estimator
 from nxcore.choose.learn.learner import Learner, Wrap
 from nxcore.choose.learn.watch import Watch
 from nxcore.choose.learn.watches import Watches
+from nxcore.choose.pairs import Pairs
 from nxcore.choose.recall import Recall
 from nxcore.context import PREFERENCE, capturing
 from nxcore.errors import UnsupportedProblemError
@@ -61,7 +62,7 @@ class Chooser:
         self.settings, self.recall, self.tuner = settings, recall, recall.tuner
         self.watches = Watches(self._convicted, lambda: self.learner.pace, on=settings.audit)
         self.learner = Learner(recall, changed, self.watches, wrap=wrap)
-        self.estimator = Estimator(recall)
+        self.estimator, self.pairs = Estimator(recall), Pairs(recall)
         self.lock = Lock.read(settings.lock) if settings.lock else Lock({})
         self.choices: OrderedDict[Key, Choice] = OrderedDict()
         self._changed = changed

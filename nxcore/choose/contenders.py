@@ -77,6 +77,11 @@ class Choice:
         """Whether torch runs it, and no exploration is under way."""
         return isinstance(self.kernel, TorchKernel) and self.decision.rule != "exploring"
 
+    @property
+    def alone(self) -> bool:
+        """Whether torch's reference serves, not one of its idioms."""
+        return self.native and self.decision.chosen == "torch"
+
     def falls_on(self, kernel: Kernel) -> bool:
         """Return whether ``kernel`` was chosen, for eager calls or for captured ones."""
         return kernel is self.kernel or (self.captured is not None and kernel is self.captured.kernel)

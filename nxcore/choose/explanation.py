@@ -76,12 +76,15 @@ class Explanation:
         The origin of its figures, if they are recorded.
     fixes : Mapping
         Label -> command that makes a kernel available, where the machine rejects it, not the call.
+    pair : Decision, optional
+        For a call with a gradient: the decision on forward and backward together, if they were measured.
     """
 
     problem: Problem
     decision: Decision
     origin: Origin | None = None
     fixes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    pair: Decision | None = None
 
     @property
     def change(self) -> str:
@@ -121,6 +124,7 @@ class Explanation:
             "change": self.change,
             "changes": self.changes,
             "again": self.again,
+            "pair": self.pair.to_dict() if self.pair else None,
         }
 
     def __str__(self) -> str:
@@ -130,6 +134,8 @@ class Explanation:
         ]
         if captured := self.decision.captured:
             lines.append(f"captured: {captured.chosen} ({captured.rule}): {captured.reason}")
+        if self.pair:
+            lines.append(f"forward and backward together: {self.pair.chosen}: {self.pair.reason}")
         changes = self.changes
         for c in self.decision.candidates:
             change = changes.get(c.label, "")

@@ -150,6 +150,8 @@ def explain(found: dict[str, Any]) -> None:
     )
     if captured := decision["captured"]:
         console.print(f"captured: {captured['chosen']} ({captured['rule']}): {escape(captured['reason'])}")
+    if pair := found["pair"]:
+        console.print(f"forward and backward together: {escape(pair['chosen'])}: {escape(pair['reason'])}")
     columns = ("kernel", "median", "times as fast as torch", "error", "why not chosen")
     table = _table(*columns, right=("median", "error"))
     aside = {*found["unavailable"], *found["on_request"]}

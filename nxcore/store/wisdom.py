@@ -137,6 +137,16 @@ class Wisdom:
                 if len(shelf) > SHELF:
                     del shelf[next(iter(shelf))]
 
+    def read_pair(self, problem: Problem, mask: tuple[bool, ...], backward: Problem) -> Page | None:
+        """Return the page of a differentiable call: forward and backward together; None if there is none."""
+        document = self.store.read(_folder(problem.machine, "pairs"), _pair_key(problem, mask, backward))
+        return page(document) if document is not None else None
+
+    def write_pair(self, problem: Problem, mask: tuple[bool, ...], backward: Problem, found: Page) -> None:
+        """Store the page of a differentiable call."""
+        of = _pair_key(problem, mask, backward)
+        self.store.write(_folder(problem.machine, "pairs"), of, found.to_dict())
+
     def shelf(self, facts: Mapping[str, Any], op: str) -> Shelf:
         """Return the pages of an operator in an environment.
 
@@ -188,8 +198,12 @@ def digest(facts: Any) -> str:
 
 
 @functools.lru_cache(maxsize=64)
-def _folder(device: Device) -> str:
-    return f"{digest(device.to_dict())}/entries"
+def _folder(device: Device, kind: str = "entries") -> str:
+    return f"{digest(device.to_dict())}/{kind}"
+
+
+def _pair_key(problem: Problem, mask: tuple[bool, ...], backward: Problem) -> dict[str, Any]:
+    return {"op": problem.op, "forward": key(problem), "mask": list(mask), "backward": key(backward)}
 
 
 def key(problem: Problem) -> dict[str, Any]:

@@ -8,13 +8,15 @@ import threading
 import pytest
 import torch
 
-from nxcore.call import gradient_route
+from nxcore.call import gradient_route, serving
 from nxcore.call.gradient_route import SCOUTS
 from nxcore.call.wrappers import guarded
 from nxcore.choose.contenders import Choice
 from nxcore.choose.learn.budget import Pace
 from nxcore.choose.learn.exploration import LOOKS, MET
 from nxcore.choose.learn.learner import Learner
+from nxcore.choose.recall import Recall
+from nxcore.interop.autograd import Differentiable
 from nxcore.measure import race
 from nxcore.measure.decision import Candidate, Decision
 from nxcore.measure.timing import Timing
@@ -23,10 +25,11 @@ from nxcore.settings import Settings
 from tests.null import fakes
 from tests.null.fakes import SPECS
 
+HARNESS = race.race
 FORWARD, BACKWARD = "weighted_sum", "weighted_sum_backward"
 
 
-def learning(forward, backward, policy="online"):
+def learning(forward, backward, policy="online", cache=None):
     """Return a session whose one backend takes so much of torch's time each way, its clock, and who ran."""
     clock, runs = fakes.Clock(), []
 
@@ -39,14 +42,21 @@ def learning(forward, backward, policy="online"):
 
         return run
 
+    def torchs(spec):
+        """Return the reference, whose own autograd takes as long as it does."""
+        forward, backward = clock.costing(100, spec.reference), clock.costing(100)
+
+        @functools.wraps(spec.reference)
+        def run(*args):
+            result = forward(*args)
+            if isinstance(result, torch.Tensor) and result.requires_grad:
+                result.register_hook(backward)
+            return result
+
+        return run
+
     specs = [
-        fakes.replace(
-            spec,
-            reference=functools.wraps(spec.reference)(clock.costing(100, spec.reference)),
-            idioms={},
-        )
-        if spec.name in (FORWARD, BACKWARD)
-        else spec
+        fakes.replace(spec, reference=torchs(spec), idioms={}) if spec.name in (FORWARD, BACKWARD) else spec
         for spec in SPECS.values()
     ]
     kernels = [
@@ -55,7 +65,7 @@ def learning(forward, backward, policy="online"):
         if share
     ]
     found = Session(
-        Settings(audit=False, cache=None, policy=policy),  # runs are counted
+        Settings(audit=False, cache=cache, policy=policy),  # runs are counted
         fakes.registry(fakes.backend("fast", *kernels), specs=specs),
         fakes.QUICK,
     )
@@ -130,7 +140,7 @@ def test_where_torch_serves_both_ways_its_own_autograd_does(policy, monkeypatch)
         (0.95, 1.5, False),
         (1.5, 0.95, False),
         (0.95, 0.95, False),
-        (0.92, 0.92, True),
+        (0.9, 0.9, True),
         (0.8, 1.5, True),
         (1.5, 0.8, True),
         (0.95, 0, False),
@@ -139,13 +149,10 @@ def test_where_torch_serves_both_ways_its_own_autograd_does(policy, monkeypatch)
         (0, 0.8, True),
     ],
 )
-def test_kernels_that_save_less_than_the_bridge_costs_leave_it_to_torch(
-    forward, backward, crosses, monkeypatch
-):
-    """Of 100 us each way, the bridge costs 13; both ways count together."""
+def test_kernels_that_save_less_than_the_bridge_costs_leave_it_to_torch(forward, backward, crosses, joining):
+    """Of 100 us each way, the function that joins them takes 13; both ways count together."""
     session, runs = learning(forward, backward, "measure")
-    clock = session.chooser.learner.clock
-    monkeypatch.setattr(race, "race", functools.partial(race.race, clock=clock))
+    joining(13, session.chooser.learner.clock)
     for _ in range(2):
         step(session, dense=True)
     for again in (False, True):
@@ -160,6 +167,86 @@ def test_kernels_that_save_less_than_the_bridge_costs_leave_it_to_torch(
             runs.clear()
             session.op(FORWARD)(XS, torch.ones(2))
     assert runs == ["forward"] * (0 < forward < 1), "without a gradient there is no bridge"
+
+
+@pytest.fixture
+def joining(monkeypatch):
+    """Return a function that lets nxcore's autograd function take so many microseconds of a clock."""
+
+    def costs(us, clock):
+        class Joined(Differentiable):
+            def __call__(self, *args):
+                clock.now += us * 1000
+                return super().__call__(*args)
+
+        monkeypatch.setattr(race, "race", functools.partial(HARNESS, clock=clock))
+        monkeypatch.setattr(serving, "Differentiable", Joined)
+
+    return costs
+
+
+def races(monkeypatch):
+    """Return the list to which every race adds its labels."""
+    seen, run = [], race.race
+    monkeypatch.setattr(race, "race", lambda calls, *a, **k: seen.append([*calls]) or run(calls, *a, **k))
+    return seen
+
+
+def test_both_ways_are_measured_together_and_that_decides(joining, monkeypatch, tmp_path):
+    """Each half wins by 30 us, and the function that joins them takes 70: the halves' sum said otherwise."""
+    monkeypatch.setattr(Recall, "make", lambda *_: "1")  # a fake has no source
+    session, runs = learning(0.7, 0.7, "measure", tmp_path)
+    joining(70, session.chooser.learner.clock)
+    seen = races(monkeypatch)
+    step(session, dense=True)
+    assert [step(session, dense=True) for _ in range(3)] == [False] * 3
+    assert seen.count(["torch", "fast + fast"]) == 1
+    xs = [x.clone().requires_grad_() for x in XS]
+    found = session.explain(FORWARD, xs, torch.ones(2, requires_grad=True))
+    assert found.decision.chosen == "fast", "of the forward pass alone"
+    assert found.pair.chosen == "torch"
+    assert "forward and backward together: torch: no kernel is measurably faster" in str(found)
+    assert found.to_dict()["pair"]["chosen"] == "torch"
+    again, runs = learning(0.7, 0.7, "measure", tmp_path)
+    joining(70, again.chooser.learner.clock)
+    seen = races(monkeypatch)
+    step(again, dense=True)
+    runs.clear()
+    assert not step(again, dense=True)
+    assert seen == [], "all is recorded"
+    assert runs == []
+
+
+def test_a_pair_that_torch_was_predicted_to_win_is_measured_too(joining):
+    """The halves save 12 us together, less than the function was said to cost; it costs nothing here."""
+    session, _ = learning(0.9, 0.98, "measure")
+    joining(0, session.chooser.learner.clock)
+    for _ in range(2):
+        step(session, dense=True)
+    assert step(session, dense=True)
+
+
+def test_a_doubtful_pair_is_measured_in_the_background(joining, monkeypatch):
+    session, _ = learning(0.8, 0.98)
+    joining(70, session.chooser.learner.clock)
+    seen = races(monkeypatch)
+    for _ in range(2 * MET + 4 * LOOKS[-1]):
+        step(session, dense=True)
+    assert seen == [["torch", "fast + fast"]]
+    assert not step(session, dense=True)
+
+
+def test_a_race_does_not_call_hooks_on_saved_tensors(joining):
+    session, _ = learning(0.5, 0.5, "measure")
+    joining(13, session.chooser.learner.clock)
+    step(session, dense=True)
+    packed = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
+        step(session, dense=True)
+    assert len(packed) < 10
+    assert session.chooser.pairs._found == {}
+    step(session, dense=True)
+    assert len(session.chooser.pairs._found) == 1
 
 
 @pytest.mark.parametrize("policy", ["estimate", "frozen"])

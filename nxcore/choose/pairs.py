@@ -1,0 +1,202 @@
+"""Pairs: forward and backward of a call together, against torch's own forward and autograd together.
+
+Each half of a differentiable call has a winner of its own, chosen without the cost of nxcore's autograd
+function. The caller runs both halves and that function, so this sum is what decides. It is measured once a
+pair of problems and of winners, and recorded like any other race.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nxcore.choose.contenders import AGAIN, Choice, timed
+from nxcore.choose.recall import Recall
+from nxcore.measure import race
+from nxcore.measure.decision import Candidate, Decision, decide, settled
+from nxcore.spec.problem import Problem
+from nxcore.store.problems import arguments
+from nxcore.store.wisdom import Page
+from nxcore.trust.gate import brief
+
+_log = logging.getLogger(__name__)
+
+PAIRS = 4096
+"""The most pairs kept in a process; beyond it the least recently used one is dropped."""
+
+TORCH = "torch"
+
+Call = Callable[..., Any]
+Half = tuple[Problem, Choice]
+"""A problem, and the choice for it."""
+Key = tuple[Problem, tuple[bool, ...], Problem]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The two halves of a differentiable call, with the kernels that were chosen for them.
+
+    Attributes
+    ----------
+    problem : Problem
+        The differentiable call's.
+    mask : tuple of bool
+        Which of its tensors need a gradient.
+    forward, backward : tuple of Problem and Choice
+        The operators that run, and their choices.
+    """
+
+    problem: Problem
+    mask: tuple[bool, ...]
+    forward: Half
+    backward: Half
+
+    @property
+    def key(self) -> Key:
+        """The part of a decision's key that isn't the kernels."""
+        return self.problem, self.mask, self.backward[0]
+
+    @property
+    def label(self) -> str:
+        """The names of both kernels."""
+        return " + ".join(choice.decision.chosen for _, choice in (self.forward, self.backward))
+
+    @property
+    def torchs(self) -> bool:
+        """Whether torch's reference was chosen for both, so that there is nothing to compare."""
+        return all(choice.alone for _, choice in (self.forward, self.backward))
+
+
+class Pairs:
+    """Measures pairs, and finds measured ones.
+
+    Parameters
+    ----------
+    recall : Recall
+        Its wisdom holds the measurements; its tuner has the effort of a race within a call.
+    """
+
+    def __init__(self, recall: Recall) -> None:
+        self.recall, self.wisdom = recall, recall.wisdom
+        self._found: OrderedDict[Key, tuple[str, Decision]] = OrderedDict()
+        self._latest: dict[Problem, Key] = {}
+        self._lock = threading.Lock()
+
+    def find(self, pair: Pair) -> Decision | None:
+        """Return the decision on ``pair``; None if it wasn't measured with these kernels."""
+        label, decision = self._found.get(pair.key, ("", None))
+        if decision is not None and label == pair.label:
+            return decision
+        page = self.wisdom.read_pair(*pair.key)
+        if page is None or dict(page.makes) != self._makes(pair):
+            return None
+        self._hold(pair, page.decision)
+        return page.decision
+
+    def of(self, problem: Problem) -> Decision | None:
+        """Return the newest decision on a differentiable call; None if there is none in this process."""
+        with self._lock:
+            key = self._latest.get(problem)
+            return None if key is None else self._found[key][1]
+
+    def measure(self, pair: Pair, ours: Call, args: tuple[Any, ...] | None = None) -> Decision:
+        """Race ``ours`` against torch's own forward and autograd, and keep the decision.
+
+        Parameters
+        ----------
+        pair : Pair
+            The problems and choices.
+        ours : callable
+            nxcore's autograd function; takes the operator's arguments, all positional.
+        args : tuple, optional
+            The call's arguments; random ones of the same problem by default.
+
+        Returns
+        -------
+        Decision
+            On ``torch`` and ``pair.label``. Torch's own is chosen where it can't be measured.
+        """
+        candidates = [
+            Candidate(TORCH, "torch", graph_safe=True),
+            Candidate(pair.label, "nxcore", graph_safe=True),
+        ]
+        given = arguments(pair.problem) if args is None else args
+        try:
+            grad = arguments(pair.backward[0])[0]
+            calls = {
+                TORCH: _differentiated(pair.problem.spec.reference, given, pair.mask, grad),
+                pair.label: _differentiated(ours, given, pair.mask, grad),
+            }
+            with torch.enable_grad():
+                timings = race.race(
+                    calls,
+                    pair.problem.device,
+                    effort=self.recall.tuner.effort,
+                    again=AGAIN,
+                    settled=lambda seen: settled(timed(candidates, seen), seen.get(AGAIN)),
+                )
+        except Exception as error:  # noqa: BLE001  a failed race must not fail the caller's call
+            decision = Decision(TORCH, "reference", f"not measured: {brief(error)}")
+            self._hold(pair, decision)
+            return decision
+        again = timings.get(AGAIN)
+        decision = decide(timed(candidates, timings), again)
+        _log.info("pair: %s -> %s: %s", pair.problem, decision.chosen, decision.reason)
+        self._hold(pair, decision)
+        if (makes := self._makes(pair)) and not decision.unclear:
+            versions = self.recall.versions(pair.backward[0])
+            self.wisdom.write_pair(*pair.key, Page(decision, again, makes, versions=versions))
+        return decision
+
+    def _hold(self, pair: Pair, decision: Decision) -> None:
+        with self._lock:
+            self._found[pair.key] = pair.label, decision
+            self._found.move_to_end(pair.key)
+            self._latest[pair.problem] = pair.key
+            if len(self._found) > PAIRS:
+                oldest, _ = self._found.popitem(last=False)
+                if self._latest.get(oldest[0]) == oldest:
+                    del self._latest[oldest[0]]
+
+    def _makes(self, pair: Pair) -> dict[str, str]:
+        """Return label -> digest of both kernels' sources; empty where changes can't be detected."""
+        found = {}
+        for way, (_, choice) in (("forward", pair.forward), ("backward", pair.backward)):
+            made = self.recall.make(choice.backend, choice.kernel)
+            if not made:
+                return {}
+            found[f"{way} {choice.decision.chosen}"] = made
+        return found
+
+
+def _differentiated(
+    call: Call, args: tuple[Any, ...], mask: tuple[bool, ...], grad: Tensor
+) -> Callable[[], Any]:
+    """Return a call of forward and backward on leaves of its own, which share memory with ``args``."""
+    needs = iter(mask)
+    wanted: list[Tensor] = []
+
+    def leaf(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            made = value.detach()
+            if next(needs):
+                wanted.append(made.requires_grad_())
+            return made
+        return tuple(map(leaf, value)) if isinstance(value, tuple) else value
+
+    leaves = tuple(map(leaf, args))
+
+    def run(outputs: Callable[..., Any], *given: Any) -> Any:
+        out = outputs(*given)
+        first = out[0] if isinstance(out, tuple) else out
+        return torch.autograd.grad(first, wanted, grad, allow_unused=True)
+
+    return functools.partial(run, call, *leaves)
