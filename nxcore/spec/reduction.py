@@ -171,3 +171,9 @@ class Reduction:
         for n, _ in self.reduced:
             total *= n
         return total
+
+    @classmethod
+    def scaled(cls, problem: Problem) -> tuple[Reduction, float]:
+        """Describe the one sum of ``sum``, ``sum_to_size`` or ``global_avg_pool2d``, and its factor."""
+        (found,) = cls.of_call(problem)
+        return found, 1 / found.terms if problem.op == "global_avg_pool2d" else 1.0

@@ -17,6 +17,8 @@ from nxcore_cuda.machine.compile import shipped
 
 API = 1
 
+SUM = {"target": "sum:plan", "branch": "nxcore_cuda.sum:branch"}
+
 KERNELS = kernels(
     "nxcore_cuda",
     {
@@ -26,19 +28,16 @@ KERNELS = kernels(
         "weighted_sum_backward": {"accepts": accepts.blend, "target": "softmax_sum:plan_backward"},
         "add": {"accepts": accepts.add, "in_place_safe": True},
         "add_backward": accepts.sums,
-        "sum": {"accepts": accepts.sums, "branch": "nxcore_cuda.sum:branch"},
-        "sum_to_size": {"accepts": accepts.sums, "branch": "nxcore_cuda.sum_to_size:branch"},
+        "sum": {**SUM, "accepts": accepts.sums},
+        "sum_to_size": {**SUM, "accepts": accepts.sums},
         "max_pool2d": accepts.images,
-        "max_pool2d_with_offsets": {"accepts": accepts.images, "target": "max_pool2d:plan_with_offsets"},
+        "max_pool2d_with_offsets": {"accepts": accepts.images, "target": "max_pool2d:plan"},
         "max_pool2d_backward": {"accepts": accepts.offsets, "target": "max_pool2d:plan_backward"},
         "avg_pool2d": accepts.images,
         "avg_pool2d_backward": accepts.images,
-        "global_avg_pool2d": {"accepts": accepts.planes, "branch": "nxcore_cuda.global_avg_pool2d:branch"},
+        "global_avg_pool2d": {**SUM, "accepts": accepts.planes},
         "global_max_pool2d": accepts.planes,
-        "global_max_pool2d_with_offsets": {
-            "accepts": accepts.planes,
-            "target": "global_max_pool2d:plan_with_offsets",
-        },
+        "global_max_pool2d_with_offsets": {"accepts": accepts.planes, "target": "global_max_pool2d:plan"},
         "global_max_pool2d_backward": {
             "accepts": accepts.offsets,
             "target": "global_max_pool2d:plan_backward",

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
 from nxcore.plugin import Problem, Reduction, TensorMeta
-from nxcore_cuda.machine.instance import Instance
-from nxcore_cuda.sum import Tile, Walk, candidates, plan_reduction
-from nxcore_cuda.sum import instances as of_sums
+from nxcore_cuda.sum import Tile, instances, plan_reduction, sweep
+
+__all__ = ["instances", "plan", "sweep"]
 
 Undo = Callable[[Tensor, float], Tensor | None]
 
@@ -52,17 +52,3 @@ def _undo(grad: TensorMeta, out: TensorMeta | None, reduction: Reduction | None,
         return result
 
     return total
-
-
-def sweep(problem: Problem) -> Iterator[Tile]:
-    """Yield the tiles worth timing, by the larger reduction."""
-    needed = [r for r in Reduction.of_add_backward(problem) if r is not None]
-    if needed:
-        itemsize = problem["grad"].element_size()
-        largest = max(needed, key=lambda r: r.outputs)
-        yield from candidates(Walk.of(largest).widest(itemsize), itemsize)
-
-
-def instances() -> Iterator[Instance]:
-    """Yield the kernels of common calls, to compile ahead of time."""
-    yield from of_sums()

@@ -107,11 +107,7 @@ def gradient(problem: Problem) -> tuple[TensorMeta, int]:
     for meta in (problem["grad"], one):
         if meta.is_dense():
             return meta, 0
-    row_major, step = [], 1
-    for size in reversed(one.shape):
-        row_major.append(step)
-        step *= size
-    return TensorMeta(one.shape, tuple(reversed(row_major)), one.dtype, one.device), 0
+    return TensorMeta.row_major(one.shape, one.dtype, one.device), 0
 
 
 def by_alignment(guarded: Any, vector: Any, scalar: Any) -> Callable[..., None]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from nxcore.plugin import FLOATS, Problem, Reduction
+from nxcore.plugin import FLOATS, Problem, Reduction, TensorMeta
 from nxcore_cuda import sum as sums
 from nxcore_cuda.candidates import TYPES
 from nxcore_cuda.layout import DIMS, STRIDES, VECTOR, dims, steps
@@ -83,7 +83,7 @@ def plan_both(problem: Problem, tile: Tile | None, *, offsets: bool) -> Callable
     return run
 
 
-def plan(problem: Problem, tile: Tile | None = None) -> Callable[[Tensor], Tensor]:
+def plan(problem: Problem, tile: Tile | None = None) -> Callable[[Tensor], Any]:
     """Return the launch for one problem.
 
     Returns
@@ -91,14 +91,24 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[[Tensor], Tenso
     callable
         ``call(x)``.
     """
-    out, run = problem.outputs, plan_both(problem, tile, offsets=False)
+    outputs = problem.outputs
+    if isinstance(outputs, TensorMeta):
+        run = plan_both(problem, tile, offsets=False)
 
-    def call(x: Tensor) -> Tensor:
-        largest = out.empty()
-        run(x, largest, None)
-        return largest
+        def call(x: Tensor) -> Tensor:
+            largest = outputs.empty()
+            run(x, largest, None)
+            return largest
 
-    return call
+        return call
+    (out, offsets), run = outputs, plan_both(problem, tile, offsets=True)
+
+    def call_for_both(x: Tensor) -> tuple[Tensor, Tensor]:
+        results = out.empty(), offsets.empty()
+        run(x, *results)
+        return results
+
+    return call_for_both
 
 
 def sweep(problem: Problem) -> Iterator[Tile]:
@@ -121,36 +131,8 @@ def usual(*, offsets: bool) -> Iterator[Instance]:
 def instances() -> Iterator[Instance]:
     """Yield the kernels of common calls, to compile ahead of time."""
     yield from usual(offsets=False)
-    yield from _instances_with_offsets()
-    yield from _instances_backward()
-
-
-def plan_with_offsets(
-    problem: Problem, tile: Tile | None = None
-) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """Return the launch for one problem.
-
-    Returns
-    -------
-    callable
-        ``call(x)``.
-    """
-    (out, offsets), run = problem.outputs, plan_both(problem, tile, offsets=True)
-
-    def call(x: Tensor) -> tuple[Tensor, Tensor]:
-        results = out.empty(), offsets.empty()
-        run(x, *results)
-        return results
-
-    return call
-
-
-sweep_with_offsets = sweep
-
-
-def _instances_with_offsets() -> Iterator[Instance]:
-    """Yield the kernels of common calls, to compile ahead of time."""
     yield from usual(offsets=True)
+    yield from _instances_backward()
 
 
 THREADS = 256

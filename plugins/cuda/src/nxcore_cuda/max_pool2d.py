@@ -100,7 +100,7 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Any]:
     Returns
     -------
     callable
-        ``call(x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)``.
+        ``call(x, ...)``, with the operator's arguments.
     """
     outputs, run = problem.outputs, launch_of(problem, tile)
     if isinstance(outputs, TensorMeta):
@@ -133,39 +133,11 @@ def usual(places: torch.dtype | None) -> Iterator[Instance]:
 def instances() -> Iterator[Instance]:
     """Yield the kernels that ordinary calls want."""
     yield from usual(None)
-    for dtype in FLOATS:
-        yield Instance("max_pool2d_window", (TYPES[dtype], PLACES[torch.int64]), source="max_pool2d")
-    yield from _instances_with_offsets()
-    yield from _instances_backward()
-
-
-def plan_with_offsets(problem: Problem, tile: Tile | None = None) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Return the launch for one problem.
-
-    Returns
-    -------
-    callable
-        ``call(x, kernel_size, stride, padding, dilation, ceil_mode)``.
-    """
-    run = launch_of(problem, tile)
-    out, offsets = problem.outputs
-
-    def call(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-        results = out.empty(), offsets.empty()
-        run(x, *results)
-        return results
-
-    return call
-
-
-sweep_with_offsets = sweep
-
-
-def _instances_with_offsets() -> Iterator[Instance]:
-    """Yield the kernels that ordinary calls want."""
     yield from usual(torch.uint8)
     for dtype in FLOATS:
-        yield Instance("max_pool2d_window", (TYPES[dtype], PLACES[torch.int32]), source="max_pool2d")
+        for places in (torch.int64, torch.int32):
+            yield Instance("max_pool2d_window", (TYPES[dtype], PLACES[places]), source="max_pool2d")
+    yield from _instances_backward()
 
 
 SHARED = 16 * 1024  # bytes of a warp's sums, at most: so many warps fit that loads are waited for by few

@@ -1,4 +1,4 @@
-"""sum: what lies inside in memory decides which way threads lie, and how many there are for each output.
+"""sum, sum_to_size, global_avg_pool2d: threads lie as memory does, several or one for each output.
 
 Where outputs are few, several blocks share one, and the last of them to arrive adds up what they found.
 """
@@ -314,14 +314,14 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
     Returns
     -------
     callable
-        ``call(x, dim, keepdim)``.
+        ``call(x, ...)``, with the operator's arguments.
     """
-    out = problem.outputs
-    run = plan_reduction(problem["x"], Reduction.of_sum(problem), tile)
+    out, (reduction, factor) = problem.outputs, Reduction.scaled(problem)
+    run = plan_reduction(problem["x"], reduction, tile, usual=factor)
 
-    def call(x: Tensor, dim: Any, keepdim: bool) -> Tensor:
+    def call(x: Tensor, *_: Any) -> Tensor:
         total = out.empty()
-        run(x, total, 1.0)
+        run(x, total, factor)
         return total
 
     return call
@@ -329,13 +329,15 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
 
 def branch(problem: Problem) -> bool:
     """Return whether blocks share outputs."""
-    return shares(problem["x"], Reduction.of_sum(problem))
+    return any(shares(problem["x"], reduction) for reduction in Reduction.of_call(problem))
 
 
 def sweep(problem: Problem) -> Iterator[Tile]:
-    """Yield the tiles worth timing."""
-    x = problem["x"]
-    yield from candidates(Walk.of(Reduction.of_sum(problem)).widest(x.element_size()), x.element_size())
+    """Yield the tiles worth timing, by the largest reduction."""
+    x = problem.tensors[0]
+    if found := Reduction.of_call(problem):
+        walk = Walk.of(max(found, key=lambda reduction: reduction.outputs))
+        yield from candidates(walk.widest(x.element_size()), x.element_size())
 
 
 def instances() -> Iterator[Instance]:

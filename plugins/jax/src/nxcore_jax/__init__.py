@@ -127,6 +127,9 @@ pool = needs(at_most(2**31 - 1, "elements of a plane for their indices", _indice
 ATOMIC = {"accepts": accepts, "deterministic": False}  # cuDNN may add up by atomics
 
 TARGETS = {
+    "add_backward": "add:plan_backward",
+    "sum_to_size": "sum:plan",
+    "global_avg_pool2d": "sum:plan",
     "weighted_sum": "softmax_sum:plan_weighted",
     "weighted_sum_backward": "softmax_sum:plan_weighted_backward",
     "softmax_sum_backward": "softmax_sum:plan_backward",
@@ -147,11 +150,8 @@ KERNELS = kernels(
         **dict.fromkeys(
             (
                 "softmax_sum",
-                "add_backward",
                 "sum",
-                "sum_to_size",
                 "avg_pool2d",
-                "global_avg_pool2d",
                 "global_max_pool2d",
                 "batch_norm",
                 "depthwise_conv2d",
@@ -171,7 +171,11 @@ KERNELS = kernels(
         "depthwise_conv2d_backward": {**ATOMIC, "target": "depthwise_conv2d:plan_backward"},
         "sep_conv2d_backward": {**ATOMIC, "target": "sep_conv2d:plan_backward"},
         "sep_conv2d_batch_norm": {"accepts": accepts, "dtypes": SINGLE},
-        "sep_conv2d_batch_norm_backward": {**ATOMIC, "dtypes": SINGLE},
+        "sep_conv2d_batch_norm_backward": {
+            **ATOMIC,
+            "dtypes": SINGLE,
+            "target": "sep_conv2d_batch_norm:plan_backward",
+        },
     },
     dtypes=FLOATS,
     deterministic=True,

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from nxcore.plugin import Problem, Window
-from nxcore_jax.bridge import Bridged, wide
+from nxcore.plugin import Window
+from nxcore_jax.bridge import jitted, wide
 
 
 def divisors(window: Window, count_include_pad: bool, divisor_override: int | None) -> np.ndarray:
@@ -53,9 +53,7 @@ def compute(
     return total / divisors(window, count_include_pad, divisor_override)
 
 
-def plan(problem: Problem) -> Bridged:
-    """Jit the pool."""
-    return Bridged(problem, compute)
+plan = jitted(compute)
 
 
 def compute_backward(
@@ -91,6 +89,4 @@ def compute_backward(
     )
 
 
-def plan_backward(problem: Problem) -> Bridged:
-    """Jit the gradient."""
-    return Bridged(problem, compute_backward)
+plan_backward = jitted(compute_backward)

@@ -8,8 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from nxcore.plugin import Problem
-from nxcore_jax.bridge import Bridged, wide
+from nxcore_jax.bridge import jitted, wide
 
 
 def axes(x: jax.Array) -> tuple[int, ...]:
@@ -43,9 +42,7 @@ def compute(x: jax.Array, weight: Any, bias: Any, eps: float) -> tuple[jax.Array
     return y, mean, squares / (count - 1)
 
 
-def plan(problem: Problem) -> Bridged:
-    """Jit the normalisation."""
-    return Bridged(problem, compute)
+plan = jitted(compute)
 
 
 def compute_backward(
@@ -69,6 +66,4 @@ def compute_backward(
     return tuple(f if wanted else None for f, wanted in zip(found, output_mask, strict=True))
 
 
-def plan_backward(problem: Problem) -> Bridged:
-    """Jit the gradients."""
-    return Bridged(problem, compute_backward)
+plan_backward = jitted(compute_backward)

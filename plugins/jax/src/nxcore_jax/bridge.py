@@ -146,6 +146,11 @@ class Bridged:
         return tensor.as_strided(outputs.shape, outputs.strides)
 
 
+def jitted(compute: Callable[..., Any]) -> Callable[[Problem], Bridged]:
+    """Return the planner of a function of arrays."""
+    return lambda problem: Bridged(problem, compute)
+
+
 def _tensors(args: Any) -> Iterator[Tensor]:
     for value in args:
         if isinstance(value, Tensor):

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 from jax import lax
 
-from nxcore.plugin import Problem, Window
-from nxcore_jax.bridge import Bridged, wide
+from nxcore.plugin import Window
+from nxcore_jax.bridge import jitted, wide
 
 
 def convolve(x: jax.Array, weight: jax.Array, *where: Any) -> jax.Array:
@@ -29,9 +29,7 @@ def convolve(x: jax.Array, weight: jax.Array, *where: Any) -> jax.Array:
     return result.reshape(*x.shape[:-2], *window.outputs)
 
 
-def plan(problem: Problem) -> Bridged:
-    """Jit the convolution."""
-    return Bridged(problem, convolve)
+plan = jitted(convolve)
 
 
 def compute(grad: jax.Array, x: jax.Array, weight: jax.Array, *arguments: Any) -> Any:
@@ -42,6 +40,4 @@ def compute(grad: jax.Array, x: jax.Array, weight: jax.Array, *arguments: Any) -
     return tuple(g if asked else None for g, asked in zip(gradients, mask, strict=True))
 
 
-def plan_backward(problem: Problem) -> Bridged:
-    """Jit the gradients."""
-    return Bridged(problem, compute)
+plan_backward = jitted(compute)

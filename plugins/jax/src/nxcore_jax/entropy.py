@@ -5,8 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from nxcore.plugin import Problem
-from nxcore_jax.bridge import Bridged, wide
+from nxcore_jax.bridge import jitted, wide
 
 
 def compute(logits: jax.Array) -> jax.Array:
@@ -24,9 +23,7 @@ def probabilities(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     return p, jnp.where(p == 0, 0.0, d), total
 
 
-def plan(problem: Problem) -> Bridged:
-    """Jit it."""
-    return Bridged(problem, compute)
+plan = jitted(compute)
 
 
 def compute_backward(grad: jax.Array, logits: jax.Array) -> jax.Array:
@@ -35,6 +32,4 @@ def compute_backward(grad: jax.Array, logits: jax.Array) -> jax.Array:
     return p * (d - jnp.sum(p * d, -1, keepdims=True)) * wide(grad)[..., None]
 
 
-def plan_backward(problem: Problem) -> Bridged:
-    """Jit the gradient."""
-    return Bridged(problem, compute_backward)
+plan_backward = jitted(compute_backward)

@@ -7,8 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from nxcore.plugin import Problem
-from nxcore_jax.bridge import Bridged
+from nxcore_jax.bridge import jitted
 
 
 def compute(x: jax.Array) -> jax.Array:
@@ -16,9 +15,7 @@ def compute(x: jax.Array) -> jax.Array:
     return jnp.max(x, axis=(-2, -1), keepdims=True)
 
 
-def plan(problem: Problem) -> Bridged:
-    """Jit the maximum."""
-    return Bridged(problem, compute)
+plan = jitted(compute)
 
 
 def compute_with_offsets(x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -31,9 +28,7 @@ def compute_with_offsets(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return best, jnp.where(odd, last, first)
 
 
-def plan_with_offsets(problem: Problem) -> Bridged:
-    """Jit the maximum."""
-    return Bridged(problem, compute_with_offsets)
+plan_with_offsets = jitted(compute_with_offsets)
 
 
 def compute_backward(grad: jax.Array, offsets: jax.Array, size: tuple[int, ...], _form: Any) -> jax.Array:
@@ -42,6 +37,4 @@ def compute_backward(grad: jax.Array, offsets: jax.Array, size: tuple[int, ...],
     return jnp.where(places == offsets, grad, jnp.zeros((), grad.dtype))
 
 
-def plan_backward(problem: Problem) -> Bridged:
-    """Jit the gradient."""
-    return Bridged(problem, compute_backward)
+plan_backward = jitted(compute_backward)

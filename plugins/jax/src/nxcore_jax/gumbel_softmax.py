@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from nxcore.plugin import Problem
-from nxcore_jax.bridge import Bridged, wide
+from nxcore_jax.bridge import Bridged, jitted, wide
 
 
 def noisy(logits: jax.Array, tau: Any, noise: jax.Array) -> jax.Array:
@@ -26,9 +26,7 @@ def compute(logits: jax.Array, tau: Any, hard: bool, noise: jax.Array) -> jax.Ar
     return jnp.where(jnp.isnan(weights), weights, largest)
 
 
-def plan(problem: Problem) -> Bridged:
-    """Jit it."""
-    return Bridged(problem, compute)
+plan = jitted(compute)
 
 
 def compute_backward(grad: jax.Array, logits: jax.Array, tau: Any, noise: jax.Array) -> jax.Array:

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from nxcore.plugin import Problem, Window
-from nxcore_jax.bridge import Bridged, wide
+from nxcore.plugin import Window
+from nxcore_jax.bridge import jitted, wide
 from nxcore_jax.taps import crop, each_tap, pad, seen, start
 
 
@@ -42,9 +42,7 @@ def maxima_and_indices(x: jax.Array, window: Window) -> tuple[jax.Array, jax.Arr
     return best, row * window.image[1] + column
 
 
-def plan(problem: Problem) -> Bridged:
-    """Jit the pool."""
-    return Bridged(problem, compute)
+plan = jitted(compute)
 
 
 def largest(x: jax.Array, window: Window) -> tuple[jax.Array, jax.Array]:
@@ -70,9 +68,7 @@ def compute_with_offsets(x: jax.Array, *where: Any) -> tuple[jax.Array, jax.Arra
     return largest(x, Window.of_pool(x.shape, *where))
 
 
-def plan_with_offsets(problem: Problem) -> Bridged:
-    """Jit the pool."""
-    return Bridged(problem, compute_with_offsets)
+plan_with_offsets = jitted(compute_with_offsets)
 
 
 def compute_backward(grad: jax.Array, offsets: jax.Array, size: tuple[int, ...], *where: Any) -> jax.Array:
@@ -93,6 +89,4 @@ def compute_backward(grad: jax.Array, offsets: jax.Array, size: tuple[int, ...],
     return crop(each_tap(window, visit, jnp.zeros(shape, jnp.float32)), window)
 
 
-def plan_backward(problem: Problem) -> Bridged:
-    """Jit the gradient."""
-    return Bridged(problem, compute_backward)
+plan_backward = jitted(compute_backward)

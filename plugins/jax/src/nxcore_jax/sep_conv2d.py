@@ -8,8 +8,7 @@ import jax
 from jax import lax
 from jax import numpy as jnp
 
-from nxcore.plugin import Problem
-from nxcore_jax.bridge import Bridged, wide
+from nxcore_jax.bridge import jitted, wide
 from nxcore_jax.depthwise_conv2d import convolve
 
 
@@ -28,9 +27,7 @@ def compute(x: jax.Array, dw_weight: jax.Array, pw_weight: jax.Array, *arguments
     return separable(x, dw_weight, pw_weight, *where, relu=relu)
 
 
-def plan(problem: Problem) -> Bridged:
-    """Jit the convolutions."""
-    return Bridged(problem, compute)
+plan = jitted(compute)
 
 
 def compute_backward(
@@ -43,6 +40,4 @@ def compute_backward(
     return tuple(g if asked else None for g, asked in zip(pull(wide(grad)), mask, strict=True))
 
 
-def plan_backward(problem: Problem) -> Bridged:
-    """Jit the gradients."""
-    return Bridged(problem, compute_backward)
+plan_backward = jitted(compute_backward)

@@ -6,9 +6,8 @@ from typing import Any
 
 import jax
 
-from nxcore.plugin import Problem
 from nxcore_jax import batch_norm, sep_conv2d
-from nxcore_jax.bridge import Bridged
+from nxcore_jax.bridge import jitted
 
 
 def compute(*args: Any) -> tuple[jax.Array, ...]:
@@ -19,6 +18,16 @@ def compute(*args: Any) -> tuple[jax.Array, ...]:
     return out, y, mean, var
 
 
-def plan(problem: Problem) -> Bridged:
-    """Jit all of it."""
-    return Bridged(problem, compute)
+plan = jitted(compute)
+
+
+def compute_backward(grad: jax.Array, *args: Any) -> tuple[jax.Array | None, ...]:
+    """Return the gradients, None for one that is not requested."""
+    x, dw_weight, pw_weight, y, mean, var, weight, *window, eps, mask = args
+    inner, *factors = batch_norm.compute_backward(grad, y, mean, var, weight, eps, (any(mask[:3]), *mask[3:]))
+    if inner is None:
+        return None, None, None, *factors
+    return *sep_conv2d.compute_backward(inner, x, dw_weight, pw_weight, *window, mask[:3]), *factors
+
+
+plan_backward = jitted(compute_backward)

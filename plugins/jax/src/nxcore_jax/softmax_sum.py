@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from nxcore.plugin import Problem
-from nxcore_jax.bridge import Bridged, wide
+from nxcore_jax.bridge import Bridged, jitted, wide
 
 
 def compute(xs: Any, logits: jax.Array) -> jax.Array:
@@ -26,9 +26,7 @@ def blend(xs: Any, weights: jax.Array) -> jax.Array:
     return total
 
 
-def plan(problem: Problem) -> Bridged:
-    """Jit the blend."""
-    return Bridged(problem, compute)
+plan = jitted(compute)
 
 
 def compute_backward(
@@ -55,9 +53,7 @@ def spread(grad: jax.Array, xs: Any, weights: jax.Array, output_mask: tuple[bool
     return tuple(weights[i] * g if m else None for i, m in enumerate(mask[:-1])), dots
 
 
-def plan_backward(problem: Problem) -> Bridged:
-    """Jit the gradients."""
-    return Bridged(problem, compute_backward)
+plan_backward = jitted(compute_backward)
 
 
 def plan_weighted(problem: Problem) -> Bridged:

@@ -1,4 +1,4 @@
-"""sum: one reduction in float32."""
+"""sum, sum_to_size, global_avg_pool2d: one reduction in float32."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from nxcore.plugin import Problem, canonical_dims
+from nxcore.plugin import Problem, canonical_dims, summed_dims
 from nxcore_jax.bridge import Bridged, wide
 
 
@@ -16,6 +16,19 @@ def compute(x: jax.Array, dim: Any, keepdim: bool) -> jax.Array:
     return jnp.sum(wide(x), axis=canonical_dims(dim, x.ndim), keepdims=bool(keepdim))
 
 
+def summed(x: jax.Array, size: tuple[int, ...]) -> jax.Array:
+    """Return ``x`` summed to ``size``, in float32."""
+    return jnp.sum(wide(x), axis=summed_dims(x.shape, size), keepdims=True).reshape(size)
+
+
+def mean(x: jax.Array) -> jax.Array:
+    """Return the mean over height and width."""
+    return jnp.mean(wide(x), axis=(-2, -1), keepdims=True)
+
+
+COMPUTE = {"sum": compute, "sum_to_size": summed, "global_avg_pool2d": mean}
+
+
 def plan(problem: Problem) -> Bridged:
-    """Jit the sum."""
-    return Bridged(problem, compute)
+    """Jit the reduction."""
+    return Bridged(problem, COMPUTE[problem.op])

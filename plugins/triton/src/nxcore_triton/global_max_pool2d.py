@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nxcore.plugin import Problem, Reduction, collapse
+from nxcore.plugin import Problem, Reduction, TensorMeta, collapse
 from nxcore_triton import tile as tiles
 from nxcore_triton.index import offset
 from nxcore_triton.launch import Launch
@@ -122,7 +122,7 @@ def plan_both(problem: Problem, tile: Blocks | None, *, places: bool) -> Callabl
     return call
 
 
-def plan(problem: Problem, tile: Blocks | None = None) -> Callable[[Tensor], Tensor]:
+def plan(problem: Problem, tile: Blocks | None = None) -> Callable[[Tensor], Any]:
     """Return the launch for one problem.
 
     Returns
@@ -130,15 +130,24 @@ def plan(problem: Problem, tile: Blocks | None = None) -> Callable[[Tensor], Ten
     callable
         ``call(x)``.
     """
-    out = problem.outputs
-    run = plan_both(problem, tile, places=False)
+    outputs = problem.outputs
+    if isinstance(outputs, TensorMeta):
+        run = plan_both(problem, tile, places=False)
 
-    def call(x: Tensor) -> Tensor:
-        result = out.empty()
-        run(x, result, result)
-        return result
+        def call(x: Tensor) -> Tensor:
+            result = outputs.empty()
+            run(x, result, result)
+            return result
 
-    return call
+        return call
+    (out, offsets), run = outputs, plan_both(problem, tile, places=True)
+
+    def call_for_both(x: Tensor) -> tuple[Tensor, Tensor]:
+        results = out.empty(), offsets.empty()
+        run(x, *results)
+        return results
+
+    return call_for_both
 
 
 def sweep(problem: Problem) -> Iterator[Blocks]:
@@ -148,30 +157,6 @@ def sweep(problem: Problem) -> Iterator[Blocks]:
         for t in (span, 2 * span, span // 2):
             if b and t and b * t <= 2 * tiles.TERMS:
                 yield b, t
-
-
-def plan_with_offsets(
-    problem: Problem, tile: Blocks | None = None
-) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """Return the launch for one problem.
-
-    Returns
-    -------
-    callable
-        ``call(x)``.
-    """
-    out, offsets = problem.outputs
-    run = plan_both(problem, tile, places=True)
-
-    def call(x: Tensor) -> tuple[Tensor, Tensor]:
-        results = out.empty(), offsets.empty()
-        run(x, *results)
-        return results
-
-    return call
-
-
-sweep_with_offsets = sweep
 
 
 Spread = tuple[int, int]

@@ -164,7 +164,7 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Any]:
     Returns
     -------
     callable
-        ``call(x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)``.
+        ``call(x, ...)``, with the operator's arguments.
     """
     outputs = problem.outputs
     if isinstance(outputs, TensorMeta):
@@ -176,20 +176,15 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Any]:
             return result
 
         return call
-    return plan_both(problem, "index", tile)
+    out, places = outputs  # where each maximum lies: by its index on the plane, or by its tap
+    run = bind(problem, out, places, "index" if problem.op == "max_pool2d" else "tap", tile)
 
-
-def plan_both(problem: Problem, said: str, tile: Tile | None) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Return the launch that says where each maximum lies: by its tap, or its index on the plane."""
-    out, places = problem.outputs
-    run = bind(problem, out, places, said, tile)
-
-    def call(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    def call_for_both(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
         results = out.empty(), places.empty()
         run(x, *results)
         return results
 
-    return call
+    return call_for_both
 
 
 def sweep(problem: Problem) -> Iterator[Tile]:
@@ -199,20 +194,6 @@ def sweep(problem: Problem) -> Iterator[Tile]:
     targets = tuple(Image.of(meta) for meta in (outputs if both else (outputs,)))
     steps = cost(window, "tap" if both else "nothing")
     yield from variations(choose(window, targets, (source,), steps), steps)
-
-
-def plan_with_offsets(problem: Problem, tile: Tile | None = None) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Return the launch for one problem.
-
-    Returns
-    -------
-    callable
-        ``call(x, kernel_size, stride, padding, dilation, ceil_mode)``.
-    """
-    return plan_both(problem, "tap", tile)
-
-
-sweep_with_offsets = sweep
 
 
 @triton.jit

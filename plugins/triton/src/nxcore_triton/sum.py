@@ -1,4 +1,4 @@
-"""sum: one kernel for every reduction, whose tile is shaped by what lies inside in memory.
+"""sum, sum_to_size, global_avg_pool2d: one kernel, whose tile is shaped by what lies inside in memory.
 
 A tile is so many outputs by so many terms; partial sums stay in float32 registers, one for each place
 of the tile, and are added up as a tree at the end. Where there are few outputs, several programs share
@@ -170,14 +170,15 @@ def plan(problem: Problem, tile: Blocks | None = None) -> Callable[..., Tensor]:
     Returns
     -------
     callable
-        ``call(x, dim, keepdim)``.
+        ``call(x, ...)``, with the operator's arguments.
     """
-    out = problem.outputs
-    run = plan_reduction(Reduction.of_sum(problem), problem.device, blocks=tile)
+    out, (reduction, factor) = problem.outputs, Reduction.scaled(problem)
+    averaged = problem.op == "global_avg_pool2d"
+    run = plan_reduction(reduction, problem.device, scaled=averaged, blocks=tile)
 
-    def call(x: Tensor, dim: Any, keepdim: bool) -> Tensor:
+    def call(x: Tensor, *_: Any) -> Tensor:
         total = out.empty()
-        run(x, total, 1.0)
+        run(x, total, factor)
         return total
 
     return call
@@ -185,4 +186,5 @@ def plan(problem: Problem, tile: Blocks | None = None) -> Callable[..., Tensor]:
 
 def sweep(problem: Problem) -> Iterator[Blocks]:
     """Yield the blocks worth timing."""
-    yield from variations(Reduction.of_sum(problem))
+    for reduction in Reduction.of_call(problem):
+        yield from variations(reduction)
