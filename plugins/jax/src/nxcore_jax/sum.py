@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -26,7 +27,7 @@ def mean(x: jax.Array) -> jax.Array:
     return jnp.mean(wide(x), axis=(-2, -1), keepdims=True)
 
 
-COMPUTE = {"sum": compute, "sum_to_size": summed, "global_avg_pool2d": mean}
+COMPUTE: dict[str, Callable[..., Any]] = {"sum": compute, "sum_to_size": summed, "global_avg_pool2d": mean}
 
 
 def plan(problem: Problem) -> Bridged:
