@@ -19,7 +19,7 @@ help:
 	@echo "make demo         set up, accelerate a small model on this machine, then search an architecture"
 	@echo "make test         set up, then run the tests; five minutes on two cores"
 	@echo "make test-all     the tests that make test leaves out: long samples on interpreters, broken kernels, installed wheels"
-	@echo "make quick        before a commit: lint, format, layers, the tests of the core without torch.compile, commands and kit; one minute"
+	@echo "make quick        before a commit: lint, format, layers, the tests of the core without the longest: torch.compile, commands, kit, learning; one minute"
 	@echo "make op OP=name   the tests and the conformance kit of one operator and its backward operator"
 	@echo "make fmt          format the code, and apply ruff's fixes"
 	@echo "make hooks        install pre-commit hooks, which run the checks of make fmt at every commit"
@@ -48,7 +48,7 @@ quick: $(VENV)/.test $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -p no:benchmark -n $(WORKERS) -q --part=first tests/null $(addprefix --ignore=tests/null/,interop cli bench testing choose/learn)
+	$(BIN)/python -m pytest -p no:benchmark -n $(WORKERS) -q --part=first tests/null $(addprefix --ignore=tests/null/,interop cli bench testing choose/learn observe offline call/test_leaks.py)
 
 op: $(VENV)/.test
 	@test -n "$(OP)" || { echo "name an operator: make op OP=entropy"; exit 2; }
