@@ -27,6 +27,9 @@ if not CUDA:
 # What a session learns is this run's alone: neither the user's nor the last run's.
 os.environ["NXCORE_CACHE"] = tempfile.mkdtemp(prefix="nxcore-tests-")
 
+# No test starts processes but those that say so.
+os.environ["NXCORE_WORKERS"] = "0"
+
 # Compiled kernels outlive it: each takes a second or more.
 os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).parent / ".numba_cache"))
 

@@ -21,6 +21,7 @@ from nxcore.call import ending
 from nxcore.call.operator import Operator, Plan, aliased, make_operator
 from nxcore.call.serving import Joiner
 from nxcore.call.wrappers import guarded
+from nxcore.choose import workers
 from nxcore.choose.chooser import Chooser
 from nxcore.choose.contenders import Choice
 from nxcore.choose.explanation import Explanation, Origin
@@ -76,18 +77,16 @@ class Session:
         self, settings: Settings | None = None, registry: Registry | None = None, effort: Effort = IN_CALL
     ) -> None:
         self.settings = settings or Settings.from_environment()
-        self.registry = registry or discovery.discover(
-            allow=self.settings.backends, disable=self.settings.disable, strict=self.settings.strict
-        )
+        self.registry = registry or discovery.installed(self.settings)
         store = Store(self.settings.cache)
         self.gate, self.wisdom = Gate(self.registry, store), Wisdom(store, transfer.shipped)
-        self.tuner = Tuner(self.registry, self.gate, effort)
+        there = None if registry else workers.of(self.settings, "nxcore.choose.worker")
+        self.tuner = Tuner(self.registry, self.gate, effort, there)
         self.chooser = Chooser(self.settings, Recall(self.tuner, self.wisdom), self._forget, wrap=guarded)
         self.joiner = Joiner(self.chooser, self.op)
         self._lost: DeviceLostError | None = None
         self._operators: dict[tuple[str, str | None], Operator] = {}
-        self._lock = threading.RLock()
-        self._name, self._traced = f"session{next(_count)}", _Traced()
+        self._name, self._traced, self._lock = f"session{next(_count)}", _Traced(), threading.RLock()
         _sessions[self._name] = self
 
     def op(self, name: str, *, backend: str | None = None) -> Operator:

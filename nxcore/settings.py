@@ -23,6 +23,7 @@ VARIABLES = (
     "NXCORE_LOG",
     "NXCORE_POLICY",
     "NXCORE_STRICT",
+    "NXCORE_WORKERS",
 )
 POLICIES = ("estimate", "online", "measure", "frozen")
 NO = frozenset({"", "0", "false", "no", "off"})
@@ -55,6 +56,9 @@ class Settings:
         call), ``estimate`` (measure nothing) or ``frozen`` (use the lock alone).
     strict : bool
         ``NXCORE_STRICT``: a broken plugin raises an error; "", "0", "false", "no" and "off" mean no.
+    workers : int, optional
+        ``NXCORE_WORKERS``: the most processes that compile kernels beside the program; "", "0", "false", "no"
+        and "off" mean none. None is by the number of cores.
     """
 
     audit: bool = True
@@ -65,6 +69,7 @@ class Settings:
     log: str = ""
     policy: str = "online"
     strict: bool = False
+    workers: int | None = None
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
@@ -84,6 +89,7 @@ class Settings:
             log=_level(env.get("NXCORE_LOG", "")),
             policy=require_policy(env.get("NXCORE_POLICY", "online").strip().lower(), "NXCORE_POLICY"),
             strict=env.get("NXCORE_STRICT", "").strip().lower() not in NO,
+            workers=_workers(env.get("NXCORE_WORKERS")),
         )
 
 
@@ -131,6 +137,18 @@ def _level(text: str) -> str:
             argument="NXCORE_LOG",
         )
     return level
+
+
+def _workers(text: str | None) -> int | None:
+    if text is None or text.strip().lower() == "auto":
+        return None
+    if text.strip().lower() in NO:
+        return 0
+    if not text.strip().isdecimal():
+        raise InvalidInputError(
+            f"NXCORE_WORKERS must be a number or 'auto', got {text!r}", argument="NXCORE_WORKERS"
+        )
+    return int(text)
 
 
 def _names(text: str) -> frozenset[str]:

@@ -24,6 +24,7 @@ from nxcore.choose.contenders import (
     try_once,
     yardstick,
 )
+from nxcore.choose.workers import Workers
 from nxcore.errors import (
     FOREIGN,
     BackendUnavailableError,
@@ -58,10 +59,18 @@ class Tuner:
         Verifies kernels, and rejects those in quarantine.
     effort : measure.Effort
         How much the first call of a problem may measure.
+    workers : Workers, optional
+        Compile and verify kernels in processes of their own.
     """
 
-    def __init__(self, registry: Registry, gate: Gate, effort: race.Effort = race.IN_CALL) -> None:
-        self.registry, self.gate, self.effort = registry, gate, effort
+    def __init__(
+        self,
+        registry: Registry,
+        gate: Gate,
+        effort: race.Effort = race.IN_CALL,
+        workers: Workers | None = None,
+    ) -> None:
+        self.registry, self.gate, self.effort, self.workers = registry, gate, effort, workers
 
     def choose(
         self,

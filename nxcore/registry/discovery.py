@@ -20,6 +20,7 @@ import nxcore.ops
 from nxcore.errors import FOREIGN, PluginError, nearest
 from nxcore.registry import hookspecs, inductor, reference
 from nxcore.registry.registry import BackendStatus, Registry, Source
+from nxcore.settings import Settings
 from nxcore.spec.device import torch_note
 from nxcore.spec.kernel import Check
 
@@ -39,6 +40,11 @@ class PluginWarning(UserWarning):
 
 class TorchWarning(UserWarning):
     """The installed torch is newer than all versions that this nxcore was tested with."""
+
+
+def installed(settings: Settings) -> Registry:
+    """Return what ``discover`` finds under these settings."""
+    return discover(allow=settings.backends, disable=settings.disable, strict=settings.strict)
 
 
 def discover(

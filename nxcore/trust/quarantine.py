@@ -128,10 +128,25 @@ class Quarantine:
         self._strikes: dict[tuple[str, ...], set[Any]] = {}
         self._lock = threading.Lock()
         self._turn = itertools.count()
-        for key, document in store.items("quarantine"):
+        self._master: dict[str, Any] | None = None
+        self.read()
+
+    def read(self) -> None:
+        """Read the entries on disk, and the journal of processes that have ended since."""
+        for key, document in self.store.items("quarantine"):
             if (entry := _entry(key, document)) and entry.until > time.time():
                 self._entries[_place(key)] = entry
         self._read_journal()
+
+    def work_for(self, pid: int) -> None:
+        """Write the journal for another process: what ends both is no kernel of this one."""
+        self._master = {"host": platform.node(), "pid": pid, "born": _born(pid)}
+
+    def withdraw(self, pid: int) -> None:
+        """Remove the notes of a process on this machine: no kernel is to blame for its end."""
+        for key, _ in self.store.items("journal"):
+            if key.get("pid") == pid and key.get("host") == platform.node():
+                self.store.remove("journal", key)
 
     def __iter__(self) -> Iterator[Quarantined]:
         """Yield the entries in force, grouped by kind."""
@@ -200,7 +215,8 @@ class Quarantine:
             "born": _born(os.getpid()),
             "turn": next(self._turn),
         }
-        self.store.write("journal", key, {"what": what, "since": started, "suspect": asdict(suspect)})
+        note = {"what": what, "since": started, "suspect": asdict(suspect), "for": self._master}
+        self.store.write("journal", key, note)
         try:
             yield
         except KeyboardInterrupt:
@@ -217,8 +233,8 @@ class Quarantine:
         for key, note in self.store.items("journal"):
             if _alive(key, note):
                 continue
-            suspect = _suspect(note)
-            if suspect:
+            suspect, master = _suspect(note), note.get("for")
+            if suspect and not (isinstance(master, dict) and not _alive(master, note)):
                 what = str(note.get("what", "its first run"))
                 self.add(
                     suspect, "crashed", f"a process ended during {what}: it crashed, or hung and was killed"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import threading
 import time
 import warnings
@@ -26,6 +28,7 @@ from nxcore.choose.learn.budget import ALLOWANCE_S, GRACE_S, Hand, Pace
 from nxcore.choose.learn.exploration import Check, Exploration
 from nxcore.choose.learn.watches import Watches
 from nxcore.choose.recall import Recall
+from nxcore.choose.workers import POLL_S, Answer, Workers
 from nxcore.context import KernelWarning
 from nxcore.errors import present
 from nxcore.measure.decision import Candidate, Decision, settled
@@ -37,12 +40,17 @@ from nxcore.spec.kernel import Backend, Code, Kernel, Refusal
 from nxcore.spec.problem import Problem
 from nxcore.trust.gate import brief, pausing
 
+_log = logging.getLogger(__name__)
+
 Decided = Callable[[Choice], None]
 Wrap = Callable[[Choice, Problem], Callable[..., Any]]
 
 KNOWN_S, TOOLKIT_S, UNKNOWN_S, LOOK_S = 0.05, 0.25, 2.0, 0.01
 """Seconds allowed for a kernel on disk, for its toolkit's import, for a step of a kernel that must be
 compiled, and for a look at the times."""
+
+BESIDE = 0.05
+"""The share of a worker's processor time that is taken to delay the program, which has another core."""
 
 WAITING = 4096
 """The most problems that wait for their kernels; beyond it torch keeps the oldest."""
@@ -73,6 +81,8 @@ class Learner:
     ----------
     loaded : set of str
         The backends whose toolkits the learner has used in this process.
+    compiling : int
+        The number of kernels that workers compile or will compile.
     """
 
     def __init__(
@@ -89,6 +99,7 @@ class Learner:
         self._changed, self.undone, self.watches = changed, False, watches
         self.wrap = wrap
         self.loaded: set[str] = set()
+        self.compiling = 0
         self.keep_to(pace or Pace(allowance=ALLOWANCE_S, grace=GRACE_S))
 
     def keep_to(self, pace: Pace) -> None:
@@ -124,12 +135,21 @@ class Learner:
 
     def settle(self, timeout: float | None = None) -> None:
         """Wait until there is no background work left."""
-        for hand in (self.preparing, self.judging):
-            if thread := hand.thread:
-                thread.join(timeout)
+        ends = time.monotonic() + (float("inf") if timeout is None else timeout)
+        while True:
+            for hand in (self.preparing, self.judging):
+                if thread := hand.thread:
+                    thread.join(timeout)
+            busy = self.compiling or self.preparing.thread or self.judging.thread
+            if not busy or time.monotonic() > ends:
+                return
+            time.sleep(POLL_S)
 
     def after_fork(self) -> None:
         """Start again in a forked child, which has no background threads."""
+        self.compiling = 0
+        if self.tuner.workers:
+            self.tuner.workers.after_fork()
         self.keep_to(self.pace.anew())
 
     def _idle(self) -> None:
@@ -176,14 +196,51 @@ class Lesson:
         )
 
     def _prepare(self) -> None:
-        """Prepare the kernels, those on disk first, and let them take turns if there are at least two."""
+        """Prepare the kernels that are on disk, and have the others compiled."""
         if self._problem.device.type == "cuda":
             heed_no_capture()
         empty = any(m.numel() == 0 for m in leaves_of(self._problem.outputs))
         taking = [] if empty else self._tuner.taking_part(self._problem.op)
         ready = [self._from_disk(backend, kernel) for backend, kernel in taking]
+        missing = [of for of, found in zip(taking, ready, strict=True) if not found]
+        workers = self._tuner.workers
+        if missing and workers and workers.most and self._problem.device.type == "cpu":
+            self._await(workers, missing)
+            return
         with pausing(lambda: self._learner.pace.rest(UNKNOWN_S)):
-            self._entries = [found or self._compiled(*of) for of, found in zip(taking, ready, strict=True)]
+            entries = [found or self._compiled(*of) for of, found in zip(taking, ready, strict=True)]
+        self._begin(entries)
+
+    def _await(self, workers: Workers, missing: list[tuple[Backend, Kernel]]) -> None:
+        """Have kernels compiled by workers, and go on once all have answered."""
+        learner, heat = self._learner, self.exploration.heat.share
+        left = len(missing)
+
+        def answered(label: str, answer: Answer) -> None:
+            nonlocal left
+            learner.pace.charge(BESIDE * answer.seconds)
+            if answer.why:
+                _log.warning("compile: %s for %s: %s", label, self._problem, answer.why)
+            left -= 1
+            if not left:
+                learner.preparing.add(self._enter, heat)
+            learner.compiling -= 1
+
+        learner.compiling += left
+        for label in (backend.label(kernel) for backend, kernel in missing):
+            workers.ask(self._problem, label, functools.partial(answered, label), heat)
+
+    def _enter(self) -> None:
+        """Prepare the kernels after workers have answered: what they left on disk, and the others here."""
+        self._tuner.gate.quarantine.read()  # a kernel that ended a worker would end the program
+        with pausing(lambda: self._learner.pace.rest(UNKNOWN_S)):
+            taking = self._tuner.taking_part(self._problem.op)
+            entries = [self._from_disk(*of) or self._compiled(*of) for of in taking]
+        self._begin(entries)
+
+    def _begin(self, entries: list[Contender]) -> None:
+        """Let the kernels take turns, if there are at least two."""
+        self._entries = entries
         racing = [
             e for e in self._entries if e.call and not e.candidate.refusal and not e.candidate.simulated
         ]

@@ -1,0 +1,73 @@
+"""A worker: compiles and verifies kernels for the process that started it; see ``nxcore.choose.workers``.
+
+``python -m`` this module reads one task a line from its standard input, and ends when that does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+import torch
+
+from nxcore.choose.tuner import Tuner
+from nxcore.registry.discovery import installed
+from nxcore.settings import Settings
+from nxcore.store.files import Store
+from nxcore.store.problems import described
+from nxcore.trust.gate import Gate, brief
+
+NICE = 19
+"""The niceness of a worker: a core that the program wants is the program's."""
+
+
+def done(tuner: Tuner, task: dict[str, Any]) -> str:
+    """Compile and verify a kernel, and keep that on disk; return why it can't be done here, empty if it can.
+
+    A refusal is a result too: the program finds it as the worker did.
+    """
+    torch.set_num_threads(task["threads"])  # code for one thread is another than for several
+    problem = described(tuner.registry.spec(task["op"]), task["problem"])
+    owned = [(b, k) for b, k in tuner.taking_part(problem.op) if b.label(k) == task["kernel"]]
+    if not owned:
+        return f"{task['kernel']} isn't installed where the worker looks for it"
+    tuner.enter(*owned[0], problem, (), first=False)
+    return ""
+
+
+def main() -> int:
+    """Do tasks until there are no more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the program that is interrupted
+    with os.fdopen(os.dup(1), "w", buffering=1) as answers:
+        os.dup2(2, 1)  # what toolkits print is no answer
+        os.nice(NICE)
+        settings = Settings.from_environment()
+        registry = installed(settings)
+        gate = Gate(registry, Store(settings.cache))
+        gate.quarantine.work_for(os.getppid())
+        tuner, tasks = Tuner(registry, gate), queue.SimpleQueue[str]()
+
+        def read() -> None:
+            for line in sys.stdin:
+                tasks.put(line)
+            gate.quarantine.withdraw(os.getpid())  # to end in the middle of a step is no kernel's fault
+            os._exit(0)
+
+        threading.Thread(target=read, daemon=True).start()
+        while True:
+            task, began = json.loads(tasks.get()), time.process_time()
+            try:
+                why = done(tuner, task)
+            except Exception as error:  # noqa: BLE001  the next task may be done
+                why = brief(error)
+            answers.write(json.dumps({"why": why, "seconds": time.process_time() - began}) + "\n")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

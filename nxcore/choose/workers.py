@@ -1,0 +1,328 @@
+"""Workers: processes of low priority that compile and verify kernels, while the program goes on.
+
+A worker is a Python of its own, started by a command: a program's main module is never run again. It reads
+one task a line and answers with one line; what it compiled and verified lies on disk, where the program finds
+it. It ends when its standard input does, so it never outlives the program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from nxcore.settings import Settings
+from nxcore.spec.problem import Problem
+from nxcore.store.wisdom import key
+
+MOST = 8
+"""The most workers of a process."""
+
+MANY = 8
+"""The cores from which on a program that only calls has more than one worker."""
+
+PATIENCE_S = 600.0
+"""Seconds after which a worker that doesn't answer is ended."""
+
+IDLE_S = 10.0
+"""Seconds after which a worker without a task is ended, since it holds memory."""
+
+POLL_S = 0.05
+"""Seconds after which the end of the program is noticed."""
+
+LAST_LINES = 3
+"""The lines of its standard error that are quoted where a worker fails."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The result of a task.
+
+    Attributes
+    ----------
+    why : str
+        Why there is no result on disk; empty if there is.
+    seconds : float
+        The processor time that it took.
+    """
+
+    why: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Task:
+    """A kernel to compile and verify for a problem.
+
+    Attributes
+    ----------
+    request : Mapping
+        The line that the worker reads.
+    answered : callable
+        Called with the answer, in the thread of the workers.
+    heat : float
+        The hottest is first.
+    """
+
+    request: Mapping[str, Any]
+    answered: Callable[[Answer], None]
+    heat: float = 0.0
+
+
+class Workers:
+    """Starts workers where there are tasks, and ends them.
+
+    Parameters
+    ----------
+    command : sequence of str
+        Starts a worker.
+    environment : Mapping
+        Its environment variables.
+    most : int
+        The most workers at once.
+    patience, idle : float
+        See ``PATIENCE_S`` and ``IDLE_S``.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        most: int,
+        *,
+        patience: float = PATIENCE_S,
+        idle: float = IDLE_S,
+    ) -> None:
+        self._command, self._environment, self.most = tuple(command), dict(environment), most
+        self._patience, self._idle_s = patience, idle
+        self._lock, self._tasks, self._workers = threading.Lock(), list[Task](), list[_Worker]()
+        self._last = time.monotonic()
+        self.thread: threading.Thread | None = None
+
+    def ask(
+        self, problem: Problem, kernel: str, answered: Callable[[Answer], None], heat: float = 0.0
+    ) -> None:
+        """Have the kernel of that label compiled and verified for ``problem``; call ``answered`` later."""
+        request = {
+            "op": problem.op,
+            "problem": key(problem),
+            "kernel": kernel,
+            "threads": torch.get_num_threads(),
+        }
+        with self._lock:
+            self._tasks.append(Task(request, answered, heat))
+            if self.thread is None and threading.main_thread().is_alive():
+                self.thread = threading.Thread(target=self._work, name="nxcore's workers")
+                self.thread.start()
+
+    def after_fork(self) -> None:
+        """Have no workers in a forked child: those of the parent answer the parent."""
+        for worker in self._workers:
+            worker.disown()
+        self.most, self._lock, self._tasks, self._workers, self.thread = 0, threading.Lock(), [], [], None
+
+    def _work(self) -> None:
+        try:
+            while threading.main_thread().is_alive():
+                if self._idle():
+                    return
+                self._hand_out()
+                waiting = {w.answers: w for w in self._workers}
+                ready, _, _ = select.select([*waiting], [], [], POLL_S)
+                for worker in (waiting[r] for r in ready):
+                    worker.read()
+                for worker in list(self._workers):
+                    worker.check(self._patience)
+                    if worker.over:
+                        self._workers.remove(worker)
+        except BaseException:
+            self._end()
+            raise
+        self._end()
+
+    def _idle(self) -> bool:
+        """Return whether there has been nothing to do for long; then no worker is left."""
+        if self._tasks or any(w.task for w in self._workers):
+            self._last = time.monotonic()
+            return False
+        if time.monotonic() - self._last <= self._idle_s:
+            return False
+        self._end()
+        with self._lock:
+            if not self._tasks:
+                self.thread = None
+            return not self._tasks
+
+    def _end(self) -> None:
+        while self._workers:
+            self._workers.pop().end()
+
+    def _hand_out(self) -> None:
+        """Give each free worker the hottest task; start another worker where there are more."""
+        while True:
+            with self._lock:
+                free = next((w for w in self._workers if w.task is None), None)
+                if not self._tasks or (free is None and len(self._workers) >= self.most):
+                    return
+                task = max(self._tasks, key=lambda t: t.heat)
+                self._tasks.remove(task)
+            if free is None:
+                try:
+                    free = _Worker(self._command, self._environment)
+                except OSError as error:
+                    task.answered(Answer(f"no worker could be started: {error}"))
+                    continue
+                self._workers.append(free)
+            free.give(task)
+
+
+class _Worker:
+    """One process."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  it is closed with the process
+        try:
+            self._process = subprocess.Popen(
+                command,
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                env=dict(environment),
+            )
+        except OSError:
+            self._errors.close()
+            raise
+        if self._process.stdin is None or self._process.stdout is None:
+            raise AssertionError("both are pipes")
+        self._tasks, self.answers = self._process.stdin, self._process.stdout
+        self.task: Task | None = None
+        self.over, self._text, self._since = False, b"", 0.0
+
+    def give(self, task: Task) -> None:
+        """Let it do a task."""
+        self.task, self._since = task, time.monotonic()
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which its answers will tell
+            self._tasks.write(json.dumps(task.request).encode() + b"\n")
+
+    def read(self) -> None:
+        """Read what it answered, or that it has ended."""
+        found = os.read(self.answers.fileno(), 1 << 16)
+        self._text += found
+        if not found:
+            status = self._process.wait()
+            self._fail(f"the worker that compiled it ended with status {status}{self._last_words()}")
+        elif self._text.endswith(b"\n"):
+            answer = json.loads(self._text.splitlines()[-1])
+            self._text = b""
+            self._tell(Answer(str(answer["why"]), float(answer["seconds"])))
+
+    def check(self, patience: float) -> None:
+        """End it if it has taken too long."""
+        if self.task and not self.over and time.monotonic() - self._since > patience:
+            self._process.kill()
+            self._process.wait()
+            self._fail(f"the worker that compiled it gave no answer for {patience:.0f} s")
+
+    def end(self) -> None:
+        """End it: at once, or after the step that it is in."""
+        self._tasks.close()
+        try:
+            self._process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._close()
+
+    def disown(self) -> None:
+        """Close a forked child's ends of its pipes."""
+        self._process.returncode = 0  # it is no child of this process
+        self._tasks.close()
+        self._close()
+
+    def _fail(self, why: str) -> None:
+        self.over = True
+        self._tasks.close()
+        self._close()
+        self._tell(Answer(why))
+
+    def _tell(self, answer: Answer) -> None:
+        task, self.task = self.task, None
+        if task:
+            task.answered(answer)
+
+    def _last_words(self) -> str:
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()[-LAST_LINES:]
+        return f": {' | '.join(lines)}" if lines else ""
+
+    def _close(self) -> None:
+        self.answers.close()
+        self._errors.close()
+
+
+def cores() -> int:
+    """Return the cores that this process may use, of those of its container and beside other ranks."""
+    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        found = min(found, int(quota) // int(period))
+    return max(1, found // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+
+
+def allowed(settings: Settings) -> int:
+    """Return how many workers a process may have; 0 if it must start no process.
+
+    That is so if nothing is kept on disk, in the child of a process that splits its own work (a loader of
+    data, a worker of tests), and in a program that is frozen into one file.
+    """
+    split = multiprocessing.parent_process() is not None or "PYTEST_XDIST_WORKER" in os.environ
+    if (
+        os.name != "posix"
+        or settings.cache is None
+        or split
+        or getattr(sys, "frozen", False)
+        or not sys.executable
+    ):
+        return 0
+    if settings.workers is not None:
+        return settings.workers
+    found = cores()
+    return 0 if found < 2 else 1 if found < MANY else min(MOST, found // 2)
+
+
+def environment(settings: Settings) -> dict[str, str]:
+    """Return the environment variables of a worker: the same modules and the same cache, and no GPU."""
+    path = os.pathsep.join(str(Path(p).resolve()) for p in sys.path if isinstance(p, str))
+    found = {name: value for name, value in os.environ.items() if not name.startswith("NXCORE_LO")}
+    found |= {
+        "PYTHONPATH": path,
+        "CUDA_VISIBLE_DEVICES": "",
+        "NXCORE_WORKERS": "0",
+        "NXCORE_CACHE": str(settings.cache),
+    }
+    if settings.backends is not None:
+        found["NXCORE_BACKENDS"] = ",".join(settings.backends)
+    return found | {"NXCORE_DISABLE": ",".join(settings.disable)}
+
+
+def of(settings: Settings, module: str) -> Workers | None:
+    """Return the workers of a session; None if it must have none. They run ``module``.
+
+    They look for modules where the program does, and not in the folder that they are started in.
+    """
+    most = allowed(settings)
+    return Workers((sys.executable, "-P", "-m", module), environment(settings), most) if most else None

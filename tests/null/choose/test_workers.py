@@ -1,0 +1,296 @@
+"""Workers compile beside the program: their failures are told, and none outlives it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from nxcore.choose import workers
+from nxcore.choose.workers import Answer, Workers
+from nxcore.settings import Settings
+from nxcore.spec.problem import Problem
+from nxcore.store.files import Store
+from nxcore.trust.quarantine import Quarantine, Suspect
+from tests.null.choose.learn.test_exploration import X, called, learning, ready
+from tests.null.fakes import SPECS
+
+PROBLEM = Problem.of(SPECS["add"], (X, X, 1, None))
+
+# Answers as a worker does; what it does with a task is told by the kernel's name.
+WORKER = """
+import json, os, sys, time
+print("note", os.getpid(), file=sys.stderr, flush=True)
+for line in sys.stdin:
+    name = json.loads(line)["kernel"]
+    if name == "crash":
+        print("the last words", file=sys.stderr, flush=True)
+        os._exit(3)
+    time.sleep(60 if name == "hang" else 0)
+    print(json.dumps({"why": "" if name != "fails" else "can't", "seconds": 0.5}), flush=True)
+"""
+COMMAND = (sys.executable, "-c", WORKER)
+
+
+def started(most=1, **limits):
+    return Workers(COMMAND, os.environ, most, **limits)
+
+
+def asked(found, *names, heats=()):
+    """Ask for kernels, wait for all, and return names and answers in the order of the answers."""
+    answers, done = [], threading.Semaphore(0)
+
+    def answered(name, answer):
+        answers.append((name, answer))
+        done.release()
+
+    for i, name in enumerate(names):
+        heat = heats[i] if heats else 0.0
+        found.ask(PROBLEM, name, lambda answer, name=name: answered(name, answer), heat)
+    for _ in names:
+        assert done.acquire(timeout=60)
+    return answers
+
+
+def ended(found):
+    """Wait until no worker is left."""
+    found._idle_s = 0.0
+    if thread := found.thread:
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def test_a_task_is_answered_and_the_hottest_is_first():
+    found = started()
+    assert asked(found, "one") == [("one", Answer("", 0.5))]
+    found.ask(PROBLEM, "first", lambda answer: time.sleep(0.3))
+    order = [name for name, _ in asked(found, "cold", "warm", "hot", heats=(0.1, 0.2, 0.3))]
+    assert order[-1] == "cold"
+    ended(found)
+
+
+def test_a_worker_that_crashes_fails_its_task_alone_and_its_last_words_are_told():
+    found = started()
+    (_, answer), (_, then) = asked(found, "crash", "fine")
+    assert "status 3" in answer.why
+    assert "the last words" in answer.why
+    assert then.why == ""
+    ended(found)
+
+
+def test_a_worker_that_hangs_is_ended():
+    found = started(patience=1.0)
+    (_, answer), (_, then) = asked(found, "hang", "fine")
+    assert "no answer for 1 s" in answer.why
+    assert then.why == ""
+    ended(found)
+
+
+def test_what_cant_be_started_is_told():
+    found = Workers(("/no/such/python",), os.environ, 1)
+    ((_, answer),) = asked(found, "any")
+    assert "no worker could be started" in answer.why
+    ended(found)
+
+
+def test_an_idle_worker_ends_and_the_next_task_has_another():
+    found = started(idle=0.0)
+    asked(found, "one")
+    ended(found)
+    assert found._workers == []
+    assert asked(found, "two")[0][1].why == ""
+    ended(found)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_has_no_workers_and_its_parents_go_on():
+    found = started()
+    asked(found, "one")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # fork in a process of several threads
+        child = os.fork()
+    if child == 0:
+        found.after_fork()
+        os._exit(0 if (found.most, found.thread, found._workers) == (0, None, []) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert asked(found, "two")[0][1].why == ""
+    ended(found)
+
+
+END = """
+import os, sys
+sys.path.insert(0, {root!r})
+from tests.null.choose.test_workers import PROBLEM, started
+found = started()
+found.ask(PROBLEM, "hang", print)
+while not (found._workers and found._workers[0].task):
+    pass
+print(found._workers[0]._process.pid, flush=True)
+{then}
+"""
+
+
+@pytest.mark.parametrize("then", ["", "os.kill(os.getpid(), 9)"], ids=["ends", "is killed"])
+def test_no_worker_outlives_a_program_and_none_is_waited_for(then):
+    script = END.format(root=str(Path(__file__).parents[3]), then=then)
+    if then:  # a worker of ours reads its standard input while it works; this one doesn't
+        script = script.replace('"hang"', '"fine"').replace(
+            "found._workers[0].task", "found._workers[0].answers"
+        )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == (-signal.SIGKILL if then else 0), done.stderr
+    pid, ends = int(done.stdout.split()[0]), time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < ends:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def _allowed(told, settings):
+    told.send(workers.allowed(settings))
+
+
+def test_processes_are_started_only_where_nobody_is_surprised(monkeypatch, tmp_path):
+    settings = Settings(cache=tmp_path)
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    for cores, most in ((1, 0), (2, 1), (7, 1), (8, 4), (64, 8)):
+        monkeypatch.setattr(workers, "cores", lambda cores=cores: cores)
+        assert workers.allowed(settings) == most, f"{cores} cores"
+    assert workers.allowed(Settings(cache=tmp_path, workers=3)) == 3
+    assert workers.allowed(Settings(cache=tmp_path, workers=0)) == 0
+    assert workers.allowed(Settings()) == 0, "nothing is kept"
+    here, there = multiprocessing.Pipe()
+    child = multiprocessing.get_context("spawn").Process(target=_allowed, args=(there, settings))
+    child.start()
+    assert here.poll(100)
+    assert here.recv() == 0, "a loader's worker, for example"
+    child.join(30)
+    monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
+    assert workers.allowed(settings) == 0
+
+
+def test_ranks_share_the_cores(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    alone = workers.cores()
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert workers.cores() == max(1, alone // 2)
+
+
+def test_the_setting_is_a_number():
+    assert Settings.from_environment({"NXCORE_WORKERS": "3"}).workers == 3
+    assert Settings.from_environment({"NXCORE_WORKERS": "off"}).workers == 0
+    assert Settings.from_environment({"NXCORE_WORKERS": "auto"}).workers is None
+    with pytest.raises(ValueError, match="NXCORE_WORKERS must be a number or 'auto', got 'many'"):
+        Settings.from_environment({"NXCORE_WORKERS": "many"})
+
+
+SUSPECT = Suspect("add", "fake", "float32", {"type": "cpu", "name": "any"}, {"sources": {"a": "1"}})
+
+
+def _die_within(folder, master):
+    quarantine = Quarantine(Store(folder))
+    if master:
+        quarantine.work_for(master)
+    with quarantine.watched(SUSPECT, "its verification"):
+        os._exit(0)
+
+
+def _ended_in_the_middle(folder, master):
+    child = multiprocessing.get_context("fork").Process(target=_die_within, args=(folder, master))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # fork in a process of several threads
+        child.start()
+    child.join(30)
+    return child.pid
+
+
+def test_a_kernel_that_ends_a_worker_is_in_quarantine_and_one_that_ends_with_its_program_isnt(tmp_path):
+    found = Quarantine(Store(tmp_path))
+    gone = _ended_in_the_middle(tmp_path / "other", 0)
+    _ended_in_the_middle(tmp_path, gone)
+    found.read()
+    assert not list(found), "both were killed"
+    _ended_in_the_middle(tmp_path, os.getpid())
+    found.read()
+    assert [e.kind for e in found] == ["crashed"]
+
+
+def test_who_leaves_withdraws_its_notes(tmp_path):
+    found = Quarantine(Store(tmp_path))
+    pid = _ended_in_the_middle(tmp_path, os.getpid())
+    found.withdraw(pid)
+    found.read()
+    assert not list(found)
+
+
+class Answering:
+    """Workers that answer at once."""
+
+    def __init__(self, why=""):
+        self.why, self.most, self.asked = why, 1, []
+
+    def ask(self, problem, kernel, answered, heat=0.0):
+        self.asked.append(kernel)
+        answered(Answer(self.why, 2.0))
+
+
+@pytest.mark.parametrize("why", ["", "it has ended"])
+def test_what_workers_compiled_takes_turns_and_what_they_couldnt_is_compiled_here(why, caplog):
+    session, _, runs = learning(torch=100, fast=50)
+    session.tuner.workers = there = Answering(why)
+    ready(session, X, X)
+    called(session, 3 * 13, X, X)
+    assert there.asked == ["fast"], "torch's own needs none"
+    assert runs[-1] == "fast"
+    assert session.chooser.learner.pace.charged >= 0.05 * 2.0
+    assert (why in caplog.text) if why else not caplog.records
+
+
+PROGRAM = """
+import torch, nxcore, time
+print("begun", flush=True)
+torch.set_num_threads(1)
+xs, logits = tuple(torch.randn(8, 16, 16, 16) for _ in range(8)), torch.randn(8)
+op, ends = nxcore.op("softmax_sum"), time.monotonic() + 240
+for _ in range(20):
+    op(xs, logits)
+while nxcore.session.default().learning:
+    op(xs, logits)
+    assert time.monotonic() < ends
+found = nxcore.explain("softmax_sum", xs, logits, decide=False).decision
+print([c.refusal for c in found.candidates if c.label == "numba"], flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_program_without_a_guard_has_its_kernels_compiled_beside_it(tmp_path):
+    env = os.environ | {
+        "NXCORE_WORKERS": "1",
+        "NXCORE_CACHE": str(tmp_path),
+        "NXCORE_POLICY": "online",
+        "NXCORE_BACKENDS": "numba",
+        "NXCORE_LOG": "warning",
+    }
+    env.pop("NUMBA_CACHE_DIR", None)
+    env.pop("PYTEST_XDIST_WORKER", None)
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(script)], env=env, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.stdout.split("\n")[:2] == ["begun", "[None]"], done.stderr
+    assert done.stderr == ""
+    journal = tmp_path / "v1" / "journal"
+    assert not journal.exists() or not list(journal.iterdir())
+    assert torch.get_num_threads()
