@@ -11,7 +11,7 @@ ON_GPU := cuda cupy triton numba-cuda
 WORKERS ?= 2
 GATES := overhead gate
 # Not every machine meets all of these yet; docs/choosing.md and the ADRs list the exceptions.
-AIMS := miss online regret
+AIMS := miss online regret shapes
 
 .PHONY: help demo test test-all quick op fmt hooks mutations gpu-test sanitize conformance bench aims regression lint docs clean
 
@@ -28,7 +28,7 @@ help:
 	@echo "make sanitize     run compute-sanitizer on every CUDA C++ kernel, on a machine with a CUDA device"
 	@echo "make conformance  verify every kernel on its samples here, and write build/conformance.md"
 	@echo "make bench        benchmarks of calls and of verification, with limits that fail"
-	@echo "make aims         benchmarks of first calls, learning and unmeasured sizes, with their targets"
+	@echo "make aims         benchmarks of first calls, new shapes, learning and unmeasured sizes, with their targets"
 	@echo "make regression   compare the CPU kernels' times with the parent commit; fails if one is slower"
 	@echo "make lint         ruff, mypy, import layers"
 	@echo "make docs         build the documentation into site/"

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from nxcore.call import ending
-from nxcore.call.operator import Operator, Plan, aliased, make_operator
+from nxcore.call.operator import Operator, Plan, make_operator
+from nxcore.call.overlap import aliased
 from nxcore.call.serving import Joiner
 from nxcore.call.wrappers import guarded
 from nxcore.choose import workers
@@ -113,7 +114,7 @@ class Session:
             if backend is not None:
                 self.registry.backend(backend)
             with self._lock:
-                made = make_operator(spec, self._resolve, backend, self._recover)
+                made = make_operator(spec, self._resolve, backend, self._recover, self.chooser.postpones)
                 made.shelled = self is _default  # the one that torch.ops.nxcore calls
                 found = self._operators.setdefault((name, backend), made)
         return found
@@ -175,15 +176,14 @@ class Session:
         """Use ``lock`` from now on, and ``policy`` for problems that the lock doesn't hold."""
         self.settings = replace(self.settings, policy=require_policy(policy))
         self.chooser.hold(lock, self.settings)
-        self._forget()
+        self._forget(Operator.forget)
 
     def explain(
         self, name: str, *args: Any, backend: str | None = None, decide: bool = True, **kwargs: Any
     ) -> Explanation:
         """Return which kernel would run this call and why; see ``nxcore.explain``."""
         operator = self.op(name, backend=backend)
-        bound = operator.frozen(operator.spec.bind(*args, **kwargs))
-        return self._explain(operator, bound, decide)
+        return self._explain(operator, operator.frozen(operator.spec.bind(*args, **kwargs)), decide)
 
     def _explain(self, operator: Operator, bound: tuple[Any, ...], decide: bool) -> Explanation:
         name, backend = operator.spec.name, operator.backend
@@ -200,12 +200,13 @@ class Session:
         problem = self._problem(operator, bound)
         if reason:
             return Explanation(problem, Decision("torch", "reference", reason))
-        served, inner, bound = self.joiner.served(operator, problem, bound)
+        served, inner, inner_args = self.joiner.served(operator, problem, bound)
         with in_force(at_once=decide, as_is=not decide):  # an explanation needs the result now
-            choice = self._choose(served, inner, bound)
+            choice = self._choose(served, inner, inner_args)
         if served is not operator and (why := self.joiner.unlearnt(inner, choice)):
             return Explanation(inner, Decision("torch", "prior", why))
-        return self.explained(inner, choice, self.chooser.pairs.of(problem))
+        found = self.explained(inner, choice, self.chooser.pairs.of(problem))
+        return found.after(0 if decide else operator.waited(bound))
 
     def explained(self, problem: Problem, choice: Choice, pair: Decision | None = None) -> Explanation:
         """Return the explanation of ``choice`` for ``problem``, with the origin of its figures."""
@@ -237,10 +238,10 @@ class Session:
         self._lock = threading.RLock()
         self.chooser.after_fork()
 
-    def _forget(self) -> None:
+    def _forget(self, drop: Callable[[Operator], None] = Operator.clear) -> None:
         """Drop all plans, since a choice that they depend on has changed."""
         for made in list(self._operators.values()):  # plans of other operators may hold a gradient's forward
-            made.clear()
+            drop(made)
 
     def _recover(
         self, operator: Operator, key: Any, plan: Callable[..., Any], error: Exception, args: tuple[Any, ...]
@@ -309,17 +310,17 @@ class Session:
 
     def _lose(self, error: DeviceLostError) -> DeviceLostError:
         """Remember that the CUDA context is lost: every further call on CUDA raises this error."""
-        self._lost = error
-        self._forget()
+        self._lost, self.chooser.waits = error, False
+        self._forget(Operator.forget)
         return error
 
-    def _resolve(self, operator: Operator, args: tuple[Any, ...]) -> Plan:
+    def _resolve(self, operator: Operator, args: tuple[Any, ...], met: int) -> Plan:
         problem = self._problem(operator, args)
         if self._lost and _on_lost_device(problem):
             raise copy.copy(self._lost)
         served, inner, inner_args = self.joiner.served(operator, problem, args)
         choice = self._choose(served, inner, inner_args)
-        call = self.joiner.joined(operator, problem, args, choice)
+        call = self.joiner.joined(operator, problem, args, choice, met)
         for observer in PREFERENCE.get().observers:
             call = observer.observing(inner, choice.decision.chosen, call)
         return Plan(call, choice.decision.chosen, keep=not capturing(problem))

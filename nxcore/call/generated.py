@@ -94,8 +94,13 @@ def far(self, {names}, kernels=False):
     except (TypeError, AttributeError, RuntimeError):
         key = plan = None
     if plan is None:
-        return self.miss(key, {names}, kernels=kernels)
-    if not (function_modes(){out}):
+        counts = self.passed if kernels else self.rare
+        met = counts.get(key, RARE)
+        if met >= RARE:
+            return self.miss(key, {names}, kernels=kernels)
+        counts[key] = met + 1
+        plan = reference
+    elif not (function_modes(){out}):
         self.approach(near, key, plan, {names})
     if kernels and leads_to(plan, reference):
         return None

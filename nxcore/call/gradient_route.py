@@ -78,6 +78,8 @@ class Crossing:
         under any other none.
     later : callable
         Runs a function in the background.
+    met : int
+        The number of earlier calls.
     clock : callable
         Returns nanoseconds; a test may replace it.
 
@@ -101,6 +103,7 @@ class Crossing:
         pairs: Pairs,
         policy: str,
         later: Callable[[Callable[[], None]], None],
+        met: int = 0,
         clock: Clock = time.perf_counter_ns,
     ) -> None:
         self.problem, self.reference, self.pace, self.clock = problem, problem.spec.reference, pace, clock
@@ -115,7 +118,7 @@ class Crossing:
         explored = exploration(self._forward.call)
         self._explored = [explored] if explored else []
         self._settled, self._lock = False, threading.Lock()
-        self._met, self._scouts, self._heat = 0, SCOUTS, Heat()
+        self._met, self._scouts, self._heat = met, SCOUTS, Heat()
         # Kept, since a switch's target must outlive calls of it in other threads.
         self._steps = (self._meet, self._scout, self._cross, self._measure)
         self._switch = Switch(self, self._steps[0 if explored else 1])

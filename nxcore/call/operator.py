@@ -21,15 +21,16 @@ from torch.autograd import forward_ad
 from nxcore import context
 from nxcore.call import ending, unusual
 from nxcore.call.generated import alike, defaults, guards, source
+from nxcore.call.overlap import overlap
+from nxcore.call.rare import RARE, note, ordinary
 from nxcore.call.unusual import PLAIN, only_default_device, untraced, unusual_tensor
 from nxcore.context import PREFERENCE, requested
-from nxcore.errors import FOREIGN, InvalidInputError, NxcoreError, UnsupportedProblemError, present
+from nxcore.errors import FOREIGN, NxcoreError, UnsupportedProblemError, present
 from nxcore.interop import autocast, internals, sharding
 from nxcore.interop.library import Shell, define, unseen
 from nxcore.observe.counted import leads_to
-from nxcore.spec.problem import TensorMeta, tensors_of
+from nxcore.spec.problem import tensors_of
 from nxcore.spec.spec import OpSpec
-from nxcore.trust.form import meet, spans
 
 CAPACITY = 4096
 """The most plans per operator and generation; two generations form a least-recently-used table."""
@@ -66,7 +67,10 @@ Near = dict[Any, tuple[tuple[Any, ...], ...]]
 """Near key -> guards, key and plan of calls with that near key."""
 
 
-Resolver = Callable[["Operator", tuple[Any, ...]], Plan]
+Resolver = Callable[["Operator", tuple[Any, ...], int], Plan]
+"""Takes the operator, the arguments, and the number of earlier calls that torch served without a plan."""
+Postpones = Callable[[OpSpec, tuple[Any, ...]], bool]
+"""Returns whether the plan of a call that the operator never met may wait until the call comes back."""
 Recoverer = Callable[["Operator", Any, Callable[..., Any], Exception, tuple[Any, ...]], Any]
 
 
@@ -84,15 +88,23 @@ class Operator:
     """
 
     def __init__(
-        self, spec: OpSpec, resolve: Resolver, backend: str | None = None, recover: Recoverer | None = None
+        self,
+        spec: OpSpec,
+        resolve: Resolver,
+        backend: str | None = None,
+        recover: Recoverer | None = None,
+        postpones: Postpones | None = None,
     ) -> None:
         self.spec, self.backend = spec, backend
         self._resolve, self._recover = resolve, recover
+        self._postpones = postpones if backend is None else None
         self.shelled = False
         self.shell: Shell | None = None
         self.plans: dict[Any, Callable[..., Any]] = ending.table()
         self._older: dict[Any, Callable[..., Any]] = {}
         self.near: Near = ending.table()
+        self.rare: dict[Any, int] = {}
+        self.passed: dict[Any, int] = {}  # the same of ``by_kernel``, whose caller checks the arguments
         self.__name__, self.__doc__ = spec.name, spec.reference.__doc__
 
     def __repr__(self) -> str:
@@ -119,6 +131,8 @@ class Operator:
 
     def frozen(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return ``args`` with sequences as tuples, so that they can be part of a key."""
+        if not any([isinstance(a, list) for a in args]):  # noqa: C419  half the time of a generator
+            return args
         kinds = (p.kind for p in self.spec.params)
         return tuple(
             tuple(a) if isinstance(a, list) and kind in ("tensors", "static", "size") else a
@@ -129,6 +143,11 @@ class Operator:
         """Drop all plans: plugins, policies or quarantine have changed."""
         self.plans, self._older = ending.table(), {}
         self.near = ending.table()  # last, since another thread may still add dropped plans to the old table
+
+    def forget(self) -> None:
+        """Drop all plans and counts: what a call may wait for has changed."""
+        self.rare, self.passed = {}, {}
+        self.clear()
 
     def approach(self, near: Near, key: Any, plan: Callable[..., Any], *args: Any) -> None:
         """Add ``plan`` to the table ``near``, which was read before the plan was found."""
@@ -155,13 +174,15 @@ class Operator:
         Without a key, as under ``torch.compile``, no plan is kept: the checks raise, or the reference serves
         the call. With ``kernels``, it returns None if the plan is the reference.
         """
-        args = self.frozen(args)
         if torch.compiler.is_compiling():  # the key reads what dynamo can't trace
-            return self._traced(args)
+            return self._traced(self.frozen(args))
         ending.halt()
+        plan = None if key is None else self._older.get(key)
+        if plan is None and key is not None and self._is_rare(key, args):
+            return self._serve_rare(key, args, kernels=kernels)
+        args = self.frozen(args)
         if sharding.is_sharded(args):  # each rank calls with its own shards
             return sharding.divided(self.spec, self.run, args)
-        plan = None if key is None else self._older.get(key)
         if plan is None:
             reason = self.unusual(args)
             if reason == TORCH_CASTS and self.backend in (None, "torch"):
@@ -173,7 +194,7 @@ class Operator:
                 return self._serve_uncast(key, args, kernels=kernels)
             else:
                 self.spec.check(*args)
-                found = self._resolve(self, args)
+                found = self._resolve(self, args, self._met(key))
                 plan, key = found.call, key if found.keep else None
         if key is not None:
             self._remember(key, plan)
@@ -193,6 +214,48 @@ class Operator:
         if plan is not None:
             self._remember(key, autocast.uncast(self.spec, args, plan))
         return result
+
+    def _met(self, key: Any) -> int:
+        return self.rare.get(key, 0) + self.passed.get(key, 0)
+
+    def _is_rare(self, key: Any, args: tuple[Any, ...]) -> bool:
+        """Return whether torch may serve a call without a plan, since such calls were met rarely."""
+        if self._postpones is None or not ordinary(key):
+            return False
+        met = self._met(key)
+        return met < RARE if met else self._postpones(self.spec, args) and not sharding.is_sharded(args)
+
+    def _serve_rare(self, key: Any, args: tuple[Any, ...], *, kernels: bool) -> Any:
+        """Serve the first call of a key; ``far`` serves the next ones."""
+        if kernels:
+            note(self.passed, key)
+            return None
+        self.spec.check(*self.frozen(args))
+        note(self.rare, key)
+        reference = self.spec.reference
+        try:
+            return reference(*args)
+        except FOREIGN as error:
+            return self.failed(key, reference, error, *args)
+
+    def waited(self, args: tuple[Any, ...]) -> int:
+        """Return how many calls like this one torch served without a plan, if the next may be one; else 0."""
+        try:
+            key = self.key(*args)
+            return 0 if key in self.plans else min(self._met(key), RARE)
+        except (TypeError, AttributeError, RuntimeError):
+            return 0  # such a call has no key
+
+    def acquaint(self, *args: Any) -> None:
+        """Make the plan of calls like this one now, however rarely they were met."""
+        args = self.frozen(args)
+        if self.unusual(args) or autocast.concerns(args):
+            return
+        found = self._resolve(self, args, 0)
+        if found.keep:
+            key = self.key(*args)
+            self.rare[key] = RARE
+            self._remember(key, found.call)
 
     def _traced(self, args: tuple[Any, ...]) -> Any:
         """Add one node to a compiler's graph, or the nodes of the reference."""
@@ -285,46 +348,12 @@ def _named(name: str, backend: str | None) -> Operator:
     return found
 
 
-def aliased(spec: OpSpec, args: tuple[Any, ...]) -> bool:
-    """Return whether an ``out`` is one of the inputs."""
-    named = list(zip(spec.params, args, strict=True))
-    outs = [a for p, a in named if p.kind == "out" and a is not None]
-    if not outs:
-        return False
-    inputs = tensors_of(tuple(a for p, a in named if p.kind != "out"))
-    return any(any(overlap(out, *inputs)) for out in outs)
-
-
-def overlap(out: Tensor, *inputs: Any) -> tuple[bool, ...]:
-    """Return for each input whether it has exactly the memory of ``out``.
-
-    Raises
-    ------
-    InvalidInputError
-        If ``out`` overlaps an input in part, or itself.
-    """
-    same = []
-    if any(s == 0 and n > 1 for s, n in zip(out.stride(), out.shape, strict=True)):
-        raise InvalidInputError("out must not overlap itself: it has stride 0", argument="out")
-    for x in inputs:
-        if not isinstance(x, Tensor) or internals.storage(x) != internals.storage(out):
-            same.append(False)
-            continue
-        identical = (x.data_ptr(), x.stride(), x.shape, x.dtype) == (
-            out.data_ptr(),
-            out.stride(),
-            out.shape,
-            out.dtype,
-        )
-        dense = TensorMeta.of(x).is_dense() and TensorMeta.of(out).is_dense()  # others may interleave
-        if not identical and dense and meet(spans([x]), spans([out])):
-            raise InvalidInputError("out must not overlap an input in part", argument="out")
-        same.append(identical)
-    return tuple(same)
-
-
 def make_operator(
-    spec: OpSpec, resolve: Resolver, backend: str | None = None, recover: Recoverer | None = None
+    spec: OpSpec,
+    resolve: Resolver,
+    backend: str | None = None,
+    recover: Recoverer | None = None,
+    postpones: Postpones | None = None,
 ) -> Operator:
     """Return a callable for ``spec`` whose ``__call__`` has its real parameters and defaults."""
     text = source(spec)
@@ -332,6 +361,7 @@ def make_operator(
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     scope: dict[str, Any] = {
         "NUMBERS": NUMBERS,
+        "RARE": RARE,
         "PLAIN": PLAIN,
         "alike": alike,
         "autocast_state": autocast.state,
@@ -355,5 +385,5 @@ def make_operator(
     methods = {name: scope[name] for name in ("__call__", "by_kernel", "run", "far", "key", "near_key")}
     cls = type(spec.name, (Operator,), methods)
     scope["__call__"].__doc__ = spec.reference.__doc__
-    operator: Operator = cls(spec, resolve, backend, recover)
+    operator: Operator = cls(spec, resolve, backend, recover, postpones)
     return operator

@@ -32,14 +32,23 @@ class Joiner:
     def __init__(self, chooser: Chooser, op: Callable[..., Operator]) -> None:
         self.chooser, self.tuner, self.registry, self._op = chooser, chooser.tuner, chooser.tuner.registry, op
 
-    def joined(self, operator: Operator, problem: Problem, args: tuple[Any, ...], choice: Choice) -> Call:
-        """Return the chosen call, switched with that for captured calls if they differ."""
-        call = self._alone(operator, problem, args, choice)
+    def joined(
+        self, operator: Operator, problem: Problem, args: tuple[Any, ...], choice: Choice, met: int = 0
+    ) -> Call:
+        """Return the chosen call, switched with that for captured calls if they differ.
+
+        ``met`` is the number of earlier calls, which count for an exploration.
+        """
+        if met and (explored := exploration(choice.call)):
+            explored.met(met)
+        call = self._alone(operator, problem, args, choice, met)
         if choice.captured is None:
             return call
-        return unless_capturing(call, self._alone(operator, problem, args, choice.captured))
+        return unless_capturing(call, self._alone(operator, problem, args, choice.captured, met))
 
-    def _alone(self, operator: Operator, problem: Problem, args: tuple[Any, ...], choice: Choice) -> Call:
+    def _alone(
+        self, operator: Operator, problem: Problem, args: tuple[Any, ...], choice: Choice, met: int
+    ) -> Call:
         """Return a chosen call with its wrappers, joined with its backward operator if one is needed."""
         served, inner, inner_args = self.served(operator, problem, args)
         call, gradient = guarded(self.chooser.watches.over(choice, inner), inner), operator.spec.gradient
@@ -48,7 +57,7 @@ class Joiner:
         if not (problem.needs_grad and gradient and gradient.covers(*args)):
             return call
         call = call if served is operator else of_the_first(call, len(inner_args))
-        return self._differentiable(operator, problem, args, choice, call)
+        return self._differentiable(operator, problem, args, choice, call, met)
 
     def served(
         self, operator: Operator, problem: Problem, args: tuple[Any, ...]
@@ -74,7 +83,13 @@ class Joiner:
         return f"with a gradient its calls are not explored: {why}"
 
     def _differentiable(
-        self, operator: Operator, problem: Problem, args: tuple[Any, ...], choice: Choice, call: Call
+        self,
+        operator: Operator,
+        problem: Problem,
+        args: tuple[Any, ...],
+        choice: Choice,
+        call: Call,
+        met: int,
     ) -> Call:
         """Join ``call`` with its backward operator, unless torch serves both ways."""
         gradient, order = present(operator.spec.gradient, "gradient"), PREFERENCE.get()
@@ -117,6 +132,7 @@ class Joiner:
             pairs=self.chooser.pairs,
             policy=self.chooser.policy,
             later=learner.preparing.add,
+            met=met,
         )
         if described and known and (explored is None or explored.known):
             crossing.settle((described, known))
@@ -138,5 +154,7 @@ class Joiner:
         problem = Problem.of(operator.spec, operator.frozen(arguments))
         for trace in traces:
             trace.paired(forward, problem)
-        known = self.chooser.known(problem)
+        if (known := self.chooser.known(problem)) is None:
+            operator.acquaint(*arguments)  # it was met rarely
+            known = self.chooser.known(problem)
         return None if known is None else (problem, known)

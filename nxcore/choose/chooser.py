@@ -19,11 +19,13 @@ from nxcore.choose.learn.watch import Watch
 from nxcore.choose.learn.watches import Watches
 from nxcore.choose.pairs import Pairs
 from nxcore.choose.recall import Recall
-from nxcore.context import PREFERENCE, capturing
+from nxcore.choose.recorded import Recorded
+from nxcore.context import PREFERENCE, Preference, capturing
 from nxcore.errors import UnsupportedProblemError
 from nxcore.settings import Settings
 from nxcore.spec.kernel import Kernel
 from nxcore.spec.problem import Problem
+from nxcore.spec.spec import OpSpec
 from nxcore.store.lock import Lock
 from nxcore.store.wisdom import key as filed
 
@@ -34,9 +36,14 @@ DECISIONS = 4096
 
 LATER = {
     "measure": ", which measures it at its first call, not for an explanation",
-    "online": ", which explores it in its calls",
+    "online": ", which explores it in its calls, once it comes back",
 }
 """How a policy treats a new problem, as opposed to an explanation."""
+
+GUESSED = ("bracketed", "prior")
+"""The rules of choices that are not based on the problem itself."""
+
+NOTHING = Preference()
 
 Key = tuple[Any, ...]
 
@@ -54,6 +61,11 @@ class Chooser:
         Called when a choice in use has changed, so that its plans must be dropped.
     wrap : callable
         As ``Learner`` takes it.
+
+    Attributes
+    ----------
+    waits : bool
+        Whether any choice may wait until a call comes back; False once a CUDA context is lost.
     """
 
     def __init__(
@@ -63,9 +75,10 @@ class Chooser:
         self.watches = Watches(self._convicted, lambda: self.learner.pace, on=settings.audit)
         self.learner = Learner(recall, changed, self.watches, wrap=wrap)
         self.estimator, self.pairs = Estimator(recall), Pairs(recall)
+        self.recorded = Recorded(recall.wisdom, recall.tuner.registry)
         self.lock = Lock.read(settings.lock) if settings.lock else Lock({})
         self.choices: OrderedDict[Key, Choice] = OrderedDict()
-        self._changed = changed
+        self._changed, self.waits = changed, True
         self._threads = threading.RLock()
 
     @property
@@ -109,12 +122,26 @@ class Chooser:
             if reason := torch_alone(problem):
                 return self.tuner.stay(problem, backend, reason)
             choice = self.choices[key] = self._decide(key, problem, args, backend)
+            self._note(problem, choice)
             _log.info("choice: %s -> %s, %s: %s", problem, *_told(choice))
             if before and before.decision.rule != choice.decision.rule:
                 self._changed()
             if len(self.choices) > DECISIONS:
                 self.choices.popitem(last=False)
             return choice
+
+    def postpones(self, spec: OpSpec, args: tuple[Any, ...]) -> bool:
+        """Return whether the choice for a new call may wait until the call comes back.
+
+        Torch serves it until then. Only calls that nothing is known of may wait, and only to be learnt from:
+        a lock, a preference, a recording or another policy applies from the first call on.
+        """
+        order = PREFERENCE.get()
+        if order != NOTHING and order._replace(policy="") != NOTHING:
+            return False
+        policy = order.policy or self.settings.policy
+        learns = self.waits and policy == "online" and not self.lock.chosen
+        return learns and not self.recorded.holds(spec, args)
 
     def known(self, problem: Problem, backend: str | None = None) -> Choice | None:
         """Return the choice that was made in this process, None if there is none."""
@@ -138,6 +165,7 @@ class Chooser:
         """Use ``choice`` for ``problem`` from now on."""
         with self._threads:
             self.choices[self._key(problem, backend)] = choice
+            self._note(problem, choice)
 
     def hold(self, lock: Lock, settings: Settings) -> None:
         """Use another lock and other settings; drop all choices."""
@@ -211,7 +239,12 @@ class Chooser:
         with self._threads:
             if self.lock is lock and key in self.choices and self.choices[key].decision.rule == "exploring":
                 self.choices[key] = choice
+                self._note(key[0], choice)
                 _log.info("choice: %s -> %s, %s: %s", key[0], *_told(choice))
+
+    def _note(self, problem: Problem, choice: Choice) -> None:
+        if choice.decision.rule not in ("exploring", *GUESSED):
+            self.recorded.add(problem)
 
 
 def torch_alone(problem: Problem) -> str:
@@ -226,8 +259,7 @@ def torch_alone(problem: Problem) -> str:
 
 def enough(choice: Choice, policy: str) -> bool:
     """Return whether a choice is sufficient under a policy."""
-    guessed = ("bracketed", "prior")
-    return choice.decision.rule not in {"measure": ("exploring", *guessed), "online": guessed}.get(policy, ())
+    return choice.decision.rule not in {"measure": ("exploring", *GUESSED), "online": GUESSED}.get(policy, ())
 
 
 def _told(choice: Choice) -> tuple[str, str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -114,6 +114,11 @@ class Explanation:
         if c.simulated:
             return f"it runs in a simulator here; backend={c.backend!r} requests it"
         return needed(c, self.decision)
+
+    def after(self, calls: int) -> Explanation:
+        """Return the same, with the number of calls that torch served before there was a choice."""
+        reason = f"{self.decision.reason}; calls so far: {calls}"
+        return replace(self, decision=replace(self.decision, reason=reason)) if calls else self
 
     def to_dict(self) -> dict[str, Any]:
         """Return the explanation as plain data."""

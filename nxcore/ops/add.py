@@ -68,6 +68,9 @@ def reference(x: Tensor, y: Tensor | Number, alpha: Number = 1, out: Tensor | No
 
 def result_dtype(x: Any, y: Any) -> torch.dtype:
     """Return torch's promoted dtype, from tensors or descriptions of them."""
+    if is_tensor(x) and is_tensor(y) and x.dtype == y.dtype:
+        dtype: torch.dtype = x.dtype
+        return dtype
     stand_ins = [
         torch.empty((1,) * v.ndim, dtype=v.dtype, device="meta") if is_tensor(v) else v for v in (x, y)
     ]

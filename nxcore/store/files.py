@@ -26,6 +26,9 @@ LIMIT = 1 << 20
 USUAL = 1 << 15
 """The buffer size for reading, in bytes: most documents are smaller."""
 
+BEGINNING = '{"key": '
+"""The beginning of a file."""
+
 KEPT = 4096
 """The most documents of a kind in memory without a folder; beyond it the oldest is dropped."""
 
@@ -100,6 +103,15 @@ class Store:
             if loaded := self._load(path):
                 yield loaded
 
+    def keys(self, kind: str) -> Iterator[Document]:
+        """Yield the key of every document of a kind; the values aren't parsed."""
+        if self.folder is None:
+            yield from [key for key, _ in list(self._memory[kind].values())]
+            return
+        for path in (self.folder / kind).glob("*.json"):
+            if (found := _key_of(path)) is not None:
+                yield found
+
     def _load(self, path: str | Path) -> tuple[Document, Document] | None:
         try:
             with open(path, "rb", buffering=0) as file:  # noqa: PTH123  see read
@@ -147,6 +159,17 @@ def toolkit_folder(toolkit: str) -> Path | None:
     if root is None or _unsafe(root) or _unsafe(root / toolkit):
         return None
     return root / toolkit
+
+
+def _key_of(path: Path) -> Document | None:
+    """Return the key at the beginning of a file as ``write`` leaves it; None for another file."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            text = file.read(USUAL).decode(errors="replace")
+        found = json.JSONDecoder().raw_decode(text.removeprefix(BEGINNING))[0]
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _plain(value: Any) -> Any:

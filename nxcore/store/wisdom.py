@@ -176,6 +176,12 @@ class Wisdom:
         everything = self._shipped(kind)[0] | stored
         return [facts for facts in everything.values() if facts.get("type") == kind]
 
+    def keys(self, kind: str) -> Iterator[Document]:
+        """Yield the key of every page on a device type, in any environment."""
+        yield from (of for of, _ in self._shipped(kind)[1].values())
+        for facts in self.environments(kind):
+            yield from self.store.keys(f"{digest(facts)}/entries")
+
     def pages(self, device: torch.device) -> Iterator[tuple[Document, Page]]:
         """Yield key and page of every problem in an environment."""
         for of, document in self.store.items(_folder(describe(device))):

@@ -104,9 +104,9 @@ def test_what_was_learnt_before_ranks_agreed_comes_too_late():
     session.hold(Lock({}), "frozen")
     exploring = replace(choice, decision=replace(choice.decision, rule="exploring"))
     for lock, kept in ((before, exploring), (session.chooser.lock, choice)):
-        session.chooser.choices["key"] = exploring
-        session.chooser._learnt("key", lock, choice)
-        assert session.chooser.choices["key"] is kept
+        session.chooser.choices[(problem,)] = exploring
+        session.chooser._learnt((problem,), lock, choice)
+        assert session.chooser.choices[(problem,)] is kept
 
 
 def test_what_ranks_found_is_in_the_order_of_the_cells():

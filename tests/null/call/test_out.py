@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nxcore.call.operator import overlap
+from nxcore.call.overlap import overlap
 from nxcore.context import KernelWarning
 from nxcore.errors import InvalidInputError
 from tests.null import fakes

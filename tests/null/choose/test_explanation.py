@@ -158,7 +158,7 @@ def test_it_tells_who_runs_as_things_are_without_measuring(machine):
             "measure",
             "the policy is 'measure', which measures it at its first call, not for an explanation",
         ),
-        ("online", "the policy is 'online', which explores it in its calls"),
+        ("online", "the policy is 'online', which explores it in its calls, once it comes back"),
         ("estimate", "it was never measured, and the policy is 'estimate'"),
         ("frozen", "it was never measured, and the policy is 'frozen'"),
     ],
