@@ -49,6 +49,7 @@ def collect() -> list[dict[str, Any]]:
         detail = "none is installed: torch runs every call"
         checks.append(Check("plugins", True, detail, PLUGINS["cuda" if cuda else "cpu"]))
     checks.extend(current.registry.checks)
+    checks.append(_shipped(current))
     checks.extend(_kept(current))
     return [_row(check, away.get(check.name, "")) for check in checks]
 
@@ -77,6 +78,21 @@ def _kept(session: Any) -> list[Any]:
         fix = f"nxcore quarantine clear {entry.op} --kernel {entry.kernel}"
         checks.append(Check(name, False, f"in quarantine ({entry.kind}): {entry.reason}", fix))
     return checks
+
+
+def _shipped(session: Any) -> Any:
+    """Return a check of the package's own measurements: kernels that have changed since are left out."""
+    from nxcore.offline import shipped
+    from nxcore.spec.kernel import Check
+
+    paths = shipped.files()
+    found = [s for s in shipped.stale(shipped.compared(session), paths) if s.why == "has changed"]
+    names = ", ".join(path.name for path in paths) or "none"
+    if not found:
+        return Check("shipped", True, f"{names}: every installed kernel is as it was measured")
+    more = f"; {len(found) - 2} more" if len(found) > 2 else ""
+    detail = f"{names}: {'; '.join(map(str, found[:2]))}{more}"
+    return Check("shipped", True, detail, "nxcore wisdom shipped lists them")
 
 
 def _partial(registry: Any, name: str) -> list[tuple[Any, Any]]:

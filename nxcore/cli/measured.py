@@ -51,6 +51,19 @@ def tune(found: dict[str, Any]) -> None:
     console.print(", ".join(texts) or "nothing to measure")
 
 
+def shipped(rows: list[dict[str, Any]], files: list[str]) -> None:
+    """Print the kernels for which shipped entries don't count."""
+    console = _console()
+    if not rows:
+        console.print(f"every kernel in {', '.join(files) or 'no file'} is as it was measured")
+        return
+    table = _table("from", "device", "operator", "kernel", "problems", "why", right=("problems",))
+    for row in rows:
+        count = f"{row['entries']} of {row['of']}"
+        table.add_row(*map(escape, (row["file"], row["device"], row["op"], row["kernel"], count, row["why"])))
+    show(table)
+
+
 def tiles(found: list[dict[str, Any]]) -> None:
     """Print the tiles of each sample, the kernel's own choice first."""
     console = _console()

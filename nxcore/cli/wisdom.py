@@ -58,6 +58,32 @@ def show(
 
 
 @app.command()
+def shipped(
+    json: Json = False,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Remove them from the files: figures of changed kernels.")
+    ] = False,
+) -> None:
+    """List the kernels for which the package's own measurements don't count any more, and why.
+
+    Exit status 1 if there are some.
+    """
+    from nxcore import session
+    from nxcore.cli import measured, render
+    from nxcore.offline import shipped as records
+    from nxcore.store.transfer import read_json
+
+    why = records.compared(session.default())
+    rows = [found.to_dict() for found in records.stale(why, records.files())]
+    render.json(rows) if json else measured.shipped(rows, [path.name for path in records.files()])
+    if prune:
+        for path in records.files():
+            records.write(path, records.pruned(read_json(path), why))
+    elif rows:
+        raise typer.Exit(1)
+
+
+@app.command()
 def export(file: File) -> None:
     """Write all measured problems into one file."""
     from nxcore import session

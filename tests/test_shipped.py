@@ -1,0 +1,32 @@
+"""The wisdom in the package is of the kernels beside it. Neither a GPU nor a compiler is needed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from nxcore import session
+from nxcore.offline import shipped
+from nxcore.store import transfer
+
+
+@pytest.mark.parametrize("path", shipped.files(), ids=lambda path: path.name)
+def test_no_shipped_entry_is_stale(path, monkeypatch):
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: pytest.fail("a process was started"))
+    found = shipped.stale(shipped.compared(session.default()), [path])
+    assert not found, (
+        "\n".join(map(str, found))
+        + "\nMeasure these kernels again, or remove their figures by `nxcore wisdom shipped --prune`."
+    )
+
+
+@pytest.mark.parametrize("path", shipped.files(), ids=lambda path: path.name)
+def test_a_shipped_file_is_read_whole(path):
+    _, pages = transfer.read(path)
+    entries = [entry for part in json.loads(path.read_text())["environments"] for entry in part["entries"]]
+    assert len(pages) == len(entries) > 0
+    for entry in entries:
+        makes, decision = entry["page"]["makes"], entry["page"]["decision"]
+        timed = {c["label"] for c in decision["candidates"] if c["timing"]}
+        assert timed <= set(makes), "every kernel that was timed has an identity"
