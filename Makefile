@@ -13,7 +13,7 @@ GATES := overhead gate
 # Not every machine meets all of these yet; docs/choosing.md and the ADRs list the exceptions.
 AIMS := miss online regret shapes
 
-.PHONY: help demo test test-all quick op fmt hooks mutations gpu-test sanitize conformance bench aims regression lint docs clean
+.PHONY: help demo test test-all quick op fmt hooks mutations gpu-test sanitize conformance bench aims regression record lint docs clean
 
 help:
 	@echo "make demo         set up, accelerate a small model on this machine, then search an architecture"
@@ -30,6 +30,7 @@ help:
 	@echo "make bench        benchmarks of calls and of verification, with limits that fail"
 	@echo "make aims         benchmarks of first calls, new shapes, learning and unmeasured sizes, with their targets"
 	@echo "make regression   compare the CPU kernels' times with the parent commit; fails if one is slower"
+	@echo "make record       measure what this machine's GPU needs to be known, and write the file to send; resumable"
 	@echo "make lint         ruff, mypy, import layers"
 	@echo "make docs         build the documentation into site/"
 
@@ -84,6 +85,9 @@ aims: $(VENV)/.test
 
 regression: $(VENV)/.test
 	$(BIN)/python benchmarks/regression.py
+
+record: $(VENV)/.test
+	$(BIN)/python benchmarks/record.py
 
 lint: $(VENV)/.test $(VENV)/.lint
 	$(BIN)/ruff check .

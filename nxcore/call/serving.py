@@ -39,6 +39,8 @@ class Joiner:
 
         ``met`` is the number of earlier calls, which count for an exploration.
         """
+        if PREFERENCE.get().observers:
+            self._tell(operator, problem, args)
         if met and (explored := exploration(choice.call)):
             explored.met(met)
         call = self._alone(operator, problem, args, choice, met)
@@ -116,9 +118,6 @@ class Joiner:
             if choice.alone:
                 return call
             known = known or self.tuner.stay(described, None, "no other kernel accepts it")
-        if described:
-            for trace in traces:
-                trace.paired(inner, described, guessed=True)
         learner = self.chooser.learner
         crossing = Crossing(
             problem,
@@ -138,13 +137,30 @@ class Joiner:
             crossing.settle((described, known))
         return crossing.call
 
-    def _described(self, problem: Problem, args: tuple[Any, ...]) -> Problem:
-        """Return the problem of the gradient of ``problem``, with the layout of the output."""
+    def _tell(self, operator: Operator, problem: Problem, args: tuple[Any, ...]) -> None:
+        """Tell the observers of both ways the problem of the gradient, which torch may compute by itself."""
+        gradient = operator.spec.gradient
+        if not (problem.needs_grad and gradient and gradient.covers(*args)):
+            return
+        traces = [o for o in PREFERENCE.get().observers if o.sees_both_ways]
+        if not traces:
+            return
+        inner = self.served(operator, problem, args)[1]
+        described = self._described(problem, args, inner)
+        for trace in traces:
+            trace.paired(inner, described, guessed=True)
+
+    def _described(self, problem: Problem, args: tuple[Any, ...], inner: Problem | None = None) -> Problem:
+        """Return the problem of the gradient of ``problem``, with the layout of the output.
+
+        ``inner`` is the problem of the gradient's own forward operator, if it has one.
+        """
         gradient = present(problem.spec.gradient, "gradient")
         mask = tuple(t.requires_grad for t in tensors_of(args))
         # Any number of that type works.
         values = tuple(a(1) if isinstance(a, type) else a for a in problem.args)
-        grad, *kept = problem.outputs if gradient.keeps else (problem.outputs,)
+        outputs = inner.outputs if inner and gradient.forward else problem.outputs
+        grad, *kept = outputs if gradient.keeps or gradient.forward else (outputs,)
         return Problem.of(self.registry.spec(gradient.op), gradient.args(grad, mask, *values, *kept))
 
     def _found(

@@ -119,7 +119,8 @@ def test_a_recording_leaves_to_torch_what_torch_serves_and_counts_it(tmp_path):
             assert norm.by_kernel(x, None, None, 1e-5) is None
     assert "Join" not in type(out.grad_fn).__name__
     found = {line["op"]: line["count"] for line in lines(tmp_path / "met")}
-    assert found == {"depthwise_conv2d": 12, "batch_norm": 12}
+    gradient = {"depthwise_conv2d_backward": 12}  # another device may have a kernel for it
+    assert found == {"depthwise_conv2d": 12, "batch_norm": 12} | gradient
 
 
 @pytest.mark.parametrize("steps", [2, 40])
