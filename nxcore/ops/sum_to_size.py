@@ -2,7 +2,10 @@
 
     out = the sum of x over the axes that broadcasting from ``size`` adds or expands
 
-Semantics of ``torch.Tensor.sum_to_size``.
+Semantics of ``torch.Tensor.sum_to_size``. The gradient is a view with stride 0: nothing is written, so no
+kernel can be faster.
+
+    grad_x[i] = grad[the output that x[i] was added to]
 """
 
 from __future__ import annotations
@@ -150,4 +153,79 @@ SPEC = OpSpec(
     view=view,
     idle=idle,
     autocast=MappingProxyType({"cpu": "same", "cuda": "float32"}),
+)
+
+
+def gradient(grad: Tensor, size: tuple[int, ...]) -> Tensor:
+    """Return ``grad`` broadcast to ``size``.
+
+    Parameters
+    ----------
+    grad : Tensor
+        The gradient of the sum.
+    size : sequence of int
+        The shape that was summed.
+
+    Returns
+    -------
+    Tensor
+        Shape ``size``: a view of ``grad`` with stride 0 along the summed axes.
+
+    Raises
+    ------
+    InvalidInputError
+        If ``grad`` doesn't broadcast to ``size``.
+
+    Examples
+    --------
+    >>> nxcore.ops.sum_to_size_backward(torch.arange(3.0), (2, 3))
+    tensor([[0., 1., 2.],
+            [0., 1., 2.]])
+    """
+    return grad.expand(size)
+
+
+def gradient_check(grad: Any, size: Any) -> None:
+    """Raise unless the operator is defined for the arguments."""
+    require_tensor(grad, "grad")
+    require_size(size, "size")
+    shape, lead = tuple(grad.shape), len(size) - grad.ndim
+    if lead < 0 or any(n not in (1, wide) for n, wide in zip(shape, size[lead:], strict=True)):
+        raise InvalidInputError(f"grad must broadcast to size {tuple(size)}, got {shape}", argument="grad")
+
+
+def gradient_cost(grad: Any, size: Any) -> Cost:
+    """Count nothing read or written."""
+    return Cost(bytes=0, flops=0)
+
+
+def gradient_magnitude(grad: Tensor, size: Any) -> Tensor:
+    """Return the view of absolute values."""
+    return grad.abs().expand(size)
+
+
+GRADIENT_SAMPLES = (
+    Sample("bias", (rand(3, 1, 1), (4, 3, 5, 6)), tags=SMOKE),
+    Sample("column", (rand(65, 1), (65, 37))),
+    Sample("from_one", (rand(), (7, 11))),
+)
+
+GRADIENT_ERRORS = (
+    ErrorCase("size", (rand(4), (9, 33)), match=r"grad must broadcast to size \(9, 33\), got \(4,\)"),
+    ErrorCase("huge_size", (rand(4), (2**62, 4)), match="size must be a tensor's shape"),
+    ErrorCase("not_a_tensor", (1.0, (9, 33)), match="grad must be a tensor, got float"),
+)
+
+BACKWARD = OpSpec(
+    name="sum_to_size_backward",
+    params=(Param("grad", "tensor"), Param("size", "size")),
+    reference=gradient,
+    check=gradient_check,
+    cost=gradient_cost,
+    samples=GRADIENT_SAMPLES,
+    errors=GRADIENT_ERRORS,
+    magnitude=gradient_magnitude,
+    terms=lambda grad, size: 1,
+    exact=True,
+    view=lambda grad, size: True,
 )
