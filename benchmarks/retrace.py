@@ -1,0 +1,213 @@
+"""Keep shipped figures of kernels that were rewritten and launch the same as before.
+
+    python benchmarks/retrace.py COMMIT
+
+A rewritten planner gives its kernel another identity, and `tests/test_shipped.py` fails. This script plans
+and calls every kernel on every problem of the shipped files, in the sources of COMMIT, at which the files
+were valid, and in the present ones. No kernel runs: a trace lists the operations of torch and, for each
+launch, the device code, grid, block, shared memory and values. Where both traces agree, the entry takes the
+kernel's new identity. The others are measured again, or removed by `nxcore wisdom shipped --prune`.
+
+It needs no GPU: CPU tensors stand in, and torch's references run on the meta device. Whether the host takes
+as long as before is not compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+ROOT = Path(__file__).parents[1]
+TRACED = ("torch", "cuda", "triton", "numba-cuda")
+SAME_LAUNCHES = {"cupy": "cuda"}
+"""A backend that launches another's plans."""
+
+
+class Trace(TorchDispatchMode):
+    """What a call does: torch's operations and launches, in order. Addresses are numbered as they appear."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines, self.places = [], {}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        shown = {k: self.shown(v) for k, v in (kwargs or {}).items() if k not in ("device", "pin_memory")}
+        self.lines.append([str(function), [self.shown(a) for a in args], shown])
+        return function(*args, **(kwargs or {}))
+
+    def shown(self, value):
+        if isinstance(value, torch.Tensor):
+            return f"{tuple(value.shape)} {value.stride()} {value.dtype}"
+        return [self.shown(v) for v in value] if isinstance(value, tuple | list) else repr(value)
+
+    def placed(self, value):
+        if isinstance(value, torch.Tensor):
+            return [self.address(value.data_ptr()), self.shown(value)]
+        return [self.placed(v) for v in value] if isinstance(value, tuple | list) else repr(value)
+
+    def address(self, pointer):
+        return self.places.setdefault(pointer, len(self.places)) if pointer else None
+
+
+def recorded(current):
+    """Replace the launches of every plugin by lines of the trace that ``current`` holds."""
+    import nxcore_numba.gpu.launch
+    import nxcore_triton.launch
+    from nxcore_cuda.emulator.emulate import EmulatedHandle
+
+    from nxcore.trust.closure import digest
+    from nxcore.trust.identity import installed
+
+    def code(target):
+        return installed().closure([target], halts=("nxcore", "nxcore_numba.gpu.launch")).digest
+
+    def of(kernel):
+        function = getattr(kernel, "fn", None) or kernel.py_func
+        return code(f"{function.__module__}:{function.__name__}")
+
+    def prepared(self, instance, shape, shared, pointers, layout, values):
+        device_code = code(f"nxcore_cuda:{instance.source}.cu")
+        self.what = [instance.symbol, digest([instance.declaration]), device_code, shape, shared, layout]
+        self.values, self.pointers, self.instance = values, pointers, instance
+
+    def launched(self, pointers, tail):
+        trace = current[0]
+        values = repr(self.values if tail is None else tail)
+        trace.lines.append(["cuda", self.what, [trace.address(p) for p in pointers], values])
+
+    class Triton:
+        def __init__(self, kernel, grid, _device, warps=4, **constants):
+            named = sorted((k, of(v) if hasattr(v, "fn") else repr(v)) for k, v in constants.items())
+            self.what = [of(kernel), (*grid, 1, 1)[:3], warps, named]
+
+        def __call__(self, _tensors, *args):
+            current[0].lines.append(["triton", self.what, [current[0].placed(a) for a in args]])
+
+    class Numba:
+        def __init__(self, kernel, blocks):
+            self.what = [of(kernel), blocks]
+
+        def __call__(self, _device, *args):
+            current[0].lines.append(["numba", self.what, [current[0].placed(a) for a in args]])
+
+    EmulatedHandle.__init__, EmulatedHandle.launch = prepared, launched
+    nxcore_triton.launch.Launch, nxcore_numba.gpu.launch.Launch = Triton, Numba
+
+
+def built(value, device):
+    """Return an argument of an entry's key, without values."""
+    if isinstance(value, dict):
+        sizes = value["shape"], value["strides"]
+        return torch.empty_strided(*sizes, dtype=getattr(torch, value["dtype"]), device=device)
+    if isinstance(value, list):
+        return tuple(built(v, device) for v in value)
+    if isinstance(value, str):
+        kinds = {"float": 1.0, "int": 1}
+        return getattr(torch, value.removeprefix("torch.")) if value not in kinds else kinds[value]
+    return value
+
+
+def compiled_by(backend, kernel):
+    """Return what a kernel uses of the modules that load it: the compiler's flags."""
+    return [target for target in kernel.uses if target.partition(":")[0] in backend.runtime]
+
+
+def traced(files):
+    """Return, for each file and entry, kernel -> identity and digest of its trace."""
+    from nxcore import session
+    from nxcore.spec.problem import Problem
+    from nxcore.trust.identity import installed
+
+    current = [Trace()]
+    recorded(current)
+    found, own = {}, session.default()
+    for file in files:
+        found[Path(file).name] = []
+        for part in json.loads(Path(file).read_text())["environments"]:
+            for entry in part["entries"]:
+                key, makes = entry["key"], entry["page"]["makes"]
+                spec, of = own.registry.spec(key["op"]), {}
+                kernels = {b.label(k): (b, k) for b, k in own.registry.kernels(key["op"])}
+                for label in sorted(set(makes) & set(kernels)):
+                    backend, kernel = kernels[label]
+                    identity = own.gate.identity(backend, kernel).kernel
+                    like = SAME_LAUNCHES.get(label, label)
+                    if backend.name != "torch" and like not in TRACED:
+                        continue
+                    device = "meta" if backend.name == "torch" else "cpu"
+                    args = tuple(built(key[p.name], device) for p in spec.params)
+                    current[0] = Trace()
+                    with torch.no_grad(), current[0]:
+                        kernels[like][1].plan(Problem.of(spec, args))(*args)
+                    lines = [installed().closure([t]).digest for t in compiled_by(backend, kernel)]
+                    lines = json.dumps([lines, current[0].lines], default=list)
+                    of[label] = identity, hashlib.sha256(lines.encode()).hexdigest()
+                found[Path(file).name].append(of)
+    return found
+
+
+def run(root, files):
+    """Return what ``traced`` finds in the sources under ``root``."""
+    plugins = [str(path) for path in root.glob("plugins/*/src")]
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "traces.json"
+        command = [sys.executable, __file__, "--trace", str(out), *map(str, files)]
+        settings = {"PYTHONPATH": os.pathsep.join([str(root), *plugins]), "NXCORE_CACHE": folder}
+        settings |= {"NXCORE_CUDA_EMULATOR": "1", "NUMBA_ENABLE_CUDASIM": "1", "TRITON_INTERPRET": "0"}
+        subprocess.run(command, cwd=folder, env=os.environ | settings, check=True)
+        return json.loads(out.read_text())
+
+
+def rewritten(document, before, now):
+    """Give entries the present identities of kernels that launch the same; return the document and counts."""
+    counts = Counter()
+    entries = (entry for part in document["environments"] for entry in part["entries"])
+    for entry, then, today in zip(entries, before, now, strict=True):
+        makes = entry["page"]["makes"]
+        for label, (identity, trace) in today.items():
+            was, earlier = then.get(label, ("", ""))
+            if makes[label] == identity:
+                continue
+            same = makes[label] == was and trace == earlier
+            counts[label, entry["key"]["op"], "kept" if same else "stale"] += 1
+            makes[label] = identity if same else makes[label]
+    return document, counts
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("commit", nargs="?", help="where the shipped files were valid")
+    parser.add_argument("--trace", nargs="+", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.trace:
+        out, *files = asked.trace
+        Path(out).write_text(json.dumps(traced(files)))
+        return
+    if not asked.commit:
+        parser.error("name the commit at which the shipped files were valid")
+    from nxcore.offline import shipped
+
+    files = shipped.files()
+    with tempfile.TemporaryDirectory() as folder:
+        packed = subprocess.run(["git", "archive", asked.commit], cwd=ROOT, capture_output=True, check=True)
+        subprocess.run(["tar", "-x", "-C", folder], input=packed.stdout, check=True)
+        before, now = run(Path(folder), files), run(ROOT, files)
+    for file in files:
+        found, counts = rewritten(json.loads(file.read_text()), before[file.name], now[file.name])
+        shipped.write(file, found)
+        for (label, op, what), count in sorted(counts.items()):
+            print(f"{file.name}: {label} {op}: {count} {what}")
+
+
+if __name__ == "__main__":
+    main()
