@@ -53,7 +53,9 @@ class Preference(NamedTuple):
     as_is: bool = False
 
 
-PREFERENCE: ContextVar[Preference] = ContextVar("nxcore_preference", default=Preference())  # noqa: B039  a tuple
+NOTHING = Preference()
+
+PREFERENCE: ContextVar[Preference] = ContextVar("nxcore_preference", default=NOTHING)
 
 
 @contextlib.contextmanager

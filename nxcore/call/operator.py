@@ -22,9 +22,9 @@ from nxcore import context
 from nxcore.call import ending, unusual
 from nxcore.call.generated import alike, defaults, guards, source
 from nxcore.call.overlap import overlap
-from nxcore.call.rare import RARE, note, ordinary
+from nxcore.call.rare import COUNTED, ORDINARY, RARE
 from nxcore.call.unusual import PLAIN, only_default_device, untraced, unusual_tensor
-from nxcore.context import PREFERENCE, requested
+from nxcore.context import PREFERENCE, Preference, requested
 from nxcore.errors import FOREIGN, NxcoreError, UnsupportedProblemError, present
 from nxcore.interop import autocast, internals, sharding
 from nxcore.interop.library import Shell, define, unseen
@@ -69,8 +69,8 @@ Near = dict[Any, tuple[tuple[Any, ...], ...]]
 
 Resolver = Callable[["Operator", tuple[Any, ...], int], Plan]
 """Takes the operator, the arguments, and the number of earlier calls that torch served without a plan."""
-Postpones = Callable[[OpSpec, tuple[Any, ...]], bool]
-"""Returns whether the plan of a call that the operator never met may wait until the call comes back."""
+Postpones = Callable[[Preference, OpSpec, tuple[Any, ...]], bool]
+"""Takes preference, operator and arguments; returns whether a plan may wait until such a call comes back."""
 Recoverer = Callable[["Operator", Any, Callable[..., Any], Exception, tuple[Any, ...]], Any]
 
 
@@ -179,7 +179,13 @@ class Operator:
         ending.halt()
         plan = None if key is None else self._older.get(key)
         if plan is None and key is not None and self._is_rare(key, args):
-            return self._serve_rare(key, args, kernels=kernels)
+            counts = self.passed if kernels else self.rare
+            if not kernels:  # whose caller checks the arguments itself
+                self.spec.check(*self.frozen(args))
+            if len(counts) >= COUNTED:
+                counts.clear()
+            counts[key] = 1  # ``far`` serves the next ones
+            key, plan = None, self.spec.reference
         args = self.frozen(args)
         if sharding.is_sharded(args):  # each rank calls with its own shards
             return sharding.divided(self.spec, self.run, args)
@@ -220,23 +226,11 @@ class Operator:
 
     def _is_rare(self, key: Any, args: tuple[Any, ...]) -> bool:
         """Return whether torch may serve a call without a plan, since such calls were met rarely."""
-        if self._postpones is None or not ordinary(key):
+        if self._postpones is None or key[-7:-1] != ORDINARY:
             return False
-        met = self._met(key)
-        return met < RARE if met else self._postpones(self.spec, args) and not sharding.is_sharded(args)
-
-    def _serve_rare(self, key: Any, args: tuple[Any, ...], *, kernels: bool) -> Any:
-        """Serve the first call of a key; ``far`` serves the next ones."""
-        if kernels:
-            note(self.passed, key)
-            return None
-        self.spec.check(*self.frozen(args))
-        note(self.rare, key)
-        reference = self.spec.reference
-        try:
-            return reference(*args)
-        except FOREIGN as error:
-            return self.failed(key, reference, error, *args)
+        if met := self.rare.get(key) or self.passed.get(key):
+            return met < RARE
+        return self._postpones(key[-1], self.spec, args) and not sharding.is_sharded(args)
 
     def waited(self, args: tuple[Any, ...]) -> int:
         """Return how many calls like this one torch served without a plan, if the next may be one; else 0."""

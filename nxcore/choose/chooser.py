@@ -20,7 +20,7 @@ from nxcore.choose.learn.watches import Watches
 from nxcore.choose.pairs import Pairs
 from nxcore.choose.recall import Recall
 from nxcore.choose.recorded import Recorded
-from nxcore.context import PREFERENCE, Preference, capturing
+from nxcore.context import NOTHING, PREFERENCE, Preference, capturing
 from nxcore.errors import UnsupportedProblemError
 from nxcore.settings import Settings
 from nxcore.spec.kernel import Kernel
@@ -42,8 +42,6 @@ LATER = {
 
 GUESSED = ("bracketed", "prior")
 """The rules of choices that are not based on the problem itself."""
-
-NOTHING = Preference()
 
 Key = tuple[Any, ...]
 
@@ -130,18 +128,17 @@ class Chooser:
                 self.choices.popitem(last=False)
             return choice
 
-    def postpones(self, spec: OpSpec, args: tuple[Any, ...]) -> bool:
+    def postpones(self, order: Preference, spec: OpSpec, args: tuple[Any, ...]) -> bool:
         """Return whether the choice for a new call may wait until the call comes back.
 
         Torch serves it until then. Only calls that nothing is known of may wait, and only to be learnt from:
         a lock, a preference, a recording or another policy applies from the first call on.
         """
-        order = PREFERENCE.get()
-        if order != NOTHING and order._replace(policy="") != NOTHING:
+        if order is not NOTHING and order._replace(policy="") != NOTHING:
             return False
-        policy = order.policy or self.settings.policy
-        learns = self.waits and policy == "online" and not self.lock.chosen
-        return learns and not self.recorded.holds(spec, args)
+        if (order.policy or self.settings.policy) != "online" or not self.waits or self.lock.chosen:
+            return False
+        return not self.recorded.holds(spec, args)
 
     def known(self, problem: Problem, backend: str | None = None) -> Choice | None:
         """Return the choice that was made in this process, None if there is none."""

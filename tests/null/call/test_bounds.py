@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from nxcore.call import operator
-from nxcore.choose import chooser
+from nxcore.call.rare import RARE
+from nxcore.choose import chooser, recorded
 from nxcore.choose.learn import watches
 from nxcore.measure import race as racing
 from nxcore.measure.timing import Timing
@@ -27,6 +28,8 @@ BASE = torch.ones(3 * MANY + 8)
 def small(monkeypatch):
     """Make every capacity small, and a race cost nothing."""
     monkeypatch.setattr(operator, "CAPACITY", SMALL)
+    monkeypatch.setattr(operator, "COUNTED", SMALL)
+    monkeypatch.setattr(recorded, "MOST", SMALL)
     monkeypatch.setattr(chooser, "DECISIONS", SMALL)
     monkeypatch.setattr(files, "KEPT", SMALL)
     monkeypatch.setattr(watches, "KEPT", SMALL)
@@ -38,23 +41,25 @@ def small(monkeypatch):
     monkeypatch.setattr(racing, "race", race)
 
 
-def meet(op, start):
-    """Meet as many problems, each twice."""
+def meet(op, start, times):
+    """Meet as many problems, each some times."""
     for n in range(start + 1, start + 1 + MANY):
-        for _ in range(2):
+        for _ in range(times):
             op(BASE[:n])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", ["estimate", "measure", "online"])
-def test_what_a_session_keeps_does_not_grow_with_the_problems_it_meets(small, policy):
+@pytest.mark.parametrize(
+    ("policy", "times"), [("estimate", 2), ("measure", 2), ("online", 2), ("online", RARE + 2)]
+)
+def test_what_a_session_keeps_does_not_grow_with_the_problems_it_meets(small, policy, times):
     session = Session(Settings(policy=policy), fakes.registry(fakes.backend()), fakes.QUICK)
     op = session.op("sum")
     sizes = []
     tracemalloc.start()
     try:
         for turn in range(3):
-            meet(op, turn * MANY)
+            meet(op, turn * MANY, times)
             session.chooser.learner.settle(30)
             gc.collect()
             sizes.append(tracemalloc.get_traced_memory()[0])
@@ -62,6 +67,7 @@ def test_what_a_session_keeps_does_not_grow_with_the_problems_it_meets(small, po
         tracemalloc.stop()
     assert len(op.plans) + len(op._older) <= 2 * SMALL
     assert len(op.near) <= SMALL
+    assert len(op.rare) <= SMALL
     assert len(session.chooser.choices) <= SMALL
     # The first turn fills the tables; a problem takes kilobytes where it is kept.
     assert sizes[2] - sizes[1] < 100 * MANY

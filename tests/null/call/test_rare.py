@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from nxcore.call import rare
+from nxcore.call import operator as operators
 from nxcore.call.rare import RARE
 from nxcore.choose.contenders import AGAIN
 from nxcore.choose.learn.exploration import MET, exploration
@@ -229,7 +229,7 @@ def test_an_explanation_says_that_it_waits():
 
 
 def test_the_counts_are_bounded(monkeypatch):
-    monkeypatch.setattr(rare, "COUNTED", 16)
+    monkeypatch.setattr(operators, "COUNTED", 16)
     op = online().op("sum")
     for n in range(1, 200):
         op(torch.ones(n))
