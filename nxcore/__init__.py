@@ -53,16 +53,15 @@ __all__ = [
 ]
 
 
-def accelerate(model: Module) -> Swap:
-    """Let nxcore's operators serve the supported modules of ``model``.
-
-    A supported module becomes an instance of the class of the same name in ``nxcore.nn``. It stays the same
-    object, with its parameters, hooks and names in a ``state_dict``, in every model that contains it.
+def accelerate(model: Module, prepare: tuple[Any, ...] | None = None) -> Swap:
+    """Let nxcore's operators serve the supported modules of ``model``, which get classes of ``nxcore.nn``.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Any module; it may be replaced itself. A second call changes nothing.
+        Any module; it may be replaced itself. Its modules stay the same objects with the same state.
+    prepare : tuple, optional
+        Arguments of a call, whose kernels, forward and backward, are compiled and measured now.
 
     Returns
     -------
@@ -76,7 +75,7 @@ def accelerate(model: Module) -> Swap:
     """
     from nxcore.nn import swap
 
-    return swap.accelerate(model)
+    return swap.accelerate(model, prepare)
 
 
 def backends() -> dict[str, BackendStatus]:

@@ -48,7 +48,7 @@ def collect(wanted: list[Cell], *, again: bool, budget: float | None, quiet: boo
     rows: list[dict[str, Any]] = []
     ends, stopped = time.monotonic() + (math.inf if budget is None else budget), ""
     with render.progress("tune", quiet=quiet) as advance:
-        at_work = ahead.tuned(session.default(), wanted, again=again)
+        at_work = ahead.tuned(session.default(), wanted, again=again, advance=advance)
         try:
             for done, cell in enumerate(wanted):
                 if time.monotonic() >= ends:

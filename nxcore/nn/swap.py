@@ -22,6 +22,7 @@ from nxcore.nn.modules import (
     MaxPool2d,
     _Served,
 )
+from nxcore.nn.prepare import shown
 from nxcore.nn.sequential import Sequential
 
 OURS: dict[type[nn.Module], Any] = {
@@ -70,7 +71,7 @@ class Swap:
         return "\n".join(lines)
 
 
-def accelerate(model: nn.Module) -> Swap:
+def accelerate(model: nn.Module, prepare: tuple[Any, ...] | None = None) -> Swap:
     """Make the modules of ``model`` run nxcore's operators; see ``nxcore.accelerate``.
 
     >>> nxcore.nn.accelerate(torch.nn.Sequential(torch.nn.MaxPool2d(2))).replaced
@@ -85,6 +86,8 @@ def accelerate(model: nn.Module) -> Swap:
             module.__class__ = OURS[cls]
             vars(module)[MARK] = True
             swap.replaced[name] = cls.__name__
+    if prepare is not None:
+        shown(model, prepare)
     return swap
 
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 
+from nxcore.choose.ahead import Advance, compiled, pays
 from nxcore.choose.chooser import torch_alone
 from nxcore.choose.contenders import Choice
 from nxcore.choose.recall import Recall
@@ -176,7 +177,12 @@ def _checked(spec: OpSpec, problem: Problem) -> tuple[Any, ...]:
 
 
 def tuned(
-    session: Session, cells: Iterable[Cell], *, again: bool = False, effort: Effort = THOROUGH
+    session: Session,
+    cells: Iterable[Cell],
+    *,
+    again: bool = False,
+    effort: Effort = THOROUGH,
+    advance: Advance = lambda *_: None,
 ) -> Iterator[Row]:
     """Measure cells, one at each step, and write the results to wisdom.
 
@@ -190,18 +196,39 @@ def tuned(
         Measure recorded problems too.
     effort : Effort
         The number of blocks and the time budget.
+    advance : callable
+        Called after each kernel that workers compile, before the first cell is measured.
 
     Yields
     ------
     Row
         The result of each cell.
     """
-    tuner = Tuner(session.registry, session.gate, effort)
-    recall = Recall(tuner, session.wisdom)
+    tuner = Tuner(session.registry, session.gate, effort, session.tuner.workers)
+    recall, cells = Recall(tuner, session.wisdom), list(cells)
+    if pays(tuner):
+        compiled(tuner, _unknown(recall, cells, again), advance)
     for cell in cells:
         with deterministic(cell.deterministic):
             row = _row(recall, cell, again)
         yield row
+
+
+def _unknown(recall: Recall, cells: Iterable[Cell], again: bool) -> Iterator[Problem]:
+    """Yield the problems of cells that are to be measured."""
+    for cell in cells:
+        try:
+            problem = _problem(cell, cell.build())
+        except (RuntimeError, InvalidInputError):
+            continue  # its row will tell
+        page = None if again else recall.wisdom.read(problem)
+        known = page and not page.decision.unclear and not recall.stale(problem, page)
+        if not known and not torch_alone(problem):
+            yield problem
+
+
+def _problem(cell: Cell, args: tuple[Any, ...]) -> Problem:
+    return Problem.of(cell.spec, args, needs_grad=cell.needs_grad, aliased=cell.aliased)
 
 
 def _row(recall: Recall, cell: Cell, again: bool) -> Row:
@@ -209,7 +236,7 @@ def _row(recall: Recall, cell: Cell, again: bool) -> Row:
         args = cell.build()
     except (RuntimeError, InvalidInputError) as error:  # no memory, no such device, no such call
         return Row(cell.spec.name, cell.name, {}, "left out", reason=brief(error))
-    problem = Problem.of(cell.spec, args, needs_grad=cell.needs_grad, aliased=cell.aliased)
+    problem = _problem(cell, args)
     row = Row(cell.spec.name, cell.name, problem.to_dict(), "left out")
     if why := torch_alone(problem):
         return replace(row, reason=why)

@@ -16,8 +16,10 @@ import pytest
 import torch
 
 from nxcore.choose import workers
+from nxcore.choose.ahead import compiled, pays, uncompiled
 from nxcore.choose.workers import Answer, Workers
 from nxcore.settings import Settings
+from nxcore.spec.compiling import compiling
 from nxcore.spec.problem import Problem
 from nxcore.store.files import Store
 from nxcore.trust.quarantine import Quarantine, Suspect
@@ -255,6 +257,33 @@ def test_what_workers_compiled_takes_turns_and_what_they_couldnt_is_compiled_her
     assert runs[-1] == "fast"
     assert session.chooser.learner.pace.charged >= 0.05 * 2.0
     assert (why in caplog.text) if why else not caplog.records
+
+
+def test_what_must_be_compiled_or_verified_is_known():
+    session, _, _ = learning(torch=100, fast=50)
+    tuner = session.tuner
+    assert uncompiled(tuner, PROBLEM) == ["fast"], "it isn't verified"
+    kernel = next(k for b, k in session.registry.kernels("add") if b.name == "fast")
+    tuner.gate.verify(session.registry.backend("fast"), kernel, PROBLEM)
+    assert uncompiled(tuner, PROBLEM) == []
+    object.__setattr__(kernel, "planner", lambda problem: compiling("add"))
+    assert uncompiled(tuner, PROBLEM) == ["fast"], "it isn't on disk"
+    tuner.gate.quarantine.add(
+        tuner.gate.suspect(session.registry.backend("fast"), kernel, PROBLEM.device, PROBLEM.dtype),
+        "wrong",
+        "x",
+    )
+    assert uncompiled(tuner, PROBLEM) == []
+
+
+def test_problems_are_compiled_by_several_workers_and_not_waited_for_from_one():
+    session, _, _ = learning(torch=100, fast=50)
+    session.tuner.workers, told = Answering(), []
+    assert not pays(session.tuner)
+    session.tuner.workers.most = 2
+    assert pays(session.tuner)
+    compiled(session.tuner, [PROBLEM, PROBLEM], lambda *step: told.append(step))
+    assert told == [("fast of add", 1, 1)]
 
 
 PROGRAM = """

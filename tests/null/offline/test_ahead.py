@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from nxcore import session as sessions
 from nxcore.choose.contenders import AGAIN
+from nxcore.choose.workers import Answer
 from nxcore.cli import app
 from nxcore.cli.tune import INTERRUPTED
 from nxcore.errors import InvalidInputError, UnknownOperatorError
@@ -99,6 +100,23 @@ def test_it_measures_with_patience_and_calls_know(machine):
     decision = session.explain("add", *fakes.build("add", "prime")[:2]).decision
     assert (decision.chosen, decision.rule) == ("fast", "measured")
     assert machine.raced == []
+
+
+def test_workers_compile_what_is_unknown_before_anything_is_measured(machine):
+    class Answering:
+        most, asked = 2, []
+
+        def ask(self, problem, kernel, answered, heat=0.0):
+            self.asked.append((kernel, len(machine.raced)))
+            answered(Answer())
+
+    session = machine.process()
+    session.tuner.workers = Answering()
+    machine.tune(*SMALL)
+    assert Answering.asked == [("fast", 0)] * 2
+    Answering.asked.clear()
+    machine.tune(*SMALL)
+    assert Answering.asked == [], "all is known"
 
 
 def test_what_it_measured_is_known_where_a_gradient_is_needed(machine):
