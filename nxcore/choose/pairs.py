@@ -167,13 +167,13 @@ class Pairs:
                     del self._latest[oldest[0]]
 
     def _makes(self, pair: Pair) -> dict[str, str]:
-        """Return label -> digest of both kernels' sources; empty where changes can't be detected."""
+        """Return ``operator: label`` -> identity of both kernels; empty where changes can't be detected."""
         found = {}
-        for way, (_, choice) in (("forward", pair.forward), ("backward", pair.backward)):
+        for problem, choice in (pair.forward, pair.backward):
             made = self.recall.make(choice.backend, choice.kernel)
             if not made:
                 return {}
-            found[f"{way} {choice.decision.chosen}"] = made
+            found[f"{problem.op}: {choice.decision.chosen}"] = made
         return found
 
 

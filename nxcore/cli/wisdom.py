@@ -17,7 +17,7 @@ def collect(op: str = "") -> list[dict[str, Any]]:
     from nxcore import session
     from nxcore.errors import present
     from nxcore.store.transfer import gathered
-    from nxcore.store.wisdom import page
+    from nxcore.store.wisdom import is_pair, page
 
     current = session.default()
     if op:
@@ -31,7 +31,7 @@ def collect(op: str = "") -> list[dict[str, Any]]:
         rows.append(
             {
                 "device": environments[name]["name"],
-                "problem": key,
+                "problem": key["forward"] | {"op": key["op"]} if is_pair(key) else key,
                 "chosen": found.decision.chosen,
                 "rule": found.decision.rule,
                 "noise": found.decision.noise,

@@ -21,11 +21,12 @@ from nxcore.choose.contenders import Choice
 from nxcore.choose.recall import Recall
 from nxcore.choose.tuner import Tuner
 from nxcore.errors import InvalidInputError, nearest
+from nxcore.interop.autograd import flatten
 from nxcore.measure.decision import NOISY
 from nxcore.measure.race import Effort
 from nxcore.registry.registry import Registry
 from nxcore.session import Session
-from nxcore.spec.problem import Problem
+from nxcore.spec.problem import Problem, tensors_of
 from nxcore.spec.spec import OpSpec
 from nxcore.store import problems
 from nxcore.store.wisdom import Page
@@ -146,6 +147,8 @@ def of_samples(
 def of_trace(registry: Registry, path: Path, device: torch.device | None = None) -> list[Cell]:
     """Return the cells of the problems that ``nxcore.record`` wrote, the most frequent first.
 
+    Those of backward operators come first: with them a call and its gradient are measured together.
+
     Parameters
     ----------
     registry : Registry
@@ -167,7 +170,14 @@ def of_trace(registry: Registry, path: Path, device: torch.device | None = None)
         build = functools.partial(_checked, spec, problem)
         facts = (problem.needs_grad, problem.aliased, bool(line.get("deterministic")))
         cells.append(Cell(spec, f"line {number}", build, *facts))
-    return cells
+    return sorted(cells, key=lambda cell: differentiated(registry, cell.spec) is not None)
+
+
+def differentiated(registry: Registry, spec: OpSpec) -> OpSpec | None:
+    """Return the operator with a gradient that ``spec`` is, or runs for; None if there is none."""
+    if spec.gradient:
+        return spec
+    return next((o for o in registry.ops.values() if o.gradient and o.gradient.forward == spec.name), None)
 
 
 def _checked(spec: OpSpec, problem: Problem) -> tuple[Any, ...]:
@@ -211,6 +221,8 @@ def tuned(
     for cell in cells:
         with deterministic(cell.deterministic):
             row = _row(recall, cell, again)
+            if row.status in ("measured", "known"):
+                _measure_pair(session, cell)
         yield row
 
 
@@ -229,6 +241,23 @@ def _unknown(recall: Recall, cells: Iterable[Cell], again: bool) -> Iterator[Pro
 
 def _problem(cell: Cell, args: tuple[Any, ...]) -> Problem:
     return Problem.of(cell.spec, args, needs_grad=cell.needs_grad, aliased=cell.aliased)
+
+
+def _measure_pair(session: Session, cell: Cell) -> None:
+    """Measure forward and backward of a call together, if the cell is of a call that needs a gradient.
+
+    The calls do it themselves: the first knows the forward choice, the second the backward choice too.
+    """
+    spec = differentiated(session.registry, cell.spec)
+    if spec is None or not (cell.needs_grad or spec is not cell.spec):
+        return
+    args = differentiable(cell.build())
+    leaves = [t for t in tensors_of(args) if t.requires_grad]
+    operator = session.op(spec.name)
+    with session.policy("measure"), torch.enable_grad(), contextlib.suppress(RuntimeError, InvalidInputError):
+        for _ in range(3):
+            out = next(iter(flatten(operator.run(*args, *[p.default for p in spec.params[len(args) :]]))))
+            torch.autograd.grad(out, leaves, torch.ones_like(out), allow_unused=True)
 
 
 def _row(recall: Recall, cell: Cell, again: bool) -> Row:

@@ -12,6 +12,7 @@ from typing import Any
 from nxcore.session import Session
 from nxcore.store.files import Document
 from nxcore.store.transfer import SHIPPED, read_json
+from nxcore.store.wisdom import is_pair
 
 Why = Callable[[str, str, str], str]
 """``why(op, kernel, identity)``: why an entry doesn't count for a kernel; empty where it does."""
@@ -60,6 +61,8 @@ def compared(session: Session) -> Why:
     owned = {(k.op, b.label(k)): (b, k) for b in registry.backends.values() for k in b.kernels}
 
     def why(op: str, label: str, identity: str) -> str:
+        if ": " in label:  # of a pair
+            op, label = label.split(": ")
         if (op, label) not in owned:
             return "isn't installed"
         return "" if session.gate.identity(*owned[op, label]).kernel == identity else "has changed"
@@ -117,7 +120,7 @@ def _pruned(entry: Document, why: Why) -> Document | None:
     gone = {label for label, identity in page["makes"].items() if why(op, label, identity)}
     decision = page["decision"]
     winners = {decision["chosen"], (decision.get("captured") or decision)["chosen"]}
-    if gone & {"torch", *winners}:
+    if gone & {"torch", *winners} or (gone and is_pair(entry["key"])):
         return None
     kept = [c for c in decision["candidates"] if c["label"] not in gone or c["timing"] is None]
     makes = {label: identity for label, identity in page["makes"].items() if label not in gone}

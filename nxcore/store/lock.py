@@ -9,7 +9,7 @@ from typing import Any
 from nxcore.errors import InvalidInputError
 from nxcore.store.files import Document, Store
 from nxcore.store.transfer import FORMAT, gathered, read_json
-from nxcore.store.wisdom import digest
+from nxcore.store.wisdom import digest, is_pair
 
 
 class Lock:
@@ -53,6 +53,6 @@ def locked(store: Store, environment: str) -> Document:
     entries = [
         {"problem": key, "kernel": document["decision"]["chosen"]}
         for (of, _), (key, document) in sorted(pages.items())
-        if of == environment
+        if of == environment and not is_pair(key)
     ]
     return {"format": FORMAT, "locked": entries}

@@ -117,7 +117,9 @@ class Wisdom:
 
     def read(self, problem: Problem) -> Page | None:
         """Return the page of ``problem`` on its device, or None if there is no valid one."""
-        of = key(problem)
+        return self._page(problem, key(problem))
+
+    def _page(self, problem: Problem, of: Document) -> Page | None:
         document = self.store.read(_folder(problem.machine), of)
         if document is None and (shipped := self._shipped(problem.device.type)[1]):
             _, document = shipped.get((digest(problem.machine.to_dict()), digest(of)), (None, None))
@@ -126,12 +128,15 @@ class Wisdom:
 
     def write(self, problem: Problem, found: Page) -> None:
         """Store the page of ``problem``."""
-        facts, of = problem.machine.to_dict(), key(problem)
+        self._write(problem, key(problem), found)
+
+    def _write(self, problem: Problem, of: Document, found: Page) -> None:
+        facts, op = problem.machine.to_dict(), str(of["op"])
         self.store.write("environments", {"environment": digest(facts)}, facts)
         self.store.write(_folder(problem.machine), of, found.to_dict())
         with self._lock:
             if (shelves := self._shelves.get(digest(facts))) is not None:
-                shelf, name = shelves.setdefault(problem.op, {}), digest(of)
+                shelf, name = shelves.setdefault(op, {}), digest(of)
                 shelf.pop(name, None)  # a page that is written again is the newest
                 shelf[name] = of, found
                 if len(shelf) > SHELF:
@@ -139,13 +144,11 @@ class Wisdom:
 
     def read_pair(self, problem: Problem, mask: tuple[bool, ...], backward: Problem) -> Page | None:
         """Return the page of a differentiable call: forward and backward together; None if there is none."""
-        document = self.store.read(_folder(problem.machine, "pairs"), _pair_key(problem, mask, backward))
-        return page(document) if document is not None else None
+        return self._page(problem, _pair_key(problem, mask, backward))
 
     def write_pair(self, problem: Problem, mask: tuple[bool, ...], backward: Problem, found: Page) -> None:
         """Store the page of a differentiable call."""
-        of = _pair_key(problem, mask, backward)
-        self.store.write(_folder(problem.machine, "pairs"), of, found.to_dict())
+        self._write(problem, _pair_key(problem, mask, backward), found)
 
     def shelf(self, facts: Mapping[str, Any], op: str) -> Shelf:
         """Return the pages of an operator in an environment.
@@ -204,12 +207,22 @@ def digest(facts: Any) -> str:
 
 
 @functools.lru_cache(maxsize=64)
-def _folder(device: Device, kind: str = "entries") -> str:
-    return f"{digest(device.to_dict())}/{kind}"
+def _folder(device: Device) -> str:
+    return f"{digest(device.to_dict())}/entries"
+
+
+PAIR = " with gradient"
+"""The end of the ``op`` of a pair's key: forward and backward together."""
 
 
 def _pair_key(problem: Problem, mask: tuple[bool, ...], backward: Problem) -> dict[str, Any]:
-    return {"op": problem.op, "forward": key(problem), "mask": list(mask), "backward": key(backward)}
+    ways = {"forward": key(problem), "backward": key(backward)}
+    return {"op": f"{problem.op}{PAIR}", "mask": list(mask)} | ways
+
+
+def is_pair(of: Mapping[str, Any]) -> bool:
+    """Return whether a key is that of a pair."""
+    return str(of.get("op")).endswith(PAIR)
 
 
 def key(problem: Problem) -> dict[str, Any]:

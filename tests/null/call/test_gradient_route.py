@@ -8,6 +8,7 @@ import threading
 import pytest
 import torch
 
+from nxcore import session as sessions
 from nxcore.call import gradient_route, serving
 from nxcore.call.gradient_route import SCOUTS
 from nxcore.call.wrappers import guarded
@@ -16,12 +17,16 @@ from nxcore.choose.learn.budget import Pace
 from nxcore.choose.learn.exploration import LOOKS, MET
 from nxcore.choose.learn.learner import Learner
 from nxcore.choose.recall import Recall
+from nxcore.cli import measured, wisdom
 from nxcore.interop.autograd import Differentiable
 from nxcore.measure import race
 from nxcore.measure.decision import Candidate, Decision
 from nxcore.measure.timing import Timing
+from nxcore.offline import shipped
 from nxcore.session import Session
 from nxcore.settings import Settings
+from nxcore.store import lock, transfer
+from nxcore.store.wisdom import digest
 from tests.null import fakes
 from tests.null.fakes import SPECS
 
@@ -215,6 +220,58 @@ def test_both_ways_are_measured_together_and_that_decides(joining, monkeypatch, 
     assert not step(again, dense=True)
     assert seen == [], "all is recorded"
     assert runs == []
+
+
+def test_a_pair_is_exported_shown_and_left_out_of_a_lock(joining, monkeypatch, tmp_path):
+    monkeypatch.setattr(Recall, "make", lambda *_: "1")
+    session, _ = learning(0.7, 0.7, "measure", tmp_path / "one")
+    joining(70, session.chooser.learner.clock)
+    for _ in range(2):
+        step(session, dense=True)
+    document = transfer.exported(session.wisdom.store)
+    transfer.write(tmp_path / "wisdom.json", document)
+    (part,) = document["environments"]
+    (pair,) = [e for e in part["entries"] if e["key"]["op"] == f"{FORWARD} with gradient"]
+    assert pair["page"]["makes"] == {f"{FORWARD}: fast": "1", f"{BACKWARD}: fast": "1"}
+    locked = lock.locked(session.wisdom.store, digest(part["facts"]))["locked"]
+    assert {entry["problem"]["op"] for entry in locked} == {FORWARD, BACKWARD}
+    monkeypatch.setattr(sessions, "_default", session)
+    rows = [row for row in wisdom.collect() if row["problem"]["op"] == f"{FORWARD} with gradient"]
+    assert [row["chosen"] for row in rows] == ["torch"]
+    assert "2 x float32[3, 4], float32[2]" in measured.described(rows[0]["problem"])
+
+    other, runs = learning(0.7, 0.7, "estimate", tmp_path / "other")
+    transfer.imported(other.wisdom.store, *transfer.read(tmp_path / "wisdom.json"))
+    step(other, dense=True)
+    runs.clear()
+    assert not step(other, dense=True), "the halves alone would be taken"
+    assert runs == []
+
+
+@pytest.mark.parametrize("changed", ["", FORWARD, BACKWARD])
+def test_a_shipped_pair_is_stale_once_one_of_its_kernels_has_changed(changed):
+    session, _ = learning(0.7, 0.7)
+    now = {
+        op: session.gate.identity(*owned).kernel
+        for op in (FORWARD, BACKWARD)
+        for owned in [kernel(session, op)]
+    }
+    makes = {f"{op}: fast": "old" if op == changed else made for op, made in now.items()}
+    why = shipped.compared(session)
+    found = {label: why(f"{FORWARD} with gradient", label, made) for label, made in makes.items()}
+    assert [label for label, reason in found.items() if reason] == [f"{changed}: fast"] * bool(changed)
+    decision = {"chosen": "torch", "candidates": []}
+    entry = {
+        "key": {"op": f"{FORWARD} with gradient"},
+        "page": {"makes": makes, "late": [], "decision": decision},
+    }
+    part = {"facts": {}, "entries": [entry]}
+    kept = shipped.pruned({"environments": [part]}, why)["environments"][0]["entries"]
+    assert kept == ([] if changed else [entry])
+
+
+def kernel(session, op):
+    return next((b, k) for b, k in session.registry.kernels(op) if b.name == "fast")
 
 
 def test_a_pair_that_torch_was_predicted_to_win_is_measured_too(joining):

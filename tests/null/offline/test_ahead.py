@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import re
@@ -12,12 +13,15 @@ import torch
 from typer.testing import CliRunner
 
 from nxcore import session as sessions
+from nxcore.choose import pairs
 from nxcore.choose.contenders import AGAIN
+from nxcore.choose.tuner import Tuner
 from nxcore.choose.workers import Answer
 from nxcore.cli import app
 from nxcore.cli.tune import INTERRUPTED
 from nxcore.errors import InvalidInputError, UnknownOperatorError
 from nxcore.measure import race as racing
+from nxcore.measure.decision import Decision
 from nxcore.offline import ahead
 from nxcore.session import Session
 from nxcore.settings import Settings
@@ -127,6 +131,35 @@ def test_what_it_measured_is_known_where_a_gradient_is_needed(machine):
     with session.policy("estimate"):
         assert session.explain("add", x, y).decision.chosen == "fast"
     assert machine.raced == []
+
+
+@pytest.mark.parametrize("op", ["depthwise_conv2d", "max_pool2d"])
+def test_of_a_recording_forward_and_backward_are_measured_together(op, tmp_path, monkeypatch):
+    fakes.identified(monkeypatch)
+    trace = tmp_path / "met.jsonl"
+    registry = fakes.registry(fakes.backend("fast"))
+    session = Session(Settings(cache=tmp_path / "cache", policy="estimate"), registry, fakes.QUICK)
+    with session.record(trace):
+        x, w = torch.randn(1, 2, 6, 6, requires_grad=True), torch.randn(2, 1, 3, 3, requires_grad=True)
+        out = session.op(op)(x, *((w,) if op == "depthwise_conv2d" else (2,)))
+        out.sum().backward()
+    monkeypatch.setattr(
+        pairs.Pairs, "measure", lambda self, pair, *_: seen.append(pair) or Decision("torch", "reference", "")
+    )
+    seen = []
+    cells = ahead.of_trace(session.registry, trace)
+    assert [cell.spec.name.endswith("_backward") for cell in cells] == [True, False]
+
+    def won(_, problem, args, entries):
+        once = fakes.timing([1.0] * 12)
+        candidates = tuple(dataclasses.replace(e.candidate, timing=once) for e in entries)
+        return Decision("fast", "measured", "", candidates), once
+
+    monkeypatch.setattr(Tuner, "measured", won)
+    assert [row.status for row in ahead.tuned(session, cells)] == ["measured"] * 2
+    (pair,) = seen
+    assert pair.problem.op == op
+    assert pair.label == "fast + fast"
 
 
 def test_what_is_known_is_not_measured_again_unless_asked(machine):
