@@ -20,7 +20,7 @@ from nxcore.choose.chooser import torch_alone
 from nxcore.choose.contenders import Choice
 from nxcore.choose.recall import Recall
 from nxcore.choose.tuner import Tuner
-from nxcore.errors import InvalidInputError, nearest
+from nxcore.errors import InvalidInputError, nearest, present
 from nxcore.interop.autograd import flatten
 from nxcore.measure.decision import NOISY
 from nxcore.measure.race import Effort
@@ -256,7 +256,8 @@ def _measure_pair(session: Session, cell: Cell) -> None:
     operator = session.op(spec.name)
     with session.policy("measure"), torch.enable_grad(), contextlib.suppress(RuntimeError, InvalidInputError):
         for _ in range(3):
-            out = next(iter(flatten(operator.run(*args, *[p.default for p in spec.params[len(args) :]]))))
+            results = flatten(operator.run(*args, *[p.default for p in spec.params[len(args) :]]))
+            out = present(results[0], "out")
             torch.autograd.grad(out, leaves, torch.ones_like(out), allow_unused=True)
 
 
