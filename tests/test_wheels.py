@@ -34,6 +34,15 @@ CALL_NUMBA = (
     CALL + 'torch.testing.assert_close(nxcore.op("softmax_sum", backend="numba")(xs, logits), want)\n'
 )
 
+IDENTITIES = """
+import json
+from nxcore import session
+of = session.default()
+names = ("torch", "numba")
+owned = [(b, k) for name in names for b in [of.registry.backend(name)] for k in b.kernels]
+print(json.dumps({f"{b.label(k)} {k.op}": of.gate.identity(b, k).kernel for b, k in owned}))
+"""
+
 
 def _run(*command: str | Path, **environment: str) -> str:
     # Settings of plugins that this environment lacks would be warned of.
@@ -83,5 +92,10 @@ def test_core_alone_then_one_plugin_then_without_it(tmp_path: Path) -> None:
     assert "softmax_sum" in _run(tmp_path / "venv" / "bin" / "nxcore", "ops")
     _run(*install, plugin)
     assert _run(python, *STRICT, "-c", CALL_NUMBA).strip() == "torch,numba"
+    checkout = os.pathsep.join(map(str, (ROOT, *ROOT.glob("plugins/*/src"))))
+    there, here = (
+        _run(p, "-c", IDENTITIES, PYTHONPATH=f) for p, f in ((python, ""), (sys.executable, checkout))
+    )
+    assert there == here, "a wheel's kernels are those of the checkout"
     _run(python, "-m", "pip", "uninstall", "-q", "-y", "nxcore-numba")
     assert _run(python, *STRICT, "-c", CALL).strip() == "torch"

@@ -276,6 +276,29 @@ def test_a_verdict_that_makes_no_sense_is_asked_again(tmp_path, module):
     assert process(tmp_path / "cache")[1] > 0
 
 
+def test_a_verdict_of_an_earlier_release_is_asked_again(tmp_path, module, recwarn):
+    process(tmp_path / "cache")
+    store = Store(tmp_path / "cache")
+    ((key, document),) = store.items("verdicts")
+    old = {"target": "kernels_of_mine:plan", "sources": {"kernels_of_mine": "1"}, "simulated": False}
+    store.write("verdicts", key, document | {"made_of": old | {"versions": {}}})
+    assert process(tmp_path / "cache")[1] > 0
+    assert list(store.items("verdicts")) == [(key, document)]
+    assert not recwarn.list
+
+
+def test_an_entry_of_an_earlier_release_is_lifted(tmp_path, module):
+    good = module.read_text()
+    module.write_text(good.replace("torch.add(x, y, alpha=alpha, out=out)", "torch.zeros_like(x + y)"))
+    process(tmp_path / "cache")
+    store = Store(tmp_path / "cache")
+    ((key, document),) = store.items("quarantine")
+    old = {"target": "kernels_of_mine:plan", "sources": {"kernels_of_mine": "1"}, "simulated": False}
+    store.write("quarantine", key, document | {"facts": document["facts"] | {"made_of": old}})
+    registry = fakes.registry(fakes.backend("fake", fakes.Kernel("add", "kernels_of_mine:plan")))
+    assert Gate(registry, Store(tmp_path / "cache")).quarantined() == []
+
+
 def test_a_kernel_without_a_source_is_asked_by_every_process(tmp_path):
     for _ in range(2):
         found, backend, kernel = gated(folder=tmp_path)
