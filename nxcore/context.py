@@ -58,6 +58,16 @@ NOTHING = Preference()
 PREFERENCE: ContextVar[Preference] = ContextVar("nxcore_preference", default=NOTHING)
 
 
+LISTENERS: list[Callable[[], None]] = []
+"""Called when a preference comes into force, or plans are dropped: what was decided before may not hold."""
+
+
+def announce() -> None:
+    """Call the listeners."""
+    for listener in LISTENERS:
+        listener()
+
+
 @contextlib.contextmanager
 def in_force(**changes: Any) -> Iterator[None]:
     """Apply ``changes`` to the preference within this block."""
@@ -137,6 +147,7 @@ class Preferring(contextlib.ContextDecorator):
         if self.policy is not None:
             now = now._replace(policy=self.policy)
         self._token: Token[Preference] = PREFERENCE.set(now)
+        announce()
 
     def __exit__(self, *error: object) -> None:
         if _traced():

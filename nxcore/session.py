@@ -29,7 +29,7 @@ from nxcore.choose.explanation import Explanation, Origin
 from nxcore.choose.learn.exploration import exploration
 from nxcore.choose.recall import Recall
 from nxcore.choose.tuner import Tuner
-from nxcore.context import PREFERENCE, KernelWarning, Observer, Preferring, capturing, in_force
+from nxcore.context import PREFERENCE, KernelWarning, Observer, Preferring, announce, capturing, in_force
 from nxcore.errors import DeviceLostError, UnsupportedProblemError
 from nxcore.interop import autocast, sharding
 from nxcore.interop.library import unseen
@@ -159,6 +159,7 @@ class Session:
         """Pass the calls within this block to ``observer``. Their keys differ, so each problem is a miss."""
         others = tuple(o for o in PREFERENCE.get().observers if type(o) is not type(observer))
         with in_force(observers=(*others, observer)):
+            announce()
             yield
 
     @property
@@ -242,6 +243,7 @@ class Session:
         """Drop all plans, since a choice that they depend on has changed."""
         for made in list(self._operators.values()):  # plans of other operators may hold a gradient's forward
             drop(made)
+        announce()
 
     def _recover(
         self, operator: Operator, key: Any, plan: Callable[..., Any], error: Exception, args: tuple[Any, ...]

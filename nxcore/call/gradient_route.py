@@ -22,7 +22,7 @@ from nxcore.choose.contenders import Choice, regimes
 from nxcore.choose.learn.budget import Heat, Pace
 from nxcore.choose.learn.exploration import MET, Call, Switch, exploration
 from nxcore.choose.pairs import TORCH, Half, Pair, Pairs
-from nxcore.context import capturing
+from nxcore.context import announce, capturing
 from nxcore.interop import internals
 from nxcore.measure.race import Clock
 from nxcore.spec.problem import Problem
@@ -124,6 +124,11 @@ class Crossing:
         self._switch = Switch(self, self._steps[0 if explored else 1])
         self.call = self._switch.call
 
+    @property
+    def over(self) -> bool:
+        """Whether the route is final, unless a pair is measured in the background, which is announced."""
+        return self._settled and all(found.over for found in self._explored)
+
     def settle(self, backward: Half) -> None:
         """Choose the route by the backward operator's choice, from now on."""
         choice = backward[1]
@@ -220,6 +225,7 @@ class Crossing:
             pair, self._pair = self._pair, None
         if pair is not None:  # otherwise another thread measures it
             self._route(self._pairs.measure(pair, self._raced(), args).chosen != TORCH)
+            announce()
 
     def _back(self, *arguments: Any) -> Any:
         began = self.clock()

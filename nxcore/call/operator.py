@@ -276,6 +276,15 @@ class Operator:
         self._older.pop(key, None)
         self.near = ending.table()
 
+    def settled(self, *args: Any) -> bool:
+        """Return whether torch serves calls like this one until plans are dropped; no call is needed."""
+        plan = self.plans.get(self.key(*self.frozen(args)))
+        inner = plan and (autocast.outside(plan) or plan)
+        if inner is None or not leads_to(inner, self.spec.reference):
+            return False
+        # Behind a switch there is an exploration or a crossing, which tell whether they are over.
+        return inner is self.spec.reference or bool(getattr(getattr(inner, "of", None), "over", False))
+
     def unusual(self, args: tuple[Any, ...]) -> str:
         """Return why only torch can serve this call; empty if kernels can."""
         if torch.compiler.is_compiling():

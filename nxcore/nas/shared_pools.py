@@ -19,6 +19,7 @@ from nxcore.errors import InvalidInputError
 from nxcore.graphs.hooks import hooked
 from nxcore.nn import BatchNorm2d
 from nxcore.nn.modules import batch_norm
+from nxcore.nn.served import awake
 
 POOLS = (nn.MaxPool2d, nn.AvgPool2d)
 NORMS = (nn.BatchNorm2d, BatchNorm2d)
@@ -63,14 +64,14 @@ def _key(module: Any) -> Any:
         return None
     parts: list[Any] = list(module)
     pool, bn = parts
-    if not isinstance(pool, POOLS) or type(bn) not in NORMS or hooked(module, pool, bn):
+    if not isinstance(pool, POOLS) or awake(bn) not in NORMS or hooked(module, pool, bn):
         return None
     # Without a momentum, torch waits for the device to read the count of batches.
     tracks = bn.training and bn.track_running_stats and bn.momentum is not None
     if not tracks or bn.affine or bn.running_mean is None:
         return None
     constants = tuple(getattr(pool, name) for name in type(pool).__constants__)
-    return type(pool), constants, bn.eps, bn.momentum, bn.running_mean.dtype
+    return awake(pool), constants, bn.eps, bn.momentum, bn.running_mean.dtype
 
 
 def _normalised(x: Tensor, norms: list[Any]) -> Tensor:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nxcore import session
-from nxcore.errors import InvalidInputError
 from nxcore.graphs.hooks import saving
+from nxcore.nn.served import Served, with_rest
 
 # Looked up once, not in every call.
 _add = session.default().op("add")
@@ -24,26 +24,8 @@ _max_pool2d = session.default().op("max_pool2d")
 _softmax_sum = session.default().op("softmax_sum")
 
 
-class _Served(nn.Module):
-    """A module whose ``forward`` runs an operator, unless ``refusal`` gives a reason."""
-
-    @staticmethod
-    def concerns(module: Any) -> bool:  # noqa: ARG004  only containers read it
-        """Return whether ``module`` contains work for an operator."""
-        return True
-
-    @staticmethod
-    def refusal(module: Any) -> str:  # noqa: ARG004  most modules always run the operator
-        """Return why torch's own ``forward`` must run for ``module``; empty if the operator can."""
-        return ""
-
-    @property
-    def reason(self) -> str:
-        """Why torch's own ``forward`` runs for this module; empty if the operator does."""
-        return self.refusal(self)
-
-
-class MaxPool2d(nn.MaxPool2d, _Served):
+@with_rest
+class MaxPool2d(nn.MaxPool2d, Served):
     """``torch.nn.MaxPool2d``, computed by the operator ``max_pool2d``.
 
     >>> nxcore.nn.MaxPool2d(2)(torch.arange(16.0).view(1, 4, 4))
@@ -53,21 +35,21 @@ class MaxPool2d(nn.MaxPool2d, _Served):
 
     def forward(self, input: Tensor) -> Any:
         """Return the largest element of each window; with ``return_indices``, also its position."""
-        try:
-            return _max_pool2d(
-                input,
-                self.kernel_size,
-                self.stride,
-                self.padding,
-                self.dilation,
-                self.ceil_mode,
-                self.return_indices,
-            )
-        except InvalidInputError:
-            return super().forward(input)
+        found = self.by_kernel(
+            _max_pool2d,
+            input,
+            self.kernel_size,
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.ceil_mode,
+            self.return_indices,
+        )
+        return super().forward(input) if found is None else found
 
 
-class AvgPool2d(nn.AvgPool2d, _Served):
+@with_rest
+class AvgPool2d(nn.AvgPool2d, Served):
     """``torch.nn.AvgPool2d``, computed by the operator ``avg_pool2d``.
 
     >>> nxcore.nn.AvgPool2d(2)(torch.arange(16.0).view(1, 4, 4))
@@ -77,19 +59,17 @@ class AvgPool2d(nn.AvgPool2d, _Served):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the mean of each window."""
-        try:
-            out: Tensor = _avg_pool2d(
-                input,
-                self.kernel_size,
-                self.stride,
-                self.padding,
-                self.ceil_mode,
-                self.count_include_pad,
-                self.divisor_override,
-            )
-        except InvalidInputError:
-            return super().forward(input)
-        return out
+        found: Tensor | None = self.by_kernel(
+            _avg_pool2d,
+            input,
+            self.kernel_size,
+            self.stride,
+            self.padding,
+            self.ceil_mode,
+            self.count_include_pad,
+            self.divisor_override,
+        )
+        return super().forward(input) if found is None else found
 
 
 def _outputs_refused(output_size: Any) -> str:
@@ -99,7 +79,8 @@ def _outputs_refused(output_size: Any) -> str:
     return f"not global: output_size must be 1, got {output_size}"
 
 
-class AdaptiveAvgPool2d(nn.AdaptiveAvgPool2d, _Served):
+@with_rest
+class AdaptiveAvgPool2d(nn.AdaptiveAvgPool2d, Served):
     """``torch.nn.AdaptiveAvgPool2d``; the operator ``global_avg_pool2d`` computes output size 1.
 
     >>> nxcore.nn.AdaptiveAvgPool2d(2).reason
@@ -113,16 +94,15 @@ class AdaptiveAvgPool2d(nn.AdaptiveAvgPool2d, _Served):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the mean of each channel, or of each of its parts."""
-        if self.refusal(self):
+        if self.output_size != 1 and self.refusal(self):
+            self.left()
             return super().forward(input)
-        try:
-            out: Tensor = _global_avg_pool2d(input)
-        except InvalidInputError:
-            return super().forward(input)
-        return out
+        found: Tensor | None = self.by_kernel(_global_avg_pool2d, input)
+        return super().forward(input) if found is None else found
 
 
-class AdaptiveMaxPool2d(nn.AdaptiveMaxPool2d, _Served):
+@with_rest
+class AdaptiveMaxPool2d(nn.AdaptiveMaxPool2d, Served):
     """``torch.nn.AdaptiveMaxPool2d``; the operator ``global_max_pool2d`` computes output size 1.
 
     >>> nxcore.nn.AdaptiveMaxPool2d(1)(torch.arange(4.0).view(1, 2, 2))
@@ -136,15 +116,15 @@ class AdaptiveMaxPool2d(nn.AdaptiveMaxPool2d, _Served):
 
     def forward(self, input: Tensor) -> Any:
         """Return the largest element of each channel, or of each of its parts."""
-        if self.refusal(self):
+        if self.return_indices or (self.output_size != 1 and self.refusal(self)):
+            self.left()
             return super().forward(input)
-        try:
-            return _global_max_pool2d(input)
-        except InvalidInputError:
-            return super().forward(input)
+        found = self.by_kernel(_global_max_pool2d, input)
+        return super().forward(input) if found is None else found
 
 
-class Conv2d(nn.Conv2d, _Served):
+@with_rest
+class Conv2d(nn.Conv2d, Served):
     """``torch.nn.Conv2d``; the operator ``depthwise_conv2d`` computes depthwise convolutions.
 
     The operator ``add`` adds the bias. Padding other than zeros is added to the image first, as in torch.
@@ -168,14 +148,17 @@ class Conv2d(nn.Conv2d, _Served):
         """Return the image convolved with the filters."""
         bias, image = self.bias, input
         padding: Any = self.padding
-        if self.refusal(self) or (bias is not None and bias.dtype != input.dtype):
+        depthwise = self.groups == self.in_channels == self.out_channels
+        if not depthwise or (bias is not None and bias.dtype != input.dtype):
+            self.left()
             return super().forward(input)
-        try:
-            if self.padding_mode != "zeros":
-                image = functional.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
-                padding = 0
-            out: Tensor = _depthwise_conv2d(image, self.weight, self.stride, padding, self.dilation)
-        except InvalidInputError:
+        if self.padding_mode != "zeros":
+            image = functional.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
+            padding = 0
+        out: Tensor | None = self.by_kernel(
+            _depthwise_conv2d, image, self.weight, self.stride, padding, self.dilation
+        )
+        if out is None:
             return super().forward(input)
         # Under autocast, the result may have another dtype than the arguments.
         return out if bias is None else _add(out, bias.to(out.dtype).view(-1, 1, 1))
@@ -188,18 +171,21 @@ def batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 
 def track(norm: nn.BatchNorm2d, mean: Tensor, var: Tensor) -> None:
     """Update the running statistics of ``norm``, where it has any, by those of a batch."""
-    running_mean, running_var = norm.running_mean, norm.running_var
+    # An attribute that is a buffer costs a microsecond: Python looks for it in every other place first.
+    buffers = norm._buffers  # noqa: SLF001  torch has no public way as fast
+    running_mean, running_var = buffers.get("running_mean"), buffers.get("running_var")
     if not norm.track_running_stats or running_mean is None or running_var is None:
         return
     if mean.dtype is not running_mean.dtype:  # where the module has half precision
         mean, var = mean.to(running_mean.dtype), var.to(running_var.dtype)
     # Both in one launch. Neither has a gradient, so autograd records nothing.
     torch._foreach_lerp_([running_mean, running_var], [mean, var], norm.momentum or 0.0)
-    if norm.num_batches_tracked is not None:
-        norm.num_batches_tracked.add_(1)
+    if (batches := buffers.get("num_batches_tracked")) is not None:
+        batches.add_(1)
 
 
-class BatchNorm2d(nn.BatchNorm2d, _Served):
+@with_rest
+class BatchNorm2d(nn.BatchNorm2d, Served):
     """``torch.nn.BatchNorm2d``; the operator ``batch_norm`` computes it in training.
 
     Torch's own ``forward`` runs in evaluation, and where running statistics are means of all batches.
@@ -207,6 +193,11 @@ class BatchNorm2d(nn.BatchNorm2d, _Served):
     >>> nxcore.nn.BatchNorm2d(4)(torch.ones(2, 4, 8, 8)).shape
     torch.Size([2, 4, 8, 8])
     """
+
+    @staticmethod
+    def idles(module: Any) -> bool:
+        """Return whether ``module`` is in evaluation."""
+        return not module.training
 
     @staticmethod
     def refusal(module: Any) -> str:
@@ -217,14 +208,12 @@ class BatchNorm2d(nn.BatchNorm2d, _Served):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the images normalised; in training by their own statistics, which update running ones."""
-        if not self.training or input.ndim != 4 or self.refusal(self):
+        if not self.training or (self.momentum is None and self.track_running_stats):
+            self.left()
             return super().forward(input)
-        if not input.is_floating_point() or input.numel() < 2 * input.shape[1]:
-            return super().forward(input)  # raises torch's own message
-        try:
-            found = None if saving() else _batch_norm.by_kernel(input, self.weight, self.bias, self.eps)
-        except InvalidInputError:
-            found = None
+        if input.ndim != 4 or not input.is_floating_point() or input.numel() < 2 * input.shape[1] or saving():
+            return super().forward(input)  # raises torch's own message, but for the hooks
+        found = self.by_kernel(_batch_norm, input, self.weight, self.bias, self.eps)
         if found is None:  # torch's own updates statistics in the same launch
             return super().forward(input)
         out: Tensor = found[0]
@@ -232,7 +221,7 @@ class BatchNorm2d(nn.BatchNorm2d, _Served):
         return out
 
 
-class SoftmaxSum(_Served):
+class SoftmaxSum(Served):
     """A blend of N tensors with learnt softmax weights, computed by the operator ``softmax_sum``.
 
     Parameters

@@ -9,19 +9,24 @@ import torch
 from torch import Tensor, nn
 
 from nxcore import session
+from nxcore.call.operator import Operator
 from nxcore.errors import InvalidInputError
 from nxcore.graphs.hooks import hooked, saving
-from nxcore.nn.modules import BatchNorm2d, Conv2d, _Served, track
+from nxcore.nn.modules import BatchNorm2d, Conv2d, track
+from nxcore.nn.served import LEFT, RESTING, Served, is_compiling, with_rest
 
 _sep_conv2d = session.default().op("sep_conv2d")
 _block = session.default().op("sep_conv2d_batch_norm")
 
-CONVOLUTIONS = (nn.Conv2d, Conv2d)
-NORMS = (nn.BatchNorm2d, BatchNorm2d)
+CONVOLUTIONS = (nn.Conv2d, Conv2d, RESTING[Conv2d])
+NORMS = (nn.BatchNorm2d, BatchNorm2d, RESTING[BatchNorm2d])
+Call = tuple[Operator, tuple[Any, ...]]
+
 LAYERS = 4  # of a block: ReLU, depthwise convolution, 1x1 convolution, batch norm
 
 
-class Sequential(nn.Sequential, _Served):
+@with_rest
+class Sequential(nn.Sequential, Served):
     """``torch.nn.Sequential``; the operator ``sep_conv2d_batch_norm`` computes blocks of four layers at once.
 
     A block is a ReLU that is not in place, a depthwise ``Conv2d``, a 1x1 one, both without bias, and a
@@ -42,9 +47,19 @@ class Sequential(nn.Sequential, _Served):
 
     def forward(self, input: Any) -> Any:
         """Return the output of the last layer."""
-        layers = tuple(self._modules.values())
-        for part in _parts(layers):
-            input = _served(part, input) if len(part) == LAYERS else part[0](input)
+        calls: list[Any] = []
+        torchs = True
+        for part in _parts(tuple(self._modules.values())):
+            if len(part) < LAYERS:
+                input = part[0](input)
+                continue
+            input, call = _served(part, input)
+            torchs = torchs and call is not None
+            calls += call or ()
+        if torchs:
+            self.left(*calls)
+        elif not is_compiling() and self._nxcore_left:
+            vars(self)[LEFT] = 0
         return input
 
 
@@ -80,30 +95,39 @@ def _is_block(layers: Sequence[Any]) -> bool:
     )
 
 
-def _served(layers: Sequence[Any], x: Any) -> Any:
-    """Run a block; layer by layer where no kernel is chosen, or hooks read intermediate results."""
+def _served(layers: Sequence[Any], x: Any) -> tuple[Any, tuple[Call, ...] | None]:
+    """Run a block; layer by layer where no kernel is chosen, or hooks read intermediate results.
+
+    Also return the call that torch serves instead: none where it always does; None where it may not.
+    """
     _, depthwise, pointwise, norm = layers
+    calls: tuple[Call, ...] | None = None
     if isinstance(x, Tensor) and x.ndim == 4 and not hooked(*layers) and not saving():
-        given = (
+        given: tuple[Any, ...] = (
             x,
             depthwise.weight,
             pointwise.weight,
             depthwise.stride,
             depthwise.padding,
             depthwise.dilation,
+            True,
         )
+        calls = ()
         try:
             if not norm.training:
-                y = _sep_conv2d.by_kernel(*given, True)
+                y = _sep_conv2d.by_kernel(*given)
                 if y is not None:
-                    return norm(y)
+                    return norm(y), None
+                calls = ((_sep_conv2d, given),)
             elif norm.weight is None or not torch.is_autocast_enabled(x.device.type):
-                found = _block.by_kernel(*given, True, norm.weight, norm.bias, norm.eps)
+                given = (*given, norm.weight, norm.bias, norm.eps)
+                found = _block.by_kernel(*given)
                 if found is not None:
                     track(norm, *found[2:])
-                    return found[0]
+                    return found[0], None
+                calls = ((_block, given),)
         except InvalidInputError:
             pass  # torch's layers raise their own message
     for layer in layers:
         x = layer(x)
-    return x
+    return x, calls

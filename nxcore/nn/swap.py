@@ -20,10 +20,10 @@ from nxcore.nn.modules import (
     BatchNorm2d,
     Conv2d,
     MaxPool2d,
-    _Served,
 )
 from nxcore.nn.prepare import shown
 from nxcore.nn.sequential import Sequential
+from nxcore.nn.served import LEFT, Served, awake, look, wake
 
 OURS: dict[type[nn.Module], Any] = {
     nn.MaxPool2d: MaxPool2d,
@@ -82,10 +82,12 @@ def accelerate(model: nn.Module, prepare: tuple[Any, ...] | None = None) -> Swap
         cls = type(module)
         if why := _refusal(module):
             swap.left[name] = why
+            look(module)
         elif cls in OURS and OURS[cls].concerns(module):
             module.__class__ = OURS[cls]
             vars(module)[MARK] = True
             swap.replaced[name] = cls.__name__
+            look(module)
     if prepare is not None:
         shown(model, prepare)
     return swap
@@ -100,13 +102,15 @@ def restore(model: nn.Module) -> Swap:
     """
     swap = Swap()
     for name, module in model.named_modules():
-        cls = type(module)
+        cls = awake(module)
         if MARK not in vars(module):
             continue
         if cls not in TORCHS:
             swap.left[name] = f"its class was changed since, to {cls.__name__}"
             continue
+        wake(module)
         del vars(module)[MARK]
+        vars(module).pop(LEFT, None)
         module.__class__ = TORCHS[cls]
         swap.replaced[name] = cls.__name__
     return swap
@@ -116,7 +120,7 @@ def standing(model: nn.Module) -> Swap:
     """Return the current state as a ``Swap``; ``replaced`` are the modules that run operators."""
     swap = Swap()
     for name, module in model.named_modules():
-        if isinstance(module, _Served):
+        if isinstance(module, Served):
             if why := module.reason:
                 swap.left[name] = why
             elif module.concerns(module):
@@ -131,7 +135,7 @@ def _refusal(module: nn.Module) -> str:
     cls = type(module)
     if cls in OURS:
         return "its forward was replaced" if "forward" in vars(module) else OURS[cls].refusal(module)
-    if cls in TORCHS:
+    if awake(module) in TORCHS:
         return "nxcore's already"
     base = next((b for b in cls.__mro__ if b in OURS), None)
     if base and OURS[base].concerns(module):

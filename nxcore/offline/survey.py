@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from nxcore.call.gradient_route import one_way_us
 from nxcore.choose.explanation import Explanation, Origin
 from nxcore.interop.autograd import flatten
+from nxcore.nn.served import AWAKE
 from nxcore.nn.swap import Swap, standing
 from nxcore.observe.record import Trace
 from nxcore.offline.ahead import deterministic
@@ -138,7 +139,8 @@ def of_model(model: nn.Module, *args: Any, **kwargs: Any) -> Status:
         rows = [_row(problem, line["count"], known(session, problem)) for problem, line in met.met]
     else:
         rows = [_row(problem, 0, known(session, problem)) for problem in decided(session)]
-    what = "" if modules.replaced else "nxcore.accelerate(model) lets nxcore's operators serve its modules"
+    accelerated = modules.replaced or any(type(m) in AWAKE for m in model.modules())
+    what = "" if accelerated else "nxcore.accelerate(model) lets nxcore's operators serve its modules"
     if not what and not rows:
         what = "nxcore.status(model, input) runs a step to see its problems"
     tune = "record a step with nxcore.record(FILE), then run: nxcore tune --from-trace FILE"

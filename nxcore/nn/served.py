@@ -1,0 +1,167 @@
+"""Served: a module whose ``forward`` runs an operator, and is torch's own while torch serves it for good.
+
+A module *rests* while torch serves it: its class is then a sibling whose ``forward`` is torch's function, so
+that a call costs what torch's costs. It rests after ``AFTER`` calls in a row that torch served, if the last
+one is decided, and at once in a mode that has no kernel. It wakes, and is looked at again, when its mode
+changes, when its tensors are converted or moved, when plans are dropped, when a preference comes into force,
+and in ``accelerate``. A copy and a pickle are of the class that is awake.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from nxcore import context
+from nxcore.call.operator import Operator
+from nxcore.context import PREFERENCE, Preference
+from nxcore.errors import InvalidInputError
+
+AFTER = 32
+"""Calls in a row that torch serves before a module rests."""
+
+RESTS = f"it rests: torch served {AFTER} calls in a row, and no kernel is faster"
+IDLES = "it rests: torch serves evaluation"
+
+LEFT = "_nxcore_left"
+"""The attribute that counts these calls."""
+
+RESTING: dict[type[nn.Module], type[nn.Module]] = {}
+"""Class -> its sibling whose ``forward`` is torch's."""
+
+AWAKE: dict[type[nn.Module], type[nn.Module]] = {}
+"""The reverse."""
+
+is_compiling = torch.compiler.is_dynamo_compiling
+
+_resting: dict[int, weakref.ref[nn.Module]] = {}
+
+
+class Served(nn.Module):
+    """A module whose ``forward`` runs an operator, unless ``refusal`` gives a reason."""
+
+    _nxcore_left = 0
+
+    @staticmethod
+    def concerns(module: Any) -> bool:  # noqa: ARG004  only containers read it
+        """Return whether ``module`` contains work for an operator."""
+        return True
+
+    @staticmethod
+    def refusal(module: Any) -> str:  # noqa: ARG004  most modules always run the operator
+        """Return why torch's own ``forward`` must run for ``module``; empty if the operator can."""
+        return ""
+
+    @staticmethod
+    def idles(module: Any) -> bool:  # noqa: ARG004  most modules have kernels in both modes
+        """Return whether torch serves ``module`` in its present mode, whatever it is called with."""
+        return False
+
+    @property
+    def reason(self) -> str:
+        """Why torch's own ``forward`` runs for this module; empty if the operator does."""
+        if type(self) not in AWAKE:
+            return self.refusal(self)
+        return self.refusal(self) or (IDLES if self.idles(self) else RESTS)
+
+    def train(self, mode: bool = True) -> Any:
+        """Set the mode, as torch does. If it changes, the module is looked at again."""
+        changed = mode != self.training
+        super().train(mode)
+        if changed:
+            look(self)
+        return self
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch has no types for it
+        look(self)
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Return what a copy is made of: of the class that is awake."""
+        reduced: Any = super().__reduce_ex__(protocol)
+        _, (cls, *args), *state = reduced
+        return reduced if cls not in AWAKE else (object.__new__, (AWAKE[cls], *args), *state)
+
+    def by_kernel(self, operator: Operator, *args: Any) -> Any:
+        """Return the operator's result; None if torch's ``forward`` must run, which is counted."""
+        try:
+            found = operator.by_kernel(*args)
+        except InvalidInputError:
+            self.left()
+            return None
+        if found is None:
+            self.left((operator, args))
+        elif not is_compiling() and self._nxcore_left:
+            vars(self)[LEFT] = 0
+        return found
+
+    def left(self, *calls: tuple[Operator, tuple[Any, ...]]) -> None:
+        """Count a call that torch serves; the last of a row tells whether it will.
+
+        Parameters
+        ----------
+        *calls
+            The operators that returned None, with their arguments; those that refused them are left out.
+        """
+        if is_compiling():
+            return
+        count = self._nxcore_left + 1
+        vars(self)[LEFT] = count % AFTER
+        free = count >= AFTER and PREFERENCE.get() == Preference()  # a preference ends with its block
+        if free and all(operator.settled(*args) for operator, args in calls):
+            rest(self)
+
+
+Class = TypeVar("Class", bound=type[Served])
+
+
+def with_rest(cls: Class) -> Class:
+    """Make the sibling of ``cls`` whose ``forward`` is that of torch's class, its first base."""
+    torchs: Any = cls.__bases__[0]
+    about = {"forward": torchs.forward, "__doc__": cls.__doc__, "__module__": cls.__module__}
+    sibling = type(cls.__name__, (cls,), about)
+    RESTING[cls], AWAKE[sibling] = sibling, cls
+    return cls
+
+
+def awake(module: nn.Module) -> type[nn.Module]:
+    """Return the class of ``module`` when it is awake."""
+    cls = type(module)
+    return AWAKE.get(cls, cls)
+
+
+def rest(module: nn.Module) -> None:
+    """Let torch's ``forward`` serve ``module``, if its class is exactly one of ours."""
+    if sibling := RESTING.get(type(module)):
+        module.__class__ = sibling
+        key = id(module)
+        _resting[key] = weakref.ref(module, lambda _: _resting.pop(key, None))
+
+
+def wake(module: nn.Module) -> None:
+    """Let the operator serve ``module`` again, if it rests."""
+    if cls := AWAKE.get(type(module)):
+        module.__class__ = cls
+        _resting.pop(id(module), None)
+
+
+def look(module: Any) -> None:
+    """Wake ``module``, or let it rest if its mode has no kernel."""
+    wake(module)
+    vars(module).pop(LEFT, None)
+    if awake(module) in RESTING and (module.idles(module) or module.refusal(module)):
+        rest(module)
+
+
+def look_at_all() -> None:
+    """Look again at all modules that rest: what their calls are decided by has changed."""
+    for known in list(_resting.values()):  # in one step, whatever other threads do
+        if (module := known()) is not None:
+            look(module)
+
+
+context.LISTENERS.append(look_at_all)
