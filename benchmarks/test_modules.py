@@ -1,0 +1,150 @@
+"""Every accelerated module in every mode beside torch's own, in turns, in one run.
+
+Where torch serves for good, the module rests and must cost what torch's costs: at most 5% or 0.1 us more.
+Both sides then run one function, which ``tests/nn/test_served.py`` asserts; two of torch's own differ as
+much. Where a pool's operator is called, with a kernel that takes as long as torch's own, a call may take 2 us
+more. A convolution with a bias also adds it, and a norm updates its statistics, which a kernel must save.
+One core; each side is the minimum of many short rounds, because noise only adds time.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from nxcore import nn as ours
+from nxcore.call.operator import Operator, Plan
+from nxcore.nn import modules, sequential
+from nxcore.nn.served import AFTER, RESTING
+from nxcore.registry.discovery import discover
+from nxcore.session import Session
+from nxcore.settings import Settings
+
+REST_US, REST_RATIO = 0.1, 1.05
+AWAKE_US = 2.0
+ROUNDS, CALLS = 40, 100
+
+
+def depthwise(**changed: Any) -> nn.Conv2d:
+    return nn.Conv2d(4, 4, 3, padding=1, groups=4, **changed)
+
+
+MAKE: dict[str, Callable[[], nn.Module]] = {
+    "MaxPool2d": lambda: nn.MaxPool2d(3, 1, 1),
+    "AvgPool2d": lambda: nn.AvgPool2d(3, 1, 1),
+    "AdaptiveAvgPool2d": lambda: nn.AdaptiveAvgPool2d(1),
+    "AdaptiveMaxPool2d": lambda: nn.AdaptiveMaxPool2d(1),
+    "Conv2d, depthwise": lambda: depthwise(bias=False),
+    "Conv2d, depthwise, bias": depthwise,
+    "Conv2d": lambda: nn.Conv2d(4, 4, 1),
+    "BatchNorm2d": lambda: nn.BatchNorm2d(4),
+    "Sequential": lambda: nn.Sequential(
+        nn.ReLU(), depthwise(bias=False), nn.Conv2d(4, 4, 1, bias=False), nn.BatchNorm2d(4)
+    ),
+}
+MODES = ("plain", "gradients", "autocast", "evaluation", "bfloat16")
+
+
+@contextmanager
+def _mode(mode: str) -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.set_grad_enabled(mode == "gradients"), torch.autocast("cpu", enabled=mode == "autocast"):
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _sides(name: str, mode: str) -> tuple[nn.Module, nn.Module, torch.Tensor]:
+    """Return torch's module, an accelerated copy, and an input."""
+    dtype = torch.bfloat16 if mode == "bfloat16" else torch.float32
+    theirs = MAKE[name]().to(dtype)
+    own = copy.deepcopy(theirs)
+    ours.accelerate(own)
+    for module in (theirs, own):
+        module.train(mode != "evaluation")
+    return theirs, own, torch.randn(2, 4, 16, 16, dtype=dtype, requires_grad=mode == "gradients")
+
+
+def _step(module: nn.Module, x: torch.Tensor) -> None:
+    out = module(x)
+    if out.requires_grad:
+        out.sum().backward()
+
+
+def _least_us(sides: tuple[nn.Module, ...], x: torch.Tensor) -> list[float]:
+    """Return the minimum microseconds of a step of each, in turns whose order alternates."""
+    least = [float("inf")] * len(sides)
+    for turn in range(ROUNDS):
+        for i in range(len(sides))[:: 1 if turn % 2 else -1]:
+            began = time.perf_counter_ns()
+            for _ in range(CALLS):
+                _step(sides[i], x)
+            least[i] = min(least[i], (time.perf_counter_ns() - began) / CALLS * 1e-3)
+    return least
+
+
+def _within(limit: Callable[[float], float], sides: tuple[nn.Module, ...], x: torch.Tensor) -> None:
+    """Measure up to five times, because the host's clock rate may change between the two sides."""
+    for left in (4, 3, 2, 1, 0):
+        torchs, own = _least_us(sides, x)
+        print(f"torch {torchs:.2f} us, accelerated {own:.2f} us: {own - torchs:+.2f} us, {own / torchs:.3f}")
+        if own <= limit(torchs):
+            return
+        assert left, f"{own:.2f} us, and torch's takes {torchs:.2f}"
+
+
+def _serve_by(session: Session, monkeypatch: pytest.MonkeyPatch) -> list[Operator]:
+    found = []
+    for held, names in ((modules, vars(modules)), (sequential, vars(sequential))):
+        for name in [n for n, value in names.items() if isinstance(value, Operator)]:
+            found.append(session.op(getattr(held, name).spec.name))
+            monkeypatch.setattr(held, name, found[-1])
+    return found
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", MAKE)
+def test_where_torch_serves_a_module_costs_nothing(
+    name: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _serve_by(Session(Settings(policy="estimate"), discover(found=())), monkeypatch)
+    with _mode(mode):
+        theirs, own, x = _sides(name, mode)
+        for module in (theirs, own):
+            for _ in range(2 * AFTER):
+                _step(module, x)
+        assert not any(type(m) in RESTING for m in own.modules())
+        _within(lambda us: max(REST_RATIO * us, us + REST_US), (theirs, own), x)
+
+
+@pytest.mark.parametrize("mode", ["plain", "autocast", "evaluation", "bfloat16"])
+@pytest.mark.parametrize("name", [name for name in MAKE if "Pool" in name])
+def test_a_call_of_the_operator_costs_little(name: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    operators = _serve_by(Session(Settings(policy="estimate"), discover(found=())), monkeypatch)
+    for operator in operators:
+        monkeypatch.setattr(operator, "_resolve", functools.partial(_no_faster, operator))
+    with _mode(mode):
+        theirs, own, x = _sides(name, mode)
+        for _ in range(2 * AFTER):
+            own(x)
+        assert type(own) in RESTING
+        _within(lambda us: us + AWAKE_US, (theirs, own), x)
+
+
+def _no_faster(operator: Operator, *_: Any) -> Plan:
+    """Plan a kernel that takes as long as torch's own: it is torch's own."""
+
+    def kernel(*args: Any) -> Any:
+        return operator.spec.reference(*args)
+
+    return Plan(kernel, "another")
