@@ -243,7 +243,6 @@ class Session:
         """Drop all plans, since a choice that they depend on has changed."""
         for made in list(self._operators.values()):  # plans of other operators may hold a gradient's forward
             drop(made)
-        announce()
 
     def _recover(
         self, operator: Operator, key: Any, plan: Callable[..., Any], error: Exception, args: tuple[Any, ...]
@@ -305,10 +304,9 @@ class Session:
     def _strike(self, choice: Choice, problem: Problem, error: Exception) -> None:
         """Count a failure; if it puts the kernel into quarantine, drop all of its plans."""
         self.tuner.failed(choice.backend, choice.kernel, problem, error)
-        if not self.gate.refusal(choice.backend, choice.kernel, problem):
-            return
-        self.chooser.forget(choice.kernel)
-        self._forget()
+        if self.gate.refusal(choice.backend, choice.kernel, problem):
+            self.chooser.forget(choice.kernel)
+            self._forget()
 
     def _lose(self, error: DeviceLostError) -> DeviceLostError:
         """Remember that the CUDA context is lost: every further call on CUDA raises this error."""

@@ -143,6 +143,7 @@ class Operator:
         """Drop all plans: plugins, policies or quarantine have changed."""
         self.plans, self._older = ending.table(), {}
         self.near = ending.table()  # last, since another thread may still add dropped plans to the old table
+        context.announce()
 
     def forget(self) -> None:
         """Drop all plans and counts: what a call may wait for has changed."""

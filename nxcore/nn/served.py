@@ -1,4 +1,4 @@
-"""Served: a module whose ``forward`` runs an operator, and is torch's own while torch serves it for good.
+"""Served: a module whose ``forward`` runs an operator, and is torch's own where torch has won.
 
 A module *rests* while torch serves it: its class is then a sibling whose ``forward`` is torch's function, so
 that a call costs what torch's costs. It rests after ``AFTER`` calls in a row that torch served, if the last
@@ -100,7 +100,7 @@ class Served(nn.Module):
         return found
 
     def left(self, *calls: tuple[Operator, tuple[Any, ...]]) -> None:
-        """Count a call that torch serves; the last of a row tells whether it will.
+        """Count a call that torch serves; the last of a row shows whether it will go on.
 
         Parameters
         ----------
