@@ -122,6 +122,15 @@ def compiled_by(backend, kernel):
     return [target for target in kernel.uses if target.partition(":")[0] in backend.runtime]
 
 
+def calls(entry):
+    """Yield each recorded kernel of an entry: its name there, operator, label, and its problem's key."""
+    key = entry["key"]
+    for make in sorted(entry["page"]["makes"]):
+        op, _, label = make.rpartition(": ")
+        backward = op == key.get("backward", {}).get("op")
+        yield make, op or key["op"], label, key["backward" if backward else "forward"] if op else key
+
+
 def traced(files):
     """Return, for each file and entry, kernel -> identity and digest of its trace."""
     from nxcore import session
@@ -135,15 +144,15 @@ def traced(files):
         found[Path(file).name] = []
         for part in json.loads(Path(file).read_text())["environments"]:
             for entry in part["entries"]:
-                key, makes = entry["key"], entry["page"]["makes"]
-                spec, of = own.registry.spec(key["op"]), {}
-                kernels = {b.label(k): (b, k) for b, k in own.registry.kernels(key["op"])}
-                for label in sorted(set(makes) & set(kernels)):
-                    backend, kernel = kernels[label]
-                    identity = own.gate.identity(backend, kernel).kernel
+                of = {}
+                for make, op, label, key in calls(entry):
+                    spec = own.registry.spec(op)
+                    kernels = {b.label(k): (b, k) for b, k in own.registry.kernels(op)}
+                    backend, kernel = kernels.get(label, (None, None))
                     like = SAME_LAUNCHES.get(label, label)
-                    if backend.name != "torch" and like not in TRACED:
+                    if backend is None or (backend.name != "torch" and like not in TRACED):
                         continue
+                    identity = own.gate.identity(backend, kernel).kernel
                     device = "meta" if backend.name == "torch" else "cpu"
                     args = tuple(built(key[p.name], device) for p in spec.params)
                     current[0] = Trace()
@@ -151,7 +160,7 @@ def traced(files):
                         kernels[like][1].plan(Problem.of(spec, args))(*args)
                     lines = [installed().closure([t]).digest for t in compiled_by(backend, kernel)]
                     lines = json.dumps([lines, current[0].lines], default=list)
-                    of[label] = identity, hashlib.sha256(lines.encode()).hexdigest()
+                    of[make] = identity, hashlib.sha256(lines.encode()).hexdigest()
                 found[Path(file).name].append(of)
     return found
 

@@ -40,6 +40,18 @@ def test_an_entry_that_was_stale_before_stays_so(retrace):
     assert counts == {("old", "add", "stale"): 1}
 
 
+def test_a_pair_is_traced_as_its_two_calls(retrace):
+    forward, backward = {"op": "max_pool2d", "x": 1}, {"op": "max_pool2d_backward", "grad": 2}
+    makes = {"max_pool2d_with_offsets: cuda": "1", "max_pool2d_backward: torch": "2"}
+    key = {"op": "max_pool2d with gradient", "forward": forward, "backward": backward}
+    assert list(retrace.calls({"key": key, "page": {"makes": makes}})) == [
+        ("max_pool2d_backward: torch", "max_pool2d_backward", "torch", backward),
+        ("max_pool2d_with_offsets: cuda", "max_pool2d_with_offsets", "cuda", forward),
+    ]
+    plain = {"key": forward, "page": {"makes": {"cuda": "1"}}}
+    assert list(retrace.calls(plain)) == [("cuda", "max_pool2d", "cuda", forward)]
+
+
 @pytest.mark.slow
 def test_a_trace_differs_where_the_launch_does_and_only_there(retrace, tmp_path):
     record = json.loads((ROOT / "nxcore/store/shipped/cuda-h200.json").read_text())
