@@ -209,6 +209,9 @@ class Kernel:
     uses : tuple of str
         ``"module:attribute"`` of all that the planner reaches in other ways than by names, such as through a
         table: a change of it makes the kernel a new one.
+    announces : bool
+        Whether it calls ``compiling`` before it compiles, so that it can be verified early where its code is
+        on disk.
 
     Examples
     --------
@@ -228,6 +231,7 @@ class Kernel:
     in_place_safe: bool = False
     branch: str = ""
     uses: tuple[str, ...] = ()
+    announces: bool = False
 
     def takes(self, problem: Problem) -> Verdict:
         """Return the answer of ``accepts``; it is not called where there is nothing to compute."""

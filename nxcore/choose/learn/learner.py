@@ -45,9 +45,9 @@ _log = logging.getLogger(__name__)
 Decided = Callable[[Choice], None]
 Wrap = Callable[[Choice, Problem], Callable[..., Any]]
 
-KNOWN_S, TOOLKIT_S, UNKNOWN_S, LOOK_S = 0.05, 0.25, 2.0, 0.01
-"""Seconds allowed for a kernel on disk, for its toolkit's import, for a step of a kernel that must be
-compiled, and for a look at the times."""
+KNOWN_S, VERIFIED_S, TOOLKIT_S, UNKNOWN_S, LOOK_S = 0.05, 0.3, 0.25, 2.0, 0.01
+"""Seconds allowed for a verified kernel on disk, for one that must be verified, for its toolkit's import, for
+a step of a kernel that must be compiled, and for a look at the times."""
 
 BESIDE = 0.05
 """The share of a worker's processor time that is taken to delay the program, which has another core."""
@@ -203,13 +203,18 @@ class Lesson:
         taking = [] if empty else self._tuner.taking_part(self._problem.op)
         ready = [self._from_disk(backend, kernel) for backend, kernel in taking]
         missing = [of for of, found in zip(taking, ready, strict=True) if not found]
-        workers = self._tuner.workers
-        if missing and workers and workers.most and self._problem.device.type == "cpu":
-            self._await(workers, missing)
+        if missing and self._workers:
+            self._await(self._workers, missing)
             return
         with pausing(lambda: self._learner.pace.rest(UNKNOWN_S)):
             entries = [found or self._compiled(*of) for of, found in zip(taking, ready, strict=True)]
         self._begin(entries)
+
+    @property
+    def _workers(self) -> Workers | None:
+        """The workers that can compile for the problem's device; None if there are none."""
+        workers = self._tuner.workers
+        return workers if workers and workers.most and self._problem.device.type == "cpu" else None
 
     def _await(self, workers: Workers, missing: list[tuple[Backend, Kernel]]) -> None:
         """Have kernels compiled by workers, and go on once all have answered."""
@@ -308,10 +313,11 @@ class Lesson:
             return Contender(backend, kernel, replace(candidate, simulated=True))
         own = backend.name == "torch"
         if not self._tuner.refusal(backend, kernel, self._problem):
-            if not (own or self._tuner.gate.knows(backend, kernel, self._problem)):
+            known = own or self._tuner.gate.knows(backend, kernel, self._problem)
+            if not known and (self._workers or not kernel.announces):
                 return None
             first = not (own or backend.name in self._learner.loaded)
-            self._learner.pace.rest(KNOWN_S + TOOLKIT_S * first)
+            self._learner.pace.rest((KNOWN_S if known else VERIFIED_S) + TOOLKIT_S * first)
             self._learner.loaded.add(backend.name)
         try:
             with on_disk_alone():

@@ -58,6 +58,7 @@ KERNELS = kernels(
     deterministic=True,
     graph_safe=True,
     uses=("nxcore_cuda.machine.compile:NVCC_FLAGS",),
+    announces=True,
 )
 
 RUNTIME = (

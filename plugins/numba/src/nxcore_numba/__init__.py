@@ -54,7 +54,13 @@ def _rows(needs: Mapping[str, Need], targets: Mapping[str, str]) -> dict[str, An
 
 
 KERNELS: tuple[Kernel, ...] = (
-    *kernels("nxcore_numba", _rows(accepts.CPU, accepts.TARGETS), dtypes=FLOATS, deterministic=True),
+    *kernels(
+        "nxcore_numba",
+        _rows(accepts.CPU, accepts.TARGETS),
+        dtypes=FLOATS,
+        deterministic=True,
+        announces=True,
+    ),
     *kernels(
         "nxcore_numba.gpu",
         _rows(accepts.CUDA, accepts.CUDA_TARGETS),

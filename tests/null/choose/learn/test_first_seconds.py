@@ -160,3 +160,19 @@ def test_what_must_be_compiled_is_left_for_later(monkeypatch):
     assert (learner.UNKNOWN_S, 0) in pieces, "the compiler's seconds are waited for"
     assert compiled
     assert runs[-1] == "fast"
+
+
+@pytest.mark.parametrize("announces", [True, False])
+def test_what_is_on_disk_and_not_verified_waits_for_no_compiler_if_it_says_when_it_compiles(
+    announces, monkeypatch
+):
+    session, _, runs = learning(torch=100, fast=50)
+    kernel, pieces = next(k for b, k in session.registry.kernels("add") if b.name == "fast"), []
+    object.__setattr__(kernel, "announces", announces)
+    pace = session.chooser.learner.pace
+    rest = pace.rest
+    monkeypatch.setattr(pace, "rest", lambda ahead: pieces.append(ahead) or rest(ahead))
+    ready(session, X, X)
+    called(session, 3 * (LOOKS[0] + 1), X, X)
+    assert (learner.UNKNOWN_S in pieces) is not announces
+    assert runs[-1] == "fast"

@@ -100,7 +100,6 @@ def kept(path: Path, make: str, command: Sequence[str | Path], text: str, suffix
     """
     if path.exists():
         return path
-    compiling(make)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix="making-") as folder:
@@ -134,6 +133,8 @@ def compiled(text: str, capability: tuple[int, int], what: str, folder: Path = S
     command = [compiler, f"-{kind}", f"-arch={arch}", *NVCC_FLAGS, f"-I{folder}", f"-I{SOURCES}"]
     key = digest(sources_digest(text, folder), arch, *NVCC_FLAGS, toolkit.version(compiler))
     path = toolkit.cache_folder() / arch / f"{what}-{key}.{kind}"
+    if not path.exists():
+        compiling(what)
     return kept(path, what, command, text, ".cu").read_bytes()
 
 
