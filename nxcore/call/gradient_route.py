@@ -20,7 +20,7 @@ from typing import Any
 from nxcore.call.wrappers import unless_capturing
 from nxcore.choose.contenders import Choice, regimes
 from nxcore.choose.learn.budget import Heat, Pace
-from nxcore.choose.learn.exploration import MET, Call, Switch, exploration
+from nxcore.choose.learn.exploration import MET, Call, Exploration, Switch, exploration
 from nxcore.choose.pairs import TORCH, Half, Pair, Pairs
 from nxcore.context import announce, capturing
 from nxcore.interop import internals
@@ -234,6 +234,47 @@ class Crossing:
             self.pace.charge((self.clock() - began) * 1e-9)
         elif found := self._find(*arguments):
             self.settle(found)
+        return result
+
+
+class Counted:
+    """Torch's own call, which counts for an exploration whose calls take no turns.
+
+    Parameters
+    ----------
+    explored : Exploration
+        The exploration; it begins after enough calls.
+    reference : callable
+        Torch's own.
+    clock : callable
+        Returns nanoseconds; a test may replace it.
+
+    Attributes
+    ----------
+    call : callable
+        Takes the operator's arguments, all positional.
+    """
+
+    def __init__(self, explored: Exploration, reference: Call, clock: Clock = time.perf_counter_ns) -> None:
+        self._explored, self._reference, self._clock = explored, reference, clock
+        explored.apart = True
+        self._steps = (self._meet,)  # kept, since a switch's target must outlive calls of it in other threads
+        self._switch = Switch(self, self._steps[0])
+        self.call = self._switch.call
+
+    @property
+    def over(self) -> bool:
+        """Whether the exploration has ended."""
+        return self._explored.over
+
+    def _meet(self, *args: Any) -> Any:
+        began = self._clock()
+        result = self._reference(*args)
+        self._explored.heat.note(began, self._clock())
+        if self._explored.known:
+            self._switch.to(self._reference)
+        else:
+            self._explored.met()
         return result
 
 

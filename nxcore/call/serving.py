@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nxcore.call.gradient_route import Crossing
+from nxcore.call.gradient_route import Counted, Crossing
 from nxcore.call.operator import Operator
 from nxcore.call.wrappers import guarded, of_the_first, preferring, unless_capturing
 from nxcore.choose.chooser import Chooser
@@ -55,7 +55,9 @@ class Joiner:
         served, inner, inner_args = self.served(operator, problem, args)
         call, gradient = guarded(self.chooser.watches.over(choice, inner), inner), operator.spec.gradient
         if served is not operator and (choice.native or self.unlearnt(inner, choice)):
-            return operator.spec.reference  # whose own autograd saves its tensors
+            explored = exploration(choice.call)
+            torchs = operator.spec.reference  # whose own autograd saves its tensors
+            return Counted(explored, torchs).call if explored and not explored.known else torchs
         if not (problem.needs_grad and gradient and gradient.covers(*args)):
             return call
         call = call if served is operator else of_the_first(call, len(inner_args))
@@ -76,13 +78,13 @@ class Joiner:
         """Return why the calls don't take turns although the choice says so; empty if they do.
 
         Torch's fastest way can't take part if it returns another result, so kernels would have a slower
-        rival.
+        rival. They are raced in the background.
         """
         if exploration(choice.call) is None or not inner.spec.yardsticks:
             return ""
         ways = " and ".join(inner.spec.yardsticks)
-        why = f"torch's {ways} returns another result and takes no turns"
-        return f"with a gradient its calls are not explored: {why}"
+        why = f"torch's {ways} returns another result than nxcore's gradient needs"
+        return f"its kernels are raced in the background, its calls take no turns: {why}"
 
     def _differentiable(
         self,

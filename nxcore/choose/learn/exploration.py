@@ -108,6 +108,8 @@ class Exploration:
         Does the caller's work, with the kernel whose turn it is.
     over : bool
         Whether the exploration has ended.
+    apart : bool
+        Whether its calls take no turns, so that the kernels are raced in the background.
     heat : Heat
         The problem's share of the program's time.
     """
@@ -138,7 +140,7 @@ class Exploration:
         self._turn, self._dice = threading.Lock(), random.Random(seed)
         self._started, self._done, self._met = 0, 0, 0
         self._least, self._own, self._own_us = float("inf"), "", float("inf")
-        self.over, self.heat = False, Heat()
+        self.over, self.apart, self.heat = False, False, Heat()
         # Kept, since a switch's target must outlive calls of it in other threads.
         self._steps = (self._meet, self._take_turns)
         self._watchers: tuple[weakref.ref[Watcher], ...] = ()

@@ -38,6 +38,7 @@ from nxcore.spec.compiling import UncompiledError, on_disk_alone
 from nxcore.spec.device import heed_no_capture
 from nxcore.spec.kernel import Backend, Code, Kernel, Refusal
 from nxcore.spec.problem import Problem
+from nxcore.store.problems import arguments
 from nxcore.trust.gate import brief, pausing
 
 _log = logging.getLogger(__name__)
@@ -57,6 +58,9 @@ WAITING = 4096
 
 
 NO_TURNS = Refusal(Code.POLICY, "takes no turns: it returns another result than the operator")
+
+RACE_S = 0.5
+"""Seconds allowed for a race in the background."""
 
 
 class Learner:
@@ -255,11 +259,22 @@ class Lesson:
             backend, kernel = self._tuner.taking_part(self._problem.op)[0]
             self._finish(Choice(decision, self._problem.spec.reference, kernel, backend))
             return
+        if self.exploration.apart:
+            self._race()
+            return
         calls, checks = {}, {}
         for e in racing:
             calls[e.candidate.label], checks[e.candidate.label] = self._careful(e)
         native = (e.candidate.label for e in racing if e.candidate.native)
         self.exploration.begin(calls, frozenset(native), AGAIN, checks)
+
+    def _race(self) -> None:
+        """Race the kernels, on arguments of their own."""
+        self._learner.pace.rest(RACE_S)
+        args = arguments(self._problem)
+        decision, again = self._tuner.measured(self._problem, args, self._entries)
+        choice = replace(carry_out(decision, self._entries), again=again)
+        self._finish(self._learner.recall.kept(self._problem, args, choice, "online"))
 
     def _judge(self, timings: Mapping[str, Timing], last: bool) -> None:
         """Judge the timings: continue to take turns, or choose."""
@@ -307,7 +322,7 @@ class Lesson:
     def _from_disk(self, backend: Backend, kernel: Kernel) -> Contender | None:
         """Check, verify and plan a kernel if nothing must be compiled for it; None if something must be."""
         candidate = Candidate(backend.label(kernel), backend.name)
-        if yardstick(kernel):
+        if yardstick(kernel) and not self.exploration.apart:
             return Contender(backend, kernel, replace(candidate, refusal=NO_TURNS))
         if self._tuner.registry.probe(backend, kernel).simulated:
             return Contender(backend, kernel, replace(candidate, simulated=True))

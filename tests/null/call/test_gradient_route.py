@@ -359,13 +359,50 @@ def test_crossings_for_turns_are_charged():
     assert pace.spent > before
 
 
-def test_a_pool_whose_fastest_rival_answers_otherwise_is_torchs_until_it_is_measured():
-    session = fakes.session(fakes.backend())
-    x = torch.randn(1, 2, 6, 6)
-    with session.policy("online"):
-        for _ in range(3 * MET):
-            out = session.op("max_pool2d")(x.clone().requires_grad_(), 3, 1, 1)
-            assert "MaxPool2D" in type(out.grad_fn).__name__
+@pytest.mark.parametrize(("us", "crosses"), [(30, True), (300, False)])
+def test_a_pool_is_learnt_in_the_background(us, crosses, joining, monkeypatch):
+    """Torch's fastest way returns another result than nxcore's gradient needs, so it can't take turns."""
+    clock, runs = fakes.Clock(), []
+    names = "max_pool2d", "max_pool2d_with_offsets", "max_pool2d_backward"
+    torchs = dict.fromkeys(names, 200)
+
+    def kernel(op):
+        timed = clock.costing(us, SPECS[op].reference)
+        return fakes.kernel(op, lambda *args: runs.append(op) or timed(*args), target=f"{op}:plan")
+
+    specs = [
+        fakes.replace(spec, reference=clock.costing(torchs[name], spec.reference), yardsticks={
+            way: clock.costing(100, call) for way, call in spec.yardsticks.items()
+        }) if name in names else spec
+        for name, spec in SPECS.items()
+    ]  # fmt: skip
+    session = Session(
+        Settings(audit=False, cache=None, policy="online"),
+        fakes.registry(fakes.backend("fast", *map(kernel, names[1:])), specs=specs),
+        fakes.QUICK,
+    )
+    learner = session.chooser.learner = Learner(
+        session.chooser.recall,
+        session._forget,
+        session.chooser.watches,
+        clock,
+        Pace(float("inf")),
+        wrap=guarded,
+    )
+    joining(0, clock)
+    x = torch.randn(1, 2, 6, 6, requires_grad=True)
+    crossed = []
+    for _ in range(4 * MET + 4 * LOOKS[-1]):
+        out = session.op("max_pool2d")(x, 3, 1, 1)
+        out.sum().backward()
+        learner.settle(30)
+        crossed.append("Join" in type(out.grad_fn).__name__)
+    assert not any(crossed[: MET - 1])
+    assert crossed[-1] == crosses
+    choices = {
+        p.op: c.decision.chosen for p, *_ in session.chooser.choices for c in [session.chooser.known(p)]
+    }
+    assert choices["max_pool2d_with_offsets"] == ("fast" if crosses else "torch")
 
 
 def test_while_turns_have_cost_enough_nothing_crosses(monkeypatch):

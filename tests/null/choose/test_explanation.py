@@ -169,8 +169,8 @@ def test_without_a_decision_the_policy_in_force_is_named(machine, policy, text):
     assert found.decision.reason.endswith(text)
 
 
-def test_a_pool_with_a_gradient_is_not_said_to_be_learnt():
-    """Its calls take no turns: torch's pool with indices, the fastest, can't take one."""
+def test_a_pool_with_a_gradient_takes_no_turns():
+    """Torch's pool with indices, the fastest, can't take one."""
     session = fakes.session(fakes.backend("fake", fakes.kernel("max_pool2d_with_offsets")))
     x = torch.randn(1, 2, 8, 8, requires_grad=True)
     with session.policy("online"):
@@ -178,7 +178,10 @@ def test_a_pool_with_a_gradient_is_not_said_to_be_learnt():
             session.op("max_pool2d")(x, 3)
         found = session.explain("max_pool2d", x, 3, decide=False)
     assert (found.decision.chosen, found.decision.rule) == ("torch", "prior")
-    assert "with a gradient its calls are not explored: torch's with_indices returns" in str(found)
+    assert (
+        "its kernels are raced in the background, its calls take no turns: torch's with_indices returns"
+        in str(found)
+    )
     assert "rounds" not in str(found)
     assert found.change == "a measurement: nxcore tune max_pool2d_with_offsets, or policy 'measure'"
 
