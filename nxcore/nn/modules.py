@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nxcore import session
+from nxcore.errors import InvalidInputError
 from nxcore.graphs.hooks import saving
 from nxcore.nn.served import Served, with_rest
 
@@ -35,16 +36,15 @@ class MaxPool2d(nn.MaxPool2d, Served):
 
     def forward(self, input: Tensor) -> Any:
         """Return the largest element of each window; with ``return_indices``, also its position."""
-        found = self.by_kernel(
-            _max_pool2d,
-            input,
-            self.kernel_size,
-            self.stride,
-            self.padding,
-            self.dilation,
-            self.ceil_mode,
-            self.return_indices,
-        )
+        window = self.kernel_size, self.stride, self.padding, self.dilation
+        how = *window, self.ceil_mode, self.return_indices
+        # A dilated window may lie off the image, where torch's own backward writes outside its memory.
+        if self.dilation not in (1, (1, 1)):
+            try:
+                return _max_pool2d(input, *how)
+            except InvalidInputError:
+                return super().forward(input)  # raises torch's own message
+        found = self.by_kernel(_max_pool2d, input, *how)
         return super().forward(input) if found is None else found
 
 

@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 import nxcore
+from nxcore.nn.served import AFTER
 from nxcore.ops.max_pool2d_backward import SPEC, indices
 from nxcore.spec.window import Window
 from tests.ops.backends import operator, params, place
@@ -162,8 +163,9 @@ def test_a_module_of_windows_off_the_image_is_safe():
     pool = torch.nn.MaxPool2d((5, 2), 2, (0, 1), 2)
     nxcore.accelerate(pool)
     x = torch.randn(1, 1, 35, 1, requires_grad=True)
-    out = pool(x)
-    assert "MaxPool" not in graph_of(out), "torch's own backward"
+    for _ in range(2 * AFTER):
+        out = pool(x)
+        assert "MaxPool" not in graph_of(out), "torch's own backward"
     out.sum().backward()
     assert torch.equal(x.grad, torch.zeros_like(x))
 
