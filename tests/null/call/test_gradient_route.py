@@ -28,73 +28,10 @@ from nxcore.settings import Settings
 from nxcore.store import lock, transfer
 from nxcore.store.wisdom import digest
 from tests.null import fakes
+from tests.null.call.crossing import BACKWARD, FORWARD, XS, learning, step
 from tests.null.fakes import SPECS
 
 HARNESS = race.race
-FORWARD, BACKWARD = "weighted_sum", "weighted_sum_backward"
-
-
-def learning(forward, backward, policy="online", cache=None):
-    """Return a session whose one backend takes so much of torch's time each way, its clock, and who ran."""
-    clock, runs = fakes.Clock(), []
-
-    def noted(name, call, us):
-        timed = clock.costing(us, call)
-
-        def run(*args):
-            runs.append(name)
-            return timed(*args)
-
-        return run
-
-    def torchs(spec):
-        """Return the reference, whose own autograd takes as long as it does."""
-        forward, backward = clock.costing(100, spec.reference), clock.costing(100)
-
-        @functools.wraps(spec.reference)
-        def run(*args):
-            result = forward(*args)
-            if isinstance(result, torch.Tensor) and result.requires_grad:
-                result.register_hook(backward)
-            return result
-
-        return run
-
-    specs = [
-        fakes.replace(spec, reference=torchs(spec), idioms={}) if spec.name in (FORWARD, BACKWARD) else spec
-        for spec in SPECS.values()
-    ]
-    kernels = [
-        fakes.kernel(op, noted(name, SPECS[op].reference, 100 * share), target=f"{name}:plan")
-        for op, name, share in ((FORWARD, "forward", forward), (BACKWARD, "backward", backward))
-        if share
-    ]
-    found = Session(
-        Settings(audit=False, cache=cache, policy=policy),  # runs are counted
-        fakes.registry(fakes.backend("fast", *kernels), specs=specs),
-        fakes.QUICK,
-    )
-    found.chooser.learner = Learner(
-        found.chooser.recall, found._forget, found.chooser.watches, clock, Pace(float("inf")), wrap=guarded
-    )
-    return found, runs
-
-
-XS = tuple(torch.randn(3, 4) for _ in range(2))
-
-
-def step(session, *, back=True, settle=True, dense=False, device="cpu"):
-    """Call and differentiate once; return whether the call went over the bridge."""
-    xs = [x.to(device, copy=True).requires_grad_() for x in XS]
-    weights = torch.tensor([0.25, 2.0], device=device, requires_grad=True)
-    result = session.op(FORWARD)(xs, weights)
-    if back:
-        result.backward(torch.ones_like(result)) if dense else result.sum().backward()
-        assert [x.grad.unique().item() for x in xs] == [0.25, 2.0]
-        torch.testing.assert_close(weights.grad.cpu(), torch.stack([x.sum() for x in XS]))
-    if settle:
-        session.chooser.learner.settle(30)
-    return type(result.grad_fn).__name__ == "_JoinBackward"
 
 
 def test_while_the_kernels_are_made_ready_torchs_autograd_records_the_calls(monkeypatch):
