@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import nxcore
+from nxcore.call.rare import RARE
 from nxcore.errors import InvalidInputError
 from tests.ops.backends import operator, params
 
@@ -58,8 +59,8 @@ def test_gradient_is_the_incoming_one_repeated(
 def test_a_list_of_axes_is_a_hit_too() -> None:
     op = nxcore.Session().op("sum")
     x = torch.randn(3, 4, 5)
-    torch.testing.assert_close(op(x, [0, 1]), x.sum((0, 1)))
-    op(x, [0, 1])
+    for _ in range(RARE + 2):
+        torch.testing.assert_close(op(x, [0, 1]), x.sum((0, 1)))
     assert len(op.plans) == 1
 
 
