@@ -13,6 +13,8 @@ from nxcore.graphs.recorder import Order
 from tests.nn.parts import Pair, blended
 from tests.nn.tape import Tape
 
+pytestmark = pytest.mark.usefixtures("decided")
+
 
 @pytest.fixture
 def pair():

@@ -12,16 +12,10 @@ import nxcore
 from nxcore.graphs import part
 from nxcore.graphs.part import MET
 from nxcore.nn import Part
-from nxcore.store.lock import Lock
 from tests.nn.parts import Pair, blended, layers
 from tests.nn.tape import Tape
 
-
-@pytest.fixture(autouse=True)
-def decided():
-    """Drop what other tests let the default session explore: a part waits for the end of it."""
-    session = nxcore._session()
-    session.hold(Lock({}), session.settings.policy)
+pytestmark = pytest.mark.usefixtures("decided")
 
 
 @pytest.fixture
