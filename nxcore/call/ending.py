@@ -26,10 +26,12 @@ GRACE_S = 0.1
 
 POLL_S = 0.001
 
-ENDING = frozenset({"_bootstrap", "_bootstrap_inner", "run", "invoke_excepthook", "excepthook"})
-"""Functions of ``threading`` in which a thread doesn't wait: it ends, and frees what its calls held.
+WAITING = frozenset({"_wait", "_wait_for_tstate_lock", "acquire", "join", "wait", "wait_for"})
+"""Functions of ``threading`` in which a thread waits for another one.
 
-To free a tensor, torch gives up the interpreter's lock in C++ code, and takes it again.
+In any other a thread runs: ``current_thread`` is called within a call, and while ``_bootstrap_inner`` ends a
+thread, it frees what its calls held. To free a tensor, torch gives up the interpreter's lock in C++ code, and
+takes it again.
 """
 
 _FOLDER = str(Path(__file__).parents[1])
@@ -101,7 +103,7 @@ def _running() -> Iterator[FrameType]:
         if frame is None:
             continue
         code = frame.f_code
-        if code.co_filename != threading.__file__ or code.co_name in ENDING:
+        if code.co_filename != threading.__file__ or code.co_name not in WAITING:
             yield frame
 
 

@@ -59,3 +59,11 @@ def test_the_grace_begins_when_the_last_call_was_seen(monkeypatch, thread):
     ending.end([])
     assert seen[:8] == calls
     assert len(seen) > 8 + 2, "the first look after a call isn't the last"
+
+
+def test_a_thread_that_asks_who_it_is_within_a_call_is_waited_for(monkeypatch, thread):
+    asks = frame(threading.__file__, "current_thread")
+    asks.f_back = CALL
+    seen = looks(monkeypatch, thread, asks, asks, WAITING)
+    ending.end([])
+    assert seen == [asks, asks, WAITING]
