@@ -39,6 +39,7 @@ def session(monkeypatch):
     return found
 
 
+@pytest.mark.slow
 def test_its_problems_are_measured_and_nothing_of_it_has_changed(session, capsys):
     net, x = model(), torch.randn(2, 3, 10, 14)
     net(x).sum().backward()

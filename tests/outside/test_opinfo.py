@@ -56,5 +56,6 @@ def test_every_sample_agrees(
     assert not failures, "\n".join(failures)
 
 
+@pytest.mark.slow
 def test_every_operator_of_the_database_is_asked(tallies: dict[str, Any]) -> None:
     assert set(tallies) == set(LEAST)
