@@ -96,21 +96,22 @@ def _daemons() -> list[threading.Thread]:
 
 
 def _running() -> Iterator[FrameType]:
-    """Yield the innermost frames of daemon threads that don't wait for another thread."""
+    """Yield the innermost frames of daemon threads that don't wait for another thread outside of a call."""
     frames = sys._current_frames()  # noqa: SLF001  the public way to look at other threads
     for thread in _daemons():
         frame = frames.get(thread.ident or 0)
         if frame is None:
             continue
         code = frame.f_code
-        if code.co_filename != threading.__file__ or code.co_name not in WAITING:
+        waits = code.co_filename == threading.__file__ and code.co_name in WAITING
+        if not waits or _in_call(frame, OPERATOR):  # a call may wait for a thread that a toolkit has started
             yield frame
 
 
-def _in_call(frame: FrameType | None) -> bool:
-    """Return whether a thread executes code of this package."""
+def _in_call(frame: FrameType | None, *code: str) -> bool:
+    """Return whether a thread executes code of this package, or of files that begin with ``code``."""
     while frame is not None:
-        if frame.f_code.co_filename.startswith((OPERATOR, _FOLDER)):
+        if frame.f_code.co_filename.startswith(code or (OPERATOR, _FOLDER)):
             return True
         frame = frame.f_back
     return False

@@ -67,3 +67,19 @@ def test_a_thread_that_asks_who_it_is_within_a_call_is_waited_for(monkeypatch, t
     seen = looks(monkeypatch, thread, asks, asks, WAITING)
     ending.end([])
     assert seen == [asks, asks, WAITING]
+
+
+def test_a_call_that_waits_for_a_thread_of_a_toolkit_is_waited_for(monkeypatch, thread):
+    waits = frame(threading.__file__, "join")
+    waits.f_back = CALL
+    seen = looks(monkeypatch, thread, waits, waits, WAITING)
+    ending.end([])
+    assert seen == [waits, waits, WAITING]
+
+
+def test_a_thread_of_the_package_that_waits_outside_of_a_call_is_not_waited_for(monkeypatch, thread):
+    waits = frame(threading.__file__, "wait")
+    waits.f_back = frame(f"{ending._FOLDER}/choose/workers.py", "answer")
+    seen = looks(monkeypatch, thread, waits)
+    ending.end([])
+    assert seen == [waits]
