@@ -32,7 +32,7 @@ def model():
 
 
 @pytest.fixture
-def session(monkeypatch):
+def session(monkeypatch, decided):
     """The default session, which modules use; each test has shapes of its own."""
     found = default()
     monkeypatch.setattr(found.tuner, "workers", None)
