@@ -150,7 +150,8 @@ def _takes_long(item: pytest.Item) -> bool:
 
     Where there is no GPU, the kernels of a GPU run in interpreters, a tenth of a second and more a sample.
     Their smoke samples in float32 are in the first part, all others in the rest. So are the half types of
-    compiled kernels beyond their smoke samples, and the backends that take part on request.
+    compiled kernels beyond their smoke samples, the rules in Numba's simulator, which is the slowest of them,
+    and the backends that take part on request.
     """
     if item.get_closest_marker("slow") or item.get_closest_marker("browser"):
         return True
@@ -166,6 +167,8 @@ def _takes_long(item: pytest.Item) -> bool:
     telling = cell.sample is None or cell.sample in cell.spec.tagged("smoke")
     if cell.backend.name == "numba" and not cell.kernel.variant:  # compiled for the CPU
         return cell.dtype is not torch.float32 and not telling
+    if cell.backend.name == "numba" and cell.sample is None:
+        return True
     return cell.dtype is not torch.float32 or not telling
 
 
