@@ -153,7 +153,8 @@ class Pairs:
         self._hold(pair, decision)
         if (makes := self._makes(pair)) and not decision.unclear:
             versions = self.recall.versions(pair.backward[0])
-            self.wisdom.write_pair(*pair.key, Page(decision, again, makes, versions=versions))
+            policy = "online" if args is None else "measure"  # in the background, or in a call
+            self.wisdom.write_pair(*pair.key, Page(decision, again, makes, policy=policy, versions=versions))
         return decision
 
     def _hold(self, pair: Pair, decision: Decision) -> None:

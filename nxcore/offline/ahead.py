@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -31,6 +32,8 @@ from nxcore.spec.spec import OpSpec
 from nxcore.store import problems
 from nxcore.store.wisdom import Page
 from nxcore.trust.gate import brief, short
+
+_log = logging.getLogger(__name__)
 
 THOROUGH = Effort()
 """The effort of tuning, where no call waits: looks after 12, 20 and 40 blocks."""
@@ -254,11 +257,14 @@ def _measure_pair(session: Session, cell: Cell) -> None:
     args = differentiable(cell.build())
     leaves = [t for t in tensors_of(args) if t.requires_grad]
     operator = session.op(spec.name)
-    with session.policy("measure"), torch.enable_grad(), contextlib.suppress(RuntimeError, InvalidInputError):
-        for _ in range(3):
-            results = flatten(operator.run(*args, *[p.default for p in spec.params[len(args) :]]))
-            out = present(results[0], "out")
-            torch.autograd.grad(out, leaves, torch.ones_like(out), allow_unused=True)
+    try:
+        with session.policy("measure"), torch.enable_grad():
+            for _ in range(3):
+                results = flatten(operator.run(*args, *[p.default for p in spec.params[len(args) :]]))
+                out = present(results[0], "out")
+                torch.autograd.grad(out, leaves, torch.ones_like(out), allow_unused=True)
+    except (RuntimeError, InvalidInputError) as error:  # no memory, no such call
+        _log.warning("pair: %s with gradient isn't measured, %s: %s", spec.name, cell.name, brief(error))
 
 
 def _row(recall: Recall, cell: Cell, again: bool) -> Row:

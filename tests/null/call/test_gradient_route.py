@@ -26,7 +26,7 @@ from nxcore.offline import shipped
 from nxcore.session import Session
 from nxcore.settings import Settings
 from nxcore.store import lock, transfer
-from nxcore.store.wisdom import digest
+from nxcore.store.wisdom import digest, is_pair
 from tests.null import fakes
 from tests.null.call.crossing import BACKWARD, FORWARD, XS, learning, step
 from tests.null.fakes import SPECS
@@ -220,13 +220,16 @@ def test_a_pair_that_torch_was_predicted_to_win_is_measured_too(joining):
     assert step(session, dense=True)
 
 
-def test_a_doubtful_pair_is_measured_in_the_background(joining, monkeypatch):
-    session, _ = learning(0.8, 0.98)
+def test_a_doubtful_pair_is_measured_in_the_background(joining, monkeypatch, tmp_path):
+    monkeypatch.setattr(Recall, "make", lambda *_: "1")
+    session, _ = learning(0.8, 0.98, cache=tmp_path)
     joining(70, session.chooser.learner.clock)
     seen = races(monkeypatch)
     for _ in range(2 * MET + 4 * LOOKS[-1]):
         step(session, dense=True)
     assert seen == [["torch", "fast + fast"]]
+    (entry,) = [e for of, e in session.wisdom.pages(torch.device("cpu")) if is_pair(of)]
+    assert entry.policy == "online"
     assert not step(session, dense=True)
 
 

@@ -162,6 +162,15 @@ def test_of_a_recording_forward_and_backward_are_measured_together(op, tmp_path,
     assert pair.label == "fast + fast"
 
 
+def test_a_pair_that_can_not_be_measured_is_told(machine, monkeypatch, caplog):
+    session = machine.process()
+    x = torch.ones(3, requires_grad=True)
+    cell = ahead.Cell(session.registry.spec("add"), "line 1", lambda: (x, x, 1, None), needs_grad=True)
+    monkeypatch.setattr(torch.autograd, "grad", lambda *_, **__: ahead.torch.empty(2).view(3))
+    ahead._measure_pair(session, cell)
+    assert "add with gradient isn't measured, line 1: RuntimeError" in caplog.text
+
+
 def test_what_is_known_is_not_measured_again_unless_asked(machine):
     machine.process()
     machine.tune(*SMALL)
