@@ -1,14 +1,13 @@
-"""prepared: a model's kernels are compiled and measured before its first step."""
+"""prepare: a model's kernels are compiled and measured before its first step."""
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from nxcore.choose.ahead import Advance, compiled, pays
 from nxcore.observe.record import Trace
@@ -24,14 +23,13 @@ def prepared(
     The kernels are compiled first, by workers where there are several. The model's buffers and gradients and
     torch's random state are as before, and so are the inputs'.
     """
-    with _unchanged(model, inputs):
-        if pays(session.tuner):
-            trace = Trace()
-            with session.observed(trace), session.policy("frozen"):
-                _step(model, inputs)
-            compiled(session.tuner, (problem for problem, _ in trace.met), advance)
-        with session.policy("measure"):
-            _step(model, inputs)
+    if pays(session.tuner):
+        trace = Trace()
+        with session.observed(trace), session.policy("frozen"):
+            step(model, inputs)
+        compiled(session.tuner, (problem for problem, _ in trace.met), advance)
+    with session.policy("measure"):
+        step(model, inputs)
 
 
 def shown(model: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -57,10 +55,24 @@ def _line(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 
-def _step(model: nn.Module, inputs: tuple[Any, ...]) -> None:
-    results = [t for t in tensors_of(_flat(model(*inputs))) if t.requires_grad]
-    if results and torch.is_grad_enabled():
-        torch.autograd.backward(results, [torch.ones_like(t) for t in results])
+def step(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> None:
+    """Run forward and, where gradients are on, backward; then restore buffers and random numbers.
+
+    No ``.grad`` is written, so that no hook on one runs, such as an optimizer's or that of ``DDP``.
+    """
+    buffers = [(b, b.detach().clone()) for b in model.buffers()]
+    leaves = [t for t in (*model.parameters(), *tensors_of(args)) if t.requires_grad]
+    with torch.random.fork_rng():
+        try:
+            results = _flat(model(*args, **(kwargs or {})))
+            outs = [t for t in results if isinstance(t, Tensor) and t.requires_grad]
+            if outs and leaves:
+                ones = [torch.ones_like(out, memory_format=torch.contiguous_format) for out in outs]
+                torch.autograd.grad(outs, leaves, ones, allow_unused=True)
+        finally:
+            with torch.no_grad():
+                for buffer, before in buffers:
+                    buffer.copy_(before)
 
 
 def _flat(value: Any) -> tuple[Any, ...]:
@@ -68,21 +80,3 @@ def _flat(value: Any) -> tuple[Any, ...]:
     if isinstance(value, dict):
         return _flat(tuple(value.values()))
     return tuple(v for part in value for v in _flat(part)) if isinstance(value, list | tuple) else (value,)
-
-
-@contextlib.contextmanager
-def _unchanged(model: nn.Module, inputs: tuple[Any, ...]) -> Iterator[None]:
-    buffers = [(b, b.detach().clone()) for b in model.buffers()]
-    leaves = [*model.parameters(), *(t for t in tensors_of(inputs) if t.is_leaf)]
-    grads = [(t, t.grad) for t in leaves]
-    for tensor in leaves:
-        tensor.grad = None
-    try:
-        with torch.random.fork_rng(devices=sorted({t.device.index or 0 for t in leaves if t.is_cuda})):
-            yield
-    finally:
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
-        for tensor, grad in grads:
-            tensor.grad = grad

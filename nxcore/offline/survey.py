@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from nxcore.call.gradient_route import one_way_us
 from nxcore.choose.explanation import Explanation, Origin
-from nxcore.interop.autograd import flatten
+from nxcore.nn.prepare import step
 from nxcore.nn.served import AWAKE
 from nxcore.nn.swap import Swap, standing
 from nxcore.observe.record import Trace
@@ -135,7 +135,7 @@ def of_model(model: nn.Module, *args: Any, **kwargs: Any) -> Status:
     if args or kwargs:
         met = Trace()
         with session.observed(met):
-            _step(model, args, kwargs)
+            step(model, args, kwargs)
         rows = [_row(problem, line["count"], known(session, problem)) for problem, line in met.met]
     else:
         rows = [_row(problem, 0, known(session, problem)) for problem in decided(session)]
@@ -241,24 +241,6 @@ def _bridged(rows: Sequence[Served], registry: Registry) -> Iterator[Served]:
         op = row.problem.op
         crosses = (row.problem.needs_grad or op in trains) and by_kernel & {op, *halves.get(op, ())}
         yield replace(row, saved_us=row.saved_us - one_way_us(row.problem)) if crosses else row
-
-
-def _step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Run forward and, where gradients are on, backward; then restore buffers and random numbers."""
-    buffers = [(b, b.clone()) for b in model.buffers()]
-    weights = [p for p in model.parameters() if p.requires_grad]
-    with torch.random.fork_rng():
-        try:
-            result = model(*args, **kwargs)
-            found = result.values() if isinstance(result, dict) else flatten(result)
-            outs = [out for out in found if isinstance(out, Tensor) and out.requires_grad]
-            if outs and weights:  # no .grad is written
-                ones = [torch.ones_like(out, memory_format=torch.contiguous_format) for out in outs]
-                torch.autograd.grad(outs, weights, ones, allow_unused=True)
-        finally:
-            with torch.no_grad():
-                for buffer, before in buffers:
-                    buffer.copy_(before)
 
 
 def _table(rows: Sequence[Served]) -> str:

@@ -99,3 +99,13 @@ def test_a_result_of_any_form_is_differentiated(session):
     nxcore.accelerate(net, prepare=(x,))
     assert x.grad is None
     assert session.decided > decided + 1, "forward and backward"
+
+
+def test_no_hook_on_a_gradient_runs(session):
+    net, x = model(), torch.randn(2, 3, 8, 22)
+    stepped = []
+    for parameter in net.parameters():
+        parameter.register_post_accumulate_grad_hook(stepped.append)
+    prepared(session, net, (x,))
+    assert stepped == [], "an optimizer may take its step in one"
+    assert all(p.grad is None for p in net.parameters())
