@@ -24,6 +24,9 @@ VARIABLES = (
 )
 """Prefixes of the environment variables that toolkits set for themselves."""
 
+INTERNAL = "_TORCHINDUCTOR_"
+"""Prefix of variables that hold an address of this process: one that was inherited is overwritten."""
+
 OWN = frozenset({"jax", "jaxlib", "numba", "sympy", "torch", "triton"})
 """Packages that add warning filters for categories of their own."""
 
@@ -35,18 +38,19 @@ MESSAGES = ("the matrix subclass is not the recommended way",)
 def preserved() -> Iterator[None]:
     """Undo the changes that toolkits make to the process in this block, while they are imported or compile.
 
-    Restored are the toolkits' environment variables that the block adds, warning filters for the toolkits'
-    categories, the recursion limit, the start method of ``multiprocessing``, torch's number of threads and
-    default dtype, and, in the main thread, NumPy's random state. Other threads may set variables and filters
-    at the same time, so only known names of toolkits are removed. Other threads than the main one leave the
-    random state alone: the program may draw numbers during the block, and would draw them twice.
+    Restored are the toolkits' environment variables that the block adds, their internal ones that it
+    replaces, warning filters for the toolkits' categories, the recursion limit, the start method of
+    ``multiprocessing``, torch's number of threads and default dtype, and, in the main thread, NumPy's random
+    state. Other threads may set variables and filters at the same time, so only known names of toolkits are
+    removed. Other threads than the main one leave the random state alone: the program may draw numbers
+    during the block, and would draw them twice.
 
     >>> with preserved():
     ...     torch.set_default_dtype(torch.float64)
     >>> torch.get_default_dtype()
     torch.float32
     """
-    variables, filters = frozenset(os.environ), list(warnings.filters)
+    variables, filters = dict(os.environ), list(warnings.filters)
     limit, method = sys.getrecursionlimit(), _start_method()
     threads, dtype, numbers = torch.get_num_threads(), torch.get_default_dtype(), _numbers()
     try:
@@ -54,6 +58,7 @@ def preserved() -> Iterator[None]:
     finally:
         for name in [n for n in os.environ if n not in variables and n.startswith(VARIABLES)]:
             os.environ.pop(name, None)
+        os.environ.update({n: v for n, v in variables.items() if n.startswith(INTERNAL)})
         for added in [f for f in list(warnings.filters) if f not in filters and _is_own(f)]:
             with contextlib.suppress(ValueError):  # another thread was here first
                 warnings.filters.remove(added)  # type: ignore[attr-defined]  # a list, whatever its type says

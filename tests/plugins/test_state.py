@@ -116,6 +116,14 @@ def test_preserved_leaves_alone_what_is_not_a_toolkits(monkeypatch: pytest.Monke
     assert os.environ.pop("OURS") == "meanwhile"
 
 
+def test_preserved_puts_back_an_address_that_another_process_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"  # Inductor writes it before it reads it
+    monkeypatch.setenv(name, "1")
+    with preserved():
+        os.environ[name] = "2"
+    assert os.environ[name] == "1"
+
+
 def test_preserved_puts_back_the_start_method() -> None:
     code = (
         "import multiprocessing as m\n"
