@@ -38,6 +38,7 @@ THREADS = torch.get_num_threads()
 
 FIRST = (
     "tests/hostile/test_mutations.py",
+    "tests/plugins/test_ending.py",
     "tests/plugins/test_triton.py::test_every_kernel_compiles",
     "tests/test_demo.py",
     "tests/test_tutorial.py",
