@@ -50,8 +50,6 @@ KIT = "nxcore.testing.test_kernels"
 
 
 PARTS = ("all", "first", "rest")
-INTERPRETED = ("-triton]", "-numba-cuda]", "-cuda]", "-cupy]")
-"""How the ids of tests end whose kernels run in an interpreter where there is no GPU."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -156,11 +154,7 @@ def _takes_long(item: pytest.Item) -> bool:
     """
     if item.get_closest_marker("slow") or item.get_closest_marker("browser"):
         return True
-    if CUDA or not isinstance(item, pytest.Function):
-        return False
-    if item.nodeid.startswith("tests/outside/test_properties.py"):
-        return item.nodeid.endswith(INTERPRETED)
-    if not _of_the_kit(item):
+    if CUDA or not isinstance(item, pytest.Function) or not _of_the_kit(item):
         return False
     cell = item.callspec.params["cell"]
     if cell.backend.on_request:

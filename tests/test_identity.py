@@ -122,6 +122,7 @@ NOTHING = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("edited", NOTHING.values(), ids=NOTHING)
 def test_an_edit_of_something_else_makes_nothing_stale(copy, edited):
     assert changed(copy, *edited) == []
@@ -192,6 +193,7 @@ SOMETHING = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("edited", SOMETHING.values(), ids=SOMETHING)
 def test_an_edit_makes_the_kernels_stale_that_it_changes(copy, edited):
     file, edit, expected = edited
@@ -210,6 +212,7 @@ def test_what_loads_kernels_makes_verdicts_stale_and_no_times(copy):
     assert "cuda add" in changed(copy, *edited, what="verified")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "was", "now"),
     [

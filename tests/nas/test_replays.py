@@ -71,6 +71,7 @@ def test_cells_of_a_patched_network_are_replayed_and_not_what_is_inside():
     agree(plain, patched, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "why"),
     [

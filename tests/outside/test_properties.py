@@ -25,6 +25,7 @@ from tests.outside import blends, norms  # noqa: F401  their strategies enter th
 from tests.outside import rows as _rows  # noqa: F401  enters its strategies
 from tests.outside.strategies import STRATEGIES, strategy_of
 
+pytestmark = pytest.mark.slow
 REGISTRY = discover(strict=True)
 FULL, SMALL = (40, 20_000), (6, 1_500)
 """Examples a kernel and the most elements of a tensor: of Numba, and of what is simulated or compiles."""

@@ -37,9 +37,7 @@ def run(*arguments: str, **variables: str) -> str:
     [
         ("torch", "cpu"),
         ("numba", "cpu"),
-        ("jax", "cpu"),
-        ("triton", "cpu"),
-        pytest.param("inductor", "cpu", marks=pytest.mark.slow),
+        *(pytest.param(name, "cpu", marks=pytest.mark.slow) for name in ("jax", "triton", "inductor")),
         *(
             pytest.param(backend, "cuda", marks=pytest.mark.gpu)
             for backend in ("torch", "cuda", "cupy", "triton", "numba", "inductor")
@@ -74,6 +72,7 @@ def test_what_one_thread_measures_is_found_by_the_next_process(tmp_path: Path) -
     assert run("-c", ONE_THREAD, **how).split() == ["1", "1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own", [1, 2])
 def test_the_numbers_of_threads_that_the_program_set_stay(own: int) -> None:
     pytest.importorskip("numba")
