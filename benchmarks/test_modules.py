@@ -157,9 +157,10 @@ def _key_us(x: torch.Tensor) -> float:
 
 
 def _no_faster(operator: Operator, *_: Any) -> Plan:
-    """Plan a kernel that takes as long as torch's own: it is torch's own."""
+    """Plan a kernel that takes as long as torch's own: it is the function that torch's module calls."""
+    theirs = getattr(nn.functional, operator.spec.name, operator.spec.reference)
 
     def kernel(*args: Any) -> Any:
-        return operator.spec.reference(*args)
+        return theirs(*args)
 
     return Plan(kernel, "another")
