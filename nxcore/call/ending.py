@@ -104,14 +104,14 @@ def _running() -> Iterator[FrameType]:
             continue
         code = frame.f_code
         waits = code.co_filename == threading.__file__ and code.co_name in WAITING
-        if not waits or _in_call(frame, OPERATOR):  # a call may wait for a thread that a toolkit has started
+        if not waits or _in_call(frame, (OPERATOR,)):  # calls wait for threads of toolkits
             yield frame
 
 
-def _in_call(frame: FrameType | None, *code: str) -> bool:
-    """Return whether a thread executes code of this package, or of files that begin with ``code``."""
+def _in_call(frame: FrameType | None, prefixes: tuple[str, ...] = (OPERATOR, _FOLDER)) -> bool:
+    """Return whether a thread executes code of files whose names begin so, by default of this package."""
     while frame is not None:
-        if frame.f_code.co_filename.startswith(code or (OPERATOR, _FOLDER)):
+        if frame.f_code.co_filename.startswith(prefixes):
             return True
         frame = frame.f_back
     return False

@@ -61,8 +61,10 @@ def step(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | No
     No ``.grad`` is written, so that no hook on one runs, such as an optimizer's or that of ``DDP``.
     """
     buffers = [(b, b.detach().clone()) for b in model.buffers()]
-    leaves = [t for t in (*model.parameters(), *tensors_of(args)) if t.requires_grad]
-    with torch.random.fork_rng():
+    inputs = (*model.parameters(), *tensors_of((*args, *(kwargs or {}).values())))
+    leaves = [t for t in inputs if t.requires_grad]
+    # Without a list of devices torch takes all, and warns where there is more than one.
+    with torch.random.fork_rng(sorted({t.device.index for t in inputs if t.is_cuda})):
         try:
             results = _flat(model(*args, **(kwargs or {})))
             outs = [t for t in results if isinstance(t, Tensor) and t.requires_grad]

@@ -13,9 +13,12 @@ from typing import Any
 
 import torch
 
+INTERNAL = "_TORCHINDUCTOR_"
+"""Prefix of variables that hold an address of this process: one that was inherited is overwritten."""
+
 VARIABLES = (
     "TORCHINDUCTOR_",
-    "_TORCHINDUCTOR_",
+    INTERNAL,
     "TF_CPP_",
     "TPU_",
     "TRITON_CACHE_DIR",
@@ -23,9 +26,6 @@ VARIABLES = (
     "XLA_",
 )
 """Prefixes of the environment variables that toolkits set for themselves."""
-
-INTERNAL = "_TORCHINDUCTOR_"
-"""Prefix of variables that hold an address of this process: one that was inherited is overwritten."""
 
 OWN = frozenset({"jax", "jaxlib", "numba", "sympy", "torch", "triton"})
 """Packages that add warning filters for categories of their own."""

@@ -11,7 +11,7 @@ from torch import nn
 import nxcore
 from nxcore.choose import ahead
 from nxcore.choose.workers import Answer
-from nxcore.nn.prepare import prepared
+from nxcore.nn.prepare import prepared, step
 from nxcore.session import default
 
 
@@ -109,3 +109,23 @@ def test_no_hook_on_a_gradient_runs(session):
     prepared(session, net, (x,))
     assert stepped == [], "an optimizer may take its step in one"
     assert all(p.grad is None for p in net.parameters())
+
+
+def test_only_the_devices_of_the_model_have_their_random_numbers_restored(session, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.random, "_fork_rng_warned_already", False)
+    prepared(session, model(), (torch.randn(2, 3, 8, 26),))  # torch warns where none is named
+
+
+def test_a_gradient_of_a_named_input_is_computed():
+    shift = torch.randn(2, 3, requires_grad=True)
+    seen = []
+    shift.register_hook(seen.append)
+
+    class Shifted(nn.Module):
+        def forward(self, x, *, by):
+            return x + by
+
+    step(Shifted(), (torch.randn(2, 3),), {"by": shift})
+    assert len(seen) == 1
+    assert shift.grad is None

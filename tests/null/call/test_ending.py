@@ -61,20 +61,13 @@ def test_the_grace_begins_when_the_last_call_was_seen(monkeypatch, thread):
     assert len(seen) > 8 + 2, "the first look after a call isn't the last"
 
 
-def test_a_thread_that_asks_who_it_is_within_a_call_is_waited_for(monkeypatch, thread):
-    asks = frame(threading.__file__, "current_thread")
-    asks.f_back = CALL
-    seen = looks(monkeypatch, thread, asks, asks, WAITING)
+@pytest.mark.parametrize("function", ["current_thread", "join"])  # the latter of a toolkit's thread
+def test_a_call_within_a_function_of_threading_is_waited_for(function, monkeypatch, thread):
+    inside = frame(threading.__file__, function)
+    inside.f_back = CALL
+    seen = looks(monkeypatch, thread, inside, inside, WAITING)
     ending.end([])
-    assert seen == [asks, asks, WAITING]
-
-
-def test_a_call_that_waits_for_a_thread_of_a_toolkit_is_waited_for(monkeypatch, thread):
-    waits = frame(threading.__file__, "join")
-    waits.f_back = CALL
-    seen = looks(monkeypatch, thread, waits, waits, WAITING)
-    ending.end([])
-    assert seen == [waits, waits, WAITING]
+    assert seen == [inside, inside, WAITING]
 
 
 def test_a_thread_of_the_package_that_waits_outside_of_a_call_is_not_waited_for(monkeypatch, thread):
