@@ -13,12 +13,13 @@ GATES := overhead gate modules
 # Not every machine meets all of these yet; docs/choosing.md and the ADRs list the exceptions.
 AIMS := miss online regret shapes
 
-.PHONY: help demo test test-all quick op fmt hooks mutations gpu-test sanitize conformance bench aims regression record lint docs clean
+.PHONY: help demo test test-all again quick op fmt hooks mutations gpu-test sanitize conformance bench aims regression record lint docs clean
 
 help:
 	@echo "make demo         set up, accelerate a small model on this machine, then search an architecture"
 	@echo "make test         set up, then run the tests; five minutes on two cores"
 	@echo "make test-all     the tests that make test leaves out: long samples on interpreters, broken kernels, installed wheels"
+	@echo "make again        run the tests that failed once more, one at a time"
 	@echo "make quick        before a commit: lint, format, layers, the tests of the core without the longest: torch.compile, commands, kit, learning; one minute"
 	@echo "make op OP=name   the tests and the conformance kit of one operator and its backward operator"
 	@echo "make fmt          format the code, and apply ruff's fixes"
@@ -44,6 +45,9 @@ test: $(VENV)/.test
 
 test-all: $(VENV)/.test
 	$(BIN)/python -m pytest -p no:benchmark -n $(WORKERS) --dist worksteal --part=rest
+
+again: $(VENV)/.test
+	$(BIN)/python -m pytest -p no:benchmark -n 0 --last-failed --last-failed-no-failures=none
 
 quick: $(VENV)/.test $(VENV)/.lint
 	$(BIN)/ruff check .

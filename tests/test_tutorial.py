@@ -93,7 +93,7 @@ class Shell:
     def close(self) -> None:
         self.process.stdin.close()
         self.process.stdout.close()
-        self.process.wait(timeout=60)
+        self.process.wait(timeout=300)
 
 
 def environment(cache: Path) -> dict[str, str]:

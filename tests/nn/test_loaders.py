@@ -37,6 +37,6 @@ class Pooled(Dataset[Tensor]):
 def test_a_worker_calls_operators_and_modules(start: str) -> None:
     images = Pooled()
     nxcore.ops.sum(torch.randn(3000, 100) + 1)  # torch's own threads are up when a worker is forked
-    loader = DataLoader(images, batch_size=None, num_workers=1, multiprocessing_context=start, timeout=100)
+    loader = DataLoader(images, batch_size=None, num_workers=1, multiprocessing_context=start, timeout=300)
     for i, image in enumerate(loader):
         torch.testing.assert_close(image, images[i])

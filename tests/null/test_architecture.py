@@ -39,7 +39,7 @@ def loaded_by(code: str) -> set[str]:
     shown = f"import sys\ntry:\n{_indented(code)}\nfinally:\n"
     shown += "    print('LOADED', *sorted(sys.modules), file=sys.stderr)"
     done = subprocess.run(
-        [sys.executable, "-c", shown], capture_output=True, text=True, cwd=ROOT, check=False, timeout=120
+        [sys.executable, "-c", shown], capture_output=True, text=True, cwd=ROOT, check=False, timeout=300
     )
     line = next(li for li in reversed(done.stderr.splitlines()) if li.startswith("LOADED"))
     return {name.partition(".")[0] for name in line.split()[1:]}

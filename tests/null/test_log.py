@@ -50,7 +50,7 @@ def test_a_stored_record_is_logged(caplog):
 def test_the_variable_writes_to_the_standard_error(level, lines):
     environment = os.environ | {"NXCORE_LOG": level, "NXCORE_POLICY": "estimate", "NXCORE_BACKENDS": ""}
     done = subprocess.run(
-        [sys.executable, "-c", CALL], env=environment, capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", CALL], env=environment, capture_output=True, text=True, timeout=300, check=True
     )
     assert ("INFO nxcore.choose.chooser: choice: add(" in done.stderr) == lines
     assert done.stdout == ""

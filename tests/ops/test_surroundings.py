@@ -117,7 +117,7 @@ class Rows(Dataset):
         with nxcore.use("numba"):
             return nxcore.op("sum")(torch.full((400, 1000), float(i)), 0)[:10]
 if __name__ == "__main__":
-    for i, batch in enumerate(DataLoader(Rows(), batch_size=None, num_workers=2, timeout=60)):
+    for i, batch in enumerate(DataLoader(Rows(), batch_size=None, num_workers=2, timeout=300)):
         assert float(batch[0]) == 400.0 * i
     print("done")
 """

@@ -64,7 +64,7 @@ def ends(kind: str, seed: int, cache: Path) -> None:
         text=True,
         check=False,
         env=env,
-        timeout=120,
+        timeout=300,
     )
     assert (done.returncode, done.stdout) == (0, "ends\n"), f"{done.stderr} after {time.monotonic() - began}"
     assert "terminate" not in done.stderr

@@ -29,7 +29,7 @@ print(sum(entropy.serial.stats.cache_misses.values()), threads.FOLDER)
 def call(**variables: str) -> list[str]:
     env = {k: v for k, v in os.environ.items() if k != "NUMBA_CACHE_DIR"} | variables
     done = subprocess.run(
-        [sys.executable, "-c", CALL], capture_output=True, text=True, check=False, env=env, timeout=120
+        [sys.executable, "-c", CALL], capture_output=True, text=True, check=False, env=env, timeout=300
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.split()

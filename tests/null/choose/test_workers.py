@@ -59,7 +59,7 @@ def asked(found, *names, heats=()):
         heat = heats[i] if heats else 0.0
         found.ask(PROBLEM, name, lambda answer, name=name: answered(name, answer), heat)
     for _ in names:
-        assert done.acquire(timeout=60)
+        assert done.acquire(timeout=300)
     return answers
 
 
@@ -149,7 +149,7 @@ def test_no_worker_outlives_a_program_and_none_is_waited_for(then):
             "found._workers[0].task", "found._workers[0].answers"
         )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == (-signal.SIGKILL if then else 0), done.stderr
     pid, ends = int(done.stdout.split()[0]), time.monotonic() + 10

@@ -202,7 +202,7 @@ print("done", flush=True)
 def test_a_program_that_ends_waits_for_nothing():
     started = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-c", END], capture_output=True, text=True, timeout=100, check=True
+        [sys.executable, "-c", END], capture_output=True, text=True, timeout=300, check=True
     )
     assert (done.stdout.strip(), done.stderr) == ("done", "")
     assert time.monotonic() - started < 20, "a compiler's rest lasts longer"
@@ -283,7 +283,7 @@ print("none")
 
 def test_nothing_starts_cuda_at_import():
     done = subprocess.run(
-        [sys.executable, "-c", IMPORT], capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-c", IMPORT], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.stdout.strip() == "none", done.stderr[-1500:]
 
