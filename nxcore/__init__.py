@@ -318,13 +318,13 @@ def restore(model: Module) -> Swap:
     return swap.restore(model)
 
 
-def status(model: Module, *args: Any, **kwargs: Any) -> Status:
+def status(model: Module | None = None, *args: Any, **kwargs: Any) -> Status:
     """Return the state of an accelerated model: problems, kernels, explorations, and what to do next.
 
     Parameters
     ----------
-    model : torch.nn.Module
-        Any module, usually one that was passed to ``accelerate``.
+    model : torch.nn.Module, optional
+        Any module, usually one that was passed to ``accelerate``. Without one, the state of this process.
     *args, **kwargs
         The arguments of the model. With these, one step is run, forward and, where gradients are on,
         backward. Its calls are counted, so that the time saved in a step is known. No ``.grad`` is written;
@@ -333,7 +333,8 @@ def status(model: Module, *args: Any, **kwargs: Any) -> Status:
     Returns
     -------
     Status
-        ``str()`` gives a table, ``to_dict()`` plain data; it has ``rows``, ``saved_ms`` and ``next``.
+        ``str()`` gives a table, ``to_dict()`` plain data; it has ``rows``, ``saved_ms``, ``next`` and
+        ``tally``: what this process has compiled and measured.
 
     Examples
     --------
@@ -341,6 +342,8 @@ def status(model: Module, *args: Any, **kwargs: Any) -> Status:
     >>> swap = nxcore.accelerate(model)
     >>> [row.calls for row in nxcore.status(model, torch.ones(1, 1, 4, 4)).rows]
     [1]
+    >>> nxcore.status().tally.races >= 0
+    True
     """
     from nxcore.offline import survey
 

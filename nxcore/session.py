@@ -82,7 +82,7 @@ class Session:
         store = Store(self.settings.cache)
         self.gate, self.wisdom = Gate(self.registry, store), Wisdom(store, transfer.shipped)
         there = None if registry else workers.of(self.settings, "nxcore.choose.worker")
-        self.tuner = Tuner(self.registry, self.gate, effort, there)
+        self.tuner = Tuner(self.registry, self.gate, effort, there, settings=self.settings)
         self.chooser = Chooser(self.settings, Recall(self.tuner, self.wisdom), self._forget, wrap=guarded)
         self.joiner = Joiner(self.chooser, self.op)
         self._lost: DeviceLostError | None = None

@@ -21,6 +21,8 @@ VARIABLES = (
     "NXCORE_DISABLE",
     "NXCORE_LOCK",
     "NXCORE_LOG",
+    "NXCORE_NO_JIT",
+    "NXCORE_NO_MEASURE",
     "NXCORE_POLICY",
     "NXCORE_STRICT",
     "NXCORE_WORKERS",
@@ -46,11 +48,17 @@ class Settings:
         "false", "no" or "off", keeps them in memory alone.
     disable : frozenset of str
         ``NXCORE_DISABLE``: plugins not to load.
+    jit : bool
+        ``NXCORE_NO_JIT``: nothing is compiled; "", "0", "false", "no" and "off" mean that it may be. A kernel
+        whose code is neither on disk nor in its wheel is refused.
     lock : Path, optional
         ``NXCORE_LOCK``: a file that fixes the winner of each problem; see ``nxcore wisdom lock``.
     log : str
         ``NXCORE_LOG``: ``debug``, ``info``, ``warning`` or ``error``: the lowest level of the logger
         ``nxcore`` that is written to standard error. Empty leaves logging as it is.
+    measure : bool
+        ``NXCORE_NO_MEASURE``: nothing is measured; "", "0", "false", "no" and "off" mean that it may be. The
+        policies ``online`` and ``measure`` are ``estimate`` then.
     policy : str
         ``NXCORE_POLICY``: ``online`` (learn from the calls), ``measure`` (measure at a problem's first
         call), ``estimate`` (measure nothing) or ``frozen`` (use the lock alone).
@@ -65,8 +73,10 @@ class Settings:
     backends: frozenset[str] | None = None
     cache: Path | None = None
     disable: frozenset[str] = frozenset()
+    jit: bool = True
     lock: Path | None = None
     log: str = ""
+    measure: bool = True
     policy: str = "online"
     strict: bool = False
     workers: int | None = None
@@ -81,14 +91,16 @@ class Settings:
                 known = ", ".join(VARIABLES)
                 warnings.warn(f"{name} is not a setting of nxcore; known: {known}", stacklevel=3)
         return cls(
-            audit=env.get("NXCORE_AUDIT", "1").strip().lower() not in NO,
+            audit=_on(env.get("NXCORE_AUDIT", "1")),
             backends=_names(env["NXCORE_BACKENDS"]) if "NXCORE_BACKENDS" in env else None,
             cache=cache_folder(env),
             disable=_names(env.get("NXCORE_DISABLE", "")),
+            jit=not _on(env.get("NXCORE_NO_JIT", "")),
             lock=Path(env["NXCORE_LOCK"]).expanduser() if env.get("NXCORE_LOCK") else None,
             log=_level(env.get("NXCORE_LOG", "")),
+            measure=not _on(env.get("NXCORE_NO_MEASURE", "")),
             policy=require_policy(env.get("NXCORE_POLICY", "online").strip().lower(), "NXCORE_POLICY"),
-            strict=env.get("NXCORE_STRICT", "").strip().lower() not in NO,
+            strict=_on(env.get("NXCORE_STRICT", "")),
             workers=_workers(env.get("NXCORE_WORKERS")),
         )
 
@@ -125,6 +137,10 @@ def log_to_stderr(level: str) -> None:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         logger.addHandler(handler)
+
+
+def _on(text: str) -> bool:
+    return text.strip().lower() not in NO
 
 
 def _level(text: str) -> str:

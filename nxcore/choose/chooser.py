@@ -83,7 +83,7 @@ class Chooser:
     def policy(self) -> str:
         """The policy of the call's context."""
         order, found = PREFERENCE.get(), self.in_force
-        if order.as_is:
+        if order.as_is or not self.settings.measure:
             return found if found == "frozen" else "estimate"
         return "measure" if found == "online" and order.at_once else found
 
@@ -226,7 +226,9 @@ class Chooser:
         if policy != "frozen" and (guessed := self.estimator.choose(problem, args)):
             return guessed
         reason = f"it was never measured, and the policy is {self.in_force!r}" + (f": {why}" if why else "")
-        if self.in_force in LATER and policy == "estimate":
+        if not self.settings.measure:
+            reason += ", and NXCORE_NO_MEASURE is set"
+        elif self.in_force in LATER and policy == "estimate":
             reason += LATER[self.in_force]
         stayed = self.tuner.stay(problem, None, reason)
         return replace(stayed, decision=replace(stayed.decision, rule="prior"))

@@ -18,7 +18,7 @@ from nxcore.spec.problem import Problem, TensorMeta, leaves
 AGAIN = "torch again"
 """The second entry of torch's fastest way in every race: the A/A row."""
 
-PASSING = (Code.RAISED, Code.MEMORY, Code.UNMEASURED)
+PASSING = (Code.RAISED, Code.MEMORY, Code.UNMEASURED, Code.UNCOMPILED)
 """The codes of refusals that may not apply in another process."""
 
 

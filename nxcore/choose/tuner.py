@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 
+from nxcore.choose import admission
 from nxcore.choose.contenders import (
     AGAIN,
     Choice,
@@ -37,11 +39,12 @@ from nxcore.measure import race
 from nxcore.measure.decision import Candidate, Decision, settled
 from nxcore.measure.timing import Timing
 from nxcore.registry.registry import Registry
-from nxcore.spec.compiling import UncompiledError
+from nxcore.settings import Settings
+from nxcore.spec.compiling import UncompiledError, on_disk_alone
 from nxcore.spec.device import current
 from nxcore.spec.kernel import Backend, Code, Kernel, Refusal
 from nxcore.spec.problem import Problem
-from nxcore.trust.gate import Gate, brief, lost, short
+from nxcore.trust.gate import Gate, brief, lost
 
 _log = logging.getLogger(__name__)
 
@@ -61,6 +64,8 @@ class Tuner:
         How much the first call of a problem may measure.
     workers : Workers, optional
         Compile and verify kernels in processes of their own.
+    settings : Settings, optional
+        Whether anything may be compiled and measured; by default both.
     """
 
     def __init__(
@@ -69,8 +74,11 @@ class Tuner:
         gate: Gate,
         effort: race.Effort = race.IN_CALL,
         workers: Workers | None = None,
+        *,
+        settings: Settings | None = None,
     ) -> None:
         self.registry, self.gate, self.effort, self.workers = registry, gate, effort, workers
+        self.jit, self.measures = (settings.jit, settings.measure) if settings else (True, True)
 
     def choose(
         self,
@@ -210,29 +218,7 @@ class Tuner:
 
     def refusal(self, backend: Backend, kernel: Kernel, problem: Problem) -> Refusal | None:
         """Return why a kernel is rejected for ``problem``: by the machine, then by the call."""
-        machine = self.registry.probe(backend, kernel)
-        if not machine:
-            return Refusal(Code.MACHINE, machine.reason, machine.hint)
-        native = backend.name == "torch"
-        if not native and problem.dtype not in kernel.dtypes:
-            needed = " or ".join(short(d) for d in kernel.dtypes)
-            return Refusal(Code.DTYPE, f"needs {needed}, got {short(problem.dtype)}")
-        if problem.dtype is torch.float32 and kernel.precision != "ieee32":
-            why = f"its precision class is {kernel.precision}, and a float32 call needs ieee32"
-            return Refusal(Code.CLAIM, why)
-        if not native and problem.writes and problem["out"].dtype != problem.outputs.dtype:
-            return Refusal(Code.DTYPE, f"needs an out of the result's dtype, {short(problem.outputs.dtype)}")
-        if problem.aliased and not kernel.in_place_safe:
-            return Refusal(Code.CLAIM, "doesn't claim to be in_place_safe, and out is an input")
-        if torch.are_deterministic_algorithms_enabled() and not (native or kernel.deterministic):
-            return Refusal(Code.CLAIM, "doesn't claim to be deterministic")
-        try:
-            verdict = kernel.takes(problem)
-        except FOREIGN as error:
-            return Refusal(Code.BROKEN, f"accepts raised {type(error).__name__}: {error}")
-        if not verdict:
-            return verdict.refusal
-        return None if native else self.gate.refusal(backend, kernel, problem)
+        return admission.refusal(self.registry, self.gate, backend, kernel, problem, jit=self.jit)
 
     def enter(
         self,
@@ -261,21 +247,26 @@ class Tuner:
         if backend.name == "torch" and (not kernel.variant or yardstick(kernel)):
             return Contender(backend, kernel, candidate, kernel.plan(problem))
         try:
-            held = self.gate.verify(backend, kernel, problem)
-            candidate = replace(candidate, error=held.error)
-            if held.refusal:
-                return Contender(backend, kernel, replace(candidate, refusal=held.refusal))
-            if not first:
-                return Contender(backend, kernel, candidate, kernel.plan(problem))
-            suspect = self.gate.suspect(backend, kernel, problem.device, problem.dtype)
-            with (
-                self.gate.watched(suspect, problem.device, f"its first run on {problem}"),
-                current(problem.device),
-            ):
-                call = kernel.plan(problem)
-                if not problem.view:
-                    try_once(call, problem, args)
-        except (DeviceLostError, UncompiledError):
+            with contextlib.nullcontext() if self.jit else on_disk_alone():
+                held = self.gate.verify(backend, kernel, problem)
+                candidate = replace(candidate, error=held.error)
+                if held.refusal:
+                    return Contender(backend, kernel, replace(candidate, refusal=held.refusal))
+                if not first:
+                    return Contender(backend, kernel, candidate, kernel.plan(problem))
+                suspect = self.gate.suspect(backend, kernel, problem.device, problem.dtype)
+                with (
+                    self.gate.watched(suspect, problem.device, f"its first run on {problem}"),
+                    current(problem.device),
+                ):
+                    call = kernel.plan(problem)
+                    if not problem.view:
+                        try_once(call, problem, args)
+        except UncompiledError as missing:
+            if self.jit:
+                raise
+            return Contender(backend, kernel, replace(candidate, refusal=admission.uncompiled(missing)))
+        except DeviceLostError:
             raise
         except torch.OutOfMemoryError:
             return Contender(backend, kernel, replace(candidate, refusal=OUT_OF_MEMORY))
@@ -309,6 +300,8 @@ class Tuner:
             return stay("no other backend has a kernel for this call")
         if any(m.numel() == 0 for m in leaves_of(problem.outputs)):
             return stay("there is nothing to compute")
+        if not self.measures:
+            return stay("not measured: NXCORE_NO_MEASURE is set")
         arguments = private_out(problem, args)
         calls: dict[str, Callable[[], Any]] = {
             e.candidate.label: functools.partial(e.call, *arguments) for e in racing if e.call

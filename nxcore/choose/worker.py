@@ -19,6 +19,7 @@ import torch
 from nxcore.choose.tuner import Tuner
 from nxcore.registry.discovery import installed
 from nxcore.settings import Settings
+from nxcore.spec.tally import tally
 from nxcore.store.files import Store
 from nxcore.store.problems import described
 from nxcore.trust.gate import Gate, brief
@@ -62,11 +63,13 @@ def main() -> int:
         threading.Thread(target=read, daemon=True).start()
         while True:
             task, began = json.loads(tasks.get()), time.process_time()
+            before = tally().compilations
             try:
                 why = done(tuner, task)
             except Exception as error:  # noqa: BLE001  the next task may be done
                 why = brief(error)
-            answers.write(json.dumps({"why": why, "seconds": time.process_time() - began}) + "\n")
+            took = {"seconds": time.process_time() - began, "compilations": tally().compilations - before}
+            answers.write(json.dumps({"why": why, **took}) + "\n")
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from typing import IO, Any
 import torch
 
 from nxcore.settings import Settings
+from nxcore.spec import tally
 from nxcore.spec.problem import Problem
 from nxcore.store.wisdom import key
 
@@ -57,10 +58,13 @@ class Answer:
         Why there is no result on disk; empty if there is.
     seconds : float
         The processor time that it took.
+    compilations : int
+        How much was compiled.
     """
 
     why: str = ""
     seconds: float = 0.0
+    compilations: int = 0
 
 
 @dataclass(frozen=True)
@@ -228,7 +232,9 @@ class _Worker:
         elif self._text.endswith(b"\n"):
             answer = json.loads(self._text.splitlines()[-1])
             self._text = b""
-            self._tell(Answer(str(answer["why"]), float(answer["seconds"])))
+            compilations = int(answer["compilations"])
+            tally.compiled(compilations)
+            self._tell(Answer(str(answer["why"]), float(answer["seconds"]), compilations))
 
     def check(self, patience: float) -> None:
         """End it if it has taken too long."""
@@ -286,13 +292,14 @@ def cores() -> int:
 def allowed(settings: Settings) -> int:
     """Return how many workers a process may have; 0 if it must start no process.
 
-    That is so if nothing is kept on disk, in the child of a process that splits its own work (a loader of
-    data, a worker of tests), and in a program that is frozen into one file.
+    That is so if nothing is kept on disk or compiled, in the child of a process that splits its own work (a
+    loader of data, a worker of tests), and in a program that is frozen into one file.
     """
     split = multiprocessing.parent_process() is not None or "PYTEST_XDIST_WORKER" in os.environ
     if (
         os.name != "posix"
         or settings.cache is None
+        or not settings.jit
         or split
         or getattr(sys, "frozen", False)
         or not sys.executable

@@ -21,6 +21,7 @@ import torch
 
 from nxcore.errors import MeasurementError
 from nxcore.measure.timing import REGIMES, Timing, duration
+from nxcore.spec import tally
 from nxcore.spec.device import current, synchronize
 
 Clock = Callable[[], int]
@@ -125,6 +126,7 @@ def race(
     MeasurementError
         If a call's work isn't on the current stream, so that it can't be timed.
     """
+    tally.raced()
     lanes = {label: _Lane(call) for label, call in calls.items()}
     first = next(iter(lanes))
     run_block = functools.partial(_cuda_block, device) if device.type == "cuda" else _cpu_block

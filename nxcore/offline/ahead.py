@@ -216,8 +216,15 @@ def tuned(
     ------
     Row
         The result of each cell.
+
+    Raises
+    ------
+    InvalidInputError
+        Under ``NXCORE_NO_MEASURE``.
     """
-    tuner = Tuner(session.registry, session.gate, effort, session.tuner.workers)
+    if not session.tuner.measures:
+        raise InvalidInputError("NXCORE_NO_MEASURE is set, and tuning is measuring; unset it")
+    tuner = Tuner(session.registry, session.gate, effort, session.tuner.workers, settings=session.settings)
     recall, cells = Recall(tuner, session.wisdom), list(cells)
     if pays(tuner):
         compiled(tuner, _unknown(recall, cells, again), advance)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from nxcore.offline.ahead import deterministic
 from nxcore.registry.registry import Registry
 from nxcore.session import Session, default
 from nxcore.spec.problem import Problem, TensorMeta
+from nxcore.spec.tally import Tally, tally
 from nxcore.store import problems
 
 State = Literal["kernel", "torch", "learning", "unknown"]
@@ -84,11 +85,14 @@ class Status:
         The modules that nxcore's operators serve, and why the others are left to torch.
     next : str
         What to do next.
+    tally : Tally
+        What this process has compiled and measured so far.
     """
 
     rows: tuple[Served, ...]
     modules: Swap | None
     next: str
+    tally: Tally = field(default_factory=tally)
 
     @property
     def saved_ms(self) -> float:
@@ -113,6 +117,7 @@ class Status:
             "counts": self.counts,
             "saved_ms": self.saved_ms,
             "next": self.next,
+            "tally": asdict(self.tally),
         }
 
     def __str__(self) -> str:
@@ -126,12 +131,17 @@ class Status:
         lines.append(f"problems: {'; '.join(told) or 'none met'}")
         if any(row.calls for row in self.rows):
             lines.append(f"saved: {self.saved_ms:.3g} ms a step, from the medians of single calls")
+        lines.append(f"this process: {self.tally.compilations} compilations, {self.tally.races} races")
         return "\n".join([*lines, f"next: {self.next}"])
 
 
-def of_model(model: nn.Module, *args: Any, **kwargs: Any) -> Status:
-    """Return the status of ``model``; see ``nxcore.status``."""
-    session, modules = default(), standing(model)
+def of_model(model: nn.Module | None, *args: Any, **kwargs: Any) -> Status:
+    """Return the status of ``model``, of this process without one; see ``nxcore.status``."""
+    session = default()
+    tune = "record a step with nxcore.record(FILE), then run: nxcore tune --from-trace FILE"
+    if model is None:
+        return _status(session, [_row(p, 0, known(session, p)) for p in decided(session)], None, tune)
+    modules = standing(model)
     if args or kwargs:
         met = Trace()
         with session.observed(met):
@@ -143,7 +153,6 @@ def of_model(model: nn.Module, *args: Any, **kwargs: Any) -> Status:
     what = "" if accelerated else "nxcore.accelerate(model) lets nxcore's operators serve its modules"
     if not what and not rows:
         what = "nxcore.status(model, input) runs a step to see its problems"
-    tune = "record a step with nxcore.record(FILE), then run: nxcore tune --from-trace FILE"
     return _status(session, rows, modules, tune, what)
 
 

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
 
+from nxcore.spec import tally
+
 _ON_DISK_ALONE: ContextVar[bool] = ContextVar("nxcore_on_disk_alone", default=False)
 
 
@@ -30,6 +32,7 @@ def compiling(what: str) -> None:
     """
     if _ON_DISK_ALONE.get():
         raise UncompiledError(what)
+    tally.compiled()
 
 
 @contextlib.contextmanager

@@ -69,5 +69,6 @@ def _compose(spec: OpSpec, halves: tuple[Kernel, ...]) -> Kernel:
         tuple(common),
         deterministic=all(half.deterministic for half in halves),
         graph_safe=all(half.graph_safe for half in halves),
+        announces=all(half.announces for half in halves),
         halves=halves,
     )

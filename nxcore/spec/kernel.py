@@ -60,6 +60,8 @@ class Code(StrEnum):
     """Its backend takes part only where it is requested by name."""
     SIMULATED = "simulated"
     """An interpreter or simulator runs it."""
+    UNCOMPILED = "uncompiled"
+    """It would have to be compiled, and ``NXCORE_NO_JIT`` is set."""
     POLICY = "policy"
     """The caller's preference or the policy rejects it."""
     BROKEN = "broken"
@@ -211,7 +213,7 @@ class Kernel:
         table: a change of it makes the kernel a new one.
     announces : bool
         Whether it calls ``compiling`` before it compiles, so that it can be verified early where its code is
-        on disk.
+        on disk, and under ``NXCORE_NO_JIT`` at all. True for a kernel that compiles nothing.
 
     Examples
     --------

@@ -34,6 +34,7 @@ from nxcore.errors import present
 from nxcore.measure.decision import Candidate, Decision, settled
 from nxcore.measure.race import Clock
 from nxcore.measure.timing import Timing
+from nxcore.spec import tally
 from nxcore.spec.compiling import UncompiledError, on_disk_alone
 from nxcore.spec.device import heed_no_capture
 from nxcore.spec.kernel import Backend, Code, Kernel, Refusal
@@ -266,6 +267,7 @@ class Lesson:
         for e in racing:
             calls[e.candidate.label], checks[e.candidate.label] = self._careful(e)
         native = (e.candidate.label for e in racing if e.candidate.native)
+        tally.raced()
         self.exploration.begin(calls, frozenset(native), AGAIN, checks)
 
     def _race(self) -> None:

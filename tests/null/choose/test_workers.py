@@ -21,6 +21,7 @@ from nxcore.choose.workers import Answer, Workers
 from nxcore.settings import Settings
 from nxcore.spec.compiling import compiling
 from nxcore.spec.problem import Problem
+from nxcore.spec.tally import tally
 from nxcore.store.files import Store
 from nxcore.trust.quarantine import Quarantine, Suspect
 from tests.null.choose.learn.test_exploration import X, called, learning, ready
@@ -38,7 +39,8 @@ for line in sys.stdin:
         print("the last words", file=sys.stderr, flush=True)
         os._exit(3)
     time.sleep(60 if name == "hang" else 0)
-    print(json.dumps({"why": "" if name != "fails" else "can't", "seconds": 0.5}), flush=True)
+    why = "can't" if name == "fails" else ""
+    print(json.dumps({"why": why, "seconds": 0.5, "compilations": 2}), flush=True)
 """
 COMMAND = (sys.executable, "-c", WORKER)
 
@@ -73,7 +75,9 @@ def ended(found):
 
 def test_a_task_is_answered_and_the_hottest_is_first():
     found = started()
-    assert asked(found, "one") == [("one", Answer("", 0.5))]
+    before = tally().compilations
+    assert asked(found, "one") == [("one", Answer("", 0.5, 2))]
+    assert tally().compilations == before + 2, "it was compiled for this process"
     found.ask(PROBLEM, "first", lambda answer: time.sleep(0.3))
     order = [name for name, _ in asked(found, "cold", "warm", "hot", heats=(0.1, 0.2, 0.3))]
     assert order[-1] == "cold"

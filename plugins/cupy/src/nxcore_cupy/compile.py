@@ -13,6 +13,8 @@ from cupy.cuda import nvrtc
 from nxcore_cuda.machine import toolkit
 from nxcore_cuda.machine.compile import LAST_LINES, SOURCES, CompileError, digest, included, sources_digest
 
+from nxcore.plugin import compiling
+
 OPTIONS = ("-std=c++17", "-default-device")  # the latter: a helper may lack __device__, as nvcc allows
 
 
@@ -51,6 +53,7 @@ def compiled(text: str, capability: tuple[int, int], what: str, folder: Path = S
     key = digest(sources_digest(text, folder), arch, release, *OPTIONS)
     path = toolkit.cache_folder() / "nvrtc" / arch / f"{what}-{key}.{kind}"
     if not path.exists():
+        compiling(what)
         image = _compile(text, (*OPTIONS, f"-arch={arch}"), kind, what, folder)
         path.parent.mkdir(parents=True, exist_ok=True)
         # Renamed when whole: nobody sees half a file, and of two processes the last one's stays.

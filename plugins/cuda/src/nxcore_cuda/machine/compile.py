@@ -121,6 +121,8 @@ def emulated(instance: Instance, folder: Path = SOURCES) -> Path:
     command = [compiler, *HOST_FLAGS, "-x", "c++", f"-I{folder}", f"-I{SOURCES}", f"-I{EMULATOR}"]
     key = digest(sources_digest(text, folder), *HOST_FLAGS, toolkit.version(compiler))
     path = toolkit.cache_folder() / "emulator" / f"{instance.entry}-{key}.so"
+    if not path.exists():
+        compiling(instance.symbol)
     return kept(path, instance.symbol, command, text, ".cpp")
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from nxcore.plugin import compiling
 from nxcore_cuda.machine import load, toolkit
 from nxcore_cuda.machine.compile import CompileError, digest, kept
 from nxcore_cuda.machine.handle import CtypesHandle
@@ -44,14 +45,22 @@ def why_not_built() -> str:
     return ""
 
 
+def _compiler() -> str:
+    return str(shutil.which("cc") or shutil.which("gcc"))
+
+
+def place() -> Path:
+    """Return where the cache has the compiled launcher."""
+    key = digest(SOURCE.read_text(), *FLAGS, toolkit.version(_compiler()), sys.version)
+    return toolkit.cache_folder() / "launcher" / key / "_launch.abi3.so"
+
+
 def build() -> Path:
     """Return the compiled launcher, made where the cache has none."""
-    compiler = str(shutil.which("cc") or shutil.which("gcc"))
-    include = sysconfig.get_paths()["include"]
-    text = SOURCE.read_text()
-    key = digest(text, *FLAGS, toolkit.version(compiler), sys.version)
-    path = toolkit.cache_folder() / "launcher" / key / "_launch.abi3.so"
-    return kept(path, "launcher.c", [compiler, *FLAGS, f"-I{include}"], text, ".c")
+    include, path = sysconfig.get_paths()["include"], place()
+    if not path.exists():
+        compiling("the launcher")
+    return kept(path, "launcher.c", [_compiler(), *FLAGS, f"-I{include}"], SOURCE.read_text(), ".c")
 
 
 def imported(path: Path) -> Any:
@@ -71,6 +80,8 @@ def extension() -> tuple[Any, str]:
         pass  # an editable install, or a wheel built without a compiler
     if reason := why_not_built():
         return None, f"ctypes: {reason}"
+    if not (toolkit.JIT or place().exists()):
+        return None, "ctypes: NXCORE_NO_JIT is set, and the launcher isn't built"
     try:
         return imported(build()), "C, built here"
     except (CompileError, ImportError, OSError) as error:

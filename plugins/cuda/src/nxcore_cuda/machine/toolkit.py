@@ -11,8 +11,13 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-EMULATED = os.environ.get("NXCORE_CUDA_EMULATOR", "").strip().lower() not in ("", "0", "false", "no", "off")
+NO = ("", "0", "false", "no", "off")
+
+EMULATED = os.environ.get("NXCORE_CUDA_EMULATOR", "").strip().lower() not in NO
 """g++ stands in for nvcc, and kernels run on the CPU, on CPU tensors."""
+
+JIT = os.environ.get("NXCORE_NO_JIT", "").strip().lower() in NO
+"""Whether the launcher may be built."""
 
 LEAST_CAPABILITY = (7, 5)
 

@@ -1,0 +1,59 @@
+"""Admission: why a kernel is rejected for a problem before it is verified, planned or timed."""
+
+from __future__ import annotations
+
+import torch
+
+from nxcore.errors import FOREIGN
+from nxcore.registry.registry import Registry
+from nxcore.spec.compiling import UncompiledError
+from nxcore.spec.kernel import Backend, Code, Kernel, Refusal
+from nxcore.spec.problem import Problem
+from nxcore.trust.gate import Gate, short
+
+AGAIN = "unset NXCORE_NO_JIT"
+
+SILENT = Refusal(
+    Code.UNCOMPILED, "NXCORE_NO_JIT is set, and it doesn't tell whether its compiled code is on disk", AGAIN
+)
+
+
+def refusal(
+    registry: Registry, gate: Gate, backend: Backend, kernel: Kernel, problem: Problem, *, jit: bool = True
+) -> Refusal | None:
+    """Return why a kernel is rejected for ``problem``: by the machine, then by the call.
+
+    Without ``jit``, a kernel is rejected if it doesn't announce that it compiles.
+    """
+    machine = registry.probe(backend, kernel)
+    if not machine:
+        return Refusal(Code.MACHINE, machine.reason, machine.hint)
+    native = backend.name == "torch"
+    if not native and problem.dtype not in kernel.dtypes:
+        needed = " or ".join(short(d) for d in kernel.dtypes)
+        return Refusal(Code.DTYPE, f"needs {needed}, got {short(problem.dtype)}")
+    if problem.dtype is torch.float32 and kernel.precision != "ieee32":
+        why = f"its precision class is {kernel.precision}, and a float32 call needs ieee32"
+        return Refusal(Code.CLAIM, why)
+    if not native and problem.writes and problem["out"].dtype != problem.outputs.dtype:
+        return Refusal(Code.DTYPE, f"needs an out of the result's dtype, {short(problem.outputs.dtype)}")
+    if problem.aliased and not kernel.in_place_safe:
+        return Refusal(Code.CLAIM, "doesn't claim to be in_place_safe, and out is an input")
+    if torch.are_deterministic_algorithms_enabled() and not (native or kernel.deterministic):
+        return Refusal(Code.CLAIM, "doesn't claim to be deterministic")
+    try:
+        verdict = kernel.takes(problem)
+    except FOREIGN as error:
+        return Refusal(Code.BROKEN, f"accepts raised {type(error).__name__}: {error}")
+    if not verdict:
+        return verdict.refusal
+    if not (native or jit or kernel.announces):
+        return SILENT
+    return None if native else gate.refusal(backend, kernel, problem)
+
+
+def uncompiled(missing: UncompiledError) -> Refusal:
+    """Return the refusal of a kernel whose code isn't on disk, where nothing may be compiled."""
+    return Refusal(
+        Code.UNCOMPILED, f"it would have to be compiled, and NXCORE_NO_JIT is set: {missing}", AGAIN
+    )
