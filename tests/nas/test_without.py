@@ -37,6 +37,7 @@ print(json.dumps([found.to_dict()["tally"], len(swap.replaced), found.counts, fl
 def ran(folder, of):
     """Return the tally, the number of replaced modules, and the problems by state."""
     env = os.environ | {"NXCORE_NO_JIT": "1", "NXCORE_NO_MEASURE": "1", "NXCORE_CACHE": str(folder)}
+    env |= {"OMP_NUM_THREADS": "1"}  # these calls are tiny
     env.pop("NXCORE_POLICY", None)
     root = str(Path(__file__).parents[2])
     env["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [env.get("PYTHONPATH")])])
