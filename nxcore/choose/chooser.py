@@ -18,6 +18,7 @@ from nxcore.choose.learn.learner import Learner, Wrap
 from nxcore.choose.learn.watch import Watch
 from nxcore.choose.learn.watches import Watches
 from nxcore.choose.pairs import Pairs
+from nxcore.choose.prune import Pruner
 from nxcore.choose.recall import Recall
 from nxcore.choose.recorded import Recorded
 from nxcore.context import NOTHING, PREFERENCE, Preference, capturing
@@ -73,6 +74,7 @@ class Chooser:
         self.watches = Watches(self._convicted, lambda: self.learner.pace, on=settings.audit)
         self.learner = Learner(recall, changed, self.watches, wrap=wrap)
         self.estimator, self.pairs = Estimator(recall), Pairs(recall)
+        self.pruner = Pruner(self.estimator)
         self.recorded = Recorded(recall.wisdom, recall.tuner.registry)
         self.lock = Lock.read(settings.lock) if settings.lock else Lock({})
         self.choices: OrderedDict[Key, Choice] = OrderedDict()
@@ -219,7 +221,8 @@ class Chooser:
         if policy != "frozen" and (known := self.recall.recall(problem, args, policy)):
             return known
         if policy == "measure":
-            return self.recall.kept(problem, args, self.tuner.choose(problem, args))
+            listed = self.pruner.shortlist(problem)
+            return self.recall.kept(problem, args, self.tuner.choose(problem, args, shortlist=listed))
         why = self.learner.refusal(problem) if policy == "online" else ""
         if policy == "online" and not why:
             return self.learner.start(problem, functools.partial(self._learnt, key, self.lock))

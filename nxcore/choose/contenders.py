@@ -144,6 +144,11 @@ def left_out(backend: Backend, kernel: Kernel, why: str = "") -> Contender:
     """Return a kernel that was left out, for the reason ``why`` or since its backend runs on request only."""
     on_request = f"only on request: {backend.on_request}; request it by backend={backend.name!r}"
     refusal = Refusal(Code.POLICY, why) if why else Refusal(Code.ON_REQUEST, on_request)
+    return turned_down(backend, kernel, refusal)
+
+
+def turned_down(backend: Backend, kernel: Kernel, refusal: Refusal) -> Contender:
+    """Return a kernel that was left out by ``refusal``, without a check of its own."""
     label = backend.label(kernel)
     candidate = Candidate(label, backend.name, refusal=refusal, graph_safe=kernel.graph_safe)
     return Contender(backend, kernel, candidate)

@@ -24,8 +24,10 @@ from nxcore.choose.contenders import (
     regimes,
     timed,
     try_once,
+    turned_down,
     yardstick,
 )
+from nxcore.choose.shortlist import EVERY, Shortlist
 from nxcore.choose.workers import Workers
 from nxcore.errors import (
     FOREIGN,
@@ -87,6 +89,7 @@ class Tuner:
         *,
         backend: str | None = None,
         order: Sequence[str] = (),
+        shortlist: Shortlist = EVERY,
     ) -> Choice:
         """Choose a kernel for ``problem``.
 
@@ -100,6 +103,8 @@ class Tuner:
             This backend must serve the call; otherwise an error is raised.
         order : sequence of str
             Preferred backends, in order.
+        shortlist : Shortlist
+            The kernels that are compiled, of those that must be.
 
         Returns
         -------
@@ -127,6 +132,7 @@ class Tuner:
                 reason = f"nxcore.use({', '.join(map(repr, order))}) is in force"
                 candidates = tuple(e.candidate for e in entries)
                 return carry_out(Decision(entry.candidate.label, "preferred", reason, candidates), entries)
+        considered |= self._listed(problem, args, shortlist)
         entries = [
             considered.get(b.label(k))
             or (left_out(b, k) if b.on_request else self.enter(b, k, problem, args))
@@ -134,6 +140,19 @@ class Tuner:
         ]
         decision, again = self.measured(problem, args, entries)
         return replace(carry_out(decision, entries), again=again)
+
+    def _listed(self, problem: Problem, args: tuple[Any, ...], shortlist: Shortlist) -> dict[str, Contender]:
+        """Enter the first kernels of a shortlist that can serve; leave out the others that it names."""
+        owned = {b.label(k): (b, k) for b, k in self.taking_part(problem.op)}
+        found = {label: turned_down(*owned[label], why) for label, why in shortlist.pruned.items()}
+        for label in shortlist.order:
+            enough = sum(e.call is not None for e in found.values()) >= shortlist.most
+            found[label] = (
+                turned_down(*owned[label], shortlist.spare(label))
+                if enough
+                else self.enter(*owned[label], problem, args)
+            )
+        return found
 
     def stay(self, problem: Problem, backend: str | None, reason: str) -> Choice:
         """Return torch's reference for a problem that no kernel can serve now.
@@ -297,7 +316,9 @@ class Tuner:
         if problem.view:
             return stay("a view: there is nothing to run")
         if len(racing) == 1:
-            return stay("no other backend has a kernel for this call")
+            pruned = [c.label for c in candidates if c.refusal and c.refusal.code is Code.PRUNED]
+            promise = f"no other kernel promises to be faster: {', '.join(pruned)} were not compiled"
+            return stay(promise if pruned else "no other backend has a kernel for this call")
         if any(m.numel() == 0 for m in leaves_of(problem.outputs)):
             return stay("there is nothing to compute")
         if not self.measures:

@@ -47,14 +47,17 @@ class Effort:
         Seconds of warm-up.
     budget_s : float
         Seconds after which no more blocks are run, once the first look is done.
+    compiled : int
+        The most kernels that are compiled for a problem; 0 for all.
     """
 
     looks: tuple[int, ...] = (12, 20, 40)
     warm_s: float = 0.15
     budget_s: float = 4.0
+    compiled: int = 0
 
 
-IN_CALL = Effort(looks=(12, 20), warm_s=0.02, budget_s=0.5)
+IN_CALL = Effort(looks=(12, 20), warm_s=0.02, budget_s=0.5, compiled=2)
 """The effort for the first call of a new problem."""
 
 

@@ -244,9 +244,13 @@ def _unknown(recall: Recall, cells: Iterable[Cell], again: bool) -> Iterator[Pro
         except (RuntimeError, InvalidInputError):
             continue  # its row will tell
         page = None if again else recall.wisdom.read(problem)
-        known = page and not page.decision.unclear and not recall.stale(problem, page)
-        if not known and not torch_alone(problem):
+        if not (page and _complete(recall, problem, page)) and not torch_alone(problem):
             yield problem
+
+
+def _complete(recall: Recall, problem: Problem, page: Page) -> bool:
+    """Return whether all kernels were measured clearly, and none has changed since."""
+    return not (page.decision.unclear or page.pruned or recall.stale(problem, page))
 
 
 def _problem(cell: Cell, args: tuple[Any, ...]) -> Problem:
@@ -285,7 +289,7 @@ def _row(recall: Recall, cell: Cell, again: bool) -> Row:
         return replace(row, reason=why)
     page = recall.wisdom.read(problem)
     row = replace(row, was=page.decision.chosen if page else "")
-    if page and not again and not page.decision.unclear and not recall.stale(problem, page):
+    if page and not again and _complete(recall, problem, page):
         return _found(row, "known", page)
     choice = recall.tuner.choose(problem, args)
     stays = not recall.keep(problem, choice.decision, choice.again)

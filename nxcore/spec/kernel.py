@@ -62,6 +62,8 @@ class Code(StrEnum):
     """An interpreter or simulator runs it."""
     UNCOMPILED = "uncompiled"
     """It would have to be compiled, and ``NXCORE_NO_JIT`` is set."""
+    PRUNED = "pruned"
+    """Other kernels promise more, so it was neither compiled nor timed."""
     POLICY = "policy"
     """The caller's preference or the policy rejects it."""
     BROKEN = "broken"

@@ -77,6 +77,11 @@ class Page:
         """Whether the next process races again: no race was clear so far, and few were tried."""
         return self.decision.unclear and self.unclear < RACES
 
+    @property
+    def pruned(self) -> bool:
+        """Whether a kernel was left out since others promised more."""
+        return any(c.refusal and c.refusal.code is Code.PRUNED for c in self.decision.candidates)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the page as plain data."""
         decision = self.decision.to_dict()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Collection, Hashable
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -49,7 +50,7 @@ class Estimator:
         """Return the choice for ``problem`` from measurements at other sizes, or None."""
         if problem.view:
             return None
-        owned, able, refused = self._able(problem)
+        owned, able, refused = self.able(problem)
         while len(able) > 1 and (found := self.guess(problem, able)):
             entry = self.tuner.enter(*able[found.label], problem, args)
             if entry.call is not None:
@@ -65,10 +66,10 @@ class Estimator:
 
     def knows(self, problem: Problem) -> bool:
         """Return whether measurements at other sizes allow an estimate for ``problem``."""
-        able = {} if problem.view else self._able(problem)[1]
+        able = {} if problem.view else self.able(problem)[1]
         return len(able) > 1 and self.guess(problem, able) is not None
 
-    def _able(self, problem: Problem) -> tuple[Owned, Owned, dict[str, Refusal]]:
+    def able(self, problem: Problem) -> tuple[Owned, Owned, dict[str, Refusal]]:
         """Return all kernels that take part, those that can serve, and the refusals of the others."""
         able: Owned = {}
         refused: dict[str, Refusal] = {}
@@ -82,25 +83,48 @@ class Estimator:
 
     def guess(self, problem: Problem, able: Owned) -> Guess | None:
         """Return a guess among ``able``, from this device's figures, otherwise from those of others."""
-        cost = problem.cost
-        if cost is None or "torch" not in able:
+        if problem.cost is None or "torch" not in able:
             return None
         at = neighbours.point(problem, {}, self._branches(problem, able))
+        for points, here in self._points_of(problem, able):
+            if found := neighbours.guess(at, points, able, here=here):
+                return found
+        return None
+
+    def predicted(self, problem: Problem, able: Owned) -> dict[str, float]:
+        """Return label -> predicted microseconds, for torch and at least one kernel; empty if unknown."""
+        if problem.cost is None or "torch" not in able:
+            return {}
+        at = neighbours.point(problem, {}, self._branches(problem, able))
+        for points, _ in self._points_of(problem, able):
+            if len(found := neighbours.predicted(at, points, able)) > 1:
+                return found
+        return {}
+
+    def wins(self, problem: Problem) -> Counter[str]:
+        """Return label -> number of problems of the operator, on any device of the type, that it won."""
+        facts = environment(problem.device)
+        every = [facts, *(f for f in self._foreign[problem.device.type] if f != facts)]
+        pages = (page for of in every for _, page in self.wisdom.shelf(of, problem.op).values())
+        return Counter(page.decision.chosen for page in pages if not page.decision.unclear)
+
+    def _points_of(self, problem: Problem, able: Owned) -> Iterator[tuple[list[Point], bool]]:
+        """Yield the measurements of one device after the other, and whether they count here as they are.
+
+        Figures of two devices are never mixed. After this device's come those of its kin.
+        """
         facts = environment(problem.device)
         makes = {label: self.recall.make(b, k) for label, (b, k) in able.items()}
         ours, stale = self._known(problem, facts, makes)
-        if found := neighbours.guess(at, ours, able):
-            return found
-        foreign = [stale]
+        yield ours, True
+        foreign = [(_kinship(facts, facts), stale)]
         foreign += [
-            self._known(problem, other, {})[1]
+            (_kinship(facts, other), self._known(problem, other, {})[1])
             for other in self._foreign[problem.device.type]
             if other != facts
         ]
-        for points in sorted(foreign, key=len, reverse=True):  # figures of two devices are never mixed
-            if found := neighbours.guess(at, points, able, here=False):
-                return found
-        return None
+        for _, points in sorted(foreign, key=lambda of: (of[0], len(of[1])), reverse=True):
+            yield points, False
 
     def _known(
         self, problem: Problem, facts: dict[str, Any], makes: dict[str, str]
@@ -149,3 +173,9 @@ class Estimator:
                 with contextlib.suppress(Exception):
                     found[label] = kernel.branch_of(problem)
         return found
+
+
+def _kinship(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> int:
+    """Return how much two devices have in common: 2 for the same capability, 1 for the same generation."""
+    here, there = (str(facts.get("capability")) for facts in (ours, theirs))
+    return (here == there) + (here.partition(".")[0] == there.partition(".")[0])

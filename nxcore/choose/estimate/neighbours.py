@@ -13,7 +13,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from nxcore.choose.estimate.model import Point, forecasts
+from nxcore.choose.estimate.model import Forecast, Point, forecasts
 from nxcore.measure.decision import TIE
 from nxcore.measure.timing import Timing, duration
 from nxcore.spec.layout import layout_class
@@ -155,10 +155,27 @@ def guess(at: Point, points: Sequence[Point], labels: Collection[str], *, here: 
         None where the points allow no guess: outside of their range, or of other kernels.
     """
     at, *hull = _distinct([at, *(p for p in points if "torch" in p.times and _alike(at, p))])
-    near = sorted((p for p in hull if _apart(at, p) <= APART), key=lambda p: _distance(at, p))[:NEAREST]
+    near = _near(at, hull)
     if here and (found := _bracketed(at, near, labels)):
         return found
     return _modelled(at, near, hull, labels, here=here) if near and _within(at, hull) else None
+
+
+def predicted(at: Point, points: Sequence[Point], labels: Collection[str]) -> dict[str, float]:
+    """Return the microseconds that a model predicts for each kernel; empty where the points allow none.
+
+    Parameters
+    ----------
+    at, points, labels
+        As for ``guess``. A kernel without usable points has no prediction.
+    """
+    at, *hull = _distinct([at, *(p for p in points if "torch" in p.times and _alike(at, p))])
+    near = _near(at, hull)
+    return _forecast(at, near, hull, labels)[1] if near and _within(at, hull) else {}
+
+
+def _near(at: Point, hull: Sequence[Point]) -> list[Point]:
+    return sorted((p for p in hull if _apart(at, p) <= APART), key=lambda p: _distance(at, p))[:NEAREST]
 
 
 def _octaves(a: Point, b: Point) -> list[float]:
@@ -258,19 +275,27 @@ def _said(point: Point) -> str:
 def _modelled(
     at: Point, near: Sequence[Point], points: Sequence[Point], labels: Collection[str], *, here: bool
 ) -> Guess:
-    told = forecasts(at, near, points, labels)
-    torchs = math.exp(told["torch"].log)
-    us = {label: torchs * math.exp(f.log) for label, f in told.items()} | {"torch": torchs}
-    predicted = dict(sorted(us.items(), key=lambda item: item[1]))
+    told, us = _forecast(at, near, points, labels)
+    torchs = us["torch"]
     whose = "" if here else " on another device or by other versions"
     basis = f"predicted from {len(near)} measured sizes{whose}, not measured"
-    for label, taken in predicted.items():
+    for label, taken in us.items():
         hope = 0.0 if here and _never_slower(at, near, label) else _hope(told[label].missed)
         margin = max(AGREED if here else UNPROVEN, hope) if label != "torch" else 0.0
         if taken * (1 + margin) < torchs:
             said = f"{duration(taken)} against torch's {duration(torchs)}, model error up to {margin:.0%}"
-            return Guess(label, "prior", f"{said}; {basis}", predicted)
-    return Guess("torch", "prior", f"no kernel is clearly faster than torch; {basis}", predicted)
+            return Guess(label, "prior", f"{said}; {basis}", us)
+    return Guess("torch", "prior", f"no kernel is clearly faster than torch; {basis}", us)
+
+
+def _forecast(
+    at: Point, near: Sequence[Point], points: Sequence[Point], labels: Collection[str]
+) -> tuple[dict[str, Forecast], dict[str, float]]:
+    """Return the forecasts, and the microseconds by them, the fastest first."""
+    told = forecasts(at, near, points, labels)
+    torchs = math.exp(told["torch"].log)
+    us = {label: torchs * math.exp(f.log) for label, f in told.items()} | {"torch": torchs}
+    return told, dict(sorted(us.items(), key=lambda item: item[1]))
 
 
 def _never_slower(at: Point, points: Sequence[Point], label: str) -> bool:

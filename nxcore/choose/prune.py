@@ -1,0 +1,37 @@
+"""Pruning: which kernels of an unknown problem are compiled, by what is known of other problems.
+
+What lies compiled and verified on disk costs next to nothing, so it is always raced.
+"""
+
+from __future__ import annotations
+
+from nxcore.choose.ahead import uncompiled
+from nxcore.choose.estimate.estimator import Estimator
+from nxcore.choose.shortlist import EVERY, Shortlist, shortlisted
+from nxcore.spec.problem import Problem
+
+
+class Pruner:
+    """Prunes the kernels of problems by the measurements of others.
+
+    Parameters
+    ----------
+    estimator : Estimator
+        Predicts from measurements at other sizes and on other devices.
+    """
+
+    def __init__(self, estimator: Estimator) -> None:
+        self.estimator, self.tuner = estimator, estimator.tuner
+
+    def shortlist(self, problem: Problem) -> Shortlist:
+        """Return which kernels of a new problem are to be compiled; empty where none must be pruned."""
+        most = self.tuner.effort.compiled
+        if not most or problem.view:
+            return EVERY
+        missing = set(uncompiled(self.tuner, problem))
+        if not missing:
+            return EVERY
+        able = self.estimator.able(problem)[1]
+        backends = {label: b.name for label, (b, _) in able.items() if label in missing}
+        predicted = self.estimator.predicted(problem, able)
+        return shortlisted(backends, predicted, self.estimator.wins(problem), most)

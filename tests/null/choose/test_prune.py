@@ -1,0 +1,196 @@
+"""Pruning: of an unknown problem's kernels only those are compiled that may win, and the others can tell why."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import pytest
+import torch
+
+from nxcore.choose.shortlist import shortlisted
+from nxcore.measure import race as racing
+from nxcore.measure.decision import Candidate, Decision
+from nxcore.offline import ahead
+from nxcore.session import Session
+from nxcore.settings import Settings
+from nxcore.spec.compiling import compiling
+from nxcore.spec.kernel import Code, Refusal
+from nxcore.spec.problem import Problem
+from nxcore.store import wisdom
+from nxcore.store.wisdom import Page
+from tests.null import fakes
+from tests.null.fakes import SPECS, timing
+
+ADD = SPECS["add"].reference
+EFFORT = dataclasses.replace(fakes.QUICK, compiled=2)
+
+
+@pytest.mark.parametrize(
+    ("predicted", "wins", "order", "pruned"),
+    [
+        ({"torch": 10, "a": 4, "b": 5, "c": 7}, {}, ("a", "b"), {"c"}),
+        ({"torch": 10, "a": 16, "b": 12, "c": 9}, {}, ("c", "b"), {"a"}),
+        ({"torch": 2, "a": 16, "b": 12, "c": 9}, {}, (), {"a", "b", "c"}),
+        ({"torch": 10, "a": 4}, {}, ("a", "b", "c"), set()),
+        ({}, {}, ("a", "b", "c"), set()),
+        ({}, {"c": 3, "torch": 9, "b": 1}, ("c", "b", "a"), set()),
+    ],
+    ids=["by the best", "by torch's", "none is worth it", "the unknown last", "by the registry", "by wins"],
+)
+def test_order_and_limit(predicted, wins, order, pruned):
+    found = shortlisted({"a": "A", "b": "B", "c": "C"}, predicted, wins, 2)
+    assert found.order == order
+    assert set(found.pruned) == pruned
+    assert all(why.code == Code.PRUNED for why in found.pruned.values())
+
+
+def test_of_a_toolkit_that_nothing_is_known_of_one_kernel_is_compiled():
+    found = shortlisted({"a": "A", "a-more": "A", "b": "B"}, {}, {"a-more": 1}, 2)
+    assert found.order == ("a-more", "b")
+    assert "a-more is of its toolkit" in found.pruned["a"].reason
+
+
+class Machine:
+    """Backends that compile what isn't on ``disk``, and note it."""
+
+    def __init__(self, folder, monkeypatch):
+        self.folder, self.clock, self.disk, self.compiled, self.broken = folder, fakes.Clock(), set(), [], ()
+        monkeypatch.setattr(racing, "race", functools.partial(racing.race, clock=self.clock))
+        fakes.identified(monkeypatch)
+
+    def kernel(self, label, us):
+        def plan(problem):
+            if (label, problem["x"].shape) not in self.disk:
+                compiling(label)
+                self.disk.add((label, problem["x"].shape))
+                self.compiled.append(label)
+                if label in self.broken:
+                    raise RuntimeError("no such instruction")
+            return self.clock.costing(us, ADD)
+
+        return fakes.kernel("add", announces=True, target=f"{label}:plan", planner=plan)
+
+    def process(self, policy="measure", effort=EFFORT, torchs=100, **us):
+        spec = fakes.replace(SPECS["add"], reference=self.clock.costing(torchs, ADD), idioms={})
+        specs = [spec if s.name == "add" else s for s in SPECS.values()]
+        backends = [fakes.backend(label, self.kernel(label, t)) for label, t in us.items()]
+        settings = Settings(cache=self.folder, policy=policy)
+        return Session(settings, fakes.registry(*backends, specs=specs), effort)
+
+    def verified(self, session):
+        """Verify all kernels, so that what is compiled later is for a problem."""
+        for b, k in session.tuner.taking_part("add"):
+            session.gate.verify(b, k, problem(7))
+        self.compiled.clear()
+        return session
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    return Machine(tmp_path, monkeypatch)
+
+
+def problem(size):
+    return Problem.of(SPECS["add"], (torch.empty(size), torch.empty(size), 1, None))
+
+
+def decided(session, size=1000):
+    x = torch.randn(size)
+    return session.explain("add", x, x).decision
+
+
+FOUR = {"one": 60, "two": 50, "three": 40, "four": 30}
+
+
+def test_of_an_unknown_problem_two_kernels_are_compiled_in_the_registrys_order(machine):
+    found = decided(machine.process(**FOUR))
+    assert set(machine.compiled) == {"one", "two"}
+    assert found.chosen == "two"
+    assert [c.label for c in found.candidates] == ["torch", *FOUR]
+    assert found["four"].refusal.code == Code.PRUNED
+    assert (
+        found["four"].refusal.reason == "not compiled: one and two promise more, and at most 2 are compiled"
+    )
+    assert found["four"].refusal.hint == "nxcore tune races all kernels"
+
+
+def test_a_kernel_that_fails_gives_its_place_to_the_next(machine):
+    machine.broken = ("one",)
+    found = decided(machine.process(**FOUR))
+    assert set(machine.compiled) == {"one", "two", "three"}
+    assert found.chosen == "three"
+    assert found["one"].refusal.code == Code.RAISED
+    assert found["four"].refusal.code == Code.PRUNED
+
+
+def test_what_is_on_disk_is_raced_besides(machine):
+    session = machine.verified(machine.process(**FOUR))
+    machine.disk.add(("four", (1000,)))
+    found = decided(session)
+    assert machine.compiled == ["one", "two"]
+    assert found.chosen == "four"
+
+
+def recorded(session, sizes=(500, 2000), **us):
+    """Write what a measurement of these times an element would have left."""
+    owned = {b.label(k): (b, k) for b, k in session.tuner.taking_part("add")}
+    for size in sizes:
+        seen = tuple(Candidate(n, owned[n][0].name, timing=timing([t * size] * 12)) for n, t in us.items())
+        makes = {n: session.chooser.recall.make(*owned[n]) for n in us}
+        chosen = min(us, key=us.get)
+        found = Page(Decision(chosen, "measured", "it was", seen), timing([1] * 12), makes)
+        session.wisdom.write(problem(size), found)
+
+
+def test_other_sizes_tell_which_kernels_may_win(machine):
+    session = machine.verified(machine.process(**FOUR))
+    recorded(session, torch=10, one=9, two=9, three=4, four=5)
+    found = decided(session)
+    assert machine.compiled == ["three", "four"]
+    assert found.chosen == "four", "it is what is measured that counts"
+    assert "predicted 9.00 ms, more than 1.5 times the best, 4.00 ms" in found["one"].refusal.reason
+
+
+def test_where_torch_is_predicted_to_be_best_by_far_nothing_is_compiled(machine):
+    session = machine.verified(machine.process(**FOUR))
+    recorded(session, torch=1, one=9, two=9, three=4, four=5)
+    found = decided(session)
+    assert machine.compiled == []
+    assert (found.chosen, found.rule) == ("torch", "reference")
+    assert "no other kernel promises to be faster: one, two, three, four were not compiled" in found.reason
+
+
+def test_a_record_of_another_device_is_a_prior(machine, monkeypatch):
+    here = wisdom.describe
+    with monkeypatch.context() as there:
+        kin = lambda device: dataclasses.replace(here(device), name="another of the family")  # noqa: E731  a stand-in
+        there.setattr("nxcore.spec.problem.describe", kin)
+        there.setattr(wisdom, "describe", kin)
+        session = machine.process(**FOUR)
+        recorded(session, sizes=(500, 1000, 2000), torch=10, one=9, two=9, three=4, four=5)
+    session = machine.verified(machine.process(**FOUR))
+    assert session.wisdom.read(problem(1000)) is None, "it is another device's"
+    assert decided(session).chosen == "four"
+    assert machine.compiled == ["three", "four"]
+
+
+def test_the_next_process_has_the_choice_and_tuning_races_the_others_too(machine):
+    assert decided(machine.process(**FOUR)).chosen == "two"
+    machine.compiled.clear()
+    assert decided(machine.process(**FOUR)).chosen == "two"
+    assert machine.compiled == [], "what was pruned isn't new"
+    session = machine.process(policy="estimate", **FOUR)
+    x = torch.randn(1000)
+    cell = ahead.Cell(SPECS["add"], "it", lambda: (x, x, 1, None))
+    (row,) = ahead.tuned(session, [cell], effort=fakes.QUICK)
+    assert (row.status, row.chosen) == ("measured", "four")
+    (row,) = ahead.tuned(session, [cell], effort=fakes.QUICK)
+    assert row.status == "known"
+
+
+def test_a_page_knows_whether_it_is_complete():
+    seen = (Candidate("torch", "torch", timing=timing([1.0])),)
+    assert not Page(Decision("torch", "reference", "", seen), None, {}).pruned
+    left = (*seen, Candidate("far", "far", refusal=Refusal(Code.PRUNED, "no")))
+    assert Page(Decision("torch", "reference", "", left), None, {}).pruned
