@@ -14,7 +14,7 @@ from nxcore.trust.gate import Gate, short
 AGAIN = "unset NXCORE_NO_JIT"
 
 SILENT = Refusal(
-    Code.UNCOMPILED, "NXCORE_NO_JIT is set, and it doesn't tell whether its compiled code is on disk", AGAIN
+    Code.UNCOMPILED, "NXCORE_NO_JIT is set, and its plugin doesn't announce what it compiles", AGAIN
 )
 
 

@@ -14,6 +14,7 @@ import torch
 
 from nxcore.choose.contenders import Choice
 from nxcore.choose.estimate.estimator import Estimator
+from nxcore.choose.learn.doubt import Doubts
 from nxcore.choose.learn.learner import Learner, Wrap
 from nxcore.choose.learn.watch import Watch
 from nxcore.choose.learn.watches import Watches
@@ -40,6 +41,9 @@ LATER = {
     "online": ", which explores it in its calls, once it comes back",
 }
 """How a policy treats a new problem, as opposed to an explanation."""
+
+LEARNING = ("online", "measure")
+"""The policies that measure."""
 
 GUESSED = ("bracketed", "prior")
 """The rules of choices that are not based on the problem itself."""
@@ -75,6 +79,7 @@ class Chooser:
         self.learner = Learner(recall, changed, self.watches, wrap=wrap)
         self.estimator, self.pairs = Estimator(recall), Pairs(recall)
         self.pruner = Pruner(self.estimator)
+        self.doubts = Doubts(lambda: self.learner, self._contradicted)
         self.recorded = Recorded(recall.wisdom, recall.tuner.registry)
         self.lock = Lock.read(settings.lock) if settings.lock else Lock({})
         self.choices: OrderedDict[Key, Choice] = OrderedDict()
@@ -186,6 +191,15 @@ class Chooser:
         self.forget(watch.kernel)
         self._changed()
 
+    def _contradicted(self, problem: Problem, why: str) -> None:
+        """Have a problem learnt anew, since figures of elsewhere are wrong here."""
+        _log.warning("doubt: %s: %s, other than on record; it is learnt anew", problem, why)
+        self.recall.wisdom.doubt(problem)
+        with self._threads:
+            for key in [key for key in self.choices if key[0] == problem]:
+                del self.choices[key]
+        self._changed()
+
     def after_fork(self) -> None:
         """Create new locks in a forked child, and restart the explorations.
 
@@ -219,10 +233,14 @@ class Chooser:
         if policy == "frozen" and self.settings.strict:
             raise UnsupportedProblemError(problem.op, "frozen", [f"the lock has no entry for {problem}"])
         if policy != "frozen" and (known := self.recall.recall(problem, args, policy)):
-            return known
+            return self.doubts.over(known, problem) if policy in LEARNING else known
         if policy == "measure":
             listed = self.pruner.shortlist(problem)
-            return self.recall.kept(problem, args, self.tuner.choose(problem, args, shortlist=listed))
+            return self.recall.kept(
+                problem,
+                args,
+                self.tuner.choose(problem, args, shortlist=listed, before=self.recall.before(problem)),
+            )
         why = self.learner.refusal(problem) if policy == "online" else ""
         if policy == "online" and not why:
             return self.learner.start(problem, functools.partial(self._learnt, key, self.lock))

@@ -62,6 +62,8 @@ class Choice:
         The A/A row, if it was measured now.
     captured : Choice, optional
         The choice for captured calls, if it differs.
+    foreign : bool
+        Whether its figures come with the package or from an imported file.
     """
 
     decision: Decision
@@ -71,6 +73,7 @@ class Choice:
     runners_up: tuple[Contender, ...] = ()
     again: Timing | None = None
     captured: Choice | None = None
+    foreign: bool = False
 
     @property
     def native(self) -> bool:
@@ -104,13 +107,16 @@ def decided(
     entries: Sequence[Contender],
     *,
     learnt: bool = False,
+    before: Decision | None = None,
 ) -> Decision:
     """Decide for eager calls, and on CUDA for captured ones too.
 
     If the times were ``learnt`` from calls, device time includes the wait for the host. To win under
-    capture, the whole time of a kernel must be less than the least possible time of torch's.
+    capture, the whole time of a kernel must be less than the least possible time of torch's. The winners
+    ``before`` stay at ties.
     """
-    decision = servable(decide(candidates, again), entries)
+    held = before.chosen if before else ""
+    decision = servable(decide(candidates, again, incumbent=held), entries)
     if "captured" not in regimes(problem):
         return decision
     if learnt:
@@ -118,7 +124,8 @@ def decided(
             replace(c, timing=c.timing.without_gaps()) if c.native and c.timing else c for c in candidates
         ]
         again = again.without_gaps() if again else None
-    captured = servable(decide(candidates, again, "captured"), entries, "captured")
+    held = before.captured.chosen if before and before.captured else held
+    captured = servable(decide(candidates, again, "captured", held), entries, "captured")
     return replace(decision, captured=replace(captured, candidates=()))
 
 

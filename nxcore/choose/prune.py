@@ -1,6 +1,6 @@
 """Pruning: which kernels of an unknown problem are compiled, by what is known of other problems.
 
-What lies compiled and verified on disk costs next to nothing, so it is always raced.
+A kernel that lies compiled and verified on disk costs next to nothing, so it is always raced.
 """
 
 from __future__ import annotations

@@ -101,6 +101,11 @@ class Recall:
         self.wisdom.write(problem, found)
         return True
 
+    def before(self, problem: Problem) -> Decision | None:
+        """Return the decision on record, whose winners stay at ties; None without a clear one."""
+        page = self.wisdom.read(problem)
+        return None if page is None or page.decision.unclear else page.decision
+
     def versions(self, problem: Problem) -> dict[str, Any]:
         """Return the versions that figures of ``problem`` depend on: torch, and the device's driver."""
         own = self.tuner.taking_part(problem.op)[0]
@@ -169,14 +174,15 @@ class Recall:
         candidates += [Candidate(b.label(k), b.name, refusal=ANEW, graph_safe=k.graph_safe) for b, k in new]
         if new or changed:
             decision = self._decided(problem, candidates, page)
-            return self._carried(problem, args, self._with_left_out(problem.op, decision))
+            choice = self._carried(problem, args, self._with_left_out(problem.op, decision))
+            return replace(choice, foreign=page.foreign)
         decision = replace(page.decision, candidates=tuple(candidates))
         choice = self._carried(problem, args, self._with_left_out(problem.op, decision))
         then, now = page.decision, choice.decision
         both = (choice.captured or choice).decision.chosen == (then.captured or then).chosen
         if not doubting and not (both and now.chosen == then.chosen):
             return self.recall(problem, args, policy, doubting=True)
-        return choice
+        return replace(choice, foreign=page.foreign)
 
     def _told(self, before: Candidate, backend: Backend, kernel: Kernel) -> bool:
         """Return whether a kernel needs no new check: it was timed, or is simulated."""
@@ -226,7 +232,8 @@ class Recall:
     def _decided(self, problem: Problem, candidates: Sequence[Candidate], page: Page) -> Decision:
         owned = {b.label(k): (b, k) for b, k in self.tuner.taking_part(problem.op)}
         entries = [Contender(*owned[c.label], c) for c in candidates]
-        return decided(problem, candidates, page.again, entries, learnt=page.policy == "online")
+        learnt = page.policy == "online"
+        return decided(problem, candidates, page.again, entries, learnt=learnt, before=page.decision)
 
     def _carried(self, problem: Problem, args: tuple[Any, ...], decision: Decision) -> Choice:
         """Plan the recorded winner, and that of captured calls if it differs."""

@@ -90,6 +90,7 @@ class Tuner:
         backend: str | None = None,
         order: Sequence[str] = (),
         shortlist: Shortlist = EVERY,
+        before: Decision | None = None,
     ) -> Choice:
         """Choose a kernel for ``problem``.
 
@@ -105,6 +106,8 @@ class Tuner:
             Preferred backends, in order.
         shortlist : Shortlist
             The kernels that are compiled, of those that must be.
+        before : Decision, optional
+            The decision on record, whose winners stay at ties.
 
         Returns
         -------
@@ -138,7 +141,7 @@ class Tuner:
             or (left_out(b, k) if b.on_request else self.enter(b, k, problem, args))
             for b, k in kernels
         ]
-        decision, again = self.measured(problem, args, entries)
+        decision, again = self.measured(problem, args, entries, before)
         return replace(carry_out(decision, entries), again=again)
 
     def _listed(self, problem: Problem, args: tuple[Any, ...], shortlist: Shortlist) -> dict[str, Contender]:
@@ -296,9 +299,15 @@ class Tuner:
         return Contender(backend, kernel, candidate, call)
 
     def measured(
-        self, problem: Problem, args: tuple[Any, ...], entries: Sequence[Contender]
+        self,
+        problem: Problem,
+        args: tuple[Any, ...],
+        entries: Sequence[Contender],
+        before: Decision | None = None,
     ) -> tuple[Decision, Timing | None]:
         """Race all that can serve and decide. Nothing is measured where the result is certain.
+
+        The winners on record, ``before``, stay at ties.
 
         Returns
         -------
@@ -360,7 +369,7 @@ class Tuner:
             return stay("; ".join(f"{label}: {why}" for label, why in failures.items()))
         candidates = [replace(c, refusal=failures.get(c.label, c.refusal)) for c in candidates]
         again = timings.get(AGAIN)
-        return decided(problem, timed(candidates, timings), again, entries), again
+        return decided(problem, timed(candidates, timings), again, entries, before=before), again
 
     def failed(self, backend: Backend, kernel: Kernel, problem: Problem, error: Exception) -> Refusal:
         """Count a kernel's exception; return it as a refusal.

@@ -284,7 +284,10 @@ def _admitted(candidates: Sequence[Candidate], regime: Regime) -> list[Candidate
 
 
 def decide(
-    candidates: Sequence[Candidate], again: Timing | None = None, regime: Regime = "eager"
+    candidates: Sequence[Candidate],
+    again: Timing | None = None,
+    regime: Regime = "eager",
+    incumbent: str = "",
 ) -> Decision:
     """Choose among candidates that were measured together; the first must be torch's reference.
 
@@ -296,6 +299,9 @@ def decide(
         The A/A row: the second timing of the kernel that it ``repeats``.
     regime : str
         ``eager``, or ``captured`` for calls in a CUDA graph.
+    incumbent : str
+        The label of the winner on record. If it wins again, another replaces it only if it is significantly
+        faster by the margin, so that noise changes no choice.
 
     Returns
     -------
@@ -306,10 +312,14 @@ def decide(
     judged, noise = compare(_admitted(candidates, regime), again, regime)
     won = winners(judged)
     if not won:
-        return _torchs(judged, noise, regime)
+        return _torchs(judged, noise, regime, incumbent)
     fastest = min(won, key=median)
-    ties = [c for c in won if median(c) <= median(fastest) * (1 + TIE)]
-    best = min(ties, key=lambda c: (not c.native, math.inf if c.error is None else c.error))
+    ties = [c for c in won if median(c) <= median(fastest) * (1 + max(TIE, noise))]
+    order = [c.label for c in judged]
+    best = min(
+        ties, key=lambda c: (not c.native, math.inf if c.error is None else c.error, order.index(c.label))
+    )
+    best = _held(incumbent, best, won, noise, regime)
     rival = min((c for c in judged if c.native and c.timing and c.label != best.label), key=median)
     reason = (
         f"{duration(median(best))} against {rival.label}'s {duration(median(rival))}: "
@@ -320,7 +330,18 @@ def decide(
     return Decision(best.label, "measured", reason, tuple(judged), noise)
 
 
-def _torchs(judged: Sequence[Candidate], noise: float, regime: Regime) -> Decision:
+def _held(
+    incumbent: str, best: Candidate, among: Sequence[Candidate], noise: float, regime: Regime
+) -> Candidate:
+    """Return the incumbent if it is ``among`` the faster ones, and ``best`` isn't faster by the margin."""
+    held = next((c for c in among if c.label == incumbent), best)
+    mine, theirs = present(best.timing, "best.timing"), present(held.timing, "held.timing")
+    margin = math.log1p(max(MARGIN, 2 * noise))
+    p_value = signed_rank([r + margin for r in _log_ratios(mine, theirs, regime)])
+    return best if p_value < SIGNIFICANCE else held
+
+
+def _torchs(judged: Sequence[Candidate], noise: float, regime: Regime, incumbent: str) -> Decision:
     """Return the decision for torch where no kernel won: its fastest way, or the reference if unclear.
 
     An idiom needs no margin: it is verified, and it is torch's own code too.
@@ -332,7 +353,7 @@ def _torchs(judged: Sequence[Candidate], noise: float, regime: Regime) -> Decisi
     ]  # fmt: skip
     if not faster:
         return Decision(reference.label, "reference", why, tuple(judged), noise)
-    best = min(faster, key=functools.partial(_median, regime))
+    best = _held(incumbent, min(faster, key=functools.partial(_median, regime)), faster, noise, regime)
     why = f"{_ratio_to(best, reference, regime)} the speed of torch's reference, verified; {why}"
     return Decision(best.label, "measured", why, tuple(judged), noise)
 

@@ -291,7 +291,7 @@ def _row(recall: Recall, cell: Cell, again: bool) -> Row:
     row = replace(row, was=page.decision.chosen if page else "")
     if page and not again and _complete(recall, problem, page):
         return _found(row, "known", page)
-    choice = recall.tuner.choose(problem, args)
+    choice = recall.tuner.choose(problem, args, before=recall.before(problem))
     stays = not recall.keep(problem, choice.decision, choice.again)
     for each in _in_training(recall.tuner, problem):
         recall.keep(each, choice.decision, choice.again)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What was done so far.
+    """Counts of work so far.
 
     Attributes
     ----------
@@ -39,6 +39,6 @@ def raced() -> None:
 
 
 def tally() -> Tally:
-    """Return what was counted so far."""
+    """Return the counts so far."""
     with _lock:
         return Tally(**_sums)

@@ -11,7 +11,7 @@ from typing import Any
 from nxcore.errors import InvalidInputError
 from nxcore.measure.decision import NOISY
 from nxcore.store.files import Document, Store, StoreWarning
-from nxcore.store.wisdom import Pages, digest, page
+from nxcore.store.wisdom import FOREIGN, Pages, digest, page
 
 FORMAT = 1
 LIMIT = 256 << 20
@@ -104,16 +104,22 @@ def merged(sources: Iterable[tuple[Mapping[str, Document], Pages]]) -> tuple[dic
     return environments, pages
 
 
-def imported(store: Store, environments: Mapping[str, Document], pages: Pages) -> int:
-    """Write new or later pages into a store; return their number."""
+def imported(
+    store: Store, environments: Mapping[str, Document], pages: Pages, *, foreign: bool = True
+) -> int:
+    """Write new or later pages into a store; return their number.
+
+    They are marked as ``foreign``, so that their choices are confirmed in use.
+    """
     _, present = gathered(store)
+    mark = {FOREIGN: True} if foreign else {}
     count = 0
     for facts in environments.values():
         store.write("environments", {"environment": digest(facts)}, facts)
     for (name, of), (key, document) in pages.items():
         if (name, of) in present and _rank(present[name, of][1]) >= _rank(document):
             continue
-        store.write(f"{name}/entries", key, document)
+        store.write(f"{name}/entries", key, document | mark)
         count += 1
     return count
 
@@ -131,7 +137,7 @@ def write(path: Path, document: Mapping[str, Any]) -> None:
 def document_of(environments: Mapping[str, Document], pages: Pages) -> Document:
     """Return environments and pages as one document."""
     memory = Store()
-    imported(memory, environments, pages)
+    imported(memory, environments, pages, foreign=False)
     return exported(memory)
 
 

@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -33,6 +33,9 @@ SHELF = 1024
 
 RACES = 3
 """The number of unclear races in a row after which no process measures again by itself."""
+
+FOREIGN = "foreign"
+"""The name of the mark of an imported page."""
 
 Pages = dict[tuple[str, str], tuple[Document, Document]]
 """(environment, problem) by digest -> key and page."""
@@ -61,6 +64,8 @@ class Page:
         The versions of torch and the driver: a change makes the figures stale, not wrong.
     unclear : int
         The number of unclear races in a row, up to the last one; they don't change a clear page.
+    foreign : bool
+        Whether it comes with the package or from an imported file.
     """
 
     decision: Decision
@@ -71,6 +76,7 @@ class Page:
     date: float = field(default_factory=time.time)
     versions: Mapping[str, Any] = field(default_factory=dict)
     unclear: int = 0
+    foreign: bool = False
 
     @property
     def open(self) -> bool:
@@ -96,7 +102,7 @@ class Page:
             "date": self.date,
             "versions": dict(self.versions),
             "unclear": self.unclear,
-        }
+        } | ({FOREIGN: True} if self.foreign else {})
 
 
 Shelf = dict[str, tuple[Document, Page]]
@@ -118,6 +124,7 @@ class Wisdom:
     def __init__(self, store: Store, shipped: Callable[[str], Shipped] = lambda _: ({}, {})) -> None:
         self.store, self._shipped = store, functools.cache(shipped)
         self._shelves: dict[str, dict[str, Shelf]] = {}
+        self._doubted: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
 
     def read(self, problem: Problem) -> Page | None:
@@ -126,10 +133,18 @@ class Wisdom:
 
     def _page(self, problem: Problem, of: Document) -> Page | None:
         document = self.store.read(_folder(problem.machine), of)
+        foreign = document is None or FOREIGN in document
         if document is None and (shipped := self._shipped(problem.device.type)[1]):
             _, document = shipped.get((digest(problem.machine.to_dict()), digest(of)), (None, None))
+        if foreign and self._doubted and _place(problem, of) in self._doubted:
+            document = None
         _log.debug("record: %s: %s", problem, "read" if document is not None else "none")
-        return page(document) if document is not None else None
+        found = page(document) if document is not None else None
+        return replace(found, foreign=True) if found and foreign else found
+
+    def doubt(self, problem: Problem) -> None:
+        """Take figures of ``problem`` that are from elsewhere for none, in this process."""
+        self._doubted.add(_place(problem, key(problem)))
 
     def write(self, problem: Problem, found: Page) -> None:
         """Store the page of ``problem``."""
@@ -197,6 +212,10 @@ class Wisdom:
                 yield of, found
 
 
+def _place(problem: Problem, of: Document) -> tuple[str, str]:
+    return _folder(problem.machine), digest(of)
+
+
 def _newest(shelf: Shelf) -> Shelf:
     return dict(sorted(shelf.items(), key=lambda item: item[1][1].date)[-SHELF:])
 
@@ -260,7 +279,8 @@ def page(document: Document) -> Page | None:
         late = tuple(map(_text, document["late"]))
         policy, date = _text(document["policy"]), float(document["date"])
         unclear = int(document.get("unclear", decision.unclear))
-        found = Page(decision, again, makes, late, policy, date, versions, unclear)
+        foreign = bool(document.get(FOREIGN))
+        found = Page(decision, again, makes, late, policy, date, versions, unclear, foreign)
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
     labels = {c.label for c in candidates}

@@ -243,7 +243,7 @@ def _bracketed(at: Point, points: Sequence[Point], labels: Collection[str]) -> G
     agreed = set.intersection(*(_leaders(p, labels) for p in ends)) if ends else set()
     if not agreed:
         return None
-    best = min(agreed, key=lambda label: sum(math.log(_us(p, label)) for p in ends))
+    best = min(agreed, key=lambda label: (sum(math.log(_us(p, label)) for p in ends), label))
     closest = pairs[0][: 1 if pairs[0][0] is pairs[0][1] else 2]
     gains = [_us(p, "torch") / _us(p, best) for p in closest]
     said = " and ".join(f"{gain:.2f}x at {_said(p)}" for gain, p in zip(gains, closest, strict=True))

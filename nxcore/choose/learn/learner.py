@@ -274,7 +274,8 @@ class Lesson:
         """Race the kernels, on arguments of their own."""
         self._learner.pace.rest(RACE_S)
         args = arguments(self._problem)
-        decision, again = self._tuner.measured(self._problem, args, self._entries)
+        before = self._learner.recall.before(self._problem)
+        decision, again = self._tuner.measured(self._problem, args, self._entries, before)
         choice = replace(carry_out(decision, self._entries), again=again)
         self._finish(self._learner.recall.kept(self._problem, args, choice, "online"))
 
@@ -290,7 +291,8 @@ class Lesson:
         if not (last or settled(candidates, again)):
             self.exploration.resume()
             return
-        decision = decided(self._problem, candidates, again, self._entries, learnt=True)
+        before = self._learner.recall.before(self._problem)
+        decision = decided(self._problem, candidates, again, self._entries, learnt=True, before=before)
         choice = replace(carry_out(decision, self._entries), again=again)
         self._finish(self._learner.recall.kept(self._problem, (), choice, "online"))
 

@@ -1,4 +1,4 @@
-"""Pruning: of an unknown problem's kernels only those are compiled that may win, and the others can tell why."""
+"""Pruning: of an unknown problem's kernels only those that may win are compiled."""
 
 from __future__ import annotations
 

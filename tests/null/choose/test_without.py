@@ -86,7 +86,7 @@ def test_a_record_doesnt_compile_either(world):
 def test_a_kernel_that_announces_nothing_is_refused(world):
     found = world(jit=False, announces=False).explain("add", X, X).decision
     assert found["fast"].refusal.code == Code.UNCOMPILED
-    assert "doesn't tell whether" in found["fast"].refusal.reason
+    assert "doesn't announce" in found["fast"].refusal.reason
     with pytest.raises(UnsupportedProblemError, match="NXCORE_NO_JIT"):
         world(jit=False, announces=False).op("add", backend="fast")(X, X)
 
