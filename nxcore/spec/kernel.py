@@ -327,6 +327,9 @@ class Backend:
     runtime : sequence of str
         The plugin's modules, or packages of them, that load and launch kernels and decide nothing of what
         they compute. After a change in one, kernels are verified again, and recorded times remain valid.
+    ahead : callable, optional
+        ``ahead(kernel, problem, capability)`` compiles to disk what a plan of the problem needs on a CUDA
+        device of that capability, ``(9, 0)`` for one. It is called in a process without a GPU.
 
     Examples
     --------
@@ -342,6 +345,7 @@ class Backend:
     on_request: str = ""
     toolkit: Callable[[], Mapping[str, str]] | None = None
     runtime: Sequence[str] = ()
+    ahead: Callable[[Kernel, Problem, tuple[int, int]], None] | None = None
 
     def label(self, kernel: Kernel) -> str:
         """Return the kernel's name in tables: the backend's name and the kernel's variant."""

@@ -1,6 +1,6 @@
 """Doubt: a kernel that was chosen by figures of elsewhere is confirmed by a short race of its own, once.
 
-Such figures come with the package, or from an imported file. A contradiction has the problem learnt anew.
+These figures come with the package, or from an imported file. A contradiction has the problem learnt anew.
 """
 
 from __future__ import annotations

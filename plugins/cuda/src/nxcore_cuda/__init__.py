@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import torch
 
-from nxcore.plugin import FLOATS, Backend, Check, hookimpl, kernels
+from nxcore.plugin import FLOATS, Backend, Check, Kernel, Problem, hookimpl, kernels
 from nxcore_cuda import accepts
 from nxcore_cuda.accepts import TOOLKIT, probe
 from nxcore_cuda.machine import toolkit
@@ -65,7 +65,7 @@ RUNTIME = (
     "nxcore_cuda.emulator",
     *(
         f"nxcore_cuda.machine.{name}"
-        for name in ["compile", "handle", "host", "launch", "load", "native", "toolkit"]
+        for name in ["absent", "compile", "handle", "host", "launch", "load", "native", "toolkit"]
     ),
 )
 """The modules that load and launch kernels; ``machine.instance`` spells what is compiled."""
@@ -80,7 +80,13 @@ def compiler() -> dict[str, str]:
 @hookimpl
 def nxcore_backend() -> Backend:
     """Return this backend."""
-    return Backend("cuda", probe, KERNELS, api=API, toolkit=compiler, runtime=RUNTIME)
+    return Backend("cuda", probe, KERNELS, api=API, toolkit=compiler, runtime=RUNTIME, ahead=_ahead)
+
+
+def _ahead(kernel: Kernel, problem: Problem, capability: tuple[int, int]) -> None:
+    from nxcore_cuda.machine.absent import ahead
+
+    ahead(kernel, problem, capability)
 
 
 @hookimpl

@@ -91,7 +91,13 @@ RUNTIME = ("nxcore_cupy.compile", "nxcore_cupy.launch", *nxcore_cuda.RUNTIME)
 @hookimpl
 def nxcore_backend() -> Backend:
     """Return this backend."""
-    return Backend("cupy", probe, KERNELS, api=API, runtime=RUNTIME)
+    return Backend("cupy", probe, KERNELS, api=API, runtime=RUNTIME, ahead=_ahead)
+
+
+def _ahead(kernel: Kernel, problem: Problem, capability: tuple[int, int]) -> None:
+    from nxcore_cupy.launch import ahead
+
+    ahead(kernel, problem, capability)
 
 
 @hookimpl

@@ -11,12 +11,13 @@ import cupy
 import numpy as np
 import torch
 from nxcore_cuda.machine import load
+from nxcore_cuda.machine.absent import planned
 from nxcore_cuda.machine.handle import addresses
 from nxcore_cuda.machine.host import using
 from nxcore_cuda.machine.instance import Instance
 from torch import Tensor
 
-from nxcore.plugin import Problem
+from nxcore.plugin import Kernel, Problem
 from nxcore_cupy import HOST, PLANNERS
 from nxcore_cupy.compile import compiled
 
@@ -25,6 +26,26 @@ def plan(problem: Problem) -> Callable[..., Any]:
     """Return what nxcore-cuda plans for a problem, with launches of CuPy's."""
     with using(HOST):
         return PLANNERS[problem.op].plan(problem)
+
+
+def ahead(kernel: Kernel, problem: Problem, capability: tuple[int, int]) -> None:
+    """Compile what a plan of ``problem`` loads; see ``Backend.ahead``."""
+
+    def make(
+        instance: Instance, _device: Any, _shape: Any, _shared: int, pointers: int, layout: str, *_: Any
+    ) -> None:
+        compiled(_unit(instance, 8 * pointers + _tail(layout).size), capability, instance.symbol)
+
+    planned(PLANNERS[kernel.op], problem, make)
+
+
+def _tail(layout: str) -> struct.Struct:
+    return struct.Struct(f"@{layout}0q")  # the pointers before it end at a multiple of 8
+
+
+def _unit(instance: Instance, size: int) -> str:
+    """Return the text of an instance, with a check that its struct has as many bytes as are packed."""
+    return instance.text + f'static_assert(sizeof({instance.args}) == {size}, "as packed");\n'
 
 
 class _TorchStream:
@@ -84,13 +105,13 @@ class Handle:
         self.shared = shared
         self.pointers = pointers
         self.head = struct.Struct(f"@{pointers}P").pack
-        tail = struct.Struct(f"@{layout}0q")  # the pointers before it end at a multiple of 8
+        tail = _tail(layout)
         self.pack = tail.pack
         self.values = tail.pack(*values)
         # CuPy passes a numpy array of one element by value: here one of the struct's size.
         self.struct = np.dtype((np.void, 8 * pointers + tail.size))
-        check = f'static_assert(sizeof({instance.args}) == {self.struct.itemsize}, "as packed");\n'
-        path = compiled(instance.text + check, load.capability(self.index), self.name)
+        text = _unit(instance, self.struct.itemsize)
+        path = compiled(text, load.capability(self.index), self.name)
         with self._current():
             kernel = cupy.RawModule(path=str(path)).get_function(self.name)
             if shared and shared > kernel.max_dynamic_shared_size_bytes:  # handles of one kernel share it

@@ -10,7 +10,19 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
-from nxcore.plugin import FLOATS, YES, Backend, Check, Verdict, hookimpl, kernels, no, simulated
+from nxcore.plugin import (
+    FLOATS,
+    YES,
+    Backend,
+    Check,
+    Kernel,
+    Problem,
+    Verdict,
+    hookimpl,
+    kernels,
+    no,
+    simulated,
+)
 from nxcore_triton import accepts, tile
 
 API = 1
@@ -96,7 +108,13 @@ KERNELS = kernels(
 @hookimpl
 def nxcore_backend() -> Backend:
     """Return this backend."""
-    return Backend("triton", probe, KERNELS, api=API)
+    return Backend("triton", probe, KERNELS, api=API, ahead=_ahead)
+
+
+def _ahead(kernel: Kernel, problem: Problem, capability: tuple[int, int]) -> None:
+    from nxcore_triton.ahead import ahead
+
+    ahead(kernel, problem, capability)
 
 
 @hookimpl
