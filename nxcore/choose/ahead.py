@@ -1,24 +1,23 @@
-"""Compiling ahead: the kernels of many problems are compiled and verified by workers, before any call."""
+"""Compiling ahead: workers compile the kernels of problems before a call or a race waits for them."""
 
 from __future__ import annotations
 
 import functools
 import logging
 import queue
-from collections.abc import Callable, Iterable
+from collections.abc import Collection, Iterable, Iterator
 
 from nxcore.choose.tuner import Tuner
 from nxcore.choose.workers import Answer
+from nxcore.observe.bar import Advance
 from nxcore.spec.compiling import UncompiledError, on_disk_alone
+from nxcore.spec.kernel import Backend, Kernel
 from nxcore.spec.problem import Problem
 
 _log = logging.getLogger(__name__)
 
 SEVERAL = 2
 """The workers from which on waiting for them is shorter than compiling here: a start takes two seconds."""
-
-Advance = Callable[[str, int, int], None]
-"""Called with what is done, how many are done, and how many there are."""
 
 
 def pays(tuner: Tuner) -> bool:
@@ -28,7 +27,10 @@ def pays(tuner: Tuner) -> bool:
 
 def uncompiled(tuner: Tuner, problem: Problem) -> list[str]:
     """Return the labels of kernels that must be compiled or verified before a call of ``problem``."""
-    found = []
+    return [backend.label(kernel) for backend, kernel in _missing(tuner, problem)]
+
+
+def _missing(tuner: Tuner, problem: Problem) -> Iterator[tuple[Backend, Kernel]]:
     for backend, kernel in tuner.taking_part(problem.op):
         if backend.name == "torch" or tuner.refusal(backend, kernel, problem):
             continue
@@ -37,33 +39,66 @@ def uncompiled(tuner: Tuner, problem: Problem) -> list[str]:
         try:
             if not tuner.gate.knows(backend, kernel, problem):
                 raise UncompiledError("it isn't verified")
+            if problem.device.type == "cuda" and not kernel.announces:
+                raise UncompiledError("only its toolkit knows")
             with on_disk_alone():
                 tuner.enter(backend, kernel, problem, (), first=False)
         except UncompiledError:
-            found.append(backend.label(kernel))
-    return found
+            yield backend, kernel
 
 
-def compiled(tuner: Tuner, problems: Iterable[Problem], advance: Advance = lambda *_: None) -> None:
-    """Have workers compile and verify the kernels of problems for the CPU; wait for them.
+def steps(tuner: Tuner, backend: Backend, kernel: Kernel, problem: Problem) -> list[str]:
+    """Return what workers compile for a kernel: samples by name, and the problem, which has none.
 
-    What they can't do, a call does later.
+    A worker verifies a kernel of the CPU itself. One for a GPU is verified by the program, on samples that
+    workers compile, each on its own; none can be if its backend needs the device.
+    """
+    if problem.device.type == "cpu":
+        return [""]
+    return [*tuner.gate.samples(backend, kernel, problem), ""] if backend.ahead else []
+
+
+def compiled(
+    tuner: Tuner,
+    problems: Iterable[Problem],
+    advance: Advance = lambda *_: None,
+    *,
+    labels: Collection[str] | None = None,
+    least: int = 1,
+) -> None:
+    """Have workers compile kernels of problems, and verify those of the CPU; wait for them.
+
+    A call does later what they can't do. Nothing is done for fewer than ``least`` tasks.
+
+    Parameters
+    ----------
+    tuner : Tuner
+    problems : iterable of Problem
+    advance : callable
+        Called after each task.
+    labels : collection of str, optional
+        The kernels; all by default.
+    least : int
     """
     if (workers := tuner.workers) is None:
         return
-    wanted = [
-        (problem, label)
-        for problem in dict.fromkeys(problems)
-        if problem.device.type == "cpu"
-        for label in uncompiled(tuner, problem)
-    ]
+    wanted: dict[object, tuple[Problem, str, str]] = {}
+    for problem in dict.fromkeys(problems):
+        for backend, kernel in _missing(tuner, problem):
+            label = backend.label(kernel)
+            for step in steps(tuner, backend, kernel, problem) if labels is None or label in labels else ():
+                of = (problem.op, problem.dtype, step) if step else problem  # problems share samples
+                wanted.setdefault((label, of), (problem, label, step))
+    if len(wanted) < least:
+        return
     answers = queue.SimpleQueue[tuple[str, Answer]]()
 
     def put(what: str, answer: Answer) -> None:
         answers.put((what, answer))
 
-    for problem, label in wanted:
-        workers.ask(problem, label, functools.partial(put, f"{label} of {problem.op}"))
+    for problem, label, step in wanted.values():
+        told = functools.partial(put, f"{label} of {problem.op}")
+        workers.ask(problem, label, told, **({"sample": step} if step else {}))
     for done in range(len(wanted)):
         what, answer = answers.get()
         advance(what, done + 1, len(wanted))

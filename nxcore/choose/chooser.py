@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from nxcore.choose.ahead import SEVERAL, compiled, pays
 from nxcore.choose.contenders import Choice
 from nxcore.choose.estimate.estimator import Estimator
 from nxcore.choose.learn.doubt import Doubts
@@ -22,8 +23,10 @@ from nxcore.choose.pairs import Pairs
 from nxcore.choose.prune import Pruner
 from nxcore.choose.recall import Recall
 from nxcore.choose.recorded import Recorded
+from nxcore.choose.shortlist import Shortlist
 from nxcore.context import NOTHING, PREFERENCE, Preference, capturing
 from nxcore.errors import UnsupportedProblemError
+from nxcore.observe.bar import shown
 from nxcore.settings import Settings
 from nxcore.spec.kernel import Kernel
 from nxcore.spec.problem import Problem
@@ -236,6 +239,7 @@ class Chooser:
             return self.doubts.over(known, problem) if policy in LEARNING else known
         if policy == "measure":
             listed = self.pruner.shortlist(problem)
+            self._compile(problem, listed)
             return self.recall.kept(
                 problem,
                 args,
@@ -253,6 +257,13 @@ class Chooser:
             reason += LATER[self.in_force]
         stayed = self.tuner.stay(problem, None, reason)
         return replace(stayed, decision=replace(stayed.decision, rule="prior"))
+
+    def _compile(self, problem: Problem, listed: Shortlist) -> None:
+        """Have workers compile the first kernels of a shortlist at the same time, if that is faster."""
+        if len(listed.order) and pays(self.tuner):
+            with shown(f"compiles {problem.op}") as advance:
+                labels = listed.order[: listed.most]
+                compiled(self.tuner, [problem], advance, labels=labels, least=SEVERAL)
 
     def _learnt(self, key: Key, lock: Lock, choice: Choice) -> None:
         """Keep the result of an exploration, unless another choice was made or ranks agreed until then."""

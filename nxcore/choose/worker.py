@@ -19,9 +19,13 @@ import torch
 from nxcore.choose.tuner import Tuner
 from nxcore.registry.discovery import installed
 from nxcore.settings import Settings
+from nxcore.spec.composed import Composed
+from nxcore.spec.device import pretend
+from nxcore.spec.kernel import Backend, Kernel
+from nxcore.spec.problem import Problem
 from nxcore.spec.tally import tally
 from nxcore.store.files import Store
-from nxcore.store.problems import described
+from nxcore.store.problems import described, moved
 from nxcore.trust.gate import Gate, brief
 
 NICE = 19
@@ -38,8 +42,31 @@ def done(tuner: Tuner, task: dict[str, Any]) -> str:
     owned = [(b, k) for b, k in tuner.taking_part(problem.op) if b.label(k) == task["kernel"]]
     if not owned:
         return f"{task['kernel']} isn't installed where the worker looks for it"
-    tuner.enter(*owned[0], problem, (), first=False)
+    if "device" in task:
+        _for_absent(*owned[0], _sampled(problem, task["sample"]), task["device"])
+    else:
+        tuner.enter(*owned[0], problem, (), first=False)
     return ""
+
+
+def _sampled(problem: Problem, name: str) -> Problem:
+    """Return the problem of a sample on the same device, ``problem`` itself without a name."""
+    if not name:
+        return problem
+    spec = problem.spec
+    sample = next(s for s in spec.samples if s.name == name)
+    return moved(Problem.of(spec, sample.build(spec, "cpu", problem.dtype)), problem.device)
+
+
+def _for_absent(backend: Backend, kernel: Kernel, problem: Problem, facts: dict[str, Any]) -> None:
+    """Compile a kernel for a GPU that this process doesn't have; of a composed one each part."""
+    if isinstance(kernel, Composed):
+        for half, part in zip(kernel.halves, problem.parts, strict=True):
+            if part is not None:
+                _for_absent(backend, half, part, facts)
+    elif backend.ahead:
+        pretend(facts)
+        backend.ahead(kernel, problem, (facts["major"], facts["minor"]))
 
 
 def main() -> int:

@@ -26,6 +26,7 @@ import torch
 
 from nxcore.settings import Settings
 from nxcore.spec import tally
+from nxcore.spec.device import properties
 from nxcore.spec.problem import Problem
 from nxcore.store.wisdom import key
 
@@ -117,15 +118,25 @@ class Workers:
         self.thread: threading.Thread | None = None
 
     def ask(
-        self, problem: Problem, kernel: str, answered: Callable[[Answer], None], heat: float = 0.0
+        self,
+        problem: Problem,
+        kernel: str,
+        answered: Callable[[Answer], None],
+        heat: float = 0.0,
+        sample: str = "",
     ) -> None:
-        """Have the kernel of that label compiled and verified for ``problem``; call ``answered`` later."""
+        """Have the kernel of that label compiled and verified for ``problem``; call ``answered`` later.
+
+        For a GPU it is compiled alone, for ``problem`` or for a ``sample`` of its operator.
+        """
         request = {
             "op": problem.op,
             "problem": key(problem),
             "kernel": kernel,
             "threads": torch.get_num_threads(),
         }
+        if problem.device.type == "cuda":
+            request |= {"sample": sample, "device": properties(problem.device)}
         with self._lock:
             self._tasks.append(Task(request, answered, heat))
             if self.thread is None and threading.main_thread().is_alive():

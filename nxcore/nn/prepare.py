@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from nxcore.choose.ahead import Advance, compiled, pays
+from nxcore.choose.ahead import compiled, pays
+from nxcore.observe import bar
+from nxcore.observe.bar import Advance
 from nxcore.observe.record import Trace
 from nxcore.session import Session, default
 from nxcore.spec.problem import tensors_of
@@ -34,25 +35,8 @@ def prepared(
 
 def shown(model: nn.Module, inputs: tuple[Any, ...]) -> None:
     """Prepare, with a bar on the standard error in a terminal, and a line a kernel elsewhere."""
-    session = default()
-    if not sys.stderr.isatty():
-        prepared(session, model, inputs, lambda what, done, of: _line(f"compiled {done}/{of}: {what}"))
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("measures", total=None)
-        prepared(
-            session,
-            model,
-            inputs,
-            lambda what, done, of: bar.update(task, description=what, completed=done, total=of),
-        )
-
-
-def _line(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
+    with bar.shown("measures", lines=True) as advance:
+        prepared(default(), model, inputs, advance)
 
 
 def step(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import torch
 
-from nxcore.choose.ahead import Advance, compiled, pays
+from nxcore.choose.ahead import compiled, pays
 from nxcore.choose.chooser import torch_alone
 from nxcore.choose.contenders import Choice
 from nxcore.choose.recall import Recall
@@ -25,6 +25,7 @@ from nxcore.errors import InvalidInputError, nearest, present
 from nxcore.interop.autograd import flatten
 from nxcore.measure.decision import NOISY
 from nxcore.measure.race import Effort
+from nxcore.observe.bar import Advance
 from nxcore.registry.registry import Registry
 from nxcore.session import Session
 from nxcore.spec.problem import Problem, tensors_of

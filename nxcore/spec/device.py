@@ -7,6 +7,7 @@ import ctypes
 import functools
 import os
 import platform
+import types
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,19 @@ def _host(kind: str, threads: int) -> Device:
         memory=_memory(),
         l2=_cpu_cache(),
     )
+
+
+def properties(device: torch.device) -> dict[str, Any]:
+    """Return the properties of a CUDA device as torch names them: numbers and strings."""
+    found = torch.cuda.get_device_properties(device)
+    values = {name: getattr(found, name) for name in dir(found) if not name.startswith("_")}
+    return {name: value for name, value in values.items() if isinstance(value, int | str)}
+
+
+def pretend(facts: dict[str, Any]) -> None:
+    """Have torch report these properties for every CUDA device, in a process that has none."""
+    found = types.SimpleNamespace(**facts)
+    torch.cuda.get_device_properties = lambda device=None: found  # type: ignore[assignment, misc]  # noqa: ARG005  a stand-in
 
 
 def available(name: str | None = None) -> torch.device:

@@ -166,6 +166,18 @@ class Gate:
         suspect = self.suspect(backend, kernel, problem.device, problem.dtype)
         return self._kept(suspect, problem.device, problem.dtype, "smoke") is not None
 
+    def samples(self, backend: Backend, kernel: Kernel, problem: Problem) -> list[str]:
+        """Return the names of samples on which a kernel is to be verified before a call like ``problem``.
+
+        Samples of a layout are among them, whether or not a smoke sample will turn out to have it.
+        """
+        if self.knows(backend, kernel, problem):
+            return []
+        op, dtype, layout = problem.op, problem.dtype, layout_class(problem.tensors)
+        smoke = _samples(op, dtype, "smoke", self.registry)
+        alike = _samples(op, dtype, layout, self.registry)[:ALIKE] if layout != "contiguous" else ()
+        return list(dict.fromkeys(sample.name for sample in (*smoke, *alike)))
+
     def _kept(self, suspect: Suspect, device: torch.device, dtype: torch.dtype, what: str) -> Held | None:
         """Return the verdict on the samples called ``what``, from memory or from disk."""
         if found := self._held.get((suspect.kernel, suspect.op, device, dtype, what)):

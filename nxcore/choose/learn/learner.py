@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from nxcore.choose.ahead import SEVERAL, steps
 from nxcore.choose.contenders import (
     AGAIN,
     Choice,
@@ -189,6 +190,7 @@ class Lesson:
     def __init__(self, learner: Learner, problem: Problem, serve: Decided) -> None:
         self._learner, self._tuner, self._problem, self._serve = learner, learner.tuner, problem, serve
         self._entries: list[Contender] = []
+        self._made: set[str] = set()
         self.exploration = Exploration(
             problem.spec.reference,
             problem.device,
@@ -208,45 +210,52 @@ class Lesson:
         taking = [] if empty else self._tuner.taking_part(self._problem.op)
         ready = [self._from_disk(backend, kernel) for backend, kernel in taking]
         missing = [of for of, found in zip(taking, ready, strict=True) if not found]
-        if missing and self._workers:
-            self._await(self._workers, missing)
+        tasks = [
+            (backend.label(kernel), step)
+            for backend, kernel in missing
+            for step in steps(self._tuner, backend, kernel, self._problem)
+        ]
+        if tasks and self._workers:
+            self._await(self._workers, tasks)
             return
-        with pausing(lambda: self._learner.pace.rest(UNKNOWN_S)):
-            entries = [found or self._compiled(*of) for of, found in zip(taking, ready, strict=True)]
-        self._begin(entries)
+        self._begin([found or self._compiled(*of) for of, found in zip(taking, ready, strict=True)])
 
     @property
     def _workers(self) -> Workers | None:
-        """The workers that can compile for the problem's device; None if there are none."""
-        workers = self._tuner.workers
-        return workers if workers and workers.most and self._problem.device.type == "cpu" else None
+        """The workers that compile for the problem's device; None if there are none.
 
-    def _await(self, workers: Workers, missing: list[tuple[Backend, Kernel]]) -> None:
-        """Have kernels compiled by workers, and go on once all have answered."""
+        For a GPU several are needed: a toolkit's import and a sample each would take one too long.
+        """
+        workers = self._tuner.workers
+        least = 1 if self._problem.device.type == "cpu" else SEVERAL
+        return workers if workers and workers.most >= least else None
+
+    def _await(self, workers: Workers, tasks: list[tuple[str, str]]) -> None:
+        """Have kernels, for the problem or samples, compiled by workers; go on once all have answered."""
         learner, heat = self._learner, self.exploration.heat.share
-        left = len(missing)
+        left, self._made = len(tasks), {label for label, _ in tasks}
 
         def answered(label: str, answer: Answer) -> None:
             nonlocal left
             learner.pace.charge(BESIDE * answer.seconds)
             if answer.why:
                 _log.warning("compile: %s for %s: %s", label, self._problem, answer.why)
+                self._made.discard(label)
             left -= 1
             if not left:
                 learner.preparing.add(self._enter, heat)
             learner.compiling -= 1
 
         learner.compiling += left
-        for label in (backend.label(kernel) for backend, kernel in missing):
-            workers.ask(self._problem, label, functools.partial(answered, label), heat)
+        for label, step in tasks:
+            told = functools.partial(answered, label)
+            workers.ask(self._problem, label, told, heat, **({"sample": step} if step else {}))
 
     def _enter(self) -> None:
         """Prepare the kernels after workers have answered: what they left on disk, and the others here."""
         self._tuner.gate.quarantine.read()  # a kernel that ended a worker would end the program
-        with pausing(lambda: self._learner.pace.rest(UNKNOWN_S)):
-            taking = self._tuner.taking_part(self._problem.op)
-            entries = [self._from_disk(*of) or self._compiled(*of) for of in taking]
-        self._begin(entries)
+        taking = self._tuner.taking_part(self._problem.op)
+        self._begin([self._from_disk(*of) or self._compiled(*of) for of in taking])
 
     def _begin(self, entries: list[Contender]) -> None:
         """Let the kernels take turns, if there are at least two."""
@@ -345,10 +354,12 @@ class Lesson:
             return None
 
     def _compiled(self, backend: Backend, kernel: Kernel) -> Contender:
-        """Compile, verify and plan a kernel, with rests in between."""
-        self._learner.pace.rest(UNKNOWN_S)
+        """Compile, verify and plan a kernel, with rests in between: short ones if workers compiled it."""
+        made = self._problem.device.type == "cuda" and backend.label(kernel) in self._made
+        self._learner.pace.rest(VERIFIED_S if made else UNKNOWN_S)
         self._learner.loaded.add(backend.name)
-        return self._tuner.enter(backend, kernel, self._problem, (), first=False)
+        with pausing(lambda: self._learner.pace.rest(KNOWN_S if made else UNKNOWN_S)):
+            return self._tuner.enter(backend, kernel, self._problem, (), first=False)
 
     def _careful(self, entry: Contender) -> tuple[Callable[..., Any], Check]:
         """Return a kernel's call for its turns, and the check of their results after they are timed.
