@@ -1,0 +1,131 @@
+"""Kernels are compiled for a GPU in a process that has none."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import nxcore_cuda
+import nxcore_triton
+import pytest
+import torch
+from nxcore_cuda.machine import absent
+
+from nxcore.ops import nxcore_ops
+from nxcore.plugin import Problem
+from nxcore.spec.device import pretend
+from nxcore.store.problems import moved
+
+SPECS = {spec.name: spec for spec in nxcore_ops()}
+GPU = torch.device("cuda")
+FACTS = {"name": "a GPU", "major": 9, "minor": 0, "shared_memory_per_block_optin": 232448}
+
+
+@pytest.fixture(autouse=True)
+def _pretending(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", None)
+    pretend(FACTS)
+
+
+def problems(kernel):
+    """Yield the problems of the smoke samples, as on a GPU, in the first dtype that the kernel takes."""
+    spec = SPECS[kernel.op]
+    for sample in spec.tagged("smoke"):
+        yield moved(Problem.of(spec, sample.build(spec, "cpu", kernel.dtypes[0])), GPU)
+
+
+@pytest.mark.parametrize("kernel", nxcore_cuda.KERNELS, ids=lambda kernel: kernel.op)
+def test_plans_of_cuda_need_no_device(kernel):
+    made = []
+    for problem in problems(kernel):
+        absent.planned(kernel, problem, lambda instance, *_: made.append(instance))
+    assert made
+    assert all(instance.text for instance in made)
+
+
+def test_what_is_planned_for_elsewhere_isnt_launched():
+    with pytest.raises(RuntimeError, match="a device that isn't here"):
+        absent._nowhere()
+
+
+def test_cuda_compiles_for_the_capability_that_is_given(monkeypatch):
+    asked = []
+    monkeypatch.setattr(absent, "image", lambda instance, capability: asked.append(capability))
+    kernel = nxcore_cuda.KERNELS[0]
+    nxcore_cuda._ahead(kernel, next(problems(kernel)), (8, 6))
+    assert set(asked) == {(8, 6)}
+
+
+# Triton's interpreter compiles nothing, and these tests' process has it where there is no GPU.
+COMPILE = """
+import sys, json, pathlib
+import torch
+import nxcore_triton
+from triton.runtime import driver
+from nxcore.spec.device import pretend
+from tests.plugins.test_ahead import FACTS, problems
+pretend(FACTS)
+folder, found = pathlib.Path(sys.argv[1]), {}
+for kernel in nxcore_triton.KERNELS:
+    if sys.argv[2:] and kernel.op not in sys.argv[2:]:
+        continue
+    for problem in problems(kernel):
+        if kernel.takes(problem):
+            nxcore_triton._ahead(kernel, problem, (9, 0))
+            break
+    found[kernel.op] = sorted({path.stem for path in folder.rglob("*.cubin")})
+    assert driver._active is None, "the next call looks for its own device"
+texts = [path.read_text() for path in folder.rglob("*.json") if not path.name.startswith("__grp__")]
+assert all('"arch": 90' in text for text in texts), texts
+print(json.dumps(found))
+"""
+
+
+def compiled(folder, *ops):
+    """Return, by operator, the names of Triton's kernels that have been compiled so far."""
+    root = str(Path(__file__).parents[2])
+    env = os.environ | {"TRITON_CACHE_DIR": str(folder), "PYTHONPATH": os.pathsep.join([root, *sys.path])}
+    env.pop("TRITON_INTERPRET", None)
+    command = [sys.executable, "-c", COMPILE, str(folder), *ops]
+    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=570, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+def test_triton_compiles_a_call_to_its_cache(tmp_path):
+    assert set(compiled(tmp_path, "add")["add"]) & {"add_flat", "add_tiles"}
+
+
+@pytest.mark.slow
+def test_plans_of_triton_need_no_device(tmp_path):
+    found = compiled(tmp_path)
+    assert found.keys() == {kernel.op for kernel in nxcore_triton.KERNELS}
+    assert len(found["gumbel_softmax_backward"]) > 10, "of all operators before it"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("op", ["add", "sum", "softmax_sum", "batch_norm"])
+def test_a_launch_finds_what_was_compiled_for_it(op, tmp_path, monkeypatch):
+    """Whatever Triton adds to its cache's key is the same in both processes."""
+    from triton import knobs
+
+    monkeypatch.undo()  # the device's own properties
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    kernel, spec = next(k for k in nxcore_triton.KERNELS if k.op == op), SPECS[op]
+    args = spec.tagged("smoke")[0].build(spec, "cuda", torch.float32)
+    problem, hits = Problem.of(spec, args), []
+    capability = torch.cuda.get_device_capability()
+    nxcore_triton._ahead(kernel, problem, capability)
+    monkeypatch.setattr(knobs.compilation, "listener", lambda **seen: hits.append(seen["cache_hit"]))
+    kernel.plan(problem)(*args)
+    assert hits
+    assert all(hits)
+
+
+def test_a_stand_in_is_for_every_device():
+    assert torch.cuda.get_device_properties(3).name == "a GPU"
+    assert isinstance(torch.cuda.get_device_properties(), types.SimpleNamespace)
