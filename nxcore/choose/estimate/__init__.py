@@ -1,1 +1,1 @@
-"""Choices for sizes that were never measured. May import choose.recall and below."""
+"""Choices for sizes that were never measured. May import choose.ahead and below."""

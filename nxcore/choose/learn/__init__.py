@@ -1,1 +1,1 @@
-"""Choices learnt from real calls, beside the program. May import choose.recall and below."""
+"""Choices learnt from real calls, beside the program. May import choose.ahead and below."""
