@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import queue
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 
 from nxcore.choose.tuner import Tuner
 from nxcore.choose.workers import Answer
@@ -27,10 +27,7 @@ def pays(tuner: Tuner) -> bool:
 
 def uncompiled(tuner: Tuner, problem: Problem) -> list[str]:
     """Return the labels of kernels that must be compiled or verified before a call of ``problem``."""
-    return [backend.label(kernel) for backend, kernel in _missing(tuner, problem)]
-
-
-def _missing(tuner: Tuner, problem: Problem) -> Iterator[tuple[Backend, Kernel]]:
+    found = []
     for backend, kernel in tuner.taking_part(problem.op):
         if backend.name == "torch" or tuner.refusal(backend, kernel, problem):
             continue
@@ -44,7 +41,8 @@ def _missing(tuner: Tuner, problem: Problem) -> Iterator[tuple[Backend, Kernel]]
             with on_disk_alone():
                 tuner.enter(backend, kernel, problem, (), first=False)
         except UncompiledError:
-            yield backend, kernel
+            found.append(backend.label(kernel))
+    return found
 
 
 def steps(tuner: Tuner, backend: Backend, kernel: Kernel, problem: Problem) -> list[str]:
@@ -84,9 +82,9 @@ def compiled(
         return
     wanted: dict[object, tuple[Problem, str, str]] = {}
     for problem in dict.fromkeys(problems):
-        for backend, kernel in _missing(tuner, problem):
-            label = backend.label(kernel)
-            for step in steps(tuner, backend, kernel, problem) if labels is None or label in labels else ():
+        owned = {b.label(k): (b, k) for b, k in tuner.taking_part(problem.op)}
+        for label in (n for n in uncompiled(tuner, problem) if labels is None or n in labels):
+            for step in steps(tuner, *owned[label], problem):
                 of = (problem.op, problem.dtype, step) if step else problem  # problems share samples
                 wanted.setdefault((label, of), (problem, label, step))
     if len(wanted) < least:

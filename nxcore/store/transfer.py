@@ -34,7 +34,7 @@ def gathered(store: Store) -> tuple[dict[str, Document], Pages]:
 
 
 def exported(store: Store) -> Document:
-    """Return all that a store holds as one document."""
+    """Return all that a store holds as one document; the mark of imported pages is the store's own."""
     environments, pages = gathered(store)
     return {
         "format": FORMAT,
@@ -42,7 +42,7 @@ def exported(store: Store) -> Document:
             {
                 "facts": facts,
                 "entries": [
-                    {"key": key, "page": document}
+                    {"key": key, "page": {n: v for n, v in document.items() if n != FOREIGN}}
                     for (of, _), (key, document) in sorted(pages.items())
                     if of == name
                 ],

@@ -150,7 +150,7 @@ def test_of_a_recording_forward_and_backward_are_measured_together(op, tmp_path,
     cells = ahead.of_trace(session.registry, trace)
     assert [cell.spec.name.endswith("_backward") for cell in cells] == [True, False]
 
-    def won(_, problem, args, entries):
+    def won(_, problem, args, entries, before=None):
         once = fakes.timing([1.0] * 12)
         candidates = tuple(dataclasses.replace(e.candidate, timing=once) for e in entries)
         return Decision("fast", "measured", "", candidates), once

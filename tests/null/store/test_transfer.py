@@ -56,7 +56,7 @@ def test_what_is_exported_is_imported_whole(tmp_path):
     here, there = measured(tmp_path / "a", (3, 4), (5,)).wisdom.store, Store(tmp_path / "b")
     transfer.write(tmp_path / "file.json", transfer.exported(here))
     assert transfer.imported(there, *transfer.read(tmp_path / "file.json")) == 2
-    assert transfer.gathered(there) == transfer.gathered(here)
+    assert transfer.exported(there) == transfer.exported(here)
     assert transfer.imported(there, *transfer.read(tmp_path / "file.json")) == 0, "nothing is new"
 
 
