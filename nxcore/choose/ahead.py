@@ -96,7 +96,7 @@ def compiled(
 
     for problem, label, step in wanted.values():
         told = functools.partial(put, f"{label} of {problem.op}")
-        workers.ask(problem, label, told, **({"sample": step} if step else {}))
+        workers.ask(problem, label, told, sample=step)
     for done in range(len(wanted)):
         what, answer = answers.get()
         advance(what, done + 1, len(wanted))

@@ -21,7 +21,7 @@ class Answering:
     def __init__(self, why=""):
         self.most, self.asked, self.why = 4, [], why
 
-    def ask(self, problem, kernel, answered, heat=0.0):
+    def ask(self, problem, kernel, answered, heat=0.0, sample=""):
         self.asked.append((problem.op, kernel))
         answered(Answer(self.why))
 

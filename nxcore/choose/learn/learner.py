@@ -249,7 +249,7 @@ class Lesson:
         learner.compiling += left
         for label, step in tasks:
             told = functools.partial(answered, label)
-            workers.ask(self._problem, label, told, heat, **({"sample": step} if step else {}))
+            workers.ask(self._problem, label, told, heat, step)
 
     def _enter(self) -> None:
         """Prepare the kernels after workers have answered: what they left on disk, and the others here."""

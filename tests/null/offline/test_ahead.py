@@ -110,7 +110,7 @@ def test_workers_compile_what_is_unknown_before_anything_is_measured(machine):
     class Answering:
         most, asked = 2, []
 
-        def ask(self, problem, kernel, answered, heat=0.0):
+        def ask(self, problem, kernel, answered, heat=0.0, sample=""):
             self.asked.append((kernel, len(machine.raced)))
             answered(Answer())
 
