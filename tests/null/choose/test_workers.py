@@ -252,7 +252,7 @@ class Answering:
     def __init__(self, why=""):
         self.why, self.most, self.asked = why, 1, []
 
-    def ask(self, problem, kernel, answered, heat=0.0):
+    def ask(self, problem, kernel, answered, heat=0.0, sample=""):
         self.asked.append(kernel)
         answered(Answer(self.why, 2.0))
 
