@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from nxcore.choose.shortlist import shortlisted
+from nxcore.choose.workers import Answer
 from nxcore.measure import race as racing
 from nxcore.measure.decision import Candidate, Decision
 from nxcore.offline import ahead
@@ -194,3 +195,36 @@ def test_a_page_knows_whether_it_is_complete():
     assert not Page(Decision("torch", "reference", "", seen), None, {}).pruned
     left = (*seen, Candidate("far", "far", refusal=Refusal(Code.PRUNED, "no")))
     assert Page(Decision("torch", "reference", "", left), None, {}).pruned
+
+
+class Compiling:
+    """Workers that compile what they are asked for at once."""
+
+    def __init__(self, machine, most=2):
+        self.machine, self.most, self.asked = machine, most, []
+
+    def ask(self, problem, kernel, answered, heat=0.0, sample=""):
+        assert self.machine.compiled == [], "the call waits for all"
+        self.asked.append(kernel)
+        self.machine.disk.add((kernel, problem["x"].shape))
+        answered(Answer())
+
+
+def test_several_workers_compile_the_shortlist_before_the_race(machine):
+    session = machine.verified(machine.process(**FOUR))
+    session.tuner.workers = Compiling(machine)
+    found = decided(session)
+    assert session.tuner.workers.asked == ["one", "two"]
+    assert machine.compiled == [], "the call found all on disk"
+    assert found.chosen == "two"
+
+
+def test_one_kernel_or_one_worker_isnt_worth_a_process(machine):
+    session = machine.verified(machine.process(one=60))
+    session.tuner.workers = Compiling(machine)
+    assert decided(session).chosen == "one"
+    assert session.tuner.workers.asked == []
+    session = machine.verified(machine.process(**FOUR))
+    session.tuner.workers = Compiling(machine, most=1)
+    decided(session, 2000)
+    assert session.tuner.workers.asked == []

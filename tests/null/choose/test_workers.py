@@ -17,6 +17,7 @@ import torch
 
 from nxcore.choose import workers
 from nxcore.choose.ahead import compiled, pays, steps, uncompiled
+from nxcore.choose.learn.learner import UNKNOWN_S, VERIFIED_S, Lesson
 from nxcore.choose.tuner import Tuner
 from nxcore.choose.worker import done
 from nxcore.choose.workers import Answer, Workers
@@ -431,3 +432,53 @@ def test_a_backend_that_needs_the_device_is_left_to_the_program(pretending):
     tuner = Tuner(registry, Gate(registry, Store()))
     assert steps(tuner, *tuner.taking_part("add")[1], ON_GPU) == []
     assert steps(tuner, *tuner.taking_part("add")[1], PROBLEM) == [""]
+
+
+class Held:
+    """Workers that answer when they are told to."""
+
+    def __init__(self, most):
+        self.most, self.asked = most, []
+
+    def ask(self, problem, kernel, answered, heat=0.0, sample=""):
+        self.asked.append((kernel, sample, answered))
+
+
+def lesson(most):
+    """Return a lesson of a problem on a GPU that isn't here, its workers and the rests that it takes."""
+    session, _, _ = learning(torch=100, fast=50)
+    learner = session.chooser.learner
+    session.tuner.workers = Held(most)
+    rests = []
+    learner.pace.rest = rests.append
+    return Lesson(learner, ON_GPU, lambda choice: None), session.tuner.workers, rests
+
+
+def test_online_has_a_gpu_s_kernels_compiled_by_several_workers_only(pretending):
+    assert lesson(1)[0]._workers is None
+    assert lesson(2)[0]._workers is not None
+    assert lesson(0)[0]._workers is None
+
+
+def test_it_goes_on_once_every_sample_is_there_and_then_expects_little_time(pretending, monkeypatch):
+    found, held, rests = lesson(2)
+    learner, entered = found._learner, []
+    monkeypatch.setattr(learner.preparing, "add", lambda run, heat: entered.append(run))
+    found._await(held, [("fast", "prime"), ("fast", ""), ("slow", "")])
+    assert learner.compiling == 3
+    (_, sample, first), (_, _, second), (_, _, third) = held.asked
+    assert sample == "prime"
+    first(Answer(seconds=1.0))
+    third(Answer("it has no compiler"))
+    assert entered == []
+    second(Answer(seconds=1.0))
+    assert entered == [found._enter]
+    assert learner.compiling == 0
+    backend, kernel = found._tuner.taking_part("add")[1]
+    monkeypatch.setattr(found._tuner, "enter", lambda *args, **how: None)
+    found._compiled(backend, kernel)
+    assert rests == [VERIFIED_S]
+    rests.clear()
+    found._made.discard("fast")
+    found._compiled(backend, kernel)
+    assert rests == [UNKNOWN_S]

@@ -1,0 +1,29 @@
+"""Progress: a bar in a terminal, lines elsewhere if they are wanted."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+from nxcore.observe import bar
+
+
+def test_elsewhere_there_are_lines_or_nothing(capsys):
+    with bar.shown("compiles", lines=True) as advance:
+        advance("numba of add", 1, 2)
+    assert capsys.readouterr().err == "compiled 1/2: numba of add\n"
+    with bar.shown("compiles") as advance:
+        advance("numba of add", 1, 2)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_terminal_shows_a_bar_that_leaves_nothing_behind(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    with bar.shown("compiles") as advance:
+        advance("numba of add", 1, 2)
+    assert "numba of add" in terminal.getvalue()
