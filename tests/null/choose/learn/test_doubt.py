@@ -58,14 +58,14 @@ class World:
     def ship(self, **us):
         planted(self.folder / "shipped", self.monkeypatch, **us)
 
-    def process(self, policy="online", call=ADD, **us):
+    def process(self, policy="online", call=ADD, audit=False, **us):
         spec = fakes.replace(SPECS["add"], reference=self.clock.costing(us.pop("torch"), ADD), idioms={})
         specs = [spec if s.name == "add" else s for s in SPECS.values()]
         backends = [
             fakes.backend(n, fakes.kernel("add", self.clock.costing(t, call), target=f"{n}:plan"))
             for n, t in us.items()
         ]
-        settings = Settings(audit=False, cache=self.folder / "cache", policy=policy)
+        settings = Settings(audit=audit, cache=self.folder / "cache", policy=policy)
         session = Session(settings, fakes.registry(*backends, specs=specs), fakes.QUICK)
         chooser, pace = session.chooser, Pace(share=float("inf"))
         chooser.learner = Learner(
@@ -116,6 +116,13 @@ def test_a_wrong_entry_is_found_after_a_thousand_calls_and_that_problem_alone_is
     assert page.decision.chosen == "torch"
     assert not page.foreign
     assert chosen(world.process(torch=100, fast=130)) == "torch", "the next process knows"
+
+
+def test_a_watch_over_the_kernel_changes_nothing_of_that(world):
+    world.ship(torch=100, fast=50)
+    session = world.process(audit=True, torch=100, fast=130)
+    fast_calls(session, CALLS)
+    assert session.wisdom.read(PROBLEM) is None
 
 
 def test_what_is_confirmed_serves_on_at_its_own_speed(world, caplog):
