@@ -143,7 +143,7 @@ def properties(device: torch.device) -> dict[str, Any]:
 def pretend(facts: dict[str, Any]) -> None:
     """Have torch report these properties for every CUDA device, in a process that has none."""
     found: Any = types.SimpleNamespace(**facts)
-    torch.cuda.get_device_properties = lambda device=None: found  # noqa: ARG005  a stand-in
+    torch.cuda.get_device_properties = lambda *_, **__: found
 
 
 def available(name: str | None = None) -> torch.device:

@@ -17,7 +17,7 @@ from nxcore.choose.contenders import AGAIN, Choice, private_out, timed, yardstic
 from nxcore.choose.learn.budget import Heat
 from nxcore.choose.learn.exploration import Switch
 from nxcore.choose.learn.learner import Learner
-from nxcore.errors import present
+from nxcore.errors import FOREIGN, present
 from nxcore.measure import race
 from nxcore.measure.decision import MARGIN, NOISY, compare
 from nxcore.measure.race import Clock, Effort
@@ -127,7 +127,7 @@ class Doubts:
         learner.pace.rest(_expected_s(choice))
         try:
             slower, noise = compared(learner, choice, problem)
-        except Exception as error:  # noqa: BLE001  no memory, a lost context: calls will show it
+        except FOREIGN as error:  # no memory, a lost context: calls will show it
             _log.debug("doubt: %s of %s isn't confirmed: %s", choice.decision.chosen, problem, brief(error))
             return True
         if noise > NOISY:

@@ -16,21 +16,14 @@ import pytest
 import torch
 
 from nxcore.choose import workers
-from nxcore.choose.ahead import compiled, pays, steps, uncompiled
-from nxcore.choose.learn.learner import UNKNOWN_S, VERIFIED_S, Lesson
-from nxcore.choose.tuner import Tuner
-from nxcore.choose.worker import done
+from nxcore.choose.ahead import compiled, pays, uncompiled
 from nxcore.choose.workers import Answer, Workers
 from nxcore.settings import Settings
 from nxcore.spec.compiling import compiling
 from nxcore.spec.problem import Problem
 from nxcore.spec.tally import tally
 from nxcore.store.files import Store
-from nxcore.store.problems import moved
-from nxcore.store.wisdom import key
-from nxcore.trust.gate import Gate
 from nxcore.trust.quarantine import Quarantine, Suspect
-from tests.null import fakes
 from tests.null.choose.learn.test_exploration import X, called, learning, ready
 from tests.null.fakes import SPECS
 
@@ -334,151 +327,3 @@ def test_a_program_without_a_guard_has_its_kernels_compiled_beside_it(tmp_path):
     journal = tmp_path / "v1" / "journal"
     assert not journal.exists() or not list(journal.iterdir())
     assert torch.get_num_threads()
-
-
-FACTS = {"name": "a GPU", "major": 9, "minor": 0, "shared_memory_per_block_optin": 232448}
-ON_GPU = moved(PROBLEM, torch.device("cuda"))
-
-
-def absent(calls):
-    """Return a registry with a kernel that is compiled for a GPU that isn't here."""
-
-    def ahead(kernel, problem, capability):
-        compiling("it")
-        calls.append((kernel.op, problem, capability, torch.cuda.get_device_properties(0).name))
-
-    kernels = [fakes.kernel(op) for op in SPECS if not SPECS[op].parts]
-    return fakes.registry(fakes.replace(fakes.backend("gpu", *kernels), ahead=ahead))
-
-
-@pytest.fixture
-def pretending(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_properties", torch.cuda.get_device_properties)
-    monkeypatch.setattr(workers, "properties", lambda device: FACTS)
-
-
-def test_a_task_for_a_gpu_has_its_properties_and_perhaps_a_sample(pretending):
-    found = started()
-    found.most = 0  # the tasks stay
-    found.thread = threading.current_thread()
-    found.ask(ON_GPU, "gpu", print)
-    found.ask(ON_GPU, "gpu", print, sample="prime")
-    first, second = (task.request for task in found._tasks)
-    assert (first["device"], first["sample"], second["sample"]) == (FACTS, "", "prime")
-    assert first["problem"]["devices"] == ["cuda", "cuda"]
-    found.ask(PROBLEM, "numba", print)
-    assert "device" not in found._tasks[-1].request
-
-
-def test_a_worker_compiles_for_a_gpu_that_it_doesnt_have(pretending):
-    calls = []
-    registry = absent(calls)
-    tuner = Tuner(registry, Gate(registry, Store()))
-    task = {"op": "add", "problem": key(ON_GPU), "kernel": "gpu", "threads": torch.get_num_threads()}
-    assert done(tuner, task | {"device": FACTS, "sample": ""}) == ""
-    assert done(tuner, task | {"device": FACTS, "sample": "prime"}) == ""
-    (_, own, capability, name), (_, sample, _, _) = calls
-    assert (capability, name) == ((9, 0), "a GPU")
-    assert own.to_dict() == ON_GPU.to_dict()
-    assert {t.device.type for t in sample.tensors} == {"cuda"}
-    assert sample["x"].shape != own["x"].shape
-
-
-def test_of_a_composed_kernel_a_worker_compiles_each_part(pretending):
-    calls = []
-    registry = absent(calls)
-    tuner = Tuner(registry, Gate(registry, Store()))
-    spec = SPECS["sep_conv2d_batch_norm"]
-    sample = spec.tagged("smoke")[0].build(spec, "cpu", torch.float32)
-    problem = moved(Problem.of(spec, sample), torch.device("cuda"))
-    task = {"op": spec.name, "problem": key(problem), "kernel": "gpu", "threads": torch.get_num_threads()}
-    assert done(tuner, task | {"device": FACTS, "sample": ""}) == ""
-    assert [op for op, *_ in calls] == list(spec.parts.ops)
-
-
-class Noting:
-    """Workers that note the tasks and answer at once."""
-
-    most = 2
-
-    def __init__(self):
-        self.asked = []
-
-    def ask(self, problem, kernel, answered, heat=0.0, sample=""):
-        self.asked.append((kernel, problem["x"].shape, sample))
-        answered(Answer())
-
-
-def test_for_a_gpu_samples_are_compiled_too_once_for_all_problems(pretending):
-    registry = absent([])
-    workers_, gate = Noting(), Gate(registry, Store())
-    gate.samples = lambda backend, kernel, problem: ["prime", "empty"]
-    gate.knows = lambda backend, kernel, problem: False
-    tuner = Tuner(registry, gate, workers=workers_)
-    tuner.refusal = lambda backend, kernel, problem: None
-    more = moved(Problem.of(SPECS["add"], (torch.ones(5), torch.ones(5), 1, None)), torch.device("cuda"))
-    compiled(tuner, [ON_GPU, more], least=9)
-    assert workers_.asked == [], "fewer aren't worth it"
-    compiled(tuner, [ON_GPU, more])
-    shape = ON_GPU["x"].shape
-    assert workers_.asked == [("gpu", shape, s) for s in ("prime", "empty", "")] + [("gpu", (5,), "")]
-    workers_.asked.clear()
-    compiled(tuner, [ON_GPU], labels=())
-    assert workers_.asked == []
-
-
-def test_a_backend_that_needs_the_device_is_left_to_the_program(pretending):
-    registry = fakes.registry(fakes.backend("gpu"))
-    tuner = Tuner(registry, Gate(registry, Store()))
-    assert steps(tuner, *tuner.taking_part("add")[1], ON_GPU) == []
-    assert steps(tuner, *tuner.taking_part("add")[1], PROBLEM) == [""]
-
-
-class Held:
-    """Workers that answer when they are told to."""
-
-    def __init__(self, most):
-        self.most, self.asked = most, []
-
-    def ask(self, problem, kernel, answered, heat=0.0, sample=""):
-        self.asked.append((kernel, sample, answered))
-
-
-def lesson(most):
-    """Return a lesson of a problem on a GPU that isn't here, its workers and the rests that it takes."""
-    session, _, _ = learning(torch=100, fast=50)
-    learner = session.chooser.learner
-    session.tuner.workers = Held(most)
-    rests = []
-    learner.pace.rest = rests.append
-    return Lesson(learner, ON_GPU, lambda choice: None), session.tuner.workers, rests
-
-
-def test_online_has_a_gpu_s_kernels_compiled_by_several_workers_only(pretending):
-    assert lesson(1)[0]._workers is None
-    assert lesson(2)[0]._workers is not None
-    assert lesson(0)[0]._workers is None
-
-
-def test_it_goes_on_once_every_sample_is_there_and_then_expects_little_time(pretending, monkeypatch):
-    found, held, rests = lesson(2)
-    learner, entered = found._learner, []
-    monkeypatch.setattr(learner.preparing, "add", lambda run, heat: entered.append(run))
-    found._await(held, [("fast", "prime"), ("fast", ""), ("slow", "")])
-    assert learner.compiling == 3
-    (_, sample, first), (_, _, second), (_, _, third) = held.asked
-    assert sample == "prime"
-    first(Answer(seconds=1.0))
-    third(Answer("it has no compiler"))
-    assert entered == []
-    second(Answer(seconds=1.0))
-    assert entered == [found._enter]
-    assert learner.compiling == 0
-    backend, kernel = found._tuner.taking_part("add")[1]
-    monkeypatch.setattr(found._tuner, "enter", lambda *args, **how: None)
-    found._compiled(backend, kernel)
-    assert rests == [VERIFIED_S]
-    rests.clear()
-    found._made.discard("fast")
-    found._compiled(backend, kernel)
-    assert rests == [UNKNOWN_S]
