@@ -7,6 +7,7 @@ measurably faster, torch's own serves it. ``explain`` gives the reason.
 from __future__ import annotations
 
 import importlib
+import typing
 from typing import TYPE_CHECKING, Any
 
 from nxcore import context
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from nxcore.choose.explanation import Explanation
     from nxcore.nn.swap import Swap
     from nxcore.observe.profiling import Profile
+    from nxcore.offline.models import ModelExplanation
     from nxcore.offline.survey import Status
     from nxcore.registry.registry import BackendStatus
     from nxcore.session import Session
@@ -53,7 +55,7 @@ __all__ = [
 ]
 
 
-def accelerate(model: Module, prepare: tuple[Any, ...] | None = None) -> Swap:
+def accelerate(model: Module, prepare: tuple[Any, ...] | None = None, *, watch: bool = True) -> Swap:
     """Let nxcore's operators serve the supported modules of ``model``, which get classes of ``nxcore.nn``.
 
     Parameters
@@ -62,6 +64,8 @@ def accelerate(model: Module, prepare: tuple[Any, ...] | None = None) -> Swap:
         Any module; it may be replaced itself. Its modules stay the same objects with the same state.
     prepare : tuple, optional
         Arguments of a call, whose kernels, forward and backward, are compiled and measured now.
+    watch : bool
+        Compare steps with a few plain ones, and give modules back to torch where those are faster.
 
     Returns
     -------
@@ -75,7 +79,7 @@ def accelerate(model: Module, prepare: tuple[Any, ...] | None = None) -> Swap:
     """
     from nxcore.nn import swap
 
-    return swap.accelerate(model, prepare)
+    return swap.accelerate(model, prepare, watch=watch)
 
 
 def backends() -> dict[str, BackendStatus]:
@@ -83,50 +87,57 @@ def backends() -> dict[str, BackendStatus]:
 
     A ``BackendStatus`` has ``status``, ``reason``, ``hint``, ``source`` and ``operators``.
 
-    Examples
-    --------
     >>> nxcore.backends()["torch"].status
     'ready'
     """
     return _session().backends()
 
 
+@typing.overload
 def explain(
-    name: str, *args: Any, backend: str | None = None, decide: bool = True, **kwargs: Any
-) -> Explanation:
-    """Return which kernel would run a call of the operator ``name``, and why.
+    name: str, *args: Any, backend: str | None = ..., decide: bool = ..., **kw: Any
+) -> Explanation: ...
+@typing.overload
+def explain(name: Module, *args: Any, **kwargs: Any) -> ModelExplanation: ...
+def explain(
+    name: str | Module, *args: Any, backend: str | None = None, decide: bool = True, **kwargs: Any
+) -> Explanation | ModelExplanation:
+    """Return which kernel would run a call of the operator ``name``, and why; or what serves a model.
 
     Parameters
     ----------
-    name : str
-        The operator.
+    name : str or torch.nn.Module
+        The operator; or a model, whose modules are explained one by one.
     *args, **kwargs
-        The call's arguments.
+        The call's arguments. A model runs one step on them, as in ``status``, and nothing is measured.
     backend : str, optional
         As in ``op``.
     decide : bool
-        Under the policies ``measure`` and ``online``, measure now a problem that is new or in exploration.
-        If False, report which kernel serves it at present.
+        Whether a problem that is new or in exploration is measured now, under ``measure`` and ``online``.
 
     Returns
     -------
-    Explanation
-        ``str()`` gives a short text, ``to_dict()`` plain data.
+    Explanation or ModelExplanation
+        ``str()`` gives a short text or a table, ``to_dict()`` plain data.
 
     Raises
     ------
     UnknownOperatorError, UnknownBackendError, BackendUnavailableError, UnsupportedProblemError
-        As the call itself would.
-    InvalidInputError
-        If the arguments break the operator's contract.
+        As the call itself would, and ``InvalidInputError``.
 
     Examples
     --------
     >>> with nxcore.policy("estimate"):
     ...     nxcore.explain("add", torch.ones(2), 1, backend="torch").decision.chosen
     'torch'
+    >>> nxcore.explain(torch.nn.Sequential(nxcore.nn.MaxPool2d(2))).rows[0].state
+    'operator'
     """
-    return _session().explain(name, *args, backend=backend, decide=decide, **kwargs)
+    if isinstance(name, str):
+        return _session().explain(name, *args, backend=backend, decide=decide, **kwargs)
+    from nxcore.offline import models
+
+    return models.explain(name, *args, **kwargs)
 
 
 def graphed(
@@ -140,20 +151,18 @@ def graphed(
 ) -> Any:
     """Return a function or module as CUDA graphs: captured at the first call of a signature, then replayed.
 
-    A replay costs the host one launch, however many kernels it holds. Each problem in it is served by the
-    kernel with the least device time. A signature is the shapes, strides, dtypes and device of the tensors,
-    the values of all other arguments, and the context of the call; a module's parameters may change in place.
-    Before a capture ``fn`` runs ``warmup`` times on the given arguments, side effects included, and problems
-    that calls would explore are measured. Then a module's buffers, and ``state``, are restored. Arguments are
-    copied into the graph's own memory. On the CPU, and during another capture of any thread, ``fn`` itself
-    runs.
+    A replay costs the host one launch, and each problem in it is served by the kernel with the least device
+    time. A signature is the shapes, strides, dtypes and device of the tensors, the values of all other
+    arguments, and the context of the call; a module's parameters may change in place. Before a capture ``fn``
+    runs ``warmup`` times on the given arguments, side effects included, and problems that calls would explore
+    are measured. Then a module's buffers, and ``state``, are restored. Arguments are copied into the graph's
+    own memory. On the CPU, and during another capture of any thread, ``fn`` itself runs.
 
     Parameters
     ----------
     fn : callable, optional
-        Takes and returns tensors, in any nesting, and hashable values besides them. It must not wait for
-        the device. It may be a whole step of training, with ``backward`` and an optimizer, that returns
-        detached tensors. Without ``fn``, a decorator is returned.
+        Takes and returns tensors, in any nesting, and hashable values. It must not wait for the device. It
+        may be a whole step of training that returns detached tensors. Without ``fn``: a decorator.
     backward : bool
         Support gradients: the backward pass is a graph too.
     clone : bool
@@ -172,15 +181,12 @@ def graphed(
 
     Raises
     ------
-    InvalidInputError
-        If ``fn``, ``warmup`` or ``limit`` is invalid.
-    CaptureError
-        At a call; the message names the argument, the result or the line that can't be captured.
+    InvalidInputError, CaptureError
+        The latter at a call; it names the argument, the result or the line that can't be captured.
 
     Examples
     --------
-    >>> double = nxcore.graphed(lambda x: 2 * x)
-    >>> double(torch.ones(2))
+    >>> nxcore.graphed(lambda x: 2 * x)(torch.ones(2))
     tensor([2., 2.])
     """
     from nxcore.graphs import graphed as capture
@@ -223,10 +229,9 @@ def policy(name: str) -> AbstractContextManager[None]:
     Parameters
     ----------
     name : str
-        ``online``, the default: torch serves a new problem, then its calls take turns between the candidates
-        and are timed, until the winner is clear. ``measure``: the first call of a problem measures all
-        candidates. ``estimate``: nothing is measured; torch serves unknown problems. ``frozen``: only the
-        kernels in the lock are used; see ``nxcore wisdom lock``.
+        ``online``, the default: the calls of a problem take turns between the candidates until the winner is
+        clear. ``measure``: the first call of a problem measures all candidates. ``estimate``: nothing is
+        measured. ``frozen``: only the kernels in the lock are used; see ``nxcore wisdom lock``.
 
     Raises
     ------
@@ -236,8 +241,7 @@ def policy(name: str) -> AbstractContextManager[None]:
     Examples
     --------
     >>> with nxcore.policy("estimate"):
-    ...     nxcore.ops.add(torch.ones(2), 1)
-    tensor([2., 2.])
+    ...     out = nxcore.ops.add(torch.ones(2), 1)
     """
     return _session().policy(name)
 
@@ -269,9 +273,8 @@ def record(path: str | os.PathLike[str]) -> AbstractContextManager[None]:
     """Write the distinct problems of the calls in a ``with`` block, for ``nxcore tune --from-trace``.
 
     It covers the calls of this thread or task, and their gradients where the backward pass runs within the
-    block. A gradient that torch's autograd computes by itself counts as often as its forward call. Calls that
-    only torch may serve aren't problems to tune. In nested blocks only the inner one records. ``nxcore
-    explain --from-trace`` shows which kernels serve the problems, and how much time a step saves.
+    block; those that torch's autograd computes count as often as their forward call. Calls that only torch
+    may serve aren't problems to tune. In nested blocks only the inner one records.
 
     Parameters
     ----------
@@ -307,8 +310,6 @@ def restore(model: Module) -> Swap:
     Swap
         ``replaced``: name -> class; ``left``: name -> reason, where other code has changed the class since.
 
-    Examples
-    --------
     >>> model = torch.nn.Sequential(torch.nn.MaxPool2d(2))
     >>> nxcore.accelerate(model).replaced == nxcore.restore(model).replaced
     True
@@ -326,9 +327,9 @@ def status(model: Module | None = None, *args: Any, **kwargs: Any) -> Status:
     model : torch.nn.Module, optional
         Any module, usually one that was passed to ``accelerate``. Without one, the state of this process.
     *args, **kwargs
-        The arguments of the model. With these, one step is run, forward and, where gradients are on,
-        backward. Its calls are counted, so that the time saved in a step is known. No ``.grad`` is written;
-        buffers and random numbers stay unchanged. Without arguments, all problems of this process are listed.
+        The arguments of the model. With these, one step is run and its calls are counted, so that the time
+        saved in a step is known. No ``.grad`` is written; buffers and random numbers stay unchanged. Without
+        arguments, all problems of this process are listed.
 
     Returns
     -------

@@ -25,6 +25,7 @@ VARIABLES = (
     "NXCORE_NO_MEASURE",
     "NXCORE_POLICY",
     "NXCORE_STRICT",
+    "NXCORE_WATCH",
     "NXCORE_WORKERS",
 )
 POLICIES = ("estimate", "online", "measure", "frozen")
@@ -64,6 +65,9 @@ class Settings:
         call), ``estimate`` (measure nothing) or ``frozen`` (use the lock alone).
     strict : bool
         ``NXCORE_STRICT``: a broken plugin raises an error; "", "0", "false", "no" and "off" mean no.
+    watch : bool
+        ``NXCORE_WATCH``: steps of accelerated models are compared with plain ones, and modules that don't pay
+        are given back; "", "0", "false", "no" and "off" mean no.
     workers : int, optional
         ``NXCORE_WORKERS``: the most processes that compile kernels beside the program; "", "0", "false", "no"
         and "off" mean none. None is by the number of cores.
@@ -79,6 +83,7 @@ class Settings:
     measure: bool = True
     policy: str = "online"
     strict: bool = False
+    watch: bool = True
     workers: int | None = None
 
     @classmethod
@@ -101,6 +106,7 @@ class Settings:
             measure=not _on(env.get("NXCORE_NO_MEASURE", "")),
             policy=require_policy(env.get("NXCORE_POLICY", "online").strip().lower(), "NXCORE_POLICY"),
             strict=_on(env.get("NXCORE_STRICT", "")),
+            watch=_on(env.get("NXCORE_WATCH", "1")),
             workers=_workers(env.get("NXCORE_WORKERS")),
         )
 

@@ -111,7 +111,7 @@ def network() -> nn.Sequential:
 def compared(plain: nn.Sequential, images: Tensor, labels: Tensor) -> Step:
     """Compare ``plain`` with an accelerated copy; the policy in force decides new problems."""
     fast = copy.deepcopy(plain)
-    accelerate(fast)
+    accelerate(fast, watch=False)
     status = survey.of_model(fast, images)
     exact = _gradients(copy.deepcopy(plain).double(), images.double(), labels)
     errors = [_error(_gradients(model, images, labels), exact) for model in (plain, fast)]

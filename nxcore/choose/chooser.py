@@ -86,8 +86,13 @@ class Chooser:
         self.recorded = Recorded(recall.wisdom, recall.tuner.registry)
         self.lock = Lock.read(settings.lock) if settings.lock else Lock({})
         self.choices: OrderedDict[Key, Choice] = OrderedDict()
-        self._changed, self.waits = changed, True
+        self._changed, self.waits, self._made = changed, True, 0
         self._threads = threading.RLock()
+
+    @property
+    def made(self) -> int:
+        """How many choices were made so far, of problems and of pairs; explorations and guesses left out."""
+        return self._made + self.pairs.made
 
     @property
     def policy(self) -> str:
@@ -276,6 +281,7 @@ class Chooser:
     def _note(self, problem: Problem, choice: Choice) -> None:
         if choice.decision.rule not in ("exploring", *GUESSED):
             self.recorded.add(problem)
+            self._made += 1
 
 
 def torch_alone(problem: Problem) -> str:

@@ -82,6 +82,11 @@ class Pairs:
     ----------
     recall : Recall
         Its wisdom holds the measurements; its tuner has the effort of a race within a call.
+
+    Attributes
+    ----------
+    made : int
+        How many decisions were made or read.
     """
 
     def __init__(self, recall: Recall) -> None:
@@ -89,6 +94,7 @@ class Pairs:
         self._found: OrderedDict[Key, tuple[str, Decision]] = OrderedDict()
         self._latest: dict[Problem, Key] = {}
         self._lock = threading.Lock()
+        self.made = 0
 
     def find(self, pair: Pair) -> Decision | None:
         """Return the decision on ``pair``; None if it wasn't measured with these kernels."""
@@ -159,6 +165,7 @@ class Pairs:
 
     def _hold(self, pair: Pair, decision: Decision) -> None:
         with self._lock:
+            self.made += 1
             self._found[pair.key] = pair.label, decision
             self._found.move_to_end(pair.key)
             self._latest[pair.problem] = pair.key

@@ -83,6 +83,41 @@ def traced(path: Path, line: int | None, steps: int, device: str | None) -> Any:
     return head | found.to_dict() | {"text": str(found.problem), "again": again}
 
 
+def modelled(text: str) -> Any:
+    """Return the ``ModelExplanation`` of the model that ``module:callable`` returns.
+
+    The callable takes no arguments. It returns a model, or a tuple of a model and the arguments of a step.
+    The model is accelerated here.
+    """
+    import importlib
+    import sys
+
+    import torch
+
+    from nxcore.errors import InvalidInputError
+    from nxcore.nn import swap
+    from nxcore.offline import models
+
+    module, _, name = text.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        make = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidInputError(
+            f"--model must be module:callable, got {text!r}: {error}", argument="model"
+        ) from error
+    made = make()
+    model, *args = made if isinstance(made, tuple) else (made,)
+    if not isinstance(model, torch.nn.Module):
+        raise InvalidInputError(
+            f"--model must return a torch.nn.Module, or a tuple with one first, got {type(model).__name__}",
+            argument="model",
+        )
+    swap.accelerate(model, watch=False)
+    return models.explain(model, *args)
+
+
 def located(text: str) -> tuple[Path, int | None]:
     """Return file and line of ``FILE[:LINE]``; an existing file of the whole name takes precedence."""
     name, _, line = text.rpartition(":")
@@ -168,18 +203,33 @@ def command(
         ),
     ] = None,
     steps: Annotated[int, typer.Option(help="Number of steps in the trace.", min=1)] = 1,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:CALLABLE",
+            help="Explain what serves each module of the model that this returns, alone or in a tuple before "
+            "the arguments of a step.",
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the winner for one of an operator's samples, and the reason. A new problem is measured first.
 
     With --from-trace: show the winner of each problem of a recorded run, the problems that are not measured
-    yet, and the milliseconds saved in a step.
+    yet, and the milliseconds saved in a step. With --model: show for each module the kernel that serves it,
+    why, and what a call saves; nothing is measured.
     """
     from nxcore.cli import render
     from nxcore.errors import InvalidInputError, present
 
-    if (op is None) == (from_trace is None):
-        raise InvalidInputError("give an operator, or --from-trace FILE[:LINE]", argument="op")
+    if [op, from_trace, model].count(None) != 2:
+        raise InvalidInputError(
+            "give an operator, or --from-trace FILE[:LINE], or --model MODULE:CALLABLE", argument="op"
+        )
+    if model is not None:
+        served = modelled(model)
+        render.json(served.to_dict()) if json else render.copied(str(served))
+        return
     if from_trace is not None:
         path, line = located(from_trace)
         found = traced(path, line, steps, device)

@@ -92,6 +92,12 @@ class Part:
         found = "; ".join(capture.state for captures in self._captures.values() for capture in captures)
         return found or f"runs: {self._refusal or self._why or 'no call in training yet'}"
 
+    @property
+    def pending(self) -> bool:
+        """Whether one of the next calls may be captured."""
+        waits = self.outer is None or bool(self.outer._refusal)
+        return waits and bool(self._met) and not (self._refusal or self._captures)
+
     def leave(self, why: str) -> None:
         """Run all calls from now on."""
         with self._lock:

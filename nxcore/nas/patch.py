@@ -16,15 +16,16 @@ from nxcore.errors import FOREIGN
 from nxcore.graphs.hooks import hooked
 from nxcore.graphs.snapshot import as_they_are, attributes
 from nxcore.nas.mixed import PART
-from nxcore.nn import Part, Swap
-from nxcore.nn.swap import accelerate, restore
+from nxcore.nn import Part, Swap, steps
+from nxcore.nn.exchange import PATCHED
+from nxcore.nn.swap import exchanged, restore
 
-MARK, ZEROS = "_nxcore_patched", "_nxcore_zeros"
+ZEROS = "_nxcore_zeros"
 TRIAL = (2, 8, 8)
 """Batch size, height and width of the trial call of a mixed operation."""
 
 
-def patch(model: nn.Module, *, graphs: bool = True) -> Swap:
+def patch(model: nn.Module, *, graphs: bool = True, watch: bool = True) -> Swap:
     """Make the mixed operations, depthwise convolutions and pools of ``model`` run nxcore's operators.
 
     A mixed operation is a module that holds its operations in a ``ModuleList`` named ``_ops`` and whose
@@ -43,6 +44,8 @@ def patch(model: nn.Module, *, graphs: bool = True) -> Swap:
         mixed operations; if it takes other arguments than tensors, or cannot be captured, its mixed
         operations are replayed instead. Tensors saved for the backward pass stay allocated between steps,
         and other side effects of a replayed cell's Python code do not happen.
+    watch : bool
+        Compare the model's steps with plain ones, as ``nxcore.accelerate`` does.
 
     Returns
     -------
@@ -60,7 +63,7 @@ def patch(model: nn.Module, *, graphs: bool = True) -> Swap:
     >>> nas.patch(torch.nn.Sequential(Mixed())).replaced
     {'0._ops.1': 'BatchNorm2d', '0': 'Mixed'}
     """
-    swap = accelerate(model)
+    swap = exchanged(model)
     for name, module in model.named_modules():
         if not _looks_mixed(module):
             continue
@@ -73,13 +76,15 @@ def patch(model: nn.Module, *, graphs: bool = True) -> Swap:
             vars(module)[PART] = Part(_blended)
     for name, module in model.named_modules():
         inner = [part for held in _held(module) if (part := vars(held).get(PART)) and part.run is _blended]
-        if len(inner) < 2 or hasattr(type(module), MARK) or isinstance(module, nn.ModuleList):
+        if len(inner) < 2 or hasattr(type(module), PATCHED) or isinstance(module, nn.ModuleList):
             continue
         swap.replaced[name] = _replace(module, _of_cell)
         swap.left.pop(name, None)
         vars(module)[PART] = outer = Part(_as_before)
         for part in inner:
             part.outer = outer
+    if watch:
+        steps.watch(model)
     return swap
 
 
@@ -105,7 +110,7 @@ def unpatch(model: nn.Module) -> Swap:
     """
     swap = restore(model)
     for name, module in model.named_modules():
-        if cls := getattr(type(module), MARK, None):
+        if cls := getattr(type(module), PATCHED, None):
             module.__class__ = cls
             for name_of_ours in (PART, ZEROS):
                 vars(module).pop(name_of_ours, None)
@@ -117,7 +122,7 @@ def _replace(module: nn.Module, forward: Any) -> str:
     """Give a module another ``forward`` through a new subclass; return the name of its old class."""
     cls = type(module)
     module.__class__ = type(
-        cls.__name__, (cls,), {"forward": forward, MARK: cls, "__module__": cls.__module__}
+        cls.__name__, (cls,), {"forward": forward, PATCHED: cls, "__module__": cls.__module__}
     )
     return cls.__name__
 
@@ -143,7 +148,7 @@ def _of_cell(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _as_before(self: Any, *args: Any, **kwargs: Any) -> Any:
-    return getattr(type(self), MARK).forward(self, *args, **kwargs)
+    return getattr(type(self), PATCHED).forward(self, *args, **kwargs)
 
 
 def _forward(self: Any, x: Tensor, weights: Tensor) -> Tensor:
@@ -166,7 +171,7 @@ def _blended(self: Any, x: Tensor, weights: Tensor) -> Tensor:
 
 
 def _looks_mixed(module: nn.Module) -> bool:
-    if not isinstance(getattr(module, "_ops", None), nn.ModuleList) or hasattr(type(module), MARK):
+    if not isinstance(getattr(module, "_ops", None), nn.ModuleList) or hasattr(type(module), PATCHED):
         return False
     if _ours(module):
         return False

@@ -18,8 +18,8 @@ from torch.nn import functional
 from nxcore.errors import InvalidInputError
 from nxcore.graphs.hooks import hooked
 from nxcore.nn import BatchNorm2d
+from nxcore.nn.exchange import awake
 from nxcore.nn.modules import batch_norm
-from nxcore.nn.served import awake
 
 POOLS = (nn.MaxPool2d, nn.AvgPool2d)
 NORMS = (nn.BatchNorm2d, BatchNorm2d)

@@ -12,8 +12,9 @@ from nxcore import session
 from nxcore.call.operator import Operator
 from nxcore.errors import InvalidInputError
 from nxcore.graphs.hooks import hooked, saving
+from nxcore.nn.exchange import RESTING
 from nxcore.nn.modules import BatchNorm2d, Conv2d, track
-from nxcore.nn.served import LEFT, RESTING, Served, is_compiling, with_rest
+from nxcore.nn.served import LEFT, Served, is_compiling, with_rest
 
 _sep_conv2d = session.default().op("sep_conv2d")
 _block = session.default().op("sep_conv2d_batch_norm")

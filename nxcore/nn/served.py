@@ -19,6 +19,7 @@ from nxcore import context
 from nxcore.call.operator import Operator
 from nxcore.context import PREFERENCE, Preference
 from nxcore.errors import InvalidInputError
+from nxcore.nn.exchange import AWAKE, RESTING, awake, become, kind
 
 AFTER = 32
 """Calls in a row that torch serves before a module rests."""
@@ -29,15 +30,25 @@ IDLES = "it rests: torch serves evaluation"
 LEFT = "_nxcore_left"
 """The attribute that counts these calls."""
 
-RESTING: dict[type[nn.Module], type[nn.Module]] = {}
-"""Class -> its sibling whose ``forward`` is torch's."""
-
-AWAKE: dict[type[nn.Module], type[nn.Module]] = {}
-"""The reverse."""
-
 is_compiling = torch.compiler.is_dynamo_compiling
 
 _resting: dict[int, weakref.ref[nn.Module]] = {}
+_reasons: dict[int, str] = {}
+
+
+class Looks:
+    """Counts what changes the modules that a watch over a model's steps lets rest.
+
+    Attributes
+    ----------
+    woken : int
+        How often one of them was woken.
+    moved : int
+        How often tensors of one of them were converted or moved.
+    """
+
+    woken = 0
+    moved = 0
 
 
 class Served(nn.Module):
@@ -63,9 +74,9 @@ class Served(nn.Module):
     @property
     def reason(self) -> str:
         """Why torch's own ``forward`` runs for this module; empty if the operator does."""
-        if type(self) not in AWAKE:
+        if kind(self) not in AWAKE:
             return self.refusal(self)
-        return self.refusal(self) or (IDLES if self.idles(self) else RESTS)
+        return self.refusal(self) or (IDLES if self.idles(self) else _reasons.get(id(self), RESTS))
 
     def train(self, mode: bool = True) -> Any:
         """Set the mode, as torch does. If it changes, the module is looked at again."""
@@ -77,6 +88,7 @@ class Served(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch has no types for it
+        Looks.moved += id(self) in _reasons
         look(self)
         return self
 
@@ -128,32 +140,39 @@ def with_rest(cls: Class) -> Class:
     return cls
 
 
-def awake(module: nn.Module) -> type[nn.Module]:
-    """Return the class of ``module`` when it is awake."""
-    cls = type(module)
-    return AWAKE.get(cls, cls)
+def rest(module: nn.Module, why: str = "") -> None:
+    """Let torch's ``forward`` serve ``module``, if its class is exactly one of ours.
 
-
-def rest(module: nn.Module) -> None:
-    """Let torch's ``forward`` serve ``module``, if its class is exactly one of ours."""
-    if sibling := RESTING.get(type(module)):
-        module.__class__ = sibling
+    ``why`` is the reason of a watch over a model's steps.
+    """
+    if sibling := RESTING.get(kind(module)):
+        become(module, sibling)
         key = id(module)
-        _resting[key] = weakref.ref(module, lambda _: _resting.pop(key, None))
+        _resting[key] = weakref.ref(module, lambda _: _drop(key))
+        if why:
+            _reasons[key] = why
 
 
 def wake(module: nn.Module) -> None:
     """Let the operator serve ``module`` again, if it rests."""
-    if cls := AWAKE.get(type(module)):
-        module.__class__ = cls
-        _resting.pop(id(module), None)
+    if cls := AWAKE.get(kind(module)):
+        become(module, cls)
+        _drop(id(module))
+
+
+def _drop(key: int) -> None:
+    _resting.pop(key, None)
+    if _reasons.pop(key, None):
+        Looks.woken += 1
 
 
 def look(module: Any) -> None:
     """Wake ``module``, or let it rest if its mode has no kernel."""
     wake(module)
-    vars(module).pop(LEFT, None)
-    if awake(module) in RESTING and (module.idles(module) or module.refusal(module)):
+    if awake(module) not in RESTING:
+        return
+    vars(module)[LEFT] = 0  # kept as an attribute: a capture doesn't outlive another number of them
+    if module.idles(module) or module.refusal(module):
         rest(module)
 
 

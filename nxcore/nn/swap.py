@@ -13,6 +13,8 @@ from typing import Any
 from torch import nn
 from torch.nn.utils import parametrize
 
+from nxcore.nn import steps
+from nxcore.nn.exchange import MARK, awake
 from nxcore.nn.modules import (
     AdaptiveAvgPool2d,
     AdaptiveMaxPool2d,
@@ -23,7 +25,7 @@ from nxcore.nn.modules import (
 )
 from nxcore.nn.prepare import shown
 from nxcore.nn.sequential import Sequential
-from nxcore.nn.served import LEFT, Served, awake, look, wake
+from nxcore.nn.served import LEFT, Served, look, wake
 
 OURS: dict[type[nn.Module], Any] = {
     nn.MaxPool2d: MaxPool2d,
@@ -35,7 +37,6 @@ OURS: dict[type[nn.Module], Any] = {
     nn.Sequential: Sequential,
 }
 TORCHS = {ours: torchs for torchs, ours in OURS.items()}
-MARK = "_nxcore_accelerated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +72,23 @@ class Swap:
         return "\n".join(lines)
 
 
-def accelerate(model: nn.Module, prepare: tuple[Any, ...] | None = None) -> Swap:
+def accelerate(model: nn.Module, prepare: tuple[Any, ...] | None = None, *, watch: bool = True) -> Swap:
     """Make the modules of ``model`` run nxcore's operators; see ``nxcore.accelerate``.
 
     >>> nxcore.nn.accelerate(torch.nn.Sequential(torch.nn.MaxPool2d(2))).replaced
     {'0': 'MaxPool2d'}
     """
+    swap = exchanged(model)
+    if prepare is not None:
+        shown(model, prepare)
+    if watch:
+        steps.watch(model)
+    return swap
+
+
+def exchanged(model: nn.Module) -> Swap:
+    """Exchange the classes of modules that an operator can serve; end watches over steps."""
+    steps.unwatch(model)
     swap = Swap()
     for name, module in model.named_modules():
         cls = type(module)
@@ -88,8 +100,6 @@ def accelerate(model: nn.Module, prepare: tuple[Any, ...] | None = None) -> Swap
             vars(module)[MARK] = True
             swap.replaced[name] = cls.__name__
             look(module)
-    if prepare is not None:
-        shown(model, prepare)
     return swap
 
 
@@ -100,6 +110,7 @@ def restore(model: nn.Module) -> Swap:
     >>> nxcore.nn.accelerate(model).replaced == nxcore.nn.restore(model).replaced
     True
     """
+    steps.unwatch(model)
     swap = Swap()
     for name, module in model.named_modules():
         cls = awake(module)

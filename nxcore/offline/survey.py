@@ -12,8 +12,8 @@ from torch import nn
 
 from nxcore.call.gradient_route import one_way_us
 from nxcore.choose.explanation import Explanation, Origin
+from nxcore.nn.exchange import AWAKE, kind
 from nxcore.nn.prepare import step
-from nxcore.nn.served import AWAKE
 from nxcore.nn.swap import Swap, standing
 from nxcore.observe.record import Trace
 from nxcore.offline.ahead import deterministic
@@ -146,10 +146,10 @@ def of_model(model: nn.Module | None, *args: Any, **kwargs: Any) -> Status:
         met = Trace()
         with session.observed(met):
             step(model, args, kwargs)
-        rows = [_row(problem, line["count"], known(session, problem)) for problem, line in met.met]
+        rows = [row_of(problem, line["count"], known(session, problem)) for problem, line in met.met]
     else:
-        rows = [_row(problem, 0, known(session, problem)) for problem in decided(session)]
-    accelerated = modules.replaced or any(type(m) in AWAKE for m in model.modules())
+        rows = [row_of(problem, 0, known(session, problem)) for problem in decided(session)]
+    accelerated = modules.replaced or any(kind(m) in AWAKE for m in model.modules())
     what = "" if accelerated else "nxcore.accelerate(model) lets nxcore's operators serve its modules"
     if not what and not rows:
         what = "nxcore.status(model, input) runs a step to see its problems"
@@ -182,7 +182,7 @@ def of_trace(session: Session, path: Path, *, steps: int = 1, device: torch.devi
         if problem.device.type != "cuda" or torch.cuda.is_available():
             with deterministic(bool(line.get("deterministic"))):
                 found = known(session, problem)
-        rows.append(_row(problem, int(line.get("count", 1)), found, f"line {number}", steps))
+        rows.append(row_of(problem, int(line.get("count", 1)), found, f"line {number}", steps))
     return _status(session, rows, None, f"nxcore tune --from-trace {path}")
 
 
@@ -206,7 +206,7 @@ def decided(session: Session) -> list[Problem]:
 def _status(
     session: Session, rows: Sequence[Served], modules: Swap | None, tune: str, what: str = ""
 ) -> Status:
-    found = sorted(_bridged(rows, session.registry), key=lambda row: -row.calls * row.saved_us)
+    found = sorted(bridged(rows, session.registry), key=lambda row: -row.calls * row.saved_us)
     states = {row.state for row in found}
     if not what and "unknown" in states:
         what = tune
@@ -215,7 +215,10 @@ def _status(
     return Status(tuple(found), modules, what or "nothing to do: every problem is decided")
 
 
-def _row(problem: Problem, calls: int, found: Explanation | None, where: str = "", steps: int = 1) -> Served:
+def row_of(
+    problem: Problem, calls: int, found: Explanation | None, where: str = "", steps: int = 1
+) -> Served:
+    """Return the row of a problem that was called so often in ``steps`` steps."""
     calls = -(-calls // steps)
     if found is None:
         return Served(problem, calls, "unknown", "torch", "it was never measured", where=where)
@@ -234,8 +237,8 @@ def _row(problem: Problem, calls: int, found: Explanation | None, where: str = "
     return Served(problem, calls, state, decision.chosen, decision.reason, us, best, saved, where)
 
 
-def _bridged(rows: Sequence[Served], registry: Registry) -> Iterator[Served]:
-    """Yield rows, minus the host time of the autograd function where a kernel serves one of both ways."""
+def bridged(rows: Sequence[Served], registry: Registry) -> Iterator[Served]:
+    """Yield rows, those of kernels minus the host time of the autograd function between both ways."""
     halves: dict[str, set[str]] = {}
     trains: set[str] = set()
     for spec in registry.ops.values():
@@ -248,8 +251,11 @@ def _bridged(rows: Sequence[Served], registry: Registry) -> Iterator[Served]:
     by_kernel = {row.problem.op for row in rows if row.state == "kernel"}
     for row in rows:
         op = row.problem.op
-        crosses = (row.problem.needs_grad or op in trains) and by_kernel & {op, *halves.get(op, ())}
-        yield replace(row, saved_us=row.saved_us - one_way_us(row.problem)) if crosses else row
+        if row.state != "kernel" or not (row.problem.needs_grad or op in trains):
+            yield row
+            continue
+        ways = 1 if by_kernel & halves.get(op, set()) else 2  # the other half's, where torch serves that
+        yield replace(row, saved_us=row.saved_us - ways * one_way_us(row.problem))
 
 
 def _table(rows: Sequence[Served]) -> str:

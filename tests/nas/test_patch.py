@@ -5,6 +5,8 @@ from torch import nn
 
 from nxcore import nas
 from nxcore import nn as ours
+from nxcore.nn.exchange import kind, watch_of
+from nxcore.nn.groups import Groups
 from tests.nas import darts
 from tests.nas.test_network import step
 
@@ -37,6 +39,34 @@ def test_a_patched_network_gives_the_same_numbers_and_unpatched_is_what_it_was()
     assert not any(name in nas.patch(patched).replaced for name in swap.replaced), "twice is once"
     back = nas.unpatch(patched)
     assert back.replaced == swap.replaced
+    assert {name: type(m) for name, m in patched.named_modules()} == classes
+
+
+def test_what_a_patch_replaced_is_given_back_and_taken_back():
+    torch.manual_seed(0)
+    plain, patched = darts.Network(), darts.Network()
+    patched.load_state_dict(plain.state_dict())
+    classes = {name: type(m) for name, m in patched.named_modules()}
+    nas.patch(patched, watch=False)
+    assert watch_of(patched) is None
+    ours, groups = {name: kind(m) for name, m in patched.named_modules()}, Groups()
+    found = groups.present(patched)
+    assert found == {"Cell", "BatchNorm2d", "AdaptiveAvgPool2d"}, "what lies within a cell is of its group"
+    groups.rest(patched, found)
+    x, logits = torch.randn(2, 3, 8, 8), torch.randn(2, 5, 8)
+    for got, want in zip(step(patched, x, logits), step(plain, x, logits), strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0)
+    groups.rest(patched, frozenset({"BatchNorm2d"}))
+    cell = patched.cells[0]
+    assert [kind(m) for m in cell.modules()] == [
+        ours[f"cells.0.{name}".rstrip(".")] for name, _ in cell.named_modules()
+    ]
+    groups.rest(patched, frozenset())
+    assert {name: kind(m) for name, m in patched.named_modules()} == ours
+    nas.patch(patched)
+    watch = watch_of(patched)
+    watch._apply(patched, found)
+    nas.unpatch(patched)
     assert {name: type(m) for name, m in patched.named_modules()} == classes
 
 

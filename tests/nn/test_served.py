@@ -15,6 +15,7 @@ from torch.nn.utils import parametrizations
 import nxcore
 from nxcore import context
 from nxcore.nn import modules, sequential, served
+from nxcore.nn.exchange import kind
 from nxcore.nn.served import AFTER, AWAKE, RESTING, awake
 from nxcore.session import Session
 from nxcore.settings import Settings
@@ -114,7 +115,7 @@ def test_what_a_kernel_serves_does_not_rest(name: str, monkeypatch: pytest.Monke
     nxcore.accelerate(module)
     with torch.no_grad():
         call(module, 2 * AFTER)
-    assert type(module) in RESTING
+    assert kind(module) in RESTING
 
 
 def test_what_may_still_change_does_not_rest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, spectral_norm
 
 import nxcore
+from nxcore.nn.exchange import kind
 
 
 class Subclass(nn.MaxPool2d):
@@ -35,7 +36,7 @@ def model() -> nn.Sequential:
 
 
 def classes(module: nn.Module) -> list[type]:
-    return [type(m) for m in module.modules()]
+    return [kind(m) for m in module.modules()]
 
 
 def test_what_is_replaced_and_what_is_left_is_said_with_the_reason() -> None:

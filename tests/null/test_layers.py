@@ -30,6 +30,7 @@ FACADE = "nxcore"
 
 BY_NAME = {
     "nxcore": "the package's own attributes",
+    "nxcore.cli.explain": "a model that the user names",
     "nxcore.ops": "the operators' own modules, found by looking",
     "nxcore.testing": "the kit's own modules",
     "nxcore.testing.__main__": "a registry that the caller names",

@@ -1,0 +1,130 @@
+"""A module's class, exchanged for a sibling: with torch's ``forward``, or with a watch over its calls.
+
+Nothing else of the module changes. A copy and a pickle are of the class without a watch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from nxcore.interop.library import unseen
+
+MARK = "_nxcore_accelerated"
+"""The attribute of a module that ``accelerate`` changed."""
+
+PATCHED = "_nxcore_patched"
+"""The attribute of a class that replaces another one's ``forward``: that other class."""
+
+RESTING: dict[type[nn.Module], type[nn.Module]] = {}
+"""Class -> its sibling whose ``forward`` is torch's."""
+
+AWAKE: dict[type[nn.Module], type[nn.Module]] = {}
+"""The reverse."""
+
+COMPILED: set[str] = set()
+"""The names of watches over models that dynamo has traced."""
+
+is_compiling = torch.compiler.is_dynamo_compiling
+
+OF, WATCH = "_nxcore_of", "_nxcore_watch"
+
+
+class Watch(Protocol):
+    """Runs the calls of a model; see ``nxcore.nn.steps``."""
+
+    name: str
+    classes: dict[type[nn.Module], type[nn.Module]]
+
+    def run(
+        self, model: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Return ``call(*args, **kwargs)``."""
+
+
+class Watched(nn.Module):
+    """Mixed into the class of a model with a watch."""
+
+    _nxcore_watch: Watch
+    _nxcore_name: str
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        """Pass nothing on: a registry of the user's subclasses has no use for this one."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module; the watch sees the call."""
+        if is_compiling():
+            _compiled(self._nxcore_name)
+            return super().__call__(*args, **kwargs)
+        return self._nxcore_watch.run(self, super().__call__, args, kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Return what a copy is made of: of the class without a watch."""
+        reduced: Any = super().__reduce_ex__(protocol)
+        if not isinstance(reduced, tuple) or not any(arg is type(self) for arg in reduced[1]):
+            return reduced
+        _, (_, *args), *state = reduced
+        return (object.__new__, (awake(self), *args), *state)
+
+
+@unseen
+def _compiled(name: str) -> bool:
+    COMPILED.add(name)
+    return True
+
+
+def kind(module: nn.Module) -> type[nn.Module]:
+    """Return the class of ``module`` without a watch."""
+    found: type[nn.Module] = vars(type(module)).get(OF, type(module))
+    return found
+
+
+def awake(module: nn.Module) -> type[nn.Module]:
+    """Return the class of ``module`` when it is awake and without a watch."""
+    cls = kind(module)
+    return AWAKE.get(cls, cls)
+
+
+def become(module: nn.Module, cls: type[nn.Module]) -> None:
+    """Give ``module`` the class ``cls``; its watch stays."""
+    held = watch_of(module)
+    module.__class__ = cls if held is None else _with(held, cls)
+
+
+def watch_of(module: nn.Module) -> Watch | None:
+    """Return the watch over ``module``; None if it has none, or if its class was changed since."""
+    found: Watch | None = vars(type(module)).get(WATCH)
+    return found
+
+
+def watch_within(module: nn.Module) -> Watch | None:
+    """Return the watch over ``module``, also where its class was changed since."""
+    found: Watch | None = getattr(type(module), WATCH, None)
+    return found
+
+
+def hold(module: nn.Module, watch: Watch) -> bool:
+    """Put ``watch`` over ``module``; return whether its class allows that."""
+    try:
+        module.__class__ = _with(watch, kind(module))
+    except TypeError:  # a layout of its own, or a metaclass that refuses
+        return False
+    return True
+
+
+def release(module: nn.Module) -> None:
+    """Take the watch from ``module``."""
+    module.__class__ = kind(module)
+
+
+def _with(watch: Watch, cls: type[nn.Module]) -> type[nn.Module]:
+    """Return a sibling of ``cls`` with ``watch``, made once."""
+    found = watch.classes.get(cls)
+    if found is None:
+        about = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
+        about |= {OF: cls, WATCH: watch, "_nxcore_name": watch.name}
+        found = watch.classes[cls] = type(cls.__name__, (Watched, cls), about)
+    return found

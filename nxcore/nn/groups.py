@@ -1,0 +1,112 @@
+"""Groups: the modules of a model that can be given back, by what they are.
+
+A group is the class of its modules. A module within one whose ``forward`` was replaced, such as the cell of a
+search network, belongs to that one's group: a capture of the cell doesn't outlive another class in it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import nn
+
+from nxcore.nn.exchange import AWAKE, MARK, PATCHED, RESTING, become, kind
+from nxcore.nn.served import look, rest
+
+GIVEN_BACK = "it rests: the model's steps are faster without it"
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A module that was given back: a weak reference, its class before, torch's, and its group."""
+
+    of: weakref.ref[nn.Module]
+    ours: type[nn.Module]
+    torchs: type[nn.Module]
+    group: str
+
+
+class Groups:
+    """Exchanges the modules of a model by group.
+
+    Attributes
+    ----------
+    resting : dict of int to Given
+        The modules that are given back, by identity.
+    """
+
+    def __init__(self) -> None:
+        self.resting: dict[int, Given] = {}
+
+    def present(self, model: nn.Module, *, resting: bool = False) -> frozenset[str]:
+        """Return the groups that can be given back, or are; with ``resting``, also those that rest."""
+        there = {group for group, _, _, _ in self._walk(model, resting=resting)}
+        return frozenset(there | {given.group for given in self.resting.values()})
+
+    @property
+    def holds(self) -> bool:
+        """Whether all modules that are given back still rest."""
+        return all((m := back.of()) is None or kind(m) is back.torchs for back in self.resting.values())
+
+    def rest(self, model: nn.Module, given: frozenset[str]) -> None:
+        """Let torch serve exactly these groups."""
+        for key, back in list(self.resting.items()):
+            if back.group not in given:
+                del self.resting[key]
+                if (module := back.of()) is not None:
+                    _take(module, back)
+        if not given:
+            return
+        for group, module, ours, torchs in list(self._walk(model)):
+            if group not in given:
+                continue
+            key = id(module)
+            drop = weakref.ref(module, lambda _, key=key: self.resting.pop(key, None))  # type: ignore[misc]  # a default
+            self.resting[key] = Given(drop, ours, torchs, group)
+            if ours in RESTING:
+                rest(module, GIVEN_BACK)
+            else:
+                become(module, torchs)
+
+    def look(self, model: nn.Module) -> None:
+        """Wake the modules that rest by themselves."""
+        for module in model.modules():
+            if kind(module) in AWAKE and MARK in vars(module) and id(module) not in self.resting:
+                look(module)
+
+    def _walk(
+        self, model: nn.Module, *, resting: bool = False
+    ) -> Iterator[tuple[str, nn.Module, type[nn.Module], type[nn.Module]]]:
+        """Yield group, module, its class and torch's, of each module that runs nxcore's ``forward``."""
+        seen: set[int] = set()
+
+        def walk(module: nn.Module, within: str) -> Iterator[tuple[str, nn.Module, type, type]]:
+            if id(module) in seen:
+                return
+            seen.add(id(module))
+            cls = kind(module)
+            if back := self.resting.get(id(module)):
+                within = within or (back.group if back.ours not in RESTING else "")
+            if (torchs := vars(cls).get(PATCHED)) is not None:
+                within = within or cls.__name__
+                yield within, module, cls, torchs
+            elif MARK in vars(module) and cls in RESTING:
+                yield within or cls.__name__, module, cls, RESTING[cls]
+            elif resting and MARK in vars(module) and cls in AWAKE:
+                yield within or cls.__name__, module, AWAKE[cls], cls
+            for child in module.children():
+                yield from walk(child, within)
+
+        return walk(model, "")
+
+
+def _take(module: nn.Module, back: Given) -> None:
+    """Give a module the class back that it had, unless something else has changed it since."""
+    if kind(module) is not back.torchs:
+        return
+    if back.ours in RESTING:
+        look(module)
+    else:
+        become(module, back.ours)

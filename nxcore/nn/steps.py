@@ -1,0 +1,394 @@
+"""Steps: a model's steps are timed, plain ones among them, and modules that don't pay are given back.
+
+A step lasts from one call of the model to the next. Blocks of plain steps, in which modules run torch's
+``forward``, are compared with the steps around them (``nxcore.nn.trial``). They cost at most 1% of the time.
+Where plain steps are faster, torch serves the modules from then on; a group of them that pays is taken back.
+Nothing is compared again until another choice is made.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import random
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from nxcore.call.unusual import PLAIN
+from nxcore.interop import internals
+from nxcore.nn import exchange
+from nxcore.nn.blocks import TURNS, WARM, WITHIN, Pair
+from nxcore.nn.groups import Groups
+from nxcore.nn.marks import (
+    Clock,
+    alike,
+    capture_is_due,
+    clock_for,
+    differentiated,
+    mode_of,
+    refusal,
+    requested,
+    unfit,
+)
+from nxcore.nn.served import Looks
+from nxcore.nn.trial import Mode, Trial
+from nxcore.session import Session, default
+
+SHARE = 0.01
+"""The share of the time that blocks may cost."""
+
+SETTLED_S, PATIENCE_S = 1.0, 30.0
+"""Seconds without a new choice before a trial: where nothing is being learnt, and where something is."""
+
+POLL_S = 0.25
+"""Seconds between two looks at the choices."""
+
+AGAIN_S = 300.0
+"""Seconds until the next trial, where the last one ended while problems were in exploration."""
+
+FIRST = 0.5
+"""The cost that the first block is taken to have, as a share of the time of its steps."""
+
+APART = 3
+"""The most steps that are left out between two pairs, at random: some loops have a period."""
+
+MET, SHAPES = 8, 256
+"""Calls with a new shape that wake resting modules, and the most shapes that are counted."""
+
+TRIES = 64
+"""Steps in a row without a backward pass before them, after which a trial or a block ends."""
+
+STRANGERS = 2
+"""How often another thread may go on with the calls."""
+
+_log = logging.getLogger(__name__)
+_names = itertools.count()
+
+
+class Steps:
+    """The watch over one model's steps.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The model; no reference to it is kept.
+    session : Session
+        Its choices decide when a trial may begin.
+    now : callable
+        Returns seconds.
+    """
+
+    def __init__(
+        self, model: nn.Module, session: Session, now: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.name = f"steps{next(_names)}"
+        self.classes: dict[type[nn.Module], type[nn.Module]] = {}
+        self.ended = ""
+        self._of, self._now = weakref.ref(model), now
+        self._session, self._chooser = session, session.chooser
+        self._groups, self._modes = Groups(), dict[tuple[bool, bool], Mode]()
+        self._mode: Mode | None = None
+        self._clock: Clock | None = None
+        self._lock, self._dice = threading.Lock(), random.Random(0)
+        self._thread, self._strangers, self._disturbed = 0, 0, False
+        self._woken, self._moved = Looks.woken, Looks.moved
+        self._began, self._spent = -math.inf, 0.0
+        self._made, self._since, self._poll = -1, 0.0, -math.inf
+        self._shapes: dict[Any, int] = {}
+        self._pair: Pair | None = None
+        self._pending: deque[Pair] = deque()
+        self._seen: Callable[[], bool] | None = None
+
+    def run(
+        self, model: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Return the model's result; note the step, and exchange modules before it."""
+        if self.ended or model is not self._of():
+            return call(*args, **kwargs)
+        shape = args[0].shape if args and type(args[0]) in PLAIN else None
+        if (met := self._shapes.get(shape, 0)) < MET:
+            self._count(model, shape, met + 1)
+        if self._idle(model):
+            return call(*args, **kwargs)
+        if not self._lock.acquire(blocking=False):  # another thread calls it, or it calls itself
+            self._disturbed = True
+            return call(*args, **kwargs)
+        try:
+            self._begin(model, args, kwargs)
+            try:
+                result = call(*args, **kwargs)
+            except BaseException as error:
+                self._failed(model, error)
+                raise
+            if self._pair is not None:
+                self._seen = differentiated(result) if torch.is_grad_enabled() else None
+            return result
+        finally:
+            self._lock.release()
+
+    @property
+    def report(self) -> list[str]:
+        """The present state or the result, a line a mode."""
+        if self.ended:
+            return [f"not compared: {self.ended}"]
+        found = [
+            f"{'training' if training else 'evaluation'}{' under autocast' * cast}: {mode.state}"
+            for (training, cast), mode in self._modes.items()
+        ]
+        return found or ["waits for calls"]
+
+    @property
+    def open(self) -> bool:
+        """Whether there is anything left to compare."""
+        return not self.ended and not all(mode.over for mode in self._modes.values() or [Mode()])
+
+    def pause(self) -> None:
+        """Leave the present block: the modules are as between blocks."""
+        if (model := self._of()) is not None and self._mode is not None and self._pair is not None:
+            self._drop()
+            self._apply(model, self._mode.given)
+
+    def end(self, why: str = "the watch was taken away") -> None:
+        """Take all modules back, and compare no more."""
+        self.ended = why
+        self._drop()
+        if (model := self._of()) is not None:
+            self._apply(model, frozenset())
+            if exchange.watch_of(model) is self:
+                exchange.release(model)
+
+    def _count(self, model: nn.Module, shape: Any, met: int) -> None:
+        """Count a call with a shape that is new, or was; let resting modules see one that comes back."""
+        if len(self._shapes) >= SHAPES:
+            self._shapes.clear()
+        self._shapes[shape] = met
+        if met == MET and not torch.compiler.is_compiling():
+            self._groups.look(model)
+
+    def _idle(self, model: nn.Module) -> bool:
+        """Return whether there is nothing to do for this call."""
+        mode = self._mode
+        if mode is None or self._disturbed or mode is not self._modes.get(mode_of(model)):
+            return False
+        if Looks.moved != self._moved or Looks.woken != self._woken or (mode.given and requested()):
+            return False
+        if not mode.over:
+            return mode.trial is None and self._now() < self._poll
+        return mode.made == self._chooser.made and (mode.again == math.inf or self._now() <= mode.again)
+
+    def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note the beginning of a step."""
+        # A checkpoint runs it again: as it ran before.
+        if internals.backward_pass() != -1 or torch.compiler.is_compiling():
+            self._disturbed = True
+        elif self.name in exchange.COMPILED:
+            self.end("torch.compile has traced it")
+        elif requested():
+            self._drop()
+            self._apply(model, frozenset())
+            self._disturbed = True
+        elif not self._alone():
+            self.end("several threads call it")
+        else:
+            mode = self._entered(model)
+            if mode.over and mode.made == self._chooser.made and self._now() <= mode.again:
+                return
+            if unfit():
+                self.pause()
+            elif (mode.trial and not mode.over) or self._opened(model, mode, (args, kwargs)):
+                self._step(model, mode, alike(args, kwargs))
+
+    def _alone(self) -> bool:
+        """Return whether one thread makes the calls."""
+        if self._thread != (thread := threading.get_ident()):
+            self._strangers += self._thread != 0
+            self._thread, self._disturbed = thread, True
+        return self._strangers <= STRANGERS
+
+    def _entered(self, model: nn.Module) -> Mode:
+        """Return the mode of this call; exchange modules if it has changed, or something else has."""
+        if Looks.moved != self._moved:  # maybe another model's
+            self._moved, self._clock, self._disturbed = Looks.moved, None, True
+            for mode in self._modes.values():
+                mode.clear()
+        mode = self._modes.setdefault(mode_of(model), Mode())
+        woken, self._woken = self._woken, Looks.woken
+        if mode is not self._mode or self._disturbed or not (woken == Looks.woken or self._groups.holds):
+            self._mode, self._disturbed = mode, False
+            self._drop()
+            self._apply(model, mode.given)
+        return mode
+
+    def _opened(self, model: nn.Module, mode: Mode, given: Any) -> bool:
+        """Begin a trial, if choices have been left alone for long enough and there is anything to compare."""
+        if not self._ready(model, mode):
+            return False
+        self._drop()
+        if why := refusal(model, self._session):
+            self._close(mode, f"not compared: {why}")
+            return False
+        self._clock = clock_for(model, given, self._now)
+        groups = self._groups.present(model)
+        if not (groups or mode.given):
+            self._close(mode, "nothing to compare: torch serves every module")
+            return False
+        mode.begin(Trial(mode.given, frozenset() if mode.given else groups), self._chooser.made)
+        return True
+
+    def _ready(self, model: nn.Module, mode: Mode) -> bool:
+        now = self._now()
+        self._began = now if self._began < 0 else self._began
+        if now < self._poll:
+            return False
+        self._poll = now + POLL_S
+        if self._chooser.made != self._made:
+            self._made, self._since = self._chooser.made, now
+        if not mode.over:
+            mode.state = "waits: choices are still being made"
+        waited = now - self._since
+        if waited < PATIENCE_S and (self._session.learning or capture_is_due(model)):
+            return False
+        return waited >= SETTLED_S
+
+    def _close(self, mode: Mode, state: str) -> None:
+        """End the mode's trials."""
+        mode.end(state)
+        mode.made = self._chooser.made
+        mode.again = self._now() + AGAIN_S if mode.given and self._session.learning else math.inf
+        self._drop()
+
+    def _drop(self) -> None:
+        """Drop the present pair, and those that are not judged yet."""
+        self._pair, self._seen = None, None
+        self._pending.clear()
+        TURNS.leave(self)
+
+    def _apply(self, model: nn.Module, given: frozenset[str]) -> None:
+        """Let torch serve exactly these groups of modules."""
+        self._groups.rest(model, given)
+        self._woken = Looks.woken
+
+    def _failed(self, model: nn.Module, error: BaseException) -> None:
+        """Drop the pair of a step that raised; no more blocks after one without memory."""
+        pair, mode = self._pair, self._mode
+        self._drop()
+        if pair is not None and mode is not None:
+            self._apply(model, mode.given)
+            if isinstance(error, torch.OutOfMemoryError):
+                self._close(mode, "not compared: a step ran out of memory")
+
+    def _step(self, model: nn.Module, mode: Mode, key: Any) -> None:
+        """Note a step of a trial: end the one before, judge pairs, exchange modules where a phase ends."""
+        clock, trial = self._clock, mode.trial
+        if clock is None or trial is None:
+            return
+        if TURNS.taken(self, self._now()):
+            self._drop()
+            return
+        mark = clock.mark()
+        pair = self._pair = self._pair or Pair(self._dice.randint(0, APART))
+        pair.end(mark)
+        self._judge(model, mode, trial, clock)
+        if self._pair is pair and pair.complete:
+            self._turn(model, mode, trial, clock)
+        if self._pair is not None:
+            self._pair.begin(key, mark)
+
+    def _turn(self, model: nn.Module, mode: Mode, trial: Trial, clock: Clock) -> None:
+        """Begin the next phase of the pair, if nothing speaks against it."""
+        if (pair := self._pair) is None:
+            return
+        if pair.phase == "after":
+            self._pending.append(pair)
+            self._pair = pair.next(self._dice.randint(0, APART))
+            return
+        pair.tries += 1
+        free = self._seen is None or self._seen()  # else a checkpoint may run the last step again
+        if not free and pair.tries < TRIES:
+            return
+        if pair.phase == "within":
+            self._apply(model, trial.present)
+            pair.leave()
+            TURNS.leave(self)
+        elif not free:
+            self._close(mode, "not compared: its steps share backward passes")
+        elif not clock.room():
+            self._close(mode, "not compared: plain steps may need more memory than is free")
+        elif self._affords(mode, pair, clock):
+            self._apply(model, trial.other)
+            pair.enter()
+            TURNS.take(self, self._now())
+        else:
+            pair.tries = 0
+
+    def _affords(self, mode: Mode, pair: Pair, clock: Clock) -> bool:
+        """Return whether a block is within the share; the first is taken to cost half of its steps' time."""
+        now, extra = self._now(), mode.extra
+        if extra is None:
+            extra = FIRST * (WARM + WITHIN) * (now - clock.wall(pair.steps[0].began)) / len(pair.steps)
+        return self._spent + max(0.0, extra) <= SHARE * (now - self._began)
+
+    def _judge(self, model: nn.Module, mode: Mode, trial: Trial, clock: Clock) -> None:
+        """Judge the pairs that are complete, and follow a verdict."""
+        while self._pending and clock.passed(self._pending[0].steps[-1].ended):
+            found = self._pending.popleft().found(clock.seconds)
+            trial.add(found)
+            mode.extra, self._spent = found.extra, self._spent + max(0.0, found.extra)
+            mode.state = f"compares: {len(trial.ratios)} blocks so far"
+            if trial.verdict:
+                self._follow(model, mode, trial)
+                return
+
+    def _follow(self, model: nn.Module, mode: Mode, trial: Trial) -> None:
+        """Give back or take back what a verdict says; after all were given back, try each group alone."""
+        if trial.verdict == "other":
+            mode.given = trial.other
+            if not trial.present and len(trial.other) > 1:
+                mode.queue = sorted(trial.other)
+        mode.state = trial.summary
+        _log.info("steps: %s: %s", type(model).__name__, mode.state)
+        self._drop()
+        self._apply(model, mode.given)
+        if mode.queue:
+            mode.begin(Trial(mode.given, mode.given - {mode.queue.pop(0)}), mode.made)
+        else:
+            self._close(mode, mode.state)
+
+
+def watch(model: nn.Module, session: Session | None = None) -> None:
+    """Watch the steps of ``model``, if the settings allow it and there is anything to exchange."""
+    session = session or default()
+    if not session.settings.watch or next(model.children(), None) is None:
+        return
+    if Groups().present(model, resting=True):
+        exchange.hold(model, Steps(model, session))
+
+
+def unwatch(model: nn.Module) -> None:
+    """End the watches over ``model`` and its modules; all modules are taken back."""
+    for module in model.modules():
+        if isinstance(held := exchange.watch_within(module), Steps):
+            held.end()
+
+
+def comparing(model: nn.Module) -> bool:
+    """Return whether steps of ``model`` are compared, or will be."""
+    held = exchange.watch_within(model)
+    return isinstance(held, Steps) and held.open
+
+
+def report(model: nn.Module) -> list[str]:
+    """Return what the watch over ``model`` found; the modules are as between blocks."""
+    held = exchange.watch_within(model)
+    if not isinstance(held, Steps):
+        return []
+    held.pause()
+    return held.report
