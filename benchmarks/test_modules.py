@@ -71,7 +71,7 @@ def _sides(name: str, mode: str) -> tuple[nn.Module, nn.Module, torch.Tensor]:
     dtype = torch.bfloat16 if mode == "bfloat16" else torch.float32
     theirs = MAKE[name]().to(dtype)
     own = copy.deepcopy(theirs)
-    ours.accelerate(own)
+    ours.accelerate(own, watch=False)
     for module in (theirs, own):
         module.train(mode != "evaluation")
     return theirs, own, torch.randn(2, 4, 16, 16, dtype=dtype, requires_grad=mode == "gradients")

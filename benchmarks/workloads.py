@@ -46,7 +46,7 @@ def torchvisions(name: str) -> nn.Module:
     from torchvision import models
 
     model: nn.Module = getattr(models, name)()
-    nxcore.accelerate(model)
+    nxcore.accelerate(model, watch=False)
     return model
 
 
@@ -66,7 +66,7 @@ class Search(nn.Module):
 def patched() -> nn.Module:
     """Return the network of DARTS' own layout under ``nas.patch``."""
     model = darts.Network(16, 10, 8, 4)
-    nas.patch(model)
+    nas.patch(model, watch=False)
     return Search(lambda: model)
 
 
