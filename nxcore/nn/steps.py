@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from nxcore.call.unusual import PLAIN
 from nxcore.interop import internals
 from nxcore.nn import exchange
 from nxcore.nn.blocks import TURNS, WARM, WITHIN, Pair
@@ -39,6 +38,7 @@ from nxcore.nn.marks import (
     unfit,
 )
 from nxcore.nn.served import Looks
+from nxcore.nn.shapes import Shapes
 from nxcore.nn.trial import Mode, Trial
 from nxcore.session import Session, default
 
@@ -59,9 +59,6 @@ FIRST = 0.5
 
 APART = 3
 """The most steps that are left out between two pairs, at random: some loops have a period."""
-
-MET, SHAPES = 8, 256
-"""Calls with a new shape that wake resting modules, and the most shapes that are counted."""
 
 TRIES = 64
 """Steps in a row without a backward pass before them, after which a trial or a block ends."""
@@ -102,7 +99,7 @@ class Steps:
         self._woken, self._moved = Looks.woken, Looks.moved
         self._began, self._spent = -math.inf, 0.0
         self._made, self._since, self._poll = -1, 0.0, -math.inf
-        self._shapes: dict[Any, int] = {}
+        self._shapes = Shapes(self._groups.look)
         self._pair: Pair | None = None
         self._pending: deque[Pair] = deque()
         self._seen: Callable[[], bool] | None = None
@@ -113,11 +110,16 @@ class Steps:
         """Return the model's result; note the step, and exchange modules before it."""
         if self.ended or model is not self._of():
             return call(*args, **kwargs)
-        shape = args[0].shape if args and type(args[0]) in PLAIN else None
-        if (met := self._shapes.get(shape, 0)) < MET:
-            self._count(model, shape, met + 1)
-        if self._idle(model):
-            return call(*args, **kwargs)
+        new = self._shapes.new(model, args)
+        result = call(*args, **kwargs) if self._idle(model) else self._noted(model, call, args, kwargs)
+        if new:
+            self._shapes.ran(result)
+        return result
+
+    def _noted(
+        self, model: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Return the model's result; note the step."""
         if not self._lock.acquire(blocking=False):  # another thread calls it, or it calls itself
             self._disturbed = True
             return call(*args, **kwargs)
@@ -164,14 +166,6 @@ class Steps:
             self._apply(model, frozenset())
             if exchange.watch_of(model) is self:
                 exchange.release(model)
-
-    def _count(self, model: nn.Module, shape: Any, met: int) -> None:
-        """Count a call with a shape that is new, or was; let resting modules see one that comes back."""
-        if len(self._shapes) >= SHAPES:
-            self._shapes.clear()
-        self._shapes[shape] = met
-        if met == MET and not torch.compiler.is_compiling():
-            self._groups.look(model)
 
     def _idle(self, model: nn.Module) -> bool:
         """Return whether there is nothing to do for this call."""
