@@ -31,6 +31,58 @@ class _AddBackward(Operator):
 
 add_backward: _AddBackward
 
+class _All(Operator):
+    def __call__(
+        self, x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False
+    ) -> Tensor: ...
+
+all: _All
+
+class _Amax(Operator):
+    def __call__(
+        self, x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False
+    ) -> Tensor: ...
+
+amax: _Amax
+
+class _AmaxBackward(Operator):
+    def __call__(
+        self, grad: Tensor, x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False
+    ) -> Tensor: ...
+
+amax_backward: _AmaxBackward
+
+class _Amin(Operator):
+    def __call__(
+        self, x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False
+    ) -> Tensor: ...
+
+amin: _Amin
+
+class _AminBackward(Operator):
+    def __call__(
+        self, grad: Tensor, x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False
+    ) -> Tensor: ...
+
+amin_backward: _AminBackward
+
+class _Any(Operator):
+    def __call__(
+        self, x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False
+    ) -> Tensor: ...
+
+any: _Any
+
+class _Argmax(Operator):
+    def __call__(self, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor: ...
+
+argmax: _Argmax
+
+class _Argmin(Operator):
+    def __call__(self, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor: ...
+
+argmin: _Argmin
+
 class _AvgPool2d(Operator):
     def __call__(
         self,
@@ -170,6 +222,18 @@ class _GumbelSoftmaxBackward(Operator):
 
 gumbel_softmax_backward: _GumbelSoftmaxBackward
 
+class _Max(Operator):
+    def __call__(self, x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]: ...
+
+max: _Max
+
+class _MaxBackward(Operator):
+    def __call__(
+        self, grad: Tensor, indices: Tensor, size: Sequence[int], dim: int, keepdim: bool = False
+    ) -> Tensor: ...
+
+max_backward: _MaxBackward
+
 class _MaxPool2d(Operator):
     @overload
     def __call__(
@@ -236,6 +300,32 @@ class _MaxPool2dWithOffsets(Operator):
     ) -> tuple[Tensor, Tensor]: ...
 
 max_pool2d_with_offsets: _MaxPool2dWithOffsets
+
+class _Mean(Operator):
+    def __call__(
+        self, x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False
+    ) -> Tensor: ...
+
+mean: _Mean
+
+class _MeanBackward(Operator):
+    def __call__(
+        self, grad: Tensor, size: Sequence[int], dim: int | Sequence[int] | None = None, keepdim: bool = False
+    ) -> Tensor: ...
+
+mean_backward: _MeanBackward
+
+class _Min(Operator):
+    def __call__(self, x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]: ...
+
+min: _Min
+
+class _MinBackward(Operator):
+    def __call__(
+        self, grad: Tensor, indices: Tensor, size: Sequence[int], dim: int, keepdim: bool = False
+    ) -> Tensor: ...
+
+min_backward: _MinBackward
 
 class _SepConv2d(Operator):
     def __call__(

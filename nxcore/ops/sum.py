@@ -73,24 +73,29 @@ def check(x: Any, dim: Any, keepdim: Any) -> None:
     require_flag(keepdim, "keepdim")
 
 
-def _outputs(x: Any, dim: Any) -> int:
+def outputs(x: Any, dim: Any) -> int:
+    """Return the number of outputs."""
     dims = canonical_dims(dim, x.ndim)
     return torch.Size([n for i, n in enumerate(x.shape) if i not in dims]).numel()
 
 
-def _described(x: Any, dim: Any, keepdim: Any) -> TensorMeta | None:
-    """Describe the sums of a row-major tensor; None for others, so that torch runs."""
+def described(x: Any, dim: Any, keepdim: Any, dtype: torch.dtype | None = None) -> TensorMeta | None:
+    """Describe the results of a row-major tensor, of its own dtype or ``dtype``; None for others.
+
+    Then torch runs.
+    """
     # Where a size is 1, torch chooses the stride; comparing an unknown size would fix it.
     plain = x.dtype.is_floating_point and all(type(n) is int and n > 1 for n in x.shape)
     if keepdim or not plain or not x.is_contiguous():
         return None
     dims = canonical_dims(dim, x.ndim)
-    return TensorMeta.row_major(tuple(n for i, n in enumerate(x.shape) if i not in dims), x.dtype, x.device)
+    shape = tuple(n for i, n in enumerate(x.shape) if i not in dims)
+    return TensorMeta.row_major(shape, dtype or x.dtype, x.device)
 
 
 def cost(x: Any, dim: Any, keepdim: Any) -> Cost:
     """Count x read once, the sums written once."""
-    return Cost(bytes=x.nbytes + _outputs(x, dim) * x.element_size(), flops=x.numel())
+    return Cost(bytes=x.nbytes + outputs(x, dim) * x.element_size(), flops=x.numel())
 
 
 def magnitude(x: Tensor, dim: Any, keepdim: Any) -> Tensor:
@@ -100,7 +105,7 @@ def magnitude(x: Tensor, dim: Any, keepdim: Any) -> Tensor:
 
 def terms(x: Any, dim: Any, keepdim: Any) -> int:
     """Return the number of elements of one sum."""
-    return max(int(x.numel()) // max(_outputs(x, dim), 1), 1)
+    return max(int(x.numel()) // max(outputs(x, dim), 1), 1)
 
 
 def _backward(grad: Any, mask: tuple[bool, ...], x: Any, dim: Any, keepdim: Any) -> tuple[Any, ...]:
@@ -167,7 +172,7 @@ SPEC = OpSpec(
     reference=reference,
     check=check,
     cost=cost,
-    outputs=_described,
+    outputs=described,
     samples=SAMPLES,
     errors=ERRORS,
     magnitude=magnitude,

@@ -7,6 +7,12 @@ from dataclasses import dataclass, replace
 from nxcore.errors import InvalidInputError
 from nxcore.spec.problem import Problem, TensorMeta
 
+OF_AXES = ("sum", "mean", "amax", "amin", "any", "all")
+"""The operators that take ``x``, ``dim`` and ``keepdim``, and whose terms have no order."""
+
+NUMBERED = ("max", "min", "argmax", "argmin")
+"""Those whose results number the terms of an output."""
+
 
 def canonical_dims(dim: int | tuple[int, ...] | list[int] | None, ndim: int) -> tuple[int, ...]:
     """Return the axes that ``dim`` names, sorted, from 0 to ``ndim - 1``.
@@ -60,7 +66,7 @@ def summed_dims(shape: tuple[int, ...], size: tuple[int, ...]) -> tuple[int, ...
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """A sum over some axes of a strided tensor, in the fewest dimensions.
+    """A reduction over some axes of a strided tensor, in the fewest dimensions.
 
     Axes of size 1 are dropped, and neighbouring kept or reduced axes are merged where their strides allow.
 
@@ -74,7 +80,7 @@ class Reduction:
 
     Examples
     --------
-    >>> Reduction.of_sum(Problem.of(nxcore.ops.sum.spec, (torch.ones(2, 3, 4), 0, False)))
+    >>> Reduction.of_axes(Problem.of(nxcore.ops.sum.spec, (torch.ones(2, 3, 4), 0, False)))
     Reduction(kept=((12, 1, 1),), reduced=((2, 12),))
     """
 
@@ -83,7 +89,7 @@ class Reduction:
 
     @classmethod
     def of(cls, x: TensorMeta, dims: tuple[int, ...], out_strides: tuple[int, ...]) -> Reduction:
-        """Describe summing ``x`` over ``dims``; ``out_strides`` are the output's with keepdim=True."""
+        """Describe reducing ``x`` over ``dims``; ``out_strides`` are the output's with keepdim=True."""
         axes = [
             (n, s, o, i in dims)
             for i, (n, s, o) in enumerate(zip(x.shape, x.strides, out_strides, strict=True))
@@ -104,14 +110,31 @@ class Reduction:
         )
 
     @classmethod
-    def of_sum(cls, problem: Problem) -> Reduction:
-        """Describe a call of ``sum``."""
-        x, out = problem["x"], problem.outputs
+    def of_axes(cls, problem: Problem) -> Reduction:
+        """Describe a call that takes ``x``, ``dim`` and ``keepdim``, such as ``sum`` or ``amax``."""
+        x, outputs = problem["x"], problem.outputs
+        out = outputs[0] if isinstance(outputs, tuple) else outputs
         dims = canonical_dims(problem["dim"], x.ndim)
         if out.ndim == x.ndim:
             return cls.of(x, dims, out.strides)
         own = iter(out.strides)  # of the kept axes, as without keepdim=True
         return cls.of(x, dims, tuple(0 if i in dims else next(own) for i in range(x.ndim)))
+
+    @classmethod
+    def of_numbered(cls, problem: Problem) -> Reduction:
+        """Describe such a call whose result numbers the terms of an output, as ``argmax`` does.
+
+        The reduced dimensions keep torch's order, in which terms are numbered, whatever their strides.
+        """
+        x = problem["x"]
+        dims = canonical_dims(problem["dim"], x.ndim)
+        merged: list[tuple[int, int]] = []
+        for n, s in ((x.shape[i], x.strides[i]) for i in dims if x.shape[i] != 1):
+            if merged and merged[-1][1] == n * s:
+                merged[-1] = (merged[-1][0] * n, s)
+            else:
+                merged.append((n, s))
+        return replace(cls.of_axes(problem), reduced=tuple(merged))
 
     @classmethod
     def of_planes(cls, problem: Problem) -> Reduction:
@@ -138,9 +161,11 @@ class Reduction:
 
     @classmethod
     def of_call(cls, problem: Problem) -> list[Reduction]:
-        """Describe the sums of a call: ``sum``, ``sum_to_size``, ``global_avg_pool2d``, ``add_backward``."""
-        if problem.op == "sum":
-            return [cls.of_sum(problem)]
+        """Describe the reductions of a call of any operator that reduces, ``add_backward`` included."""
+        if problem.op in NUMBERED:
+            return [cls.of_numbered(problem)]
+        if problem.op in OF_AXES:
+            return [cls.of_axes(problem)]
         if problem.op == "global_avg_pool2d":
             return [cls.of_planes(problem)]
         if problem.op == "sum_to_size":
@@ -174,6 +199,6 @@ class Reduction:
 
     @classmethod
     def scaled(cls, problem: Problem) -> tuple[Reduction, float]:
-        """Describe the one sum of ``sum``, ``sum_to_size`` or ``global_avg_pool2d``, and its factor."""
+        """Describe the one sum of a call, such as ``sum`` or ``mean``, and its factor."""
         (found,) = cls.of_call(problem)
-        return found, 1 / found.terms if problem.op == "global_avg_pool2d" else 1.0
+        return found, 1 / found.terms if problem.op in ("mean", "global_avg_pool2d") else 1.0

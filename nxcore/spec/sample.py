@@ -19,7 +19,11 @@ DEGENERATE = frozenset({"edge", "degenerate"})
 Layout = Literal["contiguous", "transposed", "channels_last", "sliced", "strided", "expanded", "repeated"]
 
 
-Values = Literal["normal", "nan", "inf", "denormal", "zeros"]
+Values = Literal["normal", "nan", "inf", "denormal", "zeros", "sparse", "holes"]
+
+
+RARE = 1 / 32
+"""The share of the elements that ``sparse`` keeps, and that ``holes`` clears."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,9 @@ class Sketch:
             data.zero_()
         elif self.values == "denormal":
             data *= torch.finfo(torch.float32).tiny / 8
+        elif self.values in ("sparse", "holes"):
+            rare = torch.rand(self.shape, generator=generator, dtype=torch.float64, device="cpu") < RARE
+            data.masked_fill_(rare if self.values == "holes" else ~rare, 0)
         elif self.values in ("nan", "inf"):
             odd = torch.nan if self.values == "nan" else torch.inf
             flat = data.view(-1)
@@ -105,7 +112,7 @@ def rand(
         Uniform in [low, high); without them, normal with mean 0 and variance 1.
     values : str
         ``nan`` and ``inf`` put that value at every seventh element; ``denormal`` scales below float32's
-        smallest normal number; ``zeros`` is all zeros.
+        smallest normal number; ``zeros`` is all zeros; ``sparse`` has few other numbers, ``holes`` few zeros.
     dtype, device : optional
         Fixed, in place of those that the sample is built with.
 

@@ -1,0 +1,47 @@
+"""argmin: the index of the smallest element along one axis, or of all elements.
+
+    out[kept] = the first d where x[kept, d] is min over d
+
+Semantics of ``torch.argmin``: NaN is smaller than anything, and the first of equals counts, also of NaN.
+There is no gradient.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nxcore.ops.argmax import index_of
+
+
+def reference(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """Return the index of the smallest element along ``dim``.
+
+    Parameters
+    ----------
+    x : Tensor
+        Any shape and strides, any dtype but bool and complex ones.
+    dim : int or None
+        The axis; None for the index among all elements, in torch's order.
+    keepdim : bool, default False
+        Whether to keep the axes, with size 1.
+
+    Returns
+    -------
+    Tensor
+        int64.
+
+    Raises
+    ------
+    InvalidInputError
+        If the axis is out of range or of size 0, or ``x`` is bool.
+
+    Examples
+    --------
+    >>> nxcore.ops.argmin(torch.tensor([[1.0, 3.0], [2.0, 0.0]]), 1)
+    tensor([0, 1])
+    """
+    return torch.argmin(x, dim, keepdim)
+
+
+SPEC = index_of("argmin", reference)
