@@ -7,7 +7,7 @@ evenly, as torch has it; an output that is NaN has a gradient of NaN.
 
     grad_x[kept, reduced] = grad[kept] / ties[kept] where x[kept, reduced] is out[kept], else 0
 
-What the reductions share is here: their checks, costs, samples and errors.
+The other reductions share the checks, costs, samples and errors of this file.
 """
 
 from __future__ import annotations

@@ -8,14 +8,13 @@ Semantics of ``torch.any``: NaN isn't 0, and over nothing it is False. There is 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from nxcore.ops.amax import AXES, SAMPLES, flag_cost, of_axes
-from nxcore.ops.sum import Dim, described
+from nxcore.ops.sum import SMOKE, Dim, described
 from nxcore.plugin import (
     DEGENERATE,
     ErrorCase,
@@ -74,26 +73,31 @@ def flags(x: Any, dim: Any, keepdim: Any) -> TensorMeta | None:
     return described(x, dim, keepdim, torch.bool)
 
 
-def _with(sample: Sample, values: Any) -> Sample:
-    """Return a sample of normal numbers with other values."""
-    first, *rest = sample.args
-    if first.values != "normal":
-        return sample
-    return replace(sample, args=(replace(first, values=values), *rest))
+Values = Literal["sparse", "holes"]
 
 
-def flag_of(name: str, reference: Callable[..., Any], values: str) -> OpSpec:
+def flag_of(name: str, reference: Callable[..., Any], values: Values) -> OpSpec:
     """Return the spec of ``any`` or ``all``, whose samples have such ``values``."""
-    special = frozenset({"nan", "inf", "ties"})
     return of_axes(
         name,
         reference,
         check=check,
         cost=flag_cost,
         samples=(
-            *(_with(s, values) for s in SAMPLES if s.name not in special),
+            Sample("inner_axis", (rand(37, 170, values=values), -1), tags=SMOKE),
+            Sample("outer_axis", (rand(170, 37, values=values), 0), tags=SMOKE),
+            Sample("middle_axis", (rand(5, 99, 7, values=values), 1), {"keepdim": True}, SMOKE),
+            Sample("around_the_middle", (rand(6, 25, 30, values=values), (0, 2))),
+            Sample("all_axes", (rand(7, 11, 13, values=values),), tags=DEGENERATE),
+            Sample("long_rows", (rand(3, 5001, values="zeros"), 1), tags=DEGENERATE),
             Sample("nan", (rand(5, 257, values="nan"), 0), tags=DEGENERATE),
+            Sample("denormal", (rand(40, values="denormal", dtype=torch.float32),), tags=DEGENERATE),
+            Sample("zero_dimensions", (rand(),), tags=DEGENERATE),
             Sample("over_nothing", (rand(3, 0), 1), tags=DEGENERATE),
+            Sample("transposed", (rand(31, 87, 5, layout="transposed", values=values), 1)),
+            Sample("odd_storage_offset", (rand(257, 9, layout="sliced", values=values), 0)),
+            Sample("gaps_in_memory", (rand(57, 69, layout="strided", values=values), 1)),
+            *(s for s in SAMPLES if "bench" in s.tags),
         ),
         errors=(
             *AXES,

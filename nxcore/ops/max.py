@@ -196,9 +196,11 @@ def _indices(size: Any, dim: Any, keepdim: Any) -> Sketch:
     return rand(*summed(size, dim, keepdim), low=0, high=high, dtype=torch.int64)
 
 
-def _sample(name: str, size: tuple[int, ...], dim: int, *tags: str, keepdim: bool = False) -> Sample:
+def _sample(
+    name: str, size: tuple[int, ...], dim: int, *tags: str, keepdim: bool = False, **how: Any
+) -> Sample:
     shape = summed(size, dim, keepdim)
-    args = (rand(*shape), _indices(size, dim, keepdim), size, dim, keepdim)
+    args = (rand(*shape, **how), _indices(size, dim, keepdim), size, dim, keepdim)
     return Sample(name, args, tags=frozenset(tags or ("edge",)))
 
 
@@ -219,6 +221,8 @@ def backward_at_indices(spec: OpSpec, gradient: Callable[..., Tensor]) -> OpSpec
             _sample("outer_axis", (33, 9), 0, *SMOKE),
             _sample("middle_axis", (5, 6, 7), 1, keepdim=True),
             _sample("zero_dimensions", (), 0),
+            _sample("gradient_of_a_sum", (9, 8, 7), 1, layout="repeated"),
+            _sample("stride_zero_grad", (9, 8, 7), 1, layout="expanded"),
             _sample("attention_inner", (4, 512, 896), -1, "bench"),
             _sample("attention_middle", (4, 512, 896), 1, "bench"),
         ),

@@ -22,7 +22,7 @@ Layout = Literal["contiguous", "transposed", "channels_last", "sliced", "strided
 Values = Literal["normal", "nan", "inf", "denormal", "zeros", "sparse", "holes"]
 
 
-RARE = 1 / 32
+RARE = 1 / 256
 """The share of the elements that ``sparse`` keeps, and that ``holes`` clears."""
 
 

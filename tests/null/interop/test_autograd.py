@@ -34,6 +34,12 @@ CASES = {
     "sum_all": ("sum", lambda: (double(4, 5),), {}),
     "sum_some": ("sum", lambda: (double(4, 5, 3), (0, 2)), {"keepdim": True}),
     "sum_list": ("sum", lambda: (double(4, 5, 3), [-1]), {}),
+    "mean_some": ("mean", lambda: (double(4, 5, 3), (0, 2)), {"keepdim": True}),
+    "mean_all": ("mean", lambda: (double(4, 5),), {}),
+    "amax": ("amax", lambda: (double(4, 5, 3), (0, 2)), {}),
+    "amin": ("amin", lambda: (double(4, 5, 3), -1), {"keepdim": True}),
+    "max": ("max", lambda: (double(4, 5, 3), 1), {}),
+    "min": ("min", lambda: (double(4, 5, 3), -1), {"keepdim": True}),
     "blend_list": ("softmax_sum", lambda: ([double(4, 5), double(5, 4).t()], double(2)), {}),
     "blend_stack": ("softmax_sum", lambda: (double(3, 4, 5), double(3)), {}),
     "blend_logits_only": ("softmax_sum", lambda: ([double(4, 5).detach()] * 2, double(2)), {}),
@@ -158,7 +164,7 @@ def test_gradients_survive_hooks_and_checkpoints(case):
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         hooked = function()
-    assert bool(packed) == bool(gradient.saves or gradient.forward)
+    assert bool(packed) == bool(gradient.saves or gradient.forward or gradient.keeps)
     for result in (
         hooked,
         checkpoint(function, *inputs, use_reentrant=False),
