@@ -137,7 +137,7 @@ def gradient(grad: Tensor, size: tuple[int, ...], dim: Dim = None, keepdim: bool
     tensor([[1., 1., 1.],
             [2., 2., 2.]])
     """
-    count = math.prod(size[d] for d in canonical_dims(dim, len(size)))
+    count = math.prod([size[d] for d in canonical_dims(dim, len(size))])
     return expanded(grad / count, size, dim, keepdim)
 
 

@@ -91,6 +91,14 @@ def _copied_dims(problem: Problem) -> int:
     return len(dims.collapse(problem["grad"].shape, [problem["grad"].strides]))
 
 
+def _numbered(problem: Problem) -> int:
+    """Return how many terms of an output are numbered."""
+    if problem.op not in ("max", "min", "argmax", "argmin"):
+        return 0
+    return Reduction.of_numbered(problem).terms
+
+
+_terms = at_most(2**31 - 1, "terms of an output to number", _numbered)
 _copies = at_most(dims.DIMS, "dimensions that can't be merged", _copied_dims)
 
 
@@ -99,6 +107,7 @@ def _table(takes: Any, blend: tuple[Need, ...], *more: Need, numbers: bool) -> M
         "blend": takes(*more, *blend),
         "add": takes(*more, tensors=not numbers, alike_numbers=True, rank=dims.DIMS),
         "sums": takes(*more, _copies, sums=dims.KINDS),
+        "folds": takes(*more, _terms, sums=dims.KINDS),
         "images": takes(*more, integers=("offsets",)),
         "rows": takes(*more, rows=math.inf, one_gradient=True),
         "norm": takes(*more, channels=dims.KINDS),
@@ -123,7 +132,8 @@ CUDA = _table(
 FAMILIES = {
     "blend": ("softmax_sum", "softmax_sum_backward", "weighted_sum", "weighted_sum_backward"),
     "add": ("add",),
-    "sums": ("add_backward", "sum", "sum_to_size"),
+    "sums": ("add_backward", "sum", "sum_to_size", "mean"),
+    "folds": ("amax", "amin", "any", "all", "max", "min", "argmax", "argmin"),
     "images": (
         "max_pool2d",
         "max_pool2d_with_offsets",
@@ -147,6 +157,8 @@ FAMILIES = {
 TARGETS = {
     "global_avg_pool2d": "sum:plan",
     "sum_to_size": "sum:plan",
+    "mean": "sum:plan",
+    **dict.fromkeys(FAMILIES["folds"], "fold:plan"),
     "add_backward": "add:plan_backward",
     "gumbel_softmax_backward": "gumbel_softmax:plan_backward",
     "depthwise_conv2d_backward": "depthwise_conv2d:plan_backward",

@@ -1,4 +1,4 @@
-"""sum, sum_to_size and global_avg_pool2d on the CPU: one reduction, and a factor."""
+"""sum, mean, sum_to_size and global_avg_pool2d on the CPU: one reduction, and a factor."""
 
 from collections.abc import Callable
 from typing import Any

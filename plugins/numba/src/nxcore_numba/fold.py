@@ -1,0 +1,333 @@
+"""amax, amin, max, min, argmax, argmin, any, all on the CPU: one fold, by what it starts from and looks for.
+
+Elements are turned so that the largest is looked for: by their sign, or to whether they are, or aren't, 0. Two
+ways through memory, as for a sum. Where the innermost axis falls away, an output's runs are folded block by
+block; an index is looked up in a block that beats those before, which is rare, and in the cache. Where it
+stays, a tile of neighbouring outputs is folded row by row, each with the number of its row. Parts are cut by
+shape alone.
+"""
+
+# mypy: ignore-errors
+
+import functools
+import math
+
+import numpy as np
+from numba import prange, types
+
+from nxcore.plugin import Reduction
+from nxcore_numba import threads
+from nxcore_numba.dims import KINDS
+from nxcore_numba.half import FLOAT, TOKENS, load, peek, scratch, store, type_of
+from nxcore_numba.reduce import PARTS, ROWS, split
+from nxcore_numba.tile import peek_whole, store_whole
+
+LOWEST, NAN = np.float32(-math.inf), np.float32(math.nan)
+WHOLE, LONG, BYTE = np.int32(0), np.int64(0), np.uint8(0)
+
+BLOCK = 2048
+"""Elements of a run that are folded at once, and searched for an index."""
+
+TILE = 1024
+"""Neighbouring outputs that share a pass over the rows."""
+
+LARGEST, SMALLEST, SOME, EVERY = range(4)
+"""What is looked for: an element by its size, one other than 0, or one that is 0."""
+
+LOOKS = {
+    **dict.fromkeys(("amax", "max", "argmax"), LARGEST),
+    **dict.fromkeys(("amin", "min", "argmin"), SMALLEST),
+    "any": SOME,
+    "all": EVERY,
+}
+
+
+@threads.jit(fastmath={"nnan", "nsz"})
+def larger(a, b):
+    """Return the larger of two numbers; of NaN anything."""
+    return a if a > b else b
+
+
+@threads.jit
+def propagated(a, b):
+    """Return the larger of two, NaN above all."""
+    return a if (a > b) | (a != a) else b
+
+
+@threads.jit
+def beats(value, best):
+    """Return whether an element that comes later replaces the best: the first of equals counts."""
+    return (value > best) | ((value != value) & (best == best))
+
+
+@threads.jit
+def run(x, at, step, size, sign, token):
+    """Return the largest of a run, NaN where there is one."""
+    top, odd = LOWEST, WHOLE
+    if step == 1:
+        for j in range(size):
+            value = load(x, at + j, token) * sign
+            top = larger(top, value)
+            odd |= np.int32(value != value)
+    else:
+        for j in range(size):
+            value = load(x, at + j * step, token) * sign
+            top = larger(top, value)
+            odd |= np.int32(value != value)
+    return NAN if odd != 0 else top
+
+
+@threads.jit
+def flag(x, at, step, size, zero, token):
+    """Return 1 where a run has an element that is 0, or one that isn't, else 0."""
+    found = WHOLE
+    if step == 1:
+        for j in range(size):
+            found |= np.int32((load(x, at + j, token) == FLOAT) == zero)
+    else:
+        for j in range(size):
+            found |= np.int32((load(x, at + j * step, token) == FLOAT) == zero)
+    return np.float32(found)
+
+
+@threads.jit
+def place(x, at, step, size, sign, top, token):
+    """Return where in a run its largest lies."""
+    for j in range(size):
+        value = load(x, at + j * step, token) * sign
+        if (value == top) | (value != value):
+            return j
+    return 0
+
+
+@threads.jit
+def runs(x, base, gone, first, last, look, numbered, token):
+    """Return the best of one output's blocks from ``first`` to ``last``, and its number."""
+    length, step = gone[2, 0], gone[2, 1]
+    blocks = (length + BLOCK - 1) // BLOCK
+    sign = np.float32(-1 if look == SMALLEST else 1)
+    best, number = LOWEST, np.int64(-1)
+    for i in range(first, last):
+        start = (i % blocks) * BLOCK
+        index = i // blocks
+        at = base + (index % gone[1, 0]) * gone[1, 1] + (index // gone[1, 0]) * gone[0, 1] + start * step
+        size = min(BLOCK, length - start)
+        if look >= SOME:
+            best = flag(x, at, step, size, look == EVERY, token)
+            if best != FLOAT:
+                break
+        else:
+            top = run(x, at, step, size, sign, token)
+            if (number < 0) | beats(top, best):
+                best, number = top, index * length + start
+                if numbered:
+                    number += place(x, at, step, size, sign, top, token)
+    return best, number
+
+
+@threads.jit
+def inner_tasks(x, kept, gone, parts, values, numbers, first, last, look, numbered, token):
+    """Do tasks of the first way: one is one part of one output."""
+    blocks = gone[0, 0] * gone[1, 0] * ((gone[2, 0] + BLOCK - 1) // BLOCK)
+    for task in range(first, last):
+        p, o = task % parts, task // parts
+        base = split(o, kept[0], kept[1], kept[2])
+        begin, end = p * blocks // parts, (p + 1) * blocks // parts
+        best, number = runs(x, base, gone, begin, end, look, numbered, token)
+        values[p, o] = best
+        if numbered:
+            numbers[p, o] = number
+
+
+@threads.jit
+def fold(best, x, at, size, sign, token):
+    """Fold a row into the best of each lane."""
+    for j in range(size):
+        store(best, j, propagated(peek(best, j), load(x, at + j, token) * sign), FLOAT)
+
+
+@threads.jit
+def fold_four(best, x, a, b, c, d, size, sign, token):
+    """Fold four rows."""
+    for j in range(size):
+        one = propagated(load(x, a + j, token) * sign, load(x, b + j, token) * sign)
+        two = propagated(load(x, c + j, token) * sign, load(x, d + j, token) * sign)
+        store(best, j, propagated(peek(best, j), propagated(one, two)), FLOAT)
+
+
+@threads.jit
+def fold_numbered(best, taps, x, at, number, size, sign, token):
+    """Fold a row, with its number."""
+    for j in range(size):
+        value, was = load(x, at + j, token) * sign, peek(best, j)
+        wins = beats(value, was)
+        store(best, j, value if wins else was, FLOAT)
+        store_whole(taps, j, number if wins else peek_whole(taps, j), WHOLE)
+
+
+@threads.jit
+def fold_flags(best, x, at, size, zero, token):
+    """Fold a row of flags."""
+    for j in range(size):
+        one = np.float32(1) if (load(x, at + j, token) == FLOAT) == zero else FLOAT
+        store(best, j, max(peek(best, j), one), FLOAT)
+
+
+@threads.jit
+def rows(x, base, gone, first, last, size, values, numbers, look, numbered, token):
+    """Fold rows ``first`` to ``last`` of one tile of stride 1."""
+    best, taps = scratch(TILE), scratch(TILE)
+    start = FLOAT if look >= SOME else LOWEST
+    for j in range(size):
+        store(best, j, start, FLOAT)
+    sign = np.float32(-1 if look == SMALLEST else 1)
+    r = first
+    if numbered:
+        for j in range(size):
+            store_whole(taps, j, np.int32(first), WHOLE)
+        for r in range(first, last):
+            fold_numbered(best, taps, x, base + split(r, *gone), np.int32(r), size, sign, token)
+        for j in range(size):
+            numbers[j] = peek_whole(taps, j)
+    elif look >= SOME:
+        for r in range(first, last):
+            fold_flags(best, x, base + split(r, *gone), size, look == EVERY, token)
+    else:
+        while r + 4 <= last:
+            a, b = base + split(r, *gone), base + split(r + 1, *gone)
+            c, d = base + split(r + 2, *gone), base + split(r + 3, *gone)
+            fold_four(best, x, a, b, c, d, size, sign, token)
+            r += 4
+        while r < last:
+            fold(best, x, base + split(r, *gone), size, sign, token)
+            r += 1
+    for j in range(size):
+        values[j] = peek(best, j)
+
+
+@threads.jit
+def outer_tasks(x, kept, gone, parts, values, numbers, first, last, look, numbered, token):
+    """Do tasks of the second way: one is one part of the rows of one tile."""
+    terms = gone[0, 0] * gone[1, 0] * gone[2, 0]
+    width = kept[2, 0]
+    tiles = (width + TILE - 1) // TILE
+    axes = (gone[0], gone[1], gone[2])
+    for task in range(first, last):
+        p, index = task % parts, task // parts
+        line, start = index // tiles, (index % tiles) * TILE
+        base = start + (line % kept[1, 0]) * kept[1, 1] + (line // kept[1, 0]) * kept[0, 1]
+        size, o = min(TILE, width - start), line * width + start
+        begin, end = p * terms // parts, (p + 1) * terms // parts
+        values_of, numbers_of = values[p, o : o + size], numbers[p, o if numbered else 0 :]
+        rows(x, base, axes, begin, end, size, values_of, numbers_of, look, numbered, token)
+
+
+@threads.jit
+def tasks(x, kept, gone, parts, outer, values, numbers, first, last, look, numbered, token):
+    """Do tasks of either way."""
+    if outer:
+        outer_tasks(x, kept, gone, parts, values, numbers, first, last, look, numbered, token)
+    else:
+        inner_tasks(x, kept, gone, parts, values, numbers, first, last, look, numbered, token)
+
+
+@threads.jit
+def finish(out, indices, kept, values, numbers, look, token):
+    """Fold the parts in order and write the outputs; addresses of what isn't asked for are 0."""
+    o, sign = 0, np.float32(-1 if look == SMALLEST else 1)
+    for i in range(kept[0, 0]):
+        for j in range(kept[1, 0]):
+            at, step = i * kept[0, 2] + j * kept[1, 2], kept[2, 2]
+            for k in range(kept[2, 0]):
+                best, p_best = values[0, o], 0
+                for p in range(1, values.shape[0]):
+                    if beats(values[p, o], best):
+                        best, p_best = values[p, o], p
+                if look >= SOME:
+                    store_whole(out, at + k * step, np.int32((best != FLOAT) == (look == SOME)), BYTE)
+                elif out != 0:
+                    store(out, at + k * step, best * sign, token)
+                if indices != 0:
+                    store_whole(indices, at + k * step, numbers[p_best, o], LONG)
+                o += 1
+
+
+@threads.jit
+def room(kept, parts, numbered):
+    """Return memory for the best of each part, and for their numbers where they are asked for."""
+    outputs = kept[0, 0] * kept[1, 0] * kept[2, 0]
+    numbers = np.empty((parts, outputs if numbered else 1), np.int64)
+    return np.empty((parts, outputs), np.float32), numbers
+
+
+@threads.jit
+def serial(out, indices, x, kept, gone, parts, count, outer, look, token):
+    """Fold on one thread."""
+    numbered = indices != 0
+    values, numbers = room(kept, parts, numbered)
+    tasks(x, kept, gone, parts, outer, values, numbers, 0, count, look, numbered, token)
+    finish(out, indices, kept, values, numbers, look, token)
+
+
+@threads.jit(parallel=True)
+def parallel(out, indices, x, kept, gone, parts, count, outer, look, token):
+    """Fold on all threads: ``count`` tasks in groups, each of neighbouring tasks."""
+    numbered = indices != 0
+    values, numbers = room(kept, parts, numbered)
+    groups = min(count, 256)
+    for g in prange(groups):
+        first, last = g * count // groups, (g + 1) * count // groups
+        tasks(x, kept, gone, parts, outer, values, numbers, first, last, look, numbered, token)
+    finish(out, indices, kept, values, numbers, look, token)
+
+
+@functools.cache
+def _signature(dtype):
+    """Return the kernel's signature: to make one takes longer than the rest of a plan."""
+    whole, grid = types.int64, types.int64[:, ::1]
+    return types.void(
+        whole, whole, whole, grid, grid, whole, whole, types.boolean, whole, type_of(dtype)
+    )
+
+
+def compiled(problem):
+    """Return the kernel of one problem, taking ``(out, indices, x)`` as addresses, 0 where not asked for."""
+    x, (reduction,) = problem["x"], Reduction.of_call(problem)
+    kept, gone = list(reduction.kept), list(reduction.reduced)
+    outer = bool(kept) and kept[-1][1] == 1
+    kept = np.array([(1, 0, 0)] * (KINDS - len(kept)) + kept, np.int64)
+    gone = np.array([(1, 0)] * (KINDS - len(gone)) + gone, np.int64)
+    if outer:
+        tiles = reduction.outputs // int(kept[2, 0]) * -(-int(kept[2, 0]) // TILE)
+        least, pieces = ROWS, reduction.terms
+    else:
+        tiles, least = reduction.outputs, 4
+        pieces = reduction.terms // int(gone[2, 0]) * -(-int(gone[2, 0]) // BLOCK)
+    # Parts only where outputs are too few to share out, and never so many that one has nothing to do.
+    parts = max(1, min(PARTS // tiles, pieces // least)) if tiles < PARTS else 1
+    kernel = threads.team(serial, parallel, _signature(x.dtype), x.numel())
+    token, count, look = TOKENS[x.dtype], tiles * parts, LOOKS[problem.op]
+    return lambda out, indices, x: kernel(out, indices, x, kept, gone, parts, count, outer, look, token)
+
+
+def plan(problem):
+    """Return a callable for calls like ``problem``."""
+    out, kernel = problem.outputs, compiled(problem)
+    if isinstance(out, tuple):
+        values_of, indices_of = out
+
+        def call_for_both(x, *_):
+            values, indices = values_of.empty(), indices_of.empty()
+            kernel(values.data_ptr(), indices.data_ptr(), x.data_ptr())
+            return values, indices
+
+        return call_for_both
+    numbered = problem.op.startswith("arg")
+
+    def call(x, *_):
+        result = out.empty()
+        address = result.data_ptr()
+        kernel(0 if numbered else address, address if numbered else 0, x.data_ptr())
+        return result
+
+    return call
