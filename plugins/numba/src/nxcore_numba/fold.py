@@ -14,6 +14,7 @@ import math
 
 import numpy as np
 from numba import prange, types
+from numba.extending import intrinsic
 
 from nxcore.plugin import Reduction
 from nxcore_numba import threads
@@ -22,7 +23,7 @@ from nxcore_numba.half import FLOAT, TOKENS, load, peek, scratch, store, type_of
 from nxcore_numba.reduce import PARTS, ROWS, split
 from nxcore_numba.tile import peek_whole, store_whole
 
-LOWEST, NAN = np.float32(-math.inf), np.float32(math.nan)
+LOWEST, NAN, ONE = np.float32(-math.inf), np.float32(math.nan), np.float32(1)
 WHOLE, LONG, BYTE = np.int32(0), np.int64(0), np.uint8(0)
 
 BLOCK = 2048
@@ -42,10 +43,16 @@ LOOKS = {
 }
 
 
-@threads.jit(fastmath={"nnan", "nsz"})
-def larger(a, b):
-    """Return the larger of two numbers; of NaN anything."""
-    return a if a > b else b
+@intrinsic
+def larger(typingctx, a, b):
+    """Return the larger of two numbers; of NaN anything, which lets LLVM keep one for each lane."""
+
+    def codegen(context, builder, signature, args):
+        flags = ("nnan", "nsz")
+        greater = builder.fcmp_ordered(">", *args, flags=flags)
+        return builder.select(greater, *args, flags=flags)
+
+    return types.float32(types.float32, types.float32), codegen
 
 
 @threads.jit
@@ -108,9 +115,11 @@ def runs(x, base, gone, first, last, look, numbered, token):
     sign = np.float32(-1 if look == SMALLEST else 1)
     best, number = LOWEST, np.int64(-1)
     for i in range(first, last):
-        start = (i % blocks) * BLOCK
-        index = i // blocks
-        at = base + (index % gone[1, 0]) * gone[1, 1] + (index // gone[1, 0]) * gone[0, 1] + start * step
+        start, index = i * BLOCK, 0
+        at = base + start * step
+        if last > blocks:  # several runs: divisions cost as much as a short one
+            start, index = (i % blocks) * BLOCK, i // blocks
+            at = base + (index % gone[1, 0]) * gone[1, 1] + (index // gone[1, 0]) * gone[0, 1] + start * step
         size = min(BLOCK, length - start)
         if look >= SOME:
             best = flag(x, at, step, size, look == EVERY, token)
@@ -130,7 +139,7 @@ def inner_tasks(x, kept, gone, parts, values, numbers, first, last, look, number
     """Do tasks of the first way: one is one part of one output."""
     blocks = gone[0, 0] * gone[1, 0] * ((gone[2, 0] + BLOCK - 1) // BLOCK)
     for task in range(first, last):
-        p, o = task % parts, task // parts
+        p, o = (0, task) if parts == 1 else (task % parts, task // parts)
         base = split(o, kept[0], kept[1], kept[2])
         begin, end = p * blocks // parts, (p + 1) * blocks // parts
         best, number = runs(x, base, gone, begin, end, look, numbered, token)
@@ -147,12 +156,35 @@ def fold(best, x, at, size, sign, token):
 
 
 @threads.jit
-def fold_four(best, x, a, b, c, d, size, sign, token):
-    """Fold four rows."""
+def fold_eight(best, x, rows, size, sign, token):
+    """Fold eight rows: a NaN is found two elements at a time."""
+    a, b, c, d, e, f, g, h = rows
     for j in range(size):
-        one = propagated(load(x, a + j, token) * sign, load(x, b + j, token) * sign)
-        two = propagated(load(x, c + j, token) * sign, load(x, d + j, token) * sign)
-        store(best, j, propagated(peek(best, j), propagated(one, two)), FLOAT)
+        at, bt = load(x, a + j, token) * sign, load(x, b + j, token) * sign
+        ct, dt = load(x, c + j, token) * sign, load(x, d + j, token) * sign
+        et, ft = load(x, e + j, token) * sign, load(x, f + j, token) * sign
+        gt, ht = load(x, g + j, token) * sign, load(x, h + j, token) * sign
+        odd = ((at != at) | (bt != bt)) | ((ct != ct) | (dt != dt))
+        odd |= ((et != et) | (ft != ft)) | ((gt != gt) | (ht != ht))
+        one = larger(larger(at, bt), larger(ct, dt))
+        two = larger(larger(et, ft), larger(gt, ht))
+        top = NAN if odd else larger(one, two)
+        store(best, j, propagated(peek(best, j), top), FLOAT)
+
+
+@threads.jit
+def eight(base, r, gone):
+    """Return the places of eight rows."""
+    return (
+        base + split(r, *gone),
+        base + split(r + 1, *gone),
+        base + split(r + 2, *gone),
+        base + split(r + 3, *gone),
+        base + split(r + 4, *gone),
+        base + split(r + 5, *gone),
+        base + split(r + 6, *gone),
+        base + split(r + 7, *gone),
+    )
 
 
 @threads.jit
@@ -169,8 +201,28 @@ def fold_numbered(best, taps, x, at, number, size, sign, token):
 def fold_flags(best, x, at, size, zero, token):
     """Fold a row of flags."""
     for j in range(size):
-        one = np.float32(1) if (load(x, at + j, token) == FLOAT) == zero else FLOAT
-        store(best, j, max(peek(best, j), one), FLOAT)
+        found = (load(x, at + j, token) == FLOAT) == zero
+        store(best, j, ONE if found else peek(best, j), FLOAT)
+
+
+@threads.jit
+def fold_eight_flags(best, x, rows, size, zero, token):
+    """Fold eight rows of flags."""
+    a, b, c, d, e, f, g, h = rows
+    if zero:
+        for j in range(size):
+            one = (load(x, a + j, token) == FLOAT) | (load(x, b + j, token) == FLOAT)
+            two = (load(x, c + j, token) == FLOAT) | (load(x, d + j, token) == FLOAT)
+            one |= (load(x, e + j, token) == FLOAT) | (load(x, f + j, token) == FLOAT)
+            two |= (load(x, g + j, token) == FLOAT) | (load(x, h + j, token) == FLOAT)
+            store(best, j, ONE if one | two else peek(best, j), FLOAT)
+    else:
+        for j in range(size):
+            one = (load(x, a + j, token) != FLOAT) | (load(x, b + j, token) != FLOAT)
+            two = (load(x, c + j, token) != FLOAT) | (load(x, d + j, token) != FLOAT)
+            one |= (load(x, e + j, token) != FLOAT) | (load(x, f + j, token) != FLOAT)
+            two |= (load(x, g + j, token) != FLOAT) | (load(x, h + j, token) != FLOAT)
+            store(best, j, ONE if one | two else peek(best, j), FLOAT)
 
 
 @threads.jit
@@ -190,14 +242,15 @@ def rows(x, base, gone, first, last, size, values, numbers, look, numbered, toke
         for j in range(size):
             numbers[j] = peek_whole(taps, j)
     elif look >= SOME:
-        for r in range(first, last):
+        while r + 8 <= last:
+            fold_eight_flags(best, x, eight(base, r, gone), size, look == EVERY, token)
+            r += 8
+        for r in range(r, last):
             fold_flags(best, x, base + split(r, *gone), size, look == EVERY, token)
     else:
-        while r + 4 <= last:
-            a, b = base + split(r, *gone), base + split(r + 1, *gone)
-            c, d = base + split(r + 2, *gone), base + split(r + 3, *gone)
-            fold_four(best, x, a, b, c, d, size, sign, token)
-            r += 4
+        while r + 8 <= last:
+            fold_eight(best, x, eight(base, r, gone), size, sign, token)
+            r += 8
         while r < last:
             fold(best, x, base + split(r, *gone), size, sign, token)
             r += 1
