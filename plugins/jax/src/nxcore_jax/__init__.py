@@ -21,6 +21,7 @@ from nxcore.plugin import (
     Check,
     Code,
     Problem,
+    Reduction,
     TensorMeta,
     Verdict,
     at_most,
@@ -121,14 +122,22 @@ def _indices(problem: Problem) -> int:
     return x.shape[-1] * x.shape[-2] if problem["return_indices"] else 0
 
 
+def _terms(problem: Problem) -> int:
+    """Return how many terms of an output are numbered."""
+    return Reduction.of_numbered(problem).terms
+
+
 accepts = needs(_place, _packed, integers=("offsets",))
 add = needs(_place, _real, _packed, alike_numbers=True)
 pool = needs(at_most(2**31 - 1, "elements of a plane for their indices", _indices), _place, _packed)
+numbered = needs(at_most(2**31 - 1, "terms of an output to number", _terms), _place, _packed)
 ATOMIC = {"accepts": accepts, "deterministic": False}  # cuDNN may add up by atomics
 
 TARGETS = {
     "add_backward": "add:plan_backward",
     "sum_to_size": "sum:plan",
+    "mean": "sum:plan",
+    **dict.fromkeys(("amax", "amin", "any", "all"), "fold:plan"),
     "global_avg_pool2d": "sum:plan",
     "weighted_sum": "softmax_sum:plan_weighted",
     "weighted_sum_backward": "softmax_sum:plan_weighted_backward",
@@ -168,6 +177,7 @@ KERNELS = kernels(
             "target": "gumbel_softmax:plan_backward",
         },
         "max_pool2d": pool,
+        **{op: {"accepts": numbered, "target": "fold:plan"} for op in ("max", "min", "argmax", "argmin")},
         "depthwise_conv2d_backward": {**ATOMIC, "target": "depthwise_conv2d:plan_backward"},
         "sep_conv2d_backward": {**ATOMIC, "target": "sep_conv2d:plan_backward"},
         "sep_conv2d_batch_norm": {"accepts": accepts, "dtypes": SINGLE},

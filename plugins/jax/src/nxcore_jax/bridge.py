@@ -26,6 +26,7 @@ DTYPES = {
     torch.float16: jnp.float16,
     torch.bfloat16: jnp.bfloat16,
     torch.uint8: jnp.uint8,
+    torch.bool: jnp.uint8,  # torch makes bool of the result
     torch.int32: jnp.int32,
     torch.int64: jnp.int32,  # JAX has no int64 unless told so for the whole process; torch widens the result
 }

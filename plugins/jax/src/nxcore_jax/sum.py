@@ -1,4 +1,4 @@
-"""sum, sum_to_size, global_avg_pool2d: one reduction in float32."""
+"""sum, mean, sum_to_size, global_avg_pool2d: one reduction in float32."""
 
 from __future__ import annotations
 
@@ -22,12 +22,17 @@ def summed(x: jax.Array, size: tuple[int, ...]) -> jax.Array:
     return jnp.sum(wide(x), axis=summed_dims(x.shape, size), keepdims=True).reshape(size)
 
 
-def mean(x: jax.Array) -> jax.Array:
-    """Return the mean over height and width."""
-    return jnp.mean(wide(x), axis=(-2, -1), keepdims=True)
+def mean(x: jax.Array, dim: Any = (-2, -1), keepdim: bool = True) -> jax.Array:
+    """Return the mean over some axes: height and width, where none is given."""
+    return jnp.mean(wide(x), axis=canonical_dims(dim, x.ndim), keepdims=keepdim)
 
 
-COMPUTE: dict[str, Callable[..., Any]] = {"sum": compute, "sum_to_size": summed, "global_avg_pool2d": mean}
+COMPUTE: dict[str, Callable[..., Any]] = {
+    "sum": compute,
+    "mean": mean,
+    "sum_to_size": summed,
+    "global_avg_pool2d": mean,
+}
 
 
 def plan(problem: Problem) -> Bridged:

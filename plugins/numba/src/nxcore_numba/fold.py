@@ -1,10 +1,10 @@
 """amax, amin, max, min, argmax, argmin, any, all on the CPU: one fold, by what it starts from and looks for.
 
-Elements are turned so that the largest is looked for: by their sign, or to whether they are, or aren't, 0. Two
-ways through memory, as for a sum. Where the innermost axis falls away, an output's runs are folded block by
-block; an index is looked up in a block that beats those before, which is rare, and in the cache. Where it
-stays, a tile of neighbouring outputs is folded row by row, each with the number of its row. Parts are cut by
-shape alone.
+Elements are turned so that the largest is looked for: by their sign, or to whether they are, or aren't, 0.
+Two ways through memory, as for a sum. Where the innermost axis falls away, an output's runs are folded
+block by block; an index is looked up in a block that beats those before, which is rare, and in the cache.
+Where it stays, a tile of neighbouring outputs is folded row by row, each with the number of its row. Parts
+are cut by shape alone.
 """
 
 # mypy: ignore-errors
@@ -245,8 +245,9 @@ def rows(x, base, gone, first, last, size, values, numbers, look, numbered, toke
         while r + 8 <= last:
             fold_eight_flags(best, x, eight(base, r, gone), size, look == EVERY, token)
             r += 8
-        for r in range(r, last):
+        while r < last:
             fold_flags(best, x, base + split(r, *gone), size, look == EVERY, token)
+            r += 1
     else:
         while r + 8 <= last:
             fold_eight(best, x, eight(base, r, gone), size, sign, token)
@@ -338,9 +339,7 @@ def parallel(out, indices, x, kept, gone, parts, count, outer, look, token):
 def _signature(dtype):
     """Return the kernel's signature: to make one takes longer than the rest of a plan."""
     whole, grid = types.int64, types.int64[:, ::1]
-    return types.void(
-        whole, whole, whole, grid, grid, whole, whole, types.boolean, whole, type_of(dtype)
-    )
+    return types.void(whole, whole, whole, grid, grid, whole, whole, types.boolean, whole, type_of(dtype))
 
 
 def compiled(problem):

@@ -62,6 +62,8 @@ def probe() -> Verdict:
     return YES
 
 
+FOLDS = ("amax", "amin", "any", "all", "max", "min", "argmax", "argmin")
+
 KERNELS = kernels(
     "nxcore_triton",
     {
@@ -73,6 +75,8 @@ KERNELS = kernels(
         "add_backward": {"accepts": accepts.sums, "target": "add:plan_backward"},
         "sum": accepts.sums,
         "sum_to_size": {"accepts": accepts.sums, "target": "sum:plan"},
+        "mean": {"accepts": accepts.sums, "target": "sum:plan"},
+        **{op: {"accepts": accepts.sums, "target": "fold:plan"} for op in FOLDS},
         "batch_norm": accepts.norm,
         "batch_norm_backward": {"accepts": accepts.norm, "target": "batch_norm:plan_backward"},
         "max_pool2d": accepts.images,

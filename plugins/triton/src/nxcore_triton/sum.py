@@ -1,4 +1,4 @@
-"""sum, sum_to_size, global_avg_pool2d: one kernel, whose tile is shaped by what lies inside in memory.
+"""sum, mean, sum_to_size, global_avg_pool2d: one kernel, whose tile is shaped by what lies inside in memory.
 
 A tile is so many outputs by so many terms; partial sums stay in float32 registers, one for each place
 of the tile, and are added up as a tree at the end. Where there are few outputs, several programs share
@@ -173,7 +173,7 @@ def plan(problem: Problem, tile: Blocks | None = None) -> Callable[..., Tensor]:
         ``call(x, ...)``, with the operator's arguments.
     """
     out, (reduction, factor) = problem.outputs, Reduction.scaled(problem)
-    averaged = problem.op == "global_avg_pool2d"
+    averaged = problem.op in ("mean", "global_avg_pool2d")
     run = plan_reduction(reduction, problem.device, scaled=averaged, blocks=tile)
 
     def call(x: Tensor, *_: Any) -> Tensor:
