@@ -14,29 +14,34 @@ from nxcore_jax.bridge import Bridged, wide
 Compute = Callable[[jax.Array, Any, bool], Any]
 
 
-def element(find: Callable[..., jax.Array]) -> Compute:
+def element(find: Callable[..., jax.Array], worst: float) -> Compute:
     """Return the reduction by ``find`` over the axes that ``dim`` names as torch does."""
 
     def compute(x: jax.Array, dim: Any, keepdim: bool) -> jax.Array:
-        return find(wide(x), axis=canonical_dims(dim, x.ndim), keepdims=keepdim)
+        how = {"axis": canonical_dims(dim, x.ndim), "keepdims": keepdim}
+        odd = jnp.isnan(x)  # XLA's own maximum may lose a NaN
+        found = find(jnp.where(odd, worst, wide(x)), **how)
+        return jnp.where(jnp.any(odd, **how), jnp.nan, found)
 
     return compute
 
 
-def index(find: Callable[..., jax.Array]) -> Compute:
+def index(find: Callable[..., jax.Array], worst: float) -> Compute:
     """Return the index that ``find`` finds along an axis, or among all elements."""
 
     def compute(x: jax.Array, dim: Any, keepdim: bool) -> jax.Array:
         if dim is None or not x.ndim:
-            return find(wide(x).reshape(-1))
-        return find(wide(x), axis=dim, keepdims=keepdim)
+            x, dim, keepdim = x.reshape(-1), 0, False
+        odd = jnp.isnan(x)
+        how = {"axis": dim, "keepdims": keepdim}
+        found = find(jnp.where(odd, worst, wide(x)), **how)
+        return jnp.where(jnp.any(odd, **how), jnp.argmax(odd, **how), found)
 
     return compute
 
 
-def pair(value: Callable[..., jax.Array], place: Callable[..., jax.Array]) -> Compute:
+def pair(values: Compute, indices: Compute) -> Compute:
     """Return both."""
-    values, indices = element(value), index(place)
     return lambda x, dim, keepdim: (values(x, dim, keepdim), indices(x, dim, keepdim))
 
 
@@ -51,13 +56,16 @@ def flag(find: Callable[..., jax.Array]) -> Compute:
     return compute
 
 
+AMAX, AMIN = element(jnp.max, -jnp.inf), element(jnp.min, jnp.inf)
+ARGMAX, ARGMIN = index(jnp.argmax, -jnp.inf), index(jnp.argmin, jnp.inf)
+
 COMPUTE: dict[str, Compute] = {
-    "amax": element(jnp.max),
-    "amin": element(jnp.min),
-    "max": pair(jnp.max, jnp.argmax),
-    "min": pair(jnp.min, jnp.argmin),
-    "argmax": index(jnp.argmax),
-    "argmin": index(jnp.argmin),
+    "amax": AMAX,
+    "amin": AMIN,
+    "max": pair(AMAX, ARGMAX),
+    "min": pair(AMIN, ARGMIN),
+    "argmax": ARGMAX,
+    "argmin": ARGMIN,
     "any": flag(jnp.any),
     "all": flag(jnp.all),
 }
