@@ -19,6 +19,8 @@ API = 1
 
 SUM = {"target": "sum:plan", "branch": "nxcore_cuda.sum:branch"}
 
+FOLD = {"target": "fold:plan", "branch": "nxcore_cuda.fold:branch"}
+
 KERNELS = kernels(
     "nxcore_cuda",
     {
@@ -30,6 +32,9 @@ KERNELS = kernels(
         "add_backward": accepts.sums,
         "sum": {**SUM, "accepts": accepts.sums},
         "sum_to_size": {**SUM, "accepts": accepts.sums},
+        "mean": {**SUM, "accepts": accepts.sums},
+        **{op: {**FOLD, "accepts": accepts.sums} for op in ("amax", "amin", "any", "all")},
+        **{op: {**FOLD, "accepts": accepts.numbered} for op in ("max", "min", "argmax", "argmin")},
         "max_pool2d": accepts.images,
         "max_pool2d_with_offsets": {"accepts": accepts.images, "target": "max_pool2d:plan"},
         "max_pool2d_backward": {"accepts": accepts.offsets, "target": "max_pool2d:plan_backward"},

@@ -14,6 +14,7 @@ from nxcore.plugin import (
     Code,
     Place,
     Problem,
+    Reduction,
     TensorMeta,
     Verdict,
     at_most,
@@ -148,11 +149,17 @@ def _separable(problem: Problem) -> Verdict:
     return YES
 
 
+def _terms(problem: Problem) -> int:
+    """Return how many terms of an output are numbered."""
+    return Reduction.of_numbered(problem).terms
+
+
 takes = partial(needs, _capable, device=_place)
 _few = at_most(NARROW - 1, "elements of an image", _largest)
 blend = takes(_candidates, _blended)
 add = takes(cpu_numbers=True, rank=MAX_RANK)
 sums = takes(sums=MAX_RANK)
+numbered = takes(at_most(NARROW - 1, "terms of an output to number", _terms), sums=MAX_RANK)
 planes = takes()
 images = takes(_few)
 offsets = takes(_few, integers=("offsets",))

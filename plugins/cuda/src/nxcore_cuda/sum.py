@@ -1,4 +1,4 @@
-"""sum, sum_to_size, global_avg_pool2d: threads lie as memory does, several or one for each output.
+"""sum, mean, sum_to_size, global_avg_pool2d: threads lie as memory does, several or one for each output.
 
 Where outputs are few, several blocks share one, and the last of them to arrive adds up what they found.
 """
@@ -274,10 +274,10 @@ def shares(x: TensorMeta, reduction: Reduction) -> bool:
     """Return whether blocks share outputs: then a call also finds room for their shares, and a ticket."""
     by_one = Walk.of(reduction)
     walks = (by_one, by_one.widest(x.element_size()))
-    return any(_grid(walk, choose(walk, x.element_size()))[2] > 1 for walk in walks)
+    return any(grid(walk, choose(walk, x.element_size()))[2] > 1 for walk in walks)
 
 
-def _grid(walk: Walk, tile: Tile) -> tuple[int, int, int]:
+def grid(walk: Walk, tile: Tile) -> tuple[int, int, int]:
     """Return how many terms a block sums at most, and how many blocks there are along x and y."""
     span = -(-walk.terms // min(tile.parts, MOST))
     span = -(-span // tile.lanes) * tile.lanes if tile.parts > 1 else walk.terms
@@ -288,7 +288,7 @@ def _launch(
     x: TensorMeta, walk: Walk, tile: Tile | None, scale: float
 ) -> tuple[Launcher, tuple[Any, ...], tuple[int, int]]:
     chosen = tile or choose(walk, x.element_size())
-    span, tiles, parts = _grid(walk, chosen)
+    span, tiles, parts = grid(walk, chosen)
     values = (
         *(walk.columns, walk.terms, span, walk.rest, walk.out_step),
         *(*dims(walk.kept), *steps(walk.x_kept), *steps(walk.out_kept)),
