@@ -106,7 +106,7 @@ def compiled(x, reduction):
     parts = max(1, min(BLOCKS // blocks, terms // least))
     first = Launch(kernel, -(-outputs * parts // lanes))
     # The parts are a tensor (parts, outputs), which is the second way's own case.
-    columns = tuple((n, _inner(kept, i), o) for i, (n, _, o) in enumerate(kept))
+    columns = tuple((n, inner(kept, i), o) for i, (n, _, o) in enumerate(kept))
     rows = ((1, 0), (1, 0), (parts, outputs))
     second = Launch(by_thread, -(-outputs // THREADS))
     device = x.device
@@ -122,7 +122,7 @@ def compiled(x, reduction):
     return call
 
 
-def _inner(kept, i):
+def inner(kept, i):
     """Return the stride of a kept dimension among outputs in order."""
     stride = 1
     for n, _, _ in kept[i + 1 :]:
