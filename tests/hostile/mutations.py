@@ -13,7 +13,11 @@ from typing import Any
 MASK, BITS, STRIDE, TOP, NAN = "mask", "16 bits", "stride", "max subtraction", "nan"
 KINDS = (MASK, BITS, STRIDE, TOP, NAN)
 
-SUMS = ("sum", "sum_to_size", "add_backward", "global_avg_pool2d")
+SUMS = ("sum", "mean", "sum_to_size", "add_backward", "global_avg_pool2d")
+FLAGS = ("any", "all")
+INDEXED = ("max", "min", "argmax", "argmin")
+ELEMENTS = ("amax", "amin", *INDEXED)
+FOLDS = (*FLAGS, *ELEMENTS)
 BLENDS = ("softmax_sum", "softmax_sum_backward")
 LARGEST = ("max_pool2d", "max_pool2d_with_offsets")
 LARGEST_OF_ALL = ("global_max_pool2d", "global_max_pool2d_with_offsets")
@@ -30,9 +34,11 @@ ALIKE = ("weighted_sum", "weighted_sum_backward", *BLOCKS)
 """What the kernels of other operators run: those of BLENDS, and those of SEPARABLE and NORMS,
 which in CUDA C++ also leave moments."""
 
-OPS = ("add", *SUMS, *BLENDS, *IMAGES, *LARGEST_OF_ALL, *GLOBAL_BACK, *ROWS, *SEPARABLE, *NORMS)
-VIEWS = ("sum_backward", "sum_to_size_backward", "global_avg_pool2d_backward")
+OPS = ("add", *SUMS, *FOLDS, *BLENDS, *IMAGES, *LARGEST_OF_ALL, *GLOBAL_BACK, *ROWS, *SEPARABLE, *NORMS)
+VIEWS = ("sum_backward", "mean_backward", "sum_to_size_backward", "global_avg_pool2d_backward")
 """What has no kernel: its results are views."""
+TORCHS = ("amax_backward", "amin_backward", "max_backward", "min_backward")
+"""What has no kernel yet: torch alone computes it."""
 
 
 @dataclass(frozen=True)
@@ -107,10 +113,19 @@ SHORT = "a row has few terms: rounded on their way, they stay within what the re
 NONE_SUCH = {
     **{(op, TOP): NO_WEIGHTS for op in OPS if op not in (*BLENDS, *ROWS)},
     **{(op, BITS): SHORT for op in ROWS},
-    **{(op, BITS): NEVER_ADDS for op in (*LARGEST, *LARGEST_OF_ALL, *GLOBAL_BACK)},
+    **{(op, BITS): NEVER_ADDS for op in (*FOLDS, *LARGEST, *LARGEST_OF_ALL, *GLOBAL_BACK)},
     **{
         (op, NAN): PASSES_NAN
-        for op in ("add", *SUMS, *MEANS, "max_pool2d_backward", *GLOBAL_BACK, *NORMS, "depthwise_conv2d")
+        for op in (
+            "add",
+            *SUMS,
+            *FLAGS,
+            *MEANS,
+            "max_pool2d_backward",
+            *GLOBAL_BACK,
+            *NORMS,
+            "depthwise_conv2d",
+        )
     },
 }
 """What there is nothing of in any backend's kernel of an operator, and why."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 from tests.hostile.mutations import (
     BITS,
     BLENDS,
+    ELEMENTS,
     FILTERED,
+    FOLDS,
     GLOBAL_BACK,
     IMAGES,
     LARGEST,
@@ -144,6 +146,19 @@ MUTATIONS = (
         "start, next_one = base + y * step[3] + (left + low * gaps[1]) * step[2]",
     ),
     one(NAN, "max_pool2d.py", LARGEST, "(value > best) | (value != value)", "value > best"),
+    one(MASK, "fold.py", FOLDS, "(p + 1) * terms // parts", "(p + 1) * terms // parts + 1"),
+    one(STRIDE, "fold.py", FOLDS, "base = split(o, kept[0], kept[1], kept[2])", "base = o"),
+    Mutation(
+        NAN,
+        "fold.py",
+        ELEMENTS,
+        (
+            Edit("return a if (a > b) | (a != a) else b", "return a if a > b else b"),
+            Edit("return (value > best) | ((value != value) & (best == best))", "return value > best"),
+            Edit("return NAN if odd != 0 else top", "return top"),
+            Edit("top = NAN if odd else larger(one, two)", "top = larger(one, two)"),
+        ),
+    ),
     one(
         NAN,
         "global_max_pool2d.py",

@@ -321,6 +321,22 @@ MUTATIONS = (
     ),
     one(
         MASK,
+        "gpu/fold.py",
+        FOLDS,
+        "if thread < outputs * parts:",
+        "if thread <= outputs * parts:",
+        raises=ENDS,
+    ),
+    one(STRIDE, "gpu/fold.py", FOLDS, "base = place(o, kept)", "base = o", count=2, raises=ENDS),
+    one(
+        NAN,
+        "gpu/fold.py",
+        ELEMENTS,
+        "        return best == best or number < tap\n",
+        "        return False\n",
+    ),
+    one(
+        MASK,
         "gpu/global_max_pool2d.py",
         LARGEST_OF_ALL,
         "if thread < outputs * parts:",

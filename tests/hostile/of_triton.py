@@ -5,7 +5,9 @@ from __future__ import annotations
 from tests.hostile.mutations import (
     BITS,
     BLENDS,
+    ELEMENTS,
     FILTERED,
+    FOLDS,
     GLOBAL_BACK,
     IMAGES,
     LARGEST,
@@ -149,6 +151,26 @@ MUTATIONS = (
                 "tl.where(value > best, value, best)",
             ),
             Edit("(value > best) | (value != value)", "value > best"),
+        ),
+    ),
+    one(MASK, "fold.py", FOLDS, "(term < terms)[None, :]", "(term >= 0)[None, :]"),
+    one(
+        STRIDE,
+        "fold.py",
+        FOLDS,
+        "x_at = offset(k, kept_sizes, kept_strides, KEPT)",
+        "x_at = offset(k, kept_sizes, out_strides, KEPT)",
+    ),
+    Mutation(
+        NAN,
+        "fold.py",
+        ELEMENTS,
+        (
+            Edit(
+                "tl.maximum(best, value, propagate_nan=tl.PropagateNan.ALL)",
+                "tl.where(value > best, value, best)",
+            ),
+            Edit("(value > best) | ((value != value) & (best == best))", "(value > best)"),
         ),
     ),
     one(MASK, "global_max_pool2d.py", LARGEST_OF_ALL, "(term < terms)[None, :]", "(term >= 0)[None, :]"),

@@ -1,7 +1,7 @@
 """amax, amin, max, min, argmax, argmin, any, all on CUDA: threads lie as for a sum, and keep what they find.
 
-Elements are turned so that the largest is looked for: by their sign, or to whether they are, or aren't, 0. Where
-there are few outputs, their terms are cut into parts, whose best a second launch compares.
+Elements are turned so that the largest is looked for: by their sign, or to whether they are, or aren't, 0.
+Where there are few outputs, their terms are cut into parts, whose best a second launch compares.
 """
 
 # mypy: ignore-errors
@@ -23,7 +23,7 @@ NONE = np.int64(2**62)
 """The number of no term: after all others."""
 
 LARGEST, SMALLEST, SOME, EVERY, FOUND = range(5)
-"""What is looked for: an element by its size, one other than 0, one that is 0; the best of an earlier launch."""
+"""What is looked for: an element by its size, one other than 0, one that is 0; what a launch found."""
 
 LOOKS = {
     **dict.fromkeys(("amax", "max", "argmax"), LARGEST),
@@ -63,7 +63,7 @@ def place(index, sizes):
 
 @cuda.jit
 def by_block(out, taps, x, seen, kept, results, gone, outputs, terms, parts, look, back, asked):
-    """One block an output and part; ``results`` are the kept dimensions with the strides of what is written."""
+    """One block an output and part; ``results`` are the kept dimensions of what is written."""
     block = np.int64(cuda.blockIdx.x)
     o, p = block % outputs, block // outputs
     base = place(o, kept)
