@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.hostile.mutations import (
     BITS,
+    ELEMENTS,
+    FOLDS,
     GLOBAL_BACK,
     IMAGES,
     LARGEST,
