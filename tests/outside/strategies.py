@@ -87,6 +87,8 @@ def _numbers(
         data *= torch.finfo(dtype).smallest_normal / 4
     elif kind == "equal":
         data.fill_(draw(st.sampled_from([0.0, -0.0, 1.0, -3.5])))
+    elif kind == "few":  # of which many are the largest
+        data = data.round()
     elif kind in ("nan", "inf"):
         flat, step = data.view(-1), draw(st.sampled_from([1, 2, 7, 1000]))
         odd = torch.nan if kind == "nan" else torch.inf
@@ -171,7 +173,8 @@ def add_backward(draw: Draw, most: int) -> tuple[Any, ...]:
     return grad, _broadcast_to(draw, shape), _broadcast_to(draw, shape), alpha, mask
 
 
-def _axes(draw: Draw, ndim: int) -> Any:
+def axes(draw: Draw, ndim: int) -> Any:
+    """Draw what names axes of a tensor of so many dimensions."""
     if draw(st.integers(0, 4)) == 0:
         return draw(st.sampled_from([None, ()]))
     span = max(ndim, 1)
@@ -184,14 +187,14 @@ def _axes(draw: Draw, ndim: int) -> Any:
 def sum(draw: Draw, most: int) -> tuple[Any, ...]:  # noqa: A001  the operator's name
     """Any axes, in any order and from either end."""
     x = tensor(draw, draw(shapes(most)), draw(dtypes()))
-    return x, _axes(draw, x.ndim), draw(st.booleans())
+    return x, axes(draw, x.ndim), draw(st.booleans())
 
 
 @strategy
 def sum_backward(draw: Draw, most: int) -> tuple[Any, ...]:
     """A gradient of the sum's shape."""
     size, keepdim = draw(shapes(most)), draw(st.booleans())
-    dim = _axes(draw, len(size))
+    dim = axes(draw, len(size))
     gone = canonical_dims(dim, len(size))
     shape = tuple(1 if i in gone else n for i, n in enumerate(size) if keepdim or i not in gone)
     return tensor(draw, shape, draw(dtypes())), size, dim, keepdim
