@@ -100,7 +100,7 @@ def check(x: Any, dim: Any, keepdim: Any) -> None:
 def both(x: Any, dim: Any, keepdim: Any) -> tuple[TensorMeta, TensorMeta] | None:
     """Describe values and indices."""
     values = alike(x, dim, keepdim)
-    return values and (values, replace(values, dtype=torch.int64))
+    return None if values is None else (values, replace(values, dtype=torch.int64))
 
 
 def _backward(

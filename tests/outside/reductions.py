@@ -9,14 +9,24 @@ from hypothesis import strategies as st
 
 from tests.outside.strategies import ANY, STRATEGIES, Draw, axes, dtypes, shapes, strategy, tensor
 
-for _name in ("mean", "any", "all"):
-    STRATEGIES[_name] = STRATEGIES["sum"]
+STRATEGIES["mean"] = STRATEGIES["sum"]
 STRATEGIES["mean_backward"] = STRATEGIES["sum_backward"]
 
 
 def _full(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return a shape without sizes of 0: of nothing there is no largest element."""
     return tuple(n or 1 for n in shape)
+
+
+@strategy
+def any(draw: Draw, most: int) -> tuple[Any, ...]:  # noqa: A001  the operator's name
+    """Any axes, one at least, of numbers of which many are 0."""
+    x = tensor(draw, draw(shapes(most)), draw(dtypes()), (*ANY, "few"))
+    dim = axes(draw, x.ndim)
+    return x, None if dim == () else dim, draw(st.booleans())
+
+
+STRATEGIES["all"] = STRATEGIES["any"]
 
 
 @strategy

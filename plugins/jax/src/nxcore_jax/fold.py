@@ -18,7 +18,7 @@ def element(find: Callable[..., jax.Array], worst: float) -> Compute:
     """Return the reduction by ``find`` over the axes that ``dim`` names as torch does."""
 
     def compute(x: jax.Array, dim: Any, keepdim: bool) -> jax.Array:
-        how = {"axis": canonical_dims(dim, x.ndim), "keepdims": keepdim}
+        how: dict[str, Any] = {"axis": canonical_dims(dim, x.ndim), "keepdims": keepdim}
         odd = jnp.isnan(x)  # XLA's own maximum may lose a NaN
         found = find(jnp.where(odd, worst, wide(x)), **how)
         return jnp.where(jnp.any(odd, **how), jnp.nan, found)
