@@ -12,6 +12,7 @@ from torch import Tensor
 
 from nxcore.ops.any import flag_of
 from nxcore.ops.sum import Dim
+from nxcore.plugin import OpSpec
 
 
 def reference(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
@@ -44,4 +45,4 @@ def reference(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
     return torch.all(x, dim=dim, keepdim=keepdim)
 
 
-SPEC = flag_of("all", reference, "holes")
+SPEC: OpSpec = flag_of("all", reference, "holes")

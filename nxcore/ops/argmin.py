@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from nxcore.ops.argmax import index_of
+from nxcore.plugin import OpSpec
 
 
 def reference(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
@@ -44,4 +45,4 @@ def reference(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tenso
     return torch.argmin(x, dim, keepdim)
 
 
-SPEC = index_of("argmin", reference)
+SPEC: OpSpec = index_of("argmin", reference)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from nxcore.ops.max import at_indices, backward_at_indices, with_indices
+from nxcore.plugin import OpSpec
 
 
 def reference(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
@@ -49,7 +50,7 @@ def reference(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tenso
     return values, indices
 
 
-SPEC = with_indices("min", reference)
+SPEC: OpSpec = with_indices("min", reference)
 
 
 def gradient(grad: Tensor, indices: Tensor, size: tuple[int, ...], dim: int, keepdim: bool = False) -> Tensor:

@@ -30,7 +30,15 @@ from nxcore.spec.sample import Sample
 from nxcore.spec.spec import OpSpec
 from nxcore.testing import rules
 from nxcore.testing.cell import Broken, Cell, Declined, Inapplicable, cells, modest
-from tests.hostile import of_cuda, of_cuda_norm, of_numba, of_numba_cuda, of_numba_cuda_norm, of_triton
+from tests.hostile import (
+    of_cuda,
+    of_cuda_norm,
+    of_numba,
+    of_numba_cuda,
+    of_numba_cuda_fold,
+    of_numba_cuda_norm,
+    of_triton,
+)
 from tests.hostile.mutations import BITS, MASK, NAN, STRIDE, TOP, Mutation
 
 PATIENCE = 100
@@ -83,7 +91,10 @@ PLUGINS = {
     "triton": Plugin("nxcore_triton", "triton", "triton", of_triton.MUTATIONS),
     "cuda": Plugin("nxcore_cuda", "cuda", "ctypes", (*of_cuda.MUTATIONS, *of_cuda_norm.MUTATIONS)),
     "numba-cuda": Plugin(
-        "nxcore_numba", "numba-cuda", "numba.cuda", (*of_numba_cuda.MUTATIONS, *of_numba_cuda_norm.MUTATIONS)
+        "nxcore_numba",
+        "numba-cuda",
+        "numba.cuda",
+        (*of_numba_cuda.MUTATIONS, *of_numba_cuda_fold.MUTATIONS, *of_numba_cuda_norm.MUTATIONS),
     ),
 }
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from tests.hostile.mutations import (
     BITS,
-    ELEMENTS,
-    FOLDS,
     GLOBAL_BACK,
     IMAGES,
     LARGEST,
@@ -320,22 +318,6 @@ MUTATIONS = (
         ROWS,
         "np.float32(math.exp(value - top))",
         "np.nan_to_num(np.float32(math.exp(value - top)))",
-    ),
-    one(
-        MASK,
-        "gpu/fold.py",
-        FOLDS,
-        "if thread < outputs * parts:",
-        "if thread <= outputs * parts:",
-        raises=ENDS,
-    ),
-    one(STRIDE, "gpu/fold.py", FOLDS, "base = place(o, kept)", "base = o", count=2, raises=ENDS),
-    one(
-        NAN,
-        "gpu/fold.py",
-        ELEMENTS,
-        "        return best == best or number < tap\n",
-        "        return False\n",
     ),
     one(
         MASK,

@@ -21,7 +21,7 @@ from nxcore_cuda.machine.launch import Guarded, Launch, Launcher, ticket
 from nxcore_cuda.sum import Tile, Walk, grid
 
 LARGEST, SMALLEST, SOME, EVERY = range(4)
-"""What is looked for, as in fold.cu."""
+"""The kinds of elements to find, as in fold.cu."""
 
 LOOKS = {
     **dict.fromkeys(("amax", "max", "argmax"), LARGEST),
@@ -85,7 +85,7 @@ def _launch(x: TensorMeta, walk: Walk, look: int, tile: Tile, *, places: bool) -
 
 
 def plan_both(problem: Problem, tile: Tile | None) -> Callable[..., None]:
-    """Return the launch for one problem: ``run(x, out, indices)``, None for what isn't asked for."""
+    """Return the launch for one problem: ``run(x, out, indices)``, None for what isn't requested."""
     x, by_one, look = problem["x"], walk_of(problem), LOOKS[problem.op]
     itemsize, places, device = x.element_size(), problem.op in NUMBERED, x.device
     first = choose(by_one, itemsize, places=places)

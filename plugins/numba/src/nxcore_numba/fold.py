@@ -33,7 +33,7 @@ TILE = 1024
 """Neighbouring outputs that share a pass over the rows."""
 
 LARGEST, SMALLEST, SOME, EVERY = range(4)
-"""What is looked for: an element by its size, one other than 0, or one that is 0."""
+"""The elements to find: by their size, other than 0, or 0."""
 
 LOOKS = {
     **dict.fromkeys(("amax", "max", "argmax"), LARGEST),
@@ -287,7 +287,7 @@ def tasks(x, kept, gone, parts, outer, values, numbers, first, last, look, numbe
 
 @threads.jit
 def finish(out, indices, kept, values, numbers, look, token):
-    """Fold the parts in order and write the outputs; addresses of what isn't asked for are 0."""
+    """Fold the parts in order and write the outputs; addresses of what isn't requested are 0."""
     o, sign = 0, np.float32(-1 if look == SMALLEST else 1)
     for i in range(kept[0, 0]):
         for j in range(kept[1, 0]):
@@ -308,7 +308,7 @@ def finish(out, indices, kept, values, numbers, look, token):
 
 @threads.jit
 def room(kept, parts, numbered):
-    """Return memory for the best of each part, and for their numbers where they are asked for."""
+    """Return memory for the best of each part, and for their numbers where they are requested."""
     outputs = kept[0, 0] * kept[1, 0] * kept[2, 0]
     numbers = np.empty((parts, outputs if numbered else 1), np.int64)
     return np.empty((parts, outputs), np.float32), numbers
@@ -343,7 +343,7 @@ def _signature(dtype):
 
 
 def compiled(problem):
-    """Return the kernel of one problem, taking ``(out, indices, x)`` as addresses, 0 where not asked for."""
+    """Return the kernel of one problem, taking ``(out, indices, x)`` as addresses, 0 where not requested."""
     x, (reduction,) = problem["x"], Reduction.of_call(problem)
     kept, gone = list(reduction.kept), list(reduction.reduced)
     outer = bool(kept) and kept[-1][1] == 1

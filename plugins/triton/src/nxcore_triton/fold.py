@@ -1,7 +1,7 @@
 """amax, amin, max, min, argmax, argmin, any, all: one kernel, by what it looks for, in tiles as of a sum.
 
 Elements are turned so that the largest is looked for: by their sign, or to whether they are, or aren't, 0.
-Each place of a tile keeps the best that it meets and, where it is asked for, its number. At the end the
+Each place of a tile keeps the best that it meets and, where it is requested, its number. At the end the
 best of an output's places are compared: NaN is above all, and the first of equals counts. Where there are
 few outputs, several programs share one, and a second launch compares what they found.
 """
@@ -27,7 +27,7 @@ from nxcore_triton.rounding import narrow, widen
 from nxcore_triton.sum import Blocks, kept_inside, variations
 
 LARGEST, SMALLEST, SOME, EVERY, FOUND = range(5)
-"""What is looked for: an element by its size, one other than 0, one that is 0; what others found."""
+"""The elements to find: by their size, other than 0, or 0; and the best that others found."""
 
 LOOKS = {
     **dict.fromkeys(("amax", "max", "argmax"), LARGEST),
@@ -169,7 +169,7 @@ def choose(reduction: Reduction) -> Blocks:
 def plan_both(
     problem: Problem, blocks: Blocks | None, *, values: bool, numbered: bool
 ) -> Callable[..., None]:
-    """Return the launches for one problem: ``run(x, out, indices)``, any tensor for what isn't asked for."""
+    """Return the launches for one problem: ``run(x, out, indices)``, any tensor for what isn't requested."""
     (reduction,), device = Reduction.of_call(problem), problem.device
     outputs, terms = reduction.outputs, reduction.terms
     block, span_terms, parts = blocks or (

@@ -23,7 +23,7 @@ NONE = np.int64(2**62)
 """The number of no term: after all others."""
 
 LARGEST, SMALLEST, SOME, EVERY, FOUND = range(5)
-"""What is looked for: an element by its size, one other than 0, one that is 0; what a launch found."""
+"""The elements to find: by their size, other than 0, or 0; and the best that a launch found."""
 
 LOOKS = {
     **dict.fromkeys(("amax", "max", "argmax"), LARGEST),
@@ -117,11 +117,11 @@ def by_thread(out, taps, x, seen, kept, results, gone, outputs, terms, parts, lo
 
 
 ONLY_VALUES, ONLY_NUMBERS, BOTH = range(3)
-"""What is asked for."""
+"""The requested results."""
 
 
 def compiled(problem, *, asked):
-    """Return the kernel, taking ``(out, taps, x)`` as tensors; what isn't asked for is ignored."""
+    """Return the kernel, taking ``(out, taps, x)`` as tensors; what isn't requested is ignored."""
     (reduction,) = Reduction.of_call(problem)
     kept, gone = reduction.kept, reduction.reduced
     outputs, terms, look = reduction.outputs, reduction.terms, LOOKS[problem.op]
