@@ -33,9 +33,9 @@ from nxcore.testing.cell import Broken, Cell, Declined, Inapplicable, cells, mod
 from tests.hostile import (
     of_cuda,
     of_cuda_norm,
+    of_folds,
     of_numba,
     of_numba_cuda,
-    of_numba_cuda_fold,
     of_numba_cuda_norm,
     of_triton,
 )
@@ -89,12 +89,14 @@ class Plugin:
 PLUGINS = {
     "numba": Plugin("nxcore_numba", "numba", "numba", of_numba.MUTATIONS),
     "triton": Plugin("nxcore_triton", "triton", "triton", of_triton.MUTATIONS),
-    "cuda": Plugin("nxcore_cuda", "cuda", "ctypes", (*of_cuda.MUTATIONS, *of_cuda_norm.MUTATIONS)),
+    "cuda": Plugin(
+        "nxcore_cuda", "cuda", "ctypes", (*of_cuda.MUTATIONS, *of_folds.CUDA, *of_cuda_norm.MUTATIONS)
+    ),
     "numba-cuda": Plugin(
         "nxcore_numba",
         "numba-cuda",
         "numba.cuda",
-        (*of_numba_cuda.MUTATIONS, *of_numba_cuda_fold.MUTATIONS, *of_numba_cuda_norm.MUTATIONS),
+        (*of_numba_cuda.MUTATIONS, *of_folds.NUMBA_CUDA, *of_numba_cuda_norm.MUTATIONS),
     ),
 }
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 from tests.hostile.mutations import (
     BITS,
     BLENDS,
-    ELEMENTS,
     FILTERED,
-    FOLDS,
     GLOBAL_BACK,
     LARGEST,
     LARGEST_OF_ALL,
@@ -268,28 +266,6 @@ MUTATIONS = (
         "const bool in = on;",
         likely="seven",
         slow=True,
-    ),
-    one(MASK, "fold.cu", FOLDS, "if (ALL || at < last) x[u]", "if (true) x[u]", raises=MISALIGNED),
-    Mutation(
-        STRIDE,
-        "fold.cu",
-        FOLDS,
-        (
-            Edit("locate(output, a.kept, a.x_kept)", "locate(output, a.kept, a.out_kept)"),
-            Edit("locate(column, a.kept, a.x_kept)", "locate(column, a.kept, a.out_kept)"),
-        ),
-        raises=MISALIGNED,
-    ),
-    Mutation(
-        NAN,
-        "fold.cu",
-        ELEMENTS,
-        (
-            Edit(
-                "best.value = largest::larger(best.value, value);", "best.value = fmaxf(best.value, value);"
-            ),
-            Edit("value > best.value || (is_nan(value) && !is_nan(best.value))", "value > best.value"),
-        ),
     ),
     one(MASK, "global_max_pool2d.cu", LARGEST_OF_ALL, "if (ALL || at < a.terms) {", "if (true) {"),
     Mutation(
