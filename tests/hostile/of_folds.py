@@ -7,7 +7,16 @@ from tests.hostile.of_cuda import MISALIGNED
 from tests.hostile.of_numba_cuda import ENDS
 
 CUDA = (
-    one(MASK, "fold.cu", FOLDS, "if (ALL || at < last) x[u]", "if (true) x[u]", raises=MISALIGNED),
+    Mutation(
+        MASK,
+        "fold.cu",
+        FOLDS,
+        (
+            Edit("if (ALL || at < last) x[u]", "if (true) x[u]"),
+            Edit("if (!ALL && at >= last) break;", ""),
+        ),
+        raises=MISALIGNED,
+    ),
     Mutation(
         STRIDE,
         "fold.cu",
