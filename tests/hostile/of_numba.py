@@ -146,7 +146,7 @@ MUTATIONS = (
         "start, next_one = base + y * step[3] + (left + low * gaps[1]) * step[2]",
     ),
     one(NAN, "max_pool2d.py", LARGEST, "(value > best) | (value != value)", "value > best"),
-    one(MASK, "fold.py", FOLDS, "(p + 1) * terms // parts", "(p + 1) * terms // parts + 1"),
+    one(MASK, "fold.py", FOLDS, "size = min(BLOCK, length - start)", "size = min(BLOCK, 2 * length)"),
     one(STRIDE, "fold.py", FOLDS, "base = split(o, kept[0], kept[1], kept[2])", "base = o"),
     Mutation(
         NAN,
