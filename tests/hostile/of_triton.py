@@ -216,7 +216,7 @@ MUTATIONS = (
     ),
     one(
         BITS,
-        "mean.py",
+        "average.py",
         MEANS,
         "total += seen[place(FORM, v, b)]",
         f"total = (total + seen[place(FORM, v, b)]){HALF}",

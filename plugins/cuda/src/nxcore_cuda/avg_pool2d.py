@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from nxcore_cuda import pool as pools
+from nxcore_cuda.average import Mean
 from nxcore_cuda.candidates import TYPES
 from nxcore_cuda.machine.instance import Instance
-from nxcore_cuda.mean import Mean
 from nxcore_cuda.pool import Pool, Tile
 
 

@@ -11,8 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from nxcore.plugin import Problem
-from nxcore_triton import mean
-from nxcore_triton.mean import added_across, added_down
+from nxcore_triton import average as averages
+from nxcore_triton.average import added_across, added_down
 from nxcore_triton.places import counted
 from nxcore_triton.schedule import ends, lines, loaded, of, window
 from nxcore_triton.strip import abreast, blank, line, origin, plane, put, stand
@@ -74,12 +74,12 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
     callable
         ``call(x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)``.
     """
-    return mean.bind(average, problem, tile)
+    return averages.bind(average, problem, tile)
 
 
 def sweep(problem: Problem) -> Iterator[Tile]:
     """Yield the tiles worth timing."""
-    yield from mean.tiles(problem)
+    yield from averages.tiles(problem)
 
 
 @triton.jit(do_not_specialize=["scale"])
@@ -142,9 +142,9 @@ def plan_backward(problem: Problem, tile: Tile | None = None) -> Callable[..., T
         ``call(grad, size, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override,
         memory_format)``.
     """
-    return mean.bind(share_out, problem, tile, back=True)
+    return averages.bind(share_out, problem, tile, back=True)
 
 
 def sweep_backward(problem: Problem) -> Iterator[Tile]:
     """Yield the tiles worth timing."""
-    yield from mean.tiles(problem, back=True)
+    yield from averages.tiles(problem, back=True)

@@ -4,9 +4,9 @@
 
 import numpy as np
 
+from nxcore_numba.gpu.average import bind, counted
 from nxcore_numba.gpu.image import at, least, most, place
 from nxcore_numba.gpu.launch import cuda
-from nxcore_numba.gpu.mean import bind, counted
 
 
 @cuda.jit
