@@ -131,6 +131,7 @@ SAMPLES = (
     Sample("transposed", (rand(31, 17, 5, layout="transposed"), 1)),
     Sample("odd_storage_offset", (rand(257, 3, layout="sliced"), 0)),
     Sample("gaps_in_memory", (rand(17, 9, layout="strided"), 1)),
+    Sample("channels_last", (rand(2, 8, 5, 6, layout="channels_last"), 1)),
     Sample("expanded", (rand(6, 80, layout="expanded"), 0)),
     Sample("small", (rand(64, 128), -1), tags=BENCH),
     Sample("attention_all", (rand(4, 512, 896),), tags=BENCH),

@@ -96,6 +96,8 @@ def flag_of(name: str, reference: Callable[..., Any], values: Values) -> OpSpec:
             Sample("over_nothing", (rand(3, 0), 1), tags=DEGENERATE),
             Sample("transposed", (rand(17, 47, 5, layout="transposed", values=values), 1)),
             Sample("odd_storage_offset", (rand(257, 9, layout="sliced", values=values), 0)),
+            Sample("channels_last", (rand(3, 40, 5, 6, layout="channels_last", values=values), 1)),
+            Sample("expanded", (rand(6, 80, layout="expanded", values=values), 0)),
             Sample("gaps_in_memory", (rand(33, 40, layout="strided", values=values), 1)),
             *(s for s in SAMPLES if "bench" in s.tags),
         ),

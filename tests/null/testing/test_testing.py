@@ -21,7 +21,7 @@ from tests.null.fakes import SPECS
 pytest_plugins = "pytester"
 
 F32 = (torch.float32,)
-VIEWS = ("sum_backward", "sum_to_size_backward", "global_avg_pool2d_backward")
+VIEWS = ("sum_backward", "mean_backward", "sum_to_size_backward", "global_avg_pool2d_backward")
 HELD = {rule.__name__ for rule in (*rules.OF_A_SAMPLE, *rules.OF_A_TYPE, *rules.OF_A_KERNEL)}
 
 
