@@ -46,6 +46,9 @@ FIRST = (
 )
 """What would leave one worker alone at the end."""
 
+MIRRORED = ("amin", "min", "argmin", "all")
+"""Operators that run the kernels of amax, max, argmax and any, with elements turned round."""
+
 KIT = "nxcore.testing.test_kernels"
 
 
@@ -150,14 +153,14 @@ def _takes_long(item: pytest.Item) -> bool:
     Where there is no GPU, the kernels of a GPU run in interpreters, a tenth of a second and more a sample.
     Their smoke samples in float32 are in the first part, all others in the rest. So are the half types of
     compiled kernels beyond their smoke samples, the rules in Numba's simulator, which is the slowest of them,
-    and the backends that take part on request.
+    the backends that take part on request, and operators whose kernels mirror another's.
     """
     if item.get_closest_marker("slow") or item.get_closest_marker("browser"):
         return True
     if CUDA or not isinstance(item, pytest.Function) or not _of_the_kit(item):
         return False
     cell = item.callspec.params["cell"]
-    if cell.backend.on_request:
+    if cell.backend.on_request or cell.spec.name in MIRRORED:
         return True
     telling = cell.sample is None or cell.sample in cell.spec.tagged("smoke")
     if cell.backend.name == "numba" and not cell.kernel.variant:  # compiled for the CPU
@@ -190,7 +193,7 @@ def _runs_here(item: pytest.Item, *, whole: bool) -> bool:
     telling = cell.sample is None or cell.sample in smoke
     if cell.backend.name == "inductor" and not (CUDA or whole):
         first = rule in OF_A_TYPE if cell.sample is None else cell.sample is smoke[0]
-        return cell.dtype is torch.float32 and first
+        return cell.dtype is torch.float32 and first and cell.spec.name not in MIRRORED
     if cell.backend.name == "inductor":
         return telling
     if cell.backend.name == "jax":
