@@ -325,17 +325,16 @@ def status(model: Module | None = None, *args: Any, **kwargs: Any) -> Status:
     Parameters
     ----------
     model : torch.nn.Module, optional
-        Any module, usually one that was passed to ``accelerate``. Without one, the state of this process.
+        Any module, usually one that was passed to ``accelerate``. Without one, all problems of this process.
     *args, **kwargs
-        The arguments of the model. With these, one step is run and its calls are counted, so that the time
-        saved in a step is known. No ``.grad`` is written; buffers and random numbers stay unchanged. Without
-        arguments, all problems of this process are listed.
+        The arguments of the model. With these, one step is run and its calls are counted, for the time saved
+        in a step. No ``.grad`` is written; buffers and random numbers stay unchanged.
 
     Returns
     -------
     Status
-        ``str()`` gives a table, ``to_dict()`` plain data; it has ``rows``, ``saved_ms``, ``next`` and
-        ``tally``: what this process has compiled and measured.
+        ``str()`` gives a table; it has ``rows``, ``saved_ms``, ``next``, ``tally`` and ``to_dict()``. The
+        tally counts what this process has compiled and measured.
 
     Examples
     --------

@@ -140,7 +140,7 @@ def of_model(model: nn.Module | None, *args: Any, **kwargs: Any) -> Status:
     session = default()
     tune = "record a step with nxcore.record(FILE), then run: nxcore tune --from-trace FILE"
     if model is None:
-        return _status(session, [_row(p, 0, known(session, p)) for p in decided(session)], None, tune)
+        return _status(session, [row_of(p, 0, known(session, p)) for p in decided(session)], None, tune)
     modules = standing(model)
     if args or kwargs:
         met = Trace()
