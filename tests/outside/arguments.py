@@ -150,7 +150,7 @@ TENSORS: dict[str, Callable[[Tensor], Any]] = {
     "negated": lambda t: _fresh(t).to(torch.complex64).conj().imag,
     "coo": lambda t: _fresh(t).to_sparse(),
     "csr": _csr,
-    "mkldnn": lambda t: torch.ones(t.shape).to_mkldnn(),
+    "mkldnn": lambda t: torch.ones(t.shape or (1,)).to_mkldnn(),  # it has none without dimensions
     "nested": _nested,
     "quantized": _quantized,
     "subclass": lambda t: _fresh(t).as_subclass(Subclass),

@@ -114,6 +114,8 @@ def excused(error: Exception, backend: str | None, args: tuple[Any, ...]) -> boo
         return True
     if isinstance(error, NotImplementedError):  # torch alone knows the types that its devices compute with
         return True
+    if "can't allocate memory" in str(error):  # of a result with 2**40 elements, over none each
+        return True
     # Only torch serves what isn't strided, in add and sum, and only torch knows which of it.
     return isinstance(error, RuntimeError) and any(
         t.layout is not torch.strided for t in fakes.leaves(args) if isinstance(t, Tensor)
@@ -180,7 +182,8 @@ def test_odd_tensors_on_real_kernels(name: str) -> None:
                 for g, w in zip(fakes.leaves(got), fakes.leaves(want), strict=True):
                     say = functools.partial("{} on {}: {}".format, what, backend)
                     torch.testing.assert_close(g, w, equal_nan=True, msg=say)
-    assert seen or judge.spec.view(*bases(judge.spec)[0])
+    without = not any(k.op == name for backend in RUN for k in REAL[backend].kernels)
+    assert seen or without or judge.spec.view(*bases(judge.spec)[0])
 
 
 @every_op
