@@ -65,6 +65,7 @@ def test_its_problems_are_measured_and_nothing_of_it_has_changed(session, capsys
     capsys.readouterr()
 
 
+@pytest.mark.slow
 def test_workers_compile_first_where_there_are_several(session, monkeypatch):
     monkeypatch.setattr(ahead, "uncompiled", lambda tuner, problem: ["numba"])
     session.tuner.workers, told = Answering(), []

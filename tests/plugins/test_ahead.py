@@ -96,6 +96,7 @@ def compiled(folder, *ops):
     return json.loads(ran.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_triton_compiles_a_call_to_its_cache(tmp_path):
     assert set(compiled(tmp_path, "add")["add"]) & {"add_flat", "add_tiles"}
 

@@ -39,6 +39,7 @@ def compiled(folder: Path) -> set[Path]:
     return {path for path in folder.rglob("*") if path.suffix in (".nbi", ".nbc")}
 
 
+@pytest.mark.slow
 def test_compiled_kernels_lie_in_a_folder_of_the_users_alone(tmp_path: Path) -> None:
     beside = compiled(Path(nxcore_numba.__file__).parent)
     folder = tmp_path / "cache"

@@ -250,7 +250,7 @@ def test_every_kernel_compiles(tmp_path):
         *("blend", "spread", "finish", "add_flat", "add_tiles", "add_up"),
         *("average", "share_out", "pool", "collect", "correlate", "dots_of_strips"),
         *("look", "look_back", "dots_of_tap"),
-        *("largest", "moments", "normalise"),
+        *("find", "largest", "moments", "normalise"),
         *("mix", "unmix", "to_image", "to_points"),
         *("entropy", "entropy_backward", "gumbel_softmax", "gumbel_softmax_backward"),
     }

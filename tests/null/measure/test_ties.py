@@ -76,6 +76,7 @@ print(neighbours.guess(at, points, {"torch", *kernels}).label)
 """
 
 
+@pytest.mark.slow
 def test_two_boots_choose_alike_from_the_same_record():
     root = str(Path(__file__).parents[3])
     found = set()
