@@ -22,8 +22,8 @@ from nxcore.session import Session
 from nxcore.settings import require_policy
 from nxcore.store import transfer
 from nxcore.store.files import Document
-from nxcore.store.lock import Lock
-from nxcore.store.wisdom import Pages, digest, environment
+from nxcore.store.lock import Lock, entry
+from nxcore.store.wisdom import Pages, digest, environment, is_pair
 
 LONGEST = dt.timedelta(days=1)
 """How long a rank that has finished waits for the ranks that are still measuring."""
@@ -70,7 +70,7 @@ def agree(group: Any = None, *, otherwise: str = "frozen") -> int:
     Returns
     -------
     int
-        The number of problems that the lock holds.
+        The number of problems that the lock holds; forward and backward together count as one more.
 
     Raises
     ------
@@ -115,10 +115,12 @@ def agreed(offers: Sequence[Offer]) -> tuple[dict[str, Document], Pages, Lock]:
     environments, pages = transfer.merged((o.environments, o.pages) for o in offers)
     environments, pages = environments | dict(first.environments), pages | first.pages
     chosen = {}
-    for (of, name), (key, document) in pages.items():
-        label = document["decision"]["chosen"]
+    for (of, _), page in pages.items():
         if of in first.here:
-            chosen[name] = label if all(label in o.able.get(key["op"], ()) for o in offers) else "torch"
+            key, label = entry(*page)
+            # A pair names its kernels: it holds nowhere if one of them can't run somewhere.
+            able = is_pair(key) or all(label in o.able.get(key["op"], ()) for o in offers)
+            chosen[digest(key)] = label if able else "torch"
     return environments, pages, Lock(chosen | dict(first.locked))
 
 

@@ -43,8 +43,8 @@ DOUBT = 2.0
 The cost above is that of one machine, and of an operator that does nothing.
 """
 
-ASKED = ("pinned", "preferred", "locked")
-"""Rules of a choice that the program made itself: nothing is measured for it."""
+ASKED = ("pinned", "preferred")
+"""Rules of a choice that a call or its context made: nothing is looked up or measured for it."""
 
 SCOUTS = 8
 """The most calls of the autograd function before a backward pass gives the backward operator's problem."""
@@ -141,11 +141,12 @@ class Crossing:
             torchs = self._forward.alone or bool(self._explored)
             self._captured = explored is None and not (torchs and (choice.captured or choice).alone)
         pair = Pair(self.problem, self._mask, self._half, backward)
-        asked = any(c.decision.rule in ASKED for c in (self._forward, choice))
-        if not (self._explored or asked or pair.torchs):
-            if decision := self._pairs.find(pair):
+        rules = {c.decision.rule for c in (self._forward, choice)}
+        if not (self._explored or rules & {*ASKED} or pair.torchs):
+            locked = "locked" in rules  # then whatever was measured doesn't count
+            if decision := self._pairs.locked(pair) or (None if locked else self._pairs.find(pair)):
                 eager = decision.chosen != TORCH
-            elif self._policy in ("measure", "online"):
+            elif self._policy in ("measure", "online") and not locked:
                 self._pair = pair
         self._route(eager)
         if self._pair and self._policy == "measure":

@@ -80,11 +80,11 @@ class Chooser:
         self.settings, self.recall, self.tuner = settings, recall, recall.tuner
         self.watches = Watches(self._convicted, lambda: self.learner.pace, on=settings.audit)
         self.learner = Learner(recall, changed, self.watches, wrap=wrap)
-        self.estimator, self.pairs = Estimator(recall), Pairs(recall)
+        self.lock = Lock.read(settings.lock) if settings.lock else Lock({})
+        self.estimator, self.pairs = Estimator(recall), Pairs(recall, self.lock)
         self.pruner = Pruner(self.estimator)
         self.doubts = Doubts(lambda: self.learner, self._contradicted)
         self.recorded = Recorded(recall.wisdom, recall.tuner.registry)
-        self.lock = Lock.read(settings.lock) if settings.lock else Lock({})
         self.choices: OrderedDict[Key, Choice] = OrderedDict()
         self._changed, self.waits, self._made = changed, True, 0
         self._threads = threading.RLock()
@@ -183,6 +183,7 @@ class Chooser:
         """Use another lock and other settings; drop all choices."""
         with self._threads:
             self.lock, self.settings = lock, settings
+            self.pairs.hold(lock)
             self.choices.clear()
 
     def forget(self, kernel: Kernel) -> None:

@@ -23,6 +23,7 @@ from nxcore.choose.recall import Recall
 from nxcore.measure import race
 from nxcore.measure.decision import Candidate, Decision, decide, settled
 from nxcore.spec.problem import Problem
+from nxcore.store.lock import Lock
 from nxcore.store.problems import arguments
 from nxcore.store.wisdom import Page
 from nxcore.trust.gate import brief
@@ -83,18 +84,37 @@ class Pairs:
     recall : Recall
         Its wisdom holds the measurements; its tuner has the effort of a race within a call.
 
+    lock : Lock
+        Its winners hold, whatever was measured.
+
     Attributes
     ----------
     made : int
         How many decisions were made or read.
     """
 
-    def __init__(self, recall: Recall) -> None:
-        self.recall, self.wisdom = recall, recall.wisdom
+    def __init__(self, recall: Recall, lock: Lock) -> None:
+        self.recall, self.wisdom, self.lock = recall, recall.wisdom, lock
         self._found: OrderedDict[Key, tuple[str, Decision]] = OrderedDict()
         self._latest: dict[Problem, Key] = {}
         self._lock = threading.Lock()
         self.made = 0
+
+    def hold(self, lock: Lock) -> None:
+        """Use another lock; drop all decisions."""
+        with self._lock:
+            self.lock = lock
+            self._found.clear()
+            self._latest.clear()
+
+    def locked(self, pair: Pair) -> Decision | None:
+        """Return the lock's decision on ``pair``; None if it has none with these kernels."""
+        label = self.lock.pair(*pair.key, pair.label)
+        if not label:
+            return None
+        decision = Decision(label, "locked", "the lock names it")
+        self._hold(pair, decision)
+        return decision
 
     def find(self, pair: Pair) -> Decision | None:
         """Return the decision on ``pair``; None if it wasn't measured with these kernels."""

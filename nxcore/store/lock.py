@@ -1,4 +1,4 @@
-"""Lock: a fixed winner for each problem, whatever was measured."""
+"""Lock: a fixed winner for each problem, and for each pair of forward and backward, whatever was measured."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from nxcore.errors import InvalidInputError
+from nxcore.spec.problem import Problem
 from nxcore.store.files import Document, Store
 from nxcore.store.transfer import FORMAT, gathered, read_json
-from nxcore.store.wisdom import digest, is_pair
+from nxcore.store.wisdom import digest, is_pair, pair_key
 
 
 class Lock:
@@ -18,7 +19,8 @@ class Lock:
     Parameters
     ----------
     chosen : Mapping
-        The digest of a problem -> the label of its kernel.
+        The digest of a problem -> the label of its kernel. The digest of a pair, with the kernels that were
+        raced together -> their label, or ``torch``.
     """
 
     def __init__(self, chosen: Mapping[str, str]) -> None:
@@ -46,13 +48,28 @@ class Lock:
         """Return the label of a problem's kernel; empty if the lock has no entry for it."""
         return self.chosen.get(digest(key), "")
 
+    def pair(self, problem: Problem, mask: tuple[bool, ...], backward: Problem, kernels: str) -> str:
+        """Return the winner of a differentiable call with these kernels: their label, or ``torch``.
+
+        Empty if the lock has no entry for it.
+        """
+        return self.label(pair_key(problem, mask, backward) | {KERNELS: kernels}) if self.chosen else ""
+
+
+KERNELS = "kernels"
+"""The name of the kernels in the key of a pair: its winner holds for these alone."""
+
+
+def entry(key: Document, document: Document) -> tuple[Document, str]:
+    """Return the key under which a lock holds the winner of a page, and that winner's label."""
+    decision = document["decision"]
+    if is_pair(key):
+        key = key | {KERNELS: next(c["label"] for c in decision["candidates"] if c["label"] != "torch")}
+    return key, decision["chosen"]
+
 
 def locked(store: Store, environment: str) -> Document:
     """Return the winners in an environment's pages, as the document of a lock."""
     _, pages = gathered(store)
-    entries = [
-        {"problem": key, "kernel": document["decision"]["chosen"]}
-        for (of, _), (key, document) in sorted(pages.items())
-        if of == environment and not is_pair(key)
-    ]
-    return {"format": FORMAT, "locked": entries}
+    held = [entry(*found) for (of, _), found in sorted(pages.items()) if of == environment]
+    return {"format": FORMAT, "locked": [{"problem": key, "kernel": label} for key, label in held]}

@@ -164,11 +164,11 @@ class Wisdom:
 
     def read_pair(self, problem: Problem, mask: tuple[bool, ...], backward: Problem) -> Page | None:
         """Return the page of a differentiable call: forward and backward together; None if there is none."""
-        return self._page(problem, _pair_key(problem, mask, backward))
+        return self._page(problem, pair_key(problem, mask, backward))
 
     def write_pair(self, problem: Problem, mask: tuple[bool, ...], backward: Problem, found: Page) -> None:
         """Store the page of a differentiable call."""
-        self._write(problem, _pair_key(problem, mask, backward), found)
+        self._write(problem, pair_key(problem, mask, backward), found)
 
     def shelf(self, facts: Mapping[str, Any], op: str) -> Shelf:
         """Return the pages of an operator in an environment.
@@ -239,7 +239,8 @@ PAIR = " with gradient"
 """The end of the ``op`` of a pair's key: forward and backward together."""
 
 
-def _pair_key(problem: Problem, mask: tuple[bool, ...], backward: Problem) -> dict[str, Any]:
+def pair_key(problem: Problem, mask: tuple[bool, ...], backward: Problem) -> dict[str, Any]:
+    """Return the key of a differentiable call's page: forward and backward together."""
     ways = {"forward": key(problem), "backward": key(backward)}
     return {"op": f"{problem.op}{PAIR}", "mask": list(mask)} | ways
 

@@ -15,9 +15,28 @@ from tests.null.fakes import SPECS
 FORWARD, BACKWARD = "weighted_sum", "weighted_sum_backward"
 
 
-def learning(forward, backward, policy="online", cache=None):
-    """Return a session whose one backend takes so much of torch's time each way, its clock, and who ran."""
-    clock, runs = fakes.Clock(), []
+class Noisy(fakes.Clock):
+    """A clock on which no time is exactly as long as the last one."""
+
+    def __init__(self, noise):
+        super().__init__()
+        self.noise = noise
+
+    def costing(self, us, call=lambda *args: None):
+        @functools.wraps(call)
+        def timed(*args):
+            self.now += round(us * self.noise() * 1e3)
+            return call(*args)
+
+        return timed
+
+
+def learning(forward, backward, policy="online", cache=None, lock=None, noise=lambda: 1.0):
+    """Return a session whose one backend takes so much of torch's time each way, and who ran.
+
+    Each time is multiplied by ``noise()``.
+    """
+    clock, runs = Noisy(noise), []
 
     def noted(name, call, us):
         timed = clock.costing(us, call)
@@ -51,7 +70,7 @@ def learning(forward, backward, policy="online", cache=None):
         if share
     ]
     found = Session(
-        Settings(audit=False, cache=cache, policy=policy),  # runs are counted
+        Settings(audit=False, cache=cache, policy=policy, lock=lock),  # runs are counted
         fakes.registry(fakes.backend("fast", *kernels), specs=specs),
         fakes.QUICK,
     )

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nxcore import session as sessions
-from nxcore.call import gradient_route, serving
+from nxcore.call import gradient_route
 from nxcore.call.gradient_route import SCOUTS
 from nxcore.call.wrappers import guarded
 from nxcore.choose.contenders import Choice
@@ -18,20 +18,17 @@ from nxcore.choose.learn.exploration import LOOKS, MET
 from nxcore.choose.learn.learner import Learner
 from nxcore.choose.recall import Recall
 from nxcore.cli import measured, wisdom
-from nxcore.interop.autograd import Differentiable
 from nxcore.measure import race
 from nxcore.measure.decision import Candidate, Decision
 from nxcore.measure.timing import Timing
 from nxcore.offline import shipped
 from nxcore.session import Session
 from nxcore.settings import Settings
-from nxcore.store import lock, transfer
-from nxcore.store.wisdom import digest, is_pair
+from nxcore.store import transfer
+from nxcore.store.wisdom import is_pair
 from tests.null import fakes
 from tests.null.call.crossing import BACKWARD, FORWARD, XS, learning, step
 from tests.null.fakes import SPECS
-
-HARNESS = race.race
 
 
 def test_while_the_kernels_are_made_ready_torchs_autograd_records_the_calls(monkeypatch):
@@ -111,22 +108,6 @@ def test_kernels_that_save_less_than_the_bridge_costs_leave_it_to_torch(forward,
     assert runs == ["forward"] * (0 < forward < 1), "without a gradient there is no bridge"
 
 
-@pytest.fixture
-def joining(monkeypatch):
-    """Return a function that lets nxcore's autograd function take so many microseconds of a clock."""
-
-    def costs(us, clock):
-        class Joined(Differentiable):
-            def __call__(self, *args):
-                clock.now += us * 1000
-                return super().__call__(*args)
-
-        monkeypatch.setattr(race, "race", functools.partial(HARNESS, clock=clock))
-        monkeypatch.setattr(serving, "Differentiable", Joined)
-
-    return costs
-
-
 def races(monkeypatch):
     """Return the list to which every race adds its labels."""
     seen, run = [], race.race
@@ -159,7 +140,7 @@ def test_both_ways_are_measured_together_and_that_decides(joining, monkeypatch, 
     assert runs == []
 
 
-def test_a_pair_is_exported_shown_and_left_out_of_a_lock(joining, monkeypatch, tmp_path):
+def test_a_pair_is_exported_and_shown(joining, monkeypatch, tmp_path):
     monkeypatch.setattr(Recall, "make", lambda *_: "1")
     session, _ = learning(0.7, 0.7, "measure", tmp_path / "one")
     joining(70, session.chooser.learner.clock)
@@ -170,8 +151,6 @@ def test_a_pair_is_exported_shown_and_left_out_of_a_lock(joining, monkeypatch, t
     (part,) = document["environments"]
     (pair,) = [e for e in part["entries"] if e["key"]["op"] == f"{FORWARD} with gradient"]
     assert pair["page"]["makes"] == {f"{FORWARD}: fast": "1", f"{BACKWARD}: fast": "1"}
-    locked = lock.locked(session.wisdom.store, digest(part["facts"]))["locked"]
-    assert {entry["problem"]["op"] for entry in locked} == {FORWARD, BACKWARD}
     monkeypatch.setattr(sessions, "_default", session)
     rows = [row for row in wisdom.collect() if row["problem"]["op"] == f"{FORWARD} with gradient"]
     assert [row["chosen"] for row in rows] == ["torch"]

@@ -1,0 +1,29 @@
+"""What several tests of calls with a gradient share."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from nxcore.call import serving
+from nxcore.interop.autograd import Differentiable
+from nxcore.measure import race
+
+HARNESS = race.race
+
+
+@pytest.fixture
+def joining(monkeypatch):
+    """Return a function that lets nxcore's autograd function take so many microseconds of a clock."""
+
+    def costs(us, clock):
+        class Joined(Differentiable):
+            def __call__(self, *args):
+                clock.now += us * 1000
+                return super().__call__(*args)
+
+        monkeypatch.setattr(race, "race", functools.partial(HARNESS, clock=clock))
+        monkeypatch.setattr(serving, "Differentiable", Joined)
+
+    return costs
