@@ -282,10 +282,13 @@ class Counted:
 def gain_us(choice: Choice, half_us: float) -> float:
     """Return the saving of a choice, minus its half of the autograd function's host cost.
 
-    The saving is relative to torch's fastest way; infinite for a requested kernel that wasn't timed.
+    The saving is relative to torch's fastest way, at this size or at those around it; infinite for a
+    requested kernel that wasn't timed.
     """
     timed = {c.label: c.timing for c in choice.decision.candidates if c.timing}
     if (mine := timed.get(choice.decision.chosen)) is None:
+        if choice.saves_us is not None:
+            return choice.saves_us - half_us
         return -half_us if choice.alone or exploration(choice.call) else math.inf
     # Torch's idioms are compared with the reference, which autograd would record.
     natives = (c for c in choice.decision.candidates if c.native and c.timing)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import queue
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from nxcore.choose.tuner import Tuner
 from nxcore.choose.workers import Answer
@@ -27,22 +27,28 @@ def pays(tuner: Tuner) -> bool:
 
 def uncompiled(tuner: Tuner, problem: Problem) -> list[str]:
     """Return the labels of kernels that must be compiled or verified before a call of ``problem``."""
-    found = []
-    for backend, kernel in tuner.taking_part(problem.op):
-        if backend.name == "torch" or tuner.refusal(backend, kernel, problem):
-            continue
-        if tuner.registry.probe(backend, kernel).simulated:
-            continue
-        try:
-            if not tuner.gate.knows(backend, kernel, problem):
-                raise UncompiledError("it isn't verified")
-            if problem.device.type == "cuda" and not kernel.announces:
-                raise UncompiledError("only its toolkit knows")
-            with on_disk_alone():
-                tuner.enter(backend, kernel, problem, (), first=False)
-        except UncompiledError:
-            found.append(backend.label(kernel))
-    return found
+    return [
+        backend.label(kernel)
+        for backend, kernel in tuner.taking_part(problem.op)
+        if backend.name != "torch"
+        and not tuner.refusal(backend, kernel, problem)
+        and not tuner.registry.probe(backend, kernel).simulated
+        and not on_disk(tuner, backend, kernel, problem)
+    ]
+
+
+def on_disk(tuner: Tuner, backend: Backend, kernel: Kernel, problem: Problem) -> bool:
+    """Return whether a kernel is verified, and nothing must be compiled for ``problem``."""
+    if not tuner.gate.knows(backend, kernel, problem):
+        return False
+    if problem.device.type == "cuda" and not kernel.announces:
+        return False  # only its toolkit knows
+    try:
+        with on_disk_alone():
+            tuner.enter(backend, kernel, problem, (), first=False)
+    except UncompiledError:
+        return False
+    return True
 
 
 def steps(tuner: Tuner, backend: Backend, kernel: Kernel, problem: Problem) -> list[str]:
@@ -61,7 +67,7 @@ def compiled(
     problems: Iterable[Problem],
     advance: Advance = lambda *_: None,
     *,
-    labels: Collection[str] | None = None,
+    labels: Callable[[Problem], Collection[str]] | None = None,
     least: int = 1,
 ) -> None:
     """Have workers compile kernels of problems, and verify those of the CPU; wait for them.
@@ -74,8 +80,8 @@ def compiled(
     problems : iterable of Problem
     advance : callable
         Called after each task.
-    labels : collection of str, optional
-        The kernels; all by default.
+    labels : callable, optional
+        Returns the kernels of a problem; all by default.
     least : int
     """
     if (workers := tuner.workers) is None:
@@ -83,7 +89,9 @@ def compiled(
     wanted: dict[object, tuple[Problem, str, str]] = {}
     for problem in dict.fromkeys(problems):
         owned = {b.label(k): (b, k) for b, k in tuner.taking_part(problem.op)}
-        for label in (n for n in uncompiled(tuner, problem) if labels is None or n in labels):
+        missing = uncompiled(tuner, problem)
+        chosen = missing if labels is None else labels(problem)
+        for label in (n for n in missing if n in chosen):
             for step in steps(tuner, *owned[label], problem):
                 of = (problem.op, problem.dtype, step) if step else problem  # problems share samples
                 wanted.setdefault((label, of), (problem, label, step))

@@ -79,7 +79,7 @@ class Chooser:
     ) -> None:
         self.settings, self.recall, self.tuner = settings, recall, recall.tuner
         self.watches = Watches(self._convicted, lambda: self.learner.pace, on=settings.audit)
-        self.learner = Learner(recall, changed, self.watches, wrap=wrap)
+        self.learner = Learner(recall, changed, self.watches, wrap=wrap, family=self.between)
         self.lock = Lock.read(settings.lock) if settings.lock else Lock({})
         self.estimator, self.pairs = Estimator(recall), Pairs(recall, self.lock)
         self.pruner = Pruner(self.estimator)
@@ -253,7 +253,8 @@ class Chooser:
             )
         why = self.learner.refusal(problem) if policy == "online" else ""
         if policy == "online" and not why:
-            return self.learner.start(problem, functools.partial(self._learnt, key, self.lock))
+            serve = functools.partial(self._learnt, key, self.lock)
+            return self.between(problem, args) or self.learner.start(problem, serve)
         if policy != "frozen" and (guessed := self.estimator.choose(problem, args)):
             return guessed
         reason = f"it was never measured, and the policy is {self.in_force!r}" + (f": {why}" if why else "")
@@ -264,12 +265,25 @@ class Chooser:
         stayed = self.tuner.stay(problem, None, reason)
         return replace(stayed, decision=replace(stayed.decision, rule="prior"))
 
+    def between(self, problem: Problem, args: tuple[Any, ...] | None = None) -> Choice | None:
+        """Return the choice of its family for a problem between two measured ones; None if it has none.
+
+        A problem with figures of its own is learnt if they don't count.
+        """
+        if self.recall.wisdom.holds(problem) or not (found := self.estimator.between(problem, args)):
+            return None
+        return self.doubts.over(found, problem)
+
     def _compile(self, problem: Problem, listed: Shortlist) -> None:
         """Have workers compile the first kernels of a shortlist at the same time, if that is faster."""
         if len(listed.order) and pays(self.tuner):
             with shown(f"compiles {problem.op}") as advance:
-                labels = listed.order[: listed.most]
-                compiled(self.tuner, [problem], advance, labels=labels, least=SEVERAL)
+                compiled(self.tuner, [problem], advance, labels=lambda _: listed.first, least=SEVERAL)
+
+    def promising(self, problem: Problem) -> tuple[str, ...]:
+        """Return the kernels that are worth a compiler's seconds: the winner on record, if there is one."""
+        page = self.recall.wisdom.read(problem)
+        return (page.decision.chosen,) if page else self.pruner.shortlist(problem).first
 
     def _learnt(self, key: Key, lock: Lock, choice: Choice) -> None:
         """Keep the result of an exploration, unless another choice was made or ranks agreed until then."""
@@ -297,7 +311,8 @@ def torch_alone(problem: Problem) -> str:
 
 def enough(choice: Choice, policy: str) -> bool:
     """Return whether a choice is sufficient under a policy."""
-    return choice.decision.rule not in {"measure": ("exploring", *GUESSED), "online": GUESSED}.get(policy, ())
+    unmeasured = {"measure": ("exploring", "family", *GUESSED), "online": GUESSED}
+    return choice.decision.rule not in unmeasured.get(policy, ())
 
 
 def _told(choice: Choice) -> tuple[str, str, str]:

@@ -63,7 +63,9 @@ class Choice:
     captured : Choice, optional
         The choice for captured calls, if it differs.
     foreign : bool
-        Whether its figures come with the package or from an imported file.
+        Whether its figures come with the package or from an imported file, or are of other sizes.
+    saves_us : float, optional
+        The microseconds that it saves, where its own times aren't known: the least of the sizes around it.
     """
 
     decision: Decision
@@ -74,6 +76,7 @@ class Choice:
     again: Timing | None = None
     captured: Choice | None = None
     foreign: bool = False
+    saves_us: float | None = None
 
     @property
     def native(self) -> bool:

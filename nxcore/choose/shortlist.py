@@ -30,6 +30,11 @@ class Shortlist:
     most: int = 0
     pruned: Mapping[str, Refusal] = field(default_factory=dict)
 
+    @property
+    def first(self) -> tuple[str, ...]:
+        """The kernels that are compiled unless one of them fails."""
+        return self.order[: self.most]
+
     def spare(self, label: str) -> Refusal:
         """Return the refusal of a kernel that isn't needed."""
         before = " and ".join(self.order[: self.order.index(label)][: self.most])

@@ -29,7 +29,9 @@ TIE = 0.02
 NOISY = 0.20
 """The A/A noise above which a race is unclear: it reflects the machine's load, not the kernels."""
 
-Rule = Literal["pinned", "preferred", "locked", "measured", "bracketed", "prior", "reference", "exploring"]
+Rule = Literal[
+    "pinned", "preferred", "locked", "measured", "family", "bracketed", "prior", "reference", "exploring"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +118,10 @@ class Decision:
     chosen : str
         The label of the kernel that runs.
     rule : str
-        ``pinned`` (``backend=``), ``preferred`` (``nxcore.use``), ``locked``, ``measured``, ``bracketed``
-        (measured at sizes around it), ``prior`` (not measured: predicted, or torch for lack of data),
-        ``reference`` or ``exploring`` (calls take turns between the candidates).
+        ``pinned`` (``backend=``), ``preferred`` (``nxcore.use``), ``locked``, ``measured``, ``family`` (a
+        clear winner at measured sizes around it), ``bracketed`` (a winner at sizes near it), ``prior`` (not
+        measured: predicted, or torch for lack of data), ``reference`` or ``exploring`` (calls take turns
+        between the candidates).
     reason : str
         The reason, as one sentence.
     candidates : tuple of Candidate

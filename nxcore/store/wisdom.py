@@ -146,6 +146,10 @@ class Wisdom:
         """Take figures of ``problem`` that are from elsewhere for none, in this process."""
         self._doubted.add(_place(problem, key(problem)))
 
+    def holds(self, problem: Problem) -> bool:
+        """Return whether ``problem`` has a page, or had one from elsewhere that was wrong here."""
+        return _place(problem, key(problem)) in self._doubted or self.read(problem) is not None
+
     def write(self, problem: Problem, found: Page) -> None:
         """Store the page of ``problem``."""
         self._write(problem, key(problem), found)
@@ -154,6 +158,7 @@ class Wisdom:
         facts, op = problem.machine.to_dict(), str(of["op"])
         self.store.write("environments", {"environment": digest(facts)}, facts)
         self.store.write(_folder(problem.machine), of, found.to_dict())
+        self._doubted.discard(_place(problem, of))  # the page is this machine's own
         with self._lock:
             if (shelves := self._shelves.get(digest(facts))) is not None:
                 shelf, name = shelves.setdefault(op, {}), digest(of)
@@ -180,7 +185,13 @@ class Wisdom:
         with self._lock:
             if environment not in self._shelves:
                 self._shelves[environment] = self._read(environment, str(facts.get("type")))
-            return dict(self._shelves[environment].get(op, {}))
+            found = self._shelves[environment].get(op, {})
+            wrong = {name for folder, name in self._doubted if folder == f"{environment}/entries"}
+            return {name: entry for name, entry in found.items() if name not in wrong}
+
+    def shelved(self, facts: Mapping[str, Any]) -> bool:
+        """Return whether the pages of an environment were read already."""
+        return digest(facts) in self._shelves
 
     def _read(self, environment: str, kind: str) -> dict[str, Shelf]:
         found: dict[str, Shelf] = {}

@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 
+from nxcore.choose.ahead import on_disk
 from nxcore.choose.contenders import Choice, yardstick
 from nxcore.choose.estimate import neighbours
+from nxcore.choose.estimate.family import End, comparable, enclosing, end, told
 from nxcore.choose.estimate.model import Point
 from nxcore.choose.estimate.neighbours import Guess
 from nxcore.choose.recall import Recall
@@ -20,7 +22,7 @@ from nxcore.errors import InvalidInputError
 from nxcore.measure.decision import Candidate, Decision
 from nxcore.spec.kernel import Backend, Kernel, Refusal
 from nxcore.spec.problem import Problem
-from nxcore.store.problems import described
+from nxcore.store.problems import arguments, described
 from nxcore.store.wisdom import SHELF, Page, digest, environment
 
 POINTS = 16 * SHELF
@@ -40,7 +42,8 @@ class Estimator:
 
     def __init__(self, recall: Recall) -> None:
         self.recall, self.tuner, self.wisdom = recall, recall.tuner, recall.wisdom
-        self._points: dict[tuple[str, str], tuple[Page, Any, Point | None]] = {}
+        self._points: dict[tuple[str, str], tuple[Page, Any, End | None]] = {}
+        self._families: dict[Any, Any] = {}
 
     @functools.cached_property
     def _foreign(self) -> dict[str, list[dict[str, Any]]]:
@@ -63,6 +66,43 @@ class Estimator:
                 refused[found.label] = entry.candidate.refusal
             del able[found.label]
         return None
+
+    def between(self, problem: Problem, args: tuple[Any, ...] | None = None) -> Choice | None:
+        """Return the choice of the family of ``problem`` for a size between two measured ones, or None.
+
+        Nothing is compiled or verified for it: such a kernel is learnt. It is run once on ``args``, or on
+        random arguments. Its figures are of other sizes, so the choice is to be confirmed in use.
+
+        Without ``args`` the record is read if it wasn't yet. No call waits for that.
+        """
+        facts = environment(problem.device)
+        if problem.view or problem.cost is None or not (args is None or self.wisdom.shelved(facts)):
+            return None
+        taking = {b.label(k): (b, k) for b, k in self.tuner.taking_part(problem.op)}
+        makes = {label: self.recall.make(*of) for label, of in taking.items()}
+        at = neighbours.point(problem, {}, {})
+        # An end that lacks a kernel, or has another version of it, will be measured again itself.
+        ends = [
+            e
+            for page, e in self._measured(problem, facts)
+            if comparable(at, e.point) and all(page.makes.get(n) == made != "" for n, made in makes.items())
+        ]
+        labels = {e.label for e in ends if e.clear}
+        if len(ends) < 2 or not labels:
+            return None
+        at = replace(at, branches=self._branches(problem, labels))
+        if (found := enclosing(at, ends)) is None:
+            return None
+        label, (owned, able, refused) = found[0].label, self.able(problem)
+        if label not in able or not on_disk(self.tuner, *able[label], problem):
+            return None
+        entry = self.tuner.enter(*able[label], problem, arguments(problem) if args is None else args)
+        if entry.call is None:
+            return None
+        candidates = tuple(Candidate(n, b.name, refusal=refused.get(n)) for n, (b, _) in owned.items())
+        decision = Decision(label, "family", told(*found), candidates)
+        saves_us = min(e.saves_us for e in found)
+        return Choice(decision, entry.call, entry.kernel, entry.backend, foreign=True, saves_us=saves_us)
 
     def knows(self, problem: Problem) -> bool:
         """Return whether measurements at other sizes allow an estimate for ``problem``."""
@@ -133,28 +173,40 @@ class Estimator:
 
         First with the times of unchanged kernels alone, then, if kernels have changed, with all times.
         """
-        family, where = neighbours.family(problem), digest(facts)
-        deterministic = torch.are_deterministic_algorithms_enabled()
         now: list[Point] = []
         before: list[Point] = []
-        if len(self._points) > POINTS:
-            self._points.clear()  # mostly points of dropped pages
-        for name, (of, page) in self.wisdom.shelf(facts, problem.op).items():
-            if of.get("deterministic") != deterministic:
-                continue
-            kept = self._points.get((where, name))
-            if kept is None or kept[0] is not page:
-                kept = self._points[where, name] = (page, *self._point(problem, of, page))
-            _, found, point = kept
-            if point is None or found != family:
-                continue
+        for page, measured in self._measured(problem, facts):
+            point = measured.point
             times = {n: t for n, t in point.times.items() if makes and page.makes.get(n) == makes.get(n)}
             if "torch" in times:
                 now.append(replace(point, times=times))
             before.append(point)
         return now, before
 
-    def _point(self, problem: Problem, of: dict[str, Any], page: Page) -> tuple[Any, Point | None]:
+    def _measured(self, problem: Problem, facts: dict[str, Any]) -> Iterator[tuple[Page, End]]:
+        """Yield the clear measurements in an environment for the family of ``problem``."""
+        family, where = self._family(problem), digest(facts)
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        if len(self._points) > POINTS or len(self._families) > POINTS:
+            self._points.clear()  # mostly points of dropped pages
+            self._families.clear()
+            family = self._family(problem)
+        for name, (of, page) in self.wisdom.shelf(facts, problem.op).items():
+            if of.get("deterministic") != deterministic:
+                continue
+            kept = self._points.get((where, name))
+            if kept is None or kept[0] is not page:
+                kept = self._points[where, name] = (page, *self._point(problem, of, page))
+            _, found, measured = kept
+            if measured is not None and found is family:
+                yield page, measured
+
+    def _family(self, problem: Problem) -> Any:
+        """Return the family of a problem, one object for equal ones."""
+        found = neighbours.family(problem)
+        return self._families.setdefault(found, found)
+
+    def _point(self, problem: Problem, of: dict[str, Any], page: Page) -> tuple[Any, End | None]:
         times = {c.label: c.timing for c in page.decision.candidates if c.timing}
         if "torch" not in times or page.decision.unclear:
             return None, None
@@ -163,7 +215,7 @@ class Estimator:
             point = neighbours.point(other, times, self._branches(other, times))
         except (InvalidInputError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
             return None, None  # a page of another release, or not written by nxcore
-        return neighbours.family(other), point
+        return self._family(other), end(point, page.decision)
 
     def _branches(self, problem: Problem, labels: Collection[str]) -> dict[str, Hashable]:
         found: dict[str, Hashable] = {}

@@ -154,7 +154,7 @@ def guess(at: Point, points: Sequence[Point], labels: Collection[str], *, here: 
     Guess or None
         None where the points allow no guess: outside of their range, or of other kernels.
     """
-    at, *hull = _distinct([at, *(p for p in points if "torch" in p.times and _alike(at, p))])
+    at, *hull = distinct([at, *(p for p in points if "torch" in p.times and alike(at, p))])
     near = _near(at, hull)
     if here and (found := _bracketed(at, near, labels)):
         return found
@@ -169,13 +169,13 @@ def predicted(at: Point, points: Sequence[Point], labels: Collection[str]) -> di
     at, points, labels
         As for ``guess``. A kernel without usable points has no prediction.
     """
-    at, *hull = _distinct([at, *(p for p in points if "torch" in p.times and _alike(at, p))])
+    at, *hull = distinct([at, *(p for p in points if "torch" in p.times and alike(at, p))])
     near = _near(at, hull)
     return _forecast(at, near, hull, labels)[1] if near and _within(at, hull) else {}
 
 
 def _near(at: Point, hull: Sequence[Point]) -> list[Point]:
-    return sorted((p for p in hull if _apart(at, p) <= APART), key=lambda p: _distance(at, p))[:NEAREST]
+    return sorted((p for p in hull if _apart(at, p) <= APART), key=lambda p: distance(at, p))[:NEAREST]
 
 
 def _octaves(a: Point, b: Point) -> list[float]:
@@ -186,18 +186,19 @@ def _apart(a: Point, b: Point) -> float:
     return max(_octaves(a, b), default=0.0)
 
 
-def _distance(a: Point, b: Point) -> float:
+def distance(a: Point, b: Point) -> float:
+    """Return the distance over all sizes, in octaves."""
     return math.hypot(*_octaves(a, b))
 
 
-def _distinct(points: Sequence[Point]) -> list[Point]:
+def distinct(points: Sequence[Point]) -> list[Point]:
     """Return points without duplicate sizes, such as the channels of both image and filter."""
     columns = dict.fromkeys(zip(*(p.sizes for p in points), strict=True))
     rows = zip(*columns, strict=True) if columns else [()] * len(points)
     return [replace(p, sizes=row) for p, row in zip(points, rows, strict=True)]
 
 
-def _alike(a: Point, b: Point) -> bool:
+def alike(a: Point, b: Point) -> bool:
     """Return whether two problems have similar operations per byte: a larger filter has more."""
     first, second = (p.cost.flops / max(p.cost.bytes, 1) for p in (a, b))
     return first <= ALIKE * second and second <= ALIKE * first
@@ -228,12 +229,12 @@ def _brackets(at: Point, points: Sequence[Point]) -> list[tuple[Point, Point]]:
     found: list[tuple[Point, Point]] = []
     limit = AROUND
     for i, far in enumerate(points):
-        if _distance(at, far) > limit:
+        if distance(at, far) > limit:
             break
         for near in (far, *points[:i]):
             if _between(at, near, far):
                 found.append((near, far))
-                limit = min(limit, _distance(at, far) + 0.5)
+                limit = min(limit, distance(at, far) + 0.5)
     return found
 
 

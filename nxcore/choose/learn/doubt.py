@@ -150,8 +150,10 @@ def compared(learner: Learner, choice: Choice, problem: Problem) -> tuple[float,
     if problem.device.type == "cuda":
         heed_no_capture()
     reference, *ways = [(b, k) for b, k in tuner.taking_part(problem.op) if b.name == "torch"]
-    best = _fastest(choice, {b.label(k) for b, k in ways if not yardstick(k)})
-    native = [reference, *(of for of in ways if of[0].label(of[1]) == best)]
+    ways = [(b, k) for b, k in ways if not yardstick(k)]
+    if best := _fastest(choice, {b.label(k) for b, k in ways}):  # else none of them was timed
+        ways = [(b, k) for b, k in ways if b.label(k) == best]
+    native = [reference, *ways]
     entries = [tuner.enter(b, k, problem, args, first=False) for b, k in native]
     entries = [e for e in entries if e.call]
     mine = next(c for c in choice.decision.candidates if c.label == choice.decision.chosen)

@@ -47,17 +47,17 @@ _log = logging.getLogger(__name__)
 
 Decided = Callable[[Choice], None]
 Wrap = Callable[[Choice, Problem], Callable[..., Any]]
+Family = Callable[[Problem], Choice | None]
 
 KNOWN_S, VERIFIED_S, TOOLKIT_S, UNKNOWN_S, LOOK_S = 0.05, 0.3, 0.25, 2.0, 0.01
 """Seconds allowed for a verified kernel on disk, for one that must be verified, for its toolkit's import, for
 a step of a kernel that must be compiled, and for a look at the times."""
 
-BESIDE = 0.05
-"""The share of a worker's processor time that is taken to delay the program, which has another core."""
+BESIDE = 0.02
+"""The share of a worker's processor time that is taken to delay the program: none was measured within 2%."""
 
 WAITING = 4096
 """The most problems that wait for their kernels; beyond it torch keeps the oldest."""
-
 
 NO_TURNS = Refusal(Code.POLICY, "takes no turns: it returns another result than the operator")
 
@@ -82,6 +82,8 @@ class Learner:
         The budget of the thread.
     wrap : callable
         ``wrap(choice, problem)`` returns the chosen call with its wrappers.
+    family : callable
+        Returns the choice for a problem that needs no exploration, or None.
 
     Attributes
     ----------
@@ -100,12 +102,12 @@ class Learner:
         pace: Pace | None = None,
         *,
         wrap: Wrap,
+        family: Family = lambda _: None,
     ) -> None:
         self.recall, self.tuner, self.clock = recall, recall.tuner, clock
         self._changed, self.undone, self.watches = changed, False, watches
-        self.wrap = wrap
-        self.loaded: set[str] = set()
-        self.compiling = 0
+        self.wrap, self.family = wrap, family
+        self.loaded, self.compiling = set[str](), 0
         self.keep_to(pace or Pace(allowance=ALLOWANCE_S, grace=GRACE_S))
 
     def keep_to(self, pace: Pace) -> None:
@@ -117,10 +119,7 @@ class Learner:
         )
 
     def refusal(self, problem: Problem) -> str:
-        """Return why a problem's calls can't be explored; empty if they can.
-
-        Checks that take longer are made in the background.
-        """
+        """Return why a problem's calls can't be explored; empty if they can. Longer checks are made later."""
         if problem.writes:
             return "it writes into an argument"
         if torch.are_deterministic_algorithms_enabled():
@@ -206,6 +205,9 @@ class Lesson:
         """Prepare the kernels that are on disk, and have the others compiled."""
         if self._problem.device.type == "cuda":
             heed_no_capture()
+        if found := self._learner.family(self._problem):  # sizes around it were learnt meanwhile
+            self._finish(found)
+            return
         empty = any(m.numel() == 0 for m in leaves_of(self._problem.outputs))
         taking = [] if empty else self._tuner.taking_part(self._problem.op)
         ready = [self._from_disk(backend, kernel) for backend, kernel in taking]
