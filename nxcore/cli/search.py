@@ -156,21 +156,36 @@ def report(trainer: Trainer, folder: Path) -> dict[str, Any]:
 
 
 def followed(trainer: Trainer, folder: Path, policy: str | None, *, quiet: bool) -> bool:
-    """Train to the end and show progress; return whether it was interrupted."""
+    """Train to the end and show progress; return whether it was interrupted.
+
+    The kernels of each network are compiled before its first epoch, those of the first one behind a bar.
+    """
     import contextlib
 
     import nxcore
     from nxcore.cli import epochs as shown
+    from nxcore.nas import prepare
+    from nxcore.observe import bar
     from nxcore.session import default
 
     on_cpu = trainer.device.type == "cpu"
     policy = policy or ("estimate" if on_cpu else None)
     serving = nxcore.policy(policy) if policy else contextlib.nullcontext()
     decided = None if on_cpu else lambda: default().decided
-    with serving, shown.watching(trainer.history, decided, quiet=quiet) as show:
+    with serving, contextlib.ExitStack() as stack:
         try:
+            if quiet:
+                prepare(trainer)
+            else:
+                with bar.shown("compiles kernels", lines=True) as advance:
+                    prepare(trainer, advance)
+            show = stack.enter_context(shown.watching(trainer.history, decided, quiet=quiet))
+            prepared = trainer.net
             for row in trainer.run(folder):
                 show(row)
+                if trainer.net is not prepared and trainer.phase != "done":
+                    prepare(trainer)
+                    prepared = trainer.net
         except KeyboardInterrupt:
             return True
     return False

@@ -11,6 +11,7 @@ from nxcore.nas.mixed import MixedOp
 from nxcore.nas.networks import EvalNetwork, SearchNetwork
 from nxcore.nas.operations import OPS, PRIMITIVES, DilConv, FactorizedReduce, ReLUConvBN, SepConv
 from nxcore.nas.patch import patch, replays, unpatch
+from nxcore.nas.prepare import prepare
 from nxcore.nas.preset import PRESETS, Mutation, Preset
 from nxcore.nas.rule import Rule
 from nxcore.nas.trainer import Trainer
@@ -41,6 +42,7 @@ __all__ = [
     "deepen",
     "dominant",
     "patch",
+    "prepare",
     "replays",
     "unpatch",
     "widen",

@@ -1,19 +1,20 @@
-"""prepare: a model's kernels are compiled and measured before its first step."""
+"""prepare: a model's kernels are compiled, and measured, before its first step."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from nxcore.choose.ahead import compiled, pays
+from nxcore.choose.chooser import LEARNING
 from nxcore.observe import bar
 from nxcore.observe.bar import Advance
 from nxcore.observe.record import Trace
 from nxcore.session import Session, default
-from nxcore.spec.problem import tensors_of
+from nxcore.spec.problem import Problem, tensors_of
 
 
 def prepared(
@@ -25,12 +26,27 @@ def prepared(
     torch's random state are as before, and so are the inputs'.
     """
     if pays(session.tuner):
-        trace = Trace()
-        with session.observed(trace), session.policy("frozen"):
-            step(model, inputs)
-        compiled(session.tuner, (problem for problem, _ in trace.met), advance)
+        compiled(session.tuner, met(session, lambda: step(model, inputs)), advance)
     with session.policy("measure"):
         step(model, inputs)
+
+
+def built(session: Session, run: Callable[[], None], advance: Advance = lambda *_: None) -> None:
+    """Have workers compile the kernels that the calls in ``run`` will want, where that is faster.
+
+    These are the winners on record, and the most promising kernels of new problems. Nothing is measured.
+    """
+    if pays(session.tuner) and session.chooser.policy in LEARNING:
+        compiled(session.tuner, met(session, run), advance, labels=session.chooser.promising)
+
+
+def met(session: Session, run: Callable[[], None]) -> list[Problem]:
+    """Return the problems of the calls in ``run``, which torch serves; the most frequent first."""
+    trace = Trace()
+    # A strict session takes an unmeasured problem for an error if it is frozen.
+    with session.observed(trace), session.policy("estimate" if session.settings.strict else "frozen"):
+        run()
+    return [problem for problem, _ in trace.met]
 
 
 def shown(model: nn.Module, inputs: tuple[Any, ...]) -> None:
