@@ -28,7 +28,7 @@ from nxcore.choose.learn.exploration import exploration
 
 SECONDS, LOSS = 30.0, 0.03
 ON_DISK_S, COMPILED_S = 5.0, 15.0
-"""Seconds until the kernels take turns, if they are on disk and if they must be compiled."""
+"""Seconds until the kernels serve, if they are on disk and if they must be compiled."""
 
 Step = tuple[str, tuple[Any, ...]]
 
@@ -40,11 +40,11 @@ def steps() -> list[Step]:
 
 
 def plain(xs: tuple[torch.Tensor, ...], logits: torch.Tensor, x: torch.Tensor) -> None:
-    """Do a step as a program without nxcore does."""
+    """Do a step as a program without nxcore does: what the operators' references do, without a look-up."""
     weights = torch.softmax(logits, 0)
     out = xs[0] * weights[0]
     for other, weight in zip(xs[1:], weights[1:], strict=True):
-        out += other * weight
+        out = torch.addcmul(out, other, weight)
     x.sum(0)
 
 
@@ -202,10 +202,10 @@ def main() -> int:
         )
         print(
             f"{pair.torch.steps} steps with torch, {pair.nxcore.steps} with nxcore ({-pair.loss:+.1%}); "
-            f"turns: {turns}; kernels serve: {since}",
+            f"turns: {turns}; kernels serve: {since}; load {os.getloadavg()[0]:.1f}",
             flush=True,
         )
-    late = any(len(p.nxcore.turns) < len(steps()) or max(p.nxcore.turns.values()) > most for p in made)
+    late = any(len(p.nxcore.since) < len(steps()) or max(p.nxcore.since.values()) > most for p in made)
     return int(late or statistics.median(p.loss for p in made) > LOSS)
 
 

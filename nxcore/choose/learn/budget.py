@@ -16,7 +16,7 @@ from typing import Any
 SHARE = 0.04
 """Share of the time since the first call. The rest of the total of 5% is for timed calls."""
 
-ALLOWANCE_S = 0.4
+ALLOWANCE_S = 0.5
 """Seconds beyond the share: what it takes to import a toolkit, and to load two kernels that are on disk."""
 
 GRACE_S = 1.0
