@@ -18,7 +18,7 @@ import torch
 from nxcore.choose.tuner import Tuner
 from nxcore.registry.discovery import installed
 from nxcore.settings import Settings
-from nxcore.spec.composed import Composed
+from nxcore.spec.composed import taken_apart
 from nxcore.spec.device import pretend
 from nxcore.spec.kernel import Backend, Kernel
 from nxcore.spec.problem import Problem
@@ -59,13 +59,10 @@ def _sampled(problem: Problem, name: str) -> Problem:
 
 def _for_absent(backend: Backend, kernel: Kernel, problem: Problem, facts: dict[str, Any]) -> None:
     """Compile a kernel for a GPU that this process doesn't have; of a composed one each part."""
-    if isinstance(kernel, Composed):
-        for half, part in zip(kernel.halves, problem.parts, strict=True):
-            if part is not None:
-                _for_absent(backend, half, part, facts)
-    elif backend.ahead:
+    if backend.ahead:
         pretend(facts)
-        backend.ahead(kernel, problem, (facts["major"], facts["minor"]))
+        for half, part in taken_apart(kernel, problem):
+            backend.ahead(half, part, (facts["major"], facts["minor"]))
 
 
 def _spent_s() -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +51,16 @@ def composed(kernels: Iterable[Kernel], specs: Iterable[OpSpec]) -> tuple[Kernel
             if (spec.name, variant) not in own and len(found) == len(halves):
                 made.append(_compose(spec, found))
     return tuple(made)
+
+
+def taken_apart(kernel: Kernel, problem: Problem) -> Iterator[tuple[Kernel, Problem]]:
+    """Yield a kernel and its problem; of a composed one those of its parts."""
+    if not isinstance(kernel, Composed):
+        yield kernel, problem
+        return
+    for half, part in zip(kernel.halves, problem.parts, strict=True):
+        if part is not None:
+            yield from taken_apart(half, part)
 
 
 def _compose(spec: OpSpec, halves: tuple[Kernel, ...]) -> Kernel:

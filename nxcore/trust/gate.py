@@ -173,10 +173,7 @@ class Gate:
         """
         if self.knows(backend, kernel, problem):
             return []
-        op, dtype, layout = problem.op, problem.dtype, layout_class(problem.tensors)
-        smoke = _samples(op, dtype, "smoke", self.registry)
-        alike = _samples(op, dtype, layout, self.registry)[:ALIKE] if layout != "contiguous" else ()
-        return list(dict.fromkeys(sample.name for sample in (*smoke, *alike)))
+        return [sample.name for sample in sampled(problem, self.registry)]
 
     def _kept(self, suspect: Suspect, device: torch.device, dtype: torch.dtype, what: str) -> Held | None:
         """Return the verdict on the samples called ``what``, from memory or from disk."""
@@ -325,6 +322,14 @@ def _verdict(document: dict[str, Any] | None, make: dict[str, Any]) -> Held | No
     if not isinstance(error, int | float) or not isinstance(layouts, list):
         return None
     return Held(None, float(error), tuple(map(str, layouts)))
+
+
+def sampled(problem: Problem, registry: Registry) -> list[Sample]:
+    """Return the samples that may verify a kernel for ``problem``; see ``Gate.samples``."""
+    op, dtype, layout = problem.op, problem.dtype, layout_class(problem.tensors)
+    smoke = _samples(op, dtype, "smoke", registry)
+    alike = _samples(op, dtype, layout, registry)[:ALIKE] if layout != "contiguous" else ()
+    return list({sample.name: sample for sample in (*smoke, *alike)}.values())
 
 
 @functools.lru_cache(maxsize=256)

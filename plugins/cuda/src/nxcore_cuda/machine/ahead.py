@@ -1,7 +1,7 @@
 """Compile kernels ahead of time: the images of a wheel, one for each source.
 
 ``NXCORE_CUDA_EMULATOR=1 python -m nxcore_cuda.machine.ahead FOLDER`` writes them and their index. It needs
-torch and nvcc, and no GPU: problems are described by CPU tensors.
+torch and nvcc, and no GPU: samples are described by CPU tensors, recorded problems by themselves.
 """
 
 from __future__ import annotations
@@ -16,14 +16,21 @@ from pathlib import Path
 from typing import Any
 
 import nxcore.ops
+from nxcore import session
+from nxcore.offline import release
 from nxcore.plugin import Problem, composed
+from nxcore.spec.device import pretend
 from nxcore_cuda import KERNELS
 from nxcore_cuda.emulator import emulate
 from nxcore_cuda.machine import toolkit
+from nxcore_cuda.machine.absent import planned
 from nxcore_cuda.machine.compile import NVCC_FLAGS, SOURCES, run, sources_digest
 from nxcore_cuda.machine.instance import Instance, unit
 
-ARCHITECTURES = ("75", "80", "86", "89", "90", "100")
+ARCHITECTURES = ("75", "80", "86", "89", "90", "100", "120")
+
+SMALL = "--compress-mode=size"
+"""What CUDA 12.8 and later compress images by; drivers before that for CUDA 12.4 can't read them."""
 
 
 def _of_smoke_samples() -> Iterator[Instance]:
@@ -46,11 +53,20 @@ def _of_smoke_samples() -> Iterator[Instance]:
     yield from found
 
 
+def _of_records() -> Iterator[Instance]:
+    """Yield what the problems of the shipped records launch on their devices, where this plugin won."""
+    found: list[Instance] = []
+    for asked in release.asked(session.default().registry, "cuda"):
+        pretend(dict(asked.facts))
+        planned(asked.kernel, asked.problem, lambda instance, *_: found.append(instance))
+    yield from found
+
+
 def instances() -> dict[str, list[Instance]]:
     """Return the instances that a wheel holds, by source."""
     if not toolkit.EMULATED:
         raise RuntimeError("needs NXCORE_CUDA_EMULATOR=1 in the environment, so that plans need no GPU")
-    found = list(_of_smoke_samples())
+    found = [*_of_smoke_samples(), *_of_records()]
     for module in sorted({kernel.target.partition(":")[0] for kernel in KERNELS}):
         found += importlib.import_module(module).instances()
     by_source: dict[str, list[Instance]] = {}
@@ -80,13 +96,14 @@ def build(folder: Path, wanted: Sequence[str] = ARCHITECTURES) -> str:
         raise RuntimeError(f"no nvcc is {toolkit.PLACES}")
     archs = architectures(compiler, wanted)
     codes = [f"-gencode=arch=compute_{arch.partition('_')[2]},code={arch}" for arch in archs]
+    small = [SMALL] if toolkit.knows(compiler, SMALL) else []
     folder.mkdir(parents=True, exist_ok=True)
 
     def compile(source: str, found: list[Instance]) -> tuple[str, dict[str, Any]]:
         text = folder / f"{source}-unit.cu"  # another name than the source that it includes
         text.write_text(unit(found))
         name = f"{source}.fatbin"
-        image = ("-fatbin", "--threads=0", "-o", folder / name)
+        image = ("-fatbin", "--threads=0", *small, "-o", folder / name)
         run([compiler, *image, *NVCC_FLAGS, *codes, f"-I{SOURCES}", text], source)
         text.unlink()
         return name, {

@@ -64,6 +64,12 @@ def architectures(compiler: str) -> tuple[tuple[int, int], ...]:
     return tuple(sorted((int(major), int(minor)) for major, minor in found))
 
 
+def knows(compiler: str, option: str) -> bool:
+    """Return whether an option, such as ``--compress-mode=size``, is among those that nvcc explains."""
+    done = subprocess.run([compiler, "--help"], capture_output=True, text=True, check=False)
+    return option.partition("=")[0] in done.stdout
+
+
 def name(capability: tuple[int, int]) -> str:
     """Return a capability as compilers write it, without its prefix: ``90`` for (9, 0)."""
     return f"{capability[0]}{capability[1]}"

@@ -1,0 +1,113 @@
+"""What shipped records ask of a wheel: the winners' code, for their problems and for the gate's samples."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nxcore.offline.shipped import files
+from nxcore.registry.registry import Registry
+from nxcore.spec.composed import taken_apart
+from nxcore.spec.kernel import Kernel
+from nxcore.spec.problem import Problem
+from nxcore.store.problems import described, moved
+from nxcore.store.transfer import read_json
+from nxcore.store.wisdom import is_pair
+from nxcore.trust.gate import sampled
+
+SHARED = {"7.5": 65536, "8.0": 166912, "8.7": 166912, "9.0": 232448, "10.0": 232448}
+"""Bytes of shared memory that a block may have, by capability, as a CUDA device reports it."""
+
+LEAST_SHARED = 101376
+"""These bytes on devices of any other capability from 8.0 on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A kernel that a wheel holds for a problem.
+
+    Attributes
+    ----------
+    kernel : Kernel
+        Of the backend; of a composed one each part is asked by itself.
+    problem : Problem
+        On a CUDA device.
+    facts : Mapping
+        The device's properties, as far as planners read them, by torch's names.
+    """
+
+    kernel: Kernel
+    problem: Problem
+    facts: Mapping[str, Any]
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """The device's capability."""
+        return self.facts["major"], self.facts["minor"]
+
+
+def asked(registry: Registry, backend: str, paths: Iterable[Path] | None = None) -> Iterator[Asked]:
+    """Yield what a backend's wheel holds: per problem the winners of both regimes, and what verifies them.
+
+    Parameters
+    ----------
+    registry : Registry
+        With the backend.
+    backend : str
+        Its name.
+    paths : iterable of Path, optional
+        Records; the shipped ones by default.
+    """
+    seen = set[tuple[str, str, str, Problem]]()
+    of_sample = functools.cache(functools.partial(_of_sample, registry))
+    for facts, problem, winners in _recorded(registry, paths or files()):
+        for owner, kernel in registry.kernels(problem.op):
+            if owner.name != backend or owner.label(kernel) not in winners:
+                continue
+            samples = (of_sample(problem.op, s.name, problem.dtype) for s in sampled(problem, registry))
+            for half, alone in (pair for each in (problem, *samples) for pair in taken_apart(kernel, each)):
+                name = facts["name"], half.op, half.variant, alone
+                if name not in seen:
+                    seen.add(name)
+                    yield Asked(half, alone, facts)
+
+
+def _recorded(
+    registry: Registry, paths: Iterable[Path]
+) -> Iterator[tuple[dict[str, Any], Problem, set[str]]]:
+    """Yield each recorded problem of a CUDA device, with the device's properties and the winners."""
+    for part in (part for path in paths for part in read_json(path)["environments"]):
+        if part["facts"].get("type") != "cuda":
+            continue
+        for entry in part["entries"]:
+            of, decision = entry["key"], entry["page"]["decision"]
+            if of["op"] in registry.ops and not is_pair(of):
+                winners = {decision["chosen"], (decision.get("captured") or decision)["chosen"]}
+                yield properties(part["facts"]), described(registry.spec(of["op"]), of), winners
+
+
+def properties(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the properties of a recorded device, as torch names them."""
+    capability = str(facts["capability"])
+    major, _, minor = capability.partition(".")
+    return {
+        "name": facts["name"],
+        "major": int(major),
+        "minor": int(minor),
+        "multi_processor_count": facts["units"],
+        "total_memory": facts["memory"],
+        "L2_cache_size": facts["l2"],
+        "shared_memory_per_block_optin": SHARED.get(capability, LEAST_SHARED),
+    }
+
+
+def _of_sample(registry: Registry, op: str, name: str, dtype: torch.dtype) -> Problem:
+    """Return the problem of a sample on a CUDA device."""
+    spec = registry.spec(op)
+    sample = next(s for s in spec.samples if s.name == name)
+    return moved(Problem.of(spec, sample.build(spec, "cpu", dtype)), torch.device("cuda"))
