@@ -106,13 +106,17 @@ KERNELS = kernels(
     dtypes=FLOATS,
     deterministic=True,
     graph_safe=True,
+    announces=True,
 )
+
+RUNTIME = ("nxcore_triton.ahead", "nxcore_triton.binaries", "nxcore_triton.launch")
+"""The modules that load and launch kernels."""
 
 
 @hookimpl
 def nxcore_backend() -> Backend:
     """Return this backend."""
-    return Backend("triton", probe, KERNELS, api=API, ahead=_ahead)
+    return Backend("triton", probe, KERNELS, api=API, runtime=RUNTIME, ahead=_ahead)
 
 
 def _ahead(kernel: Kernel, problem: Problem, capability: tuple[int, int]) -> None:

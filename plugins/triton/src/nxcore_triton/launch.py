@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nxcore_triton.binaries import attach
 from nxcore_triton.tile import INTERPRETED
 
 ALIGNED = 16  # bytes: what Triton compiles for where every pointer allows it
@@ -35,6 +36,7 @@ class Launch:
     def __init__(
         self, kernel: Any, grid: Sequence[int], device: torch.device, warps: int = 4, **constants: Any
     ) -> None:
+        attach(kernel)
         self.kernel = kernel
         self.grid = (*grid, 1, 1)[:3]
         self.warps = warps

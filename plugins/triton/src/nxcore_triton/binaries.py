@@ -1,0 +1,116 @@
+"""Binaries: what Triton made of kernels when the wheel was built is loaded in place of compiling it here.
+
+A binary is named by Triton's own key of a compilation, with Triton's version in place of the digest of its
+installation, which is another for each version of Python. A kernel's source, signature, specialisation and
+options, the capability, ptxas and the environment are in that key, so where it agrees the same compiler is
+given the same input.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton import knobs
+from triton._C.libtriton import get_cache_invalidating_env_vars
+from triton.compiler import ASTSource, CompiledKernel, make_backend
+
+from nxcore.plugin import compiling
+
+FOLDER = Path(__file__).parent / "binaries"
+LINES = "TRITON_DISABLE_LINE_INFO"
+"""Whether a binary has line numbers: the instructions are the same."""
+
+Compile = Callable[..., Any]
+
+
+class Announced(ASTSource):
+    """A kernel's source, which Triton asks for its first form only if the kernel isn't in Triton's cache."""
+
+    def make_ir(self, *args: Any, **more: Any) -> Any:
+        """Announce that the kernel is compiled, and begin."""
+        compiling(self.name)
+        return super().make_ir(*args, **more)
+
+
+def attach(kernel: Any) -> None:
+    """Have a kernel look for its binaries before it compiles, on every device.
+
+    Parameters
+    ----------
+    kernel : JITFunction
+        Triton makes what belongs to a device at its first use there, and with it the function that compiles.
+    """
+    caches = getattr(kernel, "device_caches", None)  # the interpreter has none
+    if caches is not None and getattr(caches.default_factory, "func", None) is not _made:
+        caches.default_factory = functools.partial(_made, kernel, caches.default_factory)
+
+
+def _made(kernel: Any, make: Callable[[], Any]) -> Any:
+    found = make()
+    kernel.compile = functools.partial(_compiled, kernel.compile)
+    return found
+
+
+def _compiled(compile: Compile, src: Any, target: Any = None, options: Any = None, **more: Any) -> Any:
+    return serve(compile, src, target=target, options=options, **more)
+
+
+def serve(compile: Compile, src: Any, target: Any, options: Any, **more: Any) -> Any:
+    """Return a compiled kernel: the wheel's, else that of Triton's cache, else one that is compiled now.
+
+    Parameters
+    ----------
+    compile : callable
+        ``triton.compile``, whose arguments follow.
+    """
+    if (found := shipped(src, target, options)) is not None:
+        return found
+    announced = Announced(src.fn, src.signature, src.constants, src.attrs)
+    return compile(announced, target=target, options=options, **more)
+
+
+def shipped(src: Any, target: Any, options: Any) -> CompiledKernel | None:
+    """Return the wheel's binary of a kernel; None without one, or where a user looks into compilations."""
+    if not _any(FOLDER) or target is None or _inspected():
+        return None
+    name = key(src, target, options)
+    files = {f"{src.name}.{kind}": str(FOLDER / f"{name}.{kind}") for kind in ("json", "cubin")}
+    return CompiledKernel(src, files, name) if all(map(_is_file, files.values())) else None
+
+
+def key(src: Any, target: Any, options: Any) -> str:
+    """Return the name of a compilation's result.
+
+    Parameters
+    ----------
+    src : ASTSource
+    target : GPUTarget
+    options : Mapping
+        As ``triton.compile`` takes them.
+    """
+    backend = make_backend(target)
+    parsed = backend.parse_options({**(options or {}), **src.parse_options()})
+    environment = {name: value for name, value in get_cache_invalidating_env_vars().items() if name != LINES}
+    parts = (triton.__version__, src.hash(), backend.hash(), parsed.hash(), str(sorted(environment.items())))
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
+
+
+def _inspected() -> bool:
+    """Return whether a user asked Triton to compile always, or to show or replace what it makes."""
+    asked = knobs.compilation
+    hooked = getattr(knobs.runtime, "add_stages_inspection_hook", None) is not None
+    return bool(asked.always_compile or asked.override or asked.dump_ir or hooked)
+
+
+@functools.cache
+def _any(folder: Path) -> bool:
+    return next(folder.glob("*.cubin"), None) is not None
+
+
+def _is_file(path: str) -> bool:
+    return Path(path).is_file()
