@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import platform
+import sys
+from collections import Counter
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,8 +14,11 @@ PLUGINS = {"cpu": "pip install nxcore-numba", "cuda": "pip install nxcore-triton
 """The command that installs kernels, for each device type."""
 
 
-def collect() -> list[dict[str, Any]]:
-    """Return one row for each check: name, ok, detail, fix, state, and the reason if unavailable."""
+def collect(trace: Path | None = None, *, quiet: bool = True) -> list[dict[str, Any]]:
+    """Return one row for each check: name, ok, detail, fix, state, and the reason if unavailable.
+
+    The row named ``compilers`` has in ``calls`` the kernels of a trace's problems, or of those on record.
+    """
     import torch
 
     from nxcore import __version__, session
@@ -51,7 +57,44 @@ def collect() -> list[dict[str, Any]]:
     checks.extend(current.registry.checks)
     checks.append(_shipped(current))
     checks.extend(_kept(current))
-    return [_row(check, away.get(check.name, "")) for check in checks]
+    rows = [_row(check, away.get(check.name, "")) for check in checks]
+    return [*rows, _compilers(current, trace, quiet=quiet)]
+
+
+def _compilers(session: Any, trace: Path | None, *, quiet: bool) -> dict[str, Any]:
+    """Return the row that tells which calls need a compiler, with one entry for each of their kernels."""
+    from nxcore.cli import render
+    from nxcore.offline import compilers
+    from nxcore.spec.kernel import Check
+
+    here, problems, elsewhere = _problems(session, trace)
+    with render.progress("calls", quiet=quiet) as advance:
+        found = [call.to_dict() for call in compilers.calls(session, problems, advance)]
+    states = Counter(call["state"] for call in found)
+    told = [f"{len(problems)} calls {'of ' + trace.name if trace else 'on record'} for {here}"]
+    told += [f"{elsewhere} calls of other devices"] * bool(elsewhere)
+    told += [f"{states['compiles']} kernels to compile"] if states["compiles"] else ["none needs a compiler"]
+    told += [f"{states['unknown']} unknown"] * bool(states["unknown"])
+    how = f"nxcore tune --from-trace {trace}" if trace else "nxcore tune"
+    fix = f"{how} compiles ahead of time" if states["compiles"] else ""
+    return _row(Check("compilers", True, "; ".join(told), fix), "") | {"calls": found}
+
+
+def _problems(session: Any, trace: Path | None) -> tuple[str, list[Any], int]:
+    """Return the devices, the problems on them, and the number of a trace's problems on other devices."""
+    import torch
+
+    from nxcore.offline import compilers
+    from nxcore.spec.device import describe
+
+    kinds = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    if trace is None:
+        problems = [p for kind in kinds for p in compilers.on_record(session, torch.device(kind))]
+        return " and ".join(describe(kind).name for kind in kinds), problems, 0
+    every = compilers.of_trace(session, trace)
+    problems = [problem for problem in every if problem.device.type in kinds]
+    names = dict.fromkeys(describe(problem.device).name for problem in problems)
+    return " and ".join(names) or "no device of this machine", problems, len(every) - len(problems)
 
 
 def _row(check: Any, reason: str) -> dict[str, Any]:
@@ -106,15 +149,23 @@ def _partial(registry: Any, name: str) -> list[tuple[Any, Any]]:
 
 def command(
     clear: Annotated[bool, typer.Option("--clear", help="Empty the quarantine first.")] = False,
+    from_trace: Annotated[
+        Path | None,
+        typer.Option(help="Say which calls of a program need a compiler: those that nxcore.record wrote."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check the installation and suggest fixes. Exit status 1 if something is broken."""
+    """Check the installation and suggest fixes. Exit status 1 if something is broken.
+
+    The last line tells which calls would need a compiler: of those on record for this machine's devices, or
+    of a recorded program.
+    """
     from nxcore import session
     from nxcore.cli import machine, render
 
     if clear:
         session.default().gate.quarantine.clear()
-    rows = collect()
+    rows = collect(from_trace, quiet=json or not sys.stderr.isatty())
     render.json(rows) if json else machine.doctor(rows)
     if not all(row["ok"] for row in rows):
         raise typer.Exit(1)

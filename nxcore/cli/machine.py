@@ -43,10 +43,28 @@ def doctor(rows: list[dict[str, Any]]) -> None:
         if row not in away:
             table.add_row(STATE[row["state"]], escape(row["name"]), escape(row["detail"]))
     show(table)
+    for row in rows:
+        _to_compile(row.get("calls", ()))
     if away:
         text = unavailable((row["name"].removeprefix("backend "), row["reason"]) for row in away)
         _console().print(escape(f"unavailable here (not an error): {text}"))
     _changes((row["name"], row["fix"]) for row in rows)
+
+
+def _to_compile(calls: Iterable[dict[str, Any]]) -> None:
+    """Print the kernels that must be compiled, those of an operator in one line."""
+    found: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for call in calls:
+        if call["state"] != "on disk":
+            found.setdefault((call["kernel"], call["op"], call["state"]), []).append(call)
+    if not found:
+        return
+    table = _table("kernel", "operator", "calls", "what is compiled first", right=("calls",))
+    for (kernel, op, state), these in sorted(found.items()):
+        what = these[0]["what"]
+        first = what.partition("(")[0] if state == "compiles" else f"unknown: {what}"
+        table.add_row(escape(kernel), op, str(len(these)), escape(first))
+    show(table)
 
 
 def _changes(rows: Iterable[tuple[str, str]]) -> None:

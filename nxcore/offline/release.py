@@ -64,12 +64,12 @@ def asked(registry: Registry, backend: str, paths: Iterable[Path] | None = None)
         Records; the shipped ones by default.
     """
     seen = set[tuple[str, str, str, Problem]]()
-    of_sample = functools.cache(functools.partial(_of_sample, registry))
+    sample = functools.cache(functools.partial(of_sample, registry))
     for facts, problem, winners in _recorded(registry, paths or files()):
         for owner, kernel in registry.kernels(problem.op):
             if owner.name != backend or owner.label(kernel) not in winners:
                 continue
-            samples = (of_sample(problem.op, s.name, problem.dtype) for s in sampled(problem, registry))
+            samples = (sample(problem.op, s.name, problem.dtype) for s in sampled(problem, registry))
             for half, alone in (pair for each in (problem, *samples) for pair in taken_apart(kernel, each)):
                 name = facts["name"], half.op, half.variant, alone
                 if name not in seen:
@@ -106,8 +106,8 @@ def properties(facts: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _of_sample(registry: Registry, op: str, name: str, dtype: torch.dtype) -> Problem:
-    """Return the problem of a sample on a CUDA device."""
+def of_sample(registry: Registry, op: str, name: str, dtype: torch.dtype, device: str = "cuda") -> Problem:
+    """Return the problem of a sample on a device that need not be here."""
     spec = registry.spec(op)
     sample = next(s for s in spec.samples if s.name == name)
-    return moved(Problem.of(spec, sample.build(spec, "cpu", dtype)), torch.device("cuda"))
+    return moved(Problem.of(spec, sample.build(spec, "cpu", dtype)), torch.device(device))

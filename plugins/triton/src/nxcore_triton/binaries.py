@@ -56,22 +56,22 @@ def _made(kernel: Any, make: Callable[[], Any]) -> Any:
     return found
 
 
-def _compiled(compile: Compile, src: Any, target: Any = None, options: Any = None, **more: Any) -> Any:
-    return serve(compile, src, target=target, options=options, **more)
+def _compiled(own: Compile, src: Any, target: Any = None, options: Any = None, **more: Any) -> Any:
+    return serve(own, src, target=target, options=options, **more)
 
 
-def serve(compile: Compile, src: Any, target: Any, options: Any, **more: Any) -> Any:
+def serve(own: Compile, src: Any, target: Any, options: Any, **more: Any) -> Any:
     """Return a compiled kernel: the wheel's, else that of Triton's cache, else one that is compiled now.
 
     Parameters
     ----------
-    compile : callable
+    own : callable
         ``triton.compile``, whose arguments follow.
     """
     if (found := shipped(src, target, options)) is not None:
         return found
     announced = Announced(src.fn, src.signature, src.constants, src.attrs)
-    return compile(announced, target=target, options=options, **more)
+    return own(announced, target=target, options=options, **more)
 
 
 def shipped(src: Any, target: Any, options: Any) -> CompiledKernel | None:

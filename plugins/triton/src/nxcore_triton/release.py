@@ -1,7 +1,7 @@
 """Compile binaries ahead of time: those that shipped records ask of a wheel.
 
-``python -m nxcore_triton.release FOLDER`` writes them. It needs torch, Triton and nxcore, and no GPU. Run with
-another Triton it adds that one's.
+``python -m nxcore_triton.release FOLDER`` writes them. It needs torch, Triton and nxcore, and no GPU; with
+another Triton on ``PYTHONPATH`` it adds that one's.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ _wanted: list[Asked] = []
 
 def kept(folder: Path, made: Any, name: str) -> None:
     """Write a compiled kernel into a folder, under the name of its compilation."""
-    facts = json.loads(next(Path(p) for n, p in made.metadata_group.items() if n.endswith(".json")).read_text())
+    facts = json.loads(
+        next(Path(p) for n, p in made.metadata_group.items() if n.endswith(".json")).read_text()
+    )
     facts |= {"hash": name} | {option: None for option in PATHS if option in facts}
     (folder / f"{name}.cubin").write_bytes(made.asm["cubin"])
     (folder / f"{name}.json").write_text(json.dumps(facts, sort_keys=True) + "\n")
@@ -53,12 +55,12 @@ def build(folder: Path, wanted: Sequence[Asked], most: int | None = None) -> str
     folder.mkdir(parents=True, exist_ok=True)
     _wanted[:] = wanted
 
-    def serve(compile: binaries.Compile, src: Any, target: Any, options: Any, **more: Any) -> Any:
-        made = compile(src, target=target, options=options, **more)
+    def serve(own: binaries.Compile, src: Any, target: Any, options: Any, **more: Any) -> Any:
+        made = own(src, target=target, options=options, **more)
         kept(folder, made, binaries.key(src, target, options))
         return made
 
-    own, binaries.serve = binaries.serve, serve
+    before, binaries.serve = binaries.serve, serve
     knobs.compilation.disable_line_info = True  # lines name the files of this machine
     try:
         with tempfile.TemporaryDirectory() as cache:
@@ -67,7 +69,7 @@ def build(folder: Path, wanted: Sequence[Asked], most: int | None = None) -> str
             with ProcessPoolExecutor(most or os.cpu_count(), forked) as pool:
                 list(pool.map(_compiled, range(len(wanted))))
     finally:
-        binaries.serve = own
+        binaries.serve = before
     archs = ", ".join(f"{a}.{b}" for a, b in sorted({asked.capability for asked in wanted}))
     return f"{len([*folder.glob('*.cubin')])} binaries by Triton {triton.__version__} for {archs}"
 
