@@ -13,7 +13,7 @@ GATES := overhead gate modules
 # Not every machine meets all of these yet; docs/choosing.md and the ADRs list the exceptions.
 AIMS := miss online regret shapes
 
-.PHONY: help demo test test-all again quick op fmt hooks mutations gpu-test sanitize conformance bench aims regression record lint docs clean
+.PHONY: help demo test test-all again quick op fmt hooks mutations gpu-test sanitize conformance bench aims regression record wheels lint docs clean
 
 help:
 	@echo "make demo         set up, accelerate a small model on this machine, then search an architecture"
@@ -32,6 +32,7 @@ help:
 	@echo "make aims         benchmarks of first calls, new shapes, learning and unmeasured sizes, with their targets"
 	@echo "make regression   compare the CPU kernels' times with the parent commit; fails if one is slower"
 	@echo "make record       measure what this machine's GPU needs to be known, and write the file to send; resumable"
+	@echo "make wheels       build the wheels of all packages into dist/, with compiled kernels; half an hour on two cores, needs nvcc"
 	@echo "make lint         ruff, mypy, import layers"
 	@echo "make docs         build the documentation into site/"
 
@@ -93,6 +94,9 @@ regression: $(VENV)/.test
 record: $(VENV)/.test
 	$(BIN)/python benchmarks/record.py
 
+wheels: $(VENV)/.test $(VENV)/.wheels
+	$(BIN)/python plugins/wheels.py --output dist
+
 lint: $(VENV)/.test $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -119,6 +123,6 @@ $(VENV)/.test: $(VENV)/.demo
 	$(PIP) --editable '.[test]' $(addprefix --editable ,$(PLUGINS))
 	@touch $@
 
-$(VENV)/.lint $(VENV)/.docs: $(VENV)/.%: $(VENV)/.demo
+$(VENV)/.lint $(VENV)/.docs $(VENV)/.wheels: $(VENV)/.%: $(VENV)/.demo
 	$(PIP) --editable '.[$*]'
 	@touch $@

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from nxcore.offline.shipped import files
-from nxcore.registry.registry import Registry
+from nxcore.ops import nxcore_ops
+from nxcore.registry.registry import Registry, Source
 from nxcore.spec.composed import taken_apart
-from nxcore.spec.kernel import Kernel
+from nxcore.spec.kernel import Backend, Kernel
 from nxcore.spec.problem import Problem
 from nxcore.store.problems import described, moved
 from nxcore.store.transfer import read_json
@@ -51,23 +52,24 @@ class Asked:
         return self.facts["major"], self.facts["minor"]
 
 
-def asked(registry: Registry, backend: str, paths: Iterable[Path] | None = None) -> Iterator[Asked]:
+def asked(backend: Backend, paths: Iterable[Path] | None = None) -> Iterator[Asked]:
     """Yield what a backend's wheel holds: per problem the winners of both regimes, and what verifies them.
 
     Parameters
     ----------
-    registry : Registry
-        With the backend.
-    backend : str
-        Its name.
+    backend : Backend
+        The plugin need not be installed.
     paths : iterable of Path, optional
         Records; the shipped ones by default.
     """
+    registry, core = Registry(), Source("core", "nxcore-kernels")
+    registry.add_ops(nxcore_ops(), core)
+    registry.add_backend(backend, core)
     seen = set[tuple[str, str, str, Problem]]()
     sample = functools.cache(functools.partial(of_sample, registry))
     for facts, problem, winners in _recorded(registry, paths or files()):
         for owner, kernel in registry.kernels(problem.op):
-            if owner.name != backend or owner.label(kernel) not in winners:
+            if owner.label(kernel) not in winners:
                 continue
             samples = (sample(problem.op, s.name, problem.dtype) for s in sampled(problem, registry))
             for half, alone in (pair for each in (problem, *samples) for pair in taken_apart(kernel, each)):

@@ -19,11 +19,10 @@ from typing import Any
 import triton
 from triton import knobs
 
-from nxcore import session
 from nxcore.offline import release
 from nxcore.offline.release import Asked
 from nxcore.spec.device import pretend
-from nxcore_triton import binaries
+from nxcore_triton import binaries, nxcore_backend
 from nxcore_triton.ahead import ahead
 
 PATHS = ("extern_libs", "ir_override")
@@ -80,5 +79,5 @@ def _compiled(at: int) -> None:
 
 
 if __name__ == "__main__":
-    everything = [*release.asked(session.default().registry, "triton")]
+    everything = [*release.asked(nxcore_backend())]
     print(build(Path(sys.argv[1]), everything))  # noqa: T201  the command's result

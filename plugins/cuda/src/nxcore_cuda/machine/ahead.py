@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import nxcore.ops
-from nxcore import session
 from nxcore.offline import release
 from nxcore.plugin import Problem, composed
 from nxcore.spec.device import pretend
-from nxcore_cuda import KERNELS
+from nxcore_cuda import KERNELS, nxcore_backend
 from nxcore_cuda.emulator import emulate
 from nxcore_cuda.machine import toolkit
 from nxcore_cuda.machine.absent import planned
@@ -56,7 +55,7 @@ def _of_smoke_samples() -> Iterator[Instance]:
 def _of_records() -> Iterator[Instance]:
     """Yield what the problems of the shipped records launch on their devices, where this plugin won."""
     found: list[Instance] = []
-    for asked in release.asked(session.default().registry, "cuda"):
+    for asked in release.asked(nxcore_backend()):
         pretend(dict(asked.facts))
         planned(asked.kernel, asked.problem, lambda instance, *_: found.append(instance))
     yield from found
