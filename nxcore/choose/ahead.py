@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from nxcore.choose.tuner import Tuner
 from nxcore.choose.workers import Answer
-from nxcore.observe.bar import Advance
+from nxcore.observe.bar import Advance, told
 from nxcore.spec.compiling import UncompiledError, on_disk_alone
 from nxcore.spec.kernel import Backend, Kernel
 from nxcore.spec.problem import Problem
@@ -60,6 +60,18 @@ def steps(tuner: Tuner, backend: Backend, kernel: Kernel, problem: Problem) -> l
     if problem.device.type == "cpu":
         return [""]
     return [*tuner.gate.samples(backend, kernel, problem), ""] if backend.ahead else []
+
+
+def announce(op: str, tasks: int, most: int) -> None:
+    """Say that workers compile in the background: in the log each time, in a terminal once a process."""
+    where = f"in the background by up to {most} {'process' if most == 1 else 'processes'}"
+    _log.info("compile: %s: %d kernels and samples, %s", op, tasks, where)
+    _told_once(f"nxcore: kernels are compiled {where}; torch serves until then, and the next run finds them")
+
+
+@functools.cache
+def _told_once(line: str) -> None:
+    told(line)
 
 
 def compiled(

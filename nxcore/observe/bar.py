@@ -24,6 +24,12 @@ def shown(title: str, *, lines: bool = False) -> Iterator[Advance]:
         yield lambda what, done, of: bar.update(task, description=what, completed=done, total=of)
 
 
+def told(line: str) -> None:
+    """Write a line to the standard error of a terminal; elsewhere logs tell it."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"{line}\n")
+
+
 def _line(what: str, done: int, of: int) -> None:
     sys.stderr.write(f"compiled {done}/{of}: {what}\n")
 

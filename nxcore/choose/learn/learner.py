@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from nxcore.choose.ahead import SEVERAL, steps
+from nxcore.choose.ahead import SEVERAL, announce, steps
 from nxcore.choose.contenders import (
     AGAIN,
     Choice,
@@ -249,6 +249,7 @@ class Lesson:
             learner.compiling -= 1
 
         learner.compiling += left
+        announce(self._problem.op, left, workers.most)
         for label, step in tasks:
             told = functools.partial(answered, label)
             workers.ask(self._problem, label, told, heat, step)

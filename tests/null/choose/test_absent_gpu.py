@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from nxcore.choose import workers
+from nxcore.choose import ahead, workers
 from nxcore.choose.ahead import compiled, steps
 from nxcore.choose.learn.learner import UNKNOWN_S, VERIFIED_S, Lesson
 from nxcore.choose.tuner import Tuner
@@ -146,6 +146,19 @@ def test_online_has_a_gpu_s_kernels_compiled_by_several_workers_only(pretending)
     assert lesson(1)[0]._workers is None
     assert lesson(2)[0]._workers is not None
     assert lesson(0)[0]._workers is None
+
+
+def test_it_says_once_in_a_terminal_and_always_in_the_log_that_it_compiles(pretending, monkeypatch, caplog):
+    told = []
+    monkeypatch.setattr(ahead, "told", told.append)
+    ahead._told_once.cache_clear()
+    caplog.set_level("INFO", logger="nxcore")
+    for _ in range(2):
+        found, held, _ = lesson(2)
+        found._await(held, [("fast", "prime"), ("fast", "")])
+    where = "in the background by up to 2 processes"
+    assert told == [f"nxcore: kernels are compiled {where}; torch serves until then, and the next run finds them"]
+    assert caplog.messages == [f"compile: add: 2 kernels and samples, {where}"] * 2
 
 
 def test_it_goes_on_once_every_sample_is_there_and_then_expects_little_time(pretending, monkeypatch):

@@ -17,11 +17,20 @@ def test_elsewhere_there_are_lines_or_nothing(capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_a_terminal_shows_a_bar_that_leaves_nothing_behind(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
 
+
+def test_a_line_is_for_a_terminal_alone(monkeypatch, capsys):
+    bar.told("compiles")
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    bar.told("compiles")
+    assert terminal.getvalue() == "compiles\n"
+
+
+def test_a_terminal_shows_a_bar_that_leaves_nothing_behind(monkeypatch):
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     monkeypatch.setenv("TERM", "xterm")
     with bar.shown("compiles") as advance:
