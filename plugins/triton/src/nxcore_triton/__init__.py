@@ -5,8 +5,11 @@ Importing this module doesn't import triton; each kernel's own file does, on fir
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import torch
 
@@ -28,6 +31,10 @@ from nxcore_triton import accepts, tile
 API = 1
 SINGLE = (torch.float32,)
 TRITON = (3, 6)  # kernels take tuples of pointers and keep tuples of sums across a loop
+
+
+BINARIES = Path(__file__).parent / "binaries"
+"""What Triton made of kernels when the wheel was built; see ``nxcore_triton.binaries``."""
 
 
 def _installed() -> str | None:
@@ -134,3 +141,17 @@ def nxcore_doctor() -> Iterable[Check]:
     if toolkit:
         device = torch.cuda.get_device_name() if machine and not machine.simulated else machine.reason
         yield Check("triton device", True, device, machine.hint)  # to have none is no fault
+        yield Check("triton binaries", True, _held())
+
+
+def _held() -> str:
+    """Return what the wheel holds, in words: numbers of kernels by Triton's version and capability."""
+    facts = (json.loads(path.read_text(encoding="utf-8")) for path in BINARIES.glob("*.json"))
+    found = Counter((f["triton_version"], f["target"]["arch"]) for f in facts)
+    told = [
+        f"{count} for capability {arch // 10}.{arch % 10} by Triton {release}"
+        for (release, arch), count in sorted(found.items())
+    ]
+    if told and _installed() not in {release for release, _ in found}:
+        told.append("none by the installed one, which compiles at first use")
+    return "; ".join(told) or "none in the wheel"

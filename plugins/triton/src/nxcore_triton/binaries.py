@@ -20,8 +20,8 @@ from triton._C.libtriton import get_cache_invalidating_env_vars
 from triton.compiler import ASTSource, CompiledKernel, make_backend
 
 from nxcore.plugin import compiling
+from nxcore_triton import BINARIES
 
-FOLDER = Path(__file__).parent / "binaries"
 LINES = "TRITON_DISABLE_LINE_INFO"
 """Whether a binary has line numbers: the instructions are the same."""
 
@@ -76,10 +76,10 @@ def serve(own: Compile, src: Any, target: Any, options: Any, **more: Any) -> Any
 
 def shipped(src: Any, target: Any, options: Any) -> CompiledKernel | None:
     """Return the wheel's binary of a kernel; None without one, or where a user looks into compilations."""
-    if not _any(FOLDER) or target is None or _inspected():
+    if not _any(BINARIES) or target is None or _inspected():
         return None
     name = key(src, target, options)
-    files = {f"{src.name}.{kind}": str(FOLDER / f"{name}.{kind}") for kind in ("json", "cubin")}
+    files = {f"{src.name}.{kind}": str(BINARIES / f"{name}.{kind}") for kind in ("json", "cubin")}
     return CompiledKernel(src, files, name) if all(map(_is_file, files.values())) else None
 
 
