@@ -1,0 +1,176 @@
+"""A wheel's binaries of Triton's kernels are loaded in place of compiling, and only where Triton's key agrees."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import nxcore_triton
+import pytest
+
+# Triton's interpreter compiles nothing, and these tests' process has it where there is no GPU.
+BUILD = """
+import json, os, sys
+from pathlib import Path
+import torch
+from nxcore_triton import KERNELS, binaries, release
+from nxcore_triton.ahead import ahead
+from nxcore.offline.release import Asked
+from nxcore.spec.compiling import UncompiledError, on_disk_alone
+from nxcore.spec.tally import tally
+from tests.plugins.test_ahead import FACTS, problems
+from triton import knobs
+
+folder, found = Path(sys.argv[1]), {}
+kernel = next(kernel for kernel in KERNELS if kernel.op == "add")
+problem = next(problems(kernel))
+facts = FACTS | {"major": 9, "minor": 0}
+found["said"] = release.build(folder, [Asked(kernel, problem, facts)], 1)
+found["files"] = sorted(path.name for path in folder.iterdir())
+found["texts"] = [path.read_text() for path in folder.glob("*.json")]
+
+def compiles(capability=(9, 0)):
+    knobs.cache.dir = str(folder.parent / "cache")
+    launched.device_caches.clear()  # what this process has compiled
+    try:
+        with on_disk_alone():
+            ahead(kernel, problem, capability)
+    except UncompiledError as error:
+        return str(error)
+    return ""
+
+knobs.compilation.disable_line_info = False
+kernel.plan  # imports the module
+launched = sys.modules["nxcore_triton.add"].add_flat
+found["without"] = compiles()
+binaries.BINARIES = folder
+binaries._any.cache_clear()
+found["with"] = compiles()
+found["elsewhere"] = compiles((8, 0))
+os.environ["DISABLE_PTXAS_OPT"] = "1"
+found["other environment"] = compiles()
+del os.environ["DISABLE_PTXAS_OPT"]
+knobs.compilation.always_compile = True
+found["asked to compile"] = compiles()
+knobs.compilation.always_compile = False
+version, binaries.triton.__version__ = binaries.triton.__version__, "0.0"
+found["other Triton"] = compiles()
+binaries.triton.__version__ = version
+launched._unsafe_update_src(launched.src.replace("mask = ", "mask =  "))
+found["other source"] = compiles()
+before = tally().compilations
+ahead(kernel, problem, (9, 0))
+found["compiled"] = tally().compilations - before
+found["then"] = compiles()
+print(json.dumps(found))
+"""
+
+
+def alone(code, *args):
+    """Return what a program prints, run where Triton has its own settings."""
+    root = str(Path(__file__).parents[2])
+    env = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
+    env["PYTHONPATH"] = os.pathsep.join([root, *sys.path])
+    command = [sys.executable, "-c", code, *map(str, args)]
+    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=570, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What a process without a GPU found that built the binaries of one call, and then made it."""
+    folder = tmp_path_factory.mktemp("wheel") / "binaries"
+    return json.loads(alone(BUILD, folder).splitlines()[-1])
+
+
+def test_a_binary_and_its_facts_are_written_and_nothing_of_the_machine(found):
+    assert found["said"].startswith("1 binaries by Triton ")
+    assert found["said"].endswith(" for 9.0")
+    assert [Path(name).suffix for name in found["files"]] == [".cubin", ".json"]
+    assert not [text for text in found["texts"] if "/" in text]
+    assert all('"arch": 90' in text for text in found["texts"])
+
+
+def test_a_call_with_a_binary_compiles_nothing(found):
+    assert found["without"] == "add_flat"
+    assert found["with"] == ""
+
+
+@pytest.mark.parametrize(
+    "changed", ["elsewhere", "other environment", "asked to compile", "other Triton", "other source"]
+)
+def test_another_device_compiler_or_source_has_no_binary(found, changed):
+    assert found[changed] == found["without"]
+
+
+def test_what_is_compiled_is_announced_and_then_on_disk(found):
+    assert found["compiled"] == 1
+    assert found["then"] == ""
+
+
+def test_a_kernel_is_attached_once_and_an_interpreted_one_not_at_all():
+    from nxcore_triton import binaries
+
+    kernel = types.SimpleNamespace(compile=None, device_caches=None)
+    binaries.attach(kernel)
+    assert kernel.device_caches is None
+    kernel.device_caches = types.SimpleNamespace(default_factory=lambda: "made")
+    binaries.attach(kernel)
+    once = kernel.device_caches.default_factory
+    binaries.attach(kernel)
+    assert kernel.device_caches.default_factory is once
+    assert once() == "made"
+    assert kernel.compile.func is binaries._compiled
+
+
+def test_doctor_tells_what_the_wheel_holds(tmp_path, monkeypatch):
+    monkeypatch.setattr(nxcore_triton, "BINARIES", tmp_path)
+    assert nxcore_triton._held() == "none in the wheel"
+    for name, release, arch in (("a", "3.6.0", 90), ("b", "3.6.0", 90), ("c", "3.7.1", 120)):
+        facts = {"triton_version": release, "target": {"arch": arch}}
+        (tmp_path / f"{name}.json").write_text(json.dumps(facts))
+    monkeypatch.setattr(nxcore_triton, "_installed", lambda: "3.6.0")
+    assert (
+        nxcore_triton._held() == "2 for capability 9.0 by Triton 3.6.0; 1 for capability 12.0 by Triton 3.7.1"
+    )
+    monkeypatch.setattr(nxcore_triton, "_installed", lambda: "3.8.0")
+    assert nxcore_triton._held().endswith("none by the installed one, which compiles at first use")
+
+
+ON_GPU = """
+import sys
+from pathlib import Path
+import torch
+from nxcore_triton import KERNELS, binaries, release
+from nxcore.offline.release import Asked
+from nxcore.plugin import Problem
+from nxcore.spec.compiling import on_disk_alone
+from nxcore.spec.device import properties
+from nxcore.trust.truth import Truth, agreement
+from tests.plugins.test_ahead import SPECS, problems
+from triton import knobs
+
+folder, cache, op = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+kernel, spec = next(k for k in KERNELS if k.op == op), SPECS[op]
+facts = properties(torch.device("cuda"))
+release.build(folder, [Asked(kernel, next(problems(kernel)), facts)], 1)
+knobs.compilation.disable_line_info = False
+knobs.cache.dir = str(cache)
+binaries.BINARIES = folder
+args = spec.tagged("smoke")[0].build(spec, "cuda", torch.float32)
+with on_disk_alone():
+    found = agreement(kernel.plan(Problem.of(spec, args)), spec, args, Truth.of(spec, args))
+assert found.ok, found
+assert not list(cache.rglob("*.cubin"))
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("op", ["add", "sum", "softmax_sum", "batch_norm_backward"])
+def test_a_binary_is_right_and_nothing_is_compiled_for_it(op, tmp_path):
+    alone(ON_GPU, tmp_path / "binaries", tmp_path / "cache", op)
