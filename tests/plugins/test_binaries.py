@@ -1,4 +1,4 @@
-"""A wheel's binaries of Triton's kernels are loaded in place of compiling, and only where Triton's key agrees."""
+"""A wheel holds binaries of Triton's kernels: they are loaded, and nothing is compiled, where its key agrees."""
 
 from __future__ import annotations
 

@@ -36,6 +36,19 @@ class TestAhead:
         found = [instance for each in instances.values() for instance in each]
         assert len({instance.symbol for instance in found}) == len(found)
 
+    def test_what_shipped_records_ask_for_is_held(self, instances):
+        asked = set(ahead._of_records())
+        assert asked
+        assert asked <= {instance for each in instances.values() for instance in each}
+
+    def test_devices_from_7_5_to_12_0_have_images(self, monkeypatch):
+        every = [(int(arch[:-1]), int(arch[-1])) for arch in ahead.ARCHITECTURES]
+        monkeypatch.setattr(toolkit, "architectures", lambda _: tuple(every))
+        archs = ahead.architectures("nvcc")
+        assert (archs[0], archs[-2:]) == ("sm_75", ["sm_120", "compute_120"])
+        for capability in [*every, (8, 7), (10, 3), (12, 1), (13, 0)]:
+            assert toolkit.runs_on(archs, capability)
+
     @needs_nvcc
     @pytest.mark.slow
     @pytest.mark.parametrize("source", sorted(path.stem for path in SOURCES.glob("*.cu")))
@@ -70,6 +83,10 @@ class TestAhead:
 
 @needs_nvcc
 class TestNvcc:
+    def test_its_options_are_known(self):
+        assert toolkit.knows(toolkit.nvcc(), "--std=c++17")
+        assert not toolkit.knows(toolkit.nvcc(), "--make-it-fast=yes")
+
     def test_headers_compile_for_the_oldest_device(self, tmp_path):
         (tmp_path / "probe.cu").write_text(
             '#include "element.cuh"\n'

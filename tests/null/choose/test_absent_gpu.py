@@ -157,7 +157,9 @@ def test_it_says_once_in_a_terminal_and_always_in_the_log_that_it_compiles(prete
         found, held, _ = lesson(2)
         found._await(held, [("fast", "prime"), ("fast", "")])
     where = "in the background by up to 2 processes"
-    assert told == [f"nxcore: kernels are compiled {where}; torch serves until then, and the next run finds them"]
+    assert told == [
+        f"nxcore: kernels are compiled {where}; torch serves until then, and the next run finds them"
+    ]
     assert caplog.messages == [f"compile: add: 2 kernels and samples, {where}"] * 2
 
 

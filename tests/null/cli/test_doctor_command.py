@@ -1,0 +1,82 @@
+"""``nxcore doctor``: which calls of a program would need a compiler."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from nxcore import session as sessions
+from nxcore.cli import app
+from nxcore.offline import compilers
+from tests.null import fakes
+
+X = torch.ones(3)
+
+
+@pytest.fixture
+def trace(monkeypatch, tmp_path):
+    """The problem of one call, in a session with one kernel for it."""
+    monkeypatch.setattr(
+        sessions, "_default", found := fakes.session(fakes.backend("fake", fakes.kernel("add")))
+    )
+    with found.record(path := tmp_path / "trace.jsonl"):
+        found.op("add")(X, X)
+    return path
+
+
+def run(*words):
+    done = CliRunner().invoke(app, ["doctor", *map(str, words)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def row(*words):
+    return next(r for r in json.loads(run(*words, "--json")) if r["name"] == "compilers")
+
+
+def told(monkeypatch, state, what=""):
+    monkeypatch.setattr(compilers, "missing", lambda *_: (state, what))
+
+
+def test_calls_of_a_trace_are_told_with_what_is_compiled_for_them(trace, monkeypatch):
+    told(monkeypatch, "compiles", "add_kernel(float, float)")
+    found = row("--from-trace", trace)
+    assert found["ok"], "to compile is no fault"
+    assert found["detail"].startswith("1 calls of trace.jsonl for ")
+    assert found["detail"].endswith("; 1 kernels to compile")
+    assert [(call["op"], call["kernel"]) for call in found["calls"]] == [("add", "fake")]
+    text = run("--from-trace", trace)
+    assert "what is compiled first" in text
+    assert "add_kernel" in text
+    assert "float, float" not in text
+    assert f"nxcore tune --from-trace {trace} compiles ahead of time" in text
+
+
+def test_what_isnt_known_is_told_and_what_is_on_disk_isnt(trace, monkeypatch):
+    told(monkeypatch, "unknown", "nobody knows")
+    assert row("--from-trace", trace)["detail"].endswith("; none needs a compiler; 1 unknown")
+    assert "unknown: nobody knows" in run("--from-trace", trace)
+    told(monkeypatch, "on disk")
+    assert "what is compiled first" not in run("--from-trace", trace)
+
+
+def test_without_a_trace_it_is_of_the_calls_on_record(trace, monkeypatch):
+    asked = []
+    monkeypatch.setattr(compilers, "on_record", lambda session, device: asked.append(device.type) or [])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = row()
+    assert asked == ["cpu"]
+    assert found["detail"].startswith("0 calls on record for ")
+    assert found["detail"].endswith("; none needs a compiler")
+
+
+def test_calls_of_devices_that_arent_here_are_counted(trace, monkeypatch):
+    trace.write_text(trace.read_text().replace('"cpu"', '"cuda"'))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = row("--from-trace", trace)
+    here = "0 calls of trace.jsonl for no device of this machine"
+    assert found["detail"] == f"{here}; 1 calls of other devices; none needs a compiler"
+    assert found["calls"] == []
