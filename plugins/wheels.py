@@ -21,7 +21,7 @@ MOST = 50_000_000
 """The most bytes of a wheel."""
 
 WHOLE = {"NXCORE_CUDA_BUILD": "1", "NXCORE_TRITON_BUILD": "1"}
-"""A wheel without its compiled kernels is an error here; whoever wants one sets these to 0."""
+"""A wheel without its compiled kernels is an error; 0 in the environment means that it is wanted so."""
 
 
 def projects() -> dict[str, Path]:

@@ -157,8 +157,8 @@ def command(
 ) -> None:
     """Check the installation and suggest fixes. Exit status 1 if something is broken.
 
-    The last line tells which calls would need a compiler: of those on record for this machine's devices, or
-    of a recorded program.
+    The last line says how many calls would need a compiler: of those on record for this machine's devices,
+    or of a recorded program.
     """
     from nxcore import session
     from nxcore.cli import machine, render

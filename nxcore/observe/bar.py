@@ -25,7 +25,7 @@ def shown(title: str, *, lines: bool = False) -> Iterator[Advance]:
 
 
 def told(line: str) -> None:
-    """Write a line to the standard error of a terminal; elsewhere logs tell it."""
+    """Write a line to the standard error of a terminal; nothing elsewhere, where logs have it."""
     if sys.stderr.isatty():
         sys.stderr.write(f"{line}\n")
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 
+from nxcore.errors import FOREIGN
 from nxcore.observe.bar import Advance
 from nxcore.offline.release import of_sample
 from nxcore.session import Session
@@ -24,7 +25,7 @@ from nxcore.trust.gate import brief
 
 State = Literal["on disk", "compiles", "unknown"]
 
-UNTOLD = "its plugin doesn't tell what is on disk"
+UNTOLD = "its plugin doesn't report what is on disk"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ def missing(backend: Backend, kernel: Kernel, wanted: Iterable[Problem]) -> tupl
                 _from_disk(backend, kernel, problem)
         except UncompiledError as error:
             return "compiles", str(error)
-        except Exception as error:  # noqa: BLE001  of a plugin or its toolkit, such as a missing compiler
+        except FOREIGN as error:  # such as a missing compiler
             return "unknown", brief(error)
     return "on disk", ""
 

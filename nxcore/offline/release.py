@@ -1,4 +1,4 @@
-"""What shipped records ask of a wheel: the winners' code, for their problems and for the gate's samples."""
+"""The content of a wheel by the shipped records: the winners, for their problems and the samples of the gate."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ LEAST_SHARED = 101376
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Wanted:
     """A kernel that a wheel holds for a problem.
 
     Attributes
     ----------
     kernel : Kernel
-        Of the backend; of a composed one each part is asked by itself.
+        Of the backend; of a composed one each part is by itself.
     problem : Problem
         On a CUDA device.
     facts : Mapping
@@ -52,7 +52,7 @@ class Asked:
         return self.facts["major"], self.facts["minor"]
 
 
-def asked(backend: Backend, paths: Iterable[Path] | None = None) -> Iterator[Asked]:
+def wanted(backend: Backend, paths: Iterable[Path] | None = None) -> Iterator[Wanted]:
     """Yield what a backend's wheel holds: per problem the winners of both regimes, and what verifies them.
 
     Parameters
@@ -76,7 +76,7 @@ def asked(backend: Backend, paths: Iterable[Path] | None = None) -> Iterator[Ask
                 name = facts["name"], half.op, half.variant, alone
                 if name not in seen:
                     seen.add(name)
-                    yield Asked(half, alone, facts)
+                    yield Wanted(half, alone, facts)
 
 
 def _recorded(

@@ -1,4 +1,4 @@
-"""Build hook of the wheel: adds what Triton makes, at the build, of the kernels that shipped records ask for.
+"""Build hook of the wheel: adds what Triton makes of the kernels that won in the shipped records.
 
 If torch, Triton or nxcore is missing, the build reports it and the wheel holds none: Triton then compiles at
 first use. An editable install has none.

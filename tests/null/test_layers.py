@@ -207,6 +207,7 @@ PLUGINS = sorted(p for pattern in ("plugins/*/src/**/*.py", "docs/template/*.py"
 OPERATORS = sorted(p for p in (CORE / "ops").glob("*.py") if p.stem != "__init__")
 MORE = {
     "nxcore_cuda/machine/ahead.py": "the core's samples, built into a wheel",
+    "nxcore_triton/release.py": "the winners in the core's records, built into a wheel",
 }
 """Modules of plugins that import more than ``nxcore.plugin``: why."""
 

@@ -1,4 +1,4 @@
-"""A wheel holds binaries of Triton's kernels: they are loaded, and nothing is compiled, where its key agrees."""
+"""Binaries of Triton kernels in a wheel: they are loaded, and nothing is compiled, where the key agrees."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from nxcore_triton import KERNELS, binaries, release
 from nxcore_triton.ahead import ahead
-from nxcore.offline.release import Asked
+from nxcore.offline.release import Wanted
 from nxcore.spec.compiling import UncompiledError, on_disk_alone
 from nxcore.spec.tally import tally
 from tests.plugins.test_ahead import FACTS, problems
@@ -29,7 +29,7 @@ folder, found = Path(sys.argv[1]), {}
 kernel = next(kernel for kernel in KERNELS if kernel.op == "add")
 problem = next(problems(kernel))
 facts = FACTS | {"major": 9, "minor": 0}
-found["said"] = release.build(folder, [Asked(kernel, problem, facts)], 1)
+found["said"] = release.build(folder, [Wanted(kernel, problem, facts)], 1)
 found["files"] = sorted(path.name for path in folder.iterdir())
 found["texts"] = [path.read_text() for path in folder.glob("*.json")]
 
@@ -147,7 +147,7 @@ import sys
 from pathlib import Path
 import torch
 from nxcore_triton import KERNELS, binaries, release
-from nxcore.offline.release import Asked
+from nxcore.offline.release import Wanted
 from nxcore.plugin import Problem
 from nxcore.spec.compiling import on_disk_alone
 from nxcore.spec.device import properties
@@ -158,7 +158,7 @@ from triton import knobs
 folder, cache, op = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 kernel, spec = next(k for k in KERNELS if k.op == op), SPECS[op]
 facts = properties(torch.device("cuda"))
-release.build(folder, [Asked(kernel, next(problems(kernel)), facts)], 1)
+release.build(folder, [Wanted(kernel, next(problems(kernel)), facts)], 1)
 knobs.compilation.disable_line_info = False
 knobs.cache.dir = str(cache)
 binaries.BINARIES = folder

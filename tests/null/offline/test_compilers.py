@@ -62,7 +62,7 @@ def test_what_verifies_a_kernel_counts_too():
 
 
 def test_what_a_plugin_doesnt_tell_is_unknown():
-    why = "its plugin doesn't tell what is on disk"
+    why = "its plugin doesn't report what is on disk"
     assert states(session(announces=False), problem()) == [("mine", "unknown", "unknown", why)]
     of = session()
     kernel = of.registry.backend("mine").kernels[0]

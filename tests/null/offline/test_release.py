@@ -29,7 +29,7 @@ def asked(tmp_path):
     def found(*entries, facts=FACTS, kernels=()):
         path = tmp_path / "cuda-one.json"
         path.write_text(json.dumps({"environments": [{"facts": facts, "entries": list(entries)}]}))
-        return list(release.asked(fakes.backend("mine", *kernels), [path]))
+        return list(release.wanted(fakes.backend("mine", *kernels), [path]))
 
     return found
 

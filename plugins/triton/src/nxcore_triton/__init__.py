@@ -34,7 +34,7 @@ TRITON = (3, 6)  # kernels take tuples of pointers and keep tuples of sums acros
 
 
 BINARIES = Path(__file__).parent / "binaries"
-"""What Triton made of kernels when the wheel was built; see ``nxcore_triton.binaries``."""
+"""Kernels as Triton compiled them when the wheel was built; see ``nxcore_triton.binaries``."""
 
 
 def _installed() -> str | None:

@@ -28,8 +28,8 @@ LINES = "TRITON_DISABLE_LINE_INFO"
 Compile = Callable[..., Any]
 
 
-class Announced(ASTSource):
-    """A kernel's source, which Triton asks for its first form only if the kernel isn't in Triton's cache."""
+class Announced(ASTSource):  # type: ignore[misc]  # Triton has no types
+    """A kernel's source. Triton calls ``make_ir`` only for a kernel that isn't in its cache."""
 
     def make_ir(self, *args: Any, **more: Any) -> Any:
         """Announce that the kernel is compiled, and begin."""

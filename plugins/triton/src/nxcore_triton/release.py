@@ -1,4 +1,4 @@
-"""Compile binaries ahead of time: those that shipped records ask of a wheel.
+"""Compile binaries ahead of time: those of the winners in the shipped records.
 
 ``python -m nxcore_triton.release FOLDER`` writes them. It needs torch, Triton and nxcore, and no GPU; with
 another Triton on ``PYTHONPATH`` it adds that one's.
@@ -20,7 +20,7 @@ import triton
 from triton import knobs
 
 from nxcore.offline import release
-from nxcore.offline.release import Asked
+from nxcore.offline.release import Wanted
 from nxcore.spec.device import pretend
 from nxcore_triton import binaries, nxcore_backend
 from nxcore_triton.ahead import ahead
@@ -28,7 +28,7 @@ from nxcore_triton.ahead import ahead
 PATHS = ("extern_libs", "ir_override")
 """Options that name files of the machine that compiled; a launch reads none of them."""
 
-_wanted: list[Asked] = []
+_wanted: list[Wanted] = []
 
 
 def kept(folder: Path, made: Any, name: str) -> None:
@@ -41,13 +41,13 @@ def kept(folder: Path, made: Any, name: str) -> None:
     (folder / f"{name}.json").write_text(json.dumps(facts, sort_keys=True) + "\n")
 
 
-def build(folder: Path, wanted: Sequence[Asked], most: int | None = None) -> str:
+def build(folder: Path, wanted: Sequence[Wanted], most: int | None = None) -> str:
     """Write the binaries of what is wanted. Returns what was written, in words.
 
     Parameters
     ----------
     folder : Path
-    wanted : sequence of Asked
+    wanted : sequence of Wanted
     most : int, optional
         The processes that compile; one for each core by default.
     """
@@ -69,7 +69,7 @@ def build(folder: Path, wanted: Sequence[Asked], most: int | None = None) -> str
                 list(pool.map(_compiled, range(len(wanted))))
     finally:
         binaries.serve = before
-    archs = ", ".join(f"{a}.{b}" for a, b in sorted({asked.capability for asked in wanted}))
+    archs = ", ".join(f"{a}.{b}" for a, b in sorted({each.capability for each in wanted}))
     return f"{len([*folder.glob('*.cubin')])} binaries by Triton {triton.__version__} for {archs}"
 
 
@@ -79,5 +79,5 @@ def _compiled(at: int) -> None:
 
 
 if __name__ == "__main__":
-    everything = [*release.asked(nxcore_backend())]
-    print(build(Path(sys.argv[1]), everything))  # noqa: T201  the command's result
+    everything = [*release.wanted(nxcore_backend())]
+    sys.stdout.write(build(Path(sys.argv[1]), everything) + "\n")

@@ -29,7 +29,7 @@ from nxcore_cuda.machine.instance import Instance, unit
 ARCHITECTURES = ("75", "80", "86", "89", "90", "100", "120")
 
 SMALL = "--compress-mode=size"
-"""What CUDA 12.8 and later compress images by; drivers before that for CUDA 12.4 can't read them."""
+"""CUDA 12.8 and later compress images so; drivers before that for CUDA 12.4 can't read them."""
 
 
 def _of_smoke_samples() -> Iterator[Instance]:
@@ -55,9 +55,9 @@ def _of_smoke_samples() -> Iterator[Instance]:
 def _of_records() -> Iterator[Instance]:
     """Yield what the problems of the shipped records launch on their devices, where this plugin won."""
     found: list[Instance] = []
-    for asked in release.asked(nxcore_backend()):
-        pretend(dict(asked.facts))
-        planned(asked.kernel, asked.problem, lambda instance, *_: found.append(instance))
+    for wanted in release.wanted(nxcore_backend()):
+        pretend(dict(wanted.facts))
+        planned(wanted.kernel, wanted.problem, lambda instance, *_: found.append(instance))
     yield from found
 
 
@@ -102,7 +102,7 @@ def build(folder: Path, wanted: Sequence[str] = ARCHITECTURES) -> str:
         text = folder / f"{source}-unit.cu"  # another name than the source that it includes
         text.write_text(unit(found))
         name = f"{source}.fatbin"
-        image = ("-fatbin", "--threads=0", *small, "-o", folder / name)
+        image = ["-fatbin", "--threads=0", *small, "-o", str(folder / name)]
         run([compiler, *image, *NVCC_FLAGS, *codes, f"-I{SOURCES}", text], source)
         text.unlink()
         return name, {
