@@ -1,4 +1,4 @@
-"""The content of a wheel by the shipped records: the winners, for their problems and the samples of the gate."""
+"""The content of a wheel by the shipped records: winners, for their problems and the samples of the gate."""
 
 from __future__ import annotations
 
