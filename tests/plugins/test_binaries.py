@@ -88,6 +88,7 @@ def found(tmp_path_factory):
     return json.loads(alone(BUILD, folder).splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_a_binary_and_its_facts_are_written_and_nothing_of_the_machine(found):
     assert found["said"].startswith("1 binaries by Triton ")
     assert found["said"].endswith(" for 9.0")
@@ -96,11 +97,13 @@ def test_a_binary_and_its_facts_are_written_and_nothing_of_the_machine(found):
     assert all('"arch": 90' in text for text in found["texts"])
 
 
+@pytest.mark.slow
 def test_a_call_with_a_binary_compiles_nothing(found):
     assert found["without"] == "add_flat"
     assert found["with"] == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changed", ["elsewhere", "other environment", "asked to compile", "other Triton", "other source"]
 )
@@ -108,6 +111,7 @@ def test_another_device_compiler_or_source_has_no_binary(found, changed):
     assert found[changed] == found["without"]
 
 
+@pytest.mark.slow
 def test_what_is_compiled_is_announced_and_then_on_disk(found):
     assert found["compiled"] == 1
     assert found["then"] == ""
