@@ -7,12 +7,19 @@ import logging
 import queue
 from collections.abc import Callable, Collection, Iterable
 
+import torch
+
+from nxcore.choose.contenders import Contender
 from nxcore.choose.tuner import Tuner
 from nxcore.choose.workers import Answer
+from nxcore.errors import FOREIGN
 from nxcore.observe.bar import Advance, told
 from nxcore.spec.compiling import UncompiledError, on_disk_alone
+from nxcore.spec.composed import taken_apart
+from nxcore.spec.device import current
 from nxcore.spec.kernel import Backend, Kernel
 from nxcore.spec.problem import Problem
+from nxcore.trust.gate import brief
 
 _log = logging.getLogger(__name__)
 
@@ -45,10 +52,41 @@ def on_disk(tuner: Tuner, backend: Backend, kernel: Kernel, problem: Problem) ->
         return False  # only its toolkit knows
     try:
         with on_disk_alone():
-            tuner.enter(backend, kernel, problem, (), first=False)
+            with_code(tuner.enter(backend, kernel, problem, (), first=False), problem)
     except UncompiledError:
         return False
     return True
+
+
+def with_code(entry: Contender, problem: Problem) -> Contender:
+    """Return a kernel whose code for ``problem`` is on disk, as far as its backend can find that.
+
+    Some toolkits compile at a launch, so that planning a kernel finds nothing missing.
+
+    Raises
+    ------
+    UncompiledError
+        If the code isn't on disk, or its backend fails to find out.
+    """
+    if entry.call is None:
+        return entry
+    try:
+        with on_disk_alone():
+            compiled_ahead(entry.backend, entry.kernel, problem)
+    except UncompiledError:
+        raise
+    except FOREIGN as error:
+        raise UncompiledError(brief(error)) from error
+    return entry
+
+
+def compiled_ahead(backend: Backend, kernel: Kernel, problem: Problem) -> None:
+    """Compile to disk what a kernel needs on a GPU of this machine; see ``Backend.ahead``."""
+    if problem.device.type == "cuda" and backend.ahead:
+        major, minor = torch.cuda.get_device_capability(problem.device)
+        with current(problem.device):
+            for half, part in taken_apart(kernel, problem):
+                backend.ahead(half, part, (major, minor))
 
 
 def steps(tuner: Tuner, backend: Backend, kernel: Kernel, problem: Problem) -> list[str]:

@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 import torch
 
+from nxcore.choose.ahead import compiled_ahead
 from nxcore.errors import FOREIGN
 from nxcore.observe.bar import Advance
 from nxcore.offline.release import of_sample
 from nxcore.session import Session
 from nxcore.spec.compiling import UncompiledError, on_disk_alone
-from nxcore.spec.composed import taken_apart
 from nxcore.spec.device import describe
 from nxcore.spec.kernel import Backend, Kernel
 from nxcore.spec.problem import Problem
@@ -115,10 +115,8 @@ def missing(backend: Backend, kernel: Kernel, wanted: Iterable[Problem]) -> tupl
 
 
 def _from_disk(backend: Backend, kernel: Kernel, problem: Problem) -> None:
-    if problem.device.type == "cuda" and backend.ahead:
-        major, minor = torch.cuda.get_device_capability(problem.device)
-        for half, part in taken_apart(kernel, problem):
-            backend.ahead(half, part, (major, minor))
+    if problem.device.type == "cuda":
+        compiled_ahead(backend, kernel, problem)
     elif kernel.takes(problem):
         kernel.plan(problem)
 

@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import types
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import nxcore_cuda
@@ -106,6 +108,47 @@ def test_plans_of_triton_need_no_device(tmp_path):
     found = compiled(tmp_path)
     assert found.keys() == {kernel.op for kernel in nxcore_triton.KERNELS}
     assert len(found["gumbel_softmax_backward"]) > 10, "of all operators before it"
+
+
+def test_launches_are_replaced_in_one_thread_alone():
+    from nxcore_triton.ahead import Compiled
+    from nxcore_triton.launch import INSTEAD, Launch
+
+    def launch():
+        kernel = types.SimpleNamespace(arg_names=())
+        made.append(type(Launch(kernel, (1,), torch.device("cpu"))))
+
+    made, token = [], INSTEAD.set(Compiled)
+    launch()
+    other = threading.Thread(target=launch)
+    other.start()
+    other.join()
+    INSTEAD.reset(token)
+    launch()
+    assert made == [Compiled, Launch, Launch]
+
+
+@pytest.mark.gpu
+def test_what_is_on_disk_is_found_beside_launches_of_other_threads(tmp_path, monkeypatch):
+    """Triton's driver and the launches of this thread stay as they are."""
+    monkeypatch.undo()  # the device's own properties
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    kernel, spec = next(k for k in nxcore_triton.KERNELS if k.op == "add"), SPECS["add"]
+    args = spec.tagged("smoke")[0].build(spec, "cuda", torch.float32)
+    problem = Problem.of(spec, args)
+    call, want = kernel.plan(problem), spec.reference(*args)
+    call(*args)
+
+    def look():
+        for _ in range(30):
+            nxcore_triton._ahead(kernel, problem, torch.cuda.get_device_capability())
+
+    with ThreadPoolExecutor(1) as pool:
+        looking = pool.submit(look)
+        while not looking.done():
+            torch.testing.assert_close(call(*args), want)
+            torch.testing.assert_close(kernel.plan(problem)(*args), want)
+        looking.result()
 
 
 @pytest.mark.gpu

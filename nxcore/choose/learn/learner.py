@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from nxcore.choose.ahead import SEVERAL, announce, steps
+from nxcore.choose.ahead import SEVERAL, announce, steps, with_code
 from nxcore.choose.contenders import (
     AGAIN,
     Choice,
@@ -352,7 +352,9 @@ class Lesson:
             self._learner.loaded.add(backend.name)
         try:
             with on_disk_alone():
-                return self._tuner.enter(backend, kernel, self._problem, (), first=False)
+                return with_code(
+                    self._tuner.enter(backend, kernel, self._problem, (), first=False), self._problem
+                )
         except UncompiledError:
             return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import pytest
@@ -9,12 +10,15 @@ import torch
 
 from nxcore.choose import ahead, workers
 from nxcore.choose.ahead import compiled, steps
+from nxcore.choose.contenders import Contender
 from nxcore.choose.learn.learner import UNKNOWN_S, VERIFIED_S, Lesson
 from nxcore.choose.tuner import Tuner
 from nxcore.choose.worker import done
 from nxcore.choose.workers import Answer
+from nxcore.measure.decision import Candidate
 from nxcore.spec.compiling import compiling
 from nxcore.spec.problem import Problem
+from nxcore.spec.tally import tally
 from nxcore.store.files import Store
 from nxcore.store.problems import moved
 from nxcore.store.wisdom import key
@@ -120,6 +124,32 @@ def test_a_backend_that_needs_the_device_is_left_to_the_program(pretending):
     tuner = Tuner(registry, Gate(registry, Store()))
     assert steps(tuner, *tuner.taking_part("add")[1], ON_GPU) == []
     assert steps(tuner, *tuner.taking_part("add")[1], PROBLEM) == [""]
+
+
+@pytest.mark.parametrize("missing", [False, True, "fails"])
+def test_a_gpu_s_code_that_a_launch_would_compile_is_looked_for_on_disk(missing, pretending, monkeypatch):
+    def look(kernel, problem, capability):
+        assert capability == (9, 0)
+        if missing == "fails":
+            raise OSError("no driver")
+        if missing:
+            compiling("a launch")
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(ahead, "current", lambda device: contextlib.nullcontext())
+    kernel = fakes.kernel("add", announces=True)
+    backend = fakes.replace(fakes.backend("gpu", kernel), ahead=look)
+    registry = fakes.registry(backend)
+    tuner = Tuner(registry, Gate(registry, Store()))
+    planned = Contender(backend, kernel, Candidate("gpu", "gpu"), print)
+    refused = Contender(backend, kernel, Candidate("gpu", "gpu"))
+    tuner.gate.knows = lambda *_: True
+    tuner.refusal = lambda *_: None
+    tuner.enter = lambda *_, first: planned
+    before = tally().compilations
+    assert ahead.uncompiled(tuner, ON_GPU) == (["gpu"] if missing else [])
+    assert tally().compilations == before
+    assert ahead.with_code(refused, ON_GPU) is refused, "nothing is looked for"
 
 
 class Held:

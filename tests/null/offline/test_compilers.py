@@ -1,5 +1,6 @@
 """Which calls need a compiler: nothing is compiled to find out."""
 
+import contextlib
 import json
 
 import torch
@@ -102,6 +103,7 @@ def test_a_gpu_s_code_is_asked_of_its_backend(monkeypatch):
         compiling("an image")
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr("nxcore.choose.ahead.current", lambda device: contextlib.nullcontext())
     backend = fakes.replace(fakes.backend("gpu", fakes.kernel("add")), ahead=ahead)
     there = moved(problem(), torch.device("cuda"))
     assert compilers.missing(backend, backend.kernels[0], [there]) == ("compiles", "an image")

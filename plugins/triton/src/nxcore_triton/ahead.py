@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.backends.compiler import GPUTarget
@@ -13,7 +14,7 @@ from triton.runtime import driver
 from triton.runtime.jit import MockTensor
 
 from nxcore.plugin import Kernel, Problem, TensorMeta
-from nxcore_triton.launch import Launch
+from nxcore_triton.launch import INSTEAD, Launch
 
 WARP = 32
 
@@ -42,43 +43,44 @@ class _Absent:
         return 0
 
 
+class Compiled(Launch):
+    """A launch that only compiles, for aligned pointers."""
+
+    def __call__(self, _tensors: Any, *args: Any) -> None:
+        """Compile the kernel."""
+        typed = map(_typed, args)
+        self.kernel.warmup(*typed, grid=self.grid, **self.constants, num_warps=self.warps)
+
+
 def ahead(kernel: Kernel, problem: Problem, capability: tuple[int, int]) -> None:
     """Compile what a call of ``problem`` launches; see ``Backend.ahead``.
 
-    The call runs on tensors without data, and each launch compiles its kernel instead.
+    The call runs on tensors without data, and each launch compiles its kernel instead. Where there is a GPU
+    of that capability, other threads may launch at the same time.
     """
     if not kernel.takes(problem):
         return
-    with _driven(_Absent(capability)), _compiled_alone(), FakeTensorMode():
-        kernel.plan(problem)(
-            *(_filled(p.kind, a) for p, a in zip(problem.spec.params, problem.args, strict=True))
-        )
+    token = INSTEAD.set(Compiled)
+    try:
+        with _driven(capability), FakeTensorMode():
+            kernel.plan(problem)(
+                *(_filled(p.kind, a) for p, a in zip(problem.spec.params, problem.args, strict=True))
+            )
+    finally:
+        INSTEAD.reset(token)
 
 
 @contextlib.contextmanager
-def _driven(absent: _Absent) -> Iterator[None]:
-    driver.set_active(absent)
+def _driven(capability: tuple[int, int]) -> Iterator[None]:
+    """Have Triton compile for a capability; for that of a GPU that is here by Triton's own driver."""
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() == capability:
+        yield
+        return
+    driver.set_active(_Absent(capability))
     try:
         yield
     finally:
         driver._active = None  # noqa: SLF001  reset_active would look for a device
-
-
-@contextlib.contextmanager
-def _compiled_alone() -> Iterator[None]:
-    """Have launches compile their kernels, for aligned pointers, and launch nothing."""
-    own: Any = Launch  # a method is replaced
-    original = own.__call__
-
-    def compile(launch: Any, _tensors: Any, *args: Any) -> None:
-        typed = map(_typed, args)
-        launch.kernel.warmup(*typed, grid=launch.grid, **launch.constants, num_warps=launch.warps)
-
-    own.__call__ = compile
-    try:
-        yield
-    finally:
-        own.__call__ = original
 
 
 def _typed(value: Any) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -13,6 +14,10 @@ from nxcore_triton.binaries import attach
 from nxcore_triton.tile import INTERPRETED
 
 ALIGNED = 16  # bytes: what Triton compiles for where every pointer allows it
+
+
+INSTEAD: ContextVar[type[Launch] | None] = ContextVar("nxcore_triton_launch", default=None)
+"""The class of the launches that a planner makes in this thread, where they aren't to launch."""
 
 
 class Launch:
@@ -32,6 +37,10 @@ class Launch:
     **constants : Any
         The kernel's constexpr parameters.
     """
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        """Return a launch, or in a block that only compiles what compiles in its place."""
+        return super().__new__(INSTEAD.get() or cls)
 
     def __init__(
         self, kernel: Any, grid: Sequence[int], device: torch.device, warps: int = 4, **constants: Any
