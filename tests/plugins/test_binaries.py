@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import types
+import zipfile
 from pathlib import Path
 
 import nxcore_triton
@@ -144,6 +145,21 @@ def test_doctor_tells_what_the_wheel_holds(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(nxcore_triton, "_installed", lambda: "3.8.0")
     assert nxcore_triton._held().endswith("none by the installed one, which compiles at first use")
+
+
+@pytest.mark.slow
+def test_a_wheel_that_is_built_in_isolation_has_no_binaries(tmp_path):
+    """In pip's isolated build there is no torch; Triton then compiles at first use."""
+    plugin = Path(__file__).parents[2] / "plugins" / "triton"
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path), str(plugin)]
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, cwd="/", check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name.endswith("-py3-none-any.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "nxcore_triton/binaries.py" in names
+    assert not [name for name in names if name.endswith(".cubin")]
 
 
 ON_GPU = """

@@ -40,7 +40,8 @@ class Launch:
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
         """Return a launch, or in a block that only compiles what compiles in its place."""
-        return super().__new__(INSTEAD.get() or cls)
+        made: Any = super().__new__(INSTEAD.get() or cls)
+        return made
 
     def __init__(
         self, kernel: Any, grid: Sequence[int], device: torch.device, warps: int = 4, **constants: Any
