@@ -71,13 +71,14 @@ def _compilers(session: Any, trace: Path | None, *, quiet: bool) -> dict[str, An
     with render.progress("calls", quiet=quiet) as advance:
         found = [call.to_dict() for call in compilers.calls(session, problems, advance)]
     states = Counter(call["state"] for call in found)
-    told = [f"{len(problems)} calls {'of ' + trace.name if trace else 'on record'} for {here}"]
-    told += [f"{elsewhere} calls of other devices"] * bool(elsewhere)
-    told += [f"{states['compiles']} kernels to compile"] if states["compiles"] else ["none needs a compiler"]
-    told += [f"{states['unknown']} unknown"] * bool(states["unknown"])
+    parts = [f"{len(problems)} calls {'of ' + trace.name if trace else 'on record'} for {here}"]
+    parts += [f"{elsewhere} calls of other devices"] * bool(elsewhere)
+    named = {"compiles": "kernels to compile", "fails": "that can't be compiled", "unknown": "unknown"}
+    parts += [f"{states[state]} {words}" for state, words in named.items() if states[state]]
+    parts += [] if states["compiles"] or states["fails"] else ["none needs a compiler"]
     how = f"nxcore tune --from-trace {trace}" if trace else "nxcore tune"
     fix = f"{how} compiles ahead of time" if states["compiles"] else ""
-    return _row(Check("compilers", True, "; ".join(told), fix), "") | {"calls": found}
+    return _row(Check("compilers", True, "; ".join(parts), fix), "") | {"calls": found}
 
 
 def _problems(session: Any, trace: Path | None) -> tuple[str, list[Any], int]:

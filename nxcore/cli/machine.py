@@ -62,7 +62,7 @@ def _to_compile(calls: Iterable[dict[str, Any]]) -> None:
     table = _table("kernel", "operator", "calls", "what is compiled first", right=("calls",))
     for (kernel, op, state), these in sorted(found.items()):
         what = these[0]["what"]
-        first = what.partition("(")[0] if state == "compiles" else f"unknown: {what}"
+        first = what.partition("(")[0] if state == "compiles" else f"{state}: {what}"
         table.add_row(escape(kernel), op, str(len(these)), escape(first))
     show(table)
 

@@ -23,7 +23,7 @@ from nxcore.store import problems
 from nxcore.store.wisdom import Page, is_pair
 from nxcore.trust.gate import brief
 
-State = Literal["on disk", "compiles", "unknown"]
+State = Literal["on disk", "compiles", "fails", "unknown"]
 
 UNTOLD = "its plugin doesn't report what is on disk"
 
@@ -41,9 +41,10 @@ class Call:
     origin : str
         ``recorded`` on this machine, ``shipped`` with the package, or ``unknown``: nothing is on record.
     state : str
-        ``on disk``, ``compiles`` or ``unknown``.
+        ``on disk``; ``compiles``; ``fails``: it must be compiled and can't be, such as without a compiler;
+        or ``unknown``.
     what : str
-        What would be compiled first; why it is unknown.
+        The first kernel to be compiled; the error; or why it is unknown.
     """
 
     op: str
@@ -109,8 +110,8 @@ def missing(backend: Backend, kernel: Kernel, wanted: Iterable[Problem]) -> tupl
                 _from_disk(backend, kernel, problem)
         except UncompiledError as error:
             return "compiles", str(error)
-        except FOREIGN as error:  # such as a missing compiler
-            return "unknown", brief(error)
+        except FOREIGN as error:
+            return "fails", brief(error)
     return "on disk", ""
 
 

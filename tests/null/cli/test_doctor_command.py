@@ -57,8 +57,11 @@ def test_calls_of_a_trace_are_told_with_what_is_compiled_for_them(trace, monkeyp
 
 def test_what_isnt_known_is_told_and_what_is_on_disk_isnt(trace, monkeypatch):
     told(monkeypatch, "unknown", "nobody knows")
-    assert row("--from-trace", trace)["detail"].endswith("; none needs a compiler; 1 unknown")
+    assert row("--from-trace", trace)["detail"].endswith("; 1 unknown; none needs a compiler")
     assert "unknown: nobody knows" in run("--from-trace", trace)
+    told(monkeypatch, "fails", "CompileError: no nvcc")
+    assert row("--from-trace", trace)["detail"].endswith("; 1 that can't be compiled")
+    assert "fails: CompileError: no nvcc" in run("--from-trace", trace)
     told(monkeypatch, "on disk")
     assert "what is compiled first" not in run("--from-trace", trace)
 

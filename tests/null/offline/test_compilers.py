@@ -69,7 +69,7 @@ def test_what_a_plugin_doesnt_tell_is_unknown():
     kernel = of.registry.backend("mine").kernels[0]
     object.__setattr__(kernel, "planner", fakes.raising(OSError("no compiler")))
     (found,) = states(of, problem())
-    assert found[2] == "unknown"
+    assert found[2] == "fails"
     assert found[3].startswith("OSError: no compiler")
 
 
