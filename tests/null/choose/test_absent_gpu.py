@@ -11,12 +11,13 @@ import torch
 from nxcore.choose import ahead, workers
 from nxcore.choose.ahead import compiled, steps
 from nxcore.choose.contenders import Contender
+from nxcore.choose.learn import learner
 from nxcore.choose.learn.learner import UNKNOWN_S, VERIFIED_S, Lesson
 from nxcore.choose.tuner import Tuner
 from nxcore.choose.worker import done
 from nxcore.choose.workers import Answer
 from nxcore.measure.decision import Candidate
-from nxcore.spec.compiling import compiling
+from nxcore.spec.compiling import UncompiledError, compiling
 from nxcore.spec.problem import Problem
 from nxcore.spec.tally import tally
 from nxcore.store.files import Store
@@ -176,6 +177,24 @@ def test_online_has_a_gpu_s_kernels_compiled_by_several_workers_only(pretending)
     assert lesson(1)[0]._workers is None
     assert lesson(2)[0]._workers is not None
     assert lesson(0)[0]._workers is None
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_online_takes_no_kernel_whose_launch_would_compile(missing, pretending, monkeypatch):
+    found, _, _ = lesson(2)
+    backend, kernel = found._tuner.taking_part("add")[1]
+    planned = Contender(backend, kernel, Candidate("fast", "fast"), print)
+
+    def look(entry, problem):
+        if missing:
+            raise UncompiledError("a launch")
+        return entry
+
+    monkeypatch.setattr(learner, "with_code", look)
+    monkeypatch.setattr(found._tuner, "enter", lambda *_, first: planned)
+    monkeypatch.setattr(found._tuner, "refusal", lambda *_: None)
+    monkeypatch.setattr(found._tuner.gate, "knows", lambda *_: True)
+    assert found._from_disk(backend, kernel) is (None if missing else planned)
 
 
 def test_it_says_once_in_a_terminal_and_always_in_the_log_that_it_compiles(pretending, monkeypatch, caplog):
