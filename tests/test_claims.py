@@ -129,3 +129,19 @@ def test_no_row_of_a_record_is_wrong_or_below_the_floor(record: Path) -> None:
 def test_the_step_of_the_demos_model_is_the_records() -> None:
     step = json.loads((RESULTS / "2026-11-22-demo-model.json").read_text(encoding="utf-8"))["step"]
     assert f"the demo's small model ran at {step['ratio'][0]:.2f}x on an H200" in PROSE
+
+
+def test_the_program_on_a_cpu_has_its_kernels_when_the_page_says() -> None:
+    record = ROOT / "benchmarks/results/amd-epyc-2-cores/2026-11-23-program.txt"
+    _, disk, empty, *_ = re.split(r"\n\n", record.read_text(encoding="utf-8"))
+    page = " ".join((ROOT / "docs/choosing.md").read_text(encoding="utf-8").split())
+
+    def served(part: str) -> str:
+        serve = [float(s) for s in re.findall(r"([\d.]+) s", " ".join(re.findall("serve: .*;", part)))]
+        return f"{min(serve)} to {max(serve)} s"
+
+    assert (
+        f"after {served(disk)} where they lay on disk, and after {served(empty)} from an empty cache" in page
+    )
+    gains = [float(g) for g in re.findall(r"\(\+([\d.]+)%\)", disk + empty)]
+    assert len(gains) == 5, "faster in each"

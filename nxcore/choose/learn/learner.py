@@ -54,7 +54,7 @@ KNOWN_S, VERIFIED_S, TOOLKIT_S, UNKNOWN_S, LOOK_S = 0.05, 0.3, 0.25, 2.0, 0.01
 a step of a kernel that must be compiled, and for a look at the times."""
 
 BESIDE = 0.02
-"""The share of a worker's processor time that is taken to delay the program: none was measured within 2%."""
+"""The share of a worker's processor time that is taken to delay the program: an assumption."""
 
 WAITING = 4096
 """The most problems that wait for their kernels; beyond it torch keeps the oldest."""

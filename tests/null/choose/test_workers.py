@@ -17,6 +17,7 @@ import torch
 
 from nxcore.choose import workers
 from nxcore.choose.ahead import compiled, pays, uncompiled
+from nxcore.choose.learn.learner import BESIDE
 from nxcore.choose.workers import Answer, Workers
 from nxcore.settings import Settings
 from nxcore.spec.compiling import compiling
@@ -259,7 +260,7 @@ def test_what_workers_compiled_takes_turns_and_what_they_couldnt_is_compiled_her
     called(session, 3 * 13, X, X)
     assert there.asked == ["fast"], "torch's own needs none"
     assert runs[-1] == "fast"
-    assert session.chooser.learner.pace.charged >= 0.05 * 2.0
+    assert session.chooser.learner.pace.charged >= BESIDE * 2.0
     assert (why in caplog.text) if why else not caplog.records
 
 
