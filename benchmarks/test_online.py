@@ -70,6 +70,6 @@ def test_a_program_of_half_a_minute_gets_its_kernels_and_loses_little(
     record_property("loss", loss)
     limit = program.COMPILED_S if compiling else program.ON_DISK_S
     for pair in found:
-        assert pair.nxcore.turns.keys() == {"softmax_sum", "sum"}
-        assert max(pair.nxcore.turns.values()) <= limit
+        assert pair.nxcore.since.keys() == {"softmax_sum", "sum"}
+        assert max(pair.nxcore.since.values()) <= limit
     assert loss <= program.LOSS
