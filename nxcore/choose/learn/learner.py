@@ -374,23 +374,17 @@ class Lesson:
         call = present(entry.call, "entry.call")
         if entry.candidate.native:
             return call, _as_it_is
-        suspect = self._tuner.gate.suspect(
-            entry.backend, entry.kernel, self._problem.device, self._problem.dtype
-        )
-        watch = (
-            self._learner.watches.watch(entry.backend, entry.kernel, call, self._problem)
-            if self._learner.watches.on
-            else None
-        )
-        first = True
+        problem, watches, first = self._problem, self._learner.watches, True
+        suspect = self._tuner.gate.suspect(entry.backend, entry.kernel, problem.device, problem.dtype)
+        watch = watches.watch(entry.backend, entry.kernel, call, problem) if watches.on else None
 
         def run(*args: Any) -> Any:
             nonlocal first
             if not first:
                 return call(*args)
-            with self._tuner.gate.watched(suspect, self._problem.device, f"its first run on {self._problem}"):
+            with self._tuner.gate.watched(suspect, problem.device, f"its first run on {problem}"):
                 result = watch.inspected(args, audit=True) if watch else call(*args)
-                check_result(result, self._problem)
+                check_result(result, problem)
             first = False
             return result
 
