@@ -36,7 +36,7 @@ _resting: dict[int, weakref.ref[nn.Module]] = {}
 _reasons: dict[int, str] = {}
 
 
-class Looks:
+class Changes:
     """Counts what changes the modules that a watch over a model's steps lets rest.
 
     Attributes
@@ -88,7 +88,7 @@ class Served(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch has no types for it
-        Looks.moved += id(self) in _reasons
+        Changes.moved += id(self) in _reasons
         look(self)
         return self
 
@@ -163,7 +163,7 @@ def wake(module: nn.Module) -> None:
 def _drop(key: int) -> None:
     _resting.pop(key, None)
     if _reasons.pop(key, None):
-        Looks.woken += 1
+        Changes.woken += 1
 
 
 def look(module: Any) -> None:

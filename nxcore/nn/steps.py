@@ -37,7 +37,7 @@ from nxcore.nn.marks import (
     requested,
     unfit,
 )
-from nxcore.nn.served import Looks
+from nxcore.nn.served import Changes
 from nxcore.nn.shapes import Shapes
 from nxcore.nn.trial import Mode, Trial
 from nxcore.session import Session, default
@@ -96,7 +96,7 @@ class Steps:
         self._clock: Clock | None = None
         self._lock, self._dice = threading.Lock(), random.Random(0)
         self._thread, self._strangers, self._disturbed = 0, 0, False
-        self._woken, self._moved = Looks.woken, Looks.moved
+        self._woken, self._moved = Changes.woken, Changes.moved
         self._began, self._spent = -math.inf, 0.0
         self._made, self._since, self._poll = -1, 0.0, -math.inf
         self._shapes = Shapes(self._groups.look)
@@ -172,7 +172,7 @@ class Steps:
         mode = self._mode
         if mode is None or self._disturbed or mode is not self._modes.get(mode_of(model)):
             return False
-        if Looks.moved != self._moved or Looks.woken != self._woken or (mode.given and requested()):
+        if Changes.moved != self._moved or Changes.woken != self._woken or (mode.given and requested()):
             return False
         if not mode.over:
             return mode.trial is None and self._now() < self._poll
@@ -209,13 +209,13 @@ class Steps:
 
     def _entered(self, model: nn.Module) -> Mode:
         """Return the mode of this call; exchange modules if it has changed, or something else has."""
-        if Looks.moved != self._moved:  # maybe another model's
-            self._moved, self._clock, self._disturbed = Looks.moved, None, True
+        if Changes.moved != self._moved:  # maybe another model's
+            self._moved, self._clock, self._disturbed = Changes.moved, None, True
             for mode in self._modes.values():
                 mode.clear()
         mode = self._modes.setdefault(mode_of(model), Mode())
-        woken, self._woken = self._woken, Looks.woken
-        if mode is not self._mode or self._disturbed or not (woken == Looks.woken or self._groups.holds):
+        woken, self._woken = self._woken, Changes.woken
+        if mode is not self._mode or self._disturbed or not (woken == Changes.woken or self._groups.holds):
             self._mode, self._disturbed = mode, False
             self._drop()
             self._apply(model, mode.given)
@@ -268,7 +268,7 @@ class Steps:
     def _apply(self, model: nn.Module, given: frozenset[str]) -> None:
         """Let torch serve exactly these groups of modules."""
         self._groups.rest(model, given)
-        self._woken = Looks.woken
+        self._woken = Changes.woken
 
     def _failed(self, model: nn.Module, error: BaseException) -> None:
         """Drop the pair of a step that raised; no more blocks after one without memory."""

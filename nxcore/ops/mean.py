@@ -86,16 +86,8 @@ def _backward(grad: Any, mask: tuple[bool, ...], x: Any, dim: Any, keepdim: Any)
 
 NAMES = (
     *("all_axes", "inner_axis", "outer_axis", "middle_axis", "around_the_middle", "zero_dimensions"),
-    *(
-        "nothing_left",
-        "transposed",
-        "odd_storage_offset",
-        "gaps_in_memory",
-        "expanded",
-        "channels_last",
-        "nan",
-    ),
-    *("accumulator_drift", "next_to_overflow"),
+    *("nothing_left", "transposed", "odd_storage_offset", "gaps_in_memory", "expanded", "channels_last"),
+    *("nan", "accumulator_drift", "next_to_overflow"),
 )
 """The samples of a sum that a mean has too: its kernels are those of sums."""
 

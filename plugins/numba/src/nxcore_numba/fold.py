@@ -18,19 +18,12 @@ from numba.extending import intrinsic
 
 from nxcore.plugin import Reduction
 from nxcore_numba import threads
-from nxcore_numba.dims import KINDS
 from nxcore_numba.half import FLOAT, TOKENS, load, peek, scratch, store, type_of
-from nxcore_numba.reduce import PARTS, ROWS, split
+from nxcore_numba.reduce import BLOCK, TILE, shares, split
 from nxcore_numba.tile import peek_whole, store_whole
 
 LOWEST, NAN, ONE = np.float32(-math.inf), np.float32(math.nan), np.float32(1)
 WHOLE, LONG, BYTE = np.int32(0), np.int64(0), np.uint8(0)
-
-BLOCK = 2048
-"""Elements of a run that are folded at once, and searched for an index."""
-
-TILE = 1024
-"""Neighbouring outputs that share a pass over the rows."""
 
 LARGEST, SMALLEST, SOME, EVERY = range(4)
 """The elements to find: by their size, other than 0, or 0."""
@@ -345,20 +338,9 @@ def _signature(dtype):
 def compiled(problem):
     """Return the kernel of one problem, taking ``(out, indices, x)`` as addresses, 0 where not requested."""
     x, (reduction,) = problem["x"], Reduction.of_call(problem)
-    kept, gone = list(reduction.kept), list(reduction.reduced)
-    outer = bool(kept) and kept[-1][1] == 1
-    kept = np.array([(1, 0, 0)] * (KINDS - len(kept)) + kept, np.int64)
-    gone = np.array([(1, 0)] * (KINDS - len(gone)) + gone, np.int64)
-    if outer:
-        tiles = reduction.outputs // int(kept[2, 0]) * -(-int(kept[2, 0]) // TILE)
-        least, pieces = ROWS, reduction.terms
-    else:
-        tiles, least = reduction.outputs, 4
-        pieces = reduction.terms // int(gone[2, 0]) * -(-int(gone[2, 0]) // BLOCK)
-    # Parts only where outputs are too few to share out, and never so many that one has nothing to do.
-    parts = max(1, min(PARTS // tiles, pieces // least)) if tiles < PARTS else 1
+    kept, gone, parts, count, outer = shares(reduction)
     kernel = threads.team(serial, parallel, _signature(x.dtype), x.numel())
-    token, count, look = TOKENS[x.dtype], tiles * parts, LOOKS[problem.op]
+    token, look = TOKENS[x.dtype], LOOKS[problem.op]
     return lambda out, indices, x: kernel(out, indices, x, kept, gone, parts, count, outer, look, token)
 
 

@@ -174,15 +174,25 @@ def _signature(dtype):
     return types.void(whole, whole, grid, grid, whole, whole, types.boolean, types.float64, type_of(dtype))
 
 
-def compiled(x, reduction):
-    """Return the kernel of one reduction, taking ``(out, x, scale)`` as two addresses and a float.
+def shares(reduction):
+    """Return how a reduction is shared out.
 
     Parameters
     ----------
-    x : TensorMeta
-        What is added up.
     reduction : Reduction
-        How; at most ``KINDS`` dimensions of either kind.
+        At most ``KINDS`` dimensions of either kind.
+
+    Returns
+    -------
+    kept, gone : array of int64
+        The dimensions that stay, rows of (size, stride, stride of the result), and those that fall away, rows
+        of (size, stride); the innermost last.
+    parts : int
+        The parts that one output's terms are cut into.
+    count : int
+        The pieces of work: runs or tiles, times ``parts``.
+    outer : bool
+        Whether the innermost axis stays.
     """
     kept, gone = list(reduction.kept), list(reduction.reduced)
     outer = bool(kept) and kept[-1][1] == 1
@@ -196,6 +206,20 @@ def compiled(x, reduction):
         pieces = reduction.terms // int(gone[2, 0]) * -(-int(gone[2, 0]) // BLOCK)
     # Parts only where outputs are too few to share out, and never so many that one has nothing to do.
     parts = max(1, min(PARTS // tiles, pieces // least)) if tiles < PARTS else 1
+    return kept, gone, parts, tiles * parts, outer
+
+
+def compiled(x, reduction):
+    """Return the kernel of one reduction, taking ``(out, x, scale)`` as two addresses and a float.
+
+    Parameters
+    ----------
+    x : TensorMeta
+        What is added up.
+    reduction : Reduction
+        How; at most ``KINDS`` dimensions of either kind.
+    """
+    kept, gone, parts, count, outer = shares(reduction)
     kernel = threads.team(serial, parallel, _signature(x.dtype), x.numel())
-    token, count = TOKENS[x.dtype], tiles * parts
+    token = TOKENS[x.dtype]
     return lambda out, x, scale: kernel(out, x, kept, gone, parts, count, outer, scale, token)
