@@ -49,6 +49,9 @@ FIRST = (
 MIRRORED = ("amin", "min", "argmin", "all")
 """Operators that run the kernels of amax, max, argmax and any, with elements turned round."""
 
+LONG = ("dilated_five", "several_slices")
+"""Samples that take Numba's simulator five seconds."""
+
 KIT = "nxcore.testing.test_kernels"
 
 
@@ -153,19 +156,23 @@ def _takes_long(item: pytest.Item) -> bool:
     Where there is no GPU, the kernels of a GPU run in interpreters, a tenth of a second and more a sample.
     Their smoke samples in float32 are in the first part, all others in the rest. So are the half types of
     compiled kernels beyond their smoke samples, the rules in Numba's simulator, which is the slowest of them,
-    the backends that take part on request, and operators whose kernels mirror another's.
+    and the samples that take it seconds, the backends that take part on request, and operators whose kernels
+    mirror another's. Gradients of convolutions take Triton's interpreter seconds, too.
     """
     if item.get_closest_marker("slow") or item.get_closest_marker("browser"):
         return True
-    if CUDA or not isinstance(item, pytest.Function) or not _of_the_kit(item):
+    if CUDA or not isinstance(item, pytest.Function):
         return False
+    if not _of_the_kit(item):
+        given = item.callspec.params if hasattr(item, "callspec") else {}
+        return given.get("backend") == "triton" and "gradients_are_torchs" in item.name
     cell = item.callspec.params["cell"]
     if cell.backend.on_request or cell.spec.name in MIRRORED:
         return True
     telling = cell.sample is None or cell.sample in cell.spec.tagged("smoke")
     if cell.backend.name == "numba" and not cell.kernel.variant:  # compiled for the CPU
         return cell.dtype is not torch.float32 and not telling
-    if cell.backend.name == "numba" and cell.sample is None:
+    if cell.backend.name == "numba" and (cell.sample is None or cell.sample.name in LONG):
         return True
     return cell.dtype is not torch.float32 or not telling
 

@@ -58,6 +58,7 @@ def agree(plain, other, times):
     torch.testing.assert_close(other.state_dict(), plain.state_dict())
 
 
+@pytest.mark.slow
 def test_cells_of_a_patched_network_are_replayed_and_not_what_is_inside():
     plain, patched = networks()
     tape = taped(patched)
@@ -97,6 +98,7 @@ def test_without_graphs_nothing_is_replayed():
     assert nas.replays(patched) == {}
 
 
+@pytest.mark.slow
 def test_cells_of_our_own_network_are_replayed_until_another_rule_is_set():
     torch.manual_seed(0)
     plain, own = darts.Network().double(), nas.SearchNetwork(**SMALL).double()
