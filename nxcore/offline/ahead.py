@@ -39,6 +39,9 @@ _log = logging.getLogger(__name__)
 THOROUGH = Effort()
 """The effort of tuning, where no call waits: looks after 12, 20 and 40 blocks."""
 
+TOGETHER = 100
+"""Cells whose kernels are compiled before they are measured: a run that ends early has measured some."""
+
 Status = Literal["measured", "unclear", "known", "no race", "left out"]
 
 
@@ -211,7 +214,8 @@ def tuned(
     effort : Effort
         The number of blocks and the time budget.
     advance : callable
-        Called after each kernel that workers compile, before the first cell is measured.
+        Called after each kernel that workers compile. They compile for ``TOGETHER`` cells before the first
+        of these is measured, and nothing while one is measured.
 
     Yields
     ------
@@ -227,9 +231,9 @@ def tuned(
         raise InvalidInputError("NXCORE_NO_MEASURE is set, and tuning is measuring; unset it")
     tuner = Tuner(session.registry, session.gate, effort, session.tuner.workers, settings=session.settings)
     recall, cells = Recall(tuner, session.wisdom), list(cells)
-    if pays(tuner):
-        compiled(tuner, _unknown(recall, cells, again), advance)
-    for cell in cells:
+    for at, cell in enumerate(cells):
+        if not at % TOGETHER and pays(tuner):
+            compiled(tuner, _unknown(recall, cells[at : at + TOGETHER], again), advance)
         with deterministic(cell.deterministic):
             row = _row(recall, cell, again)
             if row.status in ("measured", "known"):

@@ -155,6 +155,7 @@ def test_what_is_on_disk_is_found_beside_launches_of_other_threads(tmp_path, mon
 @pytest.mark.parametrize("op", ["add", "sum", "softmax_sum", "batch_norm"])
 def test_a_launch_finds_what_was_compiled_for_it(op, tmp_path, monkeypatch):
     """Whatever Triton adds to its cache's key is the same in both processes."""
+    from nxcore_triton.ahead import Compiled
     from triton import knobs
 
     monkeypatch.undo()  # the device's own properties
@@ -163,7 +164,13 @@ def test_a_launch_finds_what_was_compiled_for_it(op, tmp_path, monkeypatch):
     args = spec.tagged("smoke")[0].build(spec, "cuda", torch.float32)
     problem, hits = Problem.of(spec, args), []
     capability = torch.cuda.get_device_capability()
+    compiled, own = [], Compiled.__call__
+    monkeypatch.setattr(
+        Compiled, "__call__", lambda self, *args: (compiled.append(self.kernel), own(self, *args))
+    )
     nxcore_triton._ahead(kernel, problem, capability)
+    for each in compiled:
+        each.device_caches.clear()  # as in a process that hasn't compiled it
     monkeypatch.setattr(knobs.compilation, "listener", lambda **seen: hits.append(seen["cache_hit"]))
     kernel.plan(problem)(*args)
     assert hits

@@ -162,24 +162,39 @@ def test_a_wheel_that_is_built_in_isolation_has_no_binaries(tmp_path):
     assert not [name for name in names if name.endswith(".cubin")]
 
 
+FACTS_OF_GPU = """
+import json
+import torch
+from nxcore.spec.device import properties
+
+print(json.dumps(properties(torch.device("cuda"))))
+"""
+
+# Its workers are forked, and CUDA doesn't work in a child if its parent has used it.
+BUILD_FOR_GPU = """
+import json, sys
+from pathlib import Path
+from nxcore_triton import KERNELS, release
+from nxcore.offline.release import Wanted
+from tests.plugins.test_ahead import problems
+
+kernel = next(k for k in KERNELS if k.op == sys.argv[2])
+release.build(Path(sys.argv[1]), [Wanted(kernel, next(problems(kernel)), json.loads(sys.argv[3]))], 1)
+"""
+
 ON_GPU = """
 import sys
 from pathlib import Path
 import torch
-from nxcore_triton import KERNELS, binaries, release
-from nxcore.offline.release import Wanted
+from nxcore_triton import KERNELS, binaries
 from nxcore.plugin import Problem
 from nxcore.spec.compiling import on_disk_alone
-from nxcore.spec.device import properties
 from nxcore.trust.truth import Truth, agreement
-from tests.plugins.test_ahead import SPECS, problems
+from tests.plugins.test_ahead import SPECS
 from triton import knobs
 
 folder, cache, op = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 kernel, spec = next(k for k in KERNELS if k.op == op), SPECS[op]
-facts = properties(torch.device("cuda"))
-release.build(folder, [Wanted(kernel, next(problems(kernel)), facts)], 1)
-knobs.compilation.disable_line_info = False
 knobs.cache.dir = str(cache)
 binaries.BINARIES = folder
 args = spec.tagged("smoke")[0].build(spec, "cuda", torch.float32)
@@ -193,4 +208,5 @@ assert not list(cache.rglob("*.cubin"))
 @pytest.mark.gpu
 @pytest.mark.parametrize("op", ["add", "sum", "softmax_sum", "batch_norm_backward"])
 def test_a_binary_is_right_and_nothing_is_compiled_for_it(op, tmp_path):
+    alone(BUILD_FOR_GPU, tmp_path / "binaries", op, alone(FACTS_OF_GPU).splitlines()[-1])
     alone(ON_GPU, tmp_path / "binaries", tmp_path / "cache", op)

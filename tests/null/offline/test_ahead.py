@@ -106,7 +106,10 @@ def test_it_measures_with_patience_and_calls_know(machine):
     assert machine.raced == []
 
 
-def test_workers_compile_what_is_unknown_before_anything_is_measured(machine):
+@pytest.mark.parametrize(("together", "raced"), [(100, [0, 0]), (1, [0])])
+def test_workers_compile_what_is_unknown_before_it_is_measured(machine, monkeypatch, together, raced):
+    monkeypatch.setattr(ahead, "TOGETHER", together)
+
     class Answering:
         most, asked = 2, []
 
@@ -117,7 +120,7 @@ def test_workers_compile_what_is_unknown_before_anything_is_measured(machine):
     session = machine.process()
     session.tuner.workers = Answering()
     machine.tune(*SMALL)
-    assert Answering.asked == [("fast", 0)] * 2
+    assert Answering.asked == [("fast", done) for done in raced]
     Answering.asked.clear()
     machine.tune(*SMALL)
     assert Answering.asked == [], "all is known"
