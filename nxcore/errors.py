@@ -2,6 +2,7 @@
 
 NxcoreError
 ├── InvalidInputError (ValueError)        an argument breaks the operator's contract
+│   └── ExpressionError                   a function or a text is no pointwise expression
 ├── UnknownOperatorError (KeyError)       no operator of that name; names the nearest
 ├── BackendUnavailableError               this machine can't run the backend
 │   └── UnknownBackendError (KeyError)    no backend of that name; names the nearest
@@ -60,6 +61,32 @@ class InvalidInputError(NxcoreError, ValueError):
     def __init__(self, message: str, *, argument: str = "") -> None:
         super().__init__(message)
         self.argument = argument
+
+
+class ExpressionError(InvalidInputError):
+    """A function or a text that is no pointwise expression; the message points at the place in a text.
+
+    Attributes
+    ----------
+    text : str
+        The expression; empty for a function.
+    column : int
+        Where the fault begins in the text, from 0; -1 for a function.
+
+    Examples
+    --------
+    >>> print(ExpressionError("needs an operand here", text="x +* y", column=3))
+    needs an operand here
+        x +* y
+           ^
+    """
+
+    def __init__(self, message: str, *, text: str = "", column: int = -1) -> None:
+        self.text, self.column = text, column
+        start = text.rfind("\n", 0, max(column, 0)) + 1
+        line = text[start:].split("\n", 1)[0]
+        shown = f"\n    {line}\n    {' ' * (column - start)}^" if column >= 0 else ""
+        super().__init__(message + shown, argument="expression")
 
 
 def present(value: T | None, name: str) -> T:

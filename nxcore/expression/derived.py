@@ -1,0 +1,87 @@
+"""Expressions made of an expression: its gradient, the scale of its rounding errors, and its simple form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from nxcore.expression.functions import FUNCTIONS, call
+from nxcore.expression.tree import LEAVES, Expression, Node, constant
+
+GRAD = "grad"
+"""The name of the gradient's first tensor."""
+
+
+def gradient(expression: Expression) -> tuple[Node | None, ...]:
+    """Return the gradient of each tensor of an expression of one result.
+
+    None where there is none: for a tensor of bool, and for one that only decides, such as in ``x > 0``.
+    """
+    (root,) = expression.roots
+    adjoint: dict[Node, Node] = {root: Node("input", (), GRAD)}
+    for node in reversed(expression.nodes):
+        grad = adjoint.get(node)
+        if grad is None or node.op in LEAVES:
+            continue
+        derivative = FUNCTIONS[node.op].derivative
+        found = derivative(grad, node, *node.args) if derivative else (None,) * len(node.args)
+        for arg, part in zip(node.args, found, strict=True):
+            if part is not None and arg.kind == "value":
+                adjoint[arg] = adjoint[arg] + part if arg in adjoint else part
+    leaves = (Node("input", (), name) for name in expression.tensors)
+    return tuple(map(adjoint.get, leaves))
+
+
+def simple(expression: Expression) -> Expression:
+    """Return the same in terms of the functions that every printer knows."""
+
+    def made(node: Node, args: tuple[Node, ...]) -> Node:
+        made_of = FUNCTIONS[node.op].made_of if node.op in FUNCTIONS else None
+        if made_of is None:
+            return node if args == node.args else Node(node.op, args, node.value, node.kind)
+        return _mapped(made_of(*args), made)
+
+    return Expression(expression.tensors, expression.numbers, mapped(expression.roots, made))
+
+
+def mapped(roots: tuple[Node, ...], made: Callable[[Node, tuple[Node, ...]], Node]) -> tuple[Node, ...]:
+    """Return the trees with ``made(node, new_arguments)`` in place of every node."""
+    found: dict[Node, Node] = {}
+    for node in Expression((), (), roots).nodes:
+        found[node] = made(node, tuple(found[arg] for arg in node.args))
+    return tuple(found[root] for root in roots)
+
+
+def _mapped(root: Node, made: Callable[[Node, tuple[Node, ...]], Node]) -> Node:
+    return mapped((root,), made)[0]
+
+
+def scale(expression: Expression) -> Expression:
+    """Return the scales of the rounding errors: what float32 may lose, in units of its roundoff.
+
+    An error of a function's own is relative to its result; one of an argument grows by the derivative.
+    """
+    zero, one = constant(0), constant(1)
+    scales: dict[Node, Node] = {}
+    plain = simple(expression)
+    for node in plain.nodes:
+        if node.op in LEAVES or node.kind != "value":
+            scales[node] = zero
+            continue
+        function = FUNCTIONS[node.op]
+        total = zero
+        parts = function.derivative(one, node, *node.args) if function.derivative else ()
+        for arg, part in zip(node.args, parts, strict=False):
+            if part is not None and scales[arg] != zero:
+                total = total + _absolute(part) * scales[arg]
+        if function.error:
+            total = total + _absolute(node) * function.error
+        scales[node] = total
+    # An exact result has errors too where it is rounded to its dtype.
+    roots = (scales[root] + _absolute(root) for root in plain.roots)
+    return Expression(expression.tensors, expression.numbers, tuple(roots))
+
+
+def _absolute(node: Node) -> Node:
+    if node.op == "constant" and isinstance(node.value, int | float):
+        return constant(abs(node.value))
+    return call("abs", node)

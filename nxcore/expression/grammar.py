@@ -1,0 +1,169 @@
+"""Expressions from text: parsed by Python's grammar into an allow-list, never evaluated."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+
+from nxcore.errors import ExpressionError
+from nxcore.expression import build
+from nxcore.expression.tree import Expression, Node
+
+LONGEST = 10_000
+"""The most characters of a text."""
+
+BINARY = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.BitAnd: "and", ast.BitOr: "or"}
+COMPARED = {ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq", ast.NotEq: "ne"}
+
+INSTEAD: dict[type[ast.AST], str] = {
+    ast.IfExp: "a choice is written where(condition, a, b)",
+    ast.BoolOp: "conditions are joined by & and |, each in brackets",
+    ast.Attribute: "an attribute is no part of an expression; write relu(x), not x.relu()",
+    ast.Subscript: "an index is no part of an expression: every tensor is taken whole",
+    ast.Lambda: "a function is no part of an expression",
+    ast.MatMult: "a product of matrices is no pointwise function",
+    ast.FloorDiv: "// is no part of an expression; use /",
+    ast.Mod: "% is no part of an expression",
+    ast.NamedExpr: "an assignment is no part of an expression; a part written twice is computed once",
+}
+
+
+def parsed(text: str, numbers: Mapping[str, int | float]) -> Expression:
+    """Return the expression of a text; names that are no functions and no numbers are its tensors.
+
+    Parameters
+    ----------
+    text : str
+        Such as ``"relu(x) * y + slope * z"``.
+    numbers : Mapping
+        The names and defaults of its numbers.
+
+    Raises
+    ------
+    ExpressionError
+        If the text is no expression; it points at the place.
+    """
+    if len(text) > LONGEST:
+        raise ExpressionError(f"a text has at most {LONGEST} characters, got {len(text)}")
+    return _Reader(text, numbers).expression()
+
+
+class _Reader:
+    """Reads one text."""
+
+    def __init__(self, text: str, numbers: Mapping[str, int | float]) -> None:
+        self.text, self.numbers = text, dict(numbers)
+        self.tensors: dict[str, None] = {}
+
+    def expression(self) -> Expression:
+        try:
+            # Brackets around it, so that it may have several lines; they move the first one by a character.
+            found = ast.parse(f"({self.text}\n)", mode="eval").body
+        except SyntaxError as error:
+            raise self._misspelt(error) from None
+        except (ValueError, MemoryError, RecursionError) as error:
+            raise ExpressionError(f"the text can't be parsed: {error or type(error).__name__}") from None
+        try:
+            root = self._node(found)
+        except RecursionError:
+            raise ExpressionError("the text has too many brackets within brackets") from None
+        try:
+            return build.finished(root, tuple(self.tensors), tuple(self.numbers.items()))
+        except ExpressionError as error:
+            raise self._at(0, str(error)) from None
+
+    def _misspelt(self, error: SyntaxError) -> ExpressionError:
+        line, column = (error.lineno or 1) - 1, (error.offset or 1) - 1
+        starts = [0, *(i + 1 for i, c in enumerate(self.text) if c == "\n"), len(self.text)]
+        at = starts[min(line, len(starts) - 1)] + column - (line == 0)
+        return self._at(min(max(at, 0), len(self.text)), f"this is no expression: {error.msg}")
+
+    def _at(self, column: int, message: str) -> ExpressionError:
+        return ExpressionError(message, text=self.text, column=column)
+
+    def _place(self, node: ast.AST) -> int:
+        line, column = getattr(node, "lineno", 1) - 1, getattr(node, "col_offset", 0)
+        lines = self.text.split("\n")
+        # ast counts the bytes of a line.
+        source = f"({lines[0]}" if line == 0 else lines[min(line, len(lines) - 1)]
+        characters = len(source.encode()[:column].decode(errors="ignore")) - (line == 0)
+        return sum(len(before) + 1 for before in lines[:line]) + max(characters, 0)
+
+    def _node(self, node: ast.expr) -> Node:
+        """Return a node; an error without a place gets this one's."""
+        try:
+            return self._read(node)
+        except ExpressionError as error:
+            if error.column >= 0:
+                raise
+            raise self._at(self._place(node), str(error)) from None
+
+    def _read(self, node: ast.expr) -> Node:
+        if isinstance(node, ast.Constant):
+            return build.number(node.value)
+        if isinstance(node, ast.Name):
+            return self._name(node.id)
+        if isinstance(node, ast.UnaryOp):
+            return self._signed(node)
+        if isinstance(node, ast.BinOp):
+            return self._binary(node)
+        if isinstance(node, ast.Compare):
+            if len(node.ops) > 1:
+                raise ExpressionError("comparisons can't be chained; use (a < b) & (b < c)")
+            sign = COMPARED.get(type(node.ops[0]))
+            if sign is None:
+                raise ExpressionError("in and is compare no tensors; use == or <")
+            return build.operated(sign, self._node(node.left), self._node(node.comparators[0]))
+        if isinstance(node, ast.Call):
+            return self._call(node)
+        raise ExpressionError(INSTEAD.get(type(node), f"{_called(node)} is no part of an expression"))
+
+    def _name(self, name: str) -> Node:
+        if name in self.numbers:
+            return Node("number", (), name, "number")
+        if name in build.NAMES or name in build.CASTS:
+            raise ExpressionError(f"{name} is a function: it needs arguments in brackets")
+        if name.startswith("_") or name in ("out", "grad", "output_mask"):
+            raise ExpressionError(f"{name} can't be the name of a tensor")
+        self.tensors[name] = None
+        return Node("input", (), name)
+
+    def _signed(self, node: ast.UnaryOp) -> Node:
+        operand = self._node(node.operand)
+        if isinstance(node.op, ast.USub):
+            return build.operated("neg", operand)
+        if isinstance(node.op, ast.Invert):
+            return build.operated("not", operand)
+        if isinstance(node.op, ast.Not):
+            raise ExpressionError("a condition is negated by ~, with brackets around it")
+        return operand
+
+    def _binary(self, node: ast.BinOp) -> Node:
+        left, right = self._node(node.left), self._node(node.right)
+        if isinstance(node.op, ast.Pow):
+            return build.power(left, right)
+        sign = BINARY.get(type(node.op))
+        if sign is None:
+            raise ExpressionError(
+                INSTEAD.get(type(node.op), f"{type(node.op).__name__} is no part of an expression")
+            )
+        return build.operated(sign, left, right)
+
+    def _call(self, node: ast.Call) -> Node:
+        if not isinstance(node.func, ast.Name):
+            raise ExpressionError(INSTEAD.get(type(node.func), "only functions are called, by name"))
+        if node.keywords:
+            raise ExpressionError(f"{node.func.id} takes its arguments in order, without names")
+        name = node.func.id
+        if name not in build.NAMES and name not in build.CASTS:
+            build.applied(name, [])  # raises before an argument does
+        args = [self._node(arg) for arg in node.args]
+        if name in build.CASTS:
+            if len(args) != 1:
+                raise ExpressionError(f"{name} takes 1 argument, got {len(args)}")
+            return build.cast(args[0], name)
+        return build.applied(name, args)
+
+
+def _called(node: ast.AST) -> str:
+    return f"a {type(node).__name__.lower()}"
