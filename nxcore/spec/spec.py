@@ -252,6 +252,8 @@ class OpSpec:
         Device type -> what ``torch.autocast`` does to floating arguments: ``same`` (nothing), ``lower``
         (casts them to its dtype) or ``float32`` (computes in float32). For other device types, the reference
         runs under autocast.
+    expression : optional
+        The trees that it computes, of an operator that was made of an expression; it has a ``key``.
 
     Examples
     --------
@@ -283,6 +285,7 @@ class OpSpec:
     sketches: Callable[..., Mapping[str, Any]] = lambda *_: MappingProxyType({})
     ways: Callable[..., tuple[Way, ...]] = lambda *_: ()
     autocast: Mapping[str, Cast] = field(default_factory=lambda: MappingProxyType({}))
+    expression: Any = None
 
     @property
     def summary(self) -> str:
