@@ -45,6 +45,7 @@ __all__ = [
     "nn",
     "op",
     "ops",
+    "pointwise",
     "policy",
     "profile",
     "profile_op",
@@ -95,19 +96,23 @@ def backends() -> dict[str, BackendStatus]:
 
 @typing.overload
 def explain(
-    name: str, *args: Any, backend: str | None = ..., decide: bool = ..., **kw: Any
+    name: str | Operator, *args: Any, backend: str | None = ..., decide: bool = ..., **kw: Any
 ) -> Explanation: ...
 @typing.overload
 def explain(name: Module, *args: Any, **kwargs: Any) -> ModelExplanation: ...
 def explain(
-    name: str | Module, *args: Any, backend: str | None = None, decide: bool = True, **kwargs: Any
+    name: str | Operator | Module,
+    *args: Any,
+    backend: str | None = None,
+    decide: bool = True,
+    **kwargs: Any,
 ) -> Explanation | ModelExplanation:
     """Return which kernel would run a call of the operator ``name``, and why; or what serves a model.
 
     Parameters
     ----------
-    name : str or torch.nn.Module
-        The operator; or a model, whose modules are explained one by one.
+    name : str, Operator or torch.nn.Module
+        The operator, or its name; or a model, whose modules are explained one by one.
     *args, **kwargs
         The call's arguments. A model runs one step on them, as in ``status``, and nothing is measured.
     backend : str, optional
@@ -133,11 +138,17 @@ def explain(
     >>> nxcore.explain(torch.nn.Sequential(nxcore.nn.MaxPool2d(2))).rows[0].state
     'operator'
     """
-    if isinstance(name, str):
-        return _session().explain(name, *args, backend=backend, decide=decide, **kwargs)
-    from nxcore.offline import models
+    if isinstance(name, torch.nn.Module):
+        from nxcore.offline import models
 
-    return models.explain(name, *args, **kwargs)
+        return models.explain(name, *args, **kwargs)
+    return _session().explain(
+        name if isinstance(name, str) else name.__name__,
+        *args,
+        backend=backend,
+        decide=decide,
+        **kwargs,
+    )
 
 
 def graphed(
@@ -381,16 +392,13 @@ def _session() -> Session:
 context.serve_by(_session)
 
 
+ELSEWHERE = {"Session": "session", "pointwise": "call.pointwise", "profile_op": "observe.profiling"}
+
+
 def __getattr__(name: str) -> Any:
     """Import on first use (PEP 562), so that ``nxcore --help`` loads no torch."""
-    if name == "Session":
-        from nxcore.session import Session
-
-        return Session
-    if name == "profile_op":
-        from nxcore.observe.profiling import profile_op
-
-        return profile_op
+    if name in ELSEWHERE:
+        return getattr(importlib.import_module(f"nxcore.{ELSEWHERE[name]}"), name)
     if name in ("distributed", "errors", "nas", "nn", "ops"):
         return importlib.import_module(f"nxcore.{name}")
     raise AttributeError(f"module 'nxcore' has no attribute {name!r}")

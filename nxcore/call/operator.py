@@ -20,7 +20,8 @@ from torch.autograd import forward_ad
 
 from nxcore import context
 from nxcore.call import ending, unusual
-from nxcore.call.generated import alike, defaults, guards, source
+from nxcore.call.generated import alike, defaults, guards
+from nxcore.call.generated import source as generated
 from nxcore.call.overlap import overlap
 from nxcore.call.rare import COUNTED, ORDINARY, RARE
 from nxcore.call.unusual import PLAIN, only_default_device, untraced, unusual_tensor
@@ -29,6 +30,7 @@ from nxcore.errors import FOREIGN, NxcoreError, UnsupportedProblemError, present
 from nxcore.interop import autocast, internals, sharding
 from nxcore.interop.library import Shell, define, unseen
 from nxcore.observe.counted import leads_to
+from nxcore.registry import made
 from nxcore.spec.problem import tensors_of
 from nxcore.spec.spec import OpSpec
 
@@ -113,8 +115,8 @@ class Operator:
     def __deepcopy__(self, memo: Any) -> Operator:  # so that a module with an operator can be copied
         return self
 
-    def __reduce__(self) -> tuple[Any, ...]:  # and pickled, by name and backend
-        return _named, (self.spec.name, self.backend)
+    def __reduce__(self) -> tuple[Any, ...]:  # and pickled, by name and backend, with its expression
+        return _named, (self.spec.name, self.backend, made.plain(self.spec))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the operator; generated from the spec, with its parameters and docstring."""
@@ -128,6 +130,10 @@ class Operator:
     """Return the key of a call."""
     near_key: Callable[..., Any]
     """Return the near key of a call."""
+
+    def source(self, backend: str = "torch") -> str:
+        """Return the code that a backend makes of an expression's operator; see ``nxcore.pointwise``."""
+        return made.source(context.default().registry, self.spec, backend)
 
     def frozen(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return ``args`` with sequences as tuples, so that they can be part of a key."""
@@ -347,7 +353,8 @@ def _has_shell(name: str, backend: str | None) -> bool:
     return operator.shell is not None and not internals.transformed()
 
 
-def _named(name: str, backend: str | None) -> Operator:
+def _named(name: str, backend: str | None, expression: Any = None) -> Operator:
+    made.restore(context.default().registry, expression)
     found: Operator = context.default().op(name, backend=backend)
     return found
 
@@ -360,7 +367,7 @@ def make_operator(
     postpones: Postpones | None = None,
 ) -> Operator:
     """Return a callable for ``spec`` whose ``__call__`` has its real parameters and defaults."""
-    text = source(spec)
+    text = generated(spec)
     filename = f"<nxcore operator {spec.name}>"
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     scope: dict[str, Any] = {

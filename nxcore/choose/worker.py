@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from nxcore.choose.tuner import Tuner
+from nxcore.registry import made
 from nxcore.registry.discovery import installed
 from nxcore.settings import Settings
 from nxcore.spec.composed import taken_apart
@@ -37,6 +38,7 @@ def done(tuner: Tuner, task: dict[str, Any]) -> str:
     A refusal is a result too: the program finds it as the worker did.
     """
     torch.set_num_threads(task["threads"])  # code for one thread is another than for several
+    made.restore(tuner.registry, task.get("expression"))
     problem = described(tuner.registry.spec(task["op"]), task["problem"])
     owned = [(b, k) for b, k in tuner.taking_part(problem.op) if b.label(k) == task["kernel"]]
     if not owned:

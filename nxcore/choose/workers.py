@@ -24,6 +24,7 @@ from typing import IO, Any
 
 import torch
 
+from nxcore.registry.made import plain
 from nxcore.settings import Settings
 from nxcore.spec import tally
 from nxcore.spec.device import properties
@@ -137,6 +138,8 @@ class Workers:
         }
         if problem.device.type == "cuda":
             request |= {"sample": sample, "device": properties(problem.device)}
+        if problem.spec.expression is not None:  # the worker may not know the operator
+            request["expression"] = plain(problem.spec)
         with self._lock:
             self._tasks.append(Task(request, answered, heat))
             if self.thread is None and threading.main_thread().is_alive():

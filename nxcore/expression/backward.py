@@ -59,6 +59,11 @@ class Backward:
         return cls(f"{name}_backward", forward, expression, owners)
 
     @property
+    def key(self) -> str:
+        """The digest of the trees."""
+        return self.expression.key
+
+    @property
     def saved(self) -> tuple[str, ...]:
         """The tensors whose values are needed."""
         return self.expression.tensors[1:]
@@ -132,7 +137,9 @@ class Backward:
         for name, size in zip(self.sized, args[count:], strict=False):
             require_size(size, f"{name}_size")
         shapes = self.shapes(args)
-        described = {n: TensorMeta(s, (0,) * len(s), torch.float32, args[0].device) for n, s in shapes.items()}
+        described = {
+            n: TensorMeta(s, (0,) * len(s), torch.float32, args[0].device) for n, s in shapes.items()
+        }
         require_shape(args[0], broadcast(described), GRAD)
         require_numbers(self.forward, args[count + len(self.sized) : -1])
         require_flags(args[-1], len(self.forward.tensors), "output_mask")

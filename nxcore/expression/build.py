@@ -65,7 +65,9 @@ def operated(name: str, *args: Node) -> Node:
         if kind == "c":
             given.append(conditional(arg, f"the first argument of {name}"))
         elif kind == "n" and arg.kind != "number":
-            raise ExpressionError(f"{name} needs a number here, got a tensor; use where or minimum and maximum")
+            raise ExpressionError(
+                f"{name} needs a number here, got a tensor; use where or minimum and maximum"
+            )
         else:
             given.append(_valued(arg, name))
     if all(arg.kind == "number" for arg in given):
@@ -208,7 +210,9 @@ def finished(
     if masks:
         found = Expression(tensors, numbers, mapped((root,), made))
     if root.kind == "condition":
-        raise ExpressionError("an expression must give numbers, got truth values; use where(condition, 1.0, 0.0)")
+        raise ExpressionError(
+            "an expression must give numbers, got truth values; use where(condition, 1.0, 0.0)"
+        )
     for name in (*tensors, *(name for name, _ in numbers)):
         if name not in found.used:
             raise ExpressionError(f"the parameter {name!r} is not used")

@@ -167,15 +167,15 @@ FUNCTIONS: dict[str, Function] = {
     "sin": Function("v", lambda g, o, a: (g * call("cos", a),), error=2),
     "cos": Function("v", lambda g, o, a: (-g * call("sin", a),), error=2),
     "tanh": Function("v", lambda g, o, a: (g * (1 - o * o),), error=2),
-    "erf": Function(
-        "v", lambda g, o, a: (g * (call("exp", -(a * a)) * (2 / math.sqrt(math.pi))),), error=2
-    ),
+    "erf": Function("v", lambda g, o, a: (g * (call("exp", -(a * a)) * (2 / math.sqrt(math.pi))),), error=2),
     "sigmoid": Function("v", lambda g, o, a: (g * ((1 - o) * o),), error=3),
     "cast": Function("v", lambda g, o, a: (g,), error=0),
     # What follows is made of what precedes.
     "square": Function("v", lambda g, o, a: (g * a * 2,), lambda a: a * a),
     "reciprocal": Function("v", lambda g, o, a: (-g * o * o,), lambda a: constant(1) / a),
-    "relu": Function("v", lambda g, o, a: (where(call("le", a, 0), 0, g),), lambda a: call("clamp_min", a, 0)),
+    "relu": Function(
+        "v", lambda g, o, a: (where(call("le", a, 0), 0, g),), lambda a: call("clamp_min", a, 0)
+    ),
     "leaky_relu": Function(
         "vn",
         lambda g, o, a, slope: (where(call("gt", a, 0), g, g * slope), None),
@@ -207,5 +207,14 @@ FUNCTIONS: dict[str, Function] = {
 }
 """Every function by name."""
 
-WRITTEN = frozenset(FUNCTIONS) - {"cast", "indicator", "clamp_min", "clamp_max", *COMPARISONS, "and", "or", "not"}
+WRITTEN = frozenset(FUNCTIONS) - {
+    "cast",
+    "indicator",
+    "clamp_min",
+    "clamp_max",
+    *COMPARISONS,
+    "and",
+    "or",
+    "not",
+}
 """The functions that a user writes by name; the others have signs, or are made by ``clamp``."""

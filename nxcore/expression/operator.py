@@ -94,8 +94,7 @@ class Forward:
     def reference(self, name: str, doc: str) -> Callable[..., Any]:
         """Return the expression in torch; ``reference.source`` is its text."""
         text = source(self.expression, name, doc)
-        made: Callable[..., Any] = reference.function(name, text, promoted=self.promoted)
-        return made
+        return reference.function(name, text, promoted=self.promoted)
 
     def check(self, *args: Any) -> None:
         """Raise unless the operator is defined for the arguments."""

@@ -15,9 +15,7 @@ from nxcore.expression.statements import Statements
 from nxcore.expression.tree import COMPARISONS, INFIX, Expression
 from nxcore.spec.reduction import summed_dims
 
-UNARY = (
-    "abs exp expm1 log log1p sqrt rsqrt sin cos tanh erf sigmoid sign square reciprocal relu".split()
-)
+UNARY = "abs exp expm1 log log1p sqrt rsqrt sin cos tanh erf sigmoid sign square reciprocal relu".split()
 
 TEMPLATES = {
     **{name: f"torch.{name}({{0}})" for name in UNARY},
@@ -90,7 +88,7 @@ def summed(result: Tensor, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return (torch.sum(result, dims, keepdim=True).view(size) if dims else result).to(dtype)
 
 
-def function(name: str, source: str, **scope: Any) -> Any:
+def function(name: str, source: str, **scope: Any) -> Callable[..., Any]:
     """Return the function ``name`` of a source that was made of an expression.
 
     The text holds names of parameters and of functions, checked when the expression was made, and constants.
@@ -108,7 +106,9 @@ def function(name: str, source: str, **scope: Any) -> Any:
         **scope,
     }
     exec(compile(source, filename, "exec"), names)  # noqa: S102  see above
-    return names[name]
+    made: Callable[..., Any] = names[name]
+    made.source = source  # type: ignore[attr-defined]  # for those who want to read it
+    return made
 
 
 def values(expression: Expression) -> Callable[..., tuple[Tensor, ...]]:
@@ -121,5 +121,4 @@ def values(expression: Expression) -> Callable[..., tuple[Tensor, ...]]:
         for r, root in zip(results, expression.roots, strict=True)
     ]
     text = [f"def values({', '.join(given)}):", *lines, f"    return ({', '.join(found)},)"]
-    made: Callable[..., tuple[Tensor, ...]] = function("values", "\n".join(text) + "\n")
-    return made
+    return function("values", "\n".join(text) + "\n")

@@ -58,9 +58,7 @@ class Samples:
             last = replace(last, dtype=other.dtype)
         return (*self.tensors(*shape, **how)[:-1], last)
 
-    def sample(
-        self, name: str, args: tuple[Any, ...], tags: frozenset[str] = EDGE, **kwargs: Any
-    ) -> Sample:
+    def sample(self, name: str, args: tuple[Any, ...], tags: frozenset[str] = EDGE, **kwargs: Any) -> Sample:
         """Return a sample."""
         return Sample(name, args, kwargs, tags)
 
@@ -123,7 +121,10 @@ def errors(expression: Expression) -> tuple[ErrorCase, ...]:
     found = [
         ErrorCase("not_a_tensor", ("a", *plain[1:]), match=f"{first} must be a tensor, got str"),
         ErrorCase(
-            "out_of_wrong_shape", plain, match=r"out must have shape \(4,\), got \(5,\)", kwargs={"out": rand(5)}
+            "out_of_wrong_shape",
+            plain,
+            match=r"out must have shape \(4,\), got \(5,\)",
+            kwargs={"out": rand(5)},
         ),
         ErrorCase("out_not_a_tensor", plain, match="out must be a tensor", kwargs={"out": 3}),
     ]

@@ -208,7 +208,9 @@ def traced(function: Callable[..., Any]) -> Expression:
     if isinstance(result, Tensor):
         raise _outside(function, result)
     if not isinstance(result, Symbol):
-        raise ExpressionError(f"the function must return one value of its tensors, got {type(result).__name__}")
+        raise ExpressionError(
+            f"the function must return one value of its tensors, got {type(result).__name__}"
+        )
     return build.finished(result.node, tensors, tuple(numbers.items()))
 
 
@@ -242,4 +244,3 @@ def _outside(function: Callable[..., Any], tensor: Tensor) -> NoReturn:
         f"{which} comes from outside of the function: make it a parameter, "
         f"since an expression holds no tensors"
     )
-

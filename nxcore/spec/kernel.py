@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ import torch
 from nxcore.errors import PluginError
 from nxcore.spec.problem import Problem
 from nxcore.spec.process import preserved
+from nxcore.spec.spec import OpSpec
 
 Precision = Literal["ieee32", "tf32", "half"]
 
@@ -188,7 +189,8 @@ class Kernel:
     Attributes
     ----------
     op : str
-        The operator's name.
+        The operator's name; ``pointwise`` for a kernel that takes every operator made of an expression, which
+        its planner reads from ``problem.spec.expression``.
     target : str
         ``"module:attribute"``, imported on first use. The attribute is a planner,
         ``plan(problem) -> callable``. It may specialise (grid, compiled handle, strides). The callable takes
@@ -254,6 +256,12 @@ class Kernel:
         return getattr(importlib.import_module(module), planner.replace("plan", "sweep"), None)
 
     @functools.cached_property
+    def source(self) -> Callable[[Problem], str] | None:
+        """The function that prints the code for a problem: ``source`` beside ``plan``; None without one."""
+        module, _, planner = self.target.partition(":")
+        return getattr(importlib.import_module(module), planner.replace("plan", "source"), None)
+
+    @functools.cached_property
     def branch_of(self) -> Callable[[Problem], Hashable]:
         """The function that ``branch`` names, imported on first use."""
         found: Callable[[Problem], Hashable] = _imported(self.branch)
@@ -292,6 +300,21 @@ def kernels(package: str, rows: Mapping[str, Row], **every: Any) -> tuple[Kernel
         target = own.pop("target", f"{op}:plan")
         made.append(Kernel(op, f"{package}.{target}", **(every | own)))
     return tuple(made)
+
+
+EXPRESSIONS = "pointwise"
+"""The operator's name in a backend's kernel that takes every operator made of an expression."""
+
+
+def printed(printers: Iterable[Kernel], specs: Iterable[OpSpec]) -> tuple[Kernel, ...]:
+    """Return a kernel for each operator made of an expression, from those that take every such operator.
+
+    >>> printer = Kernel("pointwise", "mine.pointwise:plan")
+    >>> [kernel.op for kernel in printed([printer], [nxcore.pointwise("x + 1", name="shifted").spec])]
+    ['shifted']
+    """
+    made = [spec for spec in specs if spec.expression is not None]
+    return tuple(replace(printer, op=spec.name) for printer in printers for spec in made)
 
 
 def _imported(target: str) -> Any:

@@ -149,7 +149,12 @@ def _constants(targets: list[str]) -> list[str]:
 
 
 def _address(spec: OpSpec) -> list[str]:
-    """Return where a spec is defined; of one that no module names, what it is made of."""
+    """Return where a spec is defined; of one that no module names, what it is made of.
+
+    All of a spec that is made of an expression follows from its trees.
+    """
+    if spec.expression is not None:
+        return ["nxcore.expression.operator:specs", f"={spec.expression.key}"]
     module = getattr(spec.reference, "__module__", "")
     for name, value in vars(sys.modules.get(module, sys)).items():
         if value is spec:

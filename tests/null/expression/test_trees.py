@@ -65,6 +65,8 @@ def test_the_gradient_is_that_of_torch(seeds):
         wanted = torch.autograd.grad(result, tensors, grad, allow_unused=True)
         arguments = backward.expression.args(grad, (True,) * 3, *tensors, 0.25, None)
         found = backward.reference(*arguments)
+        # Torch's own derivative of hardsigmoid, also in float64, holds 1/6 in float32.
+        rough = 1e-3 * any(node.op == "hardsigmoid" for node in expression.nodes)
         for name, tensor, a, b in zip("xyz", tensors, found, wanted, strict=True):
             if a is None or b is None:
                 assert b is None or not b.any() or b.isnan().any(), f"seed {seed}: {expression}, {name}"
@@ -73,7 +75,12 @@ def test_the_gradient_is_that_of_torch(seeds):
             # Torch multiplies the 0 of sign's derivative by what may be infinite or NaN.
             a = torch.where(b.isnan(), b, a)
             torch.testing.assert_close(
-                a, b, rtol=1e-6, atol=1e-9, equal_nan=True, msg=lambda m: f"seed {seed}: {expression}: {m}"  # noqa: B023
+                a,
+                b,
+                rtol=rough or 1e-6,
+                atol=rough or 1e-9,
+                equal_nan=True,
+                msg=lambda m: f"seed {seed}: {expression}: {m}",  # noqa: B023
             )
 
 

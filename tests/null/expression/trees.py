@@ -8,7 +8,9 @@ from nxcore.expression.functions import FUNCTIONS
 from nxcore.expression.tree import COMPARISONS, Node
 
 SIGNS = ("add", "sub", "mul", "div")
-UNARY = sorted(n for n in NAMES if n in FUNCTIONS and len(FUNCTIONS[n].args) - len(FUNCTIONS[n].defaults) == 1)
+UNARY = sorted(
+    n for n in NAMES if n in FUNCTIONS and len(FUNCTIONS[n].args) - len(FUNCTIONS[n].defaults) == 1
+)
 UNBOUNDED = frozenset({"exp", "expm1", "reciprocal", "rsqrt", "square"})
 """Functions of which one within another soon leaves float32."""
 
@@ -133,9 +135,7 @@ MEANING = {
     "leaky_relu": lambda a, slope: a if a > 0 else a * slope,
     "elu": lambda a, alpha: a if a > 0 else alpha * math.expm1(a),
     "gelu": lambda a: 0.5 * a * (1 + math.erf(a * math.sqrt(0.5))),
-    "gelu_tanh": lambda a: (
-        0.5 * a * (1 + math.tanh(math.sqrt(2 / math.pi) * (a + 0.044715 * a**3)))
-    ),
+    "gelu_tanh": lambda a: 0.5 * a * (1 + math.tanh(math.sqrt(2 / math.pi) * (a + 0.044715 * a**3))),
     "silu": lambda a: a * _sigmoid(a),
     "mish": lambda a: a * math.tanh(_softplus(a)),
     "hardswish": lambda a: a * _clamped(a),

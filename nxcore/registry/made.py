@@ -1,0 +1,101 @@
+"""Operators that are made at run time, of expressions: known to the registry like any other."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from nxcore.errors import InvalidInputError, nearest
+from nxcore.expression.backward import Backward
+from nxcore.expression.operator import specs
+from nxcore.expression.tree import Expression, of_lines
+from nxcore.registry import inductor, reference
+from nxcore.registry.registry import Registry, Source
+from nxcore.spec.kernel import Kernel, printed
+from nxcore.spec.problem import Problem
+from nxcore.spec.spec import OpSpec
+
+MADE = Source("made", "this program")
+"""The origin of operators that a program made."""
+
+_LOCK = threading.RLock()
+
+
+def define(registry: Registry, expression: Expression, name: str, doc: str = "") -> OpSpec:
+    """Return the operator of an expression; it and its backward operator are added if they are missing.
+
+    Raises
+    ------
+    InvalidInputError
+        If another operator has that name.
+    """
+    with _LOCK:
+        if (found := registry.ops.get(name)) is not None:
+            if getattr(found.expression, "key", None) != expression.key:
+                message = f"another operator is named {name!r}: choose another name"
+                raise InvalidInputError(message, argument="name")
+            return found
+        made = specs(expression, name, doc)
+        registry.add_ops(made, MADE)
+        registry.add_kernels("torch", reference.backend(made).kernels)
+        registry.add_kernels("inductor", inductor.backend(made).kernels)
+        for backend, printers in registry.printers.items():
+            registry.add_kernels(backend, printed(printers, made))
+        return made[0]
+
+
+def plain(spec: OpSpec) -> Any:
+    """Return the expression of an operator as plain data; None for one without."""
+    found = spec.expression
+    if found is None:
+        return None
+    backward = isinstance(found, Backward)
+    forward: Expression = found.forward if backward else found
+    name = spec.name.removesuffix("_backward") if backward else spec.name
+    return [name, [list(forward.tensors), list(map(list, forward.numbers)), list(forward.lines())]]
+
+
+def restore(registry: Registry, data: Any) -> None:
+    """Define the operator of plain data, as ``plain`` gives it, where it is missing."""
+    if data is not None and data[0] not in registry.ops:
+        name, (tensors, numbers, lines) = data
+        define(registry, of_lines(tensors, numbers, lines, [len(lines) - 1]), str(name))
+
+
+def source(registry: Registry, spec: OpSpec, backend: str) -> str:
+    """Return the code that a backend makes of an operator's expression, for plain float32 tensors.
+
+    Raises
+    ------
+    InvalidInputError
+        If the operator wasn't made of an expression, or the backend prints none.
+    UnknownBackendError
+        If there is no backend of that name.
+    """
+    if spec.expression is None:
+        raise InvalidInputError(f"{spec.name} was not made of an expression, so no source is printed for it")
+    name, _, variant = backend.partition("-")
+    registry.backend(name)
+    own = [kernel for b, kernel in registry.kernels(spec.name) if b.name == name]
+    if name == "torch":
+        return str(spec.reference.source)  # type: ignore[attr-defined]  # set where it was made
+    for kernel in own:
+        if kernel.variant == variant and kernel.source is not None:
+            return kernel.source(_plain_problem(spec, kernel))
+    able = {"torch", *_printing(registry, spec)}
+    raise InvalidInputError(f"{backend!r} prints no expressions{nearest(backend, able)}", argument="backend")
+
+
+def _printing(registry: Registry, spec: OpSpec) -> Iterator[str]:
+    for backend, kernel in registry.kernels(spec.name):
+        if backend.name != "torch" and registry.probe(backend, kernel) and kernel.source:
+            yield backend.label(kernel)
+
+
+def _plain_problem(spec: OpSpec, kernel: Kernel) -> Problem:  # noqa: ARG001  one for all kernels
+    """Describe a call with matrices of float32."""
+    sample = next(s for s in spec.samples if s.name == "last_block_partly_filled")
+    return Problem.of(spec, sample.build(spec, torch.device("cpu"), torch.float32))
