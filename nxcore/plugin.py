@@ -5,6 +5,9 @@ from __future__ import annotations
 import pluggy
 
 from nxcore.errors import InvalidInputError
+from nxcore.expression.elementwise import Elementwise, fits, planned
+from nxcore.expression.generated import generated
+from nxcore.expression.statements import Statements, spelled
 from nxcore.spec.backward import backward_of
 from nxcore.spec.checks import (
     brief,
@@ -69,6 +72,7 @@ __all__ = [
     "Code",
     "Cost",
     "Drawn",
+    "Elementwise",
     "ErrorCase",
     "Gradient",
     "InvalidInputError",
@@ -85,6 +89,7 @@ __all__ = [
     "Rows",
     "Sample",
     "Sketch",
+    "Statements",
     "TensorMeta",
     "Verdict",
     "Way",
@@ -101,6 +106,8 @@ __all__ = [
     "composed",
     "dense",
     "either",
+    "fits",
+    "generated",
     "hookimpl",
     "is_tensor",
     "kernels",
@@ -111,6 +118,7 @@ __all__ = [
     "no",
     "overlaps",
     "pair",
+    "planned",
     "preserved",
     "rand",
     "require_flag",
@@ -123,6 +131,7 @@ __all__ = [
     "require_size",
     "require_tensor",
     "simulated",
+    "spelled",
     "summed_dims",
     "toolkit_folder",
     "window_of",

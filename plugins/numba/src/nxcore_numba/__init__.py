@@ -56,7 +56,10 @@ def _rows(needs: Mapping[str, Need], targets: Mapping[str, str]) -> dict[str, An
 KERNELS: tuple[Kernel, ...] = (
     *kernels(
         "nxcore_numba",
-        _rows(accepts.CPU, accepts.TARGETS),
+        {
+            **_rows(accepts.CPU, accepts.TARGETS),
+            "pointwise": {"accepts": accepts.expressions, "in_place_safe": True},
+        },
         dtypes=FLOATS,
         deterministic=True,
         announces=True,

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from nxcore.plugin import (
+    FLOATS,
     YES,
     Code,
     Need,
@@ -21,6 +22,7 @@ from nxcore.plugin import (
     Verdict,
     alike,
     at_most,
+    fits,
     needs,
     no,
 )
@@ -128,6 +130,9 @@ CUDA = _table(
     numbers=False,
 )
 """The same on CUDA."""
+
+expressions = partial(needs, device=_cpu)(fits(FLOATS, dims.DIMS))
+"""The requirement on a call of an expression's operator, on the CPU."""
 
 FAMILIES = {
     "blend": ("softmax_sum", "softmax_sum_backward", "weighted_sum", "weighted_sum_backward"),
