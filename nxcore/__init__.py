@@ -138,7 +138,9 @@ def explain(
     >>> nxcore.explain(torch.nn.Sequential(nxcore.nn.MaxPool2d(2))).rows[0].state
     'operator'
     """
-    if isinstance(name, torch.nn.Module):
+    from torch import nn
+
+    if isinstance(name, nn.Module):
         from nxcore.offline import models
 
         return models.explain(name, *args, **kwargs)

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 
 from nxcore.plugin import (
+    FLOATS,
     YES,
     Code,
     Place,
@@ -19,6 +20,7 @@ from nxcore.plugin import (
     Verdict,
     at_most,
     collapse,
+    fits,
     merged,
     needs,
     no,
@@ -160,6 +162,7 @@ blend = takes(_candidates, _blended)
 add = takes(cpu_numbers=True, rank=MAX_RANK)
 sums = takes(sums=MAX_RANK)
 numbered = takes(at_most(NARROW - 1, "terms of an output to number", _terms), sums=MAX_RANK)
+expressions = takes(fits(FLOATS, MAX_RANK))
 planes = takes()
 images = takes(_few)
 offsets = takes(_few, integers=("offsets",))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from nxcore.plugin import Code, Place, Problem, Verdict, at_most, collapse, merged, needs, no
+from nxcore.plugin import FLOATS, Code, Place, Problem, Verdict, at_most, collapse, fits, merged, needs, no
 from nxcore_triton import tile
 from nxcore_triton.candidates import candidate, gradient
 
@@ -39,6 +39,7 @@ takes = partial(needs, device=_place)
 images = takes()
 blend = takes(_blend)
 add = takes(tensors=True, alike_numbers=True, rank=MAX_RANK)
+expressions = takes(fits(FLOATS, MAX_RANK))
 sums = takes(sums=MAX_SUMMED)
 offsets = takes(integers=("offsets",))
 rows = takes(rows=tile.LONGEST_ROW, one_gradient=True)
