@@ -25,6 +25,7 @@ from nxcore.plugin import (
     TensorMeta,
     Verdict,
     at_most,
+    fits,
     hookimpl,
     kernels,
     needs,
@@ -172,6 +173,7 @@ KERNELS = kernels(
         ),
         **{op: {"accepts": accepts, "target": target} for op, target in TARGETS.items()},
         "add": add,
+        "pointwise": needs(_place, fits(FLOATS, 64), _packed),
         "gumbel_softmax_backward": {
             "accepts": needs(_place, _packed, one_gradient=True),
             "target": "gumbel_softmax:plan_backward",
