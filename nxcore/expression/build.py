@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import keyword
+import re
 from collections.abc import Callable
 
 import torch
@@ -219,6 +221,32 @@ def finished(
     if found.operations > MOST:
         raise ExpressionError(f"an expression has at most {MOST} functions, got {found.operations}")
     return found
+
+
+RESERVED = frozenset(
+    """
+    key plan near kernels met counts error self generator reference leads_to preference overlap alike autocast
+    autocast_state deterministic dispatch_modes forward_ad function_modes functorch grad_enabled is_compiling
+    is_nested only_default_device tracing NUMBERS PLAIN RARE tuple map type any len dict list int float bool None
+    KeyError TypeError AttributeError RuntimeError Exception
+    torch functional Tensor widened stored summed promoted dtype requested out grad output_mask
+    """.split()
+)
+"""Names with a meaning in the code around an expression: no parameter can have them."""
+
+
+def require_name(name: str) -> None:
+    """Raise unless a tensor or a number can have this name.
+
+    Raises
+    ------
+    ExpressionError
+        If the name has a meaning in generated code.
+    """
+    parts = ("default_", "guard_", "static_", "draw_")
+    taken = name in RESERVED or name.startswith(("_", *parts)) or name.endswith(("_given", "_size"))
+    if taken or keyword.iskeyword(name) or re.fullmatch(r"t\d+", name):
+        raise ExpressionError(f"{name!r} can't be the name of a parameter, since generated code uses it")
 
 
 DTYPES = {getattr(torch, name): name for name in CASTS}

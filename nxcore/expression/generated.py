@@ -1,4 +1,4 @@
-"""Modules of generated code: toolkits that read a function's source, or keep what they compiled, need files."""
+"""Modules of generated code: toolkits read a function's source from a file, and keep code by its name."""
 
 from __future__ import annotations
 

@@ -43,6 +43,8 @@ def parsed(text: str, numbers: Mapping[str, int | float]) -> Expression:
     ExpressionError
         If the text is no expression; it points at the place.
     """
+    for name in numbers:
+        build.require_name(name)
     if len(text) > LONGEST:
         raise ExpressionError(f"a text has at most {LONGEST} characters, got {len(text)}")
     return _Reader(text, numbers).expression()
@@ -123,8 +125,7 @@ class _Reader:
             return Node("number", (), name, "number")
         if name in build.NAMES or name in build.CASTS:
             raise ExpressionError(f"{name} is a function: it needs arguments in brackets")
-        if name.startswith("_") or name in ("out", "grad", "output_mask"):
-            raise ExpressionError(f"{name} can't be the name of a tensor")
+        build.require_name(name)
         self.tensors[name] = None
         return Node("input", (), name)
 

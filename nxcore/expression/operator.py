@@ -200,7 +200,9 @@ def source(expression: Expression, name: str, doc: str = "") -> str:
             *known,
             *([] if alone else widen),
             *lines,
-            f"    return {result} if out is None and {result}.dtype is dtype else stored({result}, dtype, out)",
+            f"    if out is None and {result}.dtype is dtype:",
+            f"        return {result}",
+            f"    return stored({result}, dtype, out)",
             "",
         ]
     )

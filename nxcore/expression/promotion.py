@@ -13,7 +13,23 @@ from nxcore.expression.tree import LEAVES, Expression, Node
 Dtype = tuple[torch.dtype, int]
 """A dtype, and 2 for a tensor with dimensions, 1 for one without, 0 for a number: torch's categories."""
 
-KEEPING = frozenset("add sub mul neg abs sign square relu minimum maximum clamp_min clamp_max where".split())
+KEEPING = frozenset(
+    [
+        "add",
+        "sub",
+        "mul",
+        "neg",
+        "abs",
+        "sign",
+        "square",
+        "relu",
+        "minimum",
+        "maximum",
+        "clamp_min",
+        "clamp_max",
+        "where",
+    ]
+)
 """The functions of integers that give integers."""
 
 

@@ -15,7 +15,24 @@ from nxcore.expression.statements import Statements
 from nxcore.expression.tree import COMPARISONS, INFIX, Expression
 from nxcore.spec.reduction import summed_dims
 
-UNARY = "abs exp expm1 log log1p sqrt rsqrt sin cos tanh erf sigmoid sign square reciprocal relu".split()
+UNARY = [
+    "abs",
+    "exp",
+    "expm1",
+    "log",
+    "log1p",
+    "sqrt",
+    "rsqrt",
+    "sin",
+    "cos",
+    "tanh",
+    "erf",
+    "sigmoid",
+    "sign",
+    "square",
+    "reciprocal",
+    "relu",
+]
 
 TEMPLATES = {
     **{name: f"torch.{name}({{0}})" for name in UNARY},

@@ -112,7 +112,7 @@ Symbol.__truediv__ = _operator("div")  # type: ignore[attr-defined]  # as the op
 Symbol.__rtruediv__ = _operator("div", swapped=True)  # type: ignore[attr-defined]  # as above
 
 
-class _Outside(ExpressionError):
+class _OutsideError(ExpressionError):
     """A tensor that is no parameter; ``tensor`` holds it until its name is found."""
 
     def __init__(self, tensor: Tensor) -> None:
@@ -124,7 +124,7 @@ def _node(value: Any) -> Node:
     if isinstance(value, Symbol):
         return value.node
     if isinstance(value, Tensor):
-        raise _Outside(value)
+        raise _OutsideError(value)
     return build.number(value.item() if type(value).__module__ == "numpy" and value.ndim == 0 else value)
 
 
@@ -158,7 +158,7 @@ def _called(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Symbol:
     if "alpha" in kwargs:
         args = (args[0], _operated("mul", args[1], kwargs.pop("alpha")))
     if kwargs:
-        raise ExpressionError(f"{name} takes no argument {sorted(kwargs)[0]!r} in an expression")
+        raise ExpressionError(f"{name} takes no argument {min(kwargs)!r} in an expression")
     if known in (*build.COMPARED, "and", "or", "not"):
         return _operated(known, *args)
     return _applied(known, *args)
@@ -200,7 +200,7 @@ def traced(function: Callable[..., Any]) -> Expression:
         run.__kwdefaults__ = function.__kwdefaults__
     try:
         result = run(*symbols, **dict(zip(numbers, given, strict=True)))
-    except _Outside as error:
+    except _OutsideError as error:
         raise _outside(function, error.tensor) from None
     except NameError as error:
         name = error.name or ""
@@ -220,8 +220,7 @@ def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, ...], dict[str
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise ExpressionError(f"a function of *args has no fixed tensors: name the parameter {name!r}")
-        if name in ("out", "grad", "output_mask") or name.startswith("_"):
-            raise ExpressionError(f"{name} can't be the name of a parameter")
+        build.require_name(name)
         default = parameter.default
         if default is parameter.empty:
             if numbers:

@@ -40,8 +40,9 @@ def define(registry: Registry, expression: Expression, name: str, doc: str = "")
             return found
         made = specs(expression, name, doc)
         registry.add_ops(made, MADE)
-        registry.add_kernels("torch", reference.backend(made).kernels)
-        registry.add_kernels("inductor", inductor.backend(made).kernels)
+        for own in (reference.backend(made), inductor.backend(made)):
+            if own.name in registry.backends:
+                registry.add_kernels(own.name, own.kernels)
         for backend, printers in registry.printers.items():
             registry.add_kernels(backend, printed(printers, made))
         return made[0]

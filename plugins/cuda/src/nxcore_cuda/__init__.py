@@ -30,11 +30,7 @@ KERNELS = kernels(
         "weighted_sum_backward": {"accepts": accepts.blend, "target": "softmax_sum:plan_backward"},
         "add": {"accepts": accepts.add, "in_place_safe": True},
         "add_backward": accepts.sums,
-        "pointwise": {
-            "accepts": accepts.expressions,
-            "in_place_safe": True,
-            "uses": ("nxcore_cuda.machine.compile:NVCC_FLAGS", "nxcore_cuda.pointwise:pointwise.cuh"),
-        },
+        "pointwise": {"accepts": accepts.expressions, "in_place_safe": True},
         "sum": {**SUM, "accepts": accepts.sums},
         "sum_to_size": {**SUM, "accepts": accepts.sums},
         "mean": {**SUM, "accepts": accepts.sums},

@@ -13,10 +13,11 @@ from nxcore_cuda.layout import DIMS, STRIDES, VECTOR, dims, divides, in_vectors,
 from nxcore_cuda.machine.instance import Instance
 from nxcore_cuda.machine.launch import Guarded, Launch, Launcher
 
+PLAIN = ("exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "sin", "cos", "tanh", "erf")
 OWN = ("minimum", "maximum", "sigmoid", "sign")
 
 TEMPLATES = {
-    **{name: f"{name}f({{0}})" for name in "exp expm1 log log1p sqrt rsqrt sin cos tanh erf".split()},
+    **{name: f"{name}f({{0}})" for name in PLAIN},
     **{name: f"pointwise::{name}({{0}}, {{1}})" for name in OWN[:2]},
     **{name: f"pointwise::{name}({{0}})" for name in OWN[2:]},
     **{name: f"{{0}} {sign} {{1}}" for name, sign in zip(("add", "sub", "mul", "div"), "+-*/", strict=True)},
@@ -38,7 +39,7 @@ TEMPLATES = {
 
 CODE = """\
 // {title}
-#include "pointwise.cuh"
+#include "pointwise.cu"
 
 struct {name}_args {{
 {fields}

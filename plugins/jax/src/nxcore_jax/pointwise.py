@@ -11,8 +11,10 @@ import jax.numpy as jnp
 from nxcore.plugin import Elementwise, Problem, Statements, TensorMeta, generated, planned, spelled
 from nxcore_jax.bridge import Bridged, wide
 
+PLAIN = ("exp", "expm1", "log", "log1p", "sqrt", "sin", "cos", "tanh", "sign", "abs")
+
 TEMPLATES = {
-    **{f: f"jnp.{f}({{0}})" for f in "exp expm1 log log1p sqrt sin cos tanh sign abs".split()},
+    **{f: f"jnp.{f}({{0}})" for f in PLAIN},
     **{f: f"jax.lax.{f}({{0}})" for f in ("erf", "rsqrt")},
     **{f: f"jnp.{f}({{0}}, {{1}})" for f in ("minimum", "maximum")},
     **{name: f"{{0}} {sign} {{1}}" for name, sign in zip(("add", "sub", "mul", "div"), "+-*/", strict=True)},
@@ -66,9 +68,11 @@ def plan(problem: Problem) -> Callable[..., Any]:
     module = generated("jax", text(found))
     shape = found.results[0].shape
     single = isinstance(problem.outputs, TensorMeta)
+
     def compute(*args: Any) -> Any:
         arrays = [wide(args[place]) for place in found.places]
-        whole = [jnp.broadcast_to(r, shape) for r in module.compute(*arrays, *(args[i] for i in found.numbers))]
+        results_here = module.compute(*arrays, *(args[i] for i in found.numbers))
+        whole = [jnp.broadcast_to(result, shape) for result in results_here]
         if single:
             return whole[0]
         results: list[jax.Array | None] = [None] * len(problem.outputs)

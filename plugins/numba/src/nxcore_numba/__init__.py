@@ -58,7 +58,7 @@ KERNELS: tuple[Kernel, ...] = (
         "nxcore_numba",
         {
             **_rows(accepts.CPU, accepts.TARGETS),
-            "pointwise": {"accepts": accepts.expressions, "in_place_safe": True},
+            "pointwise": {"accepts": accepts.expressions, "in_place_safe": True, "uses": accepts.GENERATED},
         },
         dtypes=FLOATS,
         deterministic=True,

@@ -134,6 +134,17 @@ CUDA = _table(
 expressions = partial(needs, device=_cpu)(fits(FLOATS, dims.DIMS))
 """The requirement on a call of an expression's operator, on the CPU."""
 
+GENERATED = (
+    *(
+        f"nxcore_numba.functions:{name}"
+        for name in ("exp", "expm1", "log", "log1p", "tanh", "erf", "sigmoid", "sign", "minimum", "maximum")
+    ),
+    *(f"nxcore_numba.memory:{name}" for name in ("items", "item_of", "offset")),
+    "nxcore_numba.half:load",
+    "nxcore_numba.half:store",
+)
+"""What generated code uses, by names in its text."""
+
 FAMILIES = {
     "blend": ("softmax_sum", "softmax_sum_backward", "weighted_sum", "weighted_sum_backward"),
     "add": ("add",),

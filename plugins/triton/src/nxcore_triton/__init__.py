@@ -80,7 +80,7 @@ KERNELS = kernels(
         "weighted_sum_backward": {"accepts": accepts.blend, "target": "softmax_sum:plan_backward"},
         "add": {"accepts": accepts.add, "in_place_safe": True},
         "add_backward": {"accepts": accepts.sums, "target": "add:plan_backward"},
-        "pointwise": {"accepts": accepts.expressions, "in_place_safe": True},
+        "pointwise": {"accepts": accepts.expressions, "in_place_safe": True, "uses": accepts.GENERATED},
         "sum": accepts.sums,
         "sum_to_size": {"accepts": accepts.sums, "target": "sum:plan"},
         "mean": {"accepts": accepts.sums, "target": "sum:plan"},

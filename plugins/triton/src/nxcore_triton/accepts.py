@@ -40,6 +40,17 @@ images = takes()
 blend = takes(_blend)
 add = takes(tensors=True, alike_numbers=True, rank=MAX_RANK)
 expressions = takes(fits(FLOATS, MAX_RANK))
+GENERATED = (
+    *(
+        f"nxcore_triton.functions:{name}"
+        for name in ("expm1", "log1p", "tanh", "sigmoid", "sign", "minimum", "maximum")
+    ),
+    "nxcore_triton.index:offset",
+    "nxcore_triton.rounding:narrow",
+    "nxcore_triton.rounding:widen",
+)
+"""What generated code uses, by names in its text."""
+
 sums = takes(sums=MAX_SUMMED)
 offsets = takes(integers=("offsets",))
 rows = takes(rows=tile.LONGEST_ROW, one_gradient=True)
