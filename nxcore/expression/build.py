@@ -224,13 +224,65 @@ def finished(
 
 
 RESERVED = frozenset(
-    """
-    key plan near kernels met counts error self generator reference leads_to preference overlap alike autocast
-    autocast_state deterministic dispatch_modes forward_ad function_modes functorch grad_enabled is_compiling
-    is_nested only_default_device tracing NUMBERS PLAIN RARE tuple map type any len dict list int float bool None
-    KeyError TypeError AttributeError RuntimeError Exception
-    torch functional Tensor widened stored summed promoted dtype requested out grad output_mask
-    """.split()
+    [
+        "key",
+        "plan",
+        "near",
+        "kernels",
+        "met",
+        "counts",
+        "error",
+        "self",
+        "generator",
+        "reference",
+        "leads_to",
+        "preference",
+        "overlap",
+        "alike",
+        "autocast",
+        "autocast_state",
+        "deterministic",
+        "dispatch_modes",
+        "forward_ad",
+        "function_modes",
+        "functorch",
+        "grad_enabled",
+        "is_compiling",
+        "is_nested",
+        "only_default_device",
+        "tracing",
+        "NUMBERS",
+        "PLAIN",
+        "RARE",
+        "tuple",
+        "map",
+        "type",
+        "any",
+        "len",
+        "dict",
+        "list",
+        "int",
+        "float",
+        "bool",
+        "None",
+        "KeyError",
+        "TypeError",
+        "AttributeError",
+        "RuntimeError",
+        "Exception",
+        "torch",
+        "functional",
+        "Tensor",
+        "widened",
+        "stored",
+        "summed",
+        "promoted",
+        "dtype",
+        "requested",
+        "out",
+        "grad",
+        "output_mask",
+    ]
 )
 """Names with a meaning in the code around an expression: no parameter can have them."""
 

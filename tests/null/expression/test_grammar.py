@@ -1,0 +1,107 @@
+"""Texts: what is an expression, and where and why another text is none."""
+
+import re
+
+import pytest
+
+from nxcore.errors import ExpressionError
+from nxcore.expression.grammar import parsed
+
+
+def fault(text, **numbers):
+    with pytest.raises(ExpressionError) as caught:
+        parsed(text, numbers)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("text", "spelt"),
+    [
+        ("relu(x) * y + z", "relu(x) * y + z"),
+        ("x - (y - z)", "x - (y - z)"),
+        ("-(x + y)", "-(x + y)"),
+        ("where((x > 0) & ~(y <= x), x, 1.5)", "where((x > 0) & ~(y <= x), x, 1.5)"),
+        ("clamp(x, 0, 6)", "clamp_max(clamp_min(x, 0), 6)"),
+        ("minimum(2, x)", "clamp_max(x, 2)"),
+        ("x ** 2 + y ** 0.5", "square(x) + sqrt(y)"),
+        ("x ** 5", "x * square(square(x))"),
+        ("float16(x) + y", "cast(x, float16) + y"),
+        ("leaky_relu(x)", "leaky_relu(x, 0.01)"),
+        ("(x > 0) * y", "indicator(x > 0) * y"),
+        ("x +\n  y", "x + y"),
+        ("pow(x, 3)", "x * square(x)"),
+        ("2 * 3 + x", "6 + x"),
+    ],
+)
+def test_a_text_is_a_tree(text, spelt):
+    assert str(parsed(text, {})) == spelt
+
+
+def test_names_are_tensors_in_order_and_numbers_have_defaults():
+    found = parsed("slope * y + x", {"slope": 0.5})
+    assert found.tensors == ("y", "x")
+    assert found.numbers == (("slope", 0.5),)
+
+
+def test_a_condition_may_be_a_tensor_of_bool():
+    assert parsed("where(m, x, y)", {}).masks == {"m"}
+    assert str(parsed("where(m, m * x, y)", {})) == "where(m, indicator(m) * x, y)"
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "why"),
+    [
+        ("relu(x) +* y", 9, "this is no expression: invalid syntax"),
+        ("x + rellu(y)", 4, "no function is named 'rellu'; did you mean 'relu'?"),
+        ("é + rellu(y)", 4, "no function is named 'rellu'"),
+        ("x +\n clam(y, 1, 2)", 5, "no function is named 'clam'; did you mean 'clamp'?"),
+        ("x if y else z", 0, "where(condition, a, b)"),
+        ("x.relu()", 0, "write relu(x), not x.relu()"),
+        ("x + x[0]", 4, "every tensor is taken whole"),
+        ("y * sqrt(2)", 4, "sqrt needs a tensor, got only numbers"),
+        ("x", 0, "must compute something, got only x"),
+        ("2 + 2", 0, "needs a tensor, got only numbers"),
+        ("x > 0", 0, "got truth values; use where(condition, 1.0, 0.0)"),
+        ("x < y < z", 0, "use (a < b) & (b < c)"),
+        ("where(x, y)", 0, "where takes 3 arguments, got 2"),
+        ("where(x + 1, x, y)", 0, "the first argument of where must be a comparison or a tensor of bool"),
+        ("__import__('os')", 0, "no function is named '__import__'"),
+        ("x + y.__class__", 4, "an attribute is no part of an expression"),
+        ("x & 3", 0, "the operand of & must be a comparison"),
+        ("x ** y", 0, "use exp(y * log(x)) for x ** y"),
+        ("x ** 2.5", 0, "a whole number, 0.5 or -0.5, got 2.5"),
+        ("x ** 9", 0, "from 1 to 8, got 9"),
+        ("x + relu", 4, "relu is a function: it needs arguments in brackets"),
+        ("x and y", 0, "conditions are joined by & and |"),
+        ("x @ y", 0, "a product of matrices"),
+        ("x + True", 4, "needs numbers and tensors, got bool"),
+        ("x + 1j", 4, "needs numbers and tensors, got complex"),
+        ("x + 'a'", 4, "needs numbers and tensors, got str"),
+        ("softplus(x, y)", 0, "softplus needs a number here, got a tensor"),
+        ("relu(input=x)", 0, "relu takes its arguments in order, without names"),
+        ("key + x", 0, "'key' can't be the name of a parameter"),
+        ("x + t1", 4, "'t1' can't be the name of a parameter"),
+        ("(x", 0, "was never closed"),
+        ("", 0, "this is no expression"),
+        ("lambda: x", 0, "a function is no part of an expression"),
+        ("(x := y)", 1, "an assignment is no part of an expression"),
+    ],
+)
+def test_a_fault_is_shown_at_its_place(text, column, why):
+    error = fault(text)
+    assert why in str(error)
+    assert error.text == text
+    assert error.column == column
+    line = text.split("\n")[text[:column].count("\n")]
+    at = column - (text.rfind("\n", 0, column) + 1)
+    assert str(error).endswith(f"\n    {line}\n    {' ' * at}^")
+
+
+def test_an_unused_number_is_named():
+    assert "'slope' is not used" in str(fault("x + y", slope=0.5))
+
+
+def test_texts_have_bounds():
+    assert "at most 10000 characters" in str(fault("x + " * 5000 + "x"))
+    assert re.search("too many brackets|can't be parsed|no expression", str(fault("(" * 3000 + "x" + ")" * 3000)))
+    assert "at most 256 functions" in str(fault(" + ".join(f"sin(x * {i})" for i in range(2, 200))))

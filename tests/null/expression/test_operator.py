@@ -1,0 +1,119 @@
+"""Specs of expressions: the reference passes its own samples, and what is described is what torch does."""
+
+import pytest
+import torch
+
+from nxcore.expression.elementwise import Elementwise
+from nxcore.expression.grammar import parsed
+from nxcore.expression.operator import specs
+from nxcore.expression.samples import Samples
+from nxcore.spec.problem import Problem, TensorMeta
+from nxcore.trust.truth import Truth, agreement, require_telling
+
+TEXTS = (
+    ("relu(x) * y + where(z > 0, z, slope * z)", {"slope": 0.1}),
+    ("gelu(x) * y", {}),
+    ("silu(x)", {}),
+    ("log(x) * sqrt(y)", {}),
+    ("where(m, x, -y)", {}),
+    ("x + y", {}),
+    ("minimum(x, y) + maximum(x, z)", {}),
+    ("exp(x) / y", {}),
+)
+SPECS = [spec for text, numbers in TEXTS for spec in specs(parsed(text, numbers), "drawn")]
+FEW = frozenset({"one_element", "zero_dimensions"})
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda s: f"{s.name}: {s.expression.key[:6]}")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_the_reference_agrees_with_float64(spec, dtype):
+    for sample in spec.samples:
+        if sample.tags & {"bench", "huge"}:
+            continue
+        args = sample.build(spec, "cpu", dtype)
+        spec.check(*args)
+        truth = Truth.of(spec, args)
+        found = agreement(spec.reference, spec, args, truth)
+        assert found.ok, f"{sample.name}: {found.reason}"
+        if "degenerate" not in sample.tags and sample.name not in FEW:
+            require_telling(truth, args, sample.name)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda s: f"{s.name}: {s.expression.key[:6]}")
+def test_results_are_described_as_torch_lays_them_out(spec):
+    told = 0
+    for sample in spec.samples:
+        if sample.tags & {"bench", "huge"} or "out" in sample.kwargs:
+            continue
+        args = sample.build(spec, "cpu", torch.float16)
+        described = spec.outputs(*Problem.of(spec, args).args)
+        if described is None:
+            continue
+        told += 1
+        results = spec.reference(*args)
+        for meta, result in zip(
+            described if isinstance(described, tuple) else (described,),
+            results if isinstance(results, tuple) else (results,),
+            strict=True,
+        ):
+            assert (meta is None) == (result is None)
+            assert meta is None or meta == TensorMeta.of(result), sample.name
+    assert told > 3
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda s: f"{s.name}: {s.expression.key[:6]}")
+def test_error_cases_raise(spec):
+    for case in spec.errors:
+        with pytest.raises(ValueError, match=case.match):
+            spec.check(*case.build(spec))
+
+
+@pytest.mark.parametrize(
+    ("text", "dtypes", "wanted"),
+    [
+        ("x + y", (torch.float16, torch.float32), torch.float32),
+        ("x + y", (torch.float16, torch.bfloat16), torch.float32),
+        ("x * 2", (torch.int64,), torch.int64),
+        ("x * 2.0", (torch.int64,), torch.float32),
+        ("x / 2", (torch.int32,), torch.float32),
+        ("float16(x) + y", (torch.float32, torch.float16), torch.float16),
+        ("where(x > 0, 1.0, 0.0) * y", (torch.float16, torch.float16), torch.float32),
+        ("(x > 0) * y", (torch.float16, torch.float16), torch.float16),
+        ("sqrt(x)", (torch.float64,), torch.float64),
+    ],
+)
+def test_a_result_has_torchs_dtype(text, dtypes, wanted):
+    spec = specs(parsed(text, {}), "drawn")[0]
+    tensors = [torch.ones(3).to(dtype) for dtype in dtypes]
+    assert spec.reference(*tensors).dtype is wanted
+
+
+def test_a_tensor_without_dimensions_promotes_as_torchs():
+    spec = specs(parsed("x * y", {}), "drawn")[0]
+    assert spec.reference(torch.ones(3).half(), torch.ones(())).dtype is torch.float16
+
+
+def test_only_requested_gradients_are_computed():
+    forward, backward = specs(parsed("relu(x) * y + z", {}), "drawn")
+    x, y, z = torch.randn(3, 4), torch.randn(3, 4), torch.randn(4)
+    args = backward.expression.args(torch.ones(3, 4), (True, False, True), x, y, z, None)
+    assert backward.expression.saved == ("x", "y")
+    assert backward.expression.sized == ("z",)
+    found = Elementwise.of(Problem.of(backward, args))
+    assert [str(meta) for meta in found.results] == ["float32[3, 4]", "float32[3, 4]"]
+    assert [owner for owner, _ in found.finish] == [0, 2]
+    assert forward.gradient.saves == ("x", "y")
+
+
+def test_a_gradient_that_is_the_incoming_one_is_not_computed():
+    backward = specs(parsed("relu(x) + y", {}), "drawn")[1]
+    args = backward.expression.args(torch.ones(3), (True, True), torch.ones(3), torch.ones(3), None)
+    assert len(Elementwise.of(Problem.of(backward, args)).results) == 1
+    alone = backward.expression.args(torch.ones(3), (False, True), torch.ones(3), torch.ones(3), None)
+    assert backward.view(*alone)
+
+
+def test_samples_name_every_tensor():
+    expression = parsed("where(m, x, y)", {})
+    dtypes = {sketch.dtype for sketch in Samples(expression).tensors(3)}
+    assert dtypes == {None, torch.bool}

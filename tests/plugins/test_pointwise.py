@@ -1,0 +1,112 @@
+"""The printers of expressions: every backend that runs here, against float64."""
+
+import pytest
+import torch
+
+import nxcore
+from nxcore import session
+from nxcore.spec.problem import Problem
+from nxcore.trust.truth import Truth, agreement
+from tests.null.expression.trees import random_expression
+
+TEXTS = (
+    "relu(x) * y + where((z > 0) & (x < z), z, 0.1 * z)",
+    "exp(x) / y + log(x) * sqrt(y) - rsqrt(x)",
+    "tanh(x) * sigmoid(y) + mish(x) - softplus(y)",
+    "elu(x) + log1p(y * y) + sin(x) * cos(y) + erf(x)",
+    "minimum(x, y) * maximum(x, 3) - abs(y) * sign(x) + hardswish(x) + hardsigmoid(y)",
+    "gelu(x) * y + gelu_tanh(y) + silu(x) + leaky_relu(y) + where(~(x >= y), 1.0, 2.0)",
+)
+QUICK = frozenset({"row_broadcast", "nan", "out_ignored"})
+BACKENDS = ("numba", "triton", "cuda", "jax")
+
+
+def kernel(backend, spec):
+    registry = session.default().registry
+    for owner, found in registry.kernels(spec.name):
+        if owner.label(found) == backend:
+            verdict = registry.probe(owner, found)
+            if not verdict:
+                pytest.skip(f"{backend} doesn't run here: {verdict.reason}")
+            return found
+    pytest.skip(f"{backend} is not installed")
+
+
+def specs_of(operator):
+    registry = session.default().registry
+    return [operator.spec, registry.spec(f"{operator.spec.name}_backward")]
+
+
+def held(backend, spec, names, device, dtype=torch.float32):
+    found, checked = kernel(backend, spec), 0
+    for sample in spec.samples:
+        if names is not None and sample.name not in names:
+            continue
+        if sample.tags & {"bench", "huge"}:
+            continue
+        args = sample.build(spec, device, dtype)
+        problem = Problem.of(spec, args)
+        if not found.takes(problem):
+            continue
+        result = agreement(found.plan(problem), spec, args, Truth.of(spec, args))
+        assert result.ok, f"{spec.name}, {sample.name}: {result.reason}"
+        checked += 1
+    return checked
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("text", TEXTS[:1])
+def test_a_printer_agrees_with_float64(backend, text, device):
+    for spec in specs_of(nxcore.pointwise(text)):
+        assert held(backend, spec, {"row_broadcast"}, device)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("text", TEXTS)
+def test_every_function_and_dtype(backend, text, dtype, device):
+    for spec in specs_of(nxcore.pointwise(text)):
+        assert held(backend, spec, QUICK, device, dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_layout(backend, device):
+    for spec in specs_of(nxcore.pointwise("relu(x) * y + slope * z", slope=0.5)):
+        assert held(backend, spec, None, device) > 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("seed", range(10))
+def test_random_trees(backend, seed, device):
+    spec = made(random_expression(seed))
+    wanted = held("torch", spec, {"row_broadcast"}, device)
+    assert held(backend, spec, {"row_broadcast"}, device) == wanted
+
+
+def made(expression):
+    from nxcore.registry.made import define
+
+    registry = session.default().registry
+    return define(registry, expression, f"drawn_{expression.key[:12]}")
+
+
+@pytest.mark.parametrize("backend", ["torch", "numba", "triton", "cuda", "cupy", "jax"])
+def test_the_source_is_shown(backend, device):
+    operator = nxcore.pointwise("relu(x) * y + z")
+    if backend != "torch":
+        kernel(backend, operator.spec)
+    assert "relu(x) * y + z" in operator.source(backend) or "maximum" in operator.source(backend)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["triton", "cuda", "cupy", "numba-cuda"])
+def test_twenty_thousand_trees_take_the_gpu(backend, device):
+    passed = 0
+    for seed in range(20_000 if backend == "triton" else 200):
+        spec = made(random_expression(seed))
+        passed += held(backend, spec, {"row_broadcast"}, device)
+    assert passed
