@@ -56,13 +56,22 @@ class _Reader:
     def __init__(self, text: str, numbers: Mapping[str, int | float]) -> None:
         self.text, self.numbers = text, dict(numbers)
         self.tensors: dict[str, None] = {}
+        self.line, self.start = text, 0
 
     def expression(self) -> Expression:
+        # On one line, so that a text may have several, and every place is a column.
+        line = self.text.translate({ord(c): " " for c in "\n\r\f\t"})
+        self.start = len(line) - len(line.lstrip())
+        self.line = line.strip()
+        if not self.line:
+            raise self._at(0, "this is no expression: the text is empty")
+        if "#" in line:
+            raise self._at(line.index("#"), "a comment is no part of an expression")
         try:
-            # Brackets around it, so that it may have several lines; they move the first one by a character.
-            found = ast.parse(f"({self.text}\n)", mode="eval").body
+            found = ast.parse(self.line, mode="eval").body
         except SyntaxError as error:
-            raise self._misspelt(error) from None
+            column = self.start + max((error.offset or 1) - 1, 0)
+            raise self._at(min(column, len(self.text)), f"this is no expression: {error.msg}") from None
         except (ValueError, MemoryError, RecursionError) as error:
             raise ExpressionError(f"the text can't be parsed: {error or type(error).__name__}") from None
         try:
@@ -72,24 +81,15 @@ class _Reader:
         try:
             return build.finished(root, tuple(self.tensors), tuple(self.numbers.items()))
         except ExpressionError as error:
-            raise self._at(0, str(error)) from None
-
-    def _misspelt(self, error: SyntaxError) -> ExpressionError:
-        line, column = (error.lineno or 1) - 1, (error.offset or 1) - 1
-        starts = [0, *(i + 1 for i, c in enumerate(self.text) if c == "\n"), len(self.text)]
-        at = starts[min(line, len(starts) - 1)] + column - (line == 0)
-        return self._at(min(max(at, 0), len(self.text)), f"this is no expression: {error.msg}")
+            raise self._at(self.start, str(error)) from None
 
     def _at(self, column: int, message: str) -> ExpressionError:
         return ExpressionError(message, text=self.text, column=column)
 
     def _place(self, node: ast.AST) -> int:
-        line, column = getattr(node, "lineno", 1) - 1, getattr(node, "col_offset", 0)
-        lines = self.text.split("\n")
-        # ast counts the bytes of a line.
-        source = f"({lines[0]}" if line == 0 else lines[min(line, len(lines) - 1)]
-        characters = len(source.encode()[:column].decode(errors="ignore")) - (line == 0)
-        return sum(len(before) + 1 for before in lines[:line]) + max(characters, 0)
+        # ast counts bytes.
+        before = self.line.encode()[: getattr(node, "col_offset", 0)]
+        return self.start + len(before.decode(errors="ignore"))
 
     def _node(self, node: ast.expr) -> Node:
         """Return a node; an error without a place gets this one's."""

@@ -83,6 +83,10 @@ def test_a_condition_may_be_a_tensor_of_bool():
         ("x + t1", 4, "'t1' can't be the name of a parameter"),
         ("(x", 0, "was never closed"),
         ("", 0, "this is no expression"),
+        ("x) + (y", 1, "unmatched ')'"),
+        ("x # c\n + y", 2, "a comment is no part of an expression"),
+        ("x, y", 0, "a tuple is no part of an expression"),
+        ("  x + rellu(y)", 6, "no function is named 'rellu'"),
         ("lambda: x", 0, "a function is no part of an expression"),
         ("(x := y)", 1, "an assignment is no part of an expression"),
     ],
@@ -103,5 +107,7 @@ def test_an_unused_number_is_named():
 
 def test_texts_have_bounds():
     assert "at most 10000 characters" in str(fault("x + " * 5000 + "x"))
-    assert re.search("too many brackets|can't be parsed|no expression", str(fault("(" * 3000 + "x" + ")" * 3000)))
+    assert re.search(
+        "too many brackets|can't be parsed|no expression", str(fault("(" * 3000 + "x" + ")" * 3000))
+    )
     assert "at most 256 functions" in str(fault(" + ".join(f"sin(x * {i})" for i in range(2, 200))))
