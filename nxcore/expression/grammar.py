@@ -18,13 +18,13 @@ COMPARED = {ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "e
 INSTEAD: dict[type[ast.AST], str] = {
     ast.IfExp: "a choice is written where(condition, a, b)",
     ast.BoolOp: "conditions are joined by & and |, each in brackets",
-    ast.Attribute: "an attribute is no part of an expression; write relu(x), not x.relu()",
-    ast.Subscript: "an index is no part of an expression: every tensor is taken whole",
-    ast.Lambda: "a function is no part of an expression",
+    ast.Attribute: "an attribute can't be in an expression; write relu(x), not x.relu()",
+    ast.Subscript: "an index can't be in an expression: every tensor is taken whole",
+    ast.Lambda: "a function can't be in an expression",
     ast.MatMult: "a product of matrices is no pointwise function",
-    ast.FloorDiv: "// is no part of an expression; use /",
-    ast.Mod: "% is no part of an expression",
-    ast.NamedExpr: "an assignment is no part of an expression; a part written twice is computed once",
+    ast.FloorDiv: "// can't be in an expression; use /",
+    ast.Mod: "% can't be in an expression",
+    ast.NamedExpr: "an assignment can't be in an expression; a part written twice is computed once",
 }
 
 
@@ -66,7 +66,7 @@ class _Reader:
         if not self.line:
             raise self._at(0, "this is no expression: the text is empty")
         if "#" in line:
-            raise self._at(line.index("#"), "a comment is no part of an expression")
+            raise self._at(line.index("#"), "a comment can't be in an expression")
         try:
             found = ast.parse(self.line, mode="eval").body
         except SyntaxError as error:
@@ -118,7 +118,7 @@ class _Reader:
             return build.operated(sign, self._node(node.left), self._node(node.comparators[0]))
         if isinstance(node, ast.Call):
             return self._call(node)
-        raise ExpressionError(INSTEAD.get(type(node), f"{_called(node)} is no part of an expression"))
+        raise ExpressionError(INSTEAD.get(type(node), f"{_called(node)} can't be in an expression"))
 
     def _name(self, name: str) -> Node:
         if name in self.numbers:
@@ -146,7 +146,7 @@ class _Reader:
         sign = BINARY.get(type(node.op))
         if sign is None:
             raise ExpressionError(
-                INSTEAD.get(type(node.op), f"{type(node.op).__name__} is no part of an expression")
+                INSTEAD.get(type(node.op), f"{type(node.op).__name__} can't be in an expression")
             )
         return build.operated(sign, left, right)
 

@@ -52,7 +52,7 @@ def specs(expression: Expression, name: str, doc: str = "") -> tuple[OpSpec, ...
 
 
 class Forward:
-    """What a spec says of an expression.
+    """The functions of a spec that is made of an expression.
 
     Parameters
     ----------

@@ -51,7 +51,7 @@ def elements(shape: Sequence[int]) -> int:
 
 
 def laid_out(tensors: Sequence[Any], dtype: torch.dtype) -> TensorMeta | None:
-    """Describe a result in the layout that torch gives it; None where only torch can tell."""
+    """Describe a result in the layout that torch gives it; None where torch alone determines that."""
     described = [TensorMeta.of(t) for t in tensors]
     first = described[0]
     if any(type(n) is not int or n == 0 for t in described for n in t.shape):

@@ -70,7 +70,7 @@ class Symbol:
         if name in build.CASTS or name in ("half", "float"):
             dtype = {"half": "float16", "float": "float32"}.get(name, name)
             return lambda: Symbol(build.cast(self.node, dtype))
-        _known(name, f"the attribute {name!r} of a tensor is no part of an expression, which knows no shapes")
+        _known(name, f"the attribute {name!r} of a tensor can't be in an expression, which knows no shapes")
         return lambda *args, **kwargs: _called(name, (self, *args), kwargs)
 
     def __pow__(self, exponent: Any) -> Symbol:
@@ -177,7 +177,7 @@ def _by_name(name: str) -> Callable[..., Symbol]:
 
 
 NAMES = {name: _by_name(name) for name in (*build.NAMES, *build.CASTS)}
-"""What a traced function finds where its module defines no such name."""
+"""The functions that a traced function finds by name where its module defines no such name."""
 
 
 def traced(function: Callable[..., Any]) -> Expression:

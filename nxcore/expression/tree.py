@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 Kind = Literal["value", "condition", "number"]
-"""What a node gives: numbers of a tensor, truth values of one, or one number."""
+"""The kind of a node's values: numbers of a tensor, truth values of one, or one number."""
 
 COMMUTATIVE = frozenset({"add", "mul", "minimum", "maximum", "and", "or", "eq", "ne"})
 

@@ -9,6 +9,7 @@ from nxcore.errors import NxcoreError, nearest
 
 TREE = {
     errors.InvalidInputError: (NxcoreError, ValueError),
+    errors.ExpressionError: (errors.InvalidInputError,),
     errors.UnknownOperatorError: (NxcoreError, KeyError),
     errors.BackendUnavailableError: (NxcoreError,),
     errors.UnknownBackendError: (errors.BackendUnavailableError, KeyError),

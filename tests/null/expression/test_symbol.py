@@ -57,7 +57,7 @@ def test_numbers_have_defaults():
         (lambda x: weight * x, "the tensor 'weight' comes from outside"),
         (lambda x: torch.relu(torch.ones(2)), "a tensor of shape (2,) comes from outside"),
         (lambda x: torch.sum(x), "torch's sum is no pointwise function"),
-        (lambda x: x.softmax(-1), "the attribute 'softmax' of a tensor is no part of an expression"),
+        (lambda x: x.softmax(-1), "the attribute 'softmax' of a tensor can't be in an expression"),
         (lambda x: x.shape[0] * x, "which knows no shapes"),
         (lambda x: rellu(x), "no function is named 'rellu'; did you mean 'relu'?"),  # noqa: F821  misspelt
         (lambda x, *y: x, "a function of *args has no fixed tensors"),

@@ -143,7 +143,7 @@ GENERATED = (
     "nxcore_numba.half:load",
     "nxcore_numba.half:store",
 )
-"""What generated code uses, by names in its text."""
+"""The functions that generated code uses, by names in its text."""
 
 FAMILIES = {
     "blend": ("softmax_sum", "softmax_sum_backward", "weighted_sum", "weighted_sum_backward"),

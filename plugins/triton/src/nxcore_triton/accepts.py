@@ -49,7 +49,7 @@ GENERATED = (
     "nxcore_triton.rounding:narrow",
     "nxcore_triton.rounding:widen",
 )
-"""What generated code uses, by names in its text."""
+"""The functions that generated code uses, by names in its text."""
 
 sums = takes(sums=MAX_SUMMED)
 offsets = takes(integers=("offsets",))
