@@ -43,8 +43,8 @@ def define(registry: Registry, expression: Expression, name: str, doc: str = "")
         for own in (reference.backend(made), inductor.backend(made)):
             if own.name in registry.backends:
                 registry.add_kernels(own.name, own.kernels)
-        for backend, printers in registry.printers.items():
-            registry.add_kernels(backend, printed(printers, made))
+        for backend in list(registry.backends.values()):
+            registry.add_kernels(backend.name, printed(backend, made))
         return made[0]
 
 

@@ -15,7 +15,7 @@ from nxcore.errors import (
 )
 from nxcore.plugin import API_VERSION
 from nxcore.spec.composed import composed
-from nxcore.spec.kernel import EXPRESSIONS, Backend, Check, Kernel, Verdict, printed
+from nxcore.spec.kernel import Backend, Check, Kernel, Verdict, printed
 from nxcore.spec.spec import OpSpec
 
 Status = Literal["ready", "unavailable", "failed", "disabled"]
@@ -89,7 +89,6 @@ class Registry:
         self.refused: list[BackendStatus] = []
         self.checks: list[Check] = []
         self.op_sources: dict[str, Source] = {}
-        self.printers: dict[str, tuple[Kernel, ...]] = {}
         self._kernels: dict[str, tuple[tuple[Backend, Kernel], ...]] = {}
         self._verdicts: dict[str, Verdict] = {}
 
@@ -131,9 +130,7 @@ class Registry:
         if backend.name in self.backends:
             owner = self.sources[backend.name]
             raise PluginError(f"backend {backend.name!r} comes from {source} and from {owner}; remove one")
-        printers = tuple(kernel for kernel in backend.kernels if kernel.op == EXPRESSIONS)
-        others = tuple(kernel for kernel in backend.kernels if kernel.op != EXPRESSIONS)
-        backend = replace(backend, kernels=(*others, *printed(printers, self.ops.values())))
+        backend = replace(backend, kernels=(*backend.kernels, *printed(backend, self.ops.values())))
         seen: set[tuple[str, str]] = set()
         for kernel in backend.kernels:
             if kernel.op not in self.ops:
@@ -144,7 +141,6 @@ class Registry:
         more = composed(backend.kernels, self.ops.values())
         backend = replace(backend, kernels=(*backend.kernels, *more)) if more else backend
         self.backends[backend.name], self.sources[backend.name] = backend, source
-        self.printers[backend.name] = printers
         self._kernels.clear()
 
     def add_kernels(self, name: str, kernels: Iterable[Kernel]) -> None:

@@ -189,8 +189,7 @@ class Kernel:
     Attributes
     ----------
     op : str
-        The operator's name; ``pointwise`` for a kernel that takes every operator made of an expression, which
-        its planner reads from ``problem.spec.expression``.
+        The operator's name.
     target : str
         ``"module:attribute"``, imported on first use. The attribute is a planner,
         ``plan(problem) -> callable``. It may specialise (grid, compiled handle, strides). The callable takes
@@ -302,21 +301,6 @@ def kernels(package: str, rows: Mapping[str, Row], **every: Any) -> tuple[Kernel
     return tuple(made)
 
 
-EXPRESSIONS = "pointwise"
-"""The operator's name in a backend's kernel that takes every operator made of an expression."""
-
-
-def printed(printers: Iterable[Kernel], specs: Iterable[OpSpec]) -> tuple[Kernel, ...]:
-    """Return a kernel for each operator made of an expression, from those that take every such operator.
-
-    >>> printer = Kernel("pointwise", "mine.pointwise:plan")
-    >>> [kernel.op for kernel in printed([printer], [nxcore.pointwise("x + 1", name="shifted").spec])]
-    ['shifted']
-    """
-    made = [spec for spec in specs if spec.expression is not None]
-    return tuple(replace(printer, op=spec.name) for printer in printers for spec in made)
-
-
 def _imported(target: str) -> Any:
     """Import ``target``; the kernel is verified before use."""
     module, _, attribute = target.partition(":")
@@ -353,6 +337,9 @@ class Backend:
     ahead : callable, optional
         ``ahead(kernel, problem, capability)`` compiles to disk what a plan of the problem needs on a CUDA
         device of that capability, ``(9, 0)`` for one. It is called in a process without a GPU.
+    printers : sequence of Kernel
+        Kernels that take every operator made of an expression, whatever its name; their planners read
+        ``problem.spec.expression``.
 
     Examples
     --------
@@ -369,10 +356,22 @@ class Backend:
     toolkit: Callable[[], Mapping[str, str]] | None = None
     runtime: Sequence[str] = ()
     ahead: Callable[[Kernel, Problem, tuple[int, int]], None] | None = None
+    printers: Sequence[Kernel] = ()
 
     def label(self, kernel: Kernel) -> str:
         """Return the kernel's name in tables: the backend's name and the kernel's variant."""
         return f"{self.name}-{kernel.variant}" if kernel.variant else self.name
+
+
+def printed(backend: Backend, specs: Iterable[OpSpec]) -> tuple[Kernel, ...]:
+    """Return the kernels that a backend's printers give for those of ``specs`` that have an expression.
+
+    >>> mine = Backend("mine", lambda: YES, printers=[Kernel("pointwise", "mine.pointwise:plan")])
+    >>> [kernel.op for kernel in printed(mine, [nxcore.pointwise("x + 1", name="shifted").spec])]
+    ['shifted']
+    """
+    made = [spec for spec in specs if spec.expression is not None]
+    return tuple(replace(printer, op=spec.name) for printer in backend.printers for spec in made)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,14 @@ SUM = {"target": "sum:plan", "branch": "nxcore_cuda.sum:branch"}
 
 FOLD = {"target": "fold:plan", "branch": "nxcore_cuda.fold:branch"}
 
+EVERY = {
+    "dtypes": FLOATS,
+    "deterministic": True,
+    "graph_safe": True,
+    "uses": ("nxcore_cuda.machine.compile:NVCC_FLAGS",),
+    "announces": True,
+}
+
 KERNELS = kernels(
     "nxcore_cuda",
     {
@@ -30,7 +38,6 @@ KERNELS = kernels(
         "weighted_sum_backward": {"accepts": accepts.blend, "target": "softmax_sum:plan_backward"},
         "add": {"accepts": accepts.add, "in_place_safe": True},
         "add_backward": accepts.sums,
-        "pointwise": {"accepts": accepts.expressions, "in_place_safe": True},
         "sum": {**SUM, "accepts": accepts.sums},
         "sum_to_size": {**SUM, "accepts": accepts.sums},
         "mean": {**SUM, "accepts": accepts.sums},
@@ -60,11 +67,11 @@ KERNELS = kernels(
         "sep_conv2d_backward": accepts.separable_convolution,
         "sep_conv2d_batch_norm": {"accepts": accepts.block, "dtypes": (torch.float32,)},
     },
-    dtypes=FLOATS,
-    deterministic=True,
-    graph_safe=True,
-    uses=("nxcore_cuda.machine.compile:NVCC_FLAGS",),
-    announces=True,
+    **EVERY,
+)
+
+PRINTERS = kernels(
+    "nxcore_cuda", {"pointwise": {"accepts": accepts.expressions, "in_place_safe": True}}, **EVERY
 )
 
 RUNTIME = (
@@ -86,7 +93,9 @@ def compiler() -> dict[str, str]:
 @hookimpl
 def nxcore_backend() -> Backend:
     """Return this backend."""
-    return Backend("cuda", probe, KERNELS, api=API, toolkit=compiler, runtime=RUNTIME, ahead=_ahead)
+    return Backend(
+        "cuda", probe, KERNELS, api=API, toolkit=compiler, runtime=RUNTIME, printers=PRINTERS, ahead=_ahead
+    )
 
 
 def _ahead(kernel: Kernel, problem: Problem, capability: tuple[int, int]) -> None:

@@ -85,13 +85,14 @@ def _row(kernel: Kernel) -> Kernel:
 
 
 KERNELS = tuple(map(_row, nxcore_cuda.KERNELS))
+PRINTERS = tuple(map(_row, nxcore_cuda.PRINTERS))
 RUNTIME = ("nxcore_cupy.compile", "nxcore_cupy.launch", *nxcore_cuda.RUNTIME)
 
 
 @hookimpl
 def nxcore_backend() -> Backend:
     """Return this backend."""
-    return Backend("cupy", probe, KERNELS, api=API, runtime=RUNTIME, ahead=_ahead)
+    return Backend("cupy", probe, KERNELS, api=API, runtime=RUNTIME, printers=PRINTERS, ahead=_ahead)
 
 
 def _ahead(kernel: Kernel, problem: Problem, capability: tuple[int, int]) -> None:

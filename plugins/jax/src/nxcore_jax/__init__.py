@@ -173,7 +173,6 @@ KERNELS = kernels(
         ),
         **{op: {"accepts": accepts, "target": target} for op, target in TARGETS.items()},
         "add": add,
-        "pointwise": needs(_place, fits(FLOATS, 64), _packed),
         "gumbel_softmax_backward": {
             "accepts": needs(_place, _packed, one_gradient=True),
             "target": "gumbel_softmax:plan_backward",
@@ -194,10 +193,18 @@ KERNELS = kernels(
 )
 
 
+PRINTERS = kernels(
+    "nxcore_jax",
+    {"pointwise": needs(_place, fits(FLOATS, 64), _packed)},
+    dtypes=FLOATS,
+    deterministic=True,
+)
+
+
 @hookimpl
 def nxcore_backend() -> Backend:
     """Return this backend."""
-    return Backend("jax", probe, KERNELS, api=API, on_request=ON_REQUEST)
+    return Backend("jax", probe, KERNELS, api=API, on_request=ON_REQUEST, printers=PRINTERS)
 
 
 @hookimpl

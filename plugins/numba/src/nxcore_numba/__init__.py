@@ -56,10 +56,7 @@ def _rows(needs: Mapping[str, Need], targets: Mapping[str, str]) -> dict[str, An
 KERNELS: tuple[Kernel, ...] = (
     *kernels(
         "nxcore_numba",
-        {
-            **_rows(accepts.CPU, accepts.TARGETS),
-            "pointwise": {"accepts": accepts.expressions, "in_place_safe": True, "uses": accepts.GENERATED},
-        },
+        _rows(accepts.CPU, accepts.TARGETS),
         dtypes=FLOATS,
         deterministic=True,
         announces=True,
@@ -75,10 +72,19 @@ KERNELS: tuple[Kernel, ...] = (
 )
 
 
+PRINTERS = kernels(
+    "nxcore_numba",
+    {"pointwise": {"accepts": accepts.expressions, "in_place_safe": True, "uses": accepts.GENERATED}},
+    dtypes=FLOATS,
+    deterministic=True,
+    announces=True,
+)
+
+
 @hookimpl
 def nxcore_backend() -> Backend:
     """Return this backend."""
-    return Backend("numba", probe, KERNELS, api=1)
+    return Backend("numba", probe, KERNELS, api=1, printers=PRINTERS)
 
 
 @hookimpl

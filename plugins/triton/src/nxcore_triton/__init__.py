@@ -80,7 +80,6 @@ KERNELS = kernels(
         "weighted_sum_backward": {"accepts": accepts.blend, "target": "softmax_sum:plan_backward"},
         "add": {"accepts": accepts.add, "in_place_safe": True},
         "add_backward": {"accepts": accepts.sums, "target": "add:plan_backward"},
-        "pointwise": {"accepts": accepts.expressions, "in_place_safe": True, "uses": accepts.GENERATED},
         "sum": accepts.sums,
         "sum_to_size": {"accepts": accepts.sums, "target": "sum:plan"},
         "mean": {"accepts": accepts.sums, "target": "sum:plan"},
@@ -117,6 +116,15 @@ KERNELS = kernels(
     announces=True,
 )
 
+PRINTERS = kernels(
+    "nxcore_triton",
+    {"pointwise": {"accepts": accepts.expressions, "in_place_safe": True, "uses": accepts.GENERATED}},
+    dtypes=FLOATS,
+    deterministic=True,
+    graph_safe=True,
+    announces=True,
+)
+
 RUNTIME = ("nxcore_triton.ahead", "nxcore_triton.binaries", "nxcore_triton.launch")
 """The modules that load and launch kernels."""
 
@@ -124,7 +132,7 @@ RUNTIME = ("nxcore_triton.ahead", "nxcore_triton.binaries", "nxcore_triton.launc
 @hookimpl
 def nxcore_backend() -> Backend:
     """Return this backend."""
-    return Backend("triton", probe, KERNELS, api=API, runtime=RUNTIME, ahead=_ahead)
+    return Backend("triton", probe, KERNELS, api=API, runtime=RUNTIME, printers=PRINTERS, ahead=_ahead)
 
 
 def _ahead(kernel: Kernel, problem: Problem, capability: tuple[int, int]) -> None:
