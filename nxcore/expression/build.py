@@ -73,6 +73,8 @@ def operated(name: str, *args: Node) -> Node:
         else:
             given.append(_valued(arg, name))
     if all(arg.kind == "number" for arg in given):
+        if name == "div" and given[1].value == 0:
+            raise ExpressionError("a number is divided by zero")
         if name not in ARITHMETIC:
             raise ExpressionError(f"{name} needs a tensor, got only numbers")
         return folded(name, *given)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nxcore.expression.backward import Backward
 from nxcore.expression.derived import simple
-from nxcore.expression.tree import Expression
+from nxcore.expression.tree import Expression, Node
 from nxcore.spec.kernel import YES, Code, Verdict, no
 from nxcore.spec.layout import broadcast_strides, collapse, overlaps
 from nxcore.spec.needs import either, merged
@@ -72,7 +72,9 @@ class Elementwise:
     @classmethod
     def _of_gradients(cls, found: Backward, problem: Problem) -> Elementwise:
         shape = problem.args[0].shape
-        roots, results, finish = [], [], []
+        roots: list[Node] = []
+        results: list[TensorMeta] = []
+        finish: list[tuple[int, TensorMeta | None]] = []
         for number, _, size in found.wanted(problem.args):
             owner = found.owners[number]
             meta: TensorMeta = problem.outputs[owner]

@@ -170,7 +170,7 @@ class Forward:
 
 
 def _device(tensors: Any) -> torch.device:
-    devices = [t.device for t in tensors]
+    devices: list[torch.device] = [t.device for t in tensors]
     return next((d for d in devices if d.type != "cpu"), devices[0])
 
 

@@ -38,7 +38,7 @@ class Samples:
         self.masks = expression.masks
         self.names = expression.tensors
         self.functions = frozenset(node.op for node in expression.nodes)
-        self.usual = POSITIVE if self.functions & ROOTS else {}
+        self.usual: dict[str, Any] = dict(POSITIVE) if self.functions & ROOTS else {}
 
     def tensors(self, *shape: int, **how: Any) -> tuple[Any, ...]:
         """Describe all tensors alike."""

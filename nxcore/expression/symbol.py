@@ -104,12 +104,10 @@ def _operator(name: str, *, swapped: bool = False) -> Callable[[Any, Any], Symbo
     return method
 
 
-for _name in ("add", "sub", "mul", "lt", "le", "gt", "ge", "eq", "ne", "and", "or"):
-    setattr(Symbol, f"__{_name}__", _operator(_name))
-for _name in ("add", "sub", "mul", "and", "or"):
-    setattr(Symbol, f"__r{_name}__", _operator(_name, swapped=True))
-Symbol.__truediv__ = _operator("div")  # type: ignore[attr-defined]  # as the operators above
-Symbol.__rtruediv__ = _operator("div", swapped=True)  # type: ignore[attr-defined]  # as above
+for _name in ("add", "sub", "mul", "truediv", "lt", "le", "gt", "ge", "eq", "ne", "and", "or"):
+    setattr(Symbol, f"__{_name}__", _operator(_name.replace("true", "")))
+for _name in ("add", "sub", "mul", "truediv", "and", "or"):
+    setattr(Symbol, f"__r{_name}__", _operator(_name.replace("true", ""), swapped=True))
 
 
 class _OutsideError(ExpressionError):

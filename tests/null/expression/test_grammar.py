@@ -59,6 +59,7 @@ def test_a_condition_may_be_a_tensor_of_bool():
         ("x.relu()", 0, "write relu(x), not x.relu()"),
         ("x + x[0]", 4, "every tensor is taken whole"),
         ("y * sqrt(2)", 4, "sqrt needs a tensor, got only numbers"),
+        ("x + 2 / 0", 4, "a number is divided by zero"),
         ("x", 0, "must compute something, got only x"),
         ("2 + 2", 0, "needs a tensor, got only numbers"),
         ("x > 0", 0, "got truth values; use where(condition, 1.0, 0.0)"),

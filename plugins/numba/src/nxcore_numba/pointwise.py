@@ -117,7 +117,7 @@ def text(found: Elementwise, inner: Sequence[int]) -> str:
         return f"{at[i]} + j" if inner[i] == 1 else f"{at[i]} + j * step{i}"
 
     before = [f"{value} = np.float32({value})" for value in numbers.values()]
-    loop = []
+    loop: list[str] = []
     for i, name in enumerate(expression.tensors, len(outs)):
         line = f"{values[name]} = load({names[i]}, {element(i)}, token{i})"
         (before if inner[i] == 0 else loop).append(line)
