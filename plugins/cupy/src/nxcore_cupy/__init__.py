@@ -85,7 +85,14 @@ def _row(kernel: Kernel) -> Kernel:
 
 
 KERNELS = tuple(map(_row, nxcore_cuda.KERNELS))
-PRINTERS = tuple(map(_row, nxcore_cuda.PRINTERS))
+PRINTERS = tuple(
+    dataclasses.replace(
+        _row(printer),
+        target="nxcore_cupy.pointwise:plan",
+        uses=("nxcore_cupy.compile:OPTIONS", printer.target),
+    )
+    for printer in nxcore_cuda.PRINTERS
+)
 RUNTIME = ("nxcore_cupy.compile", "nxcore_cupy.launch", *nxcore_cuda.RUNTIME)
 
 

@@ -25,17 +25,7 @@ from nxcore_cupy.compile import compiled
 def plan(problem: Problem) -> Callable[..., Any]:
     """Return what nxcore-cuda plans for a problem, with launches of CuPy's."""
     with using(HOST):
-        return _planner(problem).plan(problem)
-
-
-def source(problem: Problem) -> str:
-    """Return the code that nxcore-cuda makes of an expression."""
-    printer = _planner(problem).source
-    return printer(problem) if printer else ""
-
-
-def _planner(problem: Problem) -> Any:
-    return PLANNERS.get(problem.op) or PLANNERS["pointwise"]
+        return PLANNERS[problem.op].plan(problem)
 
 
 def ahead(kernel: Kernel, problem: Problem, capability: tuple[int, int]) -> None:
