@@ -32,7 +32,6 @@ from nxcore.choose.tuner import Tuner
 from nxcore.context import PREFERENCE, KernelWarning, Observer, Preferring, announce, capturing, in_force
 from nxcore.errors import DeviceLostError, UnsupportedProblemError
 from nxcore.interop import autocast, sharding
-from nxcore.interop.library import unseen
 from nxcore.measure.decision import Decision
 from nxcore.measure.race import IN_CALL, Effort
 from nxcore.observe.profiling import Profile, Regions
@@ -40,6 +39,7 @@ from nxcore.observe.record import Trace
 from nxcore.registry import discovery
 from nxcore.registry.registry import BackendStatus, Registry
 from nxcore.settings import Settings, log_to_stderr, require_policy
+from nxcore.spec.compiling import unseen
 from nxcore.spec.problem import Problem, tensors_of
 from nxcore.store import transfer
 from nxcore.store.files import Store

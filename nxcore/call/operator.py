@@ -20,17 +20,17 @@ from torch.autograd import forward_ad
 
 from nxcore import context
 from nxcore.call import ending, unusual
-from nxcore.call.generated import alike, defaults, guards
-from nxcore.call.generated import source as generated
+from nxcore.call.generated import alike, defaults, guards, source
 from nxcore.call.overlap import overlap
 from nxcore.call.rare import COUNTED, ORDINARY, RARE
 from nxcore.call.unusual import PLAIN, only_default_device, untraced, unusual_tensor
 from nxcore.context import PREFERENCE, Preference, requested
 from nxcore.errors import FOREIGN, NxcoreError, UnsupportedProblemError, present
 from nxcore.interop import autocast, internals, sharding
-from nxcore.interop.library import Shell, define, unseen
+from nxcore.interop.library import Shell, define
 from nxcore.observe.counted import leads_to
 from nxcore.registry import made
+from nxcore.spec.compiling import unseen
 from nxcore.spec.problem import tensors_of
 from nxcore.spec.spec import OpSpec
 
@@ -367,7 +367,7 @@ def make_operator(
     postpones: Postpones | None = None,
 ) -> Operator:
     """Return a callable for ``spec`` whose ``__call__`` has its real parameters and defaults."""
-    text = generated(spec)
+    text = source(spec)
     filename = f"<nxcore operator {spec.name}>"
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     scope: dict[str, Any] = {

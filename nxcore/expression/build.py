@@ -151,15 +151,15 @@ def power(base: Node, exponent: Node) -> Node:
     whole = int(value)
     if not 1 <= whole <= POWERS:
         raise ExpressionError(f"an exponent must be -1 or from 1 to {POWERS}, got {whole}")
-    found: Node | None = None
-    square = base
-    while whole:
-        if whole & 1:
-            found = square if found is None else operated("mul", found, square)
-        whole >>= 1
-        square = operated("square", square) if whole else square
-    assert found is not None  # noqa: S101  the exponent is at least 1
-    return found
+    return _multiplied(base, whole)
+
+
+def _multiplied(base: Node, times: int) -> Node:
+    """Return a power by squares of halves."""
+    if times == 1:
+        return base
+    squared = _multiplied(operated("square", base), times // 2)
+    return operated("mul", base, squared) if times % 2 else squared
 
 
 def cast(node: Node, dtype: str) -> Node:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nxcore.errors import present
 from nxcore.expression.backward import Backward
 from nxcore.expression.derived import simple
 from nxcore.expression.tree import Expression, Node
@@ -43,6 +44,13 @@ class Elementwise:
         Where each of the expression's numbers is.
     finish : tuple of (int, TensorMeta or None)
         For each tree, the result of the call that it is; described where it must be added up, None if not.
+
+    Examples
+    --------
+    >>> spec = nxcore.pointwise("x + y").spec
+    >>> found = Elementwise.of(Problem.of(spec, (torch.ones(2, 3), torch.ones(3), None)))
+    >>> [str(meta) for meta in found.inputs], found.dims[0]
+    (['float32[2, 3]', 'float32[3]'], (2, 3))
     """
 
     expression: Expression
@@ -54,15 +62,7 @@ class Elementwise:
 
     @classmethod
     def of(cls, problem: Problem) -> Elementwise:
-        """Describe a call.
-
-        Examples
-        --------
-        >>> add = nxcore.pointwise("x + y").spec
-        >>> found = Elementwise.of(Problem.of(add, (torch.ones(2, 3), torch.ones(3), None)))
-        >>> [str(meta) for meta in found.inputs], found.dims[0]
-        (['float32[2, 3]', 'float32[3]'], (2, 3))
-        """
+        """Describe a call."""
         found = problem.spec.expression
         if isinstance(found, Backward):
             return cls._of_gradients(found, problem)
@@ -143,13 +143,20 @@ def planned(problem: Problem, compiled: Callable[[Elementwise], Run]) -> Callabl
     problem : Problem
     compiled : callable
         ``compiled(elementwise) -> run``; ``run(tensors, numbers)`` writes the results, which come first.
+
+    Examples
+    --------
+    >>> x, y = torch.ones(2), torch.ones(2)
+    >>> problem = Problem.of(nxcore.pointwise("x + y").spec, (x, y, None))
+    >>> call = planned(problem, lambda found: lambda tensors, numbers: torch.add(x, y, out=tensors[0]))
+    >>> call(x, y, None)
+    tensor([2., 2.])
     """
     found = Elementwise.of(problem)
     run = compiled(found) if found.results else None
     if isinstance(problem.spec.expression, Backward):
         return _gradients(problem, found, run)
-    assert run is not None  # noqa: S101  a forward call has a result
-    kernel, fresh = run, problem.outputs
+    kernel, fresh = present(run, "run"), problem.outputs
     places, numbers = found.places, found.numbers
     if places == tuple(range(len(places))):
         count = len(places)

@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 from types import ModuleType
 
+from nxcore.errors import present
 from nxcore.store.files import toolkit_folder
 
 
@@ -39,9 +40,8 @@ def generated(toolkit: str, text: str) -> ModuleType:
         Path(temporary).replace(path)  # another process sees the whole file, or none
     name = f"nxcore_generated_{toolkit}_{digest}"
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None  # noqa: S101  a path that ends in .py has a loader
-    assert spec.loader is not None  # noqa: S101  as above
+    spec = present(spec, "spec")  # a path that ends in .py has a loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    present(spec.loader, "loader").exec_module(module)
     return module

@@ -9,6 +9,7 @@ import torch
 
 from nxcore.errors import InvalidInputError
 from nxcore.expression.tree import LEAVES, Expression, Node
+from nxcore.spec.compiling import unseen
 
 Dtype = tuple[torch.dtype, int]
 """A dtype, and 2 for a tensor with dimensions, 1 for one without, 0 for a number: torch's categories."""
@@ -90,9 +91,7 @@ def promoter(expression: Expression) -> Callable[..., torch.dtype]:
             known[facts] = found[root][0]
         return known[facts]
 
-    # A compiler takes what it returns as a constant; torch's own decorator imports the compiler.
-    promoted._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001  see above
-    return promoted
+    return unseen(promoted)
 
 
 def follows_inputs(expression: Expression) -> bool:

@@ -36,9 +36,17 @@ def broadcast(given: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _joined(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
-    if all(type(n) is int for n in (*a, *b)):  # the public function imports torch's compiler
-        return tuple(torch._C._infer_size(torch.Size(a), torch.Size(b)))  # noqa: SLF001  see above
-    return tuple(torch.broadcast_shapes(a, b))
+    """Broadcast two shapes; torch's function does it for a compiler's sizes, and imports the compiler."""
+    if any(type(n) is not int for n in (*a, *b)):
+        return tuple(torch.broadcast_shapes(a, b))
+    rank = max(len(a), len(b))
+    pairs = zip((1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b, strict=True)
+    found = []
+    for m, n in pairs:
+        if m != n and 1 not in (m, n):
+            raise RuntimeError(f"{m} and {n} don't broadcast")
+        found.append(n if m == 1 else m)
+    return tuple(found)
 
 
 def elements(shape: Sequence[int]) -> int:

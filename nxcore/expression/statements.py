@@ -40,6 +40,13 @@ class Statements:
     lines : tuple of Statement
     results : tuple of str
         The name of each result.
+
+    Examples
+    --------
+    >>> tree = nxcore.pointwise("x + exp(x)").spec.expression
+    >>> found = Statements.of(tree, {"add": "{0} + {1}", "exp": "exp({0})"}, repr)
+    >>> [f"{line.name} = {line.value}" for line in found.lines]
+    ['t0 = exp(x)', 't1 = x + t0']
     """
 
     lines: tuple[Statement, ...]
@@ -64,12 +71,6 @@ class Statements:
             ``literal(number)``: the text of a constant.
         leaf : callable
             ``leaf(node)``: the name of a parameter.
-
-        Examples
-        --------
-        >>> x = nxcore.pointwise("x + exp(x)").spec.expression
-        >>> [line.value for line in Statements.of(x, {"add": "{0} + {1}", "exp": "exp({0})"}, repr).lines]
-        ['exp(x)', 'x + t0']
         """
         needed: dict[Node, frozenset[int]] = {}
         for i, root in enumerate(expression.roots):
@@ -92,7 +93,7 @@ class Statements:
 def spelled(value: float, *, infinity: str, nan: str, form: str = "{}") -> str:
     """Return a constant in a language that has no signs of its own for infinity and NaN.
 
-    >>> spelled(-math.inf, infinity="INFINITY", nan="NAN")
+    >>> spelled(float("-inf"), infinity="INFINITY", nan="NAN")
     '(-INFINITY)'
     """
     value = float(value)

@@ -149,7 +149,8 @@ def _called(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Symbol:
         known = "gelu_tanh" if kwargs.pop("approximate", "none") == "tanh" else "gelu"
     kwargs.pop("inplace", None)
     if known == "clamp":
-        return _clamped(*args, **kwargs)
+        named = {"min": "low", "max": "high"}
+        return _clamped(*args, **{named.get(name, name): value for name, value in kwargs.items()})
     for own in ("other", "negative_slope", "alpha", "beta", "threshold", "min", "max", "exponent"):
         if own in kwargs and not (own == "alpha" and known in ("add", "sub")):
             args = (*args, kwargs.pop(own))
@@ -162,10 +163,10 @@ def _called(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Symbol:
     return _applied(known, *args)
 
 
-def _clamped(x: Any, min: Any = None, max: Any = None) -> Symbol:  # noqa: A002  torch's names
-    if min is not None:
-        x = _applied("maximum", x, min)
-    return x if max is None else _applied("minimum", x, max)
+def _clamped(x: Any, low: Any = None, high: Any = None) -> Symbol:
+    if low is not None:
+        x = _applied("maximum", x, low)
+    return x if high is None else _applied("minimum", x, high)
 
 
 def _by_name(name: str) -> Callable[..., Symbol]:

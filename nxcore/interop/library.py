@@ -12,7 +12,7 @@ import functools
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,16 +31,6 @@ NAMESPACE = "nxcore"
 ANYTHING = Requested()
 
 TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def unseen(function: Function) -> Function:
-    """Let dynamo call ``function`` while tracing, and use its result as a constant."""
-    # torch.compiler.assume_constant_result does the same, but imports the compiler.
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001  see above
-    return function
-
 
 Run = Callable[[tuple[Any, ...], Requested], Any]
 

@@ -14,7 +14,7 @@ from nxcore.expression.operator import specs
 from nxcore.expression.tree import Expression, of_lines
 from nxcore.registry import inductor, reference
 from nxcore.registry.registry import Registry, Source
-from nxcore.spec.kernel import Kernel, printed
+from nxcore.spec.kernel import printed
 from nxcore.spec.problem import Problem
 from nxcore.spec.spec import OpSpec
 
@@ -85,7 +85,7 @@ def source(registry: Registry, spec: OpSpec, backend: str) -> str:
         return str(spec.reference.source)  # type: ignore[attr-defined]  # set where it was made
     for kernel in own:
         if kernel.variant == variant and kernel.source is not None:
-            return kernel.source(_plain_problem(spec, kernel))
+            return kernel.source(_plain_problem(spec))
     able = {"torch", *_printing(registry, spec)}
     raise InvalidInputError(f"{backend!r} prints no expressions{nearest(backend, able)}", argument="backend")
 
@@ -96,7 +96,7 @@ def _printing(registry: Registry, spec: OpSpec) -> Iterator[str]:
             yield backend.label(kernel)
 
 
-def _plain_problem(spec: OpSpec, kernel: Kernel) -> Problem:  # noqa: ARG001  one for all kernels
+def _plain_problem(spec: OpSpec) -> Problem:
     """Describe a call with matrices of float32."""
     sample = next(s for s in spec.samples if s.name == "last_block_partly_filled")
     return Problem.of(spec, sample.build(spec, torch.device("cpu"), torch.float32))

@@ -1,10 +1,16 @@
-"""Compiling is announced by plugins, and can be forbidden where a call or a budget can't wait for it."""
+"""Compiling is announced by plugins, and can be forbidden where a call or a budget can't wait for it.
+
+Torch's compiler takes some functions as they are.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from typing import Any, TypeVar
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 from nxcore.spec import tally
 
@@ -43,3 +49,10 @@ def on_disk_alone() -> Iterator[None]:
         yield
     finally:
         _ON_DISK_ALONE.reset(token)
+
+
+def unseen(function: Function) -> Function:
+    """Let dynamo call ``function`` while tracing, and use its result as a constant."""
+    # torch.compiler.assume_constant_result does the same, but imports the compiler.
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001  see above
+    return function
