@@ -75,7 +75,7 @@ class ExpressionError(InvalidInputError):
 
     Examples
     --------
-    >>> print(ExpressionError("needs an operand here", text="x +* y", column=3))
+    >>> print(nxcore.errors.ExpressionError("needs an operand here", text="x +* y", column=3))
     needs an operand here
         x +* y
            ^

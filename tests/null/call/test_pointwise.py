@@ -85,6 +85,14 @@ def test_it_is_compiled(gated):
     assert x.grad is not None
 
 
+def test_half_types_are_compiled(gated):
+    x, y = torch.randn(3, 4).half(), torch.randn(4).bfloat16()
+    compiled = torch.compile(lambda x, y: gated(x, y), backend="aot_eager", fullgraph=True)
+    assert compiled(x, y).dtype is torch.float32
+    reference = torch.compile(gated.spec.reference, backend="aot_eager", fullgraph=True)
+    assert torch.equal(reference(x, y), gated(x, y))
+
+
 def test_it_runs_under_autocast(gated):
     x, y = torch.randn(3, 4), torch.randn(4).bfloat16()
     with torch.autocast("cpu", torch.bfloat16):
