@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import linecache
 import math
+import sys
+import types
 from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
 from typing import Any
 
 import torch
@@ -110,20 +114,17 @@ def function(name: str, source: str, **scope: Any) -> Callable[..., Any]:
 
     The text holds names of parameters and of functions, checked when the expression was made, and constants.
     """
-    filename = f"<nxcore expression {name} {abs(hash(source)):x}>"
+    digest = hashlib.sha256(source.encode()).hexdigest()[:16]
+    module = types.ModuleType(f"nxcore_expression_{digest}", f"The source of {name}.")
+    filename = f"<nxcore expression {name} {digest}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-    names = {
-        "torch": torch,
-        "functional": torch.nn.functional,
-        "Tensor": Tensor,
-        "widened": widened,
-        "stored": stored,
-        "summed": summed,
-        "__name__": __name__,
-        **scope,
-    }
-    exec(compile(source, filename, "exec"), names)  # noqa: S102  see above
-    made: Callable[..., Any] = names[name]
+    helpers = {"widened": widened, "stored": stored, "summed": summed}
+    vars(module).update(torch=torch, functional=torch.nn.functional, Tensor=Tensor, **helpers, **scope)
+    module.__spec__ = ModuleSpec(module.__name__, None)
+    sys.modules[module.__name__] = module  # a compiler looks a function's names up in its module
+    exec(compile(source, filename, "exec"), vars(module))  # noqa: S102  see above
+    made: Callable[..., Any] = getattr(module, name)
+    made.__module__ = __name__  # where its source is found, by those who follow names
     made.source = source  # type: ignore[attr-defined]  # for those who want to read it
     return made
 

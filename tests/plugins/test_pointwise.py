@@ -111,7 +111,7 @@ def test_random_trees_on_a_gpu(backend, seed, device):
     assert held(backend, spec, {"row_broadcast"}, device) == wanted
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["torch", *BACKENDS])
 def test_an_identity_covers_the_tree(backend):
     gate, registry = session.default().gate, session.default().registry
     found = []

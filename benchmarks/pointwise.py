@@ -1,0 +1,100 @@
+"""Expressions against torch's own chain of calls, by size and backend: times, gains, part of the bandwidth.
+
+python benchmarks/pointwise.py [--device cuda] [--elements 1024 65536 1048576 16777216] > record.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+import nxcore
+from nxcore.measure.ceilings import ceilings
+from nxcore.measure.race import race
+from nxcore.spec.device import describe
+
+CHAINS: dict[str, Callable[..., torch.Tensor]] = {
+    "relu(x) * y + z": lambda x, y, z: torch.relu(x) * y + z,
+    "gelu(x) * y": lambda x, y: functional.gelu(x) * y,
+    "silu(x) * y": lambda x, y: functional.silu(x) * y,
+    "where(x > 0, x, 0.1 * x) * y + z": lambda x, y, z: torch.where(x > 0, x, 0.1 * x) * y + z,
+}
+"""Each expression, and the chain that it replaces."""
+
+
+def ways(text: str, args: tuple[torch.Tensor, ...]) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Yield torch's chain, then the expression on every backend that takes these arguments."""
+    yield "eager", CHAINS[text]
+    name = nxcore.pointwise(text).__name__
+    for backend, status in nxcore.backends().items():
+        if status.status != "ready" or status.simulated:
+            continue
+        operator = nxcore.op(name, backend=backend)
+        try:
+            operator(*args)
+        except nxcore.errors.NxcoreError:
+            continue
+        yield backend, operator
+
+
+def trained(
+    call: Callable[..., Any], args: tuple[torch.Tensor, ...], grad: torch.Tensor
+) -> Callable[[], Any]:
+    """Return forward and backward as one call."""
+    return lambda: torch.autograd.grad(call(*args), args, grad)
+
+
+def measured(text: str, elements: int, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    """Race one expression of one size, without and with gradients."""
+    spec = nxcore.pointwise(text).spec
+    args = tuple(torch.randn(elements, device=device, dtype=dtype) for _ in spec.expression.tensors)
+    grad = torch.randn(elements, device=device, dtype=dtype)
+    leaves = tuple(t.clone().requires_grad_() for t in args)
+    found = dict(ways(text, args))
+    forward = race(
+        {label: lambda call=call: call(*args) for label, call in found.items()}, device, again="again"
+    )
+    both = race({label: trained(call, leaves, grad) for label, call in found.items()}, device, again="again")
+    cost, limits = spec.cost(*args, None), ceilings(device)
+    floor = 1e6 * cost.bytes / limits.bandwidth(cost.bytes)
+    rows = {}
+    for label, timing in forward.items():
+        rows[label] = {
+            "call_us": timing.median_us,
+            "device_us": timing.device_median_us,
+            "of_bandwidth": floor / timing.device_median_us,
+            "gain": forward["eager"].median_us / timing.median_us,
+            "gain_device": forward["eager"].device_median_us / timing.device_median_us,
+            "both_us": both[label].median_us if label in both else None,
+            "gain_both": both["eager"].median_us / both[label].median_us if label in both else None,
+        }
+    return {"expression": text, "elements": elements, "dtype": str(dtype), "rows": rows}
+
+
+def main() -> None:
+    """Print the record."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--elements", type=int, nargs="+", default=[1024, 65536, 1 << 20, 1 << 24])
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    given = parser.parse_args()
+    device = torch.device(given.device)
+    with nxcore.policy("estimate"):
+        rows = [
+            measured(text, elements, device, getattr(torch, dtype))
+            for text in CHAINS
+            for elements in given.elements
+            for dtype in given.dtypes
+        ]
+    print(
+        json.dumps({"device": describe(device).name, "torch": str(torch.__version__), "rows": rows}, indent=1)
+    )
+
+
+if __name__ == "__main__":
+    main()
