@@ -124,8 +124,8 @@ def function(name: str, source: str, **scope: Any) -> Callable[..., Any]:
     sys.modules[module.__name__] = module  # a compiler looks a function's names up in its module
     exec(compile(source, filename, "exec"), vars(module))  # noqa: S102  see above
     made: Callable[..., Any] = getattr(module, name)
-    made.__module__ = __name__  # where its source is found, by those who follow names
-    made.source = source  # type: ignore[attr-defined]  # for those who want to read it
+    made.__module__ = __name__  # identities find its source there
+    made.source = source  # type: ignore[attr-defined]  # the text, to be shown
     return made
 
 
