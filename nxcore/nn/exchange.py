@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from nxcore.interop.library import unseen
+from nxcore.spec.compiling import unseen
 
 MARK = "_nxcore_accelerated"
 """The attribute of a module that ``accelerate`` changed."""

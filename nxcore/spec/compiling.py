@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-
 from nxcore.spec import tally
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 _ON_DISK_ALONE: ContextVar[bool] = ContextVar("nxcore_on_disk_alone", default=False)
 
