@@ -69,8 +69,6 @@ def pointwise(expression: Any = None, *, name: str = "", **numbers: float) -> An
         what = type(expression).__name__
         raise InvalidInputError(f"expression must be a function or a text, got {what}", argument="expression")
     usual = usual if usual.isidentifier() else "pointwise"  # such as a lambda's
-    if name and not name.isidentifier():
-        raise InvalidInputError(f"name must be an identifier, got {name!r}", argument="name")
     session = context.default()
     doc = getattr(expression, "__doc__", None) if callable(expression) else None
     spec = define(session.registry, found, name or named(found, usual), doc or "")

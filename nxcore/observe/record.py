@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nxcore.observe.counted import Counted
+from nxcore.registry import made
 from nxcore.spec.problem import Problem
 from nxcore.store.wisdom import key
 
@@ -65,14 +66,20 @@ class Trace:
 
     @property
     def met(self) -> list[tuple[Problem, dict[str, Any]]]:
-        """Each problem with its line of the file, the most frequent first."""
+        """Each problem with its line of the file, the most frequent first.
+
+        Another process may not know an expression's operator, so its line has the expression.
+        """
         with self._lock:
             counts = {name: sum(plan.count for plan in plans) for name, plans in self._plans.items()}
             told = {name: {guess} for name, guess in self._guesses.items()} | self._gradients
             for name, gradients in told.items():
                 for gradient in gradients:
                     counts[gradient] = max(counts[gradient], counts[name])
-            found = [(p, line | {"count": counts[name]}) for name, (p, line) in self._problems.items()]
+            found = [
+                (p, line | {"count": counts[name]} | _expression(p))
+                for name, (p, line) in self._problems.items()
+            ]
         return sorted((entry for entry in found if entry[1]["count"]), key=lambda entry: -entry[1]["count"])
 
     def write(self) -> None:
@@ -80,3 +87,8 @@ class Trace:
         if self.path:
             text = "".join(json.dumps(line) + "\n" for _, line in self.met)
             self.path.write_text(text, encoding="utf-8")
+
+
+def _expression(problem: Problem) -> dict[str, Any]:
+    plain = made.plain(problem.spec)
+    return {} if plain is None else {"expression": plain}

@@ -26,6 +26,7 @@ from nxcore.interop.autograd import flatten
 from nxcore.measure.decision import NOISY
 from nxcore.measure.race import Effort
 from nxcore.observe.bar import Advance
+from nxcore.registry import made
 from nxcore.registry.registry import Registry
 from nxcore.session import Session
 from nxcore.spec.problem import Problem, tensors_of
@@ -171,7 +172,7 @@ def of_trace(registry: Registry, path: Path, device: torch.device | None = None)
     """
     cells = []
     for number, line in problems.read(path):
-        spec = registry.spec(line["op"])
+        spec = made.of_line(registry, line)
         problem = problems.described(spec, line)
         problem = problems.moved(problem, device or problem.device)
         build = functools.partial(_checked, spec, problem)

@@ -17,6 +17,7 @@ from nxcore.nn.prepare import step
 from nxcore.nn.swap import Swap, standing
 from nxcore.observe.record import Trace
 from nxcore.offline.ahead import deterministic
+from nxcore.registry import made
 from nxcore.registry.registry import Registry
 from nxcore.session import Session, default
 from nxcore.spec.problem import Problem, TensorMeta
@@ -176,7 +177,7 @@ def of_trace(session: Session, path: Path, *, steps: int = 1, device: torch.devi
     """
     rows = []
     for number, line in problems.read(path):
-        problem = problems.described(session.registry.spec(line["op"]), line)
+        problem = problems.described(made.of_line(session.registry, line), line)
         problem = problems.moved(problem, device or problem.device)
         found = None
         if problem.device.type != "cuda" or torch.cuda.is_available():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import keyword
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -11,7 +12,8 @@ import torch
 from nxcore.errors import InvalidInputError, nearest
 from nxcore.expression.backward import Backward
 from nxcore.expression.operator import specs
-from nxcore.expression.tree import Expression, of_lines
+from nxcore.expression.plain import data, of_data
+from nxcore.expression.tree import Expression
 from nxcore.registry import inductor, reference
 from nxcore.registry.registry import Registry, Source
 from nxcore.spec.kernel import printed
@@ -30,8 +32,10 @@ def define(registry: Registry, expression: Expression, name: str, doc: str = "")
     Raises
     ------
     InvalidInputError
-        If another operator has that name.
+        If it can't have that name, or another operator has.
     """
+    if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+        raise InvalidInputError(f"name must be an identifier, got {name!r}", argument="name")
     with _LOCK:
         if (found := registry.ops.get(name)) is not None:
             if getattr(found.expression, "key", None) != expression.key:
@@ -56,14 +60,28 @@ def plain(spec: OpSpec) -> Any:
     backward = isinstance(found, Backward)
     forward: Expression = found.forward if backward else found
     name = spec.name.removesuffix("_backward") if backward else spec.name
-    return [name, [list(forward.tensors), list(map(list, forward.numbers)), list(forward.lines())]]
+    return [name, data(forward)]
 
 
-def restore(registry: Registry, data: Any) -> None:
-    """Define the operator of plain data, as ``plain`` gives it, where it is missing."""
-    if data is not None and data[0] not in registry.ops:
-        name, (tensors, numbers, lines) = data
-        define(registry, of_lines(tensors, numbers, lines, [len(lines) - 1]), str(name))
+def restore(registry: Registry, found: Any) -> None:
+    """Define the operator of plain data, as ``plain`` gives it, where it is missing.
+
+    Raises
+    ------
+    InvalidInputError
+        If the data is no expression, or another operator has its name.
+    """
+    if found is None:
+        return
+    if not isinstance(found, list | tuple) or len(found) != 2:
+        raise InvalidInputError(f"an operator can't be made of {str(found)[:80]}")
+    define(registry, of_data(found[1]), found[0])
+
+
+def of_line(registry: Registry, line: Mapping[str, Any]) -> OpSpec:
+    """Return the operator of a recording's line; one of an expression is defined where it is missing."""
+    restore(registry, line.get("expression"))
+    return registry.spec(line["op"])
 
 
 def source(registry: Registry, spec: OpSpec, backend: str) -> str:

@@ -17,12 +17,17 @@ import pytest
 import torch
 from nxcore_cuda.machine import absent
 
+from nxcore.expression.grammar import parsed
+from nxcore.expression.operator import specs
 from nxcore.ops import nxcore_ops
 from nxcore.plugin import Problem
 from nxcore.spec.device import pretend
+from nxcore.spec.kernel import printed
 from nxcore.store.problems import moved
 
 SPECS = {spec.name: spec for spec in nxcore_ops()}
+DRAWN = {spec.name: spec for spec in specs(parsed("gelu(x) * y + slope * z", {"slope": 0.5}), "drawn")}
+SPECS |= DRAWN
 GPU = torch.device("cuda")
 FACTS = {"name": "a GPU", "major": 9, "minor": 0, "shared_memory_per_block_optin": 232448}
 
@@ -40,7 +45,12 @@ def problems(kernel):
         yield moved(Problem.of(spec, sample.build(spec, "cpu", kernel.dtypes[0])), GPU)
 
 
-@pytest.mark.parametrize("kernel", nxcore_cuda.KERNELS, ids=lambda kernel: kernel.op)
+def kernels(plugin):
+    """Return a plugin's kernels, and those that it prints for an expression."""
+    return [*plugin.KERNELS, *printed(plugin.nxcore_backend(), DRAWN.values())]
+
+
+@pytest.mark.parametrize("kernel", kernels(nxcore_cuda), ids=lambda kernel: kernel.op)
 def test_plans_of_cuda_need_no_device(kernel):
     made = []
     for problem in problems(kernel):
@@ -69,10 +79,10 @@ import torch
 import nxcore_triton
 from triton.runtime import driver
 from nxcore.spec.device import pretend
-from tests.plugins.test_ahead import FACTS, problems
+from tests.plugins.test_ahead import FACTS, kernels, problems
 pretend(FACTS)
 folder, found = pathlib.Path(sys.argv[1]), {}
-for kernel in nxcore_triton.KERNELS:
+for kernel in kernels(nxcore_triton):
     if sys.argv[2:] and kernel.op not in sys.argv[2:]:
         continue
     for problem in problems(kernel):
@@ -100,13 +110,15 @@ def compiled(folder, *ops):
 
 @pytest.mark.slow
 def test_triton_compiles_a_call_to_its_cache(tmp_path):
-    assert set(compiled(tmp_path, "add")["add"]) & {"add_flat", "add_tiles"}
+    found = compiled(tmp_path, "add", "drawn_backward")
+    assert set(found["add"]) & {"add_flat", "add_tiles"}
+    assert set(found["drawn_backward"]) & {"flat", "tiles"}, "of an expression"
 
 
 @pytest.mark.slow
 def test_plans_of_triton_need_no_device(tmp_path):
     found = compiled(tmp_path)
-    assert found.keys() == {kernel.op for kernel in nxcore_triton.KERNELS}
+    assert found.keys() == {kernel.op for kernel in kernels(nxcore_triton)}
     assert len(found["gumbel_softmax_backward"]) > 10, "of all operators before it"
 
 
@@ -152,7 +164,7 @@ def test_what_is_on_disk_is_found_beside_launches_of_other_threads(tmp_path, mon
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("op", ["add", "sum", "softmax_sum", "batch_norm"])
+@pytest.mark.parametrize("op", ["add", "sum", "softmax_sum", "batch_norm", "drawn", "drawn_backward"])
 def test_a_launch_finds_what_was_compiled_for_it(op, tmp_path, monkeypatch):
     """Whatever Triton adds to its cache's key is the same in both processes."""
     from nxcore_triton.ahead import Compiled
@@ -160,7 +172,7 @@ def test_a_launch_finds_what_was_compiled_for_it(op, tmp_path, monkeypatch):
 
     monkeypatch.undo()  # the device's own properties
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    kernel, spec = next(k for k in nxcore_triton.KERNELS if k.op == op), SPECS[op]
+    kernel, spec = next(k for k in kernels(nxcore_triton) if k.op == op), SPECS[op]
     args = spec.tagged("smoke")[0].build(spec, "cuda", torch.float32)
     problem, hits = Problem.of(spec, args), []
     capability = torch.cuda.get_device_capability()
@@ -175,6 +187,22 @@ def test_a_launch_finds_what_was_compiled_for_it(op, tmp_path, monkeypatch):
     kernel.plan(problem)(*args)
     assert hits
     assert all(hits)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("op", ["add", "drawn", "drawn_backward"])
+def test_cupy_compiles_what_a_plan_loads(op, monkeypatch):
+    """An expression's operator has no row of its own; its code is compiled all the same."""
+    nxcore_cupy = pytest.importorskip("nxcore_cupy")
+    pytest.importorskip("cupy")
+    from nxcore_cupy import launch
+
+    texts = []
+    monkeypatch.setattr(launch, "compiled", lambda text, *_: texts.append(text))
+    found = next(k for k in kernels(nxcore_cupy) if k.op == op)
+    nxcore_cupy._ahead(found, next(problems(found)), (9, 0))
+    assert texts
+    assert all(("pointwise" in text) == (op != "add") for text in texts)
 
 
 def test_a_stand_in_is_for_every_device():

@@ -2,7 +2,10 @@
 
 import ast
 import builtins
+import os
 import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -13,6 +16,8 @@ from nxcore.errors import InvalidInputError
 from nxcore.expression.build import RESERVED
 from nxcore.registry import made
 from nxcore.registry.discovery import discover
+from nxcore.session import Session
+from nxcore.settings import Settings
 
 
 @pytest.fixture
@@ -113,6 +118,30 @@ def test_it_is_pickled_with_its_expression(gated, monkeypatch):
     assert registry.spec(name).expression.key == gated.spec.expression.key
     backward = registry.spec(f"{name}_backward")
     assert made.plain(backward) == [name, expression]
+
+
+def test_another_process_unpickles_it(gated, tmp_path):
+    path = tmp_path / "operator"
+    path.write_bytes(pickle.dumps(gated))
+    text = f"""
+import pickle, pathlib, torch
+gated = pickle.loads(pathlib.Path({str(path)!r}).read_bytes())
+print(gated.__name__, gated(torch.tensor([-2.0]), torch.ones(1), slope=0.5).item())
+"""
+    env = os.environ | {"NXCORE_BACKENDS": "numba", "NXCORE_POLICY": "estimate"}
+    ran = subprocess.run([sys.executable, "-c", text], env=env, capture_output=True, text=True, check=False)
+    assert ran.stdout.split() == [gated.__name__, "-1.0"], ran.stderr
+
+
+def test_nothing_is_compiled_where_that_is_forbidden(gated):
+    session = Session(Settings(backends=frozenset({"numba", "jax"}), policy="measure", jit=False))
+    made.restore(session.registry, made.plain(gated.spec))
+    x = torch.randn(1000)
+    found = session.explain(gated.__name__, x, x)
+    assert found.decision.chosen == "torch"
+    refused = {c.label: c.refusal for c in found.decision.candidates if c.refusal}
+    assert {str(refusal.code) for refusal in refused.values()} <= {"uncompiled", "machine"}
+    assert torch.equal(session.op(gated.__name__)(x, x), torch.where(x > 0, x, 0.1 * x) * x)
 
 
 def test_a_name_is_taken_once(gated):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 
 import pytest
@@ -48,6 +49,27 @@ def absent(calls):
 def pretending(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", torch.cuda.get_device_properties)
     monkeypatch.setattr(workers, "properties", lambda device: FACTS)
+
+
+def test_a_task_has_the_expression_that_a_worker_may_not_know(pretending):
+    from nxcore.expression.grammar import parsed
+    from nxcore.registry import made
+
+    spec = made.define(fakes.registry(), parsed("x * y + x", {}), "drawn")
+    problem = moved(Problem.of(spec, (torch.ones(3), torch.ones(3), None)), torch.device("cuda"))
+    found, calls = started(), []
+    found.most, found.thread = 0, threading.current_thread()
+    found.ask(problem, "gpu", print)
+
+    def ahead(kernel, problem, capability):
+        calls.append((kernel.op, problem.spec.expression.key))
+
+    printing = fakes.replace(fakes.backend("gpu", fakes.kernel("add")), ahead=ahead)
+    registry = fakes.registry(fakes.replace(printing, printers=[fakes.kernel("pointwise", print)]))
+    assert "drawn" not in registry.ops
+    tuner = Tuner(registry, Gate(registry, Store()))
+    assert done(tuner, json.loads(json.dumps(found._tasks[0].request))) == ""
+    assert calls == [("drawn", spec.expression.key)]
 
 
 def test_a_task_for_a_gpu_has_its_properties_and_perhaps_a_sample(pretending):

@@ -13,10 +13,15 @@ import nxcore
 from nxcore import session as sessions
 from nxcore.cli import app
 from nxcore.errors import InvalidInputError
+from nxcore.expression.grammar import parsed
+from nxcore.expression.operator import specs
 from nxcore.observe.counted import Counted
+from nxcore.offline import ahead, survey
+from nxcore.registry import made
 from nxcore.spec.problem import Problem
 from nxcore.store import problems
-from nxcore.store.wisdom import key
+from nxcore.store.lock import Lock
+from nxcore.store.wisdom import digest, key
 from tests.null import fakes
 from tests.null.fakes import SPECS
 
@@ -267,3 +272,31 @@ def test_a_line_that_makes_no_sense_is_refused(change):
     assert problems.described(SPECS["add"], line)
     with pytest.raises(InvalidInputError, match="add: a problem can't be made of"):
         problems.described(SPECS["add"], line | change)
+
+
+def test_a_recording_of_an_expression_is_read_where_nobody_made_it(tmp_path):
+    path, session = tmp_path / "problems.jsonl", fakes.session()
+    operator = session.op(made.define(session.registry, parsed("relu(x) * y", {}), "drawn").name)
+    x = torch.randn(3, 4, requires_grad=True)
+    with session.record(path):
+        operator(x, torch.randn(4)).sum().backward()
+    assert sorted(line["op"] for line in lines(path)) == ["drawn", "drawn_backward"]
+    elsewhere = fakes.session()
+    cells = ahead.of_trace(elsewhere.registry, path)
+    assert [cell.spec.name for cell in cells] == ["drawn_backward", "drawn"]
+    assert elsewhere.registry.spec("drawn").expression == operator.spec.expression
+    found = survey.of_trace(fakes.session(), path)
+    assert {row.op for row in found.rows} == {"drawn", "drawn_backward"}
+    rows = list(ahead.tuned(elsewhere, cells, effort=fakes.QUICK))
+    assert {row.status for row in rows} <= {"measured", "unclear", "no race"}
+
+
+def test_a_lock_holds_for_an_expression(tmp_path):
+    text, x = "relu(x) * y", torch.randn(5)
+    chosen = Problem.of(specs(parsed(text, {}), "drawn")[0], (x, x, None))
+    session = fakes.session()
+    made.define(session.registry, parsed(text, {}), "drawn")
+    session.hold(Lock({digest(key(chosen)): "torch"}), "frozen")
+    decision = session.explain("drawn", x, x).decision
+    assert decision.chosen == "torch"
+    assert "lock" in decision.reason

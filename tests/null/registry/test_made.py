@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from nxcore.errors import InvalidInputError, PluginError
+from nxcore.errors import InvalidInputError, PluginError, UnknownOperatorError
 from nxcore.expression.grammar import parsed
 from nxcore.expression.operator import specs
 from nxcore.registry import made
@@ -67,6 +67,29 @@ def test_plain_data_defines_it_again(registry):
     made.restore(other, data)
     made.restore(other, None)
     assert sorted(other.ops) == ["axpy", "axpy_backward"]
+
+
+def test_data_of_elsewhere_is_checked(registry):
+    spec = made.define(registry, parsed("x + x", {}), "doubled")
+    name, expression = made.plain(spec)
+    other = Registry()
+    with pytest.raises(InvalidInputError, match="name must be an identifier, got 'a b'"):
+        made.restore(other, ["a b", expression])
+    with pytest.raises(InvalidInputError, match="an operator can't be made of"):
+        made.restore(other, "doubled")
+    made.define(other, parsed("x * 2", {}), name)
+    with pytest.raises(InvalidInputError, match="another operator is named 'doubled'"):
+        made.restore(other, [name, expression])
+
+
+def test_a_line_of_a_recording_defines_its_operator(registry):
+    spec = made.define(registry, parsed("x + x", {}), "doubled")
+    other = Registry()
+    line = {"op": "doubled_backward", "expression": made.plain(spec)}
+    assert made.of_line(other, line).name == "doubled_backward"
+    assert made.of_line(other, {"op": "doubled"}).expression == spec.expression
+    with pytest.raises(UnknownOperatorError):
+        made.of_line(Registry(), {"op": "doubled"})
 
 
 def test_a_backend_without_a_printer_prints_no_source(registry):

@@ -36,7 +36,8 @@ def ahead(kernel: Kernel, problem: Problem, capability: tuple[int, int]) -> None
     ) -> None:
         compiled(_unit(instance, 8 * pointers + _tail(layout).size), capability, instance.symbol)
 
-    planned(PLANNERS[kernel.op], problem, make)
+    printed = PLANNERS["pointwise"]  # an expression's operator has no row of its own
+    planned(PLANNERS.get(kernel.op, printed), problem, make)
 
 
 def _tail(layout: str) -> struct.Struct:
