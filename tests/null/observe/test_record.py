@@ -286,7 +286,7 @@ def test_a_recording_of_an_expression_is_read_where_nobody_made_it(tmp_path):
     assert [cell.spec.name for cell in cells] == ["drawn_backward", "drawn"]
     assert elsewhere.registry.spec("drawn").expression == operator.spec.expression
     found = survey.of_trace(fakes.session(), path)
-    assert {row.op for row in found.rows} == {"drawn", "drawn_backward"}
+    assert {row.problem.op for row in found.rows} == {"drawn", "drawn_backward"}
     rows = list(ahead.tuned(elsewhere, cells, effort=fakes.QUICK))
     assert {row.status for row in rows} <= {"measured", "unclear", "no race"}
 
