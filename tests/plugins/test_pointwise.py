@@ -125,3 +125,42 @@ def test_an_identity_covers_the_tree(backend):
     assert first.kernel
     assert first.verified
     assert first.kernel != second.kernel
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["triton", "cuda", "cupy"])
+def test_a_graph_replays_an_expression(backend, device):
+    made_here = nxcore.pointwise("relu(x) * y + slope * z", slope=0.5)
+    kernel(backend, made_here.spec)  # skips where it isn't here
+    operator = nxcore.op(made_here.__name__, backend=backend)
+    run = nxcore.graphed(lambda x, y, z: operator(x, y, z, slope=0.25), backward=True)
+    for _ in range(3):
+        x, y = (torch.randn(64, 33, device=device, requires_grad=True) for _ in range(2))
+        z = torch.randn(33, device=device)
+        found, wanted = run(x, y, z), torch.relu(x) * y + 0.25 * z
+        torch.testing.assert_close(found, wanted)
+        grad = torch.randn_like(wanted)
+        for a, b in zip(
+            torch.autograd.grad(found, (x, y), grad), torch.autograd.grad(wanted, (x, y), grad), strict=True
+        ):
+            torch.testing.assert_close(a, b)
+    assert len(run) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["triton", "cuda", "cupy"])
+def test_an_expression_is_compiled_and_cast_on_a_gpu(backend, device):
+    made_here = nxcore.pointwise("gelu(x) * y")
+    kernel(backend, made_here.spec)
+    operator = nxcore.op(made_here.__name__, backend=backend)
+    x, y = torch.randn(64, 33, device=device, requires_grad=True), torch.randn(33, device=device).half()
+    out = torch.empty(64, 33, device=device)
+    wanted = torch.nn.functional.gelu(x.detach()) * y
+    assert operator(x.detach(), y, out=out) is out
+    torch.testing.assert_close(out, wanted)
+    found = torch.compile(lambda x, y: operator(x, y) + 1, fullgraph=True)(x, y)
+    torch.testing.assert_close(found, wanted + 1)
+    found.sum().backward()
+    assert x.grad is not None
+    with torch.autocast("cuda", torch.bfloat16):
+        assert operator(x, y).dtype is torch.float32
