@@ -13,6 +13,8 @@ def collect() -> list[dict[str, Any]]:
     from nxcore import session
 
     registry = session.default().registry
+    for name in registry.latent:
+        registry.spec(name)  # adds it
     rows = []
     for name, spec in sorted(registry.ops.items()):
         rows.append(

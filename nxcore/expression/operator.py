@@ -30,7 +30,7 @@ def named(expression: Expression, name: str = "pointwise") -> str:
     return f"{name}_{expression.key[:12]}"
 
 
-def specs(expression: Expression, name: str, doc: str = "") -> tuple[OpSpec, ...]:
+def specs(expression: Expression, name: str, doc: str = "", *, keyword: bool = True) -> tuple[OpSpec, ...]:
     """Return the specs of an expression's operator and, where it has a gradient, of its backward operator.
 
     Parameters
@@ -41,13 +41,15 @@ def specs(expression: Expression, name: str, doc: str = "") -> tuple[OpSpec, ...
         The operator's name.
     doc : str
         Its docstring; by default, one is made of the tree.
+    keyword : bool
+        Whether numbers are given by name alone.
 
     Returns
     -------
     tuple of OpSpec
     """
     backward = Backward.of(expression, name)
-    made = Forward(expression).spec(name, doc, backward)
+    made = Forward(expression).spec(name, doc, backward, keyword=keyword)
     return (made, backward.spec(made)) if backward else (made,)
 
 
@@ -66,10 +68,10 @@ class Forward:
         self.promoted = promoter(expression)
         self.scales = reference.values(scale(expression))
 
-    def spec(self, name: str, doc: str, backward: Backward | None) -> OpSpec:
+    def spec(self, name: str, doc: str, backward: Backward | None, *, keyword: bool) -> OpSpec:
         """Return the spec."""
         expression = self.expression
-        numbers = (Param(n, "scalar", default, keyword=True) for n, default in expression.numbers)
+        numbers = (Param(n, "scalar", default, keyword=keyword) for n, default in expression.numbers)
         return OpSpec(
             name=name,
             params=(
@@ -208,14 +210,15 @@ def source(expression: Expression, name: str, doc: str = "") -> str:
     )
 
 
-def documented(expression: Expression, doc: str) -> str:
-    """Return the docstring of an expression's operator."""
+def documented(expression: Expression, doc: str = "", torchs: str = "") -> str:
+    """Return the docstring of an expression's operator, which may be the same as something of torch's."""
     if doc:
         return doc
     tensors = "".join(f"{name} : Tensor\n" for name in expression.tensors)
     numbers = "".join(f"{name} : number, default {default}\n" for name, default in expression.numbers)
+    same = f" The same as\n``{torchs}``." if torchs else ""
     return (
-        f"Return ``{expression}``, broadcast and promoted as torch does.\n\n"
+        f"Return ``{expression}``, broadcast and promoted as torch does.{same}\n\n"
         f"Half types are computed in float32, and rounded once.\n\n"
         f"Parameters\n----------\n{tensors}{numbers}out : Tensor, optional\n"
         f"    The tensor to write and return.\n\n"

@@ -18,7 +18,7 @@ import pluggy
 
 import nxcore.ops
 from nxcore.errors import FOREIGN, PluginError, nearest
-from nxcore.registry import hookspecs, inductor, reference
+from nxcore.registry import hookspecs, inductor, made, reference
 from nxcore.registry.registry import BackendStatus, Registry, Source
 from nxcore.settings import Settings
 from nxcore.spec.device import torch_note
@@ -113,6 +113,7 @@ def discover(
         except FOREIGN as error:
             staged.remove((source, module))
             _refuse(registry, manager, source, error, strict=strict)
+    made.add_activations(registry, CORE)
     registry.add_backend(reference.backend(registry.ops.values()), CORE)
     registry.add_backend(inductor.backend(registry.ops.values()), CORE)
     for source, module in staged:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import keyword
 import threading
 from collections.abc import Iterator, Mapping
@@ -10,8 +11,9 @@ from typing import Any
 import torch
 
 from nxcore.errors import InvalidInputError, nearest
+from nxcore.expression.activations import ACTIVATIONS
 from nxcore.expression.backward import Backward
-from nxcore.expression.operator import specs
+from nxcore.expression.operator import documented, specs
 from nxcore.expression.plain import data, of_data
 from nxcore.expression.tree import Expression
 from nxcore.registry import inductor, reference
@@ -37,19 +39,44 @@ def define(registry: Registry, expression: Expression, name: str, doc: str = "")
     if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
         raise InvalidInputError(f"name must be an identifier, got {name!r}", argument="name")
     with _LOCK:
-        if (found := registry.ops.get(name)) is not None:
+        if (found := registry.known(name)) is not None:
             if getattr(found.expression, "key", None) != expression.key:
                 message = f"another operator is named {name!r}: choose another name"
                 raise InvalidInputError(message, argument="name")
             return found
-        made = specs(expression, name, doc)
-        registry.add_ops(made, MADE)
-        for own in (reference.backend(made), inductor.backend(made)):
-            if own.name in registry.backends:
-                registry.add_kernels(own.name, own.kernels)
-        for backend in list(registry.backends.values()):
-            registry.add_kernels(backend.name, printed(backend, made))
-        return made[0]
+        return _added(registry, specs(expression, name, doc), MADE)
+
+
+def _added(registry: Registry, made: tuple[OpSpec, ...], source: Source) -> OpSpec:
+    """Add an operator, and its backward operator, with the kernels of every backend that prints."""
+    for spec in made:
+        if spec.name in registry.ops:
+            raise InvalidInputError(f"another operator is named {spec.name!r}: choose another name")
+    for own in (reference.backend(made), inductor.backend(made)):
+        if own.name in registry.backends:
+            registry.add_kernels(own.name, own.kernels)
+    for backend in list(registry.backends.values()):
+        registry.add_kernels(backend.name, printed(backend, made))
+    registry.add_ops(made, source)  # last, since another thread then asks for the kernels
+    return made[0]
+
+
+def add_activations(registry: Registry, source: Source) -> None:
+    """Let activations and gates be operators as soon as one is asked for.
+
+    To make all of them would take longer than the rest of a start, and a program uses a few.
+    """
+
+    def add(name: str) -> None:
+        with _LOCK:
+            if name not in registry.ops:
+                found = ACTIVATIONS[name]
+                doc = documented(found.expression, torchs=found.torchs)
+                _added(registry, specs(found.expression, name, doc, keyword=False), source)
+
+    for name in ACTIVATIONS:
+        if name not in registry.ops:  # a plugin's own
+            registry.latent |= dict.fromkeys((name, f"{name}_backward"), functools.partial(add, name))
 
 
 def plain(spec: OpSpec) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -80,7 +80,15 @@ class BackendStatus:
 
 
 class Registry:
-    """All operators and backends, and the status of plugins that failed."""
+    """All operators and backends, and the status of plugins that failed.
+
+    Attributes
+    ----------
+    ops : dict
+        Name -> operator.
+    latent : dict
+        Name -> a function that adds the operator, and its backward operator, when it is first asked for.
+    """
 
     def __init__(self) -> None:
         self.ops: dict[str, OpSpec] = {}
@@ -89,6 +97,7 @@ class Registry:
         self.refused: list[BackendStatus] = []
         self.checks: list[Check] = []
         self.op_sources: dict[str, Source] = {}
+        self.latent: dict[str, Callable[[], object]] = {}
         self._kernels: dict[str, tuple[tuple[Backend, Kernel], ...]] = {}
         self._verdicts: dict[str, Verdict] = {}
 
@@ -130,11 +139,12 @@ class Registry:
         if backend.name in self.backends:
             owner = self.sources[backend.name]
             raise PluginError(f"backend {backend.name!r} comes from {source} and from {owner}; remove one")
+        unknown = next((k.op for k in backend.kernels if self.known(k.op) is None), None)
+        if unknown is not None:
+            raise PluginError(str(UnknownOperatorError(unknown, {*self.ops, *self.latent})))
         backend = replace(backend, kernels=(*backend.kernels, *printed(backend, self.ops.values())))
         seen: set[tuple[str, str]] = set()
         for kernel in backend.kernels:
-            if kernel.op not in self.ops:
-                raise PluginError(str(UnknownOperatorError(kernel.op, self.ops)))
             if (kernel.op, kernel.variant) in seen:
                 raise PluginError(f"two kernels of {kernel.op!r} have the label {backend.label(kernel)!r}")
             seen.add((kernel.op, kernel.variant))
@@ -157,10 +167,16 @@ class Registry:
         UnknownOperatorError
             If there is none of that name; the message names the nearest.
         """
-        try:
-            return self.ops[name]
-        except KeyError:
-            raise UnknownOperatorError(name, self.ops) from None
+        found = self.known(name)
+        if found is None:
+            raise UnknownOperatorError(name, {*self.ops, *self.latent})
+        return found
+
+    def known(self, name: str) -> OpSpec | None:
+        """Return the operator of that name; None if there is none. A latent one is added now."""
+        if name not in self.ops and name in self.latent:
+            self.latent[name]()
+        return self.ops.get(name)
 
     def backend(self, name: str) -> Backend:
         """Return the backend of that name.

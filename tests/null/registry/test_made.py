@@ -8,6 +8,7 @@ from nxcore.errors import InvalidInputError, PluginError, UnknownOperatorError
 from nxcore.expression.grammar import parsed
 from nxcore.expression.operator import specs
 from nxcore.registry import made
+from nxcore.registry.discovery import discover
 from nxcore.registry.registry import Registry, Source
 from nxcore.spec.kernel import YES, Backend, Kernel
 
@@ -97,3 +98,38 @@ def test_a_backend_without_a_printer_prints_no_source(registry):
     spec = made.define(registry, parsed("x + x", {}), "doubled")
     with pytest.raises(InvalidInputError, match="'other' prints no expressions"):
         made.source(registry, spec, "other")
+
+
+def test_an_activation_is_an_operator_once_it_is_asked_for():
+    found = discover(found=())
+    assert "silu" not in found.ops
+    assert found.spec("silu").signature == "(x, *, out=None)"
+    assert {"silu", "silu_backward"} <= set(found.ops)
+    assert labels(found, "silu_backward")[0][0] == "torch"
+    assert found.op_sources["silu"].plugin == "core"
+    assert found.spec("mish_backward").name == "mish_backward"
+    with pytest.raises(UnknownOperatorError, match="did you mean 'softplus'"):
+        found.spec("softpluss")
+
+
+def test_a_backend_may_have_its_own_kernel_of_an_activation(registry):
+    made.add_activations(registry, HERE)
+    own = Backend(
+        "own", lambda: YES, [Kernel("silu", "math:plan", variant="tuned")], printers=[PRINTER], api=1
+    )
+    registry.add_backend(own, HERE)
+    assert [label for label, _ in labels(registry, "silu")] == ["mine", "own-tuned", "own"]
+    unknown = Backend("unknown", lambda: YES, [Kernel("sillu", "math:plan")], api=1)
+    with pytest.raises(PluginError, match="did you mean 'silu'"):
+        registry.add_backend(unknown, HERE)
+
+
+def test_an_activations_name_is_taken():
+    found = discover(found=())
+    assert made.define(found, parsed("silu(x)", {}), "silu") is found.spec("silu")
+    with pytest.raises(InvalidInputError, match="another operator is named 'mish'"):
+        made.define(found, parsed("silu(x)", {}), "mish")
+    made.define(found, parsed("x + 1", {}), "plus_backward")
+    with pytest.raises(InvalidInputError, match="another operator is named 'plus_backward'"):
+        made.define(found, parsed("x * 2", {}), "plus")
+    assert "plus" not in found.ops
