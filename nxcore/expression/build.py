@@ -237,6 +237,7 @@ RESERVED = frozenset(
         "RuntimeError",
         "Tensor",
         "TypeError",
+        "absolute",
         "alike",
         "any",
         "autocast",

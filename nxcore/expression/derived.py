@@ -84,4 +84,6 @@ def scale(expression: Expression) -> Expression:
 def _absolute(node: Node) -> Node:
     if node.op == "constant" and isinstance(node.value, int | float):
         return constant(abs(node.value))
+    if node.kind == "number":
+        return Node("magnitude", (node,), kind="number")
     return call("abs", node)

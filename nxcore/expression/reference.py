@@ -43,6 +43,7 @@ TEMPLATES = {
     **{name: f"{{0}} {INFIX[name][1]} {{1}}" for name in ("add", "sub", "mul", "div", "and", "or")},
     **{name: f"{{0}} {sign} {{1}}" for name, sign in COMPARISONS.items()},
     "neg": "-{0}",
+    "magnitude": "absolute({0})",
     "not": "~{0}",
     "indicator": "torch.where({0}, 1.0, 0.0)",
     "where": "torch.where({0}, {1}, {2})",
@@ -118,7 +119,7 @@ def function(name: str, source: str, **scope: Any) -> Callable[..., Any]:
     module = types.ModuleType(f"nxcore_expression_{digest}", f"The source of {name}.")
     filename = f"<nxcore expression {name} {digest}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-    helpers = {"widened": widened, "stored": stored, "summed": summed}
+    helpers = {"widened": widened, "stored": stored, "summed": summed, "absolute": abs}
     vars(module).update(torch=torch, functional=torch.nn.functional, Tensor=Tensor, **helpers, **scope)
     module.__spec__ = ModuleSpec(module.__name__, None)
     sys.modules[module.__name__] = module  # a compiler looks a function's names up in its module

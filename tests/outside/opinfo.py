@@ -36,6 +36,8 @@ except ImportError as error:  # private, and in need of what torch's tests need
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LIMITS: dict[str | None, int] = {None: 8, "numba": 20, "triton": 10, "cuda": 10}
 """How many samples of one dtype a backend is given, spread over all; None is the default choice."""
+EXPRESSED: dict[str | None, int] = {"torch": 20}
+"""The same for activations: their kernels are printed, and the printers are held to float64 elsewhere."""
 SIMULATED = 2000
 """The most elements of a tensor that an interpreter is given, in float32 alone."""
 
@@ -126,6 +128,38 @@ def _depthwise_conv2d(
     return x, weight, stride, padding, dilation
 
 
+def _one(x: Tensor) -> tuple[Any, ...]:
+    return x, None
+
+
+def _gelu(x: Tensor, *, approximate: str = "none") -> tuple[Any, ...]:
+    if approximate != "none":
+        raise LeftOutError("it is another operator, gelu_tanh")
+    return x, None
+
+
+def _leaky_relu(x: Tensor, negative_slope: float = 0.01) -> tuple[Any, ...]:
+    return x, negative_slope, None
+
+
+def _elu(x: Tensor, alpha: float = 1.0) -> tuple[Any, ...]:
+    return x, alpha, None
+
+
+def _softplus(x: Tensor, beta: float = 1, threshold: float = 20) -> tuple[Any, ...]:
+    return x, beta, threshold, None
+
+
+ACTIVATIONS: dict[str, tuple[str, Callable[..., tuple[Any, ...]]]] = {
+    **{f"nn.functional.{n}": (n, _one) for n in ("relu", "silu", "mish", "hardswish", "hardsigmoid")},
+    **{name: (name, _one) for name in ("sigmoid", "tanh")},
+    "nn.functional.gelu": ("gelu", _gelu),
+    "nn.functional.leaky_relu": ("leaky_relu", _leaky_relu),
+    "nn.functional.elu": ("elu", _elu),
+    "nn.functional.softplus": ("softplus", _softplus),
+}
+"""The same as below, of the operators that are made of an expression."""
+
 TABLE: dict[str, tuple[str, Callable[..., tuple[Any, ...]]]] = {
     "add": ("add", _add),
     "sum": ("sum", _sum),
@@ -136,6 +170,7 @@ TABLE: dict[str, tuple[str, Callable[..., tuple[Any, ...]]]] = {
     "nn.functional.adaptive_max_pool2d": ("global_max_pool2d", _global_max_pool2d),
     "nn.functional.batch_norm": ("batch_norm", _batch_norm),
     "nn.functional.conv2d": ("depthwise_conv2d", _depthwise_conv2d),
+    **ACTIVATIONS,
 }
 """By torch's name in the database: the operator, and its arguments from those of a sample."""
 
@@ -203,7 +238,7 @@ def _tally(session: Session, info: Any, backend: str | None) -> dict[str, Any]:
             small = [c for c in right if all(t.numel() < SIMULATED for t in leaves(c[0]))]
             left_out["too large for an interpreter"] += len(right) - len(small)
             right = small
-        step = max(-(-len(right) // LIMITS[backend]), 1)
+        step = max(-(-len(right) // _limits(info)[backend]), 1)
         left_out[f"one in {step} is run"] += len(right) - len(right[::step]) if step > 1 else 0
         for args, given, named in right[::step]:
             try:
@@ -221,6 +256,10 @@ def _tally(session: Session, info: Any, backend: str | None) -> dict[str, Any]:
     return {"seen": seen, "used": used, "left_out": +left_out, "failures": failures}
 
 
+def _limits(info: Any) -> dict[str | None, int]:
+    return EXPRESSED if info.name in ACTIVATIONS else LIMITS
+
+
 def main() -> None:
     """Run the samples on the default choice and on each backend that is ready; print the tallies."""
     warnings.simplefilter("ignore")  # torch's, of even kernels with padding="same"
@@ -230,10 +269,13 @@ def main() -> None:
     choosing = Session(Settings(backends=frozenset({"numba"}), policy="measure"), effort=quick)
     session = Session(Settings())
     ready = [name for name, status in session.backends().items() if status.status == "ready"]
-    backends = [b for b in LIMITS if b is None or b in ready]
     infos = [info for info in op_db if info.name in TABLE]
     found = {
-        TABLE[info.name][0]: {b or "chosen": _tally(session if b else choosing, info, b) for b in backends}
+        TABLE[info.name][0]: {
+            b or "chosen": _tally(session if b else choosing, info, b)
+            for b in _limits(info)
+            if b is None or b in ready
+        }
         for info in infos
     }
     json.dump(found, sys.stdout, indent=1)

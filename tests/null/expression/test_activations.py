@@ -41,7 +41,7 @@ def test_it_is_what_torch_computes(name, numbers):
         found, wanted = operator(*args, *given), torchs(name)(*args, *given)
         torch.testing.assert_close(found, wanted)
         grad = torch.randn_like(wanted)
-        # Torch rounds a gate twice in half types, and its own gradients of hard functions hold 1/6 in float32.
+        # Torch rounds a gate twice in half types, and its gradients of hard functions hold 1/6 in float32.
         rough = {"rtol": 2e-2, "atol": 2e-2} if dtype is torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-6}
         gradients = torch.autograd.grad(found, args, grad), torch.autograd.grad(wanted, args, grad)
         for a, b in zip(*gradients, strict=True):

@@ -19,6 +19,7 @@ TEXTS = (
     ("x + y", {}),
     ("minimum(x, y) + maximum(x, z)", {}),
     ("exp(x) / y", {}),
+    ("slope * tanh(x) + y", {"slope": -0.5}),
 )
 SPECS = [spec for text, numbers in TEXTS for spec in specs(parsed(text, numbers), "drawn")]
 FEW = frozenset({"one_element", "zero_dimensions"})
