@@ -19,10 +19,21 @@ LEAST = {
     "avg_pool2d": 20,
     "batch_norm": 10,
     "depthwise_conv2d": 80,
+    "elu": 60,
+    "gelu": 20,
     "global_max_pool2d": 40,
+    "hardsigmoid": 60,
+    "hardswish": 10,
+    "leaky_relu": 20,
     "max_pool2d": 4000,
+    "mish": 60,
+    "relu": 60,
+    "sigmoid": 60,
+    "silu": 60,
+    "softplus": 60,
     "sum": 50,
     "sum_to_size": 40,
+    "tanh": 60,
 }
 """Samples that torch 2.13 has, and some fewer: a database that shrinks must not go unseen."""
 
