@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from nxcore.expression.functions import FUNCTIONS, call
+from nxcore.expression.functions import FUNCTIONS, call, where
 from nxcore.expression.tree import LEAVES, Expression, Node, constant
 
 GRAD = "grad"
@@ -72,13 +72,20 @@ def scale(expression: Expression) -> Expression:
         parts = function.derivative(one, node, *node.args) if function.derivative else ()
         for arg, part in zip(node.args, parts, strict=False):
             if part is not None and scales[arg] != zero:
-                total = total + _absolute(part) * scales[arg]
+                total = total + _grown(part, scales[arg])
         if function.error:
             total = total + _absolute(node) * function.error
         scales[node] = total
     # An exact result has errors too where it is rounded to its dtype.
     roots = (scales[root] + _absolute(root) for root in plain.roots)
     return Expression(expression.tensors, expression.numbers, tuple(roots))
+
+
+def _grown(derivative: Node, error: Node) -> Node:
+    """Return an argument's error in the result: none where that doesn't depend on it, such as at infinity."""
+    if derivative.kind == "number":
+        return _absolute(derivative) * error
+    return where(call("eq", derivative, 0), 0, _absolute(derivative) * error)
 
 
 def _absolute(node: Node) -> Node:
