@@ -7,7 +7,6 @@ import nxcore
 from nxcore import session
 from nxcore.spec.problem import Problem
 from nxcore.trust.truth import Truth, agreement
-from tests.null.expression.trees import random_expression
 
 TEXTS = (
     "relu(x) * y + where((z > 0) & (x < z), z, 0.1 * z)",
@@ -19,6 +18,7 @@ TEXTS = (
 )
 QUICK = frozenset({"row_broadcast", "nan", "out_ignored"})
 BACKENDS = ("numba", "triton", "cuda", "jax")
+ON_CPU = frozenset({"numba", "jax"})
 
 
 def kernel(backend, spec):
@@ -39,6 +39,7 @@ def specs_of(operator):
 
 def held(backend, spec, names, device, dtype=torch.float32):
     found, checked = kernel(backend, spec), 0
+    device = torch.device("cpu") if backend in ON_CPU else device
     for sample in spec.samples:
         if names is not None and sample.name not in names:
             continue
@@ -65,9 +66,17 @@ def test_a_printer_agrees_with_float64(backend, text, device):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("text", TEXTS)
-def test_every_function_and_dtype(backend, text, dtype, device):
+def test_every_function(backend, text, device):
+    for spec in specs_of(nxcore.pointwise(text)):
+        assert held(backend, spec, {"nan"}, device)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("text", [TEXTS[0], TEXTS[-1]])  # the latter's result is float32
+def test_every_dtype(backend, text, dtype, device):
     for spec in specs_of(nxcore.pointwise(text)):
         assert held(backend, spec, QUICK, device, dtype)
 
@@ -79,38 +88,12 @@ def test_every_layout(backend, device):
         assert held(backend, spec, None, device) > 8
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("seed", range(10))
-def test_random_trees(backend, seed, device):
-    spec = made(random_expression(seed))
-    wanted = held("torch", spec, {"row_broadcast"}, device)
-    assert held(backend, spec, {"row_broadcast"}, device) == wanted
-
-
-def made(expression):
-    from nxcore.registry.made import define
-
-    registry = session.default().registry
-    return define(registry, expression, f"drawn_{expression.key[:12]}")
-
-
 @pytest.mark.parametrize("backend", ["torch", "numba", "triton", "cuda", "cupy", "jax"])
 def test_the_source_is_shown(backend):
     operator = nxcore.pointwise("tanh(x) * y + z")
     if backend == "cupy":
         kernel(backend, operator.spec)
     assert "tanh" in operator.source(backend)
-
-
-@pytest.mark.gpu
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["triton", "cuda", "cupy"])
-@pytest.mark.parametrize("seed", range(10, 60))
-def test_random_trees_on_a_gpu(backend, seed, device):
-    spec = made(random_expression(seed))
-    wanted = held("torch", spec, {"row_broadcast"}, device)
-    assert held(backend, spec, {"row_broadcast"}, device) == wanted
 
 
 @pytest.mark.parametrize("backend", ["torch", *BACKENDS])

@@ -1,0 +1,129 @@
+"""Random trees on every printer, against float64; many are printed as one kernel, whose compiling takes long.
+
+``NXCORE_TEST_TREES`` is the number of trees.
+"""
+
+import importlib
+import os
+
+import numpy as np
+import pytest
+import torch
+
+import nxcore
+from nxcore.expression.derived import simple
+from nxcore.expression.operator import specs
+from nxcore.expression.samples import ROOTS
+from nxcore.expression.tree import Expression
+from nxcore.plugin import Elementwise, TensorMeta, generated
+from nxcore.trust.truth import Truth, agreement
+from tests.null.expression.trees import random_expression
+from tests.plugins.test_pointwise import ON_CPU, kernel
+
+TREES = int(os.environ.get("NXCORE_TEST_TREES", "2000"))
+TOGETHER = 20
+PARTS = 8
+"""The parts of a backend's trees: the tests of one file are shared out among processes."""
+ILL = 0.03
+"""The share of trees whose float32 in torch itself is further from float64 than rounding errors explain."""
+
+SHARES = {"triton": (0.0, 0.55), "jax": (0.55, 0.7), "cuda": (0.7, 0.99), "numba": (0.99, 1.0)}
+"""The trees of each backend, as parts of all: few where compiling a tree takes a second."""
+ON_GPU = {"triton": (0.0, 0.4), "cuda": (0.4, 0.7), "cupy": (0.7, 1.0)}
+
+
+def jitted(found):
+    """Return JAX's function as the other backends compile one."""
+    import jax
+    import jax.numpy as jnp
+    from nxcore_jax import pointwise
+
+    call, count = jax.jit(generated("jax", pointwise.text(found)).compute), len(found.results)
+
+    def run(tensors, numbers):
+        given = [jnp.asarray(t.numpy()) for t in tensors[count:]]
+        for out, result in zip(tensors[:count], call(*given, *numbers), strict=True):
+            out.copy_(torch.from_numpy(np.array(jnp.broadcast_to(result, out.shape))))
+
+    return run
+
+
+def compiled(backend, found):
+    """Compile a kernel as a backend's planner does."""
+    if backend == "jax":
+        return jitted(found)
+    if backend == "cupy":
+        from nxcore_cuda import pointwise
+        from nxcore_cuda.machine.host import using
+        from nxcore_cupy import HOST
+
+        with using(HOST):
+            return pointwise.compiled(found)
+    return importlib.import_module(f"nxcore_{backend}.pointwise").compiled(found)
+
+
+def drawn(seeds):
+    """Return the trees in groups of one kernel: those with roots apart, since they have positive inputs."""
+    trees = [(seed, specs(random_expression(seed), "drawn")[0]) for seed in seeds]
+    rooted = [(bool({n.op for n in spec.expression.nodes} & ROOTS), seed, spec) for seed, spec in trees]
+    for kind in (False, True):
+        of_kind = [(seed, spec) for roots, seed, spec in rooted if roots is kind]
+        yield from (of_kind[i : i + TOGETHER] for i in range(0, len(of_kind), TOGETHER))
+
+
+def held(backend, seeds, device):
+    """Run the trees of ``seeds``; return how many were compared, and how many are ill-conditioned."""
+    compared = ill = 0
+    for turn, group in enumerate(drawn(seeds)):
+        first = group[0][1]
+        layout = ("row_broadcast", "last_block_partly_filled")[turn % 2]
+        sample = next(s for s in first.samples if s.name == layout)
+        args = sample.build(first, device, torch.float32)
+        tensors, slope = args[:3], args[3]
+        shape = torch.broadcast_shapes(*(t.shape for t in tensors))
+        given = first.expression
+        whole = simple(
+            Expression(given.tensors, given.numbers, tuple(s.expression.roots[0] for _, s in group))
+        )
+        results = [torch.empty(shape, device=device) for _ in group]
+        found = Elementwise(
+            whole, tuple(map(TensorMeta.of, results)), tuple(map(TensorMeta.of, tensors)), (0, 1, 2), (3,), ()
+        )
+        compiled(backend, found)((*results, *tensors), [slope])
+        for (seed, spec), result in zip(group, results, strict=True):
+            truth = Truth.of(spec, args)
+            if not agreement(spec.reference, spec, args, truth).ok:
+                ill += 1
+                continue
+            judged = agreement(lambda *_, result=result: result, spec, args, truth)
+            assert judged.ok, f"seed {seed}: {spec.expression}: {judged.reason}"
+            compared += 1
+    return compared, ill
+
+
+def seeds_of(share, part):
+    first, last = (round(TREES * bound) for bound in share)
+    return range(first + part, last, PARTS)
+
+
+def check(backend, share, part, device):
+    kernel(backend, nxcore.pointwise("x + y").spec)  # skips where the backend isn't here
+    seeds = seeds_of(share, part)
+    compared, ill = held(backend, seeds, torch.device("cpu") if backend in ON_CPU else device)
+    assert compared + ill == len(seeds)
+    assert ill <= max(2, ILL * len(seeds))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("backend", SHARES)
+def test_random_trees(backend, part, device):
+    check(backend, SHARES[backend], part, device)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("backend", ON_GPU)
+def test_random_trees_on_a_gpu(backend, part, device):
+    check(backend, ON_GPU[backend], part, device)
