@@ -2,8 +2,8 @@
 
 It compares the kernels of one layer, and times a step of the model. Then it runs one mixed edge of a DARTS
 cell: eight operations (Liu, Simonyan, Yang 2019, arXiv:1806.09055) run as torch modules on the same images,
-and ``softmax_sum`` adds up their outputs, forward and backward. On request it compares ``add`` and ``sum``
-at three sizes.
+and ``softmax_sum`` adds up their outputs, forward and backward. An expression follows, of which each backend
+makes a kernel. On request it compares ``add`` and ``sum`` at three sizes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from torch import Tensor, nn
 from nxcore import __version__
 from nxcore.bench.example import CHANNELS, LAYER, SIDE, Step, compared, digits, network
 from nxcore.errors import present
+from nxcore.expression.grammar import parsed
 from nxcore.measure.ceilings import SLACK, TRIES, Ceilings, ceilings, ceilings_now
 from nxcore.measure.decision import Candidate
+from nxcore.registry.made import define
 from nxcore.session import Session, default
 from nxcore.spec.device import describe
 from nxcore.spec.kernel import Code
@@ -29,6 +31,9 @@ from nxcore.spec.spec import OpSpec
 from nxcore.trust.truth import Truth
 
 BATCH = 64
+EXPRESSION = "relu(x) * y + z"
+"""What a user may write, of which every backend makes a kernel."""
+ELEMENTS = 2**20
 ASKED = "only on request"
 
 Advance = Callable[[str, int, int], None]
@@ -199,7 +204,7 @@ def run(
     NxcoreError
         If scikit-learn isn't installed. Nothing is measured then.
     """
-    session, steps = default(), 12 if everything else 6
+    session, steps = default(), 13 if everything else 7
     data, labels = digits(BATCH, device, seed)
     torch.manual_seed(seed)
     model = network().to(device)
@@ -258,6 +263,9 @@ def _problems(
     yield f"softmax_sum forward, {len(xs)} x {shape}", "softmax_sum", (xs, logits)
     grad = torch.randn_like(xs[0])
     yield f"softmax_sum backward, {len(xs)} x {shape}", "softmax_sum_backward", (grad, xs, logits, None)
+    made = define(default().registry, parsed(EXPRESSION, {}), "demonstrated").name
+    triple = (torch.randn(ELEMENTS, device=device) for _ in range(3))
+    yield f"expression {EXPRESSION}, {ELEMENTS:,} elements", made, (*triple, None)
     if not everything:
         return
     for n in (1_024, 102_400, 10_240_000):

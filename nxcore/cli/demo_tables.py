@@ -44,13 +44,15 @@ def demo(report: Report, *, everything: bool = False) -> None:
 
 
 def summary(report: Report) -> list[str]:
-    """Return six lines: the model, its kernels, the mixed edges, the verification, two of kernels not run."""
+    """Return seven lines: the model, its kernels, an edge, an expression, the verification, two of no run."""
     step = report.step
     median, low, high = step.ratio
     counts = Counter(row.chosen for row in step.status.rows if row.state == "kernel")
     served = ", ".join(f"{label} {count}" for label, count in counts.most_common()) or "none"
     blends = [cell for cell in report.cells if cell.title.startswith("softmax_sum")]
     gains = ", ".join(f"{cell.title.split()[1].rstrip(',')} {_gain(cell)}" for cell in blends)
+    made = next(cell for cell in report.cells if cell.title.startswith("expression"))
+    printed = [row.label for row in made.rows if row.verdict == "verified" and row.label != "torch"]
     rows = [row for cell in report.cells for row in cell.rows]
     wrong = sorted({row.label for row in rows if row.verdict == "wrong"})
     verified = [row.error for row in rows if row.verdict == "verified" and row.error is not None]
@@ -64,6 +66,7 @@ def summary(report: Report) -> list[str]:
         ),
         f"kernels: {escape(served)} of the {len(step.status.rows)} problems of a step; torch runs the rest",
         f"weighted sum of eight operations, a DARTS edge: {escape(gains)}",
+        f"{escape(made.title)}: {escape(_gain(made))}; made by {escape(', '.join(printed)) or 'none'}",
         f"verified: {judged}{len(verified)} results agree with float64, largest error {max(verified):.1e}",
         f"can't run here: {escape(unavailable(away.items())) or 'none'}",
         f"only on request, by backend=: {', '.join(report.on_request) or 'none'} (why: nxcore backends)",

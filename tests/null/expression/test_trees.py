@@ -14,8 +14,8 @@ from nxcore.expression.operator import specs
 from nxcore.expression.tree import of_lines
 from tests.null.expression.trees import MEANING, meaning, random_expression
 
-TREES = 400
-"""The trees of a run of the first part; the rest has another 1,600."""
+TREES = 200
+"""The trees of a run of the first part; the rest has another 1,800."""
 
 SEEDS = [
     pytest.param(range(TREES), id="first"),
