@@ -15,11 +15,11 @@ from nxcore.expression.tree import of_lines
 from tests.null.expression.trees import MEANING, meaning, random_expression
 
 TREES = 200
-"""The trees of a run of the first part; the rest has another 1,800."""
+"""The trees of a run of the first part; the rest has another 800."""
 
 SEEDS = [
     pytest.param(range(TREES), id="first"),
-    pytest.param(range(TREES, 2000), id="rest", marks=pytest.mark.slow),
+    pytest.param(range(TREES, 1000), id="rest", marks=pytest.mark.slow),
 ]
 
 
