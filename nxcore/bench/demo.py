@@ -32,7 +32,7 @@ from nxcore.trust.truth import Truth
 
 BATCH = 64
 EXPRESSION = "relu(x) * y + z"
-"""What a user may write, of which every backend makes a kernel."""
+"""A text as users write it; every backend makes a kernel of it."""
 ELEMENTS = 2**20
 ASKED = "only on request"
 

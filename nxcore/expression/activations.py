@@ -1,6 +1,6 @@
 """Activations and gates: torch's functions as expressions, with torch's names of arguments.
 
-Each is a line here, and nothing else: an operator is made of it when it is first asked for.
+Each is a line here, and nothing else: an operator is made of it when it is first requested.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def _added(registry: Registry, made: tuple[OpSpec, ...], source: Source) -> OpSp
 
 
 def add_activations(registry: Registry, source: Source) -> None:
-    """Let activations and gates be operators as soon as one is asked for.
+    """Let activations and gates be operators as soon as one is requested.
 
     To make all of them would take longer than the rest of a start, and a program uses a few.
     """

@@ -87,7 +87,7 @@ class Registry:
     ops : dict
         Name -> operator.
     latent : dict
-        Name -> a function that adds the operator, and its backward operator, when it is first asked for.
+        Name -> a function that adds the operator, and its backward operator, when it is first requested.
     """
 
     def __init__(self) -> None:
