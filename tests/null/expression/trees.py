@@ -101,7 +101,7 @@ MEANING = {
     "div": _div,
     "neg": lambda a: -a,
     "abs": abs,
-    "sign": lambda a: a if a != a else float((a > 0) - (a < 0)),
+    "sign": lambda a: float((a > 0) - (a < 0)),  # 0 for NaN, as torch's
     "lt": lambda a, b: a < b,
     "le": lambda a, b: a <= b,
     "gt": lambda a, b: a > b,

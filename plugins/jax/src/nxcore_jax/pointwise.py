@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from nxcore.plugin import Elementwise, Problem, Statements, TensorMeta, generated, planned, spelled
 from nxcore_jax.bridge import Bridged, wide
 
-PLAIN = ("exp", "expm1", "log", "log1p", "sqrt", "sin", "cos", "tanh", "sign", "abs")
+PLAIN = ("exp", "expm1", "log", "log1p", "sqrt", "sin", "cos", "tanh", "abs")
 
 TEMPLATES = {
     **{f: f"jnp.{f}({{0}})" for f in PLAIN},
@@ -25,6 +25,7 @@ TEMPLATES = {
     "or": "{0} | {1}",
     "not": "~({0})",
     "neg": "-{0}",
+    "sign": "jnp.where({0} > 0, 1.0, jnp.where({0} < 0, -1.0, 0.0))",  # 0 for NaN, as torch's
     "sigmoid": "1 / (1 + jnp.exp(-{0}))",
     "indicator": "jnp.where({0}, 1.0, 0.0)",
     "where": "jnp.where({0}, {1}, {2})",
