@@ -100,13 +100,7 @@ def explain(
 ) -> Explanation: ...
 @typing.overload
 def explain(name: Module, *args: Any, **kwargs: Any) -> ModelExplanation: ...
-def explain(
-    name: str | Operator | Module,
-    *args: Any,
-    backend: str | None = None,
-    decide: bool = True,
-    **kwargs: Any,
-) -> Explanation | ModelExplanation:
+def explain(name: Any, *args: Any, backend: str | None = None, decide: bool = True, **kwargs: Any) -> Any:
     """Return which kernel would run a call of the operator ``name``, and why; or what serves a model.
 
     Parameters
@@ -144,13 +138,8 @@ def explain(
         from nxcore.offline import models
 
         return models.explain(name, *args, **kwargs)
-    return _session().explain(
-        name if isinstance(name, str) else name.__name__,
-        *args,
-        backend=backend,
-        decide=decide,
-        **kwargs,
-    )
+    name = name if isinstance(name, str) else name.__name__
+    return _session().explain(name, *args, backend=backend, decide=decide, **kwargs)
 
 
 def graphed(

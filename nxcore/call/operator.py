@@ -8,7 +8,6 @@ preference). A call with a new key goes to ``Operator.miss``.
 
 from __future__ import annotations
 
-import linecache
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
@@ -33,6 +32,7 @@ from nxcore.registry import made
 from nxcore.spec.compiling import unseen
 from nxcore.spec.problem import tensors_of
 from nxcore.spec.spec import OpSpec
+from nxcore.spec.text import execute
 
 CAPACITY = 4096
 """The most plans per operator and generation; two generations form a least-recently-used table."""
@@ -368,8 +368,6 @@ def make_operator(
 ) -> Operator:
     """Return a callable for ``spec`` whose ``__call__`` has its real parameters and defaults."""
     text = source(spec)
-    filename = f"<nxcore operator {spec.name}>"
-    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     scope: dict[str, Any] = {
         "NUMBERS": NUMBERS,
         "RARE": RARE,
@@ -392,7 +390,7 @@ def make_operator(
         "leads_to": leads_to,
         "reference": spec.reference,
     } | defaults(spec)
-    exec(compile(text, filename, "exec"), scope)  # noqa: S102  the text is made of the spec's parameter names
+    execute(text, f"<nxcore operator {spec.name}>", scope)
     methods = {name: scope[name] for name in ("__call__", "by_kernel", "run", "far", "key", "near_key")}
     cls = type(spec.name, (Operator,), methods)
     scope["__call__"].__doc__ = spec.reference.__doc__

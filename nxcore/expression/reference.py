@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import linecache
 import math
 import sys
 import types
@@ -18,6 +17,7 @@ from torch import Tensor
 from nxcore.expression.statements import Statements
 from nxcore.expression.tree import COMPARISONS, INFIX, Expression
 from nxcore.spec.reduction import summed_dims
+from nxcore.spec.text import execute
 
 UNARY = [
     "abs",
@@ -117,13 +117,11 @@ def function(name: str, source: str, **scope: Any) -> Callable[..., Any]:
     """
     digest = hashlib.sha256(source.encode()).hexdigest()[:16]
     module = types.ModuleType(f"nxcore_expression_{digest}", f"The source of {name}.")
-    filename = f"<nxcore expression {name} {digest}>"
-    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     helpers = {"widened": widened, "stored": stored, "summed": summed, "absolute": abs}
     vars(module).update(torch=torch, functional=torch.nn.functional, Tensor=Tensor, **helpers, **scope)
     module.__spec__ = ModuleSpec(module.__name__, None)
     sys.modules[module.__name__] = module  # a compiler looks a function's names up in its module
-    exec(compile(source, filename, "exec"), vars(module))  # noqa: S102  see above
+    execute(source, f"<nxcore expression {name} {digest}>", vars(module))
     made: Callable[..., Any] = getattr(module, name)
     made.__module__ = __name__  # identities find its source there
     made.source = source  # type: ignore[attr-defined]  # the text, to be shown

@@ -17,8 +17,7 @@ from nxcore.expression.operator import documented, specs
 from nxcore.expression.plain import data, of_data
 from nxcore.expression.tree import Expression
 from nxcore.registry import inductor, reference
-from nxcore.registry.registry import Registry, Source
-from nxcore.spec.kernel import printed
+from nxcore.registry.registry import Registry, Source, printed
 from nxcore.spec.problem import Problem
 from nxcore.spec.spec import OpSpec
 

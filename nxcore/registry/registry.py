@@ -15,7 +15,7 @@ from nxcore.errors import (
 )
 from nxcore.plugin import API_VERSION
 from nxcore.spec.composed import composed
-from nxcore.spec.kernel import Backend, Check, Kernel, Verdict, printed
+from nxcore.spec.kernel import Backend, Check, Kernel, Verdict
 from nxcore.spec.spec import OpSpec
 
 Status = Literal["ready", "unavailable", "failed", "disabled"]
@@ -77,6 +77,18 @@ class BackendStatus:
     def to_dict(self) -> dict[str, Any]:
         """Return the status as plain data."""
         return asdict(self)
+
+
+def printed(backend: Backend, specs: Iterable[OpSpec]) -> tuple[Kernel, ...]:
+    """Return the kernels that a backend's printers give for those of ``specs`` that have an expression.
+
+    >>> from nxcore.plugin import YES
+    >>> mine = Backend("mine", lambda: YES, printers=[Kernel("pointwise", "mine.pointwise:plan")])
+    >>> [kernel.op for kernel in printed(mine, [nxcore.pointwise("x + 1", name="shifted").spec])]
+    ['shifted']
+    """
+    made = [spec for spec in specs if spec.expression is not None]
+    return tuple(replace(printer, op=spec.name) for printer in backend.printers for spec in made)
 
 
 class Registry:

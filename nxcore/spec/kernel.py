@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -14,7 +14,6 @@ import torch
 from nxcore.errors import PluginError
 from nxcore.spec.problem import Problem
 from nxcore.spec.process import preserved
-from nxcore.spec.spec import OpSpec
 
 Precision = Literal["ieee32", "tf32", "half"]
 
@@ -361,17 +360,6 @@ class Backend:
     def label(self, kernel: Kernel) -> str:
         """Return the kernel's name in tables: the backend's name and the kernel's variant."""
         return f"{self.name}-{kernel.variant}" if kernel.variant else self.name
-
-
-def printed(backend: Backend, specs: Iterable[OpSpec]) -> tuple[Kernel, ...]:
-    """Return the kernels that a backend's printers give for those of ``specs`` that have an expression.
-
-    >>> mine = Backend("mine", lambda: YES, printers=[Kernel("pointwise", "mine.pointwise:plan")])
-    >>> [kernel.op for kernel in printed(mine, [nxcore.pointwise("x + 1", name="shifted").spec])]
-    ['shifted']
-    """
-    made = [spec for spec in specs if spec.expression is not None]
-    return tuple(replace(printer, op=spec.name) for printer in backend.printers for spec in made)
 
 
 @dataclass(frozen=True, slots=True)
