@@ -21,8 +21,8 @@ from nxcore.expression.grammar import parsed
 from nxcore.expression.operator import specs
 from nxcore.ops import nxcore_ops
 from nxcore.plugin import Problem
+from nxcore.registry.registry import printed
 from nxcore.spec.device import pretend
-from nxcore.spec.kernel import printed
 from nxcore.store.problems import moved
 
 SPECS = {spec.name: spec for spec in nxcore_ops()}

@@ -123,6 +123,7 @@ def test_it_is_pickled_with_its_expression(gated, monkeypatch):
     assert made.plain(backward) == [name, expression]
 
 
+@pytest.mark.slow
 def test_another_process_unpickles_it(gated, tmp_path):
     path = tmp_path / "operator"
     path.write_bytes(pickle.dumps(gated))

@@ -39,7 +39,7 @@ TEMPLATES = {
 
 CODE = """\
 // {title}
-#include "pointwise.cu"
+#include "pointwise.cuh"
 
 struct {name}_args {{
 {fields}
