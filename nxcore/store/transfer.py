@@ -21,6 +21,10 @@ SHIPPED = Path(__file__).parent / "shipped"
 """The wisdom in the package: ``<device type>-<any name>.json``, as ``nxcore wisdom export`` writes it."""
 
 
+ENTRY = 4
+"""How deeply an entry is nested: the document has environments, and one of these its entries."""
+
+
 def gathered(store: Store) -> tuple[dict[str, Document], Pages]:
     """Return every environment and every page of a store."""
     environments = {digest(facts): facts for _, facts in store.items("environments")}
@@ -130,8 +134,18 @@ def _rank(document: Document) -> tuple[bool, float]:
 
 
 def write(path: Path, document: Mapping[str, Any]) -> None:
-    """Write a document as a file."""
-    path.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    """Write a document as a file, with an entry a line."""
+    path.write_text(_lines(dict(document), ENTRY) + "\n", encoding="utf-8")
+
+
+def _lines(value: Any, depth: int) -> str:
+    """Return JSON: a line for each value at ``depth``, and for each that isn't nested so deeply."""
+    if not depth or not isinstance(value, dict | list) or not value:
+        return json.dumps(value, sort_keys=True)
+    if isinstance(value, list):
+        return "[\n" + ",\n".join(_lines(v, depth - 1) for v in value) + "\n]"
+    inner = (f"{json.dumps(name)}: {_lines(value[name], depth - 1)}" for name in sorted(value))
+    return "{\n" + ",\n".join(inner) + "\n}"
 
 
 def document_of(environments: Mapping[str, Document], pages: Pages) -> Document:

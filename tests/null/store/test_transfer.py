@@ -55,6 +55,8 @@ def cli(tmp_path, monkeypatch):
 def test_what_is_exported_is_imported_whole(tmp_path):
     here, there = measured(tmp_path / "a", (3, 4), (5,)).wisdom.store, Store(tmp_path / "b")
     transfer.write(tmp_path / "file.json", transfer.exported(here))
+    lines = (tmp_path / "file.json").read_text().splitlines()
+    assert sum(line.startswith('{"key"') for line in lines) == len(transfer.gathered(here)[1]), "one an entry"
     assert transfer.imported(there, *transfer.read(tmp_path / "file.json")) == 2
     assert transfer.exported(there) == transfer.exported(here)
     assert transfer.imported(there, *transfer.read(tmp_path / "file.json")) == 0, "nothing is new"
