@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from nxcore.errors import FOREIGN
 from nxcore.registry.registry import Registry
-from nxcore.spec.compiling import UncompiledError
+from nxcore.spec.compiling import UncompiledError, on_disk_alone
 from nxcore.spec.kernel import Backend, Code, Kernel, Refusal
 from nxcore.spec.problem import Problem
 from nxcore.trust.gate import Gate, short
+
+_log = logging.getLogger(__name__)
 
 AGAIN = "unset NXCORE_NO_JIT"
 
@@ -57,3 +63,25 @@ def uncompiled(missing: UncompiledError) -> Refusal:
     return Refusal(
         Code.UNCOMPILED, f"it would have to be compiled, and NXCORE_NO_JIT is set: {missing}", AGAIN
     )
+
+
+def from_disk(call: Callable[..., Any], label: str, problem: Problem) -> Callable[..., Any]:
+    """Return a plan that compiles nothing: torch serves the calls for which the kernel isn't on disk.
+
+    Some toolkits compile a kernel again for a call that differs from the first one in what no problem tells,
+    such as the alignment of its memory. A plan that writes into an argument is left as it is.
+    """
+    if problem.writes:
+        return call
+
+    def from_disk(*args: Any) -> Any:
+        try:
+            with on_disk_alone():
+                return call(*args)
+        except UncompiledError as missing:
+            _log.info(
+                "plan: torch serves a call of %s: %s isn't compiled for it (%s)", problem, label, missing
+            )
+            return problem.spec.reference(*args)
+
+    return from_disk

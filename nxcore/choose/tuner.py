@@ -275,7 +275,8 @@ class Tuner:
                 if held.refusal:
                     return Contender(backend, kernel, replace(candidate, refusal=held.refusal))
                 if not first:
-                    return Contender(backend, kernel, candidate, kernel.plan(problem))
+                    plan = self._planned(kernel.plan(problem), label, problem)
+                    return Contender(backend, kernel, candidate, plan)
                 suspect = self.gate.suspect(backend, kernel, problem.device, problem.dtype)
                 with (
                     self.gate.watched(suspect, problem.device, f"its first run on {problem}"),
@@ -296,7 +297,10 @@ class Tuner:
             refusal = self.failed(backend, kernel, problem, failure)
             return Contender(backend, kernel, replace(candidate, refusal=refusal))
         _log.debug("plan: %s for %s is ready", label, problem)
-        return Contender(backend, kernel, candidate, call)
+        return Contender(backend, kernel, candidate, self._planned(call, label, problem))
+
+    def _planned(self, call: Callable[..., Any], label: str, problem: Problem) -> Callable[..., Any]:
+        return call if self.jit else admission.from_disk(call, label, problem)
 
     def measured(
         self,

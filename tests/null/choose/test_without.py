@@ -73,6 +73,26 @@ def test_what_isnt_on_disk_is_refused_and_nothing_is_compiled(world):
     assert tally().compilations == before.compilations + 1
 
 
+def test_a_call_that_needs_other_code_is_torchs(world, monkeypatch):
+    """As Triton, which compiles again for memory that isn't aligned."""
+    disk = {"add"}
+    assert world(disk=disk).explain("add", X, X).decision.chosen == "fast"
+    before, session = tally(), world(jit=False, disk=disk)
+    planned = session.registry.backends["fast"].kernels[0].planner
+
+    def plan(problem):
+        call = planned(problem)
+        return lambda x, y, *rest: compiling("add, elsewhere") if x.data_ptr() % 16 else call(x, y, *rest)
+
+    object.__setattr__(session.registry.backends["fast"].kernels[0], "planner", plan)
+    add, odd = session.op("add"), torch.arange(13.0)[1:].view(3, 4)
+    assert odd.data_ptr() % 16
+    for x in (X, odd, X):
+        assert torch.equal(add(x, X), x + X)
+    assert session.explain("add", X, X).decision.chosen == "fast"
+    assert tally().compilations == before.compilations
+
+
 def test_a_record_doesnt_compile_either(world):
     assert world().explain("add", X, X).decision.chosen == "fast"
     before = tally()
