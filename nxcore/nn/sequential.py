@@ -9,19 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from nxcore import session
-from nxcore.call.operator import Operator
 from nxcore.errors import InvalidInputError
 from nxcore.graphs.hooks import hooked, saving
+from nxcore.nn import normed
 from nxcore.nn.exchange import RESTING
 from nxcore.nn.modules import BatchNorm2d, Conv2d, track
+from nxcore.nn.normed import NORMS, Call
 from nxcore.nn.served import LEFT, Served, is_compiling, with_rest
 
 _sep_conv2d = session.default().op("sep_conv2d")
 _block = session.default().op("sep_conv2d_batch_norm")
 
 CONVOLUTIONS = (nn.Conv2d, Conv2d, RESTING[Conv2d])
-NORMS = (nn.BatchNorm2d, BatchNorm2d, RESTING[BatchNorm2d])
-Call = tuple[Operator, tuple[Any, ...]]
 
 LAYERS = 4  # of a block: ReLU, depthwise convolution, 1x1 convolution, batch norm
 
@@ -34,6 +33,9 @@ class Sequential(nn.Sequential, Served):
     ``BatchNorm2d``, with input (N, C, H, W). In evaluation, ``sep_conv2d`` computes the first three. The four
     layers run one by one where torch is faster, a layer has hooks, or autograd has hooks on saved tensors.
 
+    In evaluation without gradients, an operator such as ``normed_silu`` computes any other ``BatchNorm2d``
+    and the activation after it.
+
     >>> depthwise = torch.nn.Conv2d(4, 4, 3, groups=4, bias=False)
     >>> pointwise = torch.nn.Conv2d(4, 8, 1, bias=False)
     >>> block = nxcore.nn.Sequential(torch.nn.ReLU(), depthwise, pointwise, torch.nn.BatchNorm2d(8))
@@ -43,18 +45,24 @@ class Sequential(nn.Sequential, Served):
 
     @staticmethod
     def concerns(module: Any) -> bool:
-        """Return whether ``module`` has such a block."""
-        return any(len(part) == LAYERS for part in _parts(tuple(module)))
+        """Return whether ``module`` has such a block, or such a pair."""
+        return any(len(part) > 1 for part in _parts(tuple(module)))
+
+    @staticmethod
+    def idles(module: Any) -> bool:
+        """Return whether ``module`` is in training and has pairs alone."""
+        return module.training and not any(len(part) == LAYERS for part in _parts(tuple(module)))
 
     def forward(self, input: Any) -> Any:
         """Return the output of the last layer."""
         calls: list[Any] = []
         torchs = True
         for part in _parts(tuple(self._modules.values())):
-            if len(part) < LAYERS:
+            if len(part) == 1:
                 input = part[0](input)
                 continue
-            input, call = _served(part, input)
+            run = _served if len(part) == LAYERS else normed.served
+            input, call = run(part, input)
             torchs = torchs and call is not None
             calls += call or ()
         if torchs:
@@ -65,13 +73,14 @@ class Sequential(nn.Sequential, Served):
 
 
 def _parts(layers: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """Yield layers that run together: the four layers of a block, or one."""
+    """Yield layers that run together: the four layers of a block, a norm and its activation, or one."""
     i = 0
     while i < len(layers):
         part = layers[i : i + LAYERS]
-        whole = _is_block(part)
-        yield part if whole else part[:1]
-        i += LAYERS if whole else 1
+        if not _is_block(part):
+            part = part[:2] if normed.is_pair(part[:2]) else part[:1]
+        yield part
+        i += len(part)
 
 
 def _is_block(layers: Sequence[Any]) -> bool:

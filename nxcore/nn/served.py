@@ -25,7 +25,7 @@ AFTER = 32
 """Calls in a row that torch serves before a module rests."""
 
 RESTS = f"it rests: torch served {AFTER} calls in a row, and no kernel is faster"
-IDLES = "it rests: torch serves evaluation"
+IDLES = "it rests: torch serves {}"
 
 LEFT = "_nxcore_left"
 """The attribute that counts these calls."""
@@ -76,7 +76,9 @@ class Served(nn.Module):
         """Why torch's own ``forward`` runs for this module; empty if the operator does."""
         if kind(self) not in AWAKE:
             return self.refusal(self)
-        return self.refusal(self) or (IDLES if self.idles(self) else _reasons.get(id(self), RESTS))
+        if self.idles(self):
+            return self.refusal(self) or IDLES.format("training" if self.training else "evaluation")
+        return self.refusal(self) or _reasons.get(id(self), RESTS)
 
     def train(self, mode: bool = True) -> Any:
         """Set the mode, as torch does. If it changes, the module is looked at again."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import keyword
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ import torch
 from nxcore.errors import InvalidInputError, nearest
 from nxcore.expression.activations import ACTIVATIONS
 from nxcore.expression.backward import Backward
+from nxcore.expression.normed import NORMED, normed
 from nxcore.expression.operator import documented, specs
 from nxcore.expression.plain import data, of_data
 from nxcore.expression.tree import Expression
@@ -61,21 +62,27 @@ def _added(registry: Registry, made: tuple[OpSpec, ...], source: Source) -> OpSp
 
 
 def add_activations(registry: Registry, source: Source) -> None:
-    """Let activations and gates be operators as soon as one is requested.
+    """Let activations and gates, also after a batch norm, be operators as soon as one is requested.
 
     To make all of them would take longer than the rest of a start, and a program uses a few.
     """
 
-    def add(name: str) -> None:
+    def activation(name: str) -> tuple[OpSpec, ...]:
+        found = ACTIVATIONS[name]
+        doc = documented(found.expression, torchs=found.torchs)
+        return specs(found.expression, name, doc, keyword=False)
+
+    def add(name: str, make: Callable[[], tuple[OpSpec, ...]]) -> None:
         with _LOCK:
             if name not in registry.ops:
-                found = ACTIVATIONS[name]
-                doc = documented(found.expression, torchs=found.torchs)
-                _added(registry, specs(found.expression, name, doc, keyword=False), source)
+                _added(registry, make(), source)
 
-    for name in ACTIVATIONS:
+    made = {name: functools.partial(activation, name) for name in ACTIVATIONS}
+    made |= {f"normed_{name}": functools.partial(normed, name) for name in NORMED}
+    for name, make in made.items():
         if name not in registry.ops:  # a plugin's own
-            registry.latent |= dict.fromkeys((name, f"{name}_backward"), functools.partial(add, name))
+            adds = functools.partial(add, name, make)
+            registry.latent |= dict.fromkeys((name, f"{name}_backward"), adds)
 
 
 def plain(spec: OpSpec) -> Any:

@@ -61,7 +61,7 @@ def test_without_an_input_only_the_modules_are_known() -> None:
     model.eval()
     found = nxcore.explain(model)
     assert [row.state for row in found.rows] == ["operator", "rests", "operator", "operator"]
-    assert rows(found)["1"].reason == IDLES
+    assert rows(found)["1"].reason == IDLES.format("evaluation")
     assert "nxcore.explain(model, input)" in str(found)
 
 

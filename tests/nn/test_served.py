@@ -236,7 +236,7 @@ def test_a_norm_rests_in_evaluation_and_only_there() -> None:
     norm = nn.BatchNorm2d(4).eval()
     assert nxcore.accelerate(norm).replaced == {"": "BatchNorm2d"}
     assert rests(norm)
-    assert norm.reason == served.IDLES
+    assert norm.reason == served.IDLES.format("evaluation")
     assert type(norm.train()) is nxcore.nn.BatchNorm2d
     assert norm.reason == ""
     assert rests(norm.eval())

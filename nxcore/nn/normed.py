@@ -1,0 +1,87 @@
+"""A batch norm in evaluation and the activation after it, computed by one operator where that is faster."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nxcore import session
+from nxcore.call.operator import Operator
+from nxcore.errors import InvalidInputError
+from nxcore.graphs.hooks import hooked, saving
+from nxcore.nn.exchange import RESTING
+from nxcore.nn.modules import BatchNorm2d
+
+Call = tuple[Operator, tuple[Any, ...]]
+
+NORMS = (nn.BatchNorm2d, BatchNorm2d, RESTING[BatchNorm2d])
+ACTIVATIONS: dict[type[nn.Module], tuple[str, tuple[str, ...]]] = {
+    nn.ReLU: ("relu", ()),
+    nn.LeakyReLU: ("leaky_relu", ("negative_slope",)),
+    nn.ELU: ("elu", ("alpha",)),
+    nn.GELU: ("gelu", ()),
+    nn.SiLU: ("silu", ()),
+    nn.Mish: ("mish", ()),
+    nn.Hardswish: ("hardswish", ()),
+}
+"""Torch's module -> the activation, and the attributes that are its numbers."""
+
+FEWEST = 1 << 18
+"""The fewest elements for the operator: below, its views and its call cost the host what a kernel may save."""
+
+STATE = ("running_mean", "running_var", "weight", "bias")
+
+
+@functools.cache
+def operator(name: str) -> Operator:
+    """Return the operator, looked up once; it is made when it is first needed."""
+    return session.default().op(name)
+
+
+def is_pair(layers: Sequence[Any]) -> bool:
+    """Return whether these are a batch norm with statistics and weights, and an activation."""
+    if len(layers) != 2 or type(layers[0]) not in NORMS or type(layers[1]) not in ACTIVATIONS:
+        return False
+    norm = layers[0]
+    whole = norm.running_mean is not None and norm.weight is not None and norm.bias is not None
+    return whole and not any("forward" in vars(layer) for layer in layers)  # replaced by a user
+
+
+def served(layers: Sequence[Any], x: Any) -> tuple[Any, tuple[Call, ...] | None]:
+    """Run both; by one operator where a kernel is chosen.
+
+    Also return the call that torch serves instead: none where it always does; None where a kernel served.
+    """
+    norm, activation = layers
+    calls: tuple[Call, ...] = ()
+    if _fits(norm, activation, x):
+        name, numbers = ACTIVATIONS[type(activation)]
+        if getattr(activation, "approximate", "none") == "tanh":
+            name = "gelu_tanh"
+        state = (getattr(norm, each).view(-1, 1, 1) for each in STATE)
+        given = (x, *state, norm.eps, *(getattr(activation, each) for each in numbers), None)
+        called = operator(f"normed_{name}")
+        try:
+            found = called.by_kernel(*given)
+        except InvalidInputError:
+            found = None  # torch's layers raise their own message
+        if found is not None:
+            return found, None
+        calls = ((called, given),)
+    return activation(norm(x)), calls
+
+
+def _fits(norm: Any, activation: Any, x: Any) -> bool:
+    """Return whether one operator computes what both modules do."""
+    if norm.training or not isinstance(x, Tensor) or x.ndim != 4 or hooked(norm, activation) or saving():
+        return False
+    if torch.compiler.is_compiling() or x.numel() < FEWEST:  # a compiler fuses them with what surrounds them
+        return False
+    weight = norm.weight
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or norm.bias.requires_grad):
+        return False
+    return x.dtype is weight.dtype and weight.dtype is norm.running_mean.dtype
