@@ -31,7 +31,7 @@ ACTIVATIONS: dict[type[nn.Module], tuple[str, tuple[str, ...]]] = {
 """Torch's module -> the activation, and the attributes that are its numbers."""
 
 FEWEST = 1 << 18
-"""The fewest elements for the operator: below, its views and its call cost the host what a kernel may save."""
+"""The fewest elements for the operator: below, its call costs the host what a kernel may save."""
 
 STATE = ("running_mean", "running_var", "weight", "bias")
 

@@ -25,8 +25,8 @@ from nxcore.spec.kernel import Code
 
 @pytest.fixture
 def gated():
-    @nxcore.pointwise
-    def gated(x, y, slope=0.1):
+    @nxcore.pointwise  # another slope than in an example, which makes an operator of the same name
+    def gated(x, y, slope=0.2):
         """Return a gate."""
         return torch.where(x > 0, x, slope * x) * y
 
@@ -41,7 +41,7 @@ def test_it_is_an_operator_of_the_registry(gated):
 
 
 def test_the_same_expression_is_the_same_operator(gated):
-    again = nxcore.pointwise("where(x > 0, x, slope * x) * y", slope=0.1, name=gated.__name__)
+    again = nxcore.pointwise("where(x > 0, x, slope * x) * y", slope=0.2, name=gated.__name__)
     assert again is gated
     assert nxcore.pointwise("y * where(x > 0, x, slope * x)", slope=0.1) is not gated
 
