@@ -68,8 +68,8 @@ def uncompiled(missing: UncompiledError) -> Refusal:
 def from_disk(call: Callable[..., Any], label: str, problem: Problem) -> Callable[..., Any]:
     """Return a plan that compiles nothing: torch serves the calls for which the kernel isn't on disk.
 
-    Some toolkits compile a kernel again for a call that differs from the first one in what no problem tells,
-    such as the alignment of its memory. A plan that writes into an argument is left as it is.
+    Some toolkits compile a kernel again for a call that differs from the first one in what a
+    problem leaves out, such as the alignment of memory. A plan that writes into an argument is left as it is.
     """
     if problem.writes:
         return call
