@@ -4,21 +4,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import itertools
 import math
 import statistics
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from nxcore.errors import CaptureError
-from nxcore.graphs.buffers import aliased, buffer, new_like, untouched
-from nxcore.graphs.pair import backward_of, check_leaves
-from nxcore.graphs.recorder import Recorder, Ticket
+from nxcore.graphs.branches import LANES
+from nxcore.graphs.buffers import aliased, buffer, untouched
+from nxcore.graphs.late import late
+from nxcore.graphs.pair import check_leaves
+from nxcore.graphs.recorded import Recorded
+from nxcore.graphs.recorder import Lanes, Recorder, Ticket
 from nxcore.graphs.snapshot import Inside
 
 ROUNDS = 7
@@ -27,10 +30,11 @@ ROUNDS = 7
 AGREES = 1e-2
 """The allowed relative difference of gradients, since runs may add in another order."""
 
-SMALL = 2**20
-"""The most bytes of gradients that are copied together."""
+PAYS, MEMORY = 1.03, 1.5
+"""How much faster than one stream several must be, and how many times the memory they may keep."""
 
 Run = Callable[..., Any]
+Block = Callable[[], contextlib.AbstractContextManager[None]]
 Outcome = tuple[Tensor, Sequence[Tensor | None]]
 """A result and its gradients."""
 
@@ -51,6 +55,8 @@ class Capture:
         The speed of a replay relative to a run, forward and backward, host and device.
     late : int
         The number of calls in a row that had to run because a later capture was open.
+    how : str
+        What was found of other ways to capture the call; empty if nothing was.
 
     Raises
     ------
@@ -64,13 +70,13 @@ class Capture:
         self._order, self._turn, self._place = recorder.order, recorder.turn, recorder.order.place()
         self._number, self.late = 0, 0
         self._ticket: Callable[[], Ticket | None] = _no_ticket
-        self._count = len(tensors)
+        self.count = len(tensors)
         own = (*self.inside.parameters, *self.inside.buffers)
         with untouched(self.inside.buffers), aliased(self.inside.modules, own) as others:
             held = [*map(buffer, tensors), *others[: len(self.inside.parameters)]]
             fresh = [t.detach().clone().requires_grad_(t.requires_grad) for t in held]
             dice = recorder.dice()
-            out = recorder.aside(lambda: self._returned(module, held[: self._count]))
+            out = recorder.aside(lambda: self._returned(module, held[: self.count]))
             if not torch.equal(recorder.dice(), dice):
                 recorder.put_back(dice)
                 raise CaptureError("it draws random numbers")
@@ -80,19 +86,22 @@ class Capture:
             run_once = functools.partial(self._run, module, held, grad)
             ran = recorder.aside(run_once)
             _check("a second run", recorder.aside(run_once), ran)
-            self._record(module, held, recorder)
             # As calls do it, with the copies of inputs and results.
             replay_once = functools.partial(self._replayed, module, fresh, grad)
-            _check("a replay after two runs", recorder.aside(replay_once), ran)
-            times = [
-                [
-                    recorder.seconds(functools.partial(recorder.aside, once))
-                    for once in (run_once, replay_once)
-                ]
-                for _ in range(ROUNDS)
-            ]
-        self.ran_ms, self.replayed_ms = (1e3 * statistics.median(t) for t in zip(*times, strict=True))
-        self.gain = self.ran_ms / self.replayed_ms
+            self.how = ""
+            try:
+                with late():  # kernels of a capture's own are chosen before it
+                    _check("a run with its bookkeeping together", recorder.aside(run_once), ran)
+                self._recorded = self._record(module, held, recorder, late)
+                _check("a replay after two runs", recorder.aside(replay_once), ran)
+            except Exception as error:  # noqa: BLE001  what fails together may not fail one by one
+                self.how = f"; bookkeeping one by one: {type(error).__name__}: {error}"
+                self._recorded = self._record(module, held, recorder, contextlib.nullcontext)
+                _check("a replay after two runs", recorder.aside(replay_once), ran)
+            self.ran_ms, self.replayed_ms = _compared(recorder, run_once, replay_once)
+            self.gain = self.ran_ms / self.replayed_ms
+            if self.gain > 1 and not self.how and (lanes := recorder.lanes()) is not None:
+                self._spread(lanes, module, held, recorder, run_once, replay_once, ran)
 
     @property
     def figures(self) -> str:
@@ -102,7 +111,7 @@ class Capture:
     @property
     def state(self) -> str:
         """The state of the signature, as text."""
-        return f"replays, {self.gain:.1f}x: {self.figures}"
+        return f"replays, {self.gain:.1f}x: {self.figures}{self.how}"
 
     def may_begin(self) -> bool:
         """Return whether a replay overwrites no tensors still needed; count calls that must run instead."""
@@ -114,25 +123,12 @@ class Capture:
     def forward(self, tensors: Sequence[Tensor]) -> Tensor:
         """Replay the forward graph; return a copy of the result, without a gradient."""
         self._turn()  # inputs may be written where another result still is
-        torch._foreach_copy_(self.given, list(tensors))
-        self._there()
-        return self.out.clone()
+        return self._recorded.forward(tensors)
 
     def backward(self, grad: Tensor) -> list[Tensor | None]:
         """Replay the backward graph; return copies of the gradients of tensors and parameters."""
         self._turn()
-        self.gradient.copy_(grad)
-        self._back()
-        found = [g if g is None else g.clone() for g in self._single]
-        if self._flat is not None:
-            begin, flat = 0, self._flat.clone()
-            for places, shape, size in self._alike:
-                end = begin + len(places) * size
-                owned = flat[begin:end].view(len(places), *shape).unbind(0)
-                for place, own in zip(places, owned, strict=True):
-                    found[place] = own
-                begin = end
-        return found
+        return self._recorded.backward(grad)
 
     def enter(self) -> tuple[int, Ticket]:
         """Return the number of a new replay, and a ticket that lives as long as its tensors are needed."""
@@ -158,7 +154,7 @@ class Capture:
 
     def _run(self, module: nn.Module, held: Sequence[Tensor], grad: Tensor) -> Outcome:
         """Run the call and its backward pass; return the result and the gradients."""
-        out = self._returned(module, held[: self._count])
+        out = self._returned(module, held[: self.count])
         wanted = [t for t in held if t.requires_grad]
         return out.detach(), torch.autograd.grad(out, wanted, grad, allow_unused=True)
 
@@ -169,43 +165,72 @@ class Capture:
         wanted = [t for t in fresh if t.requires_grad]
         return out.detach(), torch.autograd.grad(out, wanted, grad, allow_unused=True)
 
-    def _record(self, module: nn.Module, held: Sequence[Tensor], recorder: Recorder) -> None:
-        """Capture both graphs, for a call with ``held``.
+    def _record(
+        self, module: nn.Module, held: Sequence[Tensor], recorder: Recorder, block: Block
+    ) -> Recorded:
+        """Capture both graphs, for a call with ``held`` within ``block``."""
+        before = recorder.held()
 
-        Only the autograd nodes hold the saved tensors, so their memory isn't reused. Other memory may be: of
-        inputs and results only the addresses are kept, and they are written or read next to the replay.
-        """
+        def call(given: Sequence[Tensor]) -> Tensor:
+            with block():
+                return self._returned(module, given)
 
-        def there() -> tuple[list[Tensor], Tensor]:
-            given = [new_like(t).requires_grad_(t.requires_grad) for t in held[: self._count]]
-            return given, self._returned(module, given)
+        made = Recorded(call, held, self.count, recorder)
+        made.held = recorder.held() - before
+        return made
 
-        (given, out), self._there = recorder.capture(there)
-        leaves = {i: t for i, t in enumerate([*given, *held[self._count :]]) if t.requires_grad}
+    def _spread(
+        self,
+        lanes: Lanes,
+        module: nn.Module,
+        held: Sequence[Tensor],
+        recorder: Recorder,
+        run_once: Callable[[], Outcome],
+        replay_once: Callable[[], Outcome],
+        ran: Outcome,
+    ) -> None:
+        """Capture operations side by side too; keep that if it is faster and takes little more memory."""
+        one = self._recorded
+        token = LANES.set(lanes)
+        try:
+            with late():  # libraries have memory for each stream, which a capture should find there
+                recorder.aside(run_once)
+            other = self._record(module, held, recorder, late)
+        except Exception as error:  # noqa: BLE001  what can't be captured this way was captured the other way
+            self.how = f"; on one stream: {type(error).__name__}: {error}"
+            return
+        finally:
+            LANES.reset(token)
+        self._recorded = other
+        try:
+            _check("a replay with operations side by side", recorder.aside(replay_once), ran)
+        except CaptureError as error:
+            self._recorded, self.how = one, f"; on one stream: {error}"
+            return
 
-        def back() -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
-            (grad,), found = backward_of([out], list(leaves.values()))
-            gradients = {i: g for i, g in zip(leaves, found, strict=True) if g is not None}
-            flat = [gradients[i].reshape(-1) for i in _small(gradients, out.dtype)]
-            return grad, gradients, torch.cat(flat) if flat else None
+        def with_one() -> None:
+            self._recorded = one
+            try:
+                replay_once()
+            finally:
+                self._recorded = other
 
-        (grad, gradients, flat), self._back = recorder.capture(back)
-        small = _small(gradients, out.dtype)
-        self._nodes = out.grad_fn
-        self.given, self.out = [recorder.lying(t) for t in given], recorder.lying(out)
-        self.gradient, self._flat = recorder.lying(grad), None if flat is None else recorder.lying(flat)
-        single = {i: recorder.lying(g) for i, g in gradients.items() if i not in small}
-        self._single = [single.get(i) for i in range(len(held))]
-        groups = itertools.groupby(small, key=lambda i: tuple(gradients[i].shape))
-        self._alike = [(list(group), shape, math.prod(shape)) for shape, group in groups]
+        before, after = _compared(recorder, with_one, replay_once)
+        gain, more = before / after, other.held / max(one.held, 1)
+        figures = f"{gain:.2f}x on several streams, with {more:.1f} times the memory"
+        if gain >= PAYS and more <= MEMORY:
+            self.replayed_ms, self.gain = after, self.ran_ms / after
+            self.how = f"; {figures}"
+        else:
+            self._recorded, self.how = one, f"; on one stream: {figures}"
 
 
-def _small(gradients: Mapping[int, Tensor], dtype: torch.dtype) -> list[int]:
-    """Return the indices of gradients that are copied together, grouped by shape."""
-    return sorted(
-        (i for i, g in gradients.items() if g.dtype is dtype and g.nbytes <= SMALL),
-        key=lambda i: (tuple(gradients[i].shape), i),
-    )
+def _compared(recorder: Recorder, *works: Callable[[], object]) -> list[float]:
+    """Return the median times of works in turns, in ms."""
+    times = [
+        [recorder.seconds(functools.partial(recorder.aside, once)) for once in works] for _ in range(ROUNDS)
+    ]
+    return [1e3 * statistics.median(t) for t in zip(*times, strict=True)]
 
 
 def _wave(out: Tensor) -> Tensor:
@@ -232,7 +257,7 @@ class _Replay(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
         ctx.capture, ctx.module = capture, module
         ctx.number, ctx.ticket = capture.enter()
-        return capture.forward(tensors[: len(capture.given)])
+        return capture.forward(tensors[: capture.count])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> Any:
@@ -257,7 +282,7 @@ def _run_again(ctx: Any, grad: Tensor) -> list[Tensor | None]:
     capture: Capture = ctx.capture
     wanted = [t for t, n in zip(tensors, needed, strict=True) if n]
     with torch.enable_grad(), untouched(capture.inside.buffers):
-        out = capture.run(ctx.module, *tensors[: len(capture.given)])
+        out = capture.run(ctx.module, *tensors[: capture.count])
         found = iter(torch.autograd.grad(out, wanted, grad, create_graph=further, allow_unused=True))
     return [next(found) if n else None for n in needed]
 

@@ -23,6 +23,7 @@ from nxcore.context import PREFERENCE
 from nxcore.graphs.capture import Capture, Run, replay
 from nxcore.graphs.graphed import deciding
 from nxcore.graphs.hooks import saving
+from nxcore.graphs.late import late
 from nxcore.graphs.recorder import MAKING, Recorder, recorder_of
 from nxcore.session import default
 
@@ -131,7 +132,10 @@ class Part:
             self._why = why
             if why is WHOLE:
                 self.clear()
-            return self.run(module, *tensors)
+            if why not in (WHOLE, OUTER):
+                return self.run(module, *tensors)
+            with late():
+                return self.run(module, *tensors)
         ending.halt()
         key, self._calls = _signature(tensors), self._calls + 1
         capture = self._standing(key)
@@ -205,14 +209,14 @@ class Part:
         return ""
 
 
-WHOLE = "an enclosing part is being captured"
+WHOLE, OUTER = "an enclosing part is being captured", "it is being captured in another graph"
 
 
 def _unfit(module: nn.Module, tensors: Sequence[Tensor]) -> str:
     """Return why a call can't be replayed; empty if it can."""
     order = PREFERENCE.get()
     if tensors[0].is_cuda and torch.cuda.is_current_stream_capturing():
-        return "it is being captured in another graph"  # during which no graph may be destroyed
+        return OUTER  # during which no graph may be destroyed
     if order.at_once:
         return WHOLE
     if not (module.training and torch.is_grad_enabled()):

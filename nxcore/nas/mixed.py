@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from nxcore import session
 from nxcore.errors import InvalidInputError
+from nxcore.graphs.branches import branched
 from nxcore.nas.operations import OPS, PRIMITIVES
 from nxcore.nas.rule import Mode, Rule, as_rule, read
 from nxcore.nn import BatchNorm2d, Part
@@ -140,7 +141,8 @@ class MixedOp(nn.Module):
             name = "weighted_sum"
             given, chosen = self._chosen(given, is_logits=weights is None, active=active)
         known = outputs or {}
-        computed = [known[i] if i in known else self._ops[i](x) for i in chosen]
+        rest = iter(branched([self._ops[i] for i in chosen if i not in known], x))
+        computed = [known[i] if i in known else next(rest) for i in chosen]
         if self.rule.mode == "argmax":
             return computed[0]
         if chosen != every:

@@ -13,14 +13,18 @@ from torch import Tensor, nn
 
 from nxcore import session
 from nxcore.errors import FOREIGN
+from nxcore.graphs.branches import branched
 from nxcore.graphs.hooks import hooked
+from nxcore.graphs.rows import span_of
 from nxcore.graphs.snapshot import as_they_are, attributes
 from nxcore.nas.mixed import PART
 from nxcore.nn import Part, Swap, steps
 from nxcore.nn.exchange import PATCHED
 from nxcore.nn.swap import exchanged, restore
 
-ZEROS = "_nxcore_zeros"
+ZEROS, WRITES = "_nxcore_zeros", "_nxcore_writes"
+"""Attributes of a mixed operation: its operations that return zeros; that one writes into its input."""
+
 TRIAL = (2, 8, 8)
 """Batch size, height and width of the trial call of a mixed operation."""
 
@@ -112,7 +116,7 @@ def unpatch(model: nn.Module) -> Swap:
     for name, module in model.named_modules():
         if cls := getattr(type(module), PATCHED, None):
             module.__class__ = cls
-            for name_of_ours in (PART, ZEROS):
+            for name_of_ours in (PART, ZEROS, WRITES):
                 vars(module).pop(name_of_ours, None)
             swap.replaced[name] = cls.__name__
     return swap
@@ -163,10 +167,15 @@ def _blended(self: Any, x: Tensor, weights: Tensor) -> Tensor:
     run = [i for i, op in enumerate(operations) if not _is_zero(op, zeros)]
     if run and len(run) < len(operations):
         ends = [i for i in range(1, len(run)) if run[i] > run[i - 1] + 1]
-        spans = [weights[run[i] : run[j - 1] + 1] for i, j in itertools.pairwise([0, *ends, len(run)])]
+        spans = [
+            span_of(weights, run[i], run[j - 1] + 1) for i, j in itertools.pairwise([0, *ends, len(run)])
+        ]
         weights = spans[0] if len(spans) == 1 else torch.cat(spans)
         operations = [operations[i] for i in run]
-    blended: Tensor = session.default().op("weighted_sum")([op(x) for op in operations], weights)
+    elif isinstance(weights, Tensor) and weights.shape == (len(operations),):
+        weights = span_of(weights, 0, len(operations))
+    found = branched(operations, x, written=WRITES in vars(self))
+    blended: Tensor = session.default().op("weighted_sum")(found, weights)
     return blended
 
 
@@ -205,6 +214,7 @@ def _differs(module: nn.Module) -> str:
         with torch.no_grad(), session.default().policy("estimate"):
             theirs, ours = trial(x, weights), _blended(trial, x, weights)
             found = [op(x) + op.train()(x) for op in operations]
+            written = x._version > 0  # noqa: SLF001  it has no public name
     except FOREIGN as error:
         return f"a trial call raised {type(error).__name__}: {error}"
     if theirs.shape != ours.shape or not torch.allclose(theirs, ours, rtol=1e-9, atol=1e-12):
@@ -216,6 +226,8 @@ def _differs(module: nn.Module) -> str:
     ]
     if len(zeros) < len(operations):
         vars(module)[ZEROS] = tuple(zeros)
+    if written:
+        vars(module)[WRITES] = True
     return ""
 
 

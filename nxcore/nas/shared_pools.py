@@ -7,19 +7,21 @@ same batch.
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from nxcore.errors import InvalidInputError
 from nxcore.graphs.hooks import hooked
+from nxcore.graphs.late import late
 from nxcore.nn import BatchNorm2d
 from nxcore.nn.exchange import awake
-from nxcore.nn.modules import batch_norm
+from nxcore.nn.modules import batch_norm, track
+from nxcore.nn.served import is_compiling
 
 POOLS = (nn.MaxPool2d, nn.AvgPool2d)
 NORMS = (nn.BatchNorm2d, BatchNorm2d)
@@ -82,10 +84,7 @@ def _normalised(x: Tensor, norms: list[Any]) -> Tensor:
         out, mean, var = batch_norm(x, None, None, first.eps)
     except InvalidInputError:
         return functional.batch_norm(x, None, None, training=True, eps=first.eps)  # torch's own error
-    with torch.no_grad():
-        running = [bn.running_mean for bn in norms] + [bn.running_var for bn in norms]
-        batch = [mean] * len(norms) + [var] * len(norms)
-        torch._foreach_mul_(running, 1.0 - first.momentum)
-        torch._foreach_add_(running, batch, alpha=first.momentum)
-        torch._foreach_add_([bn.num_batches_tracked for bn in norms], 1)
+    with contextlib.nullcontext() if is_compiling() else late():
+        for bn in norms:
+            track(bn, mean, var)
     return out

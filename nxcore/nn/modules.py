@@ -12,7 +12,8 @@ from torch.nn import functional
 from nxcore import session
 from nxcore.errors import InvalidInputError
 from nxcore.graphs.hooks import saving
-from nxcore.nn.served import Served, with_rest
+from nxcore.graphs.late import LATE
+from nxcore.nn.served import Served, is_compiling, with_rest
 
 # Looked up once, not in every call.
 _add = session.default().op("add")
@@ -178,6 +179,10 @@ def track(norm: nn.BatchNorm2d, mean: Tensor, var: Tensor) -> None:
         return
     if mean.dtype is not running_mean.dtype:  # where the module has half precision
         mean, var = mean.to(running_mean.dtype), var.to(running_var.dtype)
+    waiting = None if is_compiling() else LATE.get()
+    if waiting is not None:
+        waiting.add(norm, mean, var, norm.momentum or 0.0)
+        return
     # Both in one launch. Neither has a gradient, so autograd records nothing.
     torch._foreach_lerp_([running_mean, running_var], [mean, var], norm.momentum or 0.0)
     if (batches := buffers.get("num_batches_tracked")) is not None:

@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 
 import nxcore
 from nxcore import nas
+from nxcore.graphs import capture, recorder
 from nxcore.graphs.part import MET
 from nxcore.nn import Part
 from tests.nas import darts
@@ -48,7 +49,18 @@ def _batch() -> tuple[Tensor, Tensor, Tensor]:
     return x, y, torch.randn(2, 5, 8, device=CUDA, requires_grad=True)
 
 
-def test_replayed_cells_learn_what_plain_ones_learn() -> None:
+@pytest.fixture
+def lanes(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> int:
+    """Captures are tried on so many streams, and kept on them whatever they take."""
+    monkeypatch.setattr(recorder, "STREAMS", request.param)
+    monkeypatch.setattr(recorder, "_recorders", {})
+    monkeypatch.setattr(capture, "PAYS", 0.0)
+    monkeypatch.setattr(capture, "MEMORY", float("inf"))
+    return int(request.param)
+
+
+@pytest.mark.parametrize("lanes", [1, 4], indirect=True)
+def test_replayed_cells_learn_what_plain_ones_learn(lanes: int) -> None:
     plain, patched = _networks()
     for turn in range(MET + 6):
         batch = _batch()
@@ -63,6 +75,7 @@ def test_replayed_cells_learn_what_plain_ones_learn() -> None:
                     p.sub_(gradient, alpha=0.01)
     states = nas.replays(patched)
     assert all(states[f"cells.{i}"].startswith("replays") for i in range(3)), states
+    assert all(("on several streams" in states[f"cells.{i}"]) is (lanes > 1) for i in range(3)), states
     for (name, one), (_, other) in zip(patched.named_buffers(), plain.named_buffers(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4, msg=name)
 

@@ -1,13 +1,18 @@
 """Cells and mixed operations in training: replayed where they can be, with the numbers of a run."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+import nxcore
 from nxcore import nas
+from nxcore.graphs import branches
+from nxcore.graphs.late import late
 from nxcore.graphs.part import MET
 from nxcore.nas.mixed import PART
+from nxcore.nn.served import Served
 from tests.nas import darts
 from tests.nas.test_network import SMALL, step
 from tests.nn.parts import outcome
@@ -116,6 +121,51 @@ def test_cells_of_our_own_network_are_replayed_until_another_rule_is_set():
     agree(plain, own, 1)
     other = copy.deepcopy(own)
     assert all(state == "runs: no call in training yet" for state in nas.replays(other).values())
+
+
+def launches(tape, name):
+    return sum(name in str(func) for lines in tape.lines for func, *_ in lines)
+
+
+@pytest.fixture
+def ours(monkeypatch):
+    """The operators serve all norms, and sum gradients, as kernels do."""
+    monkeypatch.setattr(Served, "by_kernel", lambda self, operator, *args: operator(*args))
+    monkeypatch.setattr(branches, "_sum", lambda: SimpleNamespace(by_kernel=nxcore.op("weighted_sum")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own", [False, True])
+def test_a_replayed_cell_has_one_update_of_all_statistics_and_one_sum_a_tensor(ours, own):
+    plain, net = networks()
+    if own:
+        net = nas.SearchNetwork(**SMALL).double()
+        net.load_state_dict(plain.state_dict())
+    tape = taped(net)
+    agree(plain, net, MET + 2)
+    assert all(nas.replays(net)[f"cells.{i}"].startswith("replays") for i in range(3))
+    assert launches(tape, "_foreach_lerp_") == 3, "one a cell"
+    assert launches(tape, "_foreach_add_.Scalar") == 3
+    norms = sum(isinstance(m, torch.nn.BatchNorm2d) for cell in net.cells for m in cell.modules())
+    assert norms > 3 * 30
+    assert launches(tape, "aten.add_.Tensor") == 0
+    assert launches(tape, "select_backward") == 0
+    most = 3 * (20 if own else 15)  # shared pools of a state have several readers
+    assert launches(tape, "aten.add.Tensor") <= most, "5 edges of a cell, 6 additions each, were more"
+
+
+def test_operations_that_write_into_their_input_are_given_the_tensor_itself():
+    torch.manual_seed(0)
+    plain = darts.MixedOp(4, 1).double()
+    plain._ops[0] = torch.nn.ReLU(inplace=True)
+    patched = torch.nn.Sequential(copy.deepcopy(plain))
+    assert nas.patch(patched).replaced["0"] == "MixedOp"
+    x, weights = torch.randn(2, 4, 6, 6).double().requires_grad_(), torch.rand(8).double()
+    with late():
+        got, want = (torch.autograd.grad(m(2 * x, weights).sum(), x)[0] for m in (patched[0], plain))
+    torch.testing.assert_close(got, want)
+    nas.unpatch(patched)
+    assert not [name for name in vars(patched[0]) if name.startswith("_nxcore")]
 
 
 def test_a_mixed_operation_by_itself_is_replayed():

@@ -39,11 +39,13 @@ def _holds(leaf):
 
 class Tape:
     """What ``nxcore.graphs.recorder.CudaRecorder`` is; ``slow`` makes a replay cost that many seconds
-    more."""
+    more. ``beside`` are its lanes, and ``memory`` the bytes that it holds.
+    """
 
     def __init__(self, slow=0.0):
+        self.beside, self.memory = None, 0
         self.slow, self.captured, self.replayed, self.order = slow, 0, 0, Order()
-        self.lock, self._made, self.pools = threading.RLock(), [], []
+        self.lock, self._made, self.pools, self.lines = threading.RLock(), [], [], []
 
     def turn(self):
         pass
@@ -57,6 +59,7 @@ class Tape:
         place = len(self._made) // 2  # there and back are of one
         self.captured += 1
         self.pools.append(pool)
+        self.lines.append(notes.lines)
         if pool is None:
             self._made.append(notes.made)
 
@@ -84,6 +87,12 @@ class Tape:
         before = self.replayed
         work()
         return 1.0 + self.slow * 1e3 if self.replayed > before else 2.0
+
+    def lanes(self):
+        return self.beside
+
+    def held(self):
+        return self.memory
 
     def dice(self):
         return torch.get_rng_state()

@@ -1,0 +1,137 @@
+"""Branches: operations on one tensor, whose gradients meet there again.
+
+Within a captured call the gradients of a tensor's branches are added up in one launch, and where the capture
+has lanes, its branches run side by side.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nxcore.call.unusual import PLAIN
+from nxcore.call.wrappers import preferring
+from nxcore.context import PREFERENCE
+from nxcore.errors import CaptureError
+from nxcore.graphs.late import LATE
+from nxcore.graphs.recorder import Lanes
+from nxcore.interop import internals
+from nxcore.session import default
+
+Operation = Callable[[Tensor], Any]
+
+
+LANES: ContextVar[Lanes | None] = ContextVar("nxcore_lanes", default=None)
+"""The lanes of the capture in progress, if it has any."""
+
+
+def branched(operations: Iterable[Operation], x: Tensor, *, written: bool = False) -> list[Any]:
+    """Return ``[op(x) for op in operations]``.
+
+    Parameters
+    ----------
+    operations : iterable of callable
+        Each depends on ``x`` and on nothing that another one computes.
+    x : Tensor
+        The tensor that they read.
+    written : bool
+        Whether one of them writes into ``x``; then they run one by one.
+    """
+    run = list(operations)
+    waiting = None if torch.compiler.is_compiling() else LATE.get()
+    if waiting is None or written or len(run) < 2:
+        return [op(x) for op in run]
+    given = _fan(x, len(run)) if _differentiated(x) else (x,) * len(run)
+    lanes = LANES.get()
+    if lanes is None:
+        return [op(own) for op, own in zip(run, given, strict=True)]
+    token = LANES.set(None)  # branches of branches stay where they are
+    waiting.apart = True
+    try:
+        found = lanes([functools.partial(op, own) for op, own in zip(run, given, strict=True)])
+    finally:
+        LANES.reset(token)
+        waiting.apart = False
+    _check_apart(found, given)
+    return found
+
+
+def _differentiated(x: Tensor) -> bool:
+    """Return whether autograd, and none of torch's transforms, differentiates a function of ``x``."""
+    plainly = x.requires_grad and torch.is_grad_enabled() and type(x) in PLAIN
+    return plainly and not (
+        internals.transformed() or internals.in_forward_mode() or internals.tracing_state() is not None
+    )
+
+
+class _Fan(torch.autograd.Function):
+    """A tensor for each branch, all with the memory of the first; the sum of their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, count: int) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.add_up = preferring(PREFERENCE.get(), total)  # autograd's thread has no context of the call's
+        one(x, count)
+        return tuple(x.detach() for _ in range(count))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None]:
+        found = [g for g in reversed(grads) if g is not None]  # in autograd's order: the last one first
+        return ctx.add_up(found) if found else None, None
+
+
+_fan: Any = _Fan.apply  # untyped in torch
+
+
+def total(grads: Sequence[Tensor]) -> Tensor:
+    """Return the sum of gradients: by a kernel in one launch, if one was chosen."""
+    weights = one(grads[0], len(grads)) if len(grads) > 2 else None
+    summed = None if weights is None else _sum().by_kernel(list(grads), weights)
+    if summed is None:
+        summed = functools.reduce(torch.add, grads)
+    return summed
+
+
+@functools.cache
+def _sum() -> Any:
+    return default().op("weighted_sum")
+
+
+_ones: dict[Any, Tensor] = {}
+
+
+def one(x: Tensor, count: int) -> Tensor | None:
+    """Return ``count`` ones on the device of ``x``; None while the first ones could only be captured."""
+    key = x.device, x.dtype, count
+    if key not in _ones:
+        if x.is_cuda and torch.cuda.is_current_stream_capturing():
+            return None
+        _ones[key] = torch.ones(count, device=x.device, dtype=x.dtype)
+    return _ones[key]
+
+
+def _check_apart(found: Sequence[Any], given: Sequence[Tensor]) -> None:
+    """Raise if a branch depends on what another one computed, or both on one parameter.
+
+    Raises
+    ------
+    CaptureError
+        If they do.
+    """
+    ends = {t.grad_fn for t in given}
+    seen: dict[Any, int] = {}
+    for i, out in enumerate(found):
+        nodes = [out.grad_fn] if isinstance(out, Tensor) else []
+        while nodes:
+            node = nodes.pop()
+            if node is None or node in ends or seen.get(node) == i:
+                continue
+            if node in seen:
+                raise CaptureError("two operations on one tensor depend on each other or on one parameter")
+            seen[node] = i
+            nodes.extend(before for before, _ in node.next_functions)

@@ -1,0 +1,100 @@
+"""Recorded: both graphs of a call, and their replay on the memory that they had."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from nxcore.graphs.buffers import new_like
+from nxcore.graphs.pair import backward_of
+from nxcore.graphs.recorder import Recorder
+
+SMALL = 2**20
+"""The most bytes of gradients that are copied together."""
+
+
+class Recorded:
+    """Both graphs of a call, forward and backward, and where they read and write.
+
+    Only the autograd nodes hold the saved tensors, so their memory isn't reused. Other memory may be: of
+    inputs and results only the addresses are kept, and they are written or read next to the replay.
+
+    Parameters
+    ----------
+    call : callable
+        Returns the result of ``count`` tensors.
+    held : sequence of Tensor
+        These tensors, and the parameters.
+    recorder : Recorder
+        The recorder of their device.
+
+    Attributes
+    ----------
+    held : int
+        The bytes that both graphs keep.
+    """
+
+    def __init__(
+        self,
+        call: Callable[[Sequence[Tensor]], Tensor],
+        held: Sequence[Tensor],
+        count: int,
+        recorder: Recorder,
+    ) -> None:
+        self.held = 0
+
+        def there() -> tuple[list[Tensor], Tensor]:
+            given = [new_like(t).requires_grad_(t.requires_grad) for t in held[:count]]
+            return given, call(given)
+
+        (given, out), self._there = recorder.capture(there)
+        leaves = {i: t for i, t in enumerate([*given, *held[count:]]) if t.requires_grad}
+
+        def back() -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
+            (grad,), found = backward_of([out], list(leaves.values()))
+            gradients = {i: g for i, g in zip(leaves, found, strict=True) if g is not None}
+            flat = [gradients[i].reshape(-1) for i in _small(gradients, out.dtype)]
+            return grad, gradients, torch.cat(flat) if flat else None
+
+        (grad, gradients, flat), self._back = recorder.capture(back)
+        small = _small(gradients, out.dtype)
+        self._nodes = out.grad_fn
+        self.given, self.out = [recorder.lying(t) for t in given], recorder.lying(out)
+        self.gradient, self._flat = recorder.lying(grad), None if flat is None else recorder.lying(flat)
+        single = {i: recorder.lying(g) for i, g in gradients.items() if i not in small}
+        self._single = [single.get(i) for i in range(len(held))]
+        groups = itertools.groupby(small, key=lambda i: tuple(gradients[i].shape))
+        self._alike = [(list(group), shape, math.prod(shape)) for shape, group in groups]
+
+    def forward(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Replay the forward graph; return a copy of the result, without a gradient."""
+        torch._foreach_copy_(self.given, list(tensors))
+        self._there()
+        return self.out.clone()
+
+    def backward(self, grad: Tensor) -> list[Tensor | None]:
+        """Replay the backward graph; return copies of the gradients of tensors and parameters."""
+        self.gradient.copy_(grad)
+        self._back()
+        found = [g if g is None else g.clone() for g in self._single]
+        if self._flat is not None:
+            begin, flat = 0, self._flat.clone()
+            for places, shape, size in self._alike:
+                end = begin + len(places) * size
+                owned = flat[begin:end].view(len(places), *shape).unbind(0)
+                for place, own in zip(places, owned, strict=True):
+                    found[place] = own
+                begin = end
+        return found
+
+
+def _small(gradients: Mapping[int, Tensor], dtype: torch.dtype) -> list[int]:
+    """Return the indices of gradients that are copied together, grouped by shape."""
+    return sorted(
+        (i for i, g in gradients.items() if g.dtype is dtype and g.nbytes <= SMALL),
+        key=lambda i: (tuple(gradients[i].shape), i),
+    )

@@ -1,0 +1,168 @@
+"""Operations on one tensor, within a capture: the same results, and the same gradients by fewer additions."""
+
+import contextlib
+
+import pytest
+import torch
+from torch import nn
+
+from nxcore.errors import CaptureError
+from nxcore.graphs import branches
+from nxcore.graphs.branches import LANES, branched
+from nxcore.graphs.late import late
+from nxcore.nn.modules import track
+from tests.nn.tape import _Notes
+
+
+def operations():
+    torch.manual_seed(0)
+    return [
+        nn.Identity(),
+        nn.Conv2d(3, 3, 3, padding=1),
+        nn.Sequential(nn.ReLU(), nn.Conv2d(3, 3, 1)),
+        torch.zeros_like,  # without a gradient
+        torch.sin,
+    ]
+
+
+def outcome(x, *, further=False):
+    """Return the sum of all results, x's gradient, and the gradient of its square."""
+    made = operations()
+    found = branched(made, x)
+    out = sum((i + 1) * y.square() for i, y in enumerate(found))
+    wanted = [x, *(p for op in made if isinstance(op, nn.Module) for p in op.parameters())]
+    grads = torch.autograd.grad(out.sum(), wanted, create_graph=further)
+    if not further:
+        return [out, *grads]
+    return [out, *grads, *torch.autograd.grad(grads[0].square().sum(), wanted)]
+
+
+@pytest.mark.parametrize("further", [False, True])
+@pytest.mark.parametrize("leaf", [False, True])
+def test_results_and_gradients_are_the_same(further, leaf):
+    x = torch.randn(2, 3, 5, 6, dtype=torch.float64).float().requires_grad_()
+    given = x if leaf else x * 2
+    want = outcome(given, further=further)
+    with late():
+        got = outcome(given, further=further)
+    for mine, theirs in zip(got, want, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_what_needs_no_gradient_is_given_as_it_is():
+    x = torch.randn(2, 3, 5, 6)
+    seen = []
+    with late():
+        branched([seen.append, seen.append], x)
+        with torch.no_grad():
+            branched([seen.append, seen.append], x.clone().requires_grad_())
+    assert seen[0] is seen[1] is x
+    assert not seen[2].requires_grad or seen[2] is seen[3]
+
+
+def test_transforms_of_torch_see_the_operations_as_they_are():
+    x = torch.randn(2, 3)
+
+    def summed(t):
+        with late():
+            return sum(branched([torch.sin, torch.cos], t)).sum()
+
+    torch.testing.assert_close(torch.func.grad(summed)(x), x.cos() - x.sin())
+    torch.testing.assert_close(torch.func.vmap(torch.func.grad(summed))(x), x.cos() - x.sin())
+
+
+def additions(block):
+    x = torch.randn(2, 3, 5, 6, requires_grad=True)
+    with block:
+        found = branched([torch.sin] * 7, x)
+    with _Notes() as notes:
+        torch.autograd.grad(found, x, [torch.ones_like(x)] * 7)
+    return sum("add" in func.__name__ for func, *_ in notes.lines)
+
+
+def test_seven_gradients_are_one_sum_where_a_kernel_is_chosen(monkeypatch):
+    class Chosen:
+        def by_kernel(self, xs, weights):
+            assert weights.tolist() == [1.0] * 7
+            return torch.stack(xs).sum(0)
+
+    assert additions(contextlib.nullcontext()) == 6
+    assert additions(late()) == 6, "no kernel is chosen"
+    monkeypatch.setattr(branches, "_sum", Chosen)
+    assert additions(late()) == 0
+
+
+def test_gradients_are_added_up_as_autograd_does():
+    """The last operation's first, so that float32 gives the same bits."""
+    x = torch.randn(64, requires_grad=True)
+    scales = [10.0**i for i in range(-3, 4)]
+    grads = [torch.randn(64) for _ in scales]
+
+    def gradient():
+        found = branched([lambda t, s=s: t * s for s in scales], x)
+        return torch.autograd.grad(found, x, grads)[0]
+
+    want = gradient()
+    with late():
+        got = gradient()
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
+class Beside:
+    """Lanes of one stream."""
+
+    def __init__(self):
+        self.counts = []
+
+    def __call__(self, works):
+        self.counts.append(len(works))
+        return [work() for work in works]
+
+
+@pytest.fixture
+def beside():
+    found = Beside()
+    token = LANES.set(found)
+    yield found
+    LANES.reset(token)
+
+
+def test_operations_run_on_the_lanes_of_a_capture_and_those_within_where_they_are(beside):
+    x = torch.randn(2, 3, requires_grad=True)
+    branched([torch.sin, torch.cos], x)
+    assert beside.counts == []
+    with late():
+        inner = [torch.sin, torch.cos]
+        found = branched([lambda t: sum(branched(inner, t)), torch.exp, torch.tanh], x)
+    assert beside.counts == [3]
+    torch.testing.assert_close(found[0], x.sin() + x.cos())
+
+
+def test_operations_that_share_a_parameter_or_a_result_have_no_lanes(beside):
+    x = torch.randn(2, 3, requires_grad=True)
+    layer, kept = nn.Linear(3, 3), []
+
+    def first(t):
+        kept.append(t.sin())
+        return kept[-1]
+
+    for shared in ([layer, nn.Sequential(layer, nn.ReLU())], [first, lambda t: kept[-1] + t]):
+        with late(), pytest.raises(CaptureError, match="two operations on one tensor depend on each other"):
+            branched(shared, x)
+
+
+def test_operations_that_share_a_norm_have_no_lanes(beside):
+    x = torch.randn(2, 3, 4, 4, requires_grad=True)
+    norm = nn.BatchNorm2d(3, affine=False)
+
+    def tracked(t):
+        track(norm, t.detach().mean((0, 2, 3)), t.detach().var((0, 2, 3)))
+        return t.sin()
+
+    with (
+        pytest.raises(CaptureError, match="running statistics are looked at"),
+        late(),
+    ):
+        branched([tracked, tracked], x)
+    assert int(norm.num_batches_tracked) == 1
+    assert type(norm._buffers) is dict
