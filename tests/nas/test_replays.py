@@ -8,7 +8,7 @@ import torch
 
 import nxcore
 from nxcore import nas
-from nxcore.graphs import branches
+from nxcore.graphs import branches, graphed
 from nxcore.graphs.late import late
 from nxcore.graphs.part import MET
 from nxcore.nas.mixed import PART
@@ -194,3 +194,36 @@ def test_a_compiler_sees_a_patched_cell_as_it_is():
     want = plain.cells[0](s, s, logits)
     got = torch.compile(patched.cells[0], backend="eager", fullgraph=True)(s, s, logits)
     torch.testing.assert_close(got, want)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own", [None, {}, {"checkpoint": True}], ids=["patched", "own", "checkpoints"])
+def test_a_captured_step_has_the_bookkeeping_of_each_cell_together(ours, own, monkeypatch):
+    tape = Tape()
+    monkeypatch.setattr(graphed, "_device", lambda fn, leaves, spec: torch.device("cpu"))
+    monkeypatch.setattr(graphed, "recorder_of", lambda device: tape)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    plain, net = networks()
+    if own is not None:
+        net = nas.SearchNetwork(**SMALL, **own).double()
+        net.load_state_dict(plain.state_dict())
+    logits = torch.randn(2, 5, 8).double().requires_grad_()
+
+    def learn(net, x):
+        scores = net(x, *logits.unbind(0))
+        grads = torch.autograd.grad(scores.square().sum(), [logits, *net.parameters()])
+        return [scores.detach(), *grads]
+
+    run = nxcore.graphed(lambda x: learn(net, x), state=net.buffers())
+    for _ in range(2):
+        x = torch.randn(2, 3, 8, 8).double()
+        for got, want in zip(run(x), learn(plain, x), strict=True):
+            torch.testing.assert_close(got, want)
+        torch.testing.assert_close(net.state_dict(), plain.state_dict())
+    assert tape.captured == 1
+    if own:  # under hooks on saved tensors torch serves
+        return
+    stem = launches(tape, "aten.add_.Tensor")
+    assert stem <= 1, "the one norm outside of cells"
+    assert launches(tape, "_foreach_lerp_") == 3 + stem
+    assert launches(tape, "select_backward") == 0
