@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from nxcore.bench.sizes import SIZES, classes
 from nxcore.errors import InvalidInputError, nearest
 from nxcore.registry.registry import Registry
 from nxcore.spec.sample import Sample
@@ -60,7 +61,8 @@ class Wanted:
     samples : sequence of str
         Samples by name, whatever their tags.
     sizes : sequence of str
-        A tag (``bench``, ``huge``), or a word in the name of a real workload (``small``).
+        Size classes, of operators on arrays of one length. For others, and otherwise: a tag (``bench``,
+        ``huge``), or a word in the name of a real workload (``small``).
     dtypes : sequence of str
         Element types.
     forward, backward : bool
@@ -104,9 +106,17 @@ def cells(registry: Registry, device: torch.device, wanted: Wanted = Wanted()) -
     return [
         cell
         for spec in specs
-        for sample, dtype in itertools.product(spec.samples, spec.dtypes)
+        for sample, dtype in itertools.product(_samples(spec, wanted), spec.dtypes)
         if _passes(cell := Cell(spec, sample, dtype, device), wanted)
     ]
+
+
+def _samples(spec: OpSpec, wanted: Wanted) -> tuple[Sample, ...]:
+    """Return an operator's samples; those of its size classes in place of its own, if any is wanted."""
+    found = classes(spec, wanted.sizes)
+    if not found:
+        return spec.samples
+    return *found, *(s for s in spec.samples if not {*s.name.split("_")} & SIZES.keys())
 
 
 def _passes(cell: Cell, wanted: Wanted) -> bool:
@@ -128,6 +138,7 @@ def _require_known(specs: list[OpSpec], wanted: Wanted) -> None:
     known = _Known()
     for spec in specs:
         known.samples.update(s.name for s in spec.samples)
+        known.words.update(SIZES if classes(spec, SIZES) else ())
         known.dtypes.update(str(d).removeprefix("torch.") for d in spec.dtypes)
         for s in spec.tagged("bench"):
             known.words.update((s.name, *s.name.split("_"), *s.tags))

@@ -75,7 +75,8 @@ def command(
     size: Annotated[
         list[str] | None,
         typer.Option(
-            help="A word in a workload's name, such as small, or a tag. Huge ones need --size huge."
+            help="A size class: small, medium, large, xlarge or batch. Or a word in a workload's name, or a "
+            "tag. Huge ones need --size huge."
         ),
     ] = None,
     sample: Annotated[list[str] | None, typer.Option(help="Only this sample, whatever its tags.")] = None,
@@ -97,6 +98,9 @@ def command(
     margin: Annotated[
         float, typer.Option(help="Of --compare: report changes larger than this.", min=0.0)
     ] = 0.05,
+    summary: Annotated[
+        bool, typer.Option("--summary", help="Print the speed-ups over all cells alone.")
+    ] = False,
     audit: Annotated[
         bool, typer.Option("--audit", help="Measure the stored winners against torch, in a new process.")
     ] = False,
@@ -117,7 +121,8 @@ def command(
     from nxcore.bench.cells import Wanted, cells
     from nxcore.bench.engine import FAST, FULL, Bench
     from nxcore.bench.row import BAD
-    from nxcore.bench.summary import summary
+    from nxcore.bench.sizes import reached, speedups
+    from nxcore.bench.summary import summary as summed
     from nxcore.errors import InvalidInputError
     from nxcore.spec.device import available
 
@@ -131,14 +136,21 @@ def command(
         raise InvalidInputError("no operator and sample match these filters", argument="op")
     seconds = float("inf") if budget is None else budget
     rows: list[dict[str, Any]] = []
-    with scoreboard.watching(len(chosen), quiet=json) as (advance, show):
+    with scoreboard.watching(len(chosen), quiet=json or summary) as (advance, show):
         for of_cell in measured(bench, chosen, record, seconds, advance):
             rows += of_cell
             show(of_cell)
-    lines = summary(rows)
+    lines, overall = summed(rows), speedups(rows)
+    by_size = [found.to_dict() for found in reached(rows, wanted.sizes, bench.ceilings)]
     if json:
-        render.json({"head": bench.head, "rows": rows, "summary": lines})
+        found = {"head": bench.head, "rows": rows, "summary": lines, "speedups": overall, "sizes": by_size}
+        render.json(found)
     else:
-        scoreboard.summed_up(bench.head, rows, lines)
+        if not summary:
+            scoreboard.summed_up(bench.head, rows, lines)
+        if by_size:
+            scoreboard.by_size(by_size)
+        if summary:
+            scoreboard.sped_up(overall)
     if any(row["verdict"] in BAD for row in rows):
         raise typer.Exit(1)

@@ -138,6 +138,36 @@ def summed_up(head: dict[str, Any], rows: Rows, lines: Rows) -> None:
     )
 
 
+MET = {"aim": "green", "minimum": "yellow", "missed": "red"}
+
+
+def by_size(found: Rows) -> None:
+    """Print the share of the bandwidth reached in each size class, beside the class's minimum and aim."""
+    right = ("device", "host", "reached", "minimum", "aim")
+    table = _table("operator", "size", "elements", "type", "kernel", *right, "met", right=right)
+    for row in found:
+        times = duration(row["device_us"]), duration(row["host_us"])
+        shares = (f"{row[k]:.0%}" for k in ("share", "minimum", "aim"))
+        said = f"[{MET[row['met']]}]{row['met']}[/]"
+        of = row["op"], row["size"], row["sample"].partition("_")[2], row["dtype"], escape(row["label"])
+        table.add_row(*of, *times, *shares, said)
+    _console().print(table)
+
+
+def sped_up(overall: dict[str, Any]) -> None:
+    """Print the speed-ups over all cells in a sentence."""
+    if not overall["cells"]:
+        _console().print("no cell was timed")
+        return
+    right, success = (f"{overall[k]:.0%}" for k in ("right", "success"))
+    mean, most, least = (f"{overall[k]:.2f}x" for k in ("mean", "max", "min"))
+    _console().print(
+        f"{overall['cells']} cells: {right} of the kernels that ran are right; the choice is not slower than "
+        f"torch in {success} of the cells; mean speed-up {mean}, max {most}, min {least}",
+        soft_wrap=True,
+    )
+
+
 def compared(lines: Rows, apart: Sequence[str]) -> None:
     """Print the changes between two records, and count the rest."""
     console = _console()

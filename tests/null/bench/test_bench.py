@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nxcore.bench import engine, entrants, head, peers
+from nxcore.bench import engine, entrants, head, peers, sizes
 from nxcore.bench.cells import Cell, Wanted, cells
 from nxcore.bench.compare import compare, differences
 from nxcore.bench.engine import Bench
@@ -242,7 +242,14 @@ def test_cells_are_real_workloads_and_pass_every_filter():
     everything = names()
     assert "add small float32" in everything
     assert not [n for n in everything if n.startswith("add very_large")], "the huge ones only where named"
-    assert names(ops=("add",), dtypes=("float16",), sizes=("small",)) == ["add small float16"]
+    assert names(ops=("add",), dtypes=("float16",), sizes=("small",)) == [
+        "add small_65536 float16",
+        "add small_262144 float16",
+    ]
+    assert names(ops=("add",), dtypes=("float32",), sizes=("bias", "xlarge")) == [
+        "add xlarge_67108864 float32",
+        "add bias float32",
+    ]
     assert names(ops=("sum",), dtypes=("float32",), sizes=("large",)) == [
         "sum large_inner float32",
         "sum large_outer float32",
@@ -365,3 +372,27 @@ def test_records_are_compared_by_their_ratios_to_torch():
     assert differences(old, record(torch_version="2.14")) == ["torch: 2.13 before, 2.14 now"]
     with pytest.raises(InvalidInputError, match="both records must be of one device, got one and two"):
         compare(old, record(device="two"))
+
+
+def chosen(sample: str, label: str, us: float, **more) -> list[dict]:
+    cell = {"op": "add", "sample": sample, "dtype": "float32"}
+    row = cell | {"record": "row", "label": label, "device_us": us, "host_us": 1.0, "bytes": 10**6}
+    choice = cell | {"record": "choice", "label": "nxcore", "chosen": label, "ratio": (1.0, 1.0, 1.0)}
+    return [row | {"verdict": "FAST"}, choice | {"verdict": "FAST"} | more]
+
+
+@pytest.mark.parametrize(("us", "met"), [(20, "aim"), (60, "minimum"), (100, "minimum"), (101, "missed")])
+def test_a_size_class_is_met_by_the_share_of_the_measured_bandwidth(us, met):
+    rows = [*chosen("large_16777216", "triton", us), *chosen("bias", "triton", us)]
+    (found,) = sizes.reached(rows, ("large",), Ceilings(0.1, ((1, 1e11),), 1e14))
+    assert (found.size, found.label, found.met) == ("large", "triton", met)
+    assert found.share == pytest.approx(10 / us, rel=1e-3)
+
+
+def test_speed_ups_are_those_of_the_choice():
+    rows = [*chosen("a", "triton", 1.0, ratio=(4.0, 3.9, 4.1)), *chosen("b", "torch", 1.0)]
+    rows += chosen("c", "triton", 1.0, ratio=(0.25, 0.24, 0.26))
+    rows.append(rows[0] | {"label": "cuda", "verdict": "WRONG"})
+    found = sizes.speedups(rows)
+    assert found == {"cells": 3, "right": 0.75, "success": 0.6667, "mean": 1.0, "max": 4.0, "min": 0.25}
+    assert sizes.speedups([])["mean"] is None

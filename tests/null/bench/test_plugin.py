@@ -58,7 +58,7 @@ def benchmarks(pytester, monkeypatch):
         ours = ("-p", "nxcore.testing.plugin", "-p", "nxcore.bench.plugin", "-p", "backends")
         always = ("-p", "no:cacheprovider", "--nxcore-bench-fast", "--nxcore-bench-device=cpu")
         # Not in this process: pytester forgets what a run imports, and torch can't be imported twice.
-        return pytester.runpytest_subprocess(*ours, *always, "--nxcore-bench-size=small", *options)
+        return pytester.runpytest_subprocess(*ours, *always, "--nxcore-bench-size=bias", *options)
 
     return run
 
@@ -70,7 +70,7 @@ def test_one_race_is_replayed_into_pytest_benchmark(benchmarks, pytester):
         "-p", "pytest_benchmark.plugin", "--benchmark-only", f"--benchmark-json={path}", "-rs"
     )
     result.assert_outcomes(passed=4, skipped=1, failed=1)
-    result.stdout.fnmatch_lines(["*benchmark 'add small float32': 4 tests*"])
+    result.stdout.fnmatch_lines(["*benchmark 'add bias float32': 4 tests*"])
     result.stdout.fnmatch_lines(["*declined: no such device*"])
     result.stdout.fnmatch_lines(["WRONG: wrong*"])
     found = json.loads(path.read_text())
@@ -78,7 +78,7 @@ def test_one_race_is_replayed_into_pytest_benchmark(benchmarks, pytester):
     assert set(kept) == {"torch", "torch again", "loop", "mine"}
     for bench in kept.values():
         info = bench["extra_info"]
-        assert bench["group"] == "add small float32"
+        assert bench["group"] == "add bias float32"
         assert bench["stats"]["rounds"] == info["blocks"] == 12
         assert bench["stats"]["median"] * 1e6 == pytest.approx(info["call_us"], rel=1e-2)
         assert {"ratio", "verdict", "gb_per_s", "tflop_per_s", "host_us", "versions", "clocks"} <= set(info)
@@ -91,7 +91,7 @@ def test_one_race_is_replayed_into_pytest_benchmark(benchmarks, pytester):
 @pytest.mark.slow
 def test_only_what_is_selected_races_with_torch(benchmarks):
     result = benchmarks("-p", "pytest_benchmark.plugin", "--benchmark-only", "-k", "float32-mine")
-    result.stdout.fnmatch_lines(["*benchmark 'add small float32'*"])
+    result.stdout.fnmatch_lines(["*benchmark 'add bias float32'*"])
     result.assert_outcomes(passed=1, deselected=5)
 
 

@@ -15,7 +15,7 @@ from nxcore.cli import app
 from nxcore.measure.ceilings import Ceilings
 from tests.null import fakes
 
-SMALL = ("bench", "add", "--fast", "--size", "small", "--device", "cpu")
+SMALL = ("bench", "add", "--fast", "--sample", "small", "--device", "cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +52,34 @@ def test_a_wrong_kernel_is_status_1_and_a_row():
     assert {s["label"] for s in found["summary"]} >= {"torch", "ready", "zeros", "torch again", "nxcore"}
     assert found["head"]["device"]["type"] == "cpu"
     assert "WRONG add" in " ".join(run(*SMALL, status=1).split())
+
+
+def test_a_size_class_has_its_minimum_and_its_aim():
+    asked = (
+        "bench",
+        "add",
+        "--fast",
+        "--size",
+        "small",
+        "--size",
+        "batch",
+        "--device",
+        "cpu",
+        "--backend",
+        "ready",
+    )
+    found = json.loads(run(*asked, "--json"))
+    assert [(row["size"], row["minimum"], row["aim"]) for row in found["sizes"]] == [
+        ("small", 0.15, 0.25),
+        ("small", 0.15, 0.25),
+        ("batch", 0.25, 0.45),
+    ]
+    assert {row["met"] for row in found["sizes"]} == {"missed"}, "of a bandwidth that no device has"
+    assert found["speedups"]["cells"] == 3
+    text = " ".join(run(*asked, "--summary").split())
+    assert "3 cells: 100% of the kernels that ran are right" in text
+    assert text.count("missed") == 3
+    assert "fingerprint" not in text
 
 
 def test_a_record_is_resumed_and_compared(tmp_path, monkeypatch):
