@@ -9,17 +9,21 @@ PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 ON_GPU := cuda cupy triton numba-cuda
 WORKERS ?= 2
-GATES := overhead gate modules
+GATES := overhead gate modules native
+# The compiled call path is built where a C++ compiler and Python's headers are; elsewhere Python's path is tested.
+HEADERS = $(wildcard $(shell $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h)
+COMPILES = $(and $(shell command -v $(CXX)),$(HEADERS))
 # Not every machine meets all of these yet; docs/choosing.md and the ADRs list the exceptions.
 AIMS := miss online regret shapes
 
-.PHONY: help demo test test-all again quick op fmt hooks mutations gpu-test sanitize conformance bench aims regression record wheels lint docs clean
+.PHONY: help demo test test-all again native native-where-possible native-sanitize quick op fmt hooks mutations gpu-test sanitize conformance bench aims regression record wheels lint docs clean
 
 help:
 	@echo "make demo         set up, accelerate a small model on this machine, then search an architecture"
 	@echo "make test         set up, then run the tests; five minutes on two cores"
 	@echo "make test-all     the tests that make test leaves out: long samples on interpreters, broken kernels, installed wheels"
 	@echo "make again        run the tests that failed once more, one at a time"
+	@echo "make native       build the compiled call path; a minute and a half on two cores"
 	@echo "make quick        before a commit: lint, format, layers, the tests of the core without the longest: torch.compile, commands, kit, learning; one minute"
 	@echo "make op OP=name   the tests and the conformance kit of one operator and its backward operator"
 	@echo "make fmt          format the code, and apply ruff's fixes"
@@ -41,14 +45,23 @@ demo: $(VENV)/.demo
 	rm -rf build/search
 	$(BIN)/nxcore search --data digits --preset tiny --output build/search
 
-test: $(VENV)/.test
+test: $(VENV)/.test native-where-possible
 	$(BIN)/python -m pytest -p no:benchmark -n $(WORKERS) --dist worksteal --part=first
 
-test-all: $(VENV)/.test
+test-all: $(VENV)/.test native-where-possible native-sanitize
 	$(BIN)/python -m pytest -p no:benchmark -n $(WORKERS) --dist worksteal --part=rest
 
 again: $(VENV)/.test
 	$(BIN)/python -m pytest -p no:benchmark -n 0 --last-failed --last-failed-no-failures=none
+
+native: $(VENV)/.native
+
+native-where-possible: $(VENV)/.demo
+	@$(if $(COMPILES),$(MAKE) --no-print-directory native,echo "nxcore-native is left out: there is no C++ compiler, or no Python.h")
+
+# The extension anew with sanitizers, in a folder of its own, and the tests of calls once.
+native-sanitize: $(VENV)/.test native-where-possible
+	@$(if $(COMPILES),$(BIN)/python native/sanitize.py,echo "nothing to sanitize: nxcore-native is left out")
 
 quick: $(VENV)/.test $(VENV)/.lint
 	$(BIN)/ruff check .
@@ -82,7 +95,7 @@ conformance: $(VENV)/.test
 	$(BIN)/python -m pytest -p no:benchmark -n $(WORKERS) -q --nxcore-report=build/conformance.json nxcore/testing; \
 	  status=$$?; $(BIN)/python benchmarks/conformance.py build/conformance.json build/conformance.md && exit $$status
 
-bench: $(VENV)/.test
+bench: $(VENV)/.test native-where-possible
 	$(BIN)/python -m pytest $(addprefix benchmarks/test_,$(addsuffix .py,$(GATES)))
 
 aims: $(VENV)/.test
@@ -108,11 +121,17 @@ docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean:
-	rm -rf $(VENV) build dist site
+	rm -rf $(VENV) build dist site native/build native/src/nxcore_native/*.so
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "nxcore needs Python 3.11 or later, got " + sys.version.split()[0] + "; try: make PYTHON=python3.12 demo")'
 	$(PYTHON) -m venv $(VENV)
+
+# setup.py imports torch, so it is built in this environment.
+$(VENV)/.native: $(VENV)/.demo $(wildcard native/csrc/* native/*.py native/pyproject.toml)
+	$(PIP) 'setuptools>=77' ninja
+	$(PIP) --no-build-isolation --editable native
+	@touch $@
 
 # One stamp an extra, so that nothing is installed twice and nothing before it is needed.
 $(VENV)/.demo: $(BIN)/python $(PACKAGES) constraints.txt

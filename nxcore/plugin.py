@@ -34,6 +34,7 @@ from nxcore.spec.kernel import (
     no,
     simulated,
 )
+from nxcore.spec.launched import Launched, note, recording
 from nxcore.spec.layout import Rows, alike, broadcast_strides, collapse, overlaps
 from nxcore.spec.needs import Need, Place, at_most, either, merged, needs
 from nxcore.spec.problem import Problem, TensorMeta, is_tensor
@@ -77,6 +78,7 @@ __all__ = [
     "Gradient",
     "InvalidInputError",
     "Kernel",
+    "Launched",
     "Layout",
     "Need",
     "OpSpec",
@@ -116,11 +118,13 @@ __all__ = [
     "merged",
     "needs",
     "no",
+    "note",
     "overlaps",
     "pair",
     "planned",
     "preserved",
     "rand",
+    "recording",
     "require_flag",
     "require_flags",
     "require_image",

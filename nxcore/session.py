@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from nxcore.call import ending
-from nxcore.call.operator import Operator, Plan, make_operator
+from nxcore.call import ending, maker
+from nxcore.call.operator import Operator, Plan
 from nxcore.call.overlap import aliased
 from nxcore.call.serving import Joiner
 from nxcore.call.wrappers import guarded
@@ -108,13 +108,13 @@ class Session:
         if torch.compiler.is_dynamo_compiling():
             traced: Operator = getattr(self._traced, _made(self._name, name, backend))
             return traced
-        found = self._operators.get((name, backend))
-        if found is None:
+        if (found := self._operators.get((name, backend))) is None:
             spec = self.registry.spec(name)
             if backend is not None:
                 self.registry.backend(backend)
             with self._lock:
-                made = make_operator(spec, self._resolve, backend, self._recover, self.chooser.postpones)
+                how = backend, self._recover, self.chooser.postpones, self.settings.native
+                made = maker.make_operator(spec, self._resolve, *how)
                 made.shelled = self is _default  # the one that torch.ops.nxcore calls
                 found = self._operators.setdefault((name, backend), made)
         return found

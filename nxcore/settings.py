@@ -21,6 +21,7 @@ VARIABLES = (
     "NXCORE_DISABLE",
     "NXCORE_LOCK",
     "NXCORE_LOG",
+    "NXCORE_NATIVE",
     "NXCORE_NO_JIT",
     "NXCORE_NO_MEASURE",
     "NXCORE_POLICY",
@@ -60,6 +61,9 @@ class Settings:
     measure : bool
         ``NXCORE_NO_MEASURE``: nothing is measured; "", "0", "false", "no" and "off" mean that it may be. The
         policies ``online`` and ``measure`` are ``estimate`` then.
+    native : bool
+        ``NXCORE_NATIVE``: whether calls find their plans in the extension of ``nxcore-native``, if it is
+        installed; "", "0", "false", "no" and "off" mean no.
     policy : str
         ``NXCORE_POLICY``: ``online`` (learn from the calls), ``measure`` (measure at a problem's first
         call), ``estimate`` (measure nothing) or ``frozen`` (use the lock alone).
@@ -81,6 +85,7 @@ class Settings:
     lock: Path | None = None
     log: str = ""
     measure: bool = True
+    native: bool = True
     policy: str = "online"
     strict: bool = False
     watch: bool = True
@@ -104,6 +109,7 @@ class Settings:
             lock=Path(env["NXCORE_LOCK"]).expanduser() if env.get("NXCORE_LOCK") else None,
             log=_level(env.get("NXCORE_LOG", "")),
             measure=not _on(env.get("NXCORE_NO_MEASURE", "")),
+            native=_on(env.get("NXCORE_NATIVE", "1")),
             policy=require_policy(env.get("NXCORE_POLICY", "online").strip().lower(), "NXCORE_POLICY"),
             strict=_on(env.get("NXCORE_STRICT", "")),
             watch=_on(env.get("NXCORE_WATCH", "1")),

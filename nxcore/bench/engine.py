@@ -17,7 +17,8 @@ from nxcore.bench.cells import Cell
 from nxcore.bench.entrants import Entrant, Entry, Guest
 from nxcore.bench.head import clocks, head
 from nxcore.bench.row import Row, Verdict, rounded, verdict
-from nxcore.call.operator import Plan, make_operator
+from nxcore.call.maker import make_operator
+from nxcore.call.operator import Plan
 from nxcore.choose.contenders import AGAIN
 from nxcore.errors import DeviceLostError, present
 from nxcore.measure import ceilings as limits

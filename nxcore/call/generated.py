@@ -40,7 +40,10 @@ AROUND = (
 
 
 def source(spec: OpSpec) -> str:
-    """Return the source of ``__call__``, ``by_kernel``, ``run``, ``far``, ``key`` and ``near_key``."""
+    """Return the source of ``__call__``, ``by_kernel``, ``run``, ``far``, ``key`` and ``near_key``.
+
+    ``by_kernel_compiled`` is ``by_kernel`` for an operator whose plans the extension finds.
+    """
     names = ", ".join(p.name for p in spec.params)
     guarded = [p.name for p in spec.params if p.kind in GUARDED]
     static = [p.name for p in spec.params if p.kind in FIXED]
@@ -78,6 +81,16 @@ def __call__(self, {_signature(spec.params)}):{_draws(spec)}
 def by_kernel(self, {names}):
 {look}    if plan is None:
         return self.far({names}, kernels=True)
+    if leads_to(plan, reference):
+        return None
+{served}
+def by_kernel_compiled(self, {names}):
+    if is_compiling():  # which traces no function of C
+        return self.far({names}, kernels=True)
+    found = self.find({names})
+    if found is None:
+        return self.far({names}, kernels=True)
+    key, plan = found
     if leads_to(plan, reference):
         return None
 {served}

@@ -24,6 +24,7 @@ from nxcore.choose.learn.exploration import MET, Call, Exploration, Switch, expl
 from nxcore.choose.pairs import TORCH, Half, Pair, Pairs
 from nxcore.context import announce, capturing
 from nxcore.interop import internals
+from nxcore.interop.autograd import Differentiable
 from nxcore.measure.race import Clock
 from nxcore.spec.problem import Problem
 
@@ -35,6 +36,13 @@ relative to torch's own autograd. On one core of an AMD EPYC with torch 2.13: 12
 two processes, medians of 40 interleaved blocks of 100. On the host of an H200 with torch 2.11, where autograd
 has a separate thread for the device: 31.4, 32.0 and 38.7 us more (of 84), medians of 5 blocks of 200, with
 other load on the machine (benchmarks/results/nvidia-h200/2026-11-22-bridge.txt).
+"""
+
+COMPILED_US: Mapping[str, float] = MappingProxyType({"cpu": 2.0, "cuda": 8.0})
+"""The same with the compiled call path.
+
+Measured as above on one core of an AMD EPYC with torch 2.13: 0.8, 1.6 and 1.7 us more in three processes. On
+CUDA it wasn't measured: a quarter of the Python path's cost is assumed, while on the CPU it is a seventh.
 """
 
 DOUBT = 2.0
@@ -112,8 +120,8 @@ class Crossing:
         self._pairs, self._policy, self._later = pairs, policy, later
         self._pair: Pair | None = None
         self._captured: bool | None = None  # where nothing can be captured
-        self._half_us = one_way_us(problem)
         self._there, self._for_turns = bridge(backward), bridge(self._back)
+        self._half_us = one_way_us(problem, by_python=isinstance(self._there, Differentiable))
         self._raced = functools.partial(bridge, unobserved)
         explored = exploration(self._forward.call)
         self._explored = [explored] if explored else []
@@ -303,6 +311,7 @@ def pays(choice: Choice, half_us: float) -> bool:
     return gain_us(choice, half_us) > half_us
 
 
-def one_way_us(problem: Problem) -> float:
-    """Return the host's cost of the autograd function for one way."""
-    return BRIDGE_US.get(problem.device.type, BRIDGE_US["cpu"]) / 2
+def one_way_us(problem: Problem, *, by_python: bool) -> float:
+    """Return the host's cost of the autograd function for one way: Python's, or that of the extension."""
+    costs = BRIDGE_US if by_python else COMPILED_US
+    return costs.get(problem.device.type, costs["cpu"]) / 2

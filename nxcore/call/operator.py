@@ -10,20 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from nxcore import context
 from nxcore.call import ending, unusual
-from nxcore.call.generated import alike, defaults, guards, source
-from nxcore.call.overlap import overlap
+from nxcore.call.generated import guards
 from nxcore.call.rare import COUNTED, ORDINARY, RARE
-from nxcore.call.unusual import PLAIN, only_default_device, untraced, unusual_tensor
-from nxcore.context import PREFERENCE, Preference, requested
+from nxcore.call.unusual import PLAIN, untraced, unusual_tensor
+from nxcore.context import Preference, requested
 from nxcore.errors import FOREIGN, NxcoreError, UnsupportedProblemError, present
 from nxcore.interop import autocast, internals, sharding
 from nxcore.interop.library import Shell, define
@@ -32,7 +29,6 @@ from nxcore.registry import made
 from nxcore.spec.compiling import unseen
 from nxcore.spec.problem import tensors_of
 from nxcore.spec.spec import OpSpec
-from nxcore.spec.text import execute
 
 CAPACITY = 4096
 """The most plans per operator and generation; two generations form a least-recently-used table."""
@@ -169,6 +165,17 @@ class Operator:
         if len(near) >= CAPACITY and not others:
             near.clear()
         near[leads] = ((*found, key, plan), *others)[:ALIKE]
+        self.admit(near, key, plan, args)
+
+    def admit(self, near: Near, key: Any, plan: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        """Add ``plan`` to the extension's table; nothing without the extension, whose base overrides this."""
+
+    def raised(self, key: Any, plan: Callable[..., Any], error: Exception, *args: Any) -> Any:
+        """Handle a plan that raised, for the extension: as the generated ``__call__`` does."""
+        try:
+            raise error
+        except FOREIGN:
+            return self.failed(key, plan, error, *args)
 
     def replan(self, key: Any, plan: Callable[..., Any]) -> None:
         """Replace the plan of ``key`` by ``plan``."""
@@ -357,42 +364,3 @@ def _named(name: str, backend: str | None, expression: Any = None) -> Operator:
     made.restore(context.default().registry, expression)
     found: Operator = context.default().op(name, backend=backend)
     return found
-
-
-def make_operator(
-    spec: OpSpec,
-    resolve: Resolver,
-    backend: str | None = None,
-    recover: Recoverer | None = None,
-    postpones: Postpones | None = None,
-) -> Operator:
-    """Return a callable for ``spec`` whose ``__call__`` has its real parameters and defaults."""
-    text = source(spec)
-    scope: dict[str, Any] = {
-        "NUMBERS": NUMBERS,
-        "RARE": RARE,
-        "PLAIN": PLAIN,
-        "alike": alike,
-        "autocast_state": autocast.state,
-        "forward_ad": forward_ad,
-        "tracing": internals.tracing_state,
-        "autocast": internals.any_autocast,
-        "deterministic": internals.deterministic,
-        "dispatch_modes": internals.dispatch_modes,
-        "function_modes": internals.function_modes,
-        "functorch": internals.interpreter,
-        "grad_enabled": torch.is_grad_enabled,
-        "is_compiling": torch.compiler.is_dynamo_compiling,
-        "is_nested": attrgetter("is_nested"),
-        "only_default_device": only_default_device,
-        "overlap": overlap,
-        "preference": PREFERENCE.get,
-        "leads_to": leads_to,
-        "reference": spec.reference,
-    } | defaults(spec)
-    execute(text, f"<nxcore operator {spec.name}>", scope)
-    methods = {name: scope[name] for name in ("__call__", "by_kernel", "run", "far", "key", "near_key")}
-    cls = type(spec.name, (Operator,), methods)
-    scope["__call__"].__doc__ = spec.reference.__doc__
-    operator: Operator = cls(spec, resolve, backend, recover, postpones)
-    return operator

@@ -14,6 +14,7 @@ from nxcore.choose.contenders import Choice
 from nxcore.choose.learn.exploration import Call, exploration
 from nxcore.context import PREFERENCE, Observer
 from nxcore.errors import present
+from nxcore.interop import native
 from nxcore.interop.autograd import Differentiable
 from nxcore.spec.problem import Problem, tensors_of
 
@@ -99,8 +100,10 @@ class Joiner:
         gradient, order = present(operator.spec.gradient, "gradient"), PREFERENCE.get()
         spec = self.registry.spec(gradient.op)
 
-        def bridge(backward: Call) -> Differentiable:
-            return Differentiable(operator.spec, problem.args, gradient, call, backward, spec.reference)
+        def bridge(backward: Call) -> Call:
+            made = Differentiable(operator.spec, problem.args, gradient, call, backward, spec.reference)
+            extension = native.of(operator)
+            return made if extension is None else made.compiled(extension)
 
         differentiate = self._op(gradient.op, backend=operator.backend)
         backward = preferring(order, differentiate)

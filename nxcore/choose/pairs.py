@@ -22,6 +22,7 @@ from nxcore.choose.contenders import AGAIN, Choice, timed
 from nxcore.choose.recall import Recall
 from nxcore.measure import race
 from nxcore.measure.decision import Candidate, Decision, decide, settled
+from nxcore.spec.launched import repeats
 from nxcore.spec.problem import Problem
 from nxcore.store.lock import Lock
 from nxcore.store.problems import arguments
@@ -122,7 +123,7 @@ class Pairs:
         if decision is not None and label == pair.label:
             return decision
         page = self.wisdom.read_pair(*pair.key)
-        if page is None or dict(page.makes) != self._makes(pair):
+        if page is None or dict(page.makes) != self._makes(pair) or page.versions.get("path") != _path():
             return None
         self._hold(pair, page.decision)
         return page.decision
@@ -179,6 +180,8 @@ class Pairs:
         self._hold(pair, decision)
         if (makes := self._makes(pair)) and not decision.unclear:
             versions = self.recall.versions(pair.backward[0])
+            if path := _path():
+                versions["path"] = path
             policy = "online" if args is None else "measure"  # in the background, or in a call
             self.wisdom.write_pair(*pair.key, Page(decision, again, makes, policy=policy, versions=versions))
         return decision
@@ -203,6 +206,11 @@ class Pairs:
                 return {}
             found[f"{problem.op}: {choice.decision.chosen}"] = made
         return found
+
+
+def _path() -> str | None:
+    """Return what joins both ways, at a cost of its own: the extension, or None for Python."""
+    return "compiled" if repeats() else None
 
 
 def _differentiated(

@@ -38,6 +38,7 @@ def collect(trace: Path | None = None, *, quiet: bool = True) -> list[dict[str, 
             describe("cuda").name if cuda else "torch finds no CUDA device: only CPU kernels run",
         ),
     ]
+    checks.append(_native(current))
     away: dict[str, str] = {}
     statuses = current.backends()
     for status in statuses.values():
@@ -96,6 +97,17 @@ def _problems(session: Any, trace: Path | None) -> tuple[str, list[Any], int]:
     problems = [problem for problem in every if problem.device.type in kinds]
     names = dict.fromkeys(describe(problem.device).name for problem in problems)
     return " and ".join(names) or "no device of this machine", problems, len(every) - len(problems)
+
+
+def _native(session: Any) -> Any:
+    """Return a check of the compiled call path."""
+    from nxcore.interop import native
+    from nxcore.spec.kernel import Check
+
+    if not session.settings.native:
+        return Check("native", True, "switched off by NXCORE_NATIVE")
+    found = native.found()
+    return Check("native", found.ok, found.detail, "" if found.ok else "pip install --upgrade nxcore-native")
 
 
 def _row(check: Any, reason: str) -> dict[str, Any]:

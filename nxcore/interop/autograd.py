@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nxcore.errors import FOREIGN
 from nxcore.interop import autocast, internals
 from nxcore.interop.internals import functorch
 from nxcore.spec.problem import TensorMeta
@@ -127,15 +128,99 @@ class Differentiable:
         elif self._kept or extra:
             ctx.to_save = (*[flat[i] for i in self._kept], *extra)
 
-    def arguments(self, ctx: Any, grad: Tensor, mask: tuple[bool, ...]) -> tuple[Any, ...]:
-        """Return the backward operator's arguments."""
+    def arguments(
+        self, grad: Tensor, mask: tuple[bool, ...], saved: Sequence[Tensor], numbers: Sequence[Any]
+    ) -> tuple[Any, ...]:
+        """Return the backward operator's arguments; see ``gradients``."""
         args = list(self.described)
-        for i, number in zip(self._numbers, ctx.numbers if self._numbers else (), strict=True):
+        for i, number in zip(self._numbers, numbers, strict=True):
             args[i] = number
-        saved = iter(ctx.saved_tensors)
+        rest = iter(saved)
         for i, count in self._saved:
-            args[i] = tuple(next(saved) for _ in range(count)) if count else next(saved)
-        return self.gradient.args(grad, mask, *args, *saved)
+            args[i] = tuple(next(rest) for _ in range(count)) if count else next(rest)
+        return self.gradient.args(grad, mask, *args, *rest)
+
+    def order(
+        self, grad: Tensor, mask: tuple[bool, ...], saved: Sequence[Tensor], numbers: Sequence[Any]
+    ) -> tuple[tuple[str, tuple[int, ...], Any], ...] | None:
+        """Return where the backward operator's arguments come from, in every backward pass with this mask.
+
+        Returns
+        -------
+        tuple of (str, tuple, Any) or None
+            Of each argument ``("grad", (), None)``; ``("saved", (i,), None)`` or ``("number", (i,), None)``
+            with its index; ``("all", indices, None)`` for a tuple of saved tensors;
+            ``("constant", (), value)``. None where the arguments depend on more than the problem: then
+            ``arguments`` returns them.
+        """
+        marks = [_Mark("saved", i) for i in range(len(saved))]
+        others = [_Mark("number", i) for i in range(len(numbers))]
+        try:
+            given = self.arguments(_Mark("grad"), mask, marks, others)  # type: ignore[arg-type]  # marks
+            found = tuple([_source(value) for value in given])
+        except FOREIGN:  # the function reads what a mark stands for
+            return None
+        real = self.arguments(grad, mask, saved, numbers)
+        pools: dict[str, Sequence[Any]] = {"saved": saved, "all": saved, "number": numbers}
+        for (where, which, constant), value in zip(found, real, strict=True):
+            picked = tuple([pools[where][i] for i in which])
+            same = {"grad": grad, "constant": constant, "all": picked}.get(where, *picked[:1])
+            if not _equal(value, same):
+                return None
+        return found
+
+    def compiled(self, extension: Any) -> Callable[..., Any]:
+        """Return a callable like this one, whose node of autograd is that of the extension."""
+        if type(self).__call__ is not Differentiable.__call__:
+            return self
+        inner, keeps = bool(self.gradient.forward), self.gradient.keeps
+        places, numbers, kept = tuple(self._places), tuple(self._numbers), tuple(self._kept)
+        made: Callable[..., Any] = extension.Join(
+            self, self.forward, self.backward, gradients, places, numbers, kept, inner, keeps, self.checks
+        )
+        return made
+
+
+class _Mark:
+    """A stand-in for a tensor or number, which can be passed on and not be read."""
+
+    __slots__ = ("where", "which")
+
+    def __init__(self, where: str, *which: int) -> None:
+        object.__setattr__(self, "where", where)
+        object.__setattr__(self, "which", which)
+
+    def __getattribute__(self, name: str) -> Any:
+        raise TypeError(f"a mark has no {name}")
+
+    def _unreadable(self, *_: Any) -> Any:
+        raise TypeError("a mark stands for what isn't known")
+
+    __eq__ = __bool__ = __iter__ = __len__ = __float__ = __index__ = __getitem__ = _unreadable
+    __hash__ = None  # type: ignore[assignment]  # it is no key
+
+
+def _source(value: Any) -> tuple[str, tuple[int, ...], Any]:
+    """Return where an argument comes from, as in ``Differentiable.order``."""
+
+    def read(mark: _Mark) -> tuple[str, tuple[int, ...], None]:
+        return object.__getattribute__(mark, "where"), object.__getattribute__(mark, "which"), None
+
+    if type(value) is _Mark:
+        return read(value)
+    if type(value) is tuple and any(type(item) is _Mark for item in value):
+        every = [read(item) for item in value]
+        if any(where != "saved" for where, *_ in every):
+            raise TypeError("a tuple of other things than saved tensors")
+        return "all", tuple([which[0] for _, which, _ in every]), None
+    return "constant", (), value
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Return whether two arguments are the same tensors, or equal in value and class."""
+    if isinstance(a, tuple):
+        return type(a) is type(b) and len(a) == len(b) and all(map(_equal, a, b))
+    return a is b or (not isinstance(a, Tensor) and type(a) is type(b) and bool(a == b))
 
 
 class _Join(torch.autograd.Function):
@@ -159,16 +244,42 @@ class _Join(torch.autograd.Function):
         call: Differentiable = ctx.call
         if call.checks and sum(mask) > 1:
             mask = tuple(map(_wanted, mask, ctx.next_functions))
-        if functorch.is_legacy_batchedtensor(grad) and (rows := _rows(grad)) is not None:
-            return (None, None, *_by_rows(call, ctx, rows, mask))[: 2 + len(mask)]
-        arguments = call.arguments(ctx, grad, mask)
-        # Grad mode is on here only with create_graph=True: the reference consists of torch's own
-        # differentiable operators, a kernel doesn't.
-        batched = _is_batched(grad)  # such a tensor has no memory of its own
-        results = _run(call.reference if batched else None, call, arguments)
-        if not batched and type(grad) is Tensor:  # others have no data pointer
-            results = [_itself(r, grad) for r in results]
-        return (None, None, *results)[: 2 + len(mask)]
+        numbers = getattr(ctx, "numbers", ())
+        return (None, None, *gradients(call, grad, mask, ctx.saved_tensors, numbers))[: 2 + len(mask)]
+
+
+def gradients(
+    call: Differentiable,
+    grad: Tensor,
+    mask: tuple[bool, ...],
+    saved: Sequence[Tensor],
+    numbers: Sequence[Any],
+) -> list[Tensor | None]:
+    """Return the gradients of the tensors of a call.
+
+    Parameters
+    ----------
+    call : Differentiable
+        The call.
+    grad : Tensor
+        The gradient of its result.
+    mask : tuple of bool
+        Which of its tensors need a gradient.
+    saved : sequence of Tensor
+        The tensors that it saved.
+    numbers : sequence
+        Its arguments that may differ from call to call.
+    """
+    if functorch.is_legacy_batchedtensor(grad) and (rows := _rows(grad)) is not None:
+        return _by_rows(call, rows, mask, saved, numbers)
+    arguments = call.arguments(grad, mask, saved, numbers)
+    # Grad mode is on here only with create_graph=True: the reference consists of torch's own
+    # differentiable operators, a kernel doesn't.
+    batched = _is_batched(grad)  # such a tensor has no memory of its own
+    results = _run(call.reference if batched else None, call, arguments)
+    if not batched and type(grad) is Tensor:  # others have no data pointer
+        results = [_itself(r, grad) for r in results]
+    return results
 
 
 _apply = super(
@@ -219,14 +330,21 @@ def _rows(grad: Tensor) -> Tensor | None:
     return None if functorch.is_legacy_batchedtensor(rows) else rows
 
 
-def _by_rows(call: Differentiable, ctx: Any, rows: Tensor, mask: tuple[bool, ...]) -> list[Tensor | None]:
+def _by_rows(
+    call: Differentiable,
+    rows: Tensor,
+    mask: tuple[bool, ...],
+    saved: Sequence[Tensor],
+    numbers: Sequence[Any],
+) -> list[Tensor | None]:
     """Return the gradients of each row of a batch, batched again for autograd's own vmap.
 
     ``is_grads_batched=True`` gives tensors without memory, for which torch has few rules. Each row is an
     ordinary tensor. torch's own fallback does the same for operators without a rule.
     """
     with internals.outside_of_batches():
-        found = [_run(None, call, call.arguments(ctx, row, mask)) for row in rows.unbind(0)]
+        each = (call.arguments(row, mask, saved, numbers) for row in rows.unbind(0))
+        found = [_run(None, call, arguments) for arguments in each]
     return [
         None if r[0] is None else internals.with_batch(torch.stack(r), 0, OUTERMOST)
         for r in zip(*found, strict=True)

@@ -53,6 +53,9 @@ exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
 below_autograd = torch._C._AutoDispatchBelowAutograd
 """Autograd disabled in a block, as in torch's own custom operators."""
 
+raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+"""The current stream of a CUDA device by its index, as Triton reads it; None where torch has no CUDA."""
+
 backward_pass = torch._C._current_graph_task_id
 """The number of the backward pass of this thread; -1 outside of one."""
 

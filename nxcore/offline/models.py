@@ -205,9 +205,7 @@ def _row(
     if not met:
         return Row(name, module, "torch", (), "the step made no call of its operator", watched=watched)
     rows = list(
-        survey.bridged(
-            [survey.row_of(p, n, survey.known(session, p)) for p, n in met.items()], session.registry
-        )
+        survey.bridged([survey.row_of(p, n, survey.known(session, p)) for p, n in met.items()], session)
     )
     states = {row.state for row in rows}
     order: tuple[survey.State, ...] = ("kernel", "learning", "unknown", "torch")

@@ -12,13 +12,13 @@ from torch import nn
 
 from nxcore.call.gradient_route import one_way_us
 from nxcore.choose.explanation import Explanation, Origin
+from nxcore.interop import native
 from nxcore.nn.exchange import AWAKE, kind
 from nxcore.nn.prepare import step
 from nxcore.nn.swap import Swap, standing
 from nxcore.observe.record import Trace
 from nxcore.offline.ahead import deterministic
 from nxcore.registry import made
-from nxcore.registry.registry import Registry
 from nxcore.session import Session, default
 from nxcore.spec.problem import Problem, TensorMeta
 from nxcore.spec.tally import Tally, tally
@@ -207,7 +207,7 @@ def decided(session: Session) -> list[Problem]:
 def _status(
     session: Session, rows: Sequence[Served], modules: Swap | None, tune: str, what: str = ""
 ) -> Status:
-    found = sorted(bridged(rows, session.registry), key=lambda row: -row.calls * row.saved_us)
+    found = sorted(bridged(rows, session), key=lambda row: -row.calls * row.saved_us)
     states = {row.state for row in found}
     if not what and "unknown" in states:
         what = tune
@@ -238,11 +238,11 @@ def row_of(
     return Served(problem, calls, state, decision.chosen, decision.reason, us, best, saved, where)
 
 
-def bridged(rows: Sequence[Served], registry: Registry) -> Iterator[Served]:
+def bridged(rows: Sequence[Served], session: Session) -> Iterator[Served]:
     """Yield rows, those of kernels minus the host time of the autograd function between both ways."""
     halves: dict[str, set[str]] = {}
     trains: set[str] = set()
-    for spec in registry.ops.values():
+    for spec in session.registry.ops.values():
         if not (gradient := spec.gradient):
             continue
         trains |= {gradient.op, gradient.forward}
@@ -256,7 +256,8 @@ def bridged(rows: Sequence[Served], registry: Registry) -> Iterator[Served]:
             yield row
             continue
         ways = 1 if by_kernel & halves.get(op, set()) else 2  # the other half's, where torch serves that
-        yield replace(row, saved_us=row.saved_us - ways * one_way_us(row.problem))
+        way_us = one_way_us(row.problem, by_python=native.of(session.op(op)) is None)
+        yield replace(row, saved_us=row.saved_us - ways * way_us)
 
 
 def _table(rows: Sequence[Served]) -> str:

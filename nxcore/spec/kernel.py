@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 
 from nxcore.errors import PluginError
+from nxcore.spec.launched import recorded
 from nxcore.spec.problem import Problem
 from nxcore.spec.process import preserved
 
@@ -213,6 +214,9 @@ class Kernel:
     uses : tuple of str
         ``"module:attribute"`` of all that the planner reaches in other ways than by names, such as through a
         table: a change of it makes the kernel a new one.
+    replay : str
+        ``"module:attribute"`` of ``replay(kernel, problem, *tile)``, which plans again, with launches that
+        call ``nxcore.plugin.note`` instead: the compiled call path repeats them. Empty where Python launches.
     announces : bool
         Whether it calls ``compiling`` before it compiles, so that it can be verified early where its code is
         on disk, and under ``NXCORE_NO_JIT`` at all. True for a kernel that compiles nothing.
@@ -235,6 +239,7 @@ class Kernel:
     in_place_safe: bool = False
     branch: str = ""
     uses: tuple[str, ...] = ()
+    replay: str = ""
     announces: bool = False
 
     def takes(self, problem: Problem) -> Verdict:
@@ -242,10 +247,22 @@ class Kernel:
         return no(problem.idle, code=Code.IDLE) if problem.idle else self.accepts(problem)
 
     @functools.cached_property
-    def plan(self) -> Callable[[Problem], Callable[..., Any]]:
-        """The planner, imported on first use."""
-        found: Callable[[Problem], Callable[..., Any]] = _imported(self.target)
-        return found
+    def planner(self) -> Callable[..., Callable[..., Any]]:
+        """The function that ``target`` names, imported on first use."""
+        return _imported(self.target)  # type: ignore[no-any-return]  # what a name leads to
+
+    @functools.cached_property
+    def plan(self) -> Callable[..., Callable[..., Any]]:
+        """The planner; its plans' launches are repeated without the interpreter where that is possible."""
+        if not self.replay:
+            return self.planner
+
+        @functools.wraps(self.planner)
+        def plan(problem: Problem, *tile: Any) -> Callable[..., Any]:
+            call = self.planner(problem, *tile)
+            return recorded(call, lambda: _imported(self.replay)(self, problem, *tile))
+
+        return plan
 
     @functools.cached_property
     def sweep(self) -> Callable[[Problem], Iterable[Any]] | None:

@@ -19,7 +19,11 @@ from nxcore.spec import device
 from tests.null import fakes
 
 ROOT = Path(__file__).parents[2]
-PROJECTS = [ROOT / "pyproject.toml", *sorted((ROOT / "plugins").glob("*/pyproject.toml"))]
+PROJECTS = [
+    ROOT / "pyproject.toml",
+    ROOT / "native" / "pyproject.toml",
+    *sorted((ROOT / "plugins").glob("*/pyproject.toml")),
+]
 REPOSITORY = "https://github.com/nxcore/nxcore"
 PYTHONS = ("3.11", "3.12", "3.13")
 

@@ -24,6 +24,7 @@ from nxcore.measure.timing import Timing
 from nxcore.offline import shipped
 from nxcore.session import Session
 from nxcore.settings import Settings
+from nxcore.spec import launched
 from nxcore.store import transfer
 from nxcore.store.wisdom import is_pair
 from tests.null import fakes
@@ -138,6 +139,21 @@ def test_both_ways_are_measured_together_and_that_decides(joining, monkeypatch, 
     assert not step(again, dense=True)
     assert seen == [], "all is recorded"
     assert runs == []
+
+
+def test_a_pair_counts_for_the_path_that_it_was_measured_on(joining, monkeypatch, tmp_path):
+    monkeypatch.setattr(Recall, "make", lambda *_: "1")
+    races_of = {}
+    for runs in ([], [lambda call, again: call]):  # the second time of each, its own record holds
+        monkeypatch.setattr(launched, "_runs", runs)
+        for again in (False, True):
+            session, _ = learning(0.7, 0.7, "measure", tmp_path)
+            joining(13, session.chooser.learner.clock)
+            seen = races(monkeypatch)
+            for _ in range(2):
+                step(session, dense=True)
+            races_of[bool(runs), again] = len([labels for labels in seen if "fast + fast" in labels])
+    assert races_of == {(False, False): 1, (False, True): 0, (True, False): 1, (True, True): 0}
 
 
 def test_a_pair_is_exported_and_shown(joining, monkeypatch, tmp_path):

@@ -100,6 +100,7 @@ def test_a_third_call_is_near(session, monkeypatch, what):
     torch.testing.assert_close(op(*NEAR[what]), op.spec.reference(*op.spec.bind(*NEAR[what])))
 
 
+@pytest.mark.parametrize("path", ["python"], indirect=True)  # whose table is read
 def test_calls_that_look_alike_are_told_by_their_guards(session, monkeypatch):
     op = session.op("add")
     strided = X.t().contiguous().t()

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from nxcore import session as sessions
 from nxcore.bench import demo
 from nxcore.cli import app, main, render
 from nxcore.errors import InvalidInputError, NxcoreError, UnknownBackendError, UnknownOperatorError
+from nxcore.interop import native
 from nxcore.registry.registry import BackendStatus, Source
 from nxcore.settings import Settings
 from nxcore.spec.kernel import Check, no
@@ -210,6 +212,16 @@ def test_doctor_tells_versions_backends_and_checks(session):
     assert found["compiler"]["detail"] == "nvcc 13"
     assert all(row["ok"] for row in found.values())
     assert "nvcc 13" in run("doctor")
+
+
+def test_doctor_tells_why_the_compiled_path_is_left_out(session, monkeypatch):
+    why = "nxcore-native 9 is left out: ImportError: built for torch 1.0, found torch 2.13"
+    monkeypatch.setattr(native, "found", lambda: native.Found(None, why, ok=False))
+    row = {row["name"]: row for row in rows("doctor", status=1)}["native"]
+    assert (row["ok"], row["detail"], row["fix"]) == (False, why, "pip install --upgrade nxcore-native")
+    session.settings = replace(session.settings, native=False)
+    row = {row["name"]: row for row in rows("doctor")}["native"]
+    assert (row["ok"], row["detail"]) == (True, "switched off by NXCORE_NATIVE")
 
 
 def test_a_plugins_failed_check_makes_doctor_end_with_one(session):

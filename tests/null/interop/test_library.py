@@ -287,6 +287,7 @@ def third_party(monkeypatch):
     return made
 
 
+@pytest.mark.parametrize("path", ["python"], indirect=True)  # a process defines an operator once
 def test_an_operator_of_somebody_elses_is_made_of_its_annotations(third_party):
     op = third_party(SCALED)
     assert str(library.define(SCALED).signature) == (

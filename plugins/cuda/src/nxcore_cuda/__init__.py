@@ -68,6 +68,7 @@ KERNELS = kernels(
         "sep_conv2d_batch_norm": {"accepts": accepts.block, "dtypes": (torch.float32,)},
     },
     **EVERY,
+    replay="nxcore_cuda.machine.replay:replay",
 )
 
 PRINTERS = kernels(
@@ -78,7 +79,7 @@ RUNTIME = (
     "nxcore_cuda.emulator",
     *(
         f"nxcore_cuda.machine.{name}"
-        for name in ["absent", "compile", "handle", "host", "launch", "load", "native", "toolkit"]
+        for name in ["absent", "compile", "handle", "host", "launch", "load", "native", "replay", "toolkit"]
     ),
 )
 """The modules that load and launch kernels; ``machine.instance`` spells what is compiled."""

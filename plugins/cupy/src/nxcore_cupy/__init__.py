@@ -80,8 +80,14 @@ def _row(kernel: Kernel) -> Kernel:
             return accepts(problem)
 
     uses = (kernel.target, f"{kernel.target.partition(':')[0]}:{kernel.op}.cu", "nxcore_cupy.compile:OPTIONS")
-    PLANNERS[kernel.op] = kernel
-    return dataclasses.replace(kernel, target="nxcore_cupy.launch:plan", accepts=accepts_here, uses=uses)
+    PLANNERS[kernel.op] = dataclasses.replace(kernel, replay="")
+    return dataclasses.replace(
+        kernel,
+        target="nxcore_cupy.launch:plan",
+        accepts=accepts_here,
+        uses=uses,
+        replay="nxcore_cupy.launch:again",
+    )
 
 
 KERNELS = tuple(map(_row, nxcore_cuda.KERNELS))

@@ -15,6 +15,7 @@ from nxcore_cuda.machine.absent import planned
 from nxcore_cuda.machine.handle import addresses
 from nxcore_cuda.machine.host import using
 from nxcore_cuda.machine.instance import Instance
+from nxcore_cuda.machine.replay import replay
 from torch import Tensor
 
 from nxcore.plugin import Kernel, Problem
@@ -26,6 +27,22 @@ def plan(problem: Problem) -> Callable[..., Any]:
     """Return what nxcore-cuda plans for a problem, with launches of CuPy's."""
     with using(HOST):
         return PLANNERS[problem.op].plan(problem)
+
+
+def again(kernel: Kernel, problem: Problem, *tile: Any) -> Callable[..., Any]:
+    """Return the plan of a problem with launches that are noted; see ``Kernel.replay``."""
+    return replay(PLANNERS[kernel.op], problem, *tile, bound=_bound)
+
+
+def _bound(*args: Any) -> tuple[Any, ...]:
+    """Return what a noted launch is made of; see ``nxcore_cuda.machine.replay``."""
+    handle, (*_, shape, shared, pointers, _, _) = Handle(*args), args
+
+    def pack(*values: Any, of: Handle = handle) -> bytes:  # whose module stays loaded as long as the launch
+        return bytes(of.pack(*values))
+
+    made = handle.function.ptr, load.context(handle.index), handle.index, shape, shared, pointers
+    return *made, handle.values, pack, handle.name
 
 
 def ahead(kernel: Kernel, problem: Problem, capability: tuple[int, int]) -> None:

@@ -59,6 +59,7 @@ KERNELS: tuple[Kernel, ...] = (
         _rows(accepts.CPU, accepts.TARGETS),
         dtypes=FLOATS,
         deterministic=True,
+        replay="nxcore_numba.threads:replay",
         announces=True,
     ),
     *kernels(

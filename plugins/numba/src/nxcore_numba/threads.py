@@ -1,21 +1,26 @@
 """Compiling, and running on as many threads as torch does."""
 
 import contextlib
+import ctypes
 import functools
 import multiprocessing
 import os
+import struct
 import threading
 from collections.abc import Callable
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 import numba
+import numpy as np
 import torch
+from numba import types
 from numba.core import caching
 from numba.core.runtime import rtsys
 from numba.np.ufunc import parallel as pool
 
-from nxcore.plugin import compiling, preserved, toolkit_folder
+from nxcore.plugin import Kernel, Launched, Problem, compiling, note, preserved, toolkit_folder
 
 SMALL = 32_768
 """Elements below which waking the other threads costs more than they save."""
@@ -143,12 +148,17 @@ def team(serial: Any, parallel: Any, signature: Any, elements: int) -> Callable[
     """
     if elements < SMALL or _forked:
         _ready(serial, signature)
-        return serial
+        return _noted(serial, signature, ()) if _replaying.get() else serial
     # Of the two only the one that the call needs now: each takes a second or two. Numba compiles the
     # other where torch's number of threads changes.
     lock, count, set_count = _layer()  # before anything is compiled, which would start Numba's threads too
     _ready(serial if torch.get_num_threads() == 1 else parallel, signature)
     limit = numba.config.NUMBA_NUM_THREADS
+    if _replaying.get():
+        if lock is _alone or not hasattr(count, "argtypes"):
+            raise ValueError("parallel calls wait for one another, or Numba's functions aren't those of C")
+        wanted = serial if torch.get_num_threads() == 1 else parallel
+        return _noted(wanted, signature, (_address(count), _address(set_count), limit))
 
     def call(*arguments: Any) -> Any:
         threads = min(torch.get_num_threads(), limit)
@@ -165,3 +175,93 @@ def team(serial: Any, parallel: Any, signature: Any, elements: int) -> Callable[
                 set_count(before)
 
     return call
+
+
+_replaying: ContextVar[bool] = ContextVar("nxcore_numba_replaying", default=False)
+
+
+def replay(kernel: Kernel, problem: Problem) -> Callable[..., Any]:
+    """Return the plan of a problem with kernels that are noted instead of run; see ``Kernel.replay``."""
+    token = _replaying.set(True)
+    try:
+        found: Callable[..., Any] = kernel.planner(problem)
+    finally:
+        _replaying.reset(token)
+    return found
+
+
+def _noted(kernel: Any, signature: Any, team: tuple[int, ...]) -> Callable[..., None]:
+    """Return what notes a compiled kernel's arguments, as its machine code takes them."""
+    compiled = kernel.overloads[signature.args]
+    address = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
+
+    def call(*arguments: Any) -> None:
+        taken = Words()
+        for kind, value in zip(signature.args, arguments, strict=True):
+            taken.add(kind, value)
+        note(taken.launched(address, team, (compiled, arguments)))
+
+    return call
+
+
+LEAST_ADDRESS = 1 << 32
+"""Integers below this one are numbers: no memory lies there."""
+
+TABLE = 8192
+"""The most bytes of an array that holds addresses."""
+
+
+class Words:
+    """A kernel's arguments as Numba passes them: arrays by their fields, tuples by their items."""
+
+    def __init__(self) -> None:
+        self._words = [0, 0]  # where a return value and an error go, both unused
+        self._tables: list[tuple[int, bytes]] = []
+        self._floats = b""
+
+    def add(self, kind: Any, value: Any) -> None:
+        """Add an argument of a type of Numba's."""
+        if isinstance(kind, types.BaseTuple):
+            for k, v in zip(kind, value, strict=True):
+                self.add(k, v)
+        elif isinstance(kind, types.Array):
+            # The first two are for memory that Numba counts the references of.
+            place = len(self._words) + 4
+            fields = (0, 0, value.size, value.itemsize, value.ctypes.data, *value.shape, *value.strides)
+            self._words.extend(map(int, fields))
+            if value.dtype == np.int64 and value.size and value.max() >= LEAST_ADDRESS:
+                if value.nbytes > TABLE or not value.flags.c_contiguous:
+                    raise ValueError(f"addresses in an array of {value.nbytes} bytes")
+                self._tables.append((place, value.tobytes()))
+        elif isinstance(kind, types.Float):
+            self._floats += struct.pack("<d" if kind.bitwidth == 64 else "<f4x", value)
+        else:
+            self._words.append(int(value))
+
+    def launched(self, address: int, team: tuple[int, ...], keep: object) -> Launched:
+        """Return a call of the function at an address, with tables of addresses behind its words."""
+        count = len(self._words)
+        block = struct.pack(f"<{count}q", *self._words) + bytes(8)
+        inside = [(0, 8 * count), (8, 8 * count)]
+        for place, table in self._tables:
+            inside.append((8 * place, len(block)))
+            block += table
+        numbers = struct.unpack(f"<{len(block) // 8}q", block)
+        moved = {at for at, _ in inside}
+        pointers = [(8 * i, n) for i, n in enumerate(numbers) if n >= LEAST_ADDRESS and 8 * i not in moved]
+        return Launched(
+            address,
+            0,
+            (),
+            block,
+            tuple(range(0, 8 * count, 8)),
+            tuple(pointers),
+            inside=tuple(inside),
+            floats=self._floats,
+            team=team,
+            keep=keep,
+        )
+
+
+def _address(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0

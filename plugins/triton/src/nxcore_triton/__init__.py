@@ -113,6 +113,7 @@ KERNELS = kernels(
     dtypes=FLOATS,
     deterministic=True,
     graph_safe=True,
+    replay="" if tile.INTERPRETED else "nxcore_triton.replay:replay",
     announces=True,
 )
 
@@ -125,7 +126,7 @@ PRINTERS = kernels(
     announces=True,
 )
 
-RUNTIME = ("nxcore_triton.ahead", "nxcore_triton.binaries", "nxcore_triton.launch")
+RUNTIME = ("nxcore_triton.ahead", "nxcore_triton.binaries", "nxcore_triton.launch", "nxcore_triton.replay")
 """The modules that load and launch kernels."""
 
 

@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import struct
 import threading
+import weakref
 from typing import Any
 
 import torch
@@ -88,7 +89,9 @@ class EmulatedHandle:
         self.pointers = pointers
         self.pack = struct.Struct(f"@{pointers}P{layout}0q").pack
         self.values = values
-        self.pack(*[0] * pointers, *values)  # values of another layout are refused now, not at the first call
+        self.size = len(
+            self.pack(*[0] * pointers, *values)
+        )  # values of another layout are refused now, not at the first call
 
     def __call__(self, *tensors: Tensor | None, tail: tuple[Any, ...] | None = None) -> None:
         """Run all blocks; ``tail`` replaces the values given at construction."""
@@ -98,7 +101,10 @@ class EmulatedHandle:
         """Run all blocks with these addresses."""
         if len(pointers) != self.pointers:
             raise TypeError(f"{self.instance.symbol} takes {self.pointers} tensors, got {len(pointers)}")
-        args = self.pack(*pointers, *(self.values if tail is None else tail))
+        self.go(self.pack(*pointers, *(self.values if tail is None else tail)))
+
+    def go(self, args: bytes) -> None:
+        """Run all blocks with these bytes of parameters."""
         message = ctypes.create_string_buffer(MESSAGE)
         with _memory.lock:
             stacks = _memory.of("stacks", STACK * (self.threads + 1))
@@ -115,3 +121,46 @@ def prepare(
 ) -> tuple[Any, ...]:
     """Return the parts of a handle."""
     return instance, *rest
+
+
+_handles: weakref.WeakValueDictionary[int, EmulatedHandle] = weakref.WeakValueDictionary()
+CONTEXT = 1
+
+
+def _launch(function: int, *rest: Any) -> int:
+    """Take the place of ``cuLaunchKernel``; a failed launch is made again by Python, which says why."""
+    handle = _handles[function]
+    try:
+        handle.go(ctypes.string_at(rest[8][0], handle.size))
+    except EmulatorError:
+        return 1
+    return 0
+
+
+def _context(found: Any) -> int:
+    """Take the place of ``cuCtxGetCurrent``."""
+    found[0] = CONTEXT
+    return 0
+
+
+_POINTERS = ctypes.POINTER(ctypes.c_void_p)
+_DRIVER = (
+    ctypes.CFUNCTYPE(
+        ctypes.c_int, ctypes.c_void_p, *[ctypes.c_uint] * 7, ctypes.c_void_p, _POINTERS, ctypes.c_void_p
+    )(_launch),
+    ctypes.CFUNCTYPE(ctypes.c_int, _POINTERS)(_context),
+)
+
+
+def bound(*args: Any) -> tuple[Any, ...]:
+    """Return what a noted launch is made of; see ``machine.replay``."""
+    instance, _, shape, shared, pointers, layout, values = args
+    handle = EmulatedHandle(*prepare(*args))
+    _handles[id(handle)] = handle
+    tail = struct.Struct(f"@{layout}0q")
+
+    def pack(*numbers: Any, of: EmulatedHandle = handle) -> bytes:  # which lives as long as the launch
+        return tail.pack(*numbers)
+
+    driver = (*(ctypes.cast(f, ctypes.c_void_p).value or 0 for f in _DRIVER), 0, 0, 0)
+    return id(handle), CONTEXT, 0, shape, shared, pointers, pack(*values), pack, instance.symbol, driver

@@ -19,7 +19,7 @@ else:
     from nxcore_cuda.machine.native import Guarded as OwnGuarded
     from nxcore_cuda.machine.native import Handle, prepare
 
-__all__ = ["Guarded", "Launch", "Launcher", "ticket"]
+__all__ = ["Guarded", "Launch", "Launcher", "ticket", "tickets"]
 
 Launcher = Callable[..., None]
 """The launchers that ``Launch`` and ``Guarded`` return: ``launcher(*tensors, tail=None)``."""
@@ -115,3 +115,8 @@ def ticket(device: torch.device, count: int = TICKETS) -> Tensor:
         found = torch.zeros(max(count, TICKETS), dtype=torch.int32, device=device)
         _tickets[index, stream] = found
     return found
+
+
+def tickets() -> dict[int, int]:
+    """Return the address of every ticket there is, and its count."""
+    return {found.data_ptr(): found.numel() for found in _tickets.values()}

@@ -1,0 +1,189 @@
+"""Calls beside torch's own, on the path of this process: ``python benchmarks/native.py [cpu|cuda]``.
+
+Ratios of minima over many short rounds in turns, since noise only adds time. ``NXCORE_NATIVE=0`` measures
+Python's path. On a GPU, rounds end with a synchronisation, so the larger of host and device time counts.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import functional as F  # noqa: N812  as torch's own documentation names it
+
+import nxcore
+from nxcore.interop import native
+from nxcore.registry.discovery import discover
+from nxcore.session import Session
+from nxcore.settings import Settings
+
+ROUNDS = 30
+BUDGET_US = 20_000.0
+"""Microseconds of a round."""
+
+
+class Row(NamedTuple):
+    """One call beside torch's: microseconds of each, and the budget of their ratio."""
+
+    name: str
+    ours_us: float
+    torch_us: float
+    budget: float
+
+    @property
+    def ratio(self) -> float:
+        return self.ours_us / self.torch_us
+
+
+def _round_us(call: Callable[[], Any], count: int, cuda: bool) -> float:
+    began = time.perf_counter_ns()
+    for _ in range(count):
+        call()
+    if cuda:
+        torch.cuda.synchronize()
+    return (time.perf_counter_ns() - began) / count * 1e-3
+
+
+def beside(name: str, ours: Callable[[], Any], theirs: Callable[[], Any], budget: float, cuda: bool) -> Row:
+    """Measure two calls in turns."""
+    for call in (ours, theirs):
+        _round_us(call, 10, cuda)
+    count = max(2, min(2_000, int(BUDGET_US / _round_us(theirs, 5, cuda))))
+    least = [float("inf")] * 2
+    for _ in range(ROUNDS):
+        for i, call in enumerate((ours, theirs)):
+            least[i] = min(least[i], _round_us(call, count, cuda))
+    return Row(name, *least, budget)
+
+
+def _both_ways(call: Callable[[], Any], leaves: list[torch.Tensor], grad: torch.Tensor) -> Callable[[], Any]:
+    def run() -> Any:
+        result = call()
+        return torch.autograd.grad(result[0] if isinstance(result, tuple) else result, leaves, grad)
+
+    return run
+
+
+def looked_up(x: torch.Tensor, y: torch.Tensor) -> Callable[[], Any]:
+    """Return a call whose plan does nothing: what is left is to find the plan."""
+    settings = Settings.from_environment()
+    op = Session(Settings(native=settings.native), discover(found=())).op("add")
+    op.replan(op.key(x, y, 1, None), lambda *args: args[0])
+    return lambda: op(x, y)
+
+
+def rows(device: str, backend: str) -> Iterator[Row]:
+    """Yield the calls of the budgets."""
+    cuda = device == "cuda"
+
+    def op(name: str) -> Any:
+        return nxcore.op(name, backend=backend)
+
+    def leaf(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device=device, requires_grad=True)
+
+    with torch.no_grad():
+        x, y = torch.randn(2, 1024, device=device).unbind()
+        yield beside(
+            "a hit: an addition that does nothing", looked_up(x, y), lambda: torch.add(x, y), 1.0, cuda
+        )
+        add = op("add")
+        yield beside("add of 1,024", lambda: add(x, y), lambda: torch.add(x, y), 1.10, cuda)
+    x, w, b, d = leaf(64, 16, 32, 32), leaf(16), leaf(16), leaf(16, 1, 3, 3)
+    grad = torch.randn(64, 16, 32, 32, device=device)
+    norm, pool, mean, depthwise = map(op, ("batch_norm", "max_pool2d", "avg_pool2d", "depthwise_conv2d"))
+    cases: dict[str, tuple[Any, Any, list[torch.Tensor]]] = {
+        "max_pool2d": (lambda: pool(x, 3, 1, 1), lambda: F.max_pool2d(x, 3, 1, 1), [x]),
+        "avg_pool2d": (lambda: mean(x, 3, 1, 1), lambda: F.avg_pool2d(x, 3, 1, 1), [x]),
+        "depthwise_conv2d": (
+            lambda: depthwise(x, d, 1, 1),
+            lambda: F.conv2d(x, d, None, 1, 1, 1, 16),
+            [x, d],
+        ),
+        "batch_norm": (
+            lambda: norm(x, w, b),
+            lambda: F.batch_norm(x, None, None, w, b, training=True),
+            [x, w, b],
+        ),
+    }
+    for name, (ours, theirs, leaves) in cases.items():
+        both = _both_ways(ours, leaves, grad), _both_ways(theirs, leaves, grad)
+        yield beside(f"{name} (64, 16, 32, 32), both ways", *both, 1.0, cuda)
+    xs, logits = [leaf(64, 16, 32, 32) for _ in range(8)], leaf(8)
+    blend = op("softmax_sum")
+
+    def loop() -> torch.Tensor:
+        shares = torch.softmax(logits, 0)
+        total = shares[0] * xs[0]
+        for i in range(1, 8):
+            total = total + shares[i] * xs[i]
+        return total
+
+    def einsum() -> torch.Tensor:
+        return torch.einsum("n...,n->...", torch.stack(xs), torch.softmax(logits, 0))
+
+    for name, theirs, budget in (("the loop", loop, 0.2), ("stack and einsum", einsum, 0.5)):
+        both = (
+            _both_ways(lambda: blend(xs, logits), [*xs, logits], grad),
+            _both_ways(theirs, [*xs, logits], grad),
+        )
+        yield beside(f"softmax_sum of 8 beside {name}, both ways", *both, budget, cuda)
+
+
+def together(call: Callable[..., Any], size: int, device: str, threads: int = 16) -> float:
+    """Return calls a second of some Python threads, each with two tensors of its own."""
+    stop, counts = time.perf_counter() + 0.5, [0] * threads
+
+    def work(i: int) -> None:
+        with torch.no_grad():
+            x, y = torch.randn(2, size, device=device).unbind()
+            while time.perf_counter() < stop:
+                for _ in range(20):
+                    call(x, y)
+                counts[i] += 20
+            if device == "cuda":
+                torch.cuda.synchronize()
+
+    workers = [threading.Thread(target=work, args=(i,)) for i in range(threads)]
+    began = time.perf_counter()
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return sum(counts) / (time.perf_counter() - began)
+
+
+def scaling(device: str, backend: str, size: int = 1024) -> float:
+    """Return the rate of 16 threads that add, of torch's own: the best of five rounds in turns."""
+    add, best = nxcore.op("add", backend=backend), [0.0, 0.0]
+    with torch.no_grad():
+        x, y = torch.randn(2, size, device=device).unbind()
+        for _ in range(50):
+            add(x, y)
+    for _ in range(5):
+        for i, call in enumerate((add, torch.add)):
+            best[i] = max(best[i], together(call, size, device))
+    return best[0] / best[1]
+
+
+def main() -> None:
+    device = sys.argv[1] if len(sys.argv) > 1 else "cuda" if torch.cuda.is_available() else "cpu"
+    backend = sys.argv[2] if len(sys.argv) > 2 else "cuda" if device == "cuda" else "numba"
+    compiled = native.of(nxcore.op("add")) is not None
+    about = f"{native.found().detail}: " if not compiled else ""
+    print(
+        f"torch {torch.__version__}, {device}, {backend}, {about}{'compiled' if compiled else 'Python'} path"
+    )
+    for row in rows(device, backend):
+        print(f"{row.name:55} {row.ours_us:9.2f} {row.torch_us:9.2f} us {row.ratio:6.2f} of {row.budget}")
+    for size in (1024, 16_384):
+        ratio = scaling(device, backend, size)
+        print(f"16 threads that add {size:,}: {ratio:.2f} of torch's rate, at least 0.9")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""The budgets of the compiled path on the CPU, as ratios to torch in one run, at half as much again."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.native import Row, beside, rows, scaling
+from nxcore.interop import native
+
+SLACK = 1.5
+"""Hosts differ, and others may use this one."""
+
+ON_A_GPU = ("depthwise_conv2d", "softmax_sum")
+"""What is a budget for GPUs: on a CPU the kernels decide."""
+
+if native.found().extension is None:
+    pytest.skip(f"nxcore-native: {native.found().detail}", allow_module_level=True)
+if find_spec("numba") is None:
+    pytest.skip("numba is not installed: no plan runs without the interpreter", allow_module_level=True)
+
+
+def test_small_calls_and_gradients_cost_what_torchs_own_do(record_property: Any) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    over = []
+    try:
+        for row in rows("cpu", "numba"):
+            record_property(row.name, row.ratio)
+            print(f"\n{row.name}: {row.ratio:.2f} of torch's own, budget {row.budget}")
+            if row.ratio > SLACK * row.budget and not row.name.startswith(ON_A_GPU):
+                over.append(row)
+    finally:
+        torch.set_num_threads(threads)
+    assert not over
+
+
+def test_a_hit_costs_less_than_pythons(record_property: Any) -> None:
+    from nxcore.registry.discovery import discover
+    from nxcore.session import Session
+    from nxcore.settings import Settings
+
+    x, found = torch.randn(8), discover(found=())
+    calls = []
+    for wanted in (True, False):
+        op = Session(Settings(native=wanted), found).op("add")
+        op.replan(op.key(x, x, 1, None), lambda *args: args[0])
+        for _ in range(3):
+            op(x, x)
+        calls.append(lambda op=op: op(x, x))
+    row: Row = beside("hit", *calls, 1.0, cuda=False)
+    record_property("hit", row.ratio)
+    print(f"\na hit: {row.ours_us:.2f} us, in Python {row.torch_us:.2f} us")
+    assert row.ratio < 1
+
+
+def test_threads_that_share_a_plan_scale_like_torchs_own(record_property: Any) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        ratio = scaling("cpu", "numba")
+    finally:
+        torch.set_num_threads(threads)
+    record_property("16 threads", ratio)
+    print(f"\n16 threads that add: {ratio:.2f} of torch's rate, budget 0.9")
+    assert ratio > 0.9 / SLACK

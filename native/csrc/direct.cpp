@@ -1,0 +1,103 @@
+// Direct: a plan that runs machine code without the interpreter's lock, where one of its programs fits a call.
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include "callable.h"
+#include "guard.h"
+#include "program.h"
+#include "types.h"
+
+namespace nxcore {
+namespace {
+
+constexpr size_t MOST_PROGRAMS = 8;
+
+struct Plan {
+  Ref call;  // the callable that runs where no program fits
+  std::vector<std::unique_ptr<Program>> programs;
+
+  int visit(visitproc visit, void* arg) const {
+    Py_VISIT(call.ptr());
+    for (const auto& program : programs) {
+      Py_VISIT(program->results.ptr());
+      Py_VISIT(program->keep.ptr());
+    }
+    return 0;
+  }
+};
+
+using Direct = Callable<Plan>;
+
+// The tensors that a program made, in the form of its results.
+PyObject* returned(PyObject* form, Call& call) {
+  if (PyLong_Check(form)) return THPVariable_Wrap(call.made[PyLong_AsSize_t(form)]);
+  if (form == Py_None) return Py_NewRef(Py_None);
+  const auto items = items_of(form);
+  Ref all = steal(PyTuple_New(static_cast<Py_ssize_t>(items.size())));
+  for (size_t i = 0; all && i < items.size(); ++i) {
+    PyObject* one = returned(items[i], call);
+    if (!one) return nullptr;
+    PyTuple_SET_ITEM(all.ptr(), static_cast<Py_ssize_t>(i), one);
+  }
+  return PyTuple_Check(form) ? all.release().ptr() : PySequence_List(all.ptr());
+}
+
+// Lets other threads have the interpreter's lock for a block.
+struct Unlocked {
+  PyThreadState* state = PyEval_SaveThread();
+  ~Unlocked() { PyEval_RestoreThread(state); }
+};
+
+bool runs_unlocked(const Program& program, Call& made) {
+  const Unlocked unlocked;
+  return runs(program, made);
+}
+
+PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+  const Plan& plan = Direct::of(self);
+  const size_t count = static_cast<size_t>(PyVectorcall_NARGS(nargsf));
+  const Ref held = share(self);  // programs are never removed; the arguments are held by the caller
+  try {
+    for (size_t i = 0; !kwnames && i < plan.programs.size(); ++i) {
+      const Program& program = *plan.programs[i];
+      Call made;
+      if (!reads(program, args, count, made)) continue;
+      if (runs_unlocked(program, made)) return returned(program.results.ptr(), made);
+      break;
+    }
+  } catch (const std::exception&) {
+    // torch raises the same error to the callable, with its own class.
+  }
+  return PyObject_Vectorcall(plan.call.ptr(), args, nargsf, kwnames);
+}
+
+PyObject* add(PyObject* self, PyObject* program) {
+  Plan& plan = Direct::of(self);
+  if (plan.programs.size() >= MOST_PROGRAMS) return PyErr_Format(PyExc_ValueError, "has %zu programs", MOST_PROGRAMS);
+  HANDLE_TH_ERRORS
+  plan.programs.push_back(program_of(program));
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* size(PyObject* self, PyObject*) { return PyLong_FromSize_t(Direct::of(self).programs.size()); }
+
+// Direct(call)
+PyObject* create(PyTypeObject* type, PyObject* args, PyObject*) {
+  PyObject* given;
+  if (!PyArg_ParseTuple(args, "O", &given)) return nullptr;
+  return Direct::make(type, call, std::make_unique<Plan>(Plan{share(given), {}}));
+}
+
+PyMethodDef methods[] = {
+    {"add", add, METH_O, "add(program): add one of nxcore.interop.program for calls that it fits."},
+    {"programs", size, METH_NOARGS, "programs(): return the number of programs."},
+    {nullptr, nullptr, 0, nullptr}};
+
+}  // namespace
+
+PyTypeObject DirectType =
+    Direct::type("nxcore_native.Direct", "A plan that runs machine code without the interpreter's lock.", create,
+                 Py_TPFLAGS_HAVE_VECTORCALL, methods);
+
+}  // namespace nxcore

@@ -1,0 +1,110 @@
+#include "guard.h"
+
+#include <ATen/Context.h>
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/autocast_mode.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+namespace nxcore {
+
+Environment& environment() {
+  static Environment* one = new Environment;  // never freed: the interpreter may end before
+  return *one;
+}
+
+bool Around::read(bool lowers) {
+  if (at::impl::torch_function_mode_enabled()) return false;
+  const Environment& names = environment();
+  PyObject* level = PyDict_GetItemWithError(names.forward_names.ptr(), names.level.ptr());
+  if (!level || !PyLong_Check(level) || PyLong_AsLong(level) >= 0) return false;
+  PyObject* now = nullptr;
+  if (PyContextVar_Get(names.preference.ptr(), nullptr, &now) < 0 || !now) return false;
+  preference = steal(now);
+  const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
+  included = keys.included_.raw_repr();
+  excluded = keys.excluded_.raw_repr();
+  grad = c10::GradMode::is_enabled();
+  deterministic = at::globalContext().deterministicAlgorithms();
+  if (lowers) {  // whether autocast is on is in the keys
+    cpu = at::autocast::get_autocast_dtype(at::kCPU);
+    cuda = at::autocast::get_autocast_dtype(at::kCUDA);
+  }
+  return true;
+}
+
+bool Around::operator==(const Around& other) const {
+  return included == other.included && excluded == other.excluded && grad == other.grad &&
+         deterministic == other.deterministic && cpu == other.cpu && cuda == other.cuda &&
+         alike(preference.ptr(), other.preference.ptr());
+}
+
+namespace {
+
+const at::TensorImpl* impl_of(PyObject* tensor) { return THPVariable_Unpack(tensor).unsafeGetTensorImpl(); }
+
+// Whether elements are missing: a storage may have been resized to nothing.
+bool without_memory(const at::TensorImpl* tensor) {
+  return tensor->numel() != 0 && (!tensor->has_storage() || !tensor->unsafe_storage().data());
+}
+
+bool same(at::IntArrayRef now, const std::vector<int64_t>& then) { return now.equals(then); }
+
+}  // namespace
+
+bool is_tensor(PyObject* value) { return THPVariable_CheckExact(value); }
+
+bool is_sequence(PyObject* value) { return PyTuple_CheckExact(value) || PyList_CheckExact(value); }
+
+at::ArrayRef<PyObject*> items_of(PyObject* const& value) {
+  if (!is_sequence(value)) return {&value, 1};
+  return {PySequence_Fast_ITEMS(value), static_cast<size_t>(PySequence_Fast_GET_SIZE(value))};
+}
+
+TensorGuard::TensorGuard(PyObject* tensor) : type_(Py_TYPE(tensor)), device_(at::kCPU) {
+  const at::TensorImpl* impl = impl_of(tensor);
+  keys_ = impl->key_set().raw_repr();
+  dtype_ = c10::typeMetaToScalarType(impl->dtype());
+  device_ = impl->device();
+  requires_grad_ = impl->requires_grad();
+  empty_ = impl->numel() == 0;
+  sizes_ = impl->sizes().vec();
+  strides_ = impl->strides().vec();
+}
+
+bool TensorGuard::passes(PyObject* value) const {
+  if (Py_TYPE(value) != type_) return false;
+  const at::TensorImpl* impl = impl_of(value);
+  // The keys come first: only with equal ones are there sizes and strides to read.
+  return impl->key_set().raw_repr() == keys_ && same(impl->sizes(), sizes_) && same(impl->strides(), strides_) &&
+         c10::typeMetaToScalarType(impl->dtype()) == dtype_ && impl->device() == device_ &&
+         impl->requires_grad() == requires_grad_ && (empty_ || !without_memory(impl));
+}
+
+void mix(uint64_t value, uint64_t& hash) { hash = (hash ^ value) * 0x9E3779B97F4A7C15ull, hash ^= hash >> 29; }
+
+bool mix_sizes(PyObject* tensor, uint64_t& hash) {
+  const at::TensorImpl* impl = impl_of(tensor);
+  if (impl->layout() != at::kStrided || impl->has_symbolic_sizes_strides()) return false;
+  if (impl->key_set().has_any(c10::DispatchKeySet(c10::DispatchKey::NestedTensor))) return false;
+  for (int64_t size : impl->sizes()) mix(static_cast<uint64_t>(size), hash);
+  mix(static_cast<uint64_t>(impl->dim()) << 8 | static_cast<uint64_t>(impl->requires_grad()), hash);
+  return true;
+}
+
+bool alike(PyObject* a, PyObject* b) {
+  if (a == b) return true;
+  if (Py_TYPE(a) != Py_TYPE(b)) return false;
+  if (PyTuple_Check(a)) {
+    const Py_ssize_t count = PyTuple_GET_SIZE(a);
+    if (count != PyTuple_GET_SIZE(b)) return false;
+    for (Py_ssize_t i = 0; i < count; ++i)
+      if (!alike(PyTuple_GET_ITEM(a, i), PyTuple_GET_ITEM(b, i))) return false;
+    return true;
+  }
+  if (!PyLong_CheckExact(a) && !PyFloat_CheckExact(a) && !PyUnicode_CheckExact(a)) return false;
+  return PyObject_RichCompareBool(a, b, Py_EQ) == 1;
+}
+
+}  // namespace nxcore

@@ -1,0 +1,63 @@
+// Guards: what a plan was found for, compared with a call by reads of its tensors and of the thread's state.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "python.h"
+
+namespace nxcore {
+
+// Names of Python that a guard reads. Set once, when the extension is bound.
+struct Environment {
+  Ref preference;     // the ContextVar of nxcore.use, policy, record and profile
+  Ref forward_names;  // the dict of torch.autograd.forward_ad
+  Ref level;          // the name of its level, which is -1 outside of forward mode
+  Ref raw_stream;     // torch's function from a CUDA device's index to its current stream
+};
+Environment& environment();
+
+// What is in force around a call. Dispatch keys that are included or excluded in this thread are those of
+// autocast, modes, transforms, traces and inference mode.
+struct Around {
+  // Reads the calling thread's state. Returns false where only the Python path serves a call.
+  bool read(bool lowers);
+  bool operator==(const Around& other) const;
+
+  uint64_t included = 0, excluded = 0;
+  bool grad = false, deterministic = false;
+  at::ScalarType cpu = at::ScalarType::Undefined, cuda = at::ScalarType::Undefined;  // autocast's dtypes
+  Ref preference;
+};
+
+// One tensor, by all that a plan may be specialised on.
+class TensorGuard {
+ public:
+  explicit TensorGuard(PyObject* tensor);
+  bool passes(PyObject* value) const;
+
+ private:
+  PyTypeObject* type_;  // torch.Tensor or torch.nn.Parameter, which live as long as the process
+  uint64_t keys_;       // layout, lazy negation, subclasses
+  at::ScalarType dtype_;
+  at::Device device_;
+  bool requires_grad_, empty_;
+  std::vector<int64_t> sizes_, strides_;
+};
+
+bool is_tensor(PyObject* value);
+bool is_sequence(PyObject* value);  // a tuple or list
+
+// The items of a sequence, or the value itself. Borrowed: no code of a program may run while they are used.
+at::ArrayRef<PyObject*> items_of(PyObject* const& value);
+
+// Mixes what tells calls apart most often: the tensor's sizes. Returns false where they can't be read.
+bool mix_sizes(PyObject* tensor, uint64_t& hash);
+void mix(uint64_t value, uint64_t& hash);
+
+// Whether two values are equal and of equal classes, without running code of a program: anything but
+// numbers, strings and tuples of them is compared by identity.
+bool alike(PyObject* a, PyObject* b);
+
+}  // namespace nxcore

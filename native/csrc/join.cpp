@@ -1,0 +1,288 @@
+// Join: a forward plan and a backward operator as one node of autograd.
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/python_cpp_function.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <type_traits>
+
+#include "callable.h"
+#include "guard.h"
+#include "order.h"
+#include "types.h"
+
+namespace nxcore {
+namespace {
+
+using torch::autograd::SavedVariable;
+using torch::autograd::variable_list;
+using NodePtr = decltype(torch::autograd::Edge::function);  // its class depends on torch's version
+
+constexpr size_t MOST_TENSORS = 64;  // of a call: the bits of a mask
+
+// What follows from the problem; the same for all calls of a plan.
+struct Plan {
+  Ref owner;      // nxcore.interop.autograd.Differentiable: the specification, called where this can't serve
+  Ref forward;    // takes the operator's arguments
+  Ref backward;   // takes the backward operator's arguments
+  Ref gradients;  // gradients(owner, grad, mask, saved, numbers): a whole backward pass
+  std::vector<std::pair<Py_ssize_t, bool>> places;  // of tensors among the arguments; whether a sequence
+  std::vector<Py_ssize_t> numbers;                  // arguments that may change from call to call
+  std::vector<Py_ssize_t> kept;                     // saved tensors, among all tensors
+  bool inner;   // forward returns the result, and what is saved for the backward pass alone
+  bool keeps;   // forward returns a tuple, of which the first has a gradient, and the others are saved
+  bool checks;  // whether to look which gradients this pass needs
+  Orders orders;
+
+  int visit(visitproc visit, void* arg) const {
+    for (const Ref* one : {&owner, &forward, &backward, &gradients}) Py_VISIT(one->ptr());
+    return 0;
+  }
+};
+
+using Join = Callable<Plan>;
+
+// A node holds Python objects, and is freed by any thread. They are dropped with the interpreter's lock held,
+// and not at all once the interpreter has ended.
+void drop(Ref& ref) {
+  if (!ref) return;
+  if (!Py_IsInitialized()) {
+    ref.release();
+    return;
+  }
+  const pybind11::gil_scoped_acquire locked;
+  const Ref dropped = std::move(ref);
+}
+
+struct Node : torch::autograd::Node {
+  Ref join;                          // the Join, which holds the plan
+  Ref numbers;                       // a tuple
+  std::vector<SavedVariable> saved;  // read and cleared with the interpreter's lock held
+
+  ~Node() override {
+    drop(join);
+    drop(numbers);
+  }
+  std::string name() const override { return "_JoinBackward"; }
+  void release_variables() override {
+    const pybind11::gil_scoped_acquire locked;
+    for (SavedVariable& one : saved) one.reset_data();
+  }
+  variable_list apply(variable_list&& grads) override;
+  Ref unpacked();
+  uint64_t mask(bool checks);
+};
+
+Ref Node::unpacked() {
+  Ref all = steal(PyTuple_New(static_cast<Py_ssize_t>(saved.size())));
+  for (size_t i = 0; all && i < saved.size(); ++i) {
+    PyObject* one = THPVariable_Wrap(saved[i].unpack());
+    if (!one) return Ref();
+    PyTuple_SET_ITEM(all.ptr(), static_cast<Py_ssize_t>(i), one);
+  }
+  return all;
+}
+
+// Which inputs get a gradient; with `checks`, only those that this backward pass needs.
+uint64_t Node::mask(bool checks) {
+  uint64_t all = 0;
+  for (size_t i = 0; i < num_outputs(); ++i)
+    if (checks ? task_should_compute_output(i) : should_compute_output(i)) all |= uint64_t{1} << i;
+  return all;
+}
+
+// Whether a backward pass is an ordinary one: nothing records it, no autocast, a gradient with memory.
+bool plain(const at::Tensor& grad) {
+  const c10::DispatchKeySet off = c10::impl::tls_local_dispatch_key_set().excluded_;
+  const c10::DispatchKeySet odd({c10::DispatchKey::Python, c10::DispatchKey::Batched, c10::DispatchKey::ZeroTensor,
+                                 c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper});
+  return !c10::GradMode::is_enabled() && off.has_all(c10::autocast_dispatch_keyset) && !grad.key_set().has_any(odd);
+}
+
+// A view of all of `grad` becomes `grad`: with no other reference it would become a leaf's gradient without a
+// copy, and two leaves would share memory.
+at::Tensor itself(const at::Tensor& found, const at::Tensor& grad) {
+  const bool same = grad.defined() && !found.is_same(grad) && found.numel() && found.sizes().equals(grad.sizes()) &&
+                    found.strides().equals(grad.strides()) && found.scalar_type() == grad.scalar_type() &&
+                    found.const_data_ptr() == grad.const_data_ptr();
+  return same ? grad : found;
+}
+
+// Reads gradients, nested as the backward operator returns them, None for a missing one.
+bool read(PyObject* result, const at::Tensor& grad, variable_list& found, size_t& at) {
+  if (is_sequence(result)) {
+    for (PyObject* item : items_of(result))
+      if (!read(item, grad, found, at)) return false;
+    return true;
+  }
+  if (at < found.size() && THPVariable_Check(result)) {
+    found[at] = itself(THPVariable_Unpack(result), grad);
+  } else if (result != Py_None && !THPVariable_Check(result)) {
+    PyErr_Format(PyExc_TypeError, "a gradient is a tensor or None, got %.80s", Py_TYPE(result)->tp_name);
+    return false;
+  }
+  ++at;
+  return true;
+}
+
+[[noreturn]] void raise() {
+  python_error error;
+  error.persist();
+  throw error;
+}
+
+variable_list Node::apply(variable_list&& grads) {
+  variable_list found(num_outputs());
+  if (!grads[0].defined()) return found;
+  const pybind11::gil_scoped_acquire locked;
+  Plan& plan = Join::of(join.ptr());
+  const uint64_t wanted = mask(plan.checks && found.size() > 1);
+  const Ref saved = unpacked();
+  const Ref grad = steal(THPVariable_Wrap(grads[0]));
+  if (!saved || !grad) raise();
+  Ref result;
+  size_t at = 0;
+  const Order* order = nullptr;
+  if (plain(grads[0])) order = plan.orders.find(plan.owner.ptr(), wanted, found.size(), grad, saved, numbers);
+  if (order) {
+    result = order->call(plan.backward.ptr(), grad, saved, numbers);
+    if (result && read(result.ptr(), grads[0], found, at)) return found;
+  } else if (!PyErr_Occurred()) {
+    const Ref flags = tuple_of(wanted, found.size());
+    PyObject* const args[] = {plan.owner.ptr(), grad.ptr(), flags.ptr(), saved.ptr(), numbers.ptr()};
+    result = steal(flags ? PyObject_Vectorcall(plan.gradients.ptr(), args, 5, nullptr) : nullptr);
+    if (result && read(result.ptr(), at::Tensor(), found, at)) return found;
+  }
+  raise();
+}
+
+// torch counts a node's references in the node itself since 2.13, and beside it before.
+template <typename Pointer>
+Pointer made() {
+  if constexpr (std::is_same_v<Pointer, std::shared_ptr<torch::autograd::Node>>)
+    return Pointer(new Node, [](auto* node) { deleteNode(node); });
+  else
+    return Pointer::unsafe_steal_from_new(new Node);
+}
+
+// Collects the tensors of a call. Returns false for one that is not torch's own class.
+bool collect(const Plan& plan, PyObject* const* args, variable_list& flat) {
+  for (const auto& [place, many] : plan.places) {
+    if (many != is_sequence(args[place])) return false;
+    for (PyObject* item : items_of(args[place])) {
+      if (!is_tensor(item)) return false;
+      flat.push_back(THPVariable_Unpack(item));
+    }
+  }
+  return true;
+}
+
+// The tensors of a forward plan's result, the one with a gradient first. Returns false for another form, or
+// for a result that is not fresh: a view or an argument needs torch's own care.
+bool fresh(const Plan& plan, PyObject* result, const variable_list& flat, variable_list& outs) {
+  if (plan.inner || plan.keeps ? !PyTuple_CheckExact(result) : is_sequence(result)) return false;
+  for (PyObject* item : items_of(result)) {
+    if (!is_tensor(item)) return false;
+    outs.push_back(THPVariable_Unpack(item));
+  }
+  if (outs.empty()) return false;
+  for (const at::Tensor& out : outs) {
+    if (out.is_view() || out.requires_grad() || out.is_inference()) return false;
+    for (const at::Tensor& one : flat)
+      if (one.is_same(out)) return false;
+  }
+  return torch::autograd::isDifferentiableType(outs[0].scalar_type());
+}
+
+PyObject* joined(PyObject* self, const Plan& plan, PyObject* const* args, size_t count) {
+  variable_list flat, outs;
+  const auto by_python = [&] { return PyObject_Vectorcall(plan.owner.ptr(), args, count, nullptr); };
+  if (!collect(plan, args, flat) || flat.size() > MOST_TENSORS || !torch::autograd::compute_requires_grad(flat))
+    return by_python();
+  NodePtr node = made<NodePtr>();  // before the forward plan runs: nodes are numbered in the order of calls
+  Node& ours = static_cast<Node&>(*node);
+  Ref result;
+  {
+    const c10::AutoGradMode off(false);
+    result = steal(PyObject_Vectorcall(plan.forward.ptr(), args, count, nullptr));
+  }
+  if (!result) return nullptr;
+  if (!fresh(plan, result.ptr(), flat, outs)) return by_python();
+  node->set_next_edges(torch::autograd::collect_next_edges(flat));
+  ours.join = share(self);
+  ours.numbers = steal(PyTuple_New(static_cast<Py_ssize_t>(plan.numbers.size())));
+  if (!ours.numbers) return nullptr;
+  for (size_t i = 0; i < plan.numbers.size(); ++i)
+    PyTuple_SET_ITEM(ours.numbers.ptr(), static_cast<Py_ssize_t>(i), Py_NewRef(args[plan.numbers[i]]));
+  torch::autograd::set_history(outs[0], node);
+  if (plan.keeps)  // the other results belong to the node too, as outputs without a gradient
+    for (size_t i = 1; i < outs.size(); ++i) node->add_input_metadata(torch::autograd::Node::undefined_input());
+  ours.saved.reserve(plan.kept.size() + outs.size() - 1);
+  for (const Py_ssize_t i : plan.kept) ours.saved.emplace_back(flat[i], /*is_output=*/false);
+  for (size_t i = 1; i < outs.size(); ++i) ours.saved.emplace_back(outs[i], /*is_output=*/false);
+  return plan.inner ? Py_NewRef(PyTuple_GET_ITEM(result.ptr(), 0)) : result.release().ptr();
+}
+
+PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+  const Plan& plan = Join::of(self);
+  const size_t count = static_cast<size_t>(PyVectorcall_NARGS(nargsf));
+  Py_ssize_t last = -1;
+  for (const auto& place : plan.places) last = std::max(last, place.first);
+  for (const Py_ssize_t place : plan.numbers) last = std::max(last, place);
+  if (kwnames || static_cast<Py_ssize_t>(count) <= last)
+    return PyErr_Format(PyExc_TypeError, "a plan takes all of the operator's arguments, got %zu", count);
+  HANDLE_TH_ERRORS
+  return joined(self, plan, args, count);
+  END_HANDLE_TH_ERRORS
+}
+
+// Join(owner, forward, backward, gradients, places, numbers, kept, inner, keeps, checks)
+PyObject* create(PyTypeObject* type, PyObject* args, PyObject*) {
+  HANDLE_TH_ERRORS
+  using Places = std::vector<Py_ssize_t>;
+  auto [owner, forward, backward, gradients, places, numbers, kept, inner, keeps, checks] = pybind11::cast<
+      std::tuple<Ref, Ref, Ref, Ref, std::vector<std::pair<Py_ssize_t, bool>>, Places, Places, bool, bool, bool>>(
+      pybind11::handle(args));
+  return Join::make(type, call,
+                    std::make_unique<Plan>(
+                        Plan{owner, forward, backward, gradients, places, numbers, kept, inner, keeps, checks, {}}));
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* saved_tensors(PyObject* self, void*) {
+  HANDLE_TH_ERRORS
+  auto& node = static_cast<Node&>(*reinterpret_cast<torch::autograd::THPCppFunction*>(self)->cdata);
+  return node.unpacked().release().ptr();
+  END_HANDLE_TH_ERRORS
+}
+
+}  // namespace
+
+PyTypeObject JoinType =
+    Join::type("nxcore_native.Join", "A forward plan and a backward operator as one node of autograd.", create,
+               Py_TPFLAGS_HAVE_VECTORCALL);
+
+bool ready_node() {
+  using namespace torch::autograd;
+  // As torch's own nodes; the macro for them names a function that torch 2.13 doesn't declare.
+  static PyMethodDef methods[] = {{"_register_hook_dict", THPCppFunction_register_hook_dict, METH_O, nullptr},
+                                  {"register_hook", THPCppFunction_register_hook, METH_O, nullptr},
+                                  {"register_prehook", THPCppFunction_register_prehook, METH_O, nullptr},
+                                  {"name", THPCppFunction_name, METH_NOARGS, nullptr},
+                                  {"_sequence_nr", THPCppFunction_sequence_nr, METH_NOARGS, nullptr},
+                                  {nullptr, nullptr, 0, nullptr}};
+  static PyGetSetDef fields[] = {THP_FUNCTION_DEFAULT_PROPERTIES,
+                                 {"saved_tensors", saved_tensors, nullptr, nullptr, nullptr},
+                                 {nullptr, nullptr, nullptr, nullptr, nullptr}};
+  static PyTypeObject type = {PyVarObject_HEAD_INIT(nullptr, 0)};
+  if (!_initFunctionPyTypeObject(type, "nxcore_native._JoinBackward", fields, methods)) return false;
+  registerCppFunction(typeid(nxcore::Node), &type);
+  return true;
+}
+
+}  // namespace nxcore

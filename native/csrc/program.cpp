@@ -1,0 +1,218 @@
+#include "program.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include "guard.h"
+
+namespace nxcore {
+namespace {
+
+#if !defined(__x86_64__) && !defined(__aarch64__)
+#error "arguments are passed by the calling conventions of x86-64 (System V) and AArch64"
+#endif
+
+constexpr size_t DOUBLES = 8;    // as many as either convention passes in registers
+constexpr size_t WORDS = 96;     // integers and addresses of a function of the CPU
+constexpr size_t BYTES = 32768;  // of a kernel's parameters, as the driver allows
+constexpr int64_t ALIGNED = 16;
+
+// Integers and floating numbers go to separate registers, and integers beyond them to the stack in order. So
+// their order among each other is of no importance, and neither are more of them than a function takes.
+template <size_t... I>
+int invoke(void* address, const int64_t* words, const double* d, std::index_sequence<I...>) {
+  using Function = int (*)(decltype(static_cast<void>(I), int64_t())..., double, double, double, double, double, double,
+                           double, double);
+  return reinterpret_cast<Function>(address)(words[I]..., d[0], d[1], d[2], d[3], d[4], d[5], d[6], d[7]);
+}
+
+int invoke(void* address, const int64_t* words, size_t count, const double* d) {
+  if (count <= 12) return invoke(address, words, d, std::make_index_sequence<12>());
+  if (count <= 24) return invoke(address, words, d, std::make_index_sequence<24>());
+  if (count <= 48) return invoke(address, words, d, std::make_index_sequence<48>());
+  return invoke(address, words, d, std::make_index_sequence<WORDS>());
+}
+
+// As many threads for a block as torch has now.
+class Threads {
+ public:
+  explicit Threads(const Program& program) : program_(program) {
+    if (!program.count) return;
+    before_ = program.count();
+    wanted_ = std::min(at::get_num_threads(), program.most);
+    if (before_ != wanted_) program.set_count(wanted_);
+  }
+  ~Threads() {
+    if (before_ != wanted_) program_.set_count(before_);
+  }
+
+ private:
+  const Program& program_;
+  int before_ = 0, wanted_ = 0;
+};
+
+// A GPU's context for a block: another device's may be current, or none in a new thread.
+class Current {
+ public:
+  explicit Current(const Program& program) : program_(program) {
+    void* now = nullptr;
+    if (!program.context || (program.driver.context(&now) == 0 && now == program.context)) return;
+    ok = program.driver.push(program.context) == 0;
+    pushed_ = ok;
+  }
+  ~Current() {
+    void* popped;
+    if (pushed_) program_.driver.pop(&popped);
+  }
+  bool ok = true;
+
+ private:
+  const Program& program_;
+  bool pushed_ = false;
+};
+
+// Zeros of a stream. They are never freed: CUDA may end before.
+at::Tensor ticket(const Program& program, int64_t count, void* stream) {
+  const at::TensorOptions options = at::TensorOptions(program.device).dtype(at::kInt);
+  if (program.device.is_cpu()) return at::zeros({count}, options);
+  static auto* const all = new std::map<std::pair<int, void*>, at::Tensor>;
+  static auto* const lock = new std::mutex;
+  const std::lock_guard<std::mutex> locked(*lock);
+  at::Tensor& found = (*all)[{program.device.index(), stream}];
+  if (!found.defined() || found.numel() < count) found = at::zeros({count}, options);
+  return found;
+}
+
+bool runs(const Program& program, const Step& step, const Call& call) {
+  alignas(ALIGNED) char block[BYTES];
+  std::memcpy(block, step.block.data(), step.block.size());
+  for (const Hole& hole : step.holes) {
+    const auto& [at, index, shift] = hole;
+    const int64_t itself = reinterpret_cast<int64_t>(block);
+    const int64_t address = (index < call.addresses.size() ? call.addresses[index] : itself) + shift;
+    std::memcpy(block + at, &address, sizeof address);
+  }
+  if (step.shape.empty()) {
+    double d[DOUBLES] = {};
+    std::memcpy(d, step.floats.data(), step.floats.size());
+    return invoke(step.function, reinterpret_cast<int64_t*>(block), step.parameters.size(), d) == 0;
+  }
+  c10::SmallVector<void*, 32> parameters;
+  for (const size_t at : step.parameters) parameters.push_back(block + at);
+  const unsigned* s = step.shape.data();
+  return program.driver.launch(step.function, s[0], s[1], s[2], s[3], s[4], s[5], s[6], call.stream, parameters.data(),
+                               nullptr) == 0;
+}
+
+bool add(const Program& program, PyObject* value, Call& call) {
+  if (!is_tensor(value)) return false;
+  const at::Tensor& tensor = THPVariable_Unpack(value);
+  if (tensor.device() != program.device) return false;
+  const int64_t address = reinterpret_cast<int64_t>(tensor.const_data_ptr());
+  call.addresses.push_back(address);
+  return !program.aligned || address % ALIGNED == 0;
+}
+
+bool read(const Program& program, const Argument& argument, PyObject* value, Call& call) {
+  switch (argument.what) {
+    case Given::tensor:
+      return add(program, value, call);
+    case Given::many:
+      if (!is_sequence(value) || items_of(value).size() != PyLong_AsSize_t(argument.value.ptr())) return false;
+      for (PyObject* item : items_of(value))
+        if (!add(program, item, call)) return false;
+      return true;
+    case Given::none:
+      return value == Py_None;
+    case Given::equal:
+      return alike(value, argument.value.ptr());
+    case Given::any:
+      break;
+  }
+  return true;
+}
+
+}  // namespace
+
+bool reads(const Program& program, PyObject* const* args, size_t count, Call& call) {
+  if (count < program.arguments.size()) return false;
+  // A forked child may not use the parent's threads, and the function has a fixed idea of whether it has any.
+  if (program.count && (program.process != getpid() || (at::get_num_threads() == 1) != program.alone)) return false;
+  for (size_t i = 0; i < program.arguments.size(); ++i)
+    if (!read(program, program.arguments[i], args[i], call)) return false;
+  if (!program.device.is_cuda()) return true;
+  const Ref index = steal(PyLong_FromLong(program.device.index()));
+  const Ref stream = steal(PyObject_CallOneArg(environment().raw_stream.ptr(), index.ptr()));
+  call.stream = stream ? PyLong_AsVoidPtr(stream.ptr()) : nullptr;
+  int capturing = 0;
+  if (!PyErr_Occurred())  // a graph's replays may overlap other launches, so its tickets are its own
+    return program.tickets.empty() || (program.driver.capturing(call.stream, &capturing) == 0 && !capturing);
+  PyErr_Clear();
+  return false;
+}
+
+bool runs(const Program& program, Call& call) {
+  for (const Fresh& one : program.fresh)
+    call.made.push_back(
+        program.device.is_cpu()
+            ? at::Tensor(at::detail::empty_strided_cpu(one.sizes, one.strides, one.dtype))
+            : at::empty_strided(one.sizes, one.strides, at::TensorOptions(program.device).dtype(one.dtype)));
+  for (const int64_t count : program.tickets) call.made.push_back(ticket(program, count, call.stream));
+  for (const at::Tensor& one : call.made) call.addresses.push_back(reinterpret_cast<int64_t>(one.data_ptr()));
+  const Threads threads(program);
+  const Current current(program);
+  for (const Step& step : program.steps)
+    if (!current.ok || !runs(program, step, call)) return false;
+  return true;
+}
+
+std::unique_ptr<Program> program_of(PyObject* given) {
+  namespace py = pybind11;
+  using Shape = std::tuple<at::ScalarType, std::vector<int64_t>, std::vector<int64_t>>;
+  using Item = std::tuple<std::string, Ref>;
+  using Steps =
+      std::tuple<uintptr_t, std::string, std::vector<Hole>, std::vector<unsigned>, std::vector<size_t>, std::string>;
+  auto [arguments, fresh, tickets, steps, results, device, aligned, context, driver, team, keep] =
+      py::cast<std::tuple<std::vector<Item>, std::vector<Shape>, std::vector<int64_t>, std::vector<Steps>, Ref,
+                          at::Device, bool, uintptr_t, std::vector<uintptr_t>, std::vector<uintptr_t>, Ref>>(
+          py::handle(given));
+  auto made = std::make_unique<Program>();
+  for (auto& [what, value] : arguments) {
+    made->arguments.push_back({static_cast<Given>(what.at(0)), value});
+  }
+  for (auto& [dtype, sizes, strides] : fresh) made->fresh.push_back({dtype, sizes, strides});
+  for (auto& [function, block, holes, shape, parameters, floats] : steps) {
+    const size_t words = shape.empty() ? parameters.size() : 0;
+    TORCH_CHECK_VALUE(block.size() <= BYTES && words <= WORDS && floats.size() <= DOUBLES * sizeof(double),
+                      "a function takes at most ", WORDS, " integers, ", DOUBLES, " floating numbers, ", BYTES,
+                      " bytes");
+    TORCH_CHECK_VALUE(shape.empty() || shape.size() == 7, "a launch has a grid, a block and shared memory");
+    for (const auto& [at, index, shift] : holes)
+      TORCH_CHECK_VALUE(at + sizeof(int64_t) <= block.size(), "an address has no place");
+    made->steps.push_back({reinterpret_cast<void*>(function), block, holes, shape, parameters, floats});
+  }
+  if (driver.size() * sizeof(void*) == sizeof(Driver)) std::memcpy(&made->driver, driver.data(), sizeof(Driver));
+  if (team.size() == 3) {
+    made->count = reinterpret_cast<int (*)()>(team[0]);
+    made->set_count = reinterpret_cast<void (*)(int)>(team[1]);
+    made->most = static_cast<int>(team[2]);
+  }
+  made->tickets = tickets;
+  made->results = results;
+  made->keep = keep;
+  made->device = device;
+  made->aligned = aligned;
+  made->context = reinterpret_cast<void*>(context);
+  made->alone = at::get_num_threads() == 1;
+  return made;
+}
+
+}  // namespace nxcore

@@ -1,0 +1,55 @@
+"""Build the extension with the sanitizers of addresses and undefined behaviour, and run the tests of calls.
+
+It is built in a folder of its own, so that the installed one stays. The sanitizers must be loaded before
+Python, which leaks on purpose and is not sanitized itself.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+TESTS = (
+    "tests/null/call/test_operator.py",
+    "tests/null/call/test_leaks.py",
+    "tests/null/interop/test_native.py",
+    "tests/null/interop/test_program.py",
+    "tests/null/interop/test_join.py",
+    "tests/null/interop/test_autograd.py",
+)
+
+
+def main() -> int:
+    """Return the exit status of the tests."""
+    compiler = os.environ.get("CXX", "c++")
+    with tempfile.TemporaryDirectory() as folder:
+        here = Path(folder)
+        ignored = shutil.ignore_patterns("build", "*.so", "*.egg-info")
+        shutil.copytree(ROOT / "native", here / "native", ignore=ignored)
+        build = (sys.executable, "setup.py", "-q", "build_ext", "--inplace", "egg_info")
+        sanitized = os.environ | {"NXCORE_NATIVE_SANITIZE": "address,undefined"}
+        subprocess.run(build, cwd=here / "native", env=sanitized, check=True)
+        libraries = [
+            subprocess.run(
+                (compiler, f"-print-file-name={name}"), capture_output=True, text=True, check=True
+            ).stdout.strip()
+            for name in ("libasan.so", "libubsan.so", "libstdc++.so.6")
+        ]
+        paths = (here / "native" / "src", ROOT, *ROOT.glob("plugins/*/src"))
+        env = os.environ | {
+            "LD_PRELOAD": ":".join(libraries),
+            "ASAN_OPTIONS": "detect_leaks=0",
+            "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
+            "PYTHONPATH": os.pathsep.join(map(str, paths)),
+        }
+        tests = (sys.executable, "-m", "pytest", "-p", "no:benchmark", "-q", "--part=first", *TESTS)
+        return subprocess.run((*tests, "-k", "compiled"), cwd=ROOT, env=env, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,34 @@
+"""Build of the extension: one shared library for the installed torch's minor version."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+from setuptools import setup
+from torch.utils.cpp_extension import BuildExtension, CppExtension
+
+MINOR = "_".join(torch.__version__.split(".")[:2])
+SANITIZE = os.environ.get("NXCORE_NATIVE_SANITIZE", "")
+"""Sanitizers of the compiler, such as ``address,undefined``; empty for none."""
+
+flags = ["-O2", "-g0", "-Wall", "-fvisibility=hidden"]
+link: list[str] = []
+if SANITIZE:
+    flags = ["-O0", "-g1", "-fno-omit-frame-pointer", f"-fsanitize={SANITIZE}", *flags[2:]]
+    link = [f"-fsanitize={SANITIZE}"]
+
+here = Path(__file__).parent
+os.chdir(here)
+setup(
+    ext_modules=[
+        CppExtension(
+            f"nxcore_native._torch{MINOR}",
+            sorted(path.relative_to(here).as_posix() for path in (here / "csrc").glob("*.cpp")),
+            extra_compile_args=flags,
+            extra_link_args=link,
+        )
+    ],
+    cmdclass={"build_ext": BuildExtension},
+)

@@ -1,0 +1,105 @@
+"""The compiled call path, if it is installed and fits the installed torch; see the package nxcore-native.
+
+The Python path is its specification: a call that the extension doesn't know goes there.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from typing import Any, NamedTuple
+
+from torch.autograd import forward_ad
+
+from nxcore.context import PREFERENCE
+from nxcore.errors import FOREIGN
+from nxcore.interop import internals
+from nxcore.interop.program import Recorder
+from nxcore.spec.launched import run_by
+from nxcore.spec.spec import REQUIRED, Drawn, OpSpec
+
+GROUP = "nxcore.native"
+
+LETTERS = {
+    "tensor": "t",
+    "tensors": "m",
+    "operand": "o",
+    "scalar": "s",
+    "static": "f",
+    "size": "f",
+    "out": "u",
+}
+"""The kinds of parameters, as the extension names them."""
+
+
+class Found(NamedTuple):
+    """The extension, or why there is none.
+
+    Attributes
+    ----------
+    extension : module, optional
+        The extension, ready for use; None without one.
+    detail : str
+        Where it comes from, or why there is none.
+    ok : bool
+        False if it is installed and can't be used.
+    """
+
+    extension: Any
+    detail: str
+    ok: bool = True
+
+
+@functools.cache
+def found() -> Found:
+    """Look for the extension, once a process."""
+    entry = next(iter(entry_points(group=GROUP)), None)
+    if entry is None:
+        return Found(None, "not installed: Python finds the plan of each call")
+    named = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
+    try:
+        extension = entry.load()()
+        extension.setup(PREFERENCE, vars(forward_ad), internals.raw_stream)
+        run_by(functools.partial(_recorded, extension))
+    except FOREIGN as error:  # calls go on without it
+        return Found(None, f"{named} is left out: {type(error).__name__}: {error}", ok=False)
+    return Found(extension, named)
+
+
+def _recorded(extension: Any, call: Callable[..., Any], again: Callable[[], Callable[..., Any]]) -> Any:
+    """Return a plan of launches as an object of the extension."""
+    recorder = Recorder(call, again)
+    recorder.direct = extension.Direct(recorder)
+    return recorder.direct
+
+
+def bases(operator: type, *, wanted: bool) -> tuple[type, ...]:
+    """Return the bases of an operator's class."""
+    extension = found().extension if wanted else None
+    return (operator,) if extension is None else (extension.Lookup, operator)
+
+
+def of(operator: Any) -> Any:
+    """Return the extension if it finds the plans of ``operator``, else None."""
+    if not hasattr(operator, "admitted"):
+        return None  # and the extension may not be loaded
+    return found().extension
+
+
+def adopt(operator: Any, spec: OpSpec) -> None:
+    """Let the extension find the plans of ``operator``, if its class has the extension's base."""
+    if (extension := of(operator)) is None:
+        return
+    params = tuple(
+        (
+            p.name,
+            LETTERS[p.kind],
+            p.default,
+            p.default is REQUIRED,
+            p.keyword,
+            isinstance(p.default, Drawn),
+        )
+        for p in spec.params
+    )
+    extension.adopt(operator, params, "lower" in spec.autocast.values(), type(operator).__call__)

@@ -1,0 +1,290 @@
+"""Programs: what a plan does as data for the extension, recorded from a call."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from nxcore.errors import FOREIGN
+from nxcore.interop import internals
+from nxcore.spec.launched import Launched, noted
+
+_log = logging.getLogger("nxcore")
+
+ALIGNED = 16  # bytes: the widest load of a kernel
+MOST = 4
+"""The most recordings of a plan, each for other numbers among the arguments."""
+
+FUNCTIONS = (
+    "cuLaunchKernel",
+    "cuCtxGetCurrent",
+    "cuCtxPushCurrent_v2",
+    "cuCtxPopCurrent_v2",
+    "cuStreamIsCapturing",
+)
+"""The driver's functions that a launch needs."""
+
+aten = torch.ops.aten
+MAKES = frozenset({aten.empty_strided.default, aten.empty.memory_format})
+VIEWS = frozenset(getattr(aten, name).default for name in ("alias", "as_strided", "detach", "view")) | {
+    aten.unbind.int,
+    aten.select.int,
+    aten.slice.Tensor,
+}
+ZEROS = frozenset({aten.zeros.default})  # for a ticket
+"""A plan may do these besides launching. Anything else would be left out of a recording."""
+
+TENSOR, MANY, NONE, EQUAL, ANY = "tmnea"
+"""The kinds of arguments, as the extension names them."""
+
+ITSELF = 2**32 - 1
+"""The number that stands for a step's own block, among those of addresses."""
+
+
+class Step(NamedTuple):
+    """One function and its arguments; see ``program.h`` of the extension."""
+
+    function: int
+    block: bytes
+    holes: tuple[tuple[int, int, int], ...]
+    shape: tuple[int, ...]
+    parameters: tuple[int, ...]
+    floats: bytes
+
+
+class Program(NamedTuple):
+    """All that a plan does; see ``program.h`` of the extension."""
+
+    arguments: tuple[tuple[str, Any], ...]
+    fresh: tuple[tuple[torch.dtype, tuple[int, ...], tuple[int, ...]], ...]
+    tickets: tuple[int, ...]
+    steps: tuple[Step, ...]
+    results: Any
+    device: torch.device
+    aligned: bool
+    context: int
+    driver: tuple[int, ...]
+    team: tuple[int, ...]
+    keep: object
+
+
+class Recorder:
+    """A plan whose calls are recorded until the extension can repeat them.
+
+    Parameters
+    ----------
+    call : callable
+        The plan; takes the operator's arguments, all positional.
+    again : callable
+        Returns the same plan with launches that are noted instead of made.
+
+    Attributes
+    ----------
+    direct : object
+        The extension's object, which calls this one where none of its programs fits.
+    """
+
+    def __init__(self, call: Callable[..., Any], again: Callable[[], Callable[..., Any]]) -> None:
+        self.direct: Any = None
+        self._call, self._again, self._left = call, again, MOST
+
+    def __call__(self, *args: Any) -> Any:
+        """Record the call if it can be repeated, and make it."""
+        if self._left and _plain(args):
+            self._left -= 1
+            try:
+                self.direct.add(record(self._again(), args))
+            except FOREIGN as why:  # whatever is wrong with a recording, calls go on without
+                _log.debug("%s isn't recorded: %s", self._call, why)
+            else:
+                return self.direct(*args)
+        return self._call(*args)
+
+
+def _plain(args: tuple[Any, ...]) -> bool:
+    """Return whether a program can be told from this call: where its tensors lie, and by which numbers.
+
+    Two tensors at one address can't be told apart, and neither can 0 and -0.
+    """
+    if internals.dispatch_modes() or any(isinstance(a, float) and a == 0 for a in args):
+        return False
+    tensors = _tensors(args)
+    places = [t.data_ptr() for t in tensors if type(t) is Tensor or type(t) is torch.nn.Parameter]
+    if len({t.device for t in tensors}) != 1 or len(places) != len(tensors):
+        return False
+    if tensors[0].is_cuda and torch.cuda.is_current_stream_capturing():
+        return False
+    return len(set(places)) == len(places) and not any(place == 0 or place % ALIGNED for place in places)
+
+
+def _tensors(args: Sequence[Any]) -> list[Tensor]:
+    found: list[Tensor] = []
+    for arg in args:
+        if isinstance(arg, Tensor):
+            found.append(arg)
+        elif isinstance(arg, (tuple, list)):
+            found.extend(a for a in arg if isinstance(a, Tensor))
+    return found
+
+
+class _Launches(list[Launched]):
+    """The launches of a recording, each with its context."""
+
+    def append(self, launch: Launched) -> None:
+        """Add a launch; without a context it has that of this thread, which may be another's device later."""
+        here = launch.shape and not launch.context
+        super().append(launch._replace(context=_context()) if here else launch)
+
+
+class _Made(TorchDispatchMode):
+    """Notes the tensors that are made in a block, and whether anything else is done."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # which would import the compiler: seconds of a process's first call
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has no types for it
+        self.fresh: list[Tensor] = []
+        self.others: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in MAKES:
+            self.fresh.append(result)
+        elif func not in VIEWS | ZEROS:
+            self.others.append(str(func))
+        return result
+
+
+def record(call: Callable[..., Any], args: tuple[Any, ...]) -> Program:
+    """Return all that a call does.
+
+    Parameters
+    ----------
+    call : callable
+        The plan, with launches that are noted.
+    args : tuple
+        The operator's arguments; tensors at 16 bytes, each at another address.
+
+    Raises
+    ------
+    ValueError
+        If it does more than to allocate and to launch.
+    """
+    launches = _Launches()
+    token = noted.set(launches)
+    try:
+        with _Made() as made:
+            result = call(*args)
+    finally:
+        noted.reset(token)
+    contexts, drivers = {n.context for n in launches}, {n.driver for n in launches}
+    teams = {n.team for n in launches if n.team}
+    if made.others or len(contexts) != 1 or len(drivers) != 1 or len(teams) > 1:
+        raise ValueError(
+            f"it makes {len(launches)} launches, and calls {', '.join(made.others) or 'nothing'}"
+        )
+    tensors = _tensors(args)
+    places = _Places(tensors, made.fresh)
+    tickets: list[int] = []
+    steps = []
+    for launch in launches:
+        holes = []
+        for at, address in launch.pointers:
+            if (place := places.of(address)) is not None:
+                holes.append((at, *place))
+            elif launch.shape:
+                raise ValueError("a launch gets the address of something else")
+        for at, count in launch.tickets:
+            holes.append((at, len(tensors) + len(made.fresh) + len(tickets), 0))
+            tickets.append(count)
+        holes += [(at, ITSELF, to) for at, to in launch.inside]
+        about = launch.shape, launch.parameters, launch.floats
+        steps.append(Step(launch.function, launch.block, tuple(holes), *about))
+    (context,), (driver,) = contexts, drivers
+    on_gpu = any(n.shape for n in launches)
+    return Program(
+        arguments=tuple(map(_argument, args)),
+        fresh=tuple((t.dtype, tuple(t.shape), t.stride()) for t in made.fresh),
+        tickets=tuple(tickets),
+        steps=tuple(steps),
+        results=_form(result, made.fresh),
+        device=tensors[0].device,
+        aligned=on_gpu,
+        context=context,
+        driver=driver or (_driver() if on_gpu else ()),
+        team=next(iter(teams), ()),
+        keep=(call, [n.keep for n in launches]),
+    )
+
+
+def _argument(value: Any) -> tuple[str, Any]:
+    if isinstance(value, Tensor):
+        return TENSOR, None
+    if isinstance(value, (tuple, list)) and value and all(isinstance(v, Tensor) for v in value):
+        return MANY, len(value)
+    if isinstance(value, (tuple, list)) and any(isinstance(v, Tensor) for v in value):
+        raise ValueError("a sequence has tensors and others")
+    if value is None:
+        return NONE, None
+    return (EQUAL, value) if isinstance(value, (int, float)) else (ANY, None)
+
+
+def _form(result: Any, fresh: list[Tensor]) -> Any:
+    """Return numbers of fresh tensors in the form of a result."""
+    if isinstance(result, (tuple, list)):
+        return type(result)(_form(r, fresh) for r in result)
+    if result is None:
+        return None
+    for i, tensor in enumerate(fresh):
+        if tensor is result or (tensor.numel() and _place(tensor) == _place(result)):
+            return i
+    raise ValueError("a result isn't a whole tensor that the plan made")
+
+
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+
+
+class _Places:
+    """The number of a tensor, and the distance from its beginning, by an address."""
+
+    def __init__(self, tensors: list[Tensor], fresh: list[Tensor]) -> None:
+        self._given = {t.data_ptr(): i for i, t in enumerate(tensors)}
+        self._fresh = [
+            (t.data_ptr(), t.untyped_storage().nbytes(), len(tensors) + i) for i, t in enumerate(fresh)
+        ]
+
+    def of(self, address: int) -> tuple[int, int] | None:
+        if address in self._given:
+            return self._given[address], 0
+        for begin, size, index in self._fresh:
+            if begin and begin <= address < begin + size:
+                return index, address - begin
+        return None
+
+
+@functools.cache
+def _library() -> Any:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+@functools.cache
+def _driver() -> tuple[int, ...]:
+    """Return the addresses of the driver's functions."""
+    return tuple(ctypes.cast(getattr(_library(), name), ctypes.c_void_p).value or 0 for name in FUNCTIONS)
+
+
+def _context() -> int:
+    """Return the calling thread's context."""
+    found = ctypes.c_void_p()
+    _library().cuCtxGetCurrent(ctypes.byref(found))
+    return found.value or 0

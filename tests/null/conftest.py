@@ -1,0 +1,47 @@
+"""Calls take two paths, Python's and the compiled one: what is tested of calls is tested on both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from nxcore import session as sessions
+from nxcore.interop import native
+from nxcore.spec import launched
+
+BOTH = ("call", "graphs", "interop")
+"""The folders whose tests run on both paths."""
+
+PATHS = ["python", "compiled"] if native.found().extension else ["python"]
+
+_defaults: dict[str, Any] = {}
+"""The default session of each path: an operator is made for one of them."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.definition.path.parent.name not in BOTH:
+        return
+    given = [m.args[0] for m in metafunc.definition.iter_markers("parametrize")]
+    if "path" in given:
+        return
+    # What tests calls themselves runs on both paths at once; of the others Python's path is in the rest.
+    late = [pytest.mark.slow] if len(PATHS) > 1 and metafunc.definition.path.parent.name != "call" else []
+    python, *others = PATHS
+    metafunc.parametrize("path", [pytest.param(python, marks=late), *others], indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Make the operators of this test for one path."""
+    taken = getattr(request, "param", "")
+    if not taken:
+        yield ""
+        return
+    monkeypatch.setattr(sessions, "_default", _defaults.get(taken))
+    if taken == "python":
+        monkeypatch.setattr(native, "bases", lambda operator, *, wanted: (operator,))
+        monkeypatch.setattr(launched, "_runs", [])
+    yield taken
+    _defaults[taken] = sessions._default

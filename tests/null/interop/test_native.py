@@ -1,0 +1,246 @@
+"""The compiled path: when it is used, what it hands to Python, what it keeps alive, and what it frees."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from nxcore.errors import InvalidInputError
+from nxcore.interop import native
+from nxcore.settings import Settings
+from tests.null import fakes
+
+EXTENSION = native.found().extension
+
+if EXTENSION is None:
+    pytest.skip(f"nxcore-native: {native.found().detail}", allow_module_level=True)
+
+COMPILED = pytest.mark.parametrize("path", ["compiled"], indirect=True)
+X = torch.arange(12.0).view(3, 4)
+
+
+@pytest.fixture
+def op():
+    """Return an addition that a fake kernel serves."""
+    return fakes.session(fakes.backend()).op("add")
+
+
+def far(op, monkeypatch):
+    """Return the list of the calls that the compiled path hands to Python from now on."""
+    seen, before = [], type(op).far
+    monkeypatch.setattr(type(op), "far", lambda self, *args: seen.append(args) or before(self, *args))
+    return seen
+
+
+# When it is used
+
+
+class Entry:
+    """An entry point that loads what is given."""
+
+    dist, value = SimpleNamespace(name="nxcore-native", version="9"), "nxcore_native:extension"
+
+    def __init__(self, load):
+        self.load = lambda: load
+
+
+@COMPILED
+def test_an_extension_for_another_torch_is_left_out_and_said_so(path, monkeypatch):
+    def load():
+        raise ImportError("built for torch 1.0, found torch 2.13")
+
+    monkeypatch.setattr(native, "entry_points", lambda group: [Entry(load)])
+    found = native.found.__wrapped__()
+    assert (found.extension, found.ok) == (None, False)
+    assert found.detail == "nxcore-native 9 is left out: ImportError: built for torch 1.0, found torch 2.13"
+
+
+@COMPILED
+def test_without_the_extension_python_finds_the_plans(path, monkeypatch):
+    monkeypatch.setattr(native, "entry_points", lambda group: [])
+    found = native.found.__wrapped__()
+    assert (found.extension, found.ok) == (None, True)
+    assert "not installed" in found.detail
+
+
+@COMPILED
+def test_the_library_names_the_torch_that_it_was_built_for(path, monkeypatch):
+    package = pytest.importorskip("nxcore_native")
+    minor = ".".join(torch.__version__.split(".")[:2])
+    assert minor in package.built()
+    monkeypatch.setattr(torch, "__version__", "9.9.0")
+    with pytest.raises(ImportError, match=r"built for torch .*, found torch 9\.9\.0"):
+        package.extension()
+
+
+@COMPILED
+@pytest.mark.parametrize(("text", "wanted"), [("0", False), ("off", False), ("1", True), (None, True)])
+def test_the_environment_switches_it_off(path, text, wanted):
+    settings = Settings.from_environment({} if text is None else {"NXCORE_NATIVE": text})
+    assert settings.native is wanted
+    session = fakes.session(fakes.backend())
+    session.settings = fakes.replace(session.settings, native=wanted)
+    assert isinstance(session.op("add"), EXTENSION.Lookup) is wanted
+
+
+# What it hands to Python
+
+
+@COMPILED
+def test_a_hit_runs_no_python_but_the_plan(op, path, monkeypatch):
+    for _ in range(2):
+        op(X, X)
+    assert op.admitted() == 1
+    seen = far(op, monkeypatch)
+    for given in ((X, X), (X, X.clone()), (torch.nn.Parameter(X, requires_grad=False), X)):
+        assert torch.equal(op(*given), given[0] + given[1])
+    assert torch.equal(op(y=X, x=X, alpha=2), 3 * X)
+    assert len(seen) == 1, "a parameter is of another class"
+
+
+def storageless():
+    x = torch.ones(3, 4)
+    x.untyped_storage().resize_(0)
+    return x
+
+
+CHANGES = {
+    "shape": lambda: (X[:2], X[:2]),
+    "strides": lambda: (X.t().contiguous().t(), X),
+    "dtype": lambda: (X.double(), X),
+    "gradient": lambda: (X.clone().requires_grad_(), X),
+    "number": lambda: (X, 2.0),
+    "subclass": lambda: (X.as_subclass(type("Sub", (torch.Tensor,), {})), X),
+    "layout": lambda: (X.to_sparse(), X.to_sparse()),
+    "out": lambda: (X, X, torch.empty(3, 4)),
+}
+
+
+@COMPILED
+@pytest.mark.parametrize("what", CHANGES)
+def test_another_call_goes_to_python(op, path, monkeypatch, what):
+    for _ in range(2):
+        op(X, X)
+    seen = far(op, monkeypatch)
+    x, y, *out = CHANGES[what]()
+    op(x, y, out=out[0] if out else None)
+    assert len(seen) == 1
+
+
+AROUND = {
+    "no_grad": torch.no_grad,
+    "inference": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "forward mode": torch.autograd.forward_ad.dual_level,
+    "device": lambda: torch.device("cpu"),
+}
+
+
+@COMPILED
+@pytest.mark.parametrize("what", AROUND)
+def test_another_context_goes_to_python(op, path, monkeypatch, what):
+    for _ in range(2):
+        op(X, X)
+    seen = far(op, monkeypatch)
+    with AROUND[what]():
+        op(X, X)
+    assert len(seen) == 1
+    op(X, X)
+    assert len(seen) == 1
+
+
+@COMPILED
+def test_a_tensor_without_memory_goes_to_python(op, path, monkeypatch):
+    for _ in range(2):
+        op(X, X)
+    seen = []
+    monkeypatch.setattr(type(op), "far", lambda self, *args: seen.append(args))
+    op(storageless(), X)
+    assert len(seen) == 1
+
+
+@COMPILED
+def test_a_preference_has_plans_of_its_own(path):
+    session = fakes.session(fakes.backend())
+    op = session.op("add")
+    for _ in range(3):
+        op(X, X)
+        with session.use("torch"):
+            op(X, X)
+    assert op.admitted() == 2
+
+
+@COMPILED
+def test_equal_values_of_other_classes_are_other_calls(path, monkeypatch):
+    op = fakes.session(fakes.backend()).op("sum")
+    for _ in range(2):
+        op(X, 1)
+    seen = far(op, monkeypatch)
+    with pytest.raises(InvalidInputError, match="got bool"):
+        op(X, True)
+    assert len(seen) == 1
+    op(X, int("1"))
+    assert len(seen) == 1
+
+
+@COMPILED
+def test_invalid_calls_raise_as_python_does(op, path):
+    for call in (
+        lambda: op(),
+        lambda: op(X),
+        lambda: op(X, X, 2),
+        lambda: op(X, X, beta=1),
+        lambda: op(X, X, x=X),
+    ):
+        with pytest.raises(TypeError, match=r"__call__\(\)"):
+            call()
+
+
+# What it keeps alive, and what it frees
+
+
+@COMPILED
+def test_dropped_plans_are_freed_and_not_found(path):
+    session = fakes.session(fakes.backend())
+    op = session.op("add")
+    for _ in range(2):
+        op(X, X)
+    assert op.admitted() == 1
+    op.clear()
+    assert op.admitted() == 0
+    assert torch.equal(op(X, X), 2 * X)
+
+
+@COMPILED
+def test_a_plan_for_a_table_that_was_replaced_is_not_admitted(op, path):
+    for _ in range(2):
+        op(X, X)
+    before = op.near
+    op.clear()
+    op.admit(before, "key", op.spec.reference, (X, X, 1, None))
+    assert op.admitted() == 0
+
+
+@COMPILED
+def test_an_operator_with_plans_is_collected(path):
+    session = fakes.session(fakes.backend())
+    op = session.op("add")
+    for _ in range(2):
+        op(X, X)
+    gone = weakref.ref(op)
+    del op, session
+    gc.collect()
+    assert gone() is None
+
+
+@COMPILED
+def test_only_so_many_plans_are_kept(path):
+    op = fakes.session(fakes.backend()).op("add")
+    for n in range(5000):
+        x = torch.empty(n + 1)
+        op.admit(op.near, n, op.spec.reference, (x, x, 1, None))
+    assert 0 < op.admitted() <= 4096

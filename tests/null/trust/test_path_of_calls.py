@@ -1,0 +1,33 @@
+"""Verdicts are those of one path of calls, times count on both."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+pytest.importorskip("numba")
+
+import nxcore_numba
+
+from nxcore.spec import launched
+from nxcore.store.files import Store
+from nxcore.trust.identity import Identities
+from tests.null import fakes
+
+BACKEND = nxcore_numba.nxcore_backend()
+KERNEL = next(k for k in BACKEND.kernels if k.op == "add" and not k.variant)
+
+
+@pytest.mark.parametrize("replay", [True, False])
+def test_a_verdict_is_that_of_the_path_where_launches_are_repeated(replay, tmp_path, monkeypatch):
+    kernel = KERNEL if replay else dataclasses.replace(KERNEL, replay="")
+    found = {}
+    for path, runs in {"python": [], "compiled": [lambda call, again: call]}.items():
+        monkeypatch.setattr(launched, "_runs", runs)
+        for _ in range(2):  # the second is read from the store
+            made = Identities(Store(tmp_path)).of(BACKEND, kernel, fakes.SPECS["add"])
+            assert found.setdefault(path, made) == made
+    assert all(made.verified and made.kernel for made in found.values())
+    assert found["python"].kernel == found["compiled"].kernel
+    assert (found["python"].verified != found["compiled"].verified) is replay

@@ -1,0 +1,110 @@
+"""Numba's kernels without the interpreter return the bits of their plans, on as many threads."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+pytest.importorskip("numba")
+
+import nxcore_numba
+
+from nxcore.interop import native
+from nxcore.ops import nxcore_ops
+from nxcore.plugin import Problem
+
+EXTENSION = native.found().extension
+
+if EXTENSION is None:
+    pytest.skip(f"nxcore-native: {native.found().detail}", allow_module_level=True)
+
+KERNELS = {k.op: k for k in nxcore_numba.KERNELS if not k.variant}
+SPECS = {spec.name: spec for spec in nxcore_ops()}
+
+
+def planned(op, args):
+    """Return a call's plan twice: repeated without the interpreter, and as it is."""
+    problem = Problem.of(SPECS[op], args)
+    return (KERNELS[op].plan(problem), KERNELS[op].planner(problem)) if KERNELS[op].takes(problem) else None
+
+
+def tensors(result):
+    if isinstance(result, (tuple, list)):
+        return [t for part in result for t in tensors(part)]
+    return [] if result is None else [result]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("op", sorted(KERNELS))
+def test_both_return_the_same_bits(op, dtype):
+    spec, compiled = SPECS[op], 0
+    for sample in spec.tagged("smoke"):
+        args = sample.build(spec, "cpu", dtype)
+        if not (found := planned(op, args)):
+            continue
+        made, call = found
+        made(*args)
+        compiled += made.programs()
+        got, want = made(*args), call(*args)
+        assert type(got) is type(want)
+        for a, b in zip(tensors(got), tensors(want), strict=True):
+            assert (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride()), sample.name
+            torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+    assert compiled or op == "add_backward"  # which returns views of its argument
+
+
+def test_it_follows_torchs_threads():
+    x, y = torch.randn(2, 64, 64, 64).unbind()
+    before = torch.get_num_threads()
+    try:
+        for made_with in (2, 1):
+            torch.set_num_threads(made_with)
+            made, call = planned("add", SPECS["add"].bind(x, y))
+            made(x, y, 1, None)
+            assert made.programs() == 1
+            for threads in (1, 2, 1):
+                torch.set_num_threads(threads)
+                assert torch.equal(made(x, y, 1, None), call(x, y, 1, None))
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_threads_of_the_program_share_a_plan():
+    args = SPECS["max_pool2d"].bind(torch.randn(8, 16, 32, 32), 3, 1, 1)
+    made, call = planned("max_pool2d", args)
+    want, wrong = call(*args), []
+
+    def work():
+        wrong.extend(1 for _ in range(50) if not torch.equal(made(*args), want))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_in_inference_mode_the_result_is_an_inference_tensor():
+    x, y = torch.randn(2, 4, 8).unbind()
+    made, _ = planned("add", SPECS["add"].bind(x, y))
+    made(x, y, 1, None)
+    with torch.inference_mode():
+        assert made(x, y, 1, None).is_inference()
+    assert not made(x, y, 1, None).is_inference()
+
+
+def test_a_plan_keeps_its_tables():
+    import gc
+
+    x = torch.randn(2, 3, 8, 8)
+    args = SPECS["max_pool2d"].bind(x, 3, 1, 1)
+    made, call = planned("max_pool2d", args)
+    want = call(*args)
+    del call
+    for _ in range(20):
+        planned("max_pool2d", SPECS["max_pool2d"].bind(torch.randn(3, 5, 9, 9), 3, 2, 1))
+    gc.collect()
+    assert torch.equal(made(*args), want)
