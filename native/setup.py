@@ -13,6 +13,13 @@ MINOR = "_".join(torch.__version__.split(".")[:2])
 SANITIZE = os.environ.get("NXCORE_NATIVE_SANITIZE", "")
 """Sanitizers of the compiler, such as ``address,undefined``; empty for none."""
 
+UNITS = {
+    "calls": ("guard", "table", "lookup"),
+    "joins": ("order", "join", "module"),
+    "programs": ("program", "direct"),
+}
+"""Files that are compiled as one: torch's headers take longer than they do."""
+
 flags = ["-O2", "-g0", "-Wall", "-fvisibility=hidden"]
 link: list[str] = []
 if SANITIZE:
@@ -21,11 +28,14 @@ if SANITIZE:
 
 here = Path(__file__).parent
 os.chdir(here)
+Path("build").mkdir(exist_ok=True)
+for unit, names in UNITS.items():
+    Path(f"build/{unit}.cpp").write_text("".join(f'#include "../csrc/{name}.cpp"\n' for name in names))
 setup(
     ext_modules=[
         CppExtension(
             f"nxcore_native._torch{MINOR}",
-            sorted(path.relative_to(here).as_posix() for path in (here / "csrc").glob("*.cpp")),
+            [f"build/{unit}.cpp" for unit in UNITS],
             extra_compile_args=flags,
             extra_link_args=link,
         )

@@ -259,17 +259,23 @@ class _Places:
 
     def __init__(self, tensors: list[Tensor], fresh: list[Tensor]) -> None:
         self._given = {t.data_ptr(): i for i, t in enumerate(tensors)}
-        self._fresh = [
-            (t.data_ptr(), t.untyped_storage().nbytes(), len(tensors) + i) for i, t in enumerate(fresh)
-        ]
+        self._spans = [(*_span(t), i) for i, t in enumerate([*tensors, *fresh])]
 
     def of(self, address: int) -> tuple[int, int] | None:
+        """Return both, or None for memory of something else."""
         if address in self._given:
             return self._given[address], 0
-        for begin, size, index in self._fresh:
-            if begin and begin <= address < begin + size:
-                return index, address - begin
-        return None
+        found = [(i, address - begin) for begin, end, i in self._spans if begin <= address < end]
+        if len(found) > 1:
+            raise ValueError("a launch gets the address of an element that several arguments share")
+        return found[0] if found else None
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """Return where a tensor's elements begin and end."""
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    begin = tensor.data_ptr()
+    return begin, begin + (last + 1) * tensor.element_size() if tensor.numel() else begin
 
 
 @functools.cache

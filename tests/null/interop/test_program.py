@@ -66,7 +66,7 @@ class Driver:
 SHAPE = (9, 8, 7, 64, 2, 1, 1024)
 
 
-def plan(driver, *, results=1, number=1.0, also=lambda x: None):
+def plan(driver, *, results=1, number=1.0, shift=0, also=lambda x: None):
     """Return a plan of one launch, of two pointers and a number, and what its callable is given."""
     calls = []
 
@@ -78,7 +78,7 @@ def plan(driver, *, results=1, number=1.0, also=lambda x: None):
         def noting(x, scale=number, *_):
             out, spare = torch.empty(2), torch.empty(4, 4)
             also(x)
-            pointers = ((0, x.data_ptr()), (8, spare[2].data_ptr()))
+            pointers = ((0, x.data_ptr() + shift), (8, spare[2].data_ptr()))
             block = bytes(16) + int(scale).to_bytes(8, "little")
             note(Launched(5, CONTEXT, SHAPE, block, (0, 8, 16), pointers, driver=driver.addresses))
             return (out,) * results if results > 1 else out
@@ -104,6 +104,25 @@ class TestRepeating:
         assert [(a, c) for a, _, c in words] == [(x.data_ptr(), 3)] * 3
         assert all(spare % 16 == 0 for _, spare, _ in words)
         assert not driver.pushed
+
+    def test_an_address_inside_an_argument_moves_with_it(self, path):
+        driver = Driver()
+        made, calls = plan(driver, shift=8)
+        xs = torch.ones(4), torch.ones(4)
+        for x in xs:
+            made(x, 3)
+        assert not calls
+        assert [words[0] for *_, words in driver.launches] == [x.data_ptr() + 8 for x in xs]
+
+    def test_an_address_that_two_arguments_share_is_pythons(self, path):
+        driver = Driver()
+        made, calls = plan(driver, shift=8)
+        whole = torch.ones(16)
+        made(whole[:8], 3, whole[4:])  # 8 bytes on lies in the first alone
+        assert not calls
+        made, calls = plan(driver, shift=24)
+        made(whole[:8], 3, whole[4:])
+        assert len(calls) == 1
 
     def test_other_numbers_are_recorded_anew_and_too_many_are_pythons(self, path):
         driver = Driver()
