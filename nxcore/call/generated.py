@@ -87,10 +87,10 @@ def by_kernel(self, {names}):
 def by_kernel_compiled(self, {names}):
     if is_compiling():  # which traces no function of C
         return self.far({names}, kernels=True)
-    found = self.find({names})
-    if found is None:
+    _found = self.find({names})
+    if _found is None:
         return self.far({names}, kernels=True)
-    key, plan = found
+    key, plan = _found
     if leads_to(plan, reference):
         return None
 {served}

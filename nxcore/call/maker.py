@@ -57,7 +57,7 @@ def make_operator(
     } | defaults(spec)
     execute(text, f"<nxcore operator {spec.name}>", scope)
     methods = {name: scope[name] for name in ("__call__", "by_kernel", "run", "far", "key", "near_key")}
-    bases = native.bases(Operator, wanted=compiled)
+    bases = native.bases(Operator, spec, wanted=compiled)
     if len(bases) > 1:
         methods["by_kernel"] = scope["by_kernel_compiled"]
     cls = type(spec.name, bases, methods)

@@ -74,9 +74,13 @@ def _recorded(extension: Any, call: Callable[..., Any], again: Callable[[], Call
     return recorder.direct
 
 
-def bases(operator: type, *, wanted: bool) -> tuple[type, ...]:
+MOST = 32
+"""The most parameters of an operator whose plans the extension finds."""
+
+
+def bases(operator: type, spec: OpSpec, *, wanted: bool) -> tuple[type, ...]:
     """Return the bases of an operator's class."""
-    extension = found().extension if wanted else None
+    extension = found().extension if wanted and len(spec.params) <= MOST else None
     return (operator,) if extension is None else (extension.Lookup, operator)
 
 

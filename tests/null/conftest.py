@@ -41,7 +41,7 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
         return
     monkeypatch.setattr(sessions, "_default", _defaults.get(taken))
     if taken == "python":
-        monkeypatch.setattr(native, "bases", lambda operator, *, wanted: (operator,))
+        monkeypatch.setattr(native, "bases", lambda operator, spec, *, wanted: (operator,))
         monkeypatch.setattr(launched, "_runs", [])
     yield taken
     _defaults[taken] = sessions._default

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import nxcore
 from nxcore.errors import InvalidInputError
 from nxcore.interop import native
 from nxcore.settings import Settings
@@ -244,3 +245,14 @@ def test_only_so_many_plans_are_kept(path):
         x = torch.empty(n + 1)
         op.admit(op.near, n, op.spec.reference, (x, x, 1, None))
     assert 0 < op.admitted() <= 4096
+
+
+@COMPILED
+def test_an_operator_with_more_parameters_than_fit_is_pythons(path):
+    texts = [" + ".join(f"x{i}" for i in range(count)) for count in (native.MOST - 1, native.MOST)]
+    fits, exceeds = map(nxcore.pointwise, texts)  # each has `out` besides
+    assert native.of(fits) is not None
+    assert native.of(exceeds) is None
+    xs = [torch.full((4,), float(i)) for i in range(native.MOST)]
+    torch.testing.assert_close(fits(*xs[:-1]), sum(xs[:-1]))
+    torch.testing.assert_close(exceeds(*xs), sum(xs))
