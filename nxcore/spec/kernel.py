@@ -11,10 +11,9 @@ from typing import Any, Literal
 
 import torch
 
-from nxcore.errors import PluginError
-from nxcore.spec.launched import recorded
+from nxcore.spec.launched import repeating
 from nxcore.spec.problem import Problem
-from nxcore.spec.process import preserved
+from nxcore.spec.process import imported
 
 Precision = Literal["ieee32", "tf32", "half"]
 
@@ -249,20 +248,14 @@ class Kernel:
     @functools.cached_property
     def planner(self) -> Callable[..., Callable[..., Any]]:
         """The function that ``target`` names, imported on first use."""
-        return _imported(self.target)  # type: ignore[no-any-return]  # what a name leads to
+        return imported(self.target)  # type: ignore[no-any-return]  # what a name leads to
 
     @functools.cached_property
     def plan(self) -> Callable[..., Callable[..., Any]]:
         """The planner; its plans' launches are repeated without the interpreter where that is possible."""
         if not self.replay:
             return self.planner
-
-        @functools.wraps(self.planner)
-        def plan(problem: Problem, *tile: Any) -> Callable[..., Any]:
-            call = self.planner(problem, *tile)
-            return recorded(call, lambda: _imported(self.replay)(self, problem, *tile))
-
-        return plan
+        return repeating(self.planner, lambda *given: imported(self.replay)(self, *given))
 
     @functools.cached_property
     def sweep(self) -> Callable[[Problem], Iterable[Any]] | None:
@@ -279,7 +272,7 @@ class Kernel:
     @functools.cached_property
     def branch_of(self) -> Callable[[Problem], Hashable]:
         """The function that ``branch`` names, imported on first use."""
-        found: Callable[[Problem], Hashable] = _imported(self.branch)
+        found: Callable[[Problem], Hashable] = imported(self.branch)
         return found
 
 
@@ -315,16 +308,6 @@ def kernels(package: str, rows: Mapping[str, Row], **every: Any) -> tuple[Kernel
         target = own.pop("target", f"{op}:plan")
         made.append(Kernel(op, f"{package}.{target}", **(every | own)))
     return tuple(made)
-
-
-def _imported(target: str) -> Any:
-    """Import ``target``; the kernel is verified before use."""
-    module, _, attribute = target.partition(":")
-    try:
-        with preserved():  # the import may load a toolkit
-            return getattr(importlib.import_module(module), attribute)
-    except AttributeError as error:
-        raise PluginError(f"kernel target {target!r}: {error}") from error
 
 
 @dataclass(frozen=True)

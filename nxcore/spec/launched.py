@@ -5,6 +5,7 @@ A plan is made once more, with launches that are noted instead of made. One call
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -112,3 +113,13 @@ def recorded(call: Callable[..., Any], again: Callable[[], Callable[..., Any]]) 
         Returns the same plan with launches that are noted (``nxcore.plugin.note``) instead of made.
     """
     return _runs[0](call, again) if _runs else call
+
+
+def repeating(plan: Callable[..., Callable[..., Any]], again: Callable[..., Callable[..., Any]]) -> Any:
+    """Return a planner whose plans are ``recorded``; ``again`` plans so that launches are noted."""
+
+    @functools.wraps(plan)
+    def planned(*given: Any) -> Callable[..., Any]:
+        return recorded(plan(*given), lambda: again(*given))
+
+    return planned

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import multiprocessing
 import os
 import sys
@@ -12,6 +13,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+
+from nxcore.errors import PluginError
 
 INTERNAL = "_TORCHINDUCTOR_"
 """Prefix of variables that hold an address of this process: one that was inherited is overwritten."""
@@ -72,6 +75,16 @@ def preserved() -> Iterator[None]:
             torch.set_default_dtype(dtype)
         if numbers is not None:
             sys.modules["numpy"].random.set_state(numbers)
+
+
+def imported(target: str) -> Any:
+    """Return what ``"module:attribute"`` names in a plugin, whose import may load a toolkit."""
+    module, _, attribute = target.partition(":")
+    try:
+        with preserved():
+            return getattr(importlib.import_module(module), attribute)
+    except AttributeError as error:
+        raise PluginError(f"kernel target {target!r}: {error}") from error
 
 
 def _is_own(added: tuple[Any, ...]) -> bool:
