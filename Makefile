@@ -57,7 +57,7 @@ again: $(VENV)/.test
 native: $(VENV)/.native
 
 native-where-possible: $(VENV)/.demo
-	@$(if $(COMPILES),$(MAKE) --no-print-directory native,echo "nxcore-native is left out: there is no C++ compiler, or no Python.h")
+	@$(if $(COMPILES),$(MAKE) --no-print-directory native || echo "nxcore-native is left out: make native fails",echo "nxcore-native is left out: there is no C++ compiler, or no Python.h")
 
 # The extension anew with sanitizers, in a folder of its own, and the tests of calls once.
 native-sanitize: $(VENV)/.test native-where-possible

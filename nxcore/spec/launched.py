@@ -115,7 +115,10 @@ def recorded(call: Callable[..., Any], again: Callable[[], Callable[..., Any]]) 
     return _runs[0](call, again) if _runs else call
 
 
-def repeating(plan: Callable[..., Callable[..., Any]], again: Callable[..., Callable[..., Any]]) -> Any:
+Planner = Callable[..., Callable[..., Any]]
+
+
+def repeating(plan: Planner, again: Planner) -> Planner:
     """Return a planner whose plans are ``recorded``; ``again`` plans so that launches are noted."""
 
     @functools.wraps(plan)

@@ -35,6 +35,7 @@ BY_NAME = {
     "nxcore.testing": "the kit's own modules",
     "nxcore.testing.__main__": "a registry that the caller names",
     "nxcore.spec.kernel": "a kernel's target, in its plugin",
+    "nxcore.spec.process": "the same",
 }
 """Modules that import what isn't written down: why."""
 
