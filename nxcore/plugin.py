@@ -39,6 +39,7 @@ from nxcore.spec.layout import Rows, alike, broadcast_strides, collapse, overlap
 from nxcore.spec.needs import Need, Place, at_most, either, merged, needs
 from nxcore.spec.problem import Problem, TensorMeta, is_tensor
 from nxcore.spec.process import preserved
+from nxcore.spec.product import Product
 from nxcore.spec.reduction import Reduction, canonical_dims, summed_dims
 from nxcore.spec.sample import DEGENERATE, ErrorCase, Layout, Sample, Sketch, rand
 from nxcore.spec.spec import FLOATS, LOWER, REQUIRED, SAME, Cost, Drawn, Gradient, OpSpec, Param, Parts, Way
@@ -86,6 +87,7 @@ __all__ = [
     "Parts",
     "Place",
     "Problem",
+    "Product",
     "Reduction",
     "Refusal",
     "Rows",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +13,17 @@ import torch
 from nxcore.spec.kernel import YES, Code, Verdict, no
 from nxcore.spec.layout import Rows, alike, broadcast_strides, collapse, overlaps
 from nxcore.spec.problem import Problem, TensorMeta
+from nxcore.spec.product import Product
 from nxcore.spec.reduction import Reduction
 from nxcore.spec.spec import FLOATS
 
 Need = Callable[[Problem], Verdict]
+
+LONGEST = 2**31 - 512
+"""The most rows, columns or terms of a product: the last tile ends below 2^31."""
+
+MOST = 65535
+"""The most products of a call: blocks along one axis of a grid."""
 
 INTEGERS = (torch.uint8, torch.int32)
 """The dtypes of offsets and other small integers."""
@@ -54,6 +62,7 @@ def needs(
     rows: float | None = None,
     channels: int | None = None,
     sums: int | None = None,
+    products: int | None = None,
     rank: int | None = None,
     distinct: bool = False,
     dense: bool = False,
@@ -85,6 +94,9 @@ def needs(
         innermost, and tensors with one value for each channel are contiguous.
     sums : int, optional
         The largest number of kept dimensions, and of summed ones, after merging (see ``Reduction``).
+    products : int, optional
+        The largest number of dimensions that count products of matrices, after merging (see ``Product``);
+        sizes and that count are those of a grid.
     rank : int, optional
         The largest number of dimensions that the broadcast operands and the result have after merging.
     distinct : bool
@@ -113,6 +125,8 @@ def needs(
         asked.append(functools.partial(_channels, channels))
     if sums is not None:
         asked.append(functools.partial(_sums, sums))
+    if products is not None:
+        asked.append(functools.partial(_products, products))
     if dense:
         asked.append(_dense)
     if rank is not None:
@@ -270,6 +284,16 @@ def _sums(most: int, problem: Problem) -> Verdict:
             wanted = f"takes at most {most} kept and {most} summed dimensions after merging"
             return no(f"{wanted}, got {kept} and {reduced}", code=Code.SIZE)
     return YES
+
+
+def _products(most: int, problem: Problem) -> Verdict:
+    found = Product.of(problem["a"], problem["b"], problem.outputs)
+    sizes = (found.rows, found.columns, found.terms)
+    if max(sizes) > LONGEST:
+        return no(f"takes at most {LONGEST} rows, columns and terms, got {sizes}", code=Code.SIZE)
+    if (count := math.prod(found.batch)) > MOST:
+        return no(f"takes at most {MOST} products, got {count}", code=Code.SIZE)
+    return merged(found.batch, most)
 
 
 def _rows(longest: float, problem: Problem) -> Verdict:

@@ -105,6 +105,24 @@ GRAD = torch.ones(1, 1, 2, 2)
             "takes at most 3 kept and 3 summed dimensions after merging, got 4 and 4",
         ),
         (
+            {"products": 1},
+            asked("matmul", torch.ones(2, 1, 3, 4), torch.ones(3, 4, 5)),
+            Code.SIZE,
+            "takes at most 1 dimensions after merging, got 2: (2, 3)",
+        ),
+        (
+            {"products": 1},
+            asked("matmul", on(CPU, 2**16, 2, 2), on(CPU, 2**16, 2, 2)),
+            Code.SIZE,
+            "takes at most 65535 products, got 65536",
+        ),
+        (
+            {"products": 1},
+            asked("matmul", on(CPU, 2**31, 2), on(CPU, 2, 2)),
+            Code.SIZE,
+            "takes at most 2147483136 rows, columns and terms, got",
+        ),
+        (
             {"rank": 1},
             asked("add", WIDE, torch.ones((2,) * 6)),
             Code.SIZE,
