@@ -71,6 +71,7 @@ FORWARD: Mapping[str, Callable[[int], Args]] = {
     "global_max_pool2d": lambda n: (_image(n, 64),),
     "global_max_pool2d_with_offsets": lambda n: (_image(n, 64),),
     "gumbel_softmax": lambda n: (_rows(n),),
+    "matmul": lambda n: (torch.randn(64, 100 + n), torch.randn(100 + n, 64)),
     "max_pool2d": lambda n: (_image(n), 3, 1, 1),
     "max_pool2d_with_offsets": lambda n: (_image(n), 3, 1, 1),
     "sep_conv2d": _separable,

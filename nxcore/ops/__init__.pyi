@@ -222,6 +222,18 @@ class _GumbelSoftmaxBackward(Operator):
 
 gumbel_softmax_backward: _GumbelSoftmaxBackward
 
+class _Matmul(Operator):
+    def __call__(self, a: Tensor, b: Tensor) -> Tensor: ...
+
+matmul: _Matmul
+
+class _MatmulBackward(Operator):
+    def __call__(
+        self, grad: Tensor, a: Tensor, b: Tensor, output_mask: Sequence[bool] = (True, True)
+    ) -> tuple[Tensor | None, Tensor | None]: ...
+
+matmul_backward: _MatmulBackward
+
 class _Max(Operator):
     def __call__(self, x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]: ...
 

@@ -62,6 +62,10 @@ def _sum_to_size(x: Tensor, *size: Any) -> tuple[Any, ...]:
     return x, tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else size
 
 
+def _matmul(a: Tensor, b: Tensor) -> tuple[Any, ...]:
+    return a, b
+
+
 def _max_pool2d(
     x: Tensor,
     kernel_size: Any,
@@ -164,6 +168,7 @@ TABLE: dict[str, tuple[str, Callable[..., tuple[Any, ...]]]] = {
     "add": ("add", _add),
     "sum": ("sum", _sum),
     "sum_to_size": ("sum_to_size", _sum_to_size),
+    "matmul": ("matmul", _matmul),
     "nn.functional.max_pool2d": ("max_pool2d", _max_pool2d),
     "nn.functional.avg_pool2d": ("avg_pool2d", _avg_pool2d),
     # Its samples of adaptive_avg_pool2d have none of one output.

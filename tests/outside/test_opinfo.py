@@ -25,6 +25,7 @@ LEAST = {
     "hardsigmoid": 60,
     "hardswish": 10,
     "leaky_relu": 20,
+    "matmul": 30,
     "max_pool2d": 4000,
     "mish": 60,
     "relu": 60,

@@ -16,6 +16,7 @@ DIVIDED = {
     "depthwise_conv2d",
     "global_avg_pool2d",
     "global_max_pool2d",
+    "matmul",
     "max_pool2d",
     "sep_conv2d",
     "softmax_sum",

@@ -1,0 +1,371 @@
+"""matmul: products of matrices.
+
+    out[..., i, j] = sum over k of a[..., i, k] * b[..., k, j]
+
+Semantics of ``torch.matmul``: batches broadcast, a vector is one row or one column. In float32 each term is
+rounded once, to float32's precision (``ieee32``): no factor is split or shortened. The gradient is two
+products:
+
+    grad_a = grad @ b^T;  grad_b = a^T @ grad, each summed over the batches that it was repeated in
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nxcore.plugin import (
+    DEGENERATE,
+    LOWER,
+    Cost,
+    ErrorCase,
+    Gradient,
+    InvalidInputError,
+    OpSpec,
+    Param,
+    Parts,
+    Problem,
+    Sample,
+    TensorMeta,
+    Way,
+    backward_of,
+    rand,
+    require_tensor,
+)
+
+Call = Callable[..., Any]
+
+
+def reference(a: Tensor, b: Tensor) -> Tensor:
+    """Return ``a @ b``, accumulating in float32 or wider.
+
+    Parameters
+    ----------
+    a : Tensor
+        Shape (..., rows, terms) or (terms,), any strides, floating.
+    b : Tensor
+        Shape (..., terms, columns) or (terms,), dtype and device of ``a``. Leading dimensions broadcast.
+
+    Returns
+    -------
+    Tensor
+        Shape (..., rows, columns), without the dimension that a vector lacks; contiguous.
+
+    Raises
+    ------
+    InvalidInputError
+        If shapes don't fit, or dtypes or devices differ.
+
+    Examples
+    --------
+    >>> nxcore.ops.matmul(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[0.0, 1.0], [1.0, 0.0]]))
+    tensor([[2., 1.],
+            [4., 3.]])
+    """
+    return torch.matmul(a, b)
+
+
+def check(a: Any, b: Any) -> None:
+    """Raise unless the operator is defined for the arguments."""
+    for name, value in (("a", a), ("b", b)):
+        require_tensor(value, name)
+        if not value.ndim:
+            raise InvalidInputError(f"{name} must have a dimension, got a number", argument=name)
+    for attribute in ("dtype", "device"):
+        wanted, got = getattr(a, attribute), getattr(b, attribute)
+        if wanted != got:
+            raise InvalidInputError(f"b must have the {attribute} of a, {wanted}, got {got}", argument="b")
+    terms, got = a.shape[-1], b.shape[-2:][0]
+    if terms != got:
+        raise InvalidInputError(
+            f"b must have {terms} terms, as a of shape {tuple(a.shape)}, got shape {tuple(b.shape)}",
+            argument="b",
+        )
+    batch(a, b)
+
+
+def batch(a: Any, b: Any) -> tuple[int, ...]:
+    """Return what the leading dimensions broadcast to."""
+    shapes = tuple(a.shape[:-2]), tuple(b.shape[:-2])
+    if shapes[0] == shapes[1] or not shapes[1]:
+        return shapes[0]
+    try:
+        return tuple(torch.broadcast_shapes(*shapes))
+    except RuntimeError as error:
+        given = f"shapes {tuple(a.shape)} and {tuple(b.shape)}"
+        raise InvalidInputError(f"b must broadcast with a, got {given}", argument="b") from error
+
+
+def out_shape(a: Any, b: Any) -> tuple[int, ...]:
+    """Return the result's shape."""
+    return (*batch(a, b), *a.shape[-2:-1], *(b.shape[-1:] if len(b.shape) > 1 else ()))
+
+
+def outputs(a: Any, b: Any) -> TensorMeta:
+    """Describe the result."""
+    return TensorMeta.row_major(out_shape(a, b), a.dtype, a.device)
+
+
+def cost(a: Any, b: Any) -> Cost:
+    """Count both operands read once, the result written once; two operations for each term."""
+    made = math.prod(out_shape(a, b))
+    return Cost(bytes=a.nbytes + b.nbytes + made * a.dtype.itemsize, flops=2 * made * a.shape[-1])
+
+
+def magnitude(a: Tensor, b: Tensor) -> Tensor:
+    """Return the product of absolute values."""
+    return torch.matmul(a.abs(), b.abs())
+
+
+def ways(a: Any, b: Any) -> tuple[Way, ...]:
+    """Divide by rows, with the same ``b``, or by columns."""
+    rank = len(out_shape(a, b))
+    rows = (Way((a.ndim - 2, None), rank - 1 - (b.ndim > 1)),) if a.ndim > 1 else ()
+    columns = (Way((None, b.ndim - 1), rank - 1),) if b.ndim > 1 else ()
+    return rows + columns
+
+
+def _backward(grad: Any, mask: tuple[bool, ...], a: Any, b: Any) -> tuple[Any, ...]:
+    return grad, a, b, mask
+
+
+SMOKE = frozenset({"smoke"})
+BENCH = frozenset({"bench"})
+TINY, HUGE = 2.0**-120, 2.0**100
+
+single = partial(rand, dtype=torch.float32)
+
+SAMPLES = (
+    Sample("few", (rand(3, 5), rand(5, 4)), tags=SMOKE),
+    Sample("odd", (rand(33, 37), rand(37, 35)), tags=SMOKE),
+    Sample("whole_vectors", (rand(36, 40), rand(40, 44)), tags=SMOKE),
+    Sample(
+        "both_transposed", (rand(12, 20, layout="transposed"), rand(20, 8, layout="transposed")), tags=SMOKE
+    ),
+    Sample("batched", (rand(3, 5, 6), rand(3, 6, 7)), tags=SMOKE),
+    Sample("gaps_in_memory", (rand(7, 9, layout="strided"), rand(9, 5, layout="strided")), tags=SMOKE),
+    Sample("channels_last", (rand(2, 3, 4, 8, layout="channels_last"), rand(2, 3, 8, 5)), tags=SMOKE),
+    Sample("expanded", (rand(6, 8, layout="expanded"), rand(8, 4)), tags=SMOKE),
+    # What a product of split or shortened factors gets wrong: see tests/ops/test_matmul.py.
+    Sample("infinite", (single(12, 5, values="inf"), single(5, 9, low=0.5, high=1)), tags=SMOKE),
+    Sample(
+        "overflow", (single(9, 4, low=3.4e38, high=3.4028e38), single(4, 7, low=0, high=1e-3)), tags=SMOKE
+    ),
+    Sample("tiny", (single(8, 3, low=-TINY, high=TINY), single(3, 9, low=-HUGE, high=HUGE)), tags=SMOKE),
+    Sample("denormal", (single(8, 3, values="denormal"), single(3, 9, low=-HUGE, high=HUGE)), tags=SMOKE),
+    Sample("nan", (rand(12, 5, values="nan"), rand(5, 9))),
+    Sample("accumulator_drift", (rand(3, 3000, low=0, high=1), rand(3000, 2, low=0, high=1))),
+    Sample("cancellation", (rand(7, 64, low=1000, high=1001), rand(64, 5))),
+    Sample("one_row", (rand(1, 100), rand(100, 33))),
+    Sample("one_column", (rand(33, 100), rand(100, 1))),
+    Sample("one_term", (rand(9, 1), rand(1, 13))),
+    Sample("many_terms", (rand(4, 1025), rand(1025, 8))),
+    Sample("several_tiles", (rand(130, 18), rand(18, 132))),
+    Sample("vectors", (rand(65), rand(65))),
+    Sample("row_vector", (rand(20), rand(20, 9))),
+    Sample("column_vector", (rand(3, 7, 20), rand(20))),
+    Sample("batch_by_matrix", (rand(3, 5, 6), rand(6, 4))),
+    Sample("matrix_by_batch", (rand(5, 6), rand(3, 6, 4))),
+    Sample("batches_broadcast", (rand(2, 1, 5, 6), rand(3, 6, 4))),
+    Sample("heads", (rand(2, 3, 4, 8), rand(2, 3, 8, 5, layout="transposed"))),
+    Sample("no_rows", (rand(0, 5), rand(5, 3)), tags=DEGENERATE),
+    Sample("no_terms", (rand(4, 0), rand(0, 3)), tags=DEGENERATE),
+    Sample("odd_storage_offset", (rand(16, 12, layout="sliced"), rand(12, 8, layout="sliced"))),
+    Sample("repeated", (rand(6, 8, layout="repeated"), rand(8, 4))),
+    *(Sample(f"square_{n}", (rand(n, n), rand(n, n)), tags=BENCH) for n in (512, 1024, 2048)),
+    Sample("square_4096", (rand(4096, 4096), rand(4096, 4096)), tags=BENCH | {"huge"}),
+    Sample("linear", (rand(2048, 1024), rand(1024, 4096, layout="transposed")), tags=BENCH),
+    Sample("heads_64", (rand(64, 256, 64), rand(64, 64, 256)), tags=BENCH),
+    Sample("sixteen_rows", (rand(16, 4096), rand(4096, 4096)), tags=BENCH),
+)
+
+ERRORS = (
+    ErrorCase(
+        "terms", (rand(2, 3), rand(4, 5)), match=r"b must have 3 terms, as a of shape \(2, 3\), got .*4, 5"
+    ),
+    ErrorCase("number", (rand(), rand(4, 5)), match="a must have a dimension, got a number"),
+    ErrorCase(
+        "batches", (rand(2, 3, 4), rand(3, 4, 5)), match=r"b must broadcast with a, got shapes \(2, 3, 4\)"
+    ),
+    ErrorCase("dtypes", (rand(2, 3), rand(3, 5, dtype=torch.float64)), match="b must have the dtype of a"),
+    ErrorCase("devices", (rand(2, 3), rand(3, 5, device="meta")), match="b must have the device of a, cpu"),
+    ErrorCase("not_a_tensor", (rand(2, 3), 1.0), match="b must be a tensor, got float"),
+)
+
+SPEC = OpSpec(
+    name="matmul",
+    params=(Param("a", "tensor"), Param("b", "tensor")),
+    reference=reference,
+    check=check,
+    cost=cost,
+    samples=SAMPLES,
+    errors=ERRORS,
+    magnitude=magnitude,
+    terms=lambda a, b: int(a.shape[-1]),
+    dtypes=(torch.float32,),
+    outputs=outputs,
+    ways=ways,
+    autocast=LOWER,
+    gradient=Gradient("matmul_backward", _backward, saves=("a", "b")),
+)
+
+Operands = tuple[Tensor, Tensor]
+
+
+def operands(grad: Tensor, a: Tensor, b: Tensor) -> tuple[Operands, Operands]:
+    """Return the factors of both products; a batch of rows by one matrix is one matrix."""
+    if b.ndim == 1:
+        grad, b = grad.unsqueeze(-1), b.unsqueeze(-1)
+    if a.ndim == 1:
+        grad, a = grad.unsqueeze(-2), a.unsqueeze(0)
+    if b.ndim == 2:
+        grad, a = grad.flatten(0, -2), a.flatten(0, -2)
+    return (grad, b.mT), (a.mT, grad)
+
+
+def fitted(found: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return a product summed over the batches that its factor was repeated in, with its factor's shape."""
+    if found.numel() == math.prod(shape):
+        return found.reshape(shape)
+    matrix = shape if len(shape) > 1 else (1, *shape) if found.shape[-2] == 1 else (*shape, 1)
+    return found.sum_to_size((1,) * (found.ndim - len(matrix)) + matrix).reshape(shape)
+
+
+def product(factors: Operands, like: Tensor) -> Tensor:
+    """Return one of the gradients; what is summed over a batch isn't rounded to 16 bits before."""
+    (a, b), shape = factors, tuple(like.shape)
+    summed = math.prod(out_shape(a, b)) != like.numel()
+    if summed and like.dtype.itemsize < 4:
+        return fitted(torch.matmul(a.float(), b.float()), shape).to(like.dtype)
+    return fitted(torch.matmul(a, b), shape)
+
+
+def gradients(
+    grad: Tensor, a: Tensor, b: Tensor, output_mask: tuple[bool, bool] = (True, True)
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the gradients of ``matmul``, accumulating in float32 or wider.
+
+    Parameters
+    ----------
+    grad : Tensor
+        The gradient of the result, any strides.
+    a, b : Tensor
+        As in ``matmul``.
+    output_mask : (bool, bool)
+        Which gradients to compute; the other is None.
+
+    Returns
+    -------
+    a_grad, b_grad : Tensor
+        The operands' shapes; contiguous.
+
+    Raises
+    ------
+    InvalidInputError
+        As ``matmul``, or if ``grad`` has another shape, dtype or device.
+
+    Examples
+    --------
+    >>> nxcore.ops.matmul_backward(torch.ones(2, 1), torch.ones(2, 3), torch.ones(3, 1))[1]
+    tensor([[2.],
+            [2.],
+            [2.]])
+    """
+    first, second = operands(grad, a, b)
+    return (
+        product(first, a) if output_mask[0] else None,
+        product(second, b) if output_mask[1] else None,
+    )
+
+
+def gradient_outputs(grad: Any, a: Any, b: Any, output_mask: Any) -> tuple[TensorMeta | None, ...] | None:
+    """Describe the gradients; None for empty ones."""
+    if 0 in (*a.shape, *b.shape):
+        return None
+    metas = (TensorMeta.row_major(tuple(t.shape), t.dtype, t.device) for t in (a, b))
+    return tuple(meta if wanted else None for meta, wanted in zip(metas, output_mask, strict=True))
+
+
+def gradient_cost(grad: Any, a: Any, b: Any, output_mask: Any) -> Cost:
+    """Count what each requested product reads and writes, and two operations for each term."""
+    wanted = sum(map(bool, output_mask))
+    read = grad.nbytes + sum(
+        t.nbytes * (bool(own) + bool(other))
+        for t, own, other in zip((a, b), output_mask, output_mask[::-1], strict=True)
+    )
+    return Cost(bytes=read, flops=2 * wanted * grad.numel() * a.shape[-1])
+
+
+def gradient_magnitude(grad: Tensor, a: Tensor, b: Tensor, output_mask: Any) -> Any:
+    """Return the gradients of absolute values."""
+    return gradients(grad.abs(), a.abs(), b.abs(), output_mask)
+
+
+def gradient_terms(grad: Any, a: Any, b: Any, output_mask: Any) -> int:
+    """Return the terms of the requested gradient that has more."""
+    products = grad.numel() * a.shape[-1]
+    shares = (products // max(t.numel(), 1) for t, wanted in zip((a, b), output_mask, strict=True) if wanted)
+    return int(max(shares, default=1))
+
+
+def _described(meta: TensorMeta) -> Tensor:
+    return torch.empty_strided(meta.shape, meta.strides, dtype=meta.dtype, device="meta")
+
+
+def _split(problem: Problem) -> tuple[Problem | None, ...]:
+    """Return the problems of the requested products."""
+    grad, a, b, mask = problem.args
+    found: list[Problem | None] = []
+    for wanted, pair in zip(mask, operands(*map(_described, (grad, a, b))), strict=True):
+        metas = tuple(TensorMeta(tuple(t.shape), t.stride(), t.dtype, problem.device) for t in pair)
+        found.append(Problem(SPEC, metas) if wanted else None)
+    return tuple(found)
+
+
+def _join(problem: Problem, *products: Call | None) -> Call:
+    """Run the requested products."""
+
+    def call(grad: Tensor, a: Tensor, b: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        pairs = operands(grad, a, b)
+        shapes = (tuple(a.shape), tuple(b.shape))
+        return tuple(
+            None if product is None else fitted(product(*pair), shape)
+            for product, pair, shape in zip(products, pairs, shapes, strict=True)
+        )
+
+    return call
+
+
+ROWS = (rand(12, 9), rand(12, 20), rand(20, 9))
+
+
+def _given(sample: Sample) -> Sample | None:
+    """Return a sample of the gradients, unless their terms overflow."""
+    grad = rand(*out_shape(*sample.args), dtype=sample.args[0].dtype)
+    fits = sample.name != "overflow"
+    return Sample(sample.name, (grad, *sample.args), tags=sample.tags) if fits else None
+
+
+BACKWARD = backward_of(
+    SPEC,
+    gradients,
+    given=_given,
+    shape=out_shape,
+    cost=gradient_cost,
+    magnitude=gradient_magnitude,
+    gradients=2,
+    same_dtype=True,
+    samples=(
+        Sample("first_alone", ROWS, {"output_mask": (True, False)}),
+        Sample("second_alone", ROWS, {"output_mask": (False, True)}),
+        Sample("gradient_of_a_sum", (rand(12, 9, layout="repeated"), *ROWS[1:])),
+    ),
+    terms=gradient_terms,
+    outputs=gradient_outputs,
+    parts=Parts(("matmul", "matmul"), _split, _join),
+)

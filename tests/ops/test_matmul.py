@@ -1,0 +1,166 @@
+"""matmul: torch's shapes and layouts on every backend, and products that only look like float32's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import nxcore
+from nxcore.errors import UnsupportedProblemError
+from nxcore.trust.truth import agreement
+from tests.null import fakes
+from tests.ops.backends import operator, params, place
+
+BACKENDS = pytest.mark.parametrize("backend", params())
+SPEC = nxcore.op("matmul").spec
+
+SHAPES = [
+    ((5, 6), (6, 4)),
+    ((6,), (6, 4)),
+    ((5, 6), (6,)),
+    ((6,), (6,)),
+    ((3, 5, 6), (6, 4)),
+    ((5, 6), (3, 6, 4)),
+    ((2, 1, 5, 6), (3, 6, 4)),
+    ((6,), (3, 6, 4)),
+    ((3, 5, 6), (6,)),
+    ((1, 1), (1, 1)),
+]
+
+
+def of(shape, device, layout="plain"):
+    made = torch.randn(shape, device=device)
+    if layout == "turned" and made.ndim > 1:
+        return made.mT.contiguous().mT
+    if layout == "gaps":
+        return torch.stack([made, torch.full_like(made, 3)], dim=-1)[..., 0]
+    if layout == "offset":
+        return torch.cat([made.new_zeros(1), made.flatten()])[1:].view(shape)
+    return made
+
+
+@BACKENDS
+@pytest.mark.parametrize("layout", ["plain", "turned", "gaps", "offset"])
+@pytest.mark.parametrize("shapes", SHAPES, ids=str)
+def test_shapes_and_layouts_are_torchs(backend, device, shapes, layout):
+    a, b = (of(shape, place(backend, device), layout) for shape in shapes)
+    got, want = operator("matmul", backend)(a, b), torch.matmul(a, b)
+    torch.testing.assert_close(got, want, check_stride=True)
+
+
+@BACKENDS
+@pytest.mark.parametrize("shapes", SHAPES, ids=str)
+def test_gradients_are_torchs(backend, device, shapes):
+    ours = [of(shape, place(backend, device)).requires_grad_() for shape in shapes]
+    theirs = [t.detach().clone().requires_grad_() for t in ours]
+    got, want = operator("matmul", backend)(*ours), torch.matmul(*theirs)
+    grad = torch.randn_like(want)
+    got.backward(grad)
+    want.backward(grad)
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine.grad, other.grad)
+
+
+def test_of_no_terms_all_sums_are_zero(device):
+    a, b = torch.ones(2, 0, device=device), torch.ones(0, 3, device=device)
+    assert torch.equal(nxcore.ops.matmul(a, b), torch.zeros(2, 3, device=device))
+
+
+def test_other_dtypes_are_torchs():
+    a, b = torch.randn(5, 6), torch.randn(6, 4)
+    for dtype in (torch.float64, torch.float16, torch.bfloat16):
+        torch.testing.assert_close(nxcore.ops.matmul(a.to(dtype), b.to(dtype)), a.to(dtype) @ b.to(dtype))
+
+
+# ------------------------------------------------------------------------------- what only looks like float32
+
+
+def shortened(x: Tensor, bits: int) -> Tensor:
+    """Round to ``bits`` bits of the significand, as a tensor core's formats do: TF32 has 11, bfloat16 8."""
+    cut = 24 - bits
+    whole = x.view(torch.int32)
+    rounded = (whole + (1 << (cut - 1)) - 1 + (whole >> cut & 1)) >> cut << cut
+    return torch.where(x.isfinite(), rounded.view(torch.float32), x)
+
+
+def split(x: Tensor, bits: int, count: int) -> list[Tensor]:
+    parts = []
+    for _ in range(count):
+        parts.append(shortened(x, bits))
+        x = x - parts[-1]
+    return parts
+
+
+def product_of_parts(bits: int, count: int):
+    """Return a product by the leading products of ``count`` parts of each factor: 3xTF32 is (11, 2)."""
+
+    def product(a: Tensor, b: Tensor) -> Tensor:
+        firsts, seconds = split(a, bits, count), split(b, bits, count)
+        pairs = [(x, y) for i, x in enumerate(firsts) for j, y in enumerate(seconds) if i + j < count]
+        found = [torch.matmul(x, y) for x, y in reversed(pairs)]
+        return sum(found[1:], found[0])
+
+    return product
+
+
+IMPOSTORS = {
+    "tf32": product_of_parts(11, 1),
+    "3xtf32": product_of_parts(11, 2),
+    "bf16x3": product_of_parts(8, 2),
+    "bf16x6": product_of_parts(8, 3),
+    "half": lambda a, b: torch.matmul(a.half(), b.half()).float(),
+    "flushed": lambda a, b: torch.matmul(*(torch.where(x.abs() < 2**-126, 0 * x, x) for x in (a, b))),
+}
+
+
+@pytest.mark.parametrize("name", IMPOSTORS)
+def test_samples_of_the_gate_refuse_an_impostor(name):
+    refused = set()
+    for sample in SPEC.tagged("smoke"):
+        args = sample.build(SPEC, "cpu", torch.float32)
+        if not agreement(IMPOSTORS[name], SPEC, args).ok:
+            refused.add(sample.name)
+    assert refused, f"{name} would pass"
+    if name == "3xtf32":  # on ordinary numbers, the error is float32's
+        assert refused >= {"infinite", "overflow"}
+        assert not refused & {"odd", "whole_vectors", "batched"}
+
+
+@pytest.mark.parametrize("name", IMPOSTORS)
+def test_the_gate_refuses_a_planted_impostor_and_calls_are_right(name):
+    impostor = fakes.kernel("matmul", IMPOSTORS[name])
+    session = fakes.session(fakes.backend("fake", impostor))
+    a, b = torch.randn(8, 8), torch.randn(8, 8)
+    assert torch.equal(session.op("matmul")(a, b), a @ b)
+    with pytest.raises(UnsupportedProblemError, match="wrong"):
+        session.op("matmul", backend="fake")(a, b)
+
+
+@BACKENDS
+def test_a_cancelling_row_is_as_exact_as_torchs(backend, device):
+    a = torch.tensor([[2.0**20, 1.0, -(2.0**20), 2.0**-3]], device=place(backend, device)).repeat(3, 1)
+    b = torch.ones(4, 5, device=a.device)
+    b[1] = 2.0**-3
+    assert torch.equal(operator("matmul", backend)(a, b), torch.full((3, 5), 0.25, device=a.device))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+@pytest.mark.parametrize("n", [512, 1000, 1025, 2048])
+def test_errors_are_those_of_cublas(backend, n):
+    a, b = (torch.rand(n, n, device="cuda") - 0.5 for _ in range(2))
+    truth, scale = a.double() @ b.double(), a.double().abs() @ b.double().abs()
+    got, other = (
+        ((found.double() - truth).abs() / scale).max() for found in (operator("matmul", backend)(a, b), a @ b)
+    )
+    assert got <= 3 * other
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+def test_places_past_two_to_the_31(backend):
+    a = torch.zeros(2**17, 2**14 + 4, device="cuda")
+    a[-1, -1] = 3
+    b = torch.ones(2**14 + 4, 4, device="cuda")
+    assert operator("matmul", backend)(a, b)[-1].tolist() == [3.0] * 4
