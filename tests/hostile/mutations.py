@@ -25,20 +25,35 @@ GLOBAL_BACK = ("global_max_pool2d_backward",)
 MEANS = ("avg_pool2d", "avg_pool2d_backward")
 FILTERED = ("depthwise_conv2d", "depthwise_conv2d_backward")
 SEPARABLE = ("sep_conv2d", "sep_conv2d_backward")
+PRODUCT = ("matmul",)
 NORM, NORM_BACK = "batch_norm", "batch_norm_backward"
 NORMS = (NORM, NORM_BACK)
 IMAGES = (*LARGEST, "max_pool2d_backward", *MEANS, *FILTERED)
 ROWS = ("entropy", "entropy_backward", "gumbel_softmax", "gumbel_softmax_backward")
 BLOCKS = ("sep_conv2d_batch_norm", "sep_conv2d_batch_norm_backward")
-ALIKE = ("weighted_sum", "weighted_sum_backward", *BLOCKS)
-"""What the kernels of other operators run: those of BLENDS, and those of SEPARABLE and NORMS,
-which in CUDA C++ also leave moments."""
+ALIKE = ("weighted_sum", "weighted_sum_backward", "matmul_backward", *BLOCKS)
+"""What the kernels of other operators run: those of BLENDS, PRODUCT, SEPARABLE and NORMS, which in CUDA C++
+also leave moments."""
 
-OPS = ("add", *SUMS, *FOLDS, *BLENDS, *IMAGES, *LARGEST_OF_ALL, *GLOBAL_BACK, *ROWS, *SEPARABLE, *NORMS)
+OPS = (
+    "add",
+    *PRODUCT,
+    *SUMS,
+    *FOLDS,
+    *BLENDS,
+    *IMAGES,
+    *LARGEST_OF_ALL,
+    *GLOBAL_BACK,
+    *ROWS,
+    *SEPARABLE,
+    *NORMS,
+)
 VIEWS = ("sum_backward", "mean_backward", "sum_to_size_backward", "global_avg_pool2d_backward")
 """What has no kernel: its results are views."""
 TORCHS = ("amax_backward", "amin_backward", "max_backward", "min_backward")
 """What has no kernel yet: torch alone computes it."""
+ON_GPUS = ("matmul", "matmul_backward")
+"""What Numba has no kernel of: on a CPU, torch runs a library of its vendor."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +133,7 @@ NONE_SUCH = {
         (op, NAN): PASSES_NAN
         for op in (
             "add",
+            *PRODUCT,
             *SUMS,
             *FLAGS,
             *MEANS,
@@ -130,10 +146,14 @@ NONE_SUCH = {
 }
 """What there is nothing of in any backend's kernel of an operator, and why."""
 
+MEETS_NO_NAN = {
+    ("depthwise_conv2d_backward", NAN): "it never meets what lies past the outputs, and treats no NaN"
+}
+NO_PRODUCT = {(op, kind): "it has no kernel of it" for op in PRODUCT for kind in (MASK, BITS, STRIDE)}
+
 NONE_SUCH_IN = {
-    backend: {
-        ("depthwise_conv2d_backward", NAN): "it never meets what lies past the outputs, and treats no NaN"
-    }
-    for backend in ("triton", "numba-cuda")
+    "triton": MEETS_NO_NAN,
+    "numba": NO_PRODUCT,
+    "numba-cuda": MEETS_NO_NAN | NO_PRODUCT,
 }
 """What there is nothing of in one backend's kernel of an operator, and why."""

@@ -17,6 +17,7 @@ from tests.hostile.mutations import (
     NAN,
     NORM,
     NORM_BACK,
+    PRODUCT,
     ROWS,
     SEPARABLE,
     STRIDE,
@@ -45,6 +46,15 @@ MUTATIONS = (
         "offset(row, sizes, x_strides, RANK)",
         "offset(row, sizes, y_strides, RANK)",
     ),
+    one(MASK, "matmul.py", PRODUCT, "tl.arange(0, DEPTH) < last", "tl.arange(0, DEPTH) <= last"),
+    one(
+        BITS,
+        "matmul.py",
+        PRODUCT,
+        'total = tl.dot(x, y, total, input_precision="ieee")',
+        f'total = tl.dot(x, y, total, input_precision="ieee"){HALF}',
+    ),
+    one(STRIDE, "matmul.py", PRODUCT, "down[:, None] * a_steps[0]", "down[:, None] * b_steps[0]"),
     one(MASK, "sum.py", SUMS, "(term < terms)[None, :]", "(term >= 0)[None, :]"),
     Mutation(
         BITS,

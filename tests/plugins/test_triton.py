@@ -251,7 +251,7 @@ def test_every_kernel_compiles(tmp_path):
         *("average", "share_out", "pool", "collect", "correlate", "dots_of_strips"),
         *("look", "look_back", "dots_of_tap"),
         *("find", "largest", "moments", "normalise"),
-        *("mix", "unmix", "to_image", "to_points"),
+        *("mix", "multiply", "unmix", "to_image", "to_points"),
         *("entropy", "entropy_backward", "gumbel_softmax", "gumbel_softmax_backward"),
     }
 
@@ -277,6 +277,8 @@ def compile_smoke_samples():
     def compile_only(self, *args, grid, warmup, **kwargs):
         version = launch(self, *args, grid=grid, warmup=True, **kwargs)
         assert version.asm["cubin"]
+        strict = self.__name__ != "multiply" or "mma" not in version.asm["ptx"]
+        assert strict, "a product on tensor cores isn't float32's"
         compiled.setdefault(self.__name__, set()).add(version.hash)
 
     def describe(value, dtype):

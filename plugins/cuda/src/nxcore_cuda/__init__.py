@@ -43,6 +43,11 @@ KERNELS = kernels(
         "mean": {**SUM, "accepts": accepts.sums},
         **{op: {**FOLD, "accepts": accepts.sums} for op in ("amax", "amin", "any", "all")},
         **{op: {**FOLD, "accepts": accepts.numbered} for op in ("max", "min", "argmax", "argmin")},
+        "matmul": {
+            "accepts": accepts.product,
+            "dtypes": (torch.float32,),
+            "branch": "nxcore_cuda.matmul:branch",
+        },
         "max_pool2d": accepts.images,
         "max_pool2d_with_offsets": {"accepts": accepts.images, "target": "max_pool2d:plan"},
         "max_pool2d_backward": {"accepts": accepts.offsets, "target": "max_pool2d:plan_backward"},

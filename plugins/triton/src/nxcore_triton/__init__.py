@@ -84,6 +84,7 @@ KERNELS = kernels(
         "sum_to_size": {"accepts": accepts.sums, "target": "sum:plan"},
         "mean": {"accepts": accepts.sums, "target": "sum:plan"},
         **{op: {"accepts": accepts.sums, "target": "fold:plan"} for op in FOLDS},
+        "matmul": {"accepts": accepts.product, "dtypes": SINGLE},
         "batch_norm": accepts.norm,
         "batch_norm_backward": {"accepts": accepts.norm, "target": "batch_norm:plan_backward"},
         "max_pool2d": accepts.images,

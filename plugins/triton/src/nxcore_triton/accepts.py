@@ -51,6 +51,7 @@ GENERATED = (
 )
 """The functions that generated code uses, by names in its text."""
 
+product = takes(products=MAX_RANK)
 sums = takes(sums=MAX_SUMMED)
 offsets = takes(integers=("offsets",))
 rows = takes(rows=tile.LONGEST_ROW, one_gradient=True)

@@ -1,0 +1,222 @@
+"""matmul: tiles of outputs in registers, terms through two stages of shared memory, no tensor core.
+
+Where a product has few tiles, slices of a block share its terms, and several blocks share a tile.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from nxcore.plugin import Problem, Product, TensorMeta
+from nxcore_cuda.layout import DIMS, STRIDES, dims, steps
+from nxcore_cuda.machine.instance import Instance
+from nxcore_cuda.machine.launch import Guarded, Launch, Launcher, ticket
+
+FOUR = 4  # floats of a vector, and of the padding of a stage
+FILL = 132
+"""Blocks that fill a large GPU, one for each of 132 multiprocessors.
+
+A constant, not the device's own count, so that a product has the same bits on every device.
+"""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How a block and its threads share a product.
+
+    Attributes
+    ----------
+    tall, wide : int
+        Rows and columns of a block.
+    rows, columns : int
+        Of a thread.
+    depth : int
+        Terms of one stage of shared memory.
+    slices : int
+        Parts of a block that share the terms of a stage.
+    parts : int
+        Blocks that share a tile, at most.
+    resident : int
+        Blocks that a multiprocessor is to hold, for the compiler.
+    by_line : bool
+        Whether ``a``'s terms stay neighbours in shared memory where they are in memory.
+    """
+
+    tall: int
+    wide: int
+    rows: int
+    columns: int
+    depth: int
+    slices: int = 1
+    parts: int = 1
+    resident: int = 1
+    by_line: bool = True
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.tall * self.wide // (self.rows * self.columns) * self.slices
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory: two stages, or what slices leave for the first of them."""
+        stages = 2 * self.depth * (self.tall + self.wide + 2 * FOUR)
+        return 4 * max(stages, (self.slices - 1) * self.tall * self.wide)
+
+
+LARGE = Tile(256, 128, 8, 16, 16)
+MIDDLE = Tile(128, 128, 8, 16, 16, slices=2)
+SMALL = Tile(64, 128, 8, 8, 32, slices=2)
+LEAST = Tile(64, 64, 8, 8, 32, slices=4)
+
+
+def choose(product: Product) -> Tile:
+    """Return the tile for a product: the largest whose blocks fill a GPU, else a shared one."""
+
+    def blocks(tile: Tile) -> int:
+        down, across = -(-product.rows // tile.tall), -(-product.columns // tile.wide)
+        return math.prod(product.batch) * down * across
+
+    for tile in (LARGE, MIDDLE, SMALL):
+        if product.rows > tile.tall // 2 and blocks(tile) >= FILL * 3 // 4:
+            return tile
+    small = SMALL if min(product.rows, product.columns) > LEAST.tall else LEAST
+    parts = min(FILL // blocks(small), product.terms // (4 * small.depth))
+    return replace(small, parts=max(parts, 1))
+
+
+def candidates(product: Product) -> Iterator[Tile]:
+    """Yield the tiles worth timing."""
+    first = choose(product)
+    yield from dict.fromkeys((first, LARGE, MIDDLE, SMALL, LEAST))
+
+
+def _vectors(inner: int, extent: int, others: tuple[int, ...], step: int) -> bool:
+    """Return whether vectors of four along a dimension are whole and aligned."""
+    return inner == 1 and extent % FOUR == 0 and all(s % FOUR == 0 for s in (step, *others))
+
+
+@dataclass(frozen=True)
+class Way:
+    """How an operand is loaded: along its terms or its lines, in vectors or one by one."""
+
+    inner: bool
+    vectors: bool
+
+    @classmethod
+    def of(cls, lines: int, terms: int, strides: tuple[int, int], batch: tuple[int, ...]) -> Way:
+        """Choose the way for an operand."""
+        line, term = strides
+        if _vectors(term, terms, batch, line if lines > 1 else 0):
+            return cls(inner=True, vectors=True)
+        if _vectors(line, lines, batch, term if terms > 1 else 0):
+            return cls(inner=False, vectors=True)
+        return cls(inner=abs(term) < abs(line) or lines == 1, vectors=False)
+
+
+Run = Callable[[Tensor, Tensor, Tensor], None]
+
+
+def instance(tile: Tile, a: Way, b: Way) -> Instance:
+    """Return the kernel of a tile."""
+    sizes = (tile.tall, tile.wide, tile.rows, tile.columns, tile.depth, tile.slices)
+    arguments = (*sizes, tile.by_line and a.inner and a.vectors, a.inner, a.vectors, b.inner, b.vectors)
+    return Instance("matmul", arguments, threads=tile.threads, blocks=tile.resident)
+
+
+def instances() -> Iterator[Instance]:
+    """Yield the kernels of common calls, to compile ahead of time: rows by columns, rows by rows."""
+    for tile in (LARGE, SMALL, LEAST):
+        for vectors in (True, False):
+            for inner in (False, True):
+                yield instance(tile, Way(inner=True, vectors=vectors), Way(inner, vectors))
+
+
+def plan_product(product: Product, device: torch.device, tile: Tile | None = None) -> Run:
+    """Return the launch of products that have terms and outputs.
+
+    Returns
+    -------
+    callable
+        ``run(a, b, out)``, with the operands of ``product``.
+    """
+    chosen, p = tile or choose(product), product
+    span = -(-p.terms // chosen.parts)
+    span = -(-span // chosen.depth) * chosen.depth
+    parts = -(-p.terms // span)
+    down, across = -(-p.rows // chosen.tall), -(-p.columns // chosen.wide)
+    count = math.prod(p.batch)
+    tiles = down * across * count
+
+    def launch(a: Way, b: Way, *, whole: bool) -> Launcher:
+        values = (
+            *(*p.a, *p.b, *p.out),
+            *(p.rows, p.columns, p.terms, span, across, int(whole)),
+            *(*dims(p.batch), *steps(p.a_batch), *steps(p.b_batch), *steps(p.out_batch)),
+        )
+        return Launch(
+            instance(chosen, a, b),
+            device,
+            (down * across, parts, count),
+            chosen.threads,
+            shared=chosen.shared,
+            pointers=5,
+            layout=f"6q6i{DIMS}{3 * STRIDES}",
+            values=values,
+        )
+
+    by_a = Way.of(p.rows, p.terms, p.a, p.a_batch)
+    by_b = Way.of(p.columns, p.terms, p.b, p.b_batch)
+    whole = p.out[1] == 1 and all(s % FOUR == 0 for s in (p.out[0], *p.out_batch))
+    scalar = launch(replace(by_a, vectors=False), replace(by_b, vectors=False), whole=False)
+    vector = launch(by_a, by_b, whole=whole) if by_a.vectors or by_b.vectors or whole else None
+    guarded = Guarded(vector, scalar)
+    size = tiles * parts * chosen.tall * chosen.wide
+    found = TensorMeta((size,), (1,), torch.float32, device)
+
+    def run(a: Tensor, b: Tensor, out: Tensor) -> None:
+        shares, arrivals = (found.empty(), ticket(device, tiles)) if parts > 1 else (None, None)
+        guarded(a, b, out, shares, arrivals)
+
+    return run
+
+
+def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
+    """Return the launch for one problem.
+
+    Returns
+    -------
+    callable
+        ``call(a, b)``.
+    """
+    out, metas = problem.outputs, (problem["a"], problem["b"])
+    product = Product.of(*metas, out)
+    run = plan_product(product, problem.device, tile)
+    turned = product.turned
+
+    def call(a: Tensor, b: Tensor) -> Tensor:
+        made = out.empty()
+        if turned:
+            run(b, a, made)
+        else:
+            run(a, b, made)
+        return made
+
+    return call
+
+
+def branch(problem: Problem) -> tuple[int, int, bool]:
+    """Return the size of a tile, and whether blocks share it."""
+    tile = choose(Product.of(problem["a"], problem["b"], problem.outputs))
+    return tile.tall, tile.wide, tile.parts > 1
+
+
+def sweep(problem: Problem) -> Iterator[Tile]:
+    """Yield the tiles worth timing."""
+    if problem.outputs.numel():
+        yield from candidates(Product.of(problem["a"], problem["b"], problem.outputs))

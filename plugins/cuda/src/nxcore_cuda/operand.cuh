@@ -1,0 +1,126 @@
+// An operand of a product on its way from memory to shared memory, where a term's lines, or a line's terms, are
+// neighbours.
+#pragma once
+
+#include "element.cuh"
+
+namespace operand {
+
+constexpr int FOUR = 4;     // floats of a vector
+constexpr int PAD = FOUR;   // between the terms of a stage: eight terms of four lines lie in different banks
+
+// From one line to the next, and from one term to the next, in elements.
+struct Steps {
+  long long line, term;
+};
+
+// Four floats from global to shared memory without a register, or zeros; `arrive` waits for those of this thread.
+__device__ __forceinline__ void send(float* to, const float* from, bool inside) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  const unsigned at = (unsigned)__cvta_generic_to_shared(to);
+  const int bytes = inside ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes) : "memory");
+#else
+  store(to, inside ? load<FOUR>(from) : Vector<float, FOUR>{});
+#endif
+}
+__device__ __forceinline__ void arrive() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
+// How LINES x DEPTH elements lie in shared memory. BY_LINE: the terms of a line are neighbours, in vectors whose
+// order differs from line to line, so that eight neighbouring lines' vectors of the same terms lie in different
+// banks. Otherwise the lines of a term are neighbours, with PAD floats between terms.
+template <int LINES, int DEPTH, bool BY_LINE>
+struct Stage {
+  static constexpr int FLOATS = BY_LINE ? LINES * DEPTH : DEPTH * (LINES + PAD);
+  static constexpr int CHUNKS = DEPTH / FOUR;  // vectors of a line
+
+  __device__ __forceinline__ static int at(int line, int term) {
+    if (!BY_LINE) return term * (LINES + PAD) + line;
+    return line * DEPTH + (term / FOUR ^ line / (WARP / DEPTH) % CHUNKS) * FOUR;
+  }
+};
+
+// LINES x DEPTH elements of an operand, by THREADS threads. INNER: terms are neighbours in memory, else lines.
+// VECTORS: those neighbours are whole and aligned vectors of four. What lies outside is 0.
+template <int LINES, int DEPTH, int THREADS, bool INNER, bool VECTORS, bool BY_LINE>
+struct Loader {
+  using To = Stage<LINES, DEPTH, BY_LINE>;
+  static constexpr bool SENT = VECTORS && INNER == BY_LINE;  // straight to shared memory
+  static constexpr int COUNT = LINES * DEPTH / FOUR / THREADS;  // vectors of a thread
+  static_assert(COUNT > 0 && COUNT * FOUR * THREADS == LINES * DEPTH, "every thread has whole vectors");
+  static_assert(DEPTH == 8 || DEPTH == 16 || DEPTH == 32, "two threads read eight neighbouring terms");
+  static_assert(SENT || !BY_LINE, "only whole vectors lie by line");
+
+  const float* from;
+  long long line_step, term_step;
+  int line, term, lines_left, terms_left, to;
+  Vector<float, FOUR> held[SENT ? 1 : COUNT];
+
+  // Where vector `index` begins. Where vectors are turned, two threads have eight terms of a line, so that a warp
+  // reads whole sectors and writes to 32 banks.
+  __device__ __forceinline__ static constexpr int line_of(int index) {
+    return BY_LINE ? index / To::CHUNKS : INNER ? index / 2 % LINES : index % (LINES / FOUR) * FOUR;
+  }
+  __device__ __forceinline__ static constexpr int term_of(int index) {
+    return BY_LINE ? index % To::CHUNKS * FOUR
+                   : INNER ? index / 2 / LINES * 8 + index % 2 * FOUR : index / (LINES / FOUR);
+  }
+  static_assert(!BY_LINE || line_of(THREADS) % 8 == 0, "a thread's lines have one order");
+
+  __device__ __forceinline__ Loader(const float* data, const Steps& steps, int first_line, int lines, int first_term,
+                                    int terms)
+      : line_step(steps.line), term_step(steps.term) {
+    line = line_of(threadIdx.x);
+    term = term_of(threadIdx.x);
+    lines_left = lines - first_line - line;
+    terms_left = terms - term;
+    from = data + (first_line + line) * line_step + (first_term + term) * term_step;
+    to = To::at(line, term);
+  }
+
+  // Starts loading the next DEPTH terms, for `stage`.
+  __device__ __forceinline__ void fetch(float* stage) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      // From this thread's first vector to the i-th: the same for all threads.
+      const int down = line_of(i * THREADS), along = term_of(i * THREADS);
+      const float* const at = from + down * line_step + along * term_step;
+      if (SENT) {
+        float* const into = stage + to + (BY_LINE ? down * DEPTH : along * (LINES + PAD) + down);
+        send(into, at, down < lines_left && along < terms_left);
+      } else if (VECTORS) {
+        held[SENT ? 0 : i] = Vector<float, FOUR>{};
+        if (down < lines_left && along < terms_left) held[SENT ? 0 : i] = load<FOUR>(at);
+      } else {
+#pragma unroll
+        for (int e = 0; e < FOUR; ++e) {
+          const bool inside = (INNER ? down : down + e) < lines_left && (INNER ? along + e : along) < terms_left;
+          held[SENT ? 0 : i][e] = inside ? at[e * (INNER ? term_step : line_step)] : 0.0f;
+        }
+      }
+    }
+    from += DEPTH * term_step;
+    terms_left -= DEPTH;
+  }
+
+  // Ends it: what was loaded lies there.
+  __device__ __forceinline__ void put(float* stage) const {
+    if (SENT) return arrive();
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      float* const at = stage + to + term_of(i * THREADS) * (LINES + PAD) + line_of(i * THREADS);
+      if (INNER) {
+#pragma unroll
+        for (int e = 0; e < FOUR; ++e) at[e * (LINES + PAD)] = held[SENT ? 0 : i][e];
+      } else {
+        store(at, held[SENT ? 0 : i]);
+      }
+    }
+  }
+};
+
+}  // namespace operand

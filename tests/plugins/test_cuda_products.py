@@ -1,0 +1,106 @@
+"""nxcore-cuda's products: every tile on the emulator, and what its machine code consists of."""
+
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from nxcore.plugin import Product, TensorMeta
+
+pytest.importorskip("nxcore_cuda")
+
+from nxcore_cuda import matmul
+from nxcore_cuda.machine import toolkit
+from nxcore_cuda.machine.compile import compiled
+
+needs_emulator = pytest.mark.skipif(not toolkit.EMULATED, reason="NXCORE_CUDA_EMULATOR=1 was not set")
+needs_nvcc = pytest.mark.skipif(toolkit.nvcc() is None, reason=f"no nvcc {toolkit.PLACES}")
+
+TILES = {"large": matmul.LARGE, "middle": matmul.MIDDLE, "small": matmul.SMALL, "least": matmul.LEAST}
+
+
+def cuobjdump():
+    """Return the disassembler beside nvcc, or that of Triton's package."""
+    beside = Path(str(toolkit.nvcc())).resolve().with_name("cuobjdump")
+    triton = pytest.importorskip("triton", reason="no cuobjdump beside nvcc, and no Triton that has one")
+    return beside if beside.exists() else Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+
+
+def multiplied(a, b, tile):
+    """Return the product by one tile, into memory that held NaN."""
+    out = torch.full_like(torch.matmul(a, b), torch.nan)
+    product = Product.of(*map(TensorMeta.of, (a, b, out)))
+    run = matmul.plan_product(product, a.device, tile)
+    run(*((b, a) if product.turned else (a, b)), out)
+    return out
+
+
+def operand(rows, columns, turned):
+    return torch.randn(columns, rows).T if turned else torch.randn(rows, columns)
+
+
+@needs_emulator
+@pytest.mark.parametrize(
+    ("a_turned", "b_turned"),
+    [
+        (False, False),
+        (True, True),
+        pytest.param(False, True, marks=pytest.mark.slow),
+        pytest.param(True, False, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("name", TILES)
+def test_every_tile_is_right_inside_and_at_its_edges(name, a_turned, b_turned):
+    tile = TILES[name]
+    for rows, terms, columns in ((tile.tall + 4, 2 * tile.depth + 4, tile.wide + 8), (5, 3, 7)):
+        a, b = operand(rows, terms, a_turned), operand(terms, columns, b_turned)
+        torch.testing.assert_close(multiplied(a, b, tile), a @ b, rtol=1e-5, atol=1e-5)
+
+
+@needs_emulator
+@pytest.mark.parametrize("parts", [2, 3, 50])
+def test_blocks_that_share_a_tile_give_one_result_always(parts):
+    tile = replace(matmul.LEAST, parts=parts)
+    a, b = torch.randn(70, 100), torch.randn(100, 66)
+    found = [multiplied(a, b, tile) for _ in range(2)]
+    torch.testing.assert_close(found[0], a @ b, rtol=1e-5, atol=1e-5)
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize(
+    ("shape", "tile", "parts"),
+    [
+        ((4096, 4096, 4096), matmul.LARGE, 1),
+        ((2048, 2048, 2048), matmul.LARGE, 1),
+        ((1024, 1024, 1024), matmul.SMALL, 1),
+        ((512, 512, 512), matmul.SMALL, 4),
+        ((16, 4096, 4096), matmul.LEAST, 2),
+        ((5, 6, 7), matmul.LEAST, 1),
+        ((1, 64, 70000), matmul.LEAST, 1),
+    ],
+)
+def test_the_shape_alone_chooses_the_tile(shape, tile, parts):
+    rows, terms, columns = shape
+    metas = (torch.empty(s, device="meta") for s in ((rows, terms), (terms, columns), (rows, columns)))
+    found = matmul.choose(Product.of(*map(TensorMeta.of, metas)))
+    assert found == replace(tile, parts=parts)
+
+
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TILES)
+def test_machine_code_has_no_tensor_core_and_keeps_sums_in_registers(name, tmp_path):
+    for inner in (False, True):
+        instance = matmul.instance(TILES[name], matmul.Way(True, True), matmul.Way(inner, True))
+        (tmp_path / "image.cubin").write_bytes(compiled(instance.text, (9, 0), instance.symbol))
+        code = subprocess.run(
+            [cuobjdump(), "-sass", tmp_path / "image.cubin"], capture_output=True, text=True, check=True
+        ).stdout
+        found = re.findall(r"^\s+/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P\d+ )?([A-Z][A-Z0-9]*)", code, re.MULTILINE)
+        assert "FFMA" in found
+        assert not {"HMMA", "HGMMA", "QGMMA", "IMMA", "DMMA"} & set(found)
+        assert found.count("FFMA") >= TILES[name].depth // TILES[name].slices * 64
+        assert not {"LDL", "STL"} & set(found), "registers spilled to memory"
