@@ -1,0 +1,339 @@
+"""Time products of float32 matrices on a GPU: tiles of the CUDA C++ and the Triton kernel beside cuBLAS.
+
+Each entrant is checked against float64 first, then timed in turns with the others: the device's time of one
+call after the cache was overwritten, and of calls one after the other. Prints a table, writes all figures.
+
+    python benchmarks/matmul.py --json record.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from nxcore_cuda import matmul as cuda
+from nxcore_cuda.machine.compile import image
+from nxcore_cuda.machine.instance import Instance
+from nxcore_triton import matmul as triton
+from torch import Tensor
+
+from nxcore.plugin import Product, TensorMeta
+
+SIDES = (512, 1024, 2048, 4096)
+FLUSH = 256 << 20  # bytes that are overwritten before a call
+PEAK = 67.0  # TFLOP/s of float32, by the datasheet
+
+CUDA = {
+    "L16": cuda.Tile(256, 128, 8, 16, 16),
+    "L32": cuda.Tile(256, 128, 8, 16, 32),
+    "L8": cuda.Tile(256, 128, 8, 16, 8),
+    "L16-by-term": cuda.Tile(256, 128, 8, 16, 16, by_line=False),
+    "M16x2": cuda.Tile(128, 128, 8, 16, 16, 2),
+    "M32x2": cuda.Tile(128, 128, 8, 16, 32, 2),
+    "M16-resident": cuda.Tile(128, 128, 8, 8, 16, resident=2, by_line=False),
+    "M16": cuda.Tile(128, 128, 8, 8, 16),
+    "S16x2": cuda.Tile(64, 128, 8, 8, 16, 2),
+    "S32x2": cuda.Tile(64, 128, 8, 8, 32, 2),
+    "S32x4": cuda.Tile(64, 128, 8, 16, 32, 4),
+    "T32x4": cuda.Tile(64, 64, 8, 8, 32, 4),
+    "T16x4": cuda.Tile(64, 64, 8, 8, 16, 4),
+}
+"""Tiles by name: large to tiny, the depth, and the slices."""
+
+TRITON = {
+    "128x128x16": triton.Tile(128, 128, 16),
+    "128x128x32": triton.Tile(128, 128, 32),
+    "128x256x16": triton.Tile(128, 256, 16),
+    "64x128x16w4": triton.Tile(64, 128, 16, warps=4),
+    "64x64x32w4": triton.Tile(64, 64, 32, warps=4),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call by name: shapes, and which operands are transposed in memory."""
+
+    name: str
+    a: tuple[int, ...]
+    b: tuple[int, ...]
+    turned: str = ""
+
+    def operands(self) -> tuple[Tensor, Tensor]:
+        """Return random operands."""
+        generator = torch.Generator("cuda").manual_seed(0)
+        return _random(self.a, generator, "a" in self.turned), _random(self.b, generator, "b" in self.turned)
+
+
+def _random(shape: tuple[int, ...], generator: torch.Generator, turned: bool) -> Tensor:
+    given = (*shape[:-2], shape[-1], shape[-2]) if turned else shape
+    made = torch.rand(given, generator=generator, device="cuda") - 0.5
+    return made.mT if turned else made
+
+
+CASES = (
+    *(Case(f"{n}", (n, n), (n, n)) for n in SIDES),
+    Case("one row", (1, 4096), (4096, 4096)),
+    Case("16 rows", (16, 4096), (4096, 4096)),
+    Case("64 rows", (64, 4096), (4096, 4096)),
+    Case("few terms", (4096, 64), (64, 4096)),
+    Case("many terms", (256, 16384), (16384, 256)),
+    Case("odd", (1025, 1025), (1025, 1025)),
+    Case("batched", (64, 256, 64), (64, 64, 256)),
+    Case("batch of 8", (8, 1024, 1024), (8, 1024, 1024)),
+    Case("linear", (2048, 1024), (1024, 4096), "b"),
+    Case("turned", (2048, 2048), (2048, 2048), "a"),
+)
+
+Call = Callable[[], Tensor]
+
+
+def product_of(a: Tensor, b: Tensor) -> Product:
+    """Describe a call."""
+    out = torch.matmul(a.to("meta"), b.to("meta"))
+    return Product.of(*(TensorMeta.of(t) for t in (a, b)), replace(TensorMeta.of(out), device=a.device))
+
+
+def parts_for(product: Product, tall: int, wide: int) -> list[int]:
+    """Return how many blocks may share a tile: one, and what fills the device once or twice."""
+    tiles = math.prod(product.batch) * -(-product.rows // tall) * -(-product.columns // wide)
+    found = {1} | {f * cuda.FILL // tiles for f in (1, 2)}
+    return sorted(n for n in found if n == 1 or 2 <= n <= product.terms // 64)
+
+
+def tiles_for(case: Case, product: Product) -> Iterator[tuple[str, Any]]:
+    """Yield the entrants of a case: all tiles for squares, a few elsewhere."""
+    square = case.name.isdigit()
+    outputs = product.rows * product.columns * math.prod(product.batch)
+    for name, tile in CUDA.items():
+        least = tile.tall * tile.wide
+        if (square or name in ("L16", "M16x2", "S16x2", "T32x4")) and not (
+            tile.slices > 1 and outputs > 320 * least
+        ):
+            for parts in parts_for(product, tile.tall, tile.wide):
+                yield f"cuda {name}{f'/{parts}' * (parts > 1)}", replace(tile, parts=parts)
+    yield "cuda chosen", cuda.choose(product)
+    for name, block in TRITON.items() if square else ():
+        for parts in parts_for(product, block.tall, block.wide)[:2]:
+            yield f"triton {name}{f'/{parts}' * (parts > 1)}", replace(block, parts=parts)
+    yield "triton chosen", triton.choose(product)
+
+
+def entrant(product: Product, tile: Any, a: Tensor, b: Tensor, out: Tensor) -> Call:
+    """Return a call of one tile."""
+    module: Any = cuda if isinstance(tile, cuda.Tile) else triton
+    run = module.plan_product(product, a.device, tile)
+    first, second = (b, a) if product.turned else (a, b)
+
+    def call() -> Tensor:
+        run(first, second, out)
+        return out
+
+    return call
+
+
+def instances(cases: tuple[Case, ...]) -> set[Instance]:
+    """Return the kernels that the cases compile."""
+    found = set()
+    for case in cases:
+        product = product_of(*case.operands())
+        for name, tile in tiles_for(case, product):
+            if name.startswith("cuda"):
+                a = cuda.Way.of(product.rows, product.terms, product.a, product.a_batch)
+                b = cuda.Way.of(product.columns, product.terms, product.b, product.b_batch)
+                found |= {cuda.instance(tile, a, b), cuda.instance(tile, _by_one(a), _by_one(b))}
+    return found
+
+
+def _by_one(way: cuda.Way) -> cuda.Way:
+    return replace(way, vectors=False)
+
+
+def error(out: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Return the largest error as a share of the product of absolute values."""
+    truth, scale = a.double() @ b.double(), a.double().abs() @ b.double().abs()
+    return ((out.double() - truth).abs() / scale).max()
+
+
+def cold(calls: dict[str, Call], repeats: int) -> dict[str, float]:
+    """Return the median microseconds of calls in turns, each after the cache was overwritten."""
+    trash = torch.empty(FLUSH, dtype=torch.uint8, device="cuda")
+    times: dict[str, list[tuple[Any, Any]]] = {name: [] for name in calls}
+    for _ in range(repeats):
+        for name, call in calls.items():
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            trash.zero_()
+            start.record()
+            call()
+            end.record()
+            times[name].append((start, end))
+    torch.cuda.synchronize()
+    return {n: 1000 * statistics.median(s.elapsed_time(e) for s, e in t) for n, t in times.items()}
+
+
+def warm(call: Call, seconds: float) -> tuple[float, str]:
+    """Return the microseconds of calls one after the other, and clock and power meanwhile."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    call()
+    torch.cuda.synchronize()
+    begun, count = time.perf_counter(), 0
+    start.record()
+    while time.perf_counter() - begun < seconds:
+        for _ in range(8):
+            call()
+        count += 8
+        if count % 64 == 0:
+            torch.cuda.synchronize()
+    end.record()
+    query = ["nvidia-smi", "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader"]
+    seen = ""
+    with contextlib.suppress(OSError):
+        seen = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
+    torch.cuda.synchronize()
+    return 1000 * start.elapsed_time(end) / count, seen
+
+
+def special() -> list[str]:
+    """Return what tiles make of values that products on tensor cores get wrong; empty where all is right."""
+    found = []
+    a, b = Case("special", (192, 160), (160, 256)).operands()
+    values = {"inf": float("inf"), "nan": float("nan"), "huge": 3e38, "denormal": 0.0}
+    for name, value in values.items():
+        x, y = a.clone(), b * 1e-3 if name == "huge" else b
+        x[3, 5], x[100, 7] = value, -value
+        if name == "denormal":  # all results
+            x, y = a * 1e-30, b * 1e-10
+        for label, tile in [
+            *((n, CUDA[n]) for n in ("L16", "M16x2", "S16x2")),
+            ("T", triton.Tile(64, 64, 32)),
+        ]:
+            out = torch.empty(192, 256, device="cuda")
+            got, truth = entrant(product_of(x, y), tile, x, y, out)(), (x.double() @ y.double()).float()
+            scale = (x.double().abs() @ y.double().abs()).float()
+            same = torch.equal(got.isnan(), truth.isnan()) and torch.equal(got.isinf(), truth.isinf())
+            rest = truth.isfinite()
+            near = bool(((got - truth).abs() <= 2e-5 * scale + 5e-43)[rest].all())
+            if not (same and near):
+                found.append(f"{name} by {label}: {'wrong values' if same else 'NaN or inf elsewhere'}")
+    return found
+
+
+def measure(case: Case, repeats: int) -> dict[str, Any]:
+    """Check and time one case."""
+    a, b = case.operands()
+    product = product_of(a, b)
+    out = torch.matmul(a, b)
+    calls: dict[str, Call] = {"cublas": lambda: torch.matmul(a, b, out=out)}
+    errors = {"cublas": float(error(out, a, b))}
+    for name, tile in tiles_for(case, product):
+        try:
+            made = torch.full_like(out, float("nan"))
+            call = entrant(product, tile, a, b, made)
+            errors[name] = float(error(call(), a, b))
+            again = made.clone()
+            if not torch.equal(again, call()):
+                errors[name] = float("inf")  # not the same bits twice
+            calls[name] = call
+        except Exception as wrong:  # noqa: BLE001  an entrant that fails is a result
+            errors[name] = float("nan")
+            print(f"{case.name}: {name}: {type(wrong).__name__}: {str(wrong)[:200]}")
+    times = cold(calls, repeats)
+    flops = 2 * out.numel() * product.terms
+    rows = [
+        {"entrant": n, "us": us, "tflops": flops / us / 1e6, "error": errors[n]} for n, us in times.items()
+    ]
+    failed = [{"entrant": n, "error": str(e)} for n, e in errors.items() if n not in times]
+    return {"case": asdict(case), "flops": flops, "rows": rows, "failed": failed}
+
+
+def line(record: dict[str, Any]) -> str:
+    """Return a case's line of the table."""
+    by = {row["entrant"]: row for row in record["rows"]}
+    base = by["cublas"]
+    cells = [f"{record['case']['name']:<11}{base['us']:>9.1f}{base['tflops']:>6.1f}"]
+    for kind in ("cuda", "triton"):
+        own = [row for name, row in by.items() if name.startswith(kind) and row["error"] < 1e-5]
+        if not own:
+            cells.append("   none right")
+            continue
+        best, chosen = min(own, key=lambda row: row["us"]), by.get(f"{kind} chosen", own[0])
+        name = best["entrant"].removeprefix(f"{kind} ")
+        cells.append(
+            f"{best['us']:>9.1f} {base['us'] / best['us']:>5.2f} {name:<15}{base['us'] / chosen['us']:>5.2f}"
+            f" {best['error'] / base['error']:>4.1f}"
+        )
+    return " |".join(cells)
+
+
+def counted() -> None:
+    """Call cuBLAS and two tiles once each."""
+    a, b = Case("4096", (4096, 4096), (4096, 4096)).operands()
+    out = torch.matmul(a, b)
+    for name in ("L16", "M16x2"):
+        entrant(product_of(a, b), CUDA[name], a, b, out)()
+    torch.cuda.synchronize()
+
+
+def main() -> None:
+    """Run all cases."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--cases", nargs="*", help="their names; all by default")
+    parser.add_argument("--counters", action="store_true", help="only call two kernels, for a profiler")
+    given = parser.parse_args()
+    torch.backends.cuda.matmul.allow_tf32 = False
+    if given.counters:
+        counted()
+        return
+    cases = tuple(case for case in CASES if not given.cases or case.name in given.cases)
+    begun = time.perf_counter()
+    wanted = instances(cases)
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda instance: image(instance, torch.cuda.get_device_capability()), wanted))
+    compiled = time.perf_counter() - begun
+    wrong = special()
+    print(f"{len(wanted)} kernels in {compiled:.0f} s; special values: {'; '.join(wrong) or 'all right'}")
+    print("case        cublas us TFLOP/s | cuda us, gain, best tile, chosen's gain, error/cublas's | triton")
+    records = []
+    for case in cases:
+        records.append(measure(case, given.repeats))
+        print(line(records[-1]), f"{time.perf_counter() - begun:.0f}s", flush=True)
+        torch.cuda.empty_cache()
+    sustained = {}
+    if not given.cases or "4096" in given.cases:
+        a, b = Case("4096", (4096, 4096), (4096, 4096)).operands()
+        out = torch.empty(4096, 4096, device="cuda")
+        calls: dict[str, Call] = {"cublas": lambda: torch.matmul(a, b, out=out)}
+        calls["cuda L16"] = entrant(product_of(a, b), CUDA["L16"], a, b, out)
+        for name, call in calls.items():
+            us, seen = warm(call, 1.5)
+            sustained[name] = {"us": us, "tflops": 2 * 4096**3 / us / 1e6, "clock and power": seen}
+            print(f"4096 for 1.5 s: {name} {us:.0f} us, {2 * 4096**3 / us / 1e6:.1f} TFLOP/s, {seen}")
+    if given.json:
+        about = {
+            "device": torch.cuda.get_device_name(),
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "python": platform.python_version(),
+            "repeats": given.repeats,
+            "special": wrong,
+        }
+        given.json.write_text(
+            json.dumps({**about, "cases": records, "sustained": sustained}, indent=1) + "\n"
+        )
+
+
+if __name__ == "__main__":
+    main()
