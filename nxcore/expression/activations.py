@@ -6,10 +6,12 @@ Each is a line here, and nothing else: an operator is made of it when it is firs
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from nxcore.expression.grammar import parsed
+from nxcore.expression.operator import documented, specs
 from nxcore.expression.tree import Expression
+from nxcore.spec.spec import SAME, Cast, OpSpec
 
 
 @dataclass(frozen=True)
@@ -24,11 +26,14 @@ class Activation:
         What it is in torch, for its docstring.
     numbers : Mapping
         The names and defaults of its numbers, which may be given by position.
+    autocast : Mapping
+        What ``torch.autocast`` does to it; see ``OpSpec``.
     """
 
     text: str
     torchs: str
     numbers: Mapping[str, int | float] = field(default_factory=dict)
+    autocast: Mapping[str, Cast] = field(default_factory=lambda: SAME)
 
     @property
     def expression(self) -> Expression:
@@ -39,10 +44,16 @@ class Activation:
         """
         return parsed(self.text, self.numbers)
 
+    def specs(self, name: str) -> tuple[OpSpec, ...]:
+        """Return the specs of the operator, and of its backward operator."""
+        doc = documented(self.expression, torchs=self.torchs)
+        forward, *backward = specs(self.expression, name, doc, keyword=False)
+        return replace(forward, autocast=self.autocast), *backward
 
-def _function(name: str, **numbers: float) -> Activation:
+
+def _function(name: str, autocast: Mapping[str, Cast] = SAME, **numbers: float) -> Activation:
     given = ", ".join(["x", *numbers])
-    return Activation(f"{name}({given})", f"torch.nn.functional.{name}", numbers)
+    return Activation(f"{name}({given})", f"torch.nn.functional.{name}", numbers, autocast)
 
 
 ACTIVATIONS = {
@@ -57,7 +68,7 @@ ACTIVATIONS = {
     "hardsigmoid": _function("hardsigmoid"),
     "sigmoid": Activation("sigmoid(x)", "torch.sigmoid"),
     "tanh": Activation("tanh(x)", "torch.tanh"),
-    "softplus": _function("softplus", beta=1.0, threshold=20.0),
+    "softplus": _function("softplus", {"cpu": "same", "cuda": "float32"}, beta=1.0, threshold=20.0),
     "silu_mul": Activation("silu(x) * y", "torch.nn.functional.silu(x) * y"),
     "gelu_mul": Activation("gelu(x) * y", "torch.nn.functional.gelu(x) * y"),
 }

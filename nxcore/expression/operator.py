@@ -193,7 +193,7 @@ def source(expression: Expression, name: str, doc: str = "") -> str:
     else:
         known = ["    if True:", f"        dtype = promoted({facts})"]
     widen = [f"        {', '.join(plain)}, = widened({', '.join(plain)})"] if plain else []
-    # Torch rounds a single function's result once by itself.
+    # Torch rounds a single function's result once by itself; under autocast it may leave it in float32.
     alone = expression.operations == 1 and follows_inputs(expression)
     return "\n".join(
         [
@@ -202,7 +202,7 @@ def source(expression: Expression, name: str, doc: str = "") -> str:
             *known,
             *([] if alone else widen),
             *lines,
-            f"    if out is None and {result}.dtype is dtype:",
+            "    if out is None:" if alone else f"    if out is None and {result}.dtype is dtype:",
             f"        return {result}",
             f"    return stored({result}, dtype, out)",
             "",

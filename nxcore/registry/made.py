@@ -14,7 +14,7 @@ from nxcore.errors import InvalidInputError, nearest
 from nxcore.expression.activations import ACTIVATIONS
 from nxcore.expression.backward import Backward
 from nxcore.expression.normed import NORMED, normed
-from nxcore.expression.operator import documented, specs
+from nxcore.expression.operator import specs
 from nxcore.expression.plain import data, of_data
 from nxcore.expression.tree import Expression
 from nxcore.registry import inductor, reference
@@ -67,17 +67,12 @@ def add_activations(registry: Registry, source: Source) -> None:
     To make all of them would take longer than the rest of a start, and a program uses a few.
     """
 
-    def activation(name: str) -> tuple[OpSpec, ...]:
-        found = ACTIVATIONS[name]
-        doc = documented(found.expression, torchs=found.torchs)
-        return specs(found.expression, name, doc, keyword=False)
-
     def add(name: str, make: Callable[[], tuple[OpSpec, ...]]) -> None:
         with _LOCK:
             if name not in registry.ops:
                 _added(registry, make(), source)
 
-    made = {name: functools.partial(activation, name) for name in ACTIVATIONS}
+    made = {name: functools.partial(found.specs, name) for name, found in ACTIVATIONS.items()}
     made |= {f"normed_{name}": functools.partial(normed, name) for name in NORMED}
     for name, make in made.items():
         if name not in registry.ops:  # a plugin's own

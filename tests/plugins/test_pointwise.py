@@ -149,3 +149,13 @@ def test_an_expression_is_compiled_and_cast_on_a_gpu(backend, device):
     assert x.grad is not None
     with torch.autocast("cuda", torch.bfloat16):
         assert operator(x, y).dtype is torch.float32
+
+
+@pytest.mark.gpu
+def test_softplus_is_float32_under_autocast_as_torchs(device):
+    x = torch.randn(64, device=device, dtype=torch.float16, requires_grad=True)
+    with torch.autocast("cuda", torch.float16):
+        found, wanted = nxcore.ops.softplus(x), torch.nn.functional.softplus(x)
+    assert found.dtype is wanted.dtype is torch.float32
+    torch.testing.assert_close(found, wanted)
+    assert torch.autograd.grad(found.sum(), x)[0].dtype is torch.float16

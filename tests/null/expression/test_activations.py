@@ -4,10 +4,12 @@ import inspect
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.nn import functional
 
 import nxcore
 from nxcore.expression.activations import ACTIVATIONS
+from nxcore.interop import autocast
 
 TORCHS = {
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
@@ -57,3 +59,28 @@ def test_its_numbers_are_torchs(name):
 def test_it_says_what_it_is():
     assert "``torch.nn.functional.leaky_relu``" in nxcore.ops.leaky_relu.__doc__
     assert nxcore.ops.leaky_relu.spec.signature == "(x, negative_slope=0.01, *, out=None)"
+
+
+@pytest.fixture
+def casting():
+    """Autocast on a device that isn't here: its tensors have no memory."""
+    before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+    torch.set_autocast_enabled("cuda", True)
+    torch.set_autocast_dtype("cuda", torch.float16)
+    with FakeTensorMode():
+        yield
+    torch.set_autocast_enabled("cuda", before[0])
+    torch.set_autocast_dtype("cuda", before[1])
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_autocast_does_to_it_what_it_does_to_torchs(name, casting):
+    spec = nxcore.op(name).spec
+    for dtype in (torch.float32, torch.float16):
+        x = [torch.empty(8, dtype=dtype, device="cuda") for _ in ACTIVATIONS[name].expression.tensors]
+        wanted = torchs(name)(*x).dtype
+        assert spec.reference(*x, *(p.default for p in spec.params[len(x) :])).dtype is wanted
+        given = autocast.cast(spec, (*x, None))
+        assert (
+            wanted is torch.float32 if given is None else all(a is b for a, b in zip(given, x, strict=False))
+        )
