@@ -4,7 +4,7 @@
 
 The network is that of ``search_step.py``, patched; kernels are those of CUDA C++, without a race. The ways:
 each norm's statistics and each gradient by itself (``before``), the statistics of a cell together (``late``),
-the gradients of branches too (``fans``), and both with operations on 2 or 4 streams.
+the gradients of branches and of weights' rows too (``fans``), and both with operations on 2 or 4 streams.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch import Tensor
 
 import nxcore
 from nxcore import nas
-from nxcore.graphs import branches, capture, part, recorder
+from nxcore.graphs import branches, capture, part, recorder, rows
 
 sys.path.append(str(Path(__file__).parents[1]))
 from benchmarks import search_step
@@ -57,7 +57,7 @@ def take(late: bool, fans: bool, streams: int) -> None:
     """Switch to a way."""
     held = LATE_BLOCK if late else contextlib.nullcontext
     capture.late = part.late = held  # type: ignore[attr-defined]  # imported there
-    branches.LATE = LATE if fans else NONE  # type: ignore[assignment]  # as above
+    branches.LATE = rows.LATE = LATE if fans else NONE  # type: ignore[assignment, attr-defined]  # as above
     recorder.STREAMS = streams
     recorder._recorders.clear()  # noqa: SLF001  lanes are made once
 

@@ -88,6 +88,8 @@ class Crossing:
         Runs a function in the background.
     met : int
         The number of earlier calls.
+    only_captured : bool
+        Whether only captured calls come here, and eager ones go to another crossing.
     clock : callable
         Returns nanoseconds; a test may replace it.
 
@@ -112,8 +114,11 @@ class Crossing:
         policy: str,
         later: Callable[[Callable[[], None]], None],
         met: int = 0,
+        only_captured: bool = False,
         clock: Clock = time.perf_counter_ns,
     ) -> None:
+        self.beside: Crossing | None = None  # that of captured calls, if they have a choice of their own
+        self._only_captured = only_captured
         self.problem, self.reference, self.pace, self.clock = problem, problem.spec.reference, pace, clock
         self._mask, self._half, self._forward = mask, forward, forward[1]
         self._backward, self._find = backward, find
@@ -139,7 +144,15 @@ class Crossing:
 
     def settle(self, backward: Half) -> None:
         """Choose the route by the backward operator's choice, from now on."""
+        if self.beside is not None:
+            self.beside.settle(backward)
         choice = backward[1]
+        if self._only_captured:  # which never have a backward pass before the capture, and no host cost
+            unknown = exploration(choice.call) or self._explored
+            torchs = self._forward.alone and (choice.captured or choice).alone
+            self._settled = not unknown
+            self._switch.to(self.reference if unknown or torchs else self._there)
+            return
         if explored := exploration(choice.call):
             self._explored.append(explored)
         self._settled = True

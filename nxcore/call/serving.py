@@ -47,10 +47,21 @@ class Joiner:
         call = self._alone(operator, problem, args, choice, met)
         if choice.captured is None:
             return call
-        return unless_capturing(call, self._alone(operator, problem, args, choice.captured, met))
+        captured = self._alone(operator, problem, args, choice.captured, met, only_captured=True)
+        eager, other = (getattr(made, "of", None) for made in (call, captured))
+        if isinstance(eager, Crossing) and isinstance(other, Crossing):
+            eager.beside = other  # no backward pass follows a captured call: the eager ones' settle both
+        return unless_capturing(call, captured)
 
     def _alone(
-        self, operator: Operator, problem: Problem, args: tuple[Any, ...], choice: Choice, met: int
+        self,
+        operator: Operator,
+        problem: Problem,
+        args: tuple[Any, ...],
+        choice: Choice,
+        met: int,
+        *,
+        only_captured: bool = False,
     ) -> Call:
         """Return a chosen call with its wrappers, joined with its backward operator if one is needed."""
         served, inner, inner_args = self.served(operator, problem, args)
@@ -62,7 +73,7 @@ class Joiner:
         if not (problem.needs_grad and gradient and gradient.covers(*args)):
             return call
         call = call if served is operator else of_the_first(call, len(inner_args))
-        return self._differentiable(operator, problem, args, choice, call, met)
+        return self._differentiable(operator, problem, args, choice, call, met, only_captured=only_captured)
 
     def served(
         self, operator: Operator, problem: Problem, args: tuple[Any, ...]
@@ -95,6 +106,8 @@ class Joiner:
         choice: Choice,
         call: Call,
         met: int,
+        *,
+        only_captured: bool,
     ) -> Call:
         """Join ``call`` with its backward operator, unless torch serves both ways."""
         gradient, order = present(operator.spec.gradient, "gradient"), PREFERENCE.get()
@@ -137,6 +150,7 @@ class Joiner:
             policy=self.chooser.policy,
             later=learner.preparing.add,
             met=met,
+            only_captured=only_captured,
         )
         if described and known and (explored is None or explored.known):
             crossing.settle((described, known))
