@@ -37,9 +37,11 @@ TEMPLATES = {
 }
 """Each function in C++; all is float."""
 
+HEADER = "pointwise.cuh"  # named apart, so that a kernel's identity has it
+
 CODE = """\
 // {title}
-#include "pointwise.cuh"
+#include "{header}"
 
 struct {name}_args {{
 {fields}
@@ -201,6 +203,7 @@ def code(found: Elementwise, repeated: Sequence[bool] | None) -> tuple[str, str]
     )
     title = str(expression).replace("\\", "").replace("\n", " ")
     return name, CODE.format(
+        header=HEADER,
         title=title,
         name=name,
         fields="\n".join(fields),
