@@ -53,7 +53,7 @@ def aliased(modules: Iterable[nn.Module], tensors: Iterable[Tensor]) -> Iterator
     """
     held = list(tensors)
     others = {id(t): nn.Parameter(t.detach(), True) if t.requires_grad else t.data for t in held}
-    owned = [own for m in modules for own in (m._parameters, m._buffers)]  # noqa: SLF001  no public dict of a module's own
+    owned = [own for m in modules for own in (m._parameters, m._buffers)]  # no public dict of a module's own
     places: list[Any] = [(own, n, t) for own in owned for n, t in own.items() if id(t) in others]
     try:
         for own, name, t in places:

@@ -1,7 +1,5 @@
 """Capture: one signature of a module's call as two CUDA graphs, and their replay."""
 
-# ruff: noqa: SLF001  torch has no public form of these checks
-
 from __future__ import annotations
 
 import contextlib

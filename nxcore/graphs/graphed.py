@@ -261,7 +261,7 @@ def _name(spec: Any, place: int) -> str:
 
 
 def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version  # noqa: SLF001  it has no public name
+    return 0 if tensor.is_inference() else tensor._version  # it has no public name
 
 
 @contextlib.contextmanager

@@ -1,5 +1,4 @@
 """Hooks that prevent a module's call from being captured or fused."""
-# ruff: noqa: SLF001  torch has no public test of a module's hooks
 
 from __future__ import annotations
 

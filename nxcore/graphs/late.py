@@ -38,7 +38,7 @@ class Late:
 
     def add(self, norm: nn.Module, mean: Tensor, var: Tensor, momentum: float) -> None:
         """Update running mean and variance of ``norm`` by those of a batch, and its count of batches."""
-        buffers: dict[str, Any] = norm._buffers  # noqa: SLF001  torch has no public way as fast
+        buffers: dict[str, Any] = norm._buffers  # torch has no public way as fast
         running = [buffers["running_mean"], buffers["running_var"]]  # the update that waits, if there is one
         own, batch = self._running.setdefault(momentum, ([], []))
         own += running

@@ -5,8 +5,6 @@ launches and some copies, whatever it contains. A call is replayed only if it ce
 module's own call. All other calls run, and ``state`` gives the reason.
 """
 
-# ruff: noqa: SLF001  torch has no public form of these checks
-
 from __future__ import annotations
 
 import copy

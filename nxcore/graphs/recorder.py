@@ -221,7 +221,7 @@ class CudaRecorder:
     def lying(self, tensor: Tensor) -> Tensor:
         """Return a tensor at the address of ``tensor`` in the pool, which exists as long as its graphs."""
         storage = tensor.untyped_storage()
-        there = torch._C._construct_storage_from_data_pointer(  # noqa: SLF001  torch's own graph trees use it
+        there = torch._C._construct_storage_from_data_pointer(  # torch's own graph trees use it
             storage.data_ptr(), tensor.device, storage.nbytes()
         )
         alias = torch.empty(0, dtype=tensor.dtype, device=tensor.device)

@@ -34,7 +34,7 @@ def span_of(row: Tensor, begin: int, end: int) -> Tensor:
         return row if whole else row[begin:end]
     matrix: Any
     matrix, i = place
-    key = id(matrix), matrix._version, begin, end  # noqa: SLF001  it has no public name
+    key = id(matrix), matrix._version, begin, end  # it has no public name
     if key not in waiting.rows:
         waiting.rows[key] = matrix, _rows(matrix, begin, end)  # the matrix too: its id must stay its own
     found: Tensor = waiting.rows[key][1][i]
@@ -47,8 +47,8 @@ def _place(row: Any) -> tuple[Tensor, int] | None:
         return None
     if internals.transformed() or internals.in_forward_mode() or internals.tracing_state() is not None:
         return None
-    matrix, node = row._base, row.grad_fn  # noqa: SLF001  torch has no public name for either's origin
-    if matrix is None or node is None or node.name() != SELECT or row._backward_hooks or row.retains_grad:  # noqa: SLF001
+    matrix, node = row._base, row.grad_fn  # torch has no public name for either's origin
+    if matrix is None or node is None or node.name() != SELECT or row._backward_hooks or row.retains_grad:
         return None
     if type(matrix) not in PLAIN or matrix.ndim != 2 or row.shape != matrix.shape[1:]:
         return None

@@ -1,7 +1,5 @@
 """Inside: the state of a module that a capture fixes, and a test whether it has changed."""
 
-# ruff: noqa: SLF001  a module's state is in its own underscored attributes
-
 from __future__ import annotations
 
 from typing import Any

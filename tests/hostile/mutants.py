@@ -37,6 +37,7 @@ from tests.hostile import (
     of_numba,
     of_numba_cuda,
     of_numba_cuda_norm,
+    of_products,
     of_triton,
 )
 from tests.hostile.mutations import BITS, MASK, NAN, STRIDE, TOP, Mutation
@@ -90,7 +91,10 @@ PLUGINS = {
     "numba": Plugin("nxcore_numba", "numba", "numba", of_numba.MUTATIONS),
     "triton": Plugin("nxcore_triton", "triton", "triton", of_triton.MUTATIONS),
     "cuda": Plugin(
-        "nxcore_cuda", "cuda", "ctypes", (*of_cuda.MUTATIONS, *of_folds.CUDA, *of_cuda_norm.MUTATIONS)
+        "nxcore_cuda",
+        "cuda",
+        "ctypes",
+        (*of_cuda.MUTATIONS, *of_products.CUDA, *of_folds.CUDA, *of_cuda_norm.MUTATIONS),
     ),
     "numba-cuda": Plugin(
         "nxcore_numba",

@@ -381,14 +381,12 @@ def test_an_operator_that_keeps_more_for_the_gradient_runs_in_its_place():
 
 
 def test_where_torch_wins_its_own_autograd_keeps_what_it_needs():
-    x = double(2, 3, 8, 9)
-    out = fakes.session().op("max_pool2d")(x, 3, 1, 1)
+    out = fakes.session().op("max_pool2d")(double(2, 3, 8, 9), 3, 1, 1)
     assert "MaxPool2D" in type(out.grad_fn).__name__
 
 
 def test_what_the_gradient_does_not_cover_is_torchs():
-    x = double(2, 3, 8, 9)
-    session = fakes.session(fakes.backend())
+    x, session = double(2, 3, 8, 9), fakes.session(fakes.backend())
     out, indices = session.op("max_pool2d")(x, 3, 1, 1, return_indices=True)
     assert "MaxPool2D" in type(out.grad_fn).__name__
     assert indices.dtype is torch.int64
@@ -397,7 +395,6 @@ def test_what_the_gradient_does_not_cover_is_torchs():
 
 
 def test_an_explanation_names_the_operator_that_runs():
-    session = fakes.session(fakes.backend())
-    found = session.explain("max_pool2d", double(2, 3, 8, 9), 3, 1, 1, backend="fake")
+    found = fakes.session(fakes.backend()).explain("max_pool2d", double(2, 3, 8, 9), 3, 1, 1, backend="fake")
     assert found.problem.op == "max_pool2d_with_offsets"
     assert found.decision.chosen == "fake"
