@@ -9,7 +9,9 @@ import pytest
 import torch
 
 import nxcore
+from nxcore import session as sessions
 from nxcore.call.operator import Operator
+from nxcore.store.lock import Lock
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -39,3 +41,10 @@ def _operators_are_asked_for_anew() -> Iterator[None]:
 def device() -> torch.device:
     """Where kernels are tested: CUDA where there is one."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture
+def decided() -> None:
+    """Drop what other tests let the default session explore: a part waits for the end of it."""
+    session = sessions.default()
+    session.hold(Lock({}), session.settings.policy)

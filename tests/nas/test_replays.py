@@ -18,6 +18,8 @@ from tests.nas.test_network import SMALL, step
 from tests.nn.parts import outcome
 from tests.nn.tape import Tape
 
+pytestmark = pytest.mark.usefixtures("decided")
+
 
 class Reminded(darts.Cell):
     """Takes more than tensors."""

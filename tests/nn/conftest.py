@@ -7,9 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from nxcore import session as sessions
 from nxcore.nn import modules, sequential
-from nxcore.store.lock import Lock
 from tests.null import fakes
 
 OPERATORS = (
@@ -46,10 +44,3 @@ def ran(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> Iterator[list[
     monkeypatch.setattr(sequential, "_block", session.op("sep_conv2d_batch_norm"))
     with session.use("fake"):
         yield names
-
-
-@pytest.fixture
-def decided() -> None:
-    """Drop what other tests let the default session explore: a part waits for the end of it."""
-    session = sessions.default()
-    session.hold(Lock({}), session.settings.policy)
