@@ -35,7 +35,7 @@ from nxcore.spec.kernel import (
     simulated,
 )
 from nxcore.spec.launched import Launched, note, recording
-from nxcore.spec.layout import Rows, alike, broadcast_strides, collapse, overlaps
+from nxcore.spec.layout import Rows, alike, broadcast_shapes, broadcast_strides, collapse, overlaps
 from nxcore.spec.needs import Need, Place, at_most, either, merged, needs
 from nxcore.spec.problem import Problem, TensorMeta, is_tensor
 from nxcore.spec.process import preserved
@@ -103,6 +103,7 @@ __all__ = [
     "at_most",
     "backward_of",
     "brief",
+    "broadcast_shapes",
     "broadcast_strides",
     "canonical_dims",
     "collapse",

@@ -10,6 +10,7 @@ import torch
 
 from nxcore.errors import InvalidInputError
 from nxcore.expression.tree import Expression
+from nxcore.spec.layout import broadcast_shapes
 from nxcore.spec.problem import TensorMeta
 
 
@@ -28,25 +29,11 @@ def broadcast(given: Mapping[str, Any]) -> tuple[int, ...]:
     found = first
     for name, shape in list(shapes.items())[1:]:
         try:
-            found = _joined(found, shape)
+            found = broadcast_shapes(found, shape)
         except RuntimeError as error:
             why = f"{name} must broadcast with the tensors before it, of shape {found}, got shape {shape}"
             raise InvalidInputError(why, argument=name) from error
     return found
-
-
-def _joined(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
-    """Broadcast two shapes; torch's function does it for a compiler's sizes, and imports the compiler."""
-    if any(type(n) is not int for n in (*a, *b)):
-        return tuple(torch.broadcast_shapes(a, b))
-    rank = max(len(a), len(b))
-    pairs = zip((1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b, strict=True)
-    found = []
-    for m, n in pairs:
-        if m != n and 1 not in (m, n):
-            raise RuntimeError(f"{m} and {n} don't broadcast")
-        found.append(n if m == 1 else m)
-    return tuple(found)
 
 
 def elements(shape: Sequence[int]) -> int:

@@ -34,6 +34,7 @@ from nxcore.plugin import (
     TensorMeta,
     Way,
     backward_of,
+    broadcast_shapes,
     rand,
     require_tensor,
 )
@@ -95,7 +96,7 @@ def batch(a: Any, b: Any) -> tuple[int, ...]:
     if shapes[0] == shapes[1] or not shapes[1]:
         return shapes[0]
     try:
-        return tuple(torch.broadcast_shapes(*shapes))
+        return broadcast_shapes(shapes[0], shapes[-1])
     except RuntimeError as error:
         given = f"shapes {tuple(a.shape)} and {tuple(b.shape)}"
         raise InvalidInputError(f"b must broadcast with a, got {given}", argument="b") from error

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from nxcore.spec.problem import Problem, TensorMeta
 
 Strides = tuple[int, ...]
@@ -56,6 +58,22 @@ def overlaps(meta: TensorMeta) -> bool:
             return True
         reach += stride * (size - 1)
     return False
+
+
+def broadcast_shapes(a: Sequence[int], b: Sequence[int]) -> Strides:
+    """Return the shape that two shapes broadcast to.
+
+    Raises
+    ------
+    RuntimeError
+        If they don't broadcast.
+
+    >>> broadcast_shapes((3, 1), (2, 1, 4))
+    (2, 3, 4)
+    """
+    if any(type(n) is not int for n in (*a, *b)):
+        return tuple(torch.broadcast_shapes(a, b))  # a compiler's symbols; it imports the compiler
+    return tuple(torch._C._infer_size(torch.Size(a), torch.Size(b)))  # noqa: SLF001  see above
 
 
 def broadcast_strides(meta: TensorMeta, shape: Sequence[int]) -> Strides:
