@@ -26,8 +26,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     given = [m.args[0] for m in metafunc.definition.iter_markers("parametrize")]
     if "path" in given:
         return
-    # What tests calls themselves runs on both paths at once; of the others Python's path is in the rest.
-    late = [pytest.mark.slow] if len(PATHS) > 1 and metafunc.definition.path.parent.name != "call" else []
+    late = [pytest.mark.slow] if len(PATHS) > 1 else []  # Python's path is in the rest
     python, *others = PATHS
     metafunc.parametrize("path", [pytest.param(python, marks=late), *others], indirect=True)
 

@@ -52,7 +52,9 @@ def operand(rows, columns, turned):
         pytest.param(True, False, marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("name", TILES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in ("small", "least") else pytest.mark.slow) for n in TILES]
+)
 def test_every_tile_is_right_inside_and_at_its_edges(name, a_turned, b_turned):
     tile = TILES[name]
     for rows, terms, columns in ((tile.tall + 4, 2 * tile.depth + 4, tile.wide + 8), (5, 3, 7)):
