@@ -38,6 +38,9 @@ LEAST = {
 }
 """Samples that torch 2.13 has, and some fewer: a database that shrinks must not go unseen."""
 
+WITHOUT = {("matmul", "numba")}
+"""An operator, and a backend that has no kernel of it."""
+
 
 @pytest.fixture(scope="module")
 def tallies() -> dict[str, Any]:
@@ -63,7 +66,8 @@ def test_every_sample_agrees(
         print(f"{op} on {backend}: {tally['used']} of {tally['seen']} used; left out: {tally['left_out']}")
         assert tally["seen"] >= LEAST[op], f"torch had {LEAST[op]} samples and more"
         assert tally["used"] + sum(tally["left_out"].values()) == tally["seen"], "each has a reason"
-        assert tally["used"] >= min(LEAST[op] // 20, 4), "some are used on every backend"
+        if (op, backend) not in WITHOUT:
+            assert tally["used"] >= min(LEAST[op] // 20, 4), "some are used on every backend"
     failures = [f"{backend}: {f}" for backend, tally in found.items() for f in tally["failures"]]
     assert not failures, "\n".join(failures)
 

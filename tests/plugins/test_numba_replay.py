@@ -55,6 +55,16 @@ def test_both_return_the_same_bits(op, dtype):
     assert compiled or op == "add_backward"  # which returns views of its argument
 
 
+def test_a_number_in_memory_of_one_call_is_not_recorded():
+    """A repeated launch would read that memory after it was freed."""
+    for other, programs in ((2, 0), (torch.ones(16), 1)):
+        args = SPECS["add"].bind(torch.ones(16), other)
+        made, _ = planned("add", args)
+        for _ in range(3):
+            made(*args)
+        assert made.programs() == programs
+
+
 def test_it_follows_torchs_threads():
     x, y = torch.randn(2, 64, 64, 64).unbind()
     before = torch.get_num_threads()

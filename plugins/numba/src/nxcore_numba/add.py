@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numba import prange, types
 
-from nxcore.plugin import Reduction, broadcast_strides
+from nxcore.plugin import Reduction, broadcast_strides, recording
 from nxcore_numba import memory, reduce, threads
 from nxcore_numba.half import TOKENS, load, store, type_of
 
@@ -117,6 +117,8 @@ def _plan_number(target, x, fresh):
     kernel = compiled(target, x, one)
 
     def call(x, y, alpha, out):
+        if recording():  # a repeated launch would read the number's memory after it was freed
+            raise ValueError("the number lies in memory of this call alone")
         number = np.array(y, np.float64)
         result = target.empty() if fresh else out
         kernel(result.data_ptr(), x.data_ptr(), number.ctypes.data, float(alpha))
