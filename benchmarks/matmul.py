@@ -12,12 +12,13 @@ import argparse
 import contextlib
 import json
 import math
+import multiprocessing
 import platform
 import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,8 @@ from torch import Tensor
 from nxcore.plugin import Product, TensorMeta
 
 SIDES = (512, 1024, 2048, 4096)
-FLUSH = 256 << 20  # bytes that are overwritten before a call
+FLUSH = 512 << 20  # bytes that are overwritten before a call, while the host prepares it
+WORKERS = 14  # processes that compile
 PEAK = 67.0  # TFLOP/s of float32, by the datasheet
 
 CUDA = {
@@ -49,6 +51,12 @@ CUDA = {
     "S32x4": cuda.Tile(64, 128, 8, 16, 32, 4),
     "T32x4": cuda.Tile(64, 64, 8, 8, 32, 4),
     "T16x4": cuda.Tile(64, 64, 8, 8, 16, 4),
+    "T32x2": cuda.Tile(64, 64, 8, 8, 32, 2, resident=2),
+    "T32x2-by-term": cuda.Tile(64, 64, 8, 8, 32, 2, resident=3, by_line=False),
+    "S16-resident": cuda.Tile(64, 128, 8, 8, 16, 1, resident=3, by_line=False),
+    "S16": cuda.Tile(64, 128, 8, 8, 16, 1, resident=2),
+    "U32x8": cuda.Tile(64, 32, 8, 8, 32, 8),
+    "U32x4": cuda.Tile(64, 32, 8, 8, 32, 4, resident=2),
 }
 """Tiles by name: large to tiny, the depth, and the slices."""
 
@@ -58,6 +66,8 @@ TRITON = {
     "128x256x16": triton.Tile(128, 256, 16),
     "64x128x16w4": triton.Tile(64, 128, 16, warps=4),
     "64x64x32w4": triton.Tile(64, 64, 32, warps=4),
+    "32x64x32w4": triton.Tile(32, 64, 32, warps=4),
+    "16x64x64w4": triton.Tile(16, 64, 64, warps=4),
 }
 
 
@@ -82,18 +92,37 @@ def _random(shape: tuple[int, ...], generator: torch.Generator, turned: bool) ->
     return made.mT if turned else made
 
 
+def _plain(rows: int, terms: int, columns: int, turned: str = "") -> Case:
+    return Case(f"{rows}x{terms}x{columns}{turned}", (rows, terms), (terms, columns), turned)
+
+
+def _heads(count: int, rows: int, terms: int, columns: int, turned: str = "") -> Case:
+    name = f"{count}*{rows}x{terms}x{columns}{turned}"
+    return Case(name, (count, rows, terms), (count, terms, columns), turned)
+
+
 CASES = (
     *(Case(f"{n}", (n, n), (n, n)) for n in SIDES),
-    Case("one row", (1, 4096), (4096, 4096)),
-    Case("16 rows", (16, 4096), (4096, 4096)),
-    Case("64 rows", (64, 4096), (4096, 4096)),
-    Case("few terms", (4096, 64), (64, 4096)),
-    Case("many terms", (256, 16384), (16384, 256)),
-    Case("odd", (1025, 1025), (1025, 1025)),
-    Case("batched", (64, 256, 64), (64, 64, 256)),
-    Case("batch of 8", (8, 1024, 1024), (8, 1024, 1024)),
-    Case("linear", (2048, 1024), (1024, 4096), "b"),
-    Case("turned", (2048, 2048), (2048, 2048), "a"),
+    *(_plain(n, n, n) for n in (128, 256, 384, 640, 768, 1536, 3072)),
+    *(_plain(n, n, n) for n in (127, 511, 1000, 1023, 1025, 2047, 4097)),
+    *(_plain(n, n, n, turned) for n in (512, 2048) for turned in ("a", "b", "ab")),
+    *(_plain(n, 4096, 4096) for n in (1, 2, 8, 16, 32, 64, 128, 256)),
+    *(_plain(n, 1024, 1024, "b") for n in (1, 16, 64, 128, 256)),
+    *(_plain(4096, 4096, n) for n in (1, 16, 64)),
+    *(_plain(4096, n, 4096) for n in (16, 64, 256)),
+    *(_plain(n, 16384, n) for n in (16, 64, 256)),
+    *(_plain(8192, 512, n, "b") for n in (512, 2048)),
+    *(_plain(2048, n, 4096, "b") for n in (768, 1024)),
+    *(_plain(33, 1000, 77) for _ in range(1)),
+    *(_plain(1000, 33, 4000) for _ in range(1)),
+    *(_heads(64, 256, 64, 256, turned) for turned in ("", "b")),
+    *(_heads(96, 197, 64, 197, turned) for turned in ("", "b")),
+    _heads(96, 197, 197, 64),
+    *(_heads(8, n, n, n) for n in (128, 512, 1024)),
+    _heads(1024, 32, 32, 32),
+    _heads(256, 64, 64, 64),
+    _heads(16, 1024, 64, 1024, "b"),
+    _heads(32, 512, 128, 512, "b"),
 )
 
 Call = Callable[[], Tensor]
@@ -106,28 +135,44 @@ def product_of(a: Tensor, b: Tensor) -> Product:
 
 
 def parts_for(product: Product, tall: int, wide: int) -> list[int]:
-    """Return how many blocks may share a tile: one, and what fills the device once or twice."""
+    """Return how many blocks may share a tile: one, and what fills the device up to four times."""
     tiles = math.prod(product.batch) * -(-product.rows // tall) * -(-product.columns // wide)
-    found = {1} | {f * cuda.FILL // tiles for f in (1, 2)}
+    found = {1} | {int(f * cuda.FILL // tiles) for f in (0.5, 1, 2, 4)}
     return sorted(n for n in found if n == 1 or 2 <= n <= product.terms // 64)
 
 
 def tiles_for(case: Case, product: Product) -> Iterator[tuple[str, Any]]:
-    """Yield the entrants of a case: all tiles for squares, a few elsewhere."""
+    """Yield the entrants of a case: all that don't waste most of a tile or of a slice."""
     square = case.name.isdigit()
     outputs = product.rows * product.columns * math.prod(product.batch)
     for name, tile in CUDA.items():
-        least = tile.tall * tile.wide
-        if (square or name in ("L16", "M16x2", "S16x2", "T32x4")) and not (
-            tile.slices > 1 and outputs > 320 * least
+        if (tile.tall > 64 and tile.tall >= 2 * product.rows) or (
+            tile.wide > 64 and tile.wide >= 2 * product.columns
         ):
-            for parts in parts_for(product, tile.tall, tile.wide):
-                yield f"cuda {name}{f'/{parts}' * (parts > 1)}", replace(tile, parts=parts)
+            continue
+        if tile.slices > 1 and outputs > 640 * tile.tall * tile.wide:
+            continue
+        if not square and name.endswith(("by-term", "L8", "L32", "M32x2")):
+            continue
+        for parts in parts_for(product, tile.tall, tile.wide):
+            yield f"cuda {name}{f'/{parts}' * (parts > 1)}", replace(tile, parts=parts)
     yield "cuda chosen", cuda.choose(product)
     for name, block in TRITON.items() if square else ():
-        for parts in parts_for(product, block.tall, block.wide)[:2]:
+        for parts in parts_for(product, block.tall, block.wide)[:3]:
             yield f"triton {name}{f'/{parts}' * (parts > 1)}", replace(block, parts=parts)
     yield "triton chosen", triton.choose(product)
+
+
+def prepare(case: Case) -> str:
+    """Compile the Triton kernels of a case; another process finds them in Triton's cache."""
+    a, b = case.operands()
+    product = product_of(a, b)
+    out = torch.matmul(a, b)
+    for name, tile in tiles_for(case, product):
+        if name.startswith("triton"):
+            with contextlib.suppress(Exception):  # it fails again where it is timed
+                entrant(product, tile, a, b, out)()
+    return case.name
 
 
 def entrant(product: Product, tile: Any, a: Tensor, b: Tensor, out: Tensor) -> Call:
@@ -160,10 +205,14 @@ def _by_one(way: cuda.Way) -> cuda.Way:
     return replace(way, vectors=False)
 
 
-def error(out: Tensor, a: Tensor, b: Tensor) -> Tensor:
+def truth(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the product in float64, and that of absolute values."""
+    return a.double() @ b.double(), a.double().abs() @ b.double().abs()
+
+
+def error(out: Tensor, exact: tuple[Tensor, Tensor]) -> float:
     """Return the largest error as a share of the product of absolute values."""
-    truth, scale = a.double() @ b.double(), a.double().abs() @ b.double().abs()
-    return ((out.double() - truth).abs() / scale).max()
+    return float(((out.double() - exact[0]).abs() / exact[1]).max())
 
 
 def cold(calls: dict[str, Call], repeats: int) -> dict[str, float]:
@@ -235,12 +284,13 @@ def measure(case: Case, repeats: int) -> dict[str, Any]:
     product = product_of(a, b)
     out = torch.matmul(a, b)
     calls: dict[str, Call] = {"cublas": lambda: torch.matmul(a, b, out=out)}
-    errors = {"cublas": float(error(out, a, b))}
+    exact = truth(a, b)
+    errors = {"cublas": error(out, exact)}
     for name, tile in tiles_for(case, product):
         try:
             made = torch.full_like(out, float("nan"))
             call = entrant(product, tile, a, b, made)
-            errors[name] = float(error(call(), a, b))
+            errors[name] = error(call(), exact)
             again = made.clone()
             if not torch.equal(again, call()):
                 errors[name] = float("inf")  # not the same bits twice
@@ -257,23 +307,32 @@ def measure(case: Case, repeats: int) -> dict[str, Any]:
     return {"case": asdict(case), "flops": flops, "rows": rows, "failed": failed}
 
 
-def line(record: dict[str, Any]) -> str:
-    """Return a case's line of the table."""
+def best(record: dict[str, Any], kind: str, count: int = 1) -> str:
+    """Return the gains of the best right entrants of a kind, and of the chosen one."""
     by = {row["entrant"]: row for row in record["rows"]}
     base = by["cublas"]
-    cells = [f"{record['case']['name']:<11}{base['us']:>9.1f}{base['tflops']:>6.1f}"]
-    for kind in ("cuda", "triton"):
-        own = [row for name, row in by.items() if name.startswith(kind) and row["error"] < 1e-5]
-        if not own:
-            cells.append("   none right")
-            continue
-        best, chosen = min(own, key=lambda row: row["us"]), by.get(f"{kind} chosen", own[0])
-        name = best["entrant"].removeprefix(f"{kind} ")
-        cells.append(
-            f"{best['us']:>9.1f} {base['us'] / best['us']:>5.2f} {name:<15}{base['us'] / chosen['us']:>5.2f}"
-            f" {best['error'] / base['error']:>4.1f}"
-        )
-    return " |".join(cells)
+    own = [row for n, row in by.items() if n.startswith(kind) and row["error"] < 3 * base["error"] + 1e-7]
+    wrong = sum(n.startswith(kind) for n in by) - len(own)
+    first = sorted(own, key=lambda row: row["us"])[:count]
+    cells = [f"{base['us'] / row['us']:.2f} {row['entrant'].removeprefix(kind + ' ')}" for row in first]
+    chosen = by.get(f"{kind} chosen")
+    share = base["us"] / chosen["us"] if chosen else 0
+    return f"{', '.join(cells)} ({share:.2f}){f' WRONG {wrong}' * (wrong > 0)}"
+
+
+def lines(records: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield the table: a line for each large square, several cases a line elsewhere."""
+    cells = []
+    for record in records:
+        name, base = record["case"]["name"], record["rows"][0]
+        failed = f" FAILED {len(record['failed'])}" * bool(record["failed"])
+        head = f"{name} {base['us']:.1f}us {base['tflops']:.1f}T{failed}"
+        if name.isdigit():
+            yield f"{head} | cuda {best(record, 'cuda', 4)} | triton {best(record, 'triton', 2)}"
+        else:
+            cells.append(f"{head} {best(record, 'cuda')} t{best(record, 'triton').partition(' ')[0]}")
+    for i in range(0, len(cells), 5):
+        yield " | ".join(cells[i : i + 5])
 
 
 def counted() -> None:
@@ -289,7 +348,8 @@ def main() -> None:
     """Run all cases."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--repeats", type=int, default=11)
+    parser.add_argument("--seconds", type=float, default=65, help="begins no case after them")
     parser.add_argument("--cases", nargs="*", help="their names; all by default")
     parser.add_argument("--counters", action="store_true", help="only call two kernels, for a profiler")
     given = parser.parse_args()
@@ -300,17 +360,26 @@ def main() -> None:
     cases = tuple(case for case in CASES if not given.cases or case.name in given.cases)
     begun = time.perf_counter()
     wanted = instances(cases)
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda instance: image(instance, torch.cuda.get_device_capability()), wanted))
-    compiled = time.perf_counter() - begun
+    with ProcessPoolExecutor(WORKERS, multiprocessing.get_context("spawn")) as processes:
+        prepared = processes.map(prepare, cases)
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda instance: image(instance, torch.cuda.get_device_capability()), wanted))
+        compiled = time.perf_counter() - begun
+        list(prepared)
     wrong = special()
-    print(f"{len(wanted)} kernels in {compiled:.0f} s; special values: {'; '.join(wrong) or 'all right'}")
-    print("case        cublas us TFLOP/s | cuda us, gain, best tile, chosen's gain, error/cublas's | triton")
+    print(
+        f"{len(wanted)} kernels in {compiled:.0f} s, Triton's in {time.perf_counter() - begun:.0f} s;"
+        f" special values: {'; '.join(wrong) or 'all right'}"
+    )
+    print("cublas us, TFLOP/s; gain over it by the best (by the chosen tile); t: by Triton", flush=True)
     records = []
     for case in cases:
+        if time.perf_counter() - begun > given.seconds:
+            print(f"no time for {case.name} and later cases")
+            break
         records.append(measure(case, given.repeats))
-        print(line(records[-1]), f"{time.perf_counter() - begun:.0f}s", flush=True)
         torch.cuda.empty_cache()
+    print(*lines(records), sep="\n", flush=True)
     sustained = {}
     if not given.cases or "4096" in given.cases:
         a, b = Case("4096", (4096, 4096), (4096, 4096)).operands()
@@ -318,9 +387,9 @@ def main() -> None:
         calls: dict[str, Call] = {"cublas": lambda: torch.matmul(a, b, out=out)}
         calls["cuda L16"] = entrant(product_of(a, b), CUDA["L16"], a, b, out)
         for name, call in calls.items():
-            us, seen = warm(call, 1.5)
+            us, seen = warm(call, 1.0)
             sustained[name] = {"us": us, "tflops": 2 * 4096**3 / us / 1e6, "clock and power": seen}
-            print(f"4096 for 1.5 s: {name} {us:.0f} us, {2 * 4096**3 / us / 1e6:.1f} TFLOP/s, {seen}")
+            print(f"4096 for 1 s: {name} {us:.0f} us, {2 * 4096**3 / us / 1e6:.1f} TFLOP/s, {seen}")
     if given.json:
         about = {
             "device": torch.cuda.get_device_name(),
