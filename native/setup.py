@@ -1,4 +1,4 @@
-"""Build of the extension: one shared library for the installed torch's minor version."""
+"""Build of the extension: one shared library for a minor version of torch, by default the installed one's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import torch
 from setuptools import setup
 from torch.utils.cpp_extension import BuildExtension, CppExtension
 
-MINOR = "_".join(torch.__version__.split(".")[:2])
+MINOR = os.environ.get("NXCORE_NATIVE_TORCH") or ".".join(torch.__version__.split(".")[:2])
+HEADERS = os.environ.get("NXCORE_NATIVE_HEADERS", "")
+"""The headers of that torch; empty for those of the installed one. See ``against.py``."""
+
 SANITIZE = os.environ.get("NXCORE_NATIVE_SANITIZE", "")
 """Sanitizers of the compiler, such as ``address,undefined``; empty for none."""
 
@@ -31,14 +34,12 @@ os.chdir(here)
 Path("build").mkdir(exist_ok=True)
 for unit, names in UNITS.items():
     Path(f"build/{unit}.cpp").write_text("".join(f'#include "../csrc/{name}.cpp"\n' for name in names))
-setup(
-    ext_modules=[
-        CppExtension(
-            f"nxcore_native._torch{MINOR}",
-            [f"build/{unit}.cpp" for unit in UNITS],
-            extra_compile_args=flags,
-            extra_link_args=link,
-        )
-    ],
-    cmdclass={"build_ext": BuildExtension},
+library = CppExtension(
+    f"nxcore_native._torch{MINOR.replace('.', '_')}",
+    [f"build/{unit}.cpp" for unit in UNITS],
+    extra_compile_args=flags,
+    extra_link_args=link,
 )
+if HEADERS:
+    library.include_dirs = [HEADERS, f"{HEADERS}/torch/csrc/api/include"]
+setup(ext_modules=[library], cmdclass={"build_ext": BuildExtension})

@@ -1,9 +1,10 @@
-"""Build the wheels of the core and of every plugin.
+"""Build the wheels of the core, of every plugin and of the compiled call path.
 
     python plugins/wheels.py [NAME ...] [--output dist]
 
-A name is ``core`` or a plugin's folder; all by default. Those of cuda and triton hold compiled kernels, for
-which this environment needs torch, nxcore, nvcc and Triton, and no GPU.
+A name is ``core``, ``native`` or a plugin's folder; all by default. Those of cuda and triton hold compiled
+kernels, for which this environment needs torch, nxcore, nvcc and Triton, and no GPU. The one of native holds
+a library for each minor version of torch that is tested, for which it needs a C++ compiler.
 """
 
 from __future__ import annotations
@@ -16,19 +17,30 @@ import tempfile
 import time
 from pathlib import Path
 
+import torch
+
+from nxcore.spec.device import TESTED_TORCH
+
 ROOT = Path(__file__).parents[1]
 MOST = 50_000_000
 """The most bytes of a wheel."""
 
-WHOLE = {"NXCORE_CUDA_BUILD": "1", "NXCORE_TRITON_BUILD": "1"}
-"""A wheel without its compiled kernels is an error; 0 in the environment means that it is wanted so."""
+WHOLE = {"NXCORE_CUDA_BUILD": "1", "NXCORE_TRITON_BUILD": "1", "NXCORE_NATIVE_BUILD": "1"}
+"""A wheel without its compiled kernels is an error; 0 in the environment means that it is wanted so. That of
+native then has the library for the installed torch alone."""
 
 
 def projects() -> dict[str, Path]:
     """Return name -> folder of everything that is released."""
-    return {"core": ROOT} | {
-        path.parent.name: path.parent for path in sorted(ROOT.glob("plugins/*/pyproject.toml"))
-    }
+    plugins = {path.parent.name: path.parent for path in sorted(ROOT.glob("plugins/*/pyproject.toml"))}
+    return {"core": ROOT, **plugins, "native": ROOT / "native"}
+
+
+def others() -> list[str]:
+    """Return the minor versions of torch that are tested and aren't installed."""
+    (major, first), (_, last) = ([int(part) for part in version.split(".")] for version in TESTED_TORCH)
+    known = [f"{major}.{minor}" for minor in range(first, last + 1)]
+    return [version for version in known if not torch.__version__.startswith(f"{version}.")]
 
 
 def built(folder: Path, output: Path) -> Path:
@@ -39,6 +51,8 @@ def built(folder: Path, output: Path) -> Path:
     SystemExit
         If it can't be built.
     """
+    if folder.name == "native" and (WHOLE | os.environ)["NXCORE_NATIVE_BUILD"] == "1":
+        subprocess.run([sys.executable, folder / "against.py", *others()], check=True)
     with tempfile.TemporaryDirectory() as made:
         command = [
             sys.executable,
