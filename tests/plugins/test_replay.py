@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import importlib
 import json
 import os
@@ -16,6 +17,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
+import nxcore
 from nxcore.interop import native
 from nxcore.ops import nxcore_ops
 from nxcore.plugin import Problem
@@ -95,6 +97,38 @@ class TestCuda:
         for thread in threads:
             thread.join()
         assert not wrong
+
+
+class TestPrinted:
+    """Kernels that are printed of an expression are repeated as those in files are."""
+
+    TEXT = "relu(x) * y + slope * y"
+
+    def printed(self, package, device):
+        module = pytest.importorskip(package)
+        if not (able := module.probe()):
+            pytest.skip(f"{package}: {able.reason}")
+        spec = nxcore.pointwise(self.TEXT, slope=0.5).spec
+        args = spec.bind(*torch.randn(2, 3, 1000, device=device).unbind())
+        return module.PRINTERS[0], Problem.of(spec, args), args
+
+    def held(self, printer, problem, args):
+        made = printer.plan(problem)
+        for slope in (0.5, 0.5, 0.25, 0.5):
+            given = (*args[:2], slope, *args[3:])
+            same(made(*given), printer.planner(problem)(*given))
+        assert made.programs() == 2, "one for each number"
+
+    @pytest.mark.parametrize("package", ["nxcore_numba", "nxcore_cuda"])
+    def test_on_the_cpu(self, package):
+        if package == "nxcore_cuda" and not emulated():
+            pytest.skip("NXCORE_CUDA_EMULATOR=1 was not set")
+        self.held(*self.printed(package, "cpu"))
+
+    @pytest.mark.gpu
+    @pytest.mark.parametrize("package", PACKAGES)
+    def test_on_a_gpu(self, package):
+        self.held(*self.printed(package, "cuda"))
 
 
 @pytest.mark.gpu
@@ -256,6 +290,14 @@ class TestCupy:
         yield found
         for name in ("compile", "launch"):
             monkeypatch.delitem(sys.modules, f"nxcore_cupy.{name}", raising=False)
+
+    def test_an_expression_is_planned_again_by_cudas_printer(self, module, monkeypatch):
+        seen = []
+        monkeypatch.setattr(module, "replay", lambda kernel, *_, **__: seen.append(kernel.op))
+        printer = importlib.import_module("nxcore_cupy").PRINTERS[0]
+        module.again(dataclasses.replace(printer, op="pointwise_0123"), None)
+        module.again(kernels("nxcore_cupy")["sum"], None)
+        assert seen == ["pointwise", "sum"]
 
     def test_a_launch_is_noted(self, module):
         instance = importlib.import_module("nxcore_cuda.machine.instance").Instance("probe")

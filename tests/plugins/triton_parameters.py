@@ -9,6 +9,7 @@ import nxcore_triton
 import torch
 from nxcore_triton import ahead, launch, replay
 
+import nxcore
 from nxcore.ops import nxcore_ops
 from nxcore.plugin import Problem
 
@@ -44,6 +45,9 @@ def main():
         for op in ("add", "batch_norm", "softmax_sum", "max_pool2d"):
             args = specs[op].tagged("smoke")[0].build(specs[op], "cpu", torch.float32)
             kernels[op].planner(Problem.of(specs[op], args))(*args)
+        op = nxcore.pointwise("relu(x) * slope + y", slope=0.5)
+        args = op.spec.bind(*torch.randn(2, 64).unbind())
+        nxcore_triton.PRINTERS[0].planner(Problem.of(op.spec, args))(*args)
     print(json.dumps(found))
 
 

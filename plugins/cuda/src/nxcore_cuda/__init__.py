@@ -26,6 +26,7 @@ EVERY = {
     "deterministic": True,
     "graph_safe": True,
     "uses": ("nxcore_cuda.machine.compile:NVCC_FLAGS",),
+    "replay": "nxcore_cuda.machine.replay:replay",
     "announces": True,
 }
 
@@ -73,7 +74,6 @@ KERNELS = kernels(
         "sep_conv2d_batch_norm": {"accepts": accepts.block, "dtypes": (torch.float32,)},
     },
     **EVERY,
-    replay="nxcore_cuda.machine.replay:replay",
 )
 
 PRINTERS = kernels(

@@ -31,7 +31,12 @@ def plan(problem: Problem) -> Callable[..., Any]:
 
 def again(kernel: Kernel, problem: Problem, *tile: Any) -> Callable[..., Any]:
     """Return the plan of a problem with launches that are noted; see ``Kernel.replay``."""
-    return replay(PLANNERS[kernel.op], problem, *tile, bound=_bound)
+    return replay(_planner(kernel.op), problem, *tile, bound=_bound)
+
+
+def _planner(op: str) -> Kernel:
+    """Return the row of CUDA for an operator; an expression's has none of its own."""
+    return PLANNERS.get(op, PLANNERS["pointwise"])
 
 
 def _bound(*args: Any) -> tuple[Any, ...]:
@@ -53,8 +58,7 @@ def ahead(kernel: Kernel, problem: Problem, capability: tuple[int, int]) -> None
     ) -> None:
         compiled(_unit(instance, 8 * pointers + _tail(layout).size), capability, instance.symbol)
 
-    printed = PLANNERS["pointwise"]  # an expression's operator has no row of its own
-    planned(PLANNERS.get(kernel.op, printed), problem, make)
+    planned(_planner(kernel.op), problem, make)
 
 
 def _tail(layout: str) -> struct.Struct:

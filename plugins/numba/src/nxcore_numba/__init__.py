@@ -78,6 +78,7 @@ PRINTERS = kernels(
     {"pointwise": {"accepts": accepts.expressions, "in_place_safe": True, "uses": accepts.GENERATED}},
     dtypes=FLOATS,
     deterministic=True,
+    replay="nxcore_numba.threads:replay",
     announces=True,
 )
 

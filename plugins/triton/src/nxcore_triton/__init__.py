@@ -33,6 +33,8 @@ SINGLE = (torch.float32,)
 TRITON = (3, 6)  # kernels take tuples of pointers and keep tuples of sums across a loop
 
 
+REPLAY = "" if tile.INTERPRETED else "nxcore_triton.replay:replay"
+
 BINARIES = Path(__file__).parent / "binaries"
 """Kernels as Triton compiled them when the wheel was built; see ``nxcore_triton.binaries``."""
 
@@ -114,7 +116,7 @@ KERNELS = kernels(
     dtypes=FLOATS,
     deterministic=True,
     graph_safe=True,
-    replay="" if tile.INTERPRETED else "nxcore_triton.replay:replay",
+    replay=REPLAY,
     announces=True,
 )
 
@@ -124,6 +126,7 @@ PRINTERS = kernels(
     dtypes=FLOATS,
     deterministic=True,
     graph_safe=True,
+    replay=REPLAY,
     announces=True,
 )
 
