@@ -1,13 +1,15 @@
 """Expressions against torch's own chain of calls, by size and backend: times, gains, part of the bandwidth.
 
-python benchmarks/pointwise.py [--device cuda] [--elements 1024 65536 1048576 16777216] > record.json
+    python benchmarks/pointwise.py [--device cuda] [--elements 1024 65536 1048576 16777216] > record.json
+
+Inputs are out of cache. Medians over interleaved blocks; a gain is torch's chain over the expression.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,8 +17,11 @@ from torch.nn import functional
 
 import nxcore
 from nxcore.measure.ceilings import ceilings
-from nxcore.measure.race import race
+from nxcore.measure.cold import rotating, rotation
+from nxcore.measure.race import Effort, race
 from nxcore.spec.device import describe
+
+EFFORT = Effort(looks=(20,), warm_s=0.05, budget_s=1.0)
 
 CHAINS: dict[str, Callable[..., torch.Tensor]] = {
     "relu(x) * y + z": lambda x, y, z: torch.relu(x) * y + z,
@@ -27,12 +32,14 @@ CHAINS: dict[str, Callable[..., torch.Tensor]] = {
 """Each expression, and the chain that it replaces."""
 
 
-def ways(text: str, args: tuple[torch.Tensor, ...]) -> Iterator[tuple[str, Callable[..., Any]]]:
+def ways(
+    text: str, args: tuple[torch.Tensor, ...], backends: Sequence[str]
+) -> Iterator[tuple[str, Callable[..., Any]]]:
     """Yield torch's chain, then the expression on every backend that takes these arguments."""
     yield "eager", CHAINS[text]
     name = nxcore.pointwise(text).__name__
     for backend, status in nxcore.backends().items():
-        if status.status != "ready" or status.simulated:
+        if status.status != "ready" or status.simulated or (backends and backend not in backends):
             continue
         operator = nxcore.op(name, backend=backend)
         try:
@@ -42,24 +49,28 @@ def ways(text: str, args: tuple[torch.Tensor, ...]) -> Iterator[tuple[str, Calla
         yield backend, operator
 
 
-def trained(
-    call: Callable[..., Any], args: tuple[torch.Tensor, ...], grad: torch.Tensor
-) -> Callable[[], Any]:
-    """Return forward and backward as one call."""
-    return lambda: torch.autograd.grad(call(*args), args, grad)
+def trained(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return forward and backward as one call of the incoming gradient and the tensors."""
+    return lambda grad, *args: torch.autograd.grad(call(*args), args, grad)
 
 
-def measured(text: str, elements: int, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+def measured(
+    text: str, elements: int, device: torch.device, dtype: torch.dtype, backends: Sequence[str]
+) -> dict[str, Any]:
     """Race one expression of one size, without and with gradients."""
     spec = nxcore.pointwise(text).spec
     args = tuple(torch.randn(elements, device=device, dtype=dtype) for _ in spec.expression.tensors)
+    found, cache = dict(ways(text, args, backends)), describe(device).l2
+    sets = rotation(args, cache)
+    forward = race(rotating(found, sets), device, again="again", effort=EFFORT)
     grad = torch.randn(elements, device=device, dtype=dtype)
-    leaves = tuple(t.clone().requires_grad_() for t in args)
-    found = dict(ways(text, args))
-    forward = race(
-        {label: lambda call=call: call(*args) for label, call in found.items()}, device, again="again"
+    leaves = [(grad, *(t.requires_grad_() for t in given)) for given in sets]
+    both = race(
+        rotating({k: trained(call) for k, call in found.items()}, leaves),
+        device,
+        again="again",
+        effort=EFFORT,
     )
-    both = race({label: trained(call, leaves, grad) for label, call in found.items()}, device, again="again")
     cost, limits = spec.cost(*args, None), ceilings(device)
     floor = 1e6 * cost.bytes / limits.bandwidth(cost.bytes)
     rows = {}
@@ -72,6 +83,10 @@ def measured(text: str, elements: int, device: torch.device, dtype: torch.dtype)
             "gain_device": forward["eager"].device_median_us / timing.device_median_us,
             "both_us": both[label].median_us if label in both else None,
             "gain_both": both["eager"].median_us / both[label].median_us if label in both else None,
+            "both_device_us": both[label].device_median_us if label in both else None,
+            "gain_both_device": both["eager"].device_median_us / both[label].device_median_us
+            if label in both
+            else None,
         }
     return {"expression": text, "elements": elements, "dtype": str(dtype), "rows": rows}
 
@@ -82,11 +97,12 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--elements", type=int, nargs="+", default=[1024, 65536, 1 << 20, 1 << 24])
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--backends", nargs="+", default=[], help="only these; by default all that are ready")
     given = parser.parse_args()
     device = torch.device(given.device)
     with nxcore.policy("estimate"):
         rows = [
-            measured(text, elements, device, getattr(torch, dtype))
+            measured(text, elements, device, getattr(torch, dtype), given.backends)
             for text in CHAINS
             for elements in given.elements
             for dtype in given.dtypes
