@@ -1,9 +1,9 @@
-"""Regret on expressions that were never seen: choose by a policy, then measure every candidate in two rounds.
+"""Regret on expressions: learn a few sizes of each, choose for others, then measure those in two rounds.
 
-    python benchmarks/regret_expressions.py --output FILE.json [--device cuda] [--policy online] [--ahead 16]
+    python benchmarks/regret_expressions.py --output FILE.json [--device cuda] [--ahead 16]
 
-Each problem is an expression of its own, of a size of its own; a third are gradients, a third broadcast.
-``--ahead`` compiles the kernels in so many processes first. At the end it writes FILE and prints a table.
+Twenty random expressions, a third of them gradients, a third broadcast; of each, four sizes are learnt and
+three held out. ``--ahead`` compiles the kernels in so many processes first. It writes FILE, prints a table.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from nxcore.offline import audit
 from nxcore.session import default
 from nxcore.spec.device import available, describe
 
-COUNT = 60
-JUDGE = Effort(looks=(20,), warm_s=0.03, budget_s=0.7)
+COUNT, LEARNT, HELD = 20, 4, 3
+JUDGE = Effort(looks=(20,), warm_s=0.02, budget_s=0.6)
 RANGE = {"cpu": (1 << 10, 1 << 22), "cuda": (1 << 10, 1 << 26)}
 DTYPES = (torch.float32, torch.float32, torch.bfloat16)
 
@@ -55,32 +55,50 @@ JOINED = ("{} * {}", "{} + {}", "{} - {}", "maximum({}, {})", "{} * sigmoid({})"
 NAMES = "xyz"
 
 
+Call = tuple[str, tuple[Any, ...]]
+
+
 @dataclass(frozen=True)
-class Held:
-    """One problem: an expression, the shape of its tensors, and of the last one, which may be a row."""
+class Family:
+    """One expression in several sizes.
+
+    Attributes
+    ----------
+    text : str
+    dtype : torch.dtype
+    row : int
+        The length of the last tensor, which is broadcast; 0 where all tensors are alike.
+    gradient : bool
+        Whether its backward operator is called.
+    learnt, held : tuple of int
+        Numbers of elements.
+    """
 
     text: str
-    shape: tuple[int, ...]
-    last: tuple[int, ...]
     dtype: torch.dtype
+    row: int
     gradient: bool
+    learnt: tuple[int, ...]
+    held: tuple[int, ...]
 
-    def built(self, device: torch.device) -> tuple[str, tuple[Any, ...]]:
-        """Return the operator's name and the arguments of a call."""
+    def call(self, n: int, device: torch.device) -> Call:
+        """Return the operator's name and the arguments of a call of about ``n`` elements."""
         spec = nxcore.pointwise(self.text).spec
         count = len(spec.expression.tensors)
-        shapes = [*[self.shape] * (count - 1), self.last if count > 1 else self.shape]
+        shape = (max(n // self.row, 1), self.row) if self.row else (n,)
+        shapes = [*[shape] * (count - 1), shape[-1:] if count > 1 else shape]
         args = (*(torch.randn(s, device=device, dtype=self.dtype) for s in shapes), None)
         if not self.gradient or spec.gradient is None:
             return spec.name, args
-        grad = torch.randn(self.shape, device=device, dtype=self.dtype)
+        grad = torch.randn(shape, device=device, dtype=self.dtype)
         return spec.gradient.op, spec.gradient.args(grad, (True,) * count, *args)
 
 
-def drawn(device: str) -> Iterator[Held]:
-    """Yield the problems, the same ones each time."""
+def families(device: str) -> Iterator[Family]:
+    """Yield the families, the same ones each time."""
     dice = random.Random("held-out expressions")
     low, high = RANGE[device]
+    steps = range(LEARNT)
     for turn in range(COUNT):
         names = NAMES[: dice.randint(1, 3)]
         text = dice.choice(FUNCTIONS).format(names[0])
@@ -89,11 +107,10 @@ def drawn(device: str) -> Iterator[Held]:
             text = dice.choice(JOINED).format(f"({text})", f"({other})")
             if dice.random() < 0.4:
                 text = dice.choice(FUNCTIONS).format(f"({text})")
-        n = round(low * (high / low) ** dice.random())
-        columns = min(n, round(16 * 256 ** dice.random()))
-        flat = turn % 3 != 1
-        shape = (n,) if flat else (n // columns, columns)
-        yield Held(text, shape, shape if flat else (columns,), DTYPES[turn % len(DTYPES)], turn // 3 % 3 == 2)
+        row = round(16 * 64 ** dice.random()) if turn % 3 == 1 else 0
+        learnt = tuple(round(low * (high / low) ** (i / (LEARNT - 1))) for i in steps)
+        held = tuple(round(low * (high / low) ** dice.random()) for _ in range(HELD))
+        yield Family(text, DTYPES[turn % len(DTYPES)], row, turn // 3 % 3 == 2, learnt, held)
 
 
 def main() -> int:
@@ -103,25 +120,32 @@ def main() -> int:
     )
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--device", help="cpu or cuda; by default cuda if available")
-    parser.add_argument("--policy", default="online", help="the policy that chooses")
+    parser.add_argument("--policy", default="estimate", help="the policy that chooses")
     parser.add_argument("--ahead", type=int, default=0, help="processes that compile first")
-    parser.add_argument("--seconds", type=float, default=500, help="start no problem after so many")
+    parser.add_argument("--seconds", type=float, default=500, help="start no expression after so many")
     parser.add_argument("--part", type=int, nargs=2, help="compile this part of so many, and end")
     given = parser.parse_args()
-    device, session = available(given.device), default()
+    device = available(given.device)
+    session = default()
     if given.part:
         number, count = given.part
-        entered(session, (held.built(device) for held in list(drawn(device.type))[number::count]))
+        mine = list(families(device.type))[number::count]
+        entered(session, (family.call(n, device) for family in mine for n in family.learnt))
         return 0
     ahead(given.ahead)
     ends = time.monotonic() + given.seconds
     rows = []
-    for held in drawn(device.type):
+    for family in families(device.type):
         if time.monotonic() > ends:
             break
-        op, args = held.built(device)
-        (row,) = audit.hold_out(session, op, [args], given.policy, JUDGE)
-        rows.append({"text": held.text, "gradient": held.gradient, "row": asdict(row) if row else None})
+        for n in family.learnt:
+            audit.learn(session, *family.call(n, device))
+        calls = [family.call(n, device) for n in family.held]
+        judged = audit.hold_out(session, calls[0][0], [args for _, args in calls], given.policy, JUDGE)
+        rows += [
+            {"text": family.text, "gradient": family.gradient, "elements": n, "row": asdict(r) if r else None}
+            for n, r in zip(family.held, judged, strict=True)
+        ]
     found = [audit.Row(**r["row"]) for r in rows if r["row"]]
     whole = audit.summary(found)[-1]
     document = {
@@ -133,7 +157,7 @@ def main() -> int:
         "rows": rows,
     }
     given.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    print(f"{len(rows)} of {COUNT} problems, torch alone in {len(rows) - len(found)};", end=" ")
+    print(f"{len(rows)} of {COUNT * HELD} problems, torch alone in {len(rows) - len(found)};", end=" ")
     print(", ".join(f"{name} {whole[name]}" for name in ("p50", "p95", "max", "slower", "others", "rules")))
     for row in sorted(found, key=lambda r: -r.regret)[:6]:
         print(f"{row.regret:.3f} {row.rule} {row.chosen}, best {row.best}: {row.problem[:90]} {row.us[0]}")
