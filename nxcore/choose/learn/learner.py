@@ -374,21 +374,26 @@ class Lesson:
         call = present(entry.call, "entry.call")
         if entry.candidate.native:
             return call, _as_it_is
-        problem, watches, first = self._problem, self._learner.watches, True
+        problem, watches, first = self._problem, self._learner.watches, True  # until its result was looked at
         suspect = self._tuner.gate.suspect(entry.backend, entry.kernel, problem.device, problem.dtype)
         watch = watches.watch(entry.backend, entry.kernel, call, problem) if watches.on else None
 
         def run(*args: Any) -> Any:
-            nonlocal first
             if not first:
                 return call(*args)
             with self._tuner.gate.watched(suspect, problem.device, f"its first run on {problem}"):
                 result = watch.inspected(args, audit=True) if watch else call(*args)
                 check_result(result, problem)
-            first = False
             return result
 
-        return run, watch.look if watch else _as_it_is
+        def look(args: tuple[Any, ...], result: Any) -> Any:
+            nonlocal first
+            if first or not watch:  # inspected: a second look would find the memory that the first one noted
+                first = False
+                return result
+            return watch.look(args, result)
+
+        return run, look
 
 
 def _as_it_is(_args: tuple[Any, ...], result: Any) -> Any:

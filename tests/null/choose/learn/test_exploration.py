@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from nxcore.call.wrappers import guarded
-from nxcore.choose.learn import exploration
+from nxcore.choose.learn import exploration, watch
 from nxcore.choose.learn.budget import Pace
 from nxcore.choose.learn.exploration import LOOKS, MET, Exploration
 from nxcore.choose.learn.learner import Learner
@@ -47,7 +47,7 @@ class Kernel:
         return ADD(*args)
 
 
-def learning(folder=None, yardstick=None, **us):
+def learning(folder=None, yardstick=None, audit=False, **us):
     """Return an online session, its kernels by name, and the names of those that ran, in order."""
     clock, runs = fakes.Clock(), []
     kernels = {name: Kernel(name, runs, clock, time) for name, time in us.items()}
@@ -61,7 +61,7 @@ def learning(folder=None, yardstick=None, **us):
         fakes.backend(name, fakes.kernel("add", k, target=f"{name}:plan")) for name, k in kernels.items()
     ]
     specs = [spec if s.name == "add" else s for s in SPECS.values()]
-    settings = Settings(audit=False, cache=folder, policy="online")  # runs are counted
+    settings = Settings(audit=audit, cache=folder, policy="online")  # an audit adds runs
     session = Session(settings, fakes.registry(*backends, specs=specs), fakes.QUICK)
     chooser, pace = session.chooser, Pace(share=float("inf"))
     chooser.learner = Learner(chooser.recall, session._forget, chooser.watches, clock, pace, wrap=guarded)
@@ -106,6 +106,16 @@ def test_the_fastest_serves_once_it_is_clear_and_it_sticks():
     found = session.explain("add", X, X).decision
     assert (found.chosen, found.rule) == ("faster", "measured")
     assert found["fast"].timing is not None
+
+
+def test_a_large_result_is_no_fault_of_its_kernel(monkeypatch):
+    """The first result was looked at twice, and its own memory was taken for that of the call before."""
+    monkeypatch.setattr(watch, "HELD", 0)  # larger than what a watch keeps
+    session, *_ = learning(torch=100, fast=50, audit=True)
+    ready(session, X, X)
+    called(session, 4 * (LOOKS[0] + 1), X, X)
+    assert not list(session.gate.quarantine)
+    assert session.explain("add", X, X).decision.chosen == "fast"
 
 
 def test_nothing_is_faster_so_torch_stays():
