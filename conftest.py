@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.skips import by_reason
+
 CUDA = torch.cuda.is_available()
 
 if not CUDA:
@@ -141,6 +143,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left:
         config.hook.pytest_deselected(items=left)
     items[:] = sorted(kept, key=lambda item: not item.nodeid.startswith(FIRST))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say why tests were skipped, unless pytest's own list was asked for."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    if not skipped or set(terminalreporter.reportchars) & set("saA"):
+        return
+    terminalreporter.section("why tests were skipped")
+    for line in by_reason(report.longrepr[2] for report in skipped):
+        terminalreporter.write_line(line)
 
 
 def _of_operator(item: pytest.Item, name: str | None) -> bool:
