@@ -46,7 +46,7 @@ def branched(operations: Iterable[Operation], x: Tensor, *, written: bool = Fals
     waiting = None if torch.compiler.is_compiling() else LATE.get()
     if waiting is None or written or len(run) < 2:
         return [op(x) for op in run]
-    given = _fan(x, len(run)) if _differentiated(x) else (x,) * len(run)
+    given = spread(x, len(run))
     lanes = LANES.get()
     if lanes is None:
         return [op(own) for op, own in zip(run, given, strict=True)]
@@ -59,6 +59,15 @@ def branched(operations: Iterable[Operation], x: Tensor, *, written: bool = Fals
         waiting.apart = False
     _check_apart(found, given)
     return found
+
+
+def spread(x: Tensor, count: int) -> tuple[Tensor, ...]:
+    """Return ``x`` for ``count`` operations; in a captured call, their gradients become one sum."""
+    waiting = None if torch.compiler.is_compiling() else LATE.get()
+    if waiting is None or count < 2 or not _differentiated(x):
+        return (x,) * count
+    given: tuple[Tensor, ...] = _fan(x, count)
+    return given
 
 
 def _differentiated(x: Tensor) -> bool:

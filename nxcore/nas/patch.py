@@ -17,13 +17,16 @@ from nxcore.graphs.branches import branched
 from nxcore.graphs.hooks import hooked
 from nxcore.graphs.rows import span_of
 from nxcore.graphs.snapshot import as_they_are, attributes
+from nxcore.nas import taking
+from nxcore.nas.lists import LISTS, WRITES, ZEROS, lists_of
 from nxcore.nas.mixed import PART
+from nxcore.nas.taking import LEFT, TAKING, Folded, Taking, before, folded
 from nxcore.nn import Part, Swap, steps
 from nxcore.nn.exchange import PATCHED
 from nxcore.nn.swap import exchanged, restore
 
-ZEROS, WRITES = "_nxcore_zeros", "_nxcore_writes"
-"""Attributes of a mixed operation: its operations that return zeros; that one writes into its input."""
+LENGTHS = "_nxcore_lengths"
+"""The attribute of a mixed operation: the numbers of weights that it takes."""
 
 TRIAL = (2, 8, 8)
 """Batch size, height and width of the trial call of a mixed operation."""
@@ -84,12 +87,34 @@ def patch(model: nn.Module, *, graphs: bool = True, watch: bool = True) -> Swap:
             continue
         swap.replaced[name] = _replace(module, _of_cell)
         swap.left.pop(name, None)
-        vars(module)[PART] = outer = Part(_as_before)
+        vars(module)[PART] = outer = Part(Folded(before))
         for part in inner:
             part.outer = outer
+    _take_lists(model, swap, graphs=graphs)
     if watch:
         steps.watch(model)
     return swap
+
+
+def _take_lists(model: nn.Module, swap: Swap, *, graphs: bool) -> None:
+    """Let modules whose own code may weight outputs of lists of operations be taken at their first calls."""
+    within: set[int] = set()
+    for name, module in reversed([*model.named_modules()]):
+        if isinstance(module, LISTS) or _ours(module) or type(module).__module__.startswith("torch."):
+            continue
+        if hasattr(type(module), PATCHED):
+            within |= {id(m) for m in module.modules()}
+            continue
+        lists = lists_of(module)
+        if not lists or "forward" in vars(module):
+            continue
+        if any(id(m) in within for held in lists for m in held.modules()):
+            continue
+        cls = _replace(module, taking.forward)
+        if name not in swap.left:
+            swap.replaced[name] = cls
+        vars(module)[TAKING] = Taking(name, swap, graphs=graphs)
+        within |= {id(m) for m in module.modules()}
 
 
 def replays(model: nn.Module) -> dict[str, str]:
@@ -101,8 +126,17 @@ def replays(model: nn.Module) -> dict[str, str]:
     >>> nas.replays(torch.nn.Sequential(nas.MixedOp(4, 1)))
     {'0': 'runs: no call in training yet'}
     """
-    parts = ((name, vars(module).get(PART)) for name, module in model.named_modules())
-    return {name: part.state for name, part in parts if part is not None}
+    states = ((name, _state(module)) for name, module in model.named_modules())
+    return {name: state for name, state in states if state}
+
+
+def _state(module: nn.Module) -> str:
+    part, known = vars(module).get(PART), vars(module).get(TAKING)
+    if part is not None:
+        return str(part.state)
+    if known is not None:
+        return str(known.state) if known.graphs else ""
+    return f"left as it was: {LEFT[module]}" if module in LEFT else ""
 
 
 def unpatch(model: nn.Module) -> Swap:
@@ -114,9 +148,10 @@ def unpatch(model: nn.Module) -> Swap:
     """
     swap = restore(model)
     for name, module in model.named_modules():
+        LEFT.pop(module, None)
         if cls := getattr(type(module), PATCHED, None):
             module.__class__ = cls
-            for name_of_ours in (PART, ZEROS, WRITES):
+            for name_of_ours in (PART, TAKING, ZEROS, WRITES, LENGTHS):
                 vars(module).pop(name_of_ours, None)
             swap.replaced[name] = cls.__name__
     return swap
@@ -143,27 +178,25 @@ def _ours(module: nn.Module) -> bool:
 
 def _of_cell(self: Any, *args: Any, **kwargs: Any) -> Any:
     part: Part | None = None if torch.compiler.is_compiling() else vars(self).get(PART)
-    if part is None:
-        return _as_before(self, *args, **kwargs)
-    if kwargs or not all(isinstance(a, Tensor) for a in args):
-        part.leave("it takes more than tensors")
-        return _as_before(self, *args, **kwargs)
-    return part(self, *args)
+    return before(self, *args, **kwargs) if part is None else folded(part, self, args, kwargs)
 
 
-def _as_before(self: Any, *args: Any, **kwargs: Any) -> Any:
-    return getattr(type(self), PATCHED).forward(self, *args, **kwargs)
-
-
-def _forward(self: Any, x: Tensor, weights: Tensor) -> Tensor:
+def _forward(self: Any, x: Tensor, weights: Any) -> Any:
+    if isinstance(weights, list | tuple) and weights and all(_is_number(w) for w in weights):
+        weights = torch.stack(list(weights))
+    if not isinstance(weights, Tensor) or weights.ndim != 1 or len(weights) not in vars(self)[LENGTHS]:
+        return before(self, x, weights)
     part: Part | None = None if torch.compiler.is_compiling() else vars(self).get(PART)
-    blended: Tensor = _blended(self, x, weights) if part is None else part(self, x, weights)
-    return blended
+    return _blended(self, x, weights) if part is None else part(self, x, weights)
+
+
+def _is_number(weight: Any) -> bool:
+    return isinstance(weight, Tensor) and weight.ndim == 0
 
 
 def _blended(self: Any, x: Tensor, weights: Tensor) -> Tensor:
     """Return the weighted sum of the operations; those that only return zeros are skipped."""
-    operations, zeros = list(self._ops), vars(self).get(ZEROS, ())
+    operations, zeros = _operations(self), vars(self).get(ZEROS, ())
     run = [i for i, op in enumerate(operations) if not _is_zero(op, zeros)]
     if run and len(run) < len(operations):
         ends = [i for i in range(1, len(run)) if run[i] > run[i - 1] + 1]
@@ -172,7 +205,7 @@ def _blended(self: Any, x: Tensor, weights: Tensor) -> Tensor:
         ]
         weights = spans[0] if len(spans) == 1 else torch.cat(spans)
         operations = [operations[i] for i in run]
-    elif isinstance(weights, Tensor) and weights.shape == (len(operations),):
+    else:
         weights = span_of(weights, 0, len(operations))
     found = branched(operations, x, written=WRITES in vars(self))
     blended: Tensor = session.default().op("weighted_sum")(found, weights)
@@ -180,9 +213,7 @@ def _blended(self: Any, x: Tensor, weights: Tensor) -> Tensor:
 
 
 def _looks_mixed(module: nn.Module) -> bool:
-    if not isinstance(getattr(module, "_ops", None), nn.ModuleList) or hasattr(type(module), PATCHED):
-        return False
-    if _ours(module):
+    if hasattr(type(module), PATCHED) or _ours(module) or _holder(module) is None:
         return False
     required = [
         p
@@ -192,8 +223,20 @@ def _looks_mixed(module: nn.Module) -> bool:
     return len(required) == 3  # self, an image, the weights
 
 
-def _operations(module: nn.Module) -> Any:
-    return module._ops  # noqa: SLF001  the usual name in search networks
+def _holder(module: nn.Module) -> nn.Module | None:
+    """Return the list or dictionary of the module's operations; None if that isn't clear."""
+    usual = getattr(module, "_ops", None)  # in search networks
+    if isinstance(usual, nn.ModuleList):
+        return usual
+    held = lists_of(module)
+    if len(held) != 1 or held[0] not in module.children():
+        return None
+    return None if any(lists_of(inner) for op in held[0].children() for inner in op.modules()) else held[0]
+
+
+def _operations(module: nn.Module) -> list[nn.Module]:
+    holder: Any = _holder(module)
+    return list(holder.values() if isinstance(holder, nn.ModuleDict) else holder)
 
 
 def _differs(module: nn.Module) -> str:
@@ -209,16 +252,18 @@ def _differs(module: nn.Module) -> str:
         return "none of its operations shows the number of channels"
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(TRIAL[0], channels, *TRIAL[1:], generator=generator, dtype=torch.float64).to(first.device)
-    weights = torch.rand(len(operations), generator=generator, dtype=torch.float64).to(first.device)
-    try:
-        with torch.no_grad(), session.default().policy("estimate"):
-            theirs, ours = trial(x, weights), _blended(trial, x, weights)
-            found = [op(x) + op.train()(x) for op in operations]
-            written = x._version > 0  # noqa: SLF001  it has no public name
-    except FOREIGN as error:
-        return f"a trial call raised {type(error).__name__}: {error}"
-    if theirs.shape != ours.shape or not torch.allclose(theirs, ours, rtol=1e-9, atol=1e-12):
-        return "it is not the weighted sum of its operations: a trial call returned another result"
+    some = torch.rand(len(operations) + 1, generator=generator, dtype=torch.float64).to(first.device)
+    reasons, lengths = [], []
+    for length in (len(operations), len(operations) + 1):  # a last one may be there that is not used
+        if why := _other(trial, x, some[:length]):
+            reasons.append(why)
+        else:
+            lengths.append(length)
+    if not lengths:
+        return reasons[0]
+    with torch.no_grad(), session.default().policy("estimate"):
+        found = [op(x) + op.train()(x) for op in operations]
+    written = x._version > 0  # it has no public name
     zeros = [
         (op, attributes(op))
         for op, y in zip(_operations(module), found, strict=True)
@@ -228,6 +273,19 @@ def _differs(module: nn.Module) -> str:
         vars(module)[ZEROS] = tuple(zeros)
     if written:
         vars(module)[WRITES] = True
+    vars(module)[LENGTHS] = tuple(lengths)
+    return ""
+
+
+def _other(trial: nn.Module, x: Tensor, weights: Tensor) -> str:
+    """Return how a call differs from the weighted sum of the operations; empty if it does not."""
+    try:
+        with torch.no_grad(), session.default().policy("estimate"):
+            theirs, ours = trial(x.clone(), weights), _blended(trial, x.clone(), weights)
+    except FOREIGN as error:
+        return f"a trial call raised {type(error).__name__}: {error}"
+    if theirs.shape != ours.shape or not torch.allclose(theirs, ours, rtol=1e-9, atol=1e-12):
+        return "it is not the weighted sum of its operations: a trial call returned another result"
     return ""
 
 

@@ -1,0 +1,186 @@
+"""Lists of operations whose outputs a module's own code weights and adds up: that becomes one operator.
+
+The module's code still runs. Within its call, in a ``Scope``, the operations of its lists return ``Pending`` tensors.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from nxcore.graphs.branches import spread
+from nxcore.graphs.hooks import hooked
+from nxcore.graphs.snapshot import as_they_are, attributes
+from nxcore.nas.pending import Blends, Output, Pending, pending, value_of
+from nxcore.nn.exchange import PATCHED, become, kind
+
+ZEROS, WRITES = "_nxcore_zeros", "_nxcore_writes"
+"""Attributes of what holds operations: those that return zeros; that one writes into its input."""
+
+Zeros = tuple[tuple[nn.Module, list[tuple[str, Any]]], ...]
+"""Operations that returned zeros, with their attributes then."""
+
+
+class Scope:
+    """A call of a module whose lists are seen.
+
+    Parameters
+    ----------
+    notices : bool
+        Whether operations return their outputs at once, and are only noted.
+
+    Attributes
+    ----------
+    blends : Blends
+        The sums that became one operator.
+    met : dict
+        List and tensor -> the operations that were called with them, if the scope only notices.
+    zeros : dict
+        Operation -> whether it returned zeros, of those that hold nothing.
+    written : set
+        The lists whose operations write into their input.
+    """
+
+    def __init__(self, *, notices: bool = False) -> None:
+        self.notices, self.blends = notices, Blends()
+        self.met: dict[Any, set[nn.Module]] = {}
+        self.zeros: dict[nn.Module, bool] = {}
+        self.written: set[int] = set()
+        self._given: dict[Any, tuple[Any, tuple[Tensor, ...]]] = {}
+        self._known: dict[Any, weakref.ref[Tensor]] = {}
+
+    def call(self, holder: nn.Module, place: int, op: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Call the operation at a place of a list."""
+        args, kwargs = tree_map_only(Pending, value_of, (args, kwargs))
+        if kwargs or len(args) != 1 or not isinstance(args[0], Tensor) or hooked(op):
+            return op(*args, **kwargs)
+        (x,) = args
+        group = id(holder), id(x)
+        if self.notices:
+            return self._noted(group, op, x)
+        if group not in self._given:
+            written = WRITES in vars(holder)
+            self._given[group] = x, (x,) * len(holder) if written else spread(x, len(holder))  # type: ignore[arg-type]  # a list has a length
+        own = self._given[group][1][place]
+        zeros = any(op is zero and as_they_are(op, were) for zero, were in vars(holder).get(ZEROS, ()))
+        run = functools.partial(op, own)
+        return pending(Output(run, group, self.blends, zeros=zeros))
+
+    def _noted(self, group: Any, op: nn.Module, x: Tensor) -> Any:
+        if group not in self._known or self._known[group]() is not x:
+            self._known[group], self.met[group] = weakref.ref(x), set()
+        self.met[group].add(op)
+        before = x._version  # it has no public name
+        found = op(x)
+        if x._version != before:
+            self.written.add(group[0])
+        if not [*op.parameters(), *op.buffers(), *op.children()]:
+            self.zeros[op] = self.zeros.get(op, True) and isinstance(found, Tensor) and not found.any()
+        return found
+
+    @property
+    def shared(self) -> set[int]:
+        """The lists of which several operations were called with one tensor, by identity."""
+        return {holder for (holder, _), ops in self.met.items() if len(ops) > 1}
+
+
+SCOPE: ContextVar[Scope | None] = ContextVar("nxcore_scope", default=None)
+"""The call in progress of a module whose lists are seen."""
+
+
+class Candidate:
+    """An operation as the code of a module sees it: its call is one of the scope's."""
+
+    def __init__(self, holder: nn.Module, place: int, op: nn.Module, scope: Scope) -> None:
+        self.__dict__.update(_holder=holder, _place=place, _op=op, _scope=scope)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the operation."""
+        return self._scope.call(self._holder, self._place, self._op, args, kwargs)
+
+    @property  # type: ignore[misc]  # tests of its class are of the operation's
+    def __class__(self) -> type[nn.Module]:
+        return type(self._op)  # type: ignore[no-any-return]  # from __dict__
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_op"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._op, name, value)
+
+
+def _seen(holder: nn.Module, op: Any) -> Any:
+    scope = None if torch.compiler.is_compiling() else SCOPE.get()
+    if scope is None or not isinstance(op, nn.Module):
+        return op
+    place = next((i for i, own in enumerate(holder._modules.values()) if own is op), None)
+    return op if place is None else Candidate(holder, place, op, scope)
+
+
+def _iter(self: Any) -> Iterator[Any]:
+    found = getattr(type(self), PATCHED).__iter__(self)
+    return found if isinstance(self, nn.ModuleDict) else iter([_seen(self, op) for op in found])
+
+
+def _getitem(self: Any, key: Any) -> Any:
+    return _seen(self, getattr(type(self), PATCHED).__getitem__(self, key))
+
+
+def _values(self: Any) -> Any:
+    return [_seen(self, op) for op in getattr(type(self), PATCHED).values(self)]
+
+
+def _items(self: Any) -> Any:
+    return [(name, _seen(self, op)) for name, op in getattr(type(self), PATCHED).items(self)]
+
+
+LISTS = (nn.ModuleList, nn.ModuleDict)
+METHODS = {
+    nn.ModuleList: {"__iter__": _iter, "__getitem__": _getitem},
+    nn.ModuleDict: {"__getitem__": _getitem, "values": _values, "items": _items},
+}
+
+
+def lists_of(module: nn.Module) -> list[nn.Module]:
+    """Return the innermost lists and dictionaries of modules that ``module`` holds, each of at least two."""
+    found: list[nn.Module] = []
+    for child in module.children():
+        if not isinstance(child, LISTS):
+            continue
+        inner = lists_of(child)
+        if not any(isinstance(op, LISTS) for op in child.children()) and len(child) > 1:
+            inner.append(child)
+        found += inner
+    return found
+
+
+def watched(holder: nn.Module) -> None:
+    """Let the calls of the operations that ``holder`` holds be seen within a scope."""
+    cls = type(holder)
+    if hasattr(cls, PATCHED):
+        return
+    methods = METHODS[next(known for known in LISTS if isinstance(holder, known))]
+    holder.__class__ = type(cls.__name__, (cls,), {**methods, PATCHED: cls, "__module__": cls.__module__})
+
+
+def unwatched(holder: nn.Module) -> None:
+    """Undo ``watched``."""
+    become(holder, getattr(type(holder), PATCHED, kind(holder)))
+    for name in (ZEROS, WRITES):
+        vars(holder).pop(name, None)
+
+
+def within(scope: Scope, call: Callable[[], Any]) -> Any:
+    """Return the result of ``call`` in ``scope``, computed."""
+    token = SCOPE.set(scope)
+    try:
+        return tree_map_only(Pending, value_of, call())
+    finally:
+        SCOPE.reset(token)
