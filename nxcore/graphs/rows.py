@@ -93,7 +93,7 @@ def _element(element: Tensor) -> tuple[Tensor, int, int] | None:
         node = node.next_functions[0][0]
     if node is None or not _is_of(node, matrix):
         return None
-    offset, row = element.storage_offset() - matrix.storage_offset(), 0
+    offset, row = int(element.storage_offset() - matrix.storage_offset()), 0
     if matrix.ndim == 2:
         if matrix.stride(0) < matrix.stride(1) * matrix.shape[1]:  # not row by row
             return None

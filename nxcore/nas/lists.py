@@ -1,6 +1,7 @@
 """Lists of operations whose outputs a module's own code weights and adds up: that becomes one operator.
 
-The module's code still runs. Within its call, in a ``Scope``, the operations of its lists return ``Pending`` tensors.
+The module's code still runs. Within its call, in a ``Scope``, the operations of its lists return ``Pending``
+tensors.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch.utils._pytree import tree_map_only
 
 from nxcore.graphs.branches import spread
 from nxcore.graphs.hooks import hooked
-from nxcore.graphs.snapshot import as_they_are, attributes
+from nxcore.graphs.snapshot import as_they_are
 from nxcore.nas.pending import Blends, Output, Pending, pending, value_of
 from nxcore.nn.exchange import PATCHED, become, kind
 
@@ -77,9 +78,9 @@ class Scope:
         if group not in self._known or self._known[group]() is not x:
             self._known[group], self.met[group] = weakref.ref(x), set()
         self.met[group].add(op)
-        before = x._version  # it has no public name
+        before = version(x)
         found = op(x)
-        if x._version != before:
+        if version(x) != before:
             self.written.add(group[0])
         if not [*op.parameters(), *op.buffers(), *op.children()]:
             self.zeros[op] = self.zeros.get(op, True) and isinstance(found, Tensor) and not found.any()
@@ -105,9 +106,10 @@ class Candidate:
         """Call the operation."""
         return self._scope.call(self._holder, self._place, self._op, args, kwargs)
 
-    @property  # type: ignore[misc]  # tests of its class are of the operation's
-    def __class__(self) -> type[nn.Module]:
-        return type(self._op)  # type: ignore[no-any-return]  # from __dict__
+    @property  # type: ignore[misc]  # object's can be set
+    def __class__(self) -> Any:
+        """The operation's class, which code may look at."""
+        return type(self._op)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_op"], name)
@@ -120,7 +122,7 @@ def _seen(holder: nn.Module, op: Any) -> Any:
     scope = None if torch.compiler.is_compiling() else SCOPE.get()
     if scope is None or not isinstance(op, nn.Module):
         return op
-    place = next((i for i, own in enumerate(holder._modules.values()) if own is op), None)
+    place = next((i for i, own in enumerate(holder.children()) if own is op), None)
     return op if place is None else Candidate(holder, place, op, scope)
 
 
@@ -146,6 +148,11 @@ METHODS = {
     nn.ModuleList: {"__iter__": _iter, "__getitem__": _getitem},
     nn.ModuleDict: {"__getitem__": _getitem, "values": _values, "items": _items},
 }
+
+
+def version(x: Tensor) -> int:
+    """Return how often a tensor was written."""
+    return int(x._version)  # noqa: SLF001  it has no public name
 
 
 def lists_of(module: nn.Module) -> list[nn.Module]:

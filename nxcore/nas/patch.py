@@ -18,7 +18,7 @@ from nxcore.graphs.hooks import hooked
 from nxcore.graphs.rows import span_of
 from nxcore.graphs.snapshot import as_they_are, attributes
 from nxcore.nas import taking
-from nxcore.nas.lists import LISTS, WRITES, ZEROS, lists_of
+from nxcore.nas.lists import LISTS, WRITES, ZEROS, lists_of, version
 from nxcore.nas.mixed import PART
 from nxcore.nas.taking import LEFT, TAKING, Folded, Taking, before, folded
 from nxcore.nn import Part, Swap, steps
@@ -263,7 +263,7 @@ def _differs(module: nn.Module) -> str:
         return reasons[0]
     with torch.no_grad(), session.default().policy("estimate"):
         found = [op(x) + op.train()(x) for op in operations]
-    written = x._version > 0  # it has no public name
+    written = version(x) > 0
     zeros = [
         (op, attributes(op))
         for op, y in zip(_operations(module), found, strict=True)

@@ -1,8 +1,8 @@
 """Pending: outputs of operations, whose weighted sum waits until its value is needed.
 
-A cell's own code weights the outputs of a list of operations and adds them up, one after the other. Here these
-outputs are tensors that remember both, so that the sum becomes one operator. All other functions of torch get
-their values.
+A cell's own code weights the outputs of a list of operations and adds them up, one after the other. Here
+these outputs are tensors that remember both, so that the sum becomes one operator. All other functions of
+torch get their values.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from nxcore import session
 from nxcore.call.unusual import PLAIN
 from nxcore.graphs.rows import vector_of
 
-MULTIPLIES = frozenset({Tensor.mul, Tensor.__mul__, Tensor.__rmul__, Tensor.multiply, torch.mul, torch.multiply})
+MULTIPLIES = frozenset(
+    {Tensor.mul, Tensor.__mul__, Tensor.__rmul__, Tensor.multiply, torch.mul, torch.multiply}
+)
 ADDS = frozenset({Tensor.add, Tensor.__add__, Tensor.__radd__, torch.add})
 ADDS_HERE = frozenset({Tensor.add_, Tensor.__iadd__})
 
@@ -117,7 +119,7 @@ def value_of(waiting: Pending) -> Tensor:
 
 
 def _made(terms: tuple[tuple[Factor, Output], ...]) -> Pending:
-    made: Pending = torch.Tensor._make_subclass(Pending, _nothing())  # type: ignore[assignment]  # its class
+    made: Pending = torch.Tensor._make_subclass(Pending, _nothing())  # noqa: SLF001  it has no public name
     vars(made).update(_terms=terms, _value=None, _graded=torch.is_grad_enabled())
     for _, output in terms:
         output.readers.append(weakref.ref(made))
@@ -178,12 +180,13 @@ def _grown(a: Any, b: Any = None, **kwargs: Any) -> bool:
 def _value(terms: Sequence[tuple[Factor, Output]]) -> Tensor:
     """Return the sum of weighted outputs: by one operator where that computes the same."""
     kept = [i for i, (_, output) in enumerate(terms) if not output.zeros]
-    if len(kept) > 1 and _alike([terms[i] for i in kept]):
+    if len(kept) > 1 and _alike([terms[i][1].tensor for i in kept], [w for w, _ in terms]):
         output = terms[kept[0]][1]
         output.blends.groups.append(output.group)
         weights = vector_of([factor for factor, _ in terms], kept)
         return _blended([terms[i][1].tensor for i in kept], weights)
-    return functools.reduce(torch.add, [o.tensor if w is None else w * o.tensor for w, o in terms])
+    found: Tensor = functools.reduce(torch.add, [o.tensor if w is None else w * o.tensor for w, o in terms])
+    return found
 
 
 def _blended(outputs: Sequence[Tensor], weights: Tensor) -> Tensor:
@@ -191,10 +194,10 @@ def _blended(outputs: Sequence[Tensor], weights: Tensor) -> Tensor:
     return found
 
 
-def _alike(terms: Sequence[tuple[Factor, Output]]) -> bool:
+def _alike(outputs: Sequence[Any], factors: Sequence[Tensor]) -> bool:
     """Return whether the outputs are plain tensors of one kind, and so are the factors."""
-    first, factor = terms[0][1].tensor, terms[0][0]
+    first = outputs[0]
     if type(first) not in PLAIN or not first.is_floating_point() or not first.ndim:
         return False
-    kinds = {(type(t) in PLAIN, t.shape, t.dtype, t.device) for t in (o.tensor for _, o in terms)}
-    return len(kinds) == 1 and {(w.dtype, w.device) for w, _ in terms} == {(factor.dtype, first.device)}
+    kinds = {(type(t) in PLAIN, t.shape, t.dtype, t.device) for t in outputs}
+    return len(kinds) == 1 and {(w.dtype, w.device) for w in factors} == {(factors[0].dtype, first.device)}

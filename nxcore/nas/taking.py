@@ -1,8 +1,8 @@
 """Taking: whether a module that weights and adds up outputs of its lists may do that by one operator.
 
-The first call shows which of its lists run several operations on one tensor. At a later call in training, a copy
-runs both ways on a part of the arguments. If results and gradients are the same, the module is taken; if not,
-it becomes what it was.
+The first call shows which of its lists run several operations on one tensor. At a later call in training, a
+copy runs both ways on a part of the arguments. If results and gradients are the same, the module is taken; if
+not, it becomes what it was.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Taking:
 
     @property
     def state(self) -> str:
-        """What is known so far."""
+        """The reason why no call is replayed yet."""
         return "runs: no call yet" if self._shared is None else "runs: no call in training yet"
 
     def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -102,7 +102,11 @@ class Taking:
         """Take the module if a trial of a copy agrees."""
         shared = self._shared or []
         try:
-            with torch.random.fork_rng(_devices(module)), session.default().policy("estimate"):
+            with (
+                torch.random.fork_rng(_devices(module)),
+                torch.autocast(_device_type(module), enabled=False),
+                session.default().policy("estimate"),
+            ):
                 found = _trial(module, shared, args, kwargs)
         except FOREIGN as error:
             self._leave(module, f"a trial call raised {type(error).__name__}: {error}")
@@ -140,8 +144,8 @@ class Folded:
     Attributes
     ----------
     form : list, optional
-        For each argument, None for a tensor, and the type and the length of a list or tuple of tensors. It is that
-        of the first call.
+        For each argument, None for a tensor, and the type and the length of a list or tuple of tensors. It is
+        that of the first call.
     """
 
     def __init__(self, call: Any) -> None:
@@ -193,7 +197,7 @@ def folded(part: Part, module: nn.Module, args: Any, kwargs: Any) -> Any:
 
 def before(module: Any, *args: Any, **kwargs: Any) -> Any:
     """Return the result of the module's own ``forward``."""
-    return getattr(type(module), PATCHED).forward(module, *args, **kwargs)
+    return getattr(type(module), PATCHED, type(module)).forward(module, *args, **kwargs)
 
 
 def seen(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -221,17 +225,21 @@ def _mark(held: nn.Module, zeros: Sequence[nn.Module], *, written: bool) -> None
 
 def _usual() -> bool:
     capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-    return not (capturing or unusual() or saving() or torch._C._is_any_autocast_enabled())
+    return not (capturing or unusual() or saving())
 
 
 def _devices(module: nn.Module) -> list[int]:
     return list({p.device.index for p in module.parameters() if p.is_cuda})
 
 
+def _device_type(module: nn.Module) -> str:
+    return next((p.device.type for p in module.parameters()), "cpu")
+
+
 def _trial(
     module: nn.Module, shared: Sequence[nn.Module], args: Any, kwargs: Any
 ) -> str | list[tuple[nn.Module, list[nn.Module], bool]]:
-    """Return each list with its operations that return zeros and whether one writes; or how a copy differs."""
+    """Return each list, its operations that return zeros, and whether one writes; or how a copy differs."""
     twin = copy.deepcopy(module).double()
     others: dict[nn.Module, nn.Module] = dict(zip(module.modules(), twin.modules(), strict=True))
     lists, given = [others[held] for held in shared], tree_map(_part, (args, kwargs))
@@ -270,7 +278,9 @@ def _outcome(twin: nn.Module, scope: Scope, given: Any) -> list[Tensor | None]:
     torch.manual_seed(0)
     out = within(scope, functools.partial(before, twin, *args, **kwargs))
     results = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
-    leaves = [t for t in [*tree_leaves(given), *twin.parameters()] if isinstance(t, Tensor) and t.requires_grad]
+    leaves = [
+        t for t in [*tree_leaves(given), *twin.parameters()] if isinstance(t, Tensor) and t.requires_grad
+    ]
     loss = sum(((t * _wave(t)).sum() for t in results if t.requires_grad), torch.zeros(()))
     grads = torch.autograd.grad(loss, leaves, allow_unused=True) if loss.requires_grad else []
     return [t if t is None else t.detach().clone() for t in (*results, *grads, *twin.buffers())]

@@ -19,9 +19,7 @@ class Dictionary(nn.Module):
     def __init__(self, C):
         super().__init__()
         self.entry = darts.entry(C, C)
-        self.edges = nn.ModuleDict(
-            {f"{j}-{i}": operations(C) for i in range(2, 2 + NODES) for j in range(i)}
-        )
+        self.edges = nn.ModuleDict({f"{j}-{i}": operations(C) for i in range(2, 2 + NODES) for j in range(i)})
         self.rows = {name: row for row, name in enumerate(self.edges)}
 
     def forward(self, s0, s1, weights):
@@ -40,9 +38,7 @@ class Nested(nn.Module):
 
     def __init__(self, C):
         super().__init__()
-        self.nodes = nn.ModuleList(
-            nn.ModuleList(operations(C) for _ in range(2 + i)) for i in range(NODES)
-        )
+        self.nodes = nn.ModuleList(nn.ModuleList(operations(C) for _ in range(2 + i)) for i in range(NODES))
 
     def forward(self, s0, s1, weights):
         states, rows = [s0, s1], iter(weights.unbind(0))

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
+import nxcore
 from nxcore import nas
-from nxcore.errors import FOREIGN
 from nxcore.graphs.part import MET
-from nxcore.nas.lists import WRITES, ZEROS
+from nxcore.nas import pending
 from tests.nas import darts, spaces
-from tests.nas.spaces import EDGES, NAMES, NODES
+from tests.nas.spaces import EDGES, NAMES
 from tests.nas.test_replays import launches, taped
 
 pytestmark = pytest.mark.usefixtures("decided")
@@ -56,10 +56,12 @@ def agree(plain, patched, draw, times):
 def summed(monkeypatch):
     """Counts the tensors of each weighted sum."""
     counts = []
-    from nxcore.nas import pending
 
-    op = pending.session.default().op
-    monkeypatch.setattr(pending, "_blended", lambda xs, w: counts.append(len(xs)) or op("weighted_sum")(xs, w))
+    def blended(outputs, weights):
+        counts.append(len(outputs))
+        return nxcore.op("weighted_sum")(outputs, weights)
+
+    monkeypatch.setattr(pending, "_blended", blended)
     return counts
 
 
@@ -99,3 +101,197 @@ def test_a_taken_cell_in_evaluation_and_without_gradients(form):
         weights = [w.detach().double() for w in draw()]
         given, x = weights if len(weights) < 2 else [weights], torch.randn(3, 3, 8, 8).double()
         torch.testing.assert_close(patched(x, *given), plain(x, *given))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["dictionary", "nested", "rows", "alphas"])
+def test_a_taken_cell_is_replayed(form):
+    make, draw = FORMS[form]
+    plain, patched, _ = networks(make)
+    agree(plain, patched, draw, 2)
+    tape = taped(patched)
+    agree(plain, patched, draw, MET + 1)
+    states = nas.replays(patched)
+    assert {n for n, s in states.items() if s.startswith("replays")} == {"cells.0", "cells.1"}, states
+    assert tape.captured == 2 * 2
+    assert launches(tape, "select_backward") == 0
+    rest = 2 * EDGES  # torch's own gradient of a weighted sum stacks the weights'
+    assert launches(tape, "aten.stack") == rest + (0 if form == "rows" else 2), "one of all rows' gradients"
+
+
+class Stacked(spaces.Nested):
+    """Stacks outputs, weights them all, and adds them up."""
+
+    def forward(self, s0, s1, weights):
+        states, edge = [s0, s1], 0
+        for node in self.nodes:
+            into = []
+            for x, ops in zip(states, node, strict=True):
+                outputs = torch.stack([op(x) for op in ops])
+                into.append(torch.einsum("k,knchw->nchw", weights[edge], outputs))
+                edge += 1
+            states.append(sum(into))
+        return torch.cat(states[2:], 1)
+
+
+class Strongest(spaces.Nested):
+    """Runs one operation of each edge."""
+
+    def forward(self, s0, s1, weights):
+        states, edge = [s0, s1], 0
+        for node in self.nodes:
+            into = []
+            for x, ops in zip(states, node, strict=True):
+                k = int(weights[edge].argmax())
+                into.append(ops[k](x) * weights[edge][k])
+                edge += 1
+            states.append(sum(into))
+        return torch.cat(states[2:], 1)
+
+
+class Fickle(spaces.Nested):
+    """Counts its calls, and depends on that."""
+
+    calls = 0
+
+    def forward(self, s0, s1, weights):
+        self.calls += 1
+        return super().forward(s0, s1, weights) * self.calls
+
+
+class Written(nn.Module):
+    """An operation writes into what another one returned."""
+
+    def __init__(self, C):
+        super().__init__()
+        self.ops = nn.ModuleList([nn.Identity(), nn.ReLU(inplace=True), nn.Conv2d(C, C, 1)])
+
+    def forward(self, s0, s1, weights):
+        y = s1 * 2
+        return torch.cat(
+            [sum(w * op(y) for w, op in zip(weights[0].detach(), self.ops, strict=False)), s0], 1
+        )
+
+
+@pytest.mark.parametrize(
+    ("make", "why", "calls"),
+    [
+        (
+            Stacked,
+            "it does not add up outputs of its lists, each multiplied by a weight without dimensions",
+            2,
+        ),
+        (Strongest, "none of its lists runs several operations on one tensor", 1),
+        (
+            Fickle,
+            "a trial call with one operator for its weighted sums returned another result or gradient",
+            2,
+        ),
+        (
+            Written,
+            "a trial call with one operator for its weighted sums returned another result or gradient",
+            2,
+        ),
+    ],
+)
+def test_what_can_not_be_taken_stays_the_very_same_and_says_why(make, why, calls):
+    plain, patched, swap = networks(make)
+    held = [m for cell in plain.cells for m in cell.modules() if isinstance(m, nn.ModuleList | make)]
+    mine = [m for cell in patched.cells for m in cell.modules() if isinstance(m, nn.ModuleList | make)]
+    draw = FORMS["nested"][1]
+    agree(plain, patched, draw, calls)
+    assert [type(m) for m in mine] == [type(m) for m in held]
+    assert [set(vars(m)) for m in mine] == [set(vars(m)) for m in held]
+    assert swap.left["cells.0"] == swap.left["cells.1"] == why
+    assert "cells.0" not in swap.replaced
+    assert nas.replays(patched) == {f"cells.{i}": f"left as it was: {why}" for i in range(2)}
+    agree(plain, patched, draw, 1)
+    nas.unpatch(patched)
+    assert nas.replays(patched) == {}
+
+
+class Dicted(nn.Module):
+    """A mixed operation that holds a dictionary, with a weight more than it uses."""
+
+    def __init__(self, C):
+        super().__init__()
+        self.choices = nn.ModuleDict({name: darts.candidate(name, C, 1) for name in NAMES})
+
+    def forward(self, x, weights):
+        return sum(weights[i] * op(x) for i, op in enumerate(self.choices.values()))
+
+
+def test_a_mixed_operation_may_hold_a_dictionary_and_take_a_list_or_a_weight_too_many():
+    torch.manual_seed(0)
+    plain = nn.Sequential(Dicted(4)).double()
+    patched = copy.deepcopy(plain)
+    assert nas.patch(patched).replaced["0"] == "Dicted"
+    x, weights = torch.randn(2, 4, 6, 6).double(), torch.rand(MANY + 1).double()
+    for given in (weights, weights[:-1], list(weights), [float(w) for w in weights]):
+        torch.testing.assert_close(patched[0](x, given), plain[0](x, given))
+    torch.testing.assert_close(patched.state_dict(), plain.state_dict())
+    with pytest.raises(IndexError):
+        patched[0](x, weights[:2])
+
+
+def test_a_mixed_operation_on_a_part_of_the_channels_is_taken_at_its_calls():
+    torch.manual_seed(0)
+    plain = nn.Sequential(spaces.Partial(8)).double()
+    patched = copy.deepcopy(plain)
+    swap = nas.patch(patched, graphs=False)
+    assert swap.left["0"].startswith("a trial call raised")
+    for _ in range(3):
+        x, weights = torch.randn(2, 8, 6, 6).double(), torch.rand(MANY).double().requires_grad_()
+        found = [m[0](x, weights) for m in (patched, plain)]
+        torch.testing.assert_close(*found)
+        torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), weights) for y in found))
+    assert swap.replaced["0"] == "Partial"
+    assert "0" not in swap.left
+
+
+def test_a_network_of_layers_in_a_list_is_left_at_its_first_call():
+    class Layers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(3))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    model = Layers()
+    swap = nas.patch(model, watch=False)
+    with torch.no_grad():
+        model(torch.ones(1, 3))
+    assert type(model) is Layers
+    assert swap.left[""] == "none of its lists runs several operations on one tensor"
+
+
+def test_a_copy_of_a_taken_cell_is_taken_too():
+    make, draw = FORMS["dictionary"]
+    plain, patched, _ = networks(make)
+    agree(plain, patched, draw, 2)
+    other = copy.deepcopy(patched)
+    agree(copy.deepcopy(plain), other, draw, 1)
+
+
+@pytest.mark.slow
+def test_a_compiler_sees_a_taken_cell_as_it_is():
+    make, draw = FORMS["dictionary"]
+    plain, patched, _ = networks(make)
+    agree(plain, patched, draw, 2)
+    s, weights = torch.randn(2, 4, 8, 8).double(), draw()[0].double()
+    want = plain.cells[0](s, s, weights)
+    torch.testing.assert_close(patched.cells[0](s, s, weights), want)
+    compiled = torch.compile(patched.cells[0], backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(s, s, weights), want)
+
+
+def test_hooks_of_operations_see_their_outputs():
+    make, draw = FORMS["dictionary"]
+    plain, patched, _ = networks(make, graphs=False)
+    agree(plain, patched, draw, 2)
+    for net in (plain, patched):
+        net.cells[0].edges["0-2"][2].register_forward_hook(lambda module, args, y: y * 2)
+    agree(plain, patched, draw, 1)
