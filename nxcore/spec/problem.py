@@ -205,8 +205,9 @@ class Problem:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the first tensor."""
-        return self.tensors[0].dtype
+        """The dtype of the first tensor; of the first that holds numbers where conditions precede it."""
+        valued = (t.dtype for t in self.tensors if t.dtype is not torch.bool)
+        return next(valued, self.tensors[0].dtype)
 
     @functools.cached_property
     def view(self) -> bool:

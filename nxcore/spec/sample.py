@@ -56,6 +56,8 @@ class Sketch:
         if self.low is not None and self.high is not None:
             data = torch.rand(self.shape, generator=generator, dtype=torch.float64, device="cpu")
             data = data * (self.high - self.low) + self.low
+            if dtype is torch.bool:  # all but 0 would be True
+                data.floor_()
         else:
             data = torch.randn(self.shape, generator=generator, dtype=torch.float64, device="cpu")
         if self.values == "zeros":

@@ -64,6 +64,22 @@ def test_a_printer_agrees_with_float64(backend, text, device):
         assert held(backend, spec, {"row_broadcast"}, device)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_condition_may_be_a_tensor_of_bool(backend, device):
+    """It may precede the tensors of numbers, which determine the dtype."""
+    for spec in specs_of(nxcore.pointwise("where(m & (x > 0), x, y) * where(~m, 2.0, y)")):
+        assert held(backend, spec, {"row_broadcast", "out_ignored"}, device)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("layout", ["odd_storage_offset", "one_transposed", "channel_broadcast"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_condition_has_any_layout(backend, layout, dtype, device):
+    for spec in specs_of(nxcore.pointwise("where(m, x, y) + y")):
+        assert held(backend, spec, {layout}, device, dtype) or "one_transposed" in layout
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("text", TEXTS)

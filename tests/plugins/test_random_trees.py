@@ -1,6 +1,6 @@
 """Random trees on every printer, against float64; many are printed as one kernel, whose compiling takes long.
 
-``NXCORE_TEST_TREES`` is the number of trees.
+``RANDOM_TREES`` is the number of trees.
 """
 
 import importlib
@@ -20,7 +20,7 @@ from nxcore.trust.truth import Truth, agreement
 from tests.null.expression.trees import random_expression
 from tests.plugins.test_pointwise import ON_CPU, kernel
 
-TREES = int(os.environ.get("NXCORE_TEST_TREES", "2000"))
+TREES = int(os.environ.get("RANDOM_TREES", "2000"))
 TOGETHER = 20
 PARTS = 8
 """The parts of a backend's trees: the tests of one file are shared out among processes."""
@@ -80,7 +80,7 @@ def held(backend, seeds, device):
         layout = ("row_broadcast", "last_block_partly_filled")[turn % 2]
         sample = next(s for s in first.samples if s.name == layout)
         args = sample.build(first, device, torch.float32)
-        tensors, slope = args[:3], args[3]
+        tensors, slope = args[:4], args[4]
         shape = torch.broadcast_shapes(*(t.shape for t in tensors))
         given = first.expression
         whole = simple(
@@ -88,7 +88,12 @@ def held(backend, seeds, device):
         )
         results = [torch.empty(shape, device=device) for _ in group]
         found = Elementwise(
-            whole, tuple(map(TensorMeta.of, results)), tuple(map(TensorMeta.of, tensors)), (0, 1, 2), (3,), ()
+            whole,
+            tuple(map(TensorMeta.of, results)),
+            tuple(map(TensorMeta.of, tensors)),
+            (0, 1, 2, 3),
+            (4,),
+            (),
         )
         compiled(backend, found)((*results, *tensors), [slope])
         for (seed, spec), result in zip(group, results, strict=True):

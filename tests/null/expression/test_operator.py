@@ -118,3 +118,8 @@ def test_samples_name_every_tensor():
     expression = parsed("where(m, x, y)", {})
     dtypes = {sketch.dtype for sketch in Samples(expression).tensors(3)}
     assert dtypes == {None, torch.bool}
+    found = specs(expression, "drawn")[0]
+    mask = found.samples[0].build(found, "cpu", torch.float32)[0]
+    assert 0.2 < mask.float().mean() < 0.8, "both values occur"
+    problem = Problem.of(found, found.samples[0].build(found, "cpu", torch.bfloat16))
+    assert problem.dtype is torch.bfloat16

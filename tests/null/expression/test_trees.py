@@ -36,8 +36,9 @@ def test_the_reference_is_what_python_computes(seeds):
     for seed in seeds:
         expression = random_expression(seed)
         draw = random.Random(seed)
-        points = [{name: draw.gauss(0, 1) for name in "xyz"} for _ in range(3)]
+        points = [{name: draw.gauss(0, 1) for name in "xyz"} | {"m": draw.random() < 0.5} for _ in range(3)]
         columns = [torch.tensor([p[name] for p in points], dtype=torch.float64) for name in "xyz"]
+        columns.append(torch.tensor([p["m"] for p in points]))
         for form in (expression, simple(expression)):
             found = reference.values(form)(*columns, 0.25)[0]
             for i, point in enumerate(points):
@@ -60,14 +61,16 @@ def test_the_gradient_is_that_of_torch(seeds):
             torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True)
             for shape in shapes
         ]
-        result = forward.reference(*tensors, 0.25)
+        mask = torch.rand(5, 4, generator=generator) < 0.5
+        result = forward.reference(*tensors, mask, 0.25)
         grad = torch.randn(result.shape, generator=generator, dtype=torch.float64)
         wanted = torch.autograd.grad(result, tensors, grad, allow_unused=True)
-        arguments = backward.expression.args(grad, (True,) * 3, *tensors, 0.25, None)
+        arguments = backward.expression.args(grad, (True,) * 3, *tensors, mask, 0.25, None)
         found = backward.reference(*arguments)
         # Torch's own derivative of hardsigmoid, also in float64, holds 1/6 in float32.
         rough = 1e-3 * any(node.op == "hardsigmoid" for node in expression.nodes)
-        for name, tensor, a, b in zip("xyz", tensors, found, wanted, strict=True):
+        assert found[3] is None
+        for name, tensor, a, b in zip("xyz", tensors, found[:3], wanted, strict=True):
             if a is None or b is None:
                 assert b is None or not b.any() or b.isnan().any(), f"seed {seed}: {expression}, {name}"
                 continue

@@ -16,10 +16,11 @@ UNBOUNDED = frozenset({"exp", "expm1", "reciprocal", "rsqrt", "square"})
 
 
 def random_expression(seed, tensors=3, depth=4):
-    """Return an expression; the same for the same seed."""
+    """Return an expression of tensors, a condition ``m`` and a number; the same for the same seed."""
     draw = random.Random(seed)
     names = tuple("xyz"[:tensors])
     slope = Node("number", (), "slope", "number")
+    mask = Node("mask", (), "m", "condition")
 
     def leaf():
         if draw.random() < 0.8:
@@ -27,6 +28,8 @@ def random_expression(seed, tensors=3, depth=4):
         return slope if draw.random() < 0.3 else number(round(draw.uniform(-2, 2), 2))
 
     def condition(below):
+        if draw.random() < 0.2:
+            return mask
         found = operated(draw.choice(list(COMPARISONS)), tensor(below), value(below))
         if draw.random() < 0.2:
             found = operated(draw.choice(("and", "or")), found, condition(below - 1)) if below > 0 else found
@@ -55,7 +58,8 @@ def random_expression(seed, tensors=3, depth=4):
     root = operated("add", tensor(depth), operated("mul", slope, Node("input", (), names[0])))
     for name in names[1:]:
         root = operated("add", root, operated("mul", Node("input", (), name), Node("input", (), names[0])))
-    return finished(root, names, (("slope", 0.25),))
+    root = operated("where", mask, root, operated("sub", root, Node("input", (), names[0])))
+    return finished(root, (*names, "m"), (("slope", 0.25),))
 
 
 def _div(a, b):

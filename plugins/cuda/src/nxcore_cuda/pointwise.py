@@ -7,11 +7,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from nxcore.plugin import Elementwise, Problem, Statements, alike, planned, spelled
 from nxcore_cuda.candidates import TYPES
 from nxcore_cuda.layout import DIMS, STRIDES, VECTOR, dims, divides, in_vectors, single, steps, widths
 from nxcore_cuda.machine.instance import Instance
 from nxcore_cuda.machine.launch import Guarded, Launch, Launcher
+
+FLAG = "unsigned char"
+MEMORY = {**TYPES, torch.bool: FLAG}
+"""The type of each dtype's elements in memory."""
 
 PLAIN = ("exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "sin", "cos", "tanh", "erf")
 OWN = ("minimum", "maximum", "sigmoid", "sign")
@@ -153,7 +159,7 @@ def code(found: Elementwise, repeated: Sequence[bool] | None) -> tuple[str, str]
     outs = [f"out{i}" for i in range(len(found.results))]
     names = [*outs, *(f"in_{name}" for name in expression.tensors)]
     inputs = names[len(outs) :]
-    types = dict(zip(names, (TYPES[meta.dtype] for meta in found.tensors), strict=True))
+    types = dict(zip(names, (MEMORY[meta.dtype] for meta in found.tensors), strict=True))
     numbers = [f"n_{name}" for name, _ in expression.numbers]
     leaves = dict(
         zip((*expression.tensors, *(n for n, _ in expression.numbers)), (*inputs, *numbers), strict=True)
@@ -165,7 +171,8 @@ def code(found: Elementwise, repeated: Sequence[bool] | None) -> tuple[str, str]
         f"  {out} = narrow<{types[out]}>({result});"
         for out, result in zip(outs, statements.results, strict=True)
     ]
-    parameters = [f"float {name}" for name in (*inputs, *numbers)]
+    parameters = [f"{'bool' if types[t] == FLAG else 'float'} {t}" for t in inputs]
+    parameters += [f"float {name}" for name in numbers]
     parameters += [f"{types[out]}& {out}" for out in outs]
     fields = [f"  {'' if name in outs else 'const '}void* {name};" for name in names]
     fields.append("  long long n;")
@@ -185,8 +192,13 @@ def code(found: Elementwise, repeated: Sequence[bool] | None) -> tuple[str, str]
         t: "first + item * step" if repeated is None else f"places[item][{i}]" for i, t in enumerate(names)
     }
     again = dict(zip(names, repeated or [False] * len(names), strict=True))
-    passed = ", ".join([*(f"widen({t}[item][e])" for t in inputs), *(f"a.{n}" for n in numbers)])
-    last = ", ".join([*(f"widen({pointer(t)}[at])" for t in inputs), *(f"a.{n}" for n in numbers)])
+
+    def element(tensor: str, value: str) -> str:
+        return f"{value} != 0" if types[tensor] == FLAG else f"widen({value})"
+
+    given = [f"a.{n}" for n in numbers]
+    passed = ", ".join([*(element(t, f"{t}[item][e]") for t in inputs), *given])
+    last = ", ".join([*(element(t, f"{pointer(t)}[at]") for t in inputs), *given])
     template = FLAT if repeated is None else STRIDED
     kernel = template.format(
         name=name,

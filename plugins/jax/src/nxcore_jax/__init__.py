@@ -195,7 +195,7 @@ KERNELS = kernels(
 
 PRINTERS = kernels(
     "nxcore_jax",
-    {"pointwise": needs(_place, fits(FLOATS, 64), _packed)},
+    {"pointwise": needs(_place, fits(FLOATS, 64), _packed, dtypes=(*FLOATS, torch.bool))},
     dtypes=FLOATS,
     deterministic=True,
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import torch
 
 from nxcore.plugin import Elementwise, Problem, Statements, TensorMeta, generated, planned, spelled
 from nxcore_jax.bridge import Bridged, wide
@@ -71,7 +72,8 @@ def plan(problem: Problem) -> Callable[..., Any]:
     single = isinstance(problem.outputs, TensorMeta)
 
     def compute(*args: Any) -> Any:
-        arrays = [wide(args[place]) for place in found.places]
+        given = ((args[place], meta) for place, meta in zip(found.places, found.inputs, strict=True))
+        arrays = [array.astype(bool) if meta.dtype is torch.bool else wide(array) for array, meta in given]
         results_here = module.compute(*arrays, *(args[i] for i in found.numbers))
         whole = [jnp.broadcast_to(result, shape) for result in results_here]
         if single:

@@ -131,7 +131,7 @@ CUDA = _table(
 )
 """The same on CUDA."""
 
-expressions = partial(needs, device=_cpu)(fits(FLOATS, dims.DIMS))
+expressions = partial(needs, device=_cpu)(fits(FLOATS, dims.DIMS), dtypes=(*FLOATS, torch.bool))
 """The requirement on a call of an expression's operator, on the CPU."""
 
 GENERATED = (
@@ -140,6 +140,7 @@ GENERATED = (
         for name in ("exp", "expm1", "log", "log1p", "tanh", "erf", "sigmoid", "sign", "minimum", "maximum")
     ),
     *(f"nxcore_numba.memory:{name}" for name in ("items", "item_of", "offset")),
+    "nxcore_numba.half:flag",
     "nxcore_numba.half:load",
     "nxcore_numba.half:store",
 )

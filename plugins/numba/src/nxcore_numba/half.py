@@ -97,6 +97,19 @@ def load(typingctx, address, index, token):
 
 
 @intrinsic
+def flag(typingctx, address, index):
+    """Return whether the byte ``address[index]``, an element of a tensor of bool, is True."""
+
+    def codegen(context, builder, signature, args):
+        pointer = builder.inttoptr(args[0], ir.IntType(8).as_pointer())
+        value = builder.load(builder.gep(pointer, [args[1]], inbounds=True))
+        value.set_metadata("alias.scope", scope(builder, "inputs"))
+        return builder.icmp_unsigned("!=", value, ir.Constant(ir.IntType(8), 0))
+
+    return types.boolean(types.int64, types.int64), codegen
+
+
+@intrinsic
 def store(typingctx, address, index, value, token):
     """Round the float32 ``value`` to ``address[index]``, in memory that ``load`` never reads later.
 

@@ -51,7 +51,7 @@ import numpy as np
 from numba import prange
 
 from nxcore_numba import functions, memory, threads
-from nxcore_numba.half import load, store
+from nxcore_numba.half import flag, load, store
 
 CHUNK = 16_384
 PARTS = 512
@@ -119,7 +119,9 @@ def text(found: Elementwise, inner: Sequence[int]) -> str:
     before = [f"{value} = np.float32({value})" for value in numbers.values()]
     loop: list[str] = []
     for i, name in enumerate(expression.tensors, len(outs)):
-        line = f"{values[name]} = load({names[i]}, {element(i)}, token{i})"
+        read = f"{names[i]}, {element(i)}"
+        read = f"flag({read})" if name in expression.masks else f"load({read}, token{i})"
+        line = f"{values[name]} = {read}"
         (before if inner[i] == 0 else loop).append(line)
     loop += [f"{line.name} = {line.value}" for line in statements.lines]
     loop += [
@@ -153,7 +155,8 @@ def compiled(found: Elementwise) -> Callable[..., None]:
     """Return the kernel of one call, taking its tensors and its numbers."""
     dims = memory.table(found.results[0].shape, found.strides)
     module = generated("numba", text(found, tuple(map(int, dims[-1, 1:]))))
-    dtypes = tuple(meta.dtype for meta in found.tensors)
+    # A tensor of bool is read without a token.
+    dtypes = tuple(torch.float32 if meta.dtype is torch.bool else meta.dtype for meta in found.tensors)
     kernel = threads.team(
         module.serial, module.parallel, _signature(len(found.numbers), *dtypes), found.elements
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
+import torch
+
 from nxcore.plugin import FLOATS, Code, Place, Problem, Verdict, at_most, collapse, fits, merged, needs, no
 from nxcore_triton import tile
 from nxcore_triton.candidates import candidate, gradient
@@ -39,7 +41,7 @@ takes = partial(needs, device=_place)
 images = takes()
 blend = takes(_blend)
 add = takes(tensors=True, alike_numbers=True, rank=MAX_RANK)
-expressions = takes(fits(FLOATS, MAX_RANK))
+expressions = takes(fits(FLOATS, MAX_RANK), dtypes=(*FLOATS, torch.bool))
 GENERATED = (
     *(
         f"nxcore_triton.functions:{name}"

@@ -106,10 +106,12 @@ def text(found: Elementwise) -> str:
     assigned = [f"result{i}" for i in range(len(outs))]
 
     def loads(place: str) -> str:
-        read = zip(values, names[len(outs) :], strict=True)
+        read = zip(expression.tensors, values, names[len(outs) :], strict=True)
         return "\n".join(
-            f"    {value} = widen(tl.load({name} + {place.format(name)}, mask, other=1.0))"
-            for value, name in read
+            f"    {value} = tl.load({name} + {place.format(name)}, mask, other=True)"
+            if tensor in expression.masks
+            else f"    {value} = widen(tl.load({name} + {place.format(name)}, mask, other=1.0))"
+            for tensor, value, name in read
         )
 
     def stores(place: str) -> str:
