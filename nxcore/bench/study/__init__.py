@@ -1,0 +1,1 @@
+"""The convolution study: one small convolution by several toolkits, all on one device."""
