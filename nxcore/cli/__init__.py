@@ -37,7 +37,9 @@ app = typer.Typer(
 )
 
 for module in (demo, ops, backends, doctor, explain, verify, tune, report, bench, search):
-    app.command(name=module.__name__.rpartition(".")[2])(module.command)
+    app.command(name=module.__name__.rpartition(".")[2], cls=bench.WithStudies if module is bench else None)(
+        module.command
+    )
 app.add_typer(wisdom.app, name="wisdom")
 app.add_typer(quarantine.app, name="quarantine")
 app.add_typer(cache.app, name="cache")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -32,17 +33,39 @@ def html(data: dict[str, Any]) -> str:
     NxcoreError
         If plotly isn't installed, or the page would be larger than 8 MB.
     """
+    return assembled("page.html", SCRIPTS, title(data), data)
+
+
+def assembled(frame: str, scripts: Sequence[str], heading: str, data: Mapping[str, Any]) -> str:
+    """Return a page that needs no other file.
+
+    Parameters
+    ----------
+    frame : str
+        The file of the template that the other parts are put into.
+    scripts : sequence of str
+        The template's scripts, in their order.
+    heading : str
+        The title.
+    data : mapping
+        What the scripts read.
+
+    Raises
+    ------
+    NxcoreError
+        If plotly isn't installed, or the page would be larger than 8 MB.
+    """
     template = files("nxcore.report") / "template"
-    read = {name: (template / name).read_text(encoding="utf-8") for name in ("page.html", *STYLES, *SCRIPTS)}
+    read = {name: (template / name).read_text(encoding="utf-8") for name in (frame, *STYLES, *scripts)}
     parts = {
-        "title": re.sub(r"[<>&\"]", " ", title(data)),
+        "title": re.sub(r"[<>&\"]", " ", heading),
         "style": "\n".join(read[name] for name in STYLES),
         "plotly": _plotly(),
         # A "<" could end the element that holds the data; JSON allows it as an escape.
         "data": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
-        "script": "\n".join(read[name] for name in SCRIPTS),
+        "script": "\n".join(read[name] for name in scripts),
     }
-    page = re.sub(r"\{\{(\w+)\}\}", lambda m: parts[m[1]], read["page.html"])
+    page = re.sub(r"\{\{(\w+)\}\}", lambda m: parts[m[1]], read[frame])
     size = len(page.encode())
     if size > LIMIT:
         raise NxcoreError(

@@ -95,10 +95,10 @@ def _warm(bound: Bound, device: torch.device, seconds: float) -> int:
     """Run for ``seconds``; return the number of calls of a block."""
     _finish(bound, bound.call(), device)
     started = time.perf_counter()
-    for calls in itertools.count(1):
+    calls, spent = 0, 0.0
+    while spent < seconds:
         _finish(bound, bound.call(), device)
-        if (spent := time.perf_counter() - started) >= seconds:
-            break
+        calls, spent = calls + 1, time.perf_counter() - started
     return min(max(3, math.ceil(seconds * calls / spent)), MOST)
 
 
@@ -160,7 +160,7 @@ def _allocated(bound: Bound) -> int:
     events = [e for e in results.events() if e.name() == "[memory]"] if results else []
     del kept
     ordered = sorted(events, key=lambda e: e.start_ns())
-    return max(itertools.accumulate((e.nbytes() for e in ordered), initial=0))
+    return int(max(itertools.accumulate((e.nbytes() for e in ordered), initial=0)))
 
 
 def error(found: Tensor, exact: Tensor) -> float:

@@ -117,9 +117,9 @@ def _cudnn(device: torch.device) -> Verdict:
 
 def _tf32(x: Tensor, weight: Tensor, padding: int) -> Tensor:
     ones, around = [1, 1], [padding, padding]
-    options = {"benchmark": True, "deterministic": False, "allow_tf32": True}
-    found: Tensor = torch.cudnn_convolution(x, weight, around, ones, ones, 1, **options)
-    return found
+    return torch.cudnn_convolution(
+        x, weight, around, ones, ones, 1, benchmark=True, deterministic=False, allow_tf32=True
+    )
 
 
 def _jax(device: torch.device) -> Verdict:
@@ -154,7 +154,7 @@ def _by_jax(x: Tensor, weight: Tensor, padding: int) -> Bound:
     jitted = jax.jit(convolve)
 
     def held() -> int:
-        plan = jitted.lower(*args).compile().memory_analysis()
+        plan: Any = jitted.lower(*args).compile().memory_analysis()
         return int(plan.temp_size_in_bytes + plan.output_size_in_bytes)
 
     def tensor(found: Any) -> Tensor:

@@ -41,8 +41,8 @@ SPARE_CORES = 8
 """With as many, toolkits compile side by side: each has cores of its own."""
 
 METHOD = (
-    "Each toolkit compiles in two processes of its own, the second with the disk cache of the first. Then one "
-    "process times all entrants in interleaved blocks, in random order, on inputs that stay in cache."
+    "Each toolkit compiles in two processes of its own, the second with the disk cache of the first. Then "
+    "one process times all entrants in interleaved blocks, in random order, on inputs that stay in cache."
 )
 
 Advance = Callable[[str, int, int], None]
@@ -225,7 +225,7 @@ class _Run:
             for line in lines
             if "start_s" in line
         }
-        notes = [f"compiling, {k}: {li['ended']}" for k, lines in found.items() for li in lines if "ended" in li]
+        notes = [f"{k}: {li['ended']}" for k, lines in found.items() for li in lines if "ended" in li]
         measured = [tuple(cell["shape"]) for cell in cells]
         left_out = [str(s) for s in self.shapes if tuple(s.key) not in measured]
         why = ended[0] if ended else f"the budget of {self.budget_s:g} s was spent"
@@ -254,7 +254,12 @@ class _Run:
                 "threads": torch.get_num_threads(),
             },
             "clocks": clocks(self.device),
-            "convolution": {"batch": BATCH, "channels": CHANNELS, "filters": FILTER_COUNT, "dtype": "float32"},
+            "convolution": {
+                "batch": BATCH,
+                "channels": CHANNELS,
+                "filters": FILTER_COUNT,
+                "dtype": "float32",
+            },
             "fast": self.fast,
             "beside": beside,
             "method": METHOD,

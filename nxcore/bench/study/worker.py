@@ -6,6 +6,7 @@ Toolkits are loaded here alone, so that the process that asked stays as it was, 
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import sys
@@ -118,9 +119,10 @@ def _checked(
     except FOREIGN as raised:
         return None, {"reason": f"raised {brief(raised)}"}
     precision = precision_class(error)
-    row: Line = {"error": error, "precision": precision}
+    row: Line = {"error": error if math.isfinite(error) else None, "precision": precision}
     if CLASSES.index(precision) > CLASSES.index(entrant.promised):
-        return None, row | {"reason": f"wrong: error {error:.1e}, promised {entrant.promised}"}
+        why = f"wrong: its error is {error:.1e}, and {entrant.promised} was promised"
+        return None, row | {"reason": why, "wrong": True}
     return bound, row
 
 

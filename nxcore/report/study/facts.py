@@ -29,6 +29,8 @@ class Place:
         The shape's cell.
     row : mapping
         The entrant's row.
+    best : mapping
+        The row of the fastest strict entrant.
     behind : float
         Its time, in multiples of the fastest strict entrant's; below one for a less exact result alone.
     first : bool
@@ -39,6 +41,7 @@ class Place:
 
     cell: Cell
     row: Row
+    best: Row
     behind: float
     first: bool
     tied: bool
@@ -75,11 +78,6 @@ def row_of(cell: Cell, label: str) -> Row | None:
     return next((r for r in cell["rows"] if r["label"] == label and "total_us" in r), None)
 
 
-def time_us(row: Row, what: str = "total_us") -> float | None:
-    """Return a time of a row; None where it isn't known."""
-    return row.get(what)
-
-
 def places(record: Record, label: str, what: str = "total_us") -> list[Place]:
     """Return an entrant's places, a shape each, where it and a strict entrant were timed.
 
@@ -92,7 +90,7 @@ def places(record: Record, label: str, what: str = "total_us") -> list[Place]:
     """
     found = []
     for cell in record["cells"]:
-        rows = [r for r in cell["rows"] if time_us(r, what)]
+        rows = [r for r in cell["rows"] if r.get(what)]
         mine = next((r for r in rows if r["label"] == label), None)
         strict = [r for r in rows if r["precision"] == STRICT]
         if mine is None or not strict:
@@ -100,14 +98,16 @@ def places(record: Record, label: str, what: str = "total_us") -> list[Place]:
         best = min(strict, key=lambda r: r[what])
         behind = _behind(mine, best, what)
         tied = mine["precision"] == STRICT and behind <= 1 + cell["margin"]
-        found.append(Place(cell, mine, behind, mine is best, tied))
+        found.append(Place(cell, mine, best, behind, mine is best, tied))
     return found
 
 
 def _behind(mine: Row, best: Row, what: str) -> float:
-    """Return how many times as long a row takes; by the paired ratios to the baseline, if of total time."""
-    if what == "total_us" and "ratio" in mine and "ratio" in best:
-        return float(best["ratio"][0] / mine["ratio"][0])
+    """Return how many times as long a row takes: of total time, the median of paired blocks."""
+    if what == "total_us" and mine.get("blocks_us") and best.get("blocks_us"):
+        return statistics.median(
+            float(a / b) for a, b in zip(mine["blocks_us"], best["blocks_us"], strict=True)
+        )
     return float(mine[what] / best[what])
 
 
@@ -153,6 +153,11 @@ def fails(record: Record) -> list[tuple[Cell, Row]]:
     """Return the rows that ran on other shapes, but raised or were wrong on theirs."""
     timed = set(labels(record))
     return [(c, r) for c in record["cells"] for r in c["rows"] if r.get("reason") and r["label"] in timed]
+
+
+def wrong(record: Record) -> bool:
+    """Return whether a result was less exact than its entrant promised."""
+    return any(r.get("wrong") for cell in record["cells"] for r in cell["rows"])
 
 
 def names(cells: Sequence[Cell]) -> str:

@@ -14,18 +14,24 @@ def title(record: Record) -> str:
     return f"One small convolution by several toolkits on {record['head']['device']['name']}"
 
 
+def setting(record: Record) -> str:
+    """Return what was measured, how, when and with what."""
+    head, of = record["head"], record["head"]["convolution"]
+    versions = ", ".join(f"{k} {v}" for k, v in head["versions"].items())
+    return (
+        f"Batch {of['batch']}, {of['channels']} channels to {of['filters']}, {of['dtype']}. {head['method']} "
+        f"Measured {head['date']} in {head['seconds']:.0f} s, with {versions}."
+    )
+
+
 def markdown(record: Record) -> str:
     """Return the page."""
-    head = record["head"]
-    of = head["convolution"]
-    versions = ", ".join(f"{k} {v}" for k, v in head["versions"].items())
     lines = [
         f"# {_text(title(record))}",
         "",
         *(f"- {_text(s)}" for s in sentences(record)),
         "",
-        f"Batch {of['batch']}, {of['channels']} channels to {of['filters']}, {of['dtype']}. {_text(head['method'])}",
-        f"Measured {head['date']} in {head['seconds']:.0f} s, with {_text(versions)}.",
+        _text(setting(record)),
         "",
     ]
     known = facts.labels(record)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from nxcore.report.study import facts
-from nxcore.report.study.facts import OURS, STRICT, Place, Record
+from nxcore.report.study.facts import OURS, Place, Record
 
 FEW = 4  # shapes that are named one by one
 
@@ -56,12 +56,8 @@ def _standing(found: Sequence[Place], where: str) -> str:
         return text + "."
     worst = others[0]
     ran = f" (it ran {worst.row['kernel']})" if worst.row.get("kernel") else ""
-    best = min(_strict(worst), key=lambda r: r["total_us"])["label"]
-    return f"{text}; at worst it takes {worst.behind:.2f} times as long as {best}, at {worst.cell['name']}{ran}."
-
-
-def _strict(place: Place) -> list[facts.Row]:
-    return [r for r in place.cell["rows"] if r.get("precision") == STRICT and "total_us" in r]
+    longer = f"{worst.behind:.2f} times as long as {worst.best['label']}"
+    return f"{text}; at worst it takes {longer}, at {worst.cell['name']}{ran}."
 
 
 def _means(record: Record) -> Iterator[str]:
@@ -87,8 +83,8 @@ def _device(record: Record) -> Iterator[str]:
         tied = sum(p.tied for p in ours)
         worst = max(ours, key=lambda p: p.behind)
         yield (
-            f"By that time {OURS}'s conv2d is first or tied in {tied} of {_shapes(len(ours))}, and at worst takes "
-            f"{worst.behind:.2f} times as long as the fastest, at {worst.cell['name']}."
+            f"By that time {OURS}'s conv2d is first or tied in {tied} of {_shapes(len(ours))}, and at worst "
+            f"takes {worst.behind:.2f} times as long as {worst.best['label']}, at {worst.cell['name']}."
         )
 
 
@@ -97,13 +93,16 @@ def _compiling(record: Record) -> Iterator[str]:
     for label in facts.labels(record):
         cold, warm = (facts.median_of(record, label, f"{state}_s") for state in ("cold", "warm"))
         if label != record["baseline"] and cold is not None:
-            then = "" if warm is None else f", {seconds(warm)} with the caches of an earlier process"
-            parts.append(f"{label} {seconds(cold)}{then}")
+            then = "unknown" if warm is None else seconds(warm)
+            parts.append(f"{label} {seconds(cold)} and {then}")
     if parts:
-        yield f"The first call on a shape takes, in the median: {'; '.join(parts)}."
-    cold = {k.removesuffix(" cold"): v for k, v in record["starts"].items() if k.endswith(" cold")}
-    if cold:
-        text = ", ".join(f"{toolkit} {seconds(v)}" for toolkit, v in cold.items())
+        yield (
+            "The first call on a shape takes, in the median, with empty caches and with those of an earlier "
+            f"process: {', '.join(parts)}."
+        )
+    starts = {k.removesuffix(" cold"): v for k, v in record["starts"].items() if k.endswith(" cold")}
+    if starts:
+        text = ", ".join(f"{toolkit} {seconds(v)}" for toolkit, v in starts.items())
         yield f"Before that a process starts its toolkit once, with empty caches: {text}."
 
 
@@ -118,7 +117,8 @@ def _exactness(record: Record) -> Iterator[str]:
     for name, found in sorted(classes.items()):
         error, label = max(found)
         which = ", ".join(dict.fromkeys(one for _, one in sorted(found)))
-        yield f"Of class {name} against float64: {which}; the largest relative error is {error:.1e}, of {label}."
+        largest = f"the largest relative error is {error:.1e}, of {label}"
+        yield f"Of class {name} against float64: {which}; {largest}."
     for cell, row in facts.fails(record):
         yield f"{row['label']} has no time at {cell['name']}: {row['reason']}."
 
