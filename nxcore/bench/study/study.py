@@ -110,20 +110,24 @@ class _Run:
         left = self.budget_s - START_S - RACE_S[self.fast] * len(self.shapes)
         beside = (os.cpu_count() or 1) >= SPARE_CORES
         found: dict[str, list[Line]] = {}
-        for state in ("cold", "warm"):
-            # nxcore measures at a first call, so nothing may run beside it.
-            alone = [t for t in toolkits if t == "nxcore" or not beside]
-            with ThreadPoolExecutor(max(1, len(toolkits) - len(alone))) as pool:
-                jobs = {t: pool.submit(self._compiled, t, state, left) for t in toolkits if t not in alone}
-                found.update({f"{t} {state}": job.result() for t, job in jobs.items()})
-            found.update({f"{t} {state}": self._compiled(t, state, left) for t in alone})
+        # nxcore measures at a first call, so nothing may run beside it.
+        alone = [t for t in toolkits if t == "nxcore" or not beside]
+        with ThreadPoolExecutor(max(1, len(toolkits) - len(alone))) as pool:
+            for lines in pool.map(lambda t: self._compiled(t, left), [t for t in toolkits if t not in alone]):
+                found.update(lines)
+        for toolkit in alone:
+            found.update(self._compiled(toolkit, left))
         race = list(self._raced())
         return self._joined(found, race, beside)
 
-    def _compiled(self, toolkit: str, state: str, left: float) -> list[Line]:
-        labels = [e.label for e in self.which if e.toolkit == toolkit]
-        seconds = self.began + left - time.time()
-        return list(self._lines(f"{toolkit}, {state}", {"what": "first", "entrants": labels}, seconds))
+    def _compiled(self, toolkit: str, left: float) -> dict[str, list[Line]]:
+        """Return the lines of a toolkit's two processes: with fresh caches, then with those of the first."""
+        job = {"what": "first", "entrants": [e.label for e in self.which if e.toolkit == toolkit]}
+        found = {}
+        for state in ("cold", "warm"):
+            name, seconds = f"{toolkit} {state}", self.began + left - time.time()
+            found[name] = list(self._lines(name, job, seconds))
+        return found
 
     def _raced(self) -> Iterator[Line]:
         effort = blocks.FAST if self.fast else blocks.FULL

@@ -13,6 +13,13 @@ const shapeOf = (cell) => `${cell.shape[0]}², filter ${cell.shape[1]}, padding 
 const sizeText = (bytes) => (known(bytes) ? bytesText(bytes) : "–");
 const firstText = (s) => (known(s) ? timeText(s * 1e6) : "–");
 
+// An entrant keeps its colour and sign under every filter.
+function look(label) {
+  const i = DATA.labels.indexOf(label),
+    shades = SHADES[isDark() ? "dark" : "light"];
+  return { color: shades[i % shades.length], symbol: SIGNS[i % SIGNS.length] };
+}
+
 function middle(values) {
   const ordered = values.filter(known).sort((a, b) => a - b),
     half = Math.floor(ordered.length / 2);
@@ -22,9 +29,12 @@ function middle(values) {
 
 // One trace for each entrant, a point for each shape that has the value.
 function byShape(cells, value, { text, interval } = {}) {
-  return DATA.labels.map((label) => {
-    const { color, symbol } = style(label);
-    const points = cells.map((cell) => ({ cell, row: timed(cell, label) })).filter((p) => p.row && known(value(p.row)));
+  return DATA.labels.map((label, nth) => {
+    const { color, symbol } = look(label);
+    const aside = (0.6 * (nth + 0.5)) / DATA.labels.length - 0.3; // beside each other, so that none hides another
+    const points = cells
+      .map((cell, i) => ({ cell, x: i + aside, row: timed(cell, label) }))
+      .filter((p) => p.row && known(value(p.row)));
     const bars = interval && {
       type: "data",
       symmetric: false,
@@ -38,7 +48,7 @@ function byShape(cells, value, { text, interval } = {}) {
       type: "scatter",
       mode: "markers",
       name: label,
-      x: points.map((p) => shapeOf(p.cell)),
+      x: points.map((p) => p.x),
       y: points.map((p) => value(p.row)),
       error_y: bars || undefined,
       text: points.map((p) => escaped(`${label}, ${shapeOf(p.cell)}: ${text(p.row)}`)),
@@ -51,7 +61,13 @@ function shapesLayout(cells, title, values, tick, more = {}) {
   return layout({
     height: 480,
     margin: { l: 70, r: 12, t: 12, b: 130 },
-    xaxis: axis("", { type: "category", categoryarray: cells.map(shapeOf), categoryorder: "array", tickangle: -45 }),
+    xaxis: axis("", {
+      range: [-0.5, cells.length - 0.5],
+      tickvals: cells.map((_, i) => i),
+      ticktext: cells.map(shapeOf),
+      tickangle: -45,
+      showgrid: false,
+    }),
     yaxis: values.length ? log(title, values, tick) : axis(title),
     ...more,
   });
@@ -115,7 +131,7 @@ const FIGURES = {
       x: found.map((label) => (known(of(label, state)) ? of(label, state) * 1e6 : null)),
       text: found.map((label) => escaped(`${label}, ${name}: ${firstText(of(label, state))}`)),
       hoverinfo: "text",
-      marker: { symbol, size: 11, color: found.map((label) => style(label).color), line: { width: 1.2 } },
+      marker: { symbol, size: 11, color: found.map((label) => look(label).color), line: { width: 1.2 } },
     });
     return {
       words: "Time of an entrant's first call on a shape, with empty and with warm disk caches.",
