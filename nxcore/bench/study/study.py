@@ -31,6 +31,9 @@ from nxcore.spec.device import describe
 BUDGETS = {False: 300.0, True: 60.0}
 """Seconds of a whole run and of a fast one."""
 
+GRACE_S = 15.0
+"""Seconds after the budget in which a shape that was begun may end."""
+
 RACE_S = {False: 2.5, True: 2.0}
 """Seconds of the race that are kept for each shape."""
 
@@ -39,6 +42,8 @@ START_S = 12.0
 
 SPARE_CORES = 8
 """With as many, toolkits compile side by side: each has cores of its own."""
+
+WORKER = (sys.executable, "-m", "nxcore.bench.study.worker")
 
 METHOD = (
     "Each toolkit compiles in two processes of its own, the second with the disk cache of the first. Then "
@@ -137,8 +142,7 @@ class _Run:
             "effort": [effort.blocks, effort.block_s],
             "until": self.began + self.budget_s,
         }
-        # A shape that was begun may be finished.
-        return self._lines("race", job, self.began + self.budget_s + 15 - time.time())
+        return self._lines("race", job, self.began + self.budget_s + GRACE_S - time.time())
 
     def _lines(self, title: str, job: Line, seconds: float) -> Iterator[Line]:
         """Yield the lines of a process; its last one says what ended it, unless it came to its end."""
@@ -150,7 +154,7 @@ class _Run:
             "shapes": [shape.key for shape in self.shapes],
             "began": time.time(),
         }
-        command = [sys.executable, "-m", "nxcore.bench.study.worker", json.dumps(whole)]
+        command = [*WORKER, json.dumps(whole)]
         over = threading.Event()
         with (
             tempfile.TemporaryFile(dir=self.folder) as errors,
