@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import shutil
 from pathlib import Path
 
 import pytest
@@ -12,16 +11,12 @@ from PIL import Image
 from nxcore.report import page
 from nxcore.report.figures import joined
 from nxcore.report.records import read
+from tests.report.driven import MARKS, choose, element, scheme, texts, wait
 from tests.report.lines import record, write
 
-BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
-DRIVER = shutil.which("chromedriver")
 FIGURES = ("time", "error", "roofline", "intensity", "regret", "host", "jit")
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not (BROWSER and DRIVER), reason="there is no chromium, or no chromedriver"),
-]
+pytestmark = MARKS
 
 
 @pytest.fixture(scope="module")
@@ -34,22 +29,6 @@ def address(tmp_path_factory):
     return file.as_uri()
 
 
-@pytest.fixture(scope="module")
-def started():
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium isn't installed")
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = BROWSER
-    # A container's root has no sandbox, and its /dev/shm is small.
-    for word in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1400,1000"):
-        options.add_argument(word)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
-    yield driver
-    driver.quit()
-
-
 @pytest.fixture
 def browser(started, address):
     """The page, just opened, in light colours; a test that leaves an error in the console fails."""
@@ -58,34 +37,6 @@ def browser(started, address):
     wait(started, "return document.documentElement.dataset.ready === 'yes'")
     yield started
     assert [e for e in started.get_log("browser") if e["level"] in ("SEVERE", "WARNING")] == []
-
-
-def wait(driver, script):
-    from selenium.webdriver.support.ui import WebDriverWait
-
-    return WebDriverWait(driver, 30).until(lambda d: d.execute_script(script))
-
-
-def scheme(driver, value):
-    features = [
-        {"name": "prefers-color-scheme", "value": value},
-        {"name": "prefers-reduced-motion", "value": "reduce"},  # a page that still scrolls can't be clicked
-    ]
-    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-
-
-def element(driver, selector):
-    return driver.find_element("css selector", selector)
-
-
-def texts(driver, selector):
-    return [e.text for e in driver.find_elements("css selector", selector)]
-
-
-def choose(driver, name, value):
-    from selenium.webdriver.support.ui import Select
-
-    Select(element(driver, f"#{name}")).select_by_value(value)
 
 
 def test_every_figure_is_drawn(browser):
