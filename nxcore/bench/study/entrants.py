@@ -34,7 +34,7 @@ class Bound:
     tensor : callable
         Takes what ``call`` returned and returns it as a tensor.
     held : callable, optional
-        The most bytes that a call needs besides its arguments; by default torch's allocator is asked.
+        The most bytes that a call needs besides its arguments; by default, what torch's allocator gives out.
     kernel : callable
         What runs, if the label doesn't say.
     """

@@ -56,7 +56,7 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a run measures.
+    """The shapes and entrants of a run, and its limits.
 
     Attributes
     ----------

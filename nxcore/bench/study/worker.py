@@ -1,6 +1,6 @@
 """A process of the study: ``python -m nxcore.bench.study.worker JOB`` writes JSON lines.
 
-Toolkits are loaded here alone, so that the process that asked stays as it was, and a crash ends one job.
+Toolkits are loaded here alone, so that the process of the command stays as it was, and a crash ends one job.
 """
 
 from __future__ import annotations

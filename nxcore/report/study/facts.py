@@ -1,4 +1,4 @@
-"""What follows from a study's record: who is first where, means, compile times, errors, memory."""
+"""Figures computed from a study's record: the first place by shape, means, compile times, errors, memory."""
 
 from __future__ import annotations
 
