@@ -43,6 +43,9 @@ START_S = 12.0
 SPARE_CORES = 8
 """With as many, toolkits compile side by side: each has cores of its own."""
 
+ORDER = ("nxcore", "jax", "inductor", "torch")
+"""The toolkits as they compile: where the budget is too small, the last ones go without."""
+
 WORKER = (sys.executable, "-m", "nxcore.bench.study.worker")
 
 METHOD = (
@@ -111,7 +114,8 @@ class _Run:
         self.lock = threading.Lock()
 
     def record(self) -> Line:
-        toolkits = list(dict.fromkeys(e.toolkit for e in self.which))
+        used = {e.toolkit for e in self.which}
+        toolkits = [t for t in ORDER if t in used]
         left = self.budget_s - START_S - RACE_S[self.fast] * len(self.shapes)
         beside = (os.cpu_count() or 1) >= SPARE_CORES
         found: dict[str, list[Line]] = {}

@@ -14,6 +14,8 @@ from nxcore.errors import InvalidInputError
 
 OURS = "nxcore"
 STRICT = "ieee32"
+NOISY = 0.20
+"""The A/A noise above which a shape has no places: it reflects the machine's load, not the entrants."""
 Record = Mapping[str, Any]
 Cell = Mapping[str, Any]
 Row = Mapping[str, Any]
@@ -73,13 +75,18 @@ def labels(record: Record) -> list[str]:
     return [e["label"] for e in record["entrants"] if e["label"] in timed]
 
 
+def clear(record: Record) -> list[Cell]:
+    """Return the shapes in which the baseline differed little enough from itself."""
+    return [cell for cell in record["cells"] if cell["noise"] <= NOISY]
+
+
 def row_of(cell: Cell, label: str) -> Row | None:
     """Return an entrant's row if it was timed."""
     return next((r for r in cell["rows"] if r["label"] == label and "total_us" in r), None)
 
 
 def places(record: Record, label: str, what: str = "total_us") -> list[Place]:
-    """Return an entrant's places, a shape each, where it and a strict entrant were timed.
+    """Return an entrant's places, a shape each, where it and a strict entrant were timed without much noise.
 
     Parameters
     ----------
@@ -89,7 +96,7 @@ def places(record: Record, label: str, what: str = "total_us") -> list[Place]:
         The time to compare: ``total_us`` or ``device_us``.
     """
     found = []
-    for cell in record["cells"]:
+    for cell in clear(record):
         rows = [r for r in cell["rows"] if r.get(what)]
         mine = next((r for r in rows if r["label"] == label), None)
         strict = [r for r in rows if r["precision"] == STRICT]

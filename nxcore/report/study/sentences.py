@@ -34,7 +34,7 @@ def sentences(record: Record) -> list[str]:
 
 
 def _first(record: Record) -> Iterator[str]:
-    total = len(record["cells"])
+    total = len(facts.clear(record))
     for label, cells in facts.firsts(record).items():
         where = f": {facts.names(cells)}" if len(cells) <= FEW and len(cells) < total else ""
         yield f"{label} is the fastest strict entrant in {len(cells)} of {_shapes(total)}{where}."
@@ -133,11 +133,15 @@ def _memory(record: Record) -> Iterator[str]:
 
 def _noise(record: Record) -> str:
     noises = [cell["noise"] for cell in record["cells"]]
-    margins = [cell["margin"] for cell in record["cells"]]
-    return (
-        f"The baseline differs from itself by up to {max(noises):.1%}; entrants count as tied within "
-        f"{_span(min(margins), max(margins))}, by shape."
-    )
+    text = f"The baseline differs from itself by up to {max(noises):.1%}"
+    margins = [cell["margin"] for cell in facts.clear(record)]
+    if margins:
+        span = _span(min(margins), max(margins))
+        text = f"{text}; entrants count as tied within {span}, by shape"
+    unclear = len(noises) - len(margins)
+    if unclear:
+        text = f"{text}; {_shapes(unclear)} with more than {facts.NOISY:.0%} count for no place"
+    return f"{text}."
 
 
 def _absent(record: Record) -> Iterator[str]:
