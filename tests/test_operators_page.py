@@ -35,6 +35,16 @@ def test_the_tables_of_operators_are_as_drawn(tables):
         assert path.read_text(encoding="utf-8") == text, f"run python docs/tables.py: {path.name} is older"
 
 
+def test_the_table_of_size_classes_is_as_drawn():
+    spec = importlib.util.spec_from_file_location("classes", ROOT / "docs" / "classes.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    text = module.PAGE.read_text(encoding="utf-8")
+    assert text == module.page(), "run python docs/classes.py: the page is older than a record"
+    assert text.count("| `add` |") == 6, "a row a shape"
+    assert "aim met" in text or "minimum met" in text or "missed" in text
+
+
 def test_a_gradient_stands_behind_its_operator(tables):
     module, pages = tables
     names = re.findall(r"^\| `(\w+)` \| `\(", pages[module.CATALOGUE], re.MULTILINE)

@@ -128,18 +128,11 @@ def speedups(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``cells``; ``right``, the share of the kernels that ran and are right; ``success``, the share of the
-        cells in which the winner isn't slower than torch beyond the noise; ``mean`` (geometric), ``max`` and
-        ``min`` of its speed-up.
+        ``cells``; ``mean`` (geometric), ``max`` and ``min`` of the winner's speed-up.
     """
-    ran = [r for r in rows if r["record"] == "row" and r["verdict"] != "DECLINED"]
-    choices = [r for r in rows if r["record"] == "choice" and r.get("ratio")]
-    medians = [r["ratio"][0] for r in choices]
-    kept = [r["ratio"][2] >= 1 / (1 + max(0.02, 2 * (r.get("noise") or 0.0))) for r in choices]
+    medians = [r["ratio"][0] for r in rows if r["record"] == "choice" and r.get("ratio")]
     return {
-        "cells": len(choices),
-        "right": round(sum(r["verdict"] != "WRONG" for r in ran) / len(ran), 4) if ran else None,
-        "success": round(sum(kept) / len(kept), 4) if kept else None,
+        "cells": len(medians),
         "mean": round(math.exp(sum(map(math.log, medians)) / len(medians)), 4) if medians else None,
         "max": max(medians, default=None),
         "min": min(medians, default=None),

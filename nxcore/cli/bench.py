@@ -119,7 +119,11 @@ def command(
         float, typer.Option(help="Of --compare: report changes larger than this.", min=0.0)
     ] = 0.05,
     summary: Annotated[
-        bool, typer.Option("--summary", help="Print the speed-ups over all cells alone.")
+        bool,
+        typer.Option(
+            "--summary",
+            help="Print eight tests and the speed-ups alone; by default, of add in every size class.",
+        ),
     ] = False,
     audit: Annotated[
         bool, typer.Option("--audit", help="Measure the stored winners against torch, in a new process.")
@@ -142,9 +146,10 @@ def command(
         return
     from nxcore import session
     from nxcore.bench.cells import Wanted, cells
+    from nxcore.bench.checks import checks, success
     from nxcore.bench.engine import FAST, FULL, Bench
     from nxcore.bench.row import BAD
-    from nxcore.bench.sizes import reached, speedups
+    from nxcore.bench.sizes import SIZES, reached, speedups
     from nxcore.bench.summary import summary as summed
     from nxcore.errors import InvalidInputError
     from nxcore.spec.device import available
@@ -153,6 +158,8 @@ def command(
         session.default(), available(device), FAST if fast else FULL, tuple(backend or ()), tuple(peer or ())
     )
     dtypes = dtype or (["float32"] if fast else [])
+    if summary and not (op or size or sample):
+        op, size = ["add"], list(SIZES)
     wanted = Wanted(tuple(op or ()), tuple(sample or ()), tuple(size or ()), tuple(dtypes), forward, backward)
     chosen = cells(bench.session.registry, bench.device, wanted)
     if not chosen:
@@ -163,17 +170,21 @@ def command(
         for of_cell in measured(bench, chosen, record, seconds, advance):
             rows += of_cell
             show(of_cell)
-    lines, overall = summed(rows), speedups(rows)
-    by_size = [found.to_dict() for found in reached(rows, wanted.sizes, bench.ceilings)]
+    lines = summed(rows)
+    shares = list(reached(rows, wanted.sizes, bench.ceilings))
+    by_size = [found.to_dict() for found in shares]
+    tests = checks(rows, shares)
+    overall = speedups(rows) | {"success": success(tests)}
     if json:
-        found = {"head": bench.head, "rows": rows, "summary": lines, "speedups": overall, "sizes": by_size}
-        render.json(found)
+        found = {"head": bench.head, "rows": rows, "summary": lines, "sizes": by_size}
+        render.json(found | {"tests": tests, "speedups": overall})
     else:
         if not summary:
             scoreboard.summed_up(bench.head, rows, lines)
         if by_size:
             scoreboard.by_size(by_size)
         if summary:
+            scoreboard.tested(tests)
             scoreboard.sped_up(overall)
     if any(row["verdict"] in BAD for row in rows):
         raise typer.Exit(1)

@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from nxcore.bench.row import BAD
+from nxcore.bench.sizes import SIZES
 from nxcore.bench.summary import summary
 from nxcore.cli.render import _console, _error, _ratio, _table, progress
 from nxcore.measure.timing import duration
@@ -154,16 +155,33 @@ def by_size(found: Rows) -> None:
     _console().print(table)
 
 
+ASKED = {
+    "right": "every kernel that ran agrees with float64",
+    "possible": "no time is below what the device can reach",
+    **{size: f"the class {size} reaches its minimum of the bandwidth" for size in SIZES},
+    "not slower": "the choice is not slower than torch in any cell",
+}
+"""What each of the eight tests asks."""
+
+
+def tested(tests: Rows) -> None:
+    """Print the eight tests of a run, a line each."""
+    table = _table("test", "what it asks", "cells", "failed", "result", right=("cells", "failed"))
+    for row in tests:
+        said = {True: "[green]passed[/]", False: "[red]failed[/]", None: "[dim]not run[/]"}[row["passed"]]
+        table.add_row(row["test"], ASKED[row["test"]], str(row["cells"]), str(row["failed"]), said)
+    _console().print(table)
+
+
 def sped_up(overall: dict[str, Any]) -> None:
-    """Print the speed-ups over all cells in a sentence."""
+    """Print the success rate and the speed-ups over all cells in a sentence."""
     if not overall["cells"]:
         _console().print("no cell was timed")
         return
-    right, success = (f"{overall[k]:.0%}" for k in ("right", "success"))
     mean, most, least = (f"{overall[k]:.2f}x" for k in ("mean", "max", "min"))
     _console().print(
-        f"{overall['cells']} cells: {right} of the kernels that ran are right; the choice is not slower than "
-        f"torch in {success} of the cells; mean speed-up {mean}, max {most}, min {least}",
+        f"{overall['success']:.0%} of the tests that ran passed; {overall['cells']} cells: "
+        f"mean speed-up {mean}, max {most}, min {least}",
         soft_wrap=True,
     )
 

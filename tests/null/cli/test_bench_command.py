@@ -77,8 +77,19 @@ def test_a_size_class_has_its_minimum_and_its_aim():
     assert {row["met"] for row in found["sizes"]} == {"missed"}, "of a bandwidth that no device has"
     assert found["speedups"]["cells"] == 3
     text = " ".join(run(*asked, "--summary").split())
-    assert "3 cells: 100% of the kernels that ran are right" in text
+    assert "3 cells: mean speed-up" in text
     assert text.count("missed") == 3
+    results = {test["test"]: test["passed"] for test in found["tests"]}
+    assert len(results) == 8
+    assert (results["right"], results["small"], results["batch"], results["large"]) == (
+        True,
+        False,
+        False,
+        None,
+    )
+    assert text.count("passed") + text.count("failed") >= 5, "a line each"
+    assert text.count("not run") == 3
+    assert found["speedups"]["success"] == sum(map(bool, results.values())) / 5
     assert "fingerprint" not in text
 
 
