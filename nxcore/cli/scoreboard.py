@@ -155,21 +155,21 @@ def by_size(found: Rows) -> None:
     _console().print(table)
 
 
-ASKED = {
+REQUIRED = {
     "right": "every kernel that ran agrees with float64",
     "possible": "no time is below what the device can reach",
     **{size: f"the class {size} reaches its minimum of the bandwidth" for size in SIZES},
     "not slower": "the choice is not slower than torch in any cell",
 }
-"""What each of the eight tests asks."""
+"""The requirement of each of the eight tests."""
 
 
 def tested(tests: Rows) -> None:
     """Print the eight tests of a run, a line each."""
-    table = _table("test", "what it asks", "cells", "failed", "result", right=("cells", "failed"))
+    table = _table("test", "requirement", "cells", "failed", "result", right=("cells", "failed"))
     for row in tests:
         said = {True: "[green]passed[/]", False: "[red]failed[/]", None: "[dim]not run[/]"}[row["passed"]]
-        table.add_row(row["test"], ASKED[row["test"]], str(row["cells"]), str(row["failed"]), said)
+        table.add_row(row["test"], REQUIRED[row["test"]], str(row["cells"]), str(row["failed"]), said)
     _console().print(table)
 
 

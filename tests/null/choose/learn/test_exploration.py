@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from nxcore.call.wrappers import guarded
-from nxcore.choose.learn import exploration, watch
+from nxcore.choose.learn import exploration
 from nxcore.choose.learn.budget import Pace
 from nxcore.choose.learn.exploration import LOOKS, MET, Exploration
 from nxcore.choose.learn.learner import Learner
@@ -106,16 +106,6 @@ def test_the_fastest_serves_once_it_is_clear_and_it_sticks():
     found = session.explain("add", X, X).decision
     assert (found.chosen, found.rule) == ("faster", "measured")
     assert found["fast"].timing is not None
-
-
-def test_a_large_result_is_no_fault_of_its_kernel(monkeypatch):
-    """The first result was looked at twice, and its own memory was taken for that of the call before."""
-    monkeypatch.setattr(watch, "HELD", 0)  # larger than what a watch keeps
-    session, *_ = learning(torch=100, fast=50, audit=True)
-    ready(session, X, X)
-    called(session, 4 * (LOOKS[0] + 1), X, X)
-    assert not list(session.gate.quarantine)
-    assert session.explain("add", X, X).decision.chosen == "fast"
 
 
 def test_nothing_is_faster_so_torch_stays():
