@@ -26,6 +26,9 @@ from nxcore.session import default
 Operation = Callable[[Tensor], Any]
 
 
+READERS = 8
+"""The readers of a tensor whose gradients become one sum; further ones have another."""
+
 LANES: ContextVar[Lanes | None] = ContextVar("nxcore_lanes", default=None)
 """The lanes of the capture in progress, if it has any."""
 
@@ -66,8 +69,21 @@ def spread(x: Tensor, count: int) -> tuple[Tensor, ...]:
     waiting = None if torch.compiler.is_compiling() else LATE.get()
     if waiting is None or count < 2 or not _differentiated(x):
         return (x,) * count
-    given: tuple[Tensor, ...] = _fan(x, count)
+    given: tuple[Tensor, ...] = _fan(reader_of(x), count)
     return given
+
+
+def reader_of(x: Tensor) -> Tensor:
+    """Return ``x`` for one reader more; in a captured call, the gradients of all become one sum."""
+    waiting = None if torch.compiler.is_compiling() else LATE.get()
+    if waiting is None or waiting.apart or not _differentiated(x):
+        return x
+    _, readers = waiting.readers.get(id(x), (x, ()))
+    if not readers:
+        readers = list(_fan(x, READERS))
+        waiting.readers[id(x)] = x, readers  # the tensor too: its id must stay its own
+    found: Tensor = readers.pop(0)
+    return found
 
 
 def _differentiated(x: Tensor) -> bool:

@@ -27,11 +27,14 @@ class Late:
         Whether work now runs side by side, where none may make updates for another.
     rows : dict
         The rows of matrices, as ``nxcore.graphs.rows`` keeps them for the block.
+    readers : dict
+        Tensors that several operations read, as ``nxcore.graphs.branches`` keeps them for the block.
     """
 
     def __init__(self) -> None:
         self.apart = False
         self.rows: dict[Any, Any] = {}
+        self.readers: dict[int, tuple[Tensor, list[Tensor]]] = {}
         self._waiting: list[tuple[nn.Module, dict[str, Any]]] = []
         self._running: dict[float, tuple[list[Tensor], list[Tensor]]] = {}
         self._counts: list[Tensor] = []

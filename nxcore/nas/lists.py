@@ -19,7 +19,8 @@ from torch.utils._pytree import tree_map_only
 from nxcore.graphs.branches import spread
 from nxcore.graphs.hooks import hooked
 from nxcore.graphs.snapshot import as_they_are
-from nxcore.nas.pending import Blends, Output, Pending, pending, value_of
+from nxcore.nas.pending import Blends, Output, Pending, pending, value_of, version
+from nxcore.nas.shared_pools import shared
 from nxcore.nn.exchange import PATCHED, become, kind
 
 ZEROS, WRITES = "_nxcore_zeros", "_nxcore_writes"
@@ -66,8 +67,10 @@ class Scope:
         group = id(holder), id(x)
         if self.notices:
             return self._noted(group, op, x)
+        written = WRITES in vars(holder)
+        if not written and (found := shared(x, op)) is not None:
+            return pending(Output(lambda: found, group, self.blends, common=True))
         if group not in self._given:
-            written = WRITES in vars(holder)
             self._given[group] = x, (x,) * len(holder) if written else spread(x, len(holder))  # type: ignore[arg-type]  # a list has a length
         own = self._given[group][1][place]
         zeros = any(op is zero and as_they_are(op, were) for zero, were in vars(holder).get(ZEROS, ()))
@@ -148,11 +151,6 @@ METHODS = {
     nn.ModuleList: {"__iter__": _iter, "__getitem__": _getitem},
     nn.ModuleDict: {"__getitem__": _getitem, "values": _values, "items": _items},
 }
-
-
-def version(x: Tensor) -> int:
-    """Return how often a tensor was written."""
-    return int(x._version)  # noqa: SLF001  it has no public name
 
 
 def lists_of(module: nn.Module) -> list[nn.Module]:

@@ -18,9 +18,11 @@ from nxcore.graphs.hooks import hooked
 from nxcore.graphs.rows import span_of
 from nxcore.graphs.snapshot import as_they_are, attributes
 from nxcore.nas import taking
-from nxcore.nas.lists import LISTS, WRITES, ZEROS, lists_of, version
+from nxcore.nas.lists import LISTS, WRITES, ZEROS, lists_of
 from nxcore.nas.mixed import PART
-from nxcore.nas.taking import LEFT, TAKING, Folded, Taking, before, folded
+from nxcore.nas.pending import version
+from nxcore.nas.shared_pools import shared
+from nxcore.nas.taking import LEFT, TAKING, Folded, Taking, before, folded, sharing
 from nxcore.nn import Part, Swap, steps
 from nxcore.nn.exchange import PATCHED
 from nxcore.nn.swap import exchanged, restore
@@ -82,14 +84,15 @@ def patch(model: nn.Module, *, graphs: bool = True, watch: bool = True) -> Swap:
         if graphs:
             vars(module)[PART] = Part(_blended)
     for name, module in model.named_modules():
-        inner = [part for held in _held(module) if (part := vars(held).get(PART)) and part.run is _blended]
-        if len(inner) < 2 or hasattr(type(module), PATCHED) or isinstance(module, nn.ModuleList):
+        mixed = [held for held in _held(module) if LENGTHS in vars(held)]
+        if len(mixed) < 2 or hasattr(type(module), PATCHED) or isinstance(module, LISTS):
             continue
         swap.replaced[name] = _replace(module, _of_cell)
         swap.left.pop(name, None)
-        vars(module)[PART] = outer = Part(Folded(before))
-        for part in inner:
-            part.outer = outer
+        if graphs:
+            vars(module)[PART] = outer = Part(Folded(sharing))
+            for held in mixed:
+                vars(held)[PART].outer = outer
     _take_lists(model, swap, graphs=graphs)
     if watch:
         steps.watch(model)
@@ -169,7 +172,7 @@ def _replace(module: nn.Module, forward: Any) -> str:
 def _held(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the children of ``module``, those in lists included."""
     for child in module.children():
-        yield from child if isinstance(child, nn.ModuleList) else (child,)
+        yield from _held(child) if isinstance(child, LISTS) else (child,)
 
 
 def _ours(module: nn.Module) -> bool:
@@ -177,8 +180,10 @@ def _ours(module: nn.Module) -> bool:
 
 
 def _of_cell(self: Any, *args: Any, **kwargs: Any) -> Any:
-    part: Part | None = None if torch.compiler.is_compiling() else vars(self).get(PART)
-    return before(self, *args, **kwargs) if part is None else folded(part, self, args, kwargs)
+    if torch.compiler.is_compiling():
+        return before(self, *args, **kwargs)
+    part: Part | None = vars(self).get(PART)
+    return sharing(self, *args, **kwargs) if part is None else folded(part, self, args, kwargs)
 
 
 def _forward(self: Any, x: Tensor, weights: Any) -> Any:
@@ -207,8 +212,12 @@ def _blended(self: Any, x: Tensor, weights: Tensor) -> Tensor:
         operations = [operations[i] for i in run]
     else:
         weights = span_of(weights, 0, len(operations))
-    found = branched(operations, x, written=WRITES in vars(self))
-    blended: Tensor = session.default().op("weighted_sum")(found, weights)
+    written = WRITES in vars(self)
+    known = [None if written else shared(x, op) for op in operations]
+    own = [op for op, output in zip(operations, known, strict=True) if output is None]
+    rest = iter(branched(own, x, written=written))
+    outputs = [next(rest) if output is None else output for output in known]
+    blended: Tensor = session.default().op("weighted_sum")(outputs, weights)
     return blended
 
 

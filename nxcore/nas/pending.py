@@ -80,10 +80,20 @@ class Output:
         Gets the sums.
     zeros : bool
         Whether the output is known to be zeros; then a sum leaves it out.
+    common : bool
+        Whether other edges have the same tensor; then code that gets it has a copy, which it may write into.
     """
 
-    def __init__(self, run: Callable[[], Any], group: Group, blends: Blends, *, zeros: bool = False) -> None:
-        self.group, self.blends, self.zeros = group, blends, zeros
+    def __init__(
+        self,
+        run: Callable[[], Any],
+        group: Group,
+        blends: Blends,
+        *,
+        zeros: bool = False,
+        common: bool = False,
+    ) -> None:
+        self.group, self.blends, self.zeros, self.common = group, blends, zeros, common
         self.readers: list[weakref.ref[Pending]] = []
         self._run, self._found = run, None if zeros else run()
 
@@ -177,6 +187,11 @@ def _grown(a: Any, b: Any = None, **kwargs: Any) -> bool:
     return True
 
 
+def version(x: Tensor) -> int:
+    """Return how often a tensor was written."""
+    return int(x._version)  # noqa: SLF001  it has no public name
+
+
 def _value(terms: Sequence[tuple[Factor, Output]]) -> Tensor:
     """Return the sum of weighted outputs: by one operator where that computes the same."""
     kept = [i for i, (_, output) in enumerate(terms) if not output.zeros]
@@ -185,6 +200,9 @@ def _value(terms: Sequence[tuple[Factor, Output]]) -> Tensor:
         output.blends.groups.append(output.group)
         weights = vector_of([factor for factor, _ in terms], kept)
         return _blended([terms[i][1].tensor for i in kept], weights)
+    if len(terms) == 1 and terms[0][0] is None and terms[0][1].common:
+        copied: Tensor = terms[0][1].tensor.clone()
+        return copied
     found: Tensor = functools.reduce(torch.add, [o.tensor if w is None else w * o.tensor for w, o in terms])
     return found
 

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
 
 from nxcore.errors import InvalidInputError
+from nxcore.graphs.branches import reader_of
 from nxcore.graphs.hooks import hooked
 from nxcore.graphs.late import late
+from nxcore.nas.pending import version
 from nxcore.nn import BatchNorm2d
 from nxcore.nn.exchange import awake
 from nxcore.nn.modules import batch_norm, track
@@ -25,6 +28,26 @@ from nxcore.nn.served import is_compiling
 
 POOLS = (nn.MaxPool2d, nn.AvgPool2d)
 NORMS = (nn.BatchNorm2d, BatchNorm2d)
+
+
+class _Made:
+    """A shared output, with the statistics of its batch."""
+
+    def __init__(self, out: Tensor, mean: Tensor | None, var: Tensor | None) -> None:
+        self._out, self._mean, self._var = out, mean, var
+
+    def track(self, norms: Iterable[Any]) -> None:
+        """Update the running statistics of norms."""
+        if self._mean is None or self._var is None:
+            return
+        with contextlib.nullcontext() if is_compiling() else late():
+            for bn in norms:
+                track(bn, self._mean, self._var)
+
+    def read(self) -> Tensor:
+        """Return the output for one reader more."""
+        return reader_of(self._out)
+
 
 Place = tuple[int, int]
 """The row of an edge, and the index of an operation on it."""
@@ -54,10 +77,48 @@ def pooled(x: Tensor, candidates: Iterable[tuple[Place, nn.Module]]) -> dict[int
     outputs: defaultdict[int, dict[int, Tensor]] = defaultdict(dict)
     for members in groups.values():
         pool = members[0][1][0]
-        out = _normalised(pool(x), [bn for _, (_, bn) in members])
+        made = _normalised(pool(reader_of(x)), members[0][1][1])
+        made.track(bn for _, (_, bn) in members)
         for (row, i), _ in members:
-            outputs[row][i] = out
+            outputs[row][i] = made.read()
     return outputs
+
+
+SHARED: ContextVar[dict[Any, tuple[Tensor, _Made]] | None] = ContextVar("nxcore_shared", default=None)
+"""The pools of the cell's call in progress, by tensor and kind."""
+
+
+@contextlib.contextmanager
+def sharing() -> Iterator[None]:
+    """Let operations within the block that read one tensor share their pools."""
+    token = SHARED.set({})
+    try:
+        yield
+    finally:
+        SHARED.reset(token)
+
+
+def shared(x: Tensor, module: nn.Module) -> Tensor | None:
+    """Return the output of a pool that other edges may have computed; None if it isn't shared.
+
+    Parameters
+    ----------
+    x : Tensor
+        The state that the edge reads: the same tensor for all edges that share.
+    module : Module
+        An operation of the edge. Its running statistics are updated.
+    """
+    known = SHARED.get()
+    key = None if known is None else _key(module)
+    if known is None or key is None:
+        return None
+    place = id(x), version(x), key
+    pool, bn = module.children()
+    if place not in known:
+        known[place] = x, _normalised(pool(reader_of(x)), bn)  # the tensor too: its id must stay its own
+    made = known[place][1]
+    made.track([bn])
+    return made.read()
 
 
 def _key(module: Any) -> Any:
@@ -76,15 +137,10 @@ def _key(module: Any) -> Any:
     return awake(pool), constants, bn.eps, bn.momentum, bn.running_mean.dtype
 
 
-def _normalised(x: Tensor, norms: list[Any]) -> Tensor:
-    """Return the batch norm of ``x``; update the running statistics of all ``norms``."""
-    first = norms[0]
-    out: Tensor
+def _normalised(x: Tensor, bn: Any) -> _Made:
+    """Return the batch norm of ``x``."""
     try:
-        out, mean, var = batch_norm(x, None, None, first.eps)
+        return _Made(*batch_norm(x, None, None, bn.eps))
     except InvalidInputError:
-        return functional.batch_norm(x, None, None, training=True, eps=first.eps)  # torch's own error
-    with contextlib.nullcontext() if is_compiling() else late():
-        for bn in norms:
-            track(bn, mean, var)
-    return out
+        out = functional.batch_norm(x, None, None, training=True, eps=bn.eps)  # torch's own error
+        return _Made(out, None, None)

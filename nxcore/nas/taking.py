@@ -26,6 +26,7 @@ from nxcore.errors import FOREIGN
 from nxcore.graphs.buffers import untouched
 from nxcore.graphs.hooks import saving
 from nxcore.graphs.snapshot import attributes
+from nxcore.nas import shared_pools
 from nxcore.nas.lists import WRITES, ZEROS, Scope, lists_of, unwatched, watched, within
 from nxcore.nas.mixed import PART
 from nxcore.nn import Part, Swap
@@ -202,7 +203,13 @@ def before(module: Any, *args: Any, **kwargs: Any) -> Any:
 
 def seen(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Return that result, with weighted sums by one operator."""
-    return within(Scope(), functools.partial(before, module, *args, **kwargs))
+    return within(Scope(), functools.partial(sharing, module, *args, **kwargs))
+
+
+def sharing(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Return the result of the module's own ``forward``, with the pools of each state computed once."""
+    with shared_pools.sharing():
+        return before(module, *args, **kwargs)
 
 
 @contextlib.contextmanager
@@ -276,7 +283,8 @@ def _outcome(twin: nn.Module, scope: Scope, given: Any) -> list[Tensor | None]:
     """Return results, gradients and buffers after a call."""
     args, kwargs = given
     torch.manual_seed(0)
-    out = within(scope, functools.partial(before, twin, *args, **kwargs))
+    run = before if scope.notices else sharing
+    out = within(scope, functools.partial(run, twin, *args, **kwargs))
     results = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
     leaves = [
         t for t in [*tree_leaves(given), *twin.parameters()] if isinstance(t, Tensor) and t.requires_grad
