@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from nxcore import nas
 from nxcore.nas import Cell, Rule
 from nxcore.nas.shared_pools import pooled
+from tests.nas import darts, spaces
 
 POOLS = ("max_pool_3x3", "avg_pool_3x3", "skip_connect")
 
@@ -131,3 +133,68 @@ def test_what_differs_isnt_shared(other):
     found = pooled(torch.randn(2, 2, 4, 4), [((0, 0), normed()), ((1, 0), other), ((2, 0), normed())])
     assert found[0][0] is found[2][0]
     assert found[1][0] is not found[0][0]
+
+
+@pytest.mark.parametrize(
+    ("make", "states"),
+    [
+        (lambda: darts.Cell(3, 6, 6, 4, False, False), 4),
+        (lambda: darts.Cell(3, 6, 6, 4, True, False), 4),
+        (lambda: spaces.Nested(6), 3),
+    ],
+)
+@pytest.mark.parametrize("graphs", [False, True])
+def test_a_patched_cell_runs_each_pool_once_a_state(make, states, graphs):
+    torch.manual_seed(0)
+    plain = nn.Sequential(make()).double()
+    patched = copy.deepcopy(plain)
+    nas.patch(patched, graphs=graphs, watch=False)
+    for _ in range(3):  # a cell whose own code adds up is taken at the second call
+        s0, s1 = (torch.randn(2, 6, 8, 8).double().requires_grad_() for _ in range(2))
+        weights = torch.rand(9, 8 if states == 4 else 5).double().requires_grad_()
+        found = []
+        for net in (patched, plain):
+            net.zero_grad()
+            out = net[0](s0, s1, weights)
+            wanted = [s0, s1, weights, *net.parameters()]
+            found.append([out, *torch.autograd.grad(out.square().sum(), wanted)])
+        torch.testing.assert_close(*found)
+        torch.testing.assert_close(patched.state_dict(), plain.state_dict())
+    args = s0, s1, weights
+    kinds = 2 if states == 4 else 1
+    assert pools_run(patched[0], *args)[0] == kinds * states
+    edges = 9 if states == 4 else 5
+    assert pools_run(plain[0], *args)[0] == kinds * edges
+    patched.eval()
+    plain.eval()
+    count, out = pools_run(patched[0], *args)
+    assert count == kinds * edges, "in evaluation each edge has its own statistics"
+    torch.testing.assert_close(out, pools_run(plain[0], *args)[1])
+
+
+def test_an_output_that_code_writes_into_is_not_that_of_other_edges():
+    class Scaled(spaces.Nested):
+        factor = 1.0
+
+        def forward(self, s0, s1, weights):
+            states, edge = [s0, s1], 0
+            for node in self.nodes:
+                into = []
+                for x, ops in zip(states, node, strict=True):
+                    outputs = [op(x) for op in ops]
+                    if self.factor != 1.0:
+                        outputs[1].mul_(self.factor)
+                    into.append(sum(w * y for w, y in zip(weights[edge], outputs, strict=True)))
+                    edge += 1
+                states.append(sum(into))
+            return torch.cat(states[2:], 1)
+
+    torch.manual_seed(0)
+    plain = nn.Sequential(Scaled(6)).double()
+    patched = copy.deepcopy(plain)
+    nas.patch(patched, graphs=False, watch=False)
+    for turn in range(4):
+        s0, s1 = (torch.randn(2, 6, 8, 8).double() for _ in range(2))
+        weights = torch.rand(5, 5).double()
+        plain[0].factor = patched[0].factor = 1.0 if turn < 2 else 0.5
+        torch.testing.assert_close(patched[0](s0, s1, weights), plain[0](s0, s1, weights))

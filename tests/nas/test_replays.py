@@ -156,6 +156,45 @@ def test_a_replayed_cell_has_one_update_of_all_statistics_and_one_sum_a_tensor(o
     assert launches(tape, "aten.add.Tensor") <= most, "5 edges of a cell, 6 additions each, were more"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("reduction", [False, True])
+def test_a_cell_of_four_nodes_has_each_pool_once_and_one_sum_a_state(monkeypatch, reduction):
+    monkeypatch.setattr(Served, "by_kernel", lambda self, operator, *args: operator(*args))
+    summed = []
+
+    def total(grads, weights):
+        summed.append(len(grads))
+        return nxcore.op("weighted_sum")(grads, weights)
+
+    monkeypatch.setattr(branches, "_sum", lambda: SimpleNamespace(by_kernel=total))
+    torch.manual_seed(0)
+    plain = torch.nn.Sequential(darts.Cell(4, 8, 8, 4, reduction, False)).double()
+    patched = copy.deepcopy(plain)
+    nas.patch(patched)
+    norms = [m for m in plain.modules() if isinstance(m, torch.nn.BatchNorm2d)]
+    tape = taped(patched)
+    before = 0
+    for turn in range(MET + 1):
+        given = [torch.randn(2, 8, 8, 8).double() for _ in range(2)] + [torch.rand(14, 8).double()]
+        before = len(summed) if turn == MET - 2 else before
+        for got, want in zip(*(outcome(net[0], *given) for net in (patched, plain)), strict=True):
+            torch.testing.assert_close(got, want)
+    torch.testing.assert_close(patched.state_dict(), plain.state_dict())
+    assert nas.replays(patched)["0"].startswith("replays")
+    assert launches(tape, "aten.max_pool2d_with_indices.default") == 5, "14 edges leave five states"
+    assert launches(tape, "aten.avg_pool2d.default") == 5
+    assert launches(tape, "aten.native_batch_norm.default") == len(norms) - 2 * (14 - 5)
+    assert launches(tape, "aten._foreach_lerp_") == 1
+    strided = 8 if reduction else 0  # both convolutions of a factorized reduction read one tensor
+    forward = 14  # the cell's own
+    assert launches(tape, "aten.add.Tensor") == forward + strided + 5, (
+        "12 before readers' gradients were one sum"
+    )
+    assert summed.count(6) == 2 * 2, (
+        "of both inputs: four edges and two pools; of the last run and the capture"
+    )
+
+
 def test_operations_that_write_into_their_input_are_given_the_tensor_itself():
     torch.manual_seed(0)
     plain = darts.MixedOp(4, 1).double()

@@ -8,7 +8,7 @@ from torch import nn
 
 from nxcore.errors import CaptureError
 from nxcore.graphs import branches
-from nxcore.graphs.branches import LANES, branched
+from nxcore.graphs.branches import LANES, READERS, branched, reader_of
 from nxcore.graphs.late import late
 from nxcore.nn.modules import track
 from tests.nn.tape import _Notes
@@ -47,6 +47,29 @@ def test_results_and_gradients_are_the_same(further, leaf):
         got = outcome(given, further=further)
     for mine, theirs in zip(got, want, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("count", [1, 3, READERS + 2])
+@pytest.mark.parametrize("further", [False, True])
+def test_readers_of_a_tensor_have_one_sum_of_their_gradients(count, further):
+    x = torch.randn(2, 3).double().requires_grad_()
+    y, found = x * 2, []
+    for read in (lambda t: t, reader_of):
+        with late():
+            outs = [(i + 1) * read(y).sin() for i in range(count)] + [y.cos()]
+            (grad,) = torch.autograd.grad(sum(outs).square().sum(), x, create_graph=further)
+            found.append(torch.autograd.grad(grad.square().sum(), x)[0] if further else grad)
+    torch.testing.assert_close(*found)
+
+
+def test_a_reader_outside_of_a_captured_call_or_without_a_gradient_has_the_tensor_itself():
+    x = torch.randn(2, 3)
+    assert reader_of(x.requires_grad_()) is x
+    with late():
+        assert reader_of(x.detach()).grad_fn is None
+        with torch.no_grad():
+            assert reader_of(x) is x
+        assert reader_of(x) is not reader_of(x)
 
 
 def test_what_needs_no_gradient_is_given_as_it_is():
