@@ -92,10 +92,15 @@ class Part:
         return found or f"runs: {self._refusal or self._why or 'no call in training yet'}"
 
     @property
+    def alone(self) -> bool:
+        """Whether its calls are captured, or may be: not where they run, or an enclosing part's are."""
+        free = self.outer is None or bool(self.outer._refusal)
+        return free and bool(self._captures or not self._refusal)
+
+    @property
     def pending(self) -> bool:
         """Whether one of the next calls may be captured."""
-        waits = self.outer is None or bool(self.outer._refusal)
-        return waits and bool(self._met) and not (self._refusal or self._captures)
+        return self.alone and bool(self._met) and not (self._refusal or self._captures)
 
     def leave(self, why: str) -> None:
         """Run all calls from now on."""

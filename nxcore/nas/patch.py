@@ -17,7 +17,7 @@ from nxcore.graphs.branches import branched
 from nxcore.graphs.hooks import hooked
 from nxcore.graphs.rows import span_of
 from nxcore.graphs.snapshot import as_they_are, attributes
-from nxcore.nas import taking
+from nxcore.nas import shared_pools, taking
 from nxcore.nas.lists import LISTS, WRITES, ZEROS, lists_of
 from nxcore.nas.mixed import PART
 from nxcore.nas.pending import version
@@ -192,7 +192,10 @@ def _forward(self: Any, x: Tensor, weights: Any) -> Any:
     if not isinstance(weights, Tensor) or weights.ndim != 1 or len(weights) not in vars(self)[LENGTHS]:
         return before(self, x, weights)
     part: Part | None = None if torch.compiler.is_compiling() else vars(self).get(PART)
-    return _blended(self, x, weights) if part is None else part(self, x, weights)
+    if part is None or not part.alone:
+        return _blended(self, x, weights) if part is None else part(self, x, weights)
+    with shared_pools.sharing(on=False):  # a capture of this call can't hold what another one computed
+        return part(self, x, weights)
 
 
 def _is_number(weight: Any) -> bool:

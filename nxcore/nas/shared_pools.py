@@ -89,9 +89,9 @@ SHARED: ContextVar[dict[Any, tuple[Tensor, _Made]] | None] = ContextVar("nxcore_
 
 
 @contextlib.contextmanager
-def sharing() -> Iterator[None]:
-    """Let operations within the block that read one tensor share their pools."""
-    token = SHARED.set({})
+def sharing(*, on: bool = True) -> Iterator[None]:
+    """Let operations within the block that read one tensor share their pools, or none of them."""
+    token = SHARED.set({} if on else None)
     try:
         yield
     finally:
@@ -108,7 +108,7 @@ def shared(x: Tensor, module: nn.Module) -> Tensor | None:
     module : Module
         An operation of the edge. Its running statistics are updated.
     """
-    known = SHARED.get()
+    known = None if is_compiling() else SHARED.get()
     key = None if known is None else _key(module)
     if known is None or key is None:
         return None
