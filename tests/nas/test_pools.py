@@ -151,7 +151,7 @@ def test_a_patched_cell_runs_each_pool_once_a_state(make, states, graphs):
     plain = nn.Sequential(make()).double()
     patched = copy.deepcopy(plain)
     nas.patch(patched, graphs=graphs, watch=False)
-    for _ in range(MET + 2 if graphs else 3):  # on a CPU each part finds that there are no graphs
+    for _ in range(2 * MET + 2 if graphs else 3):  # on a CPU cells, then edges find that there are no graphs
         s0, s1 = (torch.randn(2, 6, 8, 8).double().requires_grad_() for _ in range(2))
         weights = torch.rand(9, 8 if states == 4 else 5).double().requires_grad_()
         found = []
