@@ -36,7 +36,7 @@ from nxcore.spec.kernel import (
 )
 from nxcore.spec.launched import Launched, note, recording
 from nxcore.spec.layout import Rows, alike, broadcast_shapes, broadcast_strides, collapse, overlaps
-from nxcore.spec.needs import Need, Place, at_most, either, merged, needs
+from nxcore.spec.needs import Need, Place, at_most, either, few_channels, merged, needs
 from nxcore.spec.problem import Problem, TensorMeta, is_tensor
 from nxcore.spec.process import preserved
 from nxcore.spec.product import Product
@@ -111,6 +111,7 @@ __all__ = [
     "composed",
     "dense",
     "either",
+    "few_channels",
     "fits",
     "generated",
     "hookimpl",

@@ -149,6 +149,27 @@ def at_most(most: int, what: str, count: Callable[[Problem], int]) -> Need:
     return need
 
 
+def few_channels(most: int, taps: int) -> Need:
+    """Return the need of a convolution of groups of few channels, in and out, by filters of few taps.
+
+    >>> need = few_channels(2, 9)
+    >>> need(Problem.of(nxcore.ops.conv2d.spec, (torch.ones(4, 3, 3), torch.ones(2, 4, 3, 3)))).reason
+    'takes at most 2 channels of a group, got 4'
+    """
+
+    def made(problem: Problem) -> int:
+        return int(problem["weight"].shape[0] // problem["groups"])
+
+    return functools.partial(
+        _every,
+        (
+            at_most(most, "channels of a group", lambda problem: problem["weight"].shape[1]),
+            at_most(most, "channels out of a group", made),
+            at_most(taps, "taps of a filter", lambda problem: math.prod(problem["weight"].shape[2:])),
+        ),
+    )
+
+
 def _every(asked: Iterable[Need], problem: Problem) -> Verdict:
     return next((found for need in asked if not (found := need(problem))), YES)
 

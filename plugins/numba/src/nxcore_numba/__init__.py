@@ -46,10 +46,10 @@ def probe_cuda() -> Verdict:
 
 def _rows(needs: Mapping[str, Need], targets: Mapping[str, str]) -> dict[str, Any]:
     rows: dict[str, Any] = {}
-    for family, ops in accepts.FAMILIES.items():
-        for op in ops:
+    for family, need in needs.items():
+        for op in accepts.FAMILIES[family]:
             target = {"target": targets[op]} if op in targets else {}
-            rows[op] = {"accepts": needs[family], "in_place_safe": op == "add", **target}
+            rows[op] = {"accepts": need, "in_place_safe": op == "add", **target}
     return rows
 
 

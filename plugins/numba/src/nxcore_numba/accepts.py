@@ -22,6 +22,7 @@ from nxcore.plugin import (
     Verdict,
     alike,
     at_most,
+    few_channels,
     fits,
     needs,
     no,
@@ -30,6 +31,9 @@ from nxcore_numba import dims
 
 CANDIDATES = 16
 """The most candidates of the CUDA kernels, whose tensors are parameters of their own."""
+
+CHANNELS, TAPS = 16, 49
+"""The most channels of a group of conv2d, in and out, and taps of a filter: more is torch's matrix product."""
 
 SIMULATED_ELEMENTS = 100_000
 """The most elements for Numba's CUDA simulator, which needs microseconds for each."""
@@ -104,7 +108,7 @@ _terms = at_most(2**31 - 1, "terms of an output to number", _numbered)
 _copies = at_most(dims.DIMS, "dimensions that can't be merged", _copied_dims)
 
 
-def _table(takes: Any, blend: tuple[Need, ...], *more: Need, numbers: bool) -> Mapping[str, Need]:
+def _table(takes: Any, blend: tuple[Need, ...], *more: Need, numbers: bool) -> dict[str, Need]:
     return {
         "blend": takes(*more, *blend),
         "add": takes(*more, tensors=not numbers, alike_numbers=True, rank=dims.DIMS),
@@ -120,7 +124,7 @@ CPU = _table(
     partial(needs, device=_cpu),
     (at_most(dims.DIMS, "dimensions that can't be merged", _dims),),
     numbers=True,
-)
+) | {"convolution": needs(few_channels(CHANNELS, TAPS), device=_cpu)}
 """The requirements on a CPU call, by the family of its operator: any floating dtypes and numbers."""
 
 CUDA = _table(
@@ -166,6 +170,7 @@ FAMILIES = {
         "sep_conv2d",
         "sep_conv2d_backward",
     ),
+    "convolution": ("conv2d",),
     "rows": ("entropy", "entropy_backward", "gumbel_softmax", "gumbel_softmax_backward"),
     "norm": ("batch_norm", "batch_norm_backward"),
 }
