@@ -20,6 +20,7 @@ from nxcore.plugin import (
     Verdict,
     at_most,
     collapse,
+    few_channels,
     fits,
     merged,
     needs,
@@ -27,7 +28,7 @@ from nxcore.plugin import (
     overlaps,
     simulated,
 )
-from nxcore_cuda import separable
+from nxcore_cuda import conv2d, separable
 from nxcore_cuda.candidates import FEW, MANY, SOME, STACKED, Candidates, gradient
 from nxcore_cuda.layout import MAX_RANK, NARROW
 from nxcore_cuda.machine import host, load, toolkit
@@ -36,6 +37,7 @@ from nxcore_cuda.separable import Layer
 
 TOOLKIT = "pip install 'nxcore-cuda[nvcc]', or install the CUDA toolkit and set CUDA_HOME"
 LONGEST = 1024  # entries of a row that a warp holds in registers
+CHANNELS, TAPS = 16, 49  # of a group of conv2d, in and out, and of a filter: more is cuDNN's
 MOST = 65535  # blocks of a grid along y
 
 
@@ -151,6 +153,15 @@ def _separable(problem: Problem) -> Verdict:
     return YES
 
 
+def _shared(problem: Problem) -> Verdict:
+    """Take windows of which a tile of one image fits into shared memory."""
+    layer = conv2d.Layer.of(problem)
+    if (wanted := conv2d.Floats.of(layer, conv2d.choose(layer)).bytes) <= conv2d.MOST:
+        return YES
+    why = f"a tile takes {wanted} of {conv2d.MOST} bytes of shared memory: x has shape {problem['x'].shape}"
+    return no(f"{why}, the window stride {layer.seen.stride}, dilation {layer.seen.dilation}", code=Code.SIZE)
+
+
 def _terms(problem: Problem) -> int:
     """Return how many terms of an output are numbered."""
     return Reduction.of_numbered(problem).terms
@@ -168,6 +179,7 @@ planes = takes()
 images = takes(_few)
 offsets = takes(_few, integers=("offsets",))
 convolution = takes(distinct=True)
+direct_convolution = takes(few_channels(CHANNELS, TAPS), _shared)
 separable_convolution = takes(_separable, distinct=True)
 rows = takes(rows=LONGEST, one_gradient=True)
 norm = takes(
