@@ -104,6 +104,7 @@ KERNELS = kernels(
             "accepts": accepts.offsets,
             "target": "global_max_pool2d:plan_backward",
         },
+        "conv2d": accepts.direct_convolution,
         "depthwise_conv2d": accepts.images,
         "depthwise_conv2d_backward": accepts.images,
         "sep_conv2d": accepts.images,

@@ -6,12 +6,26 @@ from functools import partial
 
 import torch
 
-from nxcore.plugin import FLOATS, Code, Place, Problem, Verdict, at_most, collapse, fits, merged, needs, no
+from nxcore.plugin import (
+    FLOATS,
+    Code,
+    Place,
+    Problem,
+    Verdict,
+    at_most,
+    collapse,
+    few_channels,
+    fits,
+    merged,
+    needs,
+    no,
+)
 from nxcore_triton import tile
 from nxcore_triton.candidates import candidate, gradient
 
 MAX_CANDIDATES = 64  # each has a weight, and in the backward pass a sum, in registers
 MAX_RANK = 4
+CHANNELS, TAPS = 16, 49  # of a group of conv2d, in and out, and of a filter: more is cuDNN's
 MAX_SUMMED = 3
 
 
@@ -53,6 +67,7 @@ GENERATED = (
 )
 """The functions that generated code uses, by names in its text."""
 
+direct_convolution = takes(few_channels(CHANNELS, TAPS))
 product = takes(products=MAX_RANK)
 sums = takes(sums=MAX_SUMMED)
 offsets = takes(integers=("offsets",))

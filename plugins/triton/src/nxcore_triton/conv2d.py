@@ -1,0 +1,166 @@
+"""conv2d: a program makes all filters of a group at some pixels of one image, term by term; no tensor core."""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from nxcore.plugin import Problem, window_of
+from nxcore_triton import tile as blocks
+from nxcore_triton.launch import Launch
+from nxcore_triton.rounding import narrow, widen
+from nxcore_triton.strips import Image
+
+FEW = 2**30
+"""Elements of a group's part of an image, or of the filters, below which places in them are counted in 32 bits."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The pixels and filters of a program, and its warps."""
+
+    pixels: int
+    filters: int
+    warps: int
+
+
+@triton.jit
+def convolve(
+    x,
+    weight,
+    bias,
+    out,
+    counts,
+    size,
+    out_size,
+    steps,
+    of_filter,
+    of_bias,
+    out_steps,
+    window,
+    BIAS: tl.constexpr,
+    WIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    FILTERS: tl.constexpr,
+    PIXELS: tl.constexpr,
+):
+    """Write FILTERS channels of PIXELS outputs."""
+    stride, padding, dilation = window
+    lots = tl.cdiv(counts[2], FILTERS)
+    tiles = tl.cdiv(out_size[0] * out_size[1], PIXELS)
+    program = tl.program_id(0)
+    at = program % tiles * PIXELS + tl.arange(0, PIXELS)
+    row, column = at // out_size[1], at % out_size[1]
+    lot = program // tiles % lots
+    group, image = program // tiles // lots % counts[0], (program // tiles // lots // counts[0]).to(tl.int64)
+    made = lot * FILTERS + tl.arange(0, FILTERS)
+    known, ok = made < counts[2], row < out_size[0]
+    channel = group.to(tl.int64) * counts[2] + made
+    x += image * steps[0] + group.to(tl.int64) * counts[1] * steps[1]
+    weight += channel * of_filter[0]
+    top, left = row * stride[0] - padding[0], column * stride[1] - padding[1]
+    if WIDE:
+        top, left = top.to(tl.int64), left.to(tl.int64)
+    total = tl.zeros([FILTERS, PIXELS], tl.float32)
+    for c in range(counts[1]):
+        for a in range(ROWS):
+            i = top + a * dilation[0]
+            on_row = ok & (i >= 0) & (i < size[0])
+            for b in tl.static_range(COLUMNS):
+                j = left + b * dilation[1]
+                on = on_row & (j >= 0) & (j < size[1])
+                value = widen(tl.load(x + i * steps[2] + j * steps[3], on, other=0.0))
+                factor = widen(tl.load(weight + a * of_filter[2] + b * of_filter[3], known, other=0.0))
+                total += factor[:, None] * value[None, :]
+        x += steps[1]
+        weight += of_filter[1]
+    if BIAS:
+        total += widen(tl.load(bias + channel * of_bias, known, other=0.0))[:, None]
+    to = out + image * out_steps[0] + (channel * out_steps[1])[:, None]
+    to += (row.to(tl.int64) * out_steps[2] + column.to(tl.int64) * out_steps[3])[None, :]
+    tl.store(to, narrow(total, out.dtype.element_ty), known[:, None] & ok[None, :])
+
+
+def choose(images: int, pixels: int, made: int) -> Tile:
+    """Return the tile for so many images of all groups: fewer outputs a program where few programs are left."""
+    if blocks.INTERPRETED:
+        return Tile(1024, blocks.power_of_two(made), 4)
+    filters = min(blocks.power_of_two(made), 8)
+    lots = blocks.cdiv(made, filters)
+    found = next(
+        (n for n in (256, 128, 64) if images * lots * blocks.cdiv(pixels, n) >= 2 * blocks.FILL), 32
+    )
+    return Tile(found, filters, max(found // 64, 1))
+
+
+def _tile(problem: Problem) -> Tile:
+    out, groups = Image.of(problem.outputs), problem["groups"]
+    return choose(out.shape[0] * groups, out.shape[2] * out.shape[3], out.shape[1] // groups)
+
+
+def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
+    """Return the launch for one problem.
+
+    Returns
+    -------
+    callable
+        ``call(x, weight, bias, stride, padding, dilation, groups)``.
+    """
+    x, weight, bias, *where, groups = problem.args
+    fresh, window, chosen = problem.outputs, window_of(x, weight, *where), tile or _tile(problem)
+    image, out = Image.of(x), Image.of(fresh)
+    made, pixels = out.shape[1] // groups, out.shape[2] * out.shape[3]
+    spans = ((n - 1) * abs(s) for n, s in zip(image.shape[2:], image.strides[2:], strict=True))
+    launch = Launch(
+        convolve,
+        (
+            image.shape[0] * groups * blocks.cdiv(pixels, chosen.pixels) * blocks.cdiv(made, chosen.filters),
+        ),
+        problem.device,
+        warps=chosen.warps,
+        BIAS=bias is not None,
+        WIDE=sum(spans) >= FEW,
+        ROWS=window.kernel[0],
+        COLUMNS=window.kernel[1],
+        FILTERS=chosen.filters,
+        PIXELS=chosen.pixels,
+    )
+    fixed = (
+        (groups, weight.shape[1], made),
+        window.image,
+        window.outputs,
+        image.strides,
+        weight.strides,
+        0 if bias is None else bias.strides[0],
+        out.strides,
+        (window.stride, window.padding, window.dilation),
+    )
+
+    def call(x: Tensor, weight: Tensor, bias: Tensor | None = None, *_: Any) -> Tensor:
+        result = fresh.empty()
+        tensors = (x, weight, weight if bias is None else bias, result)
+        launch(tensors, *tensors, *fixed)
+        return result
+
+    return call
+
+
+def sweep(problem: Problem) -> Iterator[Tile]:
+    """Yield the tiles worth timing."""
+    first = _tile(problem)
+    yield from dict.fromkeys(
+        (
+            first,
+            *(replace(first, pixels=n, warps=max(n // 64, 1)) for n in (32, 64, 128, 256)),
+            *(replace(first, warps=w) for w in (1, 2, 4)),
+            replace(first, filters=max(first.filters // 2, 1)),
+        )
+    )
