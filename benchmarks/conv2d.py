@@ -1,7 +1,7 @@
-"""Time convolutions of few channels: our kernels beside torch's convolution and im2col, in the study's nine shapes.
+"""Time convolutions of few channels: our kernels beside torch's and im2col, in the study's nine shapes.
 
-On a GPU: CUDA C++ and Triton, each tile checked against float64, in graphs of calls, in turns, cuDNN strict and
-in TF32 beside them. On a CPU: Numba beside oneDNN. Prints a table, writes all figures.
+On a GPU: CUDA C++ and Triton beside cuDNN, strict and in TF32, each tile checked against float64, in graphs
+of calls, in turns. On a CPU: Numba beside oneDNN. Prints a table, writes all figures.
 
     python benchmarks/conv2d.py --json record.json
 """
@@ -90,12 +90,13 @@ def _bound(plan: Callable[..., Tensor], given: tuple[Any, ...]) -> Call:
 def compile_all(cases: list[tuple[Any, ...]]) -> int:
     """Compile the CUDA C++ kernels of all tiles, many at a time."""
     from nxcore_cuda import conv2d as cuda
+    from nxcore_cuda.direct import Layer
     from nxcore_cuda.machine.compile import image
 
     wanted = set()
     for given in cases:
         problem = Problem.of(SPEC, given)
-        layer = cuda.Layer.of(problem)
+        layer = Layer.of(problem)
         wanted |= {cuda.instance(torch.float32, layer, tile) for tile in cuda.sweep(problem)}
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda instance: image(instance, torch.cuda.get_device_capability()), wanted))
@@ -116,10 +117,9 @@ def captured(call: Call) -> Callable[[], None]:
         for _ in range(3):
             call()
     torch.cuda.synchronize()
-    graph, kept = torch.cuda.CUDAGraph(), []
+    graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for _ in range(CALLS):
-            kept.append(call())
+        kept = [call() for _ in range(CALLS)]
     return lambda: (graph.replay(), kept)[0]  # the results keep their memory
 
 

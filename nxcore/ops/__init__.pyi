@@ -134,6 +134,35 @@ class _BatchNormBackward(Operator):
 
 batch_norm_backward: _BatchNormBackward
 
+class _Conv2d(Operator):
+    def __call__(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] | str = 0,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+    ) -> Tensor: ...
+
+conv2d: _Conv2d
+
+class _Conv2dBackward(Operator):
+    def __call__(
+        self,
+        grad: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] | str = 0,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+        output_mask: Sequence[bool] = (True, True, True),
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]: ...
+
+conv2d_backward: _Conv2dBackward
+
 class _DepthwiseConv2d(Operator):
     def __call__(
         self,

@@ -116,7 +116,9 @@ def require_groups(x: Any, weight: Any, groups: Any) -> None:
         )
     channels, shape = x.shape[-3], tuple(weight.shape)
     if channels % groups:
-        raise InvalidInputError(f"groups must divide x's {channels} channels, got {groups}", argument="groups")
+        raise InvalidInputError(
+            f"groups must divide x's {channels} channels, got {groups}", argument="groups"
+        )
     if len(shape) != 4 or shape[1] != channels // groups or 0 in shape:
         raise InvalidInputError(
             f"weight must be (channels out, {channels // groups}, kernel height, kernel width) for x of "
@@ -280,9 +282,7 @@ ERRORS = (
     ErrorCase("padding_word", (X, W, None, 1, "full"), match="'valid' or 'same'"),
     ErrorCase("strided_same", (X, W, None, 2, "same"), match="where padding is 'same'"),
     ErrorCase("too_small", (rand(1, 2, 2, 2), W), match="x must be at least as large as"),
-    ErrorCase(
-        "huge_result", (X, W, None, 1, 2**31 - 1), match="the result's size must be a tensor's shape"
-    ),
+    ErrorCase("huge_result", (X, W, None, 1, 2**31 - 1), match="the result's size must be a tensor's shape"),
     ErrorCase("not_a_tensor", (1.0, W), match="x must be a tensor, got float"),
 )
 

@@ -1,8 +1,8 @@
 """conv2d_backward: the gradients of conv2d, to the image, the filters and the bias.
 
-    grad_x[n, c, row, column] = sum over the outputs o, i, j that read it of weight * grad
-    grad_weight[o, c, a, b]   = sum over n, i, j of grad[n, o, i, j] * x[n, c, row, column]
-    grad_bias[o]              = sum over n, i, j of grad[n, o, i, j]
+grad_x[n, c, row, column] = sum over the outputs o, i, j that read it of weight * grad
+grad_weight[o, c, a, b]   = sum over n, i, j of grad[n, o, i, j] * x[n, c, row, column]
+grad_bias[o]              = sum over n, i, j of grad[n, o, i, j]
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from nxcore.plugin import (
     overlaps,
     simulated,
 )
-from nxcore_cuda import conv2d, separable
+from nxcore_cuda import direct, separable
 from nxcore_cuda.candidates import FEW, MANY, SOME, STACKED, Candidates, gradient
 from nxcore_cuda.layout import MAX_RANK, NARROW
 from nxcore_cuda.machine import host, load, toolkit
@@ -155,10 +155,10 @@ def _separable(problem: Problem) -> Verdict:
 
 def _shared(problem: Problem) -> Verdict:
     """Take windows of which a tile of one image fits into shared memory."""
-    layer = conv2d.Layer.of(problem)
-    if (wanted := conv2d.Floats.of(layer, conv2d.choose(layer)).bytes) <= conv2d.MOST:
+    layer = direct.Layer.of(problem)
+    if (wanted := direct.Floats.of(layer, direct.choose(layer)).bytes) <= direct.MOST:
         return YES
-    why = f"a tile takes {wanted} of {conv2d.MOST} bytes of shared memory: x has shape {problem['x'].shape}"
+    why = f"a tile takes {wanted} of {direct.MOST} bytes of shared memory: x has shape {problem['x'].shape}"
     return no(f"{why}, the window stride {layer.seen.stride}, dilation {layer.seen.dilation}", code=Code.SIZE)
 
 

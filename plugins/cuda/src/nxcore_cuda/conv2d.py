@@ -3,133 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nxcore.plugin import FLOATS, Problem, Window, window_of
+from nxcore.plugin import FLOATS, Problem, Window
 from nxcore_cuda.candidates import TYPES
-from nxcore_cuda.depthwise import FILL, STEPS, Image, ceil_div
+from nxcore_cuda.depthwise import STEPS, Image, ceil_div
+from nxcore_cuda.direct import WARP, Floats, Layer, Tile, candidates, choose
 from nxcore_cuda.machine.instance import Instance
 from nxcore_cuda.machine.launch import Launch
-
-WARP = 32
-FOUR = 4  # filters that are read at once
-MOST = 62 * 1024
-"""Bytes of shared memory that a block has on every device."""
-
-
-@dataclass(frozen=True)
-class Tile:
-    """The work of a thread, and how a block is made of warps.
-
-    Attributes
-    ----------
-    pixels : int
-        Neighbouring outputs of a thread, and rows of a warp, which has 32 columns.
-    filters : int
-        Of a thread.
-    slices : int
-        Warps that share the channels.
-    rows : int
-        Warps that have rows of their own.
-    """
-
-    pixels: int
-    filters: int
-    slices: int
-    rows: int = 1
-
-
-@dataclass(frozen=True)
-class Layer:
-    """A call's shapes: images, window, groups, and the channels of a group in and out."""
-
-    x: Image
-    out: Image
-    seen: Window
-    groups: int
-    channels: int
-    made: int
-
-    @classmethod
-    def of(cls, problem: Problem) -> Layer:
-        """Describe a call."""
-        x, weight, _, *where, groups = problem.args
-        seen, out = window_of(x, weight, *where), Image.of(problem.outputs)
-        return cls(Image.of(x), out, seen, groups, weight.shape[1], out.channels // groups)
-
-    @property
-    def slides(self) -> bool:
-        """Whether neighbouring taps and windows are neighbours in a row, so that a thread reads them once."""
-        return self.seen.stride[1] == 1 and (self.seen.dilation[1] == 1 or self.seen.kernel[1] == 1)
-
-    @property
-    def lines(self) -> int:
-        """The runs of 32 columns of all images' outputs, of each group."""
-        return self.out.images * self.groups * self.out.height * ceil_div(self.out.width, WARP)
-
-
-@dataclass(frozen=True)
-class Floats:
-    """How a block's shared memory is laid out, in floats; see ``conv2d_args``."""
-
-    tall: int
-    deep: int
-    pitch: int
-    lots: int
-    filter_pitch: int
-    total: int
-
-    @classmethod
-    def of(cls, layer: Layer, tile: Tile) -> Floats:
-        """Lay out the shared memory of a tile."""
-        seen, tall = layer.seen, tile.pixels * tile.rows
-        reach = [(k - 1) * d for k, d in zip(seen.kernel, seen.dilation, strict=True)]
-        deep = (tall - 1) * seen.stride[0] + reach[0] + 1
-        # A thread reads whole vectors: up to `pixels` past its last tap.
-        pitch = (WARP - 1) * seen.stride[1] + reach[1] + tile.pixels
-        pitch = ceil_div(pitch, FOUR) * FOUR
-        lots = ceil_div(layer.made, tile.filters)
-        filter_pitch = lots * tile.filters
-        filter_pitch += FOUR * (filter_pitch % (2 * FOUR) == 0)  # terms begin in other banks
-        loaded = layer.channels * (deep * pitch + seen.taps * filter_pitch)
-        shared = tile.filters * tile.slices * tile.pixels * WARP * lots * tile.rows * (tile.slices > 1)
-        return cls(tall, deep, pitch, lots, filter_pitch, max(loaded, shared))
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of shared memory of a launch."""
-        return 4 * self.total
-
-
-def choose(layer: Layer) -> Tile:
-    """Return the tile for a layer: as many outputs a thread as leave enough warps for a large GPU."""
-    slices = 4 if layer.channels >= FOUR else 2 if layer.channels > 1 else 1
-    filters = 2 * FOUR if layer.made > FOUR else FOUR
-    lots = ceil_div(layer.made, filters)
-    pixels = 1
-    while layer.slides and pixels < FOUR and layer.lines * lots * slices // (2 * pixels) >= 4 * FILL:
-        pixels *= 2
-    if pixels == 1 and filters > FOUR and layer.lines * lots * slices < 8 * FILL:
-        filters = FOUR
-    return Tile(pixels, filters, slices)
-
-
-def candidates(layer: Layer) -> Iterator[Tile]:
-    """Yield the tiles worth timing."""
-    chosen = choose(layer)
-    found = [chosen]
-    for pixels, filters, slices, rows in product((1, 2, 4), (4, 8), (1, 2, 4), (1, 2, 4)):
-        tile = Tile(pixels, filters, slices, rows)
-        fits = (layer.slides or pixels == 1) and slices <= layer.channels and filters < 2 * layer.made
-        floats = Floats.of(layer, tile)
-        if fits and floats.bytes <= MOST and WARP * slices * rows * floats.lots <= 512:
-            found.append(tile)
-    yield from dict.fromkeys(found)
 
 
 def instance(dtype: torch.dtype, layer: Layer, tile: Tile) -> Instance:

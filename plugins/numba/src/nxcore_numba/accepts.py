@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -33,7 +32,7 @@ CANDIDATES = 16
 """The most candidates of the CUDA kernels, whose tensors are parameters of their own."""
 
 CHANNELS, TAPS = 16, 49
-"""The most channels of a group of conv2d, in and out, and taps of a filter: more is torch's matrix product."""
+"""The most channels of a group of conv2d, in and out, and taps of a filter: more is torch's."""
 
 SIMULATED_ELEMENTS = 100_000
 """The most elements for Numba's CUDA simulator, which needs microseconds for each."""

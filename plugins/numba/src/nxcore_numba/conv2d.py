@@ -11,7 +11,7 @@ from numba import prange, types
 
 from nxcore.plugin import window_of
 from nxcore_numba import stencil, threads
-from nxcore_numba.half import FLOAT, KINDS, load_any, store
+from nxcore_numba.half import FLOAT, KINDS, load_any
 from nxcore_numba.image import gather, scatter
 from nxcore_numba.vectors import COLUMNS, FILTERS, multiply
 
@@ -26,7 +26,8 @@ SURPLUS = 2 * COLUMNS
 """Elements that the last vectors read or write past a tile."""
 
 (
-    IMAGES, GROUPS, CHANNELS, MADE, BLOCKS, TERMS, DOWN, ACROSS, HIGH, WIDE, DEEP, LINE, RESIDUES, PITCH, DIRECT,
+    IMAGES, GROUPS, CHANNELS, MADE, BLOCKS, TERMS, DOWN, ACROSS, HIGH, WIDE, DEEP, LINE, RESIDUES, PITCH,
+    DIRECT,
 ) = range(15)  # fmt: skip
 SOURCE, TARGET, STRIDE, PADDING, KERNEL = range(5)
 TABLES = (types.int64[::1], types.int64[:, ::1], types.int64[:, ::1], types.int64[::1], I64)
@@ -186,11 +187,15 @@ def plan(problem):
     out = problem.outputs
     rest = (*tables(window_of(x, weight, *where), groups, out, x, weight, bias), KINDS[x.dtype])
     signature = types.void(I64, I64, I64, I64, *TABLES)
-    kernel = threads.team(serial, parallel, signature, out.numel() * (1 + weight.numel() // weight.shape[0] // 8))
+    kernel = threads.team(
+        serial, parallel, signature, out.numel() * (1 + weight.numel() // weight.shape[0] // 8)
+    )
 
     def call(x, weight, bias=None, *_):
         result = out.empty()
-        kernel(result.data_ptr(), x.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr(), *rest)
+        kernel(
+            result.data_ptr(), x.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr(), *rest
+        )
         return result
 
     return call

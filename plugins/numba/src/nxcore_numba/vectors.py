@@ -48,8 +48,8 @@ def _vectors(builder, floats):
 def multiply(typingctx, to, to_step, tile, places, terms, filters, bias, count):
     """Write ``bias[o] + sum over terms t of filters[t, o] * tile[places[t] + column]`` at ``to``.
 
-    All are addresses, except ``to_step``, elements from one filter's columns to the next one's; ``terms``, how
-    many there are; and ``count``, how many of the FILTERS filters are written.
+    All are addresses, except ``to_step``, elements from one filter's columns to the next one's; ``terms``,
+    how many there are; and ``count``, how many of the FILTERS filters are written.
     """
 
     def codegen(context, builder, signature, args):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import torch
@@ -67,7 +68,10 @@ GENERATED = (
 )
 """The functions that generated code uses, by names in its text."""
 
-direct_convolution = takes(few_channels(CHANNELS, TAPS))
+direct_convolution = takes(
+    few_channels(CHANNELS, TAPS),
+    at_most(2**30, "pixels of an output", lambda problem: math.prod(problem.outputs.shape[-2:])),
+)
 product = takes(products=MAX_RANK)
 sums = takes(sums=MAX_SUMMED)
 offsets = takes(integers=("offsets",))

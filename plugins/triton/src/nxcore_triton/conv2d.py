@@ -1,4 +1,4 @@
-"""conv2d: a program makes all filters of a group at some pixels of one image, term by term; no tensor core."""
+"""conv2d: a program makes some filters of a group at some pixels of one image, term by term."""
 
 # mypy: ignore-errors
 
@@ -19,7 +19,7 @@ from nxcore_triton.rounding import narrow, widen
 from nxcore_triton.strips import Image
 
 FEW = 2**30
-"""Elements of a group's part of an image, or of the filters, below which places in them are counted in 32 bits."""
+"""Elements that a channel spans, below which places in it are counted in 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def convolve(
     if WIDE:
         top, left = top.to(tl.int64), left.to(tl.int64)
     total = tl.zeros([FILTERS, PIXELS], tl.float32)
-    for c in range(counts[1]):
+    for _ in range(counts[1]):
         for a in range(ROWS):
             i = top + a * dilation[0]
             on_row = ok & (i >= 0) & (i < size[0])
@@ -90,14 +90,12 @@ def convolve(
 
 
 def choose(images: int, pixels: int, made: int) -> Tile:
-    """Return the tile for so many images of all groups: fewer outputs a program where few programs are left."""
+    """Return the tile for so many images of groups: fewer outputs a program where few programs are left."""
     if blocks.INTERPRETED:
         return Tile(1024, blocks.power_of_two(made), 4)
     filters = min(blocks.power_of_two(made), 8)
     lots = blocks.cdiv(made, filters)
-    found = next(
-        (n for n in (256, 128, 64) if images * lots * blocks.cdiv(pixels, n) >= 2 * blocks.FILL), 32
-    )
+    found = next((n for n in (256, 128, 64) if images * lots * blocks.cdiv(pixels, n) >= 2 * blocks.FILL), 32)
     return Tile(found, filters, max(found // 64, 1))
 
 
@@ -121,9 +119,7 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
     spans = ((n - 1) * abs(s) for n, s in zip(image.shape[2:], image.strides[2:], strict=True))
     launch = Launch(
         convolve,
-        (
-            image.shape[0] * groups * blocks.cdiv(pixels, chosen.pixels) * blocks.cdiv(made, chosen.filters),
-        ),
+        (image.shape[0] * groups * blocks.cdiv(pixels, chosen.pixels) * blocks.cdiv(made, chosen.filters),),
         problem.device,
         warps=chosen.warps,
         BIAS=bias is not None,
