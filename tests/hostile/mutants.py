@@ -88,8 +88,8 @@ class Plugin:
 
 
 PLUGINS = {
-    "numba": Plugin("nxcore_numba", "numba", "numba", of_numba.MUTATIONS),
-    "triton": Plugin("nxcore_triton", "triton", "triton", of_triton.MUTATIONS),
+    "numba": Plugin("nxcore_numba", "numba", "numba", (*of_numba.MUTATIONS, *of_products.NUMBA)),
+    "triton": Plugin("nxcore_triton", "triton", "triton", (*of_triton.MUTATIONS, *of_products.TRITON)),
     "cuda": Plugin(
         "nxcore_cuda",
         "cuda",

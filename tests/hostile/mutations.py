@@ -26,6 +26,7 @@ MEANS = ("avg_pool2d", "avg_pool2d_backward")
 FILTERED = ("depthwise_conv2d", "depthwise_conv2d_backward")
 SEPARABLE = ("sep_conv2d", "sep_conv2d_backward")
 PRODUCT = ("matmul",)
+DIRECT = ("conv2d",)
 NORM, NORM_BACK = "batch_norm", "batch_norm_backward"
 NORMS = (NORM, NORM_BACK)
 IMAGES = (*LARGEST, "max_pool2d_backward", *MEANS, *FILTERED)
@@ -38,6 +39,7 @@ also leave moments."""
 OPS = (
     "add",
     *PRODUCT,
+    *DIRECT,
     *SUMS,
     *FOLDS,
     *BLENDS,
@@ -50,10 +52,11 @@ OPS = (
 )
 VIEWS = ("sum_backward", "mean_backward", "sum_to_size_backward", "global_avg_pool2d_backward")
 """What has no kernel: its results are views."""
-TORCHS = ("amax_backward", "amin_backward", "max_backward", "min_backward")
+TORCHS = ("amax_backward", "amin_backward", "max_backward", "min_backward", "conv2d_backward")
 """What has no kernel yet: torch alone computes it."""
 ON_GPUS = ("matmul", "matmul_backward")
-"""What Numba has no kernel of: on a CPU, torch runs a library of its vendor."""
+NOT_IN = {"numba": ON_GPUS, "numba-cuda": (*ON_GPUS, *DIRECT)}
+"""What Numba has no kernel of: on a CPU, torch runs a library of its vendor; on a GPU, others have one."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +137,7 @@ NONE_SUCH = {
         for op in (
             "add",
             *PRODUCT,
+            *DIRECT,
             *SUMS,
             *FLAGS,
             *MEANS,
@@ -149,11 +153,13 @@ NONE_SUCH = {
 MEETS_NO_NAN = {
     ("depthwise_conv2d_backward", NAN): "it never meets what lies past the outputs, and treats no NaN"
 }
-NO_PRODUCT = {(op, kind): "it has no kernel of it" for op in PRODUCT for kind in (MASK, BITS, STRIDE)}
+NO_KERNEL = {
+    (op, kind): "it has no kernel of it" for op in NOT_IN["numba-cuda"] for kind in (MASK, BITS, STRIDE)
+}
 
 NONE_SUCH_IN = {
     "triton": MEETS_NO_NAN,
-    "numba": NO_PRODUCT,
-    "numba-cuda": MEETS_NO_NAN | NO_PRODUCT,
+    "numba": {key: why for key, why in NO_KERNEL.items() if key[0] in NOT_IN["numba"]},
+    "numba-cuda": MEETS_NO_NAN | NO_KERNEL,
 }
 """What there is nothing of in one backend's kernel of an operator, and why."""

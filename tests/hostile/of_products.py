@@ -1,9 +1,10 @@
-"""Mutations of the kernel of matrix products in CUDA C++."""
+"""Mutations of the kernels of matrix products in CUDA C++, and of direct convolutions on all backends."""
 
 from __future__ import annotations
 
-from tests.hostile.mutations import BITS, MASK, PRODUCT, STRIDE, one
+from tests.hostile.mutations import BITS, DIRECT, MASK, PRODUCT, STRIDE, one
 from tests.hostile.of_cuda import MISALIGNED, half
+from tests.hostile.of_triton import HALF
 
 CUDA = (
     one(
@@ -21,4 +22,47 @@ CUDA = (
         f"sums[r][c] = {half('__fmaf_rn(x[term % (BY_LINE ? FOUR : 2)][r], y[term % 2][c], sums[r][c])')};",
     ),
     one(STRIDE, "matmul.cu", PRODUCT, "a.of_a, row, a.rows", "a.of_b, row, a.rows", raises=MISALIGNED),
+    one(MASK, "conv2d.cu", DIRECT, "column < a.width ?", "column <= a.width ?", likely="no_padding"),
+    one(
+        BITS,
+        "conv2d.cu",
+        DIRECT,
+        "sums[o][p] = __fmaf_rn(factor[o], seen[tap + p], sums[o][p]);",
+        f"sums[o][p] = {half('__fmaf_rn(factor[o], seen[tap + p], sums[o][p])')};",
+    ),
+    one(STRIDE, "conv2d.cu", DIRECT, "row * a.x_step.row", "row * a.out_step.row"),
+)
+
+TRITON = (
+    one(MASK, "conv2d.py", DIRECT, "(j < size[1])", "(j <= size[1])"),
+    one(
+        BITS,
+        "conv2d.py",
+        DIRECT,
+        "total += factor[:, None] * value[None, :]",
+        f"total = (total + factor[:, None] * value[None, :]){HALF}",
+    ),
+    one(STRIDE, "conv2d.py", DIRECT, "j * steps[3]", "j"),
+)
+
+NUMBA = (
+    one(
+        MASK,
+        "conv2d.py",
+        DIRECT,
+        "min(sizes[MADE] - block * FILTERS, FILTERS)",
+        "min(sizes[MADE] - block * FILTERS, FILTERS - 1)",
+        why="a filter of a block is never written",
+    ),
+    one(
+        BITS,
+        "vectors.py",
+        DIRECT,
+        "builder.store(builder.call(fma, [factor, column, builder.load(total)]), total)",
+        "found = builder.call(fma, [factor, column, builder.load(total)]); "
+        "large = builder.fmul(_splat(builder, ir.Constant(_F32, 8193.0)), found); "
+        "builder.store(builder.fsub(large, builder.fsub(large, found)), total)",
+        why="to the 11 bits of float16: Veltkamp's splitting",
+    ),
+    one(STRIDE, "conv2d.py", DIRECT, "c * steps[2, 1]", "c * steps[2, 2]"),
 )

@@ -21,7 +21,7 @@ from nxcore.spec.kernel import Kernel
 from nxcore.spec.problem import Problem
 from nxcore.trust.truth import agreement
 from tests.null.fakes import one_shape
-from tests.outside import blends, norms, products  # noqa: F401  their strategies enter themselves
+from tests.outside import blends, filters, norms, products  # noqa: F401  their strategies enter themselves
 from tests.outside import reductions as _reductions  # noqa: F401  enters its strategies
 from tests.outside import rows as _rows  # noqa: F401  likewise
 from tests.outside.strategies import STRATEGIES, strategy_of

@@ -64,6 +64,8 @@ CASES = {
     "global_avg_plane": ("global_avg_pool2d", lambda: (double(3, 4, 5),), {}),
     "global_max": ("global_max_pool2d", lambda: (double(2, 3, 4, 5),), {}),
     "global_max_plane": ("global_max_pool2d", lambda: (double(3, 4, 5),), {}),
+    "convolution": ("conv2d", lambda: (double(2, 2, 5, 6), double(4, 1, 3, 3), double(4), 2, 1, 1, 2), {}),
+    "convolution_no_bias": ("conv2d", lambda: (double(3, 4, 6), double(2, 3, 2, 3), None, 1, "same"), {}),
     "depthwise": ("depthwise_conv2d", lambda: (double(2, 2, 5, 6), double(2, 1, 3, 3), 2, 1), {}),
     "filters_only": ("depthwise_conv2d", lambda: (double(2, 4, 6).detach(), double(2, 1, 3, 5), 1, 2), {}),
     "separable": ("sep_conv2d", lambda: (double(2, 5, 6), double(2, 1, 3, 3), double(3, 2, 1, 1), 2), {}),

@@ -13,6 +13,7 @@ from tests.null import fakes
 DIVIDED = {
     "add",
     "avg_pool2d",
+    "conv2d",
     "depthwise_conv2d",
     "global_avg_pool2d",
     "global_max_pool2d",
