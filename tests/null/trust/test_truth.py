@@ -320,6 +320,7 @@ def test_a_blind_sample_is_refused(args, what):
 
 HALF_IN_HALF = {
     "avg_pool2d_backward": (torch.float16, torch.bfloat16),
+    "conv2d_backward": (torch.float16,),
     "depthwise_conv2d_backward": (torch.float16,),
     "max_pool2d_backward": (torch.float16, torch.bfloat16),  # its idiom
 }
