@@ -1,8 +1,10 @@
 """conv2d_backward: the gradients of conv2d, to the image, the filters and the bias.
 
-grad_x[n, c, row, column] = sum over the outputs o, i, j that read it of weight * grad
-grad_weight[o, c, a, b]   = sum over n, i, j of grad[n, o, i, j] * x[n, c, row, column]
-grad_bias[o]              = sum over n, i, j of grad[n, o, i, j]
+    grad_x[n, c, row, column] = sum over the outputs o, i, j that read it of weight * grad
+    grad_weight[o, c, a, b]   = sum over n, i, j of grad[n, o, i, j] * x[n, c, row, column]
+    grad_bias[o]              = sum over n, i, j of grad[n, o, i, j]
+
+Torch's own CPU kernels accumulate float16 in float16.
 """
 
 from __future__ import annotations
@@ -133,7 +135,7 @@ def terms(grad: Any, x: Any, weight: Any, *rest: Any) -> int:
     *_, groups, mask = rest
     of_pixel = math.prod(weight.shape) // weight.shape[1] // groups
     of_weight = int(grad.numel()) // int(weight.shape[0])
-    return max(of_pixel * bool(mask[0]), of_weight * bool(mask[1] or mask[2]), 1)
+    return int(max(of_pixel * bool(mask[0]), of_weight * bool(mask[1] or mask[2]), 1))
 
 
 def _with_grad(sample: Sample) -> Sample:

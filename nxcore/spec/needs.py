@@ -153,7 +153,8 @@ def few_channels(most: int, taps: int) -> Need:
     """Return the need of a convolution of groups of few channels, in and out, by filters of few taps.
 
     >>> need = few_channels(2, 9)
-    >>> need(Problem.of(nxcore.ops.conv2d.spec, (torch.ones(4, 3, 3), torch.ones(2, 4, 3, 3)))).reason
+    >>> spec = nxcore.ops.conv2d.spec
+    >>> need(Problem.of(spec, spec.bind(torch.ones(4, 3, 3), torch.ones(2, 4, 3, 3)))).reason
     'takes at most 2 channels of a group, got 4'
     """
 
