@@ -25,6 +25,10 @@ def above_0(shape: tuple[int, ...]) -> torch.Tensor:
     return double(*shape).detach().exp().requires_grad_()
 
 
+def block(height: int, width: int) -> tuple[torch.Tensor | int, ...]:
+    return double(2, 1, height, width), double(1, 1, 3, 3), double(2, 1, 1, 1), 1, 1
+
+
 CASES = {
     "add_broadcast": ("add", lambda: (double(4, 5), double(5)), {"alpha": -2.5}),
     "add_equal_shapes": ("add", lambda: (double(4, 5), double(4, 5)), {}),
@@ -69,26 +73,8 @@ CASES = {
     "depthwise": ("depthwise_conv2d", lambda: (double(2, 2, 5, 6), double(2, 1, 3, 3), 2, 1), {}),
     "filters_only": ("depthwise_conv2d", lambda: (double(2, 4, 6).detach(), double(2, 1, 3, 5), 1, 2), {}),
     "separable": ("sep_conv2d", lambda: (double(2, 5, 6), double(2, 1, 3, 3), double(3, 2, 1, 1), 2), {}),
-    "block": (
-        "sep_conv2d_batch_norm",
-        lambda: (double(2, 1, 3, 4), double(1, 1, 3, 3), double(2, 1, 1, 1), 1, 1),
-        {"eps": 0.1},
-    ),
-    "block_affine": (
-        "sep_conv2d_batch_norm",
-        lambda: (
-            double(2, 1, 3, 3),
-            double(1, 1, 3, 3),
-            double(2, 1, 1, 1),
-            1,
-            1,
-            1,
-            True,
-            double(2),
-            double(2),
-        ),
-        {},
-    ),
+    "block": ("sep_conv2d_batch_norm", lambda: block(3, 4), {"eps": 0.1}),
+    "block_affine": ("sep_conv2d_batch_norm", lambda: (*block(3, 3), 1, True, double(2), double(2)), {}),
     "norm_affine": ("batch_norm", lambda: (double(4, 2, 3), double(2), double(2)), {}),
     "blend_one_tensor_twice": ("softmax_sum", lambda: ([double(4, 5)] * 2, double(2)), {}),
 }
