@@ -17,8 +17,8 @@ SANITIZE = os.environ.get("NXCORE_NATIVE_SANITIZE", "")
 """Sanitizers of the compiler, such as ``address,undefined``; empty for none."""
 
 UNITS = {
-    "calls": ("guard", "table", "lookup"),
-    "joins": ("order", "join", "module"),
+    "calls": ("guard", "table", "rare", "lookup"),
+    "joins": ("join", "module"),
     "programs": ("program", "direct"),
 }
 """Files that are compiled as one: torch's headers take longer than they do."""

@@ -28,20 +28,6 @@ struct Plan {
 
 using Direct = Callable<Plan>;
 
-// The tensors that a program made, in the form of its results.
-PyObject* returned(PyObject* form, Call& call) {
-  if (PyLong_Check(form)) return THPVariable_Wrap(call.made[PyLong_AsSize_t(form)]);
-  if (form == Py_None) return Py_NewRef(Py_None);
-  const auto items = items_of(form);
-  Ref all = steal(PyTuple_New(static_cast<Py_ssize_t>(items.size())));
-  for (size_t i = 0; all && i < items.size(); ++i) {
-    PyObject* one = returned(items[i], call);
-    if (!one) return nullptr;
-    PyTuple_SET_ITEM(all.ptr(), static_cast<Py_ssize_t>(i), one);
-  }
-  return PyTuple_Check(form) ? all.release().ptr() : PySequence_List(all.ptr());
-}
-
 // Lets other threads have the interpreter's lock for a block.
 struct Unlocked {
   PyThreadState* state = PyEval_SaveThread();
@@ -62,8 +48,8 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* k
       const Program& program = *plan.programs[i];
       Call made;
       if (!reads(program, args, count, made)) continue;
-      if (runs_unlocked(program, made)) return returned(program.results.ptr(), made);
-      break;
+      if (!runs_unlocked(program, made)) break;
+      return filled(program.results.ptr(), [&](size_t i) { return THPVariable_Wrap(made.made[i]); }).release().ptr();
     }
   } catch (const std::exception&) {
     // torch raises the same error to the callable, with its own class.

@@ -5,6 +5,7 @@
 #include <ATen/autocast_mode.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 namespace nxcore {
@@ -40,6 +41,11 @@ bool Around::operator==(const Around& other) const {
          alike(preference.ptr(), other.preference.ptr());
 }
 
+bool Around::ordinary() const {
+  return included == c10::default_included_set.raw_repr() && excluded == c10::default_excluded_set.raw_repr() &&
+         preference.ptr() == environment().nothing.ptr();
+}
+
 namespace {
 
 const at::TensorImpl* impl_of(PyObject* tensor) { return THPVariable_Unpack(tensor).unsafeGetTensorImpl(); }
@@ -48,8 +54,6 @@ const at::TensorImpl* impl_of(PyObject* tensor) { return THPVariable_Unpack(tens
 bool without_memory(const at::TensorImpl* tensor) {
   return tensor->numel() != 0 && (!tensor->has_storage() || !tensor->unsafe_storage().data());
 }
-
-bool same(at::IntArrayRef now, const std::vector<int64_t>& then) { return now.equals(then); }
 
 }  // namespace
 
@@ -77,21 +81,29 @@ bool TensorGuard::passes(PyObject* value) const {
   if (Py_TYPE(value) != type_) return false;
   const at::TensorImpl* impl = impl_of(value);
   // The keys come first: only with equal ones are there sizes and strides to read.
-  return impl->key_set().raw_repr() == keys_ && same(impl->sizes(), sizes_) && same(impl->strides(), strides_) &&
+  return impl->key_set().raw_repr() == keys_ && impl->sizes().equals(sizes_) && impl->strides().equals(strides_) &&
          c10::typeMetaToScalarType(impl->dtype()) == dtype_ && impl->device() == device_ &&
          impl->requires_grad() == requires_grad_ && (empty_ || !without_memory(impl));
 }
 
 void mix(uint64_t value, uint64_t& hash) { hash = (hash ^ value) * 0x9E3779B97F4A7C15ull, hash ^= hash >> 29; }
 
-bool mix_sizes(PyObject* tensor, uint64_t& hash) {
+bool mix_tensor(PyObject* tensor, Apart apart, uint64_t& hash) {
   const at::TensorImpl* impl = impl_of(tensor);
   if (impl->layout() != at::kStrided || impl->has_symbolic_sizes_strides()) return false;
   if (impl->key_set().has_any(c10::DispatchKeySet(c10::DispatchKey::NestedTensor))) return false;
-  for (int64_t size : impl->sizes()) mix(static_cast<uint64_t>(size), hash);
   mix(static_cast<uint64_t>(impl->dim()) << 8 | static_cast<uint64_t>(impl->requires_grad()), hash);
-  return true;
+  if (apart == Apart::calls) {
+    for (int64_t size : impl->sizes()) mix(static_cast<uint64_t>(size), hash);
+    return true;
+  }
+  mix(reinterpret_cast<uintptr_t>(Py_TYPE(tensor)), hash);
+  mix(impl->key_set().raw_repr(), hash);
+  mix(static_cast<uint64_t>(c10::typeMetaToScalarType(impl->dtype())) << 16 | (impl->device().index() + 1), hash);
+  return !without_memory(impl);
 }
+
+Ref sizes_of(PyObject* tensor) { return pybind11::tuple(pybind11::cast(impl_of(tensor)->sizes().vec())); }
 
 bool alike(PyObject* a, PyObject* b) {
   if (a == b) return true;

@@ -12,6 +12,7 @@ namespace nxcore {
 // Names of Python that a guard reads. Set once, when the extension is bound.
 struct Environment {
   Ref preference;     // the ContextVar of nxcore.use, policy, record and profile
+  Ref nothing;        // its value where none of them is used
   Ref forward_names;  // the dict of torch.autograd.forward_ad
   Ref level;          // the name of its level, which is -1 outside of forward mode
   Ref raw_stream;     // torch's function from a CUDA device's index to its current stream
@@ -24,6 +25,8 @@ struct Around {
   // Reads the calling thread's state. Returns false where only the Python path serves a call.
   bool read(bool lowers);
   bool operator==(const Around& other) const;
+  // Whether nothing is in force that plans depend on: no autocast, mode, transform, preference or inference mode.
+  bool ordinary() const;
 
   uint64_t included = 0, excluded = 0;
   bool grad = false, deterministic = false;
@@ -52,9 +55,14 @@ bool is_sequence(PyObject* value);  // a tuple or list
 // The items of a sequence, or the value itself. Borrowed: no code of a program may run while they are used.
 at::ArrayRef<PyObject*> items_of(PyObject* const& value);
 
-// Mixes what tells calls apart most often: the tensor's sizes. Returns false where they can't be read.
-bool mix_sizes(PyObject* tensor, uint64_t& hash);
+// What a hash tells apart: calls, by what differs most often, which is sizes; or families, which are all calls that
+// differ in the sizes and strides of their tensors alone.
+enum class Apart { calls, families };
+
 void mix(uint64_t value, uint64_t& hash);
+// Mixes a tensor. Returns false where it can't be read.
+bool mix_tensor(PyObject* tensor, Apart apart, uint64_t& hash);
+Ref sizes_of(PyObject* tensor);  // a tuple
 
 // Whether two values are equal and of equal classes, without running code of a program: anything but
 // numbers, strings and tuples of them is compared by identity.

@@ -9,11 +9,11 @@
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <map>
 #include <type_traits>
 
 #include "callable.h"
 #include "guard.h"
-#include "order.h"
 #include "types.h"
 
 namespace nxcore {
@@ -37,7 +37,9 @@ struct Plan {
   bool inner;   // forward returns the result, and what is saved for the backward pass alone
   bool keeps;   // forward returns a tuple, of which the first has a gradient, and the others are saved
   bool checks;  // whether to look which gradients this pass needs
-  Orders orders;
+  // Where the backward operator's arguments come from, by which gradients a pass needs: see Differentiable.order. None
+  // where Python makes the arguments. Found in the first such pass; the constants are plain data.
+  std::map<uint64_t, Ref> orders;
 
   int visit(visitproc visit, void* arg) const {
     for (const Ref* one : {&owner, &forward, &backward, &gradients}) Py_VISIT(one->ptr());
@@ -47,26 +49,20 @@ struct Plan {
 
 using Join = Callable<Plan>;
 
-// A node holds Python objects, and is freed by any thread. They are dropped with the interpreter's lock held,
-// and not at all once the interpreter has ended.
-void drop(Ref& ref) {
-  if (!ref) return;
-  if (!Py_IsInitialized()) {
-    ref.release();
-    return;
-  }
-  const pybind11::gil_scoped_acquire locked;
-  const Ref dropped = std::move(ref);
-}
-
 struct Node : torch::autograd::Node {
   Ref join;                          // the Join, which holds the plan
   Ref numbers;                       // a tuple
   std::vector<SavedVariable> saved;  // read and cleared with the interpreter's lock held
 
+  // Any thread frees a node. Its Python objects are dropped with the interpreter's lock held, and not at all once the
+  // interpreter has ended.
   ~Node() override {
-    drop(join);
-    drop(numbers);
+    if (Py_IsInitialized()) {
+      const pybind11::gil_scoped_acquire locked;
+      join = numbers = Ref();
+    } else {
+      join.release(), numbers.release();
+    }
   }
   std::string name() const override { return "_JoinBackward"; }
   void release_variables() override {
@@ -74,19 +70,11 @@ struct Node : torch::autograd::Node {
     for (SavedVariable& one : saved) one.reset_data();
   }
   variable_list apply(variable_list&& grads) override;
-  Ref unpacked();
+  Ref unpacked() {
+    return tuple_of(saved.size(), [this](size_t i) { return THPVariable_Wrap(saved[i].unpack()); });
+  }
   uint64_t mask(bool checks);
 };
-
-Ref Node::unpacked() {
-  Ref all = steal(PyTuple_New(static_cast<Py_ssize_t>(saved.size())));
-  for (size_t i = 0; all && i < saved.size(); ++i) {
-    PyObject* one = THPVariable_Wrap(saved[i].unpack());
-    if (!one) return Ref();
-    PyTuple_SET_ITEM(all.ptr(), static_cast<Py_ssize_t>(i), one);
-  }
-  return all;
-}
 
 // Which inputs get a gradient; with `checks`, only those that this backward pass needs.
 uint64_t Node::mask(bool checks) {
@@ -130,6 +118,33 @@ bool read(PyObject* result, const at::Tensor& grad, variable_list& found, size_t
   return true;
 }
 
+// What a backward pass has, in the order in which Differentiable.order numbers it, but for constants.
+struct Pass {
+  Ref flags, grad, saved, numbers;
+
+  // The backward operator's arguments as a tuple; none with an error set.
+  Ref arguments(PyObject* form, PyObject* constants) const {
+    return filled(form, [&](size_t i) -> PyObject* {
+      if (i-- == 0) return Py_NewRef(grad.ptr());
+      for (PyObject* pool : {saved.ptr(), numbers.ptr(), constants}) {
+        const size_t size = static_cast<size_t>(PyTuple_GET_SIZE(pool));
+        if (i < size) return Py_NewRef(PyTuple_GET_ITEM(pool, i));
+        i -= size;
+      }
+      return PyErr_Format(PyExc_IndexError, "an order has too few constants");
+    });
+  }
+};
+
+// The order of a pass; none with an error set.
+Ref order_of(Plan& plan, uint64_t mask, const Pass& pass) {
+  const auto known = plan.orders.find(mask);
+  if (known != plan.orders.end()) return known->second;
+  const Ref found = steal(PyObject_CallMethod(plan.owner.ptr(), "order", "OOOO", pass.grad.ptr(), pass.flags.ptr(),
+                                              pass.saved.ptr(), pass.numbers.ptr()));
+  return found ? plan.orders.emplace(mask, found).first->second : found;
+}
+
 [[noreturn]] void raise() {
   python_error error;
   error.persist();
@@ -142,23 +157,23 @@ variable_list Node::apply(variable_list&& grads) {
   const pybind11::gil_scoped_acquire locked;
   Plan& plan = Join::of(join.ptr());
   const uint64_t wanted = mask(plan.checks && found.size() > 1);
-  const Ref saved = unpacked();
-  const Ref grad = steal(THPVariable_Wrap(grads[0]));
-  if (!saved || !grad) raise();
+  const auto flag = [wanted](size_t i) { return Py_NewRef(wanted >> i & 1 ? Py_True : Py_False); };
+  const Pass pass{tuple_of(found.size(), flag), steal(THPVariable_Wrap(grads[0])), unpacked(), numbers};
+  if (!pass.flags || !pass.grad || !pass.saved) raise();
+  const Ref order = plain(grads[0]) ? order_of(plan, wanted, pass) : share(Py_None);
+  if (!order) raise();
+  const bool ordered = order.ptr() != Py_None;
   Ref result;
-  size_t at = 0;
-  const Order* order = nullptr;
-  if (plain(grads[0])) order = plan.orders.find(plan.owner.ptr(), wanted, found.size(), grad, saved, numbers);
-  if (order) {
-    result = order->call(plan.backward.ptr(), grad, saved, numbers);
-    if (result && read(result.ptr(), grads[0], found, at)) return found;
-  } else if (!PyErr_Occurred()) {
-    const Ref flags = tuple_of(wanted, found.size());
-    PyObject* const args[] = {plan.owner.ptr(), grad.ptr(), flags.ptr(), saved.ptr(), numbers.ptr()};
-    result = steal(flags ? PyObject_Vectorcall(plan.gradients.ptr(), args, 5, nullptr) : nullptr);
-    if (result && read(result.ptr(), at::Tensor(), found, at)) return found;
+  if (ordered) {
+    const Ref args = pass.arguments(PyTuple_GET_ITEM(order.ptr(), 0), PyTuple_GET_ITEM(order.ptr(), 1));
+    result = steal(args ? PyObject_CallObject(plan.backward.ptr(), args.ptr()) : nullptr);
+  } else {
+    result = steal(PyObject_CallFunctionObjArgs(plan.gradients.ptr(), plan.owner.ptr(), pass.grad.ptr(),
+                                                pass.flags.ptr(), pass.saved.ptr(), pass.numbers.ptr(), nullptr));
   }
-  raise();
+  size_t at = 0;
+  if (!result || !read(result.ptr(), ordered ? grads[0] : at::Tensor(), found, at)) raise();
+  return found;
 }
 
 // torch counts a node's references in the node itself since 2.13, and beside it before.
@@ -215,10 +230,8 @@ PyObject* joined(PyObject* self, const Plan& plan, PyObject* const* args, size_t
   if (!fresh(plan, result.ptr(), flat, outs)) return by_python();
   node->set_next_edges(torch::autograd::collect_next_edges(flat));
   ours.join = share(self);
-  ours.numbers = steal(PyTuple_New(static_cast<Py_ssize_t>(plan.numbers.size())));
+  ours.numbers = tuple_of(plan.numbers.size(), [&](size_t i) { return Py_NewRef(args[plan.numbers[i]]); });
   if (!ours.numbers) return nullptr;
-  for (size_t i = 0; i < plan.numbers.size(); ++i)
-    PyTuple_SET_ITEM(ours.numbers.ptr(), static_cast<Py_ssize_t>(i), Py_NewRef(args[plan.numbers[i]]));
   torch::autograd::set_history(outs[0], node);
   if (plan.keeps)  // the other results belong to the node too, as outputs without a gradient
     for (size_t i = 1; i < outs.size(); ++i) node->add_input_metadata(torch::autograd::Node::undefined_input());
@@ -267,7 +280,7 @@ PyTypeObject JoinType =
     Join::type("nxcore_native.Join", "A forward plan and a backward operator as one node of autograd.", create,
                Py_TPFLAGS_HAVE_VECTORCALL);
 
-bool ready_node() {
+void ready_node() {
   using namespace torch::autograd;
   // As torch's own nodes; the macro for them names a function that torch 2.13 doesn't declare.
   static PyMethodDef methods[] = {{"_register_hook_dict", THPCppFunction_register_hook_dict, METH_O, nullptr},
@@ -280,9 +293,9 @@ bool ready_node() {
                                  {"saved_tensors", saved_tensors, nullptr, nullptr, nullptr},
                                  {nullptr, nullptr, nullptr, nullptr, nullptr}};
   static PyTypeObject type = {PyVarObject_HEAD_INIT(nullptr, 0)};
-  if (!_initFunctionPyTypeObject(type, "nxcore_native._JoinBackward", fields, methods)) return false;
+  if (!_initFunctionPyTypeObject(type, "nxcore_native._JoinBackward", fields, methods))
+    throw pybind11::error_already_set();
   registerCppFunction(typeid(nxcore::Node), &type);
-  return true;
 }
 
 }  // namespace nxcore

@@ -1,10 +1,11 @@
 // Lookup: the base of an operator's class, which finds plans without running Python.
-#include <torch/csrc/Exceptions.h>
-#include <torch/csrc/utils/pybind.h>
+#include <pybind11/stl.h>
 
 #include <exception>
+#include <string>
 
 #include "callable.h"
+#include "rare.h"
 #include "table.h"
 #include "types.h"
 
@@ -17,12 +18,16 @@ struct State {
   bool lowers = false;        // autocast casts its arguments to a dtype of the thread's
   bool open = true;           // false at the end of the process, which Python's tables handle
   Table table;
-  Ref near;    // the Python path's table, with which this one is emptied
-  Ref python;  // the generated __call__
+  Rare rare;
+  Ref near;       // the Python path's table, with which these are emptied
+  Ref python;     // the generated __call__
+  Ref reference;  // torch's own function
 
   int visit(visitproc visit, void* arg) const {
     Py_VISIT(near.ptr());
     Py_VISIT(python.ptr());
+    Py_VISIT(reference.ptr());
+    if (const int stopped = rare.visit(visit, arg)) return stopped;
     for (const Param& param : params) Py_VISIT(param.standard.ptr());
     return table.visit(visit, arg);
   }
@@ -51,32 +56,15 @@ bool bind(const State& state, PyObject* const* args, Py_ssize_t count, PyObject*
   return true;
 }
 
-// Calls a method with `self`, `head` and the bound arguments.
-PyObject* method(PyObject* name, PyObject* self, PyObject* const* head, size_t heads, PyObject* const* bound,
-                 size_t count) {
-  PyObject* all[MOST + 4];
-  size_t n = 0;
-  all[n++] = self;
-  for (size_t i = 0; i < heads; ++i) all[n++] = head[i];
-  for (size_t i = 0; i < count; ++i) all[n++] = bound[i];
-  return PyObject_VectorcallMethod(name, all, n, nullptr);
-}
-
-PyObject* by_python(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
-  const Py_ssize_t named = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
-  std::vector<PyObject*> all(1 + count + named);
-  all[0] = self;
-  std::copy(args, args + count + named, all.begin() + 1);
+PyObject* by_python(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   const Ref function = Lookup::of(self).python;
   if (!function) return PyErr_Format(PyExc_RuntimeError, "this operator was never adopted");
-  return PyObject_Vectorcall(function.ptr(), all.data(), 1 + count, kwnames);
+  const Ref method = steal(PyMethod_New(function.ptr(), self));
+  return method ? PyObject_Vectorcall(method.ptr(), args, nargsf, kwnames) : nullptr;
 }
 
 // The error that is set, with its traceback, no longer set.
 Ref taken() {
-#if PY_VERSION_HEX >= 0x030C0000
-  return steal(PyErr_GetRaisedException());
-#else
   PyObject *type, *value, *trace;
   PyErr_Fetch(&type, &value, &trace);
   PyErr_NormalizeException(&type, &value, &trace);
@@ -84,69 +72,96 @@ Ref taken() {
   Py_XDECREF(type);
   Py_XDECREF(trace);
   return steal(value);
-#endif
 }
 
-// Finds the plan of a call and its key. Returns false where only Python may find one, or with an error set.
-bool found(const State& state, PyObject* const* bound, Ref& key, Ref& plan) {
+// Reads a call. Returns false where only the Python path serves it.
+bool read(const State& state, Asked& asked) {
   try {
-    Around now;
-    uint64_t hash;
-    if (state.open && now.read(state.lowers) && state.table.hash(state.params, now, bound, hash))
-      if (const Entry* entry = state.table.find(hash, now, bound)) key = entry->key, plan = entry->plan;
-  } catch (const std::exception&) {
-    // A tensor that torch refuses to describe: the Python path says why.
+    return state.open && asked.read(state.lowers);
+  } catch (const std::exception&) {  // a tensor that torch refuses to describe: the Python path says why
+    return false;
   }
+}
+
+// Finds the plan of a call and its key, or torch's own function and None for a call that is met rarely. Returns false
+// where only Python may find one, or with an error set.
+bool found(State& state, PyObject* const* bound, Ref& key, Ref& plan) {
+  Asked asked{state.params, bound};
+  if (!read(state, asked)) return false;
+  if (const Entry* entry = state.table.find(asked))
+    key = entry->key, plan = entry->plan;
+  else if (state.rare.serves(asked))
+    key = share(Py_None), plan = state.reference;
   return plan && !PyErr_Occurred();
 }
 
 PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
-  State& state = Lookup::of(self);
-  const Py_ssize_t given = PyVectorcall_NARGS(nargsf);
-  PyObject* bound[MOST];
-  if (!bind(state, args, given, kwnames, bound)) return by_python(self, args, given, kwnames);
   static PyObject* const far = PyUnicode_InternFromString("far");
   static PyObject* const raised = PyUnicode_InternFromString("raised");
+  State& state = Lookup::of(self);
+  PyObject* all[4 + MOST];  // room for what methods take before the arguments
+  PyObject** const bound = all + 4;
+  if (!bind(state, args, PyVectorcall_NARGS(nargsf), kwnames, bound)) return by_python(self, args, nargsf, kwnames);
   const size_t count = state.params.size();
   Ref key, plan;  // the plan outlives a change of the table by what it calls
-  if (!found(state, bound, key, plan)) return PyErr_Occurred() ? nullptr : method(far, self, nullptr, 0, bound, count);
+  if (!found(state, bound, key, plan)) {
+    all[3] = self;
+    return PyErr_Occurred() ? nullptr : PyObject_VectorcallMethod(far, all + 3, 1 + count, nullptr);
+  }
   PyObject* result = PyObject_Vectorcall(plan.ptr(), bound, count, nullptr);
   if (result || !PyErr_ExceptionMatches(PyExc_Exception)) return result;
   const Ref error = taken();
-  PyObject* const head[] = {key.ptr(), plan.ptr(), error.ptr()};
-  return method(raised, self, head, 3, bound, count);
+  all[0] = self, all[1] = key.ptr(), all[2] = plan.ptr(), all[3] = error.ptr();
+  return PyObject_VectorcallMethod(raised, all, 4 + count, nullptr);
+}
+
+// The arguments of a call, which Python gives as a tuple; null with an error set.
+PyObject* const* all_of(const State& state, PyObject* args) {
+  if (PyTuple_Check(args) && PyTuple_GET_SIZE(args) == static_cast<Py_ssize_t>(state.params.size()))
+    return PySequence_Fast_ITEMS(args);
+  PyErr_Format(PyExc_TypeError, "expected a tuple of all %zu arguments", state.params.size());
+  return nullptr;
 }
 
 // admit(near, key, plan, args): adds a plan, unless `near` was replaced since it was found.
-PyObject* admit(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+PyObject* admit(PyObject* self, PyObject* given) {
   State& state = Lookup::of(self);
-  if (count != 4 || !PyTuple_Check(args[3]) || PyTuple_GET_SIZE(args[3]) != (Py_ssize_t)state.params.size())
-    return PyErr_Format(PyExc_TypeError, "admit() takes a table, a key, a plan and all arguments");
-  PyObject* const* bound = PySequence_Fast_ITEMS(args[3]);
-  if (!state.open || args[0] != state.near.ptr()) Py_RETURN_NONE;
+  PyObject *near, *key, *plan, *args;
+  if (!PyArg_ParseTuple(given, "OOOO", &near, &key, &plan, &args)) return nullptr;
+  Asked asked{state.params, all_of(state, args)};
+  if (!asked.args) return nullptr;
+  if (near != state.near.ptr() || !read(state, asked)) Py_RETURN_NONE;
   try {
-    auto entry = std::make_unique<Entry>();
-    uint64_t hash;
-    if (!entry->around.read(state.lowers) || !state.table.hash(state.params, entry->around, bound, hash))
-      Py_RETURN_NONE;
-    for (size_t i = 0; i < state.params.size(); ++i) entry->guards.emplace_back(state.params[i].kind, bound[i]);
-    entry->key = share(args[1]);
-    entry->plan = share(args[2]);
-    state.table.add(hash, std::move(entry), bound);
-  } catch (const std::exception&) {
+    state.table.add(asked.hash, std::make_unique<Entry>(asked, share(key), share(plan)));
+  } catch (const std::invalid_argument&) {
     // No guard can be made: such calls are found by their key.
   }
   Py_RETURN_NONE;
 }
 
 // find(*args): the key and the plan of a call with all arguments, or None.
-PyObject* find(PyObject* self, PyObject* const* args, Py_ssize_t count) {
-  const State& state = Lookup::of(self);
-  if (count != static_cast<Py_ssize_t>(state.params.size()))
-    return PyErr_Format(PyExc_TypeError, "find() takes all %zu arguments, got %zd", state.params.size(), count);
+PyObject* find(PyObject* self, PyObject* args) {
+  State& state = Lookup::of(self);
+  PyObject* const* bound = all_of(state, args);
+  if (!bound) return nullptr;
   Ref key, plan;
-  if (found(state, args, key, plan)) return PyTuple_Pack(2, key.ptr(), plan.ptr());
+  if (found(state, bound, key, plan)) return PyTuple_Pack(2, key.ptr(), plan.ptr());
   return PyErr_Occurred() ? nullptr : Py_NewRef(Py_None);
+}
+
+// rarely(shapes, args): returns how often torch served such a call; with `shapes`, its family may wait.
+PyObject* rarely(PyObject* self, PyObject* given) {
+  State& state = Lookup::of(self);
+  PyObject *shapes, *args;
+  if (!PyArg_ParseTuple(given, "OO", &shapes, &args)) return nullptr;
+  Asked asked{state.params, all_of(state, args)};
+  if (!asked.args) return nullptr;
+  return PyLong_FromSize_t(read(state, asked) ? state.rare.met(asked, shapes == Py_None ? Ref() : share(shapes)) : 0);
+}
+
+PyObject* drop_counts(PyObject* self, PyObject*) {
+  Lookup::of(self).rare.clear();
+  Py_RETURN_NONE;
 }
 
 PyObject* size(PyObject* self, PyObject*) { return PyLong_FromSize_t(Lookup::of(self).table.size()); }
@@ -175,12 +190,13 @@ PyObject* create(PyTypeObject* type, PyObject*, PyObject*) {
   return Lookup::make(type, call, std::make_unique<State>());
 }
 
-PyMethodDef methods[] = {{"admit", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(admit)), METH_FASTCALL,
-                          "admit(near, key, plan, args): add a plan that calls like this one find here."},
-                         {"find", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(find)), METH_FASTCALL,
-                          "find(*args): return the key and the plan of a call with all arguments, or None."},
-                         {"admitted", size, METH_NOARGS, "admitted(): return the number of plans that are found here."},
-                         {nullptr, nullptr, 0, nullptr}};
+PyMethodDef methods[] = {
+    {"admit", admit, METH_VARARGS, "admit(near, key, plan, args): add a plan that calls like this one find here."},
+    {"find", find, METH_VARARGS, "find(*args): return the key and the plan of a call with all arguments, or None."},
+    {"rarely", rarely, METH_VARARGS, "rarely(shapes, args): let calls like this one, of other sizes, be torch's."},
+    {"drop_counts", drop_counts, METH_NOARGS, "drop_counts(): no call may wait from now on."},
+    {"admitted", size, METH_NOARGS, "admitted(): return the number of plans that are found here."},
+    {nullptr, nullptr, 0, nullptr}};
 PyGetSetDef fields[] = {{"near", get_near, set_near, "The Python path's table of near plans.", nullptr},
                         {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
@@ -195,31 +211,26 @@ PyTypeObject LookupType = [] {
   return type;
 }();
 
-PyObject* adopt(PyObject*, PyObject* args) {
-  HANDLE_TH_ERRORS
-  using Given = std::tuple<Ref, char, Ref, bool, bool, bool>;
-  auto [self, params, lowers, python] =
-      pybind11::cast<std::tuple<Ref, std::vector<Given>, bool, Ref>>(pybind11::handle(args));
-  TORCH_CHECK_TYPE(PyObject_TypeCheck(self.ptr(), &LookupType), "takes an operator");
+void adopt(Ref self, const std::vector<GivenParam>& params, bool lowers, Ref python, Ref reference) {
+  if (!PyObject_TypeCheck(self.ptr(), &LookupType)) throw pybind11::type_error("takes an operator");
   State& state = Lookup::of(self.ptr());
-  TORCH_CHECK(state.params.empty(), "an operator is adopted once");
-  TORCH_CHECK_VALUE(params.size() <= MOST, "takes at most ", MOST, " parameters");
-  for (auto& [name, kind, standard, required, keyword, drawn] : params) {
-    PyObject* interned = name.release().ptr();
+  if (params.size() > MOST || !state.params.empty())
+    throw pybind11::value_error("an operator is adopted once, with at most " + std::to_string(MOST) + " parameters");
+  for (const auto& [name, kind, standard, required, keyword, drawn] : params) {
+    PyObject* interned = Py_NewRef(name.ptr());
     PyUnicode_InternInPlace(&interned);
     state.params.push_back({steal(interned), static_cast<Kind>(kind), required ? Ref() : standard, keyword, drawn});
     if (!keyword) state.positional = static_cast<Py_ssize_t>(state.params.size());
   }
   state.lowers = lowers;
   state.python = python;
+  state.reference = reference;
   // Only the slots of the class change. Its __call__ stays Python's, which compilers trace and signatures show.
   PyTypeObject* type = Py_TYPE(self.ptr());
   type->tp_call = PyVectorcall_Call;
   type->tp_vectorcall_offset = offsetof(Lookup, vectorcall);
   type->tp_flags |= Py_TPFLAGS_HAVE_VECTORCALL;
   PyType_Modified(type);
-  Py_RETURN_NONE;
-  END_HANDLE_TH_ERRORS
 }
 
 }  // namespace nxcore

@@ -3,10 +3,11 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <cmath>
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -40,44 +41,6 @@ int invoke(void* address, const int64_t* words, size_t count, const double* d) {
   if (count <= 48) return invoke(address, words, d, std::make_index_sequence<48>());
   return invoke(address, words, d, std::make_index_sequence<WORDS>());
 }
-
-// As many threads for a block as torch has now.
-class Threads {
- public:
-  explicit Threads(const Program& program) : program_(program) {
-    if (!program.count) return;
-    before_ = program.count();
-    wanted_ = std::min(at::get_num_threads(), program.most);
-    if (before_ != wanted_) program.set_count(wanted_);
-  }
-  ~Threads() {
-    if (before_ != wanted_) program_.set_count(before_);
-  }
-
- private:
-  const Program& program_;
-  int before_ = 0, wanted_ = 0;
-};
-
-// A GPU's context for a block: another device's may be current, or none in a new thread.
-class Current {
- public:
-  explicit Current(const Program& program) : program_(program) {
-    void* now = nullptr;
-    if (!program.context || (program.driver.context(&now) == 0 && now == program.context)) return;
-    ok = program.driver.push(program.context) == 0;
-    pushed_ = ok;
-  }
-  ~Current() {
-    void* popped;
-    if (pushed_) program_.driver.pop(&popped);
-  }
-  bool ok = true;
-
- private:
-  const Program& program_;
-  bool pushed_ = false;
-};
 
 // Zeros of a stream. They are never freed: CUDA may end before.
 at::Tensor ticket(const Program& program, int64_t count, void* stream) {
@@ -122,22 +85,14 @@ bool add(const Program& program, PyObject* value, Call& call) {
 }
 
 bool read(const Program& program, const Argument& argument, PyObject* value, Call& call) {
-  switch (argument.what) {
-    case Given::tensor:
-      return add(program, value, call);
-    case Given::many:
-      if (!is_sequence(value) || items_of(value).size() != PyLong_AsSize_t(argument.value.ptr())) return false;
-      for (PyObject* item : items_of(value))
-        if (!add(program, item, call)) return false;
-      return true;
-    case Given::none:
-      return value == Py_None;
-    case Given::equal:
-      return alike(value, argument.value.ptr());
-    case Given::any:
-      break;
-  }
-  return true;
+  const auto& [what, wanted] = argument;
+  const Given given = static_cast<Given>(what);
+  if (given == Given::any) return true;
+  if (given == Given::equal) return alike(value, wanted.ptr());
+  const auto items = items_of(value);
+  const bool many = given == Given::many;
+  if (many != is_sequence(value) || (many && items.size() != PyLong_AsSize_t(wanted.ptr()))) return false;
+  return std::all_of(items.begin(), items.end(), [&](PyObject* item) { return add(program, item, call); });
 }
 
 }  // namespace
@@ -160,35 +115,37 @@ bool reads(const Program& program, PyObject* const* args, size_t count, Call& ca
 }
 
 bool runs(const Program& program, Call& call) {
-  for (const Fresh& one : program.fresh)
-    call.made.push_back(
-        program.device.is_cpu()
-            ? at::Tensor(at::detail::empty_strided_cpu(one.sizes, one.strides, one.dtype))
-            : at::empty_strided(one.sizes, one.strides, at::TensorOptions(program.device).dtype(one.dtype)));
+  for (const auto& [dtype, sizes, strides] : program.fresh)
+    call.made.push_back(program.device.is_cpu()
+                            ? at::Tensor(at::detail::empty_strided_cpu(sizes, strides, dtype))
+                            : at::empty_strided(sizes, strides, at::TensorOptions(program.device).dtype(dtype)));
   for (const int64_t count : program.tickets) call.made.push_back(ticket(program, count, call.stream));
   for (const at::Tensor& one : call.made) call.addresses.push_back(reinterpret_cast<int64_t>(one.data_ptr()));
-  const Threads threads(program);
-  const Current current(program);
-  for (const Step& step : program.steps)
-    if (!current.ok || !runs(program, step, call)) return false;
-  return true;
+  // As many threads as torch has now.
+  const int before = program.count ? program.count() : 0;
+  const int wanted = program.count ? std::min(at::get_num_threads(), program.most) : 0;
+  if (before != wanted) program.set_count(wanted);
+  // The GPU's context: another device's may be current, or none in a new thread.
+  void* now = nullptr;
+  const bool current = !program.context || (program.driver.context(&now) == 0 && now == program.context);
+  const bool pushed = !current && program.driver.push(program.context) == 0;
+  const auto restored = c10::make_scope_exit([&] {
+    if (before != wanted) program.set_count(before);
+    if (pushed) program.driver.pop(&now);
+  });
+  return (current || pushed) && std::all_of(program.steps.begin(), program.steps.end(),
+                                            [&](const Step& step) { return runs(program, step, call); });
 }
 
 std::unique_ptr<Program> program_of(PyObject* given) {
   namespace py = pybind11;
-  using Shape = std::tuple<at::ScalarType, std::vector<int64_t>, std::vector<int64_t>>;
-  using Item = std::tuple<std::string, Ref>;
   using Steps =
       std::tuple<uintptr_t, std::string, std::vector<Hole>, std::vector<unsigned>, std::vector<size_t>, std::string>;
   auto [arguments, fresh, tickets, steps, results, device, aligned, context, driver, team, keep] =
-      py::cast<std::tuple<std::vector<Item>, std::vector<Shape>, std::vector<int64_t>, std::vector<Steps>, Ref,
+      py::cast<std::tuple<std::vector<Argument>, std::vector<Fresh>, std::vector<int64_t>, std::vector<Steps>, Ref,
                           at::Device, bool, uintptr_t, std::vector<uintptr_t>, std::vector<uintptr_t>, Ref>>(
           py::handle(given));
   auto made = std::make_unique<Program>();
-  for (auto& [what, value] : arguments) {
-    made->arguments.push_back({static_cast<Given>(what.at(0)), value});
-  }
-  for (auto& [dtype, sizes, strides] : fresh) made->fresh.push_back({dtype, sizes, strides});
   for (auto& [function, block, holes, shape, parameters, floats] : steps) {
     const size_t words = shape.empty() ? parameters.size() : 0;
     TORCH_CHECK_VALUE(block.size() <= BYTES && words <= WORDS && floats.size() <= DOUBLES * sizeof(double),
@@ -205,6 +162,8 @@ std::unique_ptr<Program> program_of(PyObject* given) {
     made->set_count = reinterpret_cast<void (*)(int)>(team[1]);
     made->most = static_cast<int>(team[2]);
   }
+  made->arguments = arguments;
+  made->fresh = fresh;
   made->tickets = tickets;
   made->results = results;
   made->keep = keep;

@@ -21,17 +21,13 @@ struct Driver {
 };
 
 // What an argument of a call must be; the letters are those of nxcore.interop.program.
-enum class Given : char { tensor = 't', many = 'm', none = 'n', equal = 'e', any = 'a' };
+enum class Given : char { tensor = 't', many = 'm', equal = 'e', any = 'a' };
 
-struct Argument {
-  Given what;
-  Ref value;  // the number of tensors of a sequence, or the number that is required
-};
+// What it must be, and the number of tensors of a sequence, or the value that is required.
+using Argument = std::tuple<char, Ref>;
 
-struct Fresh {
-  at::ScalarType dtype;
-  std::vector<int64_t> sizes, strides;
-};
+// The dtype, sizes and strides of a tensor that is allocated.
+using Fresh = std::tuple<at::ScalarType, std::vector<int64_t>, std::vector<int64_t>>;
 
 // Where a step's block takes an address, which one (of an argument's tensor, of a fresh one or of a ticket; past
 // these, of the block itself), and by how much it is shifted.

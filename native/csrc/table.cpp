@@ -1,18 +1,47 @@
 #include "table.h"
 
+#include <algorithm>
 #include <stdexcept>
 
 namespace nxcore {
 
+bool Asked::read(bool lowers) {
+  if (!now.read(lowers)) return false;
+  hash = now.included;
+  mix(now.grad, hash);
+  return mix_all(Apart::calls, hash);
+}
+
+bool Asked::mix_all(Apart apart, uint64_t& hash) const {
+  const bool families = apart == Apart::families;
+  for (size_t i = 0; i < params.size(); ++i) {
+    PyObject* value = args[i];
+    const Kind kind = params[i].kind;
+    if (kind == Kind::out && value != Py_None) return false;
+    if (is_tensor(value) || (kind == Kind::many && is_sequence(value))) {
+      const auto items = items_of(value);
+      mix(items.size() << 1 | is_tensor(value), hash);
+      for (PyObject* item : families ? items : items.slice(0, std::min<size_t>(items.size(), 1)))
+        if (!is_tensor(item) || !mix_tensor(item, apart, hash)) return false;
+    } else if (families && kind == Kind::size && is_sequence(value)) {
+      mix(items_of(value).size(), hash);
+    } else if (families || kind == Kind::fixed || kind == Kind::size) {  // a number may be out of range
+      const Py_hash_t of_value = PyObject_Hash(value);
+      if (of_value == -1) return PyErr_Clear(), false;  // a list, which is a tuple in the key
+      mix(static_cast<uint64_t>(of_value), hash);
+      mix(reinterpret_cast<uintptr_t>(Py_TYPE(value)), hash);
+    }
+  }
+  return true;
+}
+
 ArgumentGuard::ArgumentGuard(Kind kind, PyObject* value) : form_(Form::value) {
   const bool number = PyLong_Check(value) || PyFloat_Check(value) || PyComplex_Check(value);
-  if (kind == Kind::fixed) {
+  if (kind == Kind::fixed || kind == Kind::size || (value == Py_None && (kind == Kind::tensor || kind == Kind::out))) {
     value_ = share(value);
   } else if (kind == Kind::scalar || (kind == Kind::operand && number)) {
     form_ = Form::of_class;
     value_ = share(reinterpret_cast<PyObject*>(Py_TYPE(value)));
-  } else if (value == Py_None && (kind == Kind::tensor || kind == Kind::out)) {
-    form_ = Form::none;
   } else if (kind != Kind::out && (is_tensor(value) || (kind == Kind::many && is_sequence(value)))) {
     form_ = is_tensor(value) ? Form::tensor : Form::sequence;
     for (PyObject* item : items_of(value)) {
@@ -25,7 +54,6 @@ ArgumentGuard::ArgumentGuard(Kind kind, PyObject* value) : form_(Form::value) {
 }
 
 bool ArgumentGuard::passes(PyObject* value) const {
-  if (form_ == Form::none) return value == Py_None;
   if (form_ == Form::of_class) return reinterpret_cast<PyObject*>(Py_TYPE(value)) == value_.ptr();
   if (form_ == Form::value) return alike(value, value_.ptr());
   const auto items = items_of(value);
@@ -40,10 +68,14 @@ int ArgumentGuard::visit(visitproc visit, void* arg) const {
   return 0;
 }
 
-bool Entry::passes(const Around& now, PyObject* const* args) const {
-  if (!(around == now)) return false;
+Entry::Entry(const Asked& asked, Ref key, Ref plan) : around(asked.now), key(std::move(key)), plan(std::move(plan)) {
+  for (size_t i = 0; i < asked.params.size(); ++i) guards.emplace_back(asked.params[i].kind, asked.args[i]);
+}
+
+bool Entry::passes(const Asked& asked) const {
+  if (!(around == asked.now)) return false;
   for (size_t i = 0; i < guards.size(); ++i)
-    if (!guards[i].passes(args[i])) return false;
+    if (!guards[i].passes(asked.args[i])) return false;
   return true;
 }
 
@@ -56,58 +88,24 @@ int Entry::visit(visitproc visit, void* arg) const {
   return 0;
 }
 
-bool Table::hash(const std::vector<Param>& params, const Around& now, PyObject* const* args, uint64_t& hash) const {
-  hash = now.included;
-  mix(now.grad, hash);
-  for (size_t i = 0; i < params.size(); ++i) {
-    PyObject* value = args[i];
-    const Kind kind = params[i].kind;
-    if (kind == Kind::out) {
-      if (value != Py_None) return false;
-    } else if (kind == Kind::fixed) {
-      const Py_hash_t of_value = PyObject_Hash(value);
-      if (of_value == -1) {  // a list, which is a tuple in the key
-        PyErr_Clear();
-        return false;
-      }
-      mix(static_cast<uint64_t>(of_value), hash);
-    } else if (kind == Kind::many && is_sequence(value)) {
-      const auto items = items_of(value);
-      mix(items.size(), hash);
-      if (!items.empty() && !(is_tensor(items[0]) && mix_sizes(items[0], hash))) return false;
-    } else if (is_tensor(value)) {
-      if (!mix_sizes(value, hash)) return false;
-    }
-  }
-  return true;
-}
-
-const Entry* Table::find(uint64_t hash, const Around& now, PyObject* const* args) const {
-  const auto found = entries_.find(hash);
+const Entry* Table::find(const Asked& asked) const {
+  const auto found = entries_.find(asked.hash);
   if (found == entries_.end()) return nullptr;
   for (const auto& entry : found->second)
-    if (entry->passes(now, args)) return entry.get();
+    if (entry->passes(asked)) return entry.get();
   return nullptr;
 }
 
-void Table::add(uint64_t hash, std::unique_ptr<Entry> entry, PyObject* const* args) {
+void Table::add(uint64_t hash, std::unique_ptr<Entry> entry) {
   if (size_ >= CAPACITY) clear();
   std::unique_ptr<Entry> dropped;  // freed at the end: that may run code which changes this table
   auto& row = entries_[hash];
-  for (auto old = row.begin(); old != row.end(); ++old)
-    if ((*old)->passes(entry->around, args)) {
-      dropped = std::move(*old);
-      row.erase(old);
-      --size_;
-      break;
-    }
   row.insert(row.begin(), std::move(entry));
   ++size_;
-  if (row.size() > ALIKE) {
-    dropped = std::move(row.back());
-    row.pop_back();
-    --size_;
-  }
+  if (row.size() <= ALIKE) return;
+  dropped = std::move(row.back());
+  row.pop_back();
+  --size_;
 }
 
 void Table::clear() {

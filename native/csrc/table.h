@@ -13,7 +13,7 @@ constexpr size_t ALIKE = 8;        // plans of calls that look alike, as in the 
 constexpr size_t CAPACITY = 4096;  // plans of an operator
 
 // What a parameter may be; the letters are those of nxcore.call.native.
-enum class Kind : char { tensor = 't', many = 'm', operand = 'o', scalar = 's', fixed = 'f', out = 'u' };
+enum class Kind : char { tensor = 't', many = 'm', operand = 'o', scalar = 's', fixed = 'f', size = 'z', out = 'u' };
 
 struct Param {
   Ref name;  // interned
@@ -23,37 +23,50 @@ struct Param {
   bool drawn;  // the default is drawn anew for each call, by the Python path
 };
 
+// A call with all arguments, which are borrowed. No code of a program may run while it is used.
+struct Asked {
+  const std::vector<Param>& params;
+  PyObject* const* args;
+  Around now = {};
+  uint64_t hash = 0;  // what tables are searched by
+
+  // Reads what is in force, and the hash. Returns false where only the Python path serves the call.
+  bool read(bool lowers);
+  bool mix_all(Apart apart, uint64_t& hash) const;
+};
+
 // Guards one argument.
 class ArgumentGuard {
  public:
-  // Throws std::invalid_argument where no guard can be made.
   ArgumentGuard(Kind kind, PyObject* value);
   bool passes(PyObject* value) const;
   int visit(visitproc visit, void* arg) const;
 
  private:
-  enum class Form { none, tensor, sequence, of_class, value };
+  enum class Form { tensor, sequence, of_class, value };
   Form form_;
   std::vector<TensorGuard> tensors_;
   Ref value_;  // a class, or a value that the plan is specialised on
 };
 
 struct Entry {
+  // Throws std::invalid_argument where no guard can be made.
+  Entry(const Asked& asked, Ref key, Ref plan);
+
   Around around;
   std::vector<ArgumentGuard> guards;
   Ref key, plan;
 
-  bool passes(const Around& now, PyObject* const* args) const;
+  bool passes(const Asked& asked) const;
   int visit(visitproc visit, void* arg) const;
 };
 
 class Table {
  public:
-  // Finds what the table is searched by. Returns false where only the Python path serves a call.
-  bool hash(const std::vector<Param>& params, const Around& now, PyObject* const* args, uint64_t& hash) const;
   // The entry whose guards pass, or null. It is valid until the table changes.
-  const Entry* find(uint64_t hash, const Around& now, PyObject* const* args) const;
-  void add(uint64_t hash, std::unique_ptr<Entry> entry, PyObject* const* args);
+  const Entry* find(const Asked& asked) const;
+  // Adds an entry, which is found before those that look alike.
+  void add(uint64_t hash, std::unique_ptr<Entry> entry);
   void clear();
   size_t size() const { return size_; }
   int visit(visitproc visit, void* arg) const;

@@ -1,5 +1,8 @@
 // The extension's types, one file each.
 #pragma once
+#include <tuple>
+#include <vector>
+
 #include "python.h"
 
 namespace nxcore {
@@ -8,10 +11,13 @@ extern PyTypeObject LookupType;  // the base of an operator's class, which finds
 extern PyTypeObject DirectType;  // a plan that is a function of machine code, run without the interpreter's lock
 extern PyTypeObject JoinType;    // a forward plan and a backward operator as one node of autograd
 
-// adopt(operator, params, lowers, call): calls of `operator` come to its Lookup from now on.
-PyObject* adopt(PyObject* module, PyObject* args);
+// A parameter's name, kind and default; whether it is required, passed by name alone, and drawn anew.
+using GivenParam = std::tuple<Ref, char, Ref, bool, bool, bool>;
 
-// Gives the node of Join its class in Python. Returns false with an error set.
-bool ready_node();
+// Lets calls of `operator_` come to its Lookup from now on; `python` is its __call__, `reference` torch's function.
+void adopt(Ref operator_, const std::vector<GivenParam>& params, bool lowers, Ref python, Ref reference);
+
+// Gives the node of Join its class in Python.
+void ready_node();
 
 }  // namespace nxcore

@@ -8,7 +8,7 @@ preference). A call with a new key goes to ``Operator.miss``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,8 +67,10 @@ Near = dict[Any, tuple[tuple[Any, ...], ...]]
 
 Resolver = Callable[["Operator", tuple[Any, ...], int], Plan]
 """Takes the operator, the arguments, and the number of earlier calls that torch served without a plan."""
-Postpones = Callable[[Preference, OpSpec, tuple[Any, ...]], bool]
-"""Takes preference, operator and arguments; returns whether a plan may wait until such a call comes back."""
+Tables = tuple[Mapping[Any, None], ...]
+Postpones = Callable[[Preference, OpSpec, tuple[Any, ...]], Tables | None]
+"""Takes preference, operator and arguments; returns the shapes on record if a plan may wait until such a call
+comes back, else None."""
 Recoverer = Callable[["Operator", Any, Callable[..., Any], Exception, tuple[Any, ...]], Any]
 
 
@@ -102,6 +104,7 @@ class Operator:
         self._older: dict[Any, Callable[..., Any]] = {}
         self.near: Near = ending.table()
         self.rare: dict[Any, int] = {}
+        self._shapes: Tables | None = None  # the shapes on record when a call was last postponed
         self.passed: dict[Any, int] = {}  # the same of ``by_kernel``, whose caller checks the arguments
         self.__name__, self.__doc__ = spec.name, spec.reference.__doc__
 
@@ -150,7 +153,11 @@ class Operator:
     def forget(self) -> None:
         """Drop all plans and counts: what a call may wait for has changed."""
         self.rare, self.passed = {}, {}
+        self.drop_counts()
         self.clear()
+
+    def drop_counts(self) -> None:
+        """Drop the extension's counts; nothing without the extension, whose base overrides this."""
 
     def approach(self, near: Near, key: Any, plan: Callable[..., Any], *args: Any) -> None:
         """Add ``plan`` to the table ``near``, which was read before the plan was found."""
@@ -196,9 +203,10 @@ class Operator:
             counts = self.passed if kernels else self.rare
             if not kernels:  # whose caller checks the arguments itself
                 self.spec.check(*self.frozen(args))
-            if len(counts) >= COUNTED:
-                counts.clear()
-            counts[key] = 1  # ``far`` serves the next ones
+            if not self._extension_counts(args, checked=not kernels):
+                if len(counts) >= COUNTED:
+                    counts.clear()
+                counts[key] = 1  # ``far`` serves the next ones
             key, plan = None, self.spec.reference
         args = self.frozen(args)
         if sharding.is_sharded(args):  # each rank calls with its own shards
@@ -214,7 +222,7 @@ class Operator:
                 return self._serve_uncast(key, args, kernels=kernels)
             else:
                 self.spec.check(*args)
-                found = self._resolve(self, args, self._met(key))
+                found = self._resolve(self, args, self._met(key, args))
                 plan, key = found.call, key if found.keep else None
         if key is not None:
             self._remember(key, plan)
@@ -235,22 +243,40 @@ class Operator:
             self._remember(key, autocast.uncast(self.spec, args, plan))
         return result
 
-    def _met(self, key: Any) -> int:
-        return self.rare.get(key, 0) + self.passed.get(key, 0)
+    def _met(self, key: Any, args: tuple[Any, ...]) -> int:
+        return self.rare.get(key, 0) + self.passed.get(key, 0) + self.rarely(None, args)
+
+    def rarely(self, shapes: Tables | None, args: tuple[Any, ...]) -> int:  # noqa: ARG002  the extension reads them
+        """Return how often the extension counted this call; 0 without it. Its base overrides this.
+
+        With the shapes on record, it counts this call, and from now on those of its family: calls that differ
+        in the sizes and strides of tensors alone.
+        """
+        return 0
+
+    def _extension_counts(self, args: tuple[Any, ...], *, checked: bool) -> bool:
+        """Have the extension count this call, and those of its family without running Python."""
+        try:
+            if not checked:
+                self.spec.check(*self.frozen(args))
+        except FOREIGN:
+            return False  # such a module's call is torch's to reject
+        return self.rarely(self._shapes, args) > 0
 
     def _is_rare(self, key: Any, args: tuple[Any, ...]) -> bool:
         """Return whether torch may serve a call without a plan, since such calls were met rarely."""
         if self._postpones is None or key[-7:-1] != ORDINARY:
             return False
-        if met := self.rare.get(key) or self.passed.get(key):
+        if met := self._met(key, args):
             return met < RARE
-        return self._postpones(key[-1], self.spec, args) and not sharding.is_sharded(args)
+        self._shapes = self._postpones(key[-1], self.spec, args)
+        return self._shapes is not None and not sharding.is_sharded(args)
 
     def waited(self, args: tuple[Any, ...]) -> int:
         """Return how many calls like this one torch served without a plan, if the next may be one; else 0."""
         try:
             key = self.key(*args)
-            return 0 if key in self.plans else min(self._met(key), RARE)
+            return 0 if key in self.plans else min(self._met(key, args), RARE)
         except (TypeError, AttributeError, RuntimeError):
             return 0  # such a call has no key
 

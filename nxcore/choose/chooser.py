@@ -6,7 +6,7 @@ import functools
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -143,17 +143,19 @@ class Chooser:
                 self.choices.popitem(last=False)
             return choice
 
-    def postpones(self, order: Preference, spec: OpSpec, args: tuple[Any, ...]) -> bool:
-        """Return whether the choice for a new call may wait until the call comes back.
+    def postpones(
+        self, order: Preference, spec: OpSpec, args: tuple[Any, ...]
+    ) -> tuple[Mapping[Any, None], ...] | None:
+        """Return the shapes on record if the choice for a new call may wait until it comes back, else None.
 
         Torch serves it until then. Only calls that nothing is known of may wait, and only to be learnt from:
         a lock, a preference, a recording or another policy applies from the first call on.
         """
         if order is not NOTHING and order._replace(policy="") != NOTHING:
-            return False
+            return None
         if (order.policy or self.settings.policy) != "online" or not self.waits or self.lock.chosen:
-            return False
-        return not self.recorded.holds(spec, args)
+            return None
+        return None if self.recorded.holds(spec, args) else self.recorded.tables(spec)
 
     def known(self, problem: Problem, backend: str | None = None) -> Choice | None:
         """Return the choice that was made in this process, None if there is none."""

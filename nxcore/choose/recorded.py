@@ -41,6 +41,14 @@ class Recorded:
         self._unread = ["cpu", *(["cuda"] if torch.backends.cuda.is_built() else [])]
         self._lock = threading.Lock()
 
+    def tables(self, spec: OpSpec) -> tuple[Mapping[Shapes, None], ...]:
+        """Return the shapes of an operator, and of that which runs in place of it where a gradient is needed.
+
+        They are added to as long as the process runs.
+        """
+        inner = spec.gradient.forward if spec.gradient else ""
+        return tuple(self._shapes.setdefault(op, {}) for op in (spec.name, inner) if op)
+
     def holds(self, spec: OpSpec, args: tuple[Any, ...]) -> bool:
         """Return whether a problem of the shapes of ``args`` may be on record."""
         if self._unread:

@@ -142,32 +142,29 @@ class Differentiable:
 
     def order(
         self, grad: Tensor, mask: tuple[bool, ...], saved: Sequence[Tensor], numbers: Sequence[Any]
-    ) -> tuple[tuple[str, tuple[int, ...], Any], ...] | None:
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
         """Return where the backward operator's arguments come from, in every backward pass with this mask.
 
         Returns
         -------
-        tuple of (str, tuple, Any) or None
-            Of each argument ``("grad", (), None)``; ``("saved", (i,), None)`` or ``("number", (i,), None)``
-            with its index; ``("all", indices, None)`` for a tuple of saved tensors;
-            ``("constant", (), value)``. None where the arguments depend on more than the problem: then
-            ``arguments`` returns them.
+        (tuple, tuple) or None
+            Of each argument its number, or those of what is in a tuple; and the constants among the
+            arguments. ``grad``, ``saved``, ``numbers`` and the constants are numbered in this order. None
+            where the arguments depend on more than the problem: then ``arguments`` returns them.
         """
-        marks = [_Mark("saved", i) for i in range(len(saved))]
-        others = [_Mark("number", i) for i in range(len(numbers))]
+        pool = [grad, *saved, *numbers]
+        marks: list[Any] = [_Mark(i) for i in range(len(pool))]
+        constants: list[Any] = []
         try:
-            given = self.arguments(_Mark("grad"), mask, marks, others)  # type: ignore[arg-type]  # marks
-            found = tuple([_source(value) for value in given])
-        except FOREIGN:  # the function reads what a mark stands for
+            given = self.arguments(marks[0], mask, marks[1 : 1 + len(saved)], marks[1 + len(saved) :])
+            form = tuple([_number(value, len(pool), constants) for value in given])
+            pool += constants
+            picked = [tuple([pool[i] for i in n]) if isinstance(n, tuple) else pool[n] for n in form]
+        except FOREIGN:  # the function reads what a mark stands for, or puts it deeper
             return None
         real = self.arguments(grad, mask, saved, numbers)
-        pools: dict[str, Sequence[Any]] = {"saved": saved, "all": saved, "number": numbers}
-        for (where, which, constant), value in zip(found, real, strict=True):
-            picked = tuple([pools[where][i] for i in which])
-            same = {"grad": grad, "constant": constant, "all": picked}.get(where, *picked[:1])
-            if not _equal(value, same):
-                return None
-        return found
+        same = [_equal(a, b) for a, b in zip(real, picked, strict=True)]
+        return (form, tuple(constants)) if all(same) else None
 
     def compiled(self, extension: Any) -> Callable[..., Any]:
         """Return a callable like this one, whose node of autograd is that of the extension."""
@@ -184,11 +181,10 @@ class Differentiable:
 class _Mark:
     """A stand-in for a tensor or number, which can be passed on and not be read."""
 
-    __slots__ = ("where", "which")
+    __slots__ = ("number",)
 
-    def __init__(self, where: str, *which: int) -> None:
-        object.__setattr__(self, "where", where)
-        object.__setattr__(self, "which", which)
+    def __init__(self, number: int) -> None:
+        object.__setattr__(self, "number", number)
 
     def __getattribute__(self, name: str) -> Any:
         raise TypeError(f"a mark has no {name}")
@@ -200,20 +196,14 @@ class _Mark:
     __hash__ = None  # type: ignore[assignment]  # it is no key
 
 
-def _source(value: Any) -> tuple[str, tuple[int, ...], Any]:
-    """Return where an argument comes from, as in ``Differentiable.order``."""
-
-    def read(mark: _Mark) -> tuple[str, tuple[int, ...], None]:
-        return object.__getattribute__(mark, "where"), object.__getattribute__(mark, "which"), None
-
+def _number(value: Any, known: int, constants: list[Any]) -> Any:
+    """Return the number of an argument as in ``Differentiable.order``; one that is no mark is a constant."""
     if type(value) is _Mark:
-        return read(value)
+        return object.__getattribute__(value, "number")
     if type(value) is tuple and any(type(item) is _Mark for item in value):
-        every = [read(item) for item in value]
-        if any(where != "saved" for where, *_ in every):
-            raise TypeError("a tuple of other things than saved tensors")
-        return "all", tuple([which[0] for _, which, _ in every]), None
-    return "constant", (), value
+        return tuple([_number(item, known, constants) for item in value])
+    constants.append(value)
+    return known + len(constants) - 1
 
 
 def _equal(a: Any, b: Any) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from torch.autograd import forward_ad
 
-from nxcore.context import PREFERENCE
+from nxcore.context import NOTHING, PREFERENCE
 from nxcore.errors import FOREIGN
 from nxcore.interop import internals
 from nxcore.interop.program import Recorder
@@ -27,7 +27,7 @@ LETTERS = {
     "operand": "o",
     "scalar": "s",
     "static": "f",
-    "size": "f",
+    "size": "z",
     "out": "u",
 }
 """The kinds of parameters, as the extension names them."""
@@ -60,7 +60,7 @@ def found() -> Found:
     named = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
     try:
         extension = entry.load()()
-        extension.setup(PREFERENCE, vars(forward_ad), internals.raw_stream)
+        extension.setup(PREFERENCE, NOTHING, vars(forward_ad), internals.raw_stream)
         run_by(functools.partial(_recorded, extension))
     except FOREIGN as error:  # calls go on without it
         return Found(None, f"{named} is left out: {type(error).__name__}: {error}", ok=False)
@@ -106,4 +106,5 @@ def adopt(operator: Any, spec: OpSpec) -> None:
         )
         for p in spec.params
     )
-    extension.adopt(operator, params, "lower" in spec.autocast.values(), type(operator).__call__)
+    lowers = "lower" in spec.autocast.values()
+    extension.adopt(operator, params, lowers, type(operator).__call__, spec.reference)

@@ -41,7 +41,7 @@ VIEWS = frozenset(getattr(aten, name).default for name in ("alias", "as_strided"
 ZEROS = frozenset({aten.zeros.default})  # for a ticket
 """A plan may do these besides launching. Anything else would be left out of a recording."""
 
-TENSOR, MANY, NONE, EQUAL, ANY = "tmnea"
+TENSOR, MANY, EQUAL, ANY = "tmea"
 """The kinds of arguments, as the extension names them."""
 
 ITSELF = 2**32 - 1
@@ -233,9 +233,7 @@ def _argument(value: Any) -> tuple[str, Any]:
         return MANY, len(value)
     if isinstance(value, (tuple, list)) and any(isinstance(v, Tensor) for v in value):
         raise ValueError("a sequence has tensors and others")
-    if value is None:
-        return NONE, None
-    return (EQUAL, value) if isinstance(value, (int, float)) else (ANY, None)
+    return (EQUAL, value) if value is None or isinstance(value, (int, float)) else (ANY, None)
 
 
 def _form(result: Any, fresh: list[Tensor]) -> Any:

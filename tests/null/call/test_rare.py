@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 
+import nxcore
 from nxcore.call import operator as operators
 from nxcore.call.rare import RARE
 from nxcore.choose.contenders import AGAIN
@@ -241,10 +242,74 @@ def test_what_is_unusual_is_not_counted():
     session = online()
     op = session.op("sum")
     torch.func.vmap(op)(X)
+    conv, args = session.op("depthwise_conv2d"), (torch.ones(1, 2, 4, 4), torch.ones(2, 1, 3, 3))
     with torch.autocast("cpu"):
-        session.op("depthwise_conv2d")(torch.ones(1, 2, 4, 4), torch.ones(2, 1, 3, 3), 1, 1)
-    assert not op.rare
-    assert list(session.op("depthwise_conv2d").rare.values()) == [1]  # with its arguments cast
+        conv(*args, 1, 1)
+    assert not op.waited(op.spec.bind(X))
+    assert not conv.waited(conv.spec.bind(*args, 1, 1))
+    assert conv.waited(conv.spec.bind(*[a.bfloat16() for a in args], 1, 1)) == 1, "with its arguments cast"
+
+
+@pytest.fixture
+def by_python(monkeypatch):
+    """Count the calls of `add` that reach the Python path, where the extension finds the others."""
+    op, seen = online().op("add"), []
+    own = type(op).far
+    monkeypatch.setattr(
+        type(op), "far", lambda self, *args, **how: seen.append(args) or own(self, *args, **how)
+    )
+    return op, seen
+
+
+def test_another_size_of_a_known_kind_of_call_runs_no_python(by_python):
+    op, seen = by_python
+    if not hasattr(op, "admitted"):
+        pytest.skip("the Python path counts every key by itself")
+    op(X, X)
+    assert len(seen) == 1, "its arguments are checked once"
+    for rows in (1, 2):
+        for _ in range(RARE):
+            assert torch.equal(op(X[:rows], X[:rows]), 2 * X[:rows])
+    assert len(seen) == 1
+    assert len(op.plans) == 0
+    op(X[:1], X[:1])
+    assert (len(seen), len(op.plans)) == (2, 1), "it came back"
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        (X.double(), X.double()),
+        (X, 2.0),
+        (X, X[0]),
+        (X.clone().requires_grad_(), X),
+        (X, X.clone().requires_grad_()),
+    ],
+    ids=["dtype", "number", "dimensions", "gradient", "gradient of the second"],
+)
+def test_another_kind_of_call_is_looked_at(by_python, args):
+    op, seen = by_python
+    op(X, X)
+    op(*args)
+    assert len(seen) == 2
+
+
+def test_a_number_is_looked_at_by_its_value(by_python):
+    op, seen = by_python
+    for alpha in (1, 2, 3):
+        op(X, X, alpha=alpha)
+    assert len(seen) == 3
+
+
+def test_a_size_on_record_is_looked_at(by_python):
+    op, seen = by_python
+    op(X, X)
+    with nxcore.policy("measure"):
+        op(X[:2], X[:2])
+    before = len(seen)
+    op(X[:2], X[:2])
+    assert len(seen) == before + 1
+    assert op.plans
 
 
 def test_rare_calls_go_on_being_rare_when_plans_are_dropped():

@@ -12,6 +12,7 @@ import torch
 import nxcore
 from nxcore.errors import InvalidInputError
 from nxcore.interop import native
+from nxcore.session import default
 from nxcore.settings import Settings
 from tests.null import fakes
 
@@ -248,7 +249,9 @@ def test_only_so_many_plans_are_kept(path):
 
 
 @COMPILED
-def test_an_operator_with_more_parameters_than_fit_is_pythons(path):
+def test_an_operator_with_more_parameters_than_fit_is_pythons(path, monkeypatch):
+    session = default()
+    monkeypatch.setattr(session, "settings", fakes.replace(session.settings, native=True))
     texts = [" + ".join(f"x{i}" for i in range(count)) for count in (native.MOST - 1, native.MOST)]
     fits, exceeds = map(nxcore.pointwise, texts)  # each has `out` besides
     assert native.of(fits) is not None

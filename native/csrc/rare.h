@@ -1,0 +1,30 @@
+// Rare: counts of calls that no plan is found for. Torch serves the first ones; see nxcore.call.rare.
+#pragma once
+#include <unordered_set>
+
+#include "table.h"
+
+namespace nxcore {
+
+// Once the Python path has checked one call of a family, a call of other sizes is torch's without running Python,
+// unless such sizes are on record. Used with the interpreter's lock held.
+class Rare {
+ public:
+  // Counts a call, and returns whether torch serves it.
+  bool serves(const Asked& asked);
+  // How often torch served such a call. With `shapes`, dicts whose keys are the shapes on record, this one is the
+  // first, and its family may wait from now on, if nothing unusual is in force.
+  size_t met(const Asked& asked, Ref shapes);
+  void clear();
+  int visit(visitproc visit, void* arg) const;
+
+ private:
+  // The count of a call; null where its family may not wait.
+  unsigned char* count(const Asked& asked, bool allowed);
+
+  std::unordered_map<uint64_t, unsigned char> counts_;
+  std::unordered_set<uint64_t> families_;
+  Ref shapes_;
+};
+
+}  // namespace nxcore
