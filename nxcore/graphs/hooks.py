@@ -10,10 +10,10 @@ from nxcore.interop import internals
 
 def hooked(*modules: nn.Module) -> bool:
     """Return whether any of ``modules`` has hooks, so that their calls must not be fused."""
-    return nn.modules.module._has_any_global_hook() or any(
-        m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks
-        for m in modules
-    )
+    for m in modules:  # which takes half the time of a generator
+        if m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks:
+            return True
+    return bool(nn.modules.module._has_any_global_hook())
 
 
 def saving() -> bool:

@@ -27,22 +27,29 @@ class Shapes:
 
     def __init__(self, wake: Callable[[nn.Module], None]) -> None:
         self._wake, self.counts = wake, dict[Any, int]()
+        self._due = set[Any]()
         self._begun: Callable[[], bool] | None = None
 
     def new(self, model: nn.Module, args: tuple[Any, ...]) -> bool:
-        """Count a call before it runs; return whether its shape is new, so that ``ran`` must follow."""
+        """Count a call before it runs; return whether ``ran`` must follow, as the next may wake modules."""
         shape = args[0].shape if args and type(args[0]) in PLAIN else None
         met = self.counts.get(shape, 0)
-        if met >= MET or torch.compiler.is_compiling() or internals.backward_pass() != -1 or unfit():
+        if met >= MET or torch.compiler.is_compiling() or internals.backward_pass() != -1:
+            return False
+        if met in (0, MET - 1) and unfit():  # which takes longer than all else
             return False
         if met == MET - 1:
             if self._begun is not None and not self._begun():  # a checkpoint may run the last call again
                 return True
             self._wake(model)
-        if len(self.counts) >= MOST:
+            self._due.discard(shape)
+        elif met == MET - 2:
+            self._due.add(shape)
+        elif len(self.counts) >= MOST:
             self.counts.clear()
+            self._due.clear()
         self.counts[shape] = met + 1
-        return True
+        return bool(self._due)
 
     def ran(self, result: Any) -> None:
         """Note the result of such a call."""

@@ -64,6 +64,7 @@ def test_a_separable_convolution_and_its_norm_are_one_operator(
 
 
 def test_two_in_a_row(device: torch.device, ran: list[str]) -> None:
+    torch.manual_seed(0)  # one draw of a hundred has a small variance, which makes rounding large
     theirs, own = served(block(4, 4) + block())
     held_to(theirs, own, device)
     del ran[:]
