@@ -200,7 +200,7 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_ever_shapes_run_at_torchs_speed(name: str, record_property: Any) -> None:
+def test_ever_new_shapes_run_at_torchs_speed(name: str, record_property: Any) -> None:
     rows = [measured(name)]
     while len(rows) < ROUNDS and rows[-1].ratio > AIM:
         rows.append(measured(name))
