@@ -78,10 +78,11 @@ def reader_of(x: Tensor) -> Tensor:
     waiting = None if torch.compiler.is_compiling() else LATE.get()
     if waiting is None or waiting.apart or not _differentiated(x):
         return x
-    _, readers = waiting.readers.get(id(x), (x, ()))
+    key = id(x), x._version  # it has no public name
+    _, readers = waiting.readers.get(key, (x, ()))
     if not readers:
         readers = list(_fan(x, READERS))
-        waiting.readers[id(x)] = x, readers  # the tensor too: its id must stay its own
+        waiting.readers[key] = x, readers  # the tensor too: its id must stay its own
     found: Tensor = readers.pop(0)
     return found
 

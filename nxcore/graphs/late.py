@@ -34,7 +34,7 @@ class Late:
     def __init__(self) -> None:
         self.apart = False
         self.rows: dict[Any, Any] = {}
-        self.readers: dict[int, tuple[Tensor, list[Tensor]]] = {}
+        self.readers: dict[tuple[int, int], tuple[Tensor, list[Tensor]]] = {}
         self._waiting: list[tuple[nn.Module, dict[str, Any]]] = []
         self._running: dict[float, tuple[list[Tensor], list[Tensor]]] = {}
         self._counts: list[Tensor] = []

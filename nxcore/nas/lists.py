@@ -37,6 +37,8 @@ class Scope:
     ----------
     notices : bool
         Whether operations return their outputs at once, and are only noted.
+    looks : bool
+        Whether it then looks at outputs for zeros, which waits for the device.
 
     Attributes
     ----------
@@ -50,8 +52,8 @@ class Scope:
         The lists whose operations write into their input.
     """
 
-    def __init__(self, *, notices: bool = False) -> None:
-        self.notices, self.blends = notices, Blends()
+    def __init__(self, *, notices: bool = False, looks: bool = False) -> None:
+        self.notices, self.looks, self.blends = notices, looks, Blends()
         self.met: dict[Any, set[nn.Module]] = {}
         self.zeros: dict[nn.Module, bool] = {}
         self.written: set[int] = set()
@@ -68,14 +70,16 @@ class Scope:
         if self.notices:
             return self._noted(group, op, x)
         written = WRITES in vars(holder)
+        count = len(holder)  # type: ignore[arg-type]  # a list has a length
         if not written and (found := shared(x, op)) is not None:
-            return pending(Output(lambda: found, group, self.blends, common=True))
-        if group not in self._given:
-            self._given[group] = x, (x,) * len(holder) if written else spread(x, len(holder))  # type: ignore[arg-type]  # a list has a length
-        own = self._given[group][1][place]
+            return pending(Output(lambda: found, group, self.blends, count, common=True))
+        given = *group, version(x)
+        if given not in self._given:
+            self._given[given] = x, (x,) * count if written else spread(x, count)
+        own = self._given[given][1][place]
         zeros = any(op is zero and as_they_are(op, were) for zero, were in vars(holder).get(ZEROS, ()))
         run = functools.partial(op, own)
-        return pending(Output(run, group, self.blends, zeros=zeros))
+        return pending(Output(run, group, self.blends, count, zeros=zeros))
 
     def _noted(self, group: Any, op: nn.Module, x: Tensor) -> Any:
         if group not in self._known or self._known[group]() is not x:
@@ -85,7 +89,7 @@ class Scope:
         found = op(x)
         if version(x) != before:
             self.written.add(group[0])
-        if not [*op.parameters(), *op.buffers(), *op.children()]:
+        if self.looks and not [*op.parameters(), *op.buffers(), *op.children()]:
             self.zeros[op] = self.zeros.get(op, True) and isinstance(found, Tensor) and not found.any()
         return found
 
@@ -130,8 +134,7 @@ def _seen(holder: nn.Module, op: Any) -> Any:
 
 
 def _iter(self: Any) -> Iterator[Any]:
-    found = getattr(type(self), PATCHED).__iter__(self)
-    return found if isinstance(self, nn.ModuleDict) else iter([_seen(self, op) for op in found])
+    return iter([_seen(self, op) for op in getattr(type(self), PATCHED).__iter__(self)])
 
 
 def _getitem(self: Any, key: Any) -> Any:

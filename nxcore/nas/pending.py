@@ -78,6 +78,8 @@ class Output:
         Equal for all operations of one edge.
     blends : Blends
         Gets the sums.
+    count : int
+        The operations of the edge: a sum of so many terms is complete, and waits no longer.
     zeros : bool
         Whether the output is known to be zeros; then a sum leaves it out.
     common : bool
@@ -89,11 +91,13 @@ class Output:
         run: Callable[[], Any],
         group: Group,
         blends: Blends,
+        count: int,
         *,
         zeros: bool = False,
         common: bool = False,
     ) -> None:
-        self.group, self.blends, self.zeros, self.common = group, blends, zeros, common
+        self.group, self.blends, self.count = group, blends, count
+        self.zeros, self.common = zeros, common
         self.readers: list[weakref.ref[Pending]] = []
         self._run, self._found = run, None if zeros else run()
 
@@ -146,8 +150,8 @@ def _waits(x: Any) -> bool:
     return type(x) is Pending and vars(x)["_value"] is None and vars(x)["_graded"] is torch.is_grad_enabled()
 
 
-def _later(func: Any, a: Any, b: Any) -> Pending | None:
-    """Return the product or the sum, which waits; None for anything else."""
+def _later(func: Any, a: Any, b: Any) -> Tensor | None:
+    """Return the product or the sum, which waits unless it is complete; None for anything else."""
     if func in MULTIPLIES:
         waiting, factor = (a, b) if type(a) is Pending else (b, a)
         if not _waits(waiting) or type(factor) not in PLAIN or factor.ndim or not factor.is_floating_point():
@@ -158,7 +162,10 @@ def _later(func: Any, a: Any, b: Any) -> Pending | None:
         if type(b) in (int, float) and b == 0 and _waits(a):  # the builtin sum begins with 0
             return a  # type: ignore[no-any-return]  # it waits
         terms = _together(a, b)
-        return None if terms is None else _made(terms)
+        if terms is None:
+            return None
+        made = _made(terms)
+        return value_of(made) if _complete(terms) else made
     return None
 
 
@@ -176,6 +183,10 @@ def _together(a: Any, b: Any) -> Any:
     return first + second
 
 
+def _complete(terms: Sequence[tuple[Factor, Output]]) -> bool:
+    return len(terms) == terms[0][1].count
+
+
 def _grown(a: Any, b: Any = None, **kwargs: Any) -> bool:
     """Add ``b`` to the sum ``a`` in place, if it waits."""
     terms = None if kwargs else _together(a, b)
@@ -184,6 +195,8 @@ def _grown(a: Any, b: Any = None, **kwargs: Any) -> bool:
     vars(a)["_terms"] = terms
     for _, output in vars(b)["_terms"]:
         output.readers.append(weakref.ref(a))
+    if _complete(terms):
+        value_of(a)
     return True
 
 

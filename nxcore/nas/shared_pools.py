@@ -13,12 +13,13 @@ from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from nxcore.errors import InvalidInputError
 from nxcore.graphs.branches import reader_of
-from nxcore.graphs.hooks import hooked
+from nxcore.graphs.hooks import hooked, saving
 from nxcore.graphs.late import late
 from nxcore.nas.pending import version
 from nxcore.nn import BatchNorm2d
@@ -110,9 +111,9 @@ def shared(x: Tensor, module: nn.Module) -> Tensor | None:
     """
     known = None if is_compiling() else SHARED.get()
     key = None if known is None else _key(module)
-    if known is None or key is None:
+    if known is None or key is None or saving():  # a checkpoint of an edge computes its pools again
         return None
-    place = id(x), version(x), key
+    place = id(x), version(x), key, torch.is_grad_enabled(), torch.is_autocast_enabled(x.device.type)
     pool, bn = module.children()
     if place not in known:
         known[place] = x, _normalised(pool(reader_of(x)), bn)  # the tensor too: its id must stay its own

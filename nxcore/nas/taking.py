@@ -252,7 +252,7 @@ def _trial(
     lists, given = [others[held] for held in shared], tree_map(_part, (args, kwargs))
     for held in lists:
         watched(held)
-    plain, scope = Scope(notices=True), Scope()
+    plain, scope = Scope(notices=True, looks=True), Scope()
     with untouched(twin.buffers()):
         wanted = _outcome(twin, plain, given)
     zeros = [op for op, always in plain.zeros.items() if always and _zeros_too(op, given)]

@@ -135,7 +135,7 @@ def _concerned(model: nn.Module) -> dict[int, str]:
     return {
         id(module): name
         for name, module in model.named_modules()
-        if PATCHED in vars(kind(module))
+        if (PATCHED in vars(kind(module)) and not isinstance(module, nn.ModuleList | nn.ModuleDict))
         or (isinstance(module, Served) and module.concerns(module) and not module.refusal(module))
     }
 

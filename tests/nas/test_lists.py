@@ -295,3 +295,13 @@ def test_hooks_of_operations_see_their_outputs():
     for net in (plain, patched):
         net.cells[0].edges["0-2"][2].register_forward_hook(lambda module, args, y: y * 2)
     agree(plain, patched, draw, 1)
+
+
+def test_the_first_call_reads_no_values(monkeypatch):
+    make, draw = FORMS["dictionary"]
+    plain, patched, _ = networks(make)
+    with monkeypatch.context() as patch:  # a capture or a transform could not
+        patch.setattr(torch.Tensor, "any", None)
+        agree(plain, patched, draw, 1)
+    agree(plain, patched, draw, 2)
+    assert all(state.startswith("runs: met") for state in nas.replays(patched).values())

@@ -17,10 +17,11 @@ class Edge:
         self.blends = Blends()
         self.tensors = [torch.randn(2, 3, dtype=torch.float64) for _ in range(count)]
         self.weights = torch.rand(count, dtype=torch.float64)
+        self.count = count + 1  # so that no sum is complete
 
     def waits(self, group="edge", zeros=()):
         return [
-            pending(Output(lambda t=t: t, group, self.blends, zeros=i in zeros))
+            pending(Output(lambda t=t: t, group, self.blends, self.count, zeros=i in zeros))
             for i, t in enumerate(self.tensors)
         ]
 
@@ -88,6 +89,16 @@ def test_what_is_left_out_is_computed_where_its_value_is_needed():
     zeros = edge.waits(zeros=[0])[0]
     assert zeros.shape == (2, 3)
     assert not (edge.weights[0] * zeros).any()
+
+
+def test_a_complete_sum_waits_no_longer():
+    edge = Edge()
+    edge.count = 3
+    found = FORMS["sum"](edge.weights, edge.waits())
+    assert type(found) is Tensor
+    grown(edge.weights, edge.waits())
+    assert edge.sums == 2
+    torch.testing.assert_close(found, FORMS["sum"](edge.weights, edge.tensors))
 
 
 def test_sums_of_two_edges_are_two_and_so_are_those_of_two_kinds():

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from nxcore import nas
 from nxcore.graphs.part import MET
@@ -172,6 +173,35 @@ def test_a_patched_cell_runs_each_pool_once_a_state(make, states, graphs):
     count, out = pools_run(patched[0], *args)
     assert count == kinds * edges, "in evaluation each edge has its own statistics"
     torch.testing.assert_close(out, pools_run(plain[0], *args)[1])
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_edges_that_are_computed_again_share_nothing(reentrant):
+    class Checked(darts.Cell):
+        def forward(self, s0, s1, weights):
+            states, edge = [self.preprocess0(s0), self.preprocess1(s1)], 0
+            for _ in range(self.steps):
+                into = []
+                for j, x in enumerate(states):
+                    op, row = self._ops[edge], weights[edge]
+                    again = (edge + j) % 2 == 0
+                    into.append(checkpoint(op, x, row, use_reentrant=reentrant) if again else op(x, row))
+                    edge += 1
+                states.append(sum(into))
+            return torch.cat(states[2:], 1)
+
+    torch.manual_seed(0)
+    plain = nn.Sequential(Checked(2, 6, 6, 4, False, False)).double()
+    patched = copy.deepcopy(plain)
+    nas.patch(patched, graphs=False, watch=False)
+    s0, s1 = (torch.randn(2, 6, 8, 8).double().requires_grad_() for _ in range(2))
+    weights, found = torch.rand(5, 8).double().requires_grad_(), []
+    for net in (patched, plain):
+        for t in (s0, s1, weights):
+            t.grad = None
+        net[0](s0, s1, weights).square().sum().backward()
+        found.append([t.grad for t in (s0, s1, weights, *net.parameters())])
+    torch.testing.assert_close(*found)
 
 
 def test_an_output_that_code_writes_into_is_not_that_of_other_edges():

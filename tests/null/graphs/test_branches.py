@@ -63,6 +63,18 @@ def test_readers_of_a_tensor_have_one_sum_of_their_gradients(count, further):
     torch.testing.assert_close(*found)
 
 
+def test_a_tensor_that_was_written_has_other_readers():
+    x, found = torch.randn(2, 3).double().requires_grad_(), []
+    for read in (lambda t: t, reader_of):
+        with late():
+            y = x * 2
+            out = read(y) + 1
+            y.mul_(3)
+            out = out + read(y).sum()
+        found.append(torch.autograd.grad(out.sum(), x)[0])
+    torch.testing.assert_close(*found)
+
+
 def test_a_reader_outside_of_a_captured_call_or_without_a_gradient_has_the_tensor_itself():
     x = torch.randn(2, 3)
     assert reader_of(x.requires_grad_()) is x
