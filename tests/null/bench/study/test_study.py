@@ -75,6 +75,18 @@ def test_the_lines_of_all_processes_become_one_record(worker):
     assert [done for _, done, _ in said] == sorted(done for _, done, _ in said)
 
 
+def test_a_fast_run_compiles_for_one_shape(worker):
+    """Compiling takes most of a run."""
+    worker(CANNED)
+    record = study.run(CPU, Wanted(labels=("torch-conv2d",), fast=True))
+    assert [[r["cold_s"] for r in cell["rows"]] for cell in record["cells"]] == [
+        [2.0, 2.0],
+        [None, None],
+        [None, None],
+    ]
+    assert record["head"]["fast"]
+
+
 def test_each_run_has_caches_of_its_own_and_this_process_keeps_its_variables(worker, monkeypatch):
     names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "NXCORE_CACHE", "JAX_COMPILATION_CACHE_DIR")
     for name in names:
