@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import json
 import re
 from pathlib import Path
@@ -16,7 +17,8 @@ from nxcore.report.study.markdown import markdown
 from nxcore.report.study.sentences import sentences
 from tests.report.study_record import cell, record, row
 
-RESULTS = sorted((Path(__file__).parents[2] / "benchmarks" / "results").glob("*/*-conv-study.json"))
+ROOT = Path(__file__).parents[2]
+RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*/*-conv-study.json"))
 
 
 def said(found, *words: str) -> str:
@@ -171,6 +173,17 @@ def test_a_file_that_is_no_record_is_named(tmp_path):
 
 def test_every_row_of_the_small_record_is_as_the_study_writes_them():
     assert {*row("im2col", 1.0)} >= {"total_us", "host_us", "device_us", "ratio", "error", "memory_bytes"}
+
+
+def test_the_documentation_says_what_the_records_say():
+    spec = importlib.util.spec_from_file_location("study", ROOT / "docs" / "study.py")
+    drawing = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(drawing)
+    text = drawing.PAGE.read_text(encoding="utf-8")
+    assert drawing.redrawn(text) == text, "run python docs/study.py"
+    for path in RESULTS:
+        assert path.parent.name in drawing.MACHINES
+        assert all(sentence in text for sentence in sentences(facts.read(path)))
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda p: p.parent.name)

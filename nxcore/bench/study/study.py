@@ -181,10 +181,11 @@ class _Run:
                         line = json.loads(text)
                         self._tell(title, line)
                         yield line
+            except BaseException:
+                process.kill()
+                raise
             finally:
                 timer.cancel()
-                if sys.exc_info()[0] is not None:
-                    process.kill()
             if process.wait() == 0:
                 return
             if over.is_set():

@@ -35,8 +35,7 @@ def markdown(record: Record) -> str:
         "",
     ]
     known = facts.labels(record)
-    lines += [f"## Times as fast as {record['baseline']}", ""]
-    lines += _table(("shape", *known), ([c["name"], *(_ratio(c, k) for k in known)] for c in record["cells"]))
+    lines += [f"## Times as fast as {record['baseline']}", "", *ratios(record)]
     lines += ["## Time of a call, us: total, host, device", ""]
     lines += _table(("shape", *known), ([c["name"], *(_times(c, k) for k in known)] for c in record["cells"]))
     lines += ["## First calls, error and memory", ""]
@@ -45,6 +44,12 @@ def markdown(record: Record) -> str:
         (_entrant(record, entrant) for entrant in record["entrants"] if entrant["label"] in known),
     )
     return "\n".join(lines)
+
+
+def ratios(record: Record) -> list[str]:
+    """Return the lines of a table: times as fast as the baseline, by shape and entrant."""
+    known = facts.labels(record)
+    return _table(("shape", *known), ([c["name"], *(_ratio(c, k) for k in known)] for c in record["cells"]))
 
 
 def _entrant(record: Record, entrant: facts.Row) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 
 import pytest
 import torch
@@ -121,6 +122,17 @@ def test_a_race_that_crashes_leaves_its_shapes_with_the_reason(worker):
     assert record["cells"] == []
     (note,) = record["notes"]
     assert note.startswith("not raced: 32 x 32, filter 3, padding 1: its process ended with status -6")
+
+
+def test_an_interruption_ends_the_process(worker):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    worker(CANNED + "\nimport time\ntime.sleep(600)")
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        study.run(CPU, Wanted((32,), (3,), ("torch-conv2d",)), interrupt)
+    assert time.monotonic() - began < 60
 
 
 def test_the_budget_ends_processes_and_says_so(worker, monkeypatch):
