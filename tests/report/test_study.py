@@ -54,7 +54,7 @@ def test_a_noisy_shape_has_no_places():
     assert said(found, "nxcore is the fastest") == "nxcore is the fastest strict entrant in 1 of 1 shape."
     assert said(found, "differs from itself") == (
         "The baseline differs from itself by up to 30.0%; entrants count as tied within 2.0%, by shape; "
-        "1 shape with more than 20% count for no place."
+        "1 shape with more than 20% counts for no place."
     )
     found["cells"][0]["noise"] = 0.3
     assert not [s for s in sentences(found) if "fastest" in s or "tied" in s]

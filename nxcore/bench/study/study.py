@@ -40,6 +40,9 @@ RACE_S = {False: 2.5, True: 2.0}
 START_S = 12.0
 """Seconds that are kept for the start of the race's process."""
 
+COMPILING = 0.65
+"""The most of the budget that first calls may take: the race is what matters most."""
+
 SPARE_CORES = 8
 """With as many, toolkits compile side by side: each has cores of its own."""
 
@@ -118,6 +121,7 @@ class _Run:
         used = {e.toolkit for e in self.which}
         toolkits = [t for t in ORDER if t in used]
         left = self.budget_s - START_S - RACE_S[self.fast] * len(self.shapes)
+        left = min(left, COMPILING * self.budget_s)
         beside = (os.cpu_count() or 1) >= SPARE_CORES
         found: dict[str, list[Line]] = {}
         # nxcore measures at a first call, so nothing may run beside it.
@@ -244,7 +248,8 @@ class _Run:
         measured = [tuple(cell["shape"]) for cell in cells]
         left_out = [str(s) for s in self.shapes if tuple(s.key) not in measured]
         why = ended[0] if ended else f"the budget of {self.budget_s:g} s was spent"
-        notes += [f"not raced: {name}: {why}" for name in left_out]
+        if left_out:
+            notes.append(f"not raced: {'; '.join(left_out)}: {why}")
         return {
             "record": "conv-study",
             "head": self._head(beside),

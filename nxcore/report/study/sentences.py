@@ -139,8 +139,9 @@ def _noise(record: Record) -> str:
         span = _span(min(margins), max(margins))
         text = f"{text}; entrants count as tied within {span}, by shape"
     unclear = len(noises) - len(margins)
+    verb = "counts" if unclear == 1 else "count"
     if unclear:
-        text = f"{text}; {_shapes(unclear)} with more than {facts.NOISY:.0%} count for no place"
+        text = f"{text}; {_shapes(unclear)} with more than {facts.NOISY:.0%} {verb} for no place"
     return f"{text}."
 
 
