@@ -2,7 +2,7 @@
 
     python benchmarks/regret_expressions.py --output FILE.json [--device cuda] [--ahead 16]
 
-Twenty random expressions, a third of them gradients, a third broadcast; of each, four sizes are learnt and
+Twenty random expressions, a third of them gradients, a third broadcast; of each, eight sizes are learnt and
 three held out. ``--ahead`` compiles the kernels in so many processes first. It writes FILE, prints a table.
 """
 
@@ -27,7 +27,8 @@ from nxcore.offline import audit
 from nxcore.session import default
 from nxcore.spec.device import available, describe
 
-COUNT, LEARNT, HELD = 20, 4, 3
+COUNT, LEARNT, HELD = 20, 8, 3
+LEARN = Effort(looks=(12, 20, 40), warm_s=0.02, budget_s=0.5)
 JUDGE = Effort(looks=(20,), warm_s=0.02, budget_s=0.6)
 RANGE = {"cpu": (1 << 10, 1 << 22), "cuda": (1 << 10, 1 << 26)}
 DTYPES = (torch.float32, torch.float32, torch.bfloat16)
@@ -127,6 +128,7 @@ def main() -> int:
     given = parser.parse_args()
     device = available(given.device)
     session = default()
+    session.tuner.effort = LEARN
     if given.part:
         number, count = given.part
         mine = list(families(device.type))[number::count]

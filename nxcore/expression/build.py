@@ -110,7 +110,7 @@ def _valued(node: Node, name: str) -> Node:
 def _require_count(name: str, args: list[Node], least: int, most: int) -> None:
     if not least <= len(args) <= most:
         wanted = f"{least}" if least == most else f"{least} to {most}"
-        raise ExpressionError(f"{name} takes {wanted} arguments, got {len(args)}")
+        raise ExpressionError(f"{name} takes {wanted} argument{'s' * (most > 1)}, got {len(args)}")
 
 
 def _least(name: str, a: Node, b: Node) -> Node:

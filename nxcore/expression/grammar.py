@@ -28,6 +28,14 @@ INSTEAD: dict[type[ast.AST], str] = {
 }
 
 
+STATEMENTS = {
+    "if": "a choice is written where(condition, a, b)",
+    "return": "leave out return",
+    "def": "a function is given as a function, without quotes",
+}
+"""The advice for a statement, by its first word."""
+
+
 def parsed(text: str, numbers: Mapping[str, int | float]) -> Expression:
     """Return the expression of a text; names that are no functions and no numbers are its tensors.
 
@@ -71,7 +79,8 @@ class _Reader:
             found = ast.parse(self.line, mode="eval").body
         except SyntaxError as error:
             column = self.start + max((error.offset or 1) - 1, 0)
-            raise self._at(min(column, len(self.text)), f"this is no expression: {error.msg}") from None
+            why = STATEMENTS.get(self.line.split(maxsplit=1)[0], error.msg)
+            raise self._at(min(column, len(self.text)), f"this is no expression: {why}") from None
         except (ValueError, MemoryError, RecursionError) as error:
             raise ExpressionError(f"the text can't be parsed: {error or type(error).__name__}") from None
         try:

@@ -110,6 +110,30 @@ for _name in ("add", "sub", "mul", "truediv", "and", "or"):
     setattr(Symbol, f"__r{_name}__", _operator(_name.replace("true", ""), swapped=True))
 
 
+INSTEAD = {
+    "getitem": "an index can't be in an expression: every tensor is taken whole",
+    "len": "an expression knows no shapes",
+    "iter": "an expression knows no shapes: a tensor can't be taken apart",
+    "float": "a symbol is no number while a function is traced: use torch's functions, not those of math",
+    "int": "a symbol is no number while a function is traced",
+    "matmul": "a product of matrices is no pointwise function",
+    "floordiv": "// can't be in an expression; use /",
+    "mod": "% can't be in an expression",
+}
+"""Python's operations on tensors that no expression has, and what to do."""
+
+
+def _refusing(why: str) -> Callable[..., Any]:
+    def method(*_: Any) -> NoReturn:
+        raise ExpressionError(why)
+
+    return method
+
+
+for _name, _why in INSTEAD.items():
+    setattr(Symbol, f"__{_name}__", _refusing(_why))
+
+
 class _OutsideError(ExpressionError):
     """A tensor that is no parameter; ``tensor`` holds it until its name is found."""
 

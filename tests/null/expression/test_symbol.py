@@ -1,5 +1,7 @@
 """Functions: what a trace records, and why another function is no expression."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  as everyone writes it
@@ -59,6 +61,12 @@ def test_numbers_have_defaults():
         (lambda x: torch.sum(x), "torch's sum is no pointwise function"),
         (lambda x: x.softmax(-1), "the attribute 'softmax' of a tensor can't be in an expression"),
         (lambda x: x.shape[0] * x, "which knows no shapes"),
+        (lambda x: x[0], "an index can't be in an expression"),
+        (lambda x: x * len(x), "an expression knows no shapes"),
+        (lambda x: sum(x), "a tensor can't be taken apart"),
+        (lambda x: x * math.exp(x), "use torch's functions, not those of math"),
+        (lambda x, y: x @ y, "a product of matrices"),
+        (lambda x: x // 2, "use /"),
         (lambda x: rellu(x), "no function is named 'rellu'; did you mean 'relu'?"),  # noqa: F821  misspelt
         (lambda x, *y: x, "a function of *args has no fixed tensors"),
         (lambda x, key: x + key, "'key' can't be the name of a parameter"),
