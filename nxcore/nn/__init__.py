@@ -7,6 +7,7 @@ Each is a subclass of torch's module of the same name. Where an operator rejects
 from __future__ import annotations
 
 from nxcore.graphs.part import Part
+from nxcore.nn.activations import ELU, GELU, Mish, SiLU
 from nxcore.nn.modules import (
     AdaptiveAvgPool2d,
     AdaptiveMaxPool2d,
@@ -20,14 +21,18 @@ from nxcore.nn.sequential import Sequential
 from nxcore.nn.swap import Swap, accelerate, restore
 
 __all__ = [
+    "ELU",
+    "GELU",
     "AdaptiveAvgPool2d",
     "AdaptiveMaxPool2d",
     "AvgPool2d",
     "BatchNorm2d",
     "Conv2d",
     "MaxPool2d",
+    "Mish",
     "Part",
     "Sequential",
+    "SiLU",
     "SoftmaxSum",
     "Swap",
     "accelerate",

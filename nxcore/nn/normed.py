@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from nxcore import session
 from nxcore.call.operator import Operator
 from nxcore.errors import InvalidInputError
 from nxcore.graphs.hooks import hooked, saving
+from nxcore.nn.activations import ELU, FEWEST, GELU, Mish, SiLU, operator
 from nxcore.nn.exchange import RESTING
 from nxcore.nn.modules import BatchNorm2d
 
@@ -29,17 +28,10 @@ ACTIVATIONS: dict[type[nn.Module], tuple[str, tuple[str, ...]]] = {
     nn.Hardswish: ("hardswish", ()),
 }
 """Torch's module -> the activation, and the attributes that are its numbers."""
-
-FEWEST = 1 << 18
-"""The fewest elements for the operator: below, its call costs the host what a kernel may save."""
+ACTIVATIONS |= {ours: ACTIVATIONS[ours.__bases__[0]] for ours in (ELU, GELU, Mish, SiLU)}
+ACTIVATIONS |= {RESTING[ours]: ACTIVATIONS[ours] for ours in (ELU, GELU, Mish, SiLU)}
 
 STATE = ("running_mean", "running_var", "weight", "bias")
-
-
-@functools.cache
-def operator(name: str) -> Operator:
-    """Return the operator, looked up once; it is made when it is first needed."""
-    return session.default().op(name)
 
 
 def is_pair(layers: Sequence[Any]) -> bool:

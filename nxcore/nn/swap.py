@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from nxcore.nn import steps
+from nxcore.nn.activations import ELU, GELU, Mish, SiLU
 from nxcore.nn.exchange import MARK, awake
 from nxcore.nn.modules import (
     AdaptiveAvgPool2d,
@@ -34,6 +35,10 @@ OURS: dict[type[nn.Module], Any] = {
     nn.AdaptiveMaxPool2d: AdaptiveMaxPool2d,
     nn.Conv2d: Conv2d,
     nn.BatchNorm2d: BatchNorm2d,
+    nn.ELU: ELU,
+    nn.GELU: GELU,
+    nn.Mish: Mish,
+    nn.SiLU: SiLU,
     nn.Sequential: Sequential,
 }
 TORCHS = {ours: torchs for torchs, ours in OURS.items()}

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from nxcore.nn import modules, sequential
+from nxcore.expression.activations import ACTIVATIONS
+from nxcore.nn import activations, modules, sequential
 from tests.null import fakes
 
 OPERATORS = (
@@ -20,6 +21,7 @@ OPERATORS = (
     "max_pool2d",
     "softmax_sum",
 )
+ACTIVATED = ("elu", "gelu", "gelu_tanh", "mish", "silu")
 
 
 @pytest.fixture
@@ -33,13 +35,17 @@ def ran(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> Iterator[list[
     def noting(name: str) -> fakes.FakeKernel:
         def run(*args: object) -> object:
             names.append(name)
-            return fakes.SPECS[name].reference(*args)
+            return known[name].reference(*args)
 
         return fakes.kernel(name, run)
 
-    session = fakes.session(fakes.backend("fake", *map(noting, fakes.SPECS)))
+    made = (spec for name in ACTIVATED for spec in ACTIVATIONS[name].specs(name))
+    known = fakes.SPECS | {spec.name: spec for spec in made}
+    backend = fakes.backend("fake", *map(noting, known))
+    session = fakes.session(backend, specs=list(known.values()))
     for name in OPERATORS:
         monkeypatch.setattr(modules, f"_{name}", session.op(name))
+    monkeypatch.setattr(activations, "operator", session.op)
     monkeypatch.setattr(sequential, "_sep_conv2d", session.op("sep_conv2d"))
     monkeypatch.setattr(sequential, "_block", session.op("sep_conv2d_batch_norm"))
     with session.use("fake"):

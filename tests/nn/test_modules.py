@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import nxcore
+from nxcore.nn import activations
 
 MAKE = {
     "max_pool": lambda of: of.MaxPool2d(3, stride=2, padding=1),
@@ -32,10 +33,24 @@ MAKE = {
     "conv_circular": lambda of: of.Conv2d(4, 4, 3, padding="same", padding_mode="circular", groups=4),
     "batch_norm": lambda of: of.BatchNorm2d(4),
     "batch_norm_plain": lambda of: of.BatchNorm2d(4, eps=0.1, affine=False, track_running_stats=False),
+    "elu": lambda of: of.ELU(1.7),
+    "gelu": lambda of: of.GELU(),
+    "gelu_tanh": lambda of: of.GELU(approximate="tanh"),
+    "mish": lambda of: of.Mish(),
+    "silu": lambda of: of.SiLU(),
     "conv_of_one_group": lambda of: of.Conv2d(4, 6, 3),
     "conv_two_filters_each": lambda of: of.Conv2d(4, 8, 3, groups=4),
 }
-OURS = ["AdaptiveAvgPool2d", "AdaptiveMaxPool2d", "AvgPool2d", "BatchNorm2d", "Conv2d", "MaxPool2d"]
+OURS = [
+    *("AdaptiveAvgPool2d", "AdaptiveMaxPool2d", "AvgPool2d", "BatchNorm2d", "Conv2d", "MaxPool2d"),
+    *("ELU", "GELU", "Mish", "SiLU"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have operators of activations serve small tensors too."""
+    monkeypatch.setattr(activations, "FEWEST", 0)
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -95,6 +110,7 @@ def test_the_reason_says_what_torch_serves() -> None:
     assert nxcore.nn.Conv2d(4, 4, 3, groups=4).reason == nxcore.nn.MaxPool2d(2).reason == ""
     reason = "not depthwise: groups 1, in_channels 4 and out_channels 6 must be equal"
     assert nxcore.nn.Conv2d(4, 6, 3).reason == reason
+    assert nxcore.nn.SiLU(inplace=True).reason == "it writes into its input"
     assert nxcore.nn.AdaptiveAvgPool2d(2).reason == "not global: output_size must be 1, got 2"
 
 
