@@ -27,6 +27,8 @@ CHAINS: dict[str, Callable[..., torch.Tensor]] = {
     "relu(x) * y + z": lambda x, y, z: torch.relu(x) * y + z,
     "gelu(x) * y": lambda x, y: functional.gelu(x) * y,
     "silu(x) * y": lambda x, y: functional.silu(x) * y,
+    "tanh(x) * sigmoid(y) + z": lambda x, y, z: torch.tanh(x) * torch.sigmoid(y) + z,
+    "clamp(x * y + z, -1, 1)": lambda x, y, z: torch.clamp(x * y + z, -1, 1),
     "where(x > 0, x, 0.1 * x) * y + z": lambda x, y, z: torch.where(x > 0, x, 0.1 * x) * y + z,
 }
 """Each expression, and the chain that it replaces."""

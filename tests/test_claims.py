@@ -145,3 +145,14 @@ def test_the_program_on_a_cpu_has_its_kernels_when_the_page_says() -> None:
     )
     gains = [float(g) for g in re.findall(r"\(\+([\d.]+)%\)", disk + empty)]
     assert len(gains) == 5, "faster in each"
+
+
+def test_the_gains_of_expressions_are_those_of_the_record() -> None:
+    record = ROOT / "benchmarks/results/amd-epyc-2-cores/2026-11-23-pointwise.json"
+    page = (ROOT / "docs" / "pointwise.md").read_text(encoding="utf-8")
+    gains = defaultdict(list)
+    for row in json.loads(record.read_text(encoding="utf-8"))["rows"]:
+        gains[row["expression"]].append(f"{row['rows']['numba']['gain']:.2f}")
+    assert len(gains) == 6
+    for text, found in gains.items():
+        assert f"| `{text}` | {' | '.join(found)} |" in page
