@@ -62,10 +62,10 @@ class Scope:
 
     def call(self, holder: nn.Module, place: int, op: nn.Module, args: Any, kwargs: Any) -> Any:
         """Call the operation at a place of a list."""
-        args, kwargs = tree_map_only(Pending, value_of, (args, kwargs))
         if kwargs or len(args) != 1 or not isinstance(args[0], Tensor) or hooked(op):
+            args, kwargs = tree_map_only(Pending, value_of, (args, kwargs))
             return op(*args, **kwargs)
-        (x,) = args
+        x = value_of(args[0]) if type(args[0]) is Pending else args[0]
         group = id(holder), id(x)
         if self.notices:
             return self._noted(group, op, x)
@@ -125,28 +125,31 @@ class Candidate:
         setattr(self._op, name, value)
 
 
-def _seen(holder: nn.Module, op: Any) -> Any:
+def _seen(holder: nn.Module, operations: Any) -> list[Any]:
+    """Return all operations that ``holder`` holds, as the scope sees them."""
     scope = None if torch.compiler.is_compiling() else SCOPE.get()
-    if scope is None or not isinstance(op, nn.Module):
-        return op
-    place = next((i for i, own in enumerate(holder.children()) if own is op), None)
-    return op if place is None else Candidate(holder, place, op, scope)
+    if scope is None:
+        return list(operations)
+    return [Candidate(holder, place, op, scope) for place, op in enumerate(operations)]
 
 
 def _iter(self: Any) -> Iterator[Any]:
-    return iter([_seen(self, op) for op in getattr(type(self), PATCHED).__iter__(self)])
+    return iter(_seen(self, getattr(type(self), PATCHED).__iter__(self)))
 
 
 def _getitem(self: Any, key: Any) -> Any:
-    return _seen(self, getattr(type(self), PATCHED).__getitem__(self, key))
+    op = getattr(type(self), PATCHED).__getitem__(self, key)
+    scope = None if torch.compiler.is_compiling() else SCOPE.get()
+    place = None if scope is None else next((i for i, own in enumerate(self.children()) if own is op), None)
+    return op if scope is None or place is None else Candidate(self, place, op, scope)
 
 
 def _values(self: Any) -> Any:
-    return [_seen(self, op) for op in getattr(type(self), PATCHED).values(self)]
+    return _seen(self, getattr(type(self), PATCHED).values(self))
 
 
 def _items(self: Any) -> Any:
-    return [(name, _seen(self, op)) for name, op in getattr(type(self), PATCHED).items(self)]
+    return list(zip(self.keys(), _values(self), strict=True))
 
 
 LISTS = (nn.ModuleList, nn.ModuleDict)

@@ -63,8 +63,10 @@ class Pending(Tensor):
                 return waiting
         if func in ADDS_HERE and _grown(*args, **(kwargs or {})):
             return args[0]
-        args, kwargs = tree_map_only(Pending, value_of, (args, kwargs or {}))
-        return func(*args, **kwargs)
+        if kwargs or any(type(a) in (list, tuple, dict) for a in args):
+            args, kwargs = tree_map_only(Pending, value_of, (args, kwargs or {}))
+            return func(*args, **kwargs)
+        return func(*(value_of(a) if type(a) is Pending else a for a in args))
 
 
 class Output:

@@ -37,13 +37,10 @@ class _Made:
     def __init__(self, out: Tensor, mean: Tensor | None, var: Tensor | None) -> None:
         self._out, self._mean, self._var = out, mean, var
 
-    def track(self, norms: Iterable[Any]) -> None:
-        """Update the running statistics of norms."""
-        if self._mean is None or self._var is None:
-            return
-        with contextlib.nullcontext() if is_compiling() else late():
-            for bn in norms:
-                track(bn, self._mean, self._var)
+    def track(self, bn: Any) -> None:
+        """Update the running statistics of a norm."""
+        if self._mean is not None and self._var is not None:
+            track(bn, self._mean, self._var)
 
     def read(self) -> Tensor:
         """Return the output for one reader more."""
@@ -79,7 +76,9 @@ def pooled(x: Tensor, candidates: Iterable[tuple[Place, nn.Module]]) -> dict[int
     for members in groups.values():
         pool = members[0][1][0]
         made = _normalised(pool(reader_of(x)), members[0][1][1])
-        made.track(bn for _, (_, bn) in members)
+        with contextlib.nullcontext() if is_compiling() else late():
+            for _, (_, bn) in members:
+                made.track(bn)
         for (row, i), _ in members:
             outputs[row][i] = made.read()
     return outputs
@@ -109,7 +108,7 @@ def shared(x: Tensor, module: nn.Module) -> Tensor | None:
     module : Module
         An operation of the edge. Its running statistics are updated.
     """
-    known = None if is_compiling() else SHARED.get()
+    known = None if type(module) is not nn.Sequential or is_compiling() else SHARED.get()
     key = None if known is None else _key(module)
     if known is None or key is None or saving():  # a checkpoint of an edge computes its pools again
         return None
@@ -118,7 +117,7 @@ def shared(x: Tensor, module: nn.Module) -> Tensor | None:
     if place not in known:
         known[place] = x, _normalised(pool(reader_of(x)), bn)  # the tensor too: its id must stay its own
     made = known[place][1]
-    made.track([bn])
+    made.track(bn)
     return made.read()
 
 
