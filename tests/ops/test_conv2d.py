@@ -1,0 +1,99 @@
+"""conv2d: results and gradients as torch's, in every memory format, and refusals with their numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+import nxcore
+from nxcore.plugin import Problem
+from tests.ops.backends import operator, params, place
+
+BACKENDS = pytest.mark.parametrize("backend", params())
+SPEC = nxcore.op("conv2d").spec
+
+
+def _given(device, k=3, groups=1, last=False):
+    form = torch.channels_last if last else torch.contiguous_format
+    x = torch.randn(2, 4, 9, 10, device=device, dtype=torch.float32).contiguous(memory_format=form)
+    weight = torch.randn(6, 4 // groups, k, k, device=device)
+    return tuple(t.requires_grad_() for t in (x, weight, torch.randn(6, device=device)))
+
+
+@BACKENDS
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
+@pytest.mark.parametrize(
+    ("k", "window"), [(3, (1, 1)), (5, (2, 2)), (3, (1, 2, 2)), (7, (1, 3)), (3, (1, 1, 1, 2))], ids=str
+)
+def test_result_and_gradients_are_torchs(backend, device, k, window, last):
+    given = _given(place(backend, device), k, *window[3:], last=last)
+    out = operator("conv2d", backend)(*given, *window)
+    with torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=False):
+        want = functional.conv2d(*given, *window)
+        torch.testing.assert_close(out, want, rtol=1e-5, atol=1e-5)
+        assert out.stride() == want.stride()
+        if backend != "torch":  # torch alone has the gradients
+            return
+        grad = torch.randn_like(out)
+        expected = torch.autograd.grad(want, given, grad)
+    for got, wanted in zip(torch.autograd.grad(out, given, grad), expected, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("which", range(3), ids=["image", "filters", "bias"])
+def test_one_gradient_alone(which):
+    given = _given("cpu")
+    for other in {0, 1, 2} - {which}:
+        given[other].requires_grad_(False)
+    (got,) = torch.autograd.grad(nxcore.ops.conv2d(*given, 1, 1).square().sum(), given[which])
+    (want,) = torch.autograd.grad(functional.conv2d(*given, 1, 1).square().sum(), given[which])
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+def test_padding_that_is_not_symmetric():
+    x, weight = torch.randn(2, 3, 7, 8, requires_grad=True), torch.randn(4, 3, 4, 2, requires_grad=True)
+    out = nxcore.ops.conv2d(x, weight, padding="same")
+    want = functional.conv2d(functional.pad(x, (0, 1, 1, 2)), weight)
+    torch.testing.assert_close(out, want, rtol=1e-5, atol=1e-5)
+    grad = torch.randn_like(out)
+    expected = torch.autograd.grad(want, (x, weight), grad)
+    for got, wanted in zip(torch.autograd.grad(out, (x, weight), grad), expected, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_filters_in_channels_last_leave_the_format_of_the_image():
+    weight = torch.randn(6, 4, 3, 3).contiguous(memory_format=torch.channels_last)
+    x = torch.randn(2, 4, 9, 10)
+    assert nxcore.ops.conv2d(x, weight).is_contiguous()
+    assert nxcore.ops.conv2d(x.contiguous(memory_format=torch.channels_last), weight).stride()[1] == 1
+
+
+@pytest.mark.parametrize("backend", ["numba", "cuda", "triton"])
+@pytest.mark.parametrize(
+    ("x", "weight", "reason"),
+    [
+        ((1, 17, 4, 4), (2, 17, 3, 3), "takes at most 16 channels of a group, got 17"),
+        ((1, 2, 4, 4), (17, 2, 3, 3), "takes at most 16 channels out of a group, got 17"),
+        ((1, 2, 9, 9), (2, 2, 5, 10), "takes at most 49 taps of a filter, got 50"),
+    ],
+    ids=["in", "out", "taps"],
+)
+def test_what_is_torchs_is_declined_with_its_number(backend, x, weight, reason):
+    module = pytest.importorskip(f"nxcore_{backend}")
+    (kernel,) = (k for k in module.KERNELS if k.op == "conv2d")
+    args = SPEC.bind(torch.ones(x), torch.ones(weight), padding=1)
+    found = kernel.accepts(Problem.of(SPEC, args))
+    assert found.reason.startswith(("needs CUDA tensors", reason))
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 21, 37), (1, 3, 70, 300), (3, 2, 8, 64)], ids=str)
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_tiles_of_the_cpu_meet_at_their_edges(shape, stride):
+    numba = pytest.importorskip("nxcore_numba.conv2d", reason="Numba isn't installed")
+    x, weight, bias = torch.randn(shape), torch.randn(9, shape[1], 5, 3), torch.randn(9)
+    args = SPEC.bind(x, weight, bias, stride, (2, 1))
+    torch.testing.assert_close(
+        numba.plan(Problem.of(SPEC, args))(*args), functional.conv2d(*args), rtol=1e-5, atol=1e-5
+    )
