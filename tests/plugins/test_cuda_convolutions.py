@@ -1,0 +1,70 @@
+"""nxcore-cuda's direct convolutions: every tile on the emulator, and what its machine code consists of."""
+
+import re
+import subprocess
+
+import nxcore_cuda
+import pytest
+import torch
+from nxcore_cuda import conv2d
+from nxcore_cuda.direct import MOST, Floats, Layer, Tile, candidates, choose
+from nxcore_cuda.machine.compile import compiled
+from torch.nn import functional
+
+import nxcore
+from nxcore.plugin import Problem
+from tests.plugins.test_cuda_products import cuobjdump, needs_emulator, needs_nvcc
+
+SPEC = nxcore.op("conv2d").spec
+TILES = [Tile(1, 4, 4), Tile(1, 8, 1, 2), Tile(2, 4, 2), Tile(2, 8, 4, 2), Tile(4, 8, 4), Tile(4, 8, 2, 2)]
+
+
+def called(x, weight, bias=None, *window):
+    args = SPEC.bind(x, weight, bias, *window)
+    return Problem.of(SPEC, args), args
+
+
+@needs_emulator
+@pytest.mark.parametrize("tile", TILES, ids=lambda tile: "-".join(map(str, vars(tile).values())))
+def test_every_tile_is_right_inside_and_at_its_edges(tile):
+    for shape in ((2, 4, 9, 34), (1, 5, 3, 64)):
+        x, weight, bias = torch.randn(shape), torch.randn(9, shape[1], 3, 5), torch.randn(9)
+        problem, args = called(x, weight, bias, 1, (1, 2))
+        found = [conv2d.plan(problem, tile)(*args) for _ in range(2)]
+        torch.testing.assert_close(found[0], functional.conv2d(*args), rtol=1e-5, atol=1e-5)
+        assert torch.equal(*found)
+
+
+@pytest.mark.parametrize(
+    ("side", "tile"), [(32, Tile(1, 4, 4)), (64, Tile(1, 4, 4)), (128, Tile(4, 8, 4))], ids=str
+)
+def test_the_shape_alone_chooses_the_tile(side, tile):
+    problem, _ = called(torch.empty(2, 4, side, side), torch.empty(8, 4, 3, 3), None, 1, 1)
+    layer = Layer.of(problem)
+    assert choose(layer) == tile
+    assert tile in candidates(layer)
+    assert all(Floats.of(layer, each).bytes <= MOST for each in candidates(layer))
+
+
+def test_a_window_that_is_too_large_for_shared_memory_is_declined():
+    (kernel,) = (k for k in nxcore_cuda.KERNELS if k.op == "conv2d")
+    problem, _ = called(torch.ones(1, 16, 90, 90), torch.ones(4, 16, 7, 7), None, 1, 0, 14)
+    found = kernel.accepts(problem)
+    assert re.match(r"needs CUDA|a tile takes \d+ of 63488 bytes of shared memory: x has shape", found.reason)
+
+
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [3, 7])
+@pytest.mark.parametrize("tile", [Tile(1, 4, 4), Tile(4, 8, 4)], ids=lambda tile: f"{tile.pixels} pixels")
+def test_machine_code_has_no_tensor_core_and_keeps_sums_in_registers(tile, size, tmp_path):
+    problem, _ = called(torch.empty(2, 4, 64, 64), torch.empty(8, 4, size, size), None, 1, 1)
+    instance = conv2d.instance(torch.float32, Layer.of(problem), tile)
+    (tmp_path / "image.cubin").write_bytes(compiled(instance.text, (9, 0), instance.symbol))
+    code = subprocess.run(
+        [cuobjdump(), "-sass", tmp_path / "image.cubin"], capture_output=True, text=True, check=True
+    ).stdout
+    found = re.findall(r"^\s+/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P\d+ )?([A-Z][A-Z0-9]*)", code, re.MULTILINE)
+    assert found.count("FFMA") >= size**2 * tile.pixels * tile.filters
+    assert not {"HMMA", "HGMMA", "QGMMA", "IMMA", "DMMA"} & set(found)
+    assert not {"LDL", "STL"} & set(found), "registers spilled to memory"
