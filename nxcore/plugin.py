@@ -14,6 +14,7 @@ from nxcore.spec.checks import (
     require_flag,
     require_flags,
     require_integers,
+    require_precision,
     require_same,
     require_shape,
     require_size,
@@ -37,6 +38,7 @@ from nxcore.spec.kernel import (
 from nxcore.spec.launched import Launched, note, recording
 from nxcore.spec.layout import Rows, alike, broadcast_shapes, broadcast_strides, collapse, overlaps
 from nxcore.spec.needs import Need, Place, at_most, either, few_channels, merged, needs
+from nxcore.spec.precision import allowing, in_force
 from nxcore.spec.problem import Problem, TensorMeta, is_tensor
 from nxcore.spec.process import preserved
 from nxcore.spec.product import Product
@@ -100,6 +102,7 @@ __all__ = [
     "Window",
     "accept_all",
     "alike",
+    "allowing",
     "at_most",
     "backward_of",
     "brief",
@@ -115,6 +118,7 @@ __all__ = [
     "fits",
     "generated",
     "hookimpl",
+    "in_force",
     "is_tensor",
     "kernels",
     "laid_out",
@@ -134,6 +138,7 @@ __all__ = [
     "require_image",
     "require_integers",
     "require_memory_format",
+    "require_precision",
     "require_same",
     "require_shape",
     "require_size",

@@ -31,10 +31,10 @@ from nxcore.measure.timing import Timing
 from nxcore.session import Session
 from nxcore.spec.device import describe
 from nxcore.spec.kernel import Code, Refusal
+from nxcore.spec.precision import precision_class
 from nxcore.spec.problem import Problem, leaves
 from nxcore.spec.spec import Cost, OpSpec
 from nxcore.trust.gate import brief
-from nxcore.trust.truth import precision_class
 
 FULL = Effort(looks=(12, 20, 40), warm_s=0.15, budget_s=4.0)
 FAST = Effort(looks=(12,), warm_s=0.03, budget_s=0.5)

@@ -74,11 +74,11 @@ def source(spec: OpSpec) -> str:
         return self.failed(key, plan, error, {names})
 """
     return f"""\
-def __call__(self, {_signature(spec.params)}):{_draws(spec)}
+def __call__(self, {_signature(spec.params)}):{_draws(spec)}{_reads(spec)}
 {look}    if plan is None:
         return self.far({names})
 {served}
-def by_kernel(self, {names}):
+def by_kernel(self, {names}):{_reads(spec)}
 {look}    if plan is None:
         return self.far({names}, kernels=True)
     if leads_to(plan, reference):
@@ -87,6 +87,7 @@ def by_kernel(self, {names}):
 def by_kernel_compiled(self, {names}):
     if is_compiling():  # which traces no function of C
         return self.far({names}, kernels=True)
+{_reads(spec)[1:]}
     _found = self.find({names})
     if _found is None:
         return self.far({names}, kernels=True)
@@ -127,10 +128,11 @@ def near_key(self, {names}):
 
 
 def defaults(spec: OpSpec) -> dict[str, Any]:
-    """Return the names that the source uses for each parameter: its default, and its drawing function."""
+    """Return the names that the source uses for each parameter: its default, and what draws or reads it."""
     found = {f"default_{p.name}": p.default for p in spec.params}
     draws = {f"draw_{p.name}": p.default.draw for p in spec.params if isinstance(p.default, Drawn)}
-    return found | draws
+    reads = {f"read_{p.name}": p.read for p in spec.params if p.read}
+    return found | draws | reads
 
 
 def guards(spec: OpSpec, args: Sequence[Any]) -> tuple[Any, ...] | None:
@@ -191,6 +193,18 @@ def _draws(spec: OpSpec) -> str:
         {p.name} = draw_{p.name}({first}, generator)"""
         for p in spec.params
         if isinstance(p.default, Drawn)
+    )
+
+
+def _reads(spec: OpSpec) -> str:
+    """Return the source that reads settings where None was given; a traced call leaves that for later."""
+    first = spec.params[0].name
+    return "".join(
+        f"""
+    if {p.name} is None and not is_compiling():
+        {p.name} = read_{p.name}({first})"""
+        for p in spec.params
+        if p.read
     )
 
 

@@ -38,9 +38,8 @@ def refusal(
     if not native and problem.dtype not in kernel.dtypes:
         needed = " or ".join(short(d) for d in kernel.dtypes)
         return Refusal(Code.DTYPE, f"needs {needed}, got {short(problem.dtype)}")
-    if problem.dtype is torch.float32 and kernel.precision != "ieee32":
-        why = f"its precision class is {kernel.precision}, and a float32 call needs ieee32"
-        return Refusal(Code.CLAIM, why)
+    if not (suits := kernel.suits(problem)):
+        return suits.refusal
     if not native and problem.writes and problem["out"].dtype != problem.outputs.dtype:
         return Refusal(Code.DTYPE, f"needs an out of the result's dtype, {short(problem.outputs.dtype)}")
     if problem.aliased and not kernel.in_place_safe:

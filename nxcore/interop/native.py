@@ -102,7 +102,7 @@ def adopt(operator: Any, spec: OpSpec) -> None:
             p.default,
             p.default is REQUIRED,
             p.keyword,
-            isinstance(p.default, Drawn),
+            isinstance(p.default, Drawn) or p.read is not None,  # Python finds the value
         )
         for p in spec.params
     )

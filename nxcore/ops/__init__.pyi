@@ -252,13 +252,18 @@ class _GumbelSoftmaxBackward(Operator):
 gumbel_softmax_backward: _GumbelSoftmaxBackward
 
 class _Matmul(Operator):
-    def __call__(self, a: Tensor, b: Tensor) -> Tensor: ...
+    def __call__(self, a: Tensor, b: Tensor, *, precision: str | None = None) -> Tensor: ...
 
 matmul: _Matmul
 
 class _MatmulBackward(Operator):
     def __call__(
-        self, grad: Tensor, a: Tensor, b: Tensor, output_mask: Sequence[bool] = (True, True)
+        self,
+        grad: Tensor,
+        a: Tensor,
+        b: Tensor,
+        precision: str | None = None,
+        output_mask: Sequence[bool] = (True, True),
     ) -> tuple[Tensor | None, Tensor | None]: ...
 
 matmul_backward: _MatmulBackward

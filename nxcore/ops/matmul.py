@@ -3,8 +3,8 @@
     out[..., i, j] = sum over k of a[..., i, k] * b[..., k, j]
 
 Semantics of ``torch.matmul``: batches broadcast, a vector is one row or one column. In float32 each term is
-rounded once, to float32's precision (``ieee32``): no factor is split or shortened. The gradient is two
-products:
+rounded once, to float32's precision (``ieee32``): no factor is split or shortened, unless ``precision`` or
+torch's settings allow a coarser class. The gradient is two products:
 
     grad_a = grad @ b^T;  grad_b = a^T @ grad, each summed over the batches that it was repeated in
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -33,16 +34,19 @@ from nxcore.plugin import (
     Sample,
     TensorMeta,
     Way,
+    allowing,
     backward_of,
     broadcast_shapes,
+    in_force,
     rand,
+    require_precision,
     require_tensor,
 )
 
 Call = Callable[..., Any]
 
 
-def reference(a: Tensor, b: Tensor) -> Tensor:
+def reference(a: Tensor, b: Tensor, precision: str | None) -> Tensor:
     """Return ``a @ b``, accumulating in float32 or wider.
 
     Parameters
@@ -51,6 +55,11 @@ def reference(a: Tensor, b: Tensor) -> Tensor:
         Shape (..., rows, terms) or (terms,), any strides, floating.
     b : Tensor
         Shape (..., terms, columns) or (terms,), dtype and device of ``a``. Leading dimensions broadcast.
+    precision : str, optional
+        The coarsest class that a float32 product may have: ``"ieee32"``; ``"fp32x"``, products of split
+        factors with float32's error on ordinary numbers; ``"tf32"``, one product of factors of 11 bits;
+        ``"half"``. Or a word of ``torch.set_float32_matmul_precision``: ``"highest"``, ``"high"`` (tf32),
+        ``"medium"`` (half). By default, what torch's settings allow. Other dtypes have no classes.
 
     Returns
     -------
@@ -60,7 +69,7 @@ def reference(a: Tensor, b: Tensor) -> Tensor:
     Raises
     ------
     InvalidInputError
-        If shapes don't fit, or dtypes or devices differ.
+        If shapes don't fit, dtypes or devices differ, or there is no such class.
 
     Examples
     --------
@@ -68,11 +77,20 @@ def reference(a: Tensor, b: Tensor) -> Tensor:
     tensor([[2., 1.],
             [4., 3.]])
     """
-    return torch.matmul(a, b)
+    return by_class(precision, a, b)
 
 
-def check(a: Any, b: Any) -> None:
+def by_class(precision: str | None, a: Tensor, b: Tensor) -> Tensor:
+    """Return torch's product, in the class that is allowed or the next finer one that torch has."""
+    if precision is None or torch.compiler.is_compiling():  # whose graph can't change a setting
+        return torch.matmul(a, b)
+    with allowing(precision, a):
+        return torch.matmul(a, b)
+
+
+def check(a: Any, b: Any, precision: Any = None) -> None:
     """Raise unless the operator is defined for the arguments."""
+    require_precision(precision)
     for name, value in (("a", a), ("b", b)):
         require_tensor(value, name)
         if not value.ndim:
@@ -83,10 +101,8 @@ def check(a: Any, b: Any) -> None:
             raise InvalidInputError(f"b must have the {attribute} of a, {wanted}, got {got}", argument="b")
     terms, got = a.shape[-1], b.shape[-2:][0]
     if terms != got:
-        raise InvalidInputError(
-            f"b must have {terms} terms, as a of shape {tuple(a.shape)}, got shape {tuple(b.shape)}",
-            argument="b",
-        )
+        given = f"as a of shape {tuple(a.shape)}, got shape {tuple(b.shape)}"
+        raise InvalidInputError(f"b must have {terms} terms, {given}", argument="b")
     batch(a, b)
 
 
@@ -102,28 +118,28 @@ def batch(a: Any, b: Any) -> tuple[int, ...]:
         raise InvalidInputError(f"b must broadcast with a, got {given}", argument="b") from error
 
 
-def out_shape(a: Any, b: Any) -> tuple[int, ...]:
+def out_shape(a: Any, b: Any, _precision: Any = None) -> tuple[int, ...]:
     """Return the result's shape."""
     return (*batch(a, b), *a.shape[-2:-1], *(b.shape[-1:] if len(b.shape) > 1 else ()))
 
 
-def outputs(a: Any, b: Any) -> TensorMeta:
+def outputs(a: Any, b: Any, _precision: Any) -> TensorMeta:
     """Describe the result."""
     return TensorMeta.row_major(out_shape(a, b), a.dtype, a.device)
 
 
-def cost(a: Any, b: Any) -> Cost:
+def cost(a: Any, b: Any, _precision: Any) -> Cost:
     """Count both operands read once, the result written once; two operations for each term."""
     made = math.prod(out_shape(a, b))
     return Cost(bytes=a.nbytes + b.nbytes + made * a.dtype.itemsize, flops=2 * made * a.shape[-1])
 
 
-def magnitude(a: Tensor, b: Tensor) -> Tensor:
+def magnitude(a: Tensor, b: Tensor, _precision: Any) -> Tensor:
     """Return the product of absolute values."""
     return torch.matmul(a.abs(), b.abs())
 
 
-def ways(a: Any, b: Any) -> tuple[Way, ...]:
+def ways(a: Any, b: Any, _precision: Any) -> tuple[Way, ...]:
     """Divide by rows, with the same ``b``, or by columns."""
     rank = len(out_shape(a, b))
     rows = (Way((a.ndim - 2, None), rank - 1 - (b.ndim > 1)),) if a.ndim > 1 else ()
@@ -131,17 +147,14 @@ def ways(a: Any, b: Any) -> tuple[Way, ...]:
     return rows + columns
 
 
-def _backward(grad: Any, mask: tuple[bool, ...], a: Any, b: Any) -> tuple[Any, ...]:
-    return grad, a, b, mask
-
-
 SMOKE = frozenset({"smoke"})
 BENCH = frozenset({"bench"})
 TINY, HUGE = 2.0**-120, 2.0**100
 
 single = partial(rand, dtype=torch.float32)
+split = partial(Sample, kwargs={"precision": "fp32x"})
 
-SAMPLES = (
+STRICT = (
     Sample("few", (rand(3, 5), rand(5, 4)), tags=SMOKE),
     Sample("odd", (rand(33, 37), rand(37, 35)), tags=SMOKE),
     Sample("whole_vectors", (rand(36, 40), rand(40, 44)), tags=SMOKE),
@@ -185,6 +198,18 @@ SAMPLES = (
     Sample("sixteen_rows", (rand(16, 4096), rand(4096, 4096)), tags=BENCH),
 )
 
+# Samples whose numbers and layouts every class computes.
+PLAIN = ("odd", "whole_vectors", "both_transposed", "batched", "gaps_in_memory", "channels_last", "expanded")
+
+SAMPLES = (
+    *(replace(s, kwargs={"precision": "ieee32"}) for s in STRICT),
+    *(split(f"{s.name}_split", s.args, tags=s.tags) for s in STRICT if s.name in PLAIN),
+    split("drift_split", (rand(3, 3000, low=0, high=1), rand(3000, 2, low=0, high=1))),
+    split("several_tiles_split", (rand(130, 18), rand(18, 132))),
+    split("magnitudes_split", (rand(9, 40, low=-HUGE, high=HUGE), rand(40, 7, low=-1 / HUGE, high=1 / HUGE))),
+    Sample("shortened", (rand(33, 37), rand(37, 35)), {"precision": "tf32"}),
+)
+
 ERRORS = (
     ErrorCase(
         "terms", (rand(2, 3), rand(4, 5)), match=r"b must have 3 terms, as a of shape \(2, 3\), got .*4, 5"
@@ -196,23 +221,26 @@ ERRORS = (
     ErrorCase("dtypes", (rand(2, 3), rand(3, 5, dtype=torch.float64)), match="b must have the dtype of a"),
     ErrorCase("devices", (rand(2, 3), rand(3, 5, device="meta")), match="b must have the device of a, cpu"),
     ErrorCase("not_a_tensor", (rand(2, 3), 1.0), match="b must be a tensor, got float"),
+    ErrorCase("no_such_class", (rand(2, 3), rand(3, 5)), "precision must .*, got 'fp'", {"precision": "fp"}),
 )
+
+PRECISION = Param("precision", "static", None, keyword=True, read=in_force)
 
 SPEC = OpSpec(
     name="matmul",
-    params=(Param("a", "tensor"), Param("b", "tensor")),
+    params=(Param("a", "tensor"), Param("b", "tensor"), PRECISION),
     reference=reference,
     check=check,
     cost=cost,
     samples=SAMPLES,
     errors=ERRORS,
     magnitude=magnitude,
-    terms=lambda a, b: int(a.shape[-1]),
+    terms=lambda a, _b, _precision: int(a.shape[-1]),
     dtypes=(torch.float32,),
     outputs=outputs,
     ways=ways,
     autocast=LOWER,
-    gradient=Gradient("matmul_backward", _backward, saves=("a", "b")),
+    gradient=Gradient("matmul_backward", lambda grad, mask, *given: (grad, *given, mask), saves=("a", "b")),
 )
 
 Operands = tuple[Tensor, Tensor]
@@ -237,17 +265,17 @@ def fitted(found: Tensor, shape: tuple[int, ...]) -> Tensor:
     return found.sum_to_size((1,) * (found.ndim - len(matrix)) + matrix).reshape(shape)
 
 
-def product(factors: Operands, like: Tensor) -> Tensor:
+def product(factors: Operands, like: Tensor, precision: str | None) -> Tensor:
     """Return one of the gradients; what is summed over a batch isn't rounded to 16 bits before."""
     (a, b), shape = factors, tuple(like.shape)
     summed = math.prod(out_shape(a, b)) != like.numel()
     if summed and like.dtype.itemsize < 4:
         return fitted(torch.matmul(a.float(), b.float()), shape).to(like.dtype)
-    return fitted(torch.matmul(a, b), shape)
+    return fitted(by_class(precision, a, b), shape)
 
 
 def gradients(
-    grad: Tensor, a: Tensor, b: Tensor, output_mask: tuple[bool, bool] = (True, True)
+    grad: Tensor, a: Tensor, b: Tensor, precision: str | None, output_mask: tuple[bool, bool] = (True, True)
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return the gradients of ``matmul``, accumulating in float32 or wider.
 
@@ -255,7 +283,7 @@ def gradients(
     ----------
     grad : Tensor
         The gradient of the result, any strides.
-    a, b : Tensor
+    a, b, precision
         As in ``matmul``.
     output_mask : (bool, bool)
         Which gradients to compute; the other is None.
@@ -279,12 +307,12 @@ def gradients(
     """
     first, second = operands(grad, a, b)
     return (
-        product(first, a) if output_mask[0] else None,
-        product(second, b) if output_mask[1] else None,
+        product(first, a, precision) if output_mask[0] else None,
+        product(second, b, precision) if output_mask[1] else None,
     )
 
 
-def gradient_outputs(grad: Any, a: Any, b: Any, output_mask: Any) -> tuple[TensorMeta | None, ...] | None:
+def gradient_outputs(_grad: Any, a: Any, b: Any, _precision: Any, output_mask: Any) -> Any:
     """Describe the gradients; None for empty ones."""
     if 0 in (*a.shape, *b.shape):
         return None
@@ -292,7 +320,7 @@ def gradient_outputs(grad: Any, a: Any, b: Any, output_mask: Any) -> tuple[Tenso
     return tuple(meta if wanted else None for meta, wanted in zip(metas, output_mask, strict=True))
 
 
-def gradient_cost(grad: Any, a: Any, b: Any, output_mask: Any) -> Cost:
+def gradient_cost(grad: Any, a: Any, b: Any, _precision: Any, output_mask: Any) -> Cost:
     """Count what each requested product reads and writes, and two operations for each term."""
     wanted = sum(map(bool, output_mask))
     read = grad.nbytes + sum(
@@ -302,12 +330,12 @@ def gradient_cost(grad: Any, a: Any, b: Any, output_mask: Any) -> Cost:
     return Cost(bytes=read, flops=2 * wanted * grad.numel() * a.shape[-1])
 
 
-def gradient_magnitude(grad: Tensor, a: Tensor, b: Tensor, output_mask: Any) -> Any:
+def gradient_magnitude(grad: Tensor, a: Tensor, b: Tensor, _precision: Any, output_mask: Any) -> Any:
     """Return the gradients of absolute values."""
-    return gradients(grad.abs(), a.abs(), b.abs(), output_mask)
+    return gradients(grad.abs(), a.abs(), b.abs(), None, output_mask)
 
 
-def gradient_terms(grad: Any, a: Any, b: Any, output_mask: Any) -> int:
+def gradient_terms(grad: Any, a: Any, b: Any, _precision: Any, output_mask: Any) -> int:
     """Return the terms of the requested gradient that has more."""
     products = grad.numel() * a.shape[-1]
     shares = (products // max(t.numel(), 1) for t, wanted in zip((a, b), output_mask, strict=True) if wanted)
@@ -320,22 +348,22 @@ def _described(meta: TensorMeta) -> Tensor:
 
 def _split(problem: Problem) -> tuple[Problem | None, ...]:
     """Return the problems of the requested products."""
-    grad, a, b, mask = problem.args
+    grad, a, b, precision, mask = problem.args
     found: list[Problem | None] = []
     for wanted, pair in zip(mask, operands(*map(_described, (grad, a, b))), strict=True):
         metas = tuple(TensorMeta(tuple(t.shape), t.stride(), t.dtype, problem.device) for t in pair)
-        found.append(Problem(SPEC, metas) if wanted else None)
+        found.append(Problem(SPEC, (*metas, precision)) if wanted else None)
     return tuple(found)
 
 
 def _join(problem: Problem, *products: Call | None) -> Call:
     """Run the requested products."""
 
-    def call(grad: Tensor, a: Tensor, b: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    def call(grad: Tensor, a: Tensor, b: Tensor, precision: Any, *_: Any) -> tuple[Tensor | None, ...]:
         pairs = operands(grad, a, b)
         shapes = (tuple(a.shape), tuple(b.shape))
         return tuple(
-            None if product is None else fitted(product(*pair), shape)
+            None if product is None else fitted(product(*pair, precision), shape)
             for product, pair, shape in zip(products, pairs, shapes, strict=True)
         )
 
@@ -348,8 +376,8 @@ ROWS = (rand(12, 9), rand(12, 20), rand(20, 9))
 def _given(sample: Sample) -> Sample | None:
     """Return a sample of the gradients, unless their terms overflow."""
     grad = rand(*out_shape(*sample.args), dtype=sample.args[0].dtype)
-    fits = sample.name != "overflow"
-    return Sample(sample.name, (grad, *sample.args), tags=sample.tags) if fits else None
+    fits = sample.name not in ("overflow", "magnitudes_split")
+    return Sample(sample.name, (grad, *sample.args), sample.kwargs, sample.tags) if fits else None
 
 
 BACKWARD = backward_of(
@@ -362,9 +390,9 @@ BACKWARD = backward_of(
     gradients=2,
     same_dtype=True,
     samples=(
-        Sample("first_alone", ROWS, {"output_mask": (True, False)}),
-        Sample("second_alone", ROWS, {"output_mask": (False, True)}),
-        Sample("gradient_of_a_sum", (rand(12, 9, layout="repeated"), *ROWS[1:])),
+        Sample("first_alone", ROWS, {"precision": "ieee32", "output_mask": (True, False)}),
+        Sample("second_alone", ROWS, {"precision": "ieee32", "output_mask": (False, True)}),
+        Sample("gradient_of_a_sum", (rand(12, 9, layout="repeated"), *ROWS[1:]), {"precision": "ieee32"}),
     ),
     terms=gradient_terms,
     outputs=gradient_outputs,

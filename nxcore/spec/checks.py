@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from nxcore.errors import InvalidInputError
+from nxcore.spec.precision import CLASSES, WORDS
 
 
 def require_tensor(value: Any, name: str, *, floating: bool = True, strided: bool = True) -> None:
@@ -28,6 +29,17 @@ def require_tensor(value: Any, name: str, *, floating: bool = True, strided: boo
         raise InvalidInputError(f"{name} must have a floating dtype, got {value.dtype}", argument=name)
     if strided and value.layout is not torch.strided:
         raise InvalidInputError(f"{name} must be strided, got layout {value.layout}", argument=name)
+
+
+def require_precision(value: Any, name: str = "precision") -> None:
+    """Raise unless ``value`` is None, a precision class, or a word of torch's for one.
+
+    >>> require_precision("fp32x")
+    """
+    known = (*CLASSES, *WORDS)
+    if value is not None and not (isinstance(value, str) and value in known):
+        wanted = ", ".join(map(repr, known))
+        raise InvalidInputError(f"{name} must be one of {wanted}, got {brief(value)}", argument=name)
 
 
 def require_shape(value: Any, shape: tuple[int, ...], name: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from nxcore.errors import present
 from nxcore.spec.kernel import YES, Kernel, Verdict
+from nxcore.spec.precision import CLASSES
 from nxcore.spec.problem import Problem
 from nxcore.spec.spec import OpSpec
 
@@ -69,6 +70,8 @@ def _compose(spec: OpSpec, halves: tuple[Kernel, ...]) -> Kernel:
         return next((answer for answer in answers if not answer), YES)
 
     first = halves[0]
+    # The coarsest of its parts' classes.
+    precision = max((half.precision for half in halves), key=CLASSES.index)
     common = (d for d in spec.parts.dtypes if all(d in h.dtypes for h in halves)) if spec.parts else ()
     return Composed(
         spec.name,
@@ -77,6 +80,7 @@ def _compose(spec: OpSpec, halves: tuple[Kernel, ...]) -> Kernel:
         first.probe,
         first.variant,
         tuple(common),
+        precision,
         deterministic=all(half.deterministic for half in halves),
         graph_safe=all(half.graph_safe for half in halves),
         announces=all(half.announces for half in halves),

@@ -7,15 +7,14 @@ import importlib
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from nxcore.spec.launched import repeating
+from nxcore.spec.precision import Precision, coarser
 from nxcore.spec.problem import Problem
 from nxcore.spec.process import imported
-
-Precision = Literal["ieee32", "tf32", "half"]
 
 
 class Code(StrEnum):
@@ -202,7 +201,8 @@ class Kernel:
     dtypes : tuple of torch.dtype
         The element types that the kernel claims.
     precision : str
-        The precision class of a float32 call: ``"ieee32"``, ``"tf32"`` or ``"half"``.
+        The precision class of its float32 results: ``"ieee32"``, ``"fp32x"``, ``"tf32"`` or ``"half"``. It
+        takes no call that needs a finer one.
     deterministic, graph_safe, in_place_safe : bool
         Claims, False by default. The conformance suite checks each one that is made.
     branch : str
@@ -244,6 +244,13 @@ class Kernel:
     def takes(self, problem: Problem) -> Verdict:
         """Return the answer of ``accepts``; it is not called where there is nothing to compute."""
         return no(problem.idle, code=Code.IDLE) if problem.idle else self.accepts(problem)
+
+    def suits(self, problem: Problem) -> Verdict:
+        """Return whether its precision class is as fine as a call needs."""
+        if problem.dtype is not torch.float32 or not coarser(self.precision, problem.precision):
+            return YES
+        why = f"its precision class is {self.precision}, and the call needs {problem.precision}"
+        return no(why, code=Code.CLAIM)
 
     @functools.cached_property
     def planner(self) -> Callable[..., Callable[..., Any]]:

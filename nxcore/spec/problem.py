@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from nxcore.spec.device import Device, describe
+from nxcore.spec.precision import Precision
 from nxcore.spec.process import preserved
 from nxcore.spec.spec import Cost, OpSpec
 
@@ -208,6 +209,11 @@ class Problem:
         """The dtype of the first tensor; of the first that holds numbers where conditions precede it."""
         valued = (t.dtype for t in self.tensors if t.dtype is not torch.bool)
         return next(valued, self.tensors[0].dtype)
+
+    @property
+    def precision(self) -> Precision:
+        """The coarsest precision class that a float32 call allows."""
+        return self.spec.precision(self.args)
 
     @functools.cached_property
     def view(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from nxcore.spec.precision import Precision, class_of
 from nxcore.spec.sample import ErrorCase, Sample
 
 
@@ -77,6 +78,9 @@ class Param:
         The default, ``REQUIRED``, or ``Drawn`` for a tensor that is random.
     keyword : bool
         Whether it is passed only by keyword.
+    read : callable, optional
+        ``read(first)``: the value in place of None, for the operator's first argument. It is read before any
+        look-up, from a setting of torch's for example, which is so part of the key.
 
     Examples
     --------
@@ -88,6 +92,7 @@ class Param:
     kind: Kind
     default: Any = REQUIRED
     keyword: bool = False
+    read: Callable[[Any], Any] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +323,13 @@ class OpSpec:
                 bound.append(param.default)
         if kwargs or len(args) > len(self.params):
             raise TypeError(f"{self.name}() got unexpected arguments: {sorted(kwargs) or args}")
-        return tuple(bound)
+        pairs = zip(self.params, bound, strict=True)
+        return tuple(p.read(bound[0]) if p.read and value is None else value for p, value in pairs)
+
+    def precision(self, args: Sequence[Any]) -> Precision:
+        """Return the coarsest precision class that a float32 call allows: its argument ``precision``."""
+        named = (value for p, value in zip(self.params, args, strict=True) if p.name == "precision")
+        return class_of(next(named, None))
 
     def tagged(self, tag: str) -> tuple[Sample, ...]:
         """Return the samples that carry ``tag``."""

@@ -19,11 +19,12 @@ from nxcore.registry.registry import Registry
 from nxcore.settings import Settings
 from nxcore.spec.device import synchronize
 from nxcore.spec.kernel import Backend, Code, Kernel, Verdict
+from nxcore.spec.precision import class_of, coarser, precision_class
 from nxcore.spec.problem import Problem, TensorMeta, leaves
 from nxcore.spec.sample import Sample
 from nxcore.spec.spec import OpSpec
 from nxcore.testing.memory import poisoned
-from nxcore.trust.truth import CLASSES, Agreement, Truth, precision_class, without_out
+from nxcore.trust.truth import Agreement, Truth, without_out
 
 
 class Broken(VerificationError):
@@ -269,7 +270,7 @@ class Cell:
     def excused(self, found: Agreement) -> bool:
         """Return whether a disagreement is within the precision class that the kernel claims in float32."""
         coarse = self.dtype is torch.float32 and self.kernel.precision != "ieee32"
-        return coarse and CLASSES.index(precision_class(found.error)) <= CLASSES.index(self.kernel.precision)
+        return coarse and not coarser(precision_class(found.error), self.kernel.precision)
 
     def judge(self, rule: str, truth: Truth, result: Any, *, laid_out: bool = True, about: str = "") -> float:
         """Check a result against the reference and return its error.
@@ -300,9 +301,15 @@ def _strides(tensor: Tensor) -> tuple[int, ...]:
     return TensorMeta.of(tensor).strides_of_extent if tensor.numel() else ()
 
 
-def modest(spec: OpSpec) -> tuple[Sample, ...]:
-    """Return the samples of little time and memory: no real workloads, no huge samples."""
-    return tuple(s for s in spec.samples if not s.tags & {"bench", "huge"})
+def modest(spec: OpSpec, kernel: Kernel) -> tuple[Sample, ...]:
+    """Return a kernel's samples of little time and memory: no real workloads, no huge samples."""
+    return tuple(s for s in spec.samples if not s.tags & {"bench", "huge"} and meant(kernel, s))
+
+
+def meant(kernel: Kernel, sample: Sample) -> bool:
+    """Return whether a sample is for a kernel: it needs no finer precision class than the kernel's."""
+    given = sample.kwargs.get("precision")
+    return given is None or not coarser(kernel.precision, class_of(given))
 
 
 def huge(spec: OpSpec) -> tuple[Sample, ...]:
@@ -371,7 +378,7 @@ def _taken(
     for sample in spec.tagged("smoke"):
         problem = replace(_described(registry, spec.name, sample.name, dtype, device))
         with contextlib.suppress(Exception):  # a rule reports the error
-            if kernel.takes(problem) and not problem.view:
+            if meant(kernel, sample) and kernel.takes(problem) and not problem.view:
                 found.append(sample)
     return tuple(found)
 

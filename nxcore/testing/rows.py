@@ -238,7 +238,7 @@ def _steps(cell: Cell) -> Iterable[tuple[Rule, Cell]]:
     """Yield each rule with its cell, the cheapest and most informative first."""
     for rule in (*(OF_A_KERNEL if cell.leads else ()), *OF_A_TYPE):
         yield rule, cell
-    for sample in modest(cell.spec):
+    for sample in modest(cell.spec, cell.kernel):
         for rule in OF_A_SAMPLE:
             yield rule, cell.on(sample)
     if cell.leads and torch.cuda.is_available():

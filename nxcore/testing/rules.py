@@ -18,10 +18,11 @@ from nxcore.interop.schema import Unfit
 from nxcore.spec.device import synchronize
 from nxcore.spec.kernel import Verdict
 from nxcore.spec.layout import overlaps
+from nxcore.spec.precision import coarser, precision_class
 from nxcore.spec.problem import TensorMeta, leaves
 from nxcore.testing.cell import Broken, Cell, Declined, Inapplicable, in_form, modest
 from nxcore.testing.memory import Guarded, Walled, each, poison, same_bits
-from nxcore.trust.truth import CLASSES, Truth, agreement, precision_class, without_out
+from nxcore.trust.truth import Truth, agreement, without_out
 
 Rule = Callable[[Cell], float | None]
 
@@ -95,13 +96,13 @@ def takes_a_smoke_sample(cell: Cell) -> None:
 
 def gives_reasons(cell: Cell) -> None:
     """Give a reason with every refusal."""
-    for sample in modest(cell.spec):
+    for sample in modest(cell.spec, cell.kernel):
         cell.ask(cell.on(sample).problem())
 
 
 def answers_equal_problems_alike(cell: Cell) -> None:
     """Accept or refuse equal problems alike, also when they are checked again in another order."""
-    cells = [cell.on(s) for s in modest(cell.spec)]
+    cells = [cell.on(s) for s in modest(cell.spec, cell.kernel)]
     first = [one.ask(one.problem()) for one in cells]
     for _ in range(2):
         for one, then in reversed(list(zip(cells, first, strict=True))):
@@ -298,7 +299,7 @@ def reaches_its_precision(cell: Cell) -> float:
     if not in_form(truth, result):
         raise Broken("has_torchs_layout", f"{_sample(one)}: {found.reason}")
     reached = precision_class(found.error)
-    if CLASSES.index(reached) > CLASSES.index(cell.kernel.precision):
+    if coarser(reached, cell.kernel.precision):
         raise Broken(
             "reaches_its_precision",
             f"{_sample(one)}: claims {cell.kernel.precision}, but an error of {found.error:.1e} is {reached}",

@@ -31,7 +31,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     chosen = list(cells(registry(metafunc.config), backends=metafunc.config.option.nxcore_backend))
     cuda = torch.cuda.is_available()
     if metafunc.function is test_samples:
-        pairs = [(rule, c.on(s)) for c in chosen for s in modest(c.spec) for rule in OF_A_SAMPLE]
+        pairs = [(rule, c.on(s)) for c in chosen for s in modest(c.spec, c.kernel) for rule in OF_A_SAMPLE]
         if cuda and metafunc.config.option.nxcore_huge:
             pairs += [
                 (rule, c.on(s)) for c in chosen if c.leads for s in huge(c.spec) for rule in OF_A_SAMPLE

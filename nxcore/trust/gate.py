@@ -26,13 +26,14 @@ from nxcore.spec.compiling import UncompiledError
 from nxcore.spec.device import current, synchronize
 from nxcore.spec.kernel import Backend, Code, Kernel, Refusal
 from nxcore.spec.layout import layout_class
+from nxcore.spec.precision import coarser, precision_class
 from nxcore.spec.problem import Problem, leaves
 from nxcore.spec.sample import Sample
 from nxcore.store.files import Store
 from nxcore.trust import fingerprint
 from nxcore.trust.identity import Identities, Identity
 from nxcore.trust.quarantine import Quarantine, Quarantined, Suspect
-from nxcore.trust.truth import CLASSES, Truth, agreement, precision_class, require_telling, without_out
+from nxcore.trust.truth import Truth, agreement, require_telling, without_out
 
 _log = logging.getLogger(__name__)
 
@@ -214,7 +215,7 @@ class Gate:
                 try:
                     args, truth, other = built(spec.name, sample.name, device, dtype, self.registry)
                     problem = Problem.of(spec, args)
-                    if not kernel.takes(problem):
+                    if not (kernel.suits(problem) and kernel.takes(problem)):
                         continue
                     call = kernel.plan(problem)
                     found = agreement(call, spec, args, truth)
@@ -309,7 +310,7 @@ def _overclaims(kernel: Kernel, errors: Sequence[float]) -> str:
         return ""
     middle = statistics.median(rounded)  # one sum may cancel to nearly zero, but not half of all
     reached = precision_class(middle)
-    if CLASSES.index(reached) <= CLASSES.index(kernel.precision):
+    if not coarser(reached, kernel.precision):
         return ""
     return f"wrong about its precision: claims {kernel.precision}, reaches {reached} (error {middle:.1e})"
 

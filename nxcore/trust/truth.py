@@ -6,6 +6,9 @@ every contract), S the operator on absolute values and n the terms per output, b
 (a) elementwise: |y - y64| <= 4 (u |y64| + u32 sqrt(n) S)
 (b) normwise:    rmse(y) <= 3 rmse(torch) + u/8 rms(y64) + u32 rms(S)
 
+Where the call allows a precision class coarser than ieee32, S (in (b), rms(S)) times the share of a term that
+its factors may lose is added to both.
+
 (a) follows the probabilistic error bound of Higham and Mary 2019, doi:10.1137/18M1226312. (b) is
 needed because (a) misses a low-precision product over long sums of zero mean. With few outputs, torch's own
 error is random and no measure: for up to 64 of them (b) also allows one rounding of the output, u rms(y64).
@@ -23,7 +26,7 @@ import torch
 from torch import Tensor
 
 from nxcore.errors import VerificationError
-from nxcore.spec.kernel import Precision
+from nxcore.spec.precision import SHARE
 from nxcore.spec.problem import leaves
 from nxcore.spec.spec import OpSpec
 from nxcore.trust.state import State, disturbance
@@ -36,18 +39,6 @@ ROUNDOFF = {
     torch.float16: 2.0**-11,
     torch.bfloat16: 2.0**-8,
 }
-
-
-CLASSES: tuple[Precision, ...] = ("ieee32", "tf32", "half")
-"""Precision classes, the finest first."""
-
-IEEE32, TF32 = 5e-6, 2e-3
-"""The normwise errors below which a float32 kernel belongs to the first two."""
-
-
-def precision_class(error: float) -> Precision:
-    """Return the precision class of a relative error in the 2-norm."""
-    return "ieee32" if error < IEEE32 else "tf32" if error < TF32 else "half"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +77,8 @@ class Truth:
         The number of terms per output.
     bitwise : bool
         Whether the operator only moves values and never rounds.
+    share : float
+        The error that each term may have by its factors' lost bits, as the call's precision class allows.
     """
 
     exact: tuple[Tensor, ...]
@@ -93,6 +86,7 @@ class Truth:
     scale: tuple[Tensor, ...]
     terms: int
     bitwise: bool
+    share: float = 0.0
 
     @classmethod
     def of(cls, spec: OpSpec, args: tuple[Any, ...]) -> Truth:
@@ -108,6 +102,7 @@ class Truth:
                 scale=native if spec.exact else tuple(leaves(spec.magnitude(*wide))),
                 terms=max(spec.terms(*args), 1),
                 bitwise=spec.exact,
+                share=_share(spec, args),
             )
 
     def judge(self, result: Any, *, laid_out: bool = True) -> Agreement:
@@ -171,8 +166,15 @@ class Truth:
         # Includes the spacing of subnormal numbers: a device may flush each subnormal term to zero.
         quantum = info.smallest_normal * info.eps + self.terms * torch.finfo(torch.float32).smallest_normal
         bound = 4 * (u * y64.abs() + ACCUMULATOR * self.terms**0.5 * scale.nan_to_num(posinf=0.0)) + quantum
+        if self.share:
+            bound += self.share * scale.nan_to_num(posinf=0.0)
         norm = _rms(y64)
-        allowed = 3 * _rms((like.double() - y64).abs()) + u / 8 * norm + ACCUMULATOR * _rms(scale) + quantum
+        allowed = (
+            3 * _rms((like.double() - y64).abs())
+            + u / 8 * norm
+            + (ACCUMULATOR + self.share) * _rms(scale)
+            + quantum
+        )
         return bound, allowed + u * norm if y64.numel() <= FEW else allowed, norm
 
     def _gates(self, y: Tensor, y64: Tensor, like: Tensor, scale: Tensor) -> Agreement:
@@ -207,6 +209,12 @@ class Truth:
                 f"root mean square error is {float(_rms(error) / allowed):.3g} times its bound",
             )
         return Agreement(True, relative)
+
+
+def _share(spec: OpSpec, args: tuple[Any, ...]) -> float:
+    """Return the share of each term that the precision class of a float32 call allows as its error."""
+    single = any(t.dtype is torch.float32 for t in leaves(args))
+    return SHARE[spec.precision(args)] if single else 0.0
 
 
 def _widen(value: Any, half: bool = False) -> Any:
@@ -253,7 +261,8 @@ def strays(spec: OpSpec, args: tuple[Any, ...], native: Any, result: Any, slack:
             info, u = torch.finfo(t.dtype), ROUNDOFF[t.dtype]
             quantum = info.smallest_normal * info.eps + terms * torch.finfo(torch.float32).smallest_normal
             wide, own = _widen(y, half=True), _widen(t, half=True)
-            bound = (own.abs() * u).add(scale.broadcast_to(own.shape), alpha=ACCUMULATOR * terms**0.5)
+            unit = ACCUMULATOR * terms**0.5 + _share(spec, args) / 4
+            bound = (own.abs() * u).add(scale.broadcast_to(own.shape), alpha=unit)
             fine |= (wide - own).abs() <= bound.mul_(8 * slack).add_(2 * quantum * slack)
         found |= ~fine.all()
     return found

@@ -27,7 +27,6 @@ from nxcore.ops import nxcore_ops
 from nxcore.registry import reference
 from nxcore.registry.registry import Registry, Source
 from nxcore.spec.sample import Sample
-from nxcore.spec.spec import OpSpec
 from nxcore.testing import rules
 from nxcore.testing.cell import Broken, Cell, Declined, Inapplicable, cells, modest
 from tests.hostile import (
@@ -163,17 +162,17 @@ def registry(package: str) -> Registry:
     return found
 
 
-def by_likelihood(spec: OpSpec, mutation: Mutation) -> list[Sample]:
+def by_likelihood(cell: Cell, mutation: Mutation) -> list[Sample]:
     """Return the kit's samples, those first whose name promises something; few where nothing is broken."""
     if not mutation.edits:
-        return list(spec.tagged("smoke"))
+        return list(cell.spec.tagged("smoke"))
     words = (mutation.likely,) if mutation.likely else LIKELY[mutation.kind]
-    return sorted(modest(spec), key=lambda s: not any(word in s.name for word in words))
+    return sorted(modest(cell.spec, cell.kernel), key=lambda s: not any(word in s.name for word in words))
 
 
 def refusal(cell: Cell, mutation: Mutation) -> tuple[str, str, str]:
     """Return the rule, the sample and the message of what refuses a kernel; empty ones if nothing does."""
-    for one in (cell, *(cell.on(s) for s in by_likelihood(cell.spec, mutation))):
+    for one in (cell, *(cell.on(s) for s in by_likelihood(cell, mutation))):
         # What the kit holds once a kernel it chooses the sample for.
         asked = (rules.agrees_with_float64,)
         if one.sample is None:

@@ -95,7 +95,7 @@ def split(x: Tensor, bits: int, count: int) -> list[Tensor]:
 def product_of_parts(bits: int, count: int):
     """Return a product by the leading products of ``count`` parts of each factor: 3xTF32 is (11, 2)."""
 
-    def product(a: Tensor, b: Tensor) -> Tensor:
+    def product(a: Tensor, b: Tensor, _precision: str = "ieee32") -> Tensor:
         firsts, seconds = split(a, bits, count), split(b, bits, count)
         pairs = [(x, y) for i, x in enumerate(firsts) for j, y in enumerate(seconds) if i + j < count]
         found = [torch.matmul(x, y) for x, y in reversed(pairs)]
@@ -109,8 +109,8 @@ IMPOSTORS = {
     "3xtf32": product_of_parts(11, 2),
     "bf16x3": product_of_parts(8, 2),
     "bf16x6": product_of_parts(8, 3),
-    "half": lambda a, b: torch.matmul(a.half(), b.half()).float(),
-    "flushed": lambda a, b: torch.matmul(*(torch.where(x.abs() < 2**-126, 0 * x, x) for x in (a, b))),
+    "half": lambda a, b, _: torch.matmul(a.half(), b.half()).float(),
+    "flushed": lambda a, b, _: torch.matmul(*(torch.where(x.abs() < 2**-126, 0 * x, x) for x in (a, b))),
 }
 
 
@@ -164,3 +164,102 @@ def test_places_past_two_to_the_31(backend):
     a[-1, -1] = 3
     b = torch.ones(2**14 + 4, 4, device="cuda")
     assert operator("matmul", backend)(a, b)[-1].tolist() == [3.0] * 4
+
+
+# -------------------------------------------------------------------------------------- classes of precision
+
+
+def planted(name: str, precision: str):
+    """Return a session with one of the impostors as a kernel of that class."""
+    return fakes.session(fakes.backend("fake", fakes.kernel("matmul", IMPOSTORS[name], precision=precision)))
+
+
+PAIR = (torch.linspace(-1, 1, 40 * 30).view(40, 30), torch.linspace(1, 2, 30 * 20).view(30, 20))
+
+
+@pytest.fixture
+def restored():
+    """Leave torch's setting as it was."""
+    yield
+    torch.set_float32_matmul_precision("highest")
+
+
+def test_a_kernel_of_split_factors_serves_calls_that_allow_it_and_no_others():
+    session = planted("3xtf32", "fp32x")
+    operator = session.op("matmul", backend="fake")
+    exact = PAIR[0].double() @ PAIR[1].double()
+    for precision in ("fp32x", "tf32", "half", "high", "medium"):
+        found = operator(*PAIR, precision=precision)
+        assert torch.equal(found, IMPOSTORS["3xtf32"](*PAIR))
+        torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)
+    for given in ({}, {"precision": "ieee32"}, {"precision": "highest"}):
+        with pytest.raises(UnsupportedProblemError, match="class is fp32x, and the call needs ieee32"):
+            operator(*PAIR, **given)
+
+
+@pytest.mark.parametrize(
+    ("impostor", "claims"), [("tf32", "fp32x"), ("half", "fp32x"), ("bf16x3", "fp32x"), ("tf32", "ieee32")]
+)
+def test_no_class_gets_a_coarser_ones_kernel(impostor, claims):
+    operator = planted(impostor, claims).op("matmul", backend="fake")
+    with pytest.raises(UnsupportedProblemError, match="wrong"):
+        operator(*PAIR, precision=claims)
+
+
+def test_torchs_setting_is_part_of_the_key(restored):
+    session = planted("3xtf32", "fp32x")
+    chosen, alone = session.op("matmul"), session.op("matmul", backend="fake")
+    strict = session.explain("matmul", *PAIR)
+    assert strict.problem["precision"] == "ieee32"
+    assert "fp32x, and the call needs ieee32" in str(strict)
+    assert torch.equal(chosen(*PAIR), torch.matmul(*PAIR))
+    torch.set_float32_matmul_precision("high")
+    loose = session.explain("matmul", *PAIR)
+    assert loose.problem["precision"] == "tf32"
+    assert "precision=tf32" in str(loose)
+    assert torch.equal(alone(*PAIR), IMPOSTORS["3xtf32"](*PAIR))
+    torch.set_float32_matmul_precision("highest")
+    with pytest.raises(UnsupportedProblemError, match="needs ieee32"):
+        alone(*PAIR)
+
+
+def test_a_class_given_leaves_torchs_setting_as_it_is(restored):
+    for word in ("highest", "high", "medium"):
+        torch.set_float32_matmul_precision(word)
+        before = torch.backends.mkldnn.matmul.fp32_precision, torch.backends.cuda.matmul.fp32_precision
+        for precision in ("ieee32", "fp32x", "tf32", "half"):
+            nxcore.ops.matmul(*PAIR, precision=precision)
+        after = torch.backends.mkldnn.matmul.fp32_precision, torch.backends.cuda.matmul.fp32_precision
+        assert after == before
+        assert torch.get_float32_matmul_precision() == word
+
+
+def test_the_gradient_has_the_class_of_the_call():
+    seen = []
+
+    def gradients(grad, a, b, precision, mask):
+        seen.append(precision)
+        return nxcore.op("matmul_backward").spec.reference(grad, a, b, precision, mask)
+
+    session = fakes.session(fakes.backend("fake", fakes.kernel("matmul_backward", gradients)))
+    a, b, grad = PAIR[0].clone().requires_grad_(), PAIR[1], torch.ones(40, 20)
+    for precision, wanted in (("tf32", "tf32"), (None, "ieee32")):
+        session.op("matmul_backward", backend="fake")(grad, a.detach(), b, precision)
+        assert seen[-1] == wanted
+        assert SPEC.gradient.args(grad, (True, True), a, b, wanted)[3] == wanted
+        session.op("matmul")(a, b, precision=precision).backward(grad)
+
+
+def test_other_dtypes_have_no_class(restored):
+    torch.set_float32_matmul_precision("high")
+    halves = tuple(t.half() for t in PAIR)
+    assert nxcore.explain("matmul", *halves).problem["precision"] is None
+
+
+@BACKENDS
+@pytest.mark.parametrize("shapes", [((70, 90), (90, 50)), ((3, 9, 20), (20, 8)), ((6,), (6, 4))], ids=str)
+def test_split_factors_have_the_error_of_float32_on_ordinary_numbers(backend, device, shapes):
+    a, b = (torch.randn(s, device=place(backend, device)) for s in shapes)
+    got = operator("matmul", backend)(a, b, precision="fp32x")
+    exact, scale = a.double() @ b.double(), a.double().abs() @ b.double().abs()
+    assert ((got.double() - exact).abs() <= 2.0**-20 * scale).all()

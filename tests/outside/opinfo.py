@@ -63,7 +63,7 @@ def _sum_to_size(x: Tensor, *size: Any) -> tuple[Any, ...]:
 
 
 def _matmul(a: Tensor, b: Tensor) -> tuple[Any, ...]:
-    return a, b
+    return a, b, None
 
 
 def _max_pool2d(

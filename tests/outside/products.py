@@ -36,7 +36,7 @@ def _shapes(draw: Draw, most: int) -> tuple[Shape, Shape, Shape]:
 def matmul(draw: Draw, most: int) -> tuple[Any, ...]:
     """Operands of any layouts."""
     first, second, _ = _shapes(draw, most)
-    return tensor(draw, first, torch.float32), tensor(draw, second, torch.float32)
+    return tensor(draw, first, torch.float32), tensor(draw, second, torch.float32), "ieee32"
 
 
 @strategy
@@ -44,4 +44,4 @@ def matmul_backward(draw: Draw, most: int) -> tuple[Any, ...]:
     """A gradient of any layout, and either gradient or both asked for."""
     first, second, made = _shapes(draw, most)
     mask = draw(st.sampled_from([(True, True), (True, False), (False, True)]))
-    return (*(tensor(draw, shape, torch.float32) for shape in (made, first, second)), mask)
+    return (*(tensor(draw, shape, torch.float32) for shape in (made, first, second)), "ieee32", mask)
