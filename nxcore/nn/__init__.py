@@ -14,6 +14,7 @@ from nxcore.nn.modules import (
     AvgPool2d,
     BatchNorm2d,
     Conv2d,
+    Linear,
     MaxPool2d,
     SoftmaxSum,
 )
@@ -28,6 +29,7 @@ __all__ = [
     "AvgPool2d",
     "BatchNorm2d",
     "Conv2d",
+    "Linear",
     "MaxPool2d",
     "Mish",
     "Part",

@@ -18,6 +18,7 @@ OPERATORS = (
     "depthwise_conv2d",
     "global_avg_pool2d",
     "global_max_pool2d",
+    "matmul",
     "max_pool2d",
     "softmax_sum",
 )
