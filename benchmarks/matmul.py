@@ -19,20 +19,21 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from nxcore_cuda import matmul as cuda
+from nxcore_cuda import matmul_split as cuda_split
 from nxcore_cuda.machine.compile import image
 from nxcore_cuda.machine.instance import Instance
 from nxcore_triton import matmul as triton
+from products import CASES, Case
 from torch import Tensor
 
 from nxcore.plugin import Product, TensorMeta
 
-SIDES = (512, 1024, 2048, 4096)
 FLUSH = 512 << 20  # bytes that are overwritten before a call, while the host prepares it
 WORKERS = 14  # processes that compile
 PEAK = 67.0  # TFLOP/s of float32, by the datasheet
@@ -60,6 +61,14 @@ CUDA = {
 }
 """Tiles by name: large to tiny, the depth, and the slices."""
 
+SPLIT = {
+    "128x128x32": cuda_split.LARGE,
+    "128x128x16": cuda_split.Split(128, 128, 64, 32, 16),
+    "128x64x32": cuda_split.Split(128, 64, 32, 32, 32),
+    "64x64x32": cuda_split.SMALL,
+}
+"""Tiles of the class fp32x: split factors on tensor cores."""
+
 TRITON = {
     "128x128x16": triton.Tile(128, 128, 16),
     "128x128x32": triton.Tile(128, 128, 32),
@@ -70,60 +79,6 @@ TRITON = {
     "16x64x64w4": triton.Tile(16, 64, 64, warps=4),
 }
 
-
-@dataclass(frozen=True)
-class Case:
-    """A call by name: shapes, and which operands are transposed in memory."""
-
-    name: str
-    a: tuple[int, ...]
-    b: tuple[int, ...]
-    turned: str = ""
-
-    def operands(self) -> tuple[Tensor, Tensor]:
-        """Return random operands."""
-        generator = torch.Generator("cuda").manual_seed(0)
-        return _random(self.a, generator, "a" in self.turned), _random(self.b, generator, "b" in self.turned)
-
-
-def _random(shape: tuple[int, ...], generator: torch.Generator, turned: bool) -> Tensor:
-    given = (*shape[:-2], shape[-1], shape[-2]) if turned else shape
-    made = torch.rand(given, generator=generator, device="cuda") - 0.5
-    return made.mT if turned else made
-
-
-def _plain(rows: int, terms: int, columns: int, turned: str = "") -> Case:
-    return Case(f"{rows}x{terms}x{columns}{turned}", (rows, terms), (terms, columns), turned)
-
-
-def _heads(count: int, rows: int, terms: int, columns: int, turned: str = "") -> Case:
-    name = f"{count}*{rows}x{terms}x{columns}{turned}"
-    return Case(name, (count, rows, terms), (count, terms, columns), turned)
-
-
-CASES = (
-    *(Case(f"{n}", (n, n), (n, n)) for n in SIDES),
-    *(_plain(n, n, n) for n in (128, 256, 384, 640, 768, 1536, 3072)),
-    *(_plain(n, n, n) for n in (127, 511, 1000, 1023, 1025, 2047, 4097)),
-    *(_plain(n, n, n, turned) for n in (512, 2048) for turned in ("a", "b", "ab")),
-    *(_plain(n, 4096, 4096) for n in (1, 2, 8, 16, 32, 64, 128, 256)),
-    *(_plain(n, 1024, 1024, "b") for n in (1, 16, 64, 128, 256)),
-    *(_plain(4096, 4096, n) for n in (1, 16, 64)),
-    *(_plain(4096, n, 4096) for n in (16, 64, 256)),
-    *(_plain(n, 16384, n) for n in (16, 64, 256)),
-    *(_plain(8192, 512, n, "b") for n in (512, 2048)),
-    *(_plain(2048, n, 4096, "b") for n in (768, 1024)),
-    *(_plain(33, 1000, 77) for _ in range(1)),
-    *(_plain(1000, 33, 4000) for _ in range(1)),
-    *(_heads(64, 256, 64, 256, turned) for turned in ("", "b")),
-    *(_heads(96, 197, 64, 197, turned) for turned in ("", "b")),
-    _heads(96, 197, 197, 64),
-    *(_heads(8, n, n, n) for n in (128, 512, 1024)),
-    _heads(1024, 32, 32, 32),
-    _heads(256, 64, 64, 64),
-    _heads(16, 1024, 64, 1024, "b"),
-    _heads(32, 512, 128, 512, "b"),
-)
 
 Call = Callable[[], Tensor]
 
@@ -157,6 +112,13 @@ def tiles_for(case: Case, product: Product) -> Iterator[tuple[str, Any]]:
         for parts in parts_for(product, tile.tall, tile.wide):
             yield f"cuda {name}{f'/{parts}' * (parts > 1)}", replace(tile, parts=parts)
     yield "cuda chosen", cuda.choose(product)
+    for name, split in SPLIT.items() if square and product.rows >= 1024 else ():
+        yield f"fp32x cuda {name}", split
+    for block in TRITON.values() if square and product.rows >= 1024 else ():
+        if block.tall >= 64:
+            for depth in (32, 64):
+                made = replace(triton.split(block), depth=depth)
+                yield f"fp32x triton {block.tall}x{block.wide}x{depth}w{block.warps}", made
     for name, block in TRITON.items() if square else ():
         for parts in parts_for(product, block.tall, block.wide)[:3]:
             yield f"triton {name}{f'/{parts}' * (parts > 1)}", replace(block, parts=parts)
@@ -169,7 +131,7 @@ def prepare(case: Case) -> str:
     product = product_of(a, b)
     out = torch.matmul(a, b)
     for name, tile in tiles_for(case, product):
-        if name.startswith("triton"):
+        if "triton" in name:
             with contextlib.suppress(Exception):  # it fails again where it is timed
                 entrant(product, tile, a, b, out)()
     return case.name
@@ -194,10 +156,10 @@ def instances(cases: tuple[Case, ...]) -> set[Instance]:
     for case in cases:
         product = product_of(*case.operands())
         for name, tile in tiles_for(case, product):
-            if name.startswith("cuda"):
+            if "cuda" in name:
                 a = cuda.Way.of(product.rows, product.terms, product.a, product.a_batch)
                 b = cuda.Way.of(product.columns, product.terms, product.b, product.b_batch)
-                found |= {cuda.instance(tile, a, b), cuda.instance(tile, _by_one(a), _by_one(b))}
+                found |= {tile.instance(a, b), tile.instance(_by_one(a), _by_one(b))}
     return found
 
 
@@ -320,6 +282,17 @@ def best(record: dict[str, Any], kind: str, count: int = 1) -> str:
     return f"{', '.join(cells)} ({share:.2f}){f' WRONG {wrong}' * (wrong > 0)}"
 
 
+def split(record: dict[str, Any]) -> str:
+    """Return the gains and the errors of the best entrants of the class fp32x."""
+    base = record["rows"][0]
+    own = [row for row in record["rows"] if row["entrant"].startswith("fp32x")]
+    cells = []
+    for row in sorted(own, key=lambda row: row["us"])[:5]:
+        name, share = row["entrant"].removeprefix("fp32x "), row["error"] / base["error"]
+        cells.append(f"{base['us'] / row['us']:.2f} {name} ({share:.1f})")
+    return ", ".join(cells)
+
+
 def lines(records: list[dict[str, Any]]) -> Iterator[str]:
     """Yield the table: a line for each large square, several cases a line elsewhere."""
     cells = []
@@ -329,6 +302,8 @@ def lines(records: list[dict[str, Any]]) -> Iterator[str]:
         head = f"{name} {base['us']:.1f}us {base['tflops']:.1f}T{failed}"
         if name.isdigit():
             yield f"{head} | cuda {best(record, 'cuda', 4)} | triton {best(record, 'triton', 2)}"
+            if any(row["entrant"].startswith("fp32x") for row in record["rows"]):
+                yield f"{name} fp32x, error over cuBLAS's: {split(record)}"
         else:
             cells.append(f"{head} {best(record, 'cuda')} t{best(record, 'triton').partition(' ')[0]}")
     for i in range(0, len(cells), 5):

@@ -96,7 +96,7 @@ def test_the_shape_alone_chooses_the_tile(shape, tile, parts):
 @pytest.mark.parametrize("name", TILES)
 def test_machine_code_has_no_tensor_core_and_keeps_sums_in_registers(name, tmp_path):
     for inner in (False, True):
-        instance = matmul.instance(TILES[name], matmul.Way(True, True), matmul.Way(inner, True))
+        instance = TILES[name].instance(matmul.Way(True, True), matmul.Way(inner, True))
         (tmp_path / "image.cubin").write_bytes(compiled(instance.text, (9, 0), instance.symbol))
         code = subprocess.run(
             [cuobjdump(), "-sass", tmp_path / "image.cubin"], capture_output=True, text=True, check=True

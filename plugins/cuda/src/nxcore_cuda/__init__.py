@@ -77,6 +77,22 @@ KERNELS = kernels(
     **EVERY,
 )
 
+SPLIT = kernels(
+    "nxcore_cuda",
+    {
+        "matmul": {
+            "accepts": accepts.split_product,
+            "target": "matmul_split:plan",
+            "branch": "nxcore_cuda.matmul_split:branch",
+        },
+    },
+    variant="fp32x",
+    precision="fp32x",
+    **EVERY | {"dtypes": (torch.float32,)},
+    replay="nxcore_cuda.machine.replay:replay",
+)
+"""Kernels of a coarser precision class, which only calls that allow it get."""
+
 PRINTERS = kernels(
     "nxcore_cuda", {"pointwise": {"accepts": accepts.expressions, "in_place_safe": True}}, **EVERY
 )
@@ -101,7 +117,14 @@ def compiler() -> dict[str, str]:
 def nxcore_backend() -> Backend:
     """Return this backend."""
     return Backend(
-        "cuda", probe, KERNELS, api=API, toolkit=compiler, runtime=RUNTIME, printers=PRINTERS, ahead=_ahead
+        "cuda",
+        probe,
+        (*KERNELS, *SPLIT),
+        api=API,
+        toolkit=compiler,
+        runtime=RUNTIME,
+        printers=PRINTERS,
+        ahead=_ahead,
     )
 
 

@@ -162,6 +162,17 @@ def _shared(problem: Problem) -> Verdict:
     return no(f"{why}, the window stride {layer.seen.stride}, dilation {layer.seen.dilation}", code=Code.SIZE)
 
 
+def _tensor_cores(problem: Problem) -> Verdict:
+    """Take devices whose tensor cores multiply numbers of 11 bits."""
+    if toolkit.EMULATED and host.current() is None:
+        return YES
+    found = load.capability(problem.device.index or 0)
+    if found >= (8, 0):
+        return YES
+    spelt = ".".join(map(str, found))
+    return no(f"needs a device of capability 8.0 or later, got {spelt}", code=Code.MACHINE)
+
+
 def _terms(problem: Problem) -> int:
     """Return how many terms of an output are numbered."""
     return Reduction.of_numbered(problem).terms
@@ -172,6 +183,7 @@ _few = at_most(NARROW - 1, "elements of an image", _largest)
 blend = takes(_candidates, _blended)
 add = takes(cpu_numbers=True, rank=MAX_RANK)
 product = takes(products=MAX_RANK)
+split_product = takes(_tensor_cores, products=MAX_RANK)
 sums = takes(sums=MAX_RANK)
 numbered = takes(at_most(NARROW - 1, "terms of an output to number", _terms), sums=MAX_RANK)
 expressions = takes(fits(FLOATS, MAX_RANK), dtypes=(*FLOATS, torch.bool))

@@ -4,30 +4,9 @@
 // blocks (gridDim.y): each leaves its part in `shares`, and the last one to arrive adds those up, in order.
 #pragma once
 
-#include "element.cuh"
-#include "operand.cuh"
-#include "reduce.cuh"
-#include "strided.cuh"
-
-struct matmul_args {
-  const float* a;
-  const float* b;
-  float* out;
-  float* shares;     // [gridDim.z][gridDim.x][gridDim.y][outputs of a tile]
-  unsigned* ticket;  // [gridDim.z][gridDim.x]
-  operand::Steps of_a, of_b;  // a's lines are rows, b's are columns
-  long long out_row, out_column;
-  int rows, columns, terms;
-  int span;    // terms of one block
-  int across;  // tiles along the columns
-  int whole;   // out can be stored in vectors
-  dims batch;
-  strides a_batch, b_batch, out_batch;
-};
+#include "product.cuh"
 
 namespace product {
-
-using operand::FOUR;
 
 // How the threads of a slice lie: a warp has a part of the tile that is as square as can be.
 // BY_LINE: neighbouring lanes have neighbouring rows, else neighbouring runs of four.
@@ -65,20 +44,6 @@ __device__ __forceinline__ void read(const float* from, float (&to)[COUNT]) {
 #pragma unroll
     for (int e = 0; e < FOUR; ++e) to[i + e] = four[e];
   }
-}
-
-template <int ROWS, int COLUMNS>
-__device__ __forceinline__ Vector<float, FOUR> run_of(const float (&sums)[ROWS][COLUMNS], int v) {
-  Vector<float, FOUR> run;
-#pragma unroll
-  for (int e = 0; e < FOUR; ++e) run[e] = sums[v / (COLUMNS / FOUR)][v % (COLUMNS / FOUR) * FOUR + e];
-  return run;
-}
-
-template <int ROWS, int COLUMNS>
-__device__ __forceinline__ void add_run(float (&sums)[ROWS][COLUMNS], int v, const Vector<float, FOUR>& run) {
-#pragma unroll
-  for (int e = 0; e < FOUR; ++e) sums[v / (COLUMNS / FOUR)][v % (COLUMNS / FOUR) * FOUR + e] += run[e];
 }
 
 }  // namespace product
@@ -180,31 +145,7 @@ __device__ __forceinline__ void matmul(const matmul_args& a) {
       }
     }
   }
-  if (gridDim.y > 1) {
-    const long long tile = (long long)blockIdx.z * gridDim.x + blockIdx.x;
-    float* const shares = a.shares + tile * gridDim.y * (TALL * WIDE) + thread * FOUR;
-    if (slice == 0) {
-#pragma unroll
-      for (int v = 0; v < VECTORS; ++v) {
-        store(shares + (blockIdx.y * VECTORS + v) * (long long)(EACH * FOUR), run_of(sums, v));
-      }
-    }
-    if (!last_to_arrive(a.ticket + tile, gridDim.y)) return;
-    if (slice == 0) {
-#pragma unroll
-      for (int r = 0; r < ROWS; ++r) {
-#pragma unroll
-        for (int c = 0; c < COLUMNS; ++c) sums[r][c] = 0.0f;
-      }
-#pragma unroll 1
-      for (int part = 0; part < gridDim.y; ++part) {
-#pragma unroll
-        for (int v = 0; v < VECTORS; ++v) {
-          add_run(sums, v, load<FOUR>(shares + (part * VECTORS + v) * (long long)(EACH * FOUR)));
-        }
-      }
-    }
-  }
+  if (gridDim.y > 1 && !combine(a, sums, thread, EACH, slice == 0)) return;
   if (slice > 0) return;
   float* const out = a.out + locate(blockIdx.z, a.batch, a.out_batch);
 #pragma unroll

@@ -68,6 +68,13 @@ class Tile:
         stages = 2 * self.depth * (self.tall + self.wide + 2 * FOUR)
         return 4 * max(stages, (self.slices - 1) * self.tall * self.wide)
 
+    def instance(self, a: Way, b: Way) -> Instance:
+        """Return its kernel."""
+        sizes = (self.tall, self.wide, self.rows, self.columns, self.depth, self.slices)
+        by_line = self.by_line and a.inner and a.vectors
+        arguments = (*sizes, by_line, a.inner, a.vectors, b.inner, b.vectors)
+        return Instance("matmul", arguments, threads=self.threads, blocks=self.resident)
+
 
 LARGE = Tile(256, 128, 8, 16, 16)
 MIDDLE = Tile(128, 128, 8, 16, 16, slices=2)
@@ -122,19 +129,12 @@ class Way:
 Run = Callable[[Tensor, Tensor, Tensor], None]
 
 
-def instance(tile: Tile, a: Way, b: Way) -> Instance:
-    """Return the kernel of a tile."""
-    sizes = (tile.tall, tile.wide, tile.rows, tile.columns, tile.depth, tile.slices)
-    arguments = (*sizes, tile.by_line and a.inner and a.vectors, a.inner, a.vectors, b.inner, b.vectors)
-    return Instance("matmul", arguments, threads=tile.threads, blocks=tile.resident)
-
-
 def instances() -> Iterator[Instance]:
     """Yield the kernels of common calls, to compile ahead of time: rows by columns, rows by rows."""
     for tile in (LARGE, SMALL, LEAST):
         for vectors in (True, False):
             for inner in (False, True):
-                yield instance(tile, Way(inner=True, vectors=vectors), Way(inner, vectors))
+                yield tile.instance(Way(inner=True, vectors=vectors), Way(inner, vectors))
 
 
 def plan_product(product: Product, device: torch.device, tile: Tile | None = None) -> Run:
@@ -160,7 +160,7 @@ def plan_product(product: Product, device: torch.device, tile: Tile | None = Non
             *(*dims(p.batch), *steps(p.a_batch), *steps(p.b_batch), *steps(p.out_batch)),
         )
         return Launch(
-            instance(chosen, a, b),
+            chosen.instance(a, b),
             device,
             (down * across, parts, count),
             chosen.threads,
@@ -192,14 +192,14 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
     Returns
     -------
     callable
-        ``call(a, b)``.
+        ``call(a, b, precision)``.
     """
     out, metas = problem.outputs, (problem["a"], problem["b"])
     product = Product.of(*metas, out)
     run = plan_product(product, problem.device, tile)
     turned = product.turned
 
-    def call(a: Tensor, b: Tensor) -> Tensor:
+    def call(a: Tensor, b: Tensor, _precision: str | None = None) -> Tensor:
         made = out.empty()
         if turned:
             run(b, a, made)

@@ -8,6 +8,7 @@ namespace operand {
 
 constexpr int FOUR = 4;     // floats of a vector
 constexpr int PAD = FOUR;   // between the terms of a stage: eight terms of four lines lie in different banks
+constexpr int WIDER = 8;    // another such gap: four terms of eight lines lie in different banks
 
 // From one line to the next, and from one term to the next, in elements.
 struct Steps {
@@ -32,23 +33,23 @@ __device__ __forceinline__ void arrive() {
 
 // How LINES x DEPTH elements lie in shared memory. BY_LINE: the terms of a line are neighbours, in vectors whose
 // order differs from line to line, so that eight neighbouring lines' vectors of the same terms lie in different
-// banks. Otherwise the lines of a term are neighbours, with PAD floats between terms.
-template <int LINES, int DEPTH, bool BY_LINE>
+// banks. Otherwise the lines of a term are neighbours, with GAP floats between terms.
+template <int LINES, int DEPTH, bool BY_LINE, int GAP = PAD>
 struct Stage {
-  static constexpr int FLOATS = BY_LINE ? LINES * DEPTH : DEPTH * (LINES + PAD);
+  static constexpr int FLOATS = BY_LINE ? LINES * DEPTH : DEPTH * (LINES + GAP);
   static constexpr int CHUNKS = DEPTH / FOUR;  // vectors of a line
 
   __device__ __forceinline__ static int at(int line, int term) {
-    if (!BY_LINE) return term * (LINES + PAD) + line;
-    return line * DEPTH + (term / FOUR ^ line / (WARP / DEPTH) % CHUNKS) * FOUR;
+    if (!BY_LINE) return term * (LINES + GAP) + line;
+    return line * DEPTH + (term / FOUR ^ line / (WARP / DEPTH) % CHUNKS) * FOUR + term % FOUR;
   }
 };
 
 // LINES x DEPTH elements of an operand, by THREADS threads. INNER: terms are neighbours in memory, else lines.
 // VECTORS: those neighbours are whole and aligned vectors of four. What lies outside is 0.
-template <int LINES, int DEPTH, int THREADS, bool INNER, bool VECTORS, bool BY_LINE>
+template <int LINES, int DEPTH, int THREADS, bool INNER, bool VECTORS, bool BY_LINE, int GAP = PAD>
 struct Loader {
-  using To = Stage<LINES, DEPTH, BY_LINE>;
+  using To = Stage<LINES, DEPTH, BY_LINE, GAP>;
   static constexpr bool SENT = VECTORS && INNER == BY_LINE;  // straight to shared memory
   static constexpr int COUNT = LINES * DEPTH / FOUR / THREADS;  // vectors of a thread
   static_assert(COUNT > 0 && COUNT * FOUR * THREADS == LINES * DEPTH, "every thread has whole vectors");
@@ -90,7 +91,7 @@ struct Loader {
       const int down = line_of(i * THREADS), along = term_of(i * THREADS);
       const float* const at = from + down * line_step + along * term_step;
       if (SENT) {
-        float* const into = stage + to + (BY_LINE ? down * DEPTH : along * (LINES + PAD) + down);
+        float* const into = stage + to + (BY_LINE ? down * DEPTH : along * (LINES + GAP) + down);
         send(into, at, down < lines_left && along < terms_left);
       } else if (VECTORS) {
         held[SENT ? 0 : i] = Vector<float, FOUR>{};
@@ -112,10 +113,10 @@ struct Loader {
     if (SENT) return arrive();
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
-      float* const at = stage + to + term_of(i * THREADS) * (LINES + PAD) + line_of(i * THREADS);
+      float* const at = stage + to + term_of(i * THREADS) * (LINES + GAP) + line_of(i * THREADS);
       if (INNER) {
 #pragma unroll
-        for (int e = 0; e < FOUR; ++e) at[e * (LINES + PAD)] = held[SENT ? 0 : i][e];
+        for (int e = 0; e < FOUR; ++e) at[e * (LINES + GAP)] = held[SENT ? 0 : i][e];
       } else {
         store(at, held[SENT ? 0 : i]);
       }

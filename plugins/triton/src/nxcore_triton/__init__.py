@@ -121,6 +121,19 @@ KERNELS = kernels(
     announces=True,
 )
 
+SPLIT = kernels(
+    "nxcore_triton",
+    {"matmul": {"accepts": accepts.product, "target": "matmul:plan_split"}},
+    variant="fp32x",
+    precision="fp32x",
+    dtypes=SINGLE,
+    deterministic=True,
+    graph_safe=True,
+    replay=REPLAY,
+    announces=True,
+)
+"""Kernels of a coarser precision class, which only calls that allow it get."""
+
 PRINTERS = kernels(
     "nxcore_triton",
     {"pointwise": {"accepts": accepts.expressions, "in_place_safe": True, "uses": accepts.GENERATED}},
@@ -138,7 +151,9 @@ RUNTIME = ("nxcore_triton.ahead", "nxcore_triton.binaries", "nxcore_triton.launc
 @hookimpl
 def nxcore_backend() -> Backend:
     """Return this backend."""
-    return Backend("triton", probe, KERNELS, api=API, runtime=RUNTIME, printers=PRINTERS, ahead=_ahead)
+    return Backend(
+        "triton", probe, (*KERNELS, *SPLIT), api=API, runtime=RUNTIME, printers=PRINTERS, ahead=_ahead
+    )
 
 
 def _ahead(kernel: Kernel, problem: Problem, capability: tuple[int, int]) -> None:

@@ -1,5 +1,7 @@
 """matmul: tiles of outputs, terms a few at a time, each by one fused multiply-add; no tensor core.
 
+Or, in the class fp32x, by three products of split factors on tensor cores.
+
 Where a product has few tiles, several programs share one, and a second launch adds up what they found,
 in fixed order.
 """
@@ -28,13 +30,17 @@ FILL = 132  # programs that fill a large GPU; a constant, so that a product has 
 
 @dataclass(frozen=True)
 class Tile:
-    """A program's rows and columns, the terms of a step, programs that share a tile, and its warps."""
+    """A program's rows and columns, terms of a step, programs that share a tile, warps, and precision.
+
+    The precision is Triton's word for it: ``ieee``, or ``tf32x3``, three products of split factors.
+    """
 
     tall: int
     wide: int
     depth: int
     parts: int = 1
     warps: int = 8
+    precision: str = "ieee"
 
 
 @triton.jit
@@ -59,6 +65,7 @@ def multiply(
     TALL: tl.constexpr,
     ACROSS: tl.constexpr,
     DEPTH: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """Write TALL x ACROSS outputs of up to span terms; program axes: tiles, parts, products."""
     across = tl.cdiv(columns, ACROSS)
@@ -81,7 +88,7 @@ def multiply(
         inside = start + tl.arange(0, DEPTH) < last
         x = tl.load(x_at, (r < rows)[:, None] & inside[None, :], other=0.0)
         y = tl.load(y_at, inside[:, None] & (c < columns)[None, :], other=0.0)
-        total = tl.dot(x, y, total, input_precision="ieee")
+        total = tl.dot(x, y, total, input_precision=PRECISION)
         x_at += DEPTH * a_steps[1]
         y_at += DEPTH * b_steps[1]
     out_at = out + down[:, None] * out_steps[0] + along[None, :] * out_steps[1]
@@ -148,6 +155,7 @@ def plan_product(product: Product, device: torch.device, tile: Tile | None = Non
         TALL=chosen.tall,
         ACROSS=chosen.wide,
         DEPTH=chosen.depth,
+        PRECISION=chosen.precision,
     )
     # Triton takes no empty tuple; with rank 0 these aren't read.
     shape = p.batch or (1,)
@@ -196,13 +204,13 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
     Returns
     -------
     callable
-        ``call(a, b)``.
+        ``call(a, b, precision)``.
     """
     out = problem.outputs
     product = Product.of(problem["a"], problem["b"], out)
     run, turned = plan_product(product, problem.device, tile), product.turned
 
-    def call(a: Tensor, b: Tensor) -> Tensor:
+    def call(a: Tensor, b: Tensor, _precision: str | None = None) -> Tensor:
         made = out.empty()
         if turned:
             run(b, a, made)
@@ -217,3 +225,18 @@ def sweep(problem: Problem) -> Iterator[Tile]:
     """Yield the tiles worth timing."""
     if problem.outputs.numel():
         yield from candidates(Product.of(problem["a"], problem["b"], problem.outputs))
+
+
+def split(tile: Tile) -> Tile:
+    """Return a tile of the class fp32x: tensor cores multiply split factors, and want more terms at once."""
+    return replace(tile, depth=32, precision="tf32x3")
+
+
+def plan_split(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
+    """Return the launches for one problem in the class fp32x."""
+    return plan(problem, tile or split(choose(Product.of(problem["a"], problem["b"], problem.outputs))))
+
+
+def sweep_split(problem: Problem) -> Iterator[Tile]:
+    """Yield the tiles of the class fp32x worth timing."""
+    yield from dict.fromkeys(map(split, sweep(problem)))

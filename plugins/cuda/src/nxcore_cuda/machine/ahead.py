@@ -19,7 +19,7 @@ import nxcore.ops
 from nxcore.offline import release
 from nxcore.plugin import Problem, composed
 from nxcore.spec.device import pretend
-from nxcore_cuda import KERNELS, nxcore_backend
+from nxcore_cuda import KERNELS, SPLIT, nxcore_backend
 from nxcore_cuda.emulator import emulate
 from nxcore_cuda.machine import toolkit
 from nxcore_cuda.machine.absent import planned
@@ -40,12 +40,12 @@ def _of_smoke_samples() -> Iterator[Instance]:
     # A plan's launches are kept here, and nothing is compiled.
     emulate.EmulatedHandle.__init__ = lambda _, instance, *__: found.append(instance)  # type: ignore[method-assign]
     try:
-        for kernel in (*KERNELS, *composed(KERNELS, specs.values())):
+        for kernel in (*KERNELS, *SPLIT, *composed((*KERNELS, *SPLIT), specs.values())):
             spec = specs[kernel.op]
             for sample in spec.tagged("smoke"):
                 for dtype in kernel.dtypes:
                     problem = Problem.of(spec, sample.build(spec, "cpu", dtype))
-                    if kernel.accepts(problem):
+                    if kernel.suits(problem) and kernel.accepts(problem):
                         kernel.plan(problem)
     finally:
         emulate.EmulatedHandle.__init__ = original  # type: ignore[method-assign]
@@ -66,7 +66,7 @@ def instances() -> dict[str, list[Instance]]:
     if not toolkit.EMULATED:
         raise RuntimeError("needs NXCORE_CUDA_EMULATOR=1 in the environment, so that plans need no GPU")
     found = [*_of_smoke_samples(), *_of_records()]
-    for module in sorted({kernel.target.partition(":")[0] for kernel in KERNELS}):
+    for module in sorted({kernel.target.partition(":")[0] for kernel in (*KERNELS, *SPLIT)}):
         found += importlib.import_module(module).instances()
     by_source: dict[str, list[Instance]] = {}
     for instance in sorted(set(found), key=lambda instance: instance.symbol):
