@@ -89,7 +89,6 @@ SPLIT = kernels(
     variant="fp32x",
     precision="fp32x",
     **EVERY | {"dtypes": (torch.float32,)},
-    replay="nxcore_cuda.machine.replay:replay",
 )
 """Kernels of a coarser precision class, which only calls that allow it get."""
 
