@@ -15,7 +15,8 @@ from torch.nn import functional
 from nxcore import session as sessions
 from nxcore.errors import FOREIGN, InvalidInputError, nearest
 from nxcore.registry import inductor
-from nxcore.spec.kernel import YES, Precision, Verdict, no
+from nxcore.spec.kernel import YES, Verdict, no
+from nxcore.spec.precision import Precision
 
 BASELINE = "im2col"
 Toolkit = Literal["torch", "inductor", "jax", "nxcore"]

@@ -22,8 +22,8 @@ from nxcore.bench.study.shapes import Shape
 from nxcore.errors import FOREIGN
 from nxcore.measure.decision import MARGIN, interval
 from nxcore.spec.device import synchronize
+from nxcore.spec.precision import coarser, precision_class
 from nxcore.trust.gate import brief
-from nxcore.trust.truth import CLASSES, precision_class
 
 AGAIN = f"{BASELINE} again"
 TOY = Shape(8, 3, 1)
@@ -120,7 +120,7 @@ def _checked(
         return None, {"reason": f"raised {brief(raised)}"}
     precision = precision_class(error)
     row: Line = {"error": error if math.isfinite(error) else None, "precision": precision}
-    if CLASSES.index(precision) > CLASSES.index(entrant.promised):
+    if coarser(precision, entrant.promised):
         why = f"wrong: its error is {error:.1e}, and {entrant.promised} was promised"
         return None, row | {"reason": why, "wrong": True}
     return bound, row
