@@ -12,7 +12,7 @@ from nxcore.plugin import Product, TensorMeta
 
 pytest.importorskip("nxcore_cuda")
 
-from nxcore_cuda import matmul
+from nxcore_cuda import matmul, matmul_split
 from nxcore_cuda.machine import toolkit
 from nxcore_cuda.machine.compile import compiled
 
@@ -72,6 +72,27 @@ def test_blocks_that_share_a_tile_give_one_result_always(parts):
     assert torch.equal(*found)
 
 
+@needs_emulator
+@pytest.mark.parametrize("a_turned", [False, True])
+@pytest.mark.parametrize("b_turned", [False, True])
+@pytest.mark.parametrize(
+    "tile",
+    [
+        pytest.param(matmul_split.SMALL, id="small"),
+        pytest.param(matmul_split.LARGE, id="large", marks=pytest.mark.slow),
+    ],
+)
+def test_every_tile_of_split_factors_has_the_error_of_float32(tile, a_turned, b_turned):
+    shared = replace(tile, parts=3)
+    for one, rows, terms, columns in (
+        (tile, tile.tall + 4, 2 * tile.depth + 4, tile.wide + 8),
+        (shared, 9, 5 * tile.depth + 1, 7),
+    ):
+        a, b = operand(rows, terms, a_turned), operand(terms, columns, b_turned)
+        exact, scale = a.double() @ b.double(), a.double().abs() @ b.double().abs()
+        assert ((multiplied(a, b, one).double() - exact).abs() <= 2.0**-20 * scale).all()
+
+
 @pytest.mark.parametrize(
     ("shape", "tile", "parts"),
     [
@@ -106,3 +127,16 @@ def test_machine_code_has_no_tensor_core_and_keeps_sums_in_registers(name, tmp_p
         assert not {"HMMA", "HGMMA", "QGMMA", "IMMA", "DMMA"} & set(found)
         assert found.count("FFMA") >= TILES[name].depth // TILES[name].slices * 64
         assert not {"LDL", "STL"} & set(found), "registers spilled to memory"
+
+
+@needs_nvcc
+@pytest.mark.slow
+def test_split_factors_go_through_tensor_cores(tmp_path):
+    for tile, count in ((matmul_split.SMALL, 96), (matmul_split.LARGE, 192)):
+        instance = tile.instance(matmul.Way(True, True), matmul.Way(False, True))
+        (tmp_path / "image.cubin").write_bytes(compiled(instance.text, (9, 0), instance.symbol))
+        code = subprocess.run(
+            [cuobjdump(), "-sass", tmp_path / "image.cubin"], capture_output=True, text=True, check=True
+        ).stdout
+        assert len(re.findall(r"HMMA\.1688\.F32\.TF32", code)) == count
+        assert not re.search(r"\b(LDL|STL)\b", code), "registers spilled to memory"
