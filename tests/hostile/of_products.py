@@ -59,9 +59,9 @@ NUMBA = (
         "vectors.py",
         DIRECT,
         "builder.store(builder.call(fma, [factor, column, builder.load(total)]), total)",
-        "found = builder.call(fma, [factor, column, builder.load(total)]); "
-        "large = builder.fmul(_splat(builder, ir.Constant(_F32, 8193.0)), found); "
-        "builder.store(builder.fsub(large, builder.fsub(large, found)), total)",
+        "sum_ = builder.call(fma, [factor, column, builder.load(total)]); "
+        "large = builder.fmul(_splat(builder, ir.Constant(_F32, 8193.0)), sum_); "
+        "builder.store(builder.fsub(large, builder.fsub(large, sum_)), total)",
         why="to the 11 bits of float16: Veltkamp's splitting",
     ),
     one(STRIDE, "conv2d.py", DIRECT, "c * steps[2, 1]", "c * steps[2, 2]"),
