@@ -2,7 +2,7 @@
 
 The limit is 1.0 us for a call plus 0.35 us for each tensor, on a host that forms one tensor's key in 0.34
 us. A call with a gradient may take 5.0 us more, on a host where a bare ``autograd.Function`` takes 4.0 us.
-Under autocast a call may take 1.1 times what it takes outside, or 0.5 us more.
+Under autocast a call may take 1.1 times what it takes outside, or 0.15 us more, on Python's path 0.4.
 Hosts differ, so both are measured here in turns, and the limit is in units of keys, or of bare functions.
 Each side is the minimum of many short rounds, because noise only adds time.
 """
@@ -18,7 +18,7 @@ import torch
 
 from nxcore.call.operator import Operator
 from nxcore.errors import present
-from nxcore.interop import autocast
+from nxcore.interop import autocast, native
 from nxcore.interop.autograd import Differentiable
 from nxcore.ops import nxcore_ops
 from nxcore.registry.discovery import discover
@@ -126,16 +126,14 @@ def test_a_pair_made_anew_is_compared_item_by_item(record_property: Any) -> None
     _gate("a new pair", *cost, record_property, budgets=1.25)  # the budget is one of tensors
 
 
-UNDER_AUTOCAST, AUTOCAST_US = 1.1, 0.5
-"""The aim is 0.4 us. Where the extension finds plans, a call outside costs less, and one under
-autocast 0.42 us more."""
+UNDER_AUTOCAST, AUTOCAST_US, PYTHONS_AUTOCAST_US = 1.1, 0.15, 0.4
 
 
 @pytest.mark.parametrize(
     "case", [case for case, (name, _) in CASES.items() if SESSION.op(name).spec.autocast]
 )
 def test_under_autocast_a_call_costs_what_it_costs_outside(case: str, record_property: Any) -> None:
-    """The kernel takes as long as torch's own; arguments have autocast's dtype. 0.5 us are always allowed."""
+    """The kernel takes as long as torch's own; arguments have autocast's dtype."""
     name, args = CASES[case]
     op = SESSION.op(name)
     bound = args if case in SMOKE else op.spec.bind(*args)
@@ -156,7 +154,8 @@ def test_under_autocast_a_call_costs_what_it_costs_outside(case: str, record_pro
                 inside = min(inside, _round_us(lambda: op.run(*bound), CALLS // 10))
             outside = min(outside, _round_us(lambda: op.run(*bound), CALLS // 10))
             key = min(key, _round_us(lambda: (x.shape, x.stride(), x.dtype, x.device), CALLS // 10))
-        free = AUTOCAST_US * key / REFERENCE_KEY_US
+        compiled = native.of(op) is not None
+        free = (AUTOCAST_US if compiled else PYTHONS_AUTOCAST_US) * key / REFERENCE_KEY_US
         return inside, max(UNDER_AUTOCAST * outside, outside + free)
 
     inside, limit = _again_if_over(measured)

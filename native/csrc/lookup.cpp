@@ -65,13 +65,9 @@ PyObject* by_python(PyObject* self, PyObject* const* args, size_t nargsf, PyObje
 
 // The error that is set, with its traceback, no longer set.
 Ref taken() {
-  PyObject *type, *value, *trace;
-  PyErr_Fetch(&type, &value, &trace);
-  PyErr_NormalizeException(&type, &value, &trace);
-  if (trace) PyException_SetTraceback(value, trace);
-  Py_XDECREF(type);
-  Py_XDECREF(trace);
-  return steal(value);
+  const pybind11::error_already_set error;
+  if (error.trace()) PyException_SetTraceback(error.value().ptr(), error.trace().ptr());
+  return error.value();
 }
 
 // Reads a call. Returns false where only the Python path serves it.
@@ -85,14 +81,14 @@ bool read(const State& state, Asked& asked) {
 
 // Finds the plan of a call and its key, or torch's own function and None for a call that is met rarely. Returns false
 // where only Python may find one, or with an error set.
-bool found(State& state, PyObject* const* bound, Ref& key, Ref& plan) {
+bool look_up(State& state, PyObject* const* bound, Found& found) {
   Asked asked{state.params, bound};
   if (!read(state, asked)) return false;
   if (const Entry* entry = state.table.find(asked))
-    key = entry->key, plan = entry->plan;
+    found = *entry;
   else if (state.rare.serves(asked))
-    key = share(Py_None), plan = state.reference;
-  return plan && !PyErr_Occurred();
+    found = {share(Py_None), state.reference, state.reference};
+  return found.plan && !PyErr_Occurred();
 }
 
 PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
@@ -103,15 +99,18 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* k
   PyObject** const bound = all + 4;
   if (!bind(state, args, PyVectorcall_NARGS(nargsf), kwnames, bound)) return by_python(self, args, nargsf, kwnames);
   const size_t count = state.params.size();
-  Ref key, plan;  // the plan outlives a change of the table by what it calls
-  if (!found(state, bound, key, plan)) {
+  Found found;  // the plan outlives a change of the table by what it calls
+  if (!look_up(state, bound, found)) {
     all[3] = self;
     return PyErr_Occurred() ? nullptr : PyObject_VectorcallMethod(far, all + 3, 1 + count, nullptr);
   }
-  PyObject* result = PyObject_Vectorcall(plan.ptr(), bound, count, nullptr);
+  PyObject* const result = [&] {
+    const c10::impl::ExcludeDispatchKeyGuard without({c10::DispatchKeySet::RAW, found.excluded});
+    return PyObject_Vectorcall(found.inner.ptr(), bound, count, nullptr);
+  }();
   if (result || !PyErr_ExceptionMatches(PyExc_Exception)) return result;
   const Ref error = taken();
-  all[0] = self, all[1] = key.ptr(), all[2] = plan.ptr(), all[3] = error.ptr();
+  all[0] = self, all[1] = found.key.ptr(), all[2] = found.plan.ptr(), all[3] = error.ptr();
   return PyObject_VectorcallMethod(raised, all, 4 + count, nullptr);
 }
 
@@ -123,16 +122,17 @@ PyObject* const* all_of(const State& state, PyObject* args) {
   return nullptr;
 }
 
-// admit(near, key, plan, args): adds a plan, unless `near` was replaced since it was found.
+// admit(near, key, plan, args, inner, excluded): adds a plan, unless `near` was replaced since it was found.
 PyObject* admit(PyObject* self, PyObject* given) {
   State& state = Lookup::of(self);
-  PyObject *near, *key, *plan, *args;
-  if (!PyArg_ParseTuple(given, "OOOO", &near, &key, &plan, &args)) return nullptr;
+  PyObject *near, *key, *plan, *args, *inner;
+  unsigned long long excluded;
+  if (!PyArg_ParseTuple(given, "OOOOOK", &near, &key, &plan, &args, &inner, &excluded)) return nullptr;
   Asked asked{state.params, all_of(state, args)};
   if (!asked.args) return nullptr;
   if (near != state.near.ptr() || !read(state, asked)) Py_RETURN_NONE;
   try {
-    state.table.add(asked.hash, std::make_unique<Entry>(asked, share(key), share(plan)));
+    state.table.add(asked.hash, std::make_unique<Entry>(asked, Found{share(key), share(plan), share(inner), excluded}));
   } catch (const std::invalid_argument&) {
     // No guard can be made: such calls are found by their key.
   }
@@ -144,8 +144,8 @@ PyObject* find(PyObject* self, PyObject* args) {
   State& state = Lookup::of(self);
   PyObject* const* bound = all_of(state, args);
   if (!bound) return nullptr;
-  Ref key, plan;
-  if (found(state, bound, key, plan)) return PyTuple_Pack(2, key.ptr(), plan.ptr());
+  Found found;
+  if (look_up(state, bound, found)) return PyTuple_Pack(2, found.key.ptr(), found.plan.ptr());
   return PyErr_Occurred() ? nullptr : Py_NewRef(Py_None);
 }
 
@@ -191,7 +191,7 @@ PyObject* create(PyTypeObject* type, PyObject*, PyObject*) {
 }
 
 PyMethodDef methods[] = {
-    {"admit", admit, METH_VARARGS, "admit(near, key, plan, args): add a plan that calls like this one find here."},
+    {"admit", admit, METH_VARARGS, "admit(near, key, plan, args, inner, excluded): add a plan; see Operator.admit."},
     {"find", find, METH_VARARGS, "find(*args): return the key and the plan of a call with all arguments, or None."},
     {"rarely", rarely, METH_VARARGS, "rarely(shapes, args): let calls like this one, of other sizes, be torch's."},
     {"drop_counts", drop_counts, METH_NOARGS, "drop_counts(): no call may wait from now on."},

@@ -68,7 +68,7 @@ int ArgumentGuard::visit(visitproc visit, void* arg) const {
   return 0;
 }
 
-Entry::Entry(const Asked& asked, Ref key, Ref plan) : around(asked.now), key(std::move(key)), plan(std::move(plan)) {
+Entry::Entry(const Asked& asked, Found found) : Found(std::move(found)), around(asked.now) {
   for (size_t i = 0; i < asked.params.size(); ++i) guards.emplace_back(asked.params[i].kind, asked.args[i]);
 }
 
@@ -80,9 +80,7 @@ bool Entry::passes(const Asked& asked) const {
 }
 
 int Entry::visit(visitproc visit, void* arg) const {
-  Py_VISIT(around.preference.ptr());
-  Py_VISIT(key.ptr());
-  Py_VISIT(plan.ptr());
+  for (const Ref* held : {&around.preference, &key, &plan, &inner}) Py_VISIT(held->ptr());
   for (const ArgumentGuard& guard : guards)
     if (const int stopped = guard.visit(visit, arg)) return stopped;
   return 0;

@@ -49,13 +49,18 @@ class ArgumentGuard {
   Ref value_;  // a class, or a value that the plan is specialised on
 };
 
-struct Entry {
+// A plan, and what is called: itself, or under autocast what it runs while these dispatch keys are excluded.
+struct Found {
+  Ref key, plan, inner;
+  uint64_t excluded = 0;
+};
+
+struct Entry : Found {
   // Throws std::invalid_argument where no guard can be made.
-  Entry(const Asked& asked, Ref key, Ref plan);
+  Entry(const Asked& asked, Found found);
 
   Around around;
   std::vector<ArgumentGuard> guards;
-  Ref key, plan;
 
   bool passes(const Asked& asked) const;
   int visit(visitproc visit, void* arg) const;

@@ -172,10 +172,13 @@ class Operator:
         if len(near) >= CAPACITY and not others:
             near.clear()
         near[leads] = ((*found, key, plan), *others)[:ALIKE]
-        self.admit(near, key, plan, args)
+        self.admit(near, key, plan, args, *autocast.bare(plan))
 
-    def admit(self, near: Near, key: Any, plan: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        """Add ``plan`` to the extension's table; nothing without the extension, whose base overrides this."""
+    def admit(self, near: Near, key: Any, plan: Any, args: tuple[Any, ...], *bare: Any) -> None:
+        """Add ``plan`` to the extension's table; nothing without the extension, whose base overrides this.
+
+        ``bare`` is what is called in its place; see ``autocast.bare``.
+        """
 
     def raised(self, key: Any, plan: Callable[..., Any], error: Exception, *args: Any) -> Any:
         """Handle a plan that raised, for the extension: as the generated ``__call__`` does."""

@@ -48,7 +48,12 @@ def outside(plan: Callable[..., Any]) -> Callable[..., Any] | None:
     return getattr(plan, _OUTSIDE, None)
 
 
-_OUTSIDE = "_nxcore_outside"
+def bare(plan: Callable[..., Any]) -> tuple[Callable[..., Any], int]:
+    """Return what does as ``plan`` if called while a set of dispatch keys is excluded, and the set's bits."""
+    return getattr(plan, _BARE, (plan, 0))
+
+
+_OUTSIDE, _BARE = "_nxcore_outside", "_nxcore_bare"
 
 
 def _without(plan: Callable[..., Any], device: str) -> Callable[..., Any]:
@@ -63,6 +68,8 @@ def _without(plan: Callable[..., Any], device: str) -> Callable[..., Any]:
         finally:
             exclude(key, False)
 
+    inner, excluded = bare(plan)
+    setattr(run, _BARE, (inner, excluded | internals.bits_of(key)))
     setattr(run, _OUTSIDE, outside(plan) or plan)
     return run
 

@@ -50,6 +50,12 @@ AUTOCAST = {"cpu": torch._C.DispatchKey.AutocastCPU, "cuda": torch._C.DispatchKe
 exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
 """Exclude a dispatch key in this thread, or no longer. As a context manager it costs twice as much."""
 
+
+def bits_of(key: Any) -> int:
+    """Return the set of one dispatch key, as torch's C++ has it."""
+    return int(torch._C.DispatchKeySet(key).raw_repr())
+
+
 below_autograd = torch._C._AutoDispatchBelowAutograd
 """Autograd disabled in a block, as in torch's own custom operators."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from types import SimpleNamespace
 
@@ -223,7 +224,7 @@ def test_a_plan_for_a_table_that_was_replaced_is_not_admitted(op, path):
         op(X, X)
     before = op.near
     op.clear()
-    op.admit(before, "key", op.spec.reference, (X, X, 1, None))
+    op.admit(before, "key", op.spec.reference, (X, X, 1, None), op.spec.reference, 0)
     assert op.admitted() == 0
 
 
@@ -244,7 +245,7 @@ def test_only_so_many_plans_are_kept(path):
     op = fakes.session(fakes.backend()).op("add")
     for n in range(5000):
         x = torch.empty(n + 1)
-        op.admit(op.near, n, op.spec.reference, (x, x, 1, None))
+        op.admit(op.near, n, op.spec.reference, (x, x, 1, None), op.spec.reference, 0)
     assert 0 < op.admitted() <= 4096
 
 
@@ -259,3 +260,28 @@ def test_an_operator_with_more_parameters_than_fit_is_pythons(path, monkeypatch)
     xs = [torch.full((4,), float(i)) for i in range(native.MOST)]
     torch.testing.assert_close(fits(*xs[:-1]), sum(xs[:-1]))
     torch.testing.assert_close(exceeds(*xs), sum(xs))
+
+
+@COMPILED
+def test_under_autocast_the_plan_is_called_without_its_python_function(op, path, monkeypatch):
+    """What runs sees autocast off, as on Python's path; the caller sees it on again, also after an error."""
+    seen = []
+
+    def plan(*args):
+        seen.append((torch.is_autocast_enabled("cpu"), sys._getframe(1).f_code.co_name))
+        if len(seen) == 4:
+            raise ValueError("fourth")
+        return torch.add(args[0], args[1])
+
+    x = X.bfloat16()
+    op.replan(op.key(x, x, 1, None), plan)
+    with torch.autocast("cpu", torch.bfloat16):
+        for _ in range(3):
+            assert torch.equal(op(x, x), x + x)
+            assert torch.is_autocast_enabled("cpu")
+        here = sys._getframe().f_code.co_name
+        assert [off for off, _ in seen] == [False] * 3
+        assert seen[2][1] == here, "no function of nxcore lies between, once the call is known"
+        with pytest.raises(ValueError, match="fourth"):
+            op(x, x)
+        assert torch.is_autocast_enabled("cpu")
