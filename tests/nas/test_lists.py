@@ -10,6 +10,8 @@ import nxcore
 from nxcore import nas
 from nxcore.graphs.part import MET
 from nxcore.nas import pending
+from nxcore.nn.exchange import kind
+from nxcore.nn.groups import Groups
 from tests.nas import darts, spaces
 from tests.nas.spaces import EDGES, NAMES
 from tests.nas.test_replays import launches, taped
@@ -86,6 +88,27 @@ def test_a_cell_of_another_form_is_taken_and_gives_the_same(form, summed):
     assert {name: type(m) for name, m in patched.named_modules()} == classes
     assert not [n for m in patched.modules() for n in vars(m) if n.startswith("_nxcore")]
     agree(plain, patched, draw, 1)
+
+
+@pytest.mark.parametrize("form", ["dictionary", "nested"])
+def test_a_taken_cell_that_does_not_pay_is_given_back_and_taken_back(form, summed):
+    make, draw = FORMS[form]
+    plain, patched, _ = networks(make, watch=False)
+    agree(plain, patched, draw, 2)
+    groups = Groups()
+    assert (found := groups.present(patched)) > {make.__name__}
+    ours = {name: kind(m) for name, m in patched.named_modules()}
+    summed.clear()
+    groups.rest(patched, found)
+    for x in torch.randn(2, 3, 3, 8, 8).double():
+        weights = [w.detach().clone() for w in draw()]
+        for got, want in zip(outcome(patched, x, weights), outcome(plain, x, weights), strict=True):
+            torch.testing.assert_close(got, want, rtol=0, atol=0)
+    assert not summed, "the cell's own code alone ran"
+    groups.rest(patched, frozenset())
+    assert {name: kind(m) for name, m in patched.named_modules()} == ours
+    agree(plain, patched, draw, 1)
+    assert summed
 
 
 @pytest.mark.parametrize("form", FORMS)
