@@ -14,34 +14,38 @@ Ref shapes_of(const Asked& asked) {
   return pybind11::tuple(all);
 }
 
-}  // namespace
-
-unsigned char* Rare::count(const Asked& asked, bool allowed) {
-  if ((!allowed && families_.empty()) || !asked.now.ordinary()) return nullptr;
-  uint64_t family = asked.now.grad | asked.now.deterministic << 1;
-  if (!asked.mix_all(Apart::families, family)) return nullptr;
-  if (allowed) families_.insert(family);
-  if (!families_.count(family)) return nullptr;
-  if (counts_.size() >= CAPACITY) counts_.clear();
-  mix(asked.hash, family);
-  return &counts_[family];
+// What a call is counted by, and its family. Returns false where it may not wait.
+bool apart(const Asked& asked, uint64_t& call, uint64_t& family) {
+  call = asked.now.grad | asked.now.deterministic << 1, family = 0;
+  if (!asked.now.ordinary() || !asked.mix_all(Apart::families, call, family)) return false;
+  mix(call, family), mix(asked.hash, call);
+  return true;
 }
 
+}  // namespace
+
 bool Rare::serves(const Asked& asked) {
-  unsigned char* met = count(asked, /*allowed=*/false);
-  if (!met || *met >= RARE) return false;
-  if (*met == 0)
+  uint64_t call, family;
+  if (families_.empty() || !apart(asked, call, family) || !families_.count(family)) return false;
+  if (counts_.size() >= CAPACITY) counts_.clear();
+  unsigned char& met = counts_[call];
+  if (met >= RARE) return false;
+  if (met == 0)
     for (PyObject* table : items_of(shapes_.ptr()))
       if (PyDict_GET_SIZE(table) && PyDict_Contains(table, shapes_of(asked).ptr()))
-        return *met = RARE, false;  // Python looks closer
-  return ++*met;
+        return met = RARE, false;  // Python looks closer
+  return ++met;
 }
 
 size_t Rare::met(const Asked& asked, Ref shapes) {
-  unsigned char* met = count(asked, /*allowed=*/static_cast<bool>(shapes));
-  if (!met) return 0;
-  if (shapes) shapes_ = std::move(shapes), *met = 1;
-  return *met;
+  uint64_t call, family;
+  if (!apart(asked, call, family)) return 0;
+  if (!shapes) return counts_.count(call) ? counts_[call] : 0;
+  if (std::max(counts_.size(), families_.size()) >= CAPACITY) clear();
+  shapes_ = std::move(shapes);
+  families_.insert(family);
+  unsigned char& met = counts_[call];
+  return met >= RARE ? met : ++met;
 }
 
 void Rare::clear() {

@@ -12,16 +12,13 @@ class Rare {
  public:
   // Counts a call, and returns whether torch serves it.
   bool serves(const Asked& asked);
-  // How often torch served such a call. With `shapes`, dicts whose keys are the shapes on record, this one is the
-  // first, and its family may wait from now on, if nothing unusual is in force.
+  // How often torch served such a call, with any numbers. With `shapes`, dicts whose keys are the shapes on record, it
+  // is counted now, and its family, of these numbers, may wait from now on, if nothing unusual is in force.
   size_t met(const Asked& asked, Ref shapes);
   void clear();
   int visit(visitproc visit, void* arg) const;
 
  private:
-  // The count of a call; null where its family may not wait.
-  unsigned char* count(const Asked& asked, bool allowed);
-
   std::unordered_map<uint64_t, unsigned char> counts_;
   std::unordered_set<uint64_t> families_;
   Ref shapes_;

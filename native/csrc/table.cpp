@@ -9,10 +9,10 @@ bool Asked::read(bool lowers) {
   if (!now.read(lowers)) return false;
   hash = now.included;
   mix(now.grad, hash);
-  return mix_all(Apart::calls, hash);
+  return mix_all(Apart::calls, hash, hash);
 }
 
-bool Asked::mix_all(Apart apart, uint64_t& hash) const {
+bool Asked::mix_all(Apart apart, uint64_t& hash, uint64_t& numbers) const {
   const bool families = apart == Apart::families;
   for (size_t i = 0; i < params.size(); ++i) {
     PyObject* value = args[i];
@@ -28,7 +28,7 @@ bool Asked::mix_all(Apart apart, uint64_t& hash) const {
     } else if (families || kind == Kind::fixed || kind == Kind::size) {  // a number may be out of range
       const Py_hash_t of_value = PyObject_Hash(value);
       if (of_value == -1) return PyErr_Clear(), false;  // a list, which is a tuple in the key
-      mix(static_cast<uint64_t>(of_value), hash);
+      mix(static_cast<uint64_t>(of_value), kind == Kind::scalar || kind == Kind::operand ? numbers : hash);
       mix(reinterpret_cast<uintptr_t>(Py_TYPE(value)), hash);
     }
   }

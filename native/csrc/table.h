@@ -32,7 +32,8 @@ struct Asked {
 
   // Reads what is in force, and the hash. Returns false where only the Python path serves the call.
   bool read(bool lowers);
-  bool mix_all(Apart apart, uint64_t& hash) const;
+  // Mixes what `apart` tells apart; the values of numbers that one plan is for into `numbers`.
+  bool mix_all(Apart apart, uint64_t& hash, uint64_t& numbers) const;
 };
 
 // Guards one argument.

@@ -272,8 +272,11 @@ class Operator:
             return False
         if met := self._met(key, args):
             return met < RARE
-        self._shapes = self._postpones(key[-1], self.spec, args)
-        return self._shapes is not None and not sharding.is_sharded(args)
+        shapes = self._postpones(key[-1], self.spec, args)
+        if shapes is None:
+            return False
+        self._shapes = shapes
+        return not sharding.is_sharded(args)
 
     def waited(self, args: tuple[Any, ...]) -> int:
         """Return how many calls like this one torch served without a plan, if the next may be one; else 0."""
