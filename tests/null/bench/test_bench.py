@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nxcore.bench import engine, entrants, head, peers, sizes
+from nxcore.bench import checks, engine, entrants, head, peers, sizes
 from nxcore.bench.cells import Cell, Wanted, cells
 from nxcore.bench.compare import compare, differences
 from nxcore.bench.engine import Bench
@@ -389,10 +389,19 @@ def test_a_size_class_is_met_by_the_share_of_the_measured_bandwidth(us, met):
     assert found.share == pytest.approx(10 / us, rel=1e-3)
 
 
-def test_speed_ups_are_those_of_the_choice():
+def test_a_run_has_eight_tests_and_the_speed_ups_of_its_choices():
     rows = [*chosen("a", "triton", 1.0, ratio=(4.0, 3.9, 4.1)), *chosen("b", "torch", 1.0)]
     rows += chosen("c", "triton", 1.0, ratio=(0.25, 0.24, 0.26))
     rows.append(rows[0] | {"label": "cuda", "verdict": "WRONG"})
-    found = sizes.speedups(rows)
-    assert found == {"cells": 3, "right": 0.75, "success": 0.6667, "mean": 1.0, "max": 4.0, "min": 0.25}
+    rows += chosen("large_16777216", "triton", 101)
+    found = [*sizes.reached(rows, ("large",), Ceilings(0.1, ((1, 1e11),), 1e14))]
+    tests = checks.checks(rows, found)
+    assert {t["test"]: (t["failed"], t["cells"]) for t in tests if t["cells"]} == {
+        "right": (1, 5),
+        "possible": (0, 5),
+        "large": (1, 1),
+        "not slower": (1, 4),
+    }
+    assert (len(tests), checks.success(tests)) == (8, 0.25)
+    assert sizes.speedups(rows) == {"cells": 4, "mean": 1.0, "max": 4.0, "min": 0.25}
     assert sizes.speedups([])["mean"] is None
