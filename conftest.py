@@ -165,11 +165,12 @@ def _of_operator(item: pytest.Item, name: str | None) -> bool:
 def _takes_long(item: pytest.Item) -> bool:
     """Return whether a test belongs to the rest: slow ones, and long cells of the conformance kit.
 
-    Where there is no GPU, the kernels of a GPU run in interpreters, a tenth of a second and more a sample.
-    Their smoke samples in float32 are in the first part, all others in the rest. So are the half types of
-    compiled kernels beyond their smoke samples, the rules in Numba's simulator, which is the slowest of them,
-    and the samples that take it seconds, the backends that take part on request, and operators whose kernels
-    mirror another's. Gradients of convolutions take Triton's interpreter seconds, too.
+    Where there is no GPU, the kernels of a GPU run in interpreters, a tenth of a second and more a sample, and
+    Numba compiles for seconds. One smoke sample in float32 is in the first part for an interpreter, all smoke
+    samples for the CUDA emulator, all samples for compiled kernels, and all others in the rest. So are the
+    rules in Numba's simulator, which is the slowest, and the samples that take it seconds, the backends that
+    take part on request, and operators whose kernels mirror another's. Gradients of convolutions take Triton's
+    interpreter seconds, too.
     """
     if item.get_closest_marker("slow") or item.get_closest_marker("browser"):
         return True
@@ -181,12 +182,15 @@ def _takes_long(item: pytest.Item) -> bool:
     cell = item.callspec.params["cell"]
     if cell.backend.on_request or cell.spec.name in MIRRORED:
         return True
-    telling = cell.sample is None or cell.sample in cell.spec.tagged("smoke")
-    if cell.backend.name == "numba" and not cell.kernel.variant:  # compiled for the CPU
-        return cell.dtype is not torch.float32 and not telling
-    if cell.backend.name == "numba" and (cell.sample is None or cell.sample.name in LONG):
+    if cell.dtype is not torch.float32:
         return True
-    return cell.dtype is not torch.float32 or not telling
+    compiled = cell.backend.name == "numba" and not cell.kernel.variant  # for the CPU
+    if compiled or cell.sample is None:
+        return cell.backend.name == "numba" and not compiled
+    if cell.backend.name == "numba" and cell.sample.name in LONG:
+        return True
+    smoke = cell.spec.tagged("smoke")
+    return cell.sample not in (smoke[:1] if cell.backend.name in ("triton", "numba") else smoke)
 
 
 def _of_the_kit(item: pytest.Function) -> bool:
