@@ -52,6 +52,10 @@ bool bind(const State& state, PyObject* const* args, Py_ssize_t count, PyObject*
     const Param& param = state.params[i];
     if (!bound[i]) bound[i] = param.standard.ptr();
     if (!bound[i] || (param.drawn && bound[i] == param.standard.ptr())) return false;
+    if (bound[i] != Py_None || param.read.is_none()) continue;
+    const Ref value = steal(PyObject_CallOneArg(param.read.ptr(), bound[0]));
+    if (!value) return PyErr_Clear(), false;
+    bound[i] = value.ptr();
   }
   return true;
 }
@@ -168,8 +172,7 @@ PyObject* size(PyObject* self, PyObject*) { return PyLong_FromSize_t(Lookup::of(
 
 PyObject* get_near(PyObject* self, void*) {
   PyObject* near = Lookup::of(self).near.ptr();
-  if (!near) return PyErr_Format(PyExc_AttributeError, "near");
-  return Py_NewRef(near);
+  return near ? Py_NewRef(near) : PyErr_Format(PyExc_AttributeError, "near");
 }
 
 int set_near(PyObject* self, PyObject* value, void*) {
@@ -180,11 +183,7 @@ int set_near(PyObject* self, PyObject* value, void*) {
   return 0;
 }
 
-int clear(PyObject* self) {
-  Lookup::of(self).table.clear();
-  const Ref dropped = std::exchange(Lookup::of(self).near, Ref());
-  return 0;
-}
+int clear(PyObject* self) { return set_near(self, nullptr, nullptr); }
 
 PyObject* create(PyTypeObject* type, PyObject*, PyObject*) {
   return Lookup::make(type, call, std::make_unique<State>());
@@ -216,10 +215,10 @@ void adopt(Ref self, const std::vector<GivenParam>& params, bool lowers, Ref pyt
   State& state = Lookup::of(self.ptr());
   if (params.size() > MOST || !state.params.empty())
     throw pybind11::value_error("an operator is adopted once, with at most " + std::to_string(MOST) + " parameters");
-  for (const auto& [name, kind, standard, required, keyword, drawn] : params) {
+  for (const auto& [name, kind, standard, required, keyword, drawn, read] : params) {
     PyObject* interned = Py_NewRef(name.ptr());
     PyUnicode_InternInPlace(&interned);
-    state.params.push_back({steal(interned), static_cast<Kind>(kind), required ? Ref() : standard, keyword, drawn});
+    state.params.push_back({steal(interned), Kind(kind), required ? Ref() : standard, keyword, drawn, read});
     if (!keyword) state.positional = static_cast<Py_ssize_t>(state.params.size());
   }
   state.lowers = lowers;

@@ -21,6 +21,7 @@ struct Param {
   Ref standard;  // the default; none where the parameter is required
   bool keyword;
   bool drawn;  // the default is drawn anew for each call, by the Python path
+  Ref read;    // from the first argument to what None stands for, of objects that live as long as the process; or None
 };
 
 // A call with all arguments, which are borrowed. No code of a program may run while it is used.

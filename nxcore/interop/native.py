@@ -10,6 +10,7 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Any, NamedTuple
 
+import torch
 from torch.autograd import forward_ad
 
 from nxcore.context import NOTHING, PREFERENCE
@@ -91,6 +92,10 @@ def of(operator: Any) -> Any:
     return found().extension
 
 
+def _read(read: Callable[[Any], Any], first: Any) -> Any:
+    return None if torch.compiler.is_compiling() else read(first)
+
+
 def adopt(operator: Any, spec: OpSpec) -> None:
     """Let the extension find the plans of ``operator``, if its class has the extension's base."""
     if (extension := of(operator)) is None:
@@ -102,7 +107,8 @@ def adopt(operator: Any, spec: OpSpec) -> None:
             p.default,
             p.default is REQUIRED,
             p.keyword,
-            isinstance(p.default, Drawn) or p.read is not None,  # Python finds the value
+            isinstance(p.default, Drawn),
+            p.read and functools.partial(_read, p.read),
         )
         for p in spec.params
     )

@@ -285,3 +285,22 @@ def test_under_autocast_the_plan_is_called_without_its_python_function(op, path,
         with pytest.raises(ValueError, match="fourth"):
             op(x, x)
         assert torch.is_autocast_enabled("cpu")
+
+
+@COMPILED
+def test_what_none_stands_for_is_read_at_every_call_and_python_is_not_asked_again(path, monkeypatch):
+    op = fakes.session().op("matmul")
+    x, before = torch.eye(4), torch.get_float32_matmul_precision()
+    handed = far(op, monkeypatch)
+    try:
+        for setting, wanted in (("highest", "ieee32"), ("medium", "half"), ("highest", "ieee32")):
+            torch.set_float32_matmul_precision(setting)
+            for _ in range(6):
+                assert torch.equal(op(x, x), x)
+            assert {args[2] for args in handed} <= {wanted}, "the class, not None"
+            assert len(handed) < 6
+            handed.clear()
+            op(x, x)
+            assert not handed
+    finally:
+        torch.set_float32_matmul_precision(before)
