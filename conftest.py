@@ -165,12 +165,12 @@ def _of_operator(item: pytest.Item, name: str | None) -> bool:
 def _takes_long(item: pytest.Item) -> bool:
     """Return whether a test belongs to the rest: slow ones, and long cells of the conformance kit.
 
-    Where there is no GPU, the kernels of a GPU run in interpreters, a tenth of a second and more a sample, and
-    Numba compiles for seconds. One smoke sample in float32 is in the first part for an interpreter, all smoke
-    samples for the CUDA emulator, all samples for compiled kernels, and all others in the rest. So are the
-    rules in Numba's simulator, which is the slowest, and the samples that take it seconds, the backends that
-    take part on request, and operators whose kernels mirror another's. Gradients of convolutions take Triton's
-    interpreter seconds, too.
+    Where there is no GPU, the kernels of a GPU run in interpreters, a tenth of a second and more a sample,
+    and Numba compiles for seconds. One smoke sample in float32 is in the first part for an interpreter, all
+    smoke samples for the CUDA emulator, all samples for compiled kernels, and all others in the rest. So are
+    the rules in Numba's simulator, which is the slowest, and the samples that take it seconds, the backends
+    that take part on request, and operators whose kernels mirror another's. Gradients of convolutions take
+    Triton's interpreter seconds, too.
     """
     if item.get_closest_marker("slow") or item.get_closest_marker("browser"):
         return True

@@ -96,7 +96,8 @@ def test_a_taken_cell_that_does_not_pay_is_given_back_and_taken_back(form, summe
     plain, patched, _ = networks(make, watch=False)
     agree(plain, patched, draw, 2)
     groups = Groups()
-    assert (found := groups.present(patched)) > {make.__name__}
+    found = groups.present(patched)
+    assert found > {make.__name__}
     ours = {name: kind(m) for name, m in patched.named_modules()}
     summed.clear()
     groups.rest(patched, found)
