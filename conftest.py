@@ -54,6 +54,19 @@ MIRRORED = ("amin", "min", "argmin", "all")
 LONG = ("dilated_five", "several_slices")
 """Samples that take Numba's simulator five seconds."""
 
+LATER = (
+    "tests/nas/test_growth.py",
+    "tests/nas/test_search_command.py",
+    "tests/nas/test_trainer.py",
+    "tests/nn/test_prepare.py",
+    "tests/nn/test_watched.py",
+    "tests/null/call/test_leaks.py",
+    "tests/null/choose/learn/test_budget.py",
+    "tests/null/choose/test_workers.py",
+    "tests/null/interop/test_library.py",
+)
+"""Files of the rest: their tests start processes, train, compile graphs or search for leaks."""
+
 KIT = "nxcore.testing.test_kernels"
 
 
@@ -163,7 +176,7 @@ def _of_operator(item: pytest.Item, name: str | None) -> bool:
 
 
 def _takes_long(item: pytest.Item) -> bool:
-    """Return whether a test belongs to the rest: slow ones, and long cells of the conformance kit.
+    """Return whether a test belongs to the rest: slow ones, files of ``LATER``, long cells of the kit.
 
     Where there is no GPU, the kernels of a GPU run in interpreters, a tenth of a second and more a sample,
     and Numba compiles for seconds. One smoke sample in float32 is in the first part for an interpreter, all
@@ -172,7 +185,7 @@ def _takes_long(item: pytest.Item) -> bool:
     that take part on request, and operators whose kernels mirror another's. Gradients of convolutions take
     Triton's interpreter seconds, too.
     """
-    if item.get_closest_marker("slow") or item.get_closest_marker("browser"):
+    if item.get_closest_marker("slow") or item.get_closest_marker("browser") or item.nodeid.startswith(LATER):
         return True
     if CUDA or not isinstance(item, pytest.Function):
         return False

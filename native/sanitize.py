@@ -47,7 +47,7 @@ def main() -> int:
             "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
             "PYTHONPATH": os.pathsep.join(map(str, paths)),
         }
-        tests = (sys.executable, "-m", "pytest", "-p", "no:benchmark", "-q", "--part=first", *TESTS)
+        tests = (sys.executable, "-m", "pytest", "-p", "no:benchmark", "-q", "-m", "not slow", *TESTS)
         return subprocess.run((*tests, "-k", "compiled"), cwd=ROOT, env=env, check=False).returncode
 
 

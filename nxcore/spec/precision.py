@@ -70,7 +70,7 @@ def in_force(first: Any) -> Precision | None:
     >>> in_force(torch.ones(2)), in_force(torch.ones(2, dtype=torch.float16))
     ('ieee32', None)
     """
-    if getattr(first, "dtype", None) is not torch.float32:
+    if not isinstance(first, Tensor) or first.dtype is not torch.float32:
         return None
     if first.is_cpu:  # reading the device takes three times as long
         return _OF_TORCH.get(_read("mkldnn", "matmul"), "ieee32")
