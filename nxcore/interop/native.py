@@ -93,6 +93,7 @@ def of(operator: Any) -> Any:
 
 
 def _read(read: Callable[[Any], Any], first: Any) -> Any:
+    """Return what None stands for in a call; while a compiler traces it, that is left for later."""
     return None if torch.compiler.is_compiling() else read(first)
 
 
