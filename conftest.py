@@ -56,16 +56,21 @@ LONG = ("dilated_five", "several_slices")
 
 LATER = (
     "tests/nas/test_growth.py",
+    "tests/nas/test_lists.py",
+    "tests/nas/test_patch.py",
     "tests/nas/test_search_command.py",
     "tests/nas/test_trainer.py",
     "tests/nn/test_prepare.py",
+    "tests/nn/test_served.py",
+    "tests/nn/test_steps.py",
     "tests/nn/test_watched.py",
     "tests/null/call/test_leaks.py",
     "tests/null/choose/learn/test_budget.py",
     "tests/null/choose/test_workers.py",
+    "tests/null/interop/test_autograd.py",
     "tests/null/interop/test_library.py",
 )
-"""Files of the rest: their tests start processes, train, compile graphs or search for leaks."""
+"""Files of the rest: their tests start processes, train, compile, differentiate, or search for leaks."""
 
 KIT = "nxcore.testing.test_kernels"
 
