@@ -8,7 +8,7 @@ struct seen {
 } seen;
 static __thread void* current;
 static int status, size;
-int loads, asked;
+int loads, asked, own;
 void resize(int bytes) { size = bytes; }
 void reset(void* context, int next) { memset(&seen, 0, sizeof(seen)); current = context; status = next; }
 int cuCtxGetCurrent(void** context) { *context = current; return 0; }
@@ -40,6 +40,10 @@ int cuKernelGetFunction(void** function, void* kernel) {
 int cuFuncGetParamInfo(void* function, size_t index, size_t* offset, size_t* bytes) {
   *offset = 0, *bytes = 48;
   return function == (void*)0x300000001L && index == 0 ? 0 : 1;
+}
+int cuFuncGetAttribute(int* value, int attribute, void* function) {
+  *value = attribute == 1 ? own : 0;
+  return function == (void*)0x300000001L ? 0 : 1;
 }
 int cuFuncSetAttribute(void* function, int attribute, int value) {
   if (attribute == 8) asked = value;

@@ -204,6 +204,17 @@ class TestLoad:
         with pytest.raises(load.DriverError, match=message):
             load.kernel(Instance("f"), 0, 300_000, 48)
 
+    def test_a_kernel_s_own_shared_memory_counts(self, driver):
+        asked, own = ctypes.c_int.in_dll(driver, "asked"), ctypes.c_int.in_dll(driver, "own")
+        asked.value, own.value = 0, 4
+        try:
+            load.kernel(Instance("f"), 0, 48 * 1024 - 4, 48)
+            assert asked.value == 0
+            load.kernel(Instance("f"), 0, 48 * 1024, 48)
+            assert asked.value == 48 * 1024
+        finally:
+            own.value = 0
+
     def test_refusals(self, monkeypatch):
         with pytest.raises(ValueError, match="f__plain: its arguments have 48 bytes, got 40"):
             load.kernel(Instance("f"), 0, 0, 40)

@@ -13,7 +13,8 @@ from nxcore_cuda.machine.compile import image
 from nxcore_cuda.machine.instance import Instance
 
 LEAST_DRIVER = 12000
-STATIC_SHARED = 48 * 1024  # bytes that a launch may have without asking
+STATIC_SHARED = 48 * 1024  # bytes that a launch may have without asking, the kernel's own among them
+OWN_SHARED = 1  # CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
 
@@ -136,7 +137,11 @@ def kernel(instance: Instance, index: int, shared: int, size: int) -> int:
         address = int(function.value or 0)
         with _granting:
             # All launches of a function have what was granted last: it mustn't shrink.
-            if shared > _granted.get(address, STATIC_SHARED):
+            if address not in _granted:
+                own = ctypes.c_int()
+                _check(library, "cuFuncGetAttribute", ctypes.byref(own), OWN_SHARED, function, what=name)
+                _granted[address] = STATIC_SHARED - own.value
+            if shared > _granted[address]:
                 what = f"{name} with {shared} bytes of shared memory"
                 _check(library, "cuFuncSetAttribute", function, MAX_DYNAMIC_SHARED, shared, what=what)
                 _granted[address] = shared
