@@ -324,7 +324,7 @@ class Operator:
 
     def settled(self, *args: Any) -> bool:
         """Return whether torch serves calls like this one until plans are dropped; no call is needed."""
-        plan = self.plans.get(self.key(*self.frozen(args)))
+        plan = self.plans.get(self.key(*self.frozen(self.spec.bind(*args))))
         inner = plan and (autocast.outside(plan) or plan)
         if inner is None or not leads_to(inner, self.spec.reference):
             return False

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from nxcore.graphs.part import Part
 from nxcore.nn.activations import ELU, GELU, Mish, SiLU
+from nxcore.nn.linear import Linear
 from nxcore.nn.modules import (
     AdaptiveAvgPool2d,
     AdaptiveMaxPool2d,
     AvgPool2d,
     BatchNorm2d,
     Conv2d,
-    Linear,
     MaxPool2d,
     SoftmaxSum,
 )

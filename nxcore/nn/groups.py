@@ -66,7 +66,7 @@ class Groups:
             drop = weakref.ref(module, lambda _, key=key: self.resting.pop(key, None))  # type: ignore[misc]  # a default
             self.resting[key] = Given(drop, ours, torchs, group)
             if ours in RESTING:
-                rest(module, GIVEN_BACK)
+                rest(module, GIVEN_BACK, given=True)
             else:
                 become(module, torchs)
 

@@ -22,7 +22,6 @@ _batch_norm = session.default().op("batch_norm")
 _depthwise_conv2d = session.default().op("depthwise_conv2d")
 _global_avg_pool2d = session.default().op("global_avg_pool2d")
 _global_max_pool2d = session.default().op("global_max_pool2d")
-_matmul = session.default().op("matmul")
 _max_pool2d = session.default().op("max_pool2d")
 _softmax_sum = session.default().op("softmax_sum")
 
@@ -164,30 +163,6 @@ class Conv2d(nn.Conv2d, Served):
             return super().forward(input)
         # Under autocast, the result may have another dtype than the arguments.
         return out if bias is None else _add(out, bias.to(out.dtype).view(-1, 1, 1))
-
-
-@with_rest
-class Linear(nn.Linear, Served):
-    """``torch.nn.Linear``; the operator ``matmul`` computes the product, ``add`` adds the bias.
-
-    ``accelerate`` doesn't take it yet: no figures show where it wins.
-
-    >>> nxcore.nn.Linear(3, 2)(torch.ones(4, 3)).shape
-    torch.Size([4, 2])
-    """
-
-    def forward(self, input: Tensor) -> Any:
-        """Return ``input @ weight.T + bias``."""
-        bias = self.bias
-        if bias is not None and bias.dtype != input.dtype:
-            self.left()
-            return super().forward(input)
-        out: Any = self.by_kernel(_matmul, input, self.weight.mT, None)
-        if out is None:
-            return super().forward(input)
-        if bias is not None:  # under autocast, the result may have another dtype than the arguments
-            out = _add(out, bias.to(out.dtype))
-        return out
 
 
 def batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Any:

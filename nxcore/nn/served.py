@@ -30,10 +30,14 @@ IDLES = "it rests: torch serves {}"
 LEFT = "_nxcore_left"
 """The attribute that counts these calls."""
 
+SERVED = "_nxcore_served"
+"""The attribute that counts a layer's calls that a kernel served since it was last looked at."""
+
 is_compiling = torch.compiler.is_dynamo_compiling
 
 _resting: dict[int, weakref.ref[nn.Module]] = {}
 _reasons: dict[int, str] = {}
+_given: set[int] = set()
 
 
 class Changes:
@@ -54,7 +58,7 @@ class Changes:
 class Served(nn.Module):
     """A module whose ``forward`` runs an operator, unless ``refusal`` gives a reason."""
 
-    _nxcore_left = 0
+    _nxcore_left = _nxcore_served = 0
 
     @staticmethod
     def concerns(module: Any) -> bool:  # noqa: ARG004  only containers read it
@@ -90,7 +94,7 @@ class Served(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch has no types for it
-        Changes.moved += id(self) in _reasons
+        Changes.moved += id(self) in _given
         look(self)
         return self
 
@@ -142,10 +146,11 @@ def with_rest(cls: Class) -> Class:
     return cls
 
 
-def rest(module: nn.Module, why: str = "") -> None:
+def rest(module: nn.Module, why: str = "", *, given: bool = False) -> None:
     """Let torch's ``forward`` serve ``module``, if its class is exactly one of ours.
 
-    ``why`` is the reason of a watch over a model's steps.
+    ``why`` is the reason, if it isn't that torch has won; ``given`` says that a watch over a model's steps
+    gives it back.
     """
     if sibling := RESTING.get(kind(module)):
         become(module, sibling)
@@ -153,6 +158,8 @@ def rest(module: nn.Module, why: str = "") -> None:
         _resting[key] = weakref.ref(module, lambda _: _drop(key))
         if why:
             _reasons[key] = why
+        if given:
+            _given.add(key)
 
 
 def wake(module: nn.Module) -> None:
@@ -164,7 +171,9 @@ def wake(module: nn.Module) -> None:
 
 def _drop(key: int) -> None:
     _resting.pop(key, None)
-    if _reasons.pop(key, None):
+    _reasons.pop(key, None)
+    if key in _given:
+        _given.discard(key)
         Changes.woken += 1
 
 
@@ -173,7 +182,8 @@ def look(module: Any) -> None:
     wake(module)
     if awake(module) not in RESTING:
         return
-    vars(module)[LEFT] = 0  # kept as an attribute: a capture doesn't outlive another number of them
+    # Kept as attributes: a capture doesn't outlive another number of them.
+    vars(module).update({LEFT: 0, SERVED: 0})
     if module.idles(module) or module.refusal(module):
         rest(module)
 

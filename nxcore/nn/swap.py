@@ -16,6 +16,7 @@ from torch.nn.utils import parametrize
 from nxcore.nn import steps
 from nxcore.nn.activations import ELU, GELU, Mish, SiLU
 from nxcore.nn.exchange import MARK, awake
+from nxcore.nn.linear import Linear
 from nxcore.nn.modules import (
     AdaptiveAvgPool2d,
     AdaptiveMaxPool2d,
@@ -26,7 +27,7 @@ from nxcore.nn.modules import (
 )
 from nxcore.nn.prepare import shown
 from nxcore.nn.sequential import Sequential
-from nxcore.nn.served import LEFT, Served, look, wake
+from nxcore.nn.served import LEFT, SERVED, Served, look, wake
 
 OURS: dict[type[nn.Module], Any] = {
     nn.MaxPool2d: MaxPool2d,
@@ -37,6 +38,7 @@ OURS: dict[type[nn.Module], Any] = {
     nn.BatchNorm2d: BatchNorm2d,
     nn.ELU: ELU,
     nn.GELU: GELU,
+    nn.Linear: Linear,
     nn.Mish: Mish,
     nn.SiLU: SiLU,
     nn.Sequential: Sequential,
@@ -125,8 +127,8 @@ def restore(model: nn.Module) -> Swap:
             swap.left[name] = f"its class was changed since, to {cls.__name__}"
             continue
         wake(module)
-        del vars(module)[MARK]
-        vars(module).pop(LEFT, None)
+        for own in (MARK, LEFT, SERVED):
+            vars(module).pop(own, None)
         module.__class__ = TORCHS[cls]
         swap.replaced[name] = cls.__name__
     return swap

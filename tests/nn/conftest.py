@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nxcore.expression.activations import ACTIVATIONS
-from nxcore.nn import activations, modules, sequential
+from nxcore.nn import activations, linear, modules, sequential
 from tests.null import fakes
 
 OPERATORS = (
@@ -18,7 +18,6 @@ OPERATORS = (
     "depthwise_conv2d",
     "global_avg_pool2d",
     "global_max_pool2d",
-    "matmul",
     "max_pool2d",
     "softmax_sum",
 )
@@ -47,6 +46,8 @@ def ran(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> Iterator[list[
     for name in OPERATORS:
         monkeypatch.setattr(modules, f"_{name}", session.op(name))
     monkeypatch.setattr(activations, "operator", session.op)
+    for name in ("add", "matmul"):
+        monkeypatch.setattr(linear, f"_{name}", session.op(name))
     monkeypatch.setattr(sequential, "_sep_conv2d", session.op("sep_conv2d"))
     monkeypatch.setattr(sequential, "_block", session.op("sep_conv2d_batch_norm"))
     with session.use("fake"):
