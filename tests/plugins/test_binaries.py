@@ -118,9 +118,10 @@ def test_what_is_compiled_is_announced_and_then_on_disk(found):
     assert found["then"] == ""
 
 
-def test_a_kernel_is_attached_once_and_an_interpreted_one_not_at_all():
+def test_a_kernel_is_attached_once_and_an_interpreted_one_not_at_all(monkeypatch):
     from nxcore_triton import binaries
 
+    monkeypatch.setattr(binaries, "digested", lambda kernel: None)
     kernel = types.SimpleNamespace(compile=None, device_caches=None)
     binaries.attach(kernel)
     assert kernel.device_caches is None
@@ -131,6 +132,51 @@ def test_a_kernel_is_attached_once_and_an_interpreted_one_not_at_all():
     assert kernel.device_caches.default_factory is once
     assert once() == "made"
     assert kernel.compile.func is binaries._compiled
+
+
+DIGESTS = """
+import importlib, json, pkgutil
+from nxcore_triton import __path__ as PATH
+from nxcore_triton.binaries import digested
+from triton.language import constexpr
+from triton.runtime.jit import JITCallable
+
+modules = [importlib.import_module(f"nxcore_triton.{m.name}") for m in pkgutil.iter_modules(PATH)]
+values = [item for module in modules for item in vars(module).items()]
+functions = list({id(v): v for _, v in values if isinstance(v, JITCallable)}.values())
+
+names = [function.fn.__name__ for function in functions]
+
+def digests(order, digest):
+    for function in functions:
+        function.hash, function.used_global_vals = None, {}
+    for function in order:
+        digest(function)
+    return [function.cache_key for function in functions]
+
+def ambiguous(function):
+    used = {}
+    for (name, _), (value, _) in function.used_global_vals.items():
+        if isinstance(value, constexpr):
+            used.setdefault(name, set()).add(repr(value))
+    return any(len(values) > 1 for values in used.values())
+
+given, other = functions, functions[::-1]
+print(json.dumps({
+    "functions": len(functions),
+    "differ": [n for n, a, b in zip(names, digests(given, digested), digests(other, digested)) if a != b],
+    "ambiguous": [n for n, function in zip(names, functions) if ambiguous(function)],
+}))
+"""
+
+
+@pytest.mark.slow
+def test_the_digest_of_a_kernel_is_the_same_whatever_was_compiled_before():
+    """Else what a worker or the wheel's build compiled is compiled once more."""
+    found = json.loads(alone(DIGESTS))
+    assert found["functions"] > 50
+    assert found["differ"] == []
+    assert found["ambiguous"] == [], "Triton sorts constants of one name by their modules' addresses"
 
 
 def test_doctor_tells_what_the_wheel_holds(tmp_path, monkeypatch):

@@ -4,20 +4,25 @@ A binary is named by Triton's own key of a compilation, with Triton's version in
 installation, which is another for each version of Python. A kernel's source, signature, specialisation and
 options, the capability, ptxas and the environment are in that key, so where it agrees the same compiler is
 given the same input.
+
+That key must be the same in every process, or what a worker or the wheel's build compiled is never found.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
 import triton
 from triton import knobs
 from triton._C.libtriton import get_cache_invalidating_env_vars
 from triton.compiler import ASTSource, CompiledKernel, make_backend
+from triton.runtime.jit import JITCallable
 
 from nxcore.plugin import compiling
 from nxcore_triton import BINARIES
@@ -50,7 +55,32 @@ def attach(kernel: Any) -> None:
         caches.default_factory = functools.partial(_made, kernel, caches.default_factory)
 
 
+def digested(function: Any, begun: frozenset[int] = frozenset()) -> None:
+    """Have Triton work out a function's digest after those of all functions that it calls.
+
+    Triton keeps the first digest that it works out. It has the constants of the functions called only as far
+    as their own digests are known, so it would depend on what was compiled before in this process.
+    """
+    for called in _named(function.fn):
+        if isinstance(called, JITCallable) and called.hash is None and id(called) not in begun:
+            digested(called, begun | {id(function)})  # hashing a function would work out its digest
+    function.cache_key  # noqa: B018  Triton keeps it
+
+
+def _named(function: FunctionType) -> Iterator[Any]:
+    """Yield what the names in a function may mean: globals, and those of this plugin's modules."""
+    names, modules = function.__code__.co_names, [function.__globals__]
+    modules += [vars(m) for m in map(modules[0].get, names) if isinstance(m, ModuleType) and _own(m)]
+    for name, module in itertools.product(names, modules):
+        yield module.get(name)
+
+
+def _own(module: ModuleType) -> bool:
+    return module.__name__.partition(".")[0] == __name__.partition(".")[0]
+
+
 def _made(kernel: Any, make: Callable[[], Any]) -> Any:
+    digested(kernel)
     found = make()
     kernel.compile = functools.partial(_compiled, kernel.compile)
     return found
