@@ -13,6 +13,8 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from nxcore.measure.collection import no_collection
+
 Result = TypeVar("Result")
 Work = Callable[[], Result]
 Lanes = Callable[[Sequence[Callable[[], Any]]], list[Any]]
@@ -200,7 +202,8 @@ class CudaRecorder:
         """
         graph, pool = torch.cuda.CUDAGraph(), pool or self._pool
         torch.cuda.synchronize(self.device)
-        with torch.cuda.stream(self._side):
+        # Garbage may be another graph: to destroy it in this thread would end the capture.
+        with torch.cuda.stream(self._side), no_collection():
             # Captures this thread alone: another one may prepare kernels at the same time.
             graph.capture_begin(pool=pool.handle, capture_error_mode="thread_local")
             try:

@@ -6,20 +6,19 @@ the median of its samples. The harness knows no registry and no choice: the call
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import gc
 import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from nxcore.errors import MeasurementError
+from nxcore.measure.collection import no_collection
 from nxcore.measure.timing import REGIMES, Timing, duration
 from nxcore.spec import tally
 from nxcore.spec.device import current, synchronize
@@ -150,7 +149,7 @@ def race(
         if suspect and device.type == "cuda":
             _require_current_stream(lane, device, clock)
 
-    with _no_collection(), current(device):
+    with no_collection(), current(device):
         for label in calls:
             attempt(label, prepare)
         if again:
@@ -183,17 +182,6 @@ def _in_the_race(lanes: Mapping[str, _Lane], order: list[str], rivals: frozenset
         limits = {label: DROP * (best_rival if label in rivals else best) for label in order}
         kept.update(label for label in order if medians[label] <= limits[label])
     return [label for label in order if label in kept]
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _warm_up(lane: _Lane, device: torch.device, seconds: float, clock: Clock) -> None:

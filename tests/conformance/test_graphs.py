@@ -186,6 +186,30 @@ def test_replays_on_two_streams_wait_for_each_other() -> None:
         assert float(result[2]) == 12.0 * i
 
 
+def test_garbage_of_another_graph_stays_until_a_capture_ends() -> None:
+    """To destroy a graph in the thread that captures would end the capture."""
+
+    def garbage() -> None:
+        graph = torch.cuda.CUDAGraph()
+        x = _randn(8)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            x.add_(1)
+        graph.replay()
+        held: list[Any] = [graph]
+        held.append(held)
+
+    def work(v: torch.Tensor) -> torch.Tensor:
+        if torch.cuda.is_current_stream_capturing():
+            kept = [[i] for i in range(5000)]  # as many objects as make a collection due
+            assert len(kept) == 5000
+        return v * 2
+
+    x = _randn(64)
+    garbage()
+    torch.testing.assert_close(nxcore.graphed(work)(x), 2 * x)
+
+
 def test_nothing_new_is_measured_or_learnt_while_a_graph_is_captured() -> None:
     """Warm-up decides, even where calls are learnt from; the captured call goes to a winner."""
     session = nxcore.Session(Settings(policy="online"))

@@ -6,7 +6,6 @@ the host's for all: until a call has returned, and until its result is there.
 
 from __future__ import annotations
 
-import gc
 import itertools
 import math
 import random
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from nxcore.bench.study.entrants import Bound
+from nxcore.measure.collection import no_collection
 from nxcore.spec.device import synchronize
 
 MOST = 2000  # calls of a block
@@ -69,9 +69,7 @@ def timed(
     found = {label: Blocks() for label in bound}
     order, dice = list(bound), random.Random(seed)
     run = _issued if device.type == "cuda" else _awaited
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
+    with no_collection():
         for _ in range(effort.blocks):
             dice.shuffle(order)
             for label in order:
@@ -80,9 +78,6 @@ def timed(
                 total, host = run(bound[label], calls[label], device)
                 found[label].total_us.append(total)
                 found[label].host_us.append(host)
-    finally:
-        if collecting:
-            gc.enable()
     return found
 
 

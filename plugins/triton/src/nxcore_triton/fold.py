@@ -119,9 +119,9 @@ def find(
     if VALUES:
         found = tl.where(any_odd, float("nan"), top)
         if GIVES == 2:
-            tl.store(out + out_at, (found > 0).to(tl.uint8), k < outputs)
+            tl.store(out + out_at, found > 0, k < outputs)
         elif GIVES == 3:
-            tl.store(out + out_at, (found <= 0).to(tl.uint8), k < outputs)
+            tl.store(out + out_at, found <= 0, k < outputs)
         else:
             if GIVES == 1:
                 found = -found
@@ -224,13 +224,12 @@ def plan(problem: Problem, tile: Blocks | None = None) -> Callable[..., Any]:
             return results
 
         return call_for_both
-    numbered, flags = problem.op.startswith("arg"), outputs.dtype is torch.bool
+    numbered = problem.op.startswith("arg")
     run = plan_both(problem, tile, values=not numbered, numbered=numbered)
 
     def call(x: Tensor, *_: Any) -> Tensor:
         result = outputs.empty()
-        written = result.view(torch.uint8) if flags else result
-        run(x, written, written)
+        run(x, result, result)
         return result
 
     return call
