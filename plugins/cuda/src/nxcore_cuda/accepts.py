@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -28,7 +29,7 @@ from nxcore.plugin import (
     overlaps,
     simulated,
 )
-from nxcore_cuda import direct, separable
+from nxcore_cuda import direct, direct_filters, separable
 from nxcore_cuda.candidates import FEW, MANY, SOME, STACKED, Candidates, gradient
 from nxcore_cuda.layout import MAX_RANK, NARROW
 from nxcore_cuda.machine import host, load, toolkit
@@ -155,11 +156,22 @@ def _separable(problem: Problem) -> Verdict:
 
 def _shared(problem: Problem) -> Verdict:
     """Take windows of which a tile of one image fits into shared memory."""
-    layer = direct.Layer.of(problem)
-    if (wanted := direct.Floats.of(layer, direct.choose(layer)).bytes) <= direct.MOST:
+    if (wanted := max(_tiles(problem))) <= direct.MOST:
         return YES
+    window = f"the window stride {problem['stride']}, dilation {problem['dilation']}"
     why = f"a tile takes {wanted} of {direct.MOST} bytes of shared memory: x has shape {problem['x'].shape}"
-    return no(f"{why}, the window stride {layer.seen.stride}, dilation {layer.seen.dilation}", code=Code.SIZE)
+    return no(f"{why}, {window}", code=Code.SIZE)
+
+
+def _tiles(problem: Problem) -> Iterator[int]:
+    """Yield the bytes that a tile of each launch of a direct convolution takes."""
+    back = problem.op == "conv2d_backward"
+    if not back or problem.outputs[0] is not None:
+        for layer in direct.Layer.turned(problem) if back else [direct.Layer.of(problem)]:
+            yield direct.Floats.of(layer, direct.choose(layer)).bytes
+    if back and any(out is not None for out in problem.outputs[1:]):
+        shape = direct_filters.Shape.of(problem)
+        yield direct_filters.Block.of(shape, direct_filters.choose(shape)).bytes
 
 
 def _tensor_cores(problem: Problem) -> Verdict:

@@ -15,15 +15,41 @@ from nxcore_cuda.candidates import TYPES
 from nxcore_cuda.depthwise import STEPS, Image, ceil_div
 from nxcore_cuda.direct import WARP, Floats, Layer, Tile, candidates, choose
 from nxcore_cuda.machine.instance import Instance
-from nxcore_cuda.machine.launch import Launch
+from nxcore_cuda.machine.launch import Launch, Launcher
 
 
-def instance(dtype: torch.dtype, layer: Layer, tile: Tile) -> Instance:
-    """Return the kernel of a tile."""
+def instance(dtype: torch.dtype, layer: Layer, tile: Tile, op: str = "conv2d") -> Instance:
+    """Return the kernel of a tile; a gradient's is of another operator."""
     kernel = layer.seen.kernel if layer.slides else (0, 0)
     threads = WARP * tile.slices * tile.rows * ceil_div(layer.made, tile.filters)
     arguments = (TYPES[dtype], *kernel, tile.pixels, tile.filters, tile.slices)
-    return Instance("conv2d", arguments, threads=max(128, 1 << (threads - 1).bit_length()))
+    entry = "conv2d" if op == "conv2d" else "conv2d_image"
+    return Instance(entry, arguments, source=op, threads=max(128, 1 << (threads - 1).bit_length()))
+
+
+def bind(problem: Problem, layer: Layer, tile: Tile | None, bias_step: int = 0) -> Launcher:
+    """Return the launch of a direct convolution: ``launch(x, weight, bias, out)``."""
+    chosen, seen, out = tile or choose(layer), layer.seen, layer.out
+    floats = Floats.of(layer, chosen)
+    down, across = ceil_div(out.height, floats.tall), ceil_div(out.width, WARP)
+    whole = out.steps[3] == 1 and out.divides(chosen.pixels)
+    return Launch(
+        instance(problem.dtype, layer, chosen, problem.op),
+        problem.device,
+        out.images * layer.groups * down * across,
+        WARP * chosen.slices * chosen.rows * floats.lots,
+        shared=floats.bytes,
+        pointers=4,
+        layout=f"{3 * STEPS}4q23i",
+        values=(
+            *(*layer.x.steps, *layer.filters.steps, *out.steps),
+            *(bias_step, layer.filters.start, layer.filters.group, layer.out_start),
+            *(layer.groups, layer.channels, layer.made, *seen.kernel),
+            *(*seen.image, *seen.outputs, *seen.stride, *seen.padding, *seen.dilation),
+            *(down, across, floats.tall, floats.deep, floats.pitch, floats.lots, floats.filter_pitch),
+            int(whole),
+        ),
+    )
 
 
 def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
@@ -34,28 +60,8 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
     callable
         ``call(x, weight, bias, stride, padding, dilation, groups)``.
     """
-    fresh, layer = problem.outputs, Layer.of(problem)
-    weight, bias, seen, out = problem["weight"], problem["bias"], layer.seen, layer.out
-    chosen = tile or choose(layer)
-    floats = Floats.of(layer, chosen)
-    down, across = ceil_div(out.height, floats.tall), ceil_div(out.width, WARP)
-    whole = out.steps[3] == 1 and out.divides(chosen.pixels)
-    launch = Launch(
-        instance(problem.dtype, layer, chosen),
-        problem.device,
-        out.images * layer.groups * down * across,
-        WARP * chosen.slices * chosen.rows * floats.lots,
-        shared=floats.bytes,
-        pointers=4,
-        layout=f"{3 * STEPS}q23i",
-        values=(
-            *(*layer.x.steps, *weight.strides, *out.steps, 0 if bias is None else bias.strides[0]),
-            *(layer.groups, layer.channels, layer.made, *seen.kernel),
-            *(*seen.image, *seen.outputs, *seen.stride, *seen.padding, *seen.dilation),
-            *(down, across, floats.tall, floats.deep, floats.pitch, floats.lots, floats.filter_pitch),
-            int(whole),
-        ),
-    )
+    fresh, bias = problem.outputs, problem["bias"]
+    launch = bind(problem, Layer.of(problem), tile, 0 if bias is None else bias.strides[0])
 
     def call(x: Tensor, weight: Tensor, bias: Tensor | None = None, *_: Any) -> Tensor:
         made = fresh.empty()

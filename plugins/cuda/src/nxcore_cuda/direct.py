@@ -38,8 +38,30 @@ class Tile:
 
 
 @dataclass(frozen=True)
+class Filters:
+    """Where filters lie, in elements.
+
+    Attributes
+    ----------
+    start : int
+        The first filter's first tap.
+    group : int
+        From one group's filters to the next one's.
+    steps : (int, int, int, int)
+        From filter to filter, channel to channel, row to row and column to column.
+    """
+
+    start: int
+    group: int
+    steps: tuple[int, int, int, int]
+
+
+@dataclass(frozen=True)
 class Layer:
-    """A call's shapes: images, window, groups, and the channels of a group in and out."""
+    """A direct convolution's shapes: images, window, groups, and the channels of a group in and out.
+
+    ``out_start`` is how many elements lie before the first output.
+    """
 
     x: Image
     out: Image
@@ -47,18 +69,46 @@ class Layer:
     groups: int
     channels: int
     made: int
+    filters: Filters = Filters(0, 0, (0, 0, 0, 0))
+    out_start: int = 0
 
     @classmethod
     def of(cls, problem: Problem) -> Layer:
         """Describe a call."""
         x, weight, _, *where, groups = problem.args
         seen, out = window_of(x, weight, *where), Image.of(problem.outputs)
-        return cls(Image.of(x), out, seen, groups, weight.shape[1], out.channels // groups)
+        made = out.channels // groups
+        filters = Filters(0, made * weight.strides[0], weight.strides)
+        return cls(Image.of(x), out, seen, groups, weight.shape[1], made, filters)
+
+    @classmethod
+    def turned(cls, problem: Problem) -> Iterator[Layer]:
+        """Describe the convolutions that make the image's gradient."""
+        grad, x, weight, *where, groups, _ = problem.args
+        seen, (out, *_) = window_of(x, weight, *where), problem.outputs
+        whole, made = Image.of(out), weight.shape[0] // groups
+        image, channel, row, column = weight.strides
+        for part in seen.turned():
+            start = part.tap[0] * row + part.tap[1] * column
+            steps = (channel, image, -part.step[0] * row, -part.step[1] * column)
+            height, width = part.window.outputs
+            apart = (*whole.steps[:2], seen.stride[0] * whole.steps[2], seen.stride[1] * whole.steps[3])
+            yield cls(
+                Image.of(grad),
+                Image(whole.images, whole.channels, height, width, apart),
+                part.window,
+                groups,
+                made,
+                weight.shape[1],
+                Filters(start, made * image, steps),
+                part.first[0] * whole.steps[2] + part.first[1] * whole.steps[3],
+            )
 
     @property
     def slides(self) -> bool:
         """Whether neighbouring taps and windows are neighbours in a row, so that a thread reads them once."""
-        return self.seen.stride[1] == 1 and (self.seen.dilation[1] == 1 or self.seen.kernel[1] == 1)
+        columns = self.seen.kernel[1]
+        return self.seen.stride[1] == 1 and columns > 0 and (self.seen.dilation[1] == 1 or columns == 1)
 
     @property
     def lines(self) -> int:
@@ -81,7 +131,7 @@ class Floats:
     def of(cls, layer: Layer, tile: Tile) -> Floats:
         """Lay out the shared memory of a tile."""
         seen, tall = layer.seen, tile.pixels * tile.rows
-        reach = [(k - 1) * d for k, d in zip(seen.kernel, seen.dilation, strict=True)]
+        reach = [max(k - 1, 0) * d for k, d in zip(seen.kernel, seen.dilation, strict=True)]
         deep = (tall - 1) * seen.stride[0] + reach[0] + 1
         # A thread reads whole vectors: up to `pixels` past its last tap.
         pitch = (WARP - 1) * seen.stride[1] + reach[1] + tile.pixels
