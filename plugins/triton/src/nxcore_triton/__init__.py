@@ -105,6 +105,7 @@ KERNELS = kernels(
             "target": "global_max_pool2d:plan_backward",
         },
         "conv2d": accepts.direct_convolution,
+        "conv2d_backward": accepts.direct_convolution,
         "depthwise_conv2d": accepts.images,
         "depthwise_conv2d_backward": accepts.images,
         "sep_conv2d": accepts.images,

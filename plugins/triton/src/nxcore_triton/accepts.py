@@ -52,6 +52,12 @@ def _blend(problem: Problem) -> Verdict:
     return merged(collapse(out.shape, out.strides, *(m.strides for m in walked))[0], MAX_RANK)
 
 
+def _pixels(problem: Problem) -> int:
+    """Return the pixels of an image that a convolution, or its gradient, writes."""
+    out = problem["x"] if problem.op.endswith("_backward") else problem.outputs
+    return math.prod(out.shape[-2:])
+
+
 takes = partial(needs, device=_place)
 images = takes()
 blend = takes(_blend)
@@ -70,7 +76,7 @@ GENERATED = (
 
 direct_convolution = takes(
     few_channels(CHANNELS, TAPS),
-    at_most(2**30, "pixels of an output", lambda problem: math.prod(problem.outputs.shape[-2:])),
+    at_most(2**30, "pixels of an output", _pixels),
 )
 product = takes(products=MAX_RANK)
 sums = takes(sums=MAX_SUMMED)

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from nxcore.plugin import Problem, window_of
+from nxcore.plugin import Problem, Window, window_of
 from nxcore_triton import tile as blocks
 from nxcore_triton.launch import Launch
 from nxcore_triton.rounding import narrow, widen
@@ -44,6 +45,7 @@ def convolve(
     of_filter,
     of_bias,
     out_steps,
+    starts,
     window,
     BIAS: tl.constexpr,
     WIDE: tl.constexpr,
@@ -65,7 +67,7 @@ def convolve(
     known, ok = made < counts[2], row < out_size[0]
     channel = group.to(tl.int64) * counts[2] + made
     x += image * steps[0] + group.to(tl.int64) * counts[1] * steps[1]
-    weight += channel * of_filter[0]
+    weight += starts[0] + group.to(tl.int64) * starts[1] + made.to(tl.int64) * of_filter[0]
     top, left = row * stride[0] - padding[0], column * stride[1] - padding[1]
     if WIDE:
         top, left = top.to(tl.int64), left.to(tl.int64)
@@ -84,7 +86,7 @@ def convolve(
         weight += of_filter[1]
     if BIAS:
         total += widen(tl.load(bias + channel * of_bias, known, other=0.0))[:, None]
-    to = out + image * out_steps[0] + (channel * out_steps[1])[:, None]
+    to = out + starts[2] + image * out_steps[0] + (channel * out_steps[1])[:, None]
     to += (row.to(tl.int64) * out_steps[2] + column.to(tl.int64) * out_steps[3])[None, :]
     tl.store(to, narrow(total, out.dtype.element_ty), known[:, None] & ok[None, :])
 
@@ -99,9 +101,80 @@ def choose(images: int, pixels: int, made: int) -> Tile:
     return Tile(found, filters, max(found // 64, 1))
 
 
-def _tile(problem: Problem) -> Tile:
-    out, groups = Image.of(problem.outputs), problem["groups"]
-    return choose(out.shape[0] * groups, out.shape[2] * out.shape[3], out.shape[1] // groups)
+@dataclass(frozen=True)
+class Layer:
+    """A direct convolution's shapes: images, window, groups, and the channels of a group in and out.
+
+    Attributes
+    ----------
+    of_filter : tuple of int
+        Elements from filter to filter, channel to channel, row to row and column to column.
+    starts : (int, int, int)
+        Where the first filter lies, from one group's filters to the next one's, where the first output lies.
+    """
+
+    x: Image
+    out: Image
+    window: Window
+    groups: int
+    channels: int
+    made: int
+    of_filter: tuple[int, ...]
+    starts: tuple[int, int, int]
+
+
+def forward(problem: Problem) -> Layer:
+    """Describe a call."""
+    x, weight, _, *where, groups = problem.args
+    made = weight.shape[0] // groups
+    starts = (0, made * weight.strides[0], 0)
+    images, window = (Image.of(x), Image.of(problem.outputs)), window_of(x, weight, *where)
+    return Layer(*images, window, groups, weight.shape[1], made, weight.strides, starts)
+
+
+def tile_of(layer: Layer) -> Tile:
+    """Return the tile for a layer."""
+    height, width = layer.window.outputs
+    return choose(layer.x.shape[0] * layer.groups, height * width, layer.made)
+
+
+def bind(
+    layer: Layer, device: torch.device, tile: Tile | None, of_bias: int | None = None
+) -> Callable[..., None]:
+    """Return the launch of a direct convolution: ``launch(x, weight, bias, out)``."""
+    image, window, chosen = layer.x, layer.window, tile or tile_of(layer)
+    pixels = window.outputs[0] * window.outputs[1]
+    spans = ((n - 1) * abs(s) for n, s in zip(image.shape[2:], image.strides[2:], strict=True))
+    lots = blocks.cdiv(layer.made, chosen.filters)
+    launch = Launch(
+        convolve,
+        (image.shape[0] * layer.groups * blocks.cdiv(pixels, chosen.pixels) * lots,),
+        device,
+        warps=chosen.warps,
+        BIAS=of_bias is not None,
+        WIDE=sum(spans) >= FEW,
+        ROWS=window.kernel[0],
+        COLUMNS=window.kernel[1],
+        FILTERS=chosen.filters,
+        PIXELS=chosen.pixels,
+    )
+    fixed = (
+        (layer.groups, layer.channels, layer.made),
+        window.image,
+        window.outputs,
+        image.strides,
+        layer.of_filter,
+        of_bias or 0,
+        layer.out.strides,
+        layer.starts,
+        (window.stride, window.padding, window.dilation),
+    )
+
+    def run(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        tensors = (x, weight, weight if bias is None else bias, out)
+        launch(tensors, *tensors, *fixed)
+
+    return run
 
 
 def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
@@ -112,46 +185,20 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
     callable
         ``call(x, weight, bias, stride, padding, dilation, groups)``.
     """
-    x, weight, bias, *where, groups = problem.args
-    fresh, window, chosen = problem.outputs, window_of(x, weight, *where), tile or _tile(problem)
-    image, out = Image.of(x), Image.of(fresh)
-    made, pixels = out.shape[1] // groups, out.shape[2] * out.shape[3]
-    spans = ((n - 1) * abs(s) for n, s in zip(image.shape[2:], image.strides[2:], strict=True))
-    launch = Launch(
-        convolve,
-        (image.shape[0] * groups * blocks.cdiv(pixels, chosen.pixels) * blocks.cdiv(made, chosen.filters),),
-        problem.device,
-        warps=chosen.warps,
-        BIAS=bias is not None,
-        WIDE=sum(spans) >= FEW,
-        ROWS=window.kernel[0],
-        COLUMNS=window.kernel[1],
-        FILTERS=chosen.filters,
-        PIXELS=chosen.pixels,
-    )
-    fixed = (
-        (groups, weight.shape[1], made),
-        window.image,
-        window.outputs,
-        image.strides,
-        weight.strides,
-        0 if bias is None else bias.strides[0],
-        out.strides,
-        (window.stride, window.padding, window.dilation),
-    )
+    fresh, bias = problem.outputs, problem["bias"]
+    run = bind(forward(problem), problem.device, tile, None if bias is None else bias.strides[0])
 
     def call(x: Tensor, weight: Tensor, bias: Tensor | None = None, *_: Any) -> Tensor:
         result = fresh.empty()
-        tensors = (x, weight, weight if bias is None else bias, result)
-        launch(tensors, *tensors, *fixed)
+        run(x, weight, bias, result)
         return result
 
     return call
 
 
-def sweep(problem: Problem) -> Iterator[Tile]:
-    """Yield the tiles worth timing."""
-    first = _tile(problem)
+def tiles(layer: Layer) -> Iterator[Tile]:
+    """Yield a layer's tiles worth timing."""
+    first = tile_of(layer)
     yield from dict.fromkeys(
         (
             first,
@@ -160,3 +207,8 @@ def sweep(problem: Problem) -> Iterator[Tile]:
             replace(first, filters=max(first.filters // 2, 1)),
         )
     )
+
+
+def sweep(problem: Problem) -> Iterator[Tile]:
+    """Yield the tiles worth timing."""
+    yield from tiles(forward(problem))
