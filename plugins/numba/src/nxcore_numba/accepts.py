@@ -169,7 +169,7 @@ FAMILIES = {
         "sep_conv2d",
         "sep_conv2d_backward",
     ),
-    "convolution": ("conv2d",),
+    "convolution": ("conv2d", "conv2d_backward"),
     "rows": ("entropy", "entropy_backward", "gumbel_softmax", "gumbel_softmax_backward"),
     "norm": ("batch_norm", "batch_norm_backward"),
 }

@@ -6,10 +6,13 @@ any window is the same loop. Every output adds its terms in one order.
 
 # mypy: ignore-errors
 
+import math
+from dataclasses import dataclass
+
 import numpy as np
 from numba import prange, types
 
-from nxcore.plugin import window_of
+from nxcore.plugin import Window, window_of
 from nxcore_numba import stencil, threads
 from nxcore_numba.half import FLOAT, KINDS, load_any
 from nxcore_numba.image import gather, scatter
@@ -53,9 +56,10 @@ def pack(packed, shifts, weight, bias, sizes, pairs, steps, kind):
         block, lane = o // sizes[MADE] * sizes[BLOCKS] + o % sizes[MADE] // FILTERS, o % sizes[MADE] % FILTERS
         if bias:
             shifts[block, lane] = load_any(bias, o * steps[3, 0], kind)
+        start = o // sizes[MADE] * steps[3, 1] + o % sizes[MADE] * steps[2, 0]
         for term in range(sizes[TERMS]):
             c, t = term // taps, term % taps
-            at = o * steps[2, 0] + c * steps[2, 1] + t // wide * steps[2, 2] + t % wide * steps[2, 3]
+            at = start + c * steps[2, 1] + t // wide * steps[2, 2] + t % wide * steps[2, 3]
             packed[block, term, lane] = load_any(weight, at, kind)
 
 
@@ -150,52 +154,95 @@ def whole(n):
     return -(-n // COLUMNS) * COLUMNS
 
 
-def tables(window, groups, out, x, weight, bias):
+@dataclass(frozen=True)
+class Layer:
+    """A direct convolution: window, groups, a group's channels in and out, and strides in elements.
+
+    ``of_filters`` are from filter to filter, channel to channel, row to row and column to column, and
+    ``of_group`` from one group's filters to the next one's.
+    """
+
+    window: Window
+    groups: int
+    channels: int
+    made: int
+    images: int
+    steps: tuple[int, ...]
+    out_steps: tuple[int, ...]
+    of_filters: tuple[int, ...]
+    of_group: int
+
+
+def tables(layer, of_bias, itemsize):
     """Return sizes, pairs (down, across), strides of x, out, weight and bias, and each term's place."""
-    (shape, x_steps), (made, out_steps) = stencil.planes(x), stencil.planes(out)
-    channels, filters = shape[1] // groups, made[1] // groups
-    halo = [(k - 1) * d // s for k, d, s in zip(window.kernel, window.dilation, window.stride, strict=True)]
+    window, channels = layer.window, layer.channels
+    halo = reach(window)
     residues = window.stride[0] * window.stride[1]
     wide = min(window.outputs[1], WIDTH)
     line = wide + halo[1]
-    most = max(ELEMENTS // (channels * residues * line) - halo[0], halo[0], 1)
-    high = -(-window.outputs[0] // -(-window.outputs[0] // most))
+    high = rows_of_tile(window, channels, line)
     deep = high + halo[0]
     by_row, flat = high * whole(wide), whole(high * line)
-    direct = out.dtype.itemsize == 4 and out_steps[3] == 1 and window.outputs[1] % wide == 0 == wide % COLUMNS
+    direct = itemsize == 4 and layer.out_steps[3] == 1 and window.outputs[1] % wide == 0 == wide % COLUMNS
     sizes = (
-        shape[0], groups, channels, filters, -(-filters // FILTERS), channels * window.taps,
+        layer.images, layer.groups, channels, layer.made, -(-layer.made // FILTERS), channels * window.taps,
         -(-window.outputs[0] // high), -(-window.outputs[1] // wide), high, wide, deep, line, residues,
         whole(wide) if direct or by_row <= flat else line, direct,
     )  # fmt: skip
     pairs = (window.image, window.outputs, window.stride, window.padding, window.kernel)
-    steps = (
-        x_steps,
-        out_steps,
-        weight.strides,
-        (0 if bias is None else bias.strides[0], 0, 0, 0),
-    )
+    steps = (layer.steps, layer.out_steps, layer.of_filters, (of_bias, layer.of_group, 0, 0))
+    terms = places(window, channels, deep, line)
+    return np.array(sizes, np.int64), np.array(pairs, np.int64), np.array(steps, np.int64), terms
+
+
+def reach(window):
+    """Return how many steps of the stride a window's last tap is away from its first: down and across."""
+    pairs = zip(window.kernel, window.dilation, window.stride, strict=True)
+    return [max(k - 1, 0) * d // s for k, d, s in pairs]
+
+
+def rows_of_tile(window, channels, line):
+    """Return the rows of outputs of a tile, so that tiles are of one size."""
+    halo = reach(window)[0]
+    most = max(ELEMENTS // (channels * window.stride[0] * window.stride[1] * line) - halo, halo, 1)
+    return -(-window.outputs[0] // -(-window.outputs[0] // most))
+
+
+def places(window, channels, deep, line):
+    """Return where each term lies in a gathered tile, from an output on."""
     taps = stencil.forward_taps(window)
     of_taps = taps[:, 0] * deep * line + taps[:, 1] * line + taps[:, 2]
-    terms = (np.arange(channels)[:, None] * (residues * deep * line) + of_taps[None, :]).reshape(-1)
-    return np.array(sizes, np.int64), np.array(pairs, np.int64), np.array(steps, np.int64), terms
+    plane = window.stride[0] * window.stride[1] * deep * line
+    return (np.arange(channels)[:, None] * plane + of_taps[None, :]).reshape(-1)
+
+
+def bind(layer, kind, itemsize, of_bias=0):
+    """Return the kernel of a direct convolution, taking ``(out, x, weight, bias)`` as addresses."""
+    rest = (*tables(layer, of_bias, itemsize), kind)
+    outputs = layer.images * layer.groups * layer.made * math.prod(layer.window.outputs)
+    terms = layer.channels * layer.window.taps
+    kernel = threads.team(serial, parallel, SIGNATURE, outputs * (1 + terms // 8))
+    return lambda out, x, weight, bias: kernel(out, x, weight, bias, *rest)
+
+
+SIGNATURE = types.void(I64, I64, I64, I64, *TABLES)
 
 
 def plan(problem):
     """Return a callable for calls like ``problem``."""
     x, weight, bias, *where, groups = problem.args
-    out = problem.outputs
-    rest = (*tables(window_of(x, weight, *where), groups, out, x, weight, bias), KINDS[x.dtype])
-    signature = types.void(I64, I64, I64, I64, *TABLES)
-    kernel = threads.team(
-        serial, parallel, signature, out.numel() * (1 + weight.numel() // weight.shape[0] // 8)
-    )
+    out, made = problem.outputs, weight.shape[0] // groups
+    (shape, steps), (_, out_steps) = stencil.planes(x), stencil.planes(out)
+    window = window_of(x, weight, *where)
+    layer = Layer(
+        window, groups, weight.shape[1], made, shape[0], steps, out_steps, weight.strides,
+        made * weight.strides[0],
+    )  # fmt: skip
+    kernel = bind(layer, KINDS[x.dtype], x.dtype.itemsize, 0 if bias is None else bias.strides[0])
 
     def call(x, weight, bias=None, *_):
         result = out.empty()
-        kernel(
-            result.data_ptr(), x.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr(), *rest
-        )
+        kernel(result.data_ptr(), x.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr())
         return result
 
     return call

@@ -107,7 +107,7 @@ def forward_taps(window):
         for a in range(high)
         for b in range(wide)
     ]
-    return np.array(taps, np.int64)
+    return np.array(taps, np.int64).reshape(-1, 4)
 
 
 def backward_taps(window):
