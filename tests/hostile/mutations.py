@@ -26,7 +26,7 @@ MEANS = ("avg_pool2d", "avg_pool2d_backward")
 FILTERED = ("depthwise_conv2d", "depthwise_conv2d_backward")
 SEPARABLE = ("sep_conv2d", "sep_conv2d_backward")
 PRODUCT = ("matmul",)
-DIRECT = ("conv2d",)
+DIRECT, DIRECT_BACK = ("conv2d",), ("conv2d_backward",)
 NORM, NORM_BACK = "batch_norm", "batch_norm_backward"
 NORMS = (NORM, NORM_BACK)
 IMAGES = (*LARGEST, "max_pool2d_backward", *MEANS, *FILTERED)
@@ -40,6 +40,7 @@ OPS = (
     "add",
     *PRODUCT,
     *DIRECT,
+    *DIRECT_BACK,
     *SUMS,
     *FOLDS,
     *BLENDS,
@@ -52,10 +53,10 @@ OPS = (
 )
 VIEWS = ("sum_backward", "mean_backward", "sum_to_size_backward", "global_avg_pool2d_backward")
 """What has no kernel: its results are views."""
-TORCHS = ("amax_backward", "amin_backward", "max_backward", "min_backward", "conv2d_backward")
+TORCHS = ("amax_backward", "amin_backward", "max_backward", "min_backward")
 """What has no kernel yet: torch alone computes it."""
 ON_GPUS = ("matmul", "matmul_backward")
-NOT_IN = {"numba": ON_GPUS, "numba-cuda": (*ON_GPUS, *DIRECT)}
+NOT_IN = {"numba": ON_GPUS, "numba-cuda": (*ON_GPUS, *DIRECT, *DIRECT_BACK)}
 """What Numba has no kernel of: on a CPU, torch runs a library of its vendor; on a GPU, others have one."""
 
 
@@ -138,6 +139,7 @@ NONE_SUCH = {
             "add",
             *PRODUCT,
             *DIRECT,
+            *DIRECT_BACK,
             *SUMS,
             *FLAGS,
             *MEANS,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.hostile.mutations import BITS, DIRECT, MASK, PRODUCT, STRIDE, one
+from tests.hostile.mutations import BITS, DIRECT, DIRECT_BACK, MASK, PRODUCT, STRIDE, one
 from tests.hostile.of_cuda import MISALIGNED, half
 from tests.hostile.of_triton import HALF
 
@@ -22,15 +22,29 @@ CUDA = (
         f"sums[r][c] = {half('__fmaf_rn(x[term % (BY_LINE ? FOUR : 2)][r], y[term % 2][c], sums[r][c])')};",
     ),
     one(STRIDE, "matmul.cu", PRODUCT, "a.of_a, row, a.rows", "a.of_b, row, a.rows", raises=MISALIGNED),
-    one(MASK, "conv2d.cu", DIRECT, "column < a.width ?", "column <= a.width ?", likely="no_padding"),
+    one(MASK, "direct.cuh", (*DIRECT, *DIRECT_BACK), "column < part.width ?", "column <= part.width ?"),
     one(
         BITS,
-        "conv2d.cu",
+        "direct.cuh",
         DIRECT,
         "sums[o][p] = __fmaf_rn(factor[o], seen[tap + p], sums[o][p]);",
         f"sums[o][p] = {half('__fmaf_rn(factor[o], seen[tap + p], sums[o][p])')};",
     ),
-    one(STRIDE, "conv2d.cu", DIRECT, "row * a.x_step.row", "row * a.out_step.row"),
+    one(STRIDE, "direct.cuh", (*DIRECT, *DIRECT_BACK), "row * step.row", "row * step.column"),
+    one(
+        BITS,
+        "conv2d_backward.cu",
+        DIRECT_BACK,
+        "sums[o][b] = __fmaf_rn(factor[o][p], seen[p + b], sums[o][b]);",
+        f"sums[o][b] = {half('__fmaf_rn(factor[o][p], seen[p + b], sums[o][b])')};",
+    ),
+    one(
+        STRIDE,
+        "conv2d_backward.cu",
+        DIRECT_BACK,
+        "line % a.rows * a.weight_step.row",
+        "line % a.rows * a.weight_step.column",
+    ),
 )
 
 TRITON = (
@@ -43,6 +57,15 @@ TRITON = (
         f"total = (total + factor[:, None] * value[None, :]){HALF}",
     ),
     one(STRIDE, "conv2d.py", DIRECT, "j * steps[3]", "j"),
+    one(MASK, "conv2d_backward.py", DIRECT_BACK, "(j < size[1])", "(j <= size[1])"),
+    one(
+        BITS,
+        "conv2d_backward.py",
+        DIRECT_BACK,
+        "fresh += (sums[b] + value * seen[None, :],)",
+        f"fresh += ((sums[b] + value * seen[None, :]){HALF},)",
+    ),
+    one(STRIDE, "conv2d_backward.py", DIRECT_BACK, "i * steps[2]", "i * steps[3]"),
 )
 
 NUMBA = (
@@ -65,4 +88,23 @@ NUMBA = (
         why="to the 11 bits of float16: Veltkamp's splitting",
     ),
     one(STRIDE, "conv2d.py", DIRECT, "c * steps[2, 1]", "c * steps[2, 2]"),
+    one(
+        MASK,
+        "conv2d_filters.py",
+        DIRECT_BACK,
+        "min(sizes[WANTED] - term, TERMS)",
+        "min(sizes[WANTED] - term, TERMS - 1)",
+        why="a tap is never added up",
+    ),
+    one(
+        BITS,
+        "vectors.py",
+        DIRECT_BACK,
+        "builder.store(builder.call(fma, [factor, term, builder.load(total)]), total)",
+        "sum_ = builder.call(fma, [factor, term, builder.load(total)]); "
+        "large = builder.fmul(ir.Constant(kind, [8193.0] * RUN), sum_); "
+        "builder.store(builder.fsub(large, builder.fsub(large, sum_)), total)",
+        why="to the 11 bits of float16: Veltkamp's splitting",
+    ),
+    one(STRIDE, "conv2d_filters.py", DIRECT_BACK, "c * steps[2, 1]", "c * steps[2, 2]"),
 )

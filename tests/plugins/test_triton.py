@@ -248,7 +248,7 @@ def test_every_kernel_compiles(tmp_path):
     counts = dict(line.split() for line in ran.stdout.splitlines())
     assert set(counts) == {
         *("blend", "spread", "finish", "add_flat", "add_tiles", "add_up"),
-        *("average", "share_out", "pool", "collect", "correlate", "dots_of_strips"),
+        *("average", "share_out", "pool", "collect", "correlate", "dots", "dots_of_strips"),
         *("look", "look_back", "dots_of_tap"),
         *("find", "largest", "moments", "normalise"),
         *("convolve", "mix", "multiply", "unmix", "to_image", "to_points"),
@@ -277,7 +277,7 @@ def compile_smoke_samples():
     def compile_only(self, *args, grid, warmup, **kwargs):
         version = launch(self, *args, grid=grid, warmup=True, **kwargs)
         assert version.asm["cubin"]
-        strict = self.__name__ not in ("convolve", "multiply") or "mma" not in version.asm["ptx"]
+        strict = self.__name__ not in ("convolve", "dots", "multiply") or "mma" not in version.asm["ptx"]
         assert strict, "a product on tensor cores isn't float32's"
         compiled.setdefault(self.__name__, set()).add(version.hash)
 
@@ -310,6 +310,7 @@ def compile_smoke_samples():
         ("avg_pool2d", (x.view(8, 2, 2**15, 2**14), 3, 1, 1)),
         ("max_pool2d", (x.view(8, 2, 2**15, 2**14), 30)),
         ("conv2d", (x.view(4, 1, 2**17, 2**14), x[:1, :9].view(1, 1, 3, 3))),
+        ("conv2d_backward", (*(x.view(2, 1, 2**17, 2**15),) * 2, x[:1, :9].view(1, 1, 3, 3), 1, 1)),
         ("depthwise_conv2d", (x.view(4, 1, 2**17, 2**14), x[:1, :9].view(1, 1, 3, 3), 1, 1)),
     ):
         bound = SPECS[op].bind(*args)

@@ -1,4 +1,4 @@
-"""The filters' and the bias's gradients of direct convolutions: the units of a block and its shared memory."""
+"""Gradients of filters and biases of direct convolutions: the units of a block and its shared memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""conv2d_backward on the CPU: the image's gradient by conv2d's tiles, filters' by products of rows of tiles."""
+"""conv2d_backward on the CPU: the image's gradient by conv2d's tiles, the others by products of rows."""
 
 # mypy: ignore-errors
 

@@ -167,17 +167,19 @@ def compiled(window, groups, grad, x, weight, outputs):
     deep = high + halo[0]
     wanted = channels * window.taps + bool(of_bias)
     direct = grad.dtype.itemsize == 4 and grad_steps[3] == 1 and window.outputs[1] % wide == 0 == wide % RUN
+    down, across = -(-window.outputs[0] // high), -(-window.outputs[1] // wide)
+    residues = window.stride[0] * window.stride[1]
     sizes = (
-        shape[0], groups, channels, made, wanted, -(-window.outputs[0] // high), -(-window.outputs[1] // wide),
-        high, wide, deep, line, window.stride[0] * window.stride[1], direct, bool(of_bias), window.kernel[1],
+        shape[0], groups, channels, made, wanted, down, across, high, wide, deep, line, residues, direct,
+        bool(of_bias), window.kernel[1],
     )  # fmt: skip
     terms = places(window, channels, deep, line)
     if of_bias:
-        terms = np.append(terms, channels * window.stride[0] * window.stride[1] * deep * line)
+        terms = np.append(terms, channels * residues * deep * line)
     terms = np.append(terms, [terms[-1]] * (-wanted % TERMS)).astype(np.int64)
     pairs = (window.image, window.outputs, window.stride, window.padding, window.kernel)
     steps = (grad_steps, x_steps, of_filters.strides if of_filters else (0, 0, 0, 0))
-    parts = max(1, min(shape[0] * int(sizes[5]) * int(sizes[6]), -(-PARTS // groups)))
+    parts = max(1, min(shape[0] * down * across, -(-PARTS // groups)))
     kernel = threads.team(serial, parallel, SIGNATURE, grad.numel() * (1 + wanted // 8))
     rest = (
         np.array(sizes, np.int64), np.array(pairs, np.int64), np.array(steps, np.int64), terms, parts,

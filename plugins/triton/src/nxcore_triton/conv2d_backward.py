@@ -1,4 +1,4 @@
-"""conv2d_backward: the image's gradient by conv2d's programs, the filters' and the bias's as sums in two steps.
+"""conv2d_backward: the image's gradient by conv2d's programs, the other two as sums in two steps.
 
 A program of the filters' gradient has some filters, a channel, a row of taps, and a part of the pixels. It
 keeps a sum for each tap in registers. A second launch adds up the parts in fixed order.
@@ -73,7 +73,7 @@ def dots(
 ):
     """Write what a stretch of the pixels adds to TAPS taps of FILTERS filters."""
     stride, padding, dilation = window
-    groups, channels, made = counts
+    channels, made = counts
     lots = tl.cdiv(made, FILTERS)
     chunks: tl.constexpr = (COLUMNS + TAPS - 1) // TAPS
     unit = tl.program_id(0)
@@ -167,7 +167,7 @@ def _bind_filters(problem: Problem, sums: Sums | None) -> Run:
         PIXELS=chosen.pixels,
     )
     fixed = (
-        (groups, weight.shape[1], made),
+        (weight.shape[1], made),
         each,
         total,
         stretch,
