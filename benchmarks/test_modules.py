@@ -48,6 +48,7 @@ MAKE: dict[str, Callable[[], nn.Module]] = {
     "Conv2d, depthwise, bias": depthwise,
     "Conv2d": lambda: nn.Conv2d(4, 4, 1),
     "BatchNorm2d": lambda: nn.BatchNorm2d(4),
+    "Linear": lambda: nn.Linear(16, 16),
     "GELU": nn.GELU,
     "SiLU": nn.SiLU,
     "Sequential": lambda: nn.Sequential(
