@@ -10,9 +10,10 @@ Semantics of ``torch.nn.functional.conv2d``. Kernels are strict: in float32 each
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
-from torch import Tensor, float16
+from torch import Tensor, float16, float32
 from torch.nn import functional
 
 from nxcore.plugin import (
@@ -182,8 +183,10 @@ def _backward(
     return grad, x, weight, *rest, (*mask, False)[:3]
 
 
-SMOKE = frozenset({"smoke"})
-BENCH = frozenset({"bench"})
+SMOKE, BENCH, EXACT = frozenset({"smoke"}), frozenset({"bench"}), frozenset({"smoke", "exact"})
+TINY, HUGE, LARGEST = 2.0**-120, 2.0**100, 3.4028e38
+
+single = partial(rand, dtype=float32)
 
 SAMPLES = (
     Sample("three", (rand(2, 4, 9, 11), rand(8, 4, 3, 3), rand(8), 1, 1), tags=SMOKE),
@@ -196,6 +199,26 @@ SAMPLES = (
         tags=SMOKE,
     ),
     Sample("nan", (rand(1, 2, 12, 14, values="nan"), rand(3, 2, 3, 3), rand(3), 1, 1), tags=SMOKE),
+    # What split or shortened factors get wrong: see tests/ops/test_conv2d.py.
+    Sample("infinite", (single(1, 2, 6, 9, values="inf"), single(3, 2, 2, 2, low=0.5, high=1)), tags=SMOKE),
+    Sample(
+        "overflow",
+        (single(1, 2, 5, 6, low=3.4e38, high=LARGEST), single(3, 2, 3, 3, low=0, high=1e-3)),
+        tags=SMOKE,
+    ),
+    Sample(
+        "tiny",
+        (single(1, 2, 5, 6, low=-TINY, high=TINY), single(3, 2, 3, 3, low=-HUGE, high=HUGE)),
+        tags=SMOKE,
+    ),
+    Sample(
+        "denormal",
+        (single(1, 2, 5, 6, values="denormal"), single(3, 2, 3, 3, low=-HUGE, high=HUGE)),
+        tags=SMOKE,
+    ),
+    Sample(
+        "cancelling", (single(1, 5, 4, 6, values="cancelling"), single(3, 5, 1, 1, low=1, high=1)), tags=EXACT
+    ),
     Sample("seven", (rand(1, 4, 11, 37), rand(8, 4, 7, 7), None, 1, 3)),
     Sample("rows_of_many_vectors", (rand(1, 2, 5, 133), rand(9, 2, 3, 3), rand(9), 1, 1)),
     Sample("several_tiles", (rand(1, 3, 67, 66), rand(5, 3, 3, 3), rand(5), 1, 1)),

@@ -19,7 +19,10 @@ DEGENERATE = frozenset({"edge", "degenerate"})
 Layout = Literal["contiguous", "transposed", "channels_last", "sliced", "strided", "expanded", "repeated"]
 
 
-Values = Literal["normal", "nan", "inf", "denormal", "zeros", "sparse", "holes"]
+Values = Literal["normal", "nan", "inf", "denormal", "zeros", "sparse", "holes", "cancelling"]
+
+EXACT = "exact"
+"""The tag of a sample whose result is the same number in any order of its sums: nothing is rounded."""
 
 
 RARE = 1 / 256
@@ -71,6 +74,10 @@ class Sketch:
             odd = torch.nan if self.values == "nan" else torch.inf
             flat = data.view(-1)
             flat[::7] = torch.copysign(torch.full_like(flat[::7], odd), flat[::7])
+        elif self.values == "cancelling":
+            data = (8 * data).round()
+            data[:, 0] = (2.0**23 + 1e6 + 1e6 * data[:, 0].abs() / 8).round() + 1 - data[:, 0] % 2
+            data[:, 1] -= data[:, 0]
         return _lay_out(data.to(dtype).to(self.device or device), self.layout)
 
 
@@ -114,7 +121,8 @@ def rand(
         Uniform in [low, high); without them, normal with mean 0 and variance 1.
     values : str
         ``nan`` and ``inf`` put that value at every seventh element; ``denormal`` scales below float32's
-        smallest normal number; ``zeros`` is all zeros; ``sparse`` has few other numbers, ``holes`` few zeros.
+        smallest normal number; ``zeros`` is all zeros; ``sparse`` has few other numbers, ``holes`` few zeros;
+        ``cancelling`` has integers, in the second dimension first two of 24 bits whose sum is small.
     dtype, device : optional
         Fixed, in place of those that the sample is built with.
 
@@ -147,7 +155,8 @@ class Sample:
         Keyword arguments, described in the same way.
     tags : frozenset of str
         ``smoke`` (the run-time gate, milliseconds), ``edge``, ``bench`` (real workloads), ``huge``,
-        ``degenerate`` (cannot distinguish a right kernel from a wrong one, see ``DEGENERATE``).
+        ``degenerate`` (cannot distinguish a right kernel from a wrong one, see ``DEGENERATE``), ``exact``
+        (no order of its sums rounds, so the result must be equal bit for bit).
 
     Examples
     --------

@@ -21,7 +21,7 @@ from nxcore.spec.device import synchronize
 from nxcore.spec.kernel import Backend, Code, Kernel, Verdict
 from nxcore.spec.precision import class_of, coarser, precision_class
 from nxcore.spec.problem import Problem, TensorMeta, leaves
-from nxcore.spec.sample import Sample
+from nxcore.spec.sample import EXACT, Sample
 from nxcore.spec.spec import OpSpec
 from nxcore.testing.memory import poisoned
 from nxcore.trust.truth import Agreement, Truth, without_out
@@ -155,6 +155,11 @@ class Cell:
         """Whether rules that are checked once for each kernel use this dtype: float32, else the first."""
         dtypes = self.kernel.dtypes
         return self.dtype is (torch.float32 if torch.float32 in dtypes else dtypes[0])
+
+    @property
+    def exact(self) -> bool:
+        """Whether nothing rounds on its sample."""
+        return self.sample is not None and EXACT in self.sample.tags
 
     def on(self, sample: Sample) -> Cell:
         """Return the same kernel and dtype on ``sample``."""

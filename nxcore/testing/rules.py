@@ -45,7 +45,7 @@ def agrees_with_float64(cell: Cell) -> float:
     out = _out(cell, args)
     if out is not None:
         poison(out)
-    truth, results = Truth.of(cell.spec, args), []
+    truth, results = Truth.of(cell.spec, args, exactly=cell.exact), []
 
     def noted(*given: Any) -> Any:
         results.append(call(*given))

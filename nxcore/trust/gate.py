@@ -28,7 +28,7 @@ from nxcore.spec.kernel import Backend, Code, Kernel, Refusal
 from nxcore.spec.layout import layout_class
 from nxcore.spec.precision import coarser, precision_class
 from nxcore.spec.problem import Problem, leaves
-from nxcore.spec.sample import Sample
+from nxcore.spec.sample import EXACT, Sample
 from nxcore.store.files import Store
 from nxcore.trust import fingerprint
 from nxcore.trust.identity import Identities, Identity
@@ -359,7 +359,7 @@ def built(
     spec = registry.spec(op)
     sample = next(s for s in spec.samples if s.name == name)
     args = sample.build(spec, device, dtype)
-    truth = Truth.of(spec, args)
+    truth = Truth.of(spec, args, exactly=EXACT in sample.tags)
     other = Sample(f"{name}, other numbers", sample.args, sample.kwargs).build(spec, device, dtype)
     with torch.no_grad():
         earlier = tuple(leaves(spec.reference(*without_out(spec, other))))

@@ -70,13 +70,14 @@ class Truth:
         The reference in float64 on the rounded inputs, flattened, without None. For an operator that never
         rounds, in the call's own dtype.
     torch : tuple of Tensor
-        The reference in the call's own dtype: it defines the layout, and the error to compare with.
+        The reference in the call's own dtype: it defines the layout, and the error to compare with. Where
+        nothing rounds, ``exact`` in that dtype.
     scale : tuple of Tensor
         The operator on absolute values, in float64.
     terms : int
         The number of terms per output.
     bitwise : bool
-        Whether the operator only moves values and never rounds.
+        Whether the operator never rounds, or not on these numbers.
     share : float
         The error that each term may have by its factors' lost bits, as the call's precision class allows.
     """
@@ -89,19 +90,23 @@ class Truth:
     share: float = 0.0
 
     @classmethod
-    def of(cls, spec: OpSpec, args: tuple[Any, ...]) -> Truth:
-        """Compute the truth of a call of ``spec`` with ``args``; an ``out`` among them isn't written."""
+    def of(cls, spec: OpSpec, args: tuple[Any, ...], *, exactly: bool = False) -> Truth:
+        """Compute the truth of a call of ``spec`` with ``args``; an ``out`` among them isn't written.
+
+        With ``exactly``, nothing rounds in any order of the sums, so a result must be equal bit for bit.
+        """
         args = without_out(spec, args)
         wide = tuple(_widen(a) for a in args)
         with torch.no_grad():
             native = tuple(leaves(spec.reference(*args)))
+            # If values are only moved, nothing rounds, and the call's own dtype is exact.
+            exact = native if spec.exact else tuple(leaves(spec.reference(*wide)))
             return cls(
-                # If values are only moved, nothing rounds, and the call's own dtype is exact.
-                exact=native if spec.exact else tuple(leaves(spec.reference(*wide))),
-                torch=native,
+                exact=exact,
+                torch=tuple(e.to(t.dtype) for e, t in zip(exact, native, strict=True)) if exactly else native,
                 scale=native if spec.exact else tuple(leaves(spec.magnitude(*wide))),
                 terms=max(spec.terms(*args), 1),
-                bitwise=spec.exact,
+                bitwise=spec.exact or exactly,
                 share=_share(spec, args),
             )
 

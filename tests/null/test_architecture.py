@@ -166,7 +166,7 @@ def test_an_operator_has_samples_error_cases_and_a_documented_reference(name):
         names = [s.name for s in kind]
         assert len(set(names)) == len(names)
         assert all(re.fullmatch(r"[a-z][a-z0-9_]+", n) for n in names)
-    known = {"smoke", "edge", "bench", "huge", "degenerate"}
+    known = {"smoke", "edge", "bench", "huge", "degenerate", "exact"}
     assert {t for s in spec.samples for t in s.tags} <= known
     for section in ("Parameters", "Returns", "Raises"):
         assert section in spec.reference.__doc__

@@ -7,11 +7,24 @@ import torch
 from torch.nn import functional
 
 import nxcore
+from nxcore.errors import UnsupportedProblemError
 from nxcore.plugin import Problem
+from nxcore.trust.truth import Truth, agreement
+from tests.null import fakes
 from tests.ops.backends import operator, params, place
+from tests.ops.test_matmul import impostors
 
 BACKENDS = pytest.mark.parametrize("backend", params())
 SPEC = nxcore.op("conv2d").spec
+
+
+def _with_bias(product):
+    return lambda x, weight, bias, *rest: (
+        product(x, weight, None, *rest) + (0.0 if bias is None else bias.view(-1, 1, 1))
+    )
+
+
+IMPOSTORS = {name: _with_bias(product) for name, product in impostors(functional.conv2d).items()}
 
 
 def _given(device, k=3, groups=1, last=False):
@@ -95,3 +108,41 @@ def test_tiles_of_the_cpu_meet_at_their_edges(shape, stride):
     torch.testing.assert_close(
         numba.plan(Problem.of(SPEC, args))(*args), functional.conv2d(*args), rtol=1e-5, atol=1e-5
     )
+
+
+# ------------------------------------------------------------------------------- what only looks like float32
+
+
+@pytest.mark.parametrize("name", IMPOSTORS)
+def test_samples_of_the_gate_refuse_an_impostor(name):
+    refused = set()
+    for sample in SPEC.tagged("smoke"):
+        args = sample.build(SPEC, "cpu", torch.float32)
+        truth = Truth.of(SPEC, args, exactly="exact" in sample.tags)
+        assert agreement(lambda *given: functional.conv2d(*given) * 1.0, SPEC, args, truth).ok, sample.name
+        if not agreement(IMPOSTORS[name], SPEC, args, truth).ok:
+            refused.add(sample.name)
+    assert refused, f"{name} would pass"
+    if name == "3xtf32":  # on ordinary numbers, the error is float32's
+        assert refused >= {"infinite", "overflow", "cancelling"}
+        assert not refused & {"three", "no_bias", "strided", "groups"}
+
+
+@pytest.mark.parametrize("name", IMPOSTORS)
+def test_the_gate_refuses_a_planted_impostor_and_calls_are_right(name):
+    session = fakes.session(fakes.backend("fake", fakes.kernel("conv2d", IMPOSTORS[name])))
+    given = _given("cpu")
+    with torch.no_grad():
+        assert torch.equal(session.op("conv2d")(*given), functional.conv2d(*given))
+        with pytest.raises(UnsupportedProblemError, match="wrong"):
+            session.op("conv2d", backend="fake")(*given)
+
+
+@BACKENDS
+def test_channels_of_24_bits_that_cancel_are_exact(backend, device):
+    """No order of their sums rounds; 3xTF32 keeps 22 bits of a factor."""
+    args = next(s for s in SPEC.samples if s.name == "cancelling").build(SPEC, "cpu", torch.float32)
+    want = functional.conv2d(*(x.double() for x in args[:2])).float()
+    x, weight = (t.to(place(backend, device)) for t in args[:2])
+    assert torch.equal(operator("conv2d", backend)(x, weight).cpu(), want)
+    assert not torch.equal(IMPOSTORS["3xtf32"](*args), want)
