@@ -34,7 +34,7 @@ from tests.plugins.test_cuda_products import TILES, cuobjdump, needs_nvcc
 
 OPS = ("matmul", "conv2d")
 WAYS = [matmul.Way(inner, vectors) for inner, vectors in product((True, False), repeat=2)]
-FILTERS = {"three": (3, 1, 1), "seven": (7, 1, 3), "strided": (3, 2, 1), "dilated": (3, 1, 2, 2)}
+FILTERS = {"three": (3, 1, 1), "seven": (7, 1, 3), "strided": (3, 2, 1)}
 OPCODE = re.compile(r"^\s+/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P\d+ )?([A-Z][A-Z0-9_.]*)", re.MULTILINE)
 TENSOR_CORE = re.compile(r"(?:UTC)?[A-Z]{1,2}MMA\b")
 
