@@ -148,7 +148,7 @@ def _with_grad(sample: Sample) -> Sample | None:
     x, weight, *rest = sample.args
     bound = FORWARD.bind(*sample.args)
     layout: Layout = "contiguous" if x.layout == "expanded" else x.layout
-    grad = rand(*out_shape(*bound), layout=layout)
+    grad = rand(*out_shape(*bound), layout=layout, dtype=x.dtype)
     return Sample(sample.name, (grad, x, weight, *rest[1:]), {}, sample.tags)
 
 
