@@ -45,6 +45,7 @@ from nxcore.spec.product import Product
 from nxcore.spec.reduction import Reduction, canonical_dims, summed_dims
 from nxcore.spec.sample import DEGENERATE, ErrorCase, Layout, Sample, Sketch, rand
 from nxcore.spec.spec import FLOATS, LOWER, REQUIRED, SAME, Cost, Drawn, Gradient, OpSpec, Param, Parts, Way
+from nxcore.spec.sums import sums_of
 from nxcore.spec.window import (
     Window,
     dense,
@@ -146,6 +147,7 @@ __all__ = [
     "simulated",
     "spelled",
     "summed_dims",
+    "sums_of",
     "toolkit_folder",
     "window_of",
 ]

@@ -22,6 +22,7 @@ from nxcore.graphs.late import LATE
 from nxcore.graphs.recorder import Lanes
 from nxcore.interop import internals
 from nxcore.session import default
+from nxcore.spec.sums import SUMS
 
 Operation = Callable[[Tensor], Any]
 
@@ -67,7 +68,7 @@ def branched(operations: Iterable[Operation], x: Tensor, *, written: bool = Fals
 def spread(x: Tensor, count: int) -> tuple[Tensor, ...]:
     """Return ``x`` for ``count`` operations; in a captured call, their gradients become one sum."""
     waiting = None if torch.compiler.is_compiling() else LATE.get()
-    if waiting is None or count < 2 or not _differentiated(x):
+    if waiting is None or count < 2 or not differentiated(x):
         return (x,) * count
     given: tuple[Tensor, ...] = _fan(reader_of(x), count)
     return given
@@ -76,7 +77,7 @@ def spread(x: Tensor, count: int) -> tuple[Tensor, ...]:
 def reader_of(x: Tensor) -> Tensor:
     """Return ``x`` for one reader more; in a captured call, the gradients of all become one sum."""
     waiting = None if torch.compiler.is_compiling() else LATE.get()
-    if waiting is None or waiting.apart or not _differentiated(x):
+    if waiting is None or waiting.apart or not differentiated(x):
         return x
     key = id(x), x._version  # it has no public name
     _, readers = waiting.readers.get(key, (x, ()))
@@ -87,7 +88,7 @@ def reader_of(x: Tensor) -> Tensor:
     return found
 
 
-def _differentiated(x: Tensor) -> bool:
+def differentiated(x: Tensor) -> bool:
     """Return whether autograd, and none of torch's transforms, differentiates a function of ``x``."""
     plainly = x.requires_grad and torch.is_grad_enabled() and type(x) in PLAIN
     return plainly and not (
@@ -155,8 +156,8 @@ def _check_apart(found: Sequence[Any], given: Sequence[Tensor]) -> None:
         nodes = [out.grad_fn] if isinstance(out, Tensor) else []
         while nodes:
             node = nodes.pop()
-            if node is None or node in ends or seen.get(node) == i:
-                continue
+            if node is None or node in ends or seen.get(node) == i or hasattr(node, SUMS):
+                continue  # a node of all weights has one reader of each
             if node in seen:
                 raise CaptureError("two operations on one tensor depend on each other or on one parameter")
             seen[node] = i

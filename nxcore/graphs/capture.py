@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from nxcore.errors import CaptureError
 from nxcore.graphs.branches import LANES
 from nxcore.graphs.buffers import aliased, buffer, untouched
-from nxcore.graphs.late import late
+from nxcore.graphs.late import Late, late
 from nxcore.graphs.pair import check_leaves
 from nxcore.graphs.recorded import Recorded
 from nxcore.graphs.recorder import Lanes, Recorder, Ticket
@@ -32,7 +32,7 @@ PAYS, MEMORY = 1.03, 1.5
 """How much faster than one stream several must be, and how many times the memory they may keep."""
 
 Run = Callable[..., Any]
-Block = Callable[[], contextlib.AbstractContextManager[None]]
+Block = Callable[[], contextlib.AbstractContextManager[Late | None]]
 Outcome = tuple[Tensor, Sequence[Tensor | None]]
 """A result and its gradients."""
 
@@ -88,9 +88,9 @@ class Capture:
             replay_once = functools.partial(self._replayed, module, fresh, grad)
             self.how = ""
             try:
-                with late():  # kernels of a capture's own are chosen before it
+                with late(module):  # kernels of a capture's own are chosen before it
                     _check("a run with its bookkeeping together", recorder.aside(run_once), ran)
-                self._recorded = self._record(module, held, recorder, late)
+                self._recorded = self._record(module, held, recorder, functools.partial(late, module))
                 _check("a replay after two runs", recorder.aside(replay_once), ran)
             except Exception as error:  # noqa: BLE001  what fails together may not fail one by one
                 self.how = f"; bookkeeping one by one: {type(error).__name__}: {error}"
@@ -109,7 +109,9 @@ class Capture:
     @property
     def state(self) -> str:
         """The state of the signature, as text."""
-        return f"replays, {self.gain:.1f}x: {self.figures}{self.how}"
+        count = self._recorded.together
+        sums = f"; {count} weights' gradients are one sum" if count else ""
+        return f"replays, {self.gain:.1f}x: {self.figures}{sums}{self.how}"
 
     def may_begin(self) -> bool:
         """Return whether a replay overwrites no tensors still needed; count calls that must run instead."""
@@ -168,13 +170,16 @@ class Capture:
     ) -> Recorded:
         """Capture both graphs, for a call with ``held`` within ``block``."""
         before = recorder.held()
+        blocks: list[Late | None] = []
 
         def call(given: Sequence[Tensor]) -> Tensor:
-            with block():
+            with block() as waiting:
+                blocks.append(waiting)
                 return self._returned(module, given)
 
         made = Recorded(call, held, self.count, recorder)
         made.held = recorder.held() - before
+        made.together = sum(b.sums.count for b in blocks if b is not None and b.sums is not None)
         return made
 
     def _spread(
@@ -191,9 +196,9 @@ class Capture:
         one = self._recorded
         token = LANES.set(lanes)
         try:
-            with late():  # libraries have memory for each stream, which a capture should find there
+            with late(module):  # libraries have memory for each stream, which a capture should find there
                 recorder.aside(run_once)
-            other = self._record(module, held, recorder, late)
+            other = self._record(module, held, recorder, functools.partial(late, module))
         except Exception as error:  # noqa: BLE001  what can't be captured this way was captured the other way
             self.how = f"; on one stream: {type(error).__name__}: {error}"
             return

@@ -21,6 +21,11 @@ class Late:
 
     Buffers show no old value: whatever looks at those of a norm that waits makes all updates first.
 
+    Parameters
+    ----------
+    module : torch.nn.Module, optional
+        The module that is called.
+
     Attributes
     ----------
     apart : bool
@@ -29,10 +34,13 @@ class Late:
         The rows of matrices, as ``nxcore.graphs.rows`` keeps them for the block.
     readers : dict
         Tensors that several operations read, as ``nxcore.graphs.branches`` keeps them for the block.
+    sums : optional
+        The weights whose gradients become one sum, as ``nxcore.graphs.together`` keeps them.
     """
 
-    def __init__(self) -> None:
-        self.apart = False
+    def __init__(self, module: nn.Module | None = None) -> None:
+        self.apart, self.module = False, module
+        self.sums: Any = None
         self.rows: dict[Any, Any] = {}
         self.readers: dict[tuple[int, int], tuple[Tensor, list[Tensor]]] = {}
         self._waiting: list[tuple[nn.Module, dict[str, Any]]] = []
@@ -110,19 +118,24 @@ LATE: ContextVar[Late | None] = ContextVar("nxcore_late", default=None)
 
 
 @contextlib.contextmanager
-def late() -> Iterator[None]:
-    """Let updates of running statistics within the block wait for its end, or for that of one around it."""
-    if LATE.get() is not None:
-        yield
+def late(module: nn.Module | None = None) -> Iterator[Late]:
+    """Let updates of running statistics within the block wait for its end, or for that of one around it.
+
+    ``module`` is the one that is called within the block.
+    """
+    if (around := LATE.get()) is not None:
+        yield around
         return
-    waiting = Late()
+    waiting = Late(module)
     token = LATE.set(waiting)
     try:
-        yield
+        yield waiting
     except BaseException:
         with contextlib.suppress(RuntimeError):  # a failed capture refuses all work
             waiting.end()
         raise
     finally:
         LATE.reset(token)
+        if waiting.sums is not None:
+            waiting.sums.end()
     waiting.end()

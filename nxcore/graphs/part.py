@@ -137,7 +137,7 @@ class Part:
                 self.clear()
             if why not in (WHOLE, OUTER):
                 return self.run(module, *tensors)
-            with late():
+            with late(module):
                 return self.run(module, *tensors)
         ending.halt()
         key, self._calls = _signature(tensors), self._calls + 1

@@ -36,6 +36,8 @@ class Recorded:
     ----------
     held : int
         The bytes that both graphs keep.
+    together : int
+        The weights whose gradients are one sum.
     """
 
     def __init__(
@@ -45,7 +47,7 @@ class Recorded:
         count: int,
         recorder: Recorder,
     ) -> None:
-        self.held = 0
+        self.held, self.together = 0, 0
 
         def there() -> tuple[list[Tensor], Tensor]:
             given = [new_like(t).requires_grad_(t.requires_grad) for t in held[:count]]

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nxcore.errors import FOREIGN
 from nxcore.interop import internals
-from nxcore.spec.launched import Launched, noted
+from nxcore.spec.launched import Launched, Noted, noted
 
 _log = logging.getLogger("nxcore")
 
@@ -134,7 +134,7 @@ def _tensors(args: Sequence[Any]) -> list[Tensor]:
     return found
 
 
-class _Launches(list[Launched]):
+class _Launches(Noted):
     """The launches of a recording, each with its context."""
 
     def append(self, launch: Launched) -> None:
@@ -209,6 +209,8 @@ def record(call: Callable[..., Any], args: tuple[Any, ...]) -> Program:
         holes += [(at, ITSELF, to) for at, to in launch.inside]
         about = launch.shape, launch.parameters, launch.floats
         steps.append(Step(launch.function, launch.block, tuple(holes), *about))
+    if launches.eager:  # what has a ticket isn't repeated while a graph is captured
+        tickets.append(1)
     (context,), (driver,) = contexts, drivers
     on_gpu = any(n.shape for n in launches)
     return Program(

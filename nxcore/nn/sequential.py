@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from nxcore import session
 from nxcore.errors import InvalidInputError
 from nxcore.graphs.hooks import hooked, saving
+from nxcore.graphs.together import weights_of
 from nxcore.nn import normed
 from nxcore.nn.exchange import RESTING
 from nxcore.nn.modules import BatchNorm2d, Conv2d, track
@@ -131,7 +132,7 @@ def _served(layers: Sequence[Any], x: Any) -> tuple[Any, tuple[Call, ...] | None
                 calls = ((_sep_conv2d, given),)
             elif norm.weight is None or not torch.is_autocast_enabled(x.device.type):
                 given = (*given, norm.weight, norm.bias, norm.eps)
-                found = _block.by_kernel(*given)
+                found = _block.by_kernel(x, *weights_of(*given[1:3]), *given[3:])
                 if found is not None:
                     track(norm, *found[2:])
                     return found[0], None

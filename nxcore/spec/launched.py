@@ -64,7 +64,19 @@ class Launched(NamedTuple):
     keep: object = None
 
 
-noted: ContextVar[list[Launched] | None] = ContextVar("nxcore_noted", default=None)
+class Noted(list[Launched]):
+    """The launches of the plan that is being recorded.
+
+    Attributes
+    ----------
+    eager : bool
+        Whether the plan may do something else while a graph is captured.
+    """
+
+    eager = False
+
+
+noted: ContextVar[Noted | None] = ContextVar("nxcore_noted", default=None)
 """The launches of the plan that is being recorded; None outside of a recording."""
 
 

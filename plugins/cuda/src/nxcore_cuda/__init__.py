@@ -63,6 +63,7 @@ KERNELS = kernels(
         },
         "batch_norm": accepts.norm,
         "batch_norm_backward": {"accepts": accepts.norm, "target": "batch_norm:plan_backward"},
+        "column_sums": accepts.matrices,
         "conv2d": accepts.direct_convolution,
         "conv2d_backward": accepts.direct_convolution,
         "depthwise_conv2d": accepts.convolution,

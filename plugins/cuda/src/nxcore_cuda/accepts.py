@@ -30,7 +30,7 @@ from nxcore.plugin import (
     simulated,
 )
 from nxcore_cuda import direct, direct_filters, separable
-from nxcore_cuda.candidates import FEW, MANY, SOME, STACKED, Candidates, gradient
+from nxcore_cuda.candidates import FEW, MANY, SOME, STACKED, Candidates, gradient, part
 from nxcore_cuda.layout import MAX_RANK, NARROW
 from nxcore_cuda.machine import host, load, toolkit
 from nxcore_cuda.machine.compile import shipped
@@ -185,6 +185,17 @@ def _tensor_cores(problem: Problem) -> Verdict:
     return no(f"needs a device of capability 8.0 or later, got {spelt}", code=Code.MACHINE)
 
 
+def _row_major(problem: Problem) -> Verdict:
+    """Take matrices whose rows follow each other in memory."""
+    xs = problem["xs"]
+    for x in (part(xs),) if isinstance(xs, TensorMeta) else xs:
+        rows = TensorMeta.row_major(x.shape, x.dtype, x.device)
+        if x.numel() and x.strides_of_extent != rows.strides_of_extent:
+            why = f"needs row-major matrices, got strides {x.strides} for shape {x.shape}"
+            return no(why, code=Code.LAYOUT)
+    return YES
+
+
 def _terms(problem: Problem) -> int:
     """Return how many terms of an output are numbered."""
     return Reduction.of_numbered(problem).terms
@@ -202,6 +213,11 @@ expressions = takes(fits(FLOATS, MAX_RANK), dtypes=(*FLOATS, torch.bool))
 planes = takes()
 images = takes(_few)
 offsets = takes(_few, integers=("offsets",))
+matrices = takes(
+    at_most(NARROW - 1, "columns", lambda problem: problem.outputs.shape[0]),
+    at_most(NARROW - 1, "rows", lambda problem: max(x.shape[-2] for x in problem.tensors)),
+    _row_major,
+)
 convolution = takes(distinct=True)
 direct_convolution = takes(few_channels(CHANNELS, TAPS), _shared)
 separable_convolution = takes(_separable, distinct=True)

@@ -1,6 +1,7 @@
 """sep_conv2d_backward: a block computes all three gradients of a band of one image, for some channels.
 
-It writes partial sums of the weights' gradients, which a second launch adds up in a fixed order.
+It writes shares of the weights' gradients, which a second launch adds up in a fixed order: its own, or that
+of all weights of a captured call.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore.plugin import FLOATS, Problem
+from nxcore.plugin import FLOATS, Problem, sums_of
 from nxcore_cuda import separable
 from nxcore_cuda.candidates import TYPES
 from nxcore_cuda.depthwise import FILL, ceil_div, filter_steps
@@ -82,7 +83,7 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., tuple[Tens
         layout=separable.BAND,
         values=separable.values(layer, chosen, floats, relu=problem["relu"], wanted=wanted),
     )
-    _, filters_fresh, points_fresh = fresh
+    image_fresh, filters_fresh, points_fresh = fresh
     first, last = 0 if filters_fresh else split, columns if points_fresh else split
     add_up = None
     if first < last:
@@ -99,17 +100,25 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., tuple[Tens
             values=(*of_filters, *of_points, rows, columns, taps, layer.size, channels, first, last),
         )
 
+    whole = add_up is not None and (first, last) == (0, columns) and problem.dtype is torch.float32
+
+    def finish(shares: Any) -> tuple[Any, Any]:
+        dw_grad, pw_grad = (None if out is None else out.empty() for out in (filters_fresh, points_fresh))
+        if add_up is not None:
+            add_up(shares, dw_grad, pw_grad)
+        return dw_grad, pw_grad
+
     def call(
         grad: Tensor, x: Tensor, dw_weight: Tensor, pw_weight: Tensor, *_: Any
     ) -> tuple[Tensor | None, ...]:
-        x_grad, dw_grad, pw_grad = (None if out is None else out.empty() for out in fresh)
-        shares = None
+        x_grad, shares = None if image_fresh is None else image_fresh.empty(), None
         if add_up is not None:
             shares = torch.empty((rows, columns), dtype=torch.float32, device=device)
         launch(grad, x, dw_weight, pw_weight, x_grad, shares)
-        if add_up is not None:
-            add_up(shares, dw_grad, pw_grad)
-        return x_grad, dw_grad, pw_grad
+        sums = sums_of(dw_weight, pw_weight) if whole else None
+        if sums is not None:
+            return x_grad, *sums.leave(shares, (dw_weight, pw_weight), lambda: finish(shares))
+        return x_grad, *finish(shares)
 
     return call
 
