@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,13 +29,22 @@ ON = True
 
 
 def weights_of(*weights: Tensor) -> tuple[Tensor, ...]:
-    """Return ``weights`` for an operator; in a captured call, their gradients may be added up with others'."""
+    """Return ``weights`` for an operator; in a captured call, their gradients may be summed with others'."""
     waiting = None if torch.compiler.is_compiling() else LATE.get()
     if waiting is None or waiting.module is None or not ON:
         return weights
     if waiting.sums is None:
         waiting.sums = Together(waiting.module.parameters())
     return tuple(waiting.sums.reader(weight, apart=waiting.apart) for weight in weights)
+
+
+class Left(NamedTuple):
+    """What a kernel left: its shares, how it adds them up, its gradients, and whether these are zeros."""
+
+    shares: Tensor
+    finish: Callable[[], Gradients]
+    given: Gradients
+    waits: bool
 
 
 class Together:
@@ -58,7 +67,7 @@ class Together:
     def __init__(self, weights: Iterable[Tensor]) -> None:
         held = [w for w in weights if differentiated(w)]
         self.count, self._bytes = 0, 0
-        self._left: dict[tuple[int, ...], tuple[Tensor, Callable[[], Gradients], Gradients, bool]] = {}
+        self._left: dict[tuple[int, ...], Left] = {}
         self._add_up = preferring(PREFERENCE.get(), _add_up)  # autograd's thread has no context of the call's
         given = _together(self, *held) if held else ()
         self._readers: dict[int, Tensor | None] = {id(w): own for w, own in zip(held, given, strict=True)}
@@ -82,41 +91,38 @@ class Together:
         """Hand out no more weights: they hold the node, and the node holds this."""
         self._readers.clear()
 
-    def leave(
-        self, shares: Tensor, weights: Sequence[Tensor], finish: Callable[[], Gradients]
-    ) -> Gradients:
+    def leave(self, shares: Tensor, weights: Sequence[Tensor], finish: Callable[[], Gradients]) -> Gradients:
         """Keep shares; return tensors that stand for the gradients, or the gradients outside of a capture."""
         if self._bytes + shares.nbytes > MOST:
             return finish()
         self._bytes += shares.nbytes
-        parts = shares[0].split([w.numel() for w in weights])
-        stand = tuple(part.view(w.shape) for part, w in zip(parts, weights, strict=True))
-        given = stand if capturing(shares) else finish()
-        self._left[tuple(w.output_nr for w in weights)] = shares, finish, stand, given is stand
-        return given
+        zero = _zero(shares)
+        if zero is None or not capturing(shares):
+            left = Left(shares, finish, finish(), waits=False)
+        else:
+            left = Left(shares, finish, tuple(zero.expand(w.shape) for w in weights), waits=True)
+        self._left[tuple(w.output_nr for w in weights)] = left
+        return left.given
 
     def gradients(self, grads: list[Tensor | None]) -> list[Tensor | None]:
-        """Return the gradients of all weights, sums in place of what stands for them.
-
-        Raises
-        ------
-        CaptureError
-            If something has changed what stands for a gradient.
-        """
+        """Return the gradients of all weights, sums in place of the zeros that stand for them."""
         left, self._left, self._bytes, self.count = self._left, {}, 0, 0
-        summed = self._add_up([shares for shares, *_ in left.values()]) if len(left) > 1 else None
+        summed = self._add_up([one.shares for one in left.values()]) if len(left) > 1 else None
         each = [None] * len(left) if summed is None else summed
-        for (places, (_, finish, stand, waits)), sums in zip(left.items(), each, strict=True):
-            if not waits:
+        for (places, one), sums in zip(left.items(), each, strict=True):
+            if not one.waits:
                 continue
-            if any(not _same(grads[place], own) for place, own in zip(places, stand, strict=True)):
-                raise CaptureError("a weight's gradient was changed before it was added up")
             if sums is None:
-                parts: Sequence[Tensor] = finish()
+                parts: Sequence[Tensor] = one.finish()
             else:
-                parts, self.count = sums.split([own.numel() for own in stand]), self.count + len(places)
-            for place, own, part in zip(places, stand, parts, strict=True):
-                grads[place] = part.view(own.shape)
+                parts, self.count = sums.split([g.numel() for g in one.given]), self.count + len(places)
+            for place, zeros, part in zip(places, one.given, parts, strict=True):
+                own, given = part.view(zeros.shape), grads[place]
+                if (
+                    given is not None and given.data_ptr() != zeros.data_ptr()
+                ):  # a second derivative adds another
+                    own = given + own
+                grads[place] = own
         return grads
 
 
@@ -125,14 +131,23 @@ def capturing(shares: Tensor) -> bool:
     return shares.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
-def _same(given: Tensor | None, own: Tensor) -> bool:
-    return given is not None and given.data_ptr() == own.data_ptr()
-
-
 def _add_up(xs: list[Tensor]) -> Sequence[Tensor] | None:
     """Return the column sums of matrices by a kernel in one launch, if one was chosen."""
     found = _sums().by_kernel(xs)
     return None if found is None else found.split([x.shape[1] for x in xs])
+
+
+_zeros: dict[Any, Tensor] = {}
+
+
+def _zero(x: Tensor) -> Tensor | None:
+    """Return a zero on the device of ``x``; None while the first one could only be captured."""
+    key = x.device, x.dtype
+    if key not in _zeros:
+        if x.is_cuda and torch.cuda.is_current_stream_capturing():
+            return None
+        _zeros[key] = x.new_zeros(())
+    return _zeros[key]
 
 
 @functools.cache

@@ -134,6 +134,11 @@ class _BatchNormBackward(Operator):
 
 batch_norm_backward: _BatchNormBackward
 
+class _ColumnSums(Operator):
+    def __call__(self, xs: Sequence[Tensor] | Tensor) -> Tensor: ...
+
+column_sums: _ColumnSums
+
 class _Conv2d(Operator):
     def __call__(
         self,

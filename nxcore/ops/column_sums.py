@@ -16,7 +16,6 @@ from torch import Tensor
 
 from nxcore.plugin import (
     DEGENERATE,
-    SAME,
     Cost,
     ErrorCase,
     InvalidInputError,
@@ -185,5 +184,5 @@ SPEC = OpSpec(
     terms=terms,
     idioms=MappingProxyType({"products": by_products}),
     outputs=outputs,
-    autocast=SAME,
+    autocast=MappingProxyType({"cpu": "same", "cuda": "float32"}),  # as torch.sum
 )

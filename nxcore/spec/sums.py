@@ -18,9 +18,7 @@ SUMS = "nxcore_sums"
 class Sums(Protocol):
     """Adds up the gradients of many weights together."""
 
-    def leave(
-        self, shares: Tensor, weights: Sequence[Tensor], finish: Callable[[], Gradients]
-    ) -> Gradients:
+    def leave(self, shares: Tensor, weights: Sequence[Tensor], finish: Callable[[], Gradients]) -> Gradients:
         """Return the gradients of ``weights``, or tensors that stand for them until all are added up.
 
         Parameters

@@ -27,6 +27,7 @@ FILTERED = ("depthwise_conv2d", "depthwise_conv2d_backward")
 SEPARABLE = ("sep_conv2d", "sep_conv2d_backward")
 PRODUCT = ("matmul",)
 DIRECT, DIRECT_BACK = ("conv2d",), ("conv2d_backward",)
+COLUMNS = ("column_sums",)
 NORM, NORM_BACK = "batch_norm", "batch_norm_backward"
 NORMS = (NORM, NORM_BACK)
 IMAGES = (*LARGEST, "max_pool2d_backward", *MEANS, *FILTERED)
@@ -41,6 +42,7 @@ OPS = (
     *PRODUCT,
     *DIRECT,
     *DIRECT_BACK,
+    *COLUMNS,
     *SUMS,
     *FOLDS,
     *BLENDS,
@@ -56,8 +58,12 @@ VIEWS = ("sum_backward", "mean_backward", "sum_to_size_backward", "global_avg_po
 TORCHS = ("amax_backward", "amin_backward", "max_backward", "min_backward")
 """What has no kernel yet: torch alone computes it."""
 ON_GPUS = ("matmul", "matmul_backward")
-NOT_IN = {"numba": ON_GPUS, "numba-cuda": (*ON_GPUS, *DIRECT, *DIRECT_BACK)}
-"""What Numba has no kernel of: on a CPU, torch runs a library of its vendor; on a GPU, others have one."""
+NOT_IN = {
+    "triton": COLUMNS,
+    "numba": (*ON_GPUS, *COLUMNS),
+    "numba-cuda": (*ON_GPUS, *DIRECT, *DIRECT_BACK, *COLUMNS),
+}
+"""What a backend has no kernel of: on a CPU, torch runs a vendor's library; on a GPU, others have one."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +146,7 @@ NONE_SUCH = {
             *PRODUCT,
             *DIRECT,
             *DIRECT_BACK,
+            *COLUMNS,
             *SUMS,
             *FLAGS,
             *MEANS,
@@ -160,7 +167,7 @@ NO_KERNEL = {
 }
 
 NONE_SUCH_IN = {
-    "triton": MEETS_NO_NAN,
+    "triton": MEETS_NO_NAN | {key: why for key, why in NO_KERNEL.items() if key[0] in COLUMNS},
     "numba": {key: why for key, why in NO_KERNEL.items() if key[0] in NOT_IN["numba"]},
     "numba-cuda": MEETS_NO_NAN | NO_KERNEL,
 }

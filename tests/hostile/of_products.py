@@ -1,8 +1,8 @@
-"""Mutations of the kernels of matrix products in CUDA C++, and of direct convolutions on all backends."""
+"""Mutations of the kernels of products and column sums in CUDA C++, and of convolutions on all backends."""
 
 from __future__ import annotations
 
-from tests.hostile.mutations import BITS, DIRECT, DIRECT_BACK, MASK, PRODUCT, STRIDE, one
+from tests.hostile.mutations import BITS, COLUMNS, DIRECT, DIRECT_BACK, MASK, PRODUCT, STRIDE, one
 from tests.hostile.of_cuda import MISALIGNED, half
 from tests.hostile.of_triton import HALF
 
@@ -45,6 +45,15 @@ CUDA = (
         "line % a.rows * a.weight_step.row",
         "line % a.rows * a.weight_step.column",
     ),
+    one(MASK, "column_sums.cu", COLUMNS, "part; row < rows;", "part; row < rows - 1;", why="a row is left"),
+    one(
+        BITS,
+        "column_sums.cu",
+        COLUMNS,
+        "total += found[p][lane];",
+        f"total = {half('total + found[p][lane]')};",
+    ),
+    one(STRIDE, "column_sums.cu", COLUMNS, "(long long)row * columns", "(long long)row * a.columns[0]"),
 )
 
 TRITON = (

@@ -37,6 +37,16 @@ def softmax_sum_backward(draw: Draw, most: int) -> tuple[Any, ...]:
 
 
 @strategy
+def column_sums(draw: Draw, most: int) -> tuple[Any, ...]:
+    """A stack, or matrices of several sizes and layouts."""
+    count, dtype = draw(st.sampled_from([1, 2, 3, 5, 17])), draw(dtypes())
+    sizes = [draw(shapes(most // count, 2, 2)) for _ in range(count)]
+    if draw(st.booleans()):
+        return (tensor(draw, (count, *sizes[0]), dtype, ORDINARY),)
+    return (tuple(tensor(draw, size, dtype, ORDINARY) for size in sizes),)
+
+
+@strategy
 def weighted_sum(draw: Draw, most: int) -> tuple[Any, ...]:
     """As softmax_sum, with weights of any sign."""
     xs, logits = draw(softmax_sum(most))

@@ -1,11 +1,17 @@
 """Separable convolution in CUDA C++: what the samples of its specs are too small or too ordinary to show."""
 
 import importlib
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 import nxcore.ops
+from nxcore.choose.learn.watch import Watch
+from nxcore.graphs import together
+from nxcore.graphs.late import late
+from nxcore.nn import sequential
 from nxcore.spec.problem import Problem
 from nxcore.trust.truth import agreement
 
@@ -125,6 +131,54 @@ def test_moments_of_every_tile_agree(channels, side):
     args = with_statistics((64, channels, side, side), channels)
     for tile in importlib.import_module(f"nxcore_cuda.{BLOCK}").sweep(Problem.of(SPECS[BLOCK], args)):
         judge(BLOCK, args, tile)
+
+
+class Blocks(nn.Module):
+    """Four blocks on one tensor, one of them called twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.each = nn.ModuleList(
+            nxcore.nn.Sequential(
+                nn.ReLU(),
+                nn.Conv2d(4, 4, k, padding=k // 2, groups=4, bias=False),
+                nn.Conv2d(4, 4, 1, bias=False),
+                nn.BatchNorm2d(4),
+            )
+            for k in (3, 5, 3, 5)
+        )
+
+    def forward(self, x):
+        return sum(block(x) for block in self.each) * self.each[0](x / 2)
+
+
+def test_the_gradients_of_all_weights_of_a_captured_call_are_one_launch_with_the_same_bits(monkeypatch):
+    pinned = nxcore.op("column_sums", backend="cuda")
+    summed = []
+
+    def by_kernel(xs):
+        summed.append(len(xs))
+        return pinned(xs)
+
+    monkeypatch.setattr(sequential, "_block", nxcore.op(BLOCK, backend="cuda"))
+    monkeypatch.setattr(together, "_sums", lambda: SimpleNamespace(by_kernel=by_kernel))
+    monkeypatch.setattr(Watch, "_capturing", lambda self: True)
+    torch.manual_seed(0)
+    net, x = Blocks().to(DEVICE), torch.randn(3, 4, 7, 9, device=DEVICE, requires_grad=True)
+
+    def gradients():
+        return torch.autograd.grad(net(x).square().sum(), [x, *net.parameters()])
+
+    want = gradients()
+    for captured in (False, True):
+        monkeypatch.setattr(together, "capturing", lambda shares, captured=captured: captured)
+        with late(net) as waiting:
+            found = gradients()
+        torch.testing.assert_close(found, want, rtol=0, atol=0)
+        assert waiting.sums.count == (8 if captured else 0), (
+            "two of each block, whose second call has its own"
+        )
+    assert summed == [4, 4]
 
 
 def test_more_blocks_than_a_block_has_threads():

@@ -24,7 +24,13 @@ def _instance(dtype: torch.dtype, room: int) -> Instance:
 
 
 def plan(problem: Problem) -> Callable[..., Tensor]:
-    """Return the launches for one problem, ``call(xs)``, ``xs`` a sequence of tensors or one stacked tensor."""
+    """Return the launches for one problem.
+
+    Returns
+    -------
+    callable
+        ``call(xs)``, ``xs`` a sequence of tensors or one stacked tensor.
+    """
     xs, out = problem["xs"], problem.outputs
     if isinstance(xs, TensorMeta):
         sizes = [(xs.shape[1], xs.shape[2])] * xs.shape[0]

@@ -116,7 +116,7 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., tuple[Tens
             shares = torch.empty((rows, columns), dtype=torch.float32, device=device)
         launch(grad, x, dw_weight, pw_weight, x_grad, shares)
         sums = sums_of(dw_weight, pw_weight) if whole else None
-        if sums is not None:
+        if sums is not None and shares is not None:
             return x_grad, *sums.leave(shares, (dw_weight, pw_weight), lambda: finish(shares))
         return x_grad, *finish(shares)
 
