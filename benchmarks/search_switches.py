@@ -4,7 +4,8 @@
 
 The network is that of ``search_step.py``, patched; kernels are those of CUDA C++, without a race. The ways:
 each norm's statistics and each gradient by itself (``before``), the statistics of a cell together (``late``),
-the gradients of branches and of weights' rows too (``fans``), and both with operations on 2 or 4 streams.
+the gradients of branches and of weights' rows too (``fans``), the sums of weights' gradients too
+(``totals``), and all of that with operations on 2 or 4 streams.
 """
 
 from __future__ import annotations
@@ -26,38 +27,40 @@ from torch import Tensor
 
 import nxcore
 from nxcore import nas
-from nxcore.graphs import branches, capture, part, recorder, rows
+from nxcore.graphs import branches, capture, part, recorder, rows, together
 
 sys.path.append(str(Path(__file__).parents[1]))
 from benchmarks import search_step
 
 LATE, NONE = branches.LATE, ContextVar("none", default=None)
-WAYS = {  # late, fans, streams
-    "before": (False, False, 1),
-    "fans": (True, True, 1),
-    "4 streams": (True, True, 4),
-    "late": (True, False, 1),
-    "2 streams": (True, True, 2),
+WAYS = {  # late, fans, totals, streams
+    "fans": (True, True, False, 1),
+    "totals": (True, True, True, 1),
+    "before": (False, False, False, 1),
+    "4 streams": (True, True, True, 4),
+    "late": (True, False, False, 1),
+    "2 streams": (True, True, True, 2),
 }
-CAPTURED = ("before", "fans")
+CAPTURED = ("fans", "totals", "before")
 """Ways whose whole step is captured too: streams are tried in cells alone."""
 
 GROUPS = {
     "statistics": ("multi_tensor_apply", "CUDAFunctorOnSelf_add<long>"),
     "additions": ("CUDAFunctor_add<float>",),
     "sums of many": ("softmax_sum__", "weighted_sum"),
-    "totals": ("sep_conv2d_totals",),
+    "totals": ("sep_conv2d_totals", "column_sums"),
     "torch's max-pool gradients": ("max_pool_backward",),
     "convolutions": ("sep_conv2d_", "sep_conv2d__"),
     "norms": ("batch_norm",),
 }
 
 
-def take(late: bool, fans: bool, streams: int) -> None:
+def take(late: bool, fans: bool, totals: bool, streams: int) -> None:
     """Switch to a way."""
-    held = LATE_BLOCK if late else contextlib.nullcontext
+    held = LATE_BLOCK if late else (lambda *_: contextlib.nullcontext())
     capture.late = part.late = held  # type: ignore[attr-defined]  # imported there
     branches.LATE = rows.LATE = LATE if fans else NONE  # type: ignore[assignment, attr-defined]  # as above
+    together.ON = totals
     recorder.STREAMS = streams
     recorder._recorders.clear()  # noqa: SLF001  lanes are made once
 

@@ -94,8 +94,12 @@ class Part:
     @property
     def alone(self) -> bool:
         """Whether its calls are captured, or may be: not where they run, or an enclosing part's are."""
-        free = self.outer is None or bool(self.outer._refusal)
-        return free and bool(self._captures or not self._refusal)
+        return self._outermost and bool(self._captures or not self._refusal)
+
+    @property
+    def _outermost(self) -> bool:
+        """Whether no enclosing part is captured in place of this one."""
+        return self.outer is None or bool(self.outer._refusal)
 
     @property
     def pending(self) -> bool:
@@ -137,7 +141,7 @@ class Part:
                 self.clear()
             if why not in (WHOLE, OUTER):
                 return self.run(module, *tensors)
-            with late(module):
+            with late(module if self._outermost else None):
                 return self.run(module, *tensors)
         ending.halt()
         key, self._calls = _signature(tensors), self._calls + 1

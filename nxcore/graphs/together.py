@@ -39,7 +39,7 @@ def weights_of(*weights: Tensor) -> tuple[Tensor, ...]:
 
 
 class Left(NamedTuple):
-    """What a kernel left: its shares, how it adds them up, its gradients, and whether these are zeros."""
+    """The shares that a kernel left, how it adds them up, its gradients, and whether these are zeros."""
 
     shares: Tensor
     finish: Callable[[], Gradients]

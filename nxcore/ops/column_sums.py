@@ -2,7 +2,8 @@
 
     out = [sum over rows of xs[0], sum over rows of xs[1], ...]
 
-What blocks of a kernel leave of the gradients of weights are rows of such matrices, one for each convolution.
+Each row may be the share of one block of a kernel in the gradients of some weights, and each matrix those of
+one convolution.
 """
 
 from __future__ import annotations

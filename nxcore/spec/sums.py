@@ -36,7 +36,7 @@ class Sums(Protocol):
 def sums_of(*weights: Tensor) -> Sums | None:
     """Return what adds up the gradients of ``weights`` with those of others; None where each kernel does.
 
-    A kernel asks in the backward pass, for all weights whose gradients it would add up in a further launch.
+    The kernel of a backward operator calls it, with all weights whose gradients take it a further launch.
 
     >>> sums_of(torch.nn.Parameter(torch.ones(2))) is None
     True

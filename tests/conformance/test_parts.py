@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 import nxcore
 from nxcore import nas
-from nxcore.graphs import capture, recorder
+from nxcore.graphs import capture, recorder, together
 from nxcore.graphs.part import MET
 from nxcore.nn import Part
 from tests.nas import darts
@@ -78,6 +78,26 @@ def test_replayed_cells_learn_what_plain_ones_learn(lanes: int) -> None:
     assert all(("on several streams" in states[f"cells.{i}"]) is (lanes > 1) for i in range(3)), states
     for (name, one), (_, other) in zip(patched.named_buffers(), plain.named_buffers(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("lanes", [1, 4], indirect=True)
+def test_the_weights_of_a_replayed_cell_have_one_sum_of_their_gradients(
+    lanes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    batches, found = [_batch() for _ in range(MET + 3)], []
+    with nxcore.use("cuda"):
+        for on in (False, True):
+            monkeypatch.setattr(together, "ON", on)
+            _, net = _networks()
+            found += [_step(net, *batch) for batch in batches][-1:]
+            states = [state for name, state in nas.replays(net).items() if name in ("cells.0", "cells.2")]
+            assert len(states) == 2
+            assert all(s.startswith("replays") for s in states), states
+            weights = 2 * 5 * 6  # two of each convolution; six convolutions of an edge
+            assert all((f"; {weights} weights' gradients are one sum" in s) is on for s in states), states
+    for one, other in zip(*found, strict=True):
+        assert float((one - other).norm()) <= 1e-4 * float(other.norm()) + 1e-6
 
 
 def test_gradients_add_up_in_leaves_and_hooks_of_a_reducer_see_them() -> None:

@@ -8,11 +8,13 @@ import torch
 
 import nxcore
 from nxcore import nas
-from nxcore.graphs import branches, graphed
+from nxcore.graphs import branches, graphed, together
 from nxcore.graphs.late import late
 from nxcore.graphs.part import MET
 from nxcore.nas.mixed import PART
+from nxcore.nn import sequential
 from nxcore.nn.served import Served
+from nxcore.spec.sums import sums_of
 from tests.nas import darts
 from tests.nas.test_network import SMALL, step
 from tests.nn.parts import outcome
@@ -193,6 +195,74 @@ def test_a_cell_of_four_nodes_has_each_pool_once_and_one_sum_a_state(monkeypatch
     assert summed.count(6) == 2 * 2, (
         "of both inputs: four edges and two pools; of the last run and the capture"
     )
+
+
+class Block(torch.autograd.Function):
+    """sep_conv2d_batch_norm, whose kernel leaves two rows of shares of both weights' gradients."""
+
+    @staticmethod
+    def forward(ctx, x, dw, pw, *rest):
+        found = nxcore.op("sep_conv2d_batch_norm").spec.reference(x, dw, pw, *rest)
+        ctx.save_for_backward(x, dw, pw, *found[1:])
+        ctx.rest = rest
+        ctx.mark_non_differentiable(*found[1:])
+        return found
+
+    @staticmethod
+    def backward(ctx, grad, *_):
+        x, dw, pw, *kept = ctx.saved_tensors
+        *window, weight, _, eps = ctx.rest
+        backward = nxcore.op("sep_conv2d_batch_norm_backward").spec.reference
+        x_grad, *grads = backward(grad, x, dw, pw, *kept, weight, *window, eps)[:3]
+        flat = torch.cat([g.flatten() for g in grads])
+        shares = torch.stack([0.25 * flat, 0.75 * flat])
+
+        def finish():
+            of_dw, of_pw = shares.sum(0).split([dw.numel(), pw.numel()])
+            return of_dw.view(dw.shape), of_pw.view(pw.shape)
+
+        sums = sums_of(dw, pw)
+        found = finish() if sums is None else sums.leave(shares, (dw, pw), finish)
+        return x_grad, *found, *(None for _ in ctx.rest)
+
+
+class Known(Tape):
+    """Tells whether it captures."""
+
+    captures = False
+
+    def capture(self, work, pool=None):
+        self.captures = True
+        try:
+            return super().capture(work, pool)
+        finally:
+            self.captures = False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chosen", [False, True])
+def test_a_replayed_cell_has_one_sum_of_all_weights_gradients(monkeypatch, chosen):
+    torch.manual_seed(0)
+    plain = torch.nn.Sequential(darts.Cell(2, 8, 8, 4, False, False)).double()
+    patched, tape, summed = copy.deepcopy(plain), Known(), []
+    nas.patch(patched)
+    vars(patched[0])[PART]._record = lambda device: tape
+
+    def by_kernel(xs):
+        summed.append(len(xs))
+        return nxcore.op("column_sums")(xs) if chosen else None
+
+    monkeypatch.setattr(sequential, "_block", SimpleNamespace(by_kernel=Block.apply))
+    monkeypatch.setattr(together, "_sums", lambda: SimpleNamespace(by_kernel=by_kernel))
+    monkeypatch.setattr(together, "capturing", lambda shares: tape.captures)
+    for _ in range(MET + 2):
+        given = [torch.randn(2, 8, 8, 8).double() for _ in range(2)] + [torch.rand(5, 8).double()]
+        for got, want in zip(*(outcome(net[0], *given) for net in (patched, plain)), strict=True):
+            torch.testing.assert_close(got, want)
+    state = nas.replays(patched)["0"]
+    assert state.startswith("replays")
+    assert state.endswith("; 60 weights' gradients are one sum") is chosen
+    assert summed == [30, 30], "of the run before the capture, and of the capture"
 
 
 def test_operations_that_write_into_their_input_are_given_the_tensor_itself():
