@@ -13,19 +13,20 @@ from dataclasses import dataclass
 from torch import nn
 
 from nxcore.nn.exchange import AWAKE, MARK, PATCHED, RESTING, become, kind
-from nxcore.nn.served import look, rest
+from nxcore.nn.served import LEFT, look, rest
 
 GIVEN_BACK = "it rests: the model's steps are faster without it"
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A module that was given back: a weak reference, its class before, torch's, and its group."""
+    """A module that was given back: a weak reference, its class before, torch's, its group and its count."""
 
     of: weakref.ref[nn.Module]
     ours: type[nn.Module]
     torchs: type[nn.Module]
     group: str
+    left: int
 
 
 class Groups:
@@ -64,7 +65,7 @@ class Groups:
                 continue
             key = id(module)
             drop = weakref.ref(module, lambda _, key=key: self.resting.pop(key, None))  # type: ignore[misc]  # a default
-            self.resting[key] = Given(drop, ours, torchs, group)
+            self.resting[key] = Given(drop, ours, torchs, group, vars(module).get(LEFT, 0))
             if ours in RESTING:
                 rest(module, GIVEN_BACK, given=True)
             else:
@@ -108,5 +109,6 @@ def _take(module: nn.Module, back: Given) -> None:
         return
     if back.ours in RESTING:
         look(module)
+        vars(module)[LEFT] = back.left  # a block of plain steps says nothing of the calls before it
     else:
         become(module, back.ours)

@@ -66,6 +66,9 @@ TRIES = 64
 STRANGERS = 2
 """How often another thread may go on with the calls."""
 
+TORCHS = "nothing to compare: torch serves every module"
+"""Why there is no trial, or no further block."""
+
 _log = logging.getLogger(__name__)
 _names = itertools.count()
 
@@ -232,7 +235,7 @@ class Steps:
         self._clock = clock_for(model, given, self._now)
         groups = self._groups.present(model)
         if not (groups or mode.given):
-            self._close(mode, "nothing to compare: torch serves every module")
+            self._close(mode, TORCHS)
             return False
         mode.begin(Trial(mode.given, frozenset() if mode.given else groups), self._chooser.made)
         return True
@@ -314,6 +317,8 @@ class Steps:
             TURNS.leave(self)
         elif not free:
             self._close(mode, "not compared: its steps share backward passes")
+        elif not (mode.given or self._groups.present(model)):
+            self._close(mode, TORCHS)  # its modules have come to rest since the trial began
         elif not clock.room():
             self._close(mode, "not compared: plain steps may need more memory than is free")
         elif self._affords(mode, pair, clock):

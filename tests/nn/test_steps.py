@@ -8,13 +8,19 @@ import pytest
 import torch
 from torch import nn
 
+import nxcore
 from nxcore.nn import exchange, steps
 from nxcore.nn.exchange import AWAKE, RESTING, kind
+from nxcore.nn.groups import GIVEN_BACK
+from nxcore.nn.served import AFTER
 from nxcore.nn.shapes import MET, MOST
 from nxcore.session import Session
-from tests.nn.stepping import Make, X, given_back, light, make, over, session, settle, ticks, train
+from nxcore.settings import Settings
+from tests.nn.stepping import Clock, Make, X, given_back, light, make, over, session, settle, ticks, train
+from tests.nn.test_served import rests, torchs
+from tests.null import fakes
 
-__all__ = ["light", "make", "session"]  # fixtures
+__all__ = ["light", "make", "session", "torchs"]  # fixtures
 
 
 def test_what_pays_is_kept(make: Make, caplog: pytest.LogCaptureFixture) -> None:
@@ -178,6 +184,25 @@ def test_a_shape_that_comes_back_wakes_what_rests(make: Make) -> None:
     for n in range(2 * MOST):
         model(torch.randn(1, 4, 3, 3 + n))
     assert len(over(model)._shapes.counts) <= MOST
+
+
+@pytest.mark.usefixtures("torchs")
+def test_modules_come_to_rest_between_blocks_which_end_then() -> None:
+    model, clock = nn.Sequential(nn.MaxPool2d(3, 1, 1), nn.AvgPool2d(3, 1, 1)), Clock()
+    nxcore.accelerate(model, watch=False)
+    exchange.hold(model, steps.Steps(model, Session(Settings(), fakes.registry()), clock))
+    model(X)
+    clock.now += 60.0  # a first call may load libraries, so that blocks of later ones cost next to nothing
+    in_blocks = 0
+    while not all(rests(m) and m.reason != GIVEN_BACK for m in model):
+        model(X)
+        clock.now += ticks(0.001)
+        in_blocks += rests(model[0])
+        assert in_blocks < AFTER, "each block lets the count begin anew"
+    assert in_blocks > 3, "no block came between"
+    for _ in range(20):
+        model(X)
+    assert over(model)._modes[True, False].state == steps.TORCHS
 
 
 def test_one_model_at_a_time_has_a_block(make: Make) -> None:
