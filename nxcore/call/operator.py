@@ -322,12 +322,12 @@ class Operator:
         self._older.pop(key, None)
         self.near = ending.table()
 
-    def settled(self, *args: Any) -> bool:
-        """Return whether torch serves calls like this one until plans are dropped; no call is needed."""
+    def settled(self, *args: Any, met_rarely: bool = False) -> bool:
+        """Return whether torch serves such calls until plans are dropped; ``met_rarely`` where none is."""
         plan = self.plans.get(self.key(*self.frozen(self.spec.bind(*args))))
         inner = plan and (autocast.outside(plan) or plan)
         if inner is None or not leads_to(inner, self.spec.reference):
-            return False
+            return inner is None and met_rarely
         # Behind a switch there is an exploration or a crossing, which tell whether they are over.
         return inner is self.spec.reference or bool(getattr(getattr(inner, "of", None), "over", False))
 

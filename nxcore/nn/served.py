@@ -2,7 +2,8 @@
 
 A module *rests* while torch serves it: its class is then a sibling whose ``forward`` is torch's function, so
 that a call costs what torch's costs. It rests after ``AFTER`` calls in a row that torch served, if the last
-one is decided, and at once in a mode that has no kernel. It wakes, and is looked at again, when its mode
+one is decided, or if no shape of the model's input came back so far, and at once in a mode that has no
+kernel. It wakes, and is looked at again, when its mode
 changes, when its tensors are converted or moved, when plans are dropped, when a preference comes into force,
 and in ``accelerate``. A copy and a pickle are of the class that is awake.
 """
@@ -10,6 +11,7 @@ and in ``accelerate``. A copy and a pickle are of the class that is awake.
 from __future__ import annotations
 
 import weakref
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import torch
@@ -25,6 +27,7 @@ AFTER = 32
 """Calls in a row that torch serves before a module rests."""
 
 RESTS = f"it rests: torch served {AFTER} calls in a row, and no kernel is faster"
+ROAMS = f"it rests: torch served {AFTER} calls in a row, and no shape of the model's input came back"
 IDLES = "it rests: torch serves {}"
 
 LEFT = "_nxcore_left"
@@ -34,6 +37,9 @@ SERVED = "_nxcore_served"
 """The attribute that counts a layer's calls that a kernel served since it was last looked at."""
 
 is_compiling = torch.compiler.is_dynamo_compiling
+
+ROAM: ContextVar[bool] = ContextVar("nxcore_roam", default=False)
+"""Whether a watch over the model's steps will wake the modules when a shape of its input comes back."""
 
 _resting: dict[int, weakref.ref[nn.Module]] = {}
 _reasons: dict[int, str] = {}
@@ -129,9 +135,12 @@ class Served(nn.Module):
             return
         count = self._nxcore_left + 1
         vars(self)[LEFT] = count % AFTER
-        free = count >= AFTER and PREFERENCE.get() == Preference()  # a preference ends with its block
-        if free and all(operator.settled(*args) for operator, args in calls):
+        if count < AFTER or PREFERENCE.get() != Preference():  # a preference ends with its block
+            return
+        if all(operator.settled(*args) for operator, args in calls):
             rest(self)
+        elif ROAM.get() and all(operator.settled(*args, met_rarely=True) for operator, args in calls):
+            rest(self, ROAMS)
 
 
 Class = TypeVar("Class", bound=type[Served])

@@ -1,4 +1,7 @@
-"""Shapes: a model's shape that comes back wakes the modules that rest, since a kernel may win there."""
+"""Shapes: a model's shape that comes back wakes the modules that rest, since a kernel may win there.
+
+Until the first one does, modules rest though nothing is decided, and no steps are compared.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,10 @@ from nxcore.call.unusual import PLAIN
 from nxcore.interop import internals
 from nxcore.nn.marks import differentiated, unfit
 
-MET, MOST = 8, 256
+MET, MOST = 8, 4096
 """Calls with a new shape that wake resting modules, and the most shapes that are counted."""
+
+ROAMED = "no shape of the model's input came back"
 
 
 class Shapes:
@@ -23,10 +28,15 @@ class Shapes:
     ----------
     wake : callable
         Wakes the resting modules of a model.
+
+    Attributes
+    ----------
+    roam : bool
+        Whether no shape has come back so far.
     """
 
     def __init__(self, wake: Callable[[nn.Module], None]) -> None:
-        self._wake, self.counts = wake, dict[Any, int]()
+        self._wake, self.counts, self.roam = wake, dict[Any, int](), True
         self._due = set[Any]()
         self._begun: Callable[[], bool] | None = None
 
@@ -39,6 +49,7 @@ class Shapes:
         if met in (0, MET - 1) and unfit():  # which takes longer than all else
             return False
         if met == MET - 1:
+            self.roam = False
             if self._begun is not None and not self._begun():  # a checkpoint may run the last call again
                 return True
             self._wake(model)

@@ -37,8 +37,8 @@ from nxcore.nn.marks import (
     requested,
     unfit,
 )
-from nxcore.nn.served import Changes
-from nxcore.nn.shapes import Shapes
+from nxcore.nn.served import ROAM, Changes
+from nxcore.nn.shapes import ROAMED, Shapes
 from nxcore.nn.trial import Mode, Trial
 from nxcore.session import Session, default
 
@@ -114,7 +114,11 @@ class Steps:
         if self.ended or model is not self._of():
             return call(*args, **kwargs)
         new = self._shapes.new(model, args)
-        result = call(*args, **kwargs) if self._idle(model) else self._noted(model, call, args, kwargs)
+        token = ROAM.set(self._shapes.roam)
+        try:
+            result = call(*args, **kwargs) if self._idle(model) else self._noted(model, call, args, kwargs)
+        finally:
+            ROAM.reset(token)
         if new:
             self._shapes.ran(result)
         return result
@@ -249,11 +253,11 @@ class Steps:
         if self._chooser.made != self._made:
             self._made, self._since = self._chooser.made, now
         if not mode.over:
-            mode.state = "waits: choices are still being made"
+            mode.state = f"waits: {ROAMED if self._shapes.roam else 'choices are still being made'}"
         waited = now - self._since
         if waited < PATIENCE_S and (self._session.learning or capture_is_due(model)):
             return False
-        return waited >= SETTLED_S
+        return waited >= SETTLED_S and not self._shapes.roam
 
     def _close(self, mode: Mode, state: str) -> None:
         """End the mode's trials."""
@@ -317,16 +321,16 @@ class Steps:
             TURNS.leave(self)
         elif not free:
             self._close(mode, "not compared: its steps share backward passes")
-        elif not (mode.given or self._groups.present(model)):
-            self._close(mode, TORCHS)  # its modules have come to rest since the trial began
         elif not clock.room():
             self._close(mode, "not compared: plain steps may need more memory than is free")
-        elif self._affords(mode, pair, clock):
+        elif not self._affords(mode, pair, clock):
+            pair.tries = 0
+        elif not (mode.given or self._groups.present(model)):
+            self._close(mode, TORCHS)  # its modules have come to rest since the trial began
+        else:
             self._apply(model, trial.other)
             pair.enter()
             TURNS.take(self, self._now())
-        else:
-            pair.tries = 0
 
     def _affords(self, mode: Mode, pair: Pair, clock: Clock) -> bool:
         """Return whether a block is within the share; the first is taken to cost half of its steps' time."""

@@ -9,15 +9,15 @@ import torch
 from torch import nn
 
 import nxcore
-from nxcore.nn import exchange, steps
+from nxcore.nn import exchange, shapes, steps
 from nxcore.nn.exchange import AWAKE, RESTING, kind
 from nxcore.nn.groups import GIVEN_BACK
-from nxcore.nn.served import AFTER
-from nxcore.nn.shapes import MET, MOST
+from nxcore.nn.served import AFTER, ROAMS, Served
+from nxcore.nn.shapes import MET
 from nxcore.session import Session
 from nxcore.settings import Settings
 from tests.nn.stepping import Clock, Make, X, given_back, light, make, over, session, settle, ticks, train
-from tests.nn.test_served import rests, torchs
+from tests.nn.test_served import rests, serve_by, torchs
 from tests.null import fakes
 
 __all__ = ["light", "make", "session", "torchs"]  # fixtures
@@ -138,10 +138,15 @@ def test_steps_that_differ_are_compared_with_alike_ones(make: Make) -> None:
     assert given_back(model)
 
 
-def test_steps_that_never_come_back_are_not_compared(make: Make) -> None:
+def test_steps_of_ever_new_shapes_are_not_compared(make: Make) -> None:
     model = make(BatchNorm2d=(0.05, 0.01))
     for i in range(600):
         train(model, 1, torch.randn(1, 4, 3, 3 + i))
+    assert over(model).report == ["training: waits: no shape of the model's input came back"]
+    assert model.plain == 0
+    train(model, MET)
+    for i in range(600):
+        train(model, 1, torch.randn(2, 4, 3, 3 + i))
     assert over(model).report == ["training: not compared: no two steps are alike"]
     assert not given_back(model)
 
@@ -167,7 +172,7 @@ def test_steps_without_backward_passes_are_not_compared(make: Make) -> None:
     assert model.plain == 0
 
 
-def test_a_shape_that_comes_back_wakes_what_rests(make: Make) -> None:
+def test_a_shape_that_comes_back_wakes_what_rests(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make()
     train(model, MET)
     exchange.become(model.pool, RESTING[kind(model.pool)])
@@ -181,9 +186,42 @@ def test_a_shape_that_comes_back_wakes_what_rests(make: Make) -> None:
     (late + pending).sum().backward()
     train(model, 1, other)
     assert kind(model.pool) in RESTING
-    for n in range(2 * MOST):
+    monkeypatch.setattr(shapes, "MOST", 256)
+    for n in range(512):
         model(torch.randn(1, 4, 3, 3 + n))
-    assert len(over(model)._shapes.counts) <= MOST
+    assert len(over(model)._shapes.counts) <= 256
+
+
+@torch.no_grad()
+def test_modules_rest_while_every_shape_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session(Settings(), fakes.registry(fakes.backend()))
+    serve_by(session, monkeypatch)
+    block = nn.Sequential(
+        nn.ReLU(), nn.Conv2d(4, 4, 3, groups=4, bias=False), nn.Conv2d(4, 4, 1, bias=False), nn.BatchNorm2d(4)
+    )
+    watched, alone = nn.Sequential(nn.MaxPool2d(3, 1, 1), block), nn.Sequential(nn.MaxPool2d(3, 1, 1))
+    for model in (watched, alone):
+        nxcore.accelerate(model, watch=False)
+    assert exchange.hold(watched, steps.Steps(watched, session))
+
+    def meet(new: range) -> None:
+        for n in new:
+            for model in (watched, alone):
+                model(torch.ones(1, 4, 8, 8 + n))
+
+    meet(range(AFTER))
+    ours = [m for m in watched.modules() if isinstance(m, Served) and m.concerns(m)]
+    assert len(ours) == 4
+    assert all(rests(m) for m in ours)
+    assert watched[0].reason == ROAMS
+    assert not rests(alone[0]), "nothing would wake it"
+    with monkeypatch.context() as patch:
+        patch.setattr(Served, "by_kernel", None)
+        watched(torch.ones(1, 4, 8, 7))
+    for _ in range(MET):
+        watched(torch.ones(1, 4, 4, 4))
+    meet(range(AFTER, 3 * AFTER))
+    assert not any(rests(m) for m in ours), "its shapes may come back"
 
 
 @pytest.mark.usefixtures("torchs")
@@ -191,7 +229,8 @@ def test_modules_come_to_rest_between_blocks_which_end_then() -> None:
     model, clock = nn.Sequential(nn.MaxPool2d(3, 1, 1), nn.AvgPool2d(3, 1, 1)), Clock()
     nxcore.accelerate(model, watch=False)
     exchange.hold(model, steps.Steps(model, Session(Settings(), fakes.registry()), clock))
-    model(X)
+    for _ in range(MET):
+        model(X)
     clock.now += 60.0  # a first call may load libraries, so that blocks of later ones cost next to nothing
     in_blocks = 0
     while not all(rests(m) and m.reason != GIVEN_BACK for m in model):
