@@ -122,11 +122,17 @@ class Pairs:
         label, decision = self._found.get(pair.key, ("", None))
         if decision is not None and label == pair.label:
             return decision
-        page = self.wisdom.read_pair(*pair.key)
-        if page is None or dict(page.makes) != self._makes(pair) or page.versions.get("path") != _path():
+        page = self._page(pair)
+        if page is None or page.open:
             return None
         self._hold(pair, page.decision)
         return page.decision
+
+    def _page(self, pair: Pair) -> Page | None:
+        """Return the page on ``pair`` with these kernels and this path."""
+        page = self.wisdom.read_pair(*pair.key)
+        alike = page and dict(page.makes) == self._makes(pair) and page.versions.get("path") == _path()
+        return page if alike else None
 
     def of(self, problem: Problem) -> Decision | None:
         """Return the newest decision on a differentiable call; None if there is none in this process."""
@@ -178,12 +184,20 @@ class Pairs:
         decision = decide(timed(candidates, timings), again)
         _log.info("pair: %s -> %s: %s", pair.problem, decision.chosen, decision.reason)
         self._hold(pair, decision)
-        if (makes := self._makes(pair)) and not decision.unclear:
+        if makes := self._makes(pair):
             versions = self.recall.versions(pair.backward[0])
             if path := _path():
                 versions["path"] = path
-            policy = "online" if args is None else "measure"  # in the background, or in a call
-            self.wisdom.write_pair(*pair.key, Page(decision, again, makes, policy=policy, versions=versions))
+            before = self._page(pair)
+            page = Page(
+                decision,
+                again,
+                makes,
+                policy="online" if args is None else "measure",  # in the background, or in a call
+                versions=versions,
+                unclear=(before.unclear if before else 0) + 1 if decision.unclear else 0,
+            )
+            self.wisdom.write_pair(*pair.key, page)
         return decision
 
     def _hold(self, pair: Pair, decision: Decision) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from nxcore import session as sessions
 from nxcore.call import gradient_route
 from nxcore.call.gradient_route import SCOUTS
 from nxcore.call.wrappers import guarded
-from nxcore.choose.contenders import Choice
+from nxcore.choose.contenders import AGAIN, Choice
 from nxcore.choose.learn.budget import Pace
 from nxcore.choose.learn.exploration import LOOKS, MET
 from nxcore.choose.learn.learner import Learner
@@ -26,7 +27,7 @@ from nxcore.session import Session
 from nxcore.settings import Settings
 from nxcore.spec import launched
 from nxcore.store import transfer
-from nxcore.store.wisdom import is_pair
+from nxcore.store.wisdom import RACES, is_pair
 from tests.null import fakes
 from tests.null.call.crossing import BACKWARD, FORWARD, XS, learning, step
 from tests.null.fakes import SPECS
@@ -139,6 +140,34 @@ def test_both_ways_are_measured_together_and_that_decides(joining, monkeypatch, 
     assert not step(again, dense=True)
     assert seen == [], "all is recorded"
     assert runs == []
+
+
+@pytest.mark.parametrize(("spoilt", "expected"), [(1, 2), (99, RACES)])
+def test_a_pair_whose_races_noise_spoils_is_raced_in_few_processes(
+    spoilt, expected, joining, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(Recall, "make", lambda *_: "1")
+    pairs = []
+
+    def noisy(run, calls, *args, **how):
+        found = run(calls, *args, **how)
+        if "fast + fast" in calls:
+            pairs.append(calls)
+            if len(pairs) <= spoilt:
+                us = [t * 3.0 ** (n % 3 - 1) for n, t in enumerate(found[AGAIN].device_us)]
+                found[AGAIN] = replace(found[AGAIN], device_us=tuple(us), host_us=tuple(us))
+        return found
+
+    crossed = []
+    for _ in range(RACES + 2):
+        session, _ = learning(0.7, 0.7, "measure", tmp_path)
+        joining(13, session.chooser.learner.clock)
+        monkeypatch.setattr(race, "race", functools.partial(noisy, race.race))
+        for _ in range(2):
+            step(session, dense=True)
+        crossed.append(step(session, dense=True))
+    assert len(pairs) == expected
+    assert crossed[-1] == (spoilt == 1), "where no race was clear, torch's own stays"
 
 
 def test_a_pair_counts_for_the_path_that_it_was_measured_on(joining, monkeypatch, tmp_path):
