@@ -12,7 +12,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -197,6 +197,8 @@ class Pairs:
                 versions=versions,
                 unclear=(before.unclear if before else 0) + 1 if decision.unclear else 0,
             )
+            if before and decision.unclear and before.decision.noise <= decision.noise:
+                page = replace(before, unclear=page.unclear)
             self.wisdom.write_pair(*pair.key, page)
         return decision
 
