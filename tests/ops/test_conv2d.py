@@ -15,7 +15,14 @@ from tests.ops.backends import operator, params, place
 from tests.ops.test_matmul import impostors
 
 BACKENDS = pytest.mark.parametrize("backend", params())
-SPEC = nxcore.op("conv2d").spec
+SPEC, BACKWARD = (nxcore.op(name).spec for name in ("conv2d", "conv2d_backward"))
+MASKS = [
+    (True, False, False),
+    (False, True, False),
+    (False, False, True),
+    (True, True, False),
+    (False, True, True),
+]
 
 
 def _with_bias(product):
@@ -62,6 +69,30 @@ def test_one_gradient_alone(which):
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
+@BACKENDS
+@pytest.mark.parametrize("mask", MASKS, ids=lambda mask: "".join("xwb"[i] for i in range(3) if mask[i]))
+def test_gradients_that_are_not_asked_for_are_left_out(backend, device, mask):
+    shapes = ((2, 6, 4, 5), (2, 4, 7, 10), (6, 2, 3, 3))
+    grad, x, weight = (torch.randn(shape, device=place(backend, device)) for shape in shapes)
+    args = (grad, x, weight, 2, (1, 1), 1, 2)
+    want = BACKWARD.reference(*args)
+    found = operator("conv2d_backward", backend)(*args, mask)
+    for out, wanted, asked in zip(found, want, mask, strict=True):
+        assert (out is not None) == asked
+        if asked:
+            torch.testing.assert_close(out, wanted, rtol=1e-4, atol=1e-4)
+
+
+@BACKENDS
+def test_what_lies_past_the_last_window_is_not_multiplied_by_zero(backend, device):
+    x = torch.zeros(1, 1, 4, 9, device=place(backend, device))
+    x[..., 8] = x[..., 3, :] = float("inf")
+    weight, grad = torch.ones(1, 1, 3, 3, device=x.device), torch.ones(1, 1, 2, 7, device=x.device)
+    _, found, _ = operator("conv2d_backward", backend)(grad, x, weight)
+    assert torch.equal(found.flatten(), functional.unfold(x, 3).view(9, -1).sum(1))
+    assert found[0, 0, 0, 0] == 0
+
+
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 def test_padding_that_is_not_symmetric():
     x, weight = torch.randn(2, 3, 7, 8, requires_grad=True), torch.randn(4, 3, 4, 2, requires_grad=True)
@@ -93,10 +124,14 @@ def test_filters_in_channels_last_leave_the_format_of_the_image():
 )
 def test_what_is_torchs_is_declined_with_its_number(backend, x, weight, reason):
     module = pytest.importorskip(f"nxcore_{backend}")
-    (kernel,) = (k for k in module.KERNELS if k.op == "conv2d")
     args = SPEC.bind(torch.ones(x), torch.ones(weight), padding=1)
-    found = kernel.accepts(Problem.of(SPEC, args))
-    assert found.reason.startswith(("needs CUDA tensors", reason))
+    for spec, given in (
+        (SPEC, args),
+        (BACKWARD, BACKWARD.bind(SPEC.reference(*args), *args[:2], padding=1)),
+    ):
+        (kernel,) = (k for k in module.KERNELS if k.op == spec.name)
+        found = kernel.accepts(Problem.of(spec, given))
+        assert found.reason.startswith(("needs CUDA tensors", reason))
 
 
 @pytest.mark.parametrize("shape", [(2, 4, 21, 37), (1, 3, 70, 300), (3, 2, 8, 64)], ids=str)
@@ -108,6 +143,18 @@ def test_tiles_of_the_cpu_meet_at_their_edges(shape, stride):
     torch.testing.assert_close(
         numba.plan(Problem.of(SPEC, args))(*args), functional.conv2d(*args), rtol=1e-5, atol=1e-5
     )
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 21, 37), (1, 3, 70, 300), (3, 2, 8, 64)], ids=str)
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_tiles_of_the_cpus_gradients_meet_at_their_edges(shape, stride):
+    numba = pytest.importorskip("nxcore_numba.conv2d_backward", reason="Numba isn't installed")
+    x, weight = torch.randn(shape), torch.randn(9, shape[1], 5, 3)
+    grad = torch.randn_like(functional.conv2d(x, weight, None, stride, (2, 1)))
+    args = BACKWARD.bind(grad, x, weight, stride, (2, 1))
+    want = BACKWARD.reference(*(a.double() if isinstance(a, torch.Tensor) else a for a in args))
+    for found, wanted in zip(numba.plan(Problem.of(BACKWARD, args))(*args), want, strict=True):
+        torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-4)
 
 
 # ------------------------------------------------------------------------------- what only looks like float32

@@ -6,8 +6,10 @@ import subprocess
 import nxcore_cuda
 import pytest
 import torch
-from nxcore_cuda import conv2d
+from nxcore_cuda import conv2d, conv2d_backward, direct_filters
+from nxcore_cuda.conv2d_backward import Tiles
 from nxcore_cuda.direct import MOST, Floats, Layer, Tile, candidates, choose
+from nxcore_cuda.direct_filters import Block, Shape, Sums
 from nxcore_cuda.machine.compile import compiled
 from torch.nn import functional
 
@@ -15,7 +17,7 @@ import nxcore
 from nxcore.plugin import Problem
 from tests.plugins.test_cuda_products import cuobjdump, needs_emulator, needs_nvcc
 
-SPEC = nxcore.op("conv2d").spec
+SPEC, BACKWARD = (nxcore.op(name).spec for name in ("conv2d", "conv2d_backward"))
 TILES = [Tile(1, 4, 4), Tile(1, 8, 1, 2), Tile(2, 4, 2), Tile(2, 8, 4, 2), Tile(4, 8, 4), Tile(4, 8, 2, 2)]
 
 
@@ -53,6 +55,57 @@ def test_a_window_that_is_too_large_for_shared_memory_is_declined():
     assert re.match(r"needs CUDA|a tile takes \d+ of 63488 bytes of shared memory: x has shape", found.reason)
 
 
+def gradients(shape, kernel, made=9, stride=1, padding=1, groups=1, dilation=1):
+    x, weight = torch.randn(shape), torch.randn(made, shape[1] // groups, *kernel)
+    grad = torch.randn_like(functional.conv2d(x, weight, None, stride, padding, dilation, groups))
+    args = BACKWARD.bind(grad, x, weight, stride, padding, dilation, groups)
+    return Problem.of(BACKWARD, args), args
+
+
+def require_right(problem, args, tiles=None):
+    found, again = (conv2d_backward.plan(problem, tiles)(*args) for _ in range(2))
+    want = BACKWARD.reference(*(a.double() if isinstance(a, torch.Tensor) else a for a in args))
+    for out, same, wanted in zip(found, again, want, strict=True):
+        torch.testing.assert_close(out.double(), wanted, rtol=1e-5, atol=1e-4)
+        assert torch.equal(out, same)
+
+
+@needs_emulator
+@pytest.mark.parametrize("tile", TILES, ids=lambda tile: "-".join(map(str, vars(tile).values())))
+def test_every_tile_of_an_images_gradient_is_right(tile):
+    problem, args = gradients((2, 9, 9, 34), (3, 5), padding=(1, 2))
+    require_right(problem, args, Tiles(image=tile))
+
+
+@needs_emulator
+@pytest.mark.parametrize("sums", [Sums(4, 1), Sums(8, 2, 128), Sums(4, 8, 128), Sums(8, 4)], ids=str)
+@pytest.mark.parametrize(
+    "window",
+    [{}, {"kernel": (1, 9), "padding": 4}, {"stride": 2, "dilation": 2}, {"groups": 3, "padding": 0}],
+    ids=str,
+)
+def test_all_sums_of_filters_are_right(sums, window):
+    given = {"kernel": (5, 3), **window}
+    require_right(*gradients((2, 3, 19, 35), **given), Tiles(filters=sums))
+
+
+@needs_emulator
+def test_more_units_than_a_block_has_threads():
+    problem, args = gradients((1, 12, 5, 6), (7, 7), 16, padding=6, dilation=2)
+    shape = Shape.of(problem)
+    block = Block.of(shape, direct_filters.choose(shape))
+    assert block.units > 2 * block.threads >= 2 * block.lanes
+    require_right(problem, args)
+
+
+@pytest.mark.parametrize(("side", "rows"), [(32, 2), (64, 1), (128, 4)])
+def test_the_shape_alone_chooses_the_sums(side, rows):
+    problem, _ = gradients((2, 4, side, side), (3, 3), 8)
+    shape = Shape.of(problem)
+    assert direct_filters.choose(shape) == Sums(8, rows)
+    assert all(Block.of(shape, each).bytes <= MOST for each in direct_filters.candidates(shape))
+
+
 @needs_nvcc
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [3, 7])
@@ -60,11 +113,24 @@ def test_a_window_that_is_too_large_for_shared_memory_is_declined():
 def test_machine_code_has_no_tensor_core_and_keeps_sums_in_registers(tile, size, tmp_path):
     problem, _ = called(torch.empty(2, 4, 64, 64), torch.empty(8, 4, size, size), None, 1, 1)
     instance = conv2d.instance(torch.float32, Layer.of(problem), tile)
+    require_strict(instance, size**2 * tile.pixels * tile.filters, tmp_path)
+
+
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [3, 7])
+def test_machine_code_of_filters_gradients_keeps_sums_in_registers(size, tmp_path):
+    problem, _ = gradients((2, 4, 64, 64), (size, size), 8)
+    instance = conv2d_backward.instance(torch.float32, Shape.of(problem), Sums(8, 2))
+    require_strict(instance, 4 * 8 * size, tmp_path)
+
+
+def require_strict(instance, products, tmp_path):
     (tmp_path / "image.cubin").write_bytes(compiled(instance.text, (9, 0), instance.symbol))
     code = subprocess.run(
         [cuobjdump(), "-sass", tmp_path / "image.cubin"], capture_output=True, text=True, check=True
     ).stdout
     found = re.findall(r"^\s+/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P\d+ )?([A-Z][A-Z0-9]*)", code, re.MULTILINE)
-    assert found.count("FFMA") >= size**2 * tile.pixels * tile.filters
+    assert found.count("FFMA") >= products
     assert not {"HMMA", "HGMMA", "QGMMA", "IMMA", "DMMA"} & set(found)
     assert not {"LDL", "STL"} & set(found), "registers spilled to memory"
