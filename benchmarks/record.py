@@ -3,8 +3,10 @@
     python benchmarks/record.py [NAME ...] [--device cuda] [--budget SECONDS] [--output build/record]
 
 A name is that of a file in ``workloads``, or ``samples`` for the operators' own; all of them by default.
-Problems that the folder already holds are skipped, so an interrupted run continues. The file is one of
-``nxcore wisdom export``. The figures of a device that many people have can be shipped with the package.
+The problems that matter most to these workloads are first. Those that the folder already holds are skipped,
+so a run that was ended early, by its budget or by a signal, continues. A line every ten seconds tells what
+the time is spent on. The file is one of ``nxcore wisdom export``, written at any end. The figures of a device
+that many people have can be shipped with the package.
 """
 
 from __future__ import annotations
@@ -12,13 +14,23 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import signal
 from pathlib import Path
 
 WORKLOADS = Path(__file__).parent / "workloads"
 
+GRACE_S = 3.0
+"""Seconds beyond the budget that a measurement under way may take."""
 
-def main() -> None:
-    """Measure, and write the file."""
+
+def _end(_signal: int, _frame: object) -> None:
+    from nxcore.cli.tune import Ended
+
+    raise Ended
+
+
+def main() -> int:
+    """Measure, and write the file; return the status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -34,23 +46,34 @@ def main() -> None:
 
     from nxcore import session
     from nxcore.cli import measured, tune
-    from nxcore.offline import ahead
+    from nxcore.offline import ahead, order
     from nxcore.spec.device import available, describe
     from nxcore.store import transfer
 
     device, registry = available(given.device), session.default().registry
-    wanted = []
-    for name in given.names:
-        own = name == "samples"
-        path = WORKLOADS / f"{name}.jsonl"
-        wanted += ahead.of_samples(registry, device) if own else ahead.of_trace(registry, path, device)
-    measured.tune(tune.collect(wanted, again=False, budget=given.budget))
+    traces = [
+        ahead.of_samples(registry, device)
+        if name == "samples"
+        else ahead.of_trace(registry, WORKLOADS / f"{name}.jsonl", device)
+        for name in given.names
+    ]
     name = re.sub(r"[^a-z0-9]+", "-", describe(device).name.lower()).strip("-")
     file = given.output / f"{device.type}-{name}.json"
-    document = transfer.exported(session.default().wisdom.store)
-    transfer.write(file, document)
-    print(f"{sum(len(e['entries']) for e in document['environments'])} problems written to {file}")
+    for ending in (signal.SIGTERM, signal.SIGALRM):
+        signal.signal(ending, _end)
+    if given.budget is not None:  # a kernel that compiles or runs for long is left for the next run
+        signal.setitimer(signal.ITIMER_REAL, given.budget + GRACE_S)
+    try:
+        wanted = order.by_worth(registry, traces)
+        found = tune.collect(wanted, again=False, budget=given.budget, effort=ahead.IN_A_ROW)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        document = transfer.exported(session.default().wisdom.store)
+        transfer.write(file, document)
+        print(f"{sum(len(e['entries']) for e in document['environments'])} problems written to {file}")
+    measured.tune(found)
+    return tune.INTERRUPTED if found["stopped"] == "interrupted" else 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

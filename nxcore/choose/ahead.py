@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import logging
 import queue
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 
 import torch
 
 from nxcore.choose.contenders import Contender
 from nxcore.choose.tuner import Tuner
-from nxcore.choose.workers import Answer
+from nxcore.choose.workers import Answer, Workers
 from nxcore.errors import FOREIGN
 from nxcore.observe.bar import Advance, told
 from nxcore.spec.compiling import UncompiledError, on_disk_alone
@@ -22,6 +22,11 @@ from nxcore.spec.problem import Problem
 from nxcore.trust.gate import brief
 
 _log = logging.getLogger(__name__)
+
+Name = tuple[str, Hashable]
+"""A kernel's label, and the problem, or the operator, dtype and name of a sample."""
+Tasks = dict[Name, tuple[Problem, str, str]]
+"""Tasks by name: problem, kernel's label, and sample."""
 
 SEVERAL = 2
 """The workers from which on waiting for them is shorter than compiling here: a start takes two seconds."""
@@ -136,28 +141,77 @@ def compiled(
     """
     if (workers := tuner.workers) is None:
         return
-    wanted: dict[object, tuple[Problem, str, str]] = {}
+    wanted: Tasks = {}
     for problem in dict.fromkeys(problems):
-        owned = {b.label(k): (b, k) for b, k in tuner.taking_part(problem.op)}
-        missing = uncompiled(tuner, problem)
-        chosen = missing if labels is None else labels(problem)
-        for label in (n for n in missing if n in chosen):
-            for step in steps(tuner, *owned[label], problem):
-                of = (problem.op, problem.dtype, step) if step else problem  # problems share samples
-                wanted.setdefault((label, of), (problem, label, step))
+        for name, task in tasks(tuner, problem, None if labels is None else labels(problem)).items():
+            wanted.setdefault(name, task)
     if len(wanted) < least:
         return
-    answers = queue.SimpleQueue[tuple[str, Answer]]()
+    orders = Orders(workers)
+    orders.place(wanted)
+    while orders.open:
+        advance(orders.take() or "", orders.done, orders.placed)
+    tuner.gate.quarantine.read()  # a kernel that ended a worker would end the program
 
-    def put(what: str, answer: Answer) -> None:
-        answers.put((what, answer))
 
-    for problem, label, step in wanted.values():
-        told = functools.partial(put, f"{label} of {problem.op}")
-        workers.ask(problem, label, told, sample=step)
-    for done in range(len(wanted)):
-        what, answer = answers.get()
-        advance(what, done + 1, len(wanted))
+def tasks(tuner: Tuner, problem: Problem, labels: Collection[str] | None = None) -> Tasks:
+    """Return what workers are to compile for a problem: of these kernels, or of all that need it."""
+    owned = {b.label(k): (b, k) for b, k in tuner.taking_part(problem.op)}
+    found: Tasks = {}
+    for label in (n for n in uncompiled(tuner, problem) if labels is None or n in labels):
+        for step in steps(tuner, *owned[label], problem):
+            of = (problem.op, problem.dtype, step) if step else problem  # problems share samples
+            found[label, of] = problem, label, step
+    return found
+
+
+class Orders:
+    """Tasks for workers, each of them once, and which are still open.
+
+    Parameters
+    ----------
+    workers : Workers
+
+    Attributes
+    ----------
+    open : set
+        The names of tasks without an answer.
+    placed, done : int
+        The number of tasks, and of those that were answered.
+    """
+
+    def __init__(self, workers: Workers) -> None:
+        self._workers, self._answers = workers, queue.SimpleQueue[tuple[Name, str, Answer]]()
+        self._placed: set[Name] = set()
+        self.open: set[Name] = set()
+        self.done = 0
+
+    @property
+    def placed(self) -> int:
+        """The number of tasks so far."""
+        return len(self._placed)
+
+    def place(self, wanted: Tasks) -> None:
+        """Have workers do those of the tasks that they weren't given yet."""
+        for name, (problem, label, step) in wanted.items():
+            if name in self._placed:
+                continue
+            self._placed.add(name)
+            self.open.add(name)
+            answered = functools.partial(self._put, name, f"{label} of {problem.op}")
+            self._workers.ask(problem, label, answered, sample=step)
+
+    def take(self, timeout: float | None = None) -> str | None:
+        """Wait for an answer; return what was compiled, None if there is no answer in so many seconds."""
+        try:
+            name, what, answer = self._answers.get(timeout=timeout)
+        except queue.Empty:
+            return None
+        self.open.discard(name)
+        self.done += 1
         if answer.why:
             _log.warning("compile: %s: %s", what, answer.why)
-    tuner.gate.quarantine.read()  # a kernel that ended a worker would end the program
+        return what
+
+    def _put(self, name: Name, what: str, answer: Answer) -> None:
+        self._answers.put((name, what, answer))

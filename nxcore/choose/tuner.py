@@ -354,7 +354,9 @@ class Tuner:
                     effort=self.effort,
                     rivals=frozenset(c.label for c in candidates if c.native),
                     again=AGAIN,
-                    settled=lambda seen: settled(timed(candidates, seen), seen.get(AGAIN), regimes(problem)),
+                    settled=lambda seen: settled(
+                        timed(candidates, seen), seen.get(AGAIN), regimes(problem), race.left(seen)
+                    ),
                     failed=failed,
                 )
         except Exception as error:

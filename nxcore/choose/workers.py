@@ -43,6 +43,9 @@ PATIENCE_S = 600.0
 IDLE_S = 10.0
 """Seconds after which a worker without a task is ended, since it holds memory."""
 
+LEAVING_S = 1.0
+"""Seconds that all workers together have for the steps that they are in."""
+
 POLL_S = 0.05
 """Seconds after which the end of the program is noticed."""
 
@@ -185,8 +188,11 @@ class Workers:
             return not self._tasks
 
     def _end(self) -> None:
+        for worker in self._workers:
+            worker.leave()  # all of them, before one is waited for
+        by = time.monotonic() + LEAVING_S
         while self._workers:
-            self._workers.pop().end()
+            self._workers.pop().end(by)
 
     def _hand_out(self) -> None:
         """Give each free worker the hottest task; start another worker where there are more."""
@@ -257,11 +263,15 @@ class _Worker:
             self._process.wait()
             self._fail(f"the worker that compiled it gave no answer for {patience:.0f} s")
 
-    def end(self) -> None:
-        """End it: at once, or after the step that it is in."""
+    def leave(self) -> None:
+        """Have it end: at once, or after the step that it is in."""
         self._tasks.close()
+
+    def end(self, by: float) -> None:
+        """End it, and wait for that until then."""
+        self.leave()
         try:
-            self._process.wait(1.0)
+            self._process.wait(max(0.0, by - time.monotonic()))
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

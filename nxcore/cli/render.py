@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json as _json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -101,16 +102,25 @@ def text(content: str) -> None:
 
 
 @contextlib.contextmanager
-def progress(title: str, *, quiet: bool = False) -> Iterator[Callable[[str, int, int], None]]:
-    """Show progress: a live bar in a terminal, a line for each step in a pipe, nothing if ``quiet``."""
+def progress(
+    title: str, *, quiet: bool = False, every: float = 0.0
+) -> Iterator[Callable[[str, int, int], None]]:
+    """Show progress: a live bar in a terminal, a line for each step in a pipe, nothing if ``quiet``.
+
+    In a pipe at most a line in ``every`` so many seconds, and one for the first and the last step.
+    """
     console = _console(stderr=True)
     if quiet:
         yield lambda *_: None
         return
     if not sys.stderr.isatty():
+        latest = -math.inf
 
         def say(what: str, done: int, total: int) -> None:
-            console.print(f"{title} {done}/{total}: {what}", markup=False)
+            nonlocal latest
+            if done == total or time.monotonic() - latest >= every:
+                latest = time.monotonic()
+                console.print(f"{title} {done}/{total}: {what}", markup=False, soft_wrap=bool(every))
 
         yield say
         return

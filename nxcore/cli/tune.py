@@ -10,11 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nxcore.cli import tiles as sweep
+from nxcore.spec import tally
 
 if TYPE_CHECKING:
+    from nxcore.measure.race import Effort
     from nxcore.offline.ahead import Cell
 
 INTERRUPTED = 130
+
+EVERY_S = 10.0
+"""Seconds between two lines of progress, where it isn't a bar."""
 
 
 def cells(
@@ -37,7 +42,14 @@ def cells(
     return [cell for cell in found if not ops or cell.spec.name in ops]
 
 
-def collect(wanted: list[Cell], *, again: bool, budget: float | None, quiet: bool = False) -> dict[str, Any]:
+def collect(
+    wanted: list[Cell],
+    *,
+    again: bool,
+    budget: float | None,
+    quiet: bool = False,
+    effort: Effort | None = None,
+) -> dict[str, Any]:
     """Measure cells; return ``rows``, the number ``left``, and the reason why it ``stopped`` early."""
     import time
 
@@ -47,18 +59,47 @@ def collect(wanted: list[Cell], *, again: bool, budget: float | None, quiet: boo
 
     rows: list[dict[str, Any]] = []
     ends, stopped = time.monotonic() + (math.inf if budget is None else budget), ""
-    with render.progress("tune", quiet=quiet) as advance:
-        at_work = ahead.tuned(session.default(), wanted, again=again, advance=advance)
+    with render.progress("tune", quiet=quiet, every=EVERY_S) as advance:
+        pace = Pace()
+
+        def waited(what: str, done: int, of: int) -> None:
+            advance(f"{done}/{of} compiled, {what}; {pace.told(len(rows))}", len(rows), len(wanted))
+
+        at_work = ahead.tuned(
+            session.default(), wanted, again=again, effort=effort or ahead.THOROUGH, ends=ends, advance=waited
+        )
         try:
-            for done, cell in enumerate(wanted):
-                if time.monotonic() >= ends:
-                    stopped = "budget"
-                    break
-                advance(f"{cell.spec.name} {cell.name}", done, len(wanted))
-                rows.append(next(at_work).to_dict())
+            for row in at_work:
+                rows.append(row.to_dict())
+                advance(f"{row.op} {row.name}; {pace.told(len(rows))}", len(rows), len(wanted))
         except KeyboardInterrupt:
             stopped = "interrupted"
-    return {"rows": rows, "left": len(wanted) - len(rows), "stopped": stopped}
+        except Ended:
+            stopped = "budget"
+    left = len(wanted) - len(rows)
+    return {"rows": rows, "left": left, "stopped": stopped or ("budget" if left else "")}
+
+
+class Ended(BaseException):
+    """The time is over. Unlike an interruption, it blames nothing that was under way."""
+
+
+class Pace:
+    """The seconds of each problem so far, by what they were spent on."""
+
+    def __init__(self) -> None:
+        from time import monotonic
+
+        self._now, self._began, self._before = monotonic, monotonic(), tally.seconds()
+
+    def told(self, done: int) -> str:
+        """Return them as text."""
+        count = max(done, 1)
+        whole = (self._now() - self._began) / count
+        spent = {phase: (s - self._before[phase]) / count for phase, s in tally.seconds().items()}
+        parts = [f"{phase} {s:.2f}" for phase, s in spent.items()]
+        rest = f"the rest {max(0.0, whole - sum(spent.values())):.2f}"
+        return f"{whole:.2f} s a problem: {', '.join([*parts, rest])}"
 
 
 def command(

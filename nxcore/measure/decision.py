@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -255,25 +255,23 @@ def winners(judged: Sequence[Candidate]) -> list[Candidate]:
 
 
 def settled(
-    candidates: Sequence[Candidate], again: Timing | None = None, regimes: Sequence[Regime] = ("eager",)
+    candidates: Sequence[Candidate],
+    again: Timing | None = None,
+    regimes: Sequence[Regime] = ("eager",),
+    left: Collection[str] = (),
 ) -> bool:
-    """Return whether every verdict is clear: a win, or an interval that excludes a win.
+    """Return whether every verdict is clear: a win, no win by its interval, or it ``left`` the race.
 
-    No verdict is clear while the A/A noise is above ``NOISY``: the margin grows with it and would exclude
-    every win.
+    None is while the A/A noise is above ``NOISY``: the margin grows with it and would exclude every win.
     """
-    return all(_settled(candidates, again, regime) for regime in regimes)
-
-
-def _settled(candidates: Sequence[Candidate], again: Timing | None, regime: Regime) -> bool:
-    judged, noise = compare(_admitted(candidates, regime), again, regime)
-    if noise > NOISY:
-        return False
-    won = {c.label for c in winners(judged)}
-    margin = 1 + max(MARGIN, 2 * noise)
-    return all(
-        c.label in won or c.ratio is None or c.ratio.high < margin for c in judged if c.p_value is not None
-    )
+    for regime in regimes:
+        judged, noise = compare(_admitted(candidates, regime), again, regime)
+        clear = {c.label for c in winners(judged)} | set(left)
+        least = 1 + max(MARGIN, 2 * noise)
+        open_ = (c.ratio for c in judged if c.p_value is not None and c.label not in clear)
+        if noise > NOISY or any(ratio and ratio.high >= least for ratio in open_):
+            return False
+    return True
 
 
 UNSAFE = Refusal(Code.CLAIM, "doesn't claim to be graph_safe")
@@ -371,10 +369,9 @@ def _median(regime: Regime, candidate: Candidate) -> float:
 
 
 def _why_none(judged: Sequence[Candidate], noise: float) -> str:
-    found = _closest(judged, noise)
-    if not found:
-        return "no other backend has a kernel for this call"
-    return f"no kernel is measurably faster than torch; {found}"
+    if found := _closest(judged, noise):
+        return f"no kernel is measurably faster than torch; {found}"
+    return "no other backend has a kernel for this call"
 
 
 def _closest(judged: Sequence[Candidate], noise: float, above: float = 0.0) -> str:

@@ -30,6 +30,7 @@ SAMPLE_S = 40e-6  # five samples make a block of at least 200 us
 EVENT_S = 50e-6  # shorter intervals suffer from the resolution of CUDA events
 HOST_CALLS = 200
 STUTTERS = 10  # attempts: a busy machine disturbs some of them, a side stream all
+HOST_S = 1.5e-3  # enough calls in a row, where each takes long
 DROP = 2.0  # a candidate this much slower than the fastest after DROP_AFTER blocks is dropped
 DROP_AFTER = 3
 
@@ -48,12 +49,15 @@ class Effort:
         Seconds after which no more blocks are run, once the first look is done.
     compiled : int
         The most kernels that are compiled for a problem; 0 for all.
+    drops : tuple of (int, float)
+        After so many blocks, candidates so many times slower than the fastest leave the race.
     """
 
     looks: tuple[int, ...] = (12, 20, 40)
     warm_s: float = 0.15
     budget_s: float = 4.0
     compiled: int = 0
+    drops: tuple[tuple[int, float], ...] = ((DROP_AFTER, DROP),)
 
 
 IN_CALL = Effort(looks=(12, 20), warm_s=0.02, budget_s=0.5, compiled=2)
@@ -149,7 +153,7 @@ def race(
         if suspect and device.type == "cuda":
             _require_current_stream(lane, device, clock)
 
-    with no_collection(), current(device):
+    with tally.spent("timing"), no_collection(), current(device):
         for label in calls:
             attempt(label, prepare)
         if again:
@@ -163,8 +167,8 @@ def race(
                 for label in tuple(order):
                     attempt(label, lambda lane: run_block(lane, clock))
                 done += 1
-                if done == DROP_AFTER:
-                    order = _in_the_race(lanes, order, rivals | {again})
+                for _, drop in (d for d in effort.drops if d[0] == done):
+                    order = _in_the_race(lanes, order, rivals | {again}, drop)
             if settled({label: lane.timing for label, lane in lanes.items()}):
                 break
             if (clock() - started) * 1e-9 > effort.budget_s:
@@ -172,14 +176,22 @@ def race(
     return {label: lane.timing for label, lane in lanes.items()}
 
 
-def _in_the_race(lanes: Mapping[str, _Lane], order: list[str], rivals: frozenset[str]) -> list[str]:
+def left(timings: Mapping[str, Timing]) -> frozenset[str]:
+    """Return the labels of those that left a race: they have fewer blocks."""
+    most = max(len(t.device_us) for t in timings.values())
+    return frozenset(label for label, t in timings.items() if len(t.device_us) < most)
+
+
+def _in_the_race(
+    lanes: Mapping[str, _Lane], order: list[str], rivals: frozenset[str], drop: float
+) -> list[str]:
     first = next(iter(lanes))  # the baseline stays, since all others are compared with it
     kept = {first}
     for regime in REGIMES:  # a call that is slow on the host may be the fastest in a CUDA graph
         medians = {label: lanes[label].timing.median(regime) for label in order}
         best = min(medians.values())
         best_rival = min(medians[label] for label in order if label in rivals or label == first)
-        limits = {label: DROP * (best_rival if label in rivals else best) for label in order}
+        limits = {label: drop * (best_rival if label in rivals else best) for label in order}
         kept.update(label for label in order if medians[label] <= limits[label])
     return [label for label in order if label in kept]
 
@@ -214,7 +226,7 @@ def _cpu_block(lane: _Lane, clock: Clock) -> None:
 
 
 def _cuda_block(device: torch.device, lane: _Lane, clock: Clock) -> None:
-    calls = min(HOST_CALLS, 4 * lane.repeats + 10)
+    calls = _host_calls(lane)
     torch.cuda.synchronize(device)
     started = clock()
     for _ in range(calls):
@@ -225,6 +237,11 @@ def _cuda_block(device: torch.device, lane: _Lane, clock: Clock) -> None:
     torch.cuda.synchronize(device)
     lane.device_us.append(statistics.median(a.elapsed_time(b) * 1e3 / lane.repeats for a, b in samples))
     lane.host_us.append(host_us)
+
+
+def _host_calls(lane: _Lane) -> int:
+    """Return the number of calls whose time on the host is taken together: three at least."""
+    return max(3, min(HOST_CALLS, 4 * lane.repeats + 10, math.ceil(HOST_S / lane.each_s)))
 
 
 def _cuda_sample(lane: _Lane, host_us: float) -> tuple[torch.cuda.Event, torch.cuda.Event]:

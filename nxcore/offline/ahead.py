@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,23 +17,26 @@ from typing import Any, Literal
 
 import torch
 
-from nxcore.choose.ahead import compiled, pays
 from nxcore.choose.chooser import torch_alone
 from nxcore.choose.contenders import Choice
+from nxcore.choose.estimate.estimator import Estimator
+from nxcore.choose.prune import Pruner
 from nxcore.choose.recall import Recall
+from nxcore.choose.shortlist import EVERY, Shortlist
 from nxcore.choose.tuner import Tuner
 from nxcore.errors import InvalidInputError, nearest, present
 from nxcore.interop.autograd import flatten
 from nxcore.measure.decision import NOISY
-from nxcore.measure.race import Effort
+from nxcore.measure.race import DROP, DROP_AFTER, Effort
 from nxcore.observe.bar import Advance
+from nxcore.offline.turns import Turn, Turns
 from nxcore.registry import made
 from nxcore.registry.registry import Registry
 from nxcore.session import Session
 from nxcore.spec.problem import Problem, tensors_of
 from nxcore.spec.spec import OpSpec
 from nxcore.store import problems
-from nxcore.store.wisdom import Page
+from nxcore.store.wisdom import PAIR, Page, environment, key
 from nxcore.trust.gate import brief, short
 
 _log = logging.getLogger(__name__)
@@ -40,8 +44,11 @@ _log = logging.getLogger(__name__)
 THOROUGH = Effort()
 """The effort of tuning, where no call waits: looks after 12, 20 and 40 blocks."""
 
-TOGETHER = 100
-"""Cells whose kernels are compiled before they are measured: a run that ends early has measured some."""
+IN_A_ROW = Effort(looks=(8, 12, 20, 40), warm_s=0.05, compiled=8, drops=((DROP_AFTER, DROP), (6, 1.3)))
+"""The effort for a thousand problems in a row: the device is warm, a clear race ends after 8 blocks.
+
+A kernel is left out if it is known of other sizes that it isn't near the fastest.
+"""
 
 Status = Literal["measured", "unclear", "known", "no race", "left out"]
 
@@ -60,6 +67,10 @@ class Cell:
         Returns the arguments, all positional; called only when the cell is measured, to save memory.
     needs_grad, aliased, deterministic : bool
         Further properties of the problem.
+    problem : Problem, optional
+        The problem, where it is known without the arguments.
+    calls : int
+        The number of its calls, where that is known.
     """
 
     spec: OpSpec
@@ -68,6 +79,8 @@ class Cell:
     needs_grad: bool = False
     aliased: bool = False
     deterministic: bool = False
+    problem: Problem | None = None
+    calls: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +189,9 @@ def of_trace(registry: Registry, path: Path, device: torch.device | None = None)
         problem = problems.described(spec, line)
         problem = problems.moved(problem, device or problem.device)
         build = functools.partial(_checked, spec, problem)
+        known = problem if problem.device.type == "cpu" or torch.cuda.is_available() else None
         facts = (problem.needs_grad, problem.aliased, bool(line.get("deterministic")))
-        cells.append(Cell(spec, f"line {number}", build, *facts))
+        cells.append(Cell(spec, f"{path.stem} {number}", build, *facts, known, int(line.get("count", 1))))
     return sorted(cells, key=lambda cell: differentiated(registry, cell.spec) is not None)
 
 
@@ -200,6 +214,7 @@ def tuned(
     *,
     again: bool = False,
     effort: Effort = THOROUGH,
+    ends: float = math.inf,
     advance: Advance = lambda *_: None,
 ) -> Iterator[Row]:
     """Measure cells, one at each step, and write the results to wisdom.
@@ -213,15 +228,16 @@ def tuned(
     again : bool
         Measure recorded problems too.
     effort : Effort
-        The number of blocks and the time budget.
+        The number of blocks and the time budget; kernels are pruned if it limits what is compiled.
+    ends : float
+        The time, by ``time.monotonic``, from which on no cell is begun.
     advance : callable
-        Called after each kernel that workers compile. They compile for ``TOGETHER`` cells before the first
-        of these is measured, and nothing while one is measured.
+        Called after each kernel of workers that was waited for; see ``Turns``.
 
     Yields
     ------
     Row
-        The result of each cell.
+        The result of each cell, in the order of their turns.
 
     Raises
     ------
@@ -231,36 +247,50 @@ def tuned(
     if not session.tuner.measures:
         raise InvalidInputError("NXCORE_NO_MEASURE is set, and tuning is measuring; unset it")
     tuner = Tuner(session.registry, session.gate, effort, session.tuner.workers, settings=session.settings)
-    recall, cells = Recall(tuner, session.wisdom), list(cells)
-    for at, cell in enumerate(cells):
-        if not at % TOGETHER and pays(tuner):
-            compiled(tuner, _unknown(recall, cells[at : at + TOGETHER], again), advance)
-        with deterministic(cell.deterministic):
-            row = _row(recall, cell, again)
-            if row.status in ("measured", "known"):
-                _measure_pair(session, cell)
+    recall = Recall(tuner, session.wisdom)
+    for turn in Turns(tuner, _turns(recall, cells, again), ends=ends, advance=advance):
+        with deterministic(turn.of.deterministic):
+            row = _row(recall, turn.of, again, turn.shortlist)
+            if row.status == "measured" or (row.status == "known" and not _paired(session, turn.of)):
+                _measure_pair(session, turn.of)
         yield row
 
 
-def _unknown(recall: Recall, cells: Iterable[Cell], again: bool) -> Iterator[Problem]:
-    """Yield the problems of cells that are to be measured."""
+def _turns(recall: Recall, cells: Iterable[Cell], again: bool) -> Iterator[Turn[Cell]]:
+    """Yield cells with the problems that are to be measured."""
+    pruner = Pruner(Estimator(recall))
     for cell in cells:
+        of = differentiated(recall.tuner.registry, cell.spec) or cell.spec
+        turn = Turn(cell, after=of.name)  # a call is measured with its gradient, so after its backward
         try:
-            problem = _problem(cell, cell.build())
+            problem = cell.problem or _problem(cell, cell.build())
         except (RuntimeError, InvalidInputError):
-            continue  # its row will tell
-        page = None if again else recall.wisdom.read(problem)
-        if not (page and _complete(recall, problem, page)) and not torch_alone(problem):
-            yield problem
+            yield turn  # its row will tell
+            continue
+        with deterministic(cell.deterministic):
+            page = None if again else recall.wisdom.read(problem)
+            if not (page and _complete(recall, problem, page)) and not torch_alone(problem):
+                turn = replace(turn, problem=problem, shortlist=pruner.shortlist(problem))
+        yield turn
 
 
 def _complete(recall: Recall, problem: Problem, page: Page) -> bool:
     """Return whether all kernels were measured clearly, and none has changed since."""
-    return not (page.decision.unclear or page.pruned or recall.stale(problem, page))
+    pruned = page.pruned and not recall.tuner.effort.compiled
+    return not (page.decision.unclear or pruned or recall.stale(problem, page))
 
 
 def _problem(cell: Cell, args: tuple[Any, ...]) -> Problem:
     return Problem.of(cell.spec, args, needs_grad=cell.needs_grad, aliased=cell.aliased)
+
+
+def _paired(session: Session, cell: Cell) -> bool:
+    """Return whether forward and backward of a cell are on record together."""
+    if cell.problem is None:
+        return False
+    facts, op = environment(cell.problem.device), cell.spec.name
+    wanted = key(cell.problem)
+    return any(of["forward"] == wanted for of, _ in session.wisdom.shelf(facts, f"{op}{PAIR}").values())
 
 
 def _measure_pair(session: Session, cell: Cell) -> None:
@@ -284,20 +314,22 @@ def _measure_pair(session: Session, cell: Cell) -> None:
         _log.warning("pair: %s with gradient isn't measured, %s: %s", spec.name, cell.name, brief(error))
 
 
-def _row(recall: Recall, cell: Cell, again: bool) -> Row:
+def _row(recall: Recall, cell: Cell, again: bool, shortlist: Shortlist = EVERY) -> Row:
+    row = Row(cell.spec.name, cell.name, {}, "left out")
     try:
-        args = cell.build()
+        args = () if cell.problem else cell.build()
+        problem = cell.problem or _problem(cell, args)
+        row = replace(row, problem=problem.to_dict())
+        if why := torch_alone(problem):
+            return replace(row, reason=why)
+        page = recall.wisdom.read(problem)
+        row = replace(row, was=page.decision.chosen if page else "")
+        if page and not again and _complete(recall, problem, page):
+            return _found(row, "known", page)
+        args = args or cell.build()
     except (RuntimeError, InvalidInputError) as error:  # no memory, no such device, no such call
-        return Row(cell.spec.name, cell.name, {}, "left out", reason=brief(error))
-    problem = _problem(cell, args)
-    row = Row(cell.spec.name, cell.name, problem.to_dict(), "left out")
-    if why := torch_alone(problem):
-        return replace(row, reason=why)
-    page = recall.wisdom.read(problem)
-    row = replace(row, was=page.decision.chosen if page else "")
-    if page and not again and _complete(recall, problem, page):
-        return _found(row, "known", page)
-    choice = recall.tuner.choose(problem, args, before=recall.before(problem))
+        return replace(row, reason=brief(error))
+    choice = recall.tuner.choose(problem, args, shortlist=shortlist, before=recall.before(problem))
     stays = not recall.keep(problem, choice.decision, choice.again)
     for each in _in_training(recall.tuner, problem):
         recall.keep(each, choice.decision, choice.again)

@@ -1,9 +1,13 @@
-"""Tally: how much this process and its workers have compiled and measured."""
+"""Tally: how much this process and its workers have compiled and measured, and how long that took."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +26,12 @@ class Tally:
     races: int = 0
 
 
+Phase = Literal["compile wait", "gate", "timing"]
+"""Parts of the time that measuring ahead takes."""
+
 _lock = threading.Lock()
 _sums = {"compilations": 0, "races": 0}
+_seconds: dict[Phase, float] = {"compile wait": 0.0, "gate": 0.0, "timing": 0.0}
 
 
 def compiled(times: int = 1) -> None:
@@ -42,3 +50,20 @@ def tally() -> Tally:
     """Return the counts so far."""
     with _lock:
         return Tally(**_sums)
+
+
+@contextlib.contextmanager
+def spent(phase: Phase) -> Iterator[None]:
+    """Count the seconds of this block."""
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        with _lock:
+            _seconds[phase] += time.perf_counter() - began
+
+
+def seconds() -> dict[Phase, float]:
+    """Return the seconds of each phase so far."""
+    with _lock:
+        return dict(_seconds)

@@ -22,6 +22,7 @@ import torch
 
 from nxcore.errors import DeviceLostError
 from nxcore.registry.registry import Registry
+from nxcore.spec import tally
 from nxcore.spec.compiling import UncompiledError
 from nxcore.spec.device import current, synchronize
 from nxcore.spec.kernel import Backend, Code, Kernel, Refusal
@@ -188,7 +189,8 @@ class Gate:
         suspect = self.suspect(backend, kernel, device, dtype)
         found = self._kept(suspect, device, dtype, what)
         if found is None:
-            found = self._run(suspect, kernel, device, dtype, what)
+            with tally.spent("gate"):
+                found = self._run(suspect, kernel, device, dtype, what)
             if found.refusal and found.error is not None and backend.name != "torch":
                 self.quarantine.add(suspect, "wrong", found.refusal.reason)
             # Without a source, changes can't be detected: such a verdict holds for this process alone.

@@ -236,6 +236,12 @@ def test_settled_when_every_verdict_is_clear():
     assert settled([one("torch", 100)], again())
 
 
+def test_settled_without_a_verdict_on_what_left_the_race():
+    raced = [one("torch", 100), one("a", 10), one("b", 50, n=3)]
+    assert not settled(raced, again())
+    assert settled(raced, again(), left={"b"})
+
+
 def test_not_settled_while_one_may_still_win():
     maybe = one("a", 97.5, noise=0.02)
     assert not settled([one("torch", 100), maybe], again())

@@ -11,7 +11,7 @@ import torch
 
 from nxcore.measure import ceilings
 from nxcore.measure.ceilings import Ceilings
-from nxcore.measure.race import Effort, race
+from nxcore.measure.race import Effort, _host_calls, _Lane, left, race
 from nxcore.measure.timing import Timing
 from nxcore.spec.device import describe
 from nxcore.spec.spec import Cost
@@ -82,6 +82,24 @@ def test_a_slow_candidate_is_dropped_after_three_blocks():
     clock = Clock()
     found = run(clock, lanes(clock, torch=100, slow=201, near=199))
     assert {k: len(t.call_us) for k, t in found.items()} == {"torch": 12, "slow": 3, "near": 12}
+
+
+def test_an_effort_says_when_and_how_slow_candidates_leave():
+    clock = Clock()
+    effort = Effort((12,), WARM, 100.0, drops=((3, 2.0), (6, 1.3)))
+    found = race(lanes(clock, torch=100, slow=201, near=131, close=129), CPU, effort=effort, clock=clock)
+    counts = {k: len(t.call_us) for k, t in found.items()}
+    assert counts == {"torch": 12, "slow": 3, "near": 6, "close": 12}
+    assert left(found) == {"slow", "near"}
+
+
+@pytest.mark.parametrize(
+    ("each_s", "repeats", "calls"),
+    [(1e-6, 50, 200), (5e-6, 10, 50), (40e-6, 2, 18), (160e-6, 1, 10), (500e-6, 1, 3), (50e-3, 1, 3)],
+)
+def test_slow_calls_are_timed_on_the_host_in_fewer_calls(each_s, repeats, calls):
+    """A call of 50 ms was made 14 times in each block, of which there are 12 to 40."""
+    assert _host_calls(_Lane(print, each_s=each_s, repeats=repeats)) == calls
 
 
 def test_the_baseline_is_never_dropped():

@@ -15,16 +15,19 @@ from typer.testing import CliRunner
 from nxcore import session as sessions
 from nxcore.choose import pairs
 from nxcore.choose.contenders import AGAIN
+from nxcore.choose.prune import Pruner
+from nxcore.choose.shortlist import Shortlist
 from nxcore.choose.tuner import Tuner
 from nxcore.choose.workers import Answer
-from nxcore.cli import app
+from nxcore.cli import app, tune
 from nxcore.cli.tune import INTERRUPTED
 from nxcore.errors import InvalidInputError, UnknownOperatorError
 from nxcore.measure import race as racing
 from nxcore.measure.decision import Decision
-from nxcore.offline import ahead
+from nxcore.offline import ahead, turns
 from nxcore.session import Session
 from nxcore.settings import Settings
+from nxcore.spec.kernel import Code, Refusal
 from nxcore.spec.problem import Problem
 from tests.null import fakes
 from tests.null.fakes import SPECS
@@ -55,15 +58,18 @@ class Machine:
         monkeypatch.setattr(racing, "race", noted)
         fakes.identified(monkeypatch)
 
-    def process(self, fast=50):
-        """Return a new session, in which an addition takes torch 100 us and the kernel so many."""
+    def process(self, fast=50, **others):
+        """Return a new session, in which an addition takes torch 100 us and kernels so many."""
         self.raced.clear()
         spec = fakes.replace(SPECS["add"], reference=self.clock.costing(100, ADD), idioms={})
-        kernel = fakes.kernel("add", self.clock.costing(fast, ADD), target="fast:plan")
+        backends = [
+            fakes.backend(name, fakes.kernel("add", self.clock.costing(us, ADD), target=f"{name}:plan"))
+            for name, us in ({"fast": fast} | others).items()
+        ]
         specs = [spec if s.name == "add" else s for s in SPECS.values()]
         found = Session(
             Settings(cache=self.folder, policy="estimate"),
-            fakes.registry(fakes.backend("fast", kernel), specs=specs),
+            fakes.registry(*backends, specs=specs),
             fakes.QUICK,
         )
         self.monkeypatch.setattr(sessions, "_default", found)
@@ -108,7 +114,7 @@ def test_it_measures_with_patience_and_calls_know(machine):
 
 @pytest.mark.parametrize(("together", "raced"), [(100, [0, 0]), (1, [0])])
 def test_workers_compile_what_is_unknown_before_it_is_measured(machine, monkeypatch, together, raced):
-    monkeypatch.setattr(ahead, "TOGETHER", together)
+    monkeypatch.setattr(turns, "TOGETHER", together)
 
     class Answering:
         most, asked = 2, []
@@ -124,6 +130,65 @@ def test_workers_compile_what_is_unknown_before_it_is_measured(machine, monkeypa
     Answering.asked.clear()
     machine.tune(*SMALL)
     assert Answering.asked == [], "all is known"
+
+
+def test_a_kernel_that_is_far_behind_doesnt_prolong_a_race(machine):
+    """It beats torch, but after three blocks no test can tell; such races went to 40 blocks."""
+    session = machine.process(fast=10, slow=30)
+    machine.tune("add", "--sample", "prime", "--dtype", "float32")
+    page = session.wisdom.read(Problem.of(SPECS["add"], fakes.build("add", "prime")))
+    blocks = {c.label: len(c.timing.call_us) for c in page.decision.candidates if c.timing}
+    assert blocks == {"torch": 12, "fast": 12, "slow": 3}
+
+
+def test_in_a_row_a_clear_race_ends_after_eight_blocks(machine):
+    session = machine.process()
+    cells = ahead.of_samples(session.registry, CPU, ["add"], samples=["prime"], dtypes=["float32"])
+    assert [row.status for row in ahead.tuned(session, cells, effort=ahead.IN_A_ROW)] == ["measured"]
+    page = session.wisdom.read(Problem.of(SPECS["add"], fakes.build("add", "prime")))
+    assert {len(c.timing.call_us) for c in page.decision.candidates if c.timing} == {8}
+
+
+def test_in_a_row_a_kernel_that_is_known_to_be_slow_is_left_out(machine, monkeypatch):
+    why = Refusal(Code.PRUNED, "known to be slow")
+    listed = Shortlist(("fast",), 8, {"slow": why})
+    monkeypatch.setattr(Pruner, "shortlist", lambda self, problem: listed)
+    session = machine.process(slow=30)
+    cells = ahead.of_samples(session.registry, CPU, ["add"], samples=["prime"], dtypes=["float32"])
+    assert [row.chosen for row in ahead.tuned(session, cells, effort=ahead.IN_A_ROW)] == ["fast"]
+    problem = Problem.of(SPECS["add"], fakes.build("add", "prime"))
+    assert session.wisdom.read(problem).decision["slow"].refusal == why
+    assert [row.status for row in ahead.tuned(session, cells, effort=ahead.IN_A_ROW)] == ["known"]
+    monkeypatch.undo()
+    assert [row.status for row in ahead.tuned(session, cells)] == ["measured"], "tuning races all"
+
+
+def test_an_end_in_the_middle_keeps_what_was_measured(machine, monkeypatch):
+    session = machine.process()
+    cells = ahead.of_samples(session.registry, CPU, ["add"], samples=["prime", "row_broadcast"])
+    began, choose = [], Tuner.choose
+
+    def ended(self, *args, **how):
+        began.append(args)
+        if len(began) == 2:
+            raise tune.Ended
+        return choose(self, *args, **how)
+
+    monkeypatch.setattr(Tuner, "choose", ended)
+    found = tune.collect(cells, again=False, budget=None, quiet=True)
+    assert [row["status"] for row in found["rows"]] == ["measured"]
+    assert (found["left"], found["stopped"]) == (len(cells) - 1, "budget")
+
+
+def test_a_line_of_progress_tells_what_the_time_was_spent_on(machine, capsys):
+    session = machine.process()
+    cells = ahead.of_samples(session.registry, CPU, ["add"], samples=["prime"])
+    tune.collect(cells, again=False, budget=None)
+    first, last = (line for line in capsys.readouterr().err.splitlines() if line.startswith("tune "))
+    assert first.startswith(f"tune 1/{len(cells)}: add prime ")
+    number = r"[0-9.]+"
+    phases = f"{number} s a problem: compile wait 0.00, gate {number}, timing {number}, the rest {number}"
+    assert re.search(f"; {phases}$", last), "none in between: ten seconds haven't gone by"
 
 
 def test_what_it_measured_is_known_where_a_gradient_is_needed(machine):
