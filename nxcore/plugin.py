@@ -46,6 +46,7 @@ from nxcore.spec.reduction import Reduction, canonical_dims, summed_dims
 from nxcore.spec.sample import DEGENERATE, ErrorCase, Layout, Sample, Sketch, rand
 from nxcore.spec.spec import FLOATS, LOWER, REQUIRED, SAME, Cost, Drawn, Gradient, OpSpec, Param, Parts, Way
 from nxcore.spec.sums import sums_of
+from nxcore.spec.turned import turned_windows
 from nxcore.spec.window import (
     Window,
     dense,
@@ -149,5 +150,6 @@ __all__ = [
     "summed_dims",
     "sums_of",
     "toolkit_folder",
+    "turned_windows",
     "window_of",
 ]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from nxcore.plugin import Problem, Window, window_of
+from nxcore.plugin import Problem, Window, turned_windows, window_of
 from nxcore_cuda.depthwise import FILL, Image, ceil_div
 
 WARP = 32
@@ -88,7 +88,7 @@ class Layer:
         seen, (out, *_) = window_of(x, weight, *where), problem.outputs
         whole, made = Image.of(out), weight.shape[0] // groups
         image, channel, row, column = weight.strides
-        for part in seen.turned():
+        for part in turned_windows(seen):
             start = part.tap[0] * row + part.tap[1] * column
             steps = (channel, image, -part.step[0] * row, -part.step[1] * column)
             height, width = part.window.outputs

@@ -2,7 +2,7 @@
 
 # mypy: ignore-errors
 
-from nxcore.plugin import window_of
+from nxcore.plugin import turned_windows, window_of
 from nxcore_numba import conv2d, conv2d_filters, stencil
 from nxcore_numba.half import KINDS
 
@@ -13,7 +13,7 @@ def to_image(problem):
     (shape, grad_steps), (_, steps) = stencil.planes(grad), stencil.planes(problem.outputs[0])
     window, size = window_of(x, weight, *where), grad.dtype.itemsize
     (image, channel, row, column), made = weight.strides, weight.shape[0] // groups
-    for part in window.turned():
+    for part in turned_windows(window):
         apart = (*steps[:2], window.stride[0] * steps[2], window.stride[1] * steps[3])
         of_filters = (channel, image, -part.step[0] * row, -part.step[1] * column)
         layer = conv2d.Layer(

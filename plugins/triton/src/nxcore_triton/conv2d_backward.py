@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nxcore.plugin import Problem, Reduction, TensorMeta, window_of
+from nxcore.plugin import Problem, Reduction, TensorMeta, turned_windows, window_of
 from nxcore_triton import conv2d
 from nxcore_triton import tile as blocks
 from nxcore_triton.conv2d import FEW, Layer
@@ -126,7 +126,7 @@ def turned(problem: Problem) -> Iterator[Layer]:
     seen, whole = window_of(x, weight, *where), Image.of(problem.outputs[0])
     made, (image, channel, row, column) = weight.shape[0] // groups, weight.strides
     down, across = whole.strides[2:]
-    for part in seen.turned():
+    for part in turned_windows(seen):
         out = whole._replace(strides=(*whole.strides[:2], seen.stride[0] * down, seen.stride[1] * across))
         of_filter = (channel, image, -part.step[0] * row, -part.step[1] * column)
         first_filter = part.tap[0] * row + part.tap[1] * column
