@@ -112,13 +112,6 @@ def terms(xs: Any) -> int:
     return max(1, *(rows for rows, _ in sizes(xs)))
 
 
-def by_products(xs: Sequence[Tensor] | Tensor) -> Tensor:
-    """Multiply a row of ones by each matrix."""
-    each = xs.unbind(0) if isinstance(xs, Tensor) else xs
-    wide = torch.promote_types(each[0].dtype, torch.float32)
-    return torch.cat([x.to(wide).new_ones(len(x)) @ x.to(wide) for x in each]).to(each[0].dtype)
-
-
 SMOKE = frozenset({"smoke"})
 BENCH = frozenset({"bench"})
 
@@ -183,7 +176,6 @@ SPEC = OpSpec(
     errors=ERRORS,
     magnitude=magnitude,
     terms=terms,
-    idioms=MappingProxyType({"products": by_products}),
     outputs=outputs,
     autocast=MappingProxyType({"cpu": "same", "cuda": "float32"}),  # as torch.sum
 )

@@ -53,7 +53,7 @@ CUDA = (
         "total += found[p][lane];",
         f"total = {half('total + found[p][lane]')};",
     ),
-    one(STRIDE, "column_sums.cu", COLUMNS, "(long long)row * columns", "(long long)row * a.columns[0]"),
+    one(STRIDE, "column_sums.cu", COLUMNS, "x[row * step]", "x[row * a.step[0]]"),
 )
 
 TRITON = (

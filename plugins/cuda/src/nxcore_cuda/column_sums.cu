@@ -5,8 +5,9 @@
 
 template <int POINTERS>
 struct column_sums_args {
-  const void* xs[POINTERS];  // row-major
+  const void* xs[POINTERS];
   void* out;
+  long long step[POINTERS];  // from one row to the next
   int count;
   int rows[POINTERS], columns[POINTERS];
   int first[POINTERS];  // block of each matrix, in ascending order
@@ -29,13 +30,14 @@ __device__ __forceinline__ void column_sums(const column_sums_args<POINTERS>& a)
     }
   }
   const int rows = a.rows[which], columns = a.columns[which];
+  const long long step = a.step[which];
   const int lane = threadIdx.x % COLUMNS, part = threadIdx.x / COLUMNS;
   const int column = (blockIdx.x - a.first[which]) * COLUMNS + lane;
   const T* const x = static_cast<const T*>(a.xs[which]) + column;
   float total = 0.0f;
   if (column < columns) {
 #pragma unroll 8
-    for (int row = part; row < rows; row += PARTS) total += widen(x[(long long)row * columns]);
+    for (int row = part; row < rows; row += PARTS) total += widen(x[row * step]);
   }
   found[part][lane] = total;
   __syncthreads();

@@ -16,7 +16,7 @@ from nxcore_cuda.machine.instance import Instance
 from nxcore_cuda.machine.launch import Launch, Launcher
 
 THREADS, COLUMNS = 256, 16
-FEW, MANY = 16, 128  # matrices of a launch: kernels take 4 KiB of arguments on every driver
+FEW, MANY = 16, 112  # matrices of a launch: kernels take 4 KiB of arguments on every driver
 
 
 def _instance(dtype: torch.dtype, room: int) -> Instance:
@@ -33,9 +33,9 @@ def plan(problem: Problem) -> Callable[..., Tensor]:
     """
     xs, out = problem["xs"], problem.outputs
     if isinstance(xs, TensorMeta):
-        sizes = [(xs.shape[1], xs.shape[2])] * xs.shape[0]
+        sizes, steps = [(xs.shape[1], xs.shape[2])] * xs.shape[0], [xs.strides[1]] * xs.shape[0]
     else:
-        sizes = [(x.shape[0], x.shape[1]) for x in xs]
+        sizes, steps = [(x.shape[0], x.shape[1]) for x in xs], [x.strides[0] for x in xs]
     starts = [0, *accumulate(columns for _, columns in sizes)]
 
     def launch(begin: int, end: int) -> tuple[int, int, int, Launcher]:
@@ -51,8 +51,8 @@ def plan(problem: Problem) -> Callable[..., Tensor]:
             firsts[-1],
             THREADS,
             pointers=room + 1,
-            layout=f"{1 + 4 * room}i",
-            values=(len(some), *(n for each in lists for n in (*each, *spare))),
+            layout=f"{room}q{1 + 4 * room}i",
+            values=(*steps[begin:end], *spare, len(some), *(n for each in lists for n in (*each, *spare))),
         )
         return begin, end, room - len(some), made
 
