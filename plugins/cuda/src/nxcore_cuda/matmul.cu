@@ -35,6 +35,21 @@ struct Lie {
   __device__ __forceinline__ static constexpr int to_column(int i) { return i / FOUR * (ALONG * FOUR) + i % FOUR; }
 };
 
+// The order of a term's multiply-adds. Back and forth, each shares a factor with the one before: the multiprocessor
+// keeps it at hand, and reads one register less.
+enum { ROWS_ONLY, ROWS_AND_BACK, COLUMNS_AND_BACK };
+template <int ROWS, int COLUMNS, int ORDER>
+struct Path {
+  static constexpr bool DOWN = ORDER == COLUMNS_AND_BACK;
+  static constexpr int RUN = DOWN ? ROWS : COLUMNS;
+
+  __device__ __forceinline__ static constexpr int across(int i) {
+    return ORDER != ROWS_ONLY && i / RUN % 2 ? RUN - 1 - i % RUN : i % RUN;
+  }
+  __device__ __forceinline__ static constexpr int row(int i) { return DOWN ? across(i) : i / RUN; }
+  __device__ __forceinline__ static constexpr int column(int i) { return DOWN ? i / RUN : across(i); }
+};
+
 // COUNT floats of one term, from shared memory: runs of four, STEP apart.
 template <int COUNT, int STEP>
 __device__ __forceinline__ void read(const float* from, float (&to)[COUNT]) {
@@ -49,7 +64,7 @@ __device__ __forceinline__ void read(const float* from, float (&to)[COUNT]) {
 }  // namespace product
 
 template <int TALL, int WIDE, int ROWS, int COLUMNS, int DEPTH, int SLICES, bool BY_LINE, bool A_INNER, bool A_VECTORS,
-          bool B_INNER, bool B_VECTORS>
+          bool B_INNER, bool B_VECTORS, bool STRAIGHT = false, int ORDER = 0>
 __device__ __forceinline__ void matmul(const matmul_args& a) {
   using namespace product;
   using Threads = Lie<TALL, WIDE, ROWS, COLUMNS, BY_LINE>;
@@ -61,14 +76,16 @@ __device__ __forceinline__ void matmul(const matmul_args& a) {
   constexpr int STAGE = StageA::FLOATS + StageB::FLOATS;
   constexpr int VECTORS = ROWS * COLUMNS / FOUR;
   static_assert(RUN % FOUR == 0, "a slice has whole vectors of terms");
+  using Order = Path<ROWS, COLUMNS, ORDER>;
+  static_assert(!BY_LINE || ORDER != COLUMNS_AND_BACK, "a row's next four terms are loaded after the row");
 
   float* const shared = dynamic_shared<float>();
   const int slice = threadIdx.x / EACH, thread = threadIdx.x % EACH;
   const Threads lie(thread);
   const int row = blockIdx.x / a.across * TALL, column = blockIdx.x % a.across * WIDE;
   const int first = blockIdx.y * a.span, terms = min(a.span, a.terms - first);
-  operand::Loader<TALL, DEPTH, ALL, A_INNER, A_VECTORS, BY_LINE> from_a(a.a + locate(blockIdx.z, a.batch, a.a_batch), a.of_a, row, a.rows, first, terms);
-  operand::Loader<WIDE, DEPTH, ALL, B_INNER, B_VECTORS, false> from_b(a.b + locate(blockIdx.z, a.batch, a.b_batch), a.of_b, column, a.columns, first, terms);
+  operand::Loader<TALL, DEPTH, ALL, A_INNER, A_VECTORS, BY_LINE, operand::PAD, STRAIGHT> from_a(a.a + locate(blockIdx.z, a.batch, a.a_batch), a.of_a, row, a.rows, first, terms);
+  operand::Loader<WIDE, DEPTH, ALL, B_INNER, B_VECTORS, false, operand::PAD, STRAIGHT> from_b(a.b + locate(blockIdx.z, a.batch, a.b_batch), a.of_b, column, a.columns, first, terms);
 
   float sums[ROWS][COLUMNS] = {};
   // Factors on their way: of two terms; or four terms of a's rows, each row's next four after its last use.
@@ -119,7 +136,9 @@ __device__ __forceinline__ void matmul(const matmul_args& a) {
       for (int r = 0; r < ROWS; ++r) {
 #pragma unroll
         for (int c = 0; c < COLUMNS; ++c) {
-          sums[r][c] = __fmaf_rn(x[term % (BY_LINE ? FOUR : 2)][r], y[term % 2][c], sums[r][c]);
+          const int row_of = Order::row(r * COLUMNS + c), column_of = Order::column(r * COLUMNS + c);
+          float& sum = sums[row_of][column_of];
+          sum = __fmaf_rn(x[term % (BY_LINE ? FOUR : 2)][row_of], y[term % 2][column_of], sum);
         }
         if (BY_LINE && term % FOUR == FOUR - 1) next_four(shared + stage, following, r);
       }

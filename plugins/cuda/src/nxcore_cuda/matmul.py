@@ -45,6 +45,10 @@ class Tile:
         Blocks that a multiprocessor is to hold, for the compiler.
     by_line : bool
         Whether ``a``'s terms stay neighbours in shared memory where they are in memory.
+    straight : bool
+        Whether numbers that fill no vector of shared memory go there one by one, past the registers.
+    order : int
+        Of a term's multiply-adds: 0 row after row, 1 rows back and forth, 2 columns back and forth.
     """
 
     tall: int
@@ -56,6 +60,8 @@ class Tile:
     parts: int = 1
     resident: int = 1
     by_line: bool = True
+    straight: bool = False
+    order: int = 0
 
     @property
     def threads(self) -> int:
@@ -73,6 +79,8 @@ class Tile:
         sizes = (self.tall, self.wide, self.rows, self.columns, self.depth, self.slices)
         by_line = self.by_line and a.inner and a.vectors
         arguments = (*sizes, by_line, a.inner, a.vectors, b.inner, b.vectors)
+        if self.straight or self.order:
+            arguments = (*arguments, self.straight, self.order)
         return Instance("matmul", arguments, threads=self.threads, blocks=self.resident)
 
 

@@ -25,6 +25,16 @@ __device__ __forceinline__ void send(float* to, const float* from, bool inside) 
   store(to, inside ? load<FOUR>(from) : Vector<float, FOUR>{});
 #endif
 }
+// As `send`, of one float.
+__device__ __forceinline__ void send_one(float* to, const float* from, bool inside) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  const unsigned at = (unsigned)__cvta_generic_to_shared(to);
+  const int bytes = inside ? 4 : 0;
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(at), "l"(from), "r"(bytes) : "memory");
+#else
+  *to = inside ? *from : 0.0f;
+#endif
+}
 __device__ __forceinline__ void arrive() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   asm volatile("cp.async.wait_all;" ::: "memory");
@@ -47,10 +57,12 @@ struct Stage {
 
 // LINES x DEPTH elements of an operand, by THREADS threads. INNER: terms are neighbours in memory, else lines.
 // VECTORS: those neighbours are whole and aligned vectors of four. What lies outside is 0.
-template <int LINES, int DEPTH, int THREADS, bool INNER, bool VECTORS, bool BY_LINE, int GAP = PAD>
+// STRAIGHT: what can't be sent to shared memory in vectors is sent one by one, not held in registers.
+template <int LINES, int DEPTH, int THREADS, bool INNER, bool VECTORS, bool BY_LINE, int GAP = PAD, bool STRAIGHT = false>
 struct Loader {
   using To = Stage<LINES, DEPTH, BY_LINE, GAP>;
-  static constexpr bool SENT = VECTORS && INNER == BY_LINE;  // straight to shared memory
+  static constexpr bool SENT = VECTORS && INNER == BY_LINE;
+  static constexpr bool ONES = STRAIGHT && !SENT;
   static constexpr int COUNT = LINES * DEPTH / FOUR / THREADS;  // vectors of a thread
   static_assert(COUNT > 0 && COUNT * FOUR * THREADS == LINES * DEPTH, "every thread has whole vectors");
   static_assert(DEPTH == 8 || DEPTH == 16 || DEPTH == 32, "two threads read eight neighbouring terms");
@@ -59,14 +71,17 @@ struct Loader {
   const float* from;
   long long line_step, term_step;
   int line, term, lines_left, terms_left, to;
-  Vector<float, FOUR> held[SENT ? 1 : COUNT];
+  Vector<float, FOUR> held[SENT || ONES ? 1 : COUNT];
 
   // Where vector `index` begins. Where vectors are turned, two threads have eight terms of a line, so that a warp
   // reads whole sectors and writes to 32 banks.
+  // Where they are sent one by one, eight threads have eight terms of a line, for the same reason.
   __device__ __forceinline__ static constexpr int line_of(int index) {
+    if (ONES) return INNER ? index / 8 % LINES : index % LINES;
     return BY_LINE ? index / To::CHUNKS : INNER ? index / 2 % LINES : index % (LINES / FOUR) * FOUR;
   }
   __device__ __forceinline__ static constexpr int term_of(int index) {
+    if (ONES) return INNER ? index / 8 / LINES * 8 + index % 8 : index / LINES;
     return BY_LINE ? index % To::CHUNKS * FOUR
                    : INNER ? index / 2 / LINES * 8 + index % 2 * FOUR : index / (LINES / FOUR);
   }
@@ -86,21 +101,23 @@ struct Loader {
   // Starts loading the next DEPTH terms, for `stage`.
   __device__ __forceinline__ void fetch(float* stage) {
 #pragma unroll
-    for (int i = 0; i < COUNT; ++i) {
+    for (int i = 0; i < (ONES ? FOUR * COUNT : COUNT); ++i) {
       // From this thread's first vector to the i-th: the same for all threads.
       const int down = line_of(i * THREADS), along = term_of(i * THREADS);
       const float* const at = from + down * line_step + along * term_step;
       if (SENT) {
         float* const into = stage + to + (BY_LINE ? down * DEPTH : along * (LINES + GAP) + down);
         send(into, at, down < lines_left && along < terms_left);
+      } else if (ONES) {
+        send_one(stage + to + along * (LINES + GAP) + down, at, down < lines_left && along < terms_left);
       } else if (VECTORS) {
-        held[SENT ? 0 : i] = Vector<float, FOUR>{};
-        if (down < lines_left && along < terms_left) held[SENT ? 0 : i] = load<FOUR>(at);
+        held[SENT || ONES ? 0 : i] = Vector<float, FOUR>{};
+        if (down < lines_left && along < terms_left) held[SENT || ONES ? 0 : i] = load<FOUR>(at);
       } else {
 #pragma unroll
         for (int e = 0; e < FOUR; ++e) {
           const bool inside = (INNER ? down : down + e) < lines_left && (INNER ? along + e : along) < terms_left;
-          held[SENT ? 0 : i][e] = inside ? at[e * (INNER ? term_step : line_step)] : 0.0f;
+          held[SENT || ONES ? 0 : i][e] = inside ? at[e * (INNER ? term_step : line_step)] : 0.0f;
         }
       }
     }
@@ -110,15 +127,15 @@ struct Loader {
 
   // Ends it: what was loaded lies there.
   __device__ __forceinline__ void put(float* stage) const {
-    if (SENT) return arrive();
+    if (SENT || ONES) return arrive();
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
       float* const at = stage + to + term_of(i * THREADS) * (LINES + GAP) + line_of(i * THREADS);
       if (INNER) {
 #pragma unroll
-        for (int e = 0; e < FOUR; ++e) at[e * (LINES + GAP)] = held[SENT ? 0 : i][e];
+        for (int e = 0; e < FOUR; ++e) at[e * (LINES + GAP)] = held[SENT || ONES ? 0 : i][e];
       } else {
-        store(at, held[SENT ? 0 : i]);
+        store(at, held[SENT || ONES ? 0 : i]);
       }
     }
   }
