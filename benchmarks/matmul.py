@@ -59,13 +59,14 @@ CUDA = {
     "V16": cuda.Tile(128, 128, 8, 16, 16, resident=2, by_line=False, straight=True, order=2),
     "V16-rows": cuda.Tile(128, 128, 8, 16, 16, resident=2, by_line=False, straight=True, order=1),
     "V16-held": cuda.Tile(128, 128, 8, 16, 16, resident=2, by_line=False, order=2),
-    "V32": cuda.Tile(128, 128, 8, 16, 32, resident=2, by_line=False, straight=True, order=2),
+    "V32": cuda.PAIR,
     "W16": cuda.Tile(64, 128, 8, 16, 16, resident=4, by_line=False, straight=True, order=1),
     "W16-held": cuda.Tile(64, 128, 8, 16, 16, resident=4, by_line=False, order=1),
     "X16": cuda.Tile(256, 128, 8, 16, 16, by_line=False, straight=True, order=2),
     "X16-held": cuda.Tile(256, 128, 8, 16, 16, by_line=False, order=2),
     "Y16": cuda.Tile(64, 128, 8, 8, 16, resident=3, by_line=False, straight=True, order=2),
     "Z32x2": cuda.Tile(64, 64, 8, 8, 32, 2, resident=3, by_line=False, straight=True, order=2),
+    "Y32x2": cuda.Tile(64, 128, 8, 8, 32, 2, by_line=False, straight=True, order=2),
     "S16-rows": cuda.Tile(64, 128, 8, 8, 16, resident=2, order=1),
     "L16-rows": cuda.Tile(256, 128, 8, 16, 16, order=1),
     "U32x8": cuda.Tile(64, 32, 8, 8, 32, 8),
@@ -78,6 +79,9 @@ SPLIT = {
     "128x128x16": cuda_split.Split(128, 128, 64, 32, 16),
     "128x64x32": cuda_split.Split(128, 64, 32, 32, 32),
     "64x64x32": cuda_split.SMALL,
+    "128x128x32cut": cuda_split.Split(128, 128, 64, 32, 32, rounded=False),
+    "128x64x32cut": cuda_split.Split(128, 64, 32, 32, 32, resident=2, rounded=False),
+    "64x64x32cut": cuda_split.Split(64, 64, 32, 32, 32, resident=4, rounded=False),
 }
 """Tiles of the class fp32x: split factors on tensor cores."""
 

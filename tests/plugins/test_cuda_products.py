@@ -19,7 +19,15 @@ from nxcore_cuda.machine.compile import compiled
 needs_emulator = pytest.mark.skipif(not toolkit.EMULATED, reason="NXCORE_CUDA_EMULATOR=1 was not set")
 needs_nvcc = pytest.mark.skipif(toolkit.nvcc() is None, reason=f"no nvcc {toolkit.PLACES}")
 
-TILES = {"large": matmul.LARGE, "middle": matmul.MIDDLE, "small": matmul.SMALL, "least": matmul.LEAST}
+TILES = {
+    "large": matmul.LARGE,
+    "middle": matmul.MIDDLE,
+    "small": matmul.SMALL,
+    "least": matmul.LEAST,
+    "pair": matmul.PAIR,
+    "straight": replace(matmul.LEAST, by_line=False, straight=True, order=1),
+    "ordered": replace(matmul.LEAST, order=1),
+}
 
 
 def cuobjdump():
@@ -53,7 +61,7 @@ def operand(rows, columns, turned):
     ],
 )
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n in ("small", "least") else pytest.mark.slow) for n in TILES]
+    "name", [pytest.param(n, marks=[] if n in ("small", "least", "straight") else pytest.mark.slow) for n in TILES]
 )
 def test_every_tile_is_right_inside_and_at_its_edges(name, a_turned, b_turned):
     tile = TILES[name]
@@ -80,6 +88,7 @@ def test_blocks_that_share_a_tile_give_one_result_always(parts):
     [
         pytest.param(matmul_split.SMALL, id="small"),
         pytest.param(matmul_split.LARGE, id="large", marks=pytest.mark.slow),
+        pytest.param(replace(matmul_split.SMALL, rounded=False, straight=True), id="cut"),
     ],
 )
 def test_every_tile_of_split_factors_has_the_error_of_float32(tile, a_turned, b_turned):

@@ -88,6 +88,7 @@ LARGE = Tile(256, 128, 8, 16, 16)
 MIDDLE = Tile(128, 128, 8, 16, 16, slices=2)
 SMALL = Tile(64, 128, 8, 8, 32, slices=2)
 LEAST = Tile(64, 64, 8, 8, 32, slices=4)
+PAIR = Tile(128, 128, 8, 16, 32, resident=2, by_line=False, straight=True, order=2)
 
 
 def choose(product: Product) -> Tile:
@@ -108,7 +109,7 @@ def choose(product: Product) -> Tile:
 def candidates(product: Product) -> Iterator[Tile]:
     """Yield the tiles worth timing."""
     first = choose(product)
-    yield from dict.fromkeys((first, LARGE, MIDDLE, SMALL, LEAST))
+    yield from dict.fromkeys((first, LARGE, MIDDLE, SMALL, LEAST, PAIR))
 
 
 def _vectors(inner: int, extent: int, others: tuple[int, ...], step: int) -> bool:

@@ -14,12 +14,12 @@ constexpr int TALL_OF_ONE = 16, WIDE_OF_ONE = 8, TERMS_OF_ONE = 8;  // of one in
 // A number rounded to 11 bits.
 __device__ __forceinline__ float leading(float x) { return __uint_as_float((__float_as_uint(x) + 0x1000u) & 0xffffe000u); }
 
+// Tensor cores take the first 11 bits of a number. A low part that isn't ROUNDED to them is cut there: its error is up to
+// 2^-22 of the number, not 2^-23.
+template <bool ROUNDED>
 struct Parts {
   float high, low;
-  __device__ __forceinline__ void operator=(float x) {
-    high = leading(x);
-    low = leading(x - high);
-  }
+  __device__ __forceinline__ explicit Parts(float x) : high(leading(x)), low(ROUNDED ? leading(x - high) : x - high) {}
 };
 
 // sums += a b, of 16 x 8 and 8 x 8 numbers that a warp holds as the instruction wants them.
@@ -31,14 +31,15 @@ __device__ __forceinline__ void multiply(float (&sums)[FOUR], const float (&a)[F
         "r"(__float_as_uint(b[0])), "r"(__float_as_uint(b[1])));
 #else
   const int lane = threadIdx.x % WARP, row = lane / 4, column = lane % 4 * 2;
+  const auto seen = [](float x) { return __uint_as_float(__float_as_uint(x) & 0xffffe000u); };
 #pragma unroll
   for (int k = 0; k < TERMS_OF_ONE; ++k) {
 #pragma unroll
     for (int down = 0; down < 2; ++down) {
-      const float x = __shfl_sync(ALL_LANES, a[k / 4 * 2 + down], row * 4 + k % 4);
+      const float x = __shfl_sync(ALL_LANES, seen(a[k / 4 * 2 + down]), row * 4 + k % 4);
 #pragma unroll
       for (int along = 0; along < 2; ++along) {
-        const float y = __shfl_sync(ALL_LANES, b[k / 4], (column + along) * 4 + k % 4);
+        const float y = __shfl_sync(ALL_LANES, seen(b[k / 4]), (column + along) * 4 + k % 4);
         sums[down * 2 + along] = __fmaf_rn(x, y, sums[down * 2 + along]);
       }
     }
@@ -49,7 +50,8 @@ __device__ __forceinline__ void multiply(float (&sums)[FOUR], const float (&a)[F
 }  // namespace split
 
 // A warp has ROWS x COLUMNS outputs of a tile.
-template <int TALL, int WIDE, int ROWS, int COLUMNS, int DEPTH, bool A_INNER, bool A_VECTORS, bool B_INNER, bool B_VECTORS>
+template <int TALL, int WIDE, int ROWS, int COLUMNS, int DEPTH, bool A_INNER, bool A_VECTORS, bool B_INNER, bool B_VECTORS,
+          bool ROUNDED = true, bool STRAIGHT = false>
 __device__ __forceinline__ void matmul_split(const matmul_args& a) {
   using namespace split;
   constexpr bool A_LINE = A_INNER && A_VECTORS, B_LINE = B_INNER && B_VECTORS;
@@ -63,10 +65,12 @@ __device__ __forceinline__ void matmul_split(const matmul_args& a) {
   float* const shared = dynamic_shared<float>();
   const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
   const int at_row = warp / ACROSS * ROWS + lane / 4, at_column = warp % ACROSS * COLUMNS + lane / 4;  // in the tile
+  const typename StageA::Own own_a(at_row, lane % 4);
+  const typename StageB::Own own_b(at_column, lane % 4);
   const int row = blockIdx.x / a.across * TALL, column = blockIdx.x % a.across * WIDE;
   const int first = blockIdx.y * a.span, terms = min(a.span, a.terms - first);
-  operand::Loader<TALL, DEPTH, ALL, A_INNER, A_VECTORS, A_LINE, WIDER> from_a(a.a + locate(blockIdx.z, a.batch, a.a_batch), a.of_a, row, a.rows, first, terms);
-  operand::Loader<WIDE, DEPTH, ALL, B_INNER, B_VECTORS, B_LINE, WIDER> from_b(a.b + locate(blockIdx.z, a.batch, a.b_batch), a.of_b, column, a.columns, first, terms);
+  operand::Loader<TALL, DEPTH, ALL, A_INNER, A_VECTORS, A_LINE, WIDER, STRAIGHT> from_a(a.a + locate(blockIdx.z, a.batch, a.a_batch), a.of_a, row, a.rows, first, terms);
+  operand::Loader<WIDE, DEPTH, ALL, B_INNER, B_VECTORS, B_LINE, WIDER, STRAIGHT> from_b(a.b + locate(blockIdx.z, a.batch, a.b_batch), a.of_b, column, a.columns, first, terms);
 
   float sums[DOWN * ALONG][FOUR] = {};
   from_a.fetch(shared);
@@ -90,8 +94,7 @@ __device__ __forceinline__ void matmul_split(const matmul_args& a) {
       float high[DOWN][FOUR], low[DOWN][FOUR];
 #pragma unroll
       for (int i = 0; i < DOWN * FOUR; ++i) {
-        Parts x;
-        x = of_a[StageA::at(at_row + i / FOUR * TALL_OF_ONE + i % 2 * 8, term + lane % 4 + i % FOUR / 2 * 4)];
+        const Parts<ROUNDED> x(of_a[own_a.at_after(i / FOUR * TALL_OF_ONE + i % 2 * 8, term + i % FOUR / 2 * 4)]);
         high[i / FOUR][i % FOUR] = x.high;
         low[i / FOUR][i % FOUR] = x.low;
       }
@@ -100,8 +103,7 @@ __device__ __forceinline__ void matmul_split(const matmul_args& a) {
         float b_high[2], b_low[2];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          Parts y;
-          y = of_b[StageB::at(at_column + along * WIDE_OF_ONE, term + lane % 4 + i * 4)];
+          const Parts<ROUNDED> y(of_b[own_b.at_after(along * WIDE_OF_ONE, term + i * 4)]);
           b_high[i] = y.high;
           b_low[i] = y.low;
         }

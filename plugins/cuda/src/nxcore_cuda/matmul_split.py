@@ -19,7 +19,15 @@ WIDER = 8  # floats between the terms of a stage, as in operand.cuh
 
 @dataclass(frozen=True)
 class Split(Tile):
-    """How a block and its warps share a product: ``rows`` and ``columns`` are a warp's."""
+    """How a block and its warps share a product: ``rows`` and ``columns`` are a warp's.
+
+    Attributes
+    ----------
+    rounded : bool
+        Whether low parts are rounded to 11 bits, else tensor cores cut them there.
+    """
+
+    rounded: bool = True
 
     @property
     def threads(self) -> int:
@@ -35,8 +43,11 @@ class Split(Tile):
         """Return its kernel."""
         sizes = (self.tall, self.wide, self.rows, self.columns, self.depth)
         ways = (a.inner, a.vectors, b.inner, b.vectors)
+        arguments = (*sizes, *ways)
+        if self.straight or not self.rounded:
+            arguments = (*arguments, self.rounded, self.straight)
         return Instance(
-            "matmul_split", (*sizes, *ways), args="matmul_args", threads=self.threads, blocks=self.resident
+            "matmul_split", arguments, args="matmul_args", threads=self.threads, blocks=self.resident
         )
 
 

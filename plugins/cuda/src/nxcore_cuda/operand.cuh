@@ -53,6 +53,19 @@ struct Stage {
     if (!BY_LINE) return term * (LINES + GAP) + line;
     return line * DEPTH + (term / FOUR ^ line / (WARP / DEPTH) % CHUNKS) * FOUR + term % FOUR;
   }
+
+  // What `at` gives for the lines a multiple of eight after a thread's own, and terms a multiple of four after its own:
+  // the order of their vectors is its own line's.
+  struct Own {
+    int first, order;
+
+    __device__ __forceinline__ Own(int line, int term)
+        : first(BY_LINE ? line * DEPTH + term : at(line, term)), order(line % 8 / (WARP / DEPTH) % CHUNKS) {}
+    __device__ __forceinline__ int at_after(int lines, int terms) const {
+      if (!BY_LINE) return first + terms * (LINES + GAP) + lines;
+      return first + lines * DEPTH + (terms / FOUR ^ order) * FOUR;
+    }
+  };
 };
 
 // LINES x DEPTH elements of an operand, by THREADS threads. INNER: terms are neighbours in memory, else lines.
