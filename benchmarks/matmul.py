@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import math
 import multiprocessing
 import platform
 import statistics
@@ -20,81 +19,25 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from nxcore_cuda import matmul as cuda
-from nxcore_cuda import matmul_split as cuda_split
 from nxcore_cuda.machine.compile import image
 from nxcore_cuda.machine.instance import Instance
 from nxcore_triton import matmul as triton
 from products import CASES, Case
+from tiles import CUDA, SPLIT, tiles_for
 from torch import Tensor
 
 from nxcore.plugin import Product, TensorMeta
+from nxcore.spec.precision import SHARE
+from nxcore.trust.truth import ACCUMULATOR
 
 FLUSH = 512 << 20  # bytes that are overwritten before a call, while the host prepares it
 WORKERS = 14  # processes that compile
-PEAK = 67.0  # TFLOP/s of float32, by the datasheet
-
-CUDA = {
-    "L16": cuda.Tile(256, 128, 8, 16, 16),
-    "L32": cuda.Tile(256, 128, 8, 16, 32),
-    "L8": cuda.Tile(256, 128, 8, 16, 8),
-    "L16-by-term": cuda.Tile(256, 128, 8, 16, 16, by_line=False),
-    "M16x2": cuda.Tile(128, 128, 8, 16, 16, 2),
-    "M32x2": cuda.Tile(128, 128, 8, 16, 32, 2),
-    "M16-resident": cuda.Tile(128, 128, 8, 8, 16, resident=2, by_line=False),
-    "M16": cuda.Tile(128, 128, 8, 8, 16),
-    "S16x2": cuda.Tile(64, 128, 8, 8, 16, 2),
-    "S32x2": cuda.Tile(64, 128, 8, 8, 32, 2),
-    "S32x4": cuda.Tile(64, 128, 8, 16, 32, 4),
-    "T32x4": cuda.Tile(64, 64, 8, 8, 32, 4),
-    "T16x4": cuda.Tile(64, 64, 8, 8, 16, 4),
-    "T32x2": cuda.Tile(64, 64, 8, 8, 32, 2, resident=2),
-    "T32x2-by-term": cuda.Tile(64, 64, 8, 8, 32, 2, resident=3, by_line=False),
-    "S16-resident": cuda.Tile(64, 128, 8, 8, 16, 1, resident=3, by_line=False),
-    "S16": cuda.Tile(64, 128, 8, 8, 16, 1, resident=2),
-    "V16": cuda.Tile(128, 128, 8, 16, 16, resident=2, by_line=False, straight=True, order=2),
-    "V16-rows": cuda.Tile(128, 128, 8, 16, 16, resident=2, by_line=False, straight=True, order=1),
-    "V16-held": cuda.Tile(128, 128, 8, 16, 16, resident=2, by_line=False, order=2),
-    "V32": cuda.PAIR,
-    "W16": cuda.Tile(64, 128, 8, 16, 16, resident=4, by_line=False, straight=True, order=1),
-    "W16-held": cuda.Tile(64, 128, 8, 16, 16, resident=4, by_line=False, order=1),
-    "X16": cuda.Tile(256, 128, 8, 16, 16, by_line=False, straight=True, order=2),
-    "X16-held": cuda.Tile(256, 128, 8, 16, 16, by_line=False, order=2),
-    "Y16": cuda.Tile(64, 128, 8, 8, 16, resident=3, by_line=False, straight=True, order=2),
-    "Z32x2": cuda.Tile(64, 64, 8, 8, 32, 2, resident=3, by_line=False, straight=True, order=2),
-    "Y32x2": cuda.Tile(64, 128, 8, 8, 32, 2, by_line=False, straight=True, order=2),
-    "S16-rows": cuda.Tile(64, 128, 8, 8, 16, resident=2, order=1),
-    "L16-rows": cuda.Tile(256, 128, 8, 16, 16, order=1),
-    "U32x8": cuda.Tile(64, 32, 8, 8, 32, 8),
-    "U32x4": cuda.Tile(64, 32, 8, 8, 32, 4, resident=2),
-}
-"""Tiles by name: large to tiny, the depth, and the slices."""
-
-SPLIT = {
-    "128x128x32": cuda_split.LARGE,
-    "128x128x16": cuda_split.Split(128, 128, 64, 32, 16),
-    "128x64x32": cuda_split.Split(128, 64, 32, 32, 32),
-    "64x64x32": cuda_split.SMALL,
-    "128x128x32cut": cuda_split.Split(128, 128, 64, 32, 32, rounded=False),
-    "128x64x32cut": cuda_split.Split(128, 64, 32, 32, 32, resident=2, rounded=False),
-    "64x64x32cut": cuda_split.Split(64, 64, 32, 32, 32, resident=4, rounded=False),
-}
-"""Tiles of the class fp32x: split factors on tensor cores."""
-
-TRITON = {
-    "128x128x16": triton.Tile(128, 128, 16),
-    "128x128x32": triton.Tile(128, 128, 32),
-    "128x256x16": triton.Tile(128, 256, 16),
-    "64x128x16w4": triton.Tile(64, 128, 16, warps=4),
-    "64x64x32w4": triton.Tile(64, 64, 32, warps=4),
-    "32x64x32w4": triton.Tile(32, 64, 32, warps=4),
-    "16x64x64w4": triton.Tile(16, 64, 64, warps=4),
-}
-
 
 Call = Callable[[], Tensor]
 
@@ -105,48 +48,12 @@ def product_of(a: Tensor, b: Tensor) -> Product:
     return Product.of(*(TensorMeta.of(t) for t in (a, b)), replace(TensorMeta.of(out), device=a.device))
 
 
-def parts_for(product: Product, tall: int, wide: int) -> list[int]:
-    """Return how many blocks may share a tile: one, and what fills the device up to four times."""
-    tiles = math.prod(product.batch) * -(-product.rows // tall) * -(-product.columns // wide)
-    found = {1} | {int(f * cuda.FILL // tiles) for f in (0.5, 1, 2, 4)}
-    return sorted(n for n in found if n == 1 or 2 <= n <= product.terms // 64)
-
-
-def tiles_for(case: Case, product: Product) -> Iterator[tuple[str, Any]]:
-    """Yield the entrants of a case: all that don't waste most of a tile or of a slice."""
-    square = case.name.isdigit()
-    outputs = product.rows * product.columns * math.prod(product.batch)
-    for name, tile in CUDA.items():
-        if (tile.tall > 64 and tile.tall >= 2 * product.rows) or (
-            tile.wide > 64 and tile.wide >= 2 * product.columns
-        ):
-            continue
-        if tile.slices > 1 and outputs > 640 * tile.tall * tile.wide:
-            continue
-        if not square and name.endswith(("by-term", "L8", "L32", "M32x2")):
-            continue
-        for parts in parts_for(product, tile.tall, tile.wide):
-            yield f"cuda {name}{f'/{parts}' * (parts > 1)}", replace(tile, parts=parts)
-    yield "cuda chosen", cuda.choose(product)
-    for name, split in SPLIT.items() if square and product.rows >= 1024 else ():
-        yield f"fp32x cuda {name}", split
-    for block in TRITON.values() if square and product.rows >= 1024 else ():
-        if block.tall >= 64:
-            for depth in (32, 64):
-                made = replace(triton.split(block), depth=depth)
-                yield f"fp32x triton {block.tall}x{block.wide}x{depth}w{block.warps}", made
-    for name, block in TRITON.items() if square else ():
-        for parts in parts_for(product, block.tall, block.wide)[:3]:
-            yield f"triton {name}{f'/{parts}' * (parts > 1)}", replace(block, parts=parts)
-    yield "triton chosen", triton.choose(product)
-
-
-def prepare(case: Case) -> str:
+def prepare(case: Case, only: str = "") -> str:
     """Compile the Triton kernels of a case; another process finds them in Triton's cache."""
     a, b = case.operands()
     product = product_of(a, b)
     out = torch.matmul(a, b)
-    for name, tile in tiles_for(case, product):
+    for name, tile in tiles_for(case, product, only):
         if "triton" in name:
             with contextlib.suppress(Exception):  # it fails again where it is timed
                 entrant(product, tile, a, b, out)()
@@ -166,12 +73,12 @@ def entrant(product: Product, tile: Any, a: Tensor, b: Tensor, out: Tensor) -> C
     return call
 
 
-def instances(cases: tuple[Case, ...]) -> set[Instance]:
+def instances(cases: tuple[Case, ...], only: str = "") -> set[Instance]:
     """Return the kernels that the cases compile."""
     found = set()
     for case in cases:
         product = product_of(*case.operands())
-        for name, tile in tiles_for(case, product):
+        for name, tile in tiles_for(case, product, only):
             if "cuda" in name:
                 a = cuda.Way.of(product.rows, product.terms, product.a, product.a_batch)
                 b = cuda.Way.of(product.columns, product.terms, product.b, product.b_batch)
@@ -242,7 +149,7 @@ def special() -> list[str]:
         if name == "denormal":  # all results
             x, y = a * 1e-30, b * 1e-10
         for label, tile in [
-            *((n, CUDA[n]) for n in ("L16", "M16x2", "S16x2")),
+            *((n, CUDA[n]) for n in ("L16", "M16x2", "S16x2", "V32")),
             ("T", triton.Tile(64, 64, 32)),
         ]:
             out = torch.empty(192, 256, device="cuda")
@@ -256,7 +163,7 @@ def special() -> list[str]:
     return found
 
 
-def measure(case: Case, repeats: int) -> dict[str, Any]:
+def measure(case: Case, repeats: int, only: str = "") -> dict[str, Any]:
     """Check and time one case."""
     a, b = case.operands()
     product = product_of(a, b)
@@ -264,7 +171,7 @@ def measure(case: Case, repeats: int) -> dict[str, Any]:
     calls: dict[str, Call] = {"cublas": lambda: torch.matmul(a, b, out=out)}
     exact = truth(a, b)
     errors = {"cublas": error(out, exact)}
-    for name, tile in tiles_for(case, product):
+    for name, tile in tiles_for(case, product, only):
         try:
             made = torch.full_like(out, float("nan"))
             call = entrant(product, tile, a, b, made)
@@ -285,17 +192,31 @@ def measure(case: Case, repeats: int) -> dict[str, Any]:
     return {"case": asdict(case), "flops": flops, "rows": rows, "failed": failed}
 
 
+def allowed(record: dict[str, Any], kind: str = "") -> float:
+    """Return the largest error that the gate allows, as a share of the product of absolute values."""
+    a = record["case"]["a"]
+    return 4 * ACCUMULATOR * float(a[-1]) ** 0.5 + SHARE["fp32x" if kind == "fp32x" else "ieee32"]
+
+
+def remarks(record: dict[str, Any], kind: str) -> str:
+    """Return how many entrants of a kind are wrong, and how many have over thrice cuBLAS's error."""
+    base, bound = record["rows"][0]["error"], allowed(record, kind)
+    errors = [row["error"] for row in record["rows"] if row["entrant"].startswith(kind)]
+    wrong = sum(not e <= bound for e in errors)
+    less = sum(3 * base + 1e-7 < e <= bound for e in errors)
+    return f" WRONG {wrong}" * (wrong > 0) + f" {less} less exact" * (less > 0)
+
+
 def best(record: dict[str, Any], kind: str, count: int = 1) -> str:
     """Return the gains of the best right entrants of a kind, and of the chosen one."""
     by = {row["entrant"]: row for row in record["rows"]}
     base = by["cublas"]
-    own = [row for n, row in by.items() if n.startswith(kind) and row["error"] < 3 * base["error"] + 1e-7]
-    wrong = sum(n.startswith(kind) for n in by) - len(own)
+    own = [row for n, row in by.items() if n.startswith(kind) and row["error"] <= allowed(record, kind)]
     first = sorted(own, key=lambda row: row["us"])[:count]
     cells = [f"{base['us'] / row['us']:.2f} {row['entrant'].removeprefix(kind + ' ')}" for row in first]
     chosen = by.get(f"{kind} chosen")
     share = base["us"] / chosen["us"] if chosen else 0
-    return f"{', '.join(cells)} ({share:.2f}){f' WRONG {wrong}' * (wrong > 0)}"
+    return f"{', '.join(cells)} ({share:.2f}){remarks(record, kind)}"
 
 
 def split(record: dict[str, Any]) -> str:
@@ -306,7 +227,7 @@ def split(record: dict[str, Any]) -> str:
     for row in sorted(own, key=lambda row: row["us"])[:5]:
         name, share = row["entrant"].removeprefix("fp32x "), row["error"] / base["error"]
         cells.append(f"{base['us'] / row['us']:.2f} {name} ({share:.1f})")
-    return ", ".join(cells)
+    return ", ".join(cells) + remarks(record, "fp32x")
 
 
 def lines(records: list[dict[str, Any]]) -> Iterator[str]:
@@ -327,11 +248,11 @@ def lines(records: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def counted() -> None:
-    """Call cuBLAS and two tiles once each."""
+    """Call cuBLAS and some tiles once each."""
     a, b = Case("4096", (4096, 4096), (4096, 4096)).operands()
     out = torch.matmul(a, b)
-    for name in ("L16", "M16x2"):
-        entrant(product_of(a, b), CUDA[name], a, b, out)()
+    for tile in (CUDA["L16"], CUDA["V32"], SPLIT["64x64x32cut"]):
+        entrant(product_of(a, b), tile, a, b, out)()
     torch.cuda.synchronize()
 
 
@@ -342,6 +263,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=11)
     parser.add_argument("--seconds", type=float, default=65, help="begins no case after them")
     parser.add_argument("--cases", nargs="*", help="their names; all by default")
+    parser.add_argument("--only", default="", help="a pattern of the entrants' names; all by default")
     parser.add_argument("--counters", action="store_true", help="only call two kernels, for a profiler")
     given = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -350,9 +272,9 @@ def main() -> None:
         return
     cases = tuple(case for case in CASES if not given.cases or case.name in given.cases)
     begun = time.perf_counter()
-    wanted = instances(cases)
+    wanted = instances(cases, given.only)
     with ProcessPoolExecutor(WORKERS, multiprocessing.get_context("spawn")) as processes:
-        prepared = processes.map(prepare, cases)
+        prepared = processes.map(partial(prepare, only=given.only), cases)
         with ThreadPoolExecutor() as pool:
             list(pool.map(lambda instance: image(instance, torch.cuda.get_device_capability()), wanted))
         compiled = time.perf_counter() - begun
@@ -368,7 +290,7 @@ def main() -> None:
         if time.perf_counter() - begun > given.seconds:
             print(f"no time for {case.name} and later cases")
             break
-        records.append(measure(case, given.repeats))
+        records.append(measure(case, given.repeats, given.only))
         torch.cuda.empty_cache()
     print(*lines(records), sep="\n", flush=True)
     sustained = {}
@@ -376,7 +298,12 @@ def main() -> None:
         a, b = Case("4096", (4096, 4096), (4096, 4096)).operands()
         out = torch.empty(4096, 4096, device="cuda")
         calls: dict[str, Call] = {"cublas": lambda: torch.matmul(a, b, out=out)}
-        calls["cuda L16"] = entrant(product_of(a, b), CUDA["L16"], a, b, out)
+        for name, tile in {
+            "cuda L16": CUDA["L16"],
+            "cuda V32": CUDA["V32"],
+            "fp32x": SPLIT["64x64x32cut"],
+        }.items():
+            calls[name] = entrant(product_of(a, b), tile, a, b, out)
         for name, call in calls.items():
             us, seen = warm(call, 1.0)
             sustained[name] = {"us": us, "tflops": 2 * 4096**3 / us / 1e6, "clock and power": seen}

@@ -61,7 +61,8 @@ def operand(rows, columns, turned):
     ],
 )
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n in ("small", "least", "straight") else pytest.mark.slow) for n in TILES]
+    "name",
+    [pytest.param(n, marks=[] if n in ("small", "least", "straight") else pytest.mark.slow) for n in TILES],
 )
 def test_every_tile_is_right_inside_and_at_its_edges(name, a_turned, b_turned):
     tile = TILES[name]

@@ -1,0 +1,117 @@
+"""Tiles of products that ``matmul.py`` times, by name, and which of them suit a case."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from nxcore_cuda import matmul as cuda
+from nxcore_cuda import matmul_split as cuda_split
+from nxcore_triton import matmul as triton
+from products import Case
+
+from nxcore.plugin import Product
+
+CUDA = {
+    "L16": cuda.Tile(256, 128, 8, 16, 16),
+    "L32": cuda.Tile(256, 128, 8, 16, 32),
+    "L8": cuda.Tile(256, 128, 8, 16, 8),
+    "L16-by-term": cuda.Tile(256, 128, 8, 16, 16, by_line=False),
+    "M16x2": cuda.Tile(128, 128, 8, 16, 16, 2),
+    "M32x2": cuda.Tile(128, 128, 8, 16, 32, 2),
+    "M16-resident": cuda.Tile(128, 128, 8, 8, 16, resident=2, by_line=False),
+    "M16": cuda.Tile(128, 128, 8, 8, 16),
+    "S16x2": cuda.Tile(64, 128, 8, 8, 16, 2),
+    "S32x2": cuda.Tile(64, 128, 8, 8, 32, 2),
+    "S32x4": cuda.Tile(64, 128, 8, 16, 32, 4),
+    "T32x4": cuda.Tile(64, 64, 8, 8, 32, 4),
+    "T16x4": cuda.Tile(64, 64, 8, 8, 16, 4),
+    "T32x2": cuda.Tile(64, 64, 8, 8, 32, 2, resident=2),
+    "T32x2-by-term": cuda.Tile(64, 64, 8, 8, 32, 2, resident=3, by_line=False),
+    "S16-resident": cuda.Tile(64, 128, 8, 8, 16, 1, resident=3, by_line=False),
+    "S16": cuda.Tile(64, 128, 8, 8, 16, 1, resident=2),
+    "V16": cuda.Tile(128, 128, 8, 16, 16, resident=2, by_line=False, straight=True, order=2),
+    "V16-rows": cuda.Tile(128, 128, 8, 16, 16, resident=2, by_line=False, straight=True, order=1),
+    "V16-held": cuda.Tile(128, 128, 8, 16, 16, resident=2, by_line=False, order=2),
+    "V32": cuda.PAIR,
+    "N16": cuda.Tile(128, 128, 8, 8, 16, resident=2, by_line=False, straight=True, order=2),
+    "W16": cuda.Tile(64, 128, 8, 16, 16, resident=4, by_line=False, straight=True, order=1),
+    "W16-held": cuda.Tile(64, 128, 8, 16, 16, resident=4, by_line=False, order=1),
+    "X16": cuda.Tile(256, 128, 8, 16, 16, by_line=False, straight=True, order=2),
+    "X16-held": cuda.Tile(256, 128, 8, 16, 16, by_line=False, order=2),
+    "Y16": cuda.Tile(64, 128, 8, 8, 16, resident=3, by_line=False, straight=True, order=2),
+    "Z32x2": cuda.Tile(64, 64, 8, 8, 32, 2, resident=3, by_line=False, straight=True, order=2),
+    "Y32x2": cuda.Tile(64, 128, 8, 8, 32, 2, by_line=False, straight=True, order=2),
+    "S16-rows": cuda.Tile(64, 128, 8, 8, 16, resident=2, order=1),
+    "L16-rows": cuda.Tile(256, 128, 8, 16, 16, order=1),
+    "U32x8": cuda.Tile(64, 32, 8, 8, 32, 8),
+    "U32x4": cuda.Tile(64, 32, 8, 8, 32, 4, resident=2),
+}
+"""Tiles by name: large to tiny, the depth, and the slices."""
+
+SPLIT = {
+    "128x128x32": cuda_split.LARGE,
+    "128x128x16": cuda_split.Split(128, 128, 64, 32, 16),
+    "128x64x32": cuda_split.Split(128, 64, 32, 32, 32),
+    "64x64x32": cuda_split.SMALL,
+    "128x128x32cut": cuda_split.Split(128, 128, 64, 32, 32, rounded=False),
+    "128x64x32cut": cuda_split.Split(128, 64, 32, 32, 32, resident=2, rounded=False),
+    "64x64x32cut": cuda_split.Split(64, 64, 32, 32, 32, resident=4, rounded=False),
+}
+"""Tiles of the class fp32x: split factors on tensor cores."""
+
+TRITON = {
+    "128x128x16": triton.Tile(128, 128, 16),
+    "128x128x32": triton.Tile(128, 128, 32),
+    "128x256x16": triton.Tile(128, 256, 16),
+    "64x128x16w4": triton.Tile(64, 128, 16, warps=4),
+    "64x64x32w4": triton.Tile(64, 64, 32, warps=4),
+    "32x64x32w4": triton.Tile(32, 64, 32, warps=4),
+    "16x64x64w4": triton.Tile(16, 64, 64, warps=4),
+}
+
+
+def parts_for(product: Product, tall: int, wide: int) -> list[int]:
+    """Return how many blocks may share a tile: one, and what fills the device up to four times."""
+    tiles = math.prod(product.batch) * -(-product.rows // tall) * -(-product.columns // wide)
+    found = {1} | {int(f * cuda.FILL // tiles) for f in (0.5, 1, 2, 4)}
+    return sorted(n for n in found if n == 1 or 2 <= n <= product.terms // 64)
+
+
+def tiles_for(case: Case, product: Product, only: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the entrants of a case whose names match a pattern."""
+    for name, tile in _tiles(case, product):
+        if re.search(only, name):
+            yield name, tile
+
+
+def _tiles(case: Case, product: Product) -> Iterator[tuple[str, Any]]:
+    """Yield the entrants of a case: all that don't waste most of a tile or of a slice."""
+    square = case.name.isdigit()
+    outputs = product.rows * product.columns * math.prod(product.batch)
+    for name, tile in CUDA.items():
+        if (tile.tall > 64 and tile.tall >= 2 * product.rows) or (
+            tile.wide > 64 and tile.wide >= 2 * product.columns
+        ):
+            continue
+        if tile.slices > 1 and outputs > 640 * tile.tall * tile.wide:
+            continue
+        if not square and name.endswith(("by-term", "L8", "L32", "M32x2")):
+            continue
+        for parts in parts_for(product, tile.tall, tile.wide):
+            yield f"cuda {name}{f'/{parts}' * (parts > 1)}", replace(tile, parts=parts)
+    yield "cuda chosen", cuda.choose(product)
+    for name, split in SPLIT.items() if square and product.rows >= 1024 else ():
+        yield f"fp32x cuda {name}", split
+    for block in TRITON.values() if square and product.rows >= 1024 else ():
+        if block.tall >= 64:
+            for depth in (32, 64):
+                made = replace(triton.split(block), depth=depth)
+                yield f"fp32x triton {block.tall}x{block.wide}x{depth}w{block.warps}", made
+    for name, block in TRITON.items() if square else ():
+        for parts in parts_for(product, block.tall, block.wide)[:3]:
+            yield f"triton {name}{f'/{parts}' * (parts > 1)}", replace(block, parts=parts)
+    yield "triton chosen", triton.choose(product)
