@@ -78,9 +78,8 @@ class Tile:
         """Return its kernel."""
         sizes = (self.tall, self.wide, self.rows, self.columns, self.depth, self.slices)
         by_line = self.by_line and a.inner and a.vectors
-        arguments = (*sizes, by_line, a.inner, a.vectors, b.inner, b.vectors)
-        if self.straight or self.order:
-            arguments = (*arguments, self.straight, self.order)
+        rest = (self.straight, self.order) if self.straight or self.order else ()
+        arguments = (*sizes, by_line, a.inner, a.vectors, b.inner, b.vectors, *rest)
         return Instance("matmul", arguments, threads=self.threads, blocks=self.resident)
 
 

@@ -42,10 +42,8 @@ class Split(Tile):
     def instance(self, a: Way, b: Way) -> Instance:
         """Return its kernel."""
         sizes = (self.tall, self.wide, self.rows, self.columns, self.depth)
-        ways = (a.inner, a.vectors, b.inner, b.vectors)
-        arguments = (*sizes, *ways)
-        if self.straight or not self.rounded:
-            arguments = (*arguments, self.rounded, self.straight)
+        rest = () if self.rounded and not self.straight else (self.rounded, self.straight)
+        arguments = (*sizes, a.inner, a.vectors, b.inner, b.vectors, *rest)
         return Instance(
             "matmul_split", arguments, args="matmul_args", threads=self.threads, blocks=self.resident
         )
