@@ -102,23 +102,28 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., tuple[Tens
 
     whole = add_up is not None and (first, last) == (0, columns) and problem.dtype is torch.float32
 
-    def finish(shares: Any) -> tuple[Any, Any]:
-        dw_grad, pw_grad = (None if out is None else out.empty() for out in (filters_fresh, points_fresh))
-        if add_up is not None:
-            add_up(shares, dw_grad, pw_grad)
-        return dw_grad, pw_grad
-
     def call(
         grad: Tensor, x: Tensor, dw_weight: Tensor, pw_weight: Tensor, *_: Any
     ) -> tuple[Tensor | None, ...]:
-        x_grad, shares = None if image_fresh is None else image_fresh.empty(), None
+        sums = sums_of(dw_weight, pw_weight) if whole else None
+        x_grad = None if image_fresh is None else image_fresh.empty()
+        made = None if sums is not None else empty()
+        shares = None
         if add_up is not None:
             shares = torch.empty((rows, columns), dtype=torch.float32, device=device)
         launch(grad, x, dw_weight, pw_weight, x_grad, shares)
-        sums = sums_of(dw_weight, pw_weight) if whole else None
         if sums is not None and shares is not None:
-            return x_grad, *sums.leave(shares, (dw_weight, pw_weight), lambda: finish(shares))
-        return x_grad, *finish(shares)
+            return x_grad, *sums.leave(shares, (dw_weight, pw_weight), lambda: finish(shares, *empty()))
+        return x_grad, *finish(shares, *(made or empty()))
+
+    def empty() -> tuple[Tensor | None, Tensor | None]:
+        dw_grad, pw_grad = (None if out is None else out.empty() for out in (filters_fresh, points_fresh))
+        return dw_grad, pw_grad
+
+    def finish(shares: Any, dw_grad: Any, pw_grad: Any) -> tuple[Any, Any]:
+        if add_up is not None:
+            add_up(shares, dw_grad, pw_grad)
+        return dw_grad, pw_grad
 
     return call
 
