@@ -155,7 +155,7 @@ MUTATIONS = (
         (
             Edit("return a if (a > b) | (a != a) else b", "return a if a > b else b"),
             Edit("return (value > best) | ((value != value) & (best == best))", "return value > best"),
-            Edit("return NAN if odd != 0 else top", "return top"),
+            Edit("return NAN if total != total and odd(x, at, step, size, token) else top", "return top"),
             Edit("top = NAN if odd else larger(one, two)", "top = larger(one, two)"),
         ),
     ),

@@ -34,6 +34,24 @@ def odd_rows() -> torch.Tensor:
 
 
 @BACKENDS
+@pytest.mark.parametrize("step", [1, 2], ids=["neighbours", "gaps"])
+@pytest.mark.parametrize("name", ELEMENTS)
+def test_a_run_whose_sum_is_nan_has_an_extremum(backend, device, name, step):
+    """Both infinities, sums that overflow both ways, and a NaN among them."""
+    x = torch.zeros(6, 300 * step)
+    x[0, 3 * step], x[0, 200 * step] = torch.inf, -torch.inf
+    x[1, : 150 * step], x[1, 150 * step :] = 3e38, -3e38
+    x[2, 0], x[2, -step] = -torch.inf, torch.inf
+    x[3] = -torch.inf
+    x[4, 7 * step], x[4, 8 * step], x[4, 299 * step] = torch.inf, -torch.inf, torch.nan
+    x[5, 17 * step] = -torch.nan
+    x = x[:, ::step].to(place(backend, device))
+    got = operator(name, backend)(x, 1)
+    torch.testing.assert_close(got, getattr(torch, name)(x, 1), rtol=0, atol=0, equal_nan=True)
+    assert got.isnan().tolist() == [False] * 4 + [True] * 2
+
+
+@BACKENDS
 @pytest.mark.parametrize("inner", [True, False], ids=["rows", "columns"])
 @pytest.mark.parametrize("name", INDEXED)
 def test_the_first_of_equals_counts_and_the_first_nan(backend, device, name, inner):

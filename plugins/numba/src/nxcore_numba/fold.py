@@ -60,21 +60,42 @@ def beats(value, best):
     return (value > best) | ((value != value) & (best == best))
 
 
+@intrinsic
+def added(typingctx, a, b):
+    """Return a sum in whatever order, which lets LLVM keep one for each lane."""
+
+    def codegen(context, builder, signature, args):
+        return builder.fadd(*args, flags=("reassoc",))
+
+    return types.float32(types.float32, types.float32), codegen
+
+
+@threads.jit
+def odd(x, at, step, size, token):
+    """Return whether a run has a NaN."""
+    found = WHOLE
+    for j in range(size):
+        value = load(x, at + j * step, token)
+        found |= np.int32(value != value)
+    return found != 0
+
+
 @threads.jit
 def run(x, at, step, size, sign, token):
-    """Return the largest of a run, NaN where there is one."""
-    top, odd = LOWEST, WHOLE
+    """Return the largest of a run, NaN where there is one.
+
+    The sum is NaN where an element is, and costs less than to compare each; it is also of both infinities.
+    """
+    top, total = LOWEST, FLOAT
     if step == 1:
         for j in range(size):
             value = load(x, at + j, token) * sign
-            top = larger(top, value)
-            odd |= np.int32(value != value)
+            top, total = larger(top, value), added(total, value)
     else:
         for j in range(size):
             value = load(x, at + j * step, token) * sign
-            top = larger(top, value)
-            odd |= np.int32(value != value)
-    return NAN if odd != 0 else top
+            top, total = larger(top, value), added(total, value)
+    return NAN if total != total and odd(x, at, step, size, token) else top
 
 
 @threads.jit
