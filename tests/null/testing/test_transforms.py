@@ -93,6 +93,13 @@ def test_a_batch_of_gradients_goes_to_the_kernel_by_rows(op):
         torch.testing.assert_close([g[i] for g in got], list(want))
 
 
+@pytest.mark.parametrize("op", ["conv2d", "conv2d_backward", "matmul"])
+def test_the_smallest_sample_has_ordinary_numbers(op):
+    one = cell(op).smallest()
+    found = one.spec.reference(*one.build())
+    assert all(t.isfinite().all() for t in (found if isinstance(found, tuple) else (found,)))
+
+
 def test_a_trace_checks_sizes_that_are_numbers():
     op = fakes.session(fakes.backend()).op("depthwise_conv2d")
     x, weight = torch.randn(2, 3, 8, 9), torch.randn(3, 1, 3, 3)
