@@ -256,7 +256,7 @@ class Cell:
         return self._chosen(lambda samples: samples[0])
 
     def smallest(self) -> Cell:
-        """Return this cell on its own sample, or on the smallest smoke sample of ordinary numbers that it takes."""
+        """Return this cell on its own sample, or on its smallest smoke sample of ordinary numbers."""
         return self._chosen(lambda samples: min(samples, key=self._size))
 
     def _chosen(self, choose: Callable[[Sequence[Sample]], Sample]) -> Cell:

@@ -97,7 +97,7 @@ def test_a_batch_of_gradients_goes_to_the_kernel_by_rows(op):
 def test_the_smallest_sample_has_ordinary_numbers(op):
     one = cell(op).smallest()
     found = one.spec.reference(*one.build())
-    assert all(t.isfinite().all() for t in (found if isinstance(found, tuple) else (found,)))
+    assert all(float(t.abs().max()) < 1e6 for t in (found if isinstance(found, tuple) else (found,)))
 
 
 def test_a_trace_checks_sizes_that_are_numbers():
