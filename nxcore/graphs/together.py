@@ -107,6 +107,9 @@ class Together:
     def gradients(self, grads: list[Tensor | None]) -> list[Tensor | None]:
         """Return the gradients of all weights, sums in place of the zeros that stand for them."""
         left, self._left, self._bytes, self.count = self._left, {}, 0, 0
+        for one in left.values():
+            if one.shares.is_cuda:  # of another stream, where operations run side by side
+                one.shares.record_stream(torch.cuda.current_stream(one.shares.device))
         summed = self._add_up([one.shares for one in left.values()]) if len(left) > 1 else None
         each = [None] * len(left) if summed is None else summed
         for (places, one), sums in zip(left.items(), each, strict=True):
