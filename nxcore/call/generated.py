@@ -32,9 +32,15 @@ FIXED = ("static", "size")
 """The kinds of parameters whose values a plan is specialised on."""
 
 AROUND = (
-    "grad_enabled(), deterministic(), autocast() and autocast_state(), dispatch_modes(), "
-    "function_modes() and not only_default_device(), functorch(), "
-    "tracing(), forward_ad._current_level, preference()"
+    "grad_enabled()",
+    "deterministic()",
+    "autocast() and autocast_state()",
+    "dispatch_modes()",
+    "function_modes() and not only_default_device()",
+    "functorch()",
+    "tracing()",
+    "forward_ad._current_level",
+    "preference()",
 )
 """The context of a call."""
 
@@ -109,10 +115,13 @@ def far(self, {names}, kernels=False):
         key = plan = None
     if plan is None:
         counts = self.passed if kernels else self.rare
-        met = counts.get(key, RARE)
-        if met >= RARE:
+        mark = hash(key)
+        met = counts.get(mark)
+        if met is None and key is not None:
+            met = 0 if self.families.serve(self.family(key, {names}), counts, {names}) else None
+        if met is None or met >= RARE:
             return self.miss(key, {names}, kernels=kernels)
-        counts[key] = met + 1
+        counts[mark] = met + 1
         plan = reference
     elif not (function_modes(){out}):
         self.approach(near, key, plan, {names})
@@ -124,6 +133,9 @@ def key(self, {names}):
 
 def near_key(self, {names}):
     return {_near_key(spec)}
+
+def family(self, key, {names}):
+    return {_family(spec)}
 """
 
 
@@ -250,7 +262,32 @@ def _key(spec: OpSpec) -> str:
             parts.append(f"None if {n} is None else ({_facts(n, 'layout')}, overlap({n}, {inputs}))")
         else:
             parts.append(_plain(p))
-    return f"({', '.join(parts)}, {AROUND})"
+    return f"({', '.join((*parts, *AROUND))})"
+
+
+def _family(spec: OpSpec) -> str:
+    """Return the expression of a family: the key but for the sizes and strides of tensors."""
+    parts = []
+    for p in spec.params:
+        n = p.name
+        facts = "({t}.__class__, {t}.dim(), {t}.dtype, {t}.device, {t}.requires_grad, {t}.layout)"
+        if p.kind == "tensor":
+            fact = facts.format(t=n)
+            parts.append(f"None if {n} is None else {fact}" if p.default is None else fact)
+        elif p.kind == "tensors":
+            many = f"(*[{facts.format(t='t')} for t in {n}],)"
+            parts.append(f"{many} if {_sequence(n)} else {facts.format(t=n)}")
+        elif p.kind == "operand":
+            parts.append(f"({n}.__class__, {n}) if {n}.__class__ in NUMBERS else {facts.format(t=n)}")
+        elif p.kind == "size":
+            parts.append(f"len({n}) if {_sequence(n)} else ({n}.__class__, {n})")
+        elif p.kind == "scalar":  # it may be out of range
+            parts.append(f"({n}.__class__, {n})")
+        elif p.kind != "out":
+            parts.append(_plain(p))
+    outs = " or ".join(f"{p.name} is not None" for p in spec.params if p.kind == "out")
+    found = f"({', '.join(parts)}, key[-{len(AROUND)}:])"
+    return f"None if {outs} else {found}" if outs else found
 
 
 def _near_key(spec: OpSpec) -> str:

@@ -56,7 +56,9 @@ def make_operator(
         "reference": spec.reference,
     } | defaults(spec)
     execute(text, f"<nxcore operator {spec.name}>", scope)
-    methods = {name: scope[name] for name in ("__call__", "by_kernel", "run", "far", "key", "near_key")}
+    methods = {
+        name: scope[name] for name in ("__call__", "by_kernel", "run", "far", "key", "near_key", "family")
+    }
     bases = native.bases(Operator, spec, wanted=compiled)
     if len(bases) > 1:
         methods["by_kernel"] = scope["by_kernel_compiled"]

@@ -8,7 +8,7 @@ preference). A call with a new key goes to ``Operator.miss``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from nxcore import context
 from nxcore.call import ending, unusual
 from nxcore.call.generated import guards
-from nxcore.call.rare import COUNTED, ORDINARY, RARE
+from nxcore.call.rare import COUNTED, ORDINARY, RARE, Families, Tables
 from nxcore.call.unusual import PLAIN, untraced, unusual_tensor
 from nxcore.context import Preference, requested
 from nxcore.errors import FOREIGN, NxcoreError, UnsupportedProblemError, present
@@ -67,7 +67,6 @@ Near = dict[Any, tuple[tuple[Any, ...], ...]]
 
 Resolver = Callable[["Operator", tuple[Any, ...], int], Plan]
 """Takes the operator, the arguments, and the number of earlier calls that torch served without a plan."""
-Tables = tuple[Mapping[Any, None], ...]
 Postpones = Callable[[Preference, OpSpec, tuple[Any, ...]], Tables | None]
 """Takes preference, operator and arguments; returns the shapes on record if a plan may wait until such a call
 comes back, else None."""
@@ -103,9 +102,10 @@ class Operator:
         self.plans: dict[Any, Callable[..., Any]] = ending.table()
         self._older: dict[Any, Callable[..., Any]] = {}
         self.near: Near = ending.table()
-        self.rare: dict[Any, int] = {}
+        self.rare: dict[int, int] = {}  # by the hash of a key, which is slow to compute
         self._shapes: Tables | None = None  # the shapes on record when a call was last postponed
-        self.passed: dict[Any, int] = {}  # the same of ``by_kernel``, whose caller checks the arguments
+        self.families = Families()
+        self.passed: dict[int, int] = {}  # the same of ``by_kernel``, whose caller checks the arguments
         self.__name__, self.__doc__ = spec.name, spec.reference.__doc__
 
     def __repr__(self) -> str:
@@ -129,6 +129,8 @@ class Operator:
     """Return the key of a call."""
     near_key: Callable[..., Any]
     """Return the near key of a call."""
+    family: Callable[..., Any]
+    """Return the family of a call with a key; None where it has none."""
 
     def source(self, backend: str = "torch") -> str:
         """Return the code that a backend makes of an expression's operator; see ``nxcore.pointwise``."""
@@ -152,7 +154,7 @@ class Operator:
 
     def forget(self) -> None:
         """Drop all plans and counts: what a call may wait for has changed."""
-        self.rare, self.passed = {}, {}
+        self.rare, self.passed, self.families = {}, {}, Families()
         self.drop_counts()
         self.clear()
 
@@ -203,13 +205,7 @@ class Operator:
         ending.halt()
         plan = None if key is None else self._older.get(key)
         if plan is None and key is not None and self._is_rare(key, args):
-            counts = self.passed if kernels else self.rare
-            if not kernels:  # whose caller checks the arguments itself
-                self.spec.check(*self.frozen(args))
-            if not self._extension_counts(args, checked=not kernels):
-                if len(counts) >= COUNTED:
-                    counts.clear()
-                counts[key] = 1  # ``far`` serves the next ones
+            self._count(key, args, kernels=kernels)
             key, plan = None, self.spec.reference
         args = self.frozen(args)
         if sharding.is_sharded(args):  # each rank calls with its own shards
@@ -247,7 +243,7 @@ class Operator:
         return result
 
     def _met(self, key: Any, args: tuple[Any, ...]) -> int:
-        return self.rare.get(key, 0) + self.passed.get(key, 0) + self.rarely(None, args)
+        return sum(counts.get(hash(key), 0) for counts in (self.rare, self.passed)) + self.rarely(None, args)
 
     def rarely(self, shapes: Tables | None, args: tuple[Any, ...]) -> int:  # noqa: ARG002  the extension reads them
         """Return how often the extension counted this call; 0 without it. Its base overrides this.
@@ -257,14 +253,20 @@ class Operator:
         """
         return 0
 
-    def _extension_counts(self, args: tuple[Any, ...], *, checked: bool) -> bool:
-        """Have the extension count this call, and those of its family without running Python."""
+    def _count(self, key: Any, args: tuple[Any, ...], *, kernels: bool) -> None:
+        """Check and count a call; others of its family are counted unchecked, by the extension or ``far``."""
+        counts = self.passed if kernels else self.rare
         try:
-            if not checked:
-                self.spec.check(*self.frozen(args))
+            self.spec.check(*self.frozen(args))
+            if self.rarely(self._shapes, args):
+                return
+            self.families.add(self.family(key, *args), present(self._shapes, "shapes"))
         except FOREIGN:
-            return False  # such a module's call is torch's to reject
-        return self.rarely(self._shapes, args) > 0
+            if not kernels:  # a module's call is torch's to reject
+                raise
+        if len(counts) >= COUNTED:
+            counts.clear()
+        counts[hash(key)] = 1
 
     def _is_rare(self, key: Any, args: tuple[Any, ...]) -> bool:
         """Return whether torch may serve a call without a plan, since such calls were met rarely."""
@@ -294,7 +296,7 @@ class Operator:
         found = self._resolve(self, args, 0)
         if found.keep:
             key = self.key(*args)
-            self.rare[key] = RARE
+            self.rare[hash(key)] = RARE
             self._remember(key, found.call)
 
     def _traced(self, args: tuple[Any, ...]) -> Any:

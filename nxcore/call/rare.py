@@ -6,6 +6,11 @@ call on: see ``Chooser.postpones``.
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+from nxcore.spec.problem import tensors_of
+
 RARE = 3
 """The first calls of a problem that torch serves without a plan."""
 
@@ -14,3 +19,38 @@ COUNTED = 4096
 
 ORDINARY = (False, 0, False, None, None, -1)
 """The end of the key of a call without autocast, modes, transforms and traces, but for the preference."""
+
+Tables = tuple[Mapping[Any, None], ...]
+"""Shapes on record."""
+
+
+class Families:
+    """Kinds of calls whose arguments were checked: torch serves other sizes of them without another look.
+
+    Calls of a family differ in the sizes and strides of tensors alone. The extension has the same of its own.
+    """
+
+    def __init__(self) -> None:
+        self._known, self._tables = set[Hashable](), Tables()
+
+    def add(self, family: Hashable, tables: Tables) -> None:
+        """Add the family of a call that was checked; its sizes wait unless one of ``tables`` has them."""
+        if len(self._known) >= COUNTED:
+            self._known.clear()
+        if family is not None:
+            self._known.add(family)
+        self._tables = tables
+
+    def serve(self, family: Hashable, counts: dict[int, int], *args: Any) -> bool:
+        """Return whether torch serves a call that is not in ``counts``, which then have room for it."""
+        try:
+            if family not in self._known:
+                return False
+        except TypeError:  # a number's place holds something else
+            return False
+        for table in self._tables:
+            if table and tuple([t.shape for t in tensors_of(args)]) in table:
+                return False
+        if len(counts) >= COUNTED:
+            counts.clear()
+        return True

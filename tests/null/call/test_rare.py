@@ -9,6 +9,7 @@ import torch
 
 import nxcore
 from nxcore.call import operator as operators
+from nxcore.call import rare
 from nxcore.call.rare import RARE
 from nxcore.choose.contenders import AGAIN
 from nxcore.choose.learn.exploration import MET, exploration
@@ -105,6 +106,41 @@ def test_by_kernel_leaves_a_rare_call_to_its_caller_unchecked(described):
     assert not described
     with pytest.raises(InvalidInputError, match="dim"):
         op.by_kernel(X, 5, False)
+
+
+@pytest.fixture
+def checked():
+    """Count the calls whose arguments are checked, of an operator without the extension."""
+    seen = []
+    add = fakes.SPECS["add"]
+    spec = fakes.replace(add, check=lambda *args: seen.append(args) or add.check(*args), gradient=None)
+    return Session(Settings(native=False), fakes.registry(specs=[spec])).op("add"), seen
+
+
+def test_without_the_extension_a_kind_of_call_is_checked_once(checked):
+    op, seen = checked
+    for rows in range(1, 9):
+        x = torch.ones(rows, 4)
+        for _ in range(RARE):
+            assert torch.equal(op(x, x), 2 * x)
+            assert op.by_kernel(x, x, 1, None) is None
+    assert len(seen) == 1
+    assert not op.plans
+    others = [(X.double(), X.double()), (X, 2.0), (X[:2], 3.0), (X, X[0]), (X, X.clone().requires_grad_())]
+    for n, args in enumerate(others):
+        op(*args)
+        assert len(seen) == 2 + n
+    with torch.no_grad():
+        op(*others[-1])
+    assert len(seen) == 7
+    with pytest.raises(InvalidInputError, match="broadcast"):
+        op(torch.ones(2, 3), torch.ones(2, 4))
+    op(torch.ones(2, 4), torch.ones(2, 4), out=torch.empty(2, 4))
+    op(torch.ones(3, 4), torch.ones(3, 4), out=torch.empty(3, 4))
+    assert len(seen) == 10, "out is checked each time"
+    op.forget()
+    op(X, X)
+    assert len(seen) == 11
 
 
 def test_what_by_kernel_met_is_checked_in_a_call():
@@ -230,7 +266,8 @@ def test_an_explanation_says_that_it_waits():
 
 
 def test_the_counts_are_bounded(monkeypatch):
-    monkeypatch.setattr(operators, "COUNTED", 16)
+    for module in (operators, rare):
+        monkeypatch.setattr(module, "COUNTED", 16)
     op = online().op("sum")
     for n in range(1, 200):
         op(torch.ones(n))
