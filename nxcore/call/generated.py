@@ -115,13 +115,13 @@ def far(self, {names}, kernels=False):
         key = plan = None
     if plan is None:
         counts = self.passed if kernels else self.rare
-        mark = hash(key)
-        met = counts.get(mark)
+        _mark = hash(key)
+        met = counts.get(_mark)
         if met is None and key is not None:
             met = 0 if self.families.serve(self.family(key, {names}), counts, {names}) else None
         if met is None or met >= RARE:
             return self.miss(key, {names}, kernels=kernels)
-        counts[mark] = met + 1
+        counts[_mark] = met + 1
         plan = reference
     elif not (function_modes(){out}):
         self.approach(near, key, plan, {names})

@@ -18,7 +18,7 @@ from torch import Tensor
 from nxcore import context
 from nxcore.call import ending, unusual
 from nxcore.call.generated import guards
-from nxcore.call.rare import COUNTED, ORDINARY, RARE, Families, Tables
+from nxcore.call.rare import ORDINARY, RARE, Families, Tables, make_room
 from nxcore.call.unusual import PLAIN, untraced, unusual_tensor
 from nxcore.context import Preference, requested
 from nxcore.errors import FOREIGN, NxcoreError, UnsupportedProblemError, present
@@ -264,8 +264,7 @@ class Operator:
         except FOREIGN:
             if not kernels:  # a module's call is torch's to reject
                 raise
-        if len(counts) >= COUNTED:
-            counts.clear()
+        make_room(counts)
         counts[hash(key)] = 1
 
     def _is_rare(self, key: Any, args: tuple[Any, ...]) -> bool:

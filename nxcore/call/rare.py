@@ -24,6 +24,12 @@ Tables = tuple[Mapping[Any, None], ...]
 """Shapes on record."""
 
 
+def make_room(counts: dict[int, int]) -> None:
+    """Let all counts begin anew if there are too many."""
+    if len(counts) >= COUNTED:
+        counts.clear()
+
+
 class Families:
     """Kinds of calls whose arguments were checked: torch serves other sizes of them without another look.
 
@@ -51,6 +57,5 @@ class Families:
         for table in self._tables:
             if table and tuple([t.shape for t in tensors_of(args)]) in table:
                 return False
-        if len(counts) >= COUNTED:
-            counts.clear()
+        make_room(counts)
         return True

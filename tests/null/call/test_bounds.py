@@ -8,7 +8,7 @@ import tracemalloc
 import pytest
 import torch
 
-from nxcore.call import operator
+from nxcore.call import operator, rare
 from nxcore.call.rare import RARE
 from nxcore.choose import chooser, recorded
 from nxcore.choose.learn import watches
@@ -28,7 +28,7 @@ BASE = torch.ones(3 * MANY + 8)
 def small(monkeypatch):
     """Make every capacity small, and a race cost nothing."""
     monkeypatch.setattr(operator, "CAPACITY", SMALL)
-    monkeypatch.setattr(operator, "COUNTED", SMALL)
+    monkeypatch.setattr(rare, "COUNTED", SMALL)
     monkeypatch.setattr(recorded, "MOST", SMALL)
     monkeypatch.setattr(chooser, "DECISIONS", SMALL)
     monkeypatch.setattr(files, "KEPT", SMALL)

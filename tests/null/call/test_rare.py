@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import nxcore
-from nxcore.call import operator as operators
 from nxcore.call import rare
 from nxcore.call.rare import RARE
 from nxcore.choose.contenders import AGAIN
@@ -266,8 +265,7 @@ def test_an_explanation_says_that_it_waits():
 
 
 def test_the_counts_are_bounded(monkeypatch):
-    for module in (operators, rare):
-        monkeypatch.setattr(module, "COUNTED", 16)
+    monkeypatch.setattr(rare, "COUNTED", 16)
     op = online().op("sum")
     for n in range(1, 200):
         op(torch.ones(n))
