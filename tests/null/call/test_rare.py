@@ -271,6 +271,9 @@ def test_the_counts_are_bounded(monkeypatch):
         op(torch.ones(n))
         op.by_kernel(torch.ones(n), None, False)
         assert max(len(op.rare), len(op.passed)) <= 16
+    for n in range(200):
+        op.families.add(n, ())
+        assert sum(op.families.serve(family, {}) for family in range(200)) <= 16
 
 
 def test_what_is_unusual_is_not_counted():
