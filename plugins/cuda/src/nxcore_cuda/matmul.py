@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -83,26 +84,51 @@ class Tile:
         return Instance("matmul", arguments, threads=self.threads, blocks=self.resident)
 
 
-LARGE = Tile(256, 128, 8, 16, 16)
-MIDDLE = Tile(128, 128, 8, 16, 16, slices=2)
-SMALL = Tile(64, 128, 8, 8, 32, slices=2)
-LEAST = Tile(64, 64, 8, 8, 32, slices=4)
+LARGE = Tile(128, 128, 8, 8, 16, resident=2, by_line=False)
+MIDDLE = Tile(64, 128, 8, 8, 16, resident=2)
+SMALL = Tile(64, 64, 8, 8, 32, slices=2, resident=2)
+LEAST = Tile(64, 32, 8, 8, 32, slices=4, resident=2)
 PAIR = Tile(128, 128, 8, 16, 32, resident=2, by_line=False, straight=True, order=2)
+
+# What a product takes on an H200, in microseconds, fitted to its record 2026-11-23-matmul.json.
+ALONE_AND_EACH = {LARGE: (1.0, 5.1), MIDDLE: (1.3, 5.1), SMALL: (1.0, 5.8), LEAST: (8.3, 3.2)}
+"""A million multiply-adds of a block: alone, and what each block on the same multiprocessor adds."""
+ROUND = 3.5  # a block's beginning and end
+LOAD, LOAD_ONE = 5.0, 145.0  # a million numbers to shared memory: in vectors, one by one
+FILLS = (0, FILL // 2, FILL, 2 * FILL, 4 * FILL)  # blocks that are to share the terms; 0: none
+SHARE = 0.22  # 4096 outputs that a block leaves for others, or adds up
+
+
+def _cost(terms: int, tiles: int, tile: Tile, parts: int, load: float) -> float:
+    """Estimate what depends on the tile and on how many blocks share it, in microseconds."""
+    span = -(-terms // parts)
+    span = -(-span // tile.depth) * tile.depth
+    parts = -(-terms // span)
+    rounds, rest = divmod(tiles * parts, FILL * tile.resident)
+    rest = -(-rest // FILL)  # blocks of a multiprocessor in the last round
+    million, outputs = span / 1e6, tile.tall * tile.wide
+    alone, each = (million * outputs * micros for micros in ALONE_AND_EACH[tile])
+    each += million * (tile.tall + tile.wide) * load
+    found = rounds * (ROUND + alone + tile.resident * each)
+    if rest:
+        found += ROUND + alone + rest * each
+    if parts > 1:
+        found += SHARE * (parts + 2) * outputs / 4096
+    return found
 
 
 def choose(product: Product) -> Tile:
-    """Return the tile for a product: the largest whose blocks fill a GPU, else a shared one."""
-
-    def blocks(tile: Tile) -> int:
-        down, across = -(-product.rows // tile.tall), -(-product.columns // tile.wide)
-        return math.prod(product.batch) * down * across
-
-    for tile in (LARGE, MIDDLE, SMALL):
-        if product.rows > tile.tall // 2 and blocks(tile) >= FILL * 3 // 4:
-            return tile
-    small = SMALL if min(product.rows, product.columns) > LEAST.tall else LEAST
-    parts = min(FILL // blocks(small), product.terms // (4 * small.depth))
-    return replace(small, parts=max(parts, 1))
+    """Return the tile of the least cost; as many blocks share one as fill half a GPU to four."""
+    p = product
+    load = LOAD if all(way.vectors for way in Way.both(p)) else LOAD_ONE
+    most, count = p.terms // (2 * LEAST.depth), math.prod(p.batch)
+    found = {}
+    for tile in ALONE_AND_EACH:
+        tiles = count * -(-p.rows // tile.tall) * -(-p.columns // tile.wide)
+        for parts in sorted({max(min(fill // tiles, most), 1) for fill in FILLS}):
+            found[tile, parts] = _cost(p.terms, tiles, tile, parts, load)
+    tile, parts = min(found, key=found.__getitem__)
+    return replace(tile, parts=parts)
 
 
 def candidates(product: Product) -> Iterator[Tile]:
@@ -124,7 +150,7 @@ class Way:
     vectors: bool
 
     @classmethod
-    def of(cls, lines: int, terms: int, strides: tuple[int, int], batch: tuple[int, ...]) -> Way:
+    def of(cls, lines: int, terms: int, strides: tuple[int, int], batch: tuple[int, ...]) -> Self:
         """Choose the way for an operand."""
         line, term = strides
         if _vectors(term, terms, batch, line if lines > 1 else 0):
@@ -133,13 +159,19 @@ class Way:
             return cls(inner=False, vectors=True)
         return cls(inner=abs(term) < abs(line) or lines == 1, vectors=False)
 
+    @classmethod
+    def both(cls, product: Product) -> tuple[Self, Self]:
+        """Choose the ways for both operands."""
+        p = product
+        return cls.of(p.rows, p.terms, p.a, p.a_batch), cls.of(p.columns, p.terms, p.b, p.b_batch)
+
 
 Run = Callable[[Tensor, Tensor, Tensor], None]
 
 
 def instances() -> Iterator[Instance]:
     """Yield the kernels of common calls, to compile ahead of time: rows by columns, rows by rows."""
-    for tile in (LARGE, SMALL, LEAST):
+    for tile in ALONE_AND_EACH:
         for vectors in (True, False):
             for inner in (False, True):
                 yield tile.instance(Way(inner=True, vectors=vectors), Way(inner, vectors))
@@ -178,8 +210,7 @@ def plan_product(product: Product, device: torch.device, tile: Tile | None = Non
             values=values,
         )
 
-    by_a = Way.of(p.rows, p.terms, p.a, p.a_batch)
-    by_b = Way.of(p.columns, p.terms, p.b, p.b_batch)
+    by_a, by_b = Way.both(p)
     whole = p.out[1] == 1 and all(s % FOUR == 0 for s in (p.out[0], *p.out_batch))
     scalar = launch(replace(by_a, vectors=False), replace(by_b, vectors=False), whole=False)
     vector = launch(by_a, by_b, whole=whole) if by_a.vectors or by_b.vectors or whole else None

@@ -108,6 +108,8 @@ def choose(product: Product) -> Tile:
     tile = Tile(tall, wide, 16)
     while programs(tile) < FILL and max(tile.tall, tile.wide) > 64:
         tile = replace(tile, tall=min(tile.tall, 64)) if tile.tall >= tile.wide else replace(tile, wide=64)
+    if min(tile.tall, tile.wide) >= 64:
+        tile = replace(tile, depth=32)
     warps = min(max(tile.tall * tile.wide // 1024, 1), 8)
     parts = min(FILL // programs(tile), product.terms // 64)
     return replace(tile, parts=max(parts, 1), warps=warps)
@@ -119,7 +121,7 @@ def candidates(product: Product) -> Iterator[Tile]:
     yield from dict.fromkeys(
         (
             first,
-            *(replace(first, depth=depth) for depth in (32, 64)),
+            *(replace(first, depth=depth) for depth in (16, 32, 64)),
             *(replace(first, warps=warps) for warps in (4, 8) if warps != first.warps),
             *(replace(first, tall=tall, wide=wide) for tall, wide in ((128, 128), (128, 64), (64, 64))),
         )
