@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -85,3 +87,24 @@ def test_a_record_is_a_file_that_can_be_imported(tmp_path: Path) -> None:
     (file,) = tmp_path.glob("cpu-*.json")
     assert f"0 problems written to {file}" in done.stdout.replace("\n", "")
     assert json.loads(file.read_text())["format"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["signal", "budget"])
+def test_a_record_that_is_ended_early_is_written_all_the_same(tmp_path: Path, end: str) -> None:
+    words = ["found", "--device", "cpu", "--output", str(tmp_path)]
+    words += ["--budget", "1"] if end == "budget" else []
+    command = [sys.executable, str(BENCHMARKS / "record.py"), *words]
+    env = os.environ | {"NXCORE_BACKENDS": "none", "NXCORE_WORKERS": "0"}  # torch's idioms alone
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+    ) as process:
+        if end == "signal":
+            assert process.stderr is not None
+            first = next(line for line in process.stderr if line.startswith("tune "))
+            assert re.match(r"tune 1/\d+: \w+ found \d+; .* s a problem: compile wait ", first)
+            process.terminate()
+        said, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "left (the budget is spent); run the same command again to continue" in " ".join(said.split())
+    assert len(list(tmp_path.glob("cpu-*.json"))) == 1

@@ -143,7 +143,9 @@ def compiled(
         return
     wanted: Tasks = {}
     for problem in dict.fromkeys(problems):
-        for name, task in tasks(tuner, problem, None if labels is None else labels(problem)).items():
+        missing = uncompiled(tuner, problem)
+        chosen = missing if labels is None else labels(problem)
+        for name, task in tasks(tuner, problem, [label for label in missing if label in chosen]).items():
             wanted.setdefault(name, task)
     if len(wanted) < least:
         return
@@ -154,11 +156,11 @@ def compiled(
     tuner.gate.quarantine.read()  # a kernel that ended a worker would end the program
 
 
-def tasks(tuner: Tuner, problem: Problem, labels: Collection[str] | None = None) -> Tasks:
-    """Return what workers are to compile for a problem: of these kernels, or of all that need it."""
+def tasks(tuner: Tuner, problem: Problem, labels: Iterable[str]) -> Tasks:
+    """Return what workers are to compile of kernels of a problem; see ``uncompiled``."""
     owned = {b.label(k): (b, k) for b, k in tuner.taking_part(problem.op)}
     found: Tasks = {}
-    for label in (n for n in uncompiled(tuner, problem) if labels is None or n in labels):
+    for label in labels:
         for step in steps(tuner, *owned[label], problem):
             of = (problem.op, problem.dtype, step) if step else problem  # problems share samples
             found[label, of] = problem, label, step

@@ -5,6 +5,8 @@ A kernel that lies compiled and verified on disk costs next to nothing, so it is
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from nxcore.choose.ahead import uncompiled
 from nxcore.choose.estimate.estimator import Estimator
 from nxcore.choose.shortlist import EVERY, Shortlist, shortlisted
@@ -23,12 +25,15 @@ class Pruner:
     def __init__(self, estimator: Estimator) -> None:
         self.estimator, self.tuner = estimator, estimator.tuner
 
-    def shortlist(self, problem: Problem) -> Shortlist:
-        """Return which kernels of a new problem are to be compiled; empty where none must be pruned."""
+    def shortlist(self, problem: Problem, missing: Collection[str] | None = None) -> Shortlist:
+        """Return which kernels of a new problem are to be compiled; empty where none must be pruned.
+
+        ``missing`` are those that aren't compiled, if that is known.
+        """
         most = self.tuner.effort.compiled
         if not most or problem.view:
             return EVERY
-        missing = set(uncompiled(self.tuner, problem))
+        missing = set(uncompiled(self.tuner, problem) if missing is None else missing)
         if not missing:
             return EVERY
         able = self.estimator.able(problem)[1]

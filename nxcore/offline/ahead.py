@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import torch
 
+from nxcore.choose.ahead import uncompiled
 from nxcore.choose.chooser import torch_alone
 from nxcore.choose.contenders import Choice
 from nxcore.choose.estimate.estimator import Estimator
@@ -270,7 +271,9 @@ def _turns(recall: Recall, cells: Iterable[Cell], again: bool) -> Iterator[Turn[
         with deterministic(cell.deterministic):
             page = None if again else recall.wisdom.read(problem)
             if not (page and _complete(recall, problem, page)) and not torch_alone(problem):
-                turn = replace(turn, problem=problem, shortlist=pruner.shortlist(problem))
+                missing = tuple(uncompiled(recall.tuner, problem))
+                listed = pruner.shortlist(problem, missing)
+                turn = replace(turn, problem=problem, missing=missing, shortlist=listed)
         yield turn
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from nxcore.choose.ahead import Name, Orders, pays, tasks
@@ -36,8 +36,10 @@ class Turn(Generic[Of]):
         The problem, if its kernels are to be raced.
     after : str
         Of two with the same text, the first is measured first.
+    missing : tuple of str
+        The kernels that must be compiled.
     shortlist : Shortlist
-        The kernels that are raced.
+        Those of them that are raced.
     needs : frozenset
         The tasks of workers that it waits for.
     """
@@ -45,6 +47,7 @@ class Turn(Generic[Of]):
     of: Of
     problem: Problem | None = None
     after: str = ""
+    missing: tuple[str, ...] = ()
     shortlist: Shortlist = EVERY
     needs: frozenset[Name] = field(default_factory=frozenset)
 
@@ -110,10 +113,10 @@ class Turns(Generic[Of]):
     def _ordered(self, turn: Turn[Of]) -> Turn[Of]:
         if turn.problem is None or self._orders is None:
             return turn
-        pruned = turn.shortlist.pruned
-        wanted = {n: t for n, t in tasks(self._tuner, turn.problem).items() if t[1] not in pruned}
+        labels = [label for label in turn.missing if label not in turn.shortlist.pruned]
+        wanted = tasks(self._tuner, turn.problem, labels)
         self._orders.place(wanted)
-        return Turn(turn.of, turn.problem, turn.after, turn.shortlist, frozenset(wanted))
+        return replace(turn, needs=frozenset(wanted))
 
     def _ready(self) -> Turn[Of] | None:
         """Return the first turn that waits for no task, and for none before it with the same text."""

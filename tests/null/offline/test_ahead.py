@@ -152,7 +152,7 @@ def test_in_a_row_a_clear_race_ends_after_eight_blocks(machine):
 def test_in_a_row_a_kernel_that_is_known_to_be_slow_is_left_out(machine, monkeypatch):
     why = Refusal(Code.PRUNED, "known to be slow")
     listed = Shortlist(("fast",), 8, {"slow": why})
-    monkeypatch.setattr(Pruner, "shortlist", lambda self, problem: listed)
+    monkeypatch.setattr(Pruner, "shortlist", lambda self, problem, missing: listed)
     session = machine.process(slow=30)
     cells = ahead.of_samples(session.registry, CPU, ["add"], samples=["prime"], dtypes=["float32"])
     assert [row.chosen for row in ahead.tuned(session, cells, effort=ahead.IN_A_ROW)] == ["fast"]

@@ -47,21 +47,22 @@ def problem(size, device="cuda"):
 
 @pytest.fixture
 def workers(monkeypatch):
-    monkeypatch.setattr(ahead, "uncompiled", lambda tuner, problem: ["gpu", "other"][: tuner.kernels])
     monkeypatch.setattr(ahead, "steps", lambda *_: [""])
     return Slow()
 
 
-def tuner(workers, kernels=1):
+def tuner(workers):
     registry = fakes.registry(fakes.backend("gpu"), fakes.backend("other"))
-    made = Tuner(registry, Gate(registry, Store()), workers=workers)
-    made.kernels = kernels
-    return made
+    return Tuner(registry, Gate(registry, Store()), workers=workers)
+
+
+def to_compile(of, size, after="", device="cuda", **how):
+    return Turn(of, problem(size, device), after, **({"missing": ("gpu",)} | how))
 
 
 def test_on_a_gpu_kernels_are_compiled_while_others_are_measured(workers, monkeypatch):
     monkeypatch.setattr(turns, "TOGETHER", 3)
-    wanted = [Turn(n, problem(n), after=str(n)) for n in (1, 2, 3, 4)]
+    wanted = [to_compile(n, n, str(n)) for n in (1, 2, 3, 4)]
     order = iter(Turns(tuner(workers), wanted))
     ask = workers.ask
     workers.ask = lambda *args, **how: (ask(*args, **how), args[0]["x"].shape[0] == 2 and workers.answer(2))
@@ -76,7 +77,7 @@ def test_on_a_gpu_kernels_are_compiled_while_others_are_measured(workers, monkey
 
 
 def test_a_call_waits_for_its_gradient(workers):
-    wanted = [Turn("backward", problem(1), "add"), Turn("forward", problem(2), "add"), Turn("known")]
+    wanted = [to_compile("backward", 1, "add"), to_compile("forward", 2, "add"), Turn("known")]
     order = iter(Turns(tuner(workers), wanted, ends=time.monotonic() + 60))
     ask = workers.ask
     workers.ask = lambda *args, **how: (ask(*args, **how), args[0]["x"].shape[0] == 2 and workers.answer(2))
@@ -89,7 +90,7 @@ def test_on_a_processor_nothing_is_compiled_while_it_is_measured(workers, monkey
     monkeypatch.setattr(turns, "TOGETHER", 2)
     ask = workers.ask
     workers.ask = lambda *args, **how: (ask(*args, **how), workers.answer(args[0]["x"].shape[0]))
-    order = iter(Turns(tuner(workers), [Turn(n, problem(n, "cpu"), str(n)) for n in (1, 2, 3)]))
+    order = iter(Turns(tuner(workers), [to_compile(n, n, str(n), "cpu") for n in (1, 2, 3)]))
     assert next(order).of == 1
     assert [n for n, _ in workers.asked] == [1, 2]
     assert next(order).of == 2
@@ -100,7 +101,7 @@ def test_on_a_processor_nothing_is_compiled_while_it_is_measured(workers, monkey
 
 def test_the_end_of_the_time_is_not_waited_past(workers):
     began, before = time.monotonic(), tally.seconds()["compile wait"]
-    assert list(Turns(tuner(workers), [Turn(1, problem(1))], ends=began + 0.2)) == []
+    assert list(Turns(tuner(workers), [to_compile(1, 1)], ends=began + 0.2)) == []
     assert 0.2 <= time.monotonic() - began < 3
     assert tally.seconds()["compile wait"] - before >= 0.1
     assert list(Turns(tuner(workers), [Turn(1)], ends=began)) == []
@@ -110,8 +111,8 @@ def test_what_is_pruned_is_not_compiled(workers):
     ask = workers.ask
     workers.ask = lambda *args, **how: (ask(*args, **how), workers.answer(1, args[1]))
     listed = Shortlist(("gpu",), 8, {"other": Refusal(Code.PRUNED, "slow")})
-    wanted = [Turn("some", problem(1), shortlist=listed)]
-    assert [turn.shortlist for turn in Turns(tuner(workers, 2), wanted)] == [listed]
+    wanted = [to_compile("some", 1, missing=("gpu", "other"), shortlist=listed)]
+    assert [turn.shortlist for turn in Turns(tuner(workers), wanted)] == [listed]
     assert workers.asked == [(1, "gpu")]
 
 
@@ -126,5 +127,5 @@ def test_without_workers_turns_are_read_one_by_one():
 def test_a_failed_compilation_is_logged_and_its_turn_comes(workers, caplog):
     ask = workers.ask
     workers.ask = lambda *args, **how: (ask(*args, **how), workers.answer(1, why="no compiler"))
-    assert [turn.of for turn in Turns(tuner(workers), [Turn("some", problem(1))])] == ["some"]
+    assert [turn.of for turn in Turns(tuner(workers), [to_compile("some", 1)])] == ["some"]
     assert "compile: gpu of add: no compiler" in caplog.text
