@@ -16,6 +16,7 @@ from nxcore.spec.problem import Problem, TensorMeta
 from nxcore.spec.product import Product
 from nxcore.spec.reduction import Reduction
 from nxcore.spec.spec import FLOATS
+from nxcore.spec.window import pair
 
 Need = Callable[[Problem], Verdict]
 
@@ -24,6 +25,9 @@ LONGEST = 2**31 - 512
 
 MOST = 65535
 """The most products of a call: blocks along one axis of a grid."""
+
+PARTS = 16
+"""The most parts of an image's gradient, each of which is a launch."""
 
 INTEGERS = (torch.uint8, torch.int32)
 """The dtypes of offsets and other small integers."""
@@ -152,6 +156,8 @@ def at_most(most: int, what: str, count: Callable[[Problem], int]) -> Need:
 def few_channels(most: int, taps: int) -> Need:
     """Return the need of a convolution of groups of few channels, in and out, by filters of few taps.
 
+    Of its gradients, also that of a small stride: see ``turned_windows``.
+
     >>> need = few_channels(2, 9)
     >>> spec = nxcore.ops.conv2d.spec
     >>> need(Problem.of(spec, spec.bind(torch.ones(4, 3, 3), torch.ones(2, 4, 3, 3)))).reason
@@ -167,8 +173,17 @@ def few_channels(most: int, taps: int) -> Need:
             at_most(most, "channels of a group", lambda problem: problem["weight"].shape[1]),
             at_most(most, "channels out of a group", made),
             at_most(taps, "taps of a filter", lambda problem: math.prod(problem["weight"].shape[2:])),
+            at_most(PARTS, "parts of an image's gradient, one for each phase of the stride", _parts),
         ),
     )
+
+
+def _parts(problem: Problem) -> int:
+    """Return in how many parts a convolution's image's gradient is made, 0 where none is asked for."""
+    if not isinstance(problem.outputs, tuple) or problem.outputs[0] is None:
+        return 0
+    strides = pair(problem["stride"], "stride")
+    return math.prod(min(n, s) for n, s in zip(problem["x"].shape[-2:], strides, strict=True))
 
 
 def _every(asked: Iterable[Need], problem: Problem) -> Verdict:

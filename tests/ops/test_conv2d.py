@@ -134,6 +134,21 @@ def test_what_is_torchs_is_declined_with_its_number(backend, x, weight, reason):
         assert found.reason.startswith(("needs CUDA tensors", reason))
 
 
+@pytest.mark.parametrize("backend", ["numba", "cuda", "triton"])
+@pytest.mark.parametrize(("size", "stride"), [(40, 5), (40, 4), (3, 9)], ids=str)
+def test_an_images_gradient_of_a_large_stride_is_torchs(backend, size, stride):
+    module = pytest.importorskip(f"nxcore_{backend}")
+    (kernel,) = (k for k in module.KERNELS if k.op == "conv2d_backward")
+    x, weight = torch.ones(1, 2, size, size), torch.ones(3, 2, 3, 3)
+    grad = torch.ones_like(functional.conv2d(x, weight, None, stride))
+    for mask, phases in (((True, True, True), min(size, stride) ** 2), ((False, True, True), 0)):
+        found = kernel.accepts(Problem.of(BACKWARD, BACKWARD.bind(grad, x, weight, stride, output_mask=mask)))
+        if found.reason.startswith("needs CUDA tensors"):
+            continue
+        assert bool(found) == (phases <= 16), found.reason
+        assert bool(found) or found.reason.endswith(f"one for each phase of the stride, got {phases}")
+
+
 @pytest.mark.parametrize("shape", [(2, 4, 21, 37), (1, 3, 70, 300), (3, 2, 8, 64)], ids=str)
 @pytest.mark.parametrize("stride", [1, 2, 3])
 def test_tiles_of_the_cpu_meet_at_their_edges(shape, stride):
