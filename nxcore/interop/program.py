@@ -188,6 +188,8 @@ def record(call: Callable[..., Any], args: tuple[Any, ...]) -> Program:
         noted.reset(token)
     contexts, drivers = {n.context for n in launches}, {n.driver for n in launches}
     teams = {n.team for n in launches if n.team}
+    if launches.leaves:
+        raise ValueError("it leaves sums to a captured call")
     if made.others or len(contexts) != 1 or len(drivers) != 1 or len(teams) > 1:
         raise ValueError(
             f"it makes {len(launches)} launches, and calls {', '.join(made.others) or 'nothing'}"
@@ -209,8 +211,6 @@ def record(call: Callable[..., Any], args: tuple[Any, ...]) -> Program:
         holes += [(at, ITSELF, to) for at, to in launch.inside]
         about = launch.shape, launch.parameters, launch.floats
         steps.append(Step(launch.function, launch.block, tuple(holes), *about))
-    if launches.eager:  # what has a ticket isn't repeated while a graph is captured
-        tickets.append(1)
     (context,), (driver,) = contexts, drivers
     on_gpu = any(n.shape for n in launches)
     return Program(

@@ -69,11 +69,11 @@ class Noted(list[Launched]):
 
     Attributes
     ----------
-    eager : bool
-        Whether the plan may do something else while a graph is captured.
+    leaves : bool
+        Whether the plan may leave sums to a captured call (``nxcore.plugin.sums_of``).
     """
 
-    eager = False
+    leaves = False
 
 
 noted: ContextVar[Noted | None] = ContextVar("nxcore_noted", default=None)

@@ -77,8 +77,8 @@ class TestCuda:
             for _ in range(2):
                 same(made(*args), want)
             repeated += made.programs()
-        # Of add_backward's results most are views of its argument.
-        assert repeated or op == "add_backward"
+        # Of add_backward's results most are views of its argument; the other may leave sums to a capture.
+        assert repeated or op in ("add_backward", "sep_conv2d_backward")
 
     def test_threads_of_the_program_share_a_plan(self):
         if not emulated():
@@ -160,7 +160,8 @@ class TestOnAGpu:
             for _ in range(3):
                 same(made(*args), want)
             repeated += made.programs()
-        assert repeated or op == "add_backward" or not met
+        leaves = op == "sep_conv2d_backward" and package != "nxcore_triton"
+        assert repeated or op == "add_backward" or leaves or not met
 
     def test_it_launches_on_the_current_stream(self, package):
         x, y = torch.randn(2, 1 << 20, device="cuda").unbind()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nxcore.interop import native, program
-from nxcore.plugin import Launched, note
+from nxcore.plugin import Launched, note, sums_of
 from nxcore.spec import launched
 
 EXTENSION = native.found().extension
@@ -156,6 +156,13 @@ class TestRepeating:
         made(torch.ones(4), 1)
         made(torch.ones(9)[1:5], 1)
         assert (len(driver.launches), len(calls)) == (1, 1)
+
+    def test_a_plan_that_may_leave_sums_to_a_captured_call_is_pythons(self, path):
+        driver = Driver()
+        made, calls = plan(driver, also=lambda x: sums_of(x))
+        for _ in range(3):
+            made(torch.ones(4), 1)
+        assert (made.programs(), len(calls)) == (0, 3)
 
     def test_one_tensor_given_twice_is_no_example(self, path):
         driver = Driver()
