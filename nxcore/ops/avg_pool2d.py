@@ -314,6 +314,11 @@ def gradient_check(size: Any, *rest: Any) -> None:
     require_memory_format(form, len(size))
 
 
+def gradient_outputs(grad: Any, size: Any, *rest: Any) -> TensorMeta:
+    """Describe the gradient."""
+    return laid_out(tuple(size), rest[-1], grad.dtype, grad.device)
+
+
 def gradient_cost(grad: Any, size: Any, *window: Any) -> Cost:
     """Count grad read once, the input's gradient written once; one addition for each tap."""
     written = torch.Size(size).numel() * grad.element_size()
@@ -375,4 +380,5 @@ BACKWARD = backward_of(
     samples=GRADIENT_SAMPLES,
     errors=GRADIENT_ERRORS,
     terms=gradient_terms,
+    outputs=gradient_outputs,
 )

@@ -24,7 +24,9 @@ from nxcore.plugin import (
     OpSpec,
     Param,
     Sample,
+    TensorMeta,
     Way,
+    laid_out,
     memory_format,
     rand,
     require_image,
@@ -102,6 +104,12 @@ def check(x: Any, weight: Any, stride: Any, padding: Any, dilation: Any) -> None
             require_integers(value, name)
     outputs = window_of(x, weight, stride, padding, dilation).outputs
     require_size((*x.shape[:-2], *outputs), "the result's size")
+
+
+def outputs(x: Any, weight: Any, *rest: Any) -> TensorMeta:
+    """Describe the result."""
+    shape = (*x.shape[:-2], *window_of(x, weight, *rest).outputs)
+    return laid_out(shape, memory_format(x), x.dtype, x.device)
 
 
 def ways(x: Any, *rest: Any) -> tuple[Way, ...]:
@@ -239,6 +247,7 @@ SPEC = OpSpec(
     magnitude=magnitude,
     terms=terms,
     ways=ways,
+    outputs=outputs,
     gradient=Gradient("depthwise_conv2d_backward", _backward, saves=("x", "weight")),
     autocast=LOWER,
 )

@@ -14,7 +14,19 @@ import torch
 from torch import Tensor
 
 from nxcore.ops.depthwise_conv2d import SPEC as FORWARD
-from nxcore.plugin import Cost, Layout, Sample, Window, backward_of, dense, memory_format, rand, window_of
+from nxcore.plugin import (
+    Cost,
+    Layout,
+    Sample,
+    TensorMeta,
+    Window,
+    backward_of,
+    dense,
+    laid_out,
+    memory_format,
+    rand,
+    window_of,
+)
 
 BOTH = (True, True)
 Pairs = int | tuple[int, int]
@@ -87,6 +99,14 @@ def reference(
         # The cut leaves gaps, and torch's meta device chooses another format where grad's differs.
         x_grad = dense(x_grad, memory_format(x))
     return x_grad, weight_grad
+
+
+def outputs(grad: Any, x: Any, weight: Any, *rest: Any) -> tuple[TensorMeta | None, ...] | None:
+    """Describe the gradients; None where torch chooses the format of the filters' gradient."""
+    if rest[-1][1] and not all(t.is_contiguous() for t in (grad, x, weight)):
+        return None
+    described = [laid_out(tuple(t.shape), memory_format(t), t.dtype, t.device) for t in (x, weight)]
+    return tuple(meta if wanted else None for meta, wanted in zip(described, rest[-1], strict=True))
 
 
 def cost(grad: Any, x: Any, weight: Any, *rest: Any) -> Cost:
@@ -165,4 +185,5 @@ SPEC = backward_of(
     given=_with_grad,
     samples=SAMPLES,
     terms=terms,
+    outputs=outputs,
 )

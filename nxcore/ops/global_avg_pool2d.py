@@ -28,7 +28,10 @@ from nxcore.plugin import (
     OpSpec,
     Param,
     Sample,
+    TensorMeta,
     backward_of,
+    laid_out,
+    memory_format,
     rand,
     require_image,
     require_size,
@@ -71,6 +74,11 @@ def check(x: Any) -> None:
     """Raise unless the operator is defined for the arguments."""
     require_tensor(x, "x")
     require_image(x)
+
+
+def outputs(x: Any) -> TensorMeta:
+    """Describe the means."""
+    return laid_out((*x.shape[:-2], 1, 1), memory_format(x), x.dtype, x.device)
 
 
 def cost(x: Any) -> Cost:
@@ -136,6 +144,7 @@ SPEC = OpSpec(
     idioms=MappingProxyType({"mean": by_mean}),
     ways=ways,
     gradient=Gradient("global_avg_pool2d_backward", _backward),
+    outputs=outputs,
     autocast=SAME,
 )
 
@@ -184,6 +193,15 @@ def each_channel(size: Any) -> tuple[int, ...]:
     return (*size[:-2], 1, 1)
 
 
+def gradient_outputs(grad: Any, size: Any) -> TensorMeta | None:
+    """Describe the view of a row-major gradient; None for others, of which torch chooses the strides."""
+    if not grad.is_contiguous() or not all(type(n) is int and n for n in size):
+        return None
+    own = TensorMeta.row_major(tuple(grad.shape), grad.dtype, grad.device).strides
+    strides = tuple(s if n == m else 0 for s, n, m in zip(own, grad.shape, size, strict=True))
+    return TensorMeta(tuple(size), strides, grad.dtype, grad.device)
+
+
 def gradient_cost(grad: Any, size: Any) -> Cost:
     """Count grad read once, one value written for each channel."""
     return Cost(bytes=2 * grad.nbytes, flops=grad.numel())
@@ -215,4 +233,5 @@ BACKWARD = backward_of(
     ),
     terms=lambda grad, size: 1,
     view=lambda grad, size: True,
+    outputs=gradient_outputs,
 )

@@ -95,6 +95,12 @@ SAMPLES = (
     Sample("ties", (rand(2, 3, 6, 7, values="zeros"),), tags=DEGENERATE),
 )
 
+
+def outputs(x: Any) -> TensorMeta:
+    """Describe the maxima."""
+    return laid_out((*x.shape[:-2], 1, 1), memory_format(x), x.dtype, x.device)
+
+
 SPEC = OpSpec(
     name="global_max_pool2d",
     params=(Param("x", "tensor"),),
@@ -114,6 +120,7 @@ SPEC = OpSpec(
         forward="global_max_pool2d_with_offsets",
         covers=lambda x: x.shape[-2] * x.shape[-1] < NUMBERED,
     ),
+    outputs=outputs,
     autocast=SAME,
 )
 

@@ -8,6 +8,7 @@ of equal elements counts, and the last NaN.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch.nn import functional
 from nxcore.ops.global_avg_pool2d import ERRORS
 from nxcore.ops.global_avg_pool2d import check as check_image
 from nxcore.ops.global_max_pool2d import NUMBERED, SAMPLES
-from nxcore.plugin import SAME, Cost, InvalidInputError, OpSpec, Param
+from nxcore.plugin import SAME, Cost, InvalidInputError, OpSpec, Param, TensorMeta, laid_out, memory_format
 
 
 def reference(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -59,6 +60,12 @@ def check(x: Any) -> None:
         )
 
 
+def outputs(x: Any) -> tuple[TensorMeta, TensorMeta]:
+    """Describe the maxima and the offsets."""
+    largest = laid_out((*x.shape[:-2], 1, 1), memory_format(x), x.dtype, x.device)
+    return largest, replace(largest, dtype=torch.int32)
+
+
 def cost(x: Any) -> Cost:
     """Count x read once, maxima and offsets written once; one comparison for each element."""
     written = torch.Size(x.shape[:-2]).numel() * (x.element_size() + torch.int32.itemsize)
@@ -81,5 +88,6 @@ SPEC = OpSpec(
     magnitude=magnitude,
     terms=lambda x: 1,
     exact=True,
+    outputs=outputs,
     autocast=SAME,
 )

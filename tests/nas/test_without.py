@@ -30,6 +30,8 @@ for _ in range(12):
     loss = cross_entropy(net(images, *logits.unbind(0)), labels)
     torch.autograd.grad(loss, [logits, *net.parameters()])
 found = nxcore.status()
+# A machine's first import of them takes seconds, which a first step would wait for.
+assert not {"sympy", "torch._dynamo", "torch._inductor"} & set(sys.modules), "torch's compiler was imported"
 print(json.dumps([found.to_dict()["tally"], len(swap.replaced), found.counts, float(loss)]))
 """
 
