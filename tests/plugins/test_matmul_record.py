@@ -11,6 +11,15 @@ import torch
 from nxcore.plugin import Product, TensorMeta
 
 RECORD = Path(__file__).parents[2] / "benchmarks/results/nvidia-h200/2026-11-23-matmul.json"
+PAGE = RECORD.parents[3] / "docs/performance/matmul.md"
+PLAIN = (
+    "256x256x256",
+    "1023x1023x1023",
+    "1025x1025x1025",
+    "1536x1536x1536",
+    "3072x3072x3072",
+    "4097x4097x4097",
+)
 CASES = json.loads(RECORD.read_text())["cases"]
 
 
@@ -25,19 +34,23 @@ def product(case):
     return Product.of(*map(TensorMeta.of, (a, b, torch.matmul(a, b))))
 
 
-def test_the_chosen_tile_is_near_the_fastest_of_the_record():
-    matmul = pytest.importorskip("nxcore_cuda.matmul")
+def entrant(matmul, tile):
+    """Return the name of a tile in the record."""
     names = {
         matmul.LARGE: "M16-resident",
         matmul.MIDDLE: "S16",
         matmul.SMALL: "T32x2",
         matmul.LEAST: "U32x4",
     }
+    return f"cuda {names[replace(tile, parts=1)]}" + (f"/{tile.parts}" if tile.parts > 1 else "")
+
+
+def test_the_chosen_tile_is_near_the_fastest_of_the_record():
+    matmul = pytest.importorskip("nxcore_cuda.matmul")
     shares = []
     for record in CASES:
         times = {row["entrant"]: row["us"] for row in record["rows"] if row["entrant"].startswith("cuda")}
-        tile = matmul.choose(product(record["case"]))
-        name = f"cuda {names[replace(tile, parts=1)]}" + (f"/{tile.parts}" if tile.parts > 1 else "")
+        name = entrant(matmul, matmul.choose(product(record["case"])))
         if name in times:
             shares.append(min(times.values()) / times[name])
     assert len(shares) >= len(CASES) - 2
@@ -54,3 +67,27 @@ def test_the_chosen_tile_of_triton_is_near_the_fastest_of_the_squares():
         name = f"triton {tile.tall}x{tile.wide}x{tile.depth}{'w4' * (tile.warps == 4)}"
         share = min(times.values()) / times[name + f"/{tile.parts}" * (tile.parts > 1)]
         assert share >= (0.97 if record["case"]["name"] != "512" else 0.85)
+
+
+def test_the_table_of_the_page_is_the_records():
+    matmul = pytest.importorskip("nxcore_cuda.matmul")
+    page = PAGE.read_text(encoding="utf-8")
+    for record in (r for r in CASES if r["case"]["name"] in ("512", "1024", "2048", "4096", *PLAIN)):
+        times = {row["entrant"]: row["us"] for row in record["rows"]}
+        base = times["cublas"]
+        chosen = base / times[entrant(matmul, matmul.choose(product(record["case"])))]
+        best = [_best(times, kind) for kind in ("cuda ", "triton ", "fp32x ")]
+        tflops = f"{record['rows'][0]['tflops']:.1f}"
+        cells = [
+            record["case"]["name"].split("x")[0],
+            f"{base:.1f} us, {tflops} TFLOP/s",
+            best[0],
+            f"{chosen:.2f}",
+            *best[1:],
+        ]
+        assert f"| {' | '.join(cells)} |" in page
+
+
+def _best(times, kind):
+    own = {name: us for name, us in times.items() if name.startswith(kind)}
+    return f"{times['cublas'] / min(own.values()):.2f}" if own else ""
