@@ -121,10 +121,8 @@ class Together:
                 parts, self.count = sums.split([g.numel() for g in one.given]), self.count + len(places)
             for place, zeros, part in zip(places, one.given, parts, strict=True):
                 own, given = part.view(zeros.shape), grads[place]
-                if (
-                    given is not None and given.data_ptr() != zeros.data_ptr()
-                ):  # a second derivative adds another
-                    own = given + own
+                if given is not None and given.data_ptr() != zeros.data_ptr():
+                    own = given + own  # that of a second derivative
                 grads[place] = own
         return grads
 
