@@ -59,7 +59,7 @@ def shortlisted(
     wins : Mapping
         Label -> number of other problems of the operator that it won.
     most : int
-        The most kernels to compile.
+        The most kernels to compile. If there are fewer, none is left out for lack of knowledge.
     """
     best = min(predicted.values(), default=0.0)
     known = sorted((predicted[label], label) for label in backends if label in predicted)
@@ -74,7 +74,7 @@ def shortlisted(
     taken: dict[str, str] = {}
     for label in _ranked([label for label in backends if label not in predicted], wins):
         first = taken.setdefault(backends[label], label)
-        if first == label:
+        if first == label or most > len(backends):
             order.append(label)
         else:
             pruned[label] = _refusal(f"not compiled: nothing is known of it, and {first} is of its toolkit")

@@ -52,6 +52,12 @@ def test_of_a_toolkit_that_nothing_is_known_of_one_kernel_is_compiled():
     assert "a-more is of its toolkit" in found.pruned["a"].reason
 
 
+def test_where_all_may_be_compiled_only_what_is_known_to_be_slow_is_left_out():
+    predicted = {"torch": 10, "b": 16}
+    found = shortlisted({"a": "A", "a-more": "A", "b": "B"}, predicted, {}, ahead.IN_A_ROW.compiled)
+    assert (found.order, set(found.pruned)) == (("a", "a-more"), {"b"})
+
+
 class Machine:
     """Backends that compile what isn't on ``disk``, and note it."""
 
