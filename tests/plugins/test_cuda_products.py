@@ -114,6 +114,8 @@ def test_every_tile_of_split_factors_has_the_error_of_float32(tile, a_turned, b_
         ((16, 4096, 4096), matmul.MIDDLE, 8),
         ((5, 6, 7), matmul.LEAST, 1),
         ((1, 64, 70000), matmul.MIDDLE, 1),
+        ((4, 0, 3), matmul.LEAST, 1),
+        ((0, 4, 3), matmul.LEAST, 1),
     ],
 )
 def test_the_shape_alone_chooses_the_tile(shape, tile, parts):

@@ -121,12 +121,13 @@ def choose(product: Product) -> Tile:
     """Return the tile of the least cost; as many blocks share one as fill half a GPU to four."""
     p = product
     load = LOAD if all(way.vectors for way in Way.both(p)) else LOAD_ONE
-    most, count = p.terms // (2 * LEAST.depth), math.prod(p.batch)
+    terms, count = max(p.terms, 1), math.prod(p.batch)
+    most = terms // (2 * LEAST.depth)
     found = {}
     for tile in ALONE_AND_EACH:
-        tiles = count * -(-p.rows // tile.tall) * -(-p.columns // tile.wide)
+        tiles = max(count * -(-p.rows // tile.tall) * -(-p.columns // tile.wide), 1)
         for parts in sorted({max(min(fill // tiles, most), 1) for fill in FILLS}):
-            found[tile, parts] = _cost(p.terms, tiles, tile, parts, load)
+            found[tile, parts] = _cost(terms, tiles, tile, parts, load)
     tile, parts = min(found, key=found.__getitem__)
     return replace(tile, parts=parts)
 
