@@ -28,9 +28,17 @@ GPU_PARTS = 16
 ILL = 0.06
 """The share of trees whose float32 in torch itself is further from float64 than rounding errors explain."""
 
-SHARES = {"triton": (0.0, 0.55), "jax": (0.55, 0.65), "cuda": (0.65, 0.995), "numba": (0.995, 1.0)}
+SHARES = {
+    "triton": (0.0, 0.55),
+    "jax": (0.55, 0.65),
+    "cuda": (0.65, 0.985),
+    "numba-cuda": (0.985, 0.995),
+    "numba": (0.995, 1.0),
+}
 """The trees of each backend, as parts of all: few where compiling a tree takes a second."""
-ON_GPU = {"triton": (0.0, 0.4), "cuda": (0.4, 0.7), "cupy": (0.7, 1.0)}
+ON_GPU = {"triton": (0.0, 0.4), "cuda": (0.4, 0.7), "cupy": (0.7, 0.99), "numba-cuda": (0.99, 1.0)}
+MODULES = {"numba-cuda": "nxcore_numba.gpu"}
+"""The packages of backends that aren't named after them."""
 
 
 def jitted(found):
@@ -60,7 +68,8 @@ def compiled(backend, found):
 
         with using(HOST):
             return pointwise.compiled(found)
-    return importlib.import_module(f"nxcore_{backend}.pointwise").compiled(found)
+    package = MODULES.get(backend, f"nxcore_{backend}")
+    return importlib.import_module(f"{package}.pointwise").compiled(found)
 
 
 def drawn(seeds):

@@ -73,13 +73,23 @@ KERNELS: tuple[Kernel, ...] = (
 )
 
 
-PRINTERS = kernels(
-    "nxcore_numba",
-    {"pointwise": {"accepts": accepts.expressions, "in_place_safe": True, "uses": accepts.GENERATED}},
-    dtypes=FLOATS,
-    deterministic=True,
-    replay="nxcore_numba.threads:replay",
-    announces=True,
+PRINTERS = (
+    *kernels(
+        "nxcore_numba",
+        {"pointwise": {"accepts": accepts.expressions, "in_place_safe": True, "uses": accepts.GENERATED}},
+        dtypes=FLOATS,
+        deterministic=True,
+        replay="nxcore_numba.threads:replay",
+        announces=True,
+    ),
+    *kernels(
+        "nxcore_numba.gpu",
+        {"pointwise": {"accepts": accepts.cuda_expressions, "in_place_safe": True}},
+        probe=probe_cuda,
+        variant="cuda",
+        dtypes=accepts.CUDA_FLOATS,
+        deterministic=True,
+    ),
 )
 
 

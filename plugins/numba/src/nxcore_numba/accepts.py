@@ -137,6 +137,11 @@ CUDA = _table(
 expressions = partial(needs, device=_cpu)(fits(FLOATS, dims.DIMS), dtypes=(*FLOATS, torch.bool))
 """The requirement on a call of an expression's operator, on the CPU."""
 
+cuda_expressions = partial(needs, device=_cuda)(
+    fits(CUDA_FLOATS, dims.DIMS), _simulated, dtypes=(*CUDA_FLOATS, torch.bool)
+)
+"""The same on CUDA."""
+
 GENERATED = (
     *(
         f"nxcore_numba.functions:{name}"
