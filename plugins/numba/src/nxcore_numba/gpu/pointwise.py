@@ -9,7 +9,7 @@ import torch
 
 from nxcore.plugin import Elementwise, Statements, alike, generated, planned, spelled
 from nxcore_numba.dims import DIMS, collapse
-from nxcore_numba.gpu.launch import SIMULATED, Launch, blocks_for, cuda
+from nxcore_numba.gpu.launch import SIMULATED, Launch, blocks_for
 
 FUNCTIONS = np if SIMULATED else math
 """What computes the functions: Python's raise where a device's are infinite or NaN."""
