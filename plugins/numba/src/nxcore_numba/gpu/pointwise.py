@@ -12,7 +12,7 @@ from nxcore_numba.dims import DIMS, collapse
 from nxcore_numba.gpu.launch import SIMULATED, Launch, blocks_for
 
 FUNCTIONS = np if SIMULATED else math
-"""The module of the functions: in the simulator numpy's, since Python's raise where a device's are infinite."""
+"""The functions' module; numpy's in the simulator, since Python's raise where a device's are infinite."""
 
 CALLED = ("exp", "expm1", "log", "log1p", "sqrt", "sin", "cos", "tanh")
 
