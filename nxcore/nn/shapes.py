@@ -47,6 +47,7 @@ class Shapes:
         if met >= MET or torch.compiler.is_compiling() or internals.backward_pass() != -1:
             return False
         if met in (0, MET - 1) and unfit():  # which takes longer than all else
+            self.roam = False  # no shape may ever be counted, and nothing would wake the modules
             return False
         if met == MET - 1:
             self.roam = False

@@ -171,6 +171,7 @@ class Steps:
         self._drop()
         if (model := self._of()) is not None:
             self._apply(model, frozenset())
+            self._groups.look(model)  # nothing would wake those that rest while no shape came back
             if exchange.watch_of(model) is self:
                 exchange.release(model)
 

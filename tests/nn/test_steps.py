@@ -244,6 +244,28 @@ def test_modules_come_to_rest_between_blocks_which_end_then() -> None:
     assert over(model)._modes[True, False].state == steps.TORCHS
 
 
+@torch.no_grad()
+def test_no_module_rests_for_new_shapes_that_nothing_would_wake(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session(Settings(), fakes.registry(fakes.backend()))
+    serve_by(session, monkeypatch)
+    ended, uncounted = (nn.Sequential(nn.MaxPool2d(3, 1, 1)) for _ in range(2))
+    for model in (ended, uncounted):
+        nxcore.accelerate(model, watch=False)
+        assert exchange.hold(model, steps.Steps(model, session))
+
+    def meet(model: nn.Module) -> None:
+        for n in range(AFTER):
+            model(torch.ones(1, 4, 8, 8 + n))
+
+    meet(ended)
+    assert rests(ended[0])
+    over(ended).end()
+    assert not rests(ended[0])
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        meet(uncounted)
+    assert not rests(uncounted[0])
+
+
 def test_one_model_at_a_time_has_a_block(make: Make) -> None:
     """A step of one lasts until its next call, and so contains a step of the other."""
     first, second = make(BatchNorm2d=(0.01, 0.02)), make(BatchNorm2d=(0.02, 0.01))
