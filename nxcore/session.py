@@ -170,8 +170,7 @@ class Session:
     @property
     def learning(self) -> bool:
         """Whether any frequent problem is still in exploration."""
-        found = (exploration(choice.call) for choice in list(self.chooser.choices.values()))
-        return any(e is not None and e.known and not e.over for e in found)
+        return any(e.known and not e.over for e in self.chooser.explorations())
 
     def hold(self, lock: Lock, policy: str) -> None:
         """Use ``lock`` from now on, and ``policy`` for problems that the lock doesn't hold."""

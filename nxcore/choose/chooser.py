@@ -16,6 +16,7 @@ from nxcore.choose.ahead import SEVERAL, compiled, pays
 from nxcore.choose.contenders import Choice
 from nxcore.choose.estimate.estimator import Estimator
 from nxcore.choose.learn.doubt import Doubts
+from nxcore.choose.learn.exploration import Exploration, exploration
 from nxcore.choose.learn.learner import Learner, Wrap
 from nxcore.choose.learn.watch import Watch
 from nxcore.choose.learn.watches import Watches
@@ -275,6 +276,11 @@ class Chooser:
         if self.recall.wisdom.holds(problem) or not (found := self.estimator.between(problem, args)):
             return None
         return self.doubts.over(found, problem)
+
+    def explorations(self) -> list[Exploration]:
+        """Return the explorations of this process, those that are over included."""
+        found = (exploration(choice.call) for choice in list(self.choices.values()))
+        return [e for e in found if e is not None]
 
     def _compile(self, problem: Problem, listed: Shortlist) -> None:
         """Have workers compile the first kernels of a shortlist at the same time, if that is faster."""

@@ -29,6 +29,9 @@ MET = 12
 """Calls before a capture: more than an exploration needs to start
 (``nxcore.choose.learn.exploration.MET``)."""
 
+SETTLED = 3
+"""Calls before a capture where every problem is decided, as on a device with records."""
+
 AGAIN = 64
 """Calls after which a capture is tried again, for example because of an exploration."""
 
@@ -58,7 +61,7 @@ class Part:
     >>> part(torch.nn.Identity(), torch.ones(2))
     tensor([2., 2.])
     >>> part.state
-    'runs: met 1 of 12 times'
+    'runs: calls so far: 1'
     """
 
     def __init__(
@@ -180,9 +183,12 @@ class Part:
             met, first = self._met.get(key, (0, self._calls))
             met += 1
             self._met[key] = met, first
-            if met < MET or (met - MET) % AGAIN:
-                self._why = self._why if met > MET else f"met {met} of {MET} times"
-            elif met * SELDOM < (calls := self._calls - first + 1):
+            # An exploration that hasn't begun may begin until then.
+            settled = met < MET and all(e.over for e in default().chooser.explorations())
+            least = SETTLED if settled else MET
+            if met < least or (met != MET and (met - least) % AGAIN):
+                self._why = self._why if met > MET else f"calls so far: {met}"
+            elif (met - 1) * SELDOM < (calls := self._calls - first + 1) - 1:
                 self._why = f"too rarely called for the memory of a capture: {met} of {calls} calls"
             else:
                 self._why = self._capture(key, module, tensors)

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from nxcore.graphs.part import MET
+from nxcore.graphs.part import SETTLED
 from nxcore.nn import Part
 from tests.nn.tape import Tape
 
@@ -57,7 +57,7 @@ class Pair:
         return found
 
     def met(self):
-        for _ in range(MET):
+        for _ in range(SETTLED):
             self.agree()
 
     def agree(self, *shape):

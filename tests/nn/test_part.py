@@ -11,7 +11,7 @@ from nxcore.graphs import capture
 from nxcore.graphs.branches import branched
 from nxcore.graphs.graphed import deciding
 from nxcore.graphs.late import LATE
-from nxcore.graphs.part import LIMIT, MET
+from nxcore.graphs.part import LIMIT, SETTLED
 from nxcore.graphs.recorder import Order
 from tests.nn.parts import Pair, blended, layers
 from tests.nn.tape import Tape
@@ -31,8 +31,8 @@ def test_once_met_a_part_is_replayed_and_gives_what_running_it_gives():
     pair = Pair()
     assert pair.part.state == "runs: no call in training yet"
     pair.agree()
-    assert pair.part.state == f"runs: met 1 of {MET} times"
-    for _ in range(MET - 2):
+    assert pair.part.state == "runs: calls so far: 1"
+    for _ in range(SETTLED - 2):
         pair.agree()
     assert pair.tape.captured == 0
     pair.agree()
@@ -42,7 +42,7 @@ def test_once_met_a_part_is_replayed_and_gives_what_running_it_gives():
     for _ in range(3):
         pair.agree()
     assert pair.tape.replayed == before + 6, "there and back"
-    assert pair.module[1].num_batches_tracked == MET + 3
+    assert pair.module[1].num_batches_tracked == SETTLED + 3
 
 
 def test_what_a_replay_returned_is_the_callers_own(pair):
@@ -73,12 +73,12 @@ def test_who_waits_for_a_weights_gradient_sees_each_once():
     pair, seen = Pair(), []
     pair.module[0].weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
     x = torch.randn(2, 3, 5, 5, requires_grad=True)
-    for turn in range(1, MET + 3):
+    for turn in range(1, SETTLED + 3):
         pair.part(pair.module, x, pair.weight).square().sum().backward()
         assert len(seen) == turn
     assert pair.part.captured == 1
     blended(pair.plain, x, pair.weight).square().sum().backward()
-    torch.testing.assert_close(seen[-1], (MET + 2) * pair.plain[0].weight.grad)
+    torch.testing.assert_close(seen[-1], (SETTLED + 2) * pair.plain[0].weight.grad)
 
 
 def test_while_somebody_may_go_back_a_second_call_is_run(pair):
@@ -187,10 +187,10 @@ def test_one_that_comes_out_of_turn_is_captured_anew(monkeypatch):
     assert step() == 4
     for module in (pairs[0].plain, pairs[0].module):
         module[2] = nn.Tanh()
-    assert [step() for _ in range(MET)][:-1] == [2] * (MET - 1)
+    assert [step() for _ in range(SETTLED)][:-1] == [2] * (SETTLED - 1)
     assert pairs[0].part.captured == 1
     monkeypatch.setattr("nxcore.graphs.part.AGAIN", 3)
-    assert [step() for _ in range(3 + MET)][:-1] == [2] * (2 + MET)
+    assert [step() for _ in range(3 + SETTLED)][:-1] == [2] * (2 + SETTLED)
     assert step() == 4
 
 
@@ -212,7 +212,7 @@ def test_second_derivatives_and_batched_gradients_run(pair):
 
 
 def test_weights_that_learn_in_turn_with_others_are_two_captures(pair):
-    for turn in range(2 * MET + 4):
+    for turn in range(2 * SETTLED + 4):
         for module in (pair.plain, pair.module):
             module.requires_grad_(turn % 2 == 0)
         x = torch.randn(2, 3, 5, 5)
@@ -229,7 +229,7 @@ def test_weights_that_learn_in_turn_with_others_are_two_captures(pair):
 
 def test_other_shapes_are_other_captures_and_too_many_are_run(pair):
     for n in range(1, LIMIT + 2):
-        for _ in range(MET + 1):
+        for _ in range(SETTLED + 1):
             pair.agree(n, 3, 6, 6)
     assert pair.part.captured == LIMIT
     assert pair.part.state.count("replays") == LIMIT
@@ -245,14 +245,14 @@ def test_a_capture_leaves_statistics_dice_and_gradients_alone():
     pair = Pair()
     torch.manual_seed(2)
     pair.module[0].weight.grad = torch.ones_like(pair.module[0].weight)
-    for _ in range(MET):
+    for _ in range(SETTLED):
         pair.part(pair.module, torch.ones(2, 3, 5, 5), pair.weight)
     assert pair.tape.captured == 2
     torch.testing.assert_close(pair.module[0].weight.grad, torch.ones_like(pair.module[0].weight))
     drawn = torch.rand(1)
     torch.manual_seed(2)
     assert torch.rand(1) == drawn
-    assert pair.module[1].num_batches_tracked == MET
+    assert pair.module[1].num_batches_tracked == SETTLED
     assert isinstance(pair.module[0].weight, nn.Parameter)
 
 

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import nxcore
 from nxcore.graphs import part
-from nxcore.graphs.part import MET
+from nxcore.graphs.part import SETTLED
 from nxcore.nn import Part
 from tests.nn.parts import Pair, blended, layers
 from tests.nn.tape import Tape
@@ -132,7 +132,7 @@ def test_what_no_graph_can_stand_for_is_run_for_good_and_says_why(what):
     make, why = REFUSED[what]
     module, tape = make(), Tape()
     part, x, weight = Part(call, lambda device: tape), torch.randn(2, 3, 5, 5), torch.ones(())
-    for _ in range(MET):
+    for _ in range(SETTLED):
         part(module, x, weight)
     torch.manual_seed(1)
     part(module, x, weight)
@@ -185,14 +185,14 @@ def test_while_another_thread_captures_nothing_is_captured(monkeypatch):
 
 
 def test_an_epochs_last_batch_is_run(pair):
-    for _ in range(MET):
+    for _ in range(SETTLED):
         for _ in range(10):
             pair.agree()
         pair.agree(1, 3, 5, 5)
     assert pair.part.captured == 1
     assert (
         pair.part._why
-        == f"too rarely called for the memory of a capture: {MET} of {11 * (MET - 1) + 1} calls"
+        == f"too rarely called for the memory of a capture: {SETTLED} of {11 * (SETTLED - 1) + 1} calls"
     )
     for _ in range(64):
         pair.agree(1, 3, 5, 5)
@@ -202,6 +202,6 @@ def test_an_epochs_last_batch_is_run(pair):
 def test_on_the_cpu_there_are_no_graphs():
     module, part = layers(), Part(blended)
     x, weight = torch.randn(2, 3, 5, 5), torch.ones(())
-    for _ in range(MET):
+    for _ in range(SETTLED):
         part(module, x, weight)
     assert part.state == "runs: there are no graphs on 'cpu'"

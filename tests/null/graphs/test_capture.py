@@ -1,0 +1,62 @@
+"""How a run and a replay are compared, and when calls are captured; no device is needed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+
+from nxcore.graphs import part
+from nxcore.graphs.capture import FEW, ROUNDS, _compared
+from nxcore.graphs.part import MET, SETTLED, Part
+
+
+class Clock:
+    """A recorder whose works take what they return."""
+
+    def aside(self, work):
+        return work()
+
+    def seconds(self, work):
+        return work()
+
+
+def test_few_turns_are_enough_where_two_ways_are_far_apart():
+    counts = [0, 0]
+
+    def way(i, seconds):
+        def work():
+            counts[i] += 1
+            return seconds
+
+        return work
+
+    assert _compared(Clock(), way(0, 0.030), way(1, 0.007)) == [30.0, 7.0]
+    assert counts == [FEW, FEW]
+    assert _compared(Clock(), way(0, 0.008), way(1, 0.007)) == [8.0, 7.0]
+    assert counts == [FEW + ROUNDS] * 2
+
+
+class Undecided:
+    over = known = False
+
+
+def met_before_the_capture(monkeypatch, explorations):
+    chooser = SimpleNamespace(explorations=lambda: explorations)
+    monkeypatch.setattr(part, "default", lambda: SimpleNamespace(chooser=chooser))
+    tried = Part(lambda module, x: module(x))
+    captured = []
+    monkeypatch.setattr(Part, "_capture", lambda *_: captured.append(tried._calls) or "")
+    module, x = nn.Linear(2, 2), torch.ones(1, 2)
+    for _ in range(MET + 1):
+        tried(module, x)
+    return captured[0]
+
+
+def test_calls_are_captured_early_where_every_problem_is_decided(monkeypatch):
+    assert met_before_the_capture(monkeypatch, []) == SETTLED
+
+
+def test_calls_are_captured_late_while_an_exploration_may_begin(monkeypatch):
+    assert met_before_the_capture(monkeypatch, [Undecided()]) == MET
