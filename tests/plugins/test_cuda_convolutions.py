@@ -1,7 +1,9 @@
 """nxcore-cuda's direct convolutions: every tile on the emulator, and what its machine code consists of."""
 
+import json
 import re
 import subprocess
+from pathlib import Path
 
 import nxcore_cuda
 import pytest
@@ -38,7 +40,7 @@ def test_every_tile_is_right_inside_and_at_its_edges(tile):
 
 
 @pytest.mark.parametrize(
-    ("side", "tile"), [(32, Tile(1, 4, 4)), (64, Tile(1, 4, 4)), (128, Tile(4, 8, 4))], ids=str
+    ("side", "tile"), [(32, Tile(1, 4, 4, 2)), (64, Tile(1, 4, 4, 2)), (128, Tile(4, 4, 4, 2))], ids=str
 )
 def test_the_shape_alone_chooses_the_tile(side, tile):
     problem, _ = called(torch.empty(2, 4, side, side), torch.empty(8, 4, 3, 3), None, 1, 1)
@@ -46,6 +48,39 @@ def test_the_shape_alone_chooses_the_tile(side, tile):
     assert choose(layer) == tile
     assert tile in candidates(layer)
     assert all(Floats.of(layer, each).bytes <= MOST for each in candidates(layer))
+
+
+RECORDS = Path(__file__).parents[2] / "benchmarks" / "results" / "nvidia-h200"
+
+
+def named(tile):
+    return "-".join(map(str, vars(tile).values()))
+
+
+def recorded(name):
+    """Yield the record's cases: side, filter, and the time of each entrant of CUDA C++."""
+    for case in json.loads((RECORDS / f"2026-11-23-{name}-tiles.json").read_text())["cases"]:
+        own = (row for row in case["rows"] if row["entrant"].startswith("cuda"))
+        yield case["side"], case["kernel"], {row["entrant"].split()[1:][-1]: row["us"] for row in own}
+
+
+@pytest.mark.parametrize(("side", "kernel", "times"), list(recorded("conv2d")))
+def test_the_chosen_tile_is_the_fastest_of_the_record(side, kernel, times):
+    problem, _ = called(
+        torch.empty(2, 4, side, side), torch.empty(8, 4, kernel, kernel), None, 1, kernel // 2
+    )
+    assert times[named(choose(Layer.of(problem)))] == min(times.values())
+
+
+@pytest.mark.parametrize(("side", "kernel", "times"), list(recorded("conv2d-backward")))
+def test_the_tiles_of_gradients_are_within_a_twentieth_of_the_fastest_of_the_record(side, kernel, times):
+    problem, _ = gradients((2, 4, side, side), (kernel, kernel), 8, padding=kernel // 2)
+    (layer,), shape = Layer.turned(problem), Shape.of(problem)
+    # Each entrant has the earlier choice of the other half.
+    image, sums = times[named(choose(layer))], times[named(direct_filters.choose(shape))]
+    best = [min(t for n, t in times.items() if n.count("-") == dashes) for dashes in (3, 2)]
+    assert image <= 1.05 * best[0]
+    assert sums <= 1.05 * best[1]
 
 
 def test_a_window_that_is_too_large_for_shared_memory_is_declined():
@@ -98,11 +133,11 @@ def test_more_units_than_a_block_has_threads():
     require_right(problem, args)
 
 
-@pytest.mark.parametrize(("side", "rows"), [(32, 2), (64, 1), (128, 4)])
+@pytest.mark.parametrize(("side", "rows"), [(32, 2), (64, 2), (128, 4)])
 def test_the_shape_alone_chooses_the_sums(side, rows):
     problem, _ = gradients((2, 4, side, side), (3, 3), 8)
     shape = Shape.of(problem)
-    assert direct_filters.choose(shape) == Sums(8, rows)
+    assert direct_filters.choose(shape) == Sums(4, rows)
     assert all(Block.of(shape, each).bytes <= MOST for each in direct_filters.candidates(shape))
 
 

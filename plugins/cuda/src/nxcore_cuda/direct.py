@@ -11,8 +11,8 @@ from nxcore_cuda.depthwise import FILL, Image, ceil_div
 
 WARP = 32
 FOUR = 4  # filters that are read at once
-MOST = 62 * 1024
-"""Bytes of shared memory that a block has on every device."""
+MOST, THREADS = 62 * 1024, 512
+"""Bytes of shared memory that a block has on every device, and threads of a tile."""
 
 
 @dataclass(frozen=True)
@@ -152,14 +152,22 @@ class Floats:
 def choose(layer: Layer) -> Tile:
     """Return the tile for a layer: as many outputs a thread as leave enough warps for a large GPU."""
     slices = 4 if layer.channels >= FOUR else 2 if layer.channels > 1 else 1
-    filters = 2 * FOUR if layer.made > FOUR else FOUR
-    lots = ceil_div(layer.made, filters)
-    pixels = 1
-    while layer.slides and pixels < FOUR and layer.lines * lots * slices // (2 * pixels) >= 4 * FILL:
-        pixels *= 2
-    if pixels == 1 and filters > FOUR and layer.lines * lots * slices < 8 * FILL:
+    filters = 2 * FOUR if layer.made > 2 * FOUR else FOUR
+    warps = layer.lines * ceil_div(layer.made, filters) * slices
+    if filters > FOUR and warps < 8 * FILL:
         filters = FOUR
-    return Tile(pixels, filters, slices)
+    pixels = 1
+    while layer.slides and pixels < FOUR and warps // (2 * pixels) >= 8 * FILL:
+        pixels *= 2
+    # Two warps of rows share what their windows have in common.
+    found = [Tile(pixels, filters, slices, rows) for rows in (2, 1)]
+    return next((tile for tile in found if fits(layer, tile)), found[-1])
+
+
+def fits(layer: Layer, tile: Tile) -> bool:
+    """Return whether a block of a tile has memory and threads."""
+    floats = Floats.of(layer, tile)
+    return floats.bytes <= MOST and WARP * tile.slices * tile.rows * floats.lots <= THREADS
 
 
 def candidates(layer: Layer) -> Iterator[Tile]:
@@ -168,8 +176,7 @@ def candidates(layer: Layer) -> Iterator[Tile]:
     found = [chosen]
     for pixels, filters, slices, rows in product((1, 2, 4), (4, 8), (1, 2, 4), (1, 2, 4)):
         tile = Tile(pixels, filters, slices, rows)
-        fits = (layer.slides or pixels == 1) and slices <= layer.channels and filters < 2 * layer.made
-        floats = Floats.of(layer, tile)
-        if fits and floats.bytes <= MOST and WARP * slices * rows * floats.lots <= 512:
+        useful = (layer.slides or pixels == 1) and slices <= layer.channels and filters < 2 * layer.made
+        if useful and fits(layer, tile):
             found.append(tile)
     yield from dict.fromkeys(found)

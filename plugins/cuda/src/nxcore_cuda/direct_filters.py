@@ -127,12 +127,12 @@ def tiles_of(shape: Shape, sums: Sums) -> int:
 
 
 def choose(shape: Shape) -> Sums:
-    """Return the sums of a block: the most rows that fit, and that leave a large GPU enough blocks."""
-    filters = 2 * FOUR if shape.made > FOUR else FOUR
-    found = [Sums(filters, rows) for rows in (8, 4, 2, 1)]
-    fit = [sums for sums in found if Block.of(shape, sums).bytes <= MOST] or found[-1:]
-    wide = [sums for sums in fit if shape.groups * tiles_of(shape, sums) >= FILL]
-    return wide[0] if wide else next((sums for sums in fit if sums.rows == 2), fit[-1])
+    """Return the sums of a block: four rows where that leaves a large GPU enough blocks, else two."""
+    filters = 2 * FOUR if shape.made > 2 * FOUR else FOUR
+    four, two, one = (Sums(filters, rows) for rows in (4, 2, 1))
+    if shape.groups * tiles_of(shape, four) >= FILL and Block.of(shape, four).bytes <= MOST:
+        return four
+    return two if Block.of(shape, two).bytes <= MOST else one
 
 
 def candidates(shape: Shape) -> Iterator[Sums]:

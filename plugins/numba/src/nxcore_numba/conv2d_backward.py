@@ -1,13 +1,18 @@
 """conv2d_backward on the CPU: the image's gradient by conv2d's tiles, the others by products of rows."""
 
-# mypy: ignore-errors
+from __future__ import annotations
 
-from nxcore.plugin import turned_windows, window_of
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+from nxcore.plugin import Problem, turned_windows, window_of
 from nxcore_numba import conv2d, conv2d_filters, stencil
 from nxcore_numba.half import KINDS
 
 
-def to_image(problem):
+def to_image(problem: Problem) -> Iterator[Callable[[int, int, int], None]]:
     """Yield kernels that make the image's gradient, ``kernel(x_grad, grad, weight)`` of addresses."""
     grad, x, weight, *where, groups, _ = problem.args
     (shape, grad_steps), (_, steps) = stencil.planes(grad), stencil.planes(problem.outputs[0])
@@ -25,11 +30,11 @@ def to_image(problem):
         yield _shifted(kernel, first_pixel, first_filter)
 
 
-def _shifted(kernel, first_pixel, first_filter):
+def _shifted(kernel: Any, first_pixel: int, first_filter: int) -> Callable[[int, int, int], None]:
     return lambda x_grad, grad, weight: kernel(x_grad + first_pixel, grad, weight + first_filter, 0)
 
 
-def plan(problem):
+def plan(problem: Problem) -> Callable[..., tuple[Tensor | None, ...]]:
     """Return a callable for calls like ``problem``."""
     grad, x, weight, *where, groups, _ = problem.args
     outputs = problem.outputs
@@ -39,7 +44,7 @@ def plan(problem):
         window = window_of(x, weight, *where)
         filters = conv2d_filters.compiled(window, groups, grad, x, weight, outputs[1:])
 
-    def call(grad, x, weight, *_):
+    def call(grad: Tensor, x: Tensor, weight: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         made = tuple(None if out is None else out.empty() for out in outputs)
         x_grad, weight_grad, bias_grad = (0 if t is None else t.data_ptr() for t in made)
         for image in images:

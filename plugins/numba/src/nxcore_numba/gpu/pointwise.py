@@ -1,13 +1,16 @@
 """expressions on CUDA: a thread computes one element in each step; generated for each tree."""
 
-# mypy: ignore-errors
+from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from nxcore.plugin import Elementwise, Statements, alike, generated, planned, spelled
+from nxcore.plugin import Elementwise, Problem, Statements, alike, generated, planned, spelled
 from nxcore_numba.dims import DIMS, collapse
 from nxcore_numba.gpu.launch import SIMULATED, Launch, blocks_for
 
@@ -78,11 +81,11 @@ def strided({names}, {numbers}size, a, b, c, d):
 '''
 
 
-def _literal(value):
+def _literal(value: float) -> str:
     return spelled(value, infinity="np.float32(np.inf)", nan="np.float32(np.nan)", form="np.float32({})")
 
 
-def text(found):
+def text(found: Elementwise) -> str:
     """Return the module for an expression."""
     expression = found.expression
     outs = [f"out{i}" for i in range(len(found.results))]
@@ -93,7 +96,7 @@ def text(found):
         expression, TEMPLATES, _literal, lambda node: {**leaves, **numbers}[str(node.value)]
     )
 
-    def body(places):
+    def body(places: Sequence[str]) -> str:
         lines = [
             f"{leaves[name]} = in_{name}[{places[i]}] != 0"
             if name in expression.masks
@@ -105,7 +108,7 @@ def text(found):
         lines += [f"{out}[{places[i]}] = {result}" for i, (out, result) in enumerate(stores)]
         return "\n".join(f"        {line}" for line in lines)
 
-    def place(i):
+    def place(i: int) -> str:
         return f"u * a[{i}] + v * b[{i}] + w * c[{i}] + z * d[{i}]"
 
     return MODULE.format(
@@ -117,32 +120,33 @@ def text(found):
     )
 
 
-def compiled(found):
+def compiled(found: Elementwise) -> Callable[[Sequence[Tensor], Sequence[float]], None]:
     """Return the kernel of one call, taking its tensors and its numbers."""
+    extent: list[Any]
     module, size, device = generated("numba-cuda", text(found)), found.elements, found.results[0].device
     if alike(*found.tensors):
-        launch, extent = Launch(module.flat, blocks_for(size)), (size,)
+        launch, extent = Launch(module.flat, blocks_for(size)), [size]
     else:
         dims = collapse(found.results[0].shape, found.strides)
         filled = [(1,) + (0,) * len(found.tensors)] * (DIMS - len(dims)) + dims
-        launch, extent = Launch(module.strided, blocks_for(size)), (size, *filled)
+        launch, extent = Launch(module.strided, blocks_for(size)), [size, *filled]
 
-    def run(tensors, numbers):
+    def run(tensors: Sequence[Tensor], numbers: Sequence[float]) -> None:
         launch(device, *map(_bytes, tensors), *map(np.float32, numbers), *extent)
 
     return run
 
 
-def _bytes(tensor):
+def _bytes(tensor: Tensor) -> Tensor:
     """Return a tensor of bool as its bytes: CUDA's interface of arrays has no bool of torch's."""
     return tensor.view(torch.uint8) if tensor.dtype is torch.bool else tensor
 
 
-def plan(problem):
+def plan(problem: Problem) -> Callable[..., Any]:
     """Return a callable for calls like ``problem``."""
     return planned(problem, compiled)
 
 
-def source(problem):
+def source(problem: Problem) -> str:
     """Return the code for calls like ``problem``."""
     return text(Elementwise.of(problem))
