@@ -7,7 +7,7 @@ import functools
 import math
 import statistics
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -199,9 +199,10 @@ class Capture:
         one = self._recorded
         token = LANES.set(lanes)
         try:
-            with late(module):  # libraries have memory for each stream, which a capture should find there
-                recorder.aside(run_once)
-            other = self._record(module, held, recorder, functools.partial(late, module))
+            with gradients_of_several_streams():
+                with late(module):  # libraries have memory for each stream, which a capture should find there
+                    recorder.aside(run_once)
+                other = self._record(module, held, recorder, functools.partial(late, module))
         except Exception as error:  # noqa: BLE001  what can't be captured this way was captured the other way
             self.how = f"; on one stream: {type(error).__name__}: {error}"
             return
@@ -229,6 +230,24 @@ class Capture:
             self.how = f"; {figures}"
         else:
             self._recorded, self.how = one, f"; on one stream: {figures}"
+
+
+@contextlib.contextmanager
+def gradients_of_several_streams() -> Iterator[None]:
+    """Have torch not warn where a tensor's gradient comes from another stream than its first use.
+
+    Lanes are such streams on purpose, and what follows them waits for all of them.
+    """
+    warns = getattr(torch._C, "_warn_on_accumulate_grad_stream_mismatch", None)
+    if warns is None:  # a torch that can't be asked
+        yield
+        return
+    before = warns()
+    torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
+    try:
+        yield
+    finally:
+        torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(before)
 
 
 def _compared(recorder: Recorder, *works: Callable[[], object]) -> list[float]:

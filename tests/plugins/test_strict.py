@@ -225,4 +225,8 @@ def test_products_and_convolutions_by_nvrtc(op, tmp_path) -> None:
     path = by_nvrtc(instance.text, torch.cuda.get_device_capability(), instance.symbol)
     if path.suffix != ".cubin":
         pytest.skip("NVRTC is older than the device, whose driver compiles the kernel")
-    assert unlike_strict(opcodes(path)) == ""
+    try:
+        found = opcodes(path)
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"cuobjdump can't read the machine code of this NVRTC: status {error.returncode}")
+    assert unlike_strict(found) == ""

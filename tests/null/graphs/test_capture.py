@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 from torch import nn
 
 from nxcore.graphs import part
-from nxcore.graphs.capture import FEW, ROUNDS, _compared
+from nxcore.graphs.capture import FEW, ROUNDS, _compared, gradients_of_several_streams
 from nxcore.graphs.part import MET, SETTLED, Part
 
 
@@ -60,3 +61,13 @@ def test_calls_are_captured_early_where_every_problem_is_decided(monkeypatch):
 
 def test_calls_are_captured_late_while_an_exploration_may_begin(monkeypatch):
     assert met_before_the_capture(monkeypatch, [Undecided()]) == MET
+
+
+def test_torch_does_not_warn_of_gradients_of_several_streams():
+    warns = getattr(torch._C, "_warn_on_accumulate_grad_stream_mismatch", None)
+    if warns is None:
+        pytest.skip("this torch can't be asked whether it warns")
+    before = warns()
+    with gradients_of_several_streams():
+        assert not warns()
+    assert warns() == before
