@@ -39,11 +39,13 @@ class Trace(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.lines, self.places = [], {}
+        self.kept = []  # else a later result may have the address of an earlier one
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         shown = {k: self.shown(v) for k, v in (kwargs or {}).items() if k not in ("device", "pin_memory")}
         self.lines.append([str(function), [self.shown(a) for a in args], shown])
-        return function(*args, **(kwargs or {}))
+        self.kept.append(function(*args, **(kwargs or {})))
+        return self.kept[-1]
 
     def shown(self, value):
         if isinstance(value, torch.Tensor):

@@ -102,7 +102,8 @@ class Operator:
         self.plans: dict[Any, Callable[..., Any]] = ending.table()
         self._older: dict[Any, Callable[..., Any]] = {}
         self.near: Near = ending.table()
-        self.rare: dict[int, int] = {}  # by the hash of a key, which is slow to compute
+        # By the hash of a key, which is slow to compute. Calls of one hash are counted together, no more.
+        self.rare: dict[int, int] = {}
         self._shapes: Tables | None = None  # the shapes on record when a call was last postponed
         self.families = Families()
         self.passed: dict[int, int] = {}  # the same of ``by_kernel``, whose caller checks the arguments

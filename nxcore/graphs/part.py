@@ -184,9 +184,9 @@ class Part:
             met += 1
             self._met[key] = met, first
             # An exploration that hasn't begun may begin until then.
-            settled = met < MET and all(e.over for e in default().chooser.explorations())
-            least = SETTLED if settled else MET
-            if met < least or (met != MET and (met - least) % AGAIN):
+            settled = SETTLED <= met < MET and all(e.over for e in default().chooser.explorations())
+            first_try = SETTLED if settled else MET
+            if met < first_try or (met != MET and (met - first_try) % AGAIN):
                 self._why = self._why if met > MET else f"calls so far: {met}"
             elif (met - 1) * SELDOM < (calls := self._calls - first + 1) - 1:
                 self._why = f"too rarely called for the memory of a capture: {met} of {calls} calls"
