@@ -22,6 +22,7 @@ import torch
 from workers import ahead, entered
 
 import nxcore
+from nxcore.measure.decision import Decision
 from nxcore.measure.race import Effort
 from nxcore.offline import audit
 from nxcore.session import default
@@ -114,6 +115,12 @@ def families(device: str) -> Iterator[Family]:
         yield Family(text, DTYPES[turn % len(DTYPES)], row, turn // 3 % 3 == 2, learnt, held)
 
 
+def told(n: int, decision: Decision) -> dict[str, Any]:
+    """Return a learnt size, what was chosen and each kernel's microseconds."""
+    times = {c.label: round(c.timing.median_us, 2) for c in decision.candidates if c.timing}
+    return {"elements": n, "chosen": decision.chosen, "us": times}
+
+
 def main() -> int:
     """Choose and measure; return 0."""
     parser = argparse.ArgumentParser(
@@ -140,12 +147,17 @@ def main() -> int:
     for family in families(device.type):
         if time.monotonic() > ends:
             break
-        for n in family.learnt:
-            audit.learn(session, *family.call(n, device))
+        known = [told(n, audit.learn(session, *family.call(n, device))) for n in family.learnt]
         calls = [family.call(n, device) for n in family.held]
         judged = audit.hold_out(session, calls[0][0], [args for _, args in calls], given.policy, JUDGE)
         rows += [
-            {"text": family.text, "gradient": family.gradient, "elements": n, "row": asdict(r) if r else None}
+            {
+                "text": family.text,
+                "gradient": family.gradient,
+                "elements": n,
+                "learnt": known,
+                "row": asdict(r) if r else None,
+            }
             for n, r in zip(family.held, judged, strict=True)
         ]
     found = [audit.Row(**r["row"]) for r in rows if r["row"]]

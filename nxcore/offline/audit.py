@@ -169,10 +169,10 @@ def wilson(count: int, total: int) -> tuple[float, float]:
     return max((middle - width) / scale, 0.0), min((middle + width) / scale, 1.0)
 
 
-def learn(session: Session, op: str, args: tuple[Any, ...]) -> None:
-    """Measure one problem and keep the result."""
+def learn(session: Session, op: str, args: tuple[Any, ...]) -> Decision:
+    """Measure one problem, keep the result and return it."""
     with session.policy("measure"):
-        session.chooser.choose(Problem.of(session.registry.spec(op), args), args)
+        return session.chooser.choose(Problem.of(session.registry.spec(op), args), args).decision
 
 
 def hold_out(
