@@ -111,7 +111,7 @@ def held(backend, seeds, device):
             if not agreement(spec.reference, spec, args, truth).ok:
                 ill += 1
                 continue
-            judged = agreement(lambda *_, result=result.cpu(): result, spec, args, truth)
+            judged = agreement(lambda *_, result=result: result.cpu(), spec, args, truth)
             assert judged.ok, f"seed {seed}: {spec.expression}: {judged.reason}"
             compared += 1
     return compared, ill
