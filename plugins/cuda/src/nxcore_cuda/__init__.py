@@ -63,6 +63,8 @@ KERNELS = kernels(
         },
         "batch_norm": accepts.norm,
         "batch_norm_backward": {"accepts": accepts.norm, "target": "batch_norm:plan_backward"},
+        "batch_norm_sum": accepts.norms,
+        "batch_norm_sum_backward": {"accepts": accepts.norms, "target": "batch_norm_sum:plan_backward"},
         "column_sums": accepts.matrices,
         "conv2d": accepts.direct_convolution,
         "conv2d_backward": accepts.direct_convolution,

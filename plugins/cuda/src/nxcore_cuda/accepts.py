@@ -195,6 +195,24 @@ def _whole_rows(problem: Problem) -> Verdict:
     return YES
 
 
+def _channels_of_many(problem: Problem) -> Verdict:
+    """Take tensors of one layout, channels not innermost, of few dimensions; statistics without gaps."""
+    xs, back = problem["xs"], problem.op.endswith("_backward")
+    if len({x.strides_of_extent for x in xs}) > 1:
+        return no(f"needs tensors of one layout, got strides {xs[0].strides} and others", code=Code.LAYOUT)
+    images = (xs[0], problem["grad"]) if back else (xs[0],)
+    for meta in images:
+        if meta.shape[1] > 1 and meta.strides[1] == 1:
+            why = f"needs each channel's elements side by side, got strides {meta.strides}"
+            return no(why, code=Code.LAYOUT)
+    for name in ("means", "vars") if back else ():
+        if not problem[name].is_contiguous():
+            return no(f"needs {name} without gaps, got strides {problem[name].strides}", code=Code.LAYOUT)
+    rest = [(m.strides[0], *m.strides[2:]) for m in images]
+    shape = xs[0].shape
+    return merged(collapse((shape[0], *shape[2:]), *rest)[0], MAX_RANK)
+
+
 def _terms(problem: Problem) -> int:
     """Return how many terms of an output are numbered."""
     return Reduction.of_numbered(problem).terms
@@ -224,6 +242,12 @@ rows = takes(rows=LONGEST, one_gradient=True)
 norm = takes(
     at_most(MOST, "channels", lambda problem: problem["x"].shape[1]),
     channels=MAX_RANK,
+)
+
+norms = takes(
+    at_most(SOME, "tensors", lambda problem: len(problem["xs"])),
+    at_most(MOST, "channels", lambda problem: problem["xs"][0].shape[1]),
+    _channels_of_many,
 )
 
 
