@@ -5,7 +5,8 @@
 The network is that of ``search_step.py``, patched; kernels are those of CUDA C++, without a race. The ways:
 each norm's statistics and each gradient by itself (``before``), the statistics of a cell together (``late``),
 the gradients of branches and of weights' rows too (``fans``), the sums of weights' gradients too
-(``totals``), and all of that with operations on 2 or 4 streams.
+(``totals``), all of that with operations on 2 or 4 streams, and with the norms that end an edge's operations
+computed with their weighted sum (``sums of norms``).
 """
 
 from __future__ import annotations
@@ -28,26 +29,30 @@ from torch import Tensor
 import nxcore
 from nxcore import nas
 from nxcore.graphs import branches, capture, part, recorder, rows, together
+from nxcore.nas import blend
 
 sys.path.append(str(Path(__file__).parents[1]))
 from benchmarks import search_step
 
 LATE, NONE = branches.LATE, ContextVar("none", default=None)
-WAYS = {  # late, fans, totals, streams
-    "fans": (True, True, False, 1),
-    "totals": (True, True, True, 1),
-    "before": (False, False, False, 1),
-    "4 streams": (True, True, True, 4),
-    "late": (True, False, False, 1),
-    "2 streams": (True, True, True, 2),
+WAYS = {  # late, fans, totals, streams, sums of norms
+    "totals": (True, True, True, 1, False),
+    "sums of norms": (True, True, True, 1, True),
+    "fans": (True, True, False, 1, False),
+    "before": (False, False, False, 1, False),
+    "4 streams": (True, True, True, 4, False),
+    "late": (True, False, False, 1, False),
+    "2 streams": (True, True, True, 2, False),
 }
-CAPTURED = ("fans", "totals", "before")
+CAPTURED = ("fans", "totals", "sums of norms", "before")
 """Ways whose whole step is captured too: streams are tried in cells alone."""
 
 GROUPS = {
     "statistics": ("multi_tensor_apply", "CUDAFunctorOnSelf_add<long>"),
     "additions": ("CUDAFunctor_add<float>",),
     "sums of many": ("softmax_sum__", "weighted_sum"),
+    "sums of many, gradients": ("softmax_sum_backward",),
+    "sums of norms": ("batch_norm_sum",),
     "totals": ("sep_conv2d_totals", "column_sums"),
     "torch's max-pool gradients": ("max_pool_backward",),
     "convolutions": ("sep_conv2d_", "sep_conv2d__"),
@@ -55,13 +60,13 @@ GROUPS = {
 }
 
 
-def take(late: bool, fans: bool, totals: bool, streams: int) -> None:
+def take(late: bool, fans: bool, totals: bool, streams: int, norms: bool) -> None:
     """Switch to a way."""
     held = LATE_BLOCK if late else (lambda *_: contextlib.nullcontext())
     capture.late = part.late = held  # type: ignore[attr-defined]  # imported there
     branches.LATE = rows.LATE = LATE if fans else NONE  # type: ignore[assignment, attr-defined]  # as above
     together.ON = totals
-    recorder.STREAMS = streams
+    recorder.STREAMS, blend.ON = streams, norms
     recorder._recorders.clear()  # noqa: SLF001  lanes are made once
 
 

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from nxcore import session
 from nxcore.errors import FOREIGN
-from nxcore.graphs.branches import branched
 from nxcore.graphs.hooks import hooked
 from nxcore.graphs.rows import span_of
 from nxcore.graphs.snapshot import as_they_are, attributes
 from nxcore.nas import shared_pools, taking
+from nxcore.nas.blend import ENDS, blended, ends_of
 from nxcore.nas.lists import LISTS, WRITES, ZEROS, lists_of
 from nxcore.nas.mixed import PART
 from nxcore.nas.pending import version
@@ -154,7 +154,7 @@ def unpatch(model: nn.Module) -> Swap:
         LEFT.pop(module, None)
         if cls := getattr(type(module), PATCHED, None):
             module.__class__ = cls
-            for name_of_ours in (PART, TAKING, ZEROS, WRITES, LENGTHS):
+            for name_of_ours in (PART, TAKING, ZEROS, WRITES, ENDS, LENGTHS):
                 vars(module).pop(name_of_ours, None)
             swap.replaced[name] = cls.__name__
     return swap
@@ -217,11 +217,7 @@ def _blended(self: Any, x: Tensor, weights: Tensor) -> Tensor:
         weights = span_of(weights, 0, len(operations))
     written = WRITES in vars(self)
     known = [None if written else shared(x, op) for op in operations]
-    own = [op for op, output in zip(operations, known, strict=True) if output is None]
-    rest = iter(branched(own, x, written=written))
-    outputs = [next(rest) if output is None else output for output in known]
-    blended: Tensor = session.default().op("weighted_sum")(outputs, weights)
-    return blended
+    return blended(self, operations, known, x, weights, written=written)
 
 
 def _looks_mixed(module: nn.Module) -> bool:
@@ -275,6 +271,7 @@ def _differs(module: nn.Module) -> str:
         return reasons[0]
     with torch.no_grad(), session.default().policy("estimate"):
         found = [op(x) + op.train()(x) for op in operations]
+        ends = ends_of(_operations(module), operations, x)
     written = version(x) > 0
     zeros = [
         (op, attributes(op))
@@ -285,6 +282,8 @@ def _differs(module: nn.Module) -> str:
         vars(module)[ZEROS] = tuple(zeros)
     if written:
         vars(module)[WRITES] = True
+    else:
+        vars(module)[ENDS] = ends
     vars(module)[LENGTHS] = tuple(lengths)
     return ""
 

@@ -13,6 +13,7 @@ from nxcore import session
 from nxcore.errors import InvalidInputError
 from nxcore.graphs.hooks import saving
 from nxcore.graphs.late import LATE
+from nxcore.graphs.raw import leaves
 from nxcore.nn.served import Served, is_compiling, with_rest
 
 # Looked up once, not in every call.
@@ -218,6 +219,9 @@ class BatchNorm2d(nn.BatchNorm2d, Served):
             return super().forward(input)
         if input.ndim != 4 or not input.is_floating_point() or input.numel() < 2 * input.shape[1] or saving():
             return super().forward(input)  # raises torch's own message, but for the hooks
+        if (raw := leaves(self)) is not None:
+            raw.leave(input)
+            return input
         found = self.by_kernel(_batch_norm, input, self.weight, self.bias, self.eps)
         if found is None:  # torch's own updates statistics in the same launch
             return super().forward(input)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from nxcore import session
 from nxcore.errors import InvalidInputError
 from nxcore.graphs.hooks import hooked, saving
+from nxcore.graphs.raw import leaves
 from nxcore.graphs.together import weights_of
 from nxcore.nn import normed
 from nxcore.nn.exchange import RESTING
@@ -130,6 +131,11 @@ def _served(layers: Sequence[Any], x: Any) -> tuple[Any, tuple[Call, ...] | None
                 if y is not None:
                     return norm(y), None
                 calls = ((_sep_conv2d, given),)
+            elif (raw := leaves(norm)) is not None:
+                y = _sep_conv2d.by_kernel(x, *weights_of(*given[1:3]), *given[3:])
+                if y is not None:
+                    raw.leave(y)
+                    return y, None
             elif norm.weight is None or not torch.is_autocast_enabled(x.device.type):
                 given = (*given, norm.weight, norm.bias, norm.eps)
                 found = _block.by_kernel(x, *weights_of(*given[1:3]), *given[3:])

@@ -134,6 +134,28 @@ class _BatchNormBackward(Operator):
 
 batch_norm_backward: _BatchNormBackward
 
+class _BatchNormSum(Operator):
+    def __call__(
+        self, xs: Sequence[Tensor], weights: Tensor, normed: Sequence[bool] | None = None, eps: float = 1e-05
+    ) -> tuple[Tensor, Tensor, Tensor]: ...
+
+batch_norm_sum: _BatchNormSum
+
+class _BatchNormSumBackward(Operator):
+    def __call__(
+        self,
+        grad: Tensor,
+        xs: Sequence[Tensor],
+        weights: Tensor,
+        means: Tensor,
+        vars: Tensor,
+        normed: Sequence[bool] | None = None,
+        eps: float = 1e-05,
+        output_mask: Sequence[bool] | None = None,
+    ) -> tuple[tuple[Tensor | None, ...], Tensor | None]: ...
+
+batch_norm_sum_backward: _BatchNormSumBackward
+
 class _ColumnSums(Operator):
     def __call__(self, xs: Sequence[Tensor] | Tensor) -> Tensor: ...
 

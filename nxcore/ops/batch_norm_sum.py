@@ -124,7 +124,7 @@ def outputs(xs: Any, weights: Any, normed: Any, eps: Any) -> tuple[TensorMeta, .
 
 
 def cost(xs: Any, weights: Any, normed: Any, eps: Any) -> Cost:
-    """Count all tensors read once, the sum written once; two operations for each tensor, five more for a norm."""
+    """Count all tensors read once, the sum written once; two operations a tensor, five more a norm."""
     count, norms, kept = len(xs), sum(flags(xs, normed)), statistics(xs, normed)
     return Cost(
         bytes=(count + 1) * xs[0].nbytes + weights.nbytes + 2 * kept.nbytes,
@@ -181,6 +181,7 @@ SAMPLES = (
     Sample("odd_storage_offset", (candidates(3, 2, 3, 4, 8, layout="sliced"), rand(3))),
     Sample("gaps_in_memory", (candidates(2, 2, 3, 4, 8, layout="strided"), rand(2))),
     Sample("transposed", (candidates(2, 4, 3, 2, 5, layout="transposed"), rand(2))),
+    Sample("expanded", (candidates(2, 3, 2, 4, 5, layout="expanded"), rand(2))),
     Sample("mixed_layouts", ((rand(4, 3, 2, 5), rand(4, 3, 2, 5, layout="transposed")), rand(2))),
     Sample("nan", (candidates(3, 2, 8, 1, 3, values="nan"), rand(3))),
     Sample("darts_16", (candidates(7, 64, 16, 32, 32), rand(7), EDGE), tags=BENCH),

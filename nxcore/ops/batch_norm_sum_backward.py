@@ -1,7 +1,9 @@
 """batch_norm_sum_backward: the gradients of batch_norm_sum, to every tensor and to the weights.
 
-dots[i] = sum of grad * z_i
-xs_grad[i] = weights[i] * grad, where normed[i] as batch_norm_backward returns it of that
+    xs_grad[i] = weights[i] * grad, where normed[i] as batch_norm_backward returns it of that
+    weights_grad[i] = sum of grad * z_i
+
+The sums that a norm's gradient consists of are those of the weights' gradient.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ DIRECT, DIRECT_BACK = ("conv2d",), ("conv2d_backward",)
 COLUMNS = ("column_sums",)
 NORM, NORM_BACK = "batch_norm", "batch_norm_backward"
 NORMS = (NORM, NORM_BACK)
+NORM_SUMS = ("batch_norm_sum", "batch_norm_sum_backward")
 IMAGES = (*LARGEST, "max_pool2d_backward", *MEANS, *FILTERED)
 ROWS = ("entropy", "entropy_backward", "gumbel_softmax", "gumbel_softmax_backward")
 BLOCKS = ("sep_conv2d_batch_norm", "sep_conv2d_batch_norm_backward")
@@ -52,6 +53,7 @@ OPS = (
     *ROWS,
     *SEPARABLE,
     *NORMS,
+    *NORM_SUMS,
 )
 VIEWS = ("sum_backward", "mean_backward", "sum_to_size_backward", "global_avg_pool2d_backward")
 """What has no kernel: its results are views."""
@@ -59,9 +61,9 @@ TORCHS = ("amax_backward", "amin_backward", "max_backward", "min_backward")
 """What has no kernel yet: torch alone computes it."""
 ON_GPUS = ("matmul", "matmul_backward")
 NOT_IN = {
-    "triton": COLUMNS,
-    "numba": (*ON_GPUS, *COLUMNS),
-    "numba-cuda": (*ON_GPUS, *DIRECT, *DIRECT_BACK, *COLUMNS),
+    "triton": (*COLUMNS, *NORM_SUMS),
+    "numba": (*ON_GPUS, *COLUMNS, *NORM_SUMS),
+    "numba-cuda": (*ON_GPUS, *DIRECT, *DIRECT_BACK, *COLUMNS, *NORM_SUMS),
 }
 """What a backend has no kernel of: on a CPU, torch runs a vendor's library; on a GPU, others have one."""
 

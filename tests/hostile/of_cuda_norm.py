@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from tests.hostile.mutations import BITS, MASK, NORM, NORM_BACK, NORMS, STRIDE, one
+from tests.hostile.mutations import BITS, MASK, NORM, NORM_BACK, NORM_SUMS, NORMS, STRIDE, one
 from tests.hostile.of_cuda import half
 
 MUTATIONS = (
     one(
         MASK,
         "channel.cuh",
-        NORMS,
+        (*NORMS, *NORM_SUMS),
         "return end < c.terms ? end : c.terms;",
         "return end < c.terms ? end : c.terms + 1;",
     ),
@@ -24,7 +24,7 @@ MUTATIONS = (
     one(
         BITS,
         "moments.cuh",
-        (NORM, "sep_conv2d_batch_norm"),
+        (NORM, NORM_SUMS[0], "sep_conv2d_batch_norm"),
         "warp_sum(lane.squares + lane.count * off * off)",
         f"warp_sum({half('lane.squares + lane.count * off * off')})",
     ),
@@ -56,5 +56,28 @@ MUTATIONS = (
         (NORM_BACK,),
         "product += channel::tree(products);",
         f"product += {half('channel::tree(products)')};",
+    ),
+    one(
+        STRIDE,
+        "batch_norm_sum.cu",
+        NORM_SUMS[:1],
+        "out + locate(term, a.c.sizes, a.out_strides)",
+        "out + locate(term, a.c.sizes, a.x_strides)",
+        likely="expanded",
+    ),
+    one(
+        STRIDE,
+        "batch_norm_sum_backward.cu",
+        NORM_SUMS[1:],
+        "out + locate(term, a.c.sizes, a.out_strides)",
+        "out + locate(term, a.c.sizes, a.grad_strides)",
+        likely="stride_zero",
+    ),
+    one(
+        BITS,
+        "batch_norm_sum_backward.cu",
+        NORM_SUMS[1:],
+        "found[k] += channel::tree(products);",
+        f"found[k] += {half('channel::tree(products)')};",
     ),
 )

@@ -8,6 +8,7 @@ import torch
 from hypothesis import strategies as st
 
 from nxcore.ops.batch_norm import SPEC as BATCH_NORM
+from nxcore.ops.batch_norm_sum import SPEC as SUM
 from nxcore.ops.sep_conv2d_batch_norm import SPEC as BLOCK
 from tests.outside.strategies import LAYOUTS, Draw, dtypes, shapes, strategy, tensor
 
@@ -35,6 +36,29 @@ def batch_norm_backward(draw: Draw, most: int) -> tuple[Any, ...]:
     mask = draw(st.tuples(*[st.booleans()] * 3).filter(any))
     mask = (mask[0] or weight is None, *mask[1:])
     return tensor(draw, tuple(x.shape), x.dtype, ("normal",)), x, mean, var, weight, eps, mask
+
+
+@strategy
+def batch_norm_sum(draw: Draw, most: int) -> tuple[Any, ...]:
+    """Images of one layout or of several, some of them normalised; weights of any sign."""
+    count = draw(st.sampled_from([1, 2, 3, 5, 8]))
+    size, dtype = [n or 1 for n in draw(shapes(most // (2 * count), 2, 4))], draw(dtypes())
+    size[0] = max(size[0], 2)  # more than one value a channel
+    layouts = draw(st.sampled_from([APART, *((layout,) for layout in APART)]))
+    xs = tuple(tensor(draw, tuple(size), dtype, ("normal", "nan"), layouts) for _ in range(count))
+    weights = tensor(draw, (count,), draw(st.sampled_from([dtype, torch.float32])), ("normal",))
+    normed = draw(st.one_of(st.none(), st.tuples(*[st.booleans()] * count).filter(any)))
+    return xs, weights, normed, draw(st.sampled_from([1e-5, 0.5]))
+
+
+@strategy
+def batch_norm_sum_backward(draw: Draw, most: int) -> tuple[Any, ...]:
+    """Any of the gradients, with the statistics of the images."""
+    xs, weights, normed, eps = draw(batch_norm_sum(most))
+    _, means, variances = SUM.reference(xs, weights, normed, eps)
+    mask = draw(st.one_of(st.none(), st.tuples(*[st.booleans()] * (len(xs) + 1)).filter(any)))
+    grad = tensor(draw, tuple(xs[0].shape), xs[0].dtype, ("normal",))
+    return grad, xs, weights, means, variances, normed, eps, mask
 
 
 @strategy

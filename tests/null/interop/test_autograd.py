@@ -76,6 +76,11 @@ CASES = {
     "block": ("sep_conv2d_batch_norm", lambda: block(3, 4), {"eps": 0.1}),
     "block_affine": ("sep_conv2d_batch_norm", lambda: (*block(3, 3), 1, True, double(2), double(2)), {}),
     "norm_affine": ("batch_norm", lambda: (double(4, 2, 3), double(2), double(2)), {}),
+    "norm_sum": (
+        "batch_norm_sum",
+        lambda: ([double(4, 2, 3), double(4, 2, 3)], double(2), (False, True)),
+        {},
+    ),
     "blend_one_tensor_twice": ("softmax_sum", lambda: ([double(4, 5)] * 2, double(2)), {}),
 }
 

@@ -96,6 +96,7 @@ SIZES = {name: grown(SPECS[name]) for name in fakes.DIFFERENTIABLE} | {
     "add": lambda i: (torch.randn(4 + i, 3 + 2 * i), torch.randn(3 + 2 * i)),
     "avg_pool2d": lambda i: (torch.randn(2 + i, 4, 6 + i, 7 + 2 * i), 3, 2, 1),
     "batch_norm": lambda i: (torch.randn(2 + i, 4, 6 + i, 7 + 2 * i), torch.randn(4), torch.randn(4)),
+    "batch_norm_sum": lambda i: ([torch.randn(2 + i, 4, 6 + i) for _ in range(3)], torch.randn(3)),
     "conv2d": lambda i: (
         *(torch.randn(2 + i, 4, 6 + i, 7 + 2 * i), torch.randn(3, 4, 3, 3), torch.randn(3)),
         *(1, 1),

@@ -1,4 +1,4 @@
-"""batch_norm_sum: statistics of all tensors in one launch, then one pass; gradients in two, of four tensors a block."""
+"""batch_norm_sum: statistics of all tensors in one launch, then one pass; gradients likewise."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _launches(
     pointers: int,
     head: tuple[str, tuple[Any, ...]],
 ) -> list[Launcher]:
-    """Return each launch of a source, for aligned data and for any; ``head`` is what precedes the channels."""
+    """Return each launch, for aligned data and for any; ``head`` is what precedes the channels."""
     room = _room(problem)
     dtype = problem["xs"][0].dtype
 
@@ -151,11 +151,13 @@ def plan_backward(problem: Problem, tile: Tile | None = None) -> Callable[..., t
     shares = _shares(len(xs), found.channels, splits, problem.device)
     spare, none = (None,) * (room - len(xs)), (None,) * room
 
-    def call(grad: Tensor, xs: Any, weights: Tensor, means: Tensor, vars: Tensor, *_: Any) -> tuple[Any, Any]:
+    def call(
+        grad: Tensor, xs: Any, weights: Tensor, means: Tensor, variances: Tensor, *_: Any
+    ) -> tuple[Any, Any]:
         results = tuple(None if meta is None else meta.empty() for meta in outs)
         dots, left = None if last is None else last.empty(), shares.empty()
         sums(*xs, *spare, *none, grad, None, means, None, None, left)
-        apply(*xs, *spare, *results, *spare, grad, weights, means, vars, dots, left)
+        apply(*xs, *spare, *results, *spare, grad, weights, means, variances, dots, left)
         return results, dots
 
     return call

@@ -1,0 +1,151 @@
+"""The weighted sum of an edge's operations; in a captured call, with the norms that end them in one operator."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nxcore import session
+from nxcore.errors import FOREIGN, InvalidInputError
+from nxcore.graphs.branches import branched
+from nxcore.graphs.hooks import hooked, saving
+from nxcore.graphs.late import LATE
+from nxcore.graphs.raw import Raw
+from nxcore.nn import BatchNorm2d
+from nxcore.nn.exchange import awake
+from nxcore.nn.modules import track
+
+ENDS = "_nxcore_ends"
+"""The attribute of a mixed operation: its operations that end with a norm, each with that norm."""
+
+ON = False
+"""Whether such norms are computed with the sum; ``benchmarks/search_switches.py`` measures both."""
+
+Ends = tuple[tuple[nn.Module, nn.Module], ...]
+
+_torchs: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+"""The mixed operations whose sums with norms torch would serve."""
+
+
+def ends_of(operations: Sequence[nn.Module], twins: Sequence[nn.Module], x: Tensor) -> Ends:
+    """Return the operations that end with a norm, and these norms.
+
+    Parameters
+    ----------
+    operations : sequence of Module
+    twins : sequence of Module
+        Copies of them in training, which a trial may call.
+    x : Tensor
+        What they are called with.
+    """
+    return tuple(
+        (op, _last(op)) for op, twin in zip(operations, twins, strict=True) if _ends_with_norm(twin, x)
+    )
+
+
+def _last(op: nn.Module) -> nn.Module:
+    *_, last = op.modules()
+    return last
+
+
+def _ends_with_norm(twin: nn.Module, x: Tensor) -> bool:
+    """Return whether the result of an operation is that of its last module, a norm without factors."""
+    norm: Any = _last(twin)
+    if awake(norm) is not BatchNorm2d or norm.affine:
+        return False
+    raw = Raw(twin, norm)
+    try:
+        wanted, found = twin(x.clone()), raw(x.clone())
+        return raw.left is not None and torch.allclose(norm(found), wanted, rtol=1e-9, atol=1e-12)
+    except FOREIGN:
+        return False
+
+
+def blended(
+    mixed: nn.Module,
+    operations: Sequence[nn.Module],
+    known: Sequence[Tensor | None],
+    x: Tensor,
+    weights: Tensor,
+    *,
+    written: bool,
+) -> Tensor:
+    """Return the weighted sum of the results of operations.
+
+    Parameters
+    ----------
+    mixed : Module
+        The module that holds them.
+    operations : sequence of Module
+    known : sequence of (Tensor or None)
+        Results that were computed before; None for the operations that are to run.
+    x : Tensor
+        What these are called with.
+    weights : Tensor
+        One for each operation.
+    written : bool
+        Whether an operation writes into ``x``.
+    """
+    own = [op for op, output in zip(operations, known, strict=True) if output is None]
+    norms = {} if written else _norms(mixed, own, x)
+    run = [Raw(op, norms[op]) if op in norms else op for op in own]
+    rest = iter(zip(run, branched(run, x, written=written), strict=True))
+    pairs = [next(rest) if output is None else (None, output) for output in known]
+    outputs = [output for _, output in pairs]
+    left = [op.norm if isinstance(op, Raw) and op.left is not None else None for op, _ in pairs]
+    if any(norm is not None for norm in left):
+        found = _by_kernel(mixed, outputs, left, weights)
+        if found is not None:
+            return found
+        outputs = [y if norm is None else norm(y) for y, norm in zip(outputs, left, strict=True)]
+    total: Tensor = session.default().op("weighted_sum")(outputs, weights)
+    return total
+
+
+def _norms(mixed: nn.Module, own: Sequence[nn.Module], x: Tensor) -> dict[nn.Module, nn.Module]:
+    """Return the norms that may be computed with the sum, by operation: all of one eps."""
+    if not ON or torch.compiler.is_compiling() or LATE.get() is None or mixed in _torchs or saving():
+        return {}
+    if torch.is_autocast_enabled(x.device.type):
+        return {}
+    ends = dict(vars(mixed).get(ENDS, ()))
+    found = {op: ends[op] for op in own if op in ends and _plain(op, ends[op])}
+    first: Any = next(iter(found.values()), None)
+    return {op: norm for op, norm in found.items() if norm.eps == first.eps}
+
+
+def _plain(op: nn.Module, norm: Any) -> bool:
+    """Return whether a norm normalises by the statistics of its batch alone, and is the operation's last."""
+    tracks = norm.track_running_stats and norm.momentum is not None
+    return norm.training and tracks and not norm.affine and not hooked(op, norm) and _last(op) is norm
+
+
+def _by_kernel(
+    mixed: nn.Module, outputs: Sequence[Tensor], norms: Sequence[Any], weights: Tensor
+) -> Tensor | None:
+    """Return the sum of outputs, normalised where a norm is given, by a kernel; None if torch would."""
+    eps = next(norm.eps for norm in norms if norm is not None)
+    args = outputs, weights, tuple(norm is not None for norm in norms), eps
+    try:
+        found = _sum().by_kernel(*args)
+    except InvalidInputError:
+        return None  # the layers raise their own message
+    if found is None:
+        if _sum().settled(*args):
+            _torchs.add(mixed)
+        return None
+    total: Tensor = found[0]
+    kept = (norm for norm in norms if norm is not None)
+    for norm, mean, var in zip(kept, found[1].unbind(0), found[2].unbind(0), strict=True):
+        track(norm, mean, var)
+    return total
+
+
+@functools.cache
+def _sum() -> Any:
+    return session.default().op("batch_norm_sum")
