@@ -1,4 +1,4 @@
-"""Raw: operations without the norm that ends them, for one operator that normalises and adds up all of them."""
+"""Raw: operations without the norm that ends them, which is computed with the sum of all their results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Raw:
     operation : callable
         ``operation(x)``; its result must be that of the norm.
     norm : torch.nn.Module
-        The norm: a module of ours in training, which asks ``leaves`` whether it is to compute.
+        The norm: a module of this package in training, which calls ``leaves``.
 
     Attributes
     ----------

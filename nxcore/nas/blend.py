@@ -1,4 +1,4 @@
-"""The weighted sum of an edge's operations; in a captured call, with the norms that end them in one operator."""
+"""The weighted sum of an edge's operations; in a captured call, one operator with the norms that end them."""
 
 from __future__ import annotations
 

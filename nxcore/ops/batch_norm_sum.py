@@ -1,9 +1,9 @@
 """batch_norm_sum: a weighted sum of tensors, of which some are normalised first, as in training.
 
-    out = sum_i weights[i] * z_i;  z_i = (xs[i] - means[i]) / sqrt(vars[i] + eps) where normed[i], else xs[i]
+    out = sum_i weights[i] * z_i;  z_i = (xs[i] - mean[i]) / sqrt(var[i] + eps) where normed[i], else xs[i]
 
-What a mixed operation of a search network computes from the results of its convolutions: Liu, Simonyan, Yang
-2019, arXiv:1806.09055, eq. 2. Statistics as in ``batch_norm``.
+A mixed operation of a search network computes this of the results of its convolutions: Liu, Simonyan, Yang
+2019, arXiv:1806.09055, eq. 2. Statistics are those of ``batch_norm``.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def reference(
     -------
     out : Tensor
         Shape and dtype of ``xs[0]``, and its layout if it has no gaps.
-    means, vars : Tensor
+    mean, var : Tensor
         (normalised tensors, C), float32 or wider, without a gradient; as ``batch_norm`` returns them.
 
     Raises
@@ -77,8 +77,8 @@ def reference(
     Examples
     --------
     >>> xs = [torch.tensor([[0.0], [2.0]]), torch.ones(2, 1)]
-    >>> out, means, vars = nxcore.ops.batch_norm_sum(xs, torch.tensor([1.0, 3.0]), (True, False))
-    >>> out.tolist(), means, vars
+    >>> out, mean, var = nxcore.ops.batch_norm_sum(xs, torch.tensor([1.0, 3.0]), (True, False))
+    >>> out.tolist(), mean, var
     ([[2.0000...], [3.9999...]], tensor([[1.]]), tensor([[2.]]))
     """
     factors, first = weights.to(accumulator(xs[0])), xs[0]

@@ -38,8 +38,8 @@ def reference(
     grad: Tensor,
     xs: Sequence[Tensor],
     weights: Tensor,
-    means: Tensor,
-    vars: Tensor,  # noqa: A002  as torch names variances
+    mean: Tensor,
+    var: Tensor,
     normed: Flags | None = None,
     eps: float = 1e-5,
     output_mask: Flags | None = None,
@@ -52,7 +52,7 @@ def reference(
         The gradient of ``out``.
     xs, weights, normed, eps
         As in ``batch_norm_sum``.
-    means, vars : Tensor
+    mean, var : Tensor
         The statistics that ``batch_norm_sum`` returned for ``xs``.
     output_mask : tuple of bool, optional
         Which gradients to compute: one entry for each of ``xs``, then one for the weights. All by default;
@@ -68,7 +68,7 @@ def reference(
     Raises
     ------
     InvalidInputError
-        As ``batch_norm_sum``; or if ``grad``, ``means``, ``vars`` or ``output_mask`` don't fit.
+        As ``batch_norm_sum``; or if ``grad``, ``mean``, ``var`` or ``output_mask`` don't fit.
 
     Examples
     --------
@@ -81,7 +81,7 @@ def reference(
     count, g, factors = values(xs[0]), grad.to(wide), weights.to(wide)
     shape = [-1 if d == 1 else 1 for d in range(g.ndim)]
     dims = [d for d in range(g.ndim) if d != 1]
-    rows = iter(zip(means.to(wide), vars.to(wide), strict=True))
+    rows = iter(zip(mean.to(wide), var.to(wide), strict=True))
     results, dots = [], []
     for x, factor, norm, want in zip(xs, factors.unbind(0), found, mask[:-1], strict=True):
         z = x.to(wide)
@@ -89,11 +89,11 @@ def reference(
             dots.append((g * z).sum())
             results.append(laid_out((factor * g).to(x.dtype), x) if want else None)
             continue
-        mean, var = next(rows)
+        centre, spread = next(rows)
         if further:  # saved statistics have no gradient
-            var, mean = torch.var_mean(z, dims, correction=1)
-        scale = torch.rsqrt(var * ((count - 1) / count) + eps)
-        z = (z - mean.view(shape)) * scale.view(shape)
+            spread, centre = torch.var_mean(z, dims, correction=1)
+        scale = torch.rsqrt(spread * ((count - 1) / count) + eps)
+        z = (z - centre.view(shape)) * scale.view(shape)
         sums = (g * z).sum(dims)
         dots.append(sums.sum())
         if not want:
@@ -115,12 +115,12 @@ def wanted(xs: Any, output_mask: Flags | None) -> Flags:
     return (True,) * gradients(xs) if output_mask is None else tuple(output_mask)
 
 
-def check(xs: Any, weights: Any, means: Any, vars: Any, normed: Any, eps: Any) -> None:  # noqa: A002  as above
+def check(xs: Any, weights: Any, mean: Any, var: Any, normed: Any, eps: Any) -> None:
     """Raise unless the operator is defined for the arguments after the gradient."""
     check_forward(xs, weights, normed, eps)
     meta = statistics(xs, normed)
     floats = tuple(dict.fromkeys((meta.dtype, torch.float32)))
-    for name, value in (("means", means), ("vars", vars)):
+    for name, value in (("mean", mean), ("var", var)):
         require_tensor(value, name)
         require_shape(value, meta.shape, name)
         if value.device != meta.device or value.dtype not in floats:
@@ -135,8 +135,8 @@ def outputs(
     grad: Any,
     xs: Any,
     weights: Any,
-    means: Any,
-    vars: Any,  # noqa: A002  as above
+    mean: Any,
+    var: Any,
     normed: Any,
     eps: Any,
     output_mask: Any,
@@ -151,8 +151,8 @@ def cost(
     grad: Any,
     xs: Any,
     weights: Any,
-    means: Any,
-    vars: Any,  # noqa: A002  as above
+    mean: Any,
+    var: Any,
     normed: Any,
     eps: Any,
     output_mask: Any,
@@ -163,7 +163,7 @@ def cost(
     read = 1 + sum(last or (norm and want) for norm, want in zip(norms, mask, strict=True))
     each = xs[0].numel()
     return Cost(
-        bytes=(read + sum(mask)) * xs[0].nbytes + 2 * means.nbytes + 2 * weights.nbytes,
+        bytes=(read + sum(mask)) * xs[0].nbytes + 2 * mean.nbytes + 2 * weights.nbytes,
         flops=(4 * (read - 1) + 5 * sum(mask)) * each,
     )
 
@@ -172,15 +172,15 @@ def magnitude(
     grad: Tensor,
     xs: Any,
     weights: Tensor,
-    means: Tensor,
-    vars: Tensor,  # noqa: A002  as above
+    mean: Tensor,
+    var: Tensor,
     normed: Any,
     eps: Any,
     output_mask: Any,
 ) -> Any:
     """Return the gradients of absolute values, with all terms positive."""
     *mask, last = wanted(xs, output_mask)
-    rows = iter(zip(means, vars, strict=True))
+    rows = iter(zip(mean, var, strict=True))
     results, dots = [], []
     for x, w, norm, want in zip(xs, weights.abs(), flags(xs, normed), mask, strict=True):
         scale, dot = grad.abs(), (grad.abs() * x.abs()).sum()
@@ -196,7 +196,7 @@ def magnitude(
 
 def terms(grad: Any, xs: Any, *rest: Any) -> int:
     """Return the number of values of a tensor."""
-    return max(xs[0].numel(), 1)
+    return max(int(xs[0].numel()), 1)
 
 
 def _with_grad(sample: Sample) -> Sample:
@@ -225,11 +225,11 @@ SAMPLES = (
 )
 
 ERRORS = (
-    ErrorCase("means", (GRAD, TWO, rand(2), rand(1, 3), KEPT[1]), match="means must have the output's shape"),
+    ErrorCase("mean", (GRAD, TWO, rand(2), rand(1, 3), KEPT[1]), match="mean must have the output's shape"),
     ErrorCase(
-        "vars",
+        "var",
         (GRAD, TWO, rand(2), KEPT[0], rand(2, 3, dtype=torch.float64)),
-        match="vars must be torch.float32 on cpu, got torch.float64",
+        match="var must be torch.float32 on cpu, got torch.float64",
     ),
 )
 
@@ -238,7 +238,7 @@ XS, WEIGHTS, NORMED, EPS = FORWARD.params
 SPEC = backward_of(
     FORWARD,
     reference,
-    params=(XS, WEIGHTS, Param("means", "tensor"), Param("vars", "tensor"), NORMED, EPS),
+    params=(XS, WEIGHTS, Param("mean", "tensor"), Param("var", "tensor"), NORMED, EPS),
     check=check,
     shape=lambda xs, *_: tuple(xs[0].shape),
     same_dtype=True,

@@ -155,6 +155,7 @@ NONE_SUCH = {
             "max_pool2d_backward",
             *GLOBAL_BACK,
             *NORMS,
+            *NORM_SUMS,
             "depthwise_conv2d",
         )
     },
@@ -169,7 +170,7 @@ NO_KERNEL = {
 }
 
 NONE_SUCH_IN = {
-    "triton": MEETS_NO_NAN | {key: why for key, why in NO_KERNEL.items() if key[0] in COLUMNS},
+    "triton": MEETS_NO_NAN | {key: why for key, why in NO_KERNEL.items() if key[0] in NOT_IN["triton"]},
     "numba": {key: why for key, why in NO_KERNEL.items() if key[0] in NOT_IN["numba"]},
     "numba-cuda": MEETS_NO_NAN | NO_KERNEL,
 }

@@ -205,7 +205,7 @@ def _channels_of_many(problem: Problem) -> Verdict:
         if meta.shape[1] > 1 and meta.strides[1] == 1:
             why = f"needs each channel's elements side by side, got strides {meta.strides}"
             return no(why, code=Code.LAYOUT)
-    for name in ("means", "vars") if back else ():
+    for name in ("mean", "var") if back else ():
         if not problem[name].is_contiguous():
             return no(f"needs {name} without gaps, got strides {problem[name].strides}", code=Code.LAYOUT)
     rest = [(m.strides[0], *m.strides[2:]) for m in images]

@@ -1,4 +1,4 @@
-"""batch_norm_sum: statistics of all tensors in one launch, then one pass; gradients likewise."""
+"""batch_norm_sum: statistics of all tensors in one launch, then one pass; four gradients a block."""
 
 from __future__ import annotations
 
