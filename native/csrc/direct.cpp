@@ -28,27 +28,15 @@ struct Plan {
 
 using Direct = Callable<Plan>;
 
-// Lets other threads have the interpreter's lock for a block.
-struct Unlocked {
-  PyThreadState* state = PyEval_SaveThread();
-  ~Unlocked() { PyEval_RestoreThread(state); }
-};
-
-bool runs_unlocked(const Program& program, Call& made) {
-  const Unlocked unlocked;
-  return runs(program, made);
-}
-
 PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   const Plan& plan = Direct::of(self);
   const size_t count = static_cast<size_t>(PyVectorcall_NARGS(nargsf));
-  const Ref held = share(self);  // programs are never removed; the arguments are held by the caller
   try {
     for (size_t i = 0; !kwnames && i < plan.programs.size(); ++i) {
       const Program& program = *plan.programs[i];
       Call made;
       if (!reads(program, args, count, made)) continue;
-      if (!runs_unlocked(program, made)) break;
+      if (!runs(program, made)) break;
       return filled(program.results.ptr(), [&](size_t i) { return THPVariable_Wrap(made.made[i]); }).release().ptr();
     }
   } catch (const std::exception&) {

@@ -73,16 +73,14 @@ struct Node : torch::autograd::Node {
   Ref unpacked() {
     return tuple_of(saved.size(), [this](size_t i) { return THPVariable_Wrap(saved[i].unpack()); });
   }
-  uint64_t mask(bool checks);
+  // Which inputs get a gradient; with `checks`, only those that this backward pass needs.
+  uint64_t mask(bool checks) const {
+    uint64_t all = 0;
+    for (size_t i = 0; i < num_outputs(); ++i)
+      if (checks ? task_should_compute_output(i) : should_compute_output(i)) all |= uint64_t{1} << i;
+    return all;
+  }
 };
-
-// Which inputs get a gradient; with `checks`, only those that this backward pass needs.
-uint64_t Node::mask(bool checks) {
-  uint64_t all = 0;
-  for (size_t i = 0; i < num_outputs(); ++i)
-    if (checks ? task_should_compute_output(i) : should_compute_output(i)) all |= uint64_t{1} << i;
-  return all;
-}
 
 // Whether a backward pass is an ordinary one: nothing records it, no autocast, a gradient with memory.
 bool plain(const at::Tensor& grad) {

@@ -21,7 +21,7 @@ struct State {
   Rare rare;
   Ref near;       // the Python path's table, with which these are emptied
   Ref python;     // the generated __call__
-  Ref reference;  // torch's own function
+  Ref reference;  // torch's own function, as a plan is found
 
   int visit(visitproc visit, void* arg) const {
     Py_VISIT(near.ptr());
@@ -91,8 +91,8 @@ bool look_up(State& state, PyObject* const* bound, Found& found) {
   if (const Entry* entry = state.table.find(asked))
     found = *entry;
   else if (state.rare.serves(asked))
-    found = {share(Py_None), state.reference, state.reference};
-  return found.plan && !PyErr_Occurred();
+    found = {state.reference};
+  return found.parts && !PyErr_Occurred();
 }
 
 PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
@@ -110,11 +110,11 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* k
   }
   PyObject* const result = [&] {
     const c10::impl::ExcludeDispatchKeyGuard without({c10::DispatchKeySet::RAW, found.excluded});
-    return PyObject_Vectorcall(found.inner.ptr(), bound, count, nullptr);
+    return PyObject_Vectorcall(found.part(2), bound, count, nullptr);
   }();
   if (result || !PyErr_ExceptionMatches(PyExc_Exception)) return result;
   const Ref error = taken();
-  all[0] = self, all[1] = found.key.ptr(), all[2] = found.plan.ptr(), all[3] = error.ptr();
+  all[0] = self, all[1] = found.part(0), all[2] = found.part(1), all[3] = error.ptr();
   return PyObject_VectorcallMethod(raised, all, 4 + count, nullptr);
 }
 
@@ -133,10 +133,11 @@ PyObject* admit(PyObject* self, PyObject* given) {
   unsigned long long excluded;
   if (!PyArg_ParseTuple(given, "OOOOOK", &near, &key, &plan, &args, &inner, &excluded)) return nullptr;
   Asked asked{state.params, all_of(state, args)};
-  if (!asked.args) return nullptr;
+  Found found{steal(PyTuple_Pack(3, key, plan, inner)), excluded};
+  if (!asked.args || !found.parts) return nullptr;
   if (near != state.near.ptr() || !read(state, asked)) Py_RETURN_NONE;
   try {
-    state.table.add(asked.hash, std::make_unique<Entry>(asked, Found{share(key), share(plan), share(inner), excluded}));
+    state.table.add(asked.hash, std::make_unique<Entry>(asked, std::move(found)));
   } catch (const std::invalid_argument&) {
     // No guard can be made: such calls are found by their key.
   }
@@ -149,7 +150,7 @@ PyObject* find(PyObject* self, PyObject* args) {
   PyObject* const* bound = all_of(state, args);
   if (!bound) return nullptr;
   Found found;
-  if (look_up(state, bound, found)) return PyTuple_Pack(2, found.key.ptr(), found.plan.ptr());
+  if (look_up(state, bound, found)) return PyTuple_GetSlice(found.parts.ptr(), 0, 2);
   return PyErr_Occurred() ? nullptr : Py_NewRef(Py_None);
 }
 
@@ -223,7 +224,7 @@ void adopt(Ref self, const std::vector<GivenParam>& params, bool lowers, Ref pyt
   }
   state.lowers = lowers;
   state.python = python;
-  state.reference = reference;
+  state.reference = pybind11::make_tuple(pybind11::none(), reference, reference);
   // Only the slots of the class change. Its __call__ stays Python's, which compilers trace and signatures show.
   PyTypeObject* type = Py_TYPE(self.ptr());
   type->tp_call = PyVectorcall_Call;

@@ -3,6 +3,8 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
@@ -95,6 +97,23 @@ bool read(const Program& program, const Argument& argument, PyObject* value, Cal
   return std::all_of(items.begin(), items.end(), [&](PyObject* item) { return add(program, item, call); });
 }
 
+// The thread's current stream as the driver has it: null for the default one. Only others take Python; may set an
+// error.
+void* stream_of(at::Device device) {
+  const c10::Stream current = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  if (current == c10::Stream(c10::Stream::DEFAULT, device)) return nullptr;
+  const Ref index = steal(PyLong_FromLong(device.index()));
+  const Ref found = steal(PyObject_CallOneArg(environment().raw_stream.ptr(), index.ptr()));
+  return found ? PyLong_AsVoidPtr(found.ptr()) : nullptr;
+}
+
+// As torch's own kernels allocate: without its dispatcher, which takes as long as a launch. The device is current.
+at::Tensor empty(const Program& program, const Fresh& fresh) {
+  const auto& [dtype, sizes, strides] = fresh;
+  const c10::DispatchKeySet keys(program.device.is_cpu() ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA);
+  return at::detail::empty_strided_generic(sizes, strides, program.allocator, keys, dtype);
+}
+
 }  // namespace
 
 bool reads(const Program& program, PyObject* const* args, size_t count, Call& call) {
@@ -104,21 +123,16 @@ bool reads(const Program& program, PyObject* const* args, size_t count, Call& ca
   for (size_t i = 0; i < program.arguments.size(); ++i)
     if (!read(program, program.arguments[i], args[i], call)) return false;
   if (!program.device.is_cuda()) return true;
-  const Ref index = steal(PyLong_FromLong(program.device.index()));
-  const Ref stream = steal(PyObject_CallOneArg(environment().raw_stream.ptr(), index.ptr()));
-  call.stream = stream ? PyLong_AsVoidPtr(stream.ptr()) : nullptr;
-  int capturing = 0;
-  if (!PyErr_Occurred())  // a graph's replays may overlap other launches, so its tickets are its own
-    return program.tickets.empty() || (program.driver.capturing(call.stream, &capturing) == 0 && !capturing);
-  PyErr_Clear();
-  return false;
+  call.stream = stream_of(program.device);
+  if (PyErr_Occurred()) return PyErr_Clear(), false;
+  int capturing = 0;  // a graph's replays may overlap other launches, so its tickets are its own
+  return program.tickets.empty() || (program.driver.capturing(call.stream, &capturing) == 0 && !capturing);
 }
 
 bool runs(const Program& program, Call& call) {
-  for (const auto& [dtype, sizes, strides] : program.fresh)
-    call.made.push_back(program.device.is_cpu()
-                            ? at::Tensor(at::detail::empty_strided_cpu(sizes, strides, dtype))
-                            : at::empty_strided(sizes, strides, at::TensorOptions(program.device).dtype(dtype)));
+  const pybind11::gil_scoped_release unlocked;
+  const c10::OptionalDeviceGuard there(program.device.is_cpu() ? std::nullopt : std::make_optional(program.device));
+  for (const Fresh& fresh : program.fresh) call.made.push_back(empty(program, fresh));
   for (const int64_t count : program.tickets) call.made.push_back(ticket(program, count, call.stream));
   for (const at::Tensor& one : call.made) call.addresses.push_back(reinterpret_cast<int64_t>(one.data_ptr()));
   // As many threads as torch has now.
@@ -138,14 +152,15 @@ bool runs(const Program& program, Call& call) {
 }
 
 std::unique_ptr<Program> program_of(PyObject* given) {
-  namespace py = pybind11;
   using Steps =
       std::tuple<uintptr_t, std::string, std::vector<Hole>, std::vector<unsigned>, std::vector<size_t>, std::string>;
-  auto [arguments, fresh, tickets, steps, results, device, aligned, context, driver, team, keep] =
-      py::cast<std::tuple<std::vector<Argument>, std::vector<Fresh>, std::vector<int64_t>, std::vector<Steps>, Ref,
-                          at::Device, bool, uintptr_t, std::vector<uintptr_t>, std::vector<uintptr_t>, Ref>>(
-          py::handle(given));
+  using Addresses = std::vector<uintptr_t>;
   auto made = std::make_unique<Program>();
+  auto [steps, context, driver, team] = std::tuple<std::vector<Steps>, uintptr_t, Addresses, Addresses>();
+  std::tie(made->arguments, made->fresh, made->tickets, steps, made->results, made->device, made->aligned, context,
+           driver, team, made->keep) =
+      pybind11::cast<std::tuple<std::vector<Argument>, std::vector<Fresh>, std::vector<int64_t>, std::vector<Steps>,
+                                Ref, at::Device, bool, uintptr_t, Addresses, Addresses, Ref>>(pybind11::handle(given));
   for (auto& [function, block, holes, shape, parameters, floats] : steps) {
     const size_t words = shape.empty() ? parameters.size() : 0;
     TORCH_CHECK_VALUE(block.size() <= BYTES && words <= WORDS && floats.size() <= DOUBLES * sizeof(double),
@@ -162,13 +177,7 @@ std::unique_ptr<Program> program_of(PyObject* given) {
     made->set_count = reinterpret_cast<void (*)(int)>(team[1]);
     made->most = static_cast<int>(team[2]);
   }
-  made->arguments = arguments;
-  made->fresh = fresh;
-  made->tickets = tickets;
-  made->results = results;
-  made->keep = keep;
-  made->device = device;
-  made->aligned = aligned;
+  made->allocator = at::empty({0}, made->device).storage().allocator();
   made->context = reinterpret_cast<void*>(context);
   made->alone = at::get_num_threads() == 1;
   return made;

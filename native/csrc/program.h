@@ -50,8 +50,9 @@ struct Program {
   std::vector<Step> steps;
   Ref results, keep;  // results: numbers of fresh tensors and None, in tuples and lists
   at::Device device = at::kCPU;
-  bool aligned;             // whether all arguments must lie at multiples of 16 bytes
-  void* context = nullptr;  // of a GPU
+  at::Allocator* allocator;  // torch's, which lives as long as the process
+  bool aligned;              // whether all arguments must lie at multiples of 16 bytes
+  void* context = nullptr;   // of a GPU
   Driver driver = {};
   int (*count)() = nullptr;  // threads of the calling thread's team; null without one
   void (*set_count)(int) = nullptr;
@@ -73,7 +74,7 @@ std::unique_ptr<Program> program_of(PyObject* given);
 // Reads a call's arguments. Returns false where the program isn't made for them.
 bool reads(const Program& program, PyObject* const* args, size_t count, Call& call);
 
-// Allocates and runs. Returns false where a function fails. Needs no interpreter's lock.
+// Allocates and runs without the interpreter's lock. Returns false where a function fails.
 bool runs(const Program& program, Call& call);
 
 }  // namespace nxcore

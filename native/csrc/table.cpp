@@ -80,7 +80,7 @@ bool Entry::passes(const Asked& asked) const {
 }
 
 int Entry::visit(visitproc visit, void* arg) const {
-  for (const Ref* held : {&around.preference, &key, &plan, &inner}) Py_VISIT(held->ptr());
+  for (const Ref* held : {&around.preference, &parts}) Py_VISIT(held->ptr());
   for (const ArgumentGuard& guard : guards)
     if (const int stopped = guard.visit(visit, arg)) return stopped;
   return 0;
@@ -107,9 +107,8 @@ void Table::add(uint64_t hash, std::unique_ptr<Entry> entry) {
 }
 
 void Table::clear() {
-  decltype(entries_) dropped;
-  dropped.swap(entries_);
   size_ = 0;
+  const auto dropped = std::exchange(entries_, {});
 }
 
 int Table::visit(visitproc visit, void* arg) const {

@@ -51,10 +51,12 @@ class ArgumentGuard {
   Ref value_;  // a class, or a value that the plan is specialised on
 };
 
-// A plan, and what is called: itself, or under autocast what it runs while these dispatch keys are excluded.
+// A plan's key, the plan, and what is called: itself, or under autocast what it runs while these dispatch keys are
+// excluded. They are one tuple, so that calls of several threads write to one reference count.
 struct Found {
-  Ref key, plan, inner;
+  Ref parts;
   uint64_t excluded = 0;
+  PyObject* part(int i) const { return PyTuple_GET_ITEM(parts.ptr(), i); }
 };
 
 struct Entry : Found {
