@@ -32,30 +32,28 @@ _torchs: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 """The mixed operations whose sums with norms torch would serve."""
 
 
-def ends_of(operations: Sequence[nn.Module], twins: Sequence[nn.Module], x: Tensor) -> Ends:
-    """Return the operations that end with a norm, and these norms.
+def ends_of(twins: Sequence[nn.Module], x: Tensor) -> list[int]:
+    """Return the indices of operations that end with a norm.
 
     Parameters
     ----------
-    operations : sequence of Module
     twins : sequence of Module
-        Copies of them in training, which a trial may call.
+        Copies of the operations in training, which a trial may call.
     x : Tensor
         What they are called with.
     """
-    return tuple(
-        (op, _last(op)) for op, twin in zip(operations, twins, strict=True) if _ends_with_norm(twin, x)
-    )
+    return [i for i, twin in enumerate(twins) if _ends_with_norm(twin, x)]
 
 
-def _last(op: nn.Module) -> nn.Module:
+def last_of(op: nn.Module) -> nn.Module:
+    """Return the last of an operation's modules."""
     *_, last = op.modules()
     return last
 
 
 def _ends_with_norm(twin: nn.Module, x: Tensor) -> bool:
     """Return whether the result of an operation is that of its last module, a norm without factors."""
-    norm: Any = _last(twin)
+    norm: Any = last_of(twin)
     if awake(norm) is not BatchNorm2d or norm.affine:
         return False
     raw = Raw(twin, norm)
@@ -122,7 +120,7 @@ def _norms(mixed: nn.Module, own: Sequence[nn.Module], x: Tensor) -> dict[nn.Mod
 def _plain(op: nn.Module, norm: Any) -> bool:
     """Return whether a norm normalises by the statistics of its batch alone, and is the operation's last."""
     tracks = norm.track_running_stats and norm.momentum is not None
-    return norm.training and tracks and not norm.affine and not hooked(op, norm) and _last(op) is norm
+    return norm.training and tracks and not norm.affine and not hooked(op, norm) and last_of(op) is norm
 
 
 def _by_kernel(

@@ -6,6 +6,7 @@ import copy
 import inspect
 import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,11 +18,12 @@ from nxcore.graphs.hooks import hooked
 from nxcore.graphs.rows import span_of
 from nxcore.graphs.snapshot import as_they_are, attributes
 from nxcore.nas import shared_pools, taking
-from nxcore.nas.blend import ENDS, blended, ends_of
+from nxcore.nas.blend import ENDS, blended, ends_of, last_of
 from nxcore.nas.lists import LISTS, WRITES, ZEROS, lists_of
 from nxcore.nas.mixed import PART
 from nxcore.nas.pending import version
 from nxcore.nas.shared_pools import shared
+from nxcore.nas.structure import structure
 from nxcore.nas.taking import LEFT, TAKING, Folded, Taking, before, folded, sharing
 from nxcore.nn import Part, Swap, steps
 from nxcore.nn.exchange import PATCHED
@@ -39,7 +41,8 @@ def patch(model: nn.Module, *, graphs: bool = True, watch: bool = True) -> Swap:
 
     A mixed operation is a module that holds its operations in a ``ModuleList`` named ``_ops`` and whose
     ``forward`` takes an image and their weights. It is left unchanged if a trial call of a copy does not
-    return the weighted sum of its operations. Operations without parameters that return zeros, as DARTS'
+    return the weighted sum of its operations; a trial that does counts for all mixed operations which differ
+    in the values of their tensors alone. Operations without parameters that return zeros, as DARTS'
     ``none``, are skipped: their contribution and their weight's gradient are 0.
 
     Parameters
@@ -72,11 +75,11 @@ def patch(model: nn.Module, *, graphs: bool = True, watch: bool = True) -> Swap:
     >>> nas.patch(torch.nn.Sequential(Mixed())).replaced
     {'0._ops.1': 'BatchNorm2d', '0': 'Mixed'}
     """
-    swap = exchanged(model)
+    swap, trials = exchanged(model), dict[Any, _Trial]()
     for name, module in model.named_modules():
         if not _looks_mixed(module):
             continue
-        if why := _differs(module):
+        if why := _differs(module, trials):
             swap.left[name] = why
             continue
         swap.replaced[name] = _replace(module, _forward)
@@ -247,11 +250,55 @@ def _operations(module: nn.Module) -> list[nn.Module]:
     return list(holder.values() if isinstance(holder, nn.ModuleDict) else holder)
 
 
-def _differs(module: nn.Module) -> str:
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """What trial calls of a mixed operation found.
+
+    Attributes
+    ----------
+    lengths : tuple of int
+        The numbers of weights that it takes.
+    zeros : list of int
+        The indices of operations that return zeros for every input, as DARTS' ``none`` does.
+    ends : list of int
+        The indices of operations that end with a norm.
+    written : bool
+        Whether one of its operations writes into the input.
+    """
+
+    lengths: tuple[int, ...]
+    zeros: list[int]
+    ends: list[int]
+    written: bool
+
+
+def _differs(module: nn.Module, trials: dict[Any, _Trial]) -> str:
     """Return how a mixed operation differs from the weighted sum of its operations; empty if it does not.
 
-    Mark the operations that return zeros for every input, as DARTS' ``none`` does.
+    Note in the module what its trial found, or that of one with the same structure.
     """
+    key = structure(module)
+    trial = None if key is None else trials.get(key)
+    if trial is None:
+        found = _tried(module)
+        if isinstance(found, str):
+            return found
+        trial = found
+        if key is not None:
+            trials[key] = trial
+    operations = _operations(module)
+    if len(trial.zeros) < len(operations):
+        vars(module)[ZEROS] = tuple((operations[i], attributes(operations[i])) for i in trial.zeros)
+    if trial.written:
+        vars(module)[WRITES] = True
+    else:
+        vars(module)[ENDS] = tuple((operations[i], last_of(operations[i])) for i in trial.ends)
+    vars(module)[LENGTHS] = trial.lengths
+    return ""
+
+
+def _tried(module: nn.Module) -> _Trial | str:
+    """Return what trial calls of a copy found, or how it differs from the weighted sum."""
     trial = copy.deepcopy(module).double().eval()
     operations = _operations(trial)
     first = next(trial.parameters(), next(trial.buffers(), None))
@@ -271,21 +318,13 @@ def _differs(module: nn.Module) -> str:
         return reasons[0]
     with torch.no_grad(), session.default().policy("estimate"):
         found = [op(x) + op.train()(x) for op in operations]
-        ends = ends_of(_operations(module), operations, x)
-    written = version(x) > 0
+        ends = ends_of(operations, x)
     zeros = [
-        (op, attributes(op))
-        for op, y in zip(_operations(module), found, strict=True)
+        i
+        for i, (op, y) in enumerate(zip(_operations(module), found, strict=True))
         if not y.any() and not [*op.parameters(), *op.buffers(), *op.children()]
     ]
-    if len(zeros) < len(operations):
-        vars(module)[ZEROS] = tuple(zeros)
-    if written:
-        vars(module)[WRITES] = True
-    else:
-        vars(module)[ENDS] = ends
-    vars(module)[LENGTHS] = tuple(lengths)
-    return ""
+    return _Trial(tuple(lengths), zeros, ends, written=version(x) > 0)
 
 
 def _other(trial: nn.Module, x: Tensor, weights: Tensor) -> str:
