@@ -123,16 +123,15 @@ class Pairs:
         if decision is not None and label == pair.label:
             return decision
         page = self._page(pair)
-        if page is None or page.open:
+        if page is None or page.open or not _holds(page):
             return None
         self._hold(pair, page.decision)
         return page.decision
 
     def _page(self, pair: Pair) -> Page | None:
-        """Return the page on ``pair`` with these kernels and this path."""
+        """Return the page on ``pair`` with these kernels."""
         page = self.wisdom.read_pair(*pair.key)
-        alike = page and dict(page.makes) == self._makes(pair) and page.versions.get("path") == _path()
-        return page if alike else None
+        return page if page and dict(page.makes) == self._makes(pair) else None
 
     def of(self, problem: Problem) -> Decision | None:
         """Return the newest decision on a differentiable call; None if there is none in this process."""
@@ -197,7 +196,8 @@ class Pairs:
                 versions=versions,
                 unclear=(before.unclear if before else 0) + 1 if decision.unclear else 0,
             )
-            if before and decision.unclear and before.decision.noise <= decision.noise:
+            same = before and before.versions.get("path") == path
+            if before and same and decision.unclear and before.decision.noise <= decision.noise:
                 page = replace(before, unclear=page.unclear)
             self.wisdom.write_pair(*pair.key, page)
         return decision
@@ -227,6 +227,15 @@ class Pairs:
 def _path() -> str | None:
     """Return what joins both ways, at a cost of its own: the extension, or None for Python."""
     return "compiled" if repeats() else None
+
+
+def _holds(page: Page) -> bool:
+    """Return whether a decision holds on this path.
+
+    The kernels are the same, and the extension joins them at a lower cost: what wins without it wins with it,
+    and what loses with it loses without it.
+    """
+    return page.versions.get("path") == _path() or (page.decision.chosen == TORCH) == (_path() is None)
 
 
 def _differentiated(

@@ -18,6 +18,7 @@ from nxcore.spec.problem import Problem
 from nxcore.store.wisdom import RACES, Page, Wisdom
 
 ANEW = Refusal(Code.UNMEASURED, "not measured in its present version")
+ELSEWHERE = Refusal(Code.UNMEASURED, "it took no part where the figures were measured")
 
 
 def _on_request(candidate: Candidate) -> bool:
@@ -137,8 +138,10 @@ class Recall:
 
         For new or changed kernels, ``measure`` measures these alone, and ``online`` explores the whole
         problem again, so None. Any other policy leaves them out, and so do these two after several unclear
-        races. If no race was clear, all are raced again, so None. Kernels with unchanged figures are checked
-        again only if the chosen one can't serve any more: ``doubting``.
+        races. If no race was clear, all are raced again, so None. ``online`` leaves out kernels that took no
+        part in figures of elsewhere too: one plugin more here doesn't have a known problem learnt anew.
+        Kernels with unchanged figures are checked again only if the chosen one can't serve any more:
+        ``doubting``.
         """
         if problem.view or (page := self.wisdom.read(problem)) is None:
             return None
@@ -146,13 +149,18 @@ class Recall:
             return None
         known = {c.label: c for c in page.decision.candidates if not _on_request(c)}
         candidates: list[Candidate] = []
-        changed = False
+        changed, leaves = False, page.foreign and policy == "online"
         new: list[tuple[Backend, Kernel]] = []
         for backend, kernel in self.tuner.taking_part(problem.op):
             label = backend.label(kernel)
             before = known.pop(label, None)
             same = before is not None and page.makes.get(label) == self.make(backend, kernel)
             told = before is not None and same and self._told(before, backend, kernel)
+            if leaves and before is None and label not in page.makes:
+                candidates.append(
+                    Candidate(label, backend.name, refusal=ELSEWHERE, graph_safe=kernel.graph_safe)
+                )
+                continue
             refusal = None if told and not doubting else self.tuner.refusal(backend, kernel, problem)
             if refusal:
                 changed |= before is not None and before.timing is not None

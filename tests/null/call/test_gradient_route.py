@@ -170,19 +170,28 @@ def test_a_pair_whose_races_noise_spoils_is_raced_in_few_processes(
     assert crossed[-1] == (spoilt == 1), "where no race was clear, torch's own stays"
 
 
-def test_a_pair_counts_for_the_path_that_it_was_measured_on(joining, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("us", "first", "races_later"),
+    [(13, "python", 0), (13, "compiled", 1), (70, "python", 1), (70, "compiled", 0)],
+)
+def test_a_pair_counts_for_the_other_path_where_its_cost_can_not_change_it(
+    us, first, races_later, joining, monkeypatch, tmp_path
+):
+    """Python joins both ways at a higher cost than the extension: who loses with it loses without it."""
     monkeypatch.setattr(Recall, "make", lambda *_: "1")
-    races_of = {}
-    for runs in ([], [lambda call, again: call]):  # the second time of each, its own record holds
-        monkeypatch.setattr(launched, "_runs", runs)
-        for again in (False, True):
-            session, _ = learning(0.7, 0.7, "measure", tmp_path)
-            joining(13, session.chooser.learner.clock)
-            seen = races(monkeypatch)
-            for _ in range(2):
-                step(session, dense=True)
-            races_of[bool(runs), again] = len([labels for labels in seen if "fast + fast" in labels])
-    assert races_of == {(False, False): 1, (False, True): 0, (True, False): 1, (True, True): 0}
+
+    def races_on(path):
+        monkeypatch.setattr(launched, "_runs", [lambda call, again: call] if path == "compiled" else [])
+        session, _ = learning(0.7, 0.7, "measure", tmp_path)
+        joining(us, session.chooser.learner.clock)
+        seen = races(monkeypatch)
+        crossed = [step(session, dense=True) for _ in range(3)]
+        assert crossed[-1] == (us == 13)
+        return len([labels for labels in seen if "fast + fast" in labels])
+
+    other = {"python": "compiled", "compiled": "python"}[first]
+    found = [races_on(path) for path in (first, first, other, other)]
+    assert found == [1, 0, races_later, 0]
 
 
 def test_a_pair_is_exported_and_shown(joining, monkeypatch, tmp_path):

@@ -14,6 +14,7 @@ from nxcore.choose.learn import doubt
 from nxcore.choose.learn.budget import Pace
 from nxcore.choose.learn.doubt import CALLS, SECONDS
 from nxcore.choose.learn.learner import Learner
+from nxcore.choose.recall import Recall
 from nxcore.measure import race as racing
 from nxcore.measure.decision import Candidate, Decision
 from nxcore.session import Session
@@ -116,6 +117,25 @@ def test_a_wrong_entry_is_found_after_a_thousand_calls_and_that_problem_alone_is
     assert page.decision.chosen == "torch"
     assert not page.foreign
     assert chosen(world.process(torch=100, fast=130)) == "torch", "the next process knows"
+
+
+@pytest.mark.parametrize(("policy", "takes_part"), [("online", False), ("estimate", False), ("measure", True)])
+def test_a_plugin_that_the_record_does_not_know_has_no_known_problem_learnt_anew(world, policy, takes_part):
+    world.ship(torch=100, fast=50)
+    session = world.process(policy, torch=100, fast=50, another=10)
+    called(session, 60)
+    found = session.explain("add", X, X, decide=False).decision
+    assert found.rule == "measured"
+    assert found.chosen == ("another" if takes_part else "fast")
+    assert bool(found["another"].timing) == takes_part
+
+
+def test_where_the_records_winner_has_changed_an_unknown_plugin_takes_part_too(world, monkeypatch):
+    world.ship(torch=100, fast=50)
+    monkeypatch.setattr(Recall, "make", lambda _, backend, kernel: "2" if backend.name == "fast" else "1")
+    session = world.process(torch=100, fast=50, another=10)
+    called(session, 400)
+    assert session.explain("add", X, X, decide=False).decision.chosen == "another"
 
 
 def test_a_watch_over_the_kernel_changes_nothing_of_that(world):
