@@ -17,13 +17,13 @@ from nxcore.errors import FOREIGN
 from nxcore.graphs.hooks import hooked
 from nxcore.graphs.rows import span_of
 from nxcore.graphs.snapshot import as_they_are, attributes
+from nxcore.graphs.structure import structure
 from nxcore.nas import shared_pools, taking
 from nxcore.nas.blend import ENDS, blended, ends_of, last_of
 from nxcore.nas.lists import LISTS, WRITES, ZEROS, lists_of
 from nxcore.nas.mixed import PART
 from nxcore.nas.pending import version
 from nxcore.nas.shared_pools import shared
-from nxcore.nas.structure import structure
 from nxcore.nas.taking import LEFT, TAKING, Folded, Taking, before, folded, sharing
 from nxcore.nn import Part, Swap, steps
 from nxcore.nn.exchange import PATCHED

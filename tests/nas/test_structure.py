@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from nxcore import nas
-from nxcore.nas.structure import structure
+from nxcore.graphs.structure import structure
 from tests.nas import darts
 
 patch = sys.modules["nxcore.nas.patch"]  # whose name in its package is the function's
@@ -33,7 +33,9 @@ CHANGES = {
     "a constant's type": lambda m: assigned(m._ops[0], "stride", True),
     "a number of bits": lambda m: assigned(m._ops[1][1], "eps", -0.0),
     "a new attribute": lambda m: assigned(m, "scale", 2.0),
-    "a parameter's shape": lambda m: assigned(m._ops[4].op[1], "weight", nn.Parameter(torch.zeros(4, 1, 1, 1))),
+    "a parameter's shape": lambda m: assigned(
+        m._ops[4].op[1], "weight", nn.Parameter(torch.zeros(4, 1, 1, 1))
+    ),
     "a parameter without a gradient": lambda m: m._ops[4].op[1].weight.requires_grad_(False),
     "a parameter of another dtype": lambda m: m._ops[4].double(),
     "no buffer": lambda m: assigned(m._ops[1][1], "running_mean", None),

@@ -119,7 +119,9 @@ def test_a_wrong_entry_is_found_after_a_thousand_calls_and_that_problem_alone_is
     assert chosen(world.process(torch=100, fast=130)) == "torch", "the next process knows"
 
 
-@pytest.mark.parametrize(("policy", "takes_part"), [("online", False), ("estimate", False), ("measure", True)])
+@pytest.mark.parametrize(
+    ("policy", "takes_part"), [("online", False), ("estimate", False), ("measure", True)]
+)
 def test_a_plugin_that_the_record_does_not_know_has_no_known_problem_learnt_anew(world, policy, takes_part):
     world.ship(torch=100, fast=50)
     session = world.process(policy, torch=100, fast=50, another=10)

@@ -13,13 +13,13 @@ from nxcore.graphs.hooks import hooked
 from nxcore.graphs.snapshot import OWN
 
 CONSTANTS = (bool, int, str, bytes, types.NoneType, torch.dtype, torch.device, torch.memory_format)
-"""Types whose values are equal only if code can't tell them apart."""
+"""Types whose values are equal only if no code distinguishes them."""
 
 CODE = (type, types.FunctionType, types.BuiltinFunctionType)
 """Types whose values are compared by identity."""
 
 
-class _Other(Exception):
+class _IncomparableError(Exception):
     """Something that two modules can't be compared by."""
 
 
@@ -39,7 +39,7 @@ def structure(module: nn.Module) -> Any:
     """
     try:
         return _of_module(module, {})
-    except _Other:
+    except _IncomparableError:
         return None
 
 
@@ -47,7 +47,7 @@ def _of_module(module: nn.Module, seen: dict[int, int]) -> Any:
     if id(module) in seen:
         return seen[id(module)]
     if hooked(module):
-        raise _Other
+        raise _IncomparableError
     seen[id(module)] = len(seen)
     held = vars(module)
     return (
@@ -62,10 +62,18 @@ def _of_module(module: nn.Module, seen: dict[int, int]) -> Any:
 def _of_tensor(tensor: Tensor | None, seen: dict[int, int]) -> Any:
     if tensor is None:
         return None
-    if type(tensor) not in PLAIN or tensor.layout is not torch.strided or tensor._backward_hooks:  # noqa: SLF001  no public name
-        raise _Other
+    if type(tensor) not in PLAIN or tensor.layout is not torch.strided or tensor._backward_hooks:
+        raise _IncomparableError
     place = seen.setdefault(id(tensor), len(seen))  # two names of one tensor
-    return place, type(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad
+    return (
+        place,
+        type(tensor),
+        tensor.shape,
+        tensor.stride(),
+        tensor.dtype,
+        tensor.device,
+        tensor.requires_grad,
+    )
 
 
 def _of_value(value: Any) -> Any:
@@ -76,4 +84,4 @@ def _of_value(value: Any) -> Any:
         return kind, value.hex()
     if kind in (list, tuple, torch.Size):
         return kind, *map(_of_value, value)
-    raise _Other
+    raise _IncomparableError
