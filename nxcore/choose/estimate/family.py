@@ -11,8 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from nxcore.choose.estimate.model import Point
-from nxcore.choose.estimate.neighbours import AGREED, AROUND, NEAREST, alike, distance, distinct
+from nxcore.choose.estimate.neighbours import AGREED, NEAREST, alike, distance, distinct
 from nxcore.measure.decision import Decision
+
+AROUND = 2.0
+"""The largest distance of a family's points from a problem, in octaves over all sizes."""
 
 FACTOR = 2**AROUND
 

@@ -1,8 +1,9 @@
 """Sizes that were never measured: a guess from measured sizes of the same family; a pure function.
 
-If two points bracket a problem and have the same winner, it serves the problem. Otherwise a model of each
-kernel, max(t0 + bytes / bandwidth, flops / rate) of the device and a constant of the host, is fitted and
-corrected by its errors at the points nearby. The model may choose a kernel over torch's own if the predicted
+If two points bracket a problem and have the same winner, it serves the problem; if different kernels win
+there, the one that is ahead of torch at both serves it. Otherwise a model of each kernel,
+max(t0 + bytes / bandwidth, flops / rate) of the device and a constant of the host, is fitted and corrected by
+its errors at the points nearby. The model may choose a kernel over torch's own if the predicted
 gain exceeds the model's errors in cross-validation, or if the kernel was not slower at any point nearby.
 """
 
@@ -25,8 +26,8 @@ EXACT = 64
 AGREED = 0.05
 """The factor by which the winner must be ahead at both points that bracket a problem."""
 
-AROUND = 2.0
-"""The largest distance of bracketing points, in octaves over all sizes."""
+SPAN = 4.0
+"""The largest distance between bracketing points by way of the problem, in octaves over all sizes."""
 
 BEYOND = 2.0
 """The factor by which a problem may exceed the measured range, in each size and in bytes."""
@@ -227,21 +228,25 @@ def _between(at: Point, a: Point, b: Point) -> bool:
 def _brackets(at: Point, points: Sequence[Point]) -> list[tuple[Point, Point]]:
     """Return the closest two points that bracket a problem, and others at nearly the same distance."""
     found: list[tuple[Point, Point]] = []
-    limit = AROUND
+    limit = SPAN
     for i, far in enumerate(points):
-        if distance(at, far) > limit:
+        off = distance(at, far)
+        if off > limit:
             break
         for near in (far, *points[:i]):
-            if _between(at, near, far):
+            if distance(at, near) + off <= SPAN and _between(at, near, far):
                 found.append((near, far))
-                limit = min(limit, distance(at, far) + 0.5)
+                limit = min(limit, off + 0.5)
     return found
 
 
 def _bracketed(at: Point, points: Sequence[Point], labels: Collection[str]) -> Guess | None:
     pairs = _brackets(at, [p for p in points if all(p.alike(at, n) for n in at.branches if n in p.times)])
     ends = [p for pair in pairs for p in pair]
-    agreed = set.intersection(*(_leaders(p, labels) for p in ends)) if ends else set()
+    agreed = ends and (
+        set.intersection(*(_leaders(p, labels) for p in ends))
+        or set.intersection(*(_ahead(p, labels) for p in ends))
+    )
     if not agreed:
         return None
     best = min(agreed, key=lambda label: (sum(math.log(_us(p, label)) for p in ends), label))
@@ -263,6 +268,12 @@ def _leaders(point: Point, labels: Collection[str]) -> set[str]:
         if fastest * (1 + AGREED) <= torchs
         else set()
     )
+
+
+def _ahead(point: Point, labels: Collection[str]) -> set[str]:
+    """Return the kernels that are clearly faster than torch."""
+    torchs = _us(point, "torch")
+    return {label for label in labels if label != "torch" and _us(point, label) * (1 + AGREED) <= torchs}
 
 
 def _us(point: Point, label: str) -> float:

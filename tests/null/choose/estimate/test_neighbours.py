@@ -98,6 +98,18 @@ def test_where_neighbours_disagree_the_model_is_asked_and_torch_serves_unless_it
     assert list(found.predicted) == sorted(found.predicted, key=found.predicted.get)
 
 
+def test_where_neighbours_have_different_winners_the_one_ahead_of_torch_at_both_serves():
+    points = [point(500, torch=20, fast=10, other=30), point(2000, torch=60, fast=50, other=40)]
+    found = guess(point(1000), points, (*BOTH, "other"))
+    assert (found.label, found.rule) == ("fast", "bracketed")
+
+
+@pytest.mark.parametrize(("far", "rule"), [(2000 * 16, "bracketed"), (1900 * 17, "prior")])
+def test_the_distance_between_two_ends_counts_not_that_of_each(far, rule):
+    points = [point(2000, torch=20, fast=10), point(far, torch=200, fast=100)]
+    assert guess(point(2100), points, BOTH).rule == rule
+
+
 def test_shapes_of_one_volume_tell_nothing_of_each_other():
     tall = [point(n, 16, torch=90, fast=10) for n in (4096, 8192, 16384)]
     assert guess(point(16, 8192), tall, BOTH) is None
