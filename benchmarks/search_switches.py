@@ -6,7 +6,7 @@ The network is that of ``search_step.py``, patched; kernels are those of CUDA C+
 each norm's statistics and each gradient by itself (``before``), the statistics of a cell together (``late``),
 the gradients of branches and of weights' rows too (``fans``), the sums of weights' gradients too
 (``totals``), all of that with operations on 2 or 4 streams, and with the norms that end an edge's operations
-computed with their weighted sum (``sums of norms``).
+computed with their weighted sum, by edge and by node (``edges``, ``nodes``).
 """
 
 from __future__ import annotations
@@ -29,22 +29,23 @@ from torch import Tensor
 import nxcore
 from nxcore import nas
 from nxcore.graphs import branches, capture, part, recorder, rows, together
-from nxcore.nas import blend
+from nxcore.nas import blend, node
 
 sys.path.append(str(Path(__file__).parents[1]))
 from benchmarks import search_step
 
 LATE, NONE = branches.LATE, ContextVar("none", default=None)
-WAYS = {  # late, fans, totals, streams, sums of norms
-    "totals": (True, True, True, 1, False),
-    "sums of norms": (True, True, True, 1, True),
-    "fans": (True, True, False, 1, False),
-    "before": (False, False, False, 1, False),
-    "4 streams": (True, True, True, 4, False),
-    "late": (True, False, False, 1, False),
-    "2 streams": (True, True, True, 2, False),
+WAYS = {  # late, fans, totals, streams, sums with norms: 1 of edges, 2 of nodes
+    "totals": (True, True, True, 1, 0),
+    "nodes": (True, True, True, 1, 2),
+    "edges": (True, True, True, 1, 1),
+    "fans": (True, True, False, 1, 0),
+    "before": (False, False, False, 1, 0),
+    "4 streams": (True, True, True, 4, 0),
+    "late": (True, False, False, 1, 0),
+    "2 streams": (True, True, True, 2, 0),
 }
-CAPTURED = ("fans", "totals", "sums of norms", "before")
+CAPTURED = ("fans", "totals", "nodes", "edges", "before")
 """Ways whose whole step is captured too: streams are tried in cells alone."""
 
 GROUPS = {
@@ -60,13 +61,13 @@ GROUPS = {
 }
 
 
-def take(late: bool, fans: bool, totals: bool, streams: int, norms: bool) -> None:
+def take(late: bool, fans: bool, totals: bool, streams: int, norms: int) -> None:
     """Switch to a way."""
     held = LATE_BLOCK if late else (lambda *_: contextlib.nullcontext())
     capture.late = part.late = held  # type: ignore[attr-defined]  # imported there
     branches.LATE = rows.LATE = LATE if fans else NONE  # type: ignore[assignment, attr-defined]  # as above
     together.ON = totals
-    recorder.STREAMS, blend.ON = streams, norms
+    recorder.STREAMS, blend.ON, node.ON = streams, norms > 0, norms > 1
     recorder._recorders.clear()  # noqa: SLF001  lanes are made once
 
 

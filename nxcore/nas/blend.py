@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -64,7 +65,32 @@ def _ends_with_norm(twin: nn.Module, x: Tensor) -> bool:
         return False
 
 
-def blended(
+@dataclass(frozen=True)
+class Edge:
+    """The results of an edge's operations, which are to be added up.
+
+    Attributes
+    ----------
+    mixed : Module
+        The module that holds the operations.
+    outputs : list of Tensor
+    norms : list
+        The norm that each is still to be normalised by, or None.
+    weights : Tensor
+        One for each.
+    """
+
+    mixed: nn.Module
+    outputs: list[Tensor]
+    norms: list[Any]
+    weights: Tensor
+
+    def normalised(self) -> list[Tensor]:
+        """Return the outputs after their norms."""
+        return [y if norm is None else norm(y) for y, norm in zip(self.outputs, self.norms, strict=True)]
+
+
+def edge_of(
     mixed: nn.Module,
     operations: Sequence[nn.Module],
     known: Sequence[Tensor | None],
@@ -72,8 +98,8 @@ def blended(
     weights: Tensor,
     *,
     written: bool,
-) -> Tensor:
-    """Return the weighted sum of the results of operations.
+) -> Edge:
+    """Run the operations of an edge.
 
     Parameters
     ----------
@@ -83,7 +109,7 @@ def blended(
     known : sequence of (Tensor or None)
         Results that were computed before; None for the operations that are to run.
     x : Tensor
-        What these are called with.
+        The argument of these.
     weights : Tensor
         One for each operation.
     written : bool
@@ -94,15 +120,23 @@ def blended(
     run = [Raw(op, norms[op]) if op in norms else op for op in own]
     rest = iter(zip(run, branched(run, x, written=written), strict=True))
     pairs = [next(rest) if output is None else (None, output) for output in known]
-    outputs = [output for _, output in pairs]
     left = [op.norm if isinstance(op, Raw) and op.left is not None else None for op, _ in pairs]
-    if any(norm is not None for norm in left):
-        found = _by_kernel(mixed, outputs, left, weights)
-        if found is not None:
-            return found
-        outputs = [y if norm is None else norm(y) for y, norm in zip(outputs, left, strict=True)]
-    total: Tensor = session.default().op("weighted_sum")(outputs, weights)
-    return total
+    return Edge(mixed, [output for _, output in pairs], left, weights)
+
+
+def total(edges: Sequence[Edge]) -> Tensor:
+    """Return the weighted sum of all edges' results: of one shape by one operator, if a kernel was chosen."""
+    if len(edges) > 1 and (found := _by_kernel(edges)) is not None:
+        return found
+    return functools.reduce(torch.add, map(_alone, edges))
+
+
+def _alone(edge: Edge) -> Tensor:
+    """Return the weighted sum of an edge's results."""
+    if (found := _by_kernel([edge])) is not None:
+        return found
+    summed: Tensor = session.default().op("weighted_sum")(edge.normalised(), edge.weights)
+    return summed
 
 
 def _norms(mixed: nn.Module, own: Sequence[nn.Module], x: Tensor) -> dict[nn.Module, nn.Module]:
@@ -123,25 +157,27 @@ def _plain(op: nn.Module, norm: Any) -> bool:
     return norm.training and tracks and not norm.affine and not hooked(op, norm) and last_of(op) is norm
 
 
-def _by_kernel(
-    mixed: nn.Module, outputs: Sequence[Tensor], norms: Sequence[Any], weights: Tensor
-) -> Tensor | None:
-    """Return the sum of outputs, normalised where a norm is given, by a kernel; None if torch would."""
-    eps = next(norm.eps for norm in norms if norm is not None)
-    args = outputs, weights, tuple(norm is not None for norm in norms), eps
+def _by_kernel(edges: Sequence[Edge]) -> Tensor | None:
+    """Return the sum of all results, with their norms, by a kernel; None without a norm."""
+    outputs = [y for edge in edges for y in edge.outputs]
+    norms = [norm for edge in edges for norm in edge.norms]
+    left = [norm for norm in norms if norm is not None]
+    if len({norm.eps for norm in left}) != 1:
+        return None
+    weights = edges[0].weights if len(edges) == 1 else torch.cat([edge.weights for edge in edges])
+    args = outputs, weights, tuple(norm is not None for norm in norms), left[0].eps
     try:
         found = _sum().by_kernel(*args)
     except InvalidInputError:
         return None  # the layers raise their own message
     if found is None:
-        if _sum().settled(*args):
-            _torchs.add(mixed)
+        if len(edges) == 1 and _sum().settled(*args):
+            _torchs.add(edges[0].mixed)
         return None
-    total: Tensor = found[0]
-    kept = (norm for norm in norms if norm is not None)
-    for norm, mean, var in zip(kept, found[1].unbind(0), found[2].unbind(0), strict=True):
+    summed: Tensor = found[0]
+    for norm, mean, var in zip(left, found[1].unbind(0), found[2].unbind(0), strict=True):
         track(norm, mean, var)
-    return total
+    return summed
 
 
 @functools.cache

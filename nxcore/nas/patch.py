@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import itertools
 from collections.abc import Iterator
@@ -18,8 +19,8 @@ from nxcore.graphs.hooks import hooked
 from nxcore.graphs.rows import span_of
 from nxcore.graphs.snapshot import as_they_are, attributes
 from nxcore.graphs.structure import structure
-from nxcore.nas import shared_pools, taking
-from nxcore.nas.blend import ENDS, blended, ends_of, last_of
+from nxcore.nas import node, shared_pools, taking
+from nxcore.nas.blend import ENDS, edge_of, ends_of, last_of
 from nxcore.nas.lists import LISTS, WRITES, ZEROS, lists_of
 from nxcore.nas.mixed import PART
 from nxcore.nas.pending import version
@@ -93,7 +94,7 @@ def patch(model: nn.Module, *, graphs: bool = True, watch: bool = True) -> Swap:
         swap.replaced[name] = _replace(module, _of_cell)
         swap.left.pop(name, None)
         if graphs:
-            vars(module)[PART] = outer = Part(Folded(sharing))
+            vars(module)[PART] = outer = Part(Folded(_nodes))
             for held in mixed:
                 vars(held)[PART].outer = outer
     _take_lists(model, swap, graphs=graphs)
@@ -186,10 +187,15 @@ def _of_cell(self: Any, *args: Any, **kwargs: Any) -> Any:
     if torch.compiler.is_compiling():
         return before(self, *args, **kwargs)
     part: Part | None = vars(self).get(PART)
-    return sharing(self, *args, **kwargs) if part is None else folded(part, self, args, kwargs)
+    return _nodes(self, *args, **kwargs) if part is None else folded(part, self, args, kwargs)
+
+
+def _nodes(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return node.computed(functools.partial(sharing, module, *args, **kwargs))
 
 
 def _forward(self: Any, x: Tensor, weights: Any) -> Any:
+    x = x if torch.compiler.is_compiling() else node.value_of(x)
     if isinstance(weights, list | tuple) and weights and all(_is_number(w) for w in weights):
         weights = torch.stack(list(weights))
     if not isinstance(weights, Tensor) or weights.ndim != 1 or len(weights) not in vars(self)[LENGTHS]:
@@ -197,7 +203,10 @@ def _forward(self: Any, x: Tensor, weights: Any) -> Any:
     part: Part | None = None if torch.compiler.is_compiling() else vars(self).get(PART)
     if part is None or not part.alone:
         return _blended(self, x, weights) if part is None else part(self, x, weights)
-    with shared_pools.sharing(on=False):  # a capture of this call can't hold what another one computed
+    with (
+        shared_pools.sharing(on=False),
+        node.waiting(on=False),
+    ):  # a capture of this call can't hold what another one computed
         return part(self, x, weights)
 
 
@@ -220,7 +229,7 @@ def _blended(self: Any, x: Tensor, weights: Tensor) -> Tensor:
         weights = span_of(weights, 0, len(operations))
     written = WRITES in vars(self)
     known = [None if written else shared(x, op) for op in operations]
-    return blended(self, operations, known, x, weights, written=written)
+    return node.summed(edge_of(self, operations, known, x, weights, written=written))
 
 
 def _looks_mixed(module: nn.Module) -> bool:

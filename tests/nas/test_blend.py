@@ -12,7 +12,7 @@ from nxcore import nas
 from nxcore.graphs.late import late
 from nxcore.graphs.part import MET
 from nxcore.graphs.raw import Raw
-from nxcore.nas import blend
+from nxcore.nas import blend, node
 from nxcore.nas.mixed import PART
 from nxcore.nn import sequential
 from nxcore.nn.served import Served
@@ -139,7 +139,9 @@ def test_an_operation_must_return_what_its_norm_did():
 
 
 @pytest.mark.slow
-def test_a_cell_is_replayed_with_one_sum_an_edge(summed):
+@pytest.mark.parametrize("nodes", [False, True])
+def test_a_cell_is_replayed_with_one_sum_an_edge_or_a_node(summed, nodes, monkeypatch):
+    monkeypatch.setattr(node, "ON", nodes)
     torch.manual_seed(0)
     plain = nn.Sequential(darts.Cell(2, 8, 8, 4, True, False)).double()
     patched, tape = copy.deepcopy(plain), Tape()
@@ -153,5 +155,6 @@ def test_a_cell_is_replayed_with_one_sum_an_edge(summed):
     assert nas.replays(patched)["0"].startswith("replays")
     assert "one by one" not in nas.replays(patched)["0"]
     edges = [NORMED + 1] * 4 + [NORMED]
-    assert summed == edges * (len(summed) // len(edges))
+    wanted = [sum(edges[:2]), sum(edges[2:])] if nodes else edges
+    assert summed == wanted * (len(summed) // len(wanted))
     assert launches(tape, "_foreach_lerp_") == 1

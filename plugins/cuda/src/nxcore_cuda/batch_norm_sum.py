@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import count
+from itertools import count, product
 from typing import Any
 
 import torch
@@ -170,8 +170,9 @@ def sweep_backward(problem: Problem) -> Iterator[Tile]:
 
 def instances() -> Iterator[Instance]:
     """Yield the kernels of common calls, to compile ahead of time."""
-    for source, entries in (("batch_norm_sum", ENTRIES), ("batch_norm_sum_backward", ENTRIES_BACKWARD)):
+    sources = (("batch_norm_sum", ENTRIES), ("batch_norm_sum_backward", ENTRIES_BACKWARD))
+    for (source, entries), room in product(sources, (FEW, SOME)):
         for width in (1, VECTOR // torch.float32.itemsize):
             for span in (256, 512, 1024) if width > 1 else (1024,):
                 for entry in entries:
-                    yield _instance(entry, source, torch.float32, FEW, width, Tile(span))
+                    yield _instance(entry, source, torch.float32, room, width, Tile(span))
