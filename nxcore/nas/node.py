@@ -8,7 +8,6 @@ their values.
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
@@ -90,14 +89,9 @@ def computed(call: Callable[[], Any]) -> Any:
 
 
 def _made(edges: tuple[Edge, ...]) -> Node:
-    made: Node = torch.Tensor._make_subclass(Node, _nothing())  # noqa: SLF001  it has no public name
+    made = torch.empty(0).as_subclass(Node)
     vars(made).update(_edges=edges, _value=None, _graded=torch.is_grad_enabled(), _versions=_versions(edges))
     return made
-
-
-@functools.cache
-def _nothing() -> Tensor:
-    return torch.empty(0)
 
 
 def _waits(x: Any) -> bool:
