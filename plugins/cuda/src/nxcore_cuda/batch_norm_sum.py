@@ -11,19 +11,20 @@ from torch import Tensor
 
 from nxcore.plugin import Problem, TensorMeta
 from nxcore_cuda.candidates import FEW, KINDS, SOME, TYPES
-from nxcore_cuda.channel import CHANNELS, UNROLL, Channels, Tile
+from nxcore_cuda.channel import CHANNELS, Channels, Tile
 from nxcore_cuda.layout import STRIDES, VECTOR
 from nxcore_cuda.machine.instance import Instance
 from nxcore_cuda.machine.launch import Guarded, Launch, Launcher
 
 GROUP = 4  # as in batch_norm_sum_backward.cu
+UNROLL = 2  # vectors in flight of one thread and one tensor: registers hold those of four tensors
 ENTRIES = ("batch_norm_sum_moments", "batch_norm_sum_apply")
 ENTRIES_BACKWARD = ("batch_norm_sum_backward_sums", "batch_norm_sum_backward_apply")
 
 
 def _instance(entry: str, source: str, dtype: torch.dtype, room: int, width: int, tile: Tile) -> Instance:
     most = max(tile.threads, 256)
-    unroll = next((u for u in (1, 2) if tile.span <= u * tile.threads), UNROLL)
+    unroll = 1 if tile.span <= tile.threads else UNROLL
     return Instance(
         entry, (TYPES[dtype], room, width, unroll), source, f"{source}_args<{room}>", threads=most
     )
@@ -173,6 +174,6 @@ def instances() -> Iterator[Instance]:
     sources = (("batch_norm_sum", ENTRIES), ("batch_norm_sum_backward", ENTRIES_BACKWARD))
     for (source, entries), room in product(sources, (FEW, SOME)):
         for width in (1, VECTOR // torch.float32.itemsize):
-            for span in (256, 512, 1024) if width > 1 else (1024,):
+            for span in (256, 512) if width > 1 else (512,):
                 for entry in entries:
                     yield _instance(entry, source, torch.float32, room, width, Tile(span))
