@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,12 @@ def ends_of(twins: Sequence[nn.Module], x: Tensor) -> list[int]:
         What they are called with.
     """
     return [i for i, twin in enumerate(twins) if _ends_with_norm(twin, x)]
+
+
+def own_ends(operations: Iterable[nn.Module]) -> dict[nn.Module, nn.Module]:
+    """Return the norms of operations of this package, which all end with their last module."""
+    lasts = ((op, last_of(op)) for op in operations)
+    return {op: norm for op, norm in lasts if awake(norm) is BatchNorm2d}
 
 
 def last_of(op: nn.Module) -> nn.Module:
@@ -96,8 +102,9 @@ def edge_of(
     known: Sequence[Tensor | None],
     x: Tensor,
     weights: Tensor,
+    ends: Mapping[nn.Module, nn.Module],
     *,
-    written: bool,
+    written: bool = False,
 ) -> Edge:
     """Run the operations of an edge.
 
@@ -112,11 +119,13 @@ def edge_of(
         The argument of these.
     weights : Tensor
         One for each operation.
+    ends : mapping of Module to Module
+        The norm of each operation that ends with one.
     written : bool
         Whether an operation writes into ``x``.
     """
     own = [op for op, output in zip(operations, known, strict=True) if output is None]
-    norms = {} if written else _norms(mixed, own, x)
+    norms = {} if written else _norms(mixed, own, x, ends)
     run = [Raw(op, norms[op]) if op in norms else op for op in own]
     rest = iter(zip(run, branched(run, x, written=written), strict=True))
     pairs = [next(rest) if output is None else (None, output) for output in known]
@@ -139,13 +148,23 @@ def _alone(edge: Edge) -> Tensor:
     return summed
 
 
-def _norms(mixed: nn.Module, own: Sequence[nn.Module], x: Tensor) -> dict[nn.Module, nn.Module]:
+def joining(mixed: Iterable[nn.Module]) -> bool:
+    """Return whether norms are computed with sums now: in a call that is captured, or precedes a capture.
+
+    ``mixed`` are the modules that hold the operations; torch may be known to serve the sums of all of them.
+    """
+    now = ON and not torch.compiler.is_compiling() and LATE.get() is not None
+    return now and not all(module in _torchs for module in mixed)
+
+
+def _norms(
+    mixed: nn.Module, own: Sequence[nn.Module], x: Tensor, ends: Mapping[nn.Module, nn.Module]
+) -> dict[nn.Module, nn.Module]:
     """Return the norms that may be computed with the sum, by operation: all of one eps."""
-    if not ON or torch.compiler.is_compiling() or LATE.get() is None or mixed in _torchs or saving():
+    if not joining([mixed]) or saving():
         return {}
     if torch.is_autocast_enabled(x.device.type):
         return {}
-    ends = dict(vars(mixed).get(ENDS, ()))
     found = {op: ends[op] for op in own if op in ends and _plain(op, ends[op])}
     first: Any = next(iter(found.values()), None)
     return {op: norm for op, norm in found.items() if norm.eps == first.eps}

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from nxcore.errors import InvalidInputError
+from nxcore.nas.blend import joining
 from nxcore.nas.genotype import Gene, edges
 from nxcore.nas.mixed import PART, MixedOp
+from nxcore.nas.node import value_of, waiting
 from nxcore.nas.operations import OPS, PRIMITIVES, FactorizedReduce, Identity, ReLUConvBN
 from nxcore.nas.rule import Mode, Rule, Selection, as_rule
 from nxcore.nas.shared_pools import pooled
@@ -107,17 +111,27 @@ class Cell(nn.Module):
 
     def run(self, s0: Tensor, s1: Tensor, logits: Tensor, plan: Selection | None = None) -> Tensor:
         """Return the result of ``forward`` without replaying a graph; arguments are not checked."""
-        rows = (logits if plan is None else plan.weights).unbind(0)
+        joins = plan is None and joining(self._ops)  # norms and sums, which take weights
+        if joins:
+            logits = functional.softmax(logits, 1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        with waiting() if joins else contextlib.nullcontext():
+            return self._nodes(s0, s1, logits, plan, given="weights" if joins else "logits")
+
+    def _nodes(
+        self, s0: Tensor, s1: Tensor, factors: Tensor, plan: Selection | None, *, given: str
+    ) -> Tensor:
+        """Return the concatenated nodes; ``given`` says what the factors of an edge are."""
+        rows = (factors if plan is None else plan.weights).unbind(0)
         states = [self.preprocess0(s0), self.preprocess1(s1)]
         outputs = self._pooled(states[0], 0, plan) | self._pooled(states[1], 1, plan)
         for node in edges(self._steps):
             parts = [
-                self._ops[row](x, rows[row], outputs=outputs.get(row))
+                self._ops[row](x, outputs=outputs.get(row), **{given: rows[row]})
                 if plan is None
                 else self._ops[row](x, weights=rows[row], active=plan.active[row], outputs=outputs.get(row))
                 for row, x in zip(node, states, strict=True)
             ]
-            states.append(_summed(parts))
+            states.append(value_of(_summed(parts)))
             outputs |= self._pooled(states[-1], len(states) - 1, plan)
         return torch.cat(states[-self._multiplier :], dim=1)
 

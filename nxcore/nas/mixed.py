@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from nxcore import session
 from nxcore.errors import InvalidInputError
 from nxcore.graphs.branches import branched
+from nxcore.nas.blend import edge_of, joining, own_ends
+from nxcore.nas.node import summed
 from nxcore.nas.operations import OPS, PRIMITIVES
 from nxcore.nas.rule import Mode, Rule, as_rule, read
 from nxcore.nn import BatchNorm2d, Part
@@ -141,6 +143,9 @@ class MixedOp(nn.Module):
             name = "weighted_sum"
             given, chosen = self._chosen(given, is_logits=weights is None, active=active)
         known = outputs or {}
+        if name == "weighted_sum" and chosen == every and joining([self]):
+            held = [known.get(i) for i in every]
+            return summed(edge_of(self, list(self._ops), held, x, given, own_ends(self._ops)))
         rest = iter(branched([self._ops[i] for i in chosen if i not in known], x))
         computed = [known[i] if i in known else next(rest) for i in chosen]
         if self.rule.mode == "argmax":

@@ -17,7 +17,8 @@ from nxcore.nas.mixed import PART
 from nxcore.nn import sequential
 from nxcore.nn.served import Served
 from tests.nas import darts
-from tests.nas.test_replays import launches
+from tests.nas.test_network import SMALL
+from tests.nas.test_replays import agree, launches, taped
 from tests.nn.parts import outcome
 from tests.nn.tape import Tape
 
@@ -136,6 +137,19 @@ def test_an_operation_must_return_what_its_norm_did():
     raw = Raw(norm, norm)
     assert raw(x) is x is raw.left
     assert Raw(lambda x: 2 * x, norm)(x).equal(2 * x)
+
+
+@pytest.mark.slow
+def test_our_own_network_has_one_sum_a_node(summed):
+    torch.manual_seed(0)
+    plain, own = darts.Network().double(), nas.SearchNetwork(**SMALL).double()
+    own.load_state_dict(plain.state_dict())
+    taped(own)
+    agree(plain, own, MET + 2)
+    states = nas.replays(own)
+    assert all(state.startswith("replays") and "one by one" not in state for state in states.values())
+    nodes = [[2 * NORMED, 3 * NORMED], [2 * (NORMED + 1), 2 * (NORMED + 1) + NORMED]]
+    assert {tuple(summed[i : i + 2]) for i in range(0, len(summed), 2)} == set(map(tuple, nodes))
 
 
 @pytest.mark.slow
