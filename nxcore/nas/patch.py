@@ -229,8 +229,8 @@ def _blended(self: Any, x: Tensor, weights: Tensor) -> Tensor:
         weights = span_of(weights, 0, len(operations))
     written = WRITES in vars(self)
     known = [None if written else shared(x, op) for op in operations]
-    ends = dict(vars(self).get(ENDS, ()))
-    return node.summed(edge_of(self, operations, known, x, weights, ends, written=written))
+    norms = dict(vars(self).get(ENDS, ()))
+    return node.summed(edge_of(self, operations, known, x, weights, norms, written=written))
 
 
 def _looks_mixed(module: nn.Module) -> bool:
