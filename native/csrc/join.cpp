@@ -7,8 +7,10 @@
 #include <torch/csrc/autograd/python_cpp_function.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/dynamo/compiled_autograd.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <atomic>
 #include <map>
 #include <type_traits>
 
@@ -40,6 +42,12 @@ struct Plan {
   // Where the backward operator's arguments come from, by which gradients a pass needs: see Differentiable.order. None
   // where Python makes the arguments. Found in the first such pass; the constants are plain data.
   std::map<uint64_t, Ref> orders;
+  uint64_t id = next_id();  // no two plans of a process have the same
+
+  static uint64_t next_id() {
+    static std::atomic<uint64_t> last = 0;
+    return ++last;
+  }
 
   int visit(visitproc visit, void* arg) const {
     for (const Ref* one : {&owner, &forward, &backward, &gradients}) Py_VISIT(one->ptr());
@@ -69,7 +77,22 @@ struct Node : torch::autograd::Node {
     const pybind11::gil_scoped_acquire locked;
     for (SavedVariable& one : saved) one.reset_data();
   }
+  Ref flags(uint64_t wanted) const {
+    return tuple_of(num_outputs(), [=](size_t i) { return Py_NewRef(wanted >> i & 1 ? Py_True : Py_False); });
+  }
   variable_list apply(variable_list&& grads) override;
+  // torch._dynamo.compiled_autograd: a graph is kept for a plan, its numbers and the gradients that are needed, and
+  // the pass is traced as Python's.
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
+    const pybind11::gil_scoped_acquire locked;
+    const Plan& plan = Join::of(join.ptr());
+    args.collect(plan.id);
+    args.collect(std::string(pybind11::repr(numbers)));
+    args.collect(mask(plan.checks));
+    args.collect(saved, /*is_output=*/false);
+  }
+  variable_list apply_with_saved(const variable_list& grads,
+                                 torch::dynamo::autograd::SwapSavedVariables& swap) override;
   Ref unpacked() {
     return tuple_of(saved.size(), [this](size_t i) { return THPVariable_Wrap(saved[i].unpack()); });
   }
@@ -155,8 +178,7 @@ variable_list Node::apply(variable_list&& grads) {
   const pybind11::gil_scoped_acquire locked;
   Plan& plan = Join::of(join.ptr());
   const uint64_t wanted = mask(plan.checks && found.size() > 1);
-  const auto flag = [wanted](size_t i) { return Py_NewRef(wanted >> i & 1 ? Py_True : Py_False); };
-  const Pass pass{tuple_of(found.size(), flag), steal(THPVariable_Wrap(grads[0])), unpacked(), numbers};
+  const Pass pass{flags(wanted), steal(THPVariable_Wrap(grads[0])), unpacked(), numbers};
   if (!pass.flags || !pass.grad || !pass.saved) raise();
   const Ref order = plain(grads[0]) ? order_of(plan, wanted, pass) : share(Py_None);
   if (!order) raise();
@@ -171,6 +193,22 @@ variable_list Node::apply(variable_list&& grads) {
   }
   size_t at = 0;
   if (!result || !read(result.ptr(), ordered ? grads[0] : at::Tensor(), found, at)) raise();
+  return found;
+}
+
+variable_list Node::apply_with_saved(const variable_list& grads, torch::dynamo::autograd::SwapSavedVariables& swap) {
+  variable_list found(num_outputs());
+  if (!grads[0].defined()) return found;
+  const pybind11::gil_scoped_acquire locked;
+  const Plan& plan = Join::of(join.ptr());
+  const uint64_t wanted = mask(plan.checks);
+  swap.before(saved);
+  const Pass pass{flags(wanted), steal(THPVariable_Wrap(grads[0])), unpacked(), numbers};
+  swap.after(saved);
+  const Ref result = steal(PyObject_CallMethod(plan.owner.ptr(), "traced", "OOOOO", swap.get_py_compiler(),
+                                               pass.grad.ptr(), pass.flags.ptr(), pass.saved.ptr(), numbers.ptr()));
+  size_t at = 0;
+  if (!result || !read(result.ptr(), at::Tensor(), found, at)) raise();
   return found;
 }
 

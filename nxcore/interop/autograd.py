@@ -166,6 +166,25 @@ class Differentiable:
         same = [_equal(a, b) for a, b in zip(real, picked, strict=True)]
         return (form, tuple(constants)) if all(same) else None
 
+    def traced(
+        self,
+        compiler: Any,
+        grad: Tensor,
+        mask: tuple[bool, ...],
+        saved: Sequence[Tensor],
+        numbers: Sequence[Any],
+    ) -> list[Tensor | None]:
+        """Return stand-ins for the gradients, which a graph of ``torch._dynamo.compiled_autograd`` computes.
+
+        ``compiler`` traces a backward pass; its tensors stand for what has no size yet.
+        """
+
+        def join_backward(grad: Tensor, *saved: Tensor) -> list[Tensor | None]:
+            return gradients(self, grad, mask, saved, numbers)
+
+        found = compiler.proxy_call(join_backward, (grad, *saved), [None] * len(mask))
+        return [one if needed else None for one, needed in zip(found, mask, strict=True)]
+
     def compiled(self, extension: Any) -> Callable[..., Any]:
         """Return a callable like this one, whose node of autograd is that of the extension."""
         if type(self).__call__ is not Differentiable.__call__:
