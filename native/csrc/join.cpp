@@ -10,7 +10,6 @@
 #include <torch/csrc/dynamo/compiled_autograd.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <atomic>
 #include <map>
 #include <type_traits>
 
@@ -29,28 +28,23 @@ constexpr size_t MOST_TENSORS = 64;  // of a call: the bits of a mask
 
 // What follows from the problem; the same for all calls of a plan.
 struct Plan {
-  Ref owner;      // nxcore.interop.autograd.Differentiable: the specification, called where this can't serve
-  Ref forward;    // takes the operator's arguments
-  Ref backward;   // takes the backward operator's arguments
-  Ref gradients;  // gradients(owner, grad, mask, saved, numbers): a whole backward pass
+  Ref owner;     // nxcore.interop.autograd.Differentiable: the specification, called where this can't serve
+  Ref forward;   // takes the operator's arguments
+  Ref backward;  // takes the backward operator's arguments
   std::vector<std::pair<Py_ssize_t, bool>> places;  // of tensors among the arguments; whether a sequence
   std::vector<Py_ssize_t> numbers;                  // arguments that may change from call to call
   std::vector<Py_ssize_t> kept;                     // saved tensors, among all tensors
-  bool inner;   // forward returns the result, and what is saved for the backward pass alone
-  bool keeps;   // forward returns a tuple, of which the first has a gradient, and the others are saved
-  bool checks;  // whether to look which gradients this pass needs
+  bool inner;    // forward returns the result, and what is saved for the backward pass alone
+  bool keeps;    // forward returns a tuple, of which the first has a gradient, and the others are saved
+  bool checks;   // whether to look which gradients this pass needs
+  size_t count;  // of the operator's arguments
+  uint64_t id;   // no two plans of a process have the same one
   // Where the backward operator's arguments come from, by which gradients a pass needs: see Differentiable.order. None
   // where Python makes the arguments. Found in the first such pass; the constants are plain data.
   std::map<uint64_t, Ref> orders;
-  uint64_t id = next_id();  // no two plans of a process have the same
-
-  static uint64_t next_id() {
-    static std::atomic<uint64_t> last = 0;
-    return ++last;
-  }
 
   int visit(visitproc visit, void* arg) const {
-    for (const Ref* one : {&owner, &forward, &backward, &gradients}) Py_VISIT(one->ptr());
+    for (const Ref* one : {&owner, &forward, &backward}) Py_VISIT(one->ptr());
     return 0;
   }
 };
@@ -61,6 +55,7 @@ struct Node : torch::autograd::Node {
   Ref join;                          // the Join, which holds the plan
   Ref numbers;                       // a tuple
   std::vector<SavedVariable> saved;  // read and cleared with the interpreter's lock held
+  PyObject* compiler = nullptr;      // what traces this pass, borrowed
 
   // Any thread frees a node. Its Python objects are dropped with the interpreter's lock held, and not at all once the
   // interpreter has ended.
@@ -77,22 +72,21 @@ struct Node : torch::autograd::Node {
     const pybind11::gil_scoped_acquire locked;
     for (SavedVariable& one : saved) one.reset_data();
   }
-  Ref flags(uint64_t wanted) const {
-    return tuple_of(num_outputs(), [=](size_t i) { return Py_NewRef(wanted >> i & 1 ? Py_True : Py_False); });
-  }
   variable_list apply(variable_list&& grads) override;
-  // torch._dynamo.compiled_autograd: a graph is kept for a plan, its numbers and the gradients that are needed, and
-  // the pass is traced as Python's.
+  // For torch._dynamo.compiled_autograd: what a graph is kept for, and a pass that is traced.
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
     const pybind11::gil_scoped_acquire locked;
     const Plan& plan = Join::of(join.ptr());
-    args.collect(plan.id);
-    args.collect(std::string(pybind11::repr(numbers)));
-    args.collect(mask(plan.checks));
+    args.collect(plan.id), args.collect(mask(plan.checks)), args.collect(std::string(pybind11::repr(numbers)));
     args.collect(saved, /*is_output=*/false);
   }
   variable_list apply_with_saved(const variable_list& grads,
-                                 torch::dynamo::autograd::SwapSavedVariables& swap) override;
+                                 torch::dynamo::autograd::SwapSavedVariables& swap) override {
+    swap.before(saved), compiler = swap.get_py_compiler();
+    variable_list found = apply(variable_list(grads));
+    swap.after(saved);
+    return found;
+  }
   Ref unpacked() {
     return tuple_of(saved.size(), [this](size_t i) { return THPVariable_Wrap(saved[i].unpack()); });
   }
@@ -139,33 +133,6 @@ bool read(PyObject* result, const at::Tensor& grad, variable_list& found, size_t
   return true;
 }
 
-// What a backward pass has, in the order in which Differentiable.order numbers it, but for constants.
-struct Pass {
-  Ref flags, grad, saved, numbers;
-
-  // The backward operator's arguments as a tuple; none with an error set.
-  Ref arguments(PyObject* form, PyObject* constants) const {
-    return filled(form, [&](size_t i) -> PyObject* {
-      if (i-- == 0) return Py_NewRef(grad.ptr());
-      for (PyObject* pool : {saved.ptr(), numbers.ptr(), constants}) {
-        const size_t size = static_cast<size_t>(PyTuple_GET_SIZE(pool));
-        if (i < size) return Py_NewRef(PyTuple_GET_ITEM(pool, i));
-        i -= size;
-      }
-      return PyErr_Format(PyExc_IndexError, "an order has too few constants");
-    });
-  }
-};
-
-// The order of a pass; none with an error set.
-Ref order_of(Plan& plan, uint64_t mask, const Pass& pass) {
-  const auto known = plan.orders.find(mask);
-  if (known != plan.orders.end()) return known->second;
-  const Ref found = steal(PyObject_CallMethod(plan.owner.ptr(), "order", "OOOO", pass.grad.ptr(), pass.flags.ptr(),
-                                              pass.saved.ptr(), pass.numbers.ptr()));
-  return found ? plan.orders.emplace(mask, found).first->second : found;
-}
-
 [[noreturn]] void raise() {
   python_error error;
   error.persist();
@@ -173,42 +140,46 @@ Ref order_of(Plan& plan, uint64_t mask, const Pass& pass) {
 }
 
 variable_list Node::apply(variable_list&& grads) {
+  PyObject* const traces = std::exchange(compiler, nullptr);
   variable_list found(num_outputs());
   if (!grads[0].defined()) return found;
   const pybind11::gil_scoped_acquire locked;
   Plan& plan = Join::of(join.ptr());
-  const uint64_t wanted = mask(plan.checks && found.size() > 1);
-  const Pass pass{flags(wanted), steal(THPVariable_Wrap(grads[0])), unpacked(), numbers};
-  if (!pass.flags || !pass.grad || !pass.saved) raise();
-  const Ref order = plain(grads[0]) ? order_of(plan, wanted, pass) : share(Py_None);
-  if (!order) raise();
+  const uint64_t wanted = mask(plan.checks);
+  const Ref grad = steal(THPVariable_Wrap(grads[0])), kept = unpacked();
+  if (!grad || !kept) raise();
+  const auto ask = [&](const char* method) {
+    const auto flag = [wanted](size_t i) { return Py_NewRef(wanted >> i & 1 ? Py_True : Py_False); };
+    const Ref flags = tuple_of(found.size(), flag), name = steal(PyUnicode_FromString(method));
+    Ref answer = steal(PyObject_CallMethodObjArgs(plan.owner.ptr(), name.ptr(), grad.ptr(), flags.ptr(), kept.ptr(),
+                                                  numbers.ptr(), traces, nullptr));
+    if (!answer) raise();
+    return answer;
+  };
+  Ref order = share(Py_None), result;
+  if (!traces && plain(grads[0])) {
+    const auto known = plan.orders.find(wanted);
+    order = known != plan.orders.end() ? known->second : plan.orders.emplace(wanted, ask("order")).first->second;
+  }
   const bool ordered = order.ptr() != Py_None;
-  Ref result;
   if (ordered) {
-    const Ref args = pass.arguments(PyTuple_GET_ITEM(order.ptr(), 0), PyTuple_GET_ITEM(order.ptr(), 1));
+    // The backward operator's arguments: what the pass has, in the order in which Differentiable.order numbers it.
+    const auto one = [&](size_t i) -> PyObject* {
+      if (i-- == 0) return Py_NewRef(grad.ptr());
+      for (PyObject* pool : {kept.ptr(), numbers.ptr(), PyTuple_GET_ITEM(order.ptr(), 1)}) {
+        const size_t size = static_cast<size_t>(PyTuple_GET_SIZE(pool));
+        if (i < size) return Py_NewRef(PyTuple_GET_ITEM(pool, i));
+        i -= size;
+      }
+      return PyErr_Format(PyExc_IndexError, "an order has too few constants");
+    };
+    const Ref args = filled(PyTuple_GET_ITEM(order.ptr(), 0), one);
     result = steal(args ? PyObject_CallObject(plan.backward.ptr(), args.ptr()) : nullptr);
   } else {
-    result = steal(PyObject_CallFunctionObjArgs(plan.gradients.ptr(), plan.owner.ptr(), pass.grad.ptr(),
-                                                pass.flags.ptr(), pass.saved.ptr(), pass.numbers.ptr(), nullptr));
+    result = ask("gradients");
   }
   size_t at = 0;
   if (!result || !read(result.ptr(), ordered ? grads[0] : at::Tensor(), found, at)) raise();
-  return found;
-}
-
-variable_list Node::apply_with_saved(const variable_list& grads, torch::dynamo::autograd::SwapSavedVariables& swap) {
-  variable_list found(num_outputs());
-  if (!grads[0].defined()) return found;
-  const pybind11::gil_scoped_acquire locked;
-  const Plan& plan = Join::of(join.ptr());
-  const uint64_t wanted = mask(plan.checks);
-  swap.before(saved);
-  const Pass pass{flags(wanted), steal(THPVariable_Wrap(grads[0])), unpacked(), numbers};
-  swap.after(saved);
-  const Ref result = steal(PyObject_CallMethod(plan.owner.ptr(), "traced", "OOOOO", swap.get_py_compiler(),
-                                               pass.grad.ptr(), pass.flags.ptr(), pass.saved.ptr(), numbers.ptr()));
-  size_t at = 0;
-  if (!result || !read(result.ptr(), at::Tensor(), found, at)) raise();
   return found;
 }
 
@@ -280,26 +251,23 @@ PyObject* joined(PyObject* self, const Plan& plan, PyObject* const* args, size_t
 PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   const Plan& plan = Join::of(self);
   const size_t count = static_cast<size_t>(PyVectorcall_NARGS(nargsf));
-  Py_ssize_t last = -1;
-  for (const auto& place : plan.places) last = std::max(last, place.first);
-  for (const Py_ssize_t place : plan.numbers) last = std::max(last, place);
-  if (kwnames || static_cast<Py_ssize_t>(count) <= last)
+  if (kwnames || count != plan.count)
     return PyErr_Format(PyExc_TypeError, "a plan takes all of the operator's arguments, got %zu", count);
   HANDLE_TH_ERRORS
   return joined(self, plan, args, count);
   END_HANDLE_TH_ERRORS
 }
 
-// Join(owner, forward, backward, gradients, places, numbers, kept, inner, keeps, checks)
+// Join(owner, forward, backward, places, numbers, kept, inner, keeps, checks, count)
 PyObject* create(PyTypeObject* type, PyObject* args, PyObject*) {
   HANDLE_TH_ERRORS
+  static uint64_t plans = 0;
   using Places = std::vector<Py_ssize_t>;
-  auto [owner, forward, backward, gradients, places, numbers, kept, inner, keeps, checks] = pybind11::cast<
-      std::tuple<Ref, Ref, Ref, Ref, std::vector<std::pair<Py_ssize_t, bool>>, Places, Places, bool, bool, bool>>(
+  auto [owner, forward, backward, places, numbers, kept, inner, keeps, checks, count] = pybind11::cast<
+      std::tuple<Ref, Ref, Ref, std::vector<std::pair<Py_ssize_t, bool>>, Places, Places, bool, bool, bool, size_t>>(
       pybind11::handle(args));
-  return Join::make(type, call,
-                    std::make_unique<Plan>(
-                        Plan{owner, forward, backward, gradients, places, numbers, kept, inner, keeps, checks, {}}));
+  Plan plan{owner, forward, backward, places, numbers, kept, inner, keeps, checks, count, ++plans, {}};
+  return Join::make(type, call, std::make_unique<Plan>(std::move(plan)));
   END_HANDLE_TH_ERRORS
 }
 

@@ -48,11 +48,6 @@ size_t Rare::met(const Asked& asked, Ref shapes) {
   return met >= RARE ? met : ++met;
 }
 
-void Rare::clear() {
-  counts_.clear();
-  families_.clear();
-}
-
 int Rare::visit(visitproc visit, void* arg) const {
   Py_VISIT(shapes_.ptr());
   return 0;

@@ -15,7 +15,7 @@ class Rare {
   // How often torch served such a call, with any numbers. With `shapes`, dicts whose keys are the shapes on record, it
   // is counted now, and its family, of these numbers, may wait from now on, if nothing unusual is in force.
   size_t met(const Asked& asked, Ref shapes);
-  void clear();
+  void clear() { counts_.clear(), families_.clear(); }
   int visit(visitproc visit, void* arg) const;
 
  private:

@@ -166,23 +166,28 @@ class Differentiable:
         same = [_equal(a, b) for a, b in zip(real, picked, strict=True)]
         return (form, tuple(constants)) if all(same) else None
 
-    def traced(
+    def gradients(
         self,
-        compiler: Any,
         grad: Tensor,
         mask: tuple[bool, ...],
         saved: Sequence[Tensor],
         numbers: Sequence[Any],
+        compiler: Any = None,
     ) -> list[Tensor | None]:
-        """Return stand-ins for the gradients, which a graph of ``torch._dynamo.compiled_autograd`` computes.
+        """Return the gradients of the tensors of a call; see ``gradients``.
 
-        ``compiler`` traces a backward pass; its tensors stand for what has no size yet.
+        With ``compiler``, which is what traces a pass of ``torch._dynamo.compiled_autograd``, they are stand-ins
+        for what its graph computes, as ``grad`` and ``saved`` are. Dynamo breaks the graph around the backward
+        operator, whose kernel runs.
         """
-
-        def join_backward(grad: Tensor, *saved: Tensor) -> list[Tensor | None]:
+        if compiler is None:
             return gradients(self, grad, mask, saved, numbers)
 
-        found = compiler.proxy_call(join_backward, (grad, *saved), [None] * len(mask))
+        def join_backward(grad: Tensor | None, *saved: Tensor) -> list[Tensor | None]:
+            return [None] * len(mask) if grad is None else gradients(self, grad, mask, saved, numbers)
+
+        outside = torch.compiler.disable(join_backward, reason="nxcore runs a kernel of its own")
+        found = compiler.proxy_call(outside, (grad, *saved), [None] * len(mask))
         return [one if needed else None for one, needed in zip(found, mask, strict=True)]
 
     def compiled(self, extension: Any) -> Callable[..., Any]:
@@ -192,7 +197,16 @@ class Differentiable:
         inner, keeps = bool(self.gradient.forward), self.gradient.keeps
         places, numbers, kept = tuple(self._places), tuple(self._numbers), tuple(self._kept)
         made: Callable[..., Any] = extension.Join(
-            self, self.forward, self.backward, gradients, places, numbers, kept, inner, keeps, self.checks
+            self,
+            self.forward,
+            self.backward,
+            places,
+            numbers,
+            kept,
+            inner,
+            keeps,
+            self.checks,
+            len(self.described),
         )
         return made
 

@@ -182,3 +182,63 @@ def test_memory_is_flat(path):
     before = peak()
     some(1_000_000, 100_000)
     assert peak() - before <= 1024, "kilobytes"
+
+
+class TestCompiledAutograd:
+    """``torch._dynamo.compiled_autograd`` makes a graph of a backward pass, in which our node is a call."""
+
+    @staticmethod
+    def backward(loss, compiler):
+        from torch._dynamo import compiled_autograd
+
+        with compiled_autograd._enable(compiler):
+            loss.backward()
+
+    @COMPILED
+    def test_a_graph_calls_the_backward_operator(self, path):
+        op, xs, w = joined()
+        leaves, made = [*xs, w], []
+        want = torch.autograd.grad((op(xs, w) * X).sum(), leaves)
+        for leaf in leaves:
+            leaf.grad = None
+        for _ in range(3):
+            self.backward((op(xs, w) * X).sum(), lambda graph: made.append(graph) or graph)
+        for leaf, one in zip(leaves, want, strict=True):
+            torch.testing.assert_close(leaf.grad, 3 * one)
+        assert len(made) == 1, "the next passes have the same graph"
+
+    @COMPILED
+    def test_a_graph_is_for_the_numbers_and_the_gradients_of_a_pass(self, path):
+        kernels = fakes.kernel("add"), fakes.kernel("add_backward")
+        op = fakes.session(fakes.backend("fake", *kernels)).op("add", backend="fake")
+        x, y = (torch.randn(3, 4, requires_grad=True) for _ in range(2))
+        for alpha in (0.5, 2.0, 2, 0.5):
+            x.grad = y.grad = None
+            self.backward(op(x, y, alpha=alpha).sum(), lambda graph: graph)
+            torch.testing.assert_close(y.grad, torch.full_like(y, alpha))
+        x.grad = y.grad = None
+        self.backward(op(x, y.detach(), alpha=3).sum(), lambda graph: graph)
+        assert torch.equal(x.grad, torch.ones_like(x)) and y.grad is None
+
+    @COMPILED
+    def test_a_failure_leaves_an_error_and_no_compiler_behind(self, path, monkeypatch):
+        op, xs, w = joined()
+        loss = op(xs, w).sum()
+        with monkeypatch.context() as patch, pytest.raises(ValueError, match="out of patience"):
+            patch.setattr(Differentiable, "gradients", fakes.raising(ValueError("out of patience")))
+            self.backward(loss, lambda graph: graph)
+        self.backward(op(xs, w).sum(), lambda graph: graph)
+
+    @COMPILED
+    @pytest.mark.slow
+    def test_dynamo_breaks_the_graph_around_the_kernel(self, path):
+        op, xs, w = joined()
+        leaves = [*xs, w]
+        want = torch.autograd.grad((op(xs, w) * X).sum(), leaves)
+        for leaf in leaves:
+            leaf.grad = None
+        self.backward(
+            (op(xs, w) * X).sum(), lambda graph: torch.compile(graph, backend="eager", fullgraph=False)
+        )
+        for leaf, one in zip(leaves, want, strict=True):
+            torch.testing.assert_close(leaf.grad, one)
