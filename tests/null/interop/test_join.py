@@ -200,7 +200,7 @@ class TestCompiledAutograd:
         leaves, made = [*xs, w], []
         want = torch.autograd.grad((op(xs, w) * X).sum(), leaves)
         for leaf in leaves:
-            leaf.grad = None
+            leaf.grad = torch.zeros_like(leaf)
         for _ in range(3):
             self.backward((op(xs, w) * X).sum(), lambda graph: made.append(graph) or graph)
         for leaf, one in zip(leaves, want, strict=True):
