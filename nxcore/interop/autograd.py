@@ -176,9 +176,9 @@ class Differentiable:
     ) -> list[Tensor | None]:
         """Return the gradients of the tensors of a call; see ``gradients``.
 
-        With ``compiler``, which is what traces a pass of ``torch._dynamo.compiled_autograd``, they are stand-ins
-        for what its graph computes, as ``grad`` and ``saved`` are. Dynamo breaks the graph around the backward
-        operator, whose kernel runs.
+        With ``compiler``, which is what traces a pass of ``torch._dynamo.compiled_autograd``, they are
+        stand-ins for what its graph computes, as ``grad`` and ``saved`` are. Dynamo breaks the graph around
+        the backward operator, whose kernel runs.
         """
         if compiler is None:
             return gradients(self, grad, mask, saved, numbers)
