@@ -24,7 +24,7 @@ TREES = int(os.environ.get("RANDOM_TREES", "2000"))
 TOGETHER = 20
 PARTS = 8
 """The parts of a backend's trees: the tests of one file are shared out among processes."""
-GPU_PARTS = 16
+GPU_PARTS = 32
 ILL = 0.06
 """The share of trees whose float32 in torch itself is further from float64 than rounding errors explain."""
 
@@ -36,7 +36,7 @@ SHARES = {
     "numba": (0.995, 1.0),
 }
 """The trees of each backend, as parts of all: few where compiling a tree takes a second."""
-ON_GPU = {"triton": (0.0, 0.4), "cuda": (0.4, 0.7), "cupy": (0.7, 0.99), "numba-cuda": (0.99, 1.0)}
+ON_GPU = {"triton": (0.0, 0.25), "cuda": (0.25, 0.75), "cupy": (0.75, 0.99), "numba-cuda": (0.99, 1.0)}
 MODULES = {"numba-cuda": "nxcore_numba.gpu"}
 """The packages of backends that aren't named after them."""
 
