@@ -44,7 +44,10 @@ def random_expression(seed, tensors=3, depth=4):
             return leaf()
         kind = draw.random()
         if kind < 0.45:
-            return operated(draw.choice(SIGNS), value(below - 1), value(below - 1))
+            sign, left, right = draw.choice(SIGNS), value(below - 1), value(below - 1)
+            if left.kind == right.kind == "number" and right.value == 0:
+                sign = "mul"  # such a quotient is refused
+            return operated(sign, left, right)
         if kind < 0.85:
             name = draw.choice(UNARY)
             inner = tensor(below - 1)
