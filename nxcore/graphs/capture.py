@@ -114,6 +114,8 @@ class Capture:
         """The state of the signature, as text."""
         count = self._recorded.together
         sums = f"; {count} weights' gradients are one sum" if count else ""
+        norms = self._recorded.norms
+        sums += f"; {norms} norms are computed with sums of their results" if norms else ""
         return f"replays, {self.gain:.1f}x: {self.figures}{sums}{self.how}"
 
     def may_begin(self) -> bool:
@@ -182,6 +184,7 @@ class Capture:
 
         made = Recorded(call, held, self.count, recorder)
         made.held = recorder.held() - before
+        made.norms = sum(b.norms for b in blocks if b is not None)
         made.together = sum(b.sums.count for b in blocks if b is not None and b.sums is not None)
         return made
 

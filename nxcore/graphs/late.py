@@ -36,11 +36,14 @@ class Late:
         Tensors that several operations read, as ``nxcore.graphs.branches`` keeps them for the block.
     sums : optional
         The weights whose gradients become one sum, as ``nxcore.graphs.together`` keeps them.
+    norms : int
+        The norms that were computed with the sum of an edge or a node.
     """
 
     def __init__(self, module: nn.Module | None = None) -> None:
         self.apart, self.module = False, module
         self.sums: Any = None
+        self.norms = 0
         self.rows: dict[Any, Any] = {}
         self.readers: dict[tuple[int, int], tuple[Tensor, list[Tensor]]] = {}
         self._waiting: list[tuple[nn.Module, dict[str, Any]]] = []

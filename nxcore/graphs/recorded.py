@@ -38,6 +38,8 @@ class Recorded:
         The bytes that both graphs keep.
     together : int
         The weights whose gradients are one sum.
+    norms : int
+        The norms that are computed with the sum of an edge or a node.
     """
 
     def __init__(
@@ -47,7 +49,7 @@ class Recorded:
         count: int,
         recorder: Recorder,
     ) -> None:
-        self.held, self.together = 0, 0
+        self.held, self.together, self.norms = 0, 0, 0
 
         def there() -> tuple[list[Tensor], Tensor]:
             given = [new_like(t).requires_grad_(t.requires_grad) for t in held[:count]]

@@ -194,6 +194,8 @@ def _by_kernel(edges: Sequence[Edge]) -> Tensor | None:
             _torchs.add(edges[0].mixed)
         return None
     summed: Tensor = found[0]
+    if (waiting := LATE.get()) is not None:
+        waiting.norms += len(left)
     for norm, mean, var in zip(left, found[1].unbind(0), found[2].unbind(0), strict=True):
         track(norm, mean, var)
     return summed
