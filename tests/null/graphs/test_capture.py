@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from nxcore.graphs import part
-from nxcore.graphs.capture import FEW, ROUNDS, _compared, gradients_of_several_streams
+from nxcore.graphs.capture import FEW, ROUNDS, Capture, _compared, _off, gradients_of_several_streams
 from nxcore.graphs.part import MET, SETTLED, Part
+from tests.nn.tape import Tape
 
 
 class Clock:
@@ -37,6 +38,30 @@ def test_few_turns_are_enough_where_two_ways_are_far_apart():
     assert counts == [FEW, FEW]
     assert _compared(Clock(), way(0, 0.008), way(1, 0.007)) == [8.0, 7.0]
     assert counts == [FEW + ROUNDS] * 2
+
+
+def test_a_call_is_run_as_often_as_a_capture_needs():
+    class Counts(nn.Linear):
+        count = 0
+
+        def forward(self, x):
+            self.count += 1
+            return super().forward(x)
+
+    module = Counts(3, 3)
+    Capture(lambda m, x: m(x), module, [torch.ones(2, 3)], Tape())
+    first, together, recorded = 1, 1, 1
+    assert module.count == first + together + recorded + FEW
+
+
+def test_differences_are_relative_to_all_that_was_wanted():
+    wanted = [torch.tensor([3.0, 4.0]), None, torch.tensor([[12.0]])]
+    found = [torch.tensor([3.0, 4.0]), None, torch.tensor([[12.5]])]
+    assert _off(found, wanted) == pytest.approx(0.5 / 13)
+    assert _off([None], [None]) == 0
+    assert _off([torch.ones(1)], [torch.zeros(1)]) == 1
+    for found in ([torch.tensor([float("nan")])], [None]):
+        assert not _off(found, [torch.ones(1)]) <= 1
 
 
 class Undecided:
