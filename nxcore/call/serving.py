@@ -136,7 +136,9 @@ class Joiner:
             if choice.alone:
                 return call
             known = known or self.tuner.stay(described, None, "no other kernel accepts it")
-        learner = self.chooser.learner
+        learner, policy = self.chooser.learner, self.chooser.policy
+        if policy == "measure" and self.chooser.in_force == "online":
+            policy = "online"  # a problem is measured before a capture; what joins both ways isn't captured
         crossing = Crossing(
             problem,
             tuple(t.requires_grad for t in tensors_of(args)),
@@ -147,7 +149,7 @@ class Joiner:
             find=preferring(order, functools.partial(self._found, spec.name, traces, inner)),
             pace=learner.pace,
             pairs=self.chooser.pairs,
-            policy=self.chooser.policy,
+            policy=policy,
             later=learner.preparing.add,
             met=met,
             only_captured=only_captured,

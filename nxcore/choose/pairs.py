@@ -26,7 +26,7 @@ from nxcore.spec.launched import repeats
 from nxcore.spec.problem import Problem
 from nxcore.store.lock import Lock
 from nxcore.store.problems import arguments
-from nxcore.store.wisdom import Page
+from nxcore.store.wisdom import PATH, Page
 from nxcore.trust.gate import brief
 
 _log = logging.getLogger(__name__)
@@ -35,6 +35,8 @@ PAIRS = 4096
 """The most pairs kept in a process; beyond it the least recently used one is dropped."""
 
 TORCH = "torch"
+PATHS = (None, "compiled")
+"""The ways to join forward and backward, each at a cost of its own: Python, and the extension."""
 
 Call = Callable[..., Any]
 Half = tuple[Problem, Choice]
@@ -122,15 +124,16 @@ class Pairs:
         label, decision = self._found.get(pair.key, ("", None))
         if decision is not None and label == pair.label:
             return decision
-        page = self._page(pair)
-        if page is None or page.open or not _holds(page):
-            return None
-        self._hold(pair, page.decision)
-        return page.decision
+        for path in sorted(PATHS, key=lambda path: path != _path()):
+            page = self._page(pair, path)
+            if page is not None and not page.open and _holds(page):
+                self._hold(pair, page.decision)
+                return page.decision
+        return None
 
-    def _page(self, pair: Pair) -> Page | None:
-        """Return the page on ``pair`` with these kernels."""
-        page = self.wisdom.read_pair(*pair.key)
+    def _page(self, pair: Pair, path: str | None) -> Page | None:
+        """Return the page on ``pair`` with these kernels, measured on a path."""
+        page = self.wisdom.read_pair(*pair.key, path)
         return page if page and dict(page.makes) == self._makes(pair) else None
 
     def of(self, problem: Problem) -> Decision | None:
@@ -186,8 +189,8 @@ class Pairs:
         if makes := self._makes(pair):
             versions = self.recall.versions(pair.backward[0])
             if path := _path():
-                versions["path"] = path
-            before = self._page(pair)
+                versions[PATH] = path
+            before = self._page(pair, path)
             page = Page(
                 decision,
                 again,
@@ -196,10 +199,9 @@ class Pairs:
                 versions=versions,
                 unclear=(before.unclear if before else 0) + 1 if decision.unclear else 0,
             )
-            same = before and before.versions.get("path") == path
-            if before and same and decision.unclear and before.decision.noise <= decision.noise:
+            if before and decision.unclear and before.decision.noise <= decision.noise:
                 page = replace(before, unclear=page.unclear)
-            self.wisdom.write_pair(*pair.key, page)
+            self.wisdom.write_pair(*pair.key, path, page)
         return decision
 
     def _hold(self, pair: Pair, decision: Decision) -> None:
@@ -226,7 +228,7 @@ class Pairs:
 
 def _path() -> str | None:
     """Return what joins both ways, at a cost of its own: the extension, or None for Python."""
-    return "compiled" if repeats() else None
+    return PATHS[bool(repeats())]
 
 
 def _holds(page: Page) -> bool:
@@ -235,7 +237,7 @@ def _holds(page: Page) -> bool:
     The kernels are the same, and the extension joins them at a lower cost: what wins without it wins with it,
     and what loses with it loses without it.
     """
-    return page.versions.get("path") == _path() or (page.decision.chosen == TORCH) == (_path() is None)
+    return page.versions.get(PATH) == _path() or (page.decision.chosen == TORCH) == (_path() is None)
 
 
 def _differentiated(

@@ -326,7 +326,7 @@ def _tried(module: nn.Module) -> _Trial | str:
             lengths.append(length)
     if not lengths:
         return reasons[0]
-    with torch.no_grad(), session.default().policy("estimate"):
+    with torch.no_grad(), session.default().use("torch"):
         found = [op(x) + op.train()(x) for op in operations]
         ends = ends_of(operations, x)
     zeros = [
@@ -340,7 +340,7 @@ def _tried(module: nn.Module) -> _Trial | str:
 def _other(trial: nn.Module, x: Tensor, weights: Tensor) -> str:
     """Return how a call differs from the weighted sum of the operations; empty if it does not."""
     try:
-        with torch.no_grad(), session.default().policy("estimate"):
+        with torch.no_grad(), session.default().use("torch"):
             theirs, ours = trial(x.clone(), weights), _blended(trial, x.clone(), weights)
     except FOREIGN as error:
         return f"a trial call raised {type(error).__name__}: {error}"

@@ -106,7 +106,7 @@ class Taking:
             with (
                 torch.random.fork_rng(_devices(module)),
                 torch.autocast(_device_type(module), enabled=False),
-                session.default().policy("estimate"),
+                session.default().use("torch"),
             ):
                 found = _trial(module, shared, args, kwargs)
         except FOREIGN as error:

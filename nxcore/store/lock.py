@@ -10,7 +10,7 @@ from nxcore.errors import InvalidInputError
 from nxcore.spec.problem import Problem
 from nxcore.store.files import Document, Store
 from nxcore.store.transfer import FORMAT, gathered, read_json
-from nxcore.store.wisdom import digest, is_pair, pair_key
+from nxcore.store.wisdom import PATH, digest, is_pair, pair_key
 
 
 class Lock:
@@ -64,7 +64,8 @@ def entry(key: Document, document: Document) -> tuple[Document, str]:
     """Return the key under which a lock holds the winner of a page, and that winner's label."""
     decision = document["decision"]
     if is_pair(key):
-        key = key | {KERNELS: next(c["label"] for c in decision["candidates"] if c["label"] != "torch")}
+        kernels = next(c["label"] for c in decision["candidates"] if c["label"] != "torch")
+        key = {name: value for name, value in key.items() if name != PATH} | {KERNELS: kernels}
     return key, decision["chosen"]
 
 

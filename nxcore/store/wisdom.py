@@ -167,13 +167,17 @@ class Wisdom:
                 if len(shelf) > SHELF:
                     del shelf[next(iter(shelf))]
 
-    def read_pair(self, problem: Problem, mask: tuple[bool, ...], backward: Problem) -> Page | None:
+    def read_pair(
+        self, problem: Problem, mask: tuple[bool, ...], backward: Problem, path: str | None
+    ) -> Page | None:
         """Return the page of a differentiable call: forward and backward together; None if there is none."""
-        return self._page(problem, pair_key(problem, mask, backward))
+        return self._page(problem, pair_key(problem, mask, backward, path))
 
-    def write_pair(self, problem: Problem, mask: tuple[bool, ...], backward: Problem, found: Page) -> None:
+    def write_pair(
+        self, problem: Problem, mask: tuple[bool, ...], backward: Problem, path: str | None, found: Page
+    ) -> None:
         """Store the page of a differentiable call."""
-        self._write(problem, pair_key(problem, mask, backward), found)
+        self._write(problem, pair_key(problem, mask, backward, path), found)
 
     def shelf(self, facts: Mapping[str, Any], op: str) -> Shelf:
         """Return the pages of an operator in an environment.
@@ -250,9 +254,15 @@ PAIR = " with gradient"
 """The end of the ``op`` of a pair's key: forward and backward together."""
 
 
-def pair_key(problem: Problem, mask: tuple[bool, ...], backward: Problem) -> dict[str, Any]:
+PATH = "path"
+"""The name, in a pair's key and among its versions, of what joins both ways; left out where Python does."""
+
+
+def pair_key(
+    problem: Problem, mask: tuple[bool, ...], backward: Problem, path: str | None = None
+) -> dict[str, Any]:
     """Return the key of a differentiable call's page: forward and backward together."""
-    ways = {"forward": key(problem), "backward": key(backward)}
+    ways = {"forward": key(problem), "backward": key(backward)} | ({PATH: path} if path else {})
     return {"op": f"{problem.op}{PAIR}", "mask": list(mask)} | ways
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import nxcore
 from nxcore import nas
 from nxcore.graphs.structure import structure
 from tests.nas import darts
@@ -118,6 +119,17 @@ def test_a_network_has_a_trial_for_each_structure_and_the_marks_of_one_each(monk
         assert marks[0] == marks[1]
     x, weights = torch.randn(2, 3, 8, 8).double(), torch.randn(2, 5, 8).double()
     torch.testing.assert_close(net(x, *weights), apart(x, *weights))
+
+
+def test_trials_are_torchs_and_read_no_record(monkeypatch):
+    session = nxcore.session.default()
+    before, read = {*session.chooser.choices}, []
+    monkeypatch.setattr(session.wisdom, "read", lambda problem: read.append(problem))
+    net = darts.Network(12, 3, 3, 2)  # of channels that no other test has
+    assert nas.patch(net, graphs=False).replaced
+    made = [choice for key, choice in session.chooser.choices.items() if key not in before]
+    assert {(choice.decision.chosen, choice.decision.rule) for choice in made} <= {("torch", "preferred")}
+    assert not read
 
 
 def test_a_refusal_counts_for_its_module_alone(monkeypatch):

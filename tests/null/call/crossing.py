@@ -7,6 +7,7 @@ import torch
 from nxcore.call.wrappers import guarded
 from nxcore.choose.learn.budget import Pace
 from nxcore.choose.learn.learner import Learner
+from nxcore.measure import race
 from nxcore.session import Session
 from nxcore.settings import Settings
 from tests.null import fakes
@@ -95,3 +96,10 @@ def step(session, *, back=True, settle=True, dense=False, device="cpu"):
     if settle:
         session.chooser.learner.settle(30)
     return type(result.grad_fn).__name__ == "_JoinBackward"
+
+
+def races(monkeypatch):
+    """Return the list to which every race adds its labels."""
+    seen, run = [], race.race
+    monkeypatch.setattr(race, "race", lambda calls, *a, **k: seen.append([*calls]) or run(calls, *a, **k))
+    return seen

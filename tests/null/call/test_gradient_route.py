@@ -25,11 +25,10 @@ from nxcore.measure.timing import Timing
 from nxcore.offline import shipped
 from nxcore.session import Session
 from nxcore.settings import Settings
-from nxcore.spec import launched
 from nxcore.store import transfer
 from nxcore.store.wisdom import RACES, is_pair
 from tests.null import fakes
-from tests.null.call.crossing import BACKWARD, FORWARD, XS, learning, step
+from tests.null.call.crossing import BACKWARD, FORWARD, XS, learning, races, step
 from tests.null.fakes import SPECS
 
 
@@ -110,13 +109,6 @@ def test_kernels_that_save_less_than_the_bridge_costs_leave_it_to_torch(forward,
     assert runs == ["forward"] * (0 < forward < 1), "without a gradient there is no bridge"
 
 
-def races(monkeypatch):
-    """Return the list to which every race adds its labels."""
-    seen, run = [], race.race
-    monkeypatch.setattr(race, "race", lambda calls, *a, **k: seen.append([*calls]) or run(calls, *a, **k))
-    return seen
-
-
 def test_both_ways_are_measured_together_and_that_decides(joining, monkeypatch, tmp_path):
     """Each half wins by 30 us, and the function that joins them takes 70: the halves' sum said otherwise."""
     monkeypatch.setattr(Recall, "make", lambda *_: "1")  # a fake has no source
@@ -168,30 +160,6 @@ def test_a_pair_whose_races_noise_spoils_is_raced_in_few_processes(
         crossed.append(step(session, dense=True))
     assert len(pairs) == expected
     assert crossed[-1] == (spoilt == 1), "where no race was clear, torch's own stays"
-
-
-@pytest.mark.parametrize(
-    ("us", "first", "races_later"),
-    [(13, "python", 0), (13, "compiled", 1), (70, "python", 1), (70, "compiled", 0)],
-)
-def test_a_pair_counts_for_the_other_path_where_its_cost_can_not_change_it(
-    us, first, races_later, joining, monkeypatch, tmp_path
-):
-    """Python joins both ways at a higher cost than the extension: who loses with it loses without it."""
-    monkeypatch.setattr(Recall, "make", lambda *_: "1")
-
-    def races_on(path):
-        monkeypatch.setattr(launched, "_runs", [lambda call, again: call] if path == "compiled" else [])
-        session, _ = learning(0.7, 0.7, "measure", tmp_path)
-        joining(us, session.chooser.learner.clock)
-        seen = races(monkeypatch)
-        crossed = [step(session, dense=True) for _ in range(3)]
-        assert crossed[-1] == (us == 13)
-        return len([labels for labels in seen if "fast + fast" in labels])
-
-    other = {"python": "compiled", "compiled": "python"}[first]
-    found = [races_on(path) for path in (first, first, other, other)]
-    assert found == [1, 0, races_later, 0]
 
 
 def test_a_pair_is_exported_and_shown(joining, monkeypatch, tmp_path):
