@@ -1,0 +1,55 @@
+"""nxcore-cuda's batch_norm_sum: every tile, and as many tensors as a launch takes."""
+
+import pytest
+import torch
+
+import nxcore.ops
+from nxcore.spec.problem import Problem
+from nxcore.trust.truth import agreement
+
+pytest.importorskip("nxcore_cuda")
+
+from nxcore_cuda import batch_norm_sum
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+SPECS = {spec.name: spec for spec in nxcore.ops.nxcore_ops()}
+PLANS = {"batch_norm_sum": batch_norm_sum.plan, "batch_norm_sum_backward": batch_norm_sum.plan_backward}
+OPS = tuple(PLANS)
+
+
+def arguments(op, count, shape):
+    """Return arguments of the operator or its gradient: every third tensor isn't normalised."""
+    xs = tuple(torch.randn(shape, device=DEVICE) for _ in range(count))
+    weights, normed = torch.randn(count, device=DEVICE), tuple(i % 3 != 1 for i in range(count))
+    if op == OPS[0]:
+        return xs, weights, normed, 1e-5
+    _, mean, var = SPECS[OPS[0]].reference(xs, weights, normed)
+    return torch.randn(shape, device=DEVICE), xs, weights, mean, var, normed, 1e-5, None
+
+
+def judge(op, args, tile=None):
+    """Run an operator and compare it with float64."""
+    found = agreement(PLANS[op](Problem.of(SPECS[op], args), tile), SPECS[op], args)
+    assert found.ok, (tile, found.reason)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("count", [1, 16, 17, 64])
+def test_any_number_of_tensors_that_a_launch_takes(op, count):
+    judge(op, arguments(op, count, (5, 3, 6, 6)))
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("shape", [(3, 2, 24, 24), (3, 2, 11, 13)])
+def test_every_tile_agrees(op, shape):
+    args = arguments(op, 5, shape)
+    sweep = batch_norm_sum.sweep if op == OPS[0] else batch_norm_sum.sweep_backward
+    for tile in sweep(Problem.of(SPECS[op], args)):
+        judge(op, args, tile)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(("channels", "side"), [(16, 32), (32, 16), (64, 8)])
+def test_nodes_of_a_search_agree(op, channels, side):
+    judge(op, arguments(op, 35, (64, channels, side, side)))
