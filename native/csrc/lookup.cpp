@@ -138,8 +138,7 @@ PyObject* admit(PyObject* self, PyObject* given) {
   if (near != state.near.ptr() || !read(state, asked)) Py_RETURN_NONE;
   try {
     state.table.add(asked.hash, std::make_unique<Entry>(asked, std::move(found)));
-  } catch (const std::invalid_argument&) {
-    // No guard can be made: such calls are found by their key.
+  } catch (const std::invalid_argument&) {  // no guard can be made: such calls are found by their key
   }
   Py_RETURN_NONE;
 }

@@ -27,6 +27,7 @@ constexpr size_t DOUBLES = 8;    // as many as either convention passes in regis
 constexpr size_t WORDS = 96;     // integers and addresses of a function of the CPU
 constexpr size_t BYTES = 32768;  // of a kernel's parameters, as the driver allows
 constexpr int64_t ALIGNED = 16;
+constexpr bool SHORT = NXCORE_NATIVE_SHORT;  // the shorter way of a call on a GPU, which none has confirmed yet
 
 // Integers and floating numbers go to separate registers, and integers beyond them to the stack in order. So
 // their order among each other is of no importance, and neither are more of them than a function takes.
@@ -97,20 +98,22 @@ bool read(const Program& program, const Argument& argument, PyObject* value, Cal
   return std::all_of(items.begin(), items.end(), [&](PyObject* item) { return add(program, item, call); });
 }
 
-// The thread's current stream as the driver has it: null for the default one. Only others take Python; may set an
-// error.
+// The thread's current stream as the driver has it: null for the default one. Asks Python, so it may set an error.
 void* stream_of(at::Device device) {
-  const c10::Stream current = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-  if (current == c10::Stream(c10::Stream::DEFAULT, device)) return nullptr;
+  using c10::Stream, c10::impl::VirtualGuardImpl;
+  if (SHORT && VirtualGuardImpl(device.type()).getStream(device) == Stream(Stream::DEFAULT, device)) return nullptr;
   const Ref index = steal(PyLong_FromLong(device.index()));
   const Ref found = steal(PyObject_CallOneArg(environment().raw_stream.ptr(), index.ptr()));
   return found ? PyLong_AsVoidPtr(found.ptr()) : nullptr;
 }
 
-// As torch's own kernels allocate: without its dispatcher, which takes as long as a launch. The device is current.
+// As torch's own kernels allocate, without its dispatcher.
 at::Tensor empty(const Program& program, const Fresh& fresh) {
   const auto& [dtype, sizes, strides] = fresh;
-  const c10::DispatchKeySet keys(program.device.is_cpu() ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA);
+  const bool cpu = program.device.is_cpu();
+  if (!SHORT && !cpu) return at::empty_strided(sizes, strides, at::TensorOptions(program.device).dtype(dtype));
+  const c10::OptionalDeviceGuard there(cpu ? std::nullopt : std::make_optional(program.device));
+  const c10::DispatchKeySet keys(cpu ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA);
   return at::detail::empty_strided_generic(sizes, strides, program.allocator, keys, dtype);
 }
 
@@ -131,7 +134,6 @@ bool reads(const Program& program, PyObject* const* args, size_t count, Call& ca
 
 bool runs(const Program& program, Call& call) {
   const pybind11::gil_scoped_release unlocked;
-  const c10::OptionalDeviceGuard there(program.device.is_cpu() ? std::nullopt : std::make_optional(program.device));
   for (const Fresh& fresh : program.fresh) call.made.push_back(empty(program, fresh));
   for (const int64_t count : program.tickets) call.made.push_back(ticket(program, count, call.stream));
   for (const at::Tensor& one : call.made) call.addresses.push_back(reinterpret_cast<int64_t>(one.data_ptr()));
