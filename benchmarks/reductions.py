@@ -1,8 +1,10 @@
 """Reductions by device time, inputs out of cache: every kernel beside torch's own, and the aims of each row.
 
     python benchmarks/reductions.py --output FILE.json [--device cuda] [--dtypes float32 bfloat16]
+                                    [--backends cuda cupy triton] [--tiles 12]
 
 Each kernel is verified against float64 on the very cell before it is timed. It prints a line a cell.
+``--tiles`` races so many tiles of CUDA C++ on each cell too.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from workers import ahead, entered
 from nxcore.bench.cells import Cell
 from nxcore.bench.engine import Bench
 from nxcore.measure.race import Effort
+from nxcore.offline.tiles import swept
 from nxcore.session import default
 from nxcore.spec.device import available, describe
 from nxcore.spec.sample import Sample, rand
@@ -59,7 +62,8 @@ def row_of(bench: Bench, cell: Cell) -> dict[str, Any]:
     best = min(ours, key=ours.__getitem__, default="torch")
     us = ours.get(best, torchs)
     some = next(iter(timed.values()))
-    share = 1e6 * some.bytes / us / bench.ceilings.bandwidth(some.bytes)
+    ceiling = bench.ceilings.bandwidth(some.bytes)
+    share = 1e6 * some.bytes / us / ceiling
     attention = cell.sample.name.startswith("attention")
     return {
         "op": cell.spec.name,
@@ -69,11 +73,20 @@ def row_of(bench: Bench, cell: Cell) -> dict[str, Any]:
         "best": best,
         "us": us,
         "gain": round(torchs / us, 3),
+        "copy_gb_per_s": round(ceiling / 1e9, 1),
         "of_bandwidth": round(share, 4),
         "met": us <= MOST_US if attention else share >= LEAST_SHARE,
         "kernels": ours,
         "refused": {k: f"{r.verdict}: {r.reason}" for k, r in found.items() if k not in timed},
     }
+
+
+def tiles_of(bench: Bench, cell: Cell, most: int) -> list[dict[str, Any]]:
+    """Race the tiles of CUDA C++ on a cell, its own choice first."""
+    backend, kernel = next(
+        (b, k) for b, k in bench.session.registry.kernels(cell.spec.name) if b.label(k) == "cuda"
+    )
+    return [row.to_dict() for row in swept(cell.spec, backend, kernel, cell.build(), most=most)]
 
 
 def brief(row: dict[str, Any]) -> str:
@@ -92,24 +105,37 @@ def main() -> None:
     parser.add_argument("--device", help="cpu or cuda; by default cuda if available")
     parser.add_argument("--ops", nargs="+", default=OPS)
     parser.add_argument("--dtypes", nargs="+", default=["float32"])
+    parser.add_argument("--backends", nargs="+", default=(), help="only these and torch")
+    parser.add_argument("--cells", nargs="+", default=AXES, help="choices of axes, as in AXES")
+    parser.add_argument("--tiles", type=int, default=0, help="race so many tiles of CUDA C++ as well")
     parser.add_argument("--seconds", type=float, default=80, help="start no cell after so many")
     parser.add_argument("--ahead", type=int, default=0, help="processes that compile first")
     parser.add_argument("--part", type=int, nargs=2, help="compile this part of so many, and end")
     given = parser.parse_args()
-    bench = Bench(default(), available(given.device), EFFORT)
-    wanted = [c for t in given.dtypes for op in given.ops for c in cells(bench, op, getattr(torch, t))]
+    bench = Bench(default(), available(given.device), EFFORT, given.backends)
+    names = {name.replace(" ", "_") for name in given.cells}
+    wanted = [
+        c
+        for t in given.dtypes
+        for op in given.ops
+        for c in cells(bench, op, getattr(torch, t))
+        if c.sample.name in names
+    ]
     if given.part:
         number, count = given.part
         entered(bench.session, ((cell.spec.name, cell.build()) for cell in wanted[number::count]))
         return
     ahead(given.ahead)
     ends = time.monotonic() + given.seconds
-    rows = [row_of(bench, cell) for cell in wanted if time.monotonic() < ends]
-    head = {
-        "device": describe(bench.device).name,
-        "torch": str(torch.__version__),
-        "copy_gb_per_s": round(max(b for _, b in bench.ceilings.bandwidths) / 1e9, 1),
-    }
+    rows = []
+    for cell in wanted:
+        if time.monotonic() >= ends:
+            break
+        row = row_of(bench, cell)
+        if given.tiles:
+            row["tiles"] = tiles_of(bench, cell, given.tiles)
+        rows.append(row)
+    head = {"device": describe(bench.device).name, "torch": str(torch.__version__)}
     given.output.write_text(json.dumps(head | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
     for op, dtype in dict.fromkeys((r["op"], r["dtype"]) for r in rows):
         of = [r for r in rows if (r["op"], r["dtype"]) == (op, dtype)]

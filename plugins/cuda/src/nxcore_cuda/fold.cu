@@ -10,14 +10,15 @@
 #include "largest.cuh"
 #include "reduce.cuh"
 #include "strided.cuh"
+#include "terms.cuh"
 
 struct fold_args {
   const void* x;
   void* out;           // elements, or bytes of flags; or null
   long long* indices;  // laid out as out; or null
-  float* values;       // [gridDim.y][outputs]
-  int* numbers;        // [gridDim.y][outputs]
-  unsigned* ticket;    // one for each blockIdx.x
+  float* values;       // [gridDim.y][outputs]; null for fold_inner
+  int* numbers;        // [gridDim.y][outputs]; null for fold_inner
+  unsigned* ticket;    // one for each blockIdx.x; for fold_inner slots follow, as for a sum, for values and for numbers
   long long columns;   // outputs, or vectors of them
   long long terms;     // of one output: vectors, or single ones
   long long span;      // terms of one block
@@ -52,8 +53,9 @@ __device__ __forceinline__ float turned(float x) {
 
 // Whether `b` comes before `a`, wherever either lies.
 __device__ __forceinline__ bool comes_first(const Best& b, const Best& a) {
-  if (is_nan(b.value) || is_nan(a.value)) return is_nan(b.value) && (!is_nan(a.value) || b.at < a.at);
-  return b.value > a.value || (b.value == a.value && b.at < a.at);
+  const bool more = !(b.value <= a.value) && !is_nan(a.value);
+  const bool less = !(a.value <= b.value) && !is_nan(b.value);
+  return more || (!less && b.at < a.at);
 }
 
 template <bool PLACES>
@@ -65,54 +67,30 @@ __device__ __forceinline__ void join(const Best& other, Best& best) {
   }
 }
 
-// An element that follows those that `best` is of.
-template <bool PLACES>
-__device__ __forceinline__ void take(float value, int at, Best& best) {
-  if (!PLACES) {
-    best.value = largest::larger(best.value, value);
-    return;
-  }
-  const bool wins = value > best.value || (is_nan(value) && !is_nan(best.value));
-  best.value = wins ? value : best.value;
-  best.at = wins ? at : best.at;
-}
-
-// Takes the vectors term, term + step, and so on: UNROLL of them where ALL, else those before last.
-template <int UNROLL, int LOOK, bool STEADY, bool ALL, bool PLACES, int VECTOR, typename T>
-__device__ __forceinline__ void burst(const fold_args& a, const T* base, long long term, long long last, int step,
-                                      Best (&bests)[VECTOR]) {
-  Vector<T, VECTOR> x[UNROLL];
+// Elements that follow those that `bests` are of, numbered by vectors.
+template <int LOOK, bool PLACES, int COUNT, int VECTOR, typename T>
+__device__ __forceinline__ void take(const Vector<T, VECTOR> (&x)[COUNT], int term, int step, Best (&bests)[VECTOR]) {
 #pragma unroll
-  for (int u = 0; u < UNROLL; ++u) {
-    const long long at = term + (long long)u * step;
-    if (ALL || at < last) x[u] = load<VECTOR>(base + (STEADY ? at * a.x_reduced.of[0] : locate(at, a.reduced, a.x_reduced)));
-  }
+  for (int u = 0; u < COUNT; ++u) {
 #pragma unroll
-  for (int u = 0; u < UNROLL; ++u) {
-    const long long at = term + (long long)u * step;
-    if (!ALL && at >= last) break;
-#pragma unroll
-    for (int e = 0; e < VECTOR; ++e) take<PLACES>(turned<LOOK>(widen(x[u][e])), (int)at, bests[e]);
-  }
-}
-
-// Takes every STEPth vector from `term` to `last`; bests are numbered by vectors.
-template <int UNROLL, int LOOK, bool PLACES, int VECTOR, typename T>
-__device__ __forceinline__ void gather(const fold_args& a, const T* base, long long term, long long last, int step,
-                                       Best (&bests)[VECTOR]) {
-#pragma unroll
-  for (int e = 0; e < VECTOR; ++e) bests[e] = {lowest(), term < last ? (int)term : NONE};
-  if (a.reduced.rank <= 1) {
-    const long long stride = (long long)UNROLL * step;
-#pragma unroll 1
-    for (; term + stride - step < last; term += stride) {
-      burst<UNROLL, LOOK, true, true, PLACES>(a, base, term, last, step, bests);
+    for (int e = 0; e < VECTOR; ++e) {
+      const float value = turned<LOOK>(widen(x[u][e]));
+      Best& best = bests[e];
+      if (!PLACES) {
+        best.value = largest::larger(best.value, value);
+      } else {
+        const bool wins = !(value <= best.value) && !is_nan(best.value);
+        best.value = wins ? value : best.value;
+        best.at = wins ? term + u * step : best.at;
+      }
     }
-    if (term < last) burst<UNROLL, LOOK, true, false, PLACES>(a, base, term, last, step, bests);
-  } else {
-#pragma unroll 1
-    for (; term < last; term += step) burst<1, LOOK, false, true, PLACES>(a, base, term, last, step, bests);
   }
+}
+
+// What no element is turned to less than: for terms that there are not.
+template <typename T, int LOOK>
+__device__ __forceinline__ T fill() {
+  return narrow<T>(LOOK == LARGEST ? lowest() : LOOK == SMALLEST ? -lowest() : LOOK == SOME ? 0.0f : 1.0f);
 }
 
 template <bool PLACES>
@@ -122,66 +100,60 @@ __device__ __forceinline__ void join_lane(int step, Best& best) {
   join<PLACES>(other, best);
 }
 
-// Compares by columns: thread t holds VECTOR neighbouring bests of column t % columns (a power of two), and the
-// first `columns` threads hold their columns' afterwards. Every thread calls this, with `shared` of VECTOR Bests for
-// every second thread; a barrier must lie before `shared` is used again.
-template <bool PLACES, int VECTOR>
-__device__ __forceinline__ void fold_columns(Best (&bests)[VECTOR], int columns, Best* shared) {
+// Compares by columns: thread t holds VECTOR neighbouring bests of column t % columns (a power of two). Calls
+// emit(place, best) once for each place in 0..columns * VECTOR - 1. Every thread calls this, with `shared` of
+// blockDim.x * VECTOR Bests; a barrier must lie before `shared` is used again.
+template <bool PLACES, int VECTOR, typename Emit>
+__device__ __forceinline__ void fold_columns(Best (&bests)[VECTOR], int columns, Best* shared, Emit emit) {
+  const int column = threadIdx.x & (columns - 1);
+#pragma unroll 1
   for (int step = WARP / 2; step >= columns; step /= 2) {
 #pragma unroll
     for (int e = 0; e < VECTOR; ++e) join_lane<PLACES>(step, bests[e]);
   }
   const int held = columns < WARP ? WARP : columns;  // threads that hold one row of bests now
-  const int row = threadIdx.x / held, column = threadIdx.x & (columns - 1);
-  const bool first = threadIdx.x % held < columns;
-#pragma unroll 1
-  for (int rows = blockDim.x / held / 2; rows > 0; rows /= 2) {
-    if (first && row >= rows && row < 2 * rows) {
+  const int row = threadIdx.x >> terms::shift_of(held), rows = blockDim.x >> terms::shift_of(held);
+  if ((threadIdx.x & (held - 1)) < columns) {
 #pragma unroll
-      for (int e = 0; e < VECTOR; ++e) shared[((row - rows) * columns + column) * VECTOR + e] = bests[e];
-    }
-    __syncthreads();
-    if (first && row < rows) {
-#pragma unroll
-      for (int e = 0; e < VECTOR; ++e) join<PLACES>(shared[(row * columns + column) * VECTOR + e], bests[e]);
-    }
-    __syncthreads();
+    for (int e = 0; e < VECTOR; ++e) shared[(row * columns + column) * VECTOR + e] = bests[e];
   }
+  __syncthreads();
+#pragma unroll 1
+  for (int place = threadIdx.x; place < columns * VECTOR; place += blockDim.x) {
+    Best best = shared[place];
+#pragma unroll 4
+    for (int r = 1; r < rows; ++r) join<PLACES>(shared[r * columns * VECTOR + place], best);
+    emit(place, best);
+  }
+}
+
+// The best of the block, in every thread. `shared`: a Best for each warp; a barrier must lie before it is used again.
+template <bool PLACES>
+__device__ __forceinline__ void fold_block(Best& best, Best* shared) {
+  const int lane = threadIdx.x % WARP;
+#pragma unroll
+  for (int step = WARP / 2; step > 0; step /= 2) join_lane<PLACES>(step, best);
+  if (lane == 0) shared[threadIdx.x / WARP] = best;
+  __syncthreads();
+  best = {lowest(), NONE};
+  if (lane < (int)blockDim.x / WARP) best = shared[lane];
+#pragma unroll
+  for (int step = WARP / 2; step > 0; step /= 2) join_lane<PLACES>(step, best);
 }
 
 // Reads what all blocks left for this thread's column; with the others of the column it reads them all.
 template <bool PLACES, int VECTOR>
-__device__ __forceinline__ void gather_shares(const fold_args& a, long long column, int columns,
+__device__ __forceinline__ void gather_shares(const fold_args& a, long long column, int shift,
                                               Best (&bests)[VECTOR]) {
 #pragma unroll
   for (int e = 0; e < VECTOR; ++e) bests[e] = {lowest(), NONE};
   if (column >= a.columns) return;
-  for (unsigned part = threadIdx.x / columns; part < gridDim.y; part += blockDim.x / columns) {
+#pragma unroll 4
+  for (unsigned part = threadIdx.x >> shift; part < gridDim.y; part += blockDim.x >> shift) {
     const long long at = (part * a.columns + column) * VECTOR;
 #pragma unroll
     for (int e = 0; e < VECTOR; ++e) join<PLACES>({a.values[at + e], PLACES ? a.numbers[at + e] : NONE}, bests[e]);
   }
-}
-
-// Compares the bests of the block and of those that share its outputs. True in the threads that hold the result.
-template <bool PLACES, int VECTOR>
-__device__ __forceinline__ bool conclude(const fold_args& a, long long column, int columns, Best (&bests)[VECTOR]) {
-  Best* const shared = dynamic_shared<Best>();
-  const bool first = threadIdx.x < columns && column < a.columns;
-  fold_columns<PLACES>(bests, columns, shared);
-  if (gridDim.y == 1) return first;
-  if (first) {
-    const long long at = (blockIdx.y * a.columns + column) * VECTOR;
-#pragma unroll
-    for (int e = 0; e < VECTOR; ++e) {
-      a.values[at + e] = bests[e].value;
-      if (PLACES) a.numbers[at + e] = bests[e].at;
-    }
-  }
-  if (!last_to_arrive(a.ticket + blockIdx.x, gridDim.y)) return false;
-  gather_shares<PLACES>(a, column, columns, bests);
-  fold_columns<PLACES>(bests, columns, shared);
-  return first;
 }
 
 template <typename T, int LOOK, bool PLACES>
@@ -197,58 +169,108 @@ __device__ __forceinline__ void put(const fold_args& a, long long place, const B
 }  // namespace fold_parts
 
 // Neighbours in memory are terms of one output: `lanes` threads (a power of two up to 32, or the block) share its
-// vectors. `shared`: a Best for every second thread.
-template <typename T, int VECTOR, int UNROLL, int LOOK, bool PLACES>
+// vectors. `shared`: a Best for each warp.
+template <typename T, int VECTOR, int UNROLL, int LOOK, bool PLACES, Walk WALK>
 __device__ __forceinline__ void fold_inner(const fold_args& a) {
   using namespace fold_parts;
-  const int lane = threadIdx.x % a.lanes;
-  const long long output = (long long)blockIdx.x * (blockDim.x / a.lanes) + threadIdx.x / a.lanes;
-  const bool inside = output < a.columns;
-  const long long first = blockIdx.y * a.span;
-  const long long last = first + a.span < a.terms ? first + a.span : a.terms;
-  Best best[1] = {{lowest(), NONE}};
+  using Number = terms::Number<WALK>;
+  const int shift = terms::shift_of(a.lanes), lane = threadIdx.x & (a.lanes - 1);
+  const Number output = (Number)blockIdx.x * (blockDim.x >> shift) + (threadIdx.x >> shift);
+  const bool inside = output < (Number)a.columns;
+  const Number first = blockIdx.y * (Number)a.span, end = (Number)a.terms;
+  const Number last = first + (Number)a.span < end ? first + (Number)a.span : end;
+  Best best = {lowest(), NONE};
   if (inside) {
-    const T* const base = static_cast<const T*>(a.x) + locate(output, a.kept, a.x_kept);
+    const T* const base = static_cast<const T*>(a.x) + terms::place_of<WALK>(output, a.kept, a.x_kept);
     Best bests[VECTOR];
-    gather<UNROLL, LOOK, PLACES>(a, base, first + lane, last, a.lanes, bests);
+#pragma unroll
+    for (int e = 0; e < VECTOR; ++e) bests[e] = {lowest(), first + lane < last ? (int)(first + lane) : NONE};
+    terms::gather<WALK, UNROLL, VECTOR>(
+        a, base, first + lane, last, a.lanes, fill<T, LOOK>(),
+        [&](Number term, const auto& x) { take<LOOK, PLACES>(x, (int)term, a.lanes, bests); });
 #pragma unroll
     for (int e = 0; e < VECTOR; ++e) {
       if (PLACES && bests[e].at != NONE) bests[e].at = bests[e].at * VECTOR + e;
-      join<PLACES>(bests[e], best[0]);
+      join<PLACES>(bests[e], best);
     }
-    if (last == a.terms) {
+    if (last == end) {
+#pragma unroll 1
       for (int i = lane; i < a.rest; i += a.lanes) {
         const long long at = a.terms * VECTOR + i;
-        join<PLACES>({turned<LOOK>(widen(base[at])), (int)at}, best[0]);
+        join<PLACES>({turned<LOOK>(widen(base[at])), (int)at}, best);
       }
     }
   }
   if (a.lanes <= WARP) {
-    for (int step = a.lanes / 2; step > 0; step /= 2) join_lane<PLACES>(step, best[0]);
-    if (inside && lane == 0) put<T, LOOK, PLACES>(a, locate(output, a.kept, a.out_kept), best[0]);
-  } else if (conclude<PLACES>(a, output, 1, best)) {
-    put<T, LOOK, PLACES>(a, locate(output, a.kept, a.out_kept), best[0]);
+#pragma unroll
+    for (int step = WARP / 2; step > 0; step /= 2) {
+      if (step < a.lanes) join_lane<PLACES>(step, best);
+    }
+  } else {
+    Best* const shared = dynamic_shared<Best>();
+    fold_block<PLACES>(best, shared);
+    if (gridDim.y > 1) {
+      unsigned* const slots = a.ticket + gridDim.x + blockIdx.x * gridDim.y;
+      unsigned* const numbers = slots + gridDim.x * gridDim.y;
+      if (threadIdx.x == 0) {
+        terms::leave(slots + blockIdx.y, terms::bits_of(best.value));
+        if (PLACES) terms::leave(numbers + blockIdx.y, best.at);
+      }
+      if (!terms::last_to_leave(a.ticket + blockIdx.x, gridDim.y)) return;
+      best = {lowest(), NONE};
+#pragma unroll 1
+      for (unsigned part = threadIdx.x; part < gridDim.y; part += 8 * blockDim.x) {
+        int at[8];
+        if (PLACES) {
+          terms::collect<8>(numbers, part, gridDim.y, blockDim.x, [&](int u, unsigned bits) { at[u] = (int)bits; });
+        }
+        terms::collect<8>(slots, part, gridDim.y, blockDim.x, [&](int u, unsigned bits) {
+          join<PLACES>({__uint_as_float(bits), PLACES ? at[u] : NONE}, best);
+        });
+      }
+      fold_block<PLACES>(best, shared);
+    }
   }
+  if (inside && lane == 0) put<T, LOOK, PLACES>(a, terms::place_of<WALK>(output, a.kept, a.out_kept), best);
 }
 
 // Neighbours in memory belong to different outputs: blockDim.x / lanes threads (a power of two) lie along them,
-// each with a vector of outputs. `shared`: VECTOR Bests for every second thread.
-template <typename T, int VECTOR, int UNROLL, int LOOK, bool PLACES>
+// each with a vector of outputs. `shared`: blockDim.x * VECTOR Bests.
+template <typename T, int VECTOR, int UNROLL, int LOOK, bool PLACES, Walk WALK>
 __device__ __forceinline__ void fold_outer(const fold_args& a) {
   using namespace fold_parts;
-  const int columns = blockDim.x / a.lanes;
-  const long long column = (long long)blockIdx.x * columns + (threadIdx.x & (columns - 1));
-  const long long first = blockIdx.y * a.span;
-  const long long last = first + a.span < a.terms ? first + a.span : a.terms;
+  using Number = terms::Number<WALK>;
+  const int columns = blockDim.x >> terms::shift_of(a.lanes), shift = terms::shift_of(columns);
+  const Number start = (Number)blockIdx.x * columns;
+  const Number column = start + (threadIdx.x & (columns - 1));
+  const Number first = blockIdx.y * (Number)a.span + (threadIdx.x >> shift), end = (Number)a.terms;
+  const Number stop = (blockIdx.y + 1) * (Number)a.span, last = stop < end ? stop : end;
   Best bests[VECTOR];
 #pragma unroll
   for (int e = 0; e < VECTOR; ++e) bests[e] = {lowest(), NONE};
-  if (column < a.columns) {
-    const T* const base = static_cast<const T*>(a.x) + locate(column, a.kept, a.x_kept);
-    gather<UNROLL, LOOK, PLACES>(a, base, first + threadIdx.x / columns, last, a.lanes, bests);
-  }
-  if (!conclude<PLACES>(a, column, columns, bests)) return;
-  const long long place = locate(column, a.kept, a.out_kept);
+  if (column < (Number)a.columns) {
 #pragma unroll
-  for (int e = 0; e < VECTOR; ++e) put<T, LOOK, PLACES>(a, place + e * a.out_step, bests[e]);
+    for (int e = 0; e < VECTOR; ++e) bests[e].at = first < last ? (int)first : NONE;
+    const T* const base = static_cast<const T*>(a.x) + terms::place_of<WALK>(column, a.kept, a.x_kept);
+    terms::gather<WALK, UNROLL, VECTOR>(
+        a, base, first, last, a.lanes, fill<T, LOOK>(),
+        [&](Number term, const auto& x) { take<LOOK, PLACES>(x, (int)term, a.lanes, bests); });
+  }
+  Best* const shared = dynamic_shared<Best>();
+  if (gridDim.y > 1) {
+    fold_columns<PLACES>(bests, columns, shared, [&](int place, const Best& best) {
+      const long long at = (long long)start * VECTOR + place;
+      if (at >= a.columns * VECTOR) return;
+      a.values[blockIdx.y * a.columns * VECTOR + at] = best.value;
+      if (PLACES) a.numbers[blockIdx.y * a.columns * VECTOR + at] = best.at;
+    });
+    if (!last_to_arrive(a.ticket + blockIdx.x, gridDim.y)) return;
+    gather_shares<PLACES>(a, column, shift, bests);
+  }
+  fold_columns<PLACES>(bests, columns, shared, [&](int place, const Best& best) {
+    const Number at = start + place / VECTOR;
+    if (at >= (Number)a.columns) return;
+    const long long to = terms::place_of<WALK>(at, a.kept, a.out_kept) + place % VECTOR * a.out_step;
+    put<T, LOOK, PLACES>(a, to, best);
+  });
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -17,8 +18,8 @@ from nxcore_cuda import sum as sums
 from nxcore_cuda.candidates import TYPES
 from nxcore_cuda.layout import DIMS, STRIDES, VECTOR, dims, steps
 from nxcore_cuda.machine.instance import Instance
-from nxcore_cuda.machine.launch import Guarded, Launch, Launcher, ticket
-from nxcore_cuda.sum import Tile, Walk, grid
+from nxcore_cuda.machine.launch import Guarded, Launch, Launcher
+from nxcore_cuda.sum import KINDS, Tile, Walk, arrivals, grid
 
 LARGEST, SMALLEST, SOME, EVERY = range(4)
 """The kinds of elements to find, as in fold.cu."""
@@ -33,7 +34,6 @@ LOOKS = {
 NUMBERED = ("max", "min", "argmax", "argmin")
 
 BEST = 8  # bytes of a value and its number
-UNROLL = 4  # a best for each element of a vector, and its number, take more registers than its sum
 
 
 def walk_of(problem: Problem) -> Walk:
@@ -48,14 +48,20 @@ def walk_of(problem: Problem) -> Walk:
 
 def choose(walk: Walk, itemsize: int, *, places: bool) -> Tile:
     """Return the tile for a walk: that of a sum."""
-    tile = sums.choose(walk, itemsize)
-    return replace(tile, unroll=UNROLL) if places else tile
+    return replace(sums.choose(walk, itemsize), unroll=_unroll(walk.width, places=places))
 
 
-def _instance(walk: Walk, name: str, look: int, tile: Tile, *, places: bool) -> Instance:
+def _unroll(width: int, *, places: bool) -> int:
+    """Return the loads in flight of a thread: the best of each element and its number take registers."""
+    return 4 if places and width > 4 else 8
+
+
+def _instance(
+    inner: bool, name: str, width: int, kind: int, look: int, tile: Tile, *, places: bool
+) -> Instance:
     return Instance(
-        "fold_inner" if walk.inner else "fold_outer",
-        (name, walk.width, tile.unroll, look, places),
+        "fold_inner" if inner else "fold_outer",
+        (name, width, tile.unroll, look, places, f"(Walk){kind}"),
         "fold",
         "fold_args",
         threads=tile.threads,
@@ -67,11 +73,11 @@ def _launch(x: TensorMeta, walk: Walk, look: int, tile: Tile, *, places: bool) -
     """Return a launch, and how many blocks there are along x and y."""
     span, tiles, parts = grid(walk, tile)
     launch = Launch(
-        _instance(walk, TYPES[x.dtype], look, tile, places=places),
+        _instance(walk.inner, TYPES[x.dtype], walk.width, walk.kind, look, tile, places=places),
         x.device,
         (tiles, parts),
         tile.threads,
-        shared=BEST * tile.threads // 2 * (1 if walk.inner else walk.width),
+        shared=BEST * tile.threads * (1 if walk.inner else walk.width),
         pointers=6,
         layout=f"5q{DIMS}{2 * STRIDES}{DIMS}{STRIDES}i",
         values=(
@@ -103,7 +109,11 @@ def plan_both(problem: Problem, tile: Tile | None) -> Callable[..., None]:
     numbers = replace(found, dtype=torch.int32)
 
     def run(x: Tensor, out: Tensor | None, indices: Tensor | None) -> None:
-        guarded(x, out, indices, found.empty(), numbers.empty() if places else None, ticket(device, tiles))
+        arrived = arrivals(walk, device, tiles, parts, 1 + places)
+        if walk.inner:
+            guarded(x, out, indices, None, None, arrived)
+        else:
+            guarded(x, out, indices, found.empty(), numbers.empty() if places else None, arrived)
 
     return run
 
@@ -153,12 +163,9 @@ def sweep(problem: Problem) -> Iterator[Tile]:
 def instances() -> Iterator[Instance]:
     """Yield the kernels of common calls, to compile ahead of time."""
     forms = [(look, False) for look in range(4)] + [(LARGEST, True), (SMALLEST, True)]
-    walk = Walk.of(Reduction((), ()))
     for dtype in FLOATS:
         for step in {1, VECTOR // dtype.itemsize}:
-            for look, places in forms:
-                unroll = UNROLL if places else 8
-                for inner in (True, False):
-                    tile = Tile(1, unroll=unroll, resident=3 if inner and step > 4 else 4)
-                    shaped = replace(walk, inner=inner, width=step)
-                    yield _instance(shaped, TYPES[dtype], look, tile, places=places)
+            for (look, places), kind, inner in product(forms, KINDS, (True, False)):
+                unroll = _unroll(step, places=places)
+                tile = Tile(1, unroll=unroll, resident=3 if step > 4 else 4)
+                yield _instance(inner, TYPES[dtype], step, kind, look, tile, places=places)

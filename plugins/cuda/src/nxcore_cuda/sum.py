@@ -5,6 +5,7 @@ Where outputs are few, several blocks share one, and the last of them to arrive 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from nxcore.plugin import FLOATS, Problem, Reduction, TensorMeta
 from nxcore_cuda.candidates import TYPES
-from nxcore_cuda.layout import DIMS, STRIDES, VECTOR, dims, divides, in_vectors, single, steps, widths
+from nxcore_cuda.layout import DIMS, NARROW, STRIDES, VECTOR, dims, divides, in_vectors, single, steps, widths
 from nxcore_cuda.machine.instance import Instance
 from nxcore_cuda.machine.launch import Guarded, Launch, Launcher, ticket
 
@@ -27,10 +28,11 @@ FILL = 264
 A constant, not the device's own count, so that a sum has the same bits on every device.
 """
 
-LARGE = 1 << 26  # bytes from which more blocks than that are worth their shares
+LARGE = 1 << 26  # bytes from which more blocks than that are worth their shares: those that end late have less to do
 CACHED = 1 << 24  # bytes up to which a sum is a matter of latency
 WIDE = 512  # threads of a block that has all terms of its outputs
 MOST = 65535  # blocks of a grid along y
+KINDS = range(3)  # of a walk, as in terms.cuh
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,13 @@ class Walk:
     out_kept: tuple[int, ...]
     reduced: tuple[int, ...]
     x_reduced: tuple[int, ...]
+
+    @property
+    def kind(self) -> int:
+        """How numbers become places: of terms in one dimension, of terms in more, or in 64 bits."""
+        if max(self.columns, self.terms) >= NARROW:
+            return 2
+        return int(len(self.reduced) > 1)
 
     @classmethod
     def of(cls, reduction: Reduction) -> Walk:
@@ -161,7 +170,7 @@ def choose(walk: Walk, itemsize: int) -> Tile:
     """Return the tile for a reduction of elements of so many bytes."""
     threads, unroll = THREADS, 8
     nbytes = walk.columns * walk.terms * walk.width * itemsize
-    wanted = FILL if nbytes < LARGE else 4 * FILL
+    resident = 3 if walk.width > 4 else 4  # unpacked, vectors of half types take more registers
     if walk.inner:
         lanes = min(_power_below(max(walk.terms // 4, 1)), WARP)
         while lanes < min(WARP, walk.terms) and walk.columns * lanes < FILL * threads:
@@ -170,23 +179,22 @@ def choose(walk: Walk, itemsize: int) -> Tile:
         if lanes == WARP and walk.terms >= (threads if few else 2 * unroll * WARP):
             lanes = threads
         tiles = -(-walk.columns * lanes // threads)
-        parts = wanted // tiles if lanes == threads else 1
+        parts = (FILL if nbytes < LARGE else 16 * FILL) // tiles if lanes == threads else 1
         parts = min(parts, walk.terms // (threads * 4))
-        half = walk.width > 4  # unpacked, its vectors take more registers
-        return Tile(lanes, max(parts, 1), resident=3 if half else 4)
+        return Tile(lanes, max(parts, 1), resident=resident)
     # What fits the cache is waited for, not streamed: a block that sums all terms of its outputs, eight a
     # thread, is done before blocks could have shared them. Two vectors of outputs are a sector of memory.
     lanes = _power_above(-(-walk.terms // unroll))
     columns = WIDE // lanes
     if nbytes <= CACHED and lanes > WARP and columns > 1 and walk.columns >= FILL // 5 * columns:
-        return Tile(lanes, threads=WIDE, resident=2)
+        return Tile(lanes, threads=WIDE, resident=resident // 2)
     lanes = min(_power_below(max(walk.terms // unroll, 1)), 8)
     while threads // lanes > WARP and walk.columns * lanes < FILL * threads and lanes < walk.terms:
         lanes *= 2
     lanes = max(lanes, threads // _power_above(min(walk.columns, threads)))
     tiles = -(-walk.columns * lanes // threads)
-    parts = min(wanted // tiles, walk.terms // (lanes * unroll))
-    return Tile(lanes, max(parts, 1))
+    parts = min((FILL if nbytes < LARGE else 4 * FILL) // tiles, walk.terms // (lanes * unroll))
+    return Tile(lanes, max(parts, 1), resident=resident)
 
 
 def candidates(walk: Walk, itemsize: int) -> Iterator[Tile]:
@@ -219,11 +227,20 @@ def candidates(walk: Walk, itemsize: int) -> Iterator[Tile]:
     yield from dict.fromkeys(found)
 
 
-def _instance(inner: bool, name: str, width: int, tile: Tile) -> Instance:
-    entry = "sum_inner" if inner else "sum_outer"
+def _instance(inner: bool, name: str, width: int, kind: int, tile: Tile) -> Instance:
     return Instance(
-        entry, (name, width, tile.unroll), "sum", "sum_args", threads=tile.threads, blocks=tile.resident
+        "sum_inner" if inner else "sum_outer",
+        (name, width, tile.unroll, f"(Walk){kind}"),
+        "sum",
+        "sum_args",
+        threads=tile.threads,
+        blocks=tile.resident,
     )
+
+
+def arrivals(walk: Walk, device: torch.device, tiles: int, parts: int, words: int = 1) -> Tensor:
+    """Return the tickets of a launch, and behind them the slots of blocks that share an output."""
+    return ticket(device, tiles * (1 + parts * words) if walk.inner else tiles)
 
 
 Run = Callable[[Tensor, Tensor, float], None]
@@ -259,13 +276,14 @@ def plan_reduction(x: TensorMeta, reduction: Reduction, tile: Tile | None = None
     found = TensorMeta((parts, reduction.outputs), (reduction.outputs, 1), torch.float32, device)
 
     def run(x: Tensor, out: Tensor, scale: float) -> None:
-        work, arrivals = (found.empty(), ticket(device, tiles)) if parts > 1 else (None, None)
+        work = found.empty() if parts > 1 and not walk.inner else None
+        arrived = arrivals(walk, device, tiles, parts) if parts > 1 else None
         if scale == usual:
-            guarded(x, out, work, arrivals)
+            guarded(x, out, work, arrived)
         elif vector is None or x.data_ptr() % VECTOR:
-            scalar(x, out, work, arrivals, tail=(*scalar_values, single(scale)))
+            scalar(x, out, work, arrived, tail=(*scalar_values, single(scale)))
         else:
-            vector(x, out, work, arrivals, tail=(*vector_values, single(scale)))
+            vector(x, out, work, arrived, tail=(*vector_values, single(scale)))
 
     return run
 
@@ -296,7 +314,7 @@ def _launch(
         chosen.lanes,
     )
     launch = Launch(
-        _instance(walk.inner, TYPES[x.dtype], walk.width, chosen),
+        _instance(walk.inner, TYPES[x.dtype], walk.width, walk.kind, chosen),
         x.device,
         (tiles, parts),
         chosen.threads,
@@ -344,5 +362,7 @@ def instances() -> Iterator[Instance]:
     """Yield the kernels of common calls, to compile ahead of time."""
     for dtype in FLOATS:
         for step in {1, 4, VECTOR // dtype.itemsize}:
-            yield _instance(True, TYPES[dtype], step, Tile(1, resident=3 if step > 4 else 4))
-            yield _instance(False, TYPES[dtype], step, Tile(1))
+            tile = Tile(1, resident=3 if step > 4 else 4)
+            for kind in KINDS:
+                yield _instance(True, TYPES[dtype], step, kind, tile)
+                yield _instance(False, TYPES[dtype], step, kind, tile)
