@@ -1,10 +1,10 @@
 """Reductions by device time, inputs out of cache: every kernel beside torch's own, and the aims of each row.
 
     python benchmarks/reductions.py --output FILE.json [--device cuda] [--dtypes float32 bfloat16]
-                                    [--backends cuda cupy triton] [--tiles 12]
+                                    [--backends cuda cupy triton]
 
-Each kernel is verified against float64 on the very cell before it is timed. It prints a line a cell.
-``--tiles`` races so many tiles of CUDA C++ on each cell too.
+Each kernel is verified against float64 on the very cell before it is timed. It prints a
+line an operator.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from workers import ahead, entered
 from nxcore.bench.cells import Cell
 from nxcore.bench.engine import Bench
 from nxcore.measure.race import Effort
-from nxcore.offline.tiles import swept
 from nxcore.session import default
 from nxcore.spec.device import available, describe
 from nxcore.spec.sample import Sample, rand
@@ -37,7 +36,7 @@ AXES: dict[str, tuple[tuple[int, ...], tuple[Any, ...]]] = {
     "matrix outer": (MATRIX, (0,)),
     "matrix all": (MATRIX, (None,)),
 }
-OPS = ("sum", "amax", "mean", "amin", "argmax", "max", "any", "all")
+OPS = ("sum", "amax", "argmax", "any", "max", "mean", "amin", "all")
 MOST_US, LEAST_SHARE = 7.0, 0.92
 """The aims: device us of a row of (4, 512, 896), and the share of the bandwidth of one of (4096, 16384)."""
 
@@ -81,14 +80,6 @@ def row_of(bench: Bench, cell: Cell) -> dict[str, Any]:
     }
 
 
-def tiles_of(bench: Bench, cell: Cell, most: int) -> list[dict[str, Any]]:
-    """Race the tiles of CUDA C++ on a cell, its own choice first."""
-    backend, kernel = next(
-        (b, k) for b, k in bench.session.registry.kernels(cell.spec.name) if b.label(k) == "cuda"
-    )
-    return [row.to_dict() for row in swept(cell.spec, backend, kernel, cell.build(), most=most)]
-
-
 def brief(row: dict[str, Any]) -> str:
     """Return a row in a few characters: the best kernel, its time and torch's; ! where an aim is missed."""
     name = row["sample"].replace("attention_", "a:").replace("matrix_", "m:")
@@ -106,35 +97,21 @@ def main() -> None:
     parser.add_argument("--ops", nargs="+", default=OPS)
     parser.add_argument("--dtypes", nargs="+", default=["float32"])
     parser.add_argument("--backends", nargs="+", default=(), help="only these and torch")
-    parser.add_argument("--cells", nargs="+", default=AXES, help="choices of axes, as in AXES")
-    parser.add_argument("--tiles", type=int, default=0, help="race so many tiles of CUDA C++ as well")
     parser.add_argument("--seconds", type=float, default=80, help="start no cell after so many")
     parser.add_argument("--ahead", type=int, default=0, help="processes that compile first")
     parser.add_argument("--part", type=int, nargs=2, help="compile this part of so many, and end")
     given = parser.parse_args()
     bench = Bench(default(), available(given.device), EFFORT, given.backends)
-    names = {name.replace(" ", "_") for name in given.cells}
-    wanted = [
-        c
-        for t in given.dtypes
-        for op in given.ops
-        for c in cells(bench, op, getattr(torch, t))
-        if c.sample.name in names
-    ]
+    wanted = [c for t in given.dtypes for op in given.ops for c in cells(bench, op, getattr(torch, t))]
+    wanted.sort(key=lambda cell: cell.sample.name.startswith("matrix"))  # large ones take the longest
     if given.part:
         number, count = given.part
-        entered(bench.session, ((cell.spec.name, cell.build()) for cell in wanted[number::count]))
+        calls = ((cell.spec.name, cell.build()) for cell in wanted[number::count])
+        entered(bench.session, calls, given.backends)
         return
     ahead(given.ahead)
     ends = time.monotonic() + given.seconds
-    rows = []
-    for cell in wanted:
-        if time.monotonic() >= ends:
-            break
-        row = row_of(bench, cell)
-        if given.tiles:
-            row["tiles"] = tiles_of(bench, cell, given.tiles)
-        rows.append(row)
+    rows = [row_of(bench, cell) for cell in wanted if time.monotonic() < ends]
     head = {"device": describe(bench.device).name, "torch": str(torch.__version__)}
     given.output.write_text(json.dumps(head | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
     for op, dtype in dict.fromkeys((r["op"], r["dtype"]) for r in rows):

@@ -45,7 +45,7 @@ MUTATIONS = (
         "static_cast<const X*>(a.x) + at[1]",
         raises=MISALIGNED,
     ),
-    one(MASK, "sum.cu", SUMS, "if (ALL || at < last) {", "if (true) {"),
+    one(MASK, "terms.cuh", SUMS, "if (ALL || at < last) {", "if (true) {"),
     Mutation(
         BITS,
         "sum.cu",
@@ -61,8 +61,8 @@ MUTATIONS = (
         "sum.cu",
         SUMS,
         (
-            Edit("locate(output, a.kept, a.x_kept)", "locate(output, a.kept, a.out_kept)"),
-            Edit("locate(column, a.kept, a.x_kept)", "locate(column, a.kept, a.out_kept)"),
+            Edit("(output, a.kept, a.x_kept)", "(output, a.kept, a.out_kept)"),
+            Edit("(column, a.kept, a.x_kept)", "(column, a.kept, a.out_kept)"),
         ),
         raises=MISALIGNED,
     ),

@@ -7,23 +7,14 @@ from tests.hostile.of_cuda import MISALIGNED
 from tests.hostile.of_numba_cuda import ENDS
 
 CUDA = (
-    Mutation(
-        MASK,
-        "fold.cu",
-        FOLDS,
-        (
-            Edit("if (ALL || at < last) x[u]", "if (true) x[u]"),
-            Edit("if (!ALL && at >= last) break;", ""),
-        ),
-        raises=MISALIGNED,
-    ),
+    one(MASK, "terms.cuh", FOLDS, "if (ALL || at < last) {", "if (true) {", raises=MISALIGNED),
     Mutation(
         STRIDE,
         "fold.cu",
         FOLDS,
         (
-            Edit("locate(output, a.kept, a.x_kept)", "locate(output, a.kept, a.out_kept)"),
-            Edit("locate(column, a.kept, a.x_kept)", "locate(column, a.kept, a.out_kept)"),
+            Edit("(output, a.kept, a.x_kept)", "(output, a.kept, a.out_kept)"),
+            Edit("(column, a.kept, a.x_kept)", "(column, a.kept, a.out_kept)"),
         ),
         raises=MISALIGNED,
     ),
@@ -35,7 +26,7 @@ CUDA = (
             Edit(
                 "best.value = largest::larger(best.value, value);", "best.value = fmaxf(best.value, value);"
             ),
-            Edit("value > best.value || (is_nan(value) && !is_nan(best.value))", "value > best.value"),
+            Edit("!(value <= best.value) && !is_nan(best.value)", "value > best.value"),
         ),
     ),
 )

@@ -3,8 +3,10 @@
 import pytest
 import torch
 
+import nxcore
 import nxcore.ops
 from nxcore.plugin import Problem
+from tests.ops.backends import operator
 
 nxcore_cuda = pytest.importorskip("nxcore_cuda")
 
@@ -30,3 +32,21 @@ def test_a_sum_tells_whether_blocks_share_its_outputs(op, shape, how, shared):
     problem = Problem.of(spec, spec.bind(torch.empty(shape, dtype=dtype, device="meta"), *how))
     kernel = next(k for k in nxcore_cuda.KERNELS if k.op == op)
     assert kernel.branch_of(problem) is shared
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(600_000,), (3, 40_000), (40_001,)], ids=str)
+def test_blocks_that_share_an_output_leave_no_slot_behind(device, shape, dtype):
+    """The next launch finds the tickets and the slots empty, whatever was found: NaN, infinities, ties, nothing."""
+    from nxcore_cuda.machine.launch import ticket
+
+    ops = {name: operator(name, "cuda") for name in ("sum", "amax", "argmax", "any")}
+    x = torch.zeros(shape, dtype=dtype, device=device)
+    for value, at in ((0.0, 0), (torch.nan, 39_999), (torch.inf, 7), (-torch.inf, 20_000), (2.0, 31_234)):
+        x.view(-1)[at] = value
+        for name, op in ops.items():
+            expected = getattr(torch, name)(x, -1)
+            torch.testing.assert_close(op(x, -1), expected, rtol=0, atol=0, equal_nan=True)
+            assert not ticket(device).any()
+        if value != value:
+            x.view(-1)[at] = 0.0
