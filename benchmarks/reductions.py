@@ -111,9 +111,13 @@ def main() -> None:
         return
     ahead(given.ahead)
     ends = time.monotonic() + given.seconds
-    rows = [row_of(bench, cell) for cell in wanted if time.monotonic() < ends]
     head = {"device": describe(bench.device).name, "torch": str(torch.__version__)}
-    given.output.write_text(json.dumps(head | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
+    rows: list[dict[str, Any]] = []
+    for cell in wanted:
+        if time.monotonic() >= ends:
+            break
+        rows.append(row_of(bench, cell))  # written at once: a run that is ended keeps its rows
+        given.output.write_text(json.dumps(head | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
     for op, dtype in dict.fromkeys((r["op"], r["dtype"]) for r in rows):
         of = [r for r in rows if (r["op"], r["dtype"]) == (op, dtype)]
         print(f"{op} {dtype}: {' '.join(map(brief, of))}")
