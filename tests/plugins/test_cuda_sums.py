@@ -37,7 +37,7 @@ def test_a_sum_tells_whether_blocks_share_its_outputs(op, shape, how, shared):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(600_000,), (3, 40_000), (40_001,)], ids=str)
 def test_blocks_that_share_an_output_leave_no_slot_behind(device, shape, dtype):
-    """The next launch finds the tickets and the slots empty, whatever was found: NaN, infinities, ties, nothing."""
+    """The next launch finds tickets and slots empty, whatever was found: NaN, infinities, ties, nothing."""
     from nxcore_cuda.machine.launch import ticket
 
     ops = {name: operator(name, "cuda") for name in ("sum", "amax", "argmax", "any")}

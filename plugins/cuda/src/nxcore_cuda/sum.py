@@ -5,7 +5,6 @@ Where outputs are few, several blocks share one, and the last of them to arrive 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
