@@ -27,7 +27,7 @@ FILL = 264
 A constant, not the device's own count, so that a sum has the same bits on every device.
 """
 
-LARGE = 1 << 26  # bytes from which more blocks than that are worth their shares: those that end late have less to do
+LARGE = 1 << 26  # bytes from which more blocks than that are worth their shares
 CACHED = 1 << 24  # bytes up to which a sum is a matter of latency
 WIDE = 512  # threads of a block that has all terms of its outputs
 MOST = 65535  # blocks of a grid along y
