@@ -28,7 +28,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 ROOT = Path(__file__).parents[1]
-TRACED = ("torch", "cuda", "triton", "numba-cuda")
+TRACED = ("torch", "cuda", "cuda-fp32x", "triton", "triton-fp32x", "numba-cuda")
 SAME_LAUNCHES = {"cupy": "cuda"}
 """A backend that launches another's plans."""
 
@@ -115,7 +115,7 @@ def built(value, device):
         return tuple(built(v, device) for v in value)
     if isinstance(value, str):
         kinds = {"float": 1.0, "int": 1}
-        return getattr(torch, value.removeprefix("torch.")) if value not in kinds else kinds[value]
+        return kinds[value] if value in kinds else getattr(torch, value.removeprefix("torch."), value)
     return value
 
 

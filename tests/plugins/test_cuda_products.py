@@ -25,7 +25,9 @@ TILES = {
     "small": matmul.SMALL,
     "least": matmul.LEAST,
     "pair": matmul.PAIR,
-    "straight": replace(matmul.LEAST, by_line=False, straight=True, order=1),
+    "straight": matmul.STRAIGHT,
+    "sliced": matmul.SLICED,
+    "one_by_one": replace(matmul.LEAST, by_line=False, straight=True, order=1),
     "ordered": replace(matmul.LEAST, order=1),
 }
 
@@ -62,7 +64,7 @@ def operand(rows, columns, turned):
 )
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[] if n in ("small", "least", "straight") else pytest.mark.slow) for n in TILES],
+    [pytest.param(n, marks=[] if n in ("small", "least", "one_by_one") else pytest.mark.slow) for n in TILES],
 )
 def test_every_tile_is_right_inside_and_at_its_edges(name, a_turned, b_turned):
     tile = TILES[name]
@@ -106,12 +108,15 @@ def test_every_tile_of_split_factors_has_the_error_of_float32(tile, a_turned, b_
 @pytest.mark.parametrize(
     ("shape", "tile", "parts"),
     [
-        ((4096, 4096, 4096), matmul.LARGE, 1),
-        ((3072, 3072, 3072), matmul.MIDDLE, 1),
-        ((1024, 1024, 1024), matmul.MIDDLE, 2),
+        ((4096, 4096, 4096), matmul.STRAIGHT, 1),
+        ((4097, 4097, 4097), matmul.STRAIGHT, 1),
+        ((4096, 64, 4096), matmul.LARGE, 1),
+        ((1536, 1536, 1536), matmul.LARGE, 3),
+        ((1024, 1024, 1024), matmul.SLICED, 1),
+        ((1023, 1023, 1023), matmul.SLICED, 1),
         ((512, 512, 512), matmul.SMALL, 4),
         ((256, 256, 256), matmul.LEAST, 4),
-        ((16, 4096, 4096), matmul.MIDDLE, 8),
+        ((16, 4096, 4096), matmul.SLICED, 4),
         ((5, 6, 7), matmul.LEAST, 1),
         ((1, 64, 70000), matmul.MIDDLE, 1),
         ((4, 0, 3), matmul.LEAST, 1),

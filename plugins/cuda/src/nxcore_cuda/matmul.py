@@ -88,13 +88,26 @@ LARGE = Tile(128, 128, 8, 8, 16, resident=2, by_line=False)
 MIDDLE = Tile(64, 128, 8, 8, 16, resident=2)
 SMALL = Tile(64, 64, 8, 8, 32, slices=2, resident=2)
 LEAST = Tile(64, 32, 8, 8, 32, slices=4, resident=2)
+STRAIGHT = Tile(64, 128, 8, 8, 16, resident=3, by_line=False, straight=True, order=2)
+SLICED = Tile(64, 128, 8, 8, 32, slices=2, by_line=False, straight=True, order=2)
 PAIR = Tile(128, 128, 8, 16, 32, resident=2, by_line=False, straight=True, order=2)
 
-# What a product takes on an H200, in microseconds, fitted to its record 2026-11-23-matmul.json.
-ALONE_AND_EACH = {LARGE: (1.0, 5.1), MIDDLE: (1.3, 5.1), SMALL: (1.0, 5.8), LEAST: (8.3, 3.2)}
+# What a product takes on an H200, in microseconds, fitted to its records 2026-11-23-matmul.json and, for
+# straight tiles, 2026-11-23-matmul-tiles.json.
+ALONE_AND_EACH = {
+    LARGE: (1.0, 5.1),
+    MIDDLE: (1.3, 5.1),
+    SMALL: (1.0, 5.8),
+    LEAST: (8.3, 3.2),
+    STRAIGHT: (1.5, 4.75),
+    SLICED: (0.75, 4.9),
+}
 """A million multiply-adds of a block: alone, and what each block on the same multiprocessor adds."""
+EARLIER = (LARGE, MIDDLE, SMALL, LEAST)
+SMALLEST = 1 << 24  # multiply-adds of the least product of the second record
 ROUND = 3.5  # a block's beginning and end
 LOAD, LOAD_ONE = 5.0, 145.0  # a million numbers to shared memory: in vectors, one by one
+LOAD_STRAIGHT, LOAD_TURNED = 7.0, 34.0  # past the registers: one by one; of a second factor by terms
 FILLS = (0, FILL // 2, FILL, 2 * FILL, 4 * FILL)  # blocks that are to share the terms; 0: none
 SHARE = 0.22  # 4096 outputs that a block leaves for others, or adds up
 
@@ -117,14 +130,22 @@ def _cost(terms: int, tiles: int, tile: Tile, parts: int, load: float) -> float:
     return found
 
 
+def _load(tile: Tile, a: Way, b: Way) -> float:
+    """Estimate what a million numbers take on their way to shared memory, in microseconds."""
+    if not (a.vectors and b.vectors):
+        return LOAD_STRAIGHT if tile.straight else LOAD_ONE
+    return LOAD_TURNED if tile.straight and b.inner else LOAD
+
+
 def choose(product: Product) -> Tile:
     """Return the tile of the least cost; as many blocks share one as fill half a GPU to four."""
     p = product
-    load = LOAD if all(way.vectors for way in Way.both(p)) else LOAD_ONE
     terms, count = max(p.terms, 1), math.prod(p.batch)
     most = terms // (2 * LEAST.depth)
-    found = {}
-    for tile in ALONE_AND_EACH:
+    ways, found = Way.both(p), {}
+    measured = count * p.rows * p.columns * terms >= SMALLEST
+    for tile in ALONE_AND_EACH if measured else EARLIER:
+        load = _load(tile, *ways)
         tiles = max(count * -(-p.rows // tile.tall) * -(-p.columns // tile.wide), 1)
         for parts in sorted({max(min(fill // tiles, most), 1) for fill in FILLS}):
             found[tile, parts] = _cost(terms, tiles, tile, parts, load)
@@ -135,7 +156,7 @@ def choose(product: Product) -> Tile:
 def candidates(product: Product) -> Iterator[Tile]:
     """Yield the tiles worth timing."""
     first = choose(product)
-    yield from dict.fromkeys((first, LARGE, MIDDLE, SMALL, LEAST, PAIR))
+    yield from dict.fromkeys((first, *ALONE_AND_EACH, PAIR))
 
 
 def _vectors(inner: int, extent: int, others: tuple[int, ...], step: int) -> bool:
