@@ -13,13 +13,13 @@ import contextlib
 import json
 import multiprocessing
 import platform
+import re
 import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,9 @@ from nxcore_cuda import matmul as cuda
 from nxcore_cuda.machine.compile import image
 from nxcore_cuda.machine.instance import Instance
 from nxcore_triton import matmul as triton
+from nxcore_triton import matmul_parts as triton_parts
 from products import CASES, Case
-from tiles import CUDA, SPLIT, tiles_for
+from tiles import CUDA, PARTS, SPLIT, tiles_for
 from torch import Tensor
 
 from nxcore.plugin import Product, TensorMeta
@@ -48,21 +49,28 @@ def product_of(a: Tensor, b: Tensor) -> Product:
     return Product.of(*(TensorMeta.of(t) for t in (a, b)), replace(TensorMeta.of(out), device=a.device))
 
 
-def prepare(case: Case, only: str = "") -> str:
-    """Compile the Triton kernels of a case; another process finds them in Triton's cache."""
+def prepare(case: Case, wanted: str) -> None:
+    """Compile the Triton kernels of an entrant; another process finds them in Triton's cache."""
     a, b = case.operands()
     product = product_of(a, b)
-    out = torch.matmul(a, b)
-    for name, tile in tiles_for(case, product, only):
-        if "triton" in name:
-            with contextlib.suppress(Exception):  # it fails again where it is timed
-                entrant(product, tile, a, b, out)()
-    return case.name
+    for _, tile in tiles_for(case, product, f"^{re.escape(wanted)}$"):
+        with contextlib.suppress(Exception):  # it fails again where it is timed
+            entrant(product, tile, a, b, torch.matmul(a, b))()
+
+
+def compiled(cases: tuple[Case, ...], only: str = "") -> list[tuple[Case, str]]:
+    """Return the entrants that Triton compiles, by case and name."""
+    found = []
+    for case in cases:
+        names = [name for name, _ in tiles_for(case, product_of(*case.operands()), only)]
+        found += [(case, name) for name in names if "triton" in name or "parts" in name]
+    return found
 
 
 def entrant(product: Product, tile: Any, a: Tensor, b: Tensor, out: Tensor) -> Call:
     """Return a call of one tile."""
-    module: Any = cuda if isinstance(tile, cuda.Tile) else triton
+    parts = isinstance(tile, triton_parts.Tile)
+    module: Any = cuda if isinstance(tile, cuda.Tile) else triton_parts if parts else triton
     run = module.plan_product(product, a.device, tile)
     first, second = (b, a) if product.turned else (a, b)
 
@@ -274,14 +282,14 @@ def main() -> None:
     begun = time.perf_counter()
     wanted = instances(cases, given.only)
     with ProcessPoolExecutor(WORKERS, multiprocessing.get_context("spawn")) as processes:
-        prepared = processes.map(partial(prepare, only=given.only), cases)
+        prepared = processes.map(prepare, *zip(*compiled(cases, given.only), strict=True))
         with ThreadPoolExecutor() as pool:
             list(pool.map(lambda instance: image(instance, torch.cuda.get_device_capability()), wanted))
-        compiled = time.perf_counter() - begun
+        built = time.perf_counter() - begun
         list(prepared)
     wrong = special()
     print(
-        f"{len(wanted)} kernels in {compiled:.0f} s, Triton's in {time.perf_counter() - begun:.0f} s;"
+        f"{len(wanted)} kernels in {built:.0f} s, Triton's in {time.perf_counter() - begun:.0f} s;"
         f" special values: {'; '.join(wrong) or 'all right'}"
     )
     print("cublas us, TFLOP/s; gain over it by the best (by the chosen tile); t: by Triton", flush=True)
@@ -302,6 +310,7 @@ def main() -> None:
             "cuda L16": CUDA["L16"],
             "cuda V32": CUDA["V32"],
             "fp32x": SPLIT["64x64x32cut"],
+            "fp32x parts": PARTS["128x64x32"],
         }.items():
             calls[name] = entrant(product_of(a, b), tile, a, b, out)
         for name, call in calls.items():

@@ -11,6 +11,7 @@ from typing import Any
 from nxcore_cuda import matmul as cuda
 from nxcore_cuda import matmul_split as cuda_split
 from nxcore_triton import matmul as triton
+from nxcore_triton import matmul_parts as triton_parts
 from products import Case
 
 from nxcore.plugin import Product
@@ -42,9 +43,9 @@ CUDA = {
     "W16-held": cuda.Tile(64, 128, 8, 16, 16, resident=4, by_line=False, order=1),
     "X16": cuda.Tile(256, 128, 8, 16, 16, by_line=False, straight=True, order=2),
     "X16-held": cuda.Tile(256, 128, 8, 16, 16, by_line=False, order=2),
-    "Y16": cuda.Tile(64, 128, 8, 8, 16, resident=3, by_line=False, straight=True, order=2),
+    "Y16": cuda.STRAIGHT,
     "Z32x2": cuda.Tile(64, 64, 8, 8, 32, 2, resident=3, by_line=False, straight=True, order=2),
-    "Y32x2": cuda.Tile(64, 128, 8, 8, 32, 2, by_line=False, straight=True, order=2),
+    "Y32x2": cuda.SLICED,
     "S16-rows": cuda.Tile(64, 128, 8, 8, 16, resident=2, order=1),
     "L16-rows": cuda.Tile(256, 128, 8, 16, 16, order=1),
     "U32x8": cuda.Tile(64, 32, 8, 8, 32, 8),
@@ -62,6 +63,17 @@ SPLIT = {
     "64x64x32cut": cuda_split.Split(64, 64, 32, 32, 32, resident=4, rounded=False),
 }
 """Tiles of the class fp32x: split factors on tensor cores."""
+
+Parts = triton_parts.Tile
+PARTS = {
+    "128x64x32": Parts(),
+    "64x128x32": Parts(64, 128),
+    "64x64x32": Parts(64, 64, stages=4),
+    "128x128x32": Parts(128, 128, warps=8),
+    "128x64x64": Parts(128, 64, 64, warps=8),
+    "128x256x32": Parts(128, 256, warps=8),
+}
+"""Tiles of the class fp32x: six products of bfloat16 parts."""
 
 TRITON = {
     "128x128x16": triton.Tile(128, 128, 16),
@@ -106,6 +118,8 @@ def _tiles(case: Case, product: Product) -> Iterator[tuple[str, Any]]:
     yield "cuda chosen", cuda.choose(product)
     for name, split in SPLIT.items() if square and product.rows >= 1024 else ():
         yield f"fp32x cuda {name}", split
+    for name, parts in PARTS.items() if min(product.rows, product.columns, product.terms) >= 1023 else ():
+        yield f"fp32x parts {name}", parts
     for block in TRITON.values() if square and product.rows >= 1024 else ():
         if block.tall >= 64:
             for depth in (32, 64):

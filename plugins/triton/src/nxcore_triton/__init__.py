@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -122,16 +123,24 @@ KERNELS = kernels(
     announces=True,
 )
 
-SPLIT = kernels(
-    "nxcore_triton",
-    {"matmul": {"accepts": accepts.product, "target": "matmul:plan_split"}},
-    variant="fp32x",
-    precision="fp32x",
-    dtypes=SINGLE,
-    deterministic=True,
-    graph_safe=True,
-    replay=REPLAY,
-    announces=True,
+
+def _split(variant: str, accepts: Any, target: str) -> tuple[Kernel, ...]:
+    return kernels(
+        "nxcore_triton",
+        {"matmul": {"accepts": accepts, "target": target}},
+        variant=variant,
+        precision="fp32x",
+        dtypes=SINGLE,
+        deterministic=True,
+        graph_safe=True,
+        replay=REPLAY,
+        announces=True,
+    )
+
+
+SPLIT = (
+    *_split("fp32x", accepts.product, "matmul:plan_split"),
+    *_split("fp32x-parts", accepts.parts, "matmul_parts:plan"),
 )
 """Kernels of a coarser precision class, which only calls that allow it get."""
 

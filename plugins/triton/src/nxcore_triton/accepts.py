@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 import torch
 
 from nxcore.plugin import (
     FLOATS,
+    YES,
     Code,
     Place,
     Problem,
@@ -28,6 +30,7 @@ MAX_CANDIDATES = 64  # each has a weight, and in the backward pass a sum, in reg
 MAX_RANK = 4
 CHANNELS, TAPS = 16, 49  # of a group of conv2d, in and out, and of a filter: more is cuDNN's
 MAX_SUMMED = 3
+PARTS = 110592  # bytes of shared memory: three steps of parts of 192 x 32 numbers
 
 
 def _place() -> Place:
@@ -58,6 +61,17 @@ def _pixels(problem: Problem) -> int:
     return math.prod(out.shape[-2:])
 
 
+def _ample(problem: Problem) -> Verdict:
+    """Take devices whose blocks may hold the steps of a product of parts in shared memory."""
+    if problem.device.type != "cuda":  # the interpreter has as much as anyone wants
+        return YES
+    properties: Any = torch.cuda.get_device_properties(problem.device)
+    found = getattr(properties, "shared_memory_per_block_optin", 0)  # ROCm doesn't say
+    if found >= PARTS:
+        return YES
+    return no(f"needs {PARTS} bytes of shared memory, the device has {found}", code=Code.DEVICE)
+
+
 takes = partial(needs, device=_place)
 images = takes()
 blend = takes(_blend)
@@ -79,6 +93,7 @@ direct_convolution = takes(
     at_most(2**30, "pixels of an output", _pixels),
 )
 product = takes(products=MAX_RANK)
+parts = takes(_ample, products=MAX_RANK)
 sums = takes(sums=MAX_SUMMED)
 offsets = takes(integers=("offsets",))
 rows = takes(rows=tile.LONGEST_ROW, one_gradient=True)
