@@ -35,7 +35,7 @@ def expm1(x):
 def log1p(x):
     """Return log(1 + x), also right for small x."""
     u = x + 1.0
-    found = tl.log(u) - ((u - 1.0) - x) / u
+    found = tl.log(u) - tl.div_rn((u - 1.0) - x, u)
     found = tl.where(x == -1.0, -float("inf"), found)
     return tl.where(x == float("inf"), x, found)
 
@@ -44,7 +44,7 @@ def log1p(x):
 def tanh(x):
     """Return the hyperbolic tangent."""
     t = expm1(-2.0 * tl.abs(x))
-    found = -t / (t + 2.0)
+    found = tl.div_rn(-t, t + 2.0)
     found = tl.where(x < 0.0, -found, found)
     return tl.where(x == 0.0, x, found)
 
@@ -52,7 +52,7 @@ def tanh(x):
 @triton.jit
 def sigmoid(x):
     """Return 1 / (1 + exp(-x))."""
-    return 1.0 / (1.0 + tl.exp(-x))
+    return tl.div_rn(1.0, 1.0 + tl.exp(-x))
 
 
 @triton.jit

@@ -12,10 +12,13 @@ from nxcore_triton.launch import Launch
 CALLED = ("expm1", "log1p", "tanh", "sigmoid", "sign", "minimum", "maximum")
 
 TEMPLATES = {
-    **{name: f"tl.{name}({{0}})" for name in ("exp", "log", "sqrt", "rsqrt", "sin", "cos", "erf", "abs")},
+    **{name: f"tl.{name}({{0}})" for name in ("exp", "log", "rsqrt", "sin", "cos", "erf", "abs")},
     **{name: f"functions.{name}({{0}})" for name in CALLED[:5]},
     **{name: f"functions.{name}({{0}}, {{1}})" for name in CALLED[5:]},
-    **{name: f"{{0}} {sign} {{1}}" for name, sign in zip(("add", "sub", "mul", "div"), "+-*/", strict=True)},
+    **{name: f"{{0}} {sign} {{1}}" for name, sign in zip(("add", "sub", "mul"), "+-*", strict=True)},
+    # Triton's own / and sqrt may be two units in the last place off: x / x isn't 1 then.
+    "div": "tl.div_rn({0}, {1})",
+    "sqrt": "tl.sqrt_rn({0})",
     **{name: f"{{0}} {sign} {{1}}" for name, sign in (("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">="))},
     "eq": "{0} == {1}",
     "ne": "{0} != {1}",
