@@ -362,6 +362,7 @@ def test_a_yardstick_is_timed_and_never_serves(monkeypatch):
     assert offsets.dtype is torch.uint8
 
 
+@pytest.mark.slow
 def test_a_verified_idiom_serves_and_one_that_is_wrong_does_not(monkeypatch):
     """The gate holds torch's other ways to the reference as it holds kernels."""
     times = {"torch": 100, "torch-other": 98.5, "slow": 300}

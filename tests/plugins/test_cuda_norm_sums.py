@@ -34,11 +34,12 @@ def judge(op, args, tile=None):
 
 
 @pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("count", [1, 16, 17, 64])
+@pytest.mark.parametrize("count", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 16, 64)), 17])
 def test_any_number_of_tensors_that_a_launch_takes(op, count):
     judge(op, arguments(op, count, (5, 3, 6, 6)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("shape", [(3, 2, 24, 24), (3, 2, 11, 13)])
 def test_every_tile_agrees(op, shape):

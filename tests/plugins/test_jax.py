@@ -90,6 +90,7 @@ class TestMachine:
     def test_it_takes_part_only_on_request(self):
         assert nxcore_jax.nxcore_backend().on_request
 
+    @pytest.mark.slow
     @needs_jax
     def test_the_gpus_memory_is_left_to_torch(self):
         code = (

@@ -36,8 +36,10 @@ def run(*arguments: str, **variables: str) -> str:
     ("backend", "device"),
     [
         ("torch", "cpu"),
-        ("numba", "cpu"),
-        *(pytest.param(name, "cpu", marks=pytest.mark.slow) for name in ("jax", "triton", "inductor")),
+        *(
+            pytest.param(name, "cpu", marks=pytest.mark.slow)
+            for name in ("numba", "jax", "triton", "inductor")
+        ),
         *(
             pytest.param(backend, "cuda", marks=pytest.mark.gpu)
             for backend in ("torch", "cuda", "cupy", "triton", "numba", "inductor")

@@ -43,6 +43,7 @@ def off(a, b, tile):
     return float(((multiplied(a, b, tile).double() - exact).abs() / scale).max())
 
 
+@pytest.mark.slow
 @needs_interpreter
 @pytest.mark.parametrize("name", TILES)
 def test_every_tile_has_less_than_float32s_error(name):

@@ -30,7 +30,9 @@ NEWEST = torch.__version__ >= torch.torch_version.TorchVersion("2.13")
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-@pytest.mark.parametrize("op", ["depthwise_conv2d", "softmax_sum", "add"])
+@pytest.mark.parametrize(
+    "op", [pytest.param("depthwise_conv2d", marks=pytest.mark.slow), "softmax_sum", "add"]
+)
 def test_each_transform_agrees(op, name):
     reason = ""
     try:

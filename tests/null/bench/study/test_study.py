@@ -135,6 +135,7 @@ def test_an_interruption_ends_the_process(worker):
     assert time.monotonic() - began < 60
 
 
+@pytest.mark.slow
 def test_the_budget_ends_processes_and_says_so(worker, monkeypatch):
     monkeypatch.setattr(study, "START_S", 0.0)
     worker("import time\ntime.sleep(60)")
