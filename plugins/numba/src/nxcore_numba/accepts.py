@@ -145,7 +145,10 @@ cuda_expressions = partial(needs, device=_cuda)(
 GENERATED = (
     *(
         f"nxcore_numba.functions:{name}"
-        for name in ("exp", "expm1", "log", "log1p", "tanh", "erf", "sigmoid", "sign", "minimum", "maximum")
+        for name in (
+            *("choose", "exp", "expm1", "log", "log1p", "tanh", "erf", "sigmoid", "sign"),
+            *("minimum", "maximum"),
+        )
     ),
     *(f"nxcore_numba.memory:{name}" for name in ("items", "item_of", "offset")),
     "nxcore_numba.half:flag",

@@ -6,7 +6,9 @@ The steps of the innermost loop are constants of the code: 1, 0 (read once befor
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +16,11 @@ import torch
 from numba import types
 
 from nxcore.plugin import Elementwise, Problem, Statements, generated, planned, spelled
-from nxcore_numba import memory, threads
+from nxcore_numba import functions, half, memory, threads
 from nxcore_numba.half import TOKENS, type_of
+
+CALLS = (functions, half, memory, threads)
+"""The modules that generated code uses."""
 
 CALLED = ("exp", "expm1", "log", "log1p", "tanh", "erf", "sigmoid", "sign", "minimum", "maximum")
 
@@ -31,10 +36,10 @@ TEMPLATES = {
     "not": "not {0}",
     "neg": "-{0}",
     "abs": "np.float32(abs({0}))",
-    "indicator": "np.float32(1) if {0} else np.float32(0)",
-    "where": "{1} if {0} else {2}",
-    "clamp_min": "{1} if {0} < {1} else {0}",
-    "clamp_max": "{1} if {0} > {1} else {0}",
+    "indicator": "functions.choose({0}, np.float32(1), np.float32(0))",
+    "where": "functions.choose({0}, {1}, {2})",
+    "clamp_min": "functions.choose({0} < {1}, {1}, {0})",
+    "clamp_max": "functions.choose({0} > {1}, {1}, {0})",
     "sqrt": "np.float32(math.sqrt({0}))",
     "rsqrt": "np.float32(1) / np.float32(math.sqrt({0}))",
     "sin": "np.float32(math.sin({0}))",
@@ -45,6 +50,7 @@ TEMPLATES = {
 
 MODULE = '''"""{title}"""
 
+# With the functions of {digest}.
 import math
 
 import numpy as np
@@ -90,6 +96,13 @@ def parallel({pointers}, {numbers}dims, {tokens}):
 '''
 
 
+@functools.cache
+def _digest() -> str:
+    """Return a digest of the modules that generated code uses, since Numba's cache doesn't follow calls."""
+    texts = [Path(str(module.__file__)).read_bytes() for module in CALLS]
+    return hashlib.sha256(b"".join(texts)).hexdigest()[:16]
+
+
 def _literal(value: float) -> str:
     return spelled(value, infinity="np.float32(np.inf)", nan="np.float32(np.nan)", form="np.float32({})")
 
@@ -130,6 +143,7 @@ def text(found: Elementwise, inner: Sequence[int]) -> str:
     ]
     return MODULE.format(
         title=str(expression).replace("\\", "").replace('"', ""),
+        digest=_digest(),
         pointers=", ".join(names),
         numbers=_join(list(numbers.values())),
         places=", ".join(at),
