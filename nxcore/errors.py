@@ -22,6 +22,9 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+MANY = 20
+"""The most operators that a message lists."""
+
 FOREIGN = (Exception,)
 """Errors of code that is not nxcore's: a plugin, a compiler, a driver or a user's module raises anything."""
 
@@ -109,6 +112,18 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(names) or 'none'}"
 
 
+def one_of(what: str, got: object, known: Iterable[str]) -> str:
+    """Return the message of an argument that must be one of a few names, with the closest one.
+
+    >>> one_of("policy", "mesure", ("online", "measure"))
+    "policy must be one of online, measure, got 'mesure'; did you mean 'measure'?"
+    """
+    names = tuple(known)
+    close = difflib.get_close_matches(str(got), names, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return f"{what} must be one of {', '.join(names)}, got {got!r}{hint}"
+
+
 class UnknownOperatorError(NxcoreError, KeyError):
     """No operator has that name.
 
@@ -122,7 +137,10 @@ class UnknownOperatorError(NxcoreError, KeyError):
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
         self.name, self.known = name, tuple(sorted(known))
-        super().__init__(f"no operator is named {name!r}{nearest(name, self.known)}")
+        hint = nearest(name, self.known)
+        if hint.startswith("; known") and len(self.known) > MANY:
+            hint = f"; `nxcore ops` lists all {len(self.known)}"
+        super().__init__(f"no operator is named {name!r}{hint}")
 
 
 class BackendUnavailableError(NxcoreError):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import platformdirs
 
-from nxcore.errors import InvalidInputError, nearest
+from nxcore.errors import InvalidInputError, one_of
 
 VARIABLES = (
     "NXCORE_AUDIT",
@@ -126,10 +126,7 @@ def require_policy(policy: str, name: str = "policy") -> str:
         If it isn't a policy; the message names the nearest.
     """
     if policy not in POLICIES:
-        raise InvalidInputError(
-            f"{name} must be one of {', '.join(POLICIES)}, got {policy!r}{nearest(policy, POLICIES)}",
-            argument=name,
-        )
+        raise InvalidInputError(one_of(name, policy, POLICIES), argument=name)
     return policy
 
 
@@ -160,10 +157,7 @@ def _level(text: str) -> str:
     if level in NO:
         return ""
     if level not in LEVELS:
-        raise InvalidInputError(
-            f"NXCORE_LOG must be one of {', '.join(LEVELS)}, got {level!r}{nearest(level, LEVELS)}",
-            argument="NXCORE_LOG",
-        )
+        raise InvalidInputError(one_of("NXCORE_LOG", level, LEVELS), argument="NXCORE_LOG")
     return level
 
 

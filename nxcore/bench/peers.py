@@ -9,7 +9,7 @@ from typing import Any
 
 from nxcore.bench.cells import Cell
 from nxcore.bench.entrants import Guest
-from nxcore.errors import FOREIGN, InvalidInputError, nearest
+from nxcore.errors import FOREIGN, InvalidInputError, one_of
 
 BACKENDS = {"eager": "torch", "compile": "inductor", "jax": "jax"}
 """Peer -> its backend."""
@@ -28,9 +28,7 @@ def require_peers(names: Collection[str]) -> None:
     """
     for name in names:
         if name not in NAMES:
-            raise InvalidInputError(
-                f"peer must be one of {', '.join(NAMES)}, got {name!r}{nearest(name, NAMES)}", argument="peer"
-            )
+            raise InvalidInputError(one_of("peer", name, NAMES), argument="peer")
 
 
 def requested(peers: Collection[str], known: Collection[str]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from typing import TextIO
 
 import typer
 
@@ -27,6 +28,12 @@ from nxcore.cli import (
     wisdom,
 )
 
+
+def _unwrapped(text: str) -> str:
+    """Join the lines of each paragraph: the terminal wraps them."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+
+
 app = typer.Typer(
     name="nxcore",
     help="Compute kernels for torch tensors, verified and measured on this machine.",
@@ -37,12 +44,17 @@ app = typer.Typer(
 )
 
 for module in (demo, ops, backends, doctor, explain, verify, tune, report, bench, search):
-    app.command(name=module.__name__.rpartition(".")[2], cls=bench.WithStudies if module is bench else None)(
-        module.command
-    )
+    app.command(
+        name=module.__name__.rpartition(".")[2],
+        cls=bench.WithStudies if module is bench else None,
+        help=_unwrapped(module.command.__doc__ or ""),
+    )(module.command)
 app.add_typer(wisdom.app, name="wisdom")
 app.add_typer(quarantine.app, name="quarantine")
 app.add_typer(cache.app, name="cache")
+
+
+_warn = warnings.showwarning
 
 
 def _version(wanted: bool) -> None:
@@ -62,16 +74,35 @@ def _options(
     """Define the options that belong to no command."""
 
 
+def _warned(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Print nxcore's own warnings as one line: their place in the code says nothing to a user."""
+    if category.__module__.partition(".")[0] == "nxcore":
+        from nxcore.cli import render
+
+        render.warning(str(message))
+    else:
+        _warn(message, category, filename, lineno, file, line)
+
+
 def main() -> None:
     """Run the command line; exit status 0, 1 (a check failed) or 2 (bad usage)."""
     from nxcore.errors import NxcoreError
 
-    # Torch warns at its import where NumPy is absent. No command needs NumPy; code that does raises.
-    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
-    try:
-        app()
-    except NxcoreError as error:
-        from nxcore.cli import render
+    with warnings.catch_warnings():
+        warnings.showwarning = _warned
+        # Torch warns at its import where NumPy is absent. No command needs NumPy; code that does raises.
+        warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+        try:
+            app()
+        except NxcoreError as error:
+            from nxcore.cli import render
 
-        render.error(str(error))
-        sys.exit(2)
+            render.error(str(error))
+            sys.exit(2)

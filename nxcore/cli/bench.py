@@ -134,7 +134,7 @@ def command(
 
     nxcore bench conv-study compares toolkits on small convolutions; see its own --help.
     """
-    from nxcore.cli import render, scoreboard
+    from nxcore.cli import render, scoreboard, target
 
     if compare is not None:
         raise typer.Exit(int(compared(*compare, margin, as_json=json)))
@@ -144,6 +144,8 @@ def command(
         found = audited(device)
         render.json(found) if json else render.audit(found)
         return
+    if record is not None:
+        target.file(record, "--record")
     from nxcore import session
     from nxcore.bench.cells import Wanted, cells
     from nxcore.bench.checks import checks, success

@@ -36,13 +36,10 @@ def remove(part: str = "") -> list[dict[str, Any]]:
     """
     import shutil
 
-    from nxcore.errors import InvalidInputError, nearest
+    from nxcore.errors import InvalidInputError, one_of
 
     if part and part not in PARTS:
-        known = ", ".join(PARTS)
-        raise InvalidInputError(
-            f"part must be one of {known}, got {part!r}{nearest(part, PARTS)}", argument="part"
-        )
+        raise InvalidInputError(one_of("part", part, PARTS), argument="part")
     rows = [row for row in collect() if part in ("", row["part"])]
     for row in rows:
         folder = Path(row["folder"])

@@ -12,12 +12,11 @@ STEM = "conv-study"
 
 
 def written(record: Any, folder: Path) -> Iterator[Path | str]:
-    """Write the record and its pages into a folder; yield each file, or why one can't be made."""
+    """Write the record and its pages into a folder that exists; yield each file, or why one can't be made."""
     from nxcore.cli import render
     from nxcore.errors import NxcoreError
     from nxcore.report.study import markdown, page
 
-    folder.mkdir(parents=True, exist_ok=True)
     for suffix, made in ((".json", render.dumps), (".md", markdown.markdown), (".html", page.html)):
         file = folder / f"{STEM}{suffix}"
         try:
@@ -63,9 +62,11 @@ def command(
 
     Exit status 1 if a result is wrong.
     """
-    from nxcore.cli import render, study_tables
+    from nxcore.cli import render, study_tables, target
     from nxcore.report.study import facts
 
+    if not json:
+        target.folder(output, "--output")
     if from_record is not None:
         record = facts.read(from_record)
     else:

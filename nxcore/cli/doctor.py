@@ -43,7 +43,7 @@ def collect(trace: Path | None = None, *, quiet: bool = True) -> list[dict[str, 
     statuses = current.backends()
     for status in statuses.values():
         kernels = f"{len(status.operators)} operators" if status.status == "ready" else status.status
-        what = f"{kernels}, {status.source.distribution}" + (f": {status.reason}" if status.reason else "")
+        what = f"{kernels}, {status.source.distribution}" + (f": {status.error}" if status.error else "")
         name = f"backend {status.name}"
         checks.append(Check(name, status.status != "failed", what, status.hint))
         if status.status == "unavailable":

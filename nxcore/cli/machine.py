@@ -26,12 +26,14 @@ def backends(rows: list[dict[str, Any]]) -> None:
             f"[{colour}]{row['status']}[/{colour}]",
             escape(row["source"]["distribution"]),
             str(len(row["operators"])),
-            escape(row["reason"]),
+            escape(row["reason"].strip().rpartition("\n")[2]),  # of a traceback, the error
         )
     show(table)
     if away:
         text = unavailable((row["name"], row["reason"]) for row in away)
         _console().print(escape(f"unavailable here: {text}"))
+    if any("\n" in row["reason"] for row in rows):
+        copied("the whole traceback: nxcore backends --json")
     _changes((row["name"], row["hint"]) for row in rows)
 
 

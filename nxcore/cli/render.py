@@ -7,6 +7,7 @@ import json as _json
 import math
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +46,8 @@ VERDICT = {
 def _console(*, stderr: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     wide = Console(stderr=stderr)
-    return Console(stderr=stderr, width=min(wide.width, WIDTH) if stream.isatty() else WIDTH, highlight=False)
+    terminal = stream is not None and stream.isatty()  # None where it was closed
+    return Console(stderr=stderr, width=min(wide.width, WIDTH) if terminal else WIDTH, highlight=False)
 
 
 def _table(*columns: str, title: str = "", right: tuple[str, ...] = ()) -> Table:
@@ -84,6 +86,11 @@ def line(text: str) -> None:
 def error(text: str) -> None:
     """Print an error to standard error."""
     _console(stderr=True).print(f"[red]error:[/red] {escape(text)}", soft_wrap=True)
+
+
+def warning(text: str) -> None:
+    """Print a warning to standard error."""
+    _console(stderr=True).print(f"[yellow]warning:[/yellow] {escape(text)}", soft_wrap=True)
 
 
 def dumps(data: Any) -> str:
@@ -140,14 +147,20 @@ def progress(
 
 def ops(rows: list[dict[str, Any]]) -> None:
     """Print the operators."""
-    table = _table("operator", "from", "kernels", "what it does")
-    table.columns[2].min_width = max((len(name) for row in rows for name in row["kernels"]), default=0)
+    everywhere = [name for name in rows[0]["kernels"] if all(name in row["kernels"] for row in rows)]
+    origins = {row["source"]["distribution"] for row in rows}
+    table = _table("operator", *["from"] * (len(origins) > 1), "kernels", "what it does")
+    table.columns[-2].min_width = max((len(name) for row in rows for name in row["kernels"]), default=0)
     for row in rows:
-        gradient = f"\ngradient: {row['gradient']}" if row["gradient"] else ""
-        summary = escape(row["summary"].replace("``", "")) + gradient
-        source = escape(row["source"]["distribution"])
-        table.add_row(f"[bold]{row['name']}[/bold]", source, ", ".join(row["kernels"]), summary)
+        gradient = row["gradient"]
+        usual = gradient in (None, f"{row['name']}_backward")  # the next row
+        summary = escape(row["summary"].replace("``", "")) + ("" if usual else f"\ngradient: {gradient}")
+        source = [escape(row["source"]["distribution"])] * (len(origins) > 1)
+        more = ", ".join(name for name in row["kernels"] if name not in everywhere)
+        table.add_row(f"[bold]{row['name']}[/bold]", *source, more, summary)
     show(table)
+    if everywhere:
+        _console().print(f"every operator also has: {', '.join(everywhere)}")
 
 
 def explain(found: dict[str, Any]) -> None:
@@ -229,10 +242,12 @@ def verify(rows: list[dict[str, Any]]) -> None:
     columns = ("operator", "kernel", "type", "outcome", "samples", "worst error", "reason")
     table = _table(*columns, right=("samples", "worst error"))
     absent: dict[tuple[str, str], int] = {}
+    counts = Counter[str]()
     for row in rows:
-        if (
-            row["outcome"] == "declined" and not row["declined"]
-        ):  # the machine lacks something; no ``accepts`` refused
+        # The machine lacks something; no ``accepts`` refused.
+        lacking = row["outcome"] == "declined" and not row["declined"]
+        counts["not run" if lacking else row["outcome"]] += 1
+        if lacking:
             at = (row["kernel"], row["reason"])
             absent[at] = absent.get(at, 0) + 1
             continue
@@ -251,8 +266,8 @@ def verify(rows: list[dict[str, Any]]) -> None:
         show(table)
     for (kernel, reason), count in absent.items():
         console.print(f"[yellow]not run[/yellow] {escape(kernel)} ({count} rows): {escape(reason)}")
-    counts = [f"{n} {what}" for what in VERDICT if (n := sum(row["outcome"] == what for row in rows))]
-    console.print(", ".join(counts) or "no kernel to verify")
+    said = [f"{counts[what]} {what}" for what in VERDICT if counts[what]]
+    console.print(", ".join(said) or "no kernel to verify")
 
 
 def audit(found: dict[str, Any]) -> None:

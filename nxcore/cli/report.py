@@ -19,7 +19,7 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Print the joined data as JSON.")] = False,
 ) -> None:
     """Join records of `nxcore bench --record` and write a page that compares the backends."""
-    from nxcore.cli import render
+    from nxcore.cli import render, target
     from nxcore.errors import InvalidInputError
     from nxcore.report import figures, page
     from nxcore.report.markdown import markdown as as_markdown
@@ -29,6 +29,9 @@ def command(
         output = Path("report.html")
     if output is not None and output.suffix not in (".html", ".md"):
         raise InvalidInputError(f"output must end in .html or .md, got {output}", argument="output")
+    for option, file in (("--output", output), ("--markdown", markdown)):
+        if file is not None:
+            target.file(file, option)
     found = read(records)
     for note in found.notes:
         render.error(f"left out: {note}")
@@ -40,7 +43,6 @@ def command(
         render.json(data)
     for file in filter(None, (output, markdown)):
         text = page.html(data) if file == output and file.suffix == ".html" else as_markdown(data)
-        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
         if not json:
             cells, runs = len(found.cells), len(found.runs)

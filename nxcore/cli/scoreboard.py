@@ -11,12 +11,11 @@ from typing import Any
 
 from rich.console import Group
 from rich.markup import escape
-from rich.table import Table
 
 from nxcore.bench.row import BAD
 from nxcore.bench.sizes import SIZES
 from nxcore.bench.summary import summary
-from nxcore.cli.render import _console, _error, _ratio, _table, progress
+from nxcore.cli.render import _console, _error, _ratio, _table, progress, show
 from nxcore.measure.timing import duration
 
 Rows = Sequence[dict[str, Any]]
@@ -76,8 +75,8 @@ def line(row: dict[str, Any]) -> str:
     return f"{head}{duration(row['call_us']):>11}  {median:.2f}x [{low:.2f}, {high:.2f}]{share}"
 
 
-def cell(rows: Rows) -> Table:
-    """Return one cell as a table; kernels that declined for the same reason share a line."""
+def cell(rows: Rows) -> Group:
+    """Return one cell as a table, and below it a line for each reason of kernels that declined."""
     first = rows[0]
     floor = f"  (floor {duration(first['floor_us'])})" if "floor_us" in first else ""
     columns = ("kernel", "verdict", "a call", "times as fast as torch", "of floor", "GB/s", "error")
@@ -99,24 +98,25 @@ def cell(rows: Rows) -> Table:
             f"{row['gb_per_s']:,.1f}" if "gb_per_s" in row else "",
             _error(row["error"]),
         )
-    for reason, labels in absent.items():
-        table.add_row(
-            f"[dim]{escape(', '.join(labels))}[/]", "[dim]DECLINED[/]", "", f"[dim]{escape(reason)}[/]"
-        )
-    return table
+    below = (f"[dim]DECLINED {escape(', '.join(labels))}: {escape(why)}[/]" for why, labels in absent.items())
+    return Group(table, *below)
 
 
-def _summary(lines: Rows) -> Table:
+def _summary(lines: Rows) -> Group:
+    """Return the summary as a table, and below it a line of the kernels that declined every cell."""
     table = _table(
         "kernel", "cells", "mean", "p5", "worst", "slower than torch", "beyond doubt", "verdicts",
         right=("cells", "mean", "p5", "worst", "slower than torch", "beyond doubt"),
     )  # fmt: skip
+    absent = [entry["label"] for entry in lines if set(entry["verdicts"]) == {"DECLINED"}]
     for entry in lines:
+        if entry["label"] in absent:
+            continue
         figures = [f"{entry[k]:.2f}x" if entry[k] is not None else "" for k in ("mean", "p5", "worst")]
         counts = (str(entry["slower"]), str(entry["slow"])) if entry["cells"] else ("", "")
         verdicts = ", ".join(f"{n} {v}" for v, n in entry["verdicts"].items())
         table.add_row(escape(entry["label"]), str(entry["cells"]), *figures, *counts, escape(verdicts))
-    return table
+    return Group(table, *[f"[dim]DECLINED in every cell: {escape(', '.join(absent))}[/]"] * bool(absent))
 
 
 def summed_up(head: dict[str, Any], rows: Rows, lines: Rows) -> None:
@@ -144,15 +144,22 @@ MET = {"aim": "green", "minimum": "yellow", "missed": "red"}
 
 def by_size(found: Rows) -> None:
     """Print the share of the bandwidth reached in each size class, beside the class's minimum and aim."""
-    right = ("device", "host", "reached", "minimum", "aim")
-    table = _table("operator", "size", "elements", "type", "kernel", *right, "met", right=right)
+    right = ("device", "host", "reached")
+    ops, types = {row["op"] for row in found}, {row["dtype"] for row in found}
+    alone = [names.pop() for names in (set(ops), set(types)) if len(names) == 1]  # these need no column
+    first = ["operator"] * (len(ops) > 1) + ["type"] * (len(types) > 1)
+    columns = (*first, "size", "kernel", *right, "minimum, aim", "met")
+    table = _table(*columns, title=" ".join(alone), right=right)
+    for column in table.columns:
+        column.no_wrap = True  # names and figures alone
     for row in found:
         times = duration(row["device_us"]), duration(row["host_us"])
-        shares = (f"{row[k]:.0%}" for k in ("share", "minimum", "aim"))
+        aims = f"{row['minimum']:.0%}, {row['aim']:.0%}"
         said = f"[{MET[row['met']]}]{row['met']}[/]"
-        of = row["op"], row["size"], row["sample"].partition("_")[2], row["dtype"], escape(row["label"])
-        table.add_row(*of, *times, *shares, said)
-    _console().print(table)
+        of = [row["op"]] * (len(ops) > 1) + [row["dtype"]] * (len(types) > 1)
+        size = row["sample"].replace("_", " ")
+        table.add_row(*of, size, escape(row["label"]), *times, f"{row['share']:.0%}", aims, said)
+    show(table)
 
 
 REQUIRED = {

@@ -24,7 +24,8 @@ def begun(asked: dict[str, Any], output: Path, device: str | None) -> Trainer:
     """Return a new search, and write its options into its folder."""
     import dataclasses
 
-    from nxcore.errors import InvalidInputError, nearest
+    from nxcore.cli import target
+    from nxcore.errors import InvalidInputError, one_of
     from nxcore.nas import PRESETS, Trainer
     from nxcore.nas.checkpoint import CHECKPOINT
     from nxcore.nas.process_group import place
@@ -36,11 +37,7 @@ def begun(asked: dict[str, Any], output: Path, device: str | None) -> Trainer:
             argument="output",
         )
     if asked["preset"] not in PRESETS:
-        raise InvalidInputError(
-            f"preset must be one of {', '.join(PRESETS)}, got {asked['preset']!r}"
-            f"{nearest(asked['preset'], PRESETS)}",
-            argument="preset",
-        )
+        raise InvalidInputError(one_of("preset", asked["preset"], PRESETS), argument="preset")
     changed = {
         name: asked[name] for name in ("epochs", "retrain_epochs", "budget_s") if asked[name] is not None
     }
@@ -51,8 +48,9 @@ def begun(asked: dict[str, Any], output: Path, device: str | None) -> Trainer:
     found, at = images(asked, device)
     trainer = Trainer(found, preset, seed=asked["seed"], device=at)
     if rank == 0:
-        output.mkdir(parents=True, exist_ok=True)
-        (output / ASKED).write_text(_json.dumps(asked, indent=2) + "\n", encoding="utf-8")
+        (target.folder(output, "--output") / ASKED).write_text(
+            _json.dumps(asked, indent=2) + "\n", encoding="utf-8"
+        )
     return trainer
 
 

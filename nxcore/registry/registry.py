@@ -74,6 +74,11 @@ class BackendStatus:
     operators: tuple[str, ...] = ()
     simulated: bool = False
 
+    @property
+    def error(self) -> str:
+        """The last line of the reason: the error, where the reason is a traceback."""
+        return self.reason.strip().rpartition("\n")[2]
+
     def to_dict(self) -> dict[str, Any]:
         """Return the status as plain data."""
         return asdict(self)
@@ -204,8 +209,7 @@ class Registry:
             return self.backends[name]
         for r in self.refused:
             if r.name == name:
-                reason = r.reason.splitlines()[-1]  # the last line of a traceback is the error
-                message = f"backend {name!r} is {r.status}: {reason} ({r.hint})"
+                message = f"backend {name!r} is {r.status}: {r.error} ({r.hint})"
                 raise BackendUnavailableError(message, backend=name, reason=r.reason)
         raise UnknownBackendError(name, {*self.backends, *(r.name for r in self.refused)})
 

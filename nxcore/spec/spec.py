@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -294,8 +295,9 @@ class OpSpec:
 
     @property
     def summary(self) -> str:
-        """The first line of the reference's docstring."""
-        return (self.reference.__doc__ or "").strip().splitlines()[0]
+        """The first sentence of the reference's docstring."""
+        first = (self.reference.__doc__ or "").strip().partition("\n\n")[0]
+        return re.split(r"(?<=\.)\s", " ".join(first.split()))[0]
 
     @property
     def signature(self) -> str:

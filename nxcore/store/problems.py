@@ -34,8 +34,10 @@ def read(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInputError(f"{path} can't be read: {error}") from None
+    except OSError as error:
+        raise InvalidInputError(f"{path} can't be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise InvalidInputError(f"{path} isn't text: {error}") from None
     for number, text in enumerate(lines, 1):
         try:
             line = json.loads(text)

@@ -162,7 +162,7 @@ def read_json(path: Path) -> Document:
             raise InvalidInputError(f"{path} has more than {LIMIT} bytes")
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InvalidInputError(f"{path} can't be read: {error}") from None
+        raise InvalidInputError(f"{path} can't be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise InvalidInputError(f"{path} isn't JSON: {error}") from None
     if not isinstance(found, dict):

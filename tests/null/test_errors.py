@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nxcore import errors
-from nxcore.errors import NxcoreError, nearest
+from nxcore.errors import NxcoreError, UnknownOperatorError, nearest, one_of
 
 TREE = {
     errors.InvalidInputError: (NxcoreError, ValueError),
@@ -93,3 +93,15 @@ def test_what_is_present_comes_back_and_none_is_a_fault():
 def test_a_plugin_error_names_plugin_and_distribution():
     error = errors.PluginError("broken", plugin="p", distribution="nxcore-p 1.0")
     assert (error.plugin, error.distribution) == ("p", "nxcore-p 1.0")
+
+
+def test_a_message_lists_few_operators_and_no_hundred():
+    assert str(UnknownOperatorError("qqq", ["add", "sum"])) == "no operator is named 'qqq'; known: add, sum"
+    error = UnknownOperatorError("qqq", [f"op{n}" for n in range(21)])
+    assert str(error) == "no operator is named 'qqq'; `nxcore ops` lists all 21"
+    assert len(error.known) == 21
+
+
+def test_a_choice_is_listed_once():
+    assert one_of("part", "qqq", ("a", "b")) == "part must be one of a, b, got 'qqq'"
+    assert one_of("part", "numb", ("cuda", "numba")).endswith("got 'numb'; did you mean 'numba'?")

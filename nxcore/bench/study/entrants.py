@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nxcore import session as sessions
-from nxcore.errors import FOREIGN, InvalidInputError, nearest
+from nxcore.errors import FOREIGN, InvalidInputError, one_of
 from nxcore.registry import inductor
 from nxcore.spec.kernel import YES, Verdict, no
 from nxcore.spec.precision import Precision
@@ -207,8 +207,5 @@ def entrants(labels: Collection[str] = ()) -> list[Entrant]:
     known = [entrant.label for entrant in ENTRANTS]
     for label in labels:
         if label not in known:
-            raise InvalidInputError(
-                f"entrants must be of {', '.join(known)}, got {label!r}{nearest(label, known)}",
-                argument="entrants",
-            )
+            raise InvalidInputError(one_of("entrants", label, known), argument="entrants")
     return [e for e in ENTRANTS if not labels or e.label in (BASELINE, *labels)]

@@ -25,9 +25,8 @@ from nxcore.store.files import Store
 from nxcore.trust.quarantine import Suspect
 from tests.null import fakes
 
-FAILED = BackendStatus(
-    "sad", "failed", "ImportError: no toolkit", "reinstall it", Source("sad", "nxcore-sad 1.0")
-)
+SAD = Source("sad", "nxcore-sad 1.0")
+FAILED = BackendStatus("sad", "failed", "ImportError: no toolkit", "reinstall it", SAD)
 COMMANDS = ("bench", "demo", "ops", "backends", "doctor", "explain", "report", "search", "tune", "verify")
 
 
@@ -385,8 +384,8 @@ def test_a_process_ends_with_its_status():
     assert "Traceback" not in done.stderr
 
 
-def test_a_pipe_gets_plain_text():
-    env = os.environ | {"NXCORE_BACKENDS": ""}
+def test_a_pipe_gets_plain_text_and_a_warning_is_a_line():
+    env = os.environ | {"NXCORE_BACKENDS": "nosuch"}
     done = subprocess.run(
         [sys.executable, "-m", "nxcore", "backends"],
         capture_output=True,
@@ -397,3 +396,5 @@ def test_a_pipe_gets_plain_text():
     )
     assert "\x1b" not in done.stdout
     assert "torch" in done.stdout
+    assert done.stderr.startswith("warning: NXCORE_BACKENDS or")
+    assert len(done.stderr.splitlines()) == 1
