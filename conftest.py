@@ -69,6 +69,7 @@ LATER = (
     "tests/null/choose/test_workers.py",
     "tests/null/interop/test_autograd.py",
     "tests/null/interop/test_library.py",
+    "tests/null/spec/test_pointwise.py",
 )
 """Files of the rest: their tests start processes, train, compile, differentiate, or search for leaks."""
 

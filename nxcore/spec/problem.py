@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from nxcore.spec.device import Device, describe
+from nxcore.spec.pointwise import Pointwise
 from nxcore.spec.precision import Precision
 from nxcore.spec.process import preserved
 from nxcore.spec.spec import Cost, OpSpec
@@ -230,7 +231,9 @@ class Problem:
             for meta in _leaves(value):
                 if not meta.numel():
                     return f"nothing to compute: {param.name} has shape {meta.shape}"
-        if any(p.name == "output_mask" for p in self.spec.params) and not any(_leaves(self.outputs)):
+        masked = any(p.name == "output_mask" for p in self.spec.params)
+        # A mask that requests all is no question for torch, which may import its compiler to answer it.
+        if masked and not all(self["output_mask"] or ()) and not any(_leaves(self.outputs)):
             return "nothing to compute: output_mask requests no gradient"
         return self.spec.idle(self)
 
@@ -262,12 +265,18 @@ class Problem:
 
     def outputs_by(self, number: int) -> Any:
         """Return the reference's results where every scalar is ``number``."""
-        described = self.spec.outputs(*(a for _, a in self._without_out()))
+        given = [a for _, a in self._without_out()]
+        described = self.spec.outputs(*given)
+        if described is None:  # only the order of strides decides how torch lays out a result
+            described = self.spec.outputs(*map(_without_gaps, given))
         if described is not None:
             return described
-        # With meta tensors torch may import its compiler.
-        loaded = "torch._dynamo" in sys.modules
-        with torch.no_grad(), contextlib.nullcontext() if loaded else preserved():
+        # With meta tensors torch may import its compiler, if it wasn't imported yet.
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            if "torch._dynamo" not in sys.modules:
+                stack.enter_context(preserved())
+                stack.enter_context(Pointwise())
             result = self.spec.reference(*(_as_meta(p.kind, a, number) for p, a in self._without_out()))
         return _relabel(result, self.device)
 
@@ -336,6 +345,20 @@ def _relabel(result: Any, device: torch.device) -> Any:
     if isinstance(result, tuple | list):
         return tuple(_relabel(r, device) for r in result)
     return result
+
+
+def _without_gaps(value: Any) -> Any:
+    """Return descriptions as of dense tensors with strides in the same order: a part of channels has gaps."""
+    if isinstance(value, list | tuple):
+        return type(value)(map(_without_gaps, value))
+    if not isinstance(value, TensorMeta) or value.is_dense() or min(value.shape) == 1:
+        return value
+    if len({*value.strides} - {0}) < value.ndim:
+        return value
+    strides, step = [0] * value.ndim, 1
+    for i in sorted(range(value.ndim), key=value.strides.__getitem__):
+        strides[i], step = step, step * value.shape[i]
+    return TensorMeta(value.shape, tuple(strides), value.dtype, value.device)
 
 
 def plain(value: Any) -> Any:

@@ -8,6 +8,7 @@ address of a module that it follows: a definition may move.
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import importlib.util
 import threading
@@ -116,7 +117,7 @@ class Sources:
     ) -> None:
         self._roots, self._followed = dict(roots or {}), followed
         self._modules: dict[str, Module | None] = {}
-        self._definitions: dict[tuple[Place, frozenset[str]], Definition] = {}
+        self._definitions: dict[tuple[Place, frozenset[str] | None], Definition] = {}
         self._read: set[Path] = set()
         self._lock = threading.Lock()
         self._files: dict[Path, dict[str, str]] = {}
@@ -175,11 +176,14 @@ class Sources:
         return [to for to in found if isinstance(to, tuple)] or [*self._all(module)]
 
     def _definition(self, place: Place, apart: frozenset[str]) -> Definition:
-        if (place, apart) not in self._definitions:
-            self._read, file = set(), Path(*place)
-            found = self._device_code(file) if file.is_absolute() else self._defined(*place, apart)
-            self._definitions[place, apart] = replace(found, files=frozenset(self._read))
-        return self._definitions[place, apart]
+        found = self._definitions.get((place, None)) or self._definitions.get((place, apart))
+        if found is None:
+            self._read, file, spelt = set(), Path(*place), Spelt(apart)
+            found = self._device_code(file) if file.is_absolute() else self._defined(*place, spelt)
+            found = replace(found, files=frozenset(self._read))
+            # Most definitions hold no spec: one digest serves them whatever is left apart.
+            self._definitions[place, apart if spelt.specs else None] = found
+        return found
 
     def _device_code(self, path: Path) -> Definition:
         text = normalised(path.read_text(encoding="utf-8"))
@@ -187,10 +191,9 @@ class Sources:
         beside = (name for name in includes(text) if (path.parent / name).is_file())
         return Definition(digest([text]), tuple((name, (str(path.parent), name)) for name in beside))
 
-    def _defined(self, address: str, name: str, apart: frozenset[str]) -> Definition:
+    def _defined(self, address: str, name: str, spelt: Spelt) -> Definition:
         module = self.module(address)
         assert module is not None  # noqa: S101  a place is of a module that was found
-        spelt = Spelt(apart)
         for statement in module.names.get(name, ()):
             spelt.add(statement)
         inner = {
@@ -270,6 +273,7 @@ class Sources:
         return self._files[folder]
 
 
+@functools.lru_cache(maxsize=4096)
 def _halted(address: str, halts: tuple[str, ...]) -> bool:
     return any(address == halt or address.startswith(f"{halt}.") for halt in halts)
 

@@ -63,6 +63,8 @@ class Spelt:
         Their strings.
     apart : frozenset of str
         The arguments of a spec that don't count.
+    specs : bool
+        Whether a spec is among them, so that ``apart`` matters.
     """
 
     apart: frozenset[str] = frozenset()
@@ -70,6 +72,7 @@ class Spelt:
     paths: set[tuple[str, ...]] = field(default_factory=set)
     imports: list[Import] = field(default_factory=list)
     strings: set[str] = field(default_factory=set)
+    specs: bool = False
 
     def add(self, node: Any) -> None:
         """Add a node, without docstrings, what errors say, and annotations that no decorator reads."""
@@ -101,7 +104,7 @@ class Spelt:
     def _add_field(self, node: ast.AST, value: Any) -> None:
         if isinstance(value, ast.AST):
             self.add(value)
-        elif not isinstance(value, list):
+        elif value.__class__ is not list:
             self.text.append(repr(value))
         else:
             for item in value:
@@ -125,8 +128,10 @@ class Spelt:
     def _apart(self, node: Any, item: ast.AST) -> bool:
         if isinstance(node, ast.JoinedStr):  # Python 3.12 ends some of them with an empty text
             return isinstance(item, ast.Constant) and item.value == ""
-        left_out = isinstance(item, ast.keyword) and item.arg in self.apart
-        return left_out and isinstance(node, ast.Call) and last(node.func) in SPECS
+        if not isinstance(item, ast.keyword) or last(node.func) not in SPECS:
+            return False
+        self.specs = True
+        return item.arg in self.apart
 
 
 def dotted(node: Any) -> tuple[str, ...]:

@@ -78,15 +78,15 @@ class Estimator:
         facts = environment(problem.device)
         if problem.view or problem.cost is None or not (args is None or self.wisdom.shelved(facts)):
             return None
+        known = list(self._measured(problem, facts))
+        if len(known) < 2 or not any(e.clear for _, e in known):
+            return None  # a call waits: what follows may take the first problem of a process a second
+        at = neighbours.point(problem, {}, {})
+        near = [(page, e) for page, e in known if comparable(at, e.point)]
         taking = {b.label(k): (b, k) for b, k in self.tuner.taking_part(problem.op)}
         makes = {label: self.recall.make(*of) for label, of in taking.items()}
-        at = neighbours.point(problem, {}, {})
         # An end that lacks a kernel, or has another version of it, will be measured again itself.
-        ends = [
-            e
-            for page, e in self._measured(problem, facts)
-            if comparable(at, e.point) and all(page.makes.get(n) == made != "" for n, made in makes.items())
-        ]
+        ends = [e for page, e in near if all(page.makes.get(n) == made != "" for n, made in makes.items())]
         labels = {e.label for e in ends if e.clear}
         if len(ends) < 2 or not labels:
             return None
