@@ -1,47 +1,57 @@
 """Models as a user trains them: plain and accelerated in turns, and what the watch over steps has found.
 
-    python benchmarks/steps.py [--seconds 60] [--half] [--json FILE] [NAME ...]
+    python benchmarks/steps.py [--seconds 60] [--half] [--eval] [--cache DIR] [--json FILE] [NAME ...]
 
-Each turn runs the accelerated model for two seconds and the plain one for one, on the same images. A turn's
-ratio is the plain model's time of a step over the accelerated one's. The policy is that of the environment.
-The last column is the time after which no turn was slower than plain by more than 2%. Models of torchvision
-need it; the others are networks of the tests.
+The accelerated model runs in another process, from an empty cache, or from that of ``--cache``. Each turn
+runs it for a second, or 24 steps, and the plain one for half of that, on the same
+images. A process that doesn't run is
+stopped, so that nothing that nxcore does beside the model is paid by the plain one. A turn's ratio is the
+plain model's time of a step over the accelerated one's; a window's is the median over five seconds of the
+accelerated model. Time is the clock's; ``cpu`` is the processor time of all threads of the process. The
+policy is that of the environment. ``good`` is the end of the last window after the first 10 s that was slower
+than plain by more than 2%; ``first`` is the time of the first step, and ``10 s`` what the first ten seconds
+cost beyond as many plain steps. Models of torchvision need it; the others are networks of the tests, and of
+``models.py``.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 import json
+import os
+import signal
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-import nxcore
-from nxcore import nas
-from nxcore.measure.decision import interval
-from nxcore.nn import steps
-
 sys.path.append(str(Path(__file__).parents[1]))
-from tests.nas import darts  # plain networks, which are no part of the package
+from benchmarks import models  # plain networks, which are no part of the package
+from tests.nas import darts
 from tests.nn import networks
 
-OURS_S, PLAIN_S, LOSS = 2.0, 1.0, 0.02
+OURS_S, PLAIN_S, LOSS = 1.0, 0.5, 0.02
+FEWEST = 24
+"""The fewest steps of a turn: the watch's pairs take 11 to 14, and none outlives the pause."""
+WINDOW_S, LEARNING_S = 5.0, 10.0
 
 
 class Darts(nn.Module):
     """DARTS' own network with its architecture's weights."""
 
-    def __init__(self) -> None:
+    def __init__(self, channels: int = 16, layers: int = 8, nodes: int = 4) -> None:
         super().__init__()
-        self.network = darts.Network(16, 10, 8, 4)
-        self.normal, self.reduce = (nn.Parameter(1e-3 * torch.randn(14, 8)) for _ in range(2))
+        self.network = darts.Network(channels, 10, layers, nodes)
+        edges = nodes * (nodes + 3) // 2
+        self.normal, self.reduce = (nn.Parameter(1e-3 * torch.randn(edges, 8)) for _ in range(2))
 
     def forward(self, x: Tensor) -> Any:
         return self.network(x, self.normal.softmax(-1), self.reduce.softmax(-1))
@@ -62,52 +72,161 @@ TORCHVISION = ("resnet50", "mobilenet_v3_large", "efficientnet_b0", "convnext_ti
 MODELS: dict[str, tuple[Callable[[], nn.Module], int, int]] = {
     "mobilenet-small": (networks.mobilenet, 8, 48),
     "darts-unrecognised": (networks.Darts, 8, 24),
+    "darts-small": (lambda: Darts(8, 3, 2), 8, 16),
     "darts": (Darts, 64, 32),
+    "resnet18-small": (lambda: models.resnet((2, 2, 2, 2), wide=False), 4, 64),
+    "resnet50-small": (lambda: models.resnet((3, 4, 6, 3), wide=True), 4, 64),
+    "mobilenetv3-small": (models.mobilenet, 4, 96),
+    "efficientnet-small": (models.efficientnet, 2, 96),
+    "convnext-small": (models.convnext, 2, 64),
+    "encoder-small": (models.Encoder, 4, 64),
 } | {name: (torchvisions(name), 64, 224) for name in TORCHVISION}
-"""Name -> constructor, batch, and extent of the images."""
+"""Name -> constructor, batch, and extent of the images; ``small`` ones are for a CPU."""
 
 
-def step(model: nn.Module, x: Tensor, *, half: bool) -> None:
-    """Run forward and backward."""
-    model.zero_grad()
-    with torch.autocast(x.device.type, torch.bfloat16, enabled=half):
+@dataclass(frozen=True, slots=True)
+class How:
+    """A model and how it is called."""
+
+    name: str
+    half: bool
+    evaluation: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Steps of one model.
+
+    Attributes
+    ----------
+    seconds, cpu : float
+        Of a step: of the clock, and of the processor in all threads of the process.
+    steps : int
+    report : list of str
+        The watch's.
+    """
+
+    seconds: float
+    cpu: float
+    steps: int
+    report: list[str]
+
+
+def step(model: nn.Module, x: Tensor, how: How) -> None:
+    """Run forward, and backward unless in evaluation."""
+    with torch.autocast(x.device.type, torch.bfloat16, enabled=how.half):
+        if how.evaluation:
+            with torch.inference_mode():
+                model(x)
+            return
+        model.zero_grad()
         scores = model(x)
     scores = scores[0] if isinstance(scores, tuple) else scores
     scores.float().square().mean().backward()
 
 
-def mean_s(model: nn.Module, x: Tensor, seconds: float, *, half: bool) -> float:
-    """Return the seconds of a step, over so many seconds."""
-    count, began = 0, time.perf_counter()
-    while (now := time.perf_counter() - began) < seconds:
-        step(model, x, half=half)
+def turn(model: nn.Module, x: Tensor, how: How, seconds: float, least: int = FEWEST // 2) -> Turn:
+    """Run steps for so many seconds, and ``least`` steps at least."""
+    count, began, busy = 0, time.perf_counter(), time.process_time()
+    while count < least or (now := time.perf_counter() - began) < seconds:
+        step(model, x, how)
         count += 1
         if x.is_cuda and count % 8 == 0:
             torch.cuda.current_stream().synchronize()  # else the host runs ahead of the limit
     if x.is_cuda:
         torch.cuda.synchronize()
-        now = time.perf_counter() - began
-    return now / count
+    now = time.perf_counter() - began
+    return Turn(now / count, (time.process_time() - busy) / count, count, [])
 
 
-def turns(name: str, seconds: float, *, half: bool) -> Iterator[tuple[float, float, float, list[str]]]:
-    """Yield, a turn: the seconds so far, both models' seconds of a step, and the watch's report."""
-    build, batch, extent = MODELS[name]
+def made(how: How) -> tuple[nn.Module, Tensor]:
+    """Return the plain model and its images."""
+    build, batch, extent = MODELS[how.name]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    layout = torch.channels_last if half else torch.contiguous_format
+    layout = torch.channels_last if how.half else torch.contiguous_format
     torch.manual_seed(0)
-    plain = build().to(device, memory_format=layout)
-    ours = copy.deepcopy(plain)
-    (nas.patch if name.startswith("darts") else nxcore.accelerate)(ours)
-    x = torch.randn(batch, 3, extent, extent, device=device).contiguous(memory_format=layout)
-    step(plain, x, half=half)
-    spent = 0.0
-    while spent < seconds:
-        began = time.perf_counter()
-        own = mean_s(ours, x, OURS_S, half=half)
-        spent += time.perf_counter() - began
-        found = steps.report(ours)  # ends a block: a step must not contain the plain model's
-        yield spent, mean_s(plain, x, PLAIN_S, half=half), own, found
+    model = build().to(device, memory_format=layout).train(not how.evaluation)
+    return model, torch.randn(batch, 3, extent, extent, device=device).contiguous(memory_format=layout)
+
+
+def serve(how: How) -> None:
+    """Accelerate the model; for each line with seconds, run a turn and print it."""
+    import nxcore
+    from nxcore import nas
+    from nxcore.nn import steps
+
+    model, x = made(how)
+    for line in sys.stdin:
+        if line.strip() == "explain":
+            print(json.dumps(str(nxcore.explain(model, x))), flush=True)
+            continue
+        if float(line) == 0:  # the first: what precedes it counts too
+            began = time.perf_counter()
+            (nas.patch if how.name.startswith("darts") else nxcore.accelerate)(model)
+            step(model, x, how)
+            found = Turn(time.perf_counter() - began, 0.0, 1, [])
+        else:
+            found = turn(model, x, how, float(line), FEWEST)
+        row = asdict(found) | {"report": steps.report(model)}  # ends a block: no step holds the pause
+        print(json.dumps(row), flush=True)
+
+
+def turns(how: How, seconds: float, cache: str) -> Iterator[tuple[float, Turn, Turn]]:
+    """Yield the accelerated model's seconds so far, and a turn of both models; the first is one step."""
+    given = ["--half"] * how.half + ["--eval"] * how.evaluation
+    child = subprocess.Popen(
+        [sys.executable, __file__, "--serve", *given, how.name],
+        env=os.environ | {"NXCORE_CACHE": cache},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdin
+    assert child.stdout
+    model, x = made(how)
+    turn(model, x, how, PLAIN_S)
+    spent, wanted = 0.0, 0.0
+    try:
+        while spent < seconds:
+            child.stdin.write(f"{wanted}\n")
+            child.stdin.flush()
+            own = Turn(**json.loads(child.stdout.readline()))
+            child.send_signal(signal.SIGSTOP)
+            plain = turn(model, x, how, PLAIN_S)
+            child.send_signal(signal.SIGCONT)
+            spent += own.seconds * own.steps
+            wanted = OURS_S
+            yield spent, plain, own
+    finally:
+        child.stdin.close()
+        child.wait()
+
+
+def windows(found: list[tuple[float, Turn, Turn]]) -> Iterator[tuple[float, float]]:
+    """Yield the end of each window of five seconds, and its ratio."""
+    for end, *_ in found:
+        inside = [p.seconds / o.seconds for at, p, o in found if end - WINDOW_S < at <= end]
+        if end >= WINDOW_S + LEARNING_S:
+            yield end, statistics.median(inside)
+
+
+def line(how: How, found: list[tuple[float, Turn, Turn]]) -> str:
+    """Return a row of the table."""
+    late = found[len(found) // 2 :]
+    plain, own = (1e3 * statistics.median(row[i].seconds for row in late) for i in (1, 2))
+    ratios = sorted(p.seconds / o.seconds for _, p, o in late)
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    busy = statistics.median(p.cpu / o.cpu for _, p, o in late)
+    bad = [end for end, ratio in windows(found) if ratio < 1 - LOSS]
+    early = [(p, o) for at, p, o in found if at <= LEARNING_S]
+    usual = statistics.median(p.seconds for _, p, _ in found)
+    cost = sum(o.steps * (o.seconds - p.seconds) for p, o in early)
+    mode = f"{'eval' if how.evaluation else 'train'}{' half' * how.half}"
+    first, good = found[0][2].seconds, max(bad, default=0.0)
+    return (
+        f"{how.name:20} {mode:10} {plain:8.2f} {own:8.2f} ms  {middle:.3f} [{low:.3f}, {high:.3f}] "
+        f"cpu {busy:.3f}  good {good:3.0f} s  first {first:5.2f} s ({usual:.2f})  10 s: {cost:+.2f} s"
+    )
 
 
 def main() -> None:
@@ -118,22 +237,21 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=[*MODELS], metavar="NAME", help=f"of {', '.join(MODELS)}")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--half", action="store_true", help="bfloat16 autocast, channels_last")
+    parser.add_argument("--eval", action="store_true", help="forward alone, in evaluation and inference mode")
+    parser.add_argument("--cache", help="nxcore's folder; without it, a new one a model")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    print(f"{'model':20} {'plain':>10} {'accelerated':>12} {'ratio of the last half':>24} {'good after':>11}")
     for name in given.names:
-        found = list(turns(name, given.seconds, half=given.half))
-        ratios = [plain / own for _, plain, own, _ in found]
-        late = found[len(found) // 2 :]
-        plain, own = (1e3 * statistics.median(row[i] for row in late) for i in (1, 2))
-        bad = [spent for (spent, *_), ratio in zip(found, ratios, strict=True) if ratio < 1 - LOSS]
-        good = f"{max(bad, default=0.0):.0f} s"
-        print(
-            f"{name:20} {plain:7.2f} ms {own:9.2f} ms {interval(ratios[len(ratios) // 2 :])!s:>24} {good:>11}"
-        )
-        print(*(f"    {line}" for line in found[-1][-1]), sep="\n")
+        how = How(name, given.half, given.eval)
+        if given.serve:
+            serve(how)
+            return
+        with tempfile.TemporaryDirectory(prefix="nxcore-steps-") as folder:
+            found = list(turns(how, given.seconds, given.cache or folder))
+        print(line(how, found), *(f"    {row}" for row in found[-1][2].report), sep="\n", flush=True)
         if given.json:
-            row = {"model": name, "half": given.half, "turns": found}
+            row = asdict(how) | {"turns": [(at, asdict(p), asdict(o)) for at, p, o in found]}
             with given.json.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
 
