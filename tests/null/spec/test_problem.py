@@ -207,3 +207,12 @@ def test_a_number_that_may_change_does_not_make_a_result_a_view(alpha):
     session = fakes.session(fakes.backend("fake", fakes.kernel("add_backward")))
     _, found = session.op("add_backward", backend="fake")(grad, (1,), (4,), alpha)
     assert torch.equal(found, torch.full((4,), float(alpha)))
+
+
+def test_a_mask_that_requests_all_is_no_question():
+    """Torch may import its compiler to describe the gradients of filters."""
+    spec = dataclasses.replace(
+        fakes.SPECS["depthwise_conv2d_backward"], outputs=lambda *_: pytest.fail("it was asked")
+    )
+    x, weight = torch.zeros(2, 4, 8, 8), torch.zeros(4, 1, 3, 3)
+    assert Problem.of(spec, (x, x, weight, (1, 1), (1, 1), (1, 1), (True, True))).idle == ""

@@ -13,6 +13,7 @@ from nxcore.call.rare import RARE
 from nxcore.call.wrappers import guarded
 from nxcore.choose.chooser import enough
 from nxcore.choose.contenders import Choice
+from nxcore.choose.estimate import neighbours
 from nxcore.choose.estimate.family import End, comparable, enclosing, end
 from nxcore.choose.estimate.model import Point
 from nxcore.choose.learn.budget import Pace
@@ -325,6 +326,19 @@ def test_a_size_at_which_it_is_slower_is_found_and_learnt(world, caplog, monkeyp
         session.chooser.learner.settle(30)
     assert session.chooser.known(problem(1024)).decision.chosen == "torch"
     assert session.wisdom.read(problem(1024)).decision.chosen == "torch", "its own figures"
+
+
+@pytest.mark.parametrize("us", [{}, {"torch": 100, "fast": 150}], ids=["nothing measured", "torch won"])
+def test_no_call_waits_for_identities_or_descriptions_where_no_family_can_serve(world, monkeypatch, us):
+    """The first of a process take a second."""
+    session = world.process(fast=50)
+    record(session, (512, 2048) if us else (), **us)
+    asked = []
+    monkeypatch.setattr(session.chooser.recall, "make", lambda *_: asked.append("identity"))
+    if not us:  # what was measured has a point, too
+        monkeypatch.setattr(neighbours, "point", lambda *_: asked.append("description"))
+    assert session.chooser.between(problem(1024)) is None
+    assert asked == []
 
 
 def test_no_call_waits_for_the_record_to_be_read(world):
