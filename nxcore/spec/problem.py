@@ -276,7 +276,7 @@ class Problem:
             stack.enter_context(torch.no_grad())
             if "torch._dynamo" not in sys.modules:
                 stack.enter_context(preserved())
-                stack.enter_context(Pointwise())
+                stack.enter_context(Pointwise())  # type: ignore[no-untyped-call]  # torch has no types for it
             result = self.spec.reference(*(_as_meta(p.kind, a, number) for p, a in self._without_out()))
         return _relabel(result, self.device)
 
