@@ -47,7 +47,8 @@ class Pointwise(TorchDispatchMode):
 
 def _certain(func: Any, given: Sequence[Any], tensors: Sequence[Tensor]) -> bool:
     """Return whether the order of strides alone decides the layout of the result."""
-    if torch.Tag.pointwise not in func.tags or func._schema.is_mutable:  # noqa: SLF001  no public way
+    name, _, overload = func.name().partition(".")
+    if torch.Tag.pointwise not in func.tags or name.endswith("_") or "out" in overload:  # these write
         return False
     plain = bool | int | float | complex | torch.dtype | None
     if not tensors or not all(isinstance(value, Tensor | plain) for value in given):

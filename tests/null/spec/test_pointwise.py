@@ -66,6 +66,7 @@ def test_what_writes_into_an_argument_is_torchs():
     x = torch.empty(2, 3, device="meta")
     with Pointwise():
         assert x.mul_(2) is x
+        assert torch.mul(x, x, out=x) is x
 
 
 @pytest.mark.parametrize(
