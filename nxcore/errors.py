@@ -108,8 +108,9 @@ def present(value: T | None, name: str) -> T:
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the closest known name, or the list of known names."""
     names = sorted(known)
-    close = difflib.get_close_matches(str(name), names, n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(names) or 'none'}"
+    spelt = {known.lower(): known for known in names}
+    close = difflib.get_close_matches(str(name).lower(), spelt, n=1)
+    return f"; did you mean {spelt[close[0]]!r}?" if close else f"; known: {', '.join(names) or 'none'}"
 
 
 def one_of(what: str, got: object, known: Iterable[str]) -> str:

@@ -26,6 +26,26 @@ NAMES = WRITTEN | {"clamp", "pow"}
 """The functions that can be called by name."""
 
 
+REDUCTIONS = frozenset(
+    (
+        *("sum", "mean", "prod", "amax", "amin", "argmax", "argmin", "any", "all", "std", "var", "norm"),
+        *("cumsum", "softmax", "log_softmax", "logsumexp"),
+    )
+)
+"""Functions of torch's that join elements."""
+
+
+def advice(name: str) -> str:
+    """Return what to add to a message about an unknown function.
+
+    >>> advice("rellu")
+    "; did you mean 'relu'?"
+    """
+    if name in REDUCTIONS:
+        return "; it joins elements, and an expression computes each by itself: call it on the result"
+    return nearest(name, NAMES)
+
+
 def applied(name: str, args: list[Node]) -> Node:
     """Return the node of a function that is called by name.
 
@@ -40,7 +60,7 @@ def applied(name: str, args: list[Node]) -> Node:
         _require_count(name, args, 2, 2)
         return power(*args)
     if name not in NAMES:
-        raise ExpressionError(f"no function is named {name!r}{nearest(name, NAMES)}")
+        raise ExpressionError(f"no function is named {name!r}{advice(name)}")
     function = FUNCTIONS[name]
     _require_count(name, args, len(function.args) - len(function.defaults), len(function.args))
     missing = len(function.args) - len(args)
@@ -117,6 +137,8 @@ def _least(name: str, a: Node, b: Node) -> Node:
     """Return the smaller or larger of two values, one of which may be a number."""
     if a.kind == "number":
         a, b = b, a
+    if a.kind == "number":
+        raise ExpressionError(f"{name} needs a tensor, got only numbers")
     if b.kind == "number":
         return operated("clamp_max" if name == "minimum" else "clamp_min", a, b)
     return operated(name, a, b)
@@ -124,6 +146,10 @@ def _least(name: str, a: Node, b: Node) -> Node:
 
 def _clamped(args: list[Node]) -> Node:
     _require_count("clamp", args, 3, 3)
+    if args[0].kind == "number":
+        raise ExpressionError("clamp needs a tensor, got a number first")
+    if any(arg.kind != "number" for arg in args[1:]):
+        raise ExpressionError("clamp needs numbers as bounds, got a tensor; use minimum and maximum")
     return operated("clamp_max", operated("clamp_min", args[0], args[1]), args[2])
 
 
@@ -186,6 +212,8 @@ def number(value: object) -> Node:
         float(value)
     except OverflowError:
         raise ExpressionError(f"a constant must fit a double, got one of {len(str(value))} digits") from None
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        raise ExpressionError(f"a whole constant must fit 64 bits, got {value}; use {float(value)}")
     return constant(value)
 
 

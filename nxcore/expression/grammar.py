@@ -149,15 +149,24 @@ class _Reader:
         return operand
 
     def _binary(self, node: ast.BinOp) -> Node:
-        left, right = self._node(node.left), self._node(node.right)
-        if isinstance(node.op, ast.Pow):
+        chain = [node]
+        while isinstance(chain[-1].left, ast.BinOp):  # a long sum would be a deep recursion
+            chain.append(chain[-1].left)
+        found = self._node(chain[-1].left)
+        for link in reversed(chain):
+            right = self._node(link.right)
+            try:
+                found = self._joined(link.op, found, right)
+            except ExpressionError as error:
+                raise self._at(self._place(link), str(error)) from None
+        return found
+
+    def _joined(self, sign: ast.operator, left: Node, right: Node) -> Node:
+        if isinstance(sign, ast.Pow):
             return build.power(left, right)
-        sign = BINARY.get(type(node.op))
-        if sign is None:
-            raise ExpressionError(
-                INSTEAD.get(type(node.op), f"{type(node.op).__name__} can't be in an expression")
-            )
-        return build.operated(sign, left, right)
+        if type(sign) not in BINARY:
+            raise ExpressionError(INSTEAD.get(type(sign), f"{type(sign).__name__} can't be in an expression"))
+        return build.operated(BINARY[type(sign)], left, right)
 
     def _call(self, node: ast.Call) -> Node:
         if not isinstance(node.func, ast.Name):

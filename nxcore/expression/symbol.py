@@ -36,17 +36,17 @@ RENAMED = {
     "bitwise_or": "or",
     "bitwise_not": "not",
     "clip": "clamp",
+    "power": "pow",
     "fmin": "",
     "fmax": "",
 }
-"""Torch's other names of the same functions; empty for one that is another function."""
+"""Torch's and numpy's other names of the same functions; empty for one that is another function."""
 
 
 class Symbol:
     """A value that isn't known yet: a tensor's element, or a number."""
 
     __slots__ = ("node",)
-    __array_priority__ = 1000  # numpy's numbers leave their operators to it
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -64,6 +64,11 @@ class Symbol:
     def __torch_function__(cls, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _called(getattr(function, "__name__", str(function)), args, kwargs or {})
 
+    def __array_ufunc__(self, function: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+        if method != "__call__":
+            raise ExpressionError(f"numpy's {function.__name__}.{method} can't be in an expression")
+        return _called(function.__name__, args, kwargs)
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -75,6 +80,9 @@ class Symbol:
 
     def __pow__(self, exponent: Any) -> Symbol:
         return Symbol(build.power(self.node, _node(exponent)))
+
+    def __rpow__(self, base: Any) -> Symbol:
+        return Symbol(build.power(_node(base), self.node))
 
     def to(self, dtype: Any) -> Symbol:
         """Return the value as another dtype sees it."""
@@ -119,6 +127,12 @@ INSTEAD = {
     "matmul": "a product of matrices is no pointwise function",
     "floordiv": "// can't be in an expression; use /",
     "mod": "% can't be in an expression",
+    "rmod": "% can't be in an expression",
+    "rfloordiv": "// can't be in an expression; use /",
+    "rmatmul": "a product of matrices is no pointwise function",
+    "xor": "^ can't be in an expression; use (a | b) & ~(a & b) for conditions, ** for powers",
+    "index": "a symbol is no number while a function is traced",
+    "complex": "an expression has no complex numbers",
 }
 """Python's operations on tensors that no expression has, and what to do."""
 
@@ -163,7 +177,7 @@ def _known(name: str, otherwise: str) -> str:
     known = known.removesuffix("_") if known.endswith("_") and not known.startswith("_") else known
     if known in build.NAMES or known in (*build.COMPARED, "and", "or", "not"):
         return known
-    raise ExpressionError(f"{otherwise}{nearest(name, build.NAMES)}")
+    raise ExpressionError(f"{otherwise}{build.advice(name)}")
 
 
 def _called(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Symbol:
@@ -240,7 +254,13 @@ def traced(function: Callable[..., Any]) -> Expression:
 def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, ...], dict[str, int | float]]:
     tensors: list[str] = []
     numbers: dict[str, int | float] = {}
-    for name, parameter in inspect.signature(function).parameters.items():
+    try:
+        parameters = inspect.signature(function).parameters
+    except ValueError:
+        name = getattr(function, "__name__", "f")
+        why = f"{name} has no signature: give a function of tensors, such as lambda x: {name}(x)"
+        raise ExpressionError(why) from None
+    for name, parameter in parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise ExpressionError(f"a function of *args has no fixed tensors: name the parameter {name!r}")
         build.require_name(name)

@@ -102,7 +102,8 @@ def folded(op: str, *args: Node) -> Node:
     """Return a node of arithmetic; a constant for constants."""
     if all(arg.op == "constant" for arg in args):
         try:
-            return constant(ARITHMETIC[op](*(arg.value for arg in args)))
+            found = ARITHMETIC[op](*(arg.value for arg in args))
+            return constant(found if -(2**63) <= found < 2**64 else float(found))  # torch's whole numbers
         except (ZeroDivisionError, OverflowError):
             pass
     numbers = all(arg.kind == "number" for arg in args)

@@ -1,6 +1,8 @@
 """Texts: what is an expression, and where and why another text is none."""
 
+import inspect
 import re
+import sys
 
 import pytest
 
@@ -92,6 +94,13 @@ def test_a_condition_may_be_a_tensor_of_bool():
         ("x, y", 0, "a tuple can't be in an expression"),
         ("  x + rellu(y)", 6, "no function is named 'rellu'"),
         ("lambda: x", 0, "a function can't be in an expression"),
+        ("x + sum(y)", 4, "it joins elements, and an expression computes each by itself"),
+        ("Relu(x) + y", 0, "did you mean 'relu'?"),
+        ("clamp(x, -1, y)", 0, "clamp needs numbers as bounds, got a tensor; use minimum and maximum"),
+        ("clamp(1, 0, 2) + x", 0, "clamp needs a tensor, got a number first"),
+        ("x + minimum(1, 2)", 4, "minimum needs a tensor, got only numbers"),
+        (f"x * {2**64}", 4, "a whole constant must fit 64 bits"),
+        ("x - y - z + (y ** z)", 13, "use exp(y * log(x))"),
         ("(x := y)", 1, "an assignment can't be in an expression"),
     ],
 )
@@ -107,6 +116,25 @@ def test_a_fault_is_shown_at_its_place(text, column, why):
 
 def test_an_unused_number_is_named():
     assert "'slope' is not used" in str(fault("x + y", slope=0.5))
+
+
+def test_whole_constants_beyond_64_bits_become_floats():
+    """Torch takes no other whole numbers."""
+    found = parsed(f"x + {2**40} * {2**40}", {}).roots[0].args[1].value
+    assert isinstance(found, float)
+    assert found == 2.0**80
+
+
+def test_a_long_sum_needs_no_deep_recursion():
+    """A call may itself be far down the stack."""
+    text = " + ".join(["x"] * 257)
+
+    def below(depth):
+        return below(depth - 1) if depth else parsed(text, {})
+
+    left = sys.getrecursionlimit() - len(inspect.stack(0)) - 150
+    assert below(left).operations == 256
+    assert "at most 256 functions, got 1999" in str(fault(" + ".join(["x"] * 2000)))
 
 
 def test_texts_have_bounds():

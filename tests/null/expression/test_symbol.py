@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  as everyone writes it
@@ -37,6 +38,8 @@ def fault(function):
         (lambda x: x.to(torch.float16) + 1, "float16(x) + 1"),
         (lambda x, y: torch.where((x > 0) | ~(y > x), x, y), "where((x > 0) | ~(y > x), x, y)"),
         (lambda x: torch.maximum(x, -x), "maximum(x, -x)"),
+        (lambda x: np.exp(x), "exp(x)"),
+        (lambda x: np.float32(2) * x + x * np.float64(3), "2.0 * x + x * 3.0"),
     ],
 )
 def test_a_function_is_the_tree_of_its_text(function, text):
@@ -76,6 +79,13 @@ def test_numbers_have_defaults():
         (lambda x, y: x + 1, "the parameter 'y' is not used"),
         (lambda x, name="a": x + 1, "the default of 'name' must be a number, got str"),
         (lambda x, a=1.0, *, y: x + y * a, "the tensor 'y' must precede the numbers"),
+        (lambda x: 2**x, "use exp(y * log(x)) for x ** y"),
+        (lambda x: 7 % x, "% can't be in an expression"),
+        (lambda x, y: torch.where((x > 0) ^ (y > 0), x, y), "^ can't be in an expression"),
+        (lambda x: x.sum(), "call it on the result"),
+        (lambda x: np.add.reduce(x), "numpy's add.reduce can't be in an expression"),
+        (lambda x: np.exp(x, where=False), "takes no argument 'where'"),
+        (torch.relu, "relu has no signature: give a function of tensors"),
     ],
 )
 def test_a_fault_has_a_reason(function, why):
