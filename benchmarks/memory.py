@@ -9,11 +9,11 @@ has more than 4,096 elements, since tables keep some tensors.
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import gc
 import random
 import resource
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -93,10 +93,12 @@ def growths(calls: int, shapes: int, backend: str = "numba") -> dict[str, float]
 
 def main() -> None:
     """Print the growths."""
-    given = [int(arg) for arg in sys.argv[1:]]
-    calls, shapes = (*given, *(10_000_000, 25 * CAPACITY)[len(given) :])
+    parser = argparse.ArgumentParser(description="Whether memory stays flat on the path of this process.")
+    parser.add_argument("calls", nargs="?", type=int, default=10_000_000)
+    parser.add_argument("shapes", nargs="?", type=int, default=25 * CAPACITY)
+    args = parser.parse_args()
     path = "Python" if native.of(nxcore.op("add")) is None else "compiled"
-    for what, kib in growths(calls, shapes).items():
+    for what, kib in growths(args.calls, args.shapes).items():
         print(f"{path} path, {what}: {kib:+.0f} KiB")
 
 

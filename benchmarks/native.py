@@ -6,7 +6,7 @@ Python's path. On a GPU, rounds end with a synchronisation, so the larger of hos
 
 from __future__ import annotations
 
-import sys
+import argparse
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -171,8 +171,13 @@ def scaling(device: str, backend: str, size: int = 1024) -> float:
 
 
 def main() -> None:
-    device = sys.argv[1] if len(sys.argv) > 1 else "cuda" if torch.cuda.is_available() else "cpu"
-    backend = sys.argv[2] if len(sys.argv) > 2 else "cuda" if device == "cuda" else "numba"
+    parser = argparse.ArgumentParser(description="Calls beside torch's own, on the path of this process.")
+    usual = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("device", nargs="?", default=usual, choices=("cpu", "cuda"))
+    parser.add_argument("backend", nargs="?", help="by default cuda on a GPU, numba on a CPU")
+    args = parser.parse_args()
+    device = args.device
+    backend = args.backend or ("cuda" if device == "cuda" else "numba")
     compiled = native.of(nxcore.op("add")) is not None
     about = f"{native.found().detail}: " if not compiled else ""
     print(
