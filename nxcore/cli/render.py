@@ -65,6 +65,14 @@ def show(table: Table) -> None:
     console.print(table, width=max(console.width, least), crop=False)
 
 
+def show_whole(table: Table) -> None:
+    """Print a table of names and figures, wider than the terminal where a cell would be cut otherwise."""
+    console = _console()
+    needed = Measurement.get(console, console.options.update(width=WIDEST), table).maximum
+    console.width = max(console.width, needed)  # the width that print takes is at most the console's
+    console.print(table, crop=False)
+
+
 def unavailable(rows: Iterable[tuple[str, str]]) -> str:
     """Return one line of (name, reason) pairs, grouped by reason."""
     names: dict[str, list[str]] = {}

@@ -15,7 +15,7 @@ from rich.markup import escape
 from nxcore.bench.row import BAD
 from nxcore.bench.sizes import SIZES
 from nxcore.bench.summary import summary
-from nxcore.cli.render import _console, _error, _ratio, _table, progress, show
+from nxcore.cli.render import _console, _error, _ratio, _table, progress, show_whole
 from nxcore.measure.timing import duration
 
 Rows = Sequence[dict[str, Any]]
@@ -159,7 +159,7 @@ def by_size(found: Rows) -> None:
         of = [row["op"]] * (len(ops) > 1) + [row["dtype"]] * (len(types) > 1)
         size = row["sample"].replace("_", " ")
         table.add_row(*of, size, escape(row["label"]), *times, f"{row['share']:.0%}", aims, said)
-    show(table)
+    show_whole(table)
 
 
 REQUIRED = {

@@ -12,6 +12,7 @@ from nxcore import session as sessions
 from nxcore.bench import engine, head
 from nxcore.bench.record import read
 from nxcore.cli import app
+from nxcore.cli.scoreboard import by_size
 from nxcore.measure.ceilings import Ceilings
 from tests.null import fakes
 
@@ -136,3 +137,14 @@ def test_a_slip_names_what_is_there(words, told, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, list(words))
     assert told in str(done.exception)
+
+
+def test_no_figure_of_a_size_class_is_cut(capsys):
+    row = {"op": "normed_leaky_relu", "size": "xlarge", "sample": "xlarge_67108864", "dtype": "float32"}
+    times = {"device_us": 144110.0, "host_us": 144110.0, "share": 0.06, "minimum": 0.1, "aim": 0.25}
+    rows = [row | times | {"label": "numba-cuda with spills", "met": "missed"}]
+    by_size([*rows, *(r | {"op": "add", "dtype": "bfloat16"} for r in rows)])
+    for line in capsys.readouterr().out.splitlines()[3:5]:
+        assert "67108864" in line
+        assert line.count("144.11 ms") == 2
+        assert line.rstrip().endswith("missed")
