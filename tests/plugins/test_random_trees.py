@@ -1,10 +1,13 @@
 """Random trees on every printer, against float64; many are printed as one kernel, whose compiling takes long.
 
-``RANDOM_TREES`` is the number of trees.
+``RANDOM_TREES`` is the number of trees. ``RANDOM_TREES_LOG`` names a file to which each tree that fails is
+added at once, as a line: a run that is stopped leaves what it found.
 """
 
 import importlib
 import os
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -81,9 +84,25 @@ def drawn(seeds):
         yield from (of_kind[i : i + TOGETHER] for i in range(0, len(of_kind), TOGETHER))
 
 
+def reproducer(backend, seed, spec, args, result, truth):
+    """Return a line with the tree and the arguments of its worst element, by units in the last place."""
+    exact, found = truth.exact[0].flatten(), result.detach().cpu().double().flatten()
+    units = torch.from_numpy(np.spacing(np.abs(exact.float().numpy()))).double()
+    off = torch.nan_to_num((found - exact).abs() / units, nan=-1.0)
+    off[found.isfinite() != exact.isfinite()] = float("inf")
+    worst = int(off.argmax())
+    tensors = [t.detach().cpu().expand(result.shape).flatten()[worst].item() for t in args[:4]]
+    names = (*spec.expression.tensors, *(name for name, _ in spec.expression.numbers))
+    given = ", ".join(f"{name}={value!r}" for name, value in zip(names, (*tensors, args[4]), strict=True))
+    return (
+        f"{backend}, {result.dtype}, seed {seed}: {spec.expression}; at {given}: "
+        f"{found[worst].item()!r} for {exact[worst].item()!r}, {off[worst].item():.1f} units off"
+    )
+
+
 def held(backend, seeds, device):
     """Run the trees of ``seeds``; return how many were compared, and how many are ill-conditioned."""
-    compared = ill = 0
+    compared, ill, failed = 0, 0, []
     for turn, group in enumerate(drawn(seeds)):
         first = group[0][1]
         layout = ("row_broadcast", "last_block_partly_filled")[turn % 2]
@@ -112,8 +131,13 @@ def held(backend, seeds, device):
                 ill += 1
                 continue
             judged = agreement(lambda *_, result=result: result.cpu(), spec, args, truth)
-            assert judged.ok, f"seed {seed}: {spec.expression}: {judged.reason}"
+            if not judged.ok:
+                failed.append(f"{reproducer(backend, seed, spec, args, result, truth)}; {judged.reason}")
+                if "RANDOM_TREES_LOG" in os.environ:
+                    with Path(os.environ["RANDOM_TREES_LOG"]).open("a", encoding="utf-8") as log:
+                        log.write(failed[-1] + "\n")
             compared += 1
+    assert not failed, f"{len(failed)} of {compared} trees fail:\n" + "\n".join(failed)
     return compared, ill
 
 
@@ -153,6 +177,30 @@ def test_quotients_and_roots_of_triton_are_rounded_to_nearest(monkeypatch):
     monkeypatch.setattr(builder, "create_fdiv", divided)
     monkeypatch.setattr(builder, "create_sqrt", lambda self, x: self.unary_op(x, lambda a: off(np.sqrt(a))))
     assert held("triton", ROUNDED, torch.device("cpu")) == (len(ROUNDED), 0)
+
+
+def test_a_tree_that_fails_is_shown_with_its_arguments_and_kept_at_once(monkeypatch, tmp_path):
+    def compiled_wrong(_backend, found):
+        def run(tensors, numbers):
+            outs, given = tensors[: len(found.results)], tensors[len(found.results) :]
+            for out, spec in zip(outs, group, strict=True):
+                out.copy_(spec.reference(*given, *numbers))
+            outs[0].flatten()[7] *= 1.001
+
+        return run
+
+    group = [spec for _, spec in next(drawn(range(3)))]
+    here = sys.modules[__name__]
+    monkeypatch.setattr(here, "compiled", compiled_wrong)
+    monkeypatch.setattr(here, "drawn", lambda _: [list(enumerate(group))])
+    monkeypatch.setenv("RANDOM_TREES_LOG", str(tmp_path / "log"))
+    with pytest.raises(
+        AssertionError, match=r"(?s)1 of \d trees fail:.*seed 0: .*; at .* units off"
+    ) as caught:
+        held("wrong", range(3), torch.device("cpu"))
+    (line,) = (tmp_path / "log").read_text(encoding="utf-8").splitlines()
+    assert line in str(caught.value)
+    assert str(group[0].expression) in line
 
 
 @pytest.mark.gpu
