@@ -226,6 +226,39 @@ class _EntropyBackward(Operator):
 
 entropy_backward: _EntropyBackward
 
+class _ForeachSepConv2dBatchNorm(Operator):
+    def __call__(
+        self,
+        xs: Sequence[Tensor],
+        dw_weights: Sequence[Tensor],
+        pw_weights: Sequence[Tensor],
+        windows: Sequence[tuple[int | tuple[int, int], int | tuple[int, int] | str, int | tuple[int, int]]],
+        normed: Sequence[bool] | None = None,
+        relu: bool = True,
+        eps: float = 1e-05,
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], Tensor | None, Tensor | None]: ...
+
+foreach_sep_conv2d_batch_norm: _ForeachSepConv2dBatchNorm
+
+class _ForeachSepConv2dBatchNormBackward(Operator):
+    def __call__(
+        self,
+        grads: Sequence[Tensor],
+        xs: Sequence[Tensor],
+        dw_weights: Sequence[Tensor],
+        pw_weights: Sequence[Tensor],
+        ys: Sequence[Tensor],
+        mean: Tensor | None,
+        var: Tensor | None,
+        windows: Sequence[tuple[int | tuple[int, int], int | tuple[int, int] | str, int | tuple[int, int]]],
+        normed: Sequence[bool] | None = None,
+        relu: bool = True,
+        eps: float = 1e-05,
+        output_mask: Sequence[bool] | None = None,
+    ) -> tuple[tuple[Tensor | None, ...], tuple[Tensor | None, ...], tuple[Tensor | None, ...]]: ...
+
+foreach_sep_conv2d_batch_norm_backward: _ForeachSepConv2dBatchNormBackward
+
 class _GlobalAvgPool2d(Operator):
     def __call__(self, x: Tensor) -> Tensor: ...
 
