@@ -1,6 +1,6 @@
 """foreach_sep_conv2d_batch_norm: several convolutions as sep_conv2d, of which some are normalised.
 
-    y_i = sep_conv2d(xs[i], dw_weights[i], pw_weights[i], *windows[i], relu)
+    y_i = sep_conv2d(xs[i], dw_weights[i], pw_weights[i], strides[i], paddings[i], dilations[i], relu)
     outs[i] = (y_i - mean) / sqrt(var + eps) where normed[i], else y_i;  mean and var of y_i as in batch_norm
 
 The convolutions that leave one state of a search's cell depend on nothing of each other: Liu, Simonyan, Yang
@@ -9,7 +9,7 @@ The convolutions that leave one state of a search's cell depend on nothing of ea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,6 @@ from torch import Tensor
 from nxcore.ops.batch_norm import require_channels, require_eps
 from nxcore.ops.sep_conv2d import SPEC as SEP_CONV2D
 from nxcore.ops.sep_conv2d_batch_norm import SPEC as BLOCK
-from nxcore.ops.sep_conv2d_batch_norm import between
 from nxcore.plugin import (
     Cost,
     ErrorCase,
@@ -36,19 +35,19 @@ from nxcore.plugin import (
 )
 
 Flags = tuple[bool, ...]
-Pairs = int | tuple[int, int]
-Windows = Sequence[tuple[Pairs, Pairs | str, Pairs]]
+Integers = tuple[int, ...]
 
 LISTS = ("xs", "dw_weights", "pw_weights")
-PLURAL = {"x": "xs", "dw_weight": "dw_weights", "pw_weight": "pw_weights", "relu": "relu"}
-NO_FACTORS = (None, None)
+WINDOWS = ("strides", "paddings", "dilations")
 
 
 def reference(
     xs: Sequence[Tensor],
     dw_weights: Sequence[Tensor],
     pw_weights: Sequence[Tensor],
-    windows: Windows,
+    strides: Integers,
+    paddings: Integers,
+    dilations: Integers,
     normed: Flags | None = None,
     relu: bool = True,
     eps: float = 1e-5,
@@ -61,8 +60,8 @@ def reference(
         N >= 1 images (images, C, H, W) of one floating dtype and device. A tensor may be there several times.
     dw_weights, pw_weights : sequence of Tensor
         N each, as ``sep_conv2d`` takes them for each of ``xs``. All results must have one shape.
-    windows : tuple
-        N times (stride, padding, dilation).
+    strides, paddings, dilations : tuple of int
+        N each.
     normed : tuple of bool, optional
         Which results are normalised; all by default.
     relu : bool, default True
@@ -90,28 +89,30 @@ def reference(
     --------
     >>> x, weight = torch.arange(4.0).view(1, 1, 2, 2), torch.ones(1, 1, 1, 1)
     >>> outs, ys, mean, var = nxcore.ops.foreach_sep_conv2d_batch_norm(
-    ...     [x, x], [weight, 2 * weight], [weight, weight], ((1, 0, 1), (1, 0, 1)), (False, True)
+    ...     [x, x], [weight, 2 * weight], [weight, weight], (1, 1), (0, 0), (1, 1), (False, True)
     ... )
     >>> torch.equal(outs[0], x), torch.equal(ys[0], 2 * x), mean
     (True, True, tensor([[3.]]))
     """
-    outs, kept = [], []
-    for given, norm in zip(each(xs, dw_weights, pw_weights, windows, relu), flags(xs, normed), strict=True):
-        if norm:
-            out, *rest = BLOCK.reference(*given, *NO_FACTORS, eps)
-            kept.append(rest)
-        else:
-            out = SEP_CONV2D.reference(*given)
-        outs.append(out)
-    return (tuple(outs), *gathered(kept))
+    given = (xs, dw_weights, pw_weights, strides, paddings, dilations, normed, relu, eps)
+    return gathered([(norm, spec.reference(*one)) for norm, spec, one in _each(*given)])
 
 
-def gathered(kept: Sequence[Sequence[Tensor]]) -> tuple[tuple[Tensor, ...], Tensor | None, Tensor | None]:
-    """Return the inputs of all norms, and their statistics as one tensor each; None of no norm."""
+def _each(*args: Any) -> Iterator[tuple[bool, OpSpec, tuple[Any, ...]]]:
+    """Yield of each convolution whether it is normalised, and its own operator with the arguments of that."""
+    *given, normed, relu, eps = args
+    for one, norm in zip(each(*given, relu), flags(args[0], normed), strict=True):
+        yield (True, BLOCK, (*one, None, None, eps)) if norm else (False, SEP_CONV2D, one)
+
+
+def gathered(found: Sequence[tuple[bool, Any]]) -> tuple[Any, ...]:
+    """Return all results, the inputs of all norms, and their statistics as one tensor each; None of no norm."""
+    outs = tuple(result[0] if norm else result for norm, result in found)
+    kept = [result[1:] for norm, result in found if norm]
     if not kept:
-        return (), None, None
+        return outs, (), None, None
     ys, means, variances = zip(*kept, strict=True)
-    return ys, torch.stack(means), torch.stack(variances)
+    return outs, ys, torch.stack(means), torch.stack(variances)
 
 
 def flags(xs: Any, normed: Flags | None) -> Flags:
@@ -119,10 +120,16 @@ def flags(xs: Any, normed: Flags | None) -> Flags:
     return (True,) * len(xs) if normed is None else tuple(normed)
 
 
-def each(xs: Any, dw_weights: Any, pw_weights: Any, windows: Any, relu: Any) -> list[tuple[Any, ...]]:
-    """Return the arguments of each convolution, as ``sep_conv2d`` takes them."""
-    given = zip(xs, dw_weights, pw_weights, windows, strict=True)
-    return [(x, filters, points, *window, relu) for x, filters, points, window in given]
+def each(*given: Any) -> list[tuple[Any, ...]]:
+    """Return the arguments of each convolution, as ``sep_conv2d`` takes them.
+
+    Parameters
+    ----------
+    *given
+        ``xs``, ``dw_weights``, ``pw_weights``, ``strides``, ``paddings``, ``dilations``, ``relu``.
+    """
+    *lists, relu = given
+    return [(*one, relu) for one in zip(*lists, strict=True)]
 
 
 def require_tensors(values: Any, name: str, count: int | None = None) -> None:
@@ -138,37 +145,43 @@ def require_tensors(values: Any, name: str, count: int | None = None) -> None:
         require_tensor(value, f"{name}[{i}]")
 
 
-def require_windows(windows: Any, count: int) -> None:
-    """Raise unless there is a (stride, padding, dilation) for each convolution."""
-    if not isinstance(windows, tuple | list) or len(windows) != count:
-        got = f"{len(windows)}" if isinstance(windows, tuple | list) else brief(windows)
-        raise InvalidInputError(f"windows must be a tuple of {count} windows, got {got}", argument="windows")
-    for window in windows:
-        if not isinstance(window, tuple) or len(window) != 3:
-            raise InvalidInputError(
-                f"windows must hold (stride, padding, dilation), got {brief(window)}", argument="windows"
-            )
+def require_numbers(values: Any, name: str, count: int) -> None:
+    """Raise unless there is an integer for each convolution."""
+    if not isinstance(values, tuple | list) or any(type(value) is not int for value in values):
+        raise InvalidInputError(f"{name} must be a tuple of integers, got {brief(values)}", argument=name)
+    if len(values) != count:
+        raise InvalidInputError(f"{name} must hold {count} integers, got {len(values)}", argument=name)
 
 
-def check(xs: Any, dw_weights: Any, pw_weights: Any, windows: Any, normed: Any, relu: Any, eps: Any) -> None:
+def check(
+    xs: Any,
+    dw_weights: Any,
+    pw_weights: Any,
+    strides: Any,
+    paddings: Any,
+    dilations: Any,
+    normed: Any,
+    relu: Any,
+    eps: Any,
+) -> None:
     """Raise unless the operator is defined for the arguments."""
     require_tensors(xs, "xs")
     for name, values in (("dw_weights", dw_weights), ("pw_weights", pw_weights)):
         require_tensors(values, name, len(xs))
-    require_windows(windows, len(xs))
+    for name, numbers in zip(WINDOWS, (strides, paddings, dilations), strict=True):
+        require_numbers(numbers, name, len(xs))
     if normed is not None:
         require_flags(normed, len(xs), "normed")
     require_flag(relu, "relu")
     require_eps(eps)
     require_same(xs, "xs", "dtype", "device")
     made: list[TensorMeta] = []
-    convolutions = each(xs, dw_weights, pw_weights, windows, relu)
+    convolutions = each(xs, dw_weights, pw_weights, strides, paddings, dilations, relu)
     for i, (given, norm) in enumerate(zip(convolutions, flags(xs, normed), strict=True)):
         try:
             made.append(_checked(given, norm))
         except InvalidInputError as error:
-            name = PLURAL.get(error.argument or "", "windows")
-            raise InvalidInputError(f"{name}: of convolution {i}, {error}", argument=name) from None
+            raise InvalidInputError(f"of convolution {i}, {error}", argument=f"{error.argument}s") from None
         if made[i].shape != made[0].shape:
             raise InvalidInputError(
                 f"xs must lead to results of one shape: that of 0 is {made[0].shape}, of {i} {made[i].shape}",
@@ -194,50 +207,27 @@ def statistics(ys: Sequence[TensorMeta]) -> TensorMeta | None:
     return TensorMeta.row_major((len(ys), ys[0].shape[1]), ys[0].dtype, ys[0].device)
 
 
-def outputs(
-    xs: Any, dw_weights: Any, pw_weights: Any, windows: Any, normed: Any, relu: Any, eps: Any
-) -> tuple[Any, ...]:
+def outputs(*args: Any) -> tuple[Any, ...]:
     """Describe the results."""
-    convolutions = each(xs, dw_weights, pw_weights, windows, relu)
-    outs = tuple(SEP_CONV2D.outputs(*given) for given in convolutions)
-    ys = tuple(between(*g) for g, norm in zip(convolutions, flags(xs, normed), strict=True) if norm)
-    return outs, ys, *(statistics(ys),) * 2
+    found = [(norm, spec.outputs(*one)) for norm, spec, one in _each(*args)]
+    ys = tuple(result[1] for norm, result in found if norm)
+    return tuple(result[0] if norm else result for norm, result in found), ys, *(statistics(ys),) * 2
 
 
-def cost(xs: Any, dw_weights: Any, pw_weights: Any, windows: Any, normed: Any, relu: Any, eps: Any) -> Cost:
+def cost(*args: Any) -> Cost:
     """Add up those of the convolutions and norms; a tensor that is there several times counts as often."""
-    found = [
-        BLOCK.cost(*given, *NO_FACTORS, eps) if norm else SEP_CONV2D.cost(*given)
-        for given, norm in zip(
-            each(xs, dw_weights, pw_weights, windows, relu), flags(xs, normed), strict=True
-        )
-    ]
+    found = [spec.cost(*one) for _, spec, one in _each(*args)]
     return Cost(bytes=sum(c.bytes for c in found), flops=sum(c.flops for c in found))
 
 
-def magnitude(
-    xs: Any, dw_weights: Any, pw_weights: Any, windows: Any, normed: Any, relu: Any, eps: Any
-) -> tuple[Any, ...]:
+def magnitude(*args: Any) -> tuple[Any, ...]:
     """Return the scales of each convolution's results."""
-    outs, kept = [], []
-    for given, norm in zip(each(xs, dw_weights, pw_weights, windows, relu), flags(xs, normed), strict=True):
-        if norm:
-            out, *rest = BLOCK.magnitude(*given, *NO_FACTORS, eps)
-            kept.append(rest)
-        else:
-            out = SEP_CONV2D.magnitude(*given)
-        outs.append(out)
-    return (tuple(outs), *gathered(kept))
+    return gathered([(norm, spec.magnitude(*one)) for norm, spec, one in _each(*args)])
 
 
-def terms(xs: Any, dw_weights: Any, pw_weights: Any, windows: Any, normed: Any, relu: Any, eps: Any) -> int:
+def terms(*args: Any) -> int:
     """Return the terms of the longest sum."""
-    return max(
-        BLOCK.terms(*given, *NO_FACTORS, eps) if norm else SEP_CONV2D.terms(*given)
-        for given, norm in zip(
-            each(xs, dw_weights, pw_weights, windows, relu), flags(xs, normed), strict=True
-        )
-    )
+    return max(spec.terms(*one) for _, spec, one in _each(*args))
 
 
 SMOKE = frozenset({"smoke"})
@@ -251,12 +241,12 @@ def convolutions(
     shape: tuple[int, ...], made: int, *windows: tuple[int, int, int, int], **how: Any
 ) -> tuple[Any, ...]:
     """Describe the arguments of convolutions by windows of size, stride, padding and dilation."""
-    channels, layout = shape[1], how.pop("layout", "contiguous")
+    channels = shape[1]
     return (
-        tuple(rand(*shape, layout=layout, **how) for _ in windows),
+        tuple(rand(*shape, **how) for _ in windows),
         tuple(rand(channels, 1, size, size) for size, *_ in windows),
         tuple(rand(made, channels, 1, 1) for _ in windows),
-        tuple(tuple(window) for _, *window in windows),
+        *(tuple(window[k] for window in windows) for k in (1, 2, 3)),
     )
 
 
@@ -297,7 +287,7 @@ SAMPLES = (
             (rand(2, 3, 8, 10), rand(2, 5, 4, 5)),
             (rand(3, 1, 3, 3), rand(5, 1, 5, 5)),
             (rand(4, 3, 1, 1), rand(4, 5, 1, 1)),
-            ((2, 1, 1), (1, 2, 1)),
+            *((2, 1), (1, 2), (1, 1)),
         ),
     ),
     Sample("one", convolutions((3, 2, 5, 5), 3, THREES[0])),
@@ -305,7 +295,6 @@ SAMPLES = (
     Sample("large_eps", convolutions((3, 2, 6, 6), 2, *THREES), {"eps": 3.0}),
     Sample("many_channels", convolutions((2, 37, 4, 4), 70, *THREES)),
     Sample("no_padding", convolutions((2, 2, 6, 7), 2, (3, 1, 0, 1), (3, 1, 0, 1))),
-    Sample("rectangle", convolutions((2, 2, 7, 9), 3, (3, 1, 1, 1), (3, (1, 1), (1, 1), (1, 1)))),  # type: ignore[arg-type]  # pairs are windows too
     Sample("nan", convolutions((2, 2, 3, 14), 3, *THREES, values="nan")),
     Sample("channels_last", convolutions((2, 4, 5, 6), 4, *THREES, layout="channels_last")),
     Sample("gaps_in_memory", convolutions((2, 2, 5, 8), 3, *THREES, layout="strided")),
@@ -322,24 +311,24 @@ X = edges(1, (2, 2, 4, 4))
 ONE = convolutions((1, 2, 4, 4), 3, THREES[0])
 
 ERRORS = (
-    ErrorCase("nothing", ((), (), (), ()), match="xs must hold at least one tensor, got none"),
+    ErrorCase("nothing", ((),) * 6, match="xs must hold at least one tensor, got none"),
     ErrorCase(
         "a_tensor", (rand(1, 2, 4, 4), *ONE[1:]), match="xs must be a sequence of tensors, got a tensor"
     ),
     ErrorCase("no_tensors", ((1.0,), *ONE[1:]), match=r"xs\[0\] must be a tensor, got float"),
     ErrorCase("few_filters", (X[0], X[1][:3], *X[2:]), match="dw_weights must hold 4 tensors, got 3"),
-    ErrorCase("few_points", (*X[:2], X[2][:1], X[3]), match="pw_weights must hold 4 tensors, got 1"),
-    ErrorCase("few_windows", (*X[:3], X[3][:2]), match="windows must be a tuple of 4 windows, got 2"),
-    ErrorCase("no_windows", (*ONE[:3], 1), match="windows must be a tuple of 1 windows, got 1"),
-    ErrorCase("short_window", (*ONE[:3], ((1, 1),)), match=r"\(stride, padding, dilation\), got \(1, 1\)"),
+    ErrorCase("few_points", (*X[:2], X[2][:1], *X[3:]), match="pw_weights must hold 4 tensors, got 1"),
+    ErrorCase("few_strides", (*X[:3], X[3][:2], *X[4:]), match="strides must hold 4 integers, got 2"),
+    ErrorCase("pairs", (*ONE[:4], ((1, 1),), ONE[5]), match="paddings must be a tuple of integers, got"),
+    ErrorCase("one_number", (*ONE[:5], 1), match="dilations must be a tuple of integers, got 1"),
     ErrorCase(
-        "stride", (*ONE[:3], ((0, 1, 1),)), match="windows: of convolution 0, stride must be at least 1"
+        "stride", (*ONE[:3], (0,), *ONE[4:]), match="of convolution 0, stride must be at least 1, got 0"
     ),
     ErrorCase("rank", ((rand(2, 4, 4),), *ONE[1:]), match=r"convolution 0, x must be \(N, C, H, W\), got"),
     ErrorCase(
         "points",
-        (*ONE[:2], (rand(3, 3, 1, 1),), ONE[3]),
-        match=r"pw_weights: of convolution 0, pw_weight must be \(channels out, 2, 1, 1\)",
+        (*ONE[:2], (rand(3, 3, 1, 1),), *ONE[3:]),
+        match=r"of convolution 0, pw_weight must be \(channels out, 2, 1, 1\)",
     ),
     ErrorCase(
         "mixed_dtypes",
@@ -353,7 +342,7 @@ ERRORS = (
     ),
     ErrorCase(
         "one_value",
-        ((rand(1, 2, 1, 1),), (rand(2, 1, 1, 1),), ONE[2], ((1, 0, 1),)),
+        ((rand(1, 2, 1, 1),), (rand(2, 1, 1, 1),), ONE[2], (1,), (0,), (1,)),
         match="Expected more than 1 value per channel",
     ),
     ErrorCase("short_normed", (*X, (True,)), match="normed must have 4 entries, got 1"),
@@ -366,7 +355,7 @@ SPEC = OpSpec(
     name="foreach_sep_conv2d_batch_norm",
     params=(
         *(Param(name, "tensors") for name in LISTS),
-        Param("windows", "static"),
+        *(Param(name, "static") for name in WINDOWS),
         Param("normed", "static", None),
         Param("relu", "static", True),
         Param("eps", "static", 1e-5),

@@ -1,7 +1,6 @@
 """foreach_sep_conv2d_batch_norm_backward: all gradients of foreach_sep_conv2d_batch_norm.
 
-Those of each convolution are sep_conv2d_batch_norm_backward's where it is normalised, else
-sep_conv2d_backward's.
+of convolution i, those of sep_conv2d_batch_norm_backward where normed[i], else of sep_conv2d_backward
 """
 
 from __future__ import annotations
@@ -14,8 +13,9 @@ from torch import Tensor
 
 from nxcore.ops.foreach_sep_conv2d_batch_norm import (
     LISTS,
+    WINDOWS,
     Flags,
-    Windows,
+    Integers,
     convolutions,
     each,
     flags,
@@ -54,9 +54,11 @@ def reference(
     dw_weights: Sequence[Tensor],
     pw_weights: Sequence[Tensor],
     ys: Sequence[Tensor],
-    mean: Tensor | None,
-    var: Tensor | None,
-    windows: Windows,
+    strides: Integers,
+    paddings: Integers,
+    dilations: Integers,
+    mean: Tensor | None = None,
+    var: Tensor | None = None,
     normed: Flags | None = None,
     relu: bool = True,
     eps: float = 1e-5,
@@ -68,7 +70,7 @@ def reference(
     ----------
     grads : sequence of Tensor
         The gradients of ``outs``, N of them.
-    xs, dw_weights, pw_weights, windows, normed, relu, eps
+    xs, dw_weights, pw_weights, strides, paddings, dilations, normed, relu, eps
         As in ``foreach_sep_conv2d_batch_norm``.
     ys, mean, var
         The results of ``foreach_sep_conv2d_batch_norm``.
@@ -91,27 +93,27 @@ def reference(
     Examples
     --------
     >>> x, weight = torch.arange(4.0).view(1, 1, 2, 2), torch.ones(1, 1, 1, 1)
-    >>> given, windows = ([x, x], [weight, weight], [weight, weight]), ((1, 0, 1), (1, 0, 1))
-    >>> outs, *kept = nxcore.ops.foreach_sep_conv2d_batch_norm(*given, windows)
-    >>> grads = nxcore.ops.foreach_sep_conv2d_batch_norm_backward(outs, *given, *kept, windows)
+    >>> given, window = ([x, x], [weight, weight], [weight, weight]), ((1, 1), (0, 0), (1, 1))
+    >>> outs, ys, *kept = nxcore.ops.foreach_sep_conv2d_batch_norm(*given, *window)
+    >>> grads = nxcore.ops.foreach_sep_conv2d_batch_norm_backward(outs, *given, ys, *window, *kept)
     >>> len(grads), len(grads[0]), grads[0][1].shape
     (3, 2, torch.Size([1, 1, 2, 2]))
     """
-    found = []
-    for norm, args in _each(
-        grads, xs, dw_weights, pw_weights, ys, mean, var, windows, normed, relu, eps, output_mask
-    ):
-        found.append((BLOCK if norm else CONVOLUTION).reference(*args)[:KINDS])
+    given = (grads, xs, dw_weights, pw_weights, ys, strides, paddings, dilations, mean, var)
+    found = [
+        (BLOCK if norm else CONVOLUTION).reference(*one)[:KINDS]
+        for norm, one in _each(*given, normed, relu, eps, output_mask)
+    ]
     xs_grad, dw_grads, pw_grads = zip(*found, strict=True)
     return xs_grad, dw_grads, pw_grads
 
 
 def _each(*args: Any) -> Iterator[tuple[bool, tuple[Any, ...]]]:
     """Yield of each convolution whether it is normalised, and its own backward operator's arguments."""
-    grads, xs, dw_weights, pw_weights, ys, mean, var, windows, normed, relu, eps, output_mask = args
+    grads, xs, dw_weights, pw_weights, ys, *windows, mean, var, normed, relu, eps, output_mask = args
     masks = masks_of(xs, output_mask)
     rows = iter(zip(ys, *((row(t, i) for i in range(len(ys))) for t in (mean, var)), strict=True))
-    given = each(xs, dw_weights, pw_weights, windows, relu)
+    given = each(xs, dw_weights, pw_weights, *windows, relu)
     for grad, one, norm, mask in zip(grads, given, flags(xs, normed), masks, strict=True):
         tensors, window = one[:KINDS], one[KINDS:]
         if norm:
@@ -140,17 +142,21 @@ def check(
     dw_weights: Any,
     pw_weights: Any,
     ys: Any,
+    strides: Any,
+    paddings: Any,
+    dilations: Any,
     mean: Any,
     var: Any,
-    windows: Any,
     normed: Any,
     relu: Any,
     eps: Any,
     output_mask: Any,
 ) -> None:
     """Raise unless the operator is defined for the arguments."""
-    check_forward(xs, dw_weights, pw_weights, windows, normed, relu, eps)
-    made = tuple(SEP_CONV2D.outputs(*given) for given in each(xs, dw_weights, pw_weights, windows, relu))
+    windows = strides, paddings, dilations
+    check_forward(xs, dw_weights, pw_weights, *windows, normed, relu, eps)
+    given = each(xs, dw_weights, pw_weights, *windows, relu)
+    made = tuple(SEP_CONV2D.outputs(*one) for one in given)
     require_tensors(grads, "grads", len(xs))
     for i, (grad, meta) in enumerate(zip(grads, made, strict=True)):
         require_shape(grad, meta.shape, f"grads[{i}]")
@@ -159,17 +165,10 @@ def check(
                 f"grads[{i}] must be {meta.dtype} on {meta.device}, got {grad.dtype} on {grad.device}",
                 argument="grads",
             )
-    _check_kept(ys, mean, var, _norms(xs, dw_weights, pw_weights, windows, normed, relu))
+    norms = zip(given, flags(xs, normed), strict=True)
+    _check_kept(ys, mean, var, tuple(between(*one) for one, norm in norms if norm))
     if output_mask is not None:
         require_flags(output_mask, KINDS * len(xs), "output_mask")
-
-
-def _norms(
-    xs: Any, dw_weights: Any, pw_weights: Any, windows: Any, normed: Any, relu: Any
-) -> tuple[Any, ...]:
-    """Describe the input of each norm."""
-    given = each(xs, dw_weights, pw_weights, windows, relu)
-    return tuple(between(*one) for one, norm in zip(given, flags(xs, normed), strict=True) if norm)
 
 
 def _check_kept(ys: Any, mean: Any, var: Any, norms: tuple[Any, ...]) -> None:
@@ -222,10 +221,11 @@ def terms(*args: Any) -> int:
 
 def _with_grads(sample: Sample) -> Sample:
     """Put gradients and the saved tensors into a sample of foreach_sep_conv2d_batch_norm."""
-    xs, dw_weights, pw_weights, windows, *rest = sample.args
+    xs, dw_weights, pw_weights, *windows = sample.args[:6]
+    rest = sample.args[6:]
     kwargs = dict(sample.kwargs)
     norms = flags(xs, rest[0] if rest else None)
-    seen = Window.of_convolution(xs[0].shape, dw_weights[0].shape[-2:], *windows[0])
+    seen = Window.of_convolution(xs[0].shape, dw_weights[0].shape[-2:], *(numbers[0] for numbers in windows))
     made = (xs[0].shape[0], pw_weights[0].shape[0], *seen.outputs)
     layout: Layout = "channels_last" if xs[0].layout == "channels_last" else "contiguous"
     # Saved tensors are float32 for half types too.
@@ -233,12 +233,12 @@ def _with_grads(sample: Sample) -> Sample:
     mean = rand(len(ys), made[1], low=-0.1, high=0.1, dtype=torch.float32) if ys else None
     var = rand(len(ys), made[1], low=0.5, high=2.0, dtype=torch.float32) if ys else None
     grads = tuple(rand(*made, layout=layout) for _ in xs)
-    args = (grads, xs, dw_weights, pw_weights, ys, mean, var, windows, *rest)
+    args = (grads, xs, dw_weights, pw_weights, ys, *windows, mean, var, *rest)
     return Sample(sample.name, args, kwargs, sample.tags)
 
 
 PAIR = _with_grads(Sample("pair", convolutions((2, 3, 4, 4), 2, (3, 1, 1, 1), (5, 1, 2, 1)))).args
-KEPT = PAIR[4:7]
+YS, WINDOW, KEPT = PAIR[4], PAIR[5:8], PAIR[8:]
 
 
 def _masked(*which: int) -> dict[str, Any]:
@@ -269,17 +269,17 @@ ERRORS = (
         match=r"grads\[0\] must be torch.float32 on cpu, got torch.float16",
     ),
     ErrorCase("few_filters", (*PAIR[:2], PAIR[2][:1], *PAIR[3:]), match="dw_weights must hold 2 tensors"),
-    ErrorCase("few_ys", (*PAIR[:4], KEPT[0][:1], *PAIR[5:]), match="ys must hold 2 tensors, got 1"),
+    ErrorCase("few_ys", (*PAIR[:4], YS[:1], *PAIR[5:]), match="ys must hold 2 tensors, got 1"),
     ErrorCase(
         "ys", (*PAIR[:4], (rand(2, 2, 4, 5),) * 2, *PAIR[5:]), match=r"ys\[0\] must have the output's shape"
     ),
-    ErrorCase("mean", (*PAIR[:5], rand(1, 2), *PAIR[6:]), match="mean must have the output's shape"),
+    ErrorCase("mean", (*PAIR[:8], rand(1, 2), KEPT[1]), match="mean must have the output's shape"),
     ErrorCase(
         "var",
-        (*PAIR[:6], rand(2, 2, dtype=torch.float16), PAIR[7]),
+        (*PAIR[:9], rand(2, 2, dtype=torch.float16)),
         match="var must be torch.float32 on cpu, got torch.float16",
     ),
-    ErrorCase("no_mean", (*PAIR[:5], None, *PAIR[6:]), match="mean must be a tensor, got None"),
+    ErrorCase("no_mean", PAIR[:8], match="mean must be a tensor, got None"),
     ErrorCase(
         "mean_of_none",
         (*PAIR[:4], (), *PAIR[5:], (False, False)),
@@ -295,8 +295,9 @@ SPEC = OpSpec(
         Param("grads", "tensors"),
         *(Param(name, "tensors") for name in LISTS),
         Param("ys", "tensors"),
-        *(Param(name, "tensor") for name in ("mean", "var")),
-        *FORWARD.params[KINDS:],
+        *(Param(name, "static") for name in WINDOWS),
+        *(Param(name, "tensor", None) for name in ("mean", "var")),
+        *FORWARD.params[len(LISTS) + len(WINDOWS) :],
         Param("output_mask", "static", None),
     ),
     reference=reference,
