@@ -106,7 +106,7 @@ def _each(*args: Any) -> Iterator[tuple[bool, OpSpec, tuple[Any, ...]]]:
 
 
 def gathered(found: Sequence[tuple[bool, Any]]) -> tuple[Any, ...]:
-    """Return all results, the inputs of all norms, and their statistics as one tensor each; None of no norm."""
+    """Return all results, the norms' inputs, and their statistics as one tensor each; None of no norm."""
     outs = tuple(result[0] if norm else result for norm, result in found)
     kept = [result[1:] for norm, result in found if norm]
     if not kept:

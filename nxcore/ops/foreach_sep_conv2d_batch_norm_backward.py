@@ -112,7 +112,7 @@ def _each(*args: Any) -> Iterator[tuple[bool, tuple[Any, ...]]]:
     """Yield of each convolution whether it is normalised, and its own backward operator's arguments."""
     grads, xs, dw_weights, pw_weights, ys, *windows, mean, var, normed, relu, eps, output_mask = args
     masks = masks_of(xs, output_mask)
-    rows = iter(zip(ys, *((row(t, i) for i in range(len(ys))) for t in (mean, var)), strict=True))
+    rows = ((y, row(mean, i), row(var, i)) for i, y in enumerate(ys))
     given = each(xs, dw_weights, pw_weights, *windows, relu)
     for grad, one, norm, mask in zip(grads, given, flags(xs, normed), masks, strict=True):
         tensors, window = one[:KINDS], one[KINDS:]

@@ -70,6 +70,11 @@ KERNELS = kernels(
         "conv2d_backward": accepts.direct_convolution,
         "depthwise_conv2d": accepts.convolution,
         "depthwise_conv2d_backward": accepts.convolution,
+        "foreach_sep_conv2d_batch_norm": {"accepts": accepts.convolutions, "dtypes": (torch.float32,)},
+        "foreach_sep_conv2d_batch_norm_backward": {
+            "accepts": accepts.convolutions,
+            "dtypes": (torch.float32,),
+        },
         "entropy": accepts.rows,
         "entropy_backward": {"accepts": accepts.rows, "target": "entropy:plan_backward"},
         "gumbel_softmax": accepts.rows,

@@ -19,6 +19,7 @@ from nxcore.plugin import (
     Reduction,
     TensorMeta,
     Verdict,
+    Window,
     at_most,
     collapse,
     few_channels,
@@ -133,22 +134,27 @@ def _largest(problem: Problem) -> int:
 
 def _separable(problem: Problem) -> Verdict:
     """Take ordinary windows of any layout, where a row of outputs fits into shared memory."""
-    x, back = problem["x"], problem.op == "sep_conv2d_backward"
-    seen = separable.window(problem)
+    back = problem.op == "sep_conv2d_backward"
+    layer = Layer.of(problem, problem["grad"] if back else problem.outputs)
+    return _banded(layer, separable.window(problem), problem.device, back=back)
+
+
+def _banded(layer: Layer, seen: Window, device: torch.device, *, back: bool) -> Verdict:
+    """Take ordinary windows, where a row of outputs fits into shared memory."""
     if separable.square(seen) is None:
         return no(
             "takes square filters of 1, 3, 5 or 7, a stride and a dilation of 1 or 2, got "
             f"{seen.kernel}, {seen.stride} and {seen.dilation}",
             code=Code.SIZE,
         )
-    layer = Layer.of(problem, problem["grad"] if back else problem.outputs)
     if back and max(layer.pads) > layer.reach:
         why = f"takes a padding of at most {layer.reach}, the reach of the filter, got {layer.pads}"
         return no(why, code=Code.SIZE)
-    if separable.choose(layer, x.device, back=back) is None:
+    if separable.choose(layer, device, back=back) is None:
+        x, made = layer.x, layer.y.channels
         return no(
-            f"a row of outputs doesn't fit into {separable.memory(x.device)} bytes of shared memory: "
-            f"x has shape {x.shape}, pw_weight {problem['pw_weight'].shape}",
+            f"a row of outputs doesn't fit into {separable.memory(device)} bytes of shared memory: "
+            f"x has shape {(x.images, x.channels, x.height, x.width)}, pw_weight {(made, x.channels, 1, 1)}",
             code=Code.SIZE,
         )
     return YES
@@ -195,6 +201,43 @@ def _whole_rows(problem: Problem) -> Verdict:
     return YES
 
 
+def _bands_of_each(problem: Problem) -> Verdict:
+    """Take convolutions that sep_conv2d or its gradient takes."""
+    back = problem.op.endswith("_backward")
+    for layer, seen in zip(separable.layers(problem), separable.windows(problem), strict=True):
+        if not (answer := _banded(layer, seen, problem.device, back=back)):
+            return answer
+    return YES
+
+
+def _norms_of_each(problem: Problem) -> Verdict:
+    """Take results of one layout, channels not innermost, of few dimensions; statistics without gaps."""
+    ys, normed = _norm_inputs(problem), separable.flags(problem)
+    if not ys:
+        return YES
+    others = problem["grads"] if problem.op.endswith("_backward") else problem.outputs[0]
+    lists = (ys, [other for other, norm in zip(others, normed, strict=True) if norm])
+    for metas in lists:
+        if len({meta.strides_of_extent for meta in metas}) > 1:
+            why = f"needs normalised results of one layout, got strides {metas[0].strides} and others"
+            return no(why, code=Code.LAYOUT)
+        if metas[0].shape[1] > 1 and metas[0].strides[1] == 1:
+            why = f"needs each channel's elements side by side, got strides {metas[0].strides}"
+            return no(why, code=Code.LAYOUT)
+    if not ys[0].is_dense():
+        return no(f"needs inputs of norms without gaps, got strides {ys[0].strides}", code=Code.LAYOUT)
+    for name in ("mean", "var") if problem.op.endswith("_backward") else ():
+        if not problem[name].is_contiguous():
+            return no(f"needs {name} without gaps, got strides {problem[name].strides}", code=Code.LAYOUT)
+    shape, rest = ys[0].shape, [(m.strides[0], *m.strides[2:]) for m, *_ in lists]
+    return merged(collapse((shape[0], *shape[2:]), *rest)[0], MAX_RANK)
+
+
+def _norm_inputs(problem: Problem) -> tuple[TensorMeta, ...]:
+    found: tuple[TensorMeta, ...] = problem["ys"] if problem.op.endswith("_backward") else problem.outputs[1]
+    return found
+
+
 def _channels_of_many(problem: Problem) -> Verdict:
     """Take tensors of one layout, channels not innermost, of few dimensions; statistics without gaps."""
     xs, back = problem["xs"], problem.op.endswith("_backward")
@@ -238,6 +281,13 @@ matrices = takes(
 convolution = takes(distinct=True)
 direct_convolution = takes(few_channels(CHANNELS, TAPS), _shared)
 separable_convolution = takes(_separable, distinct=True)
+convolutions = takes(
+    at_most(MOST, "channels out", lambda problem: problem["pw_weights"][0].shape[0]),
+    _bands_of_each,
+    _norms_of_each,
+    distinct=True,
+    dtypes=(torch.float32,),
+)
 rows = takes(rows=LONGEST, one_gradient=True)
 norm = takes(
     at_most(MOST, "channels", lambda problem: problem["x"].shape[1]),

@@ -65,9 +65,10 @@ __device__ __forceinline__ void batch_norm_moments(const batch_norm_args& a) {
 
 namespace batch_norm_parts {
 
-// Writes what a block has of a channel; x is what its threads have fetched of it, from `at` on.
-template <typename T, int VECTOR, int UNROLL>
-__device__ __forceinline__ void normalise(const batch_norm_args& a, const Moments& found, Vector<T, VECTOR> (&x)[UNROLL],
+// Writes what a block has of a channel; x is what its threads have fetched of it, from `at` on. A: a struct with what
+// batch_norm_args have.
+template <typename T, int VECTOR, int UNROLL, typename A>
+__device__ __forceinline__ void normalise(const A& a, const Moments& found, Vector<T, VECTOR> (&x)[UNROLL],
                                           long long at, long long last) {
   const T* const base = static_cast<const T*>(a.x) + blockIdx.y * a.x_step;
   T* const out = static_cast<T*>(a.y) + blockIdx.y * a.y_step;
@@ -116,13 +117,21 @@ __device__ __forceinline__ void batch_norm_apply(const batch_norm_args& a) {
   normalise(a, of_warp(lane), x, at, last);
 }
 
+namespace batch_norm_parts {
+
 // The same where x is what another kernel made, whose blocks left shares of their own, `splits` for each channel.
-template <typename T, int VECTOR, int UNROLL>
-__device__ __forceinline__ void batch_norm_finish(const batch_norm_args& a) {
-  using namespace batch_norm_parts;
+template <typename T, int VECTOR, int UNROLL, typename A>
+__device__ __forceinline__ void finish(const A& a, int splits) {
   const T* const base = static_cast<const T*>(a.x) + blockIdx.y * a.x_step;
   const long long last = channel::last(a.c), at = channel::first(a.c) + threadIdx.x;
   Vector<T, VECTOR> x[UNROLL];
   channel::fetch(a.c, base, a.x_strides, at, last, x);  // under way while the shares are put together
-  normalise(a, of_shares(a.shares, blockIdx.y, a.c.splits), x, at, last);
+  normalise(a, of_shares(a.shares, blockIdx.y, splits), x, at, last);
+}
+
+}  // namespace batch_norm_parts
+
+template <typename T, int VECTOR, int UNROLL>
+__device__ __forceinline__ void batch_norm_finish(const batch_norm_args& a) {
+  batch_norm_parts::finish<T, VECTOR, UNROLL>(a, a.c.splits);
 }

@@ -24,8 +24,9 @@ struct batch_norm_backward_args {
   strides out_strides;
 };
 
-template <typename T, int VECTOR, int UNROLL>
-__device__ __forceinline__ void batch_norm_backward_sums(const batch_norm_backward_args& a) {
+// A, here and below: a struct with what batch_norm_backward_args have.
+template <typename T, int VECTOR, int UNROLL, typename A>
+__device__ __forceinline__ void batch_norm_backward_sums(const A& a) {
   constexpr int N = UNROLL * VECTOR;
   const T* const grads = static_cast<const T*>(a.grad) + blockIdx.y * a.grad_step;
   const T* const images = static_cast<const T*>(a.x) + blockIdx.y * a.x_step;
@@ -61,8 +62,8 @@ __device__ __forceinline__ void batch_norm_backward_sums(const batch_norm_backwa
   if (threadIdx.x == 0) channel::leave(a.shares, a.c, sum, product);
 }
 
-template <typename T, int VECTOR, int UNROLL>
-__device__ __forceinline__ void batch_norm_backward_apply(const batch_norm_backward_args& a) {
+template <typename T, int VECTOR, int UNROLL, typename A>
+__device__ __forceinline__ void batch_norm_backward_apply(const A& a) {
   const T* const grads = static_cast<const T*>(a.grad) + blockIdx.y * a.grad_step;
   const T* const images = static_cast<const T*>(a.x) + blockIdx.y * a.x_step;
   T* const out = static_cast<T*>(a.x_grad) + blockIdx.y * a.out_step;

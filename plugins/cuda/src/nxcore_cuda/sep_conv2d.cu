@@ -59,11 +59,19 @@ struct Four {
   }
 };
 
-// Calls make(down, strip, tile) for every tile of a product and leaves the moments of each of `count` channels: the
-// lanes of a group have the same four channels, and there may be several groups for them.
-template <typename Make>
-__device__ __forceinline__ void make_with_moments(int count, int across, int pixels, float* shares, Make make) {
+// What the groups of lanes found. One array for all windows of a kernel: shared memory is what blocks lack.
+__device__ __forceinline__ Moments (&found_by_groups())[GROUPS][STRIP] {
   __shared__ Moments found[GROUPS][STRIP];
+  return found;
+}
+
+// Calls make(down, strip, tile) for every tile of a product and leaves the moments of each of `count` channels, those
+// of the block with number `block` of `blocks`: the lanes of a group have the same four channels, and there may be
+// several groups for them.
+template <typename Make>
+__device__ __forceinline__ void make_with_moments(int count, int across, int pixels, float* shares, unsigned block,
+                                                  unsigned blocks, Make make) {
+  Moments(&found)[GROUPS][STRIP] = found_by_groups();
   int lanes = FEWEST;
   while (lanes < WARP && (lanes < across || (int)blockDim.x > lanes * GROUPS)) lanes *= 2;
   const int downs = round_up(count) / STRIP, groups = blockDim.x / lanes, group = threadIdx.x / lanes;
@@ -91,7 +99,7 @@ __device__ __forceinline__ void make_with_moments(int count, int across, int pix
       const int first = i / STRIP * parts;
       Moments all = found[first][i % STRIP];
       for (int p = 1; p < parts; ++p) all = moments::together(all, found[first + p][i % STRIP]);
-      moments::leave(shares, (long long)channel * gridDim.x + blockIdx.x, all);
+      moments::leave(shares, (long long)channel * blocks + block, all);
     }
     __syncthreads();
   }
@@ -99,16 +107,16 @@ __device__ __forceinline__ void make_with_moments(int count, int across, int pix
 
 }  // namespace separable
 
+// The work of the block with number `block` of `blocks`. A: a struct with x, filters, points, out and shares.
 // `shared`: xs (chunk planes), fs (their filters), us (channels by pixels), ws (channels by tile).
-template <typename T, int SIZE, int STRIDE, int DILATION, bool MOMENTS = false>
-__device__ __forceinline__ void sep_conv2d(const sep_conv2d_args& a) {
+template <typename T, int SIZE, int STRIDE, int DILATION, bool MOMENTS, typename A>
+__device__ __forceinline__ void sep_conv2d_band(const A& a, const separable::Band& b, unsigned block, unsigned blocks) {
   using namespace separable;
-  const Band& b = a.band;
   float* const xs = dynamic_shared<float>();
   float* const us = xs + b.chunk * b.x_rows * b.x_pitch;
   float* const ws = us + b.channels * b.u_pitch;
   float* const fs = ws + b.channels * b.w_pitch;
-  const int image = blockIdx.x / b.bands, first = (blockIdx.x - image * b.bands) * b.band;
+  const int image = block / b.bands, first = (block - image * b.bands) * b.band;
   const int rows = min(b.band, b.out_height - first), pixels = rows * b.out_width;
   const T* const x = static_cast<const T*>(a.x) + image * b.x_step.image;
   const T* const points = static_cast<const T*>(a.points);
@@ -176,7 +184,7 @@ __device__ __forceinline__ void sep_conv2d(const sep_conv2d_args& a) {
       }
     };
     if constexpr (MOMENTS) {
-      make_with_moments(count, across, pixels, a.shares + 4LL * start * gridDim.x, make);
+      make_with_moments(count, across, pixels, a.shares + 4LL * start * blocks, block, blocks, make);
     } else {
       for (int task = threadIdx.x; task < across * (round_up(count) / STRIP); task += blockDim.x) {
         const int down = task / across;
@@ -185,4 +193,9 @@ __device__ __forceinline__ void sep_conv2d(const sep_conv2d_args& a) {
       }
     }
   }
+}
+
+template <typename T, int SIZE, int STRIDE, int DILATION, bool MOMENTS = false>
+__device__ __forceinline__ void sep_conv2d(const sep_conv2d_args& a) {
+  sep_conv2d_band<T, SIZE, STRIDE, DILATION, MOMENTS>(a, a.band, blockIdx.x, gridDim.x);
 }

@@ -91,27 +91,28 @@ __device__ __forceinline__ void point_shares(float* shares, const float* ys, con
 
 }  // namespace separable
 
-// `shared`: xs (chunk planes), zs (chunk planes: the inner gradient, with zeros between its elements where windows
+// The work of the block with number `block` of `blocks` of a chunk of channels. A: a struct with grad, x, filters,
+// points, x_grad and shares. `shared`: xs (chunk planes), zs (chunk planes: the inner gradient, with zeros between its elements where windows
 // have a stride), ys (the gradient, tile by pixels), ws (tile by chunk), us (chunk by pixels) and fs (filters).
-template <typename T, int SIZE, int STRIDE, int DILATION>
-__device__ __forceinline__ void sep_conv2d_backward(const sep_conv2d_backward_args& a) {
+template <typename T, int SIZE, int STRIDE, int DILATION, typename A>
+__device__ __forceinline__ void sep_conv2d_backward_bands(const A& a, const separable::Band& b, unsigned block,
+                                                          unsigned blocks, unsigned chunk) {
   using namespace separable;
   constexpr int TAPS = SIZE * SIZE, REACH = (SIZE - 1) * DILATION;
-  const Band& b = a.band;
-  const int channel = blockIdx.y * b.chunk, count = min(b.chunk, b.channels - channel);
+  const int channel = chunk * b.chunk, count = min(b.chunk, b.channels - channel);
   float* const xs = dynamic_shared<float>();
   float* const zs = xs + b.chunk * b.x_rows * b.x_pitch;
   float* const ys = zs + b.chunk * b.z_rows * b.z_pitch;
   float* const ws = ys + b.tile * b.y_pitch;
   float* const us = ws + b.tile * b.w_pitch;
   float* const fs = us + round_up(b.chunk) * b.u_pitch;
-  float* const shares = a.shares + (long long)blockIdx.x * b.channels * (TAPS + b.made);
+  float* const shares = a.shares + (long long)block * b.channels * (TAPS + b.made);
   const T* const points = static_cast<const T*>(a.points);
 
   copy_filters<T, SIZE>(fs, static_cast<const T*>(a.filters), channel, count, b);
 
-  for (int item = blockIdx.x; item < b.items; item += gridDim.x) {
-    const bool first = item == blockIdx.x;
+  for (int item = block; item < b.items; item += blocks) {
+    const bool first = item == block;
     const int image = item / b.bands, index = item - image * b.bands;
     const int out = index * b.band, rows = min(b.band, b.out_height - out);
     // Rows of the image whose gradient is made here, and the rows of the output that saw them.
@@ -221,6 +222,11 @@ __device__ __forceinline__ void sep_conv2d_backward(const sep_conv2d_backward_ar
       }
     }
   }
+}
+
+template <typename T, int SIZE, int STRIDE, int DILATION>
+__device__ __forceinline__ void sep_conv2d_backward(const sep_conv2d_backward_args& a) {
+  sep_conv2d_backward_bands<T, SIZE, STRIDE, DILATION>(a, a.band, blockIdx.x, gridDim.x, blockIdx.y);
 }
 
 struct sep_conv2d_totals_args {

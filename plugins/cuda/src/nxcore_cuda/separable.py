@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -77,14 +77,27 @@ class Layer:
     @classmethod
     def of(cls, problem: Problem, y: TensorMeta, x_grad: TensorMeta | None = None) -> Layer:
         """Describe a call whose window has a kernel."""
-        x, points, seen = problem["x"], problem["pw_weight"], window(problem)
+        x, filters, points = problem["x"], problem["dw_weight"], problem["pw_weight"]
+        return cls.seen(x, filters, points, window(problem), y, x_grad)
+
+    @classmethod
+    def seen(
+        cls,
+        x: TensorMeta,
+        filters: TensorMeta,
+        points: TensorMeta,
+        seen: Window,
+        y: TensorMeta,
+        x_grad: TensorMeta | None = None,
+    ) -> Layer:
+        """Describe a convolution by its tensors, whose window has a kernel."""
         size, stride, dilation = square(seen) or (0, 0, 0)
         made, inner = (0 if n == 1 else s for n, s in zip(points.shape[:2], points.strides, strict=False))
         return cls(
             Image.of(x),
             Image.of(y),
             Image.of(x_grad or x),
-            filter_steps(problem["dw_weight"]),
+            filter_steps(filters),
             (made, inner),
             size,
             stride,
@@ -109,6 +122,36 @@ def window(problem: Problem) -> Window:
     return Window.of_convolution(
         x.shape, (height, width), problem["stride"], problem["padding"], problem["dilation"]
     )
+
+
+def flags(problem: Problem) -> tuple[bool, ...]:
+    """Return which results are normalised."""
+    normed = problem["normed"]
+    return (True,) * len(problem["xs"]) if normed is None else normed
+
+
+def windows(problem: Problem) -> list[Window]:
+    """Return the window of each convolution."""
+    names = ("xs", "dw_weights", "strides", "paddings", "dilations")
+    return [
+        Window.of_convolution(x.shape, tuple(filters.shape[-2:]), *numbers)
+        for x, filters, *numbers in zip(*(problem[name] for name in names), strict=True)
+    ]
+
+
+def layers(problem: Problem) -> list[Layer]:
+    """Return the shapes of each convolution; of a backward call, with its gradients."""
+    count, back = len(problem["xs"]), problem.op.endswith("_backward")
+    x_grads: Sequence[Any] = problem.outputs[0] if back else (None,) * count
+    given = (problem["xs"], problem["dw_weights"], problem["pw_weights"], windows(problem))
+    made = gradients(problem) if back else problem.outputs[0]
+    return [Layer.seen(*one) for one in zip(*given, made, x_grads, strict=True)]
+
+
+def gradients(problem: Problem) -> list[TensorMeta]:
+    """Return the gradient of each convolution's own result: behind a norm, it has that norm's layout."""
+    ys = iter(problem["ys"])
+    return [next(ys) if norm else grad for norm, grad in zip(flags(problem), problem["grads"], strict=True)]
 
 
 def square(seen: Window) -> tuple[int, int, int] | None:
@@ -253,20 +296,32 @@ def memory(device: torch.device) -> int:
     return MORE if properties.shared_memory_per_block_optin >= 2 * MORE else MOST
 
 
-def choose(layer: Layer, device: torch.device, *, back: bool) -> Tile | None:
+def choose(layer: Layer, device: torch.device, *, back: bool, most: int = 0, layers: int = 1) -> Tile | None:
     """Return the tile for a layer: the one that moves least, and leaves little idle; None if none fits.
 
     Forward, a block that has more to do makes up for some that do nothing: so it was measured on an H200.
+
+    Parameters
+    ----------
+    layer : Layer
+    device : torch.device
+    back : bool
+        Whether it is for the gradients.
+    most : int
+        Bytes of shared memory that a block may have; by default, what ``memory`` says.
+    layers : int
+        How many such layers a launch has.
     """
     lay_out = backward if back else forward
 
     def rank(tile: Tile) -> tuple[float, int]:
         blocks = layer.x.images * layer.bands(tile.band)
         blocks *= ceil_div(layer.x.channels, tile.chunk) if back else 1
-        idle = max(ENOUGH / blocks, 1.0)
+        idle = max(ENOUGH / (blocks * layers), 1.0)
         return blocks * lay_out(layer, tile).moved * (idle if back else idle**0.75), -tile.chunk
 
-    fitting = (tile for tile in tiles(layer, memory(device)) if lay_out(layer, tile).bytes <= tile.memory)
+    allowed = most or memory(device)
+    fitting = (tile for tile in tiles(layer, allowed) if lay_out(layer, tile).bytes <= tile.memory)
     return min(fitting, key=rank, default=None)
 
 
