@@ -1,12 +1,15 @@
 """Keep shipped figures of kernels that were rewritten and launch the same as before.
 
-    python benchmarks/retrace.py COMMIT
+    python benchmarks/retrace.py COMMIT [--compiled SOURCE ...]
 
 A rewritten planner gives its kernel another identity, and `tests/test_shipped.py` fails. This script plans
 and calls every kernel on every problem of the shipped files, in the sources of COMMIT, at which the files
 were valid, and in the present ones. No kernel runs: a trace lists the operations of torch and, for each
 launch, the device code, grid, block, shared memory and values. Where both traces agree, the entry takes the
 kernel's new identity. The others are measured again, or removed by `nxcore wisdom shipped --prune`.
+
+Device code is compared as text. That of the sources named after `--compiled`, such as `sep_conv2d`, is
+compiled by nvcc for an H200 instead, and its machine code is compared.
 
 It needs no GPU: CPU tensors stand in, and torch's references run on the meta device. Whether the host takes
 as long as before is not compared.
@@ -15,9 +18,11 @@ as long as before is not compared.
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import json
 import os
+import struct
 import subprocess
 import sys
 import tempfile
@@ -29,6 +34,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 ROOT = Path(__file__).parents[1]
 TRACED = ("torch", "cuda", "cuda-fp32x", "triton", "triton-fp32x", "numba-cuda")
+H200 = (9, 0)
+NO_BITS = 8  # the kind of a section that only has a size
 SAME_LAUNCHES = {"cupy": "cuda"}
 """A backend that launches another's plans."""
 
@@ -61,11 +68,29 @@ class Trace(TorchDispatchMode):
         return self.places.setdefault(pointer, len(self.places)) if pointer else None
 
 
-def recorded(current):
-    """Replace the launches of every plugin by lines of the trace that ``current`` holds."""
+def sections(image):
+    """Return the machine code, constants and shared memory of an image: section -> size and digest."""
+    (start,), (count, names) = struct.unpack_from("<Q", image, 0x28), struct.unpack_from("<HH", image, 0x3C)
+    headers = [struct.unpack_from("<IIQQQQ", image, start + 64 * i) for i in range(count)]
+    found = {}
+    for name, kind, _, _, at, size in headers:
+        first = headers[names][4] + name
+        spelt = image[first : image.index(b"\0", first)].decode()
+        if spelt.startswith((".text", ".nv.constant", ".nv.shared")):
+            held = b"" if kind == NO_BITS else image[at : at + size]
+            found[spelt] = size, hashlib.sha256(held).hexdigest()
+    return found
+
+
+def recorded(current, compiled=()):
+    """Replace the launches of every plugin by lines of the trace that ``current`` holds.
+
+    The device code of the sources that ``compiled`` names is compared after nvcc.
+    """
     import nxcore_numba.gpu.launch
     import nxcore_triton.launch
     from nxcore_cuda.emulator.emulate import EmulatedHandle
+    from nxcore_cuda.machine.compile import compiled as nvcc
 
     from nxcore.trust.closure import digest
     from nxcore.trust.identity import installed
@@ -73,13 +98,19 @@ def recorded(current):
     def code(target):
         return installed().closure([target], halts=("nxcore", "nxcore_numba.gpu.launch")).digest
 
+    @functools.cache
+    def device_code(instance):
+        if instance.source not in compiled:
+            return code(f"nxcore_cuda:{instance.source}.cu")
+        return sections(nvcc(instance.text, H200, instance.symbol))
+
     def of(kernel):
         function = getattr(kernel, "fn", None) or kernel.py_func
         return code(f"{function.__module__}:{function.__name__}")
 
     def prepared(self, instance, shape, shared, pointers, layout, values):
-        device_code = code(f"nxcore_cuda:{instance.source}.cu")
-        self.what = [instance.symbol, digest([instance.declaration]), device_code, shape, shared, layout]
+        declared = digest([instance.declaration])
+        self.what = [instance.symbol, declared, device_code(instance), shape, shared, layout]
         self.values, self.pointers, self.instance = values, pointers, instance
 
     def launched(self, pointers, tail):
@@ -133,14 +164,14 @@ def calls(entry):
         yield make, op or key["op"], label, key["backward" if backward else "forward"] if op else key
 
 
-def traced(files):
-    """Return, for each file and entry, kernel -> identity and digest of its trace."""
+def traced(files, compiled=()):
+    """Return, for each file and entry, kernel -> identity and digest of its trace; see ``recorded``."""
     from nxcore import session
     from nxcore.spec.problem import Problem
     from nxcore.trust.identity import installed
 
     current = [Trace()]
-    recorded(current)
+    recorded(current, compiled)
     found, own = {}, session.default()
     for file in files:
         found[Path(file).name] = []
@@ -170,12 +201,12 @@ def traced(files):
     return found
 
 
-def run(root, files):
+def run(root, files, compiled=()):
     """Return what ``traced`` finds in the sources under ``root``."""
     plugins = [str(path) for path in root.glob("plugins/*/src")]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "traces.json"
-        command = [sys.executable, __file__, "--trace", str(out), *map(str, files)]
+        command = [sys.executable, __file__, "--trace", str(out), *map(str, files), "--compiled", *compiled]
         settings = {"PYTHONPATH": os.pathsep.join([str(root), *plugins]), "NXCORE_CACHE": folder}
         settings |= {"NXCORE_CUDA_EMULATOR": "1", "NUMBA_ENABLE_CUDASIM": "1", "TRITON_INTERPRET": "0"}
         subprocess.run(command, cwd=folder, env=os.environ | settings, check=True)
@@ -202,10 +233,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("commit", nargs="?", help="where the shipped files were valid")
     parser.add_argument("--trace", nargs="+", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--compiled", nargs="*", default=(), metavar="SOURCE", help="sources to compare as machine code"
+    )
     asked = parser.parse_args()
     if asked.trace:
         out, *files = asked.trace
-        Path(out).write_text(json.dumps(traced(files)))
+        Path(out).write_text(json.dumps(traced(files, asked.compiled)))
         return
     if not asked.commit:
         parser.error("name the commit at which the shipped files were valid")
@@ -215,7 +249,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         packed = subprocess.run(["git", "archive", asked.commit], cwd=ROOT, capture_output=True, check=True)
         subprocess.run(["tar", "-x", "-C", folder], input=packed.stdout, check=True)
-        before, now = run(Path(folder), files), run(ROOT, files)
+        before, now = run(Path(folder), files, asked.compiled), run(ROOT, files, asked.compiled)
     for file in files:
         found, counts = rewritten(json.loads(file.read_text()), before[file.name], now[file.name])
         shipped.write(file, found)

@@ -36,6 +36,19 @@ def _along(n: int) -> Args:
     return _rows(n), 2
 
 
+def _lists(n: int) -> Args:
+    x = image(n)
+    tensors = (x, x), (torch.randn(16, 1, 3, 3),) * 2, (torch.randn(16, 16, 1, 1),) * 2
+    return *tensors, (1, 1), (1, 1), (1, 1)
+
+
+def _lists_backward(n: int) -> Args:
+    tensors, windows = _lists(n)[:3], _lists(n)[3:]
+    made = torch.randn_like(tensors[0][0])
+    kept = torch.zeros(2, 16), torch.ones(2, 16)
+    return (made, made), *tensors, (made, made), *windows, *kept
+
+
 FORWARD: Mapping[str, Callable[[int], Args]] = {
     **dict.fromkeys(("all", "amax", "amin", "any", "argmax", "argmin", "max", "mean", "min"), _along),
     "add": lambda n: (_rows(n), _rows(n)),
@@ -46,6 +59,8 @@ FORWARD: Mapping[str, Callable[[int], Args]] = {
     "conv2d": lambda n: (image(n, 4), torch.randn(8, 4, 3, 3), torch.randn(8), 1, 1),
     "depthwise_conv2d": lambda n: (image(n), torch.randn(16, 1, 3, 3), 1, 1),
     "entropy": lambda n: (_rows(n),),
+    "foreach_sep_conv2d_batch_norm": _lists,
+    "foreach_sep_conv2d_batch_norm_backward": _lists_backward,
     "global_avg_pool2d": lambda n: (image(n, 64),),
     "global_max_pool2d": lambda n: (image(n, 64),),
     "global_max_pool2d_with_offsets": lambda n: (image(n, 64),),

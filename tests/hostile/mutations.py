@@ -34,7 +34,8 @@ NORM_SUMS = ("batch_norm_sum", "batch_norm_sum_backward")
 IMAGES = (*LARGEST, "max_pool2d_backward", *MEANS, *FILTERED)
 ROWS = ("entropy", "entropy_backward", "gumbel_softmax", "gumbel_softmax_backward")
 BLOCKS = ("sep_conv2d_batch_norm", "sep_conv2d_batch_norm_backward")
-ALIKE = ("weighted_sum", "weighted_sum_backward", "matmul_backward", *BLOCKS)
+FOREACH = ("foreach_sep_conv2d_batch_norm", "foreach_sep_conv2d_batch_norm_backward")
+ALIKE = ("weighted_sum", "weighted_sum_backward", "matmul_backward", *BLOCKS, *FOREACH)
 """What the kernels of other operators run: those of BLENDS, PRODUCT, SEPARABLE and NORMS, which in CUDA C++
 also leave moments."""
 

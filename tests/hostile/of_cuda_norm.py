@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
-from tests.hostile.mutations import BITS, MASK, NORM, NORM_BACK, NORM_SUMS, NORMS, STRIDE, one
+from tests.hostile.mutations import BITS, FOREACH, MASK, NORM, NORM_BACK, NORM_SUMS, NORMS, STRIDE, one
 from tests.hostile.of_cuda import half
 
 MUTATIONS = (
+    one(STRIDE, "foreach_batch_norm.cu", FOREACH[:1], "row = i * gridDim.y", "row = i", likely="edge"),
+    one(STRIDE, "foreach_batch_norm_backward.cu", FOREACH[1:], "a.mean + row", "a.mean + i", likely="edge"),
+    one(
+        STRIDE,
+        "foreach.cuh",
+        FOREACH,
+        "own = b.firsts[item + 1] - first",
+        "own = b.firsts[item + 1] - b.firsts[0]",
+        likely="edge",
+    ),
+    one(
+        MASK,
+        "foreach_sep_conv2d_backward.cu",
+        FOREACH[1:],
+        "a.begins[i] - COLUMNS * a.firsts[i]",
+        "a.begins[i]",
+        likely="edge",
+    ),
     one(
         MASK,
         "channel.cuh",

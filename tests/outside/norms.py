@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from nxcore.ops.batch_norm import SPEC as BATCH_NORM
 from nxcore.ops.batch_norm_sum import SPEC as SUM
+from nxcore.ops.foreach_sep_conv2d_batch_norm import SPEC as FOREACH
 from nxcore.ops.sep_conv2d_batch_norm import SPEC as BLOCK
 from tests.outside.strategies import LAYOUTS, Draw, dtypes, shapes, strategy, tensor
 
@@ -86,3 +87,38 @@ def sep_conv2d_batch_norm_backward(draw: Draw, most: int) -> tuple[Any, ...]:
     mask = draw(st.tuples(*[st.booleans()] * 5).filter(lambda mask: any(mask[:3])))
     grad = tensor(draw, tuple(out.shape), x.dtype, ("normal",), APART)
     return grad, x, filters, points, *kept, weight, *window, eps, mask
+
+
+@strategy
+def foreach_sep_conv2d_batch_norm(draw: Draw, most: int) -> tuple[Any, ...]:
+    """Windows of an edge of DARTS, of ordinary numbers with a deviation, some results not normalised.
+
+    Of 16 bits kernels take none.
+    """
+    count = draw(st.sampled_from([1, 2, 5]))
+    images, channels, made = (draw(st.integers(low, 4)) for low in (2, 1, 1))
+    stride, relu = draw(st.integers(1, 2)), draw(st.booleans())
+    size = (images, channels, *(draw(st.integers(3, 7)) for _ in range(2)))
+    found = draw(st.lists(st.sampled_from([(3, 1), (5, 1), (3, 2), (5, 2)]), min_size=count, max_size=count))
+    lists = [
+        tuple(tensor(draw, shape, torch.float32, ("normal",), APART) for shape in shapes_of)
+        for shapes_of in (
+            [size] * count,
+            [(channels, 1, k, k) for k, _ in found],
+            [(made, channels, 1, 1)] * count,
+        )
+    ]
+    windows = (stride,) * count, tuple(d * (k // 2) for k, d in found), tuple(d for _, d in found)
+    normed = draw(st.one_of(st.none(), st.tuples(*[st.booleans()] * count)))
+    return *lists, *windows, normed, relu, draw(st.sampled_from([1e-5, 0.5]))
+
+
+@strategy
+def foreach_sep_conv2d_batch_norm_backward(draw: Draw, most: int) -> tuple[Any, ...]:
+    """Any of the gradients, with what the forward pass kept."""
+    given = draw(foreach_sep_conv2d_batch_norm(most))
+    lists, windows, rest = given[:3], given[3:6], given[6:]
+    outs, ys, *kept = FOREACH.reference(*given)
+    mask = draw(st.one_of(st.none(), st.tuples(*[st.booleans()] * (3 * len(outs))).filter(any)))
+    grads = tuple(tensor(draw, tuple(out.shape), out.dtype, ("normal",), APART) for out in outs)
+    return grads, *lists, ys, *windows, *kept, *rest, mask

@@ -117,21 +117,13 @@ __device__ __forceinline__ void batch_norm_apply(const batch_norm_args& a) {
   normalise(a, of_warp(lane), x, at, last);
 }
 
-namespace batch_norm_parts {
-
 // The same where x is what another kernel made, whose blocks left shares of their own, `splits` for each channel.
-template <typename T, int VECTOR, int UNROLL, typename A>
-__device__ __forceinline__ void finish(const A& a, int splits) {
+template <typename T, int VECTOR, int UNROLL>
+__device__ __forceinline__ void batch_norm_finish(const batch_norm_args& a) {
+  using namespace batch_norm_parts;
   const T* const base = static_cast<const T*>(a.x) + blockIdx.y * a.x_step;
   const long long last = channel::last(a.c), at = channel::first(a.c) + threadIdx.x;
   Vector<T, VECTOR> x[UNROLL];
   channel::fetch(a.c, base, a.x_strides, at, last, x);  // under way while the shares are put together
-  normalise(a, of_shares(a.shares, blockIdx.y, splits), x, at, last);
-}
-
-}  // namespace batch_norm_parts
-
-template <typename T, int VECTOR, int UNROLL>
-__device__ __forceinline__ void batch_norm_finish(const batch_norm_args& a) {
-  batch_norm_parts::finish<T, VECTOR, UNROLL>(a, a.c.splits);
+  normalise(a, of_shares(a.shares, blockIdx.y, a.c.splits), x, at, last);
 }

@@ -25,7 +25,7 @@ struct Norm {
   const void* x;
   const void *weight, *bias;
   void* y;
-  float *mean, *var, *shares;
+  float *mean, *var;
   long long x_step, y_step;
   int kind;
   const channels& c;
@@ -34,11 +34,16 @@ struct Norm {
 
 }  // namespace foreach
 
-// Normalises by moments that other kernels left.
+// batch_norm_finish of each tensor, by moments that other kernels left.
 template <typename T, int VECTOR, int UNROLL>
 __device__ __forceinline__ void foreach_batch_norm_finish(const foreach_batch_norm_args& a) {
+  using namespace batch_norm_parts;
   const int i = blockIdx.z, row = i * gridDim.y;
-  const foreach::Norm own = {a.xs[i],  nullptr,  nullptr, a.ys[i], a.mean + row, a.var + row, a.shares[i],
+  const foreach::Norm own = {a.xs[i],  nullptr,  nullptr, a.ys[i], a.mean + row, a.var + row,
                              a.x_step, a.y_step, 0,       a.c,     a.x_strides,  a.y_strides};
-  batch_norm_parts::finish<T, VECTOR, UNROLL>(own, a.splits[i]);
+  const T* const base = static_cast<const T*>(own.x) + blockIdx.y * a.x_step;
+  const long long last = channel::last(a.c), at = channel::first(a.c) + threadIdx.x;
+  Vector<T, VECTOR> x[UNROLL];
+  channel::fetch(a.c, base, a.x_strides, at, last, x);  // under way while the moments are put together
+  normalise(own, of_shares(a.shares[i], blockIdx.y, a.splits[i]), x, at, last);
 }
