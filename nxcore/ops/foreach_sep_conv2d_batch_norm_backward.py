@@ -1,6 +1,6 @@
 """foreach_sep_conv2d_batch_norm_backward: all gradients of foreach_sep_conv2d_batch_norm.
 
-    of each convolution: sep_conv2d_batch_norm_backward where normed[i], else sep_conv2d_backward
+of each convolution: sep_conv2d_batch_norm_backward where normed[i], else sep_conv2d_backward
 """
 
 from __future__ import annotations
