@@ -1,6 +1,8 @@
 """foreach_sep_conv2d_batch_norm_backward: all gradients of foreach_sep_conv2d_batch_norm.
 
-of each convolution: sep_conv2d_batch_norm_backward where normed[i], else sep_conv2d_backward
+    of each convolution: sep_conv2d_batch_norm_backward where normed[i], else sep_conv2d_backward
+
+A tensor that ``xs`` holds several times has as many gradients, which nothing adds up.
 """
 
 from __future__ import annotations
