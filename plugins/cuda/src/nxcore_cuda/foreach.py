@@ -45,7 +45,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Work:
-    """What a launch does for one convolution.
+    """The work of a launch for one convolution.
 
     Attributes
     ----------
