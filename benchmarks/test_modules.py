@@ -23,7 +23,7 @@ from torch import nn
 
 from nxcore import nn as ours
 from nxcore.call.operator import Operator, Plan
-from nxcore.nn import activations, modules, sequential
+from nxcore.nn import activations, modules, sequential, swap
 from nxcore.nn.served import AFTER, RESTING
 from nxcore.registry.discovery import discover
 from nxcore.session import Session
@@ -58,7 +58,7 @@ MAKE: dict[str, Callable[[], nn.Module]] = {
     ),
     "Sequential, pair": lambda: nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.GELU()),
 }
-MODES = ("plain", "gradients", "autocast", "evaluation", "bfloat16")
+MODES = ("plain", "gradients", "autocast", "evaluation", "bfloat16", "float16")
 
 
 @contextmanager
@@ -74,7 +74,7 @@ def _mode(mode: str) -> Iterator[None]:
 
 def _sides(name: str, mode: str) -> tuple[nn.Module, nn.Module, torch.Tensor]:
     """Return torch's module, an accelerated copy, and an input."""
-    dtype = torch.bfloat16 if mode == "bfloat16" else torch.float32
+    dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(mode, torch.float32)
     theirs = MAKE[name]().to(dtype)
     own = copy.deepcopy(theirs)
     ours.accelerate(own, watch=False)
@@ -122,6 +122,10 @@ def _serve_by(session: Session, monkeypatch: pytest.MonkeyPatch) -> list[Operato
     return [*found, *activated.values()]
 
 
+def test_every_module_that_accelerate_takes_is_measured() -> None:
+    assert {type(make()) for make in MAKE.values()} == set(swap.OURS)
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", MAKE)
 def test_where_torch_serves_a_module_costs_nothing(
@@ -137,7 +141,7 @@ def test_where_torch_serves_a_module_costs_nothing(
         _within(lambda us: max(REST_RATIO * us, us + REST_US), (theirs, own), x)
 
 
-@pytest.mark.parametrize("mode", ["plain", "autocast", "evaluation", "bfloat16"])
+@pytest.mark.parametrize("mode", ["plain", "autocast", "evaluation", "bfloat16", "float16"])
 @pytest.mark.parametrize("name", [name for name in MAKE if "Pool" in name or "LU" in name or name == "Mish"])
 def test_a_call_of_the_operator_costs_little(name: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     operators = _serve_by(Session(Settings(policy="estimate"), discover(found=())), monkeypatch)

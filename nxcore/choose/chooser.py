@@ -279,7 +279,8 @@ class Chooser:
 
     def explorations(self) -> list[Exploration]:
         """Return the explorations of this process, those that are over included."""
-        found = (exploration(choice.call) for choice in list(self.choices.values()))
+        # An OrderedDict hashes each key again where it yields values: a millisecond for a network.
+        found = (exploration(choice.call) for choice in list(dict.values(self.choices)))
         return [e for e in found if e is not None]
 
     def _compile(self, problem: Problem, listed: Shortlist) -> None:

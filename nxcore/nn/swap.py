@@ -75,7 +75,10 @@ class Swap:
     def __str__(self) -> str:
         lines = [f"replaced {len(self.replaced)}, left {len(self.left)}"]
         lines += [f"  {name or '(the model)'}: {cls}" for name, cls in self.replaced.items()]
-        lines += [f"  left {count}: {why}" for why, count in Counter(self.left.values()).most_common()]
+        kinds = Counter(why.partition(": ")[0] for why in self.left.values())
+        for head, count in kinds.most_common():  # reasons that differ in numbers alone are one line
+            whole = {why for why in self.left.values() if why.partition(": ")[0] == head}
+            lines.append(f"  left {count}: {head if len(whole) > 1 else whole.pop()}")
         return "\n".join(lines)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import shutil
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -34,6 +34,9 @@ LABELS: dict[State, str] = {
 
 NAME = 28
 """The widest column of names."""
+
+REASONS = 6
+"""The most reasons below the table, in full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +102,16 @@ class ModelExplanation:
             for cells in lines
         )
 
+    def _reasons(self, width: int) -> list[str]:
+        """Return the reasons that the table has no room for, each once, the most frequent first."""
+        texts = zip(self.table(1 << 30).splitlines()[1:], self.rows, strict=True)
+        kinds = Counter(row.reason for text, row in texts if len(text) > width)
+        lines = [f"{count} modules: {reason}" for reason, count in kinds.most_common(REASONS)]
+        return lines + [f"{len(kinds) - REASONS} more reasons: to_dict() has all"] * (len(kinds) > REASONS)
+
     def __str__(self) -> str:
         width = max(80, shutil.get_terminal_size((80, 24)).columns)
-        lines = [self.table(width)] if self.rows else []
+        lines = [self.table(width), *self._reasons(width)] if self.rows else []
         lines.append(f"{len(self.rows)} modules can run nxcore's operators, {len(self.left)} are torch's own")
         lines += [_cut(f"steps: {found}", width) for found in self.steps]
         if not self.rows:

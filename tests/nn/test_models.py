@@ -145,3 +145,18 @@ def test_what_is_no_model_is_refused(given: str, why: str, monkeypatch: pytest.M
         run("--model", given)
     with pytest.raises(InvalidInputError, match="give an operator, or --from-trace"):
         run("add", "--model", given)
+
+
+@pytest.mark.usefixtures("session")
+def test_reasons_that_are_cut_are_told_in_full_below(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    model = network()
+    nxcore.accelerate(model)
+    found = nxcore.explain(model, X)
+    told, whole = str(found), found.table(1 << 30).splitlines()[1:]
+    cut = [row.reason for row, text in zip(found.rows, whole, strict=True) if len(text) > 80]
+    assert cut
+    for reason in cut:
+        assert f"{cut.count(reason)} modules: {reason}" in told.splitlines()
+    monkeypatch.setenv("COLUMNS", "1000")
+    assert " modules: " not in str(found), "the table has room for them"

@@ -176,3 +176,10 @@ def test_torch_itself_is_not_touched() -> None:
         nn.MaxPool2d.forward,
     )
     assert type(nn.MaxPool2d(2)) is nn.MaxPool2d
+
+
+def test_reasons_that_differ_in_numbers_alone_are_one_line() -> None:
+    convs = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 4, 1), nn.Tanh())
+    swap = nxcore.accelerate(convs)
+    assert str(swap).splitlines()[-2:] == ["  left 3: not depthwise", "  left 1: no operator for Tanh"]
+    assert "in_channels 3 and out_channels 8" in swap.left["0"]

@@ -15,6 +15,7 @@ import torch
 
 from nxcore.choose.learn.budget import Hand, Pace
 from nxcore.choose.learn.exploration import LOOKS, MET, Exploration
+from nxcore.spec.problem import Problem
 from nxcore.trust.identity import Identities, Identity
 from tests.null import fakes
 from tests.null.choose.learn.test_exploration import ADD, CPU, X, called, learning, ready
@@ -316,3 +317,14 @@ def test_work_in_another_thread_does_a_captured_graph_no_harm():
     graph.replay()
     torch.cuda.synchronize()
     assert float(z[0]) == 3.0
+
+
+def test_a_look_at_the_explorations_hashes_no_problem(monkeypatch):
+    """A watch over steps looks four times a second, and a network has hundreds of problems."""
+    session, *_ = learning(torch=100, fast=50)
+    ready(session, X, X)
+    hashed = []
+    monkeypatch.setattr(Problem, "__hash__", lambda self: hashed.append(self) or id(self))
+    assert len(session.chooser.explorations()) == 1
+    assert session.learning
+    assert hashed == []
