@@ -55,6 +55,8 @@ LONG = ("dilated_five", "several_slices")
 """Samples that take Numba's simulator five seconds."""
 
 LATER = (
+    "tests/nas/test_group.py",
+    "tests/nas/test_group_alone.py",
     "tests/nas/test_growth.py",
     "tests/nas/test_lists.py",
     "tests/nas/test_patch.py",

@@ -34,7 +34,9 @@ LANES: ContextVar[Lanes | None] = ContextVar("nxcore_lanes", default=None)
 """The lanes of the capture in progress, if it has any."""
 
 
-def branched(operations: Iterable[Operation], x: Tensor, *, written: bool = False) -> list[Any]:
+def branched(
+    operations: Iterable[Operation], x: Tensor, *, written: bool = False, read: bool = False
+) -> list[Any]:
     """Return ``[op(x) for op in operations]``.
 
     Parameters
@@ -45,11 +47,13 @@ def branched(operations: Iterable[Operation], x: Tensor, *, written: bool = Fals
         The tensor that they read.
     written : bool
         Whether one of them writes into ``x``; then they run one by one.
+    read : bool
+        Whether ``x`` has a further reader, so that a single operation is one too.
     """
     run = list(operations)
     waiting = None if torch.compiler.is_compiling() else LATE.get()
     if waiting is None or written or len(run) < 2:
-        return [op(x) for op in run]
+        return [op(reader_of(x) if read else x) for op in run]
     given = spread(x, len(run))
     lanes = LANES.get()
     if lanes is None:

@@ -117,7 +117,7 @@ class Capture:
         sums = f"; {count} weights' gradients are one sum" if count else ""
         norms = self._recorded.norms
         sums += f"; {norms} norms are computed with sums of their results" if norms else ""
-        return f"replays, {self.gain:.1f}x: {self.figures}{sums}{self.how}"
+        return f"replays, {self.gain:.1f}x: {self.figures}{sums}{self._recorded.groups}{self.how}"
 
     def may_begin(self) -> bool:
         """Return whether a replay overwrites no tensors still needed; count calls that must run instead."""
@@ -183,6 +183,7 @@ class Capture:
         made = Recorded(call, held, self.count, recorder)
         made.held = recorder.held() - before
         made.norms = sum(b.norms for b in blocks if b is not None)
+        made.groups = next((b.groups for b in blocks if b is not None), "")
         made.together = sum(b.sums.count for b in blocks if b is not None and b.sums is not None)
         return made
 

@@ -38,17 +38,28 @@ class Late:
         The weights whose gradients become one sum, as ``nxcore.graphs.together`` keeps them.
     norms : int
         The norms that were computed with the sum of an edge or a node.
+    grouped, calls : int
+        The separable convolutions that were computed together, and the calls that they took.
+    alone : str
+        Why some were not; empty if nothing prevented it.
     """
 
     def __init__(self, module: nn.Module | None = None) -> None:
         self.apart, self.module = False, module
         self.sums: Any = None
-        self.norms = 0
+        self.norms = self.grouped = self.calls = 0
+        self.alone = ""
         self.rows: dict[Any, Any] = {}
         self.readers: dict[tuple[int, int], tuple[Tensor, list[Tensor]]] = {}
         self._waiting: list[tuple[nn.Module, dict[str, Any]]] = []
         self._running: dict[float, tuple[list[Tensor], list[Tensor]]] = {}
         self._counts: list[Tensor] = []
+
+    @property
+    def groups(self) -> str:
+        """How many separable convolutions are computed together, and why others are not, as text."""
+        said = f"; {self.grouped} separable convolutions take {self.calls} calls" if self.calls else ""
+        return said + (f"; separable convolutions by themselves: {self.alone}" if self.alone else "")
 
     def add(self, norm: nn.Module, mean: Tensor, var: Tensor, momentum: float) -> None:
         """Update running mean and variance of ``norm`` by those of a batch, and its count of batches."""

@@ -40,6 +40,8 @@ class Recorded:
         The weights whose gradients are one sum.
     norms : int
         The norms that are computed with the sum of an edge or a node.
+    groups : str
+        How many separable convolutions are computed together, and why others are not, as text.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class Recorded:
         count: int,
         recorder: Recorder,
     ) -> None:
-        self.held, self.together, self.norms = 0, 0, 0
+        self.held, self.together, self.norms, self.groups = 0, 0, 0, ""
 
         def there() -> tuple[list[Tensor], Tensor]:
             given = [new_like(t).requires_grad_(t.requires_grad) for t in held[:count]]

@@ -17,6 +17,8 @@ from nxcore.graphs.branches import branched
 from nxcore.graphs.hooks import hooked, saving
 from nxcore.graphs.late import LATE
 from nxcore.graphs.raw import Raw
+from nxcore.nas.group import Given
+from nxcore.nas.group import outputs as grouped
 from nxcore.nn import BatchNorm2d
 from nxcore.nn.exchange import awake
 from nxcore.nn.modules import track
@@ -126,11 +128,24 @@ def edge_of(
     """
     own = [op for op, output in zip(operations, known, strict=True) if output is None]
     norms = {} if written else _norms(mixed, own, x, ends)
-    run = [Raw(op, norms[op]) if op in norms else op for op in own]
-    rest = iter(zip(run, branched(run, x, written=written), strict=True))
-    pairs = [next(rest) if output is None else (None, output) for output in known]
-    left = [op.norm if isinstance(op, Raw) and op.left is not None else None for op, _ in pairs]
-    return Edge(mixed, [output for _, output in pairs], left, weights)
+    given = {} if written else grouped(own, x, _plain if norms else None)
+    run = [Raw(op, norms[op]) if op in norms else op for op in own if op not in given]
+    rest = iter(zip(run, branched(run, x, written=written, read=bool(given)), strict=True))
+    found: list[Given] = []
+    for op, output in zip(operations, known, strict=True):
+        if output is not None:
+            found.append(Given(output, None))
+        elif op in given:
+            found.append(given[op] if op in norms else _whole(given[op]))
+        else:
+            ran, out = next(rest)
+            found.append(Given(out, ran.norm if isinstance(ran, Raw) and ran.left is not None else None))
+    return Edge(mixed, [one.out for one in found], [one.norm for one in found], weights)
+
+
+def _whole(given: Given) -> Given:
+    """Return a result after its norm."""
+    return Given(given.out if given.norm is None else given.norm(given.out), None)
 
 
 def total(edges: Sequence[Edge]) -> Tensor:

@@ -13,6 +13,7 @@ from torch.nn import functional
 from nxcore.errors import InvalidInputError
 from nxcore.nas.blend import joining
 from nxcore.nas.genotype import Gene, edges
+from nxcore.nas.group import reading
 from nxcore.nas.mixed import PART, MixedOp
 from nxcore.nas.node import value_of, waiting
 from nxcore.nas.operations import OPS, PRIMITIVES, FactorizedReduce, Identity, ReLUConvBN
@@ -114,8 +115,11 @@ class Cell(nn.Module):
         joins = plan is None and joining(self._ops)  # norms and sums, which take weights
         if joins:
             logits = functional.softmax(logits, 1, dtype=torch.promote_types(logits.dtype, torch.float32))
-        with waiting() if joins else contextlib.nullcontext():
-            return self._nodes(s0, s1, logits, plan, given="weights" if joins else "logits")
+        given = "weights" if joins else "logits"
+        if torch.compiler.is_compiling():  # dynamo can't trace a ContextVar
+            return self._nodes(s0, s1, logits, plan, given=given)
+        with waiting() if joins else contextlib.nullcontext(), reading(self if plan is None else None):
+            return self._nodes(s0, s1, logits, plan, given=given)
 
     def _nodes(
         self, s0: Tensor, s1: Tensor, factors: Tensor, plan: Selection | None, *, given: str

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map_only
 from nxcore.graphs.branches import spread
 from nxcore.graphs.hooks import hooked
 from nxcore.graphs.snapshot import as_they_are
+from nxcore.nas.group import outputs
 from nxcore.nas.pending import Blends, Output, Pending, pending, value_of, version
 from nxcore.nas.shared_pools import shared
 from nxcore.nn.exchange import PATCHED, become, kind
@@ -73,6 +74,8 @@ class Scope:
         count = len(holder)  # type: ignore[arg-type]  # a list has a length
         if not written and (found := shared(x, op)) is not None:
             return pending(Output(lambda: found, group, self.blends, count, common=True))
+        if not written and (made := outputs([op], x).get(op)) is not None:
+            return pending(Output(lambda: made.out, group, self.blends, count))
         given = *group, version(x)
         if given not in self._given:
             self._given[given] = x, (x,) * count if written else spread(x, count)

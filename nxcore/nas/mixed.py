@@ -11,6 +11,7 @@ from nxcore import session
 from nxcore.errors import InvalidInputError
 from nxcore.graphs.branches import branched
 from nxcore.nas.blend import edge_of, joining, own_ends
+from nxcore.nas.group import outputs as grouped
 from nxcore.nas.node import summed
 from nxcore.nas.operations import OPS, PRIMITIVES
 from nxcore.nas.rule import Mode, Rule, as_rule, read
@@ -146,7 +147,10 @@ class MixedOp(nn.Module):
         if name == "weighted_sum" and chosen == every and joining([self]):
             held = [known.get(i) for i in every]
             return summed(edge_of(self, list(self._ops), held, x, given, own_ends(self._ops)))
-        rest = iter(branched([self._ops[i] for i in chosen if i not in known], x))
+        run = [i for i in chosen if i not in known]
+        made = grouped([self._ops[i] for i in run], x)
+        known = {**known, **{i: made[self._ops[i]].out for i in run if self._ops[i] in made}}
+        rest = iter(branched([self._ops[i] for i in run if i not in known], x, read=bool(made)))
         computed = [known[i] if i in known else next(rest) for i in chosen]
         if self.rule.mode == "argmax":
             return computed[0]

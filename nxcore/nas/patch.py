@@ -19,7 +19,7 @@ from nxcore.graphs.hooks import hooked
 from nxcore.graphs.rows import span_of
 from nxcore.graphs.snapshot import as_they_are, attributes
 from nxcore.graphs.structure import structure
-from nxcore.nas import node, shared_pools, taking
+from nxcore.nas import group, node, shared_pools, taking
 from nxcore.nas.blend import ENDS, edge_of, ends_of, last_of
 from nxcore.nas.lists import LISTS, WRITES, ZEROS, lists_of
 from nxcore.nas.mixed import PART
@@ -205,6 +205,7 @@ def _forward(self: Any, x: Tensor, weights: Any) -> Any:
         return _blended(self, x, weights) if part is None else part(self, x, weights)
     with (
         shared_pools.sharing(on=False),
+        group.reading(None),
         node.waiting(on=False),
     ):  # a capture of this call can't hold what another one computed
         return part(self, x, weights)

@@ -26,7 +26,7 @@ from nxcore.errors import FOREIGN
 from nxcore.graphs.buffers import untouched
 from nxcore.graphs.hooks import saving
 from nxcore.graphs.snapshot import attributes
-from nxcore.nas import shared_pools
+from nxcore.nas import group, shared_pools
 from nxcore.nas.lists import WRITES, ZEROS, Scope, lists_of, unwatched, watched, within
 from nxcore.nas.mixed import PART
 from nxcore.nn import Part, Swap
@@ -207,8 +207,11 @@ def seen(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def sharing(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Return the result of the module's own ``forward``, with the pools of each state computed once."""
-    with shared_pools.sharing():
+    """Return the result of the module's own ``forward``, with the pools of each state computed once.
+
+    The separable convolutions of a state may be computed together.
+    """
+    with shared_pools.sharing(), group.reading(module):
         return before(module, *args, **kwargs)
 
 

@@ -79,13 +79,14 @@ def _parts(layers: Sequence[Any]) -> Iterator[Sequence[Any]]:
     i = 0
     while i < len(layers):
         part = layers[i : i + LAYERS]
-        if not _is_block(part):
+        if not is_block(part):
             part = part[:2] if normed.is_pair(part[:2]) else part[:1]
         yield part
         i += len(part)
 
 
-def _is_block(layers: Sequence[Any]) -> bool:
+def is_block(layers: Sequence[Any]) -> bool:
+    """Return whether four layers are a block: ReLU, depthwise convolution, 1x1 convolution, batch norm."""
     if len(layers) < LAYERS:
         return False
     relu, depthwise, pointwise, norm = layers
@@ -105,6 +106,11 @@ def _is_block(layers: Sequence[Any]) -> bool:
         and not BatchNorm2d.refusal(norm)
         and not any("forward" in vars(layer) for layer in layers)  # replaced by a user
     )
+
+
+def run_block(layers: Sequence[Any], x: Tensor) -> Any:
+    """Return the output of a block."""
+    return _served(layers, x)[0]
 
 
 def _served(layers: Sequence[Any], x: Any) -> tuple[Any, tuple[Call, ...] | None]:

@@ -3,13 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 import nxcore
+from nxcore.graphs import branches
+from nxcore.nas import group, level
+from nxcore.nn.served import Served
+from tests.nas.grouped import BACKWARD, FORWARD
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_measured() -> Iterator[None]:
     with nxcore.policy("estimate"):
         yield
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The operators serve all calls, as kernels do, except those that torch is said to serve.
+
+    Also the numbers of convolutions of each call.
+    """
+    calls = {FORWARD: [], BACKWARD: []}
+    refuses = set()
+
+    def operator(name):
+        if name not in calls:
+            return nxcore.op(name)
+
+        def by_kernel(*args):
+            assert not torch.is_grad_enabled()
+            if name in refuses:
+                return None
+            calls[name].append(len(args[0]))
+            return nxcore.op(name)(*args)
+
+        return SimpleNamespace(by_kernel=by_kernel)
+
+    monkeypatch.setattr(group, "ON", True)
+    monkeypatch.setattr(level, "_operator", operator)
+    monkeypatch.setattr(Served, "by_kernel", lambda self, operator, *args: operator(*args))
+    monkeypatch.setattr(branches, "_sum", lambda: SimpleNamespace(by_kernel=nxcore.op("weighted_sum")))
+    return SimpleNamespace(forward=calls[FORWARD], backward=calls[BACKWARD], refuses=refuses)
