@@ -6,7 +6,8 @@ The network is that of ``search_step.py``, patched; kernels are those of CUDA C+
 each norm's statistics and each gradient by itself (``before``), the statistics of a cell together (``late``),
 the gradients of branches and of weights' rows too (``fans``), the sums of weights' gradients too
 (``totals``), all of that with operations on 2 or 4 streams, and with the norms that end an edge's operations
-computed with their weighted sum, by edge and by node (``edges``, ``nodes``).
+computed with their weighted sum, by edge and by node (``edges``, ``nodes``), and with the separable
+convolutions that leave a state computed together, alone and with those sums (``group``, ``group, nodes``).
 """
 
 from __future__ import annotations
@@ -29,23 +30,25 @@ from torch import Tensor
 import nxcore
 from nxcore import nas
 from nxcore.graphs import branches, capture, part, recorder, rows, together
-from nxcore.nas import blend, node
+from nxcore.nas import blend, group, node
 
 sys.path.append(str(Path(__file__).parents[1]))
 from benchmarks import search_step
 
 LATE, NONE = branches.LATE, ContextVar("none", default=None)
-WAYS = {  # late, fans, totals, streams, sums with norms: 1 of edges, 2 of nodes
-    "totals": (True, True, True, 1, 0),
-    "nodes": (True, True, True, 1, 2),
-    "edges": (True, True, True, 1, 1),
-    "fans": (True, True, False, 1, 0),
-    "before": (False, False, False, 1, 0),
-    "4 streams": (True, True, True, 4, 0),
-    "late": (True, False, False, 1, 0),
-    "2 streams": (True, True, True, 2, 0),
+WAYS = {  # late, fans, totals, streams, sums with norms: 1 of edges, 2 of nodes; convolutions together
+    "totals": (True, True, True, 1, 0, False),
+    "nodes": (True, True, True, 1, 2, False),
+    "group": (True, True, True, 1, 0, True),
+    "group, nodes": (True, True, True, 1, 2, True),
+    "edges": (True, True, True, 1, 1, False),
+    "fans": (True, True, False, 1, 0, False),
+    "before": (False, False, False, 1, 0, False),
+    "4 streams": (True, True, True, 4, 0, False),
+    "late": (True, False, False, 1, 0, False),
+    "2 streams": (True, True, True, 2, 0, False),
 }
-CAPTURED = ("fans", "totals", "nodes", "edges", "before")
+CAPTURED = ("fans", "totals", "nodes", "group", "group, nodes", "edges", "before")
 """Ways whose whole step is captured too: streams are tried in cells alone."""
 
 GROUPS = {
@@ -61,12 +64,12 @@ GROUPS = {
 }
 
 
-def take(late: bool, fans: bool, totals: bool, streams: int, norms: int) -> None:
+def take(late: bool, fans: bool, totals: bool, streams: int, norms: int, grouped: bool) -> None:
     """Switch to a way."""
     held = LATE_BLOCK if late else (lambda *_: contextlib.nullcontext())
     capture.late = part.late = held  # type: ignore[attr-defined]  # imported there
     branches.LATE = rows.LATE = LATE if fans else NONE  # type: ignore[assignment, attr-defined]  # as above
-    together.ON = totals
+    together.ON, group.ON = totals, grouped
     recorder.STREAMS, blend.ON, node.ON = streams, norms > 0, norms > 1
     recorder._recorders.clear()  # noqa: SLF001  lanes are made once
 
@@ -84,8 +87,8 @@ def groups(step: Any) -> dict[str, tuple[int, float]]:
     for e in profile.key_averages():
         if e.device_type != torch.autograd.DeviceType.CUDA:
             continue
-        group = next((g for g, names in GROUPS.items() if any(n in e.key for n in names)), "other")
-        for name in (group, "all"):
+        kind = next((g for g, names in GROUPS.items() if any(n in e.key for n in names)), "other")
+        for name in (kind, "all"):
             count[name] += e.count
             ms[name] += e.self_device_time_total / 1e3
     return {name: (count[name], ms[name]) for name in count}
