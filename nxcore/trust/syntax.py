@@ -128,7 +128,7 @@ class Spelt:
     def _apart(self, node: Any, item: ast.AST) -> bool:
         if isinstance(node, ast.JoinedStr):  # Python 3.12 ends some of them with an empty text
             return isinstance(item, ast.Constant) and item.value == ""
-        if not isinstance(item, ast.keyword) or last(node.func) not in SPECS:
+        if not (isinstance(item, ast.keyword) and isinstance(node, ast.Call) and last(node) in SPECS):
             return False
         self.specs = True
         return item.arg in self.apart
