@@ -147,7 +147,7 @@ class Explanation:
             change = changes.get(c.label, "")
             if c.refusal:
                 what = f"not eligible: {c.refusal}"
-                change = "" if change == c.refusal.reason else change
+                change = "" if change in c.refusal.reason else change
             elif c.simulated:
                 what, change = "verified by simulation, never timed", ""
             elif c.timing:

@@ -331,7 +331,7 @@ class Tuner:
         if len(racing) == 1:
             pruned = [c.label for c in candidates if c.refusal and c.refusal.code is Code.PRUNED]
             promise = f"no other kernel promises to be faster: {', '.join(pruned)} were not compiled"
-            return stay(promise if pruned else "no other backend has a kernel for this call")
+            return stay(promise if pruned else "no kernel of another backend can run this call")
         if any(m.numel() == 0 for m in leaves_of(problem.outputs)):
             return stay("there is nothing to compute")
         if not self.measures:

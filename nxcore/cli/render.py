@@ -190,7 +190,7 @@ def explain(found: dict[str, Any]) -> None:
         if c["label"] in aside:
             continue
         timing, ratio, change = c["timing"], c["ratio"], found["changes"].get(c["label"], "")
-        why = [c["refusal"], "" if change == c["refusal"] else change]
+        why = [c["refusal"], "" if change in (c["refusal"] or "") else change]
         table.add_row(
             escape(c["label"]),
             duration(timing["median_us"]) if timing else "",

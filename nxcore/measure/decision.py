@@ -371,7 +371,7 @@ def _median(regime: Regime, candidate: Candidate) -> float:
 def _why_none(judged: Sequence[Candidate], noise: float) -> str:
     if found := _closest(judged, noise):
         return f"no kernel is measurably faster than torch; {found}"
-    return "no other backend has a kernel for this call"
+    return "no kernel of another backend can run this call"
 
 
 def _closest(judged: Sequence[Candidate], noise: float, above: float = 0.0) -> str:

@@ -110,7 +110,8 @@ class Quarantined:
 
     def __str__(self) -> str:
         until = time.strftime("%Y-%m-%d", time.gmtime(self.until))
-        return f"quarantined until {until} ({self.kind}): {self.reason}; nxcore quarantine clear lifts it"
+        lift = f"nxcore quarantine clear {self.op} --kernel {self.kernel}"
+        return f"quarantined until {until} ({self.kind}): {self.reason}; {lift} lifts it"
 
 
 class Quarantine:

@@ -267,7 +267,7 @@ class Lesson:
             e for e in self._entries if e.call and not e.candidate.refusal and not e.candidate.simulated
         ]
         if len(racing) < 2:
-            why = "no other backend has a kernel for this call"
+            why = "no kernel of another backend can run this call"
             decision = Decision("torch", "reference", why, tuple(e.candidate for e in self._entries))
             backend, kernel = self._tuner.taking_part(self._problem.op)[0]
             self._finish(Choice(decision, self._problem.spec.reference, kernel, backend))

@@ -45,7 +45,8 @@ def test_an_entry_refuses_its_kernel_and_says_why_until_when_and_how_to_lift_it(
     found.add(SUSPECT, "wrong", "NaN must stand")
     refusal = found.refusal(SUSPECT).reason
     until = time.strftime("%Y-%m-%d", time.gmtime(time.time() + TERM["wrong"]))
-    assert refusal == f"quarantined until {until} (wrong): NaN must stand; nxcore quarantine clear lifts it"
+    lift = f"nxcore quarantine clear {SUSPECT.op} --kernel {SUSPECT.kernel}"
+    assert refusal == f"quarantined until {until} (wrong): NaN must stand; {lift} lifts it"
 
 
 @pytest.mark.parametrize("what", OTHERS)
