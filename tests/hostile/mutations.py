@@ -62,9 +62,9 @@ TORCHS = ("amax_backward", "amin_backward", "max_backward", "min_backward")
 """What has no kernel yet: torch alone computes it."""
 ON_GPUS = ("matmul", "matmul_backward")
 NOT_IN = {
-    "triton": (*COLUMNS, *NORM_SUMS),
-    "numba": (*ON_GPUS, *COLUMNS, *NORM_SUMS),
-    "numba-cuda": (*ON_GPUS, *DIRECT, *DIRECT_BACK, *COLUMNS, *NORM_SUMS),
+    "triton": (*COLUMNS, *NORM_SUMS, *FOREACH),
+    "numba": (*ON_GPUS, *COLUMNS, *NORM_SUMS, *FOREACH),
+    "numba-cuda": (*ON_GPUS, *DIRECT, *DIRECT_BACK, *COLUMNS, *NORM_SUMS, *FOREACH),
 }
 """What a backend has no kernel of: on a CPU, torch runs a vendor's library; on a GPU, others have one."""
 
