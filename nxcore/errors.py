@@ -116,7 +116,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def one_of(what: str, got: object, known: Iterable[str]) -> str:
     """Return the message of an argument that must be one of a few names, with the closest one.
 
-    >>> one_of("policy", "mesure", ("online", "measure"))
+    >>> nxcore.errors.one_of("policy", "mesure", ("online", "measure"))
     "policy must be one of online, measure, got 'mesure'; did you mean 'measure'?"
     """
     names = tuple(known)
