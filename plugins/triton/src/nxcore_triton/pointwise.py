@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -92,6 +93,8 @@ def tiles(
 
 
 def _literal(value: float) -> str:
+    if value == 0 and math.copysign(1, value) < 0:  # Triton makes every constant that equals 0 a 0
+        return "tl.full([], -2147483648, tl.int32).to(tl.float32, bitcast=True)"
     return spelled(value, infinity='float("inf")', nan='float("nan")')
 
 
