@@ -11,10 +11,11 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 SHARE = 0.04
-"""Share of the time since the first call. The rest of the total of 5% is for timed calls."""
+"""Share of the running time since the first call. The rest of the total of 5% is for timed calls."""
 
 ALLOWANCE_S = 0.5
 """Seconds beyond the share: what it takes to import a toolkit, and to load two kernels that are on disk."""
@@ -24,6 +25,48 @@ GRACE_S = 1.0
 
 PATIENCE_S = 60.0
 """Seconds that a fork waits for running background work."""
+
+
+READ_S = 0.02
+"""Seconds between two looks at how long the main thread waited for a processor: a look takes 20 us."""
+
+
+class Running:
+    """A clock that stands still while the main thread waits for a processor.
+
+    On a busy machine, or within a container's quota, a program does less in a second. Background work with
+    a share of the clock's seconds would take a larger share of what the program gets. Linux counts the wait;
+    elsewhere this is the monotonic clock.
+
+    Parameters
+    ----------
+    clock, waited : callable
+        Return seconds: of a clock, and how many of them the main thread waited for a processor.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        waited: Callable[[], float] | None = None,
+    ) -> None:
+        self._clock, self._waited = clock, waited or waited_s
+        self._known, self._read = 0.0, -READ_S
+
+    def __call__(self) -> float:
+        """Return the seconds so far."""
+        now = self._clock()
+        if now - self._read >= READ_S:
+            self._known, self._read = self._waited(), now
+        return now - self._known
+
+
+def waited_s() -> float:
+    """Return how many seconds the main thread has waited for a processor; 0 where that isn't counted."""
+    path = f"/proc/self/task/{threading.main_thread().native_id}/schedstat"
+    try:
+        return int(Path(path).read_text().split()[1]) * 1e-9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def until_the_end(seconds: float) -> bool:
@@ -47,8 +90,8 @@ class Pace:
         Seconds beyond the share.
     grace : float
         Seconds since ``begin`` in which nothing is affordable.
-    clock : callable
-        Returns seconds.
+    clock : callable, optional
+        Returns seconds; ``Running`` by default.
     processor : callable
         Returns the CPU seconds of the calling thread.
     wait : callable
@@ -70,11 +113,12 @@ class Pace:
         *,
         allowance: float = 0.0,
         grace: float = 0.0,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] | None = None,
         processor: Callable[[], float] = time.thread_time,
         wait: Callable[[float], bool] = until_the_end,
     ) -> None:
-        self.share, self._clock, self._processor, self._wait = share, clock, processor, wait
+        self.share, self._processor, self._wait = share, processor, wait
+        self._clock = clock or Running()
         self.allowance, self.grace = allowance, grace
         self.busy = threading.RLock()
         self._began: float | None = None

@@ -13,7 +13,7 @@ import warnings
 import pytest
 import torch
 
-from nxcore.choose.learn.budget import Hand, Pace
+from nxcore.choose.learn.budget import READ_S, Hand, Pace, Running, waited_s
 from nxcore.choose.learn.exploration import LOOKS, MET, Exploration
 from nxcore.spec.problem import Problem
 from nxcore.trust.identity import Identities, Identity
@@ -51,6 +51,46 @@ def test_work_stays_within_its_share_at_every_moment():
             shares.append(when.spent / when.now)
     assert max(shares) < 0.05
     assert shares[-1] > 0.03, "and it takes it"
+
+
+def test_time_in_which_the_program_waits_for_a_processor_gives_no_share():
+    when, waited = Time(), [0.0]
+    pace = Pace(clock=Running(lambda: when.now, lambda: waited[0]), processor=lambda: when.spent)
+    pace.begin()
+    when.now, waited[0] = 100.0, 75.0
+    assert pace.left(1.0) <= 0, "25 s of running time pay for 1 s"
+    assert pace.left(1.1) > 0
+    when.now, waited[0] = 110.0, 85.0
+    assert pace.left(1.1) > 0, "nothing ran meanwhile"
+
+
+def test_the_wait_for_a_processor_is_read_now_and_then():
+    when, reads = Time(), []
+    clock = Running(lambda: when.now, lambda: float(len(reads.append(None) or reads)))
+    assert clock() == -1.0
+    when.now = READ_S / 2
+    assert clock() == when.now - 1.0
+    when.now = READ_S
+    assert clock() == when.now - 2.0
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="this system counts no waits")  # noqa: PTH110  read at import
+def test_the_main_thread_waits_while_others_run():
+    """Two processes on one processor: each waits for the other."""
+    code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nwhile True: pass"
+    others = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
+    allowed = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(threading.main_thread().native_id, {min(allowed)})
+        before, until = waited_s(), time.monotonic() + 1.0
+        while time.monotonic() < until:
+            pass
+        assert waited_s() - before > 0.2
+    finally:
+        os.sched_setaffinity(threading.main_thread().native_id, allowed)
+        for other in others:
+            other.kill()
+            other.wait()
 
 
 def test_a_piece_that_takes_longer_than_expected_is_paid_before_the_next():
