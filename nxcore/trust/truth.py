@@ -50,7 +50,8 @@ class Agreement:
     ok : bool
         Whether both gates passed.
     error : float
-        The relative error in the 2-norm, over the finite outputs.
+        The relative error in the 2-norm, over the finite outputs; the absolute one where the truth is as small
+        as the allowed error, since there a result of zeros is right and its relative error is 1.
     reason : str
         The broken rule, and by how much.
     """
@@ -162,7 +163,7 @@ class Truth:
         error = (y.double() - self.exact[i]).abs()
         rms = float(_rms(error))
         if rms <= allowed and bool((error <= bound).all()):
-            return Agreement(True, rms / norm if norm else rms)
+            return Agreement(True, _relative(rms, norm, allowed))
         return None
 
     def _allowed(self, y64: Tensor, like: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -203,7 +204,7 @@ class Truth:
         wide, y64, scale = wide[finite], y64[finite], scale.broadcast_to(y.shape)[finite]
         error = (wide - y64).abs()
         bound, allowed, norm = self._allowed(y64, like[finite], scale)
-        relative = float(_rms(error) / norm) if norm else float(_rms(error))
+        relative = _relative(float(_rms(error)), float(norm), float(allowed))
         if bool((error > bound).any()):
             at = float((error / bound).max())
             return Agreement(False, relative, f"elementwise error is {at:.3g} times its bound")
@@ -271,6 +272,11 @@ def strays(spec: OpSpec, args: tuple[Any, ...], native: Any, result: Any, slack:
             fine |= (wide - own).abs() <= bound.mul_(8 * slack).add_(2 * quantum * slack)
         found |= ~fine.all()
     return found
+
+
+def _relative(error: float, norm: float, allowed: float) -> float:
+    """Return the relative error; where zeros would be within the allowed error, the absolute one."""
+    return error / norm if norm > allowed else error
 
 
 def _rms(x: Tensor) -> Tensor:

@@ -287,6 +287,14 @@ def test_the_error_is_relative_in_the_two_norm():
     assert agreement(ADD.reference, ADD, ADD.bind(x, x)).error == 0.0
 
 
+def test_the_error_is_absolute_where_zeros_are_right():
+    spec = SPECS["entropy"]
+    args = (torch.tensor([[80.0, 0.0]]),)
+    zeros = Truth.of(spec, args).judge(torch.zeros(1))
+    assert zeros.ok
+    assert 0 < zeros.error < 1e-30, "as small as the entropy itself; the relative error would be 1"
+
+
 @pytest.mark.parametrize(("spec", "sample"), TELLING)
 def test_every_sample_tells_right_from_wrong(spec, sample):
     args = sample.build(spec, "cpu", torch.float32)
