@@ -26,7 +26,7 @@ TEMPLATES = {
     "and": "{0} & {1}",
     "or": "{0} | {1}",
     "not": "~({0})",
-    "neg": "-{0}",
+    "neg": "{0} * -1.0",  # Triton computes -x as 0 - x, which is 0 for 0
     "indicator": "tl.where({0}, 1.0, 0.0)",
     "where": "tl.where({0}, {1}, {2})",
     "clamp_min": "tl.where({0} < {1}, {1}, {0})",
