@@ -50,8 +50,8 @@ class Agreement:
     ok : bool
         Whether both gates passed.
     error : float
-        The relative error in the 2-norm, over the finite outputs; the absolute one where the truth is as small
-        as the allowed error, since there a result of zeros is right and its relative error is 1.
+        The relative error in the 2-norm, over the finite outputs. The absolute one where zeros would be
+        within the allowed error: their relative error is 1, and they are right.
     reason : str
         The broken rule, and by how much.
     """
