@@ -12,6 +12,9 @@ import nxcore
 from nxcore import session as sessions
 from nxcore.call.operator import Operator
 from nxcore.store.lock import Lock
+from tests.paths import path, pytest_generate_tests
+
+__all__ = ["path", "pytest_generate_tests"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -114,11 +114,12 @@ def test_what_hangs_spoils_its_row(tmp_path, monkeypatch):
 
 
 CALLS = """
-import sys, pathlib, torch
+import dataclasses, sys, pathlib, torch
 from nxcore.session import Session
 from nxcore.settings import Settings
 from tests.hostile import backends
-settings = Settings(cache=pathlib.Path(sys.argv[1]), policy="measure")
+given = Settings.from_environment()
+settings = dataclasses.replace(given, cache=pathlib.Path(sys.argv[1]), policy="measure")
 Session(settings, backends.hangs()).op("sum")(torch.ones(9))
 """
 

@@ -11,8 +11,26 @@ from nxcore import session as sessions
 from nxcore.interop import native
 from nxcore.spec import launched
 
-BOTH = ("call", "graphs", "interop")
-"""The folders whose tests run on both paths."""
+BOTH = (
+    "tests/conformance/test_graphs.py",
+    "tests/conformance/test_streams.py",
+    "tests/hostile/test_backends.py",
+    "tests/nn/test_linear.py",
+    "tests/nn/test_normed.py",
+    "tests/nn/test_served.py",
+    "tests/nn/test_swap.py",
+    "tests/null/call/",
+    "tests/null/choose/learn/test_exploration.py",
+    "tests/null/choose/learn/test_watch.py",
+    "tests/null/graphs/",
+    "tests/null/interop/",
+    "tests/null/store/test_wisdom.py",
+    "tests/null/test_context.py",
+    "tests/null/test_session.py",
+    "tests/null/trust/test_gate.py",
+    "tests/null/trust/test_quarantine.py",
+)
+"""Folders and files whose tests run on both paths."""
 
 PATHS = ["python", "compiled"] if native.found().extension else ["python"]
 
@@ -21,7 +39,7 @@ _defaults: dict[str, Any] = {}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if metafunc.definition.path.parent.name not in BOTH:
+    if not metafunc.definition.nodeid.startswith(BOTH):
         return
     given = [m.args[0] for m in metafunc.definition.iter_markers("parametrize")]
     if "path" in given:
@@ -33,13 +51,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(autouse=True)
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Make the operators of this test for one path."""
+    """Make the operators of this test, and of processes that it starts, for one path."""
     taken = getattr(request, "param", "")
     if not taken:
         yield ""
         return
     monkeypatch.setattr(sessions, "_default", _defaults.get(taken))
     if taken == "python":
+        monkeypatch.setenv("NXCORE_NATIVE", "0")
         monkeypatch.setattr(native, "bases", lambda operator, spec, *, wanted: (operator,))
         monkeypatch.setattr(launched, "_runs", [])
     yield taken
