@@ -56,10 +56,13 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     if not taken:
         yield ""
         return
-    monkeypatch.setattr(sessions, "_default", _defaults.get(taken))
     if taken == "python":
         monkeypatch.setenv("NXCORE_NATIVE", "0")
         monkeypatch.setattr(native, "bases", lambda operator, spec, *, wanted: (operator,))
         monkeypatch.setattr(launched, "_runs", [])
+    if taken not in _defaults:  # made here: a test may have a default session of its own
+        with pytest.MonkeyPatch.context() as one:
+            one.setattr(sessions, "_default", None)
+            _defaults[taken] = sessions.default()
+    monkeypatch.setattr(sessions, "_default", _defaults[taken])
     yield taken
-    _defaults[taken] = sessions._default
