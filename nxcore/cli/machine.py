@@ -32,7 +32,7 @@ def backends(rows: list[dict[str, Any]]) -> None:
     if away:
         text = unavailable((row["name"], row["reason"]) for row in away)
         _console().print(escape(f"unavailable here: {text}"))
-    if any("\n" in row["reason"] for row in rows):
+    if any(len(row["reason"].splitlines()) > 1 for row in rows):
         copied("the whole traceback: nxcore backends --json")
     _changes((row["name"], row["hint"]) for row in rows)
 

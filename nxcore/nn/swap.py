@@ -6,7 +6,6 @@ Torch itself is not patched.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -75,10 +74,11 @@ class Swap:
     def __str__(self) -> str:
         lines = [f"replaced {len(self.replaced)}, left {len(self.left)}"]
         lines += [f"  {name or '(the model)'}: {cls}" for name, cls in self.replaced.items()]
-        kinds = Counter(why.partition(": ")[0] for why in self.left.values())
-        for head, count in kinds.most_common():  # reasons that differ in numbers alone are one line
-            whole = {why for why in self.left.values() if why.partition(": ")[0] == head}
-            lines.append(f"  left {count}: {head if len(whole) > 1 else whole.pop()}")
+        like: dict[str, list[str]] = {}
+        for text in self.left.values():  # texts that differ in numbers alone are one line
+            like.setdefault(text.partition(": ")[0], []).append(text)
+        for head, texts in sorted(like.items(), key=lambda item: -len(item[1])):
+            lines.append(f"  left {len(texts)}: {head if len(set(texts)) > 1 else texts[0]}")
         return "\n".join(lines)
 
 

@@ -43,7 +43,7 @@ def test_the_baseline_always_takes_part():
 
 
 def test_an_unknown_entrant_is_named_with_the_nearest():
-    with pytest.raises(InvalidInputError, match=r"entrants must be of im2col, .*did you mean 'jax'"):
+    with pytest.raises(InvalidInputError, match=r"entrants must be one of im2col, .*did you mean 'jax'"):
         found.entrants(["jaxx"])
 
 
