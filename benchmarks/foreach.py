@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from conv2d import CALLS, captured
 from nxcore_cuda import batch_norm, sep_conv2d_backward, sep_conv2d_batch_norm
 from nxcore_cuda import foreach_sep_conv2d_batch_norm as forward
 from nxcore_cuda import foreach_sep_conv2d_batch_norm_backward as backward
@@ -35,7 +36,6 @@ from nxcore.trust.truth import agreement
 OP = "foreach_sep_conv2d_batch_norm"
 MODULES = {OP: forward, f"{OP}_backward": backward}
 EDGE = ((3, 1, 1), (5, 2, 1), (3, 2, 2), (5, 4, 2))  # size, padding, dilation
-CALLS = 10  # of a graph
 EPS = 1e-5
 
 Call = Callable[[], Any]
@@ -123,19 +123,6 @@ def one_by_one(given: tuple[Any, ...]) -> Call:
         second = sep_conv2d_backward.plan(Problem.of(op("sep_conv2d_backward").spec, (grad, *tail)))
         pairs.append((first, norm, second, tail))
     return lambda: [second(first(*norm)[0], *tail) for first, norm, second, tail in pairs]
-
-
-def captured(call: Call) -> Call:
-    """Return the replay of a graph of calls."""
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        kept = [call() for _ in range(CALLS)]
-    return lambda: (graph.replay(), kept)[0]  # the results keep their memory
 
 
 def timed(calls: dict[str, Call], repeats: int) -> dict[str, list[float]]:

@@ -67,7 +67,7 @@ def _least_us(calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
     return least
 
 
-SESSION = Session(Settings(), discover(found=()))
+SESSION = Session(Settings(native=Settings.from_environment().native), discover(found=()))  # by either path
 
 
 def _above_direct(op: Operator, bound: tuple[Any, ...], call: Callable[[], Any]) -> tuple[float, float]:

@@ -108,9 +108,7 @@ def present(value: T | None, name: str) -> T:
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the closest known name, or the list of known names."""
     names = sorted(known)
-    spelt = {known.lower(): known for known in names}
-    close = difflib.get_close_matches(str(name).lower(), spelt, n=1)
-    return f"; did you mean {spelt[close[0]]!r}?" if close else f"; known: {', '.join(names) or 'none'}"
+    return _meant(name, names) or f"; known: {', '.join(names) or 'none'}"
 
 
 def one_of(what: str, got: object, known: Iterable[str]) -> str:
@@ -120,9 +118,14 @@ def one_of(what: str, got: object, known: Iterable[str]) -> str:
     "policy must be one of online, measure, got 'mesure'; did you mean 'measure'?"
     """
     names = tuple(known)
-    close = difflib.get_close_matches(str(got), names, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    return f"{what} must be one of {', '.join(names)}, got {got!r}{hint}"
+    return f"{what} must be one of {', '.join(names)}, got {got!r}{_meant(got, names)}"
+
+
+def _meant(name: object, known: Iterable[str]) -> str:
+    """Return ``"; did you mean 'x'?"`` for the closest known name in any case; empty if none is."""
+    spelt = {each.lower(): each for each in known}
+    close = difflib.get_close_matches(str(name).lower(), spelt, n=1)
+    return f"; did you mean {spelt[close[0]]!r}?" if close else ""
 
 
 class UnknownOperatorError(NxcoreError, KeyError):
@@ -139,8 +142,8 @@ class UnknownOperatorError(NxcoreError, KeyError):
     def __init__(self, name: str, known: Iterable[str]) -> None:
         self.name, self.known = name, tuple(sorted(known))
         hint = nearest(name, self.known)
-        if hint.startswith("; known") and len(self.known) > MANY:
-            hint = f"; `nxcore ops` lists all {len(self.known)}"
+        if len(self.known) > MANY:
+            hint = _meant(name, self.known) or f"; `nxcore ops` lists all {len(self.known)}"
         super().__init__(f"no operator is named {name!r}{hint}")
 
 

@@ -134,7 +134,7 @@ def command(
 
     nxcore bench conv-study compares toolkits on small convolutions; see its own --help.
     """
-    from nxcore.cli import render, scoreboard, target
+    from nxcore.cli import destination, render, scoreboard
 
     if compare is not None:
         raise typer.Exit(int(compared(*compare, margin, as_json=json)))
@@ -145,7 +145,7 @@ def command(
         render.json(found) if json else render.audit(found)
         return
     if record is not None:
-        target.file(record, "--record")
+        destination.file(record, "--record")
     from nxcore import session
     from nxcore.bench.cells import Wanted, cells
     from nxcore.bench.checks import checks, success

@@ -62,11 +62,11 @@ def command(
 
     Exit status 1 if a result is wrong.
     """
-    from nxcore.cli import render, study_tables, target
+    from nxcore.cli import destination, render, study_tables
     from nxcore.report.study import facts
 
     if not json:
-        target.folder(output, "--output")
+        destination.folder(output, "--output")
     if from_record is not None:
         record = facts.read(from_record)
     else:

@@ -20,11 +20,11 @@ def command(
     seed: Annotated[int, typer.Option(help="Seed of the weights and of the choice of images.")] = 0,
 ) -> None:
     """Accelerate a small convolutional model on real images, and compare the kernels of one of its layers."""
-    from nxcore.cli import render, target
+    from nxcore.cli import destination, render
     from nxcore.spec.device import available
 
     if json is not None:
-        target.file(json, "--json")
+        destination.file(json, "--json")
     where = available(device)
     if everything and where.type == "cpu":
         # Triton reads this at its import. Its kernels are then verified by the interpreter, though not timed.

@@ -19,7 +19,7 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Print the joined data as JSON.")] = False,
 ) -> None:
     """Join records of `nxcore bench --record` and write a page that compares the backends."""
-    from nxcore.cli import render, target
+    from nxcore.cli import destination, render
     from nxcore.errors import InvalidInputError
     from nxcore.report import figures, page
     from nxcore.report.markdown import markdown as as_markdown
@@ -31,7 +31,7 @@ def command(
         raise InvalidInputError(f"output must end in .html or .md, got {output}", argument="output")
     for option, file in (("--output", output), ("--markdown", markdown)):
         if file is not None:
-            target.file(file, option)
+            destination.file(file, option)
     found = read(records)
     for note in found.notes:
         render.error(f"left out: {note}")

@@ -24,7 +24,7 @@ def begun(asked: dict[str, Any], output: Path, device: str | None) -> Trainer:
     """Return a new search, and write its options into its folder."""
     import dataclasses
 
-    from nxcore.cli import target
+    from nxcore.cli import destination
     from nxcore.errors import InvalidInputError, one_of
     from nxcore.nas import PRESETS, Trainer
     from nxcore.nas.checkpoint import CHECKPOINT
@@ -48,7 +48,7 @@ def begun(asked: dict[str, Any], output: Path, device: str | None) -> Trainer:
     found, at = images(asked, device)
     trainer = Trainer(found, preset, seed=asked["seed"], device=at)
     if rank == 0:
-        (target.folder(output, "--output") / ASKED).write_text(
+        (destination.folder(output, "--output") / ASKED).write_text(
             _json.dumps(asked, indent=2) + "\n", encoding="utf-8"
         )
     return trainer

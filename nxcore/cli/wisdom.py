@@ -87,10 +87,10 @@ def shipped(
 def export(file: File) -> None:
     """Write all measured problems into one file."""
     from nxcore import session
-    from nxcore.cli import render, target
+    from nxcore.cli import destination, render
     from nxcore.store import transfer
 
-    target.file(file, "FILE")
+    destination.file(file, "FILE")
     document = transfer.exported(session.default().wisdom.store)
     transfer.write(file, document)
     render.line(f"{sum(len(e['entries']) for e in document['environments'])} problems written to {file}")
@@ -113,10 +113,10 @@ def merge(
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
 ) -> None:
     """Merge files into one. If two clear measurements are of one problem, the later one is kept."""
-    from nxcore.cli import render, target
+    from nxcore.cli import destination, render
     from nxcore.store import transfer
 
-    target.file(output, "--output")
+    destination.file(output, "--output")
     environments, pages = transfer.merged(map(transfer.read, files))
     transfer.write(output, transfer.document_of(environments, pages))
     render.line(f"{len(pages)} problems written to {output}")
@@ -155,13 +155,13 @@ def prune(
 def lock(file: File, device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None) -> None:
     """Write the winner of every problem into a lock. NXCORE_LOCK=FILE makes later runs choose alike."""
     from nxcore import session
-    from nxcore.cli import render, target
+    from nxcore.cli import destination, render
     from nxcore.spec.device import available
     from nxcore.store import lock as locks
     from nxcore.store import transfer
     from nxcore.store.wisdom import digest, environment
 
-    target.file(file, "FILE")
+    destination.file(file, "FILE")
     name = digest(environment(available(device)))
     document = locks.locked(session.default().wisdom.store, name)
     transfer.write(file, document)
