@@ -1,7 +1,7 @@
 """Call every CUDA C++ kernel once on every sample of its operator, under compute-sanitizer.
 
     make sanitize
-    compute-sanitizer --tool memcheck --error-exitcode 1 python benchmarks/sanitize.py
+    compute-sanitizer --tool memcheck --error-exitcode 1 python benchmarks/sanitize.py [OPERATOR ...]
 
 Each tensor gets its own memory from the driver, so that an access past its end doesn't hit another tensor.
 The results are not compared: the conformance tests do that.
@@ -26,7 +26,8 @@ def main() -> int:
     """Call the kernels; return 1 if there are none."""
     registry, calls = discover(strict=True), Counter[str]()
     device = torch.device("cuda")
-    for name, spec in registry.ops.items():
+    for name in sys.argv[1:] or registry.ops:
+        spec = registry.ops[name]
         for backend, kernel in registry.kernels(name):
             if backend.name != "cuda":
                 continue
