@@ -80,3 +80,12 @@ def test_the_profiler_sees_the_kernels():
     assert found is not None
     assert 1 < found < 1e4
     assert blocks.memory(call, device) >= 2 * 8 * 128 * 128 * 4
+
+
+def test_an_audit_of_one_call_is_no_part_of_every_call():
+    """Two runs of a reference of 11 us, and what compares them, would make 8.7 us of 5.5 us."""
+    own, twice = (20, 110.0), (40, 80.0)
+    assert blocks.of_a_call([own], 20) == 5.5
+    assert blocks.of_a_call([own, twice], 20) == 9.5
+    audit = [(2, 21.6), (3, 42.4)]
+    assert blocks.of_a_call([own, twice, *audit, (0, 0.0)], 20) == 9.5
