@@ -50,8 +50,17 @@ CUDA = {
     "L16-rows": cuda.Tile(256, 128, 8, 16, 16, order=1),
     "U32x8": cuda.Tile(64, 32, 8, 8, 32, 8),
     "U32x4": cuda.Tile(64, 32, 8, 8, 32, 4, resident=2),
+    "U32x4s3": cuda.Tile(64, 32, 8, 8, 32, 4, resident=2, straight=True, stages=3),
+    "U32x4s4": cuda.Tile(64, 32, 8, 8, 32, 4, resident=2, straight=True, stages=4),
+    "U32x8s4": cuda.Tile(64, 32, 8, 8, 32, 8, straight=True, stages=4),
+    "T32x2s4": cuda.Tile(64, 64, 8, 8, 32, 2, resident=2, straight=True, stages=4),
+    "T32x4s4": cuda.Tile(64, 64, 8, 8, 32, 4, straight=True, stages=4),
+    "S32x2s3": cuda.Tile(64, 128, 8, 8, 32, 2, straight=True, stages=3),
+    "Y32x2s3": replace(cuda.SLICED, stages=3),
+    "Y32x4s3": replace(cuda.SLICED, slices=4, stages=3),
+    "Y16s4": replace(cuda.STRAIGHT, stages=4),
 }
-"""Tiles by name: large to tiny, the depth, and the slices."""
+"""Tiles by name: large to tiny, the depth, the slices, and the stages where there are more than two."""
 
 SPLIT = {
     "128x128x32": cuda_split.LARGE,
@@ -87,9 +96,9 @@ TRITON = {
 
 
 def parts_for(product: Product, tall: int, wide: int) -> list[int]:
-    """Return how many blocks may share a tile: one, and what fills the device up to four times."""
+    """Return how many blocks may share a tile: one, and what fills half the device up to four times."""
     tiles = math.prod(product.batch) * -(-product.rows // tall) * -(-product.columns // wide)
-    found = {1} | {int(f * cuda.FILL // tiles) for f in (0.5, 1, 2, 4)}
+    found = {1} | {int(f * cuda.FILL // tiles) for f in (0.5, 1, 2, 3, 4)}
     return sorted(n for n in found if n == 1 or 2 <= n <= product.terms // 64)
 
 

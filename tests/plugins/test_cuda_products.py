@@ -29,6 +29,8 @@ TILES = {
     "sliced": matmul.SLICED,
     "one_by_one": replace(matmul.LEAST, by_line=False, straight=True, order=1),
     "ordered": replace(matmul.LEAST, order=1),
+    "four_stages": replace(matmul.LEAST, straight=True, stages=4),
+    "three_stages": replace(matmul.SLICED, stages=3),
 }
 
 
@@ -64,13 +66,28 @@ def operand(rows, columns, turned):
 )
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[] if n in ("small", "least", "one_by_one") else pytest.mark.slow) for n in TILES],
+    [
+        pytest.param(
+            n, marks=[] if n in ("small", "least", "one_by_one", "four_stages") else pytest.mark.slow
+        )
+        for n in TILES
+    ],
 )
 def test_every_tile_is_right_inside_and_at_its_edges(name, a_turned, b_turned):
     tile = TILES[name]
     for rows, terms, columns in ((tile.tall + 4, 2 * tile.depth + 4, tile.wide + 8), (5, 3, 7)):
         a, b = operand(rows, terms, a_turned), operand(terms, columns, b_turned)
         torch.testing.assert_close(multiplied(a, b, tile), a @ b, rtol=1e-5, atol=1e-5)
+
+
+@needs_emulator
+@pytest.mark.parametrize("stages", [2, 3, 4])
+@pytest.mark.parametrize("terms", [3, 32, 33, 97, 300])
+def test_terms_go_around_the_stages(stages, terms):
+    """Whole numbers, so that each term counts exactly once."""
+    tile = replace(matmul.LEAST, straight=True, stages=stages)
+    a, b = (torch.randint(-8, 9, shape).float() for shape in ((3, terms), (terms, 5)))
+    assert torch.equal(multiplied(a, b, tile), a @ b)
 
 
 @needs_emulator

@@ -64,7 +64,7 @@ __device__ __forceinline__ void read(const float* from, float (&to)[COUNT]) {
 }  // namespace product
 
 template <int TALL, int WIDE, int ROWS, int COLUMNS, int DEPTH, int SLICES, bool BY_LINE, bool A_INNER, bool A_VECTORS,
-          bool B_INNER, bool B_VECTORS, bool STRAIGHT = false, int ORDER = 0>
+          bool B_INNER, bool B_VECTORS, bool STRAIGHT = false, int ORDER = 0, int STAGES = 2>
 __device__ __forceinline__ void matmul(const matmul_args& a) {
   using namespace product;
   using Threads = Lie<TALL, WIDE, ROWS, COLUMNS, BY_LINE>;
@@ -84,8 +84,11 @@ __device__ __forceinline__ void matmul(const matmul_args& a) {
   const Threads lie(thread);
   const int row = blockIdx.x / a.across * TALL, column = blockIdx.x % a.across * WIDE;
   const int first = blockIdx.y * a.span, terms = min(a.span, a.terms - first);
-  operand::Loader<TALL, DEPTH, ALL, A_INNER, A_VECTORS, BY_LINE, operand::PAD, STRAIGHT> from_a(a.a + locate(blockIdx.z, a.batch, a.a_batch), a.of_a, row, a.rows, first, terms);
-  operand::Loader<WIDE, DEPTH, ALL, B_INNER, B_VECTORS, false, operand::PAD, STRAIGHT> from_b(a.b + locate(blockIdx.z, a.batch, a.b_batch), a.of_b, column, a.columns, first, terms);
+  using LoaderA = operand::Loader<TALL, DEPTH, ALL, A_INNER, A_VECTORS, BY_LINE, operand::PAD, STRAIGHT>;
+  using LoaderB = operand::Loader<WIDE, DEPTH, ALL, B_INNER, B_VECTORS, false, operand::PAD, STRAIGHT>;
+  static_assert(STAGES == 2 || STRAIGHT, "registers hold one stage");
+  LoaderA from_a(a.a + locate(blockIdx.z, a.batch, a.a_batch), a.of_a, row, a.rows, first, terms);
+  LoaderB from_b(a.b + locate(blockIdx.z, a.batch, a.b_batch), a.of_b, column, a.columns, first, terms);
 
   float sums[ROWS][COLUMNS] = {};
   // Factors on their way: of two terms; or four terms of a's rows, each row's next four after its last use.
@@ -104,8 +107,21 @@ __device__ __forceinline__ void matmul(const matmul_args& a) {
 
   from_a.fetch(shared);
   from_b.fetch(shared + StageA::FLOATS);
-  from_a.put(shared);
-  from_b.put(shared + StageA::FLOATS);
+  if (STAGES > 2) {
+    operand::close_group();
+#pragma unroll
+    for (int ahead = 1; ahead < STAGES - 1; ++ahead) {
+      if (ahead * DEPTH < terms) {
+        from_a.fetch(shared + ahead * STAGE);
+        from_b.fetch(shared + ahead * STAGE + StageA::FLOATS);
+      }
+      operand::close_group();
+    }
+    operand::arrive_but<STAGES - 2>();
+  } else {
+    from_a.put(shared);
+    from_b.put(shared + StageA::FLOATS);
+  }
   __syncthreads();
   next_x(shared, 0);
   next_y(shared, 0);
@@ -120,15 +136,28 @@ __device__ __forceinline__ void matmul(const matmul_args& a) {
 #pragma unroll
     for (int term = 0; term < RUN; ++term) {
       if (term == RUN - 1 && more) {
-        stage ^= STAGE;
-        from_a.put(shared + stage);
-        from_b.put(shared + stage + StageA::FLOATS);
+        if (STAGES > 2) {
+          stage = stage == (STAGES - 1) * STAGE ? 0 : stage + STAGE;
+          operand::arrive_but<STAGES - 2>();
+        } else {
+          stage ^= STAGE;
+          from_a.put(shared + stage);
+          from_b.put(shared + stage + StageA::FLOATS);
+        }
         __syncthreads();
       }
       const int following = (term + 1) % RUN;
       next_x(shared + stage, following);
       next_y(shared + stage, following);
-      if (term == 0 && more) {
+      if (STAGES > 2 && term == 0) {
+        // Into the stage that was read last: the barrier since then says that all threads have read it.
+        if (left > (STAGES - 1) * DEPTH) {
+          float* const last = shared + (stage == 0 ? (STAGES - 1) * STAGE : stage - STAGE);
+          from_a.fetch(last);
+          from_b.fetch(last + StageA::FLOATS);
+        }
+        operand::close_group();  // an empty one too: which groups are waited for is a number from the last
+      } else if (term == 0 && more) {
         from_a.fetch(shared + (stage ^ STAGE));
         from_b.fetch(shared + (stage ^ STAGE) + StageA::FLOATS);
       }

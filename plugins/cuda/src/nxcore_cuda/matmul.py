@@ -1,4 +1,4 @@
-"""matmul: tiles of outputs in registers, terms through two stages of shared memory, no tensor core.
+"""matmul: tiles of outputs in registers, terms through stages of shared memory, no tensor core.
 
 Where a product has few tiles, slices of a block share its terms, and several blocks share a tile.
 """
@@ -50,6 +50,8 @@ class Tile:
         Whether numbers that fill no vector of shared memory go there one by one, past the registers.
     order : int
         Of a term's multiply-adds: 0 row after row, 1 rows back and forth, 2 columns back and forth.
+    stages : int
+        Of shared memory: one is read, the others are on their way. More than two need ``straight``.
     """
 
     tall: int
@@ -63,6 +65,7 @@ class Tile:
     by_line: bool = True
     straight: bool = False
     order: int = 0
+    stages: int = 2
 
     @property
     def threads(self) -> int:
@@ -71,15 +74,16 @@ class Tile:
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory: two stages, or what slices leave for the first of them."""
-        stages = 2 * self.depth * (self.tall + self.wide + 2 * FOUR)
+        """Bytes of shared memory: all stages, or what slices leave for the first of them."""
+        stages = self.stages * self.depth * (self.tall + self.wide + 2 * FOUR)
         return 4 * max(stages, (self.slices - 1) * self.tall * self.wide)
 
     def instance(self, a: Way, b: Way) -> Instance:
         """Return its kernel."""
         sizes = (self.tall, self.wide, self.rows, self.columns, self.depth, self.slices)
         by_line = self.by_line and a.inner and a.vectors
-        rest = (self.straight, self.order) if self.straight or self.order else ()
+        rest: tuple[int | bool, ...] = (self.straight, self.order) if self.straight or self.order else ()
+        rest += (self.stages,) if self.stages > 2 else ()
         arguments = (*sizes, by_line, a.inner, a.vectors, b.inner, b.vectors, *rest)
         return Instance("matmul", arguments, threads=self.threads, blocks=self.resident)
 

@@ -40,6 +40,18 @@ __device__ __forceinline__ void arrive() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 #endif
 }
+// What this thread sent since the last call is a group; `arrive_but` waits for all groups but the last COUNT.
+__device__ __forceinline__ void close_group() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+template <int COUNT>
+__device__ __forceinline__ void arrive_but() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(COUNT) : "memory");
+#endif
+}
 
 // How LINES x DEPTH elements lie in shared memory. BY_LINE: the terms of a line are neighbours, in vectors whose
 // order differs from line to line, so that eight neighbouring lines' vectors of the same terms lie in different
