@@ -53,7 +53,7 @@ def prepare(case: Case, wanted: str) -> None:
     """Compile the Triton kernels of an entrant; another process finds them in Triton's cache."""
     a, b = case.operands()
     product = product_of(a, b)
-    for _, tile in tiles_for(case, product, f"^{re.escape(wanted)}$"):
+    for _, tile in tiles_for(case, product, f"^{re.escape(wanted)} of "):
         with contextlib.suppress(Exception):  # it fails again where it is timed
             entrant(product, tile, a, b, torch.matmul(a, b))()
 
@@ -255,13 +255,20 @@ def lines(records: list[dict[str, Any]]) -> Iterator[str]:
         yield " | ".join(cells[i : i + 5])
 
 
-def counted() -> None:
+def counted(cases: tuple[Case, ...], only: str) -> None:
     """Call cuBLAS and some tiles once each."""
-    a, b = Case("4096", (4096, 4096), (4096, 4096)).operands()
-    out = torch.matmul(a, b)
-    for tile in (CUDA["L16"], CUDA["V32"], SPLIT["64x64x32cut"]):
-        entrant(product_of(a, b), tile, a, b, out)()
+    for case in cases:
+        a, b = case.operands()
+        product, out = product_of(a, b), torch.matmul(a, b)
+        for _, tile in tiles_for(case, product, only):
+            entrant(product, tile, a, b, out)()
     torch.cuda.synchronize()
+
+
+def least(repeats: int) -> float:
+    """Return the median microseconds of a call that writes one number: no product takes less."""
+    one = torch.empty(1, device="cuda")
+    return cold({"one": lambda: one.fill_(1.0)}, repeats)["one"]
 
 
 def main() -> None:
@@ -271,14 +278,15 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=11)
     parser.add_argument("--seconds", type=float, default=65, help="begins no case after them")
     parser.add_argument("--cases", nargs="*", help="their names; all by default")
-    parser.add_argument("--only", default="", help="a pattern of the entrants' names; all by default")
-    parser.add_argument("--counters", action="store_true", help="only call two kernels, for a profiler")
+    parser.add_argument("--only", default="", help="a pattern, as '^cuda chosen of 512$'; all by default")
+    parser.add_argument("--brief", action="store_true", help="no special values, no calls for a second")
+    parser.add_argument("--counters", action="store_true", help="only call the entrants, for a profiler")
     given = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False
-    if given.counters:
-        counted()
-        return
     cases = tuple(case for case in CASES if not given.cases or case.name in given.cases)
+    if given.counters:
+        counted(cases, given.only)
+        return
     begun = time.perf_counter()
     wanted = instances(cases, given.only)
     with ProcessPoolExecutor(WORKERS, multiprocessing.get_context("spawn")) as processes:
@@ -287,22 +295,28 @@ def main() -> None:
             list(pool.map(lambda instance: image(instance, torch.cuda.get_device_capability()), wanted))
         built = time.perf_counter() - begun
         list(prepared)
-    wrong = special()
+    wrong = [] if given.brief else special()
     print(
         f"{len(wanted)} kernels in {built:.0f} s, Triton's in {time.perf_counter() - begun:.0f} s;"
-        f" special values: {'; '.join(wrong) or 'all right'}"
+        f" special values: {'; '.join(wrong) or ('not checked' if given.brief else 'all right')}"
     )
+    shortest = least(given.repeats)
+    print(f"a call that writes one number: {shortest:.1f} us")
     print("cublas us, TFLOP/s; gain over it by the best (by the chosen tile); t: by Triton", flush=True)
     records = []
     for case in cases:
         if time.perf_counter() - begun > given.seconds:
             print(f"no time for {case.name} and later cases")
             break
-        records.append(measure(case, given.repeats, given.only))
-        torch.cuda.empty_cache()
+        try:
+            records.append(measure(case, given.repeats, given.only))
+            torch.cuda.empty_cache()
+        except Exception as broken:  # noqa: BLE001  what was measured before is written
+            print(f"{case.name}: {type(broken).__name__}: {str(broken)[:200]}")
+            break
     print(*lines(records), sep="\n", flush=True)
     sustained = {}
-    if not given.cases or "4096" in given.cases:
+    if not given.brief and (not given.cases or "4096" in given.cases):
         a, b = Case("4096", (4096, 4096), (4096, 4096)).operands()
         out = torch.empty(4096, 4096, device="cuda")
         calls: dict[str, Call] = {"cublas": lambda: torch.matmul(a, b, out=out)}
@@ -324,7 +338,8 @@ def main() -> None:
             "cuda": torch.version.cuda,
             "python": platform.python_version(),
             "repeats": given.repeats,
-            "special": wrong,
+            "special": None if given.brief else wrong,
+            "least_us": shortest,
         }
         given.json.write_text(
             json.dumps({**about, "cases": records, "sustained": sustained}, indent=1) + "\n"

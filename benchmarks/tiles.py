@@ -103,9 +103,9 @@ def parts_for(product: Product, tall: int, wide: int) -> list[int]:
 
 
 def tiles_for(case: Case, product: Product, only: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the entrants of a case whose names match a pattern."""
+    """Yield the entrants of a case that match a pattern, as ``cuda Y16/2 of 1024``."""
     for name, tile in _tiles(case, product):
-        if re.search(only, name):
+        if re.search(only, f"{name} of {case.name}"):
             yield name, tile
 
 
