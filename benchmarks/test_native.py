@@ -61,7 +61,7 @@ def test_threads_that_share_a_plan_scale_like_torchs_own(record_property: Any) -
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        ratio = scaling("cpu", "numba")
+        ratio = scaling("cpu", "numba").ratio
     finally:
         torch.set_num_threads(threads)
     record_property("16 threads", ratio)

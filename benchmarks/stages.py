@@ -1,0 +1,159 @@
+"""What the stages of a call cost the host: ``python benchmarks/stages.py [cpu|cuda]``.
+
+Microseconds on the path of this process, minima over short rounds, of calls whose kernels are as short as can
+be. Differences of rows are stages: a further tensor is key and guards, an addition beside a hit is the result
+and the launch, a call with a leaf beside one without is the forward half of autograd. ``NXCORE_NATIVE=0`` is
+for Python's path. A GPU is idle before each round and not waited for after it: the host's time counts, as
+long as kernels are shorter than their launches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.nn import functional as F  # noqa: N812  as torch's own documentation names it
+
+import nxcore
+from benchmarks.native import ROUNDS, _both_ways, _round_us, looked_up, scaling
+from nxcore.interop import native
+from nxcore.registry.discovery import discover
+from nxcore.session import Session
+from nxcore.settings import Settings
+
+ROUND_US = 4_000.0
+"""Microseconds of a round: a GPU's queue must not fill."""
+
+Call = Callable[[], Any]
+Stage = tuple[str, Call, Call | None]
+"""What is measured, the call, and torch's own."""
+
+
+def least_us(call: Call, cuda: bool, rounds: int = ROUNDS) -> float:
+    """Return the least mean of some rounds, each begun with an idle device."""
+    count = max(2, min(500, int(ROUND_US / _round_us(call, 20, cuda))))
+    found = []
+    for _ in range(rounds):
+        if cuda:
+            torch.cuda.synchronize()
+        found.append(_round_us(call, count, cuda=False))
+    return min(found)
+
+
+def gathered(xs: list[torch.Tensor], logits: torch.Tensor) -> Call:
+    """Return a call of many tensors whose plan does nothing."""
+    settings = Settings.from_environment()
+    op = Session(Settings(native=settings.native), discover(found=())).op("softmax_sum")
+    op.replan(op.key(tuple(xs), logits), lambda *args: args[0][0])
+    return lambda: op(xs, logits)
+
+
+def stages(device: str, backend: str) -> Iterator[Stage]:
+    """Yield what is measured."""
+
+    def leaf(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device=device, requires_grad=True)
+
+    add, pool, mean, norm = (
+        nxcore.op(name, backend=backend) for name in ("add", "max_pool2d", "avg_pool2d", "batch_norm")
+    )
+    with torch.no_grad():
+        x, y = torch.randn(2, 1024, device=device).unbind()
+        yield "a hit of two tensors, no plan", looked_up(x, y), None
+        logits = torch.randn(16, device=device)
+        yield "a hit of 17 tensors, no plan", gathered([x[:16].view(1, 1, 4, 4)] * 16, logits), None
+        yield "add of 1,024", lambda: add(x, y), lambda: torch.add(x, y)
+        yield "a result: torch.empty_like", lambda: torch.empty_like(x), None
+    x, w, b, grad = leaf(2, 4, 8, 8), leaf(4), leaf(4), torch.randn(2, 4, 8, 8, device=device)
+    calls: dict[str, tuple[Call, Call, list[torch.Tensor]]] = {
+        "max_pool2d": (lambda: pool(x, 3, 1, 1), lambda: F.max_pool2d(x, 3, 1, 1), [x]),
+        "avg_pool2d": (lambda: mean(x, 3, 1, 1), lambda: F.avg_pool2d(x, 3, 1, 1), [x]),
+        "batch_norm": (
+            lambda: norm(x, w, b),
+            lambda: F.batch_norm(x, None, None, w, b, training=True),
+            [x, w, b],
+        ),
+    }
+    for name, (ours, theirs, leaves) in calls.items():
+        with torch.no_grad():
+            yield f"{name} (2, 4, 8, 8), without a leaf", ours, theirs
+        yield "the same with a leaf, forward", ours, theirs
+        yield (
+            "the same, forward and backward",
+            _both_ways(ours, leaves, grad),
+            _both_ways(theirs, leaves, grad),
+        )
+    xs, logits = [leaf(2, 4, 8, 8) for _ in range(8)], leaf(8)
+    blend = nxcore.op("softmax_sum", backend=backend)
+    both = _both_ways(lambda: blend(xs, logits), [*xs, logits], grad)
+    whole = torch.randn(16, 4, 8, 8, device=device)
+    # torch's own node that takes as many tensors.
+    yield (
+        "softmax_sum of 8, both ways, beside cat of 8",
+        both,
+        _both_ways(lambda: torch.cat(xs), xs, whole),
+    )
+
+
+def graphed_us(call: Call, calls: int = 200) -> float:
+    """Return the device's microseconds of one call, by the replays of a graph of many."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        for _ in range(calls):
+            call()
+    found = []
+    for _ in range(10):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        found.append(begin.elapsed_time(end) * 1e3 / calls)
+    return min(found)
+
+
+def rates(device: str, backend: str) -> Iterator[str]:
+    """Yield how threads scale, and on a GPU how long its kernels take, which bounds their rate."""
+    add = nxcore.op("add", backend=backend)
+    for size in (1024, 16_384):
+        each = []
+        for threads in (1, 4, 16):
+            found = scaling(device, backend, size, threads, rounds=2)
+            ours, theirs = found.ours / 1e3, found.torch / 1e3
+            each.append(f"{threads} {ours:.0f} and {theirs:.0f}k ({found.ratio:.2f} of torch's)")
+        yield f"add of {size:,}, calls a second of threads: {', '.join(each)}"
+        if device == "cuda":
+            x, y = torch.randn(2, size, device=device).unbind()
+            ours, theirs = (graphed_us(functools.partial(call, x, y)) for call in (add, torch.add))
+            yield f"add of {size:,}, device: {ours:.2f} and {theirs:.2f} us"
+
+
+def main() -> None:
+    """Print the stages."""
+    parser = argparse.ArgumentParser(
+        description="What the stages of a call cost, on the path of this process."
+    )
+    usual = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("device", nargs="?", default=usual, choices=("cpu", "cuda"))
+    parser.add_argument("backend", nargs="?", help="by default cuda on a GPU, numba on a CPU")
+    parser.add_argument("--threads", action="store_true", help="how threads scale too")
+    args = parser.parse_args()
+    device, cuda = args.device, args.device == "cuda"
+    backend = args.backend or ("cuda" if cuda else "numba")
+    if not cuda:
+        torch.set_num_threads(1)
+    path = "Python" if native.of(nxcore.op("add")) is None else "compiled"
+    print(f"torch {torch.__version__}, {device}, {backend}, {path} path: microseconds, and torch's own")
+    for what, ours, theirs in stages(device, backend):
+        least = least_us(ours, cuda), theirs and least_us(theirs, cuda)
+        print(f"{what:48}" + "".join(f"{us:9.2f}" for us in least if us), flush=True)
+    if args.threads:
+        for line in rates(device, backend):
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
