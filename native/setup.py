@@ -23,8 +23,8 @@ UNITS = {
 }
 """Files that are compiled as one: torch's headers take longer than they do."""
 
-SHORT = int(os.environ.get("NXCORE_NATIVE_SHORT", "0"))
-"""1 for results from a GPU's allocator, and a default stream without Python; off until a GPU confirms it."""
+SHORT = int(os.environ.get("NXCORE_NATIVE_SHORT", "1"))
+"""0 for results on a GPU through torch's dispatcher, and streams through Python: what is compared with."""
 
 flags = ["-O2", "-g0", "-Wall", "-fvisibility=hidden"]
 link: list[str] = []

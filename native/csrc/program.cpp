@@ -27,7 +27,7 @@ constexpr size_t DOUBLES = 8;    // as many as either convention passes in regis
 constexpr size_t WORDS = 96;     // integers and addresses of a function of the CPU
 constexpr size_t BYTES = 32768;  // of a kernel's parameters, as the driver allows
 constexpr int64_t ALIGNED = 16;
-constexpr bool SHORT = NXCORE_NATIVE_SHORT;  // the shorter way of a call on a GPU, which none has confirmed yet
+constexpr bool SHORT = NXCORE_NATIVE_SHORT;  // without torch's dispatcher, and without Python for the stream
 
 // Integers and floating numbers go to separate registers, and integers beyond them to the stack in order. So
 // their order among each other is of no importance, and neither are more of them than a function takes.
@@ -98,21 +98,25 @@ bool read(const Program& program, const Argument& argument, PyObject* value, Cal
   return std::all_of(items.begin(), items.end(), [&](PyObject* item) { return add(program, item, call); });
 }
 
-// The thread's current stream as the driver has it: null for the default one. Asks Python, so it may set an error.
+// The thread's current stream as the driver has it: null for the default one. Python names another one, so it may set
+// an error; once for each thread and stream, since torch's streams keep their names and live as long as the process.
 void* stream_of(at::Device device) {
-  using c10::Stream, c10::impl::VirtualGuardImpl;
-  if (SHORT && VirtualGuardImpl(device.type()).getStream(device) == Stream(Stream::DEFAULT, device)) return nullptr;
+  using c10::Stream;
+  static thread_local std::pair<Stream, void*> last{Stream(Stream::DEFAULT, at::kCPU), nullptr};
+  const Stream now = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  if (SHORT && now == Stream(Stream::DEFAULT, device)) return nullptr;
+  if (SHORT && now == last.first) return last.second;
   const Ref index = steal(PyLong_FromLong(device.index()));
   const Ref found = steal(PyObject_CallOneArg(environment().raw_stream.ptr(), index.ptr()));
-  return found ? PyLong_AsVoidPtr(found.ptr()) : nullptr;
+  if (found) last = {now, PyLong_AsVoidPtr(found.ptr())};
+  return found ? last.second : nullptr;
 }
 
-// As torch's own kernels allocate, without its dispatcher.
+// As torch's own kernels allocate, without its dispatcher; on a GPU, its device is the current one.
 at::Tensor empty(const Program& program, const Fresh& fresh) {
   const auto& [dtype, sizes, strides] = fresh;
   const bool cpu = program.device.is_cpu();
   if (!SHORT && !cpu) return at::empty_strided(sizes, strides, at::TensorOptions(program.device).dtype(dtype));
-  const c10::OptionalDeviceGuard there(cpu ? std::nullopt : std::make_optional(program.device));
   const c10::DispatchKeySet keys(cpu ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA);
   return at::detail::empty_strided_generic(sizes, strides, program.allocator, keys, dtype);
 }
@@ -134,6 +138,7 @@ bool reads(const Program& program, PyObject* const* args, size_t count, Call& ca
 
 bool runs(const Program& program, Call& call) {
   const pybind11::gil_scoped_release unlocked;
+  const c10::OptionalDeviceGuard there(program.device.is_cpu() ? std::nullopt : std::make_optional(program.device));
   for (const Fresh& fresh : program.fresh) call.made.push_back(empty(program, fresh));
   for (const int64_t count : program.tickets) call.made.push_back(ticket(program, count, call.stream));
   for (const at::Tensor& one : call.made) call.addresses.push_back(reinterpret_cast<int64_t>(one.data_ptr()));

@@ -169,14 +169,16 @@ class TestOnAGpu:
         made, _, args = self.plan(package, "add", x, y)
         made(*args)
         assert made.programs() == 1
-        side = torch.cuda.Stream()
-        torch.cuda.synchronize()
-        with torch.cuda.stream(side):
-            torch.cuda._sleep(200_000_000)
-            x.add_(1)
-            got = made(*args)
-        side.synchronize()
-        assert torch.equal(got, x + y)
+        one, other, default = torch.cuda.Stream(), torch.cuda.Stream(), torch.cuda.default_stream()
+        external = torch.cuda.ExternalStream(other.cuda_stream)
+        for side in (one, one, other, default, one, external, default, other):
+            torch.cuda.synchronize()
+            with torch.cuda.stream(side):
+                torch.cuda._sleep(20_000_000)
+                x.add_(1)
+                got = made(*args)
+            side.synchronize()
+            assert torch.equal(got, x + y)
 
     def test_a_capture_replays_it(self, package):
         x = torch.randn(64, 64, 8, 8, device="cuda")
