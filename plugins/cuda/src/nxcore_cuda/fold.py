@@ -33,7 +33,8 @@ LOOKS = {
 
 NUMBERED = ("max", "min", "argmax", "argmin")
 
-BEST = 8  # bytes of a value and its number
+KEYS = {False: torch.float32, True: torch.int64}
+"""What is compared of an element, without and with its number, as in fold.cu."""
 
 
 def walk_of(problem: Problem) -> Walk:
@@ -77,8 +78,8 @@ def _launch(x: TensorMeta, walk: Walk, look: int, tile: Tile, *, places: bool) -
         x.device,
         (tiles, parts),
         tile.threads,
-        shared=BEST * tile.threads * (1 if walk.inner else walk.width),
-        pointers=6,
+        shared=KEYS[places].itemsize * tile.threads * (1 if walk.inner else walk.width),
+        pointers=5,
         layout=f"5q{DIMS}{2 * STRIDES}{DIMS}{STRIDES}i",
         values=(
             *(walk.columns, walk.terms, span, walk.rest, walk.out_step),
@@ -103,17 +104,13 @@ def plan_both(problem: Problem, tile: Tile | None) -> Callable[..., None]:
         tiles, parts = max(tiles, more_tiles), max(parts, more_parts)
     guarded = Guarded(vector, scalar)
     if parts == 1:
-        return lambda x, out, indices: guarded(x, out, indices, None, None, None)
+        return lambda x, out, indices: guarded(x, out, indices, None, None)
     outputs = walk.columns * (1 if walk.inner else walk.width)
-    found = TensorMeta((parts, outputs), (outputs, 1), torch.float32, device)
-    numbers = replace(found, dtype=torch.int32)
+    found = TensorMeta((parts, outputs), (outputs, 1), KEYS[places], device)
 
     def run(x: Tensor, out: Tensor | None, indices: Tensor | None) -> None:
-        arrived = arrivals(walk, device, tiles, parts, 1 + places)
-        if walk.inner:
-            guarded(x, out, indices, None, None, arrived)
-        else:
-            guarded(x, out, indices, found.empty(), numbers.empty() if places else None, arrived)
+        arrived = arrivals(walk, device, tiles + places, parts, 1 + places)  # slots begin at a whole key
+        guarded(x, out, indices, None if walk.inner else found.empty(), arrived)
 
     return run
 

@@ -80,36 +80,46 @@ __device__ __forceinline__ void gather(const Args& a, const T* base, Number<WALK
 }
 
 // A slot is 0 until a block leaves its bits there, which are not all ones. The block doesn't wait for memory to have
-// them; who collects them does, and puts 0 back. So nothing orders a slot and a ticket.
-__device__ __forceinline__ void leave(unsigned* slot, unsigned bits) {
+// them; who collects them does, and puts 0 back. So nothing orders a slot and a ticket. A slot has 32 or 64 bits.
+template <typename Word>
+__device__ __forceinline__ void leave(Word* slot, Word bits) {
 #ifdef NXCORE_EMULATOR
   *slot = ~bits;
 #else
-  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(slot), "r"(~bits) : "memory");
+  if constexpr (sizeof(Word) == 8) {
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(slot), "l"(~bits) : "memory");
+  } else {
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(slot), "r"(~bits) : "memory");
+  }
 #endif
 }
 
-__device__ __forceinline__ unsigned peek(const unsigned* slot) {
+template <typename Word>
+__device__ __forceinline__ Word peek(const Word* slot) {
 #ifdef NXCORE_EMULATOR
   return ~*slot;
 #else
-  unsigned found;
-  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(slot) : "memory");
+  Word found;
+  if constexpr (sizeof(Word) == 8) {
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(found) : "l"(slot) : "memory");
+  } else {
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(slot) : "memory");
+  }
   return ~found;
 #endif
 }
 
 // Calls take(u, bits) for COUNT slots from the first on, each `step` after the one before, those before last.
-template <int COUNT, typename Take>
-__device__ __forceinline__ void collect(unsigned* slots, unsigned first, unsigned last, unsigned step, Take take) {
-  unsigned bits[COUNT];
+template <int COUNT, typename Word, typename Take>
+__device__ __forceinline__ void collect(Word* slots, unsigned first, unsigned last, unsigned step, Take take) {
+  Word bits[COUNT];
 #pragma unroll
   for (int u = 0; u < COUNT; ++u) bits[u] = first + u * step < last ? peek(slots + first + u * step) : 0;
 #pragma unroll
   for (int u = 0; u < COUNT; ++u) {
     if (first + u * step >= last) break;
-    unsigned* const slot = slots + first + u * step;
-    while (bits[u] == ~0u) bits[u] = peek(slot);
+    Word* const slot = slots + first + u * step;
+    while (bits[u] == (Word)~(Word)0) bits[u] = peek(slot);
     *slot = 0;
     take(u, bits[u]);
   }

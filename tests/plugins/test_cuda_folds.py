@@ -1,0 +1,79 @@
+"""nxcore-cuda's reductions with places: every comparison of keys gives torch's element, bit for bit."""
+
+import pytest
+import torch
+
+from nxcore.plugin import Problem
+from tests.ops.backends import operator
+from tests.plugins.test_cuda_products import needs_nvcc
+from tests.plugins.test_strict import opcodes
+
+pytest.importorskip("nxcore_cuda")
+
+SHAPES = {
+    "a_few_lanes": ((50, 9), 1),
+    "a_warp": ((6, 400), 1),
+    "a_block": ((2, 5001), 1),
+    "blocks_that_share": ((3, 40_001), 1),
+    "columns_of_lanes": ((2, 200, 64), 1),
+    "columns_of_warps": ((40, 300), 0),
+    "columns_that_blocks_share": ((20_000, 12), 0),
+}
+
+
+def drawn(kind, shape):
+    """Return elements among which many are alike, or what no comparison of floats orders."""
+    dice = torch.Generator().manual_seed(0)
+    if kind == "ties":
+        return torch.randint(-2, 3, shape, generator=dice).float()
+    x = torch.randn(shape, generator=dice)
+    if kind == "zeros of two signs":
+        return torch.zeros(shape).copysign(x)
+    if kind == "nan":
+        return x.masked_fill(torch.rand(shape, generator=dice) < 0.02, torch.nan)
+    if kind == "denormals":
+        return x * 2.0**-140
+    x = torch.full(shape, -torch.inf)  # nothing is above what threads begin with
+    if kind == "one above":
+        x.view(-1)[-1] = -3e38
+    return x
+
+
+def bits(x):
+    """Return the bits of elements, those of one NaN where they are NaN."""
+    return x.masked_fill(x.isnan(), torch.nan).view(torch.int32 if x.itemsize == 4 else torch.int16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("kind", ["ties", "zeros of two signs", "nan", "denormals", "infinite", "one above"])
+def test_the_first_of_equals_is_found_with_its_sign(device, kind, name, dtype):
+    shape, dim = SHAPES[name]
+    x = drawn(kind, shape).to(dtype)
+    for op in ("max", "min"):
+        values, indices = operator(op, "cuda")(x.to(device), dim)
+        expected = getattr(torch, op)(x, dim)
+        assert torch.equal(indices.cpu(), expected.indices)
+        assert torch.equal(bits(values.cpu()), bits(expected.values))
+
+
+@needs_nvcc
+@pytest.mark.parametrize(("dim", "shuffles"), [(None, 2), (1, 16)])
+def test_a_warp_compares_keys_by_two_instructions(dim, shuffles, tmp_path):
+    """Shuffles remain where a few lanes share an output, and where keys of several columns lie in a warp."""
+    from nxcore_cuda import fold
+    from nxcore_cuda.machine.compile import compiled
+
+    import nxcore
+
+    spec = nxcore.op("argmax").spec
+    problem = Problem.of(spec, spec.bind(torch.empty(4, 512, 896, device="meta"), dim))
+    walk = fold.walk_of(problem).widest(4)
+    tile = next(fold.sweep(problem))
+    made = fold._instance(walk.inner, "float", 4, walk.kind, fold.LARGEST, tile, places=True)
+    path = tmp_path / "image.cubin"
+    path.write_bytes(compiled(made.text, (9, 0), made.symbol))
+    found = opcodes(path)
+    assert sum(n for op, n in found.items() if op.startswith("SHFL")) == shuffles
+    assert not [op for op in found if op.startswith(("LDL", "STL"))]
+    assert any(op.startswith("REDUX") for op in found) is walk.inner
