@@ -1,10 +1,10 @@
 """Reductions by device time, inputs out of cache: every kernel beside torch's own, and the aims of each row.
 
     python benchmarks/reductions.py --output FILE.json [--device cuda] [--dtypes float32 bfloat16]
-                                    [--backends cuda cupy triton]
+                                    [--backends cuda cupy triton] [--sweep]
 
-Each kernel is verified against float64 on the very cell before it is timed. It prints a
-line an operator.
+Each kernel is verified against float64 on the very cell before it is timed. ``--sweep`` times every tile of
+CUDA C++ at (4, 512, 896) too. It prints a line an operator, and a line a cell of the fastest tiles.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from workers import ahead, entered
 from nxcore.bench.cells import Cell
 from nxcore.bench.engine import Bench
 from nxcore.measure.race import Effort
+from nxcore.offline.tiles import swept
 from nxcore.session import default
 from nxcore.spec.device import available, describe
 from nxcore.spec.sample import Sample, rand
 
 EFFORT = Effort(looks=(12,), warm_s=0.02, budget_s=0.3)
+SWEEP = Effort(looks=(12,), warm_s=0.02, budget_s=2.5)
 ATTENTION, MATRIX = (4, 512, 896), (4096, 16384)
 AXES: dict[str, tuple[tuple[int, ...], tuple[Any, ...]]] = {
     "attention all": (ATTENTION, (None,)),
@@ -80,6 +82,14 @@ def row_of(bench: Bench, cell: Cell) -> dict[str, Any]:
     }
 
 
+def tiles_of(bench: Bench, cell: Cell) -> dict[str, Any]:
+    """Time the tiles of a cell's kernel in CUDA C++; return them by device time, the chosen one first."""
+    tuner, spec = bench.session.tuner, cell.spec
+    backend, kernel = next((b, k) for b, k in tuner.taking_part(spec.name) if b.name == "cuda")
+    found = swept(spec, backend, kernel, cell.build(), effort=SWEEP)
+    return {"op": spec.name, "sample": cell.sample.name, "tiles": [r.to_dict() for r in found]}
+
+
 def brief(row: dict[str, Any]) -> str:
     """Return a row in a few characters: the best kernel, its time and torch's; ! where an aim is missed."""
     name = row["sample"].replace("attention_", "a:").replace("matrix_", "m:")
@@ -98,6 +108,7 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", default=["float32"])
     parser.add_argument("--backends", nargs="+", default=(), help="only these and torch")
     parser.add_argument("--seconds", type=float, default=80, help="start no cell after so many")
+    parser.add_argument("--sweep", action="store_true", help="time the tiles of CUDA C++ afterwards")
     parser.add_argument("--ahead", type=int, default=0, help="processes that compile first")
     parser.add_argument("--part", type=int, nargs=2, help="compile this part of so many, and end")
     given = parser.parse_args()
@@ -113,14 +124,23 @@ def main() -> None:
     ends = time.monotonic() + given.seconds
     head = {"device": describe(bench.device).name, "torch": str(torch.__version__)}
     rows: list[dict[str, Any]] = []
-    for cell in wanted:
+    sweeps: list[dict[str, Any]] = []
+    steps = [(row_of, rows, c) for c in wanted]
+    steps += [(tiles_of, sweeps, c) for c in wanted if given.sweep and c.sample.name.startswith("attention")]
+    for measure, found, cell in sorted(steps, key=lambda step: step[2].sample.name.startswith("matrix")):
         if time.monotonic() >= ends:
             break
-        rows.append(row_of(bench, cell))  # written at once: a run that is ended keeps its rows
-        given.output.write_text(json.dumps(head | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
+        found.append(measure(bench, cell))  # written at once: a run that is ended keeps its rows
+        record = head | {"rows": rows} | ({"sweeps": sweeps} if given.sweep else {})
+        given.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     for op, dtype in dict.fromkeys((r["op"], r["dtype"]) for r in rows):
         of = [r for r in rows if (r["op"], r["dtype"]) == (op, dtype)]
         print(f"{op} {dtype}: {' '.join(map(brief, of))}")
+    for sweep in sweeps:
+        timed = [t for t in sweep["tiles"] if t["device_us"]]
+        print(
+            sweep["op"], sweep["sample"], *(f"{t['device_us']:.2f} {t['tile']}" for t in timed[:4]), sep=" | "
+        )
 
 
 if __name__ == "__main__":

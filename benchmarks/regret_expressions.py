@@ -3,7 +3,8 @@
     python benchmarks/regret_expressions.py --output FILE.json [--device cuda] [--ahead 16]
 
 Twenty random expressions, a third of them gradients, a third broadcast; of each, eight sizes are learnt and
-three held out. ``--ahead`` compiles the kernels in so many processes first. It writes FILE, prints a table.
+three held out. ``--ahead`` compiles the kernels in so many processes first. It writes FILE after each
+expression, and prints a table.
 """
 
 from __future__ import annotations
@@ -96,12 +97,12 @@ class Family:
         return spec.gradient.op, spec.gradient.args(grad, (True,) * count, *args)
 
 
-def families(device: str) -> Iterator[Family]:
-    """Yield the families, the same ones each time."""
+def families(device: str, count: int = COUNT) -> Iterator[Family]:
+    """Yield the first ``count`` families, the same ones each time."""
     dice = random.Random("held-out expressions")
     low, high = RANGE[device]
     steps = range(LEARNT)
-    for turn in range(COUNT):
+    for turn in range(count):
         names = NAMES[: dice.randint(1, 3)]
         text = dice.choice(FUNCTIONS).format(names[0])
         for name in names[1:]:
@@ -121,6 +122,20 @@ def told(n: int, decision: Decision) -> dict[str, Any]:
     return {"elements": n, "chosen": decision.chosen, "us": times}
 
 
+def record(path: Path, device: torch.device, policy: str, rows: list[dict[str, Any]]) -> None:
+    """Write the rows so far, and their summary."""
+    found = [audit.Row(**r["row"]) for r in rows if r["row"]]
+    document = {
+        "device": describe(device).to_dict(),
+        "torch": str(torch.__version__),
+        "threads": torch.get_num_threads(),
+        "policy": policy,
+        "summary": audit.summary(found)[-1] if found else None,
+        "rows": rows,
+    }
+    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
 def main() -> int:
     """Choose and measure; return 0."""
     parser = argparse.ArgumentParser(
@@ -131,6 +146,7 @@ def main() -> int:
     parser.add_argument("--policy", default="estimate", help="the policy that chooses")
     parser.add_argument("--ahead", type=int, default=0, help="processes that compile first")
     parser.add_argument("--seconds", type=float, default=500, help="start no expression after so many")
+    parser.add_argument("--families", type=int, default=COUNT, help="only so many expressions")
     parser.add_argument("--part", type=int, nargs=2, help="compile this part of so many, and end")
     given = parser.parse_args()
     device = available(given.device)
@@ -138,13 +154,13 @@ def main() -> int:
     session.tuner.effort = LEARN
     if given.part:
         number, count = given.part
-        mine = list(families(device.type))[number::count]
+        mine = list(families(device.type, given.families))[number::count]
         entered(session, (family.call(n, device) for family in mine for n in family.learnt))
         return 0
     ahead(given.ahead)
     ends = time.monotonic() + given.seconds
-    rows = []
-    for family in families(device.type):
+    rows: list[dict[str, Any]] = []
+    for family in families(device.type, given.families):
         if time.monotonic() > ends:
             break
         known = [told(n, audit.learn(session, *family.call(n, device))) for n in family.learnt]
@@ -160,18 +176,12 @@ def main() -> int:
             }
             for n, r in zip(family.held, judged, strict=True)
         ]
+        record(given.output, device, given.policy, rows)  # a run that is ended keeps its rows
     found = [audit.Row(**r["row"]) for r in rows if r["row"]]
     whole = audit.summary(found)[-1]
-    document = {
-        "device": describe(device).to_dict(),
-        "torch": str(torch.__version__),
-        "threads": torch.get_num_threads(),
-        "policy": given.policy,
-        "summary": whole,
-        "rows": rows,
-    }
-    given.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    print(f"{len(rows)} of {COUNT * HELD} problems, torch alone in {len(rows) - len(found)};", end=" ")
+    print(
+        f"{len(rows)} of {given.families * HELD} problems, torch alone in {len(rows) - len(found)};", end=" "
+    )
     print(", ".join(f"{name} {whole[name]}" for name in ("p50", "p95", "max", "slower", "others", "rules")))
     for row in sorted(found, key=lambda r: -r.regret)[:6]:
         print(f"{row.regret:.3f} {row.rule} {row.chosen}, best {row.best}: {row.problem[:90]} {row.us[0]}")
