@@ -3,6 +3,9 @@
 #pragma once
 
 #include "element.cuh"
+#ifdef NXCORE_EMULATOR
+#include "emulator_sends.h"
+#endif
 
 namespace operand {
 
@@ -21,6 +24,8 @@ __device__ __forceinline__ void send(float* to, const float* from, bool inside) 
   const unsigned at = (unsigned)__cvta_generic_to_shared(to);
   const int bytes = inside ? 16 : 0;
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes) : "memory");
+#elif defined(NXCORE_EMULATOR)
+  nxcore_emulator::send(to, from, 16, inside);
 #else
   store(to, inside ? load<FOUR>(from) : Vector<float, FOUR>{});
 #endif
@@ -31,6 +36,8 @@ __device__ __forceinline__ void send_one(float* to, const float* from, bool insi
   const unsigned at = (unsigned)__cvta_generic_to_shared(to);
   const int bytes = inside ? 4 : 0;
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(at), "l"(from), "r"(bytes) : "memory");
+#elif defined(NXCORE_EMULATOR)
+  nxcore_emulator::send(to, from, 4, inside);
 #else
   *to = inside ? *from : 0.0f;
 #endif
@@ -38,18 +45,24 @@ __device__ __forceinline__ void send_one(float* to, const float* from, bool insi
 __device__ __forceinline__ void arrive() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   asm volatile("cp.async.wait_all;" ::: "memory");
+#elif defined(NXCORE_EMULATOR)
+  nxcore_emulator::arrive();
 #endif
 }
 // What this thread sent since the last call is a group; `arrive_but` waits for all groups but the last COUNT.
 __device__ __forceinline__ void close_group() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   asm volatile("cp.async.commit_group;" ::: "memory");
+#elif defined(NXCORE_EMULATOR)
+  nxcore_emulator::close_group();
 #endif
 }
 template <int COUNT>
 __device__ __forceinline__ void arrive_but() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   asm volatile("cp.async.wait_group %0;" ::"n"(COUNT) : "memory");
+#elif defined(NXCORE_EMULATOR)
+  nxcore_emulator::arrive_but(COUNT);
 #endif
 }
 
@@ -121,7 +134,13 @@ struct Loader {
     terms_left = terms - term;
     from = data + (first_line + line) * line_step + (first_term + term) * term_step;
     to = To::at(line, term);
+#ifdef NXCORE_EMULATOR
+    nxcore_emulator::forget_sends();
+#endif
   }
+#ifdef NXCORE_EMULATOR
+  ~Loader() { nxcore_emulator::end_sends(); }
+#endif
 
   // Starts loading the next DEPTH terms, for `stage`.
   __device__ __forceinline__ void fetch(float* stage) {
