@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import keyword
 import threading
@@ -24,6 +25,9 @@ from nxcore.spec.spec import OpSpec
 
 MADE = Source("made", "this program")
 """The origin of operators that a program made."""
+
+TEXT_OF_TORCH = ("torch", "inductor")
+"""The backends that are given the text of torch's calls: one runs it, one compiles it."""
 
 _LOCK = threading.RLock()
 
@@ -127,19 +131,22 @@ def source(registry: Registry, spec: OpSpec, backend: str) -> str:
     name, _, variant = backend.partition("-")
     registry.backend(name)
     own = [kernel for b, kernel in registry.kernels(spec.name) if b.name == name]
-    if name == "torch":
+    if backend in TEXT_OF_TORCH:
         return str(spec.reference.source)  # type: ignore[attr-defined]  # set where it was made
     for kernel in own:
         if kernel.variant == variant and kernel.source is not None:
             return kernel.source(_plain_problem(spec))
-    able = {"torch", *_printing(registry, spec)}
+    able = {*TEXT_OF_TORCH, *_printing(registry, spec)}
     raise InvalidInputError(f"{backend!r} prints no expressions{nearest(backend, able)}", argument="backend")
 
 
 def _printing(registry: Registry, spec: OpSpec) -> Iterator[str]:
     for backend, kernel in registry.kernels(spec.name):
-        if backend.name != "torch" and registry.probe(backend, kernel) and kernel.source:
-            yield backend.label(kernel)
+        with contextlib.suppress(
+            ImportError
+        ):  # code is printed where its toolkit can't run, but is installed
+            if backend.name not in TEXT_OF_TORCH and kernel.source:
+                yield backend.label(kernel)
 
 
 def _plain_problem(spec: OpSpec) -> Problem:

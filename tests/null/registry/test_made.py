@@ -96,8 +96,15 @@ def test_a_line_of_a_recording_defines_its_operator(registry):
 def test_a_backend_without_a_printer_prints_no_source(registry):
     registry.add_backend(Backend("other", lambda: YES, api=1), HERE)
     spec = made.define(registry, parsed("x + x", {}), "doubled")
-    with pytest.raises(InvalidInputError, match="'other' prints no expressions"):
+    with pytest.raises(InvalidInputError, match="'other' prints no expressions; known: inductor, torch"):
         made.source(registry, spec, "other")
+
+
+def test_what_inductor_compiles_is_torchs_text(registry):
+    registry.add_backend(Backend("inductor", lambda: YES, api=1), HERE)
+    spec = made.define(registry, parsed("relu(x) + x", {}), "doubled")
+    assert made.source(registry, spec, "inductor") == made.source(registry, spec, "torch")
+    assert "torch.relu" in made.source(registry, spec, "inductor")
 
 
 def test_an_activation_is_an_operator_once_it_is_asked_for():
