@@ -29,6 +29,7 @@ BOTH = (
     "tests/null/test_session.py",
     "tests/null/trust/test_gate.py",
     "tests/null/trust/test_quarantine.py",
+    "tests/ops/test_surroundings.py",
 )
 """Folders and files whose tests run on both paths."""
 

@@ -39,8 +39,7 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* k
       if (!runs(program, made)) break;
       return filled(program.results.ptr(), [&](size_t i) { return THPVariable_Wrap(made.made[i]); }).release().ptr();
     }
-  } catch (const std::exception&) {
-    // torch raises the same error to the callable, with its own class.
+  } catch (const std::exception&) {  // torch raises the same error to the callable, with its own class
   }
   return PyObject_Vectorcall(plan.call.ptr(), args, nargsf, kwnames);
 }

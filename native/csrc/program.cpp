@@ -98,27 +98,23 @@ bool read(const Program& program, const Argument& argument, PyObject* value, Cal
   return std::all_of(items.begin(), items.end(), [&](PyObject* item) { return add(program, item, call); });
 }
 
-// The thread's current stream as the driver has it: null for the default one. Python names another one, so it may set
-// an error; once for each thread and stream, since torch's streams keep their names and live as long as the process.
+// The thread's current stream as the driver has it. Asks Python, so it may set an error, where the thread's last call
+// was on another one: torch's streams keep their names, and live as long as the process.
 void* stream_of(at::Device device) {
-  using c10::Stream;
-  static thread_local std::pair<Stream, void*> last{Stream(Stream::DEFAULT, at::kCPU), nullptr};
-  const Stream now = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-  if (SHORT && now == Stream(Stream::DEFAULT, device)) return nullptr;
+  static thread_local std::pair<c10::Stream, void*> last{c10::Stream(c10::Stream::DEFAULT, at::kCPU), nullptr};
+  const c10::Stream now = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
   if (SHORT && now == last.first) return last.second;
-  const Ref index = steal(PyLong_FromLong(device.index()));
-  const Ref found = steal(PyObject_CallOneArg(environment().raw_stream.ptr(), index.ptr()));
-  if (found) last = {now, PyLong_AsVoidPtr(found.ptr())};
-  return found ? last.second : nullptr;
+  const Ref found = steal(PyObject_CallFunction(environment().raw_stream.ptr(), "i", int{device.index()}));
+  return found ? (last = {now, PyLong_AsVoidPtr(found.ptr())}).second : nullptr;
 }
 
 // As torch's own kernels allocate, without its dispatcher; on a GPU, its device is the current one.
 at::Tensor empty(const Program& program, const Fresh& fresh) {
   const auto& [dtype, sizes, strides] = fresh;
-  const bool cpu = program.device.is_cpu();
-  if (!SHORT && !cpu) return at::empty_strided(sizes, strides, at::TensorOptions(program.device).dtype(dtype));
-  const c10::DispatchKeySet keys(cpu ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA);
-  return at::detail::empty_strided_generic(sizes, strides, program.allocator, keys, dtype);
+  const c10::DispatchKeySet keys(program.device.is_cpu() ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA);
+  if (SHORT || program.device.is_cpu())
+    return at::detail::empty_strided_generic(sizes, strides, program.allocator, keys, dtype);
+  return at::empty_strided(sizes, strides, at::TensorOptions(program.device).dtype(dtype));
 }
 
 }  // namespace

@@ -124,3 +124,13 @@ def test_the_wheels_tag_names_the_oldest_glibc_that_it_runs_on(tmp_path, platfor
     library.write_bytes(b"\x7fELF\0" + b"\0".join(name.encode() for name in symbols) + b"\0")
     machine = sysconfig.get_platform().partition("-")[2].replace("-", "_").replace(".", "_")
     assert platform_tag(library) == f"{system}_{machine}"
+
+
+def test_the_extension_is_small_enough_to_be_read():
+    lines = [
+        line
+        for path in (ROOT / "native" / "csrc").iterdir()
+        for line in path.read_text(encoding="utf-8").splitlines()
+    ]
+    assert len(lines) <= 1500
+    assert max(map(len, lines)) <= 120
