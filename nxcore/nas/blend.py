@@ -26,8 +26,8 @@ from nxcore.nn.modules import track
 ENDS = "_nxcore_ends"
 """The attribute of a mixed operation: its operations that end with a norm, each with that norm."""
 
-ON = False
-"""Whether such norms are computed with the sum; ``benchmarks/search_switches.py`` measures both."""
+ON = True
+"""Whether such norms are computed with the sum; ``benchmarks/search_switches.py`` measured both."""
 
 Ends = tuple[tuple[nn.Module, nn.Module], ...]
 

@@ -30,8 +30,8 @@ from nxcore.nn.modules import track
 from nxcore.nn.sequential import run_block
 from nxcore.spec.problem import TensorMeta
 
-ON = False
-"""Whether they are computed so; ``benchmarks/search_switches.py`` measures both."""
+ON = True
+"""Whether they are computed so; ``benchmarks/search_switches.py`` measured both."""
 
 Raw = Callable[[nn.Module, nn.Module], bool]
 """Whether an operation's last norm, its second argument, is to be left to the sum of its edge."""

@@ -10,7 +10,7 @@ import torch
 
 import nxcore
 from nxcore.graphs import branches
-from nxcore.nas import group, level
+from nxcore.nas import blend, group, level
 from nxcore.nn.served import Served
 from tests.nas.grouped import BACKWARD, FORWARD
 
@@ -19,6 +19,23 @@ from tests.nas.grouped import BACKWARD, FORWARD
 def _nothing_is_measured() -> Iterator[None]:
     with nxcore.policy("estimate"):
         yield
+
+
+DEFAULTS = {group: group.ON, blend: blend.ON}
+
+
+@pytest.fixture(autouse=True)
+def _one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither convolutions nor norms are computed together: a test of that switches it on."""
+    for module in DEFAULTS:
+        monkeypatch.setattr(module, "ON", False)
+
+
+@pytest.fixture
+def as_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Convolutions and norms are computed together where they are by default."""
+    for module, on in DEFAULTS.items():
+        monkeypatch.setattr(module, "ON", on)
 
 
 @pytest.fixture

@@ -89,6 +89,20 @@ def test_a_replayed_cell_names_its_calls(served, monkeypatch, nodes, sums):
 
 
 @pytest.mark.slow
+def test_both_are_on_by_default(served, as_by_default, monkeypatch):
+    monkeypatch.setattr(blend, "_sum", lambda: SimpleNamespace(by_kernel=nxcore.op("batch_norm_sum")))
+    torch.manual_seed(0)
+    net = nn.Sequential(darts.Cell(1, 4, 4, 4, True, False)).double()
+    nas.patch(net)
+    vars(net[0])[PART]._record = lambda device: Tape()
+    for _ in range(MET + 1):
+        outcome(net[0], *given(2, 8))
+    state = nas.replays(net)["0"]
+    assert "; 12 separable convolutions take 4 calls" in state
+    assert "norms are computed with sums of their results" in state
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("sums", [False, True])
 def test_our_own_network_has_its_convolutions_together(served, monkeypatch, sums):
     monkeypatch.setattr(blend, "ON", sums)
