@@ -8,6 +8,7 @@ from nxcore.errors import InvalidInputError
 from nxcore.expression.elementwise import Elementwise, fits, planned
 from nxcore.expression.generated import generated
 from nxcore.expression.statements import Statements, spelled
+from nxcore.expression.written import pointwise_ops
 from nxcore.spec.backward import backward_of
 from nxcore.spec.checks import (
     brief,
@@ -132,6 +133,7 @@ __all__ = [
     "overlaps",
     "pair",
     "planned",
+    "pointwise_ops",
     "preserved",
     "rand",
     "recording",

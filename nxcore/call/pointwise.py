@@ -6,10 +6,8 @@ from typing import Any
 
 from nxcore import context
 from nxcore.call.operator import Operator
-from nxcore.errors import InvalidInputError
-from nxcore.expression.grammar import parsed
 from nxcore.expression.operator import named
-from nxcore.expression.symbol import traced
+from nxcore.expression.written import expression_of
 from nxcore.registry.made import define
 
 
@@ -58,27 +56,11 @@ def pointwise(expression: Any = None, *, name: str = "", **numbers: float) -> An
     """
     if expression is None:
         return lambda function: pointwise(function, name=name, **numbers)
-    if isinstance(expression, str):
-        found, usual = parsed(expression, _defaults(numbers)), "pointwise"
-    elif callable(expression):
-        if numbers:
-            given = ", ".join(numbers)
-            raise InvalidInputError(f"a function's numbers are its parameters with defaults, got {given}")
-        found, usual = traced(expression), getattr(expression, "__name__", "pointwise")
-    else:
-        what = type(expression).__name__
-        raise InvalidInputError(f"expression must be a function or a text, got {what}", argument="expression")
+    found = expression_of(expression, numbers)
+    usual = "pointwise" if isinstance(expression, str) else getattr(expression, "__name__", "pointwise")
     usual = usual if usual.isidentifier() else "pointwise"  # such as a lambda's
     session = context.default()
     doc = getattr(expression, "__doc__", None) if callable(expression) else None
     spec = define(session.registry, found, name or named(found, usual), doc or "")
     made: Operator = session.op(spec.name)
     return made
-
-
-def _defaults(numbers: dict[str, Any]) -> dict[str, int | float]:
-    for name, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            what = type(value).__name__
-            raise InvalidInputError(f"the default of {name} must be a number, got {what}", argument=name)
-    return numbers

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import keyword
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -18,6 +17,7 @@ from nxcore.expression.normed import NORMED, normed
 from nxcore.expression.operator import specs
 from nxcore.expression.plain import data, of_data
 from nxcore.expression.tree import Expression
+from nxcore.expression.written import require_name
 from nxcore.registry import inductor, reference
 from nxcore.registry.registry import Registry, Source, printed
 from nxcore.spec.problem import Problem
@@ -40,8 +40,7 @@ def define(registry: Registry, expression: Expression, name: str, doc: str = "")
     InvalidInputError
         If it can't have that name, or another operator has.
     """
-    if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
-        raise InvalidInputError(f"name must be an identifier, got {name!r}", argument="name")
+    require_name(name)
     with _LOCK:
         if (found := registry.known(name)) is not None:
             if getattr(found.expression, "key", None) != expression.key:

@@ -3,14 +3,17 @@
 import json
 
 import pytest
+import torch
 
 from nxcore.errors import InvalidInputError, PluginError, UnknownOperatorError
 from nxcore.expression.grammar import parsed
 from nxcore.expression.operator import specs
+from nxcore.plugin import pointwise_ops
 from nxcore.registry import made
 from nxcore.registry.discovery import discover
 from nxcore.registry.registry import Registry, Source
 from nxcore.spec.kernel import YES, Backend, Kernel
+from tests.null.fakes import Entry, plugin
 
 HERE = Source("here", "these tests")
 PRINTER = Kernel("pointwise", "math:plan", deterministic=True)
@@ -41,6 +44,39 @@ def test_operators_that_a_plugin_ships_have_printed_kernels_too():
     registry.add_ops(specs(parsed("x + x", {}), "doubled"), HERE)
     registry.add_backend(Backend("mine", lambda: YES, printers=[PRINTER], api=1), HERE)
     assert labels(registry, "doubled") == [("mine", "math:plan")]
+
+
+def test_a_plugin_ships_a_text_or_a_function():
+    def doubled(x, k=2.0):
+        """Return x, k times."""
+        return k * x
+
+    hooks = plugin(
+        nxcore_ops=lambda: [
+            *pointwise_ops("gate", "where(x > 0, x, slope * x) * y", slope=0.1),
+            *pointwise_ops("doubled", doubled),
+        ],
+        nxcore_backend=lambda: Backend("mine", lambda: YES, printers=[PRINTER], api=1),
+    )
+    found = discover(found=(Entry("mine", hooks),))
+    assert found.spec("gate").signature == "(x, y, *, slope=0.1, out=None)"
+    assert [name for name, _ in labels(found, "gate_backward")] == ["torch", "inductor", "mine"]
+    assert found.spec("doubled").reference.__doc__ == "Return x, k times."
+    x = torch.tensor([-1.0, 2.0])
+    torch.testing.assert_close(found.spec("gate").reference(x, x, slope=0.5), torch.tensor([0.5, 4.0]))
+
+
+@pytest.mark.parametrize(
+    ("name", "expression", "why"),
+    [
+        ("a b", "x + x", "name must be an identifier, got 'a b'"),
+        ("doubled", 3, "expression must be a function or a text, got int"),
+        ("doubled", "x + rellu(x)", "did you mean 'relu'"),
+    ],
+)
+def test_what_a_plugin_ships_is_checked(name, expression, why):
+    with pytest.raises(InvalidInputError, match=why):
+        pointwise_ops(name, expression)
 
 
 def test_a_kernel_beside_the_printed_one_needs_a_variant():
