@@ -34,7 +34,7 @@ LOOKS = {
 NUMBERED = ("max", "min", "argmax", "argmin")
 
 KEYS = {False: torch.float32, True: torch.int64}
-"""What is compared of an element, without and with its number, as in fold.cu."""
+"""The dtype of what is compared of an element, without and with its number, as in fold.cu."""
 
 
 def walk_of(problem: Problem) -> Walk:
