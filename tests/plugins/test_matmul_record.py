@@ -99,6 +99,15 @@ def test_the_table_of_the_page_is_the_records():
         assert f"| {' | '.join(cells)} |" in page
 
 
+def test_numbas_times_on_the_page_are_the_records():
+    record = json.loads((RESULTS.parent / "amd-epyc-2-cores/2026-11-25-matmul-numba.json").read_text())
+    page = PAGE.read_text(encoding="utf-8")
+    for case in record["cases"]:
+        torchs, numbas = (min(case["ms"][name]) for name in ("torch", "numba"))
+        assert f"| {case['n']} | {torchs:.2f} ms | {numbas:.2f} ms | {torchs / numbas:.2f} |" in page
+        assert torchs < numbas, "then nxcore-numba should have a kernel"
+
+
 def gains(name, kind):
     """Yield the best gain of a kind over cuBLAS in each record that has one, the latest first."""
     for record in (r for cases in reversed(RECORDS) for r in cases if r["case"]["name"] == name):
