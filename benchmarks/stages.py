@@ -120,7 +120,7 @@ def rates(device: str, backend: str) -> Iterator[str]:
     add = nxcore.op("add", backend=backend)
     for size in (1024, 16_384):
         each = []
-        for threads in (1, 4, 16):
+        for threads in (1, 16):
             found = scaling(device, backend, size, threads, rounds=2)
             ours, theirs = found.ours / 1e3, found.torch / 1e3
             each.append(f"{threads} {ours:.0f} and {theirs:.0f}k ({found.ratio:.2f} of torch's)")
