@@ -292,10 +292,14 @@ __device__ __forceinline__ void fold_inner(const fold_args& a) {
       if (threadIdx.x == 0) terms::leave(slots + blockIdx.y, bits_of(key));
       if (!terms::last_to_leave(a.ticket + blockIdx.x, gridDim.y)) return;
       key = nothing<PLACES>();
+      const auto take_one = [&](int, Word<PLACES> bits) { key = first_of(key, from_bits(bits)); };
+      if (gridDim.y <= blockDim.x) {  // the usual case of few terms, where the last block is waited for
+        terms::collect<1>(slots, threadIdx.x, gridDim.y, 0, take_one);
+      } else {
 #pragma unroll 1
-      for (unsigned part = threadIdx.x; part < gridDim.y; part += 8 * blockDim.x) {
-        terms::collect<8>(slots, part, gridDim.y, blockDim.x,
-                          [&](int, Word<PLACES> bits) { key = first_of(key, from_bits(bits)); });
+        for (unsigned part = threadIdx.x; part < gridDim.y; part += 8 * blockDim.x) {
+          terms::collect<8>(slots, part, gridDim.y, blockDim.x, take_one);
+        }
       }
       key = fold_block<PLACES>(key, shared);
     }
