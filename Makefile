@@ -59,9 +59,9 @@ native: $(VENV)/.native
 native-where-possible: $(VENV)/.demo
 	@$(if $(COMPILES),$(MAKE) --no-print-directory native || echo "nxcore-native is left out: make native fails",echo "nxcore-native is left out: there is no C++ compiler, or no Python.h")
 
-# The extension anew with sanitizers, in a folder of its own, and the tests of calls once.
+# The extension anew with sanitizers, in a folder of its own, and all tests of the compiled path once.
 native-sanitize: $(VENV)/.test native-where-possible
-	@$(if $(COMPILES),$(BIN)/python native/sanitize.py,echo "nothing to sanitize: nxcore-native is left out")
+	@$(if $(COMPILES),$(BIN)/python native/sanitize.py -n $(WORKERS) --dist worksteal,echo "nothing to sanitize: nxcore-native is left out")
 
 quick: $(VENV)/.test $(VENV)/.lint
 	$(BIN)/ruff check .
