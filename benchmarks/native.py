@@ -7,6 +7,7 @@ Python's path. On a GPU, rounds end with a synchronisation, so the larger of hos
 from __future__ import annotations
 
 import argparse
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -40,6 +41,11 @@ class Row(NamedTuple):
     @property
     def ratio(self) -> float:
         return self.ours_us / self.torch_us
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name:55} {self.ours_us:9.2f} {self.torch_us:9.2f} us {self.ratio:6.2f} of {self.budget}"
+        )
 
 
 def _round_us(call: Callable[[], Any], count: int, cuda: bool) -> float:
@@ -162,6 +168,8 @@ def rows(device: str, backend: str, rounds: int = ROUNDS, passes: int = PASSES) 
             least[case.name] = Row(case.name, *times, case.budget)
             if number == passes - 1:
                 yield least[case.name]
+            else:
+                print(least[case.name], "so far", file=sys.stderr, flush=True)
 
 
 def together(call: Callable[..., Any], size: int, device: str, threads: int = 16) -> float:
@@ -227,10 +235,7 @@ def main() -> None:
         f"torch {torch.__version__}, {device}, {backend}, {about}{'compiled' if compiled else 'Python'} path"
     )
     for row in rows(device, backend, args.rounds, args.passes):
-        print(
-            f"{row.name:55} {row.ours_us:9.2f} {row.torch_us:9.2f} us {row.ratio:6.2f} of {row.budget}",
-            flush=True,
-        )
+        print(row, flush=True)
     for size in (1024, 16_384):
         rates = scaling(device, backend, size)
         print(
