@@ -51,14 +51,14 @@ CUDA = {
     "U32x8": cuda.Tile(64, 32, 8, 8, 32, 8),
     "U32x4": cuda.Tile(64, 32, 8, 8, 32, 4, resident=2),
     "U32x4s3": cuda.Tile(64, 32, 8, 8, 32, 4, resident=2, straight=True, stages=3),
-    "U32x4s4": cuda.Tile(64, 32, 8, 8, 32, 4, resident=2, straight=True, stages=4),
+    "U32x4s4": cuda.DEEP,
     "U32x8s4": cuda.Tile(64, 32, 8, 8, 32, 8, straight=True, stages=4),
     "T32x2s4": cuda.Tile(64, 64, 8, 8, 32, 2, resident=2, straight=True, stages=4),
     "T32x4s4": cuda.Tile(64, 64, 8, 8, 32, 4, straight=True, stages=4),
     "S32x2s3": cuda.Tile(64, 128, 8, 8, 32, 2, straight=True, stages=3),
     "Y32x2s3": replace(cuda.SLICED, stages=3),
     "Y32x4s3": replace(cuda.SLICED, slices=4, stages=3),
-    "Y16s4": replace(cuda.STRAIGHT, stages=4),
+    "Y16s4": cuda.AHEAD,
 }
 """Tiles by name: large to tiny, the depth, the slices, and the stages where there are more than two."""
 

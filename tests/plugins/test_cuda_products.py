@@ -29,7 +29,8 @@ TILES = {
     "sliced": matmul.SLICED,
     "one_by_one": replace(matmul.LEAST, by_line=False, straight=True, order=1),
     "ordered": replace(matmul.LEAST, order=1),
-    "four_stages": replace(matmul.LEAST, straight=True, stages=4),
+    "deep": matmul.DEEP,
+    "ahead": matmul.AHEAD,
     "three_stages": replace(matmul.SLICED, stages=3),
 }
 
@@ -67,9 +68,7 @@ def operand(rows, columns, turned):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(
-            n, marks=[] if n in ("small", "least", "one_by_one", "four_stages") else pytest.mark.slow
-        )
+        pytest.param(n, marks=[] if n in ("small", "least", "one_by_one", "deep") else pytest.mark.slow)
         for n in TILES
     ],
 )
@@ -129,9 +128,14 @@ def test_every_tile_of_split_factors_has_the_error_of_float32(tile, a_turned, b_
         ((4097, 4097, 4097), matmul.STRAIGHT, 1),
         ((4096, 64, 4096), matmul.LARGE, 1),
         ((1536, 1536, 1536), matmul.LARGE, 3),
-        ((1024, 1024, 1024), matmul.SLICED, 1),
+        ((1024, 1024, 1024), matmul.AHEAD, 3),
+        ((768, 768, 768), matmul.AHEAD, 5),
+        ((1024, 2048, 1024), matmul.STRAIGHT, 2),
         ((1023, 1023, 1023), matmul.SLICED, 1),
-        ((512, 512, 512), matmul.SMALL, 4),
+        ((512, 512, 512), matmul.DEEP, 1),
+        ((512, 512, 511), matmul.SLICED, 4),
+        ((64, 1024, 1024), matmul.DEEP, 4),
+        ((64, 16384, 64), matmul.DEEP, 33),
         ((256, 256, 256), matmul.LEAST, 4),
         ((16, 4096, 4096), matmul.SLICED, 4),
         ((5, 6, 7), matmul.LEAST, 1),

@@ -85,7 +85,7 @@ def test_every_strict_kernel_is_looked_at() -> None:
         made = plugin.nxcore_backend().kernels
         strict = [k for k in made if k.op in OPS and k.precision == "ieee32"]
         assert {k.target.partition(".")[2] for k in strict} == rows
-    assert set(TILES.values()) >= {*matmul.ALONE_AND_EACH, matmul.PAIR}
+    assert set(TILES.values()) >= {*matmul.ALONE_AND_EACH, matmul.PAIR, matmul.DEEP, matmul.AHEAD}
 
 
 @needs_nvcc

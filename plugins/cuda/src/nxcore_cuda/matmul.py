@@ -95,6 +95,8 @@ LEAST = Tile(64, 32, 8, 8, 32, slices=4, resident=2)
 STRAIGHT = Tile(64, 128, 8, 8, 16, resident=3, by_line=False, straight=True, order=2)
 SLICED = Tile(64, 128, 8, 8, 32, slices=2, by_line=False, straight=True, order=2)
 PAIR = Tile(128, 128, 8, 16, 32, resident=2, by_line=False, straight=True, order=2)
+DEEP = replace(LEAST, straight=True, stages=4)
+AHEAD = replace(STRAIGHT, stages=4)
 
 # What a product takes on an H200, in microseconds, fitted to its records 2026-11-23-matmul.json and, for
 # straight tiles, 2026-11-23-matmul-tiles.json.
@@ -114,6 +116,13 @@ LOAD, LOAD_ONE = 5.0, 145.0  # a million numbers to shared memory: in vectors, o
 LOAD_STRAIGHT, LOAD_TURNED = 7.0, 34.0  # past the registers: one by one; of a second factor by terms
 FILLS = (0, FILL // 2, FILL, 2 * FILL, 4 * FILL)  # blocks that are to share the terms; 0: none
 SHARE = 0.22  # 4096 outputs that a block leaves for others, or adds up
+
+# Tiles of four stages, fitted to nvidia-h100/2026-11-25-matmul-stages.json. They are ahead of all others if
+# all blocks run at once and have few terms: then few other blocks cover what a block waits for its loads.
+DEEP_STAGE, DEEP_PART = 0.44, 0.31  # microseconds of DEEP for a stage, and for each block that shares a tile
+DEEP_TERMS = (256, 512)  # of a block: where DEEP was ahead
+AHEAD_PARTS, AHEAD_TERMS = 3, 512  # blocks that share a tile, at least, and terms of each, at most
+ONCE = 1 << 26  # multiply-adds of the least product in which they were ahead
 
 
 def _cost(terms: int, tiles: int, tile: Tile, parts: int, load: float) -> float:
@@ -142,6 +151,33 @@ def _load(tile: Tile, a: Way, b: Way) -> float:
 
 
 def choose(product: Product) -> Tile:
+    """Return a tile of four stages where one was ahead on record, else the tile of the least cost."""
+    return in_one_round(product) or of_least_cost(product)
+
+
+def in_one_round(product: Product) -> Tile | None:
+    """Return ``DEEP``, a block for each multiprocessor, or ``AHEAD``, three, where all run at once."""
+    p, (a, b) = product, Way.both(product)
+    count = math.prod(p.batch)
+    if count * p.rows * p.columns * p.terms < ONCE or not (a.vectors and b.vectors):
+        return None
+    tiles = count * -(-p.rows // DEEP.tall) * -(-p.columns // DEEP.wide)
+    few, many = DEEP_TERMS
+    found = {}
+    for fill in (FILL // 2, FILL):
+        parts = max(fill // tiles, 1)
+        if tiles * parts <= FILL and few * parts <= p.terms <= many * parts:
+            found[parts] = DEEP_STAGE * p.terms / parts / DEEP.depth + DEEP_PART * (parts > 1) * (parts + 2)
+    if found:
+        return replace(DEEP, parts=min(found, key=found.__getitem__))
+    tiles = count * -(-p.rows // AHEAD.tall) * -(-p.columns // AHEAD.wide)
+    parts = FILL * AHEAD.resident // tiles
+    if tiles >= FILL // 2 and parts >= AHEAD_PARTS and p.terms <= AHEAD_TERMS * parts and not b.inner:
+        return replace(AHEAD, parts=parts)
+    return None
+
+
+def of_least_cost(product: Product) -> Tile:
     """Return the tile of the least cost; as many blocks share one as fill half a GPU to four."""
     p = product
     terms, count = max(p.terms, 1), math.prod(p.batch)
@@ -160,7 +196,7 @@ def choose(product: Product) -> Tile:
 def candidates(product: Product) -> Iterator[Tile]:
     """Yield the tiles worth timing."""
     first = choose(product)
-    yield from dict.fromkeys((first, *ALONE_AND_EACH, PAIR))
+    yield from dict.fromkeys((first, *ALONE_AND_EACH, PAIR, DEEP, AHEAD))
 
 
 def _vectors(inner: int, extent: int, others: tuple[int, ...], step: int) -> bool:
@@ -197,7 +233,7 @@ Run = Callable[[Tensor, Tensor, Tensor], None]
 
 def instances() -> Iterator[Instance]:
     """Yield the kernels of common calls, to compile ahead of time: rows by columns, rows by rows."""
-    for tile in ALONE_AND_EACH:
+    for tile in (*ALONE_AND_EACH, DEEP, AHEAD):
         for vectors in (True, False):
             for inner in (False, True):
                 yield tile.instance(Way(inner=True, vectors=vectors), Way(inner, vectors))
@@ -275,10 +311,10 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
     return call
 
 
-def branch(problem: Problem) -> tuple[int, int, bool]:
-    """Return the size of a tile, and whether blocks share it."""
+def branch(problem: Problem) -> tuple[int, int, int, bool]:
+    """Return the size of a tile, its stages, and whether blocks share it."""
     tile = choose(Product.of(problem["a"], problem["b"], problem.outputs))
-    return tile.tall, tile.wide, tile.parts > 1
+    return tile.tall, tile.wide, tile.stages, tile.parts > 1
 
 
 def sweep(problem: Problem) -> Iterator[Tile]:
