@@ -141,6 +141,16 @@ def test_blocks_that_make_several_bands(monkeypatch):
     judge(op, args, group)
 
 
+def test_square_planes_have_launches_of_their_own():
+    """One convolution, whose filters need no gradient, is in the others' launch."""
+    op, windows = f"{OP}_backward", (*DARTS, DARTS[0], (3, 1, 1, 1))
+    mask = [True] * 18
+    mask[6 + 5] = False
+    args = arguments_backward(mask=tuple(mask), shape=(3, 32, 16, 16), made=32, windows=windows)
+    for numbers in ((0, 1), (3, 2)):
+        judge(op, args, Group(60_000, planes=numbers[0], items=numbers[1]))
+
+
 class Together(torch.autograd.Function):
     """Gives all weights to a call, whose gradients it gets together."""
 

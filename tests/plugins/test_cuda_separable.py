@@ -1,6 +1,7 @@
 """Separable convolution in CUDA C++: what the samples of its specs are too small or too ordinary to show."""
 
 import importlib
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +18,8 @@ from nxcore.trust.truth import agreement
 
 pytest.importorskip("nxcore_cuda")
 
-from nxcore_cuda import sep_conv2d_backward, separable
+from nxcore_cuda import planes, sep_conv2d_backward, separable
+from nxcore_cuda.planes import Planes
 from nxcore_cuda.separable import Layer, Tile
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -183,3 +185,71 @@ def test_the_gradients_of_all_weights_of_a_captured_call_are_one_launch_with_the
 
 def test_more_blocks_than_a_block_has_threads():
     judge(BLOCK, with_statistics((70, 1, 10, 3), 1), Tile(1, 1))
+
+
+BACKWARD = OPS[1]
+
+
+def planes_of(args):
+    """Return the tiles of square planes for a call; none where its kernels don't take it."""
+    return [
+        tile
+        for tile in sep_conv2d_backward.sweep(Problem.of(SPECS[BACKWARD], args))
+        if isinstance(tile, Planes)
+    ]
+
+
+@pytest.mark.parametrize(("channels", "side"), planes.TILES)
+@pytest.mark.parametrize("window", [(3, 1, 1, 1), (5, 1, 2, 1), (3, 1, 2, 2), (5, 1, 4, 2)], ids=str)
+def test_square_planes(channels, side, window):
+    args = arguments(BACKWARD, (2, channels, side, side), channels, *window)
+    tiles = planes_of(args)
+    assert tiles
+    for tile in tiles:
+        judge(BACKWARD, args, tile)
+
+
+@pytest.mark.parametrize(("channels", "side"), [(16, 32), (64, 8)])
+def test_blocks_of_several_square_planes(channels, side):
+    """The last of them has fewer."""
+    args = arguments(BACKWARD, (3, channels, side, side), channels, 3, 1, 1, 1)
+    judge(BACKWARD, args, replace(planes_of(args)[0], items=2))
+    judge(BACKWARD, args, replace(planes_of(args)[0], items=4))
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), -float("inf")])
+def test_square_planes_with_a_corner_that_is_not_finite(value):
+    """It counts only for the taps that see it."""
+    args = arguments(BACKWARD, (1, 32, 16, 16), 32, 3, 1, 1, 1)
+    args[1][0, 3, 0, 0] = args[1][0, 5, 15, 7] = value
+    for tile in planes_of(args):
+        judge(BACKWARD, args, tile)
+
+
+def test_square_planes_are_only_of_what_their_kernels_know():
+    usual = arguments(BACKWARD, (1, 16, 32, 32), 16, 3, 1, 1, 1)
+    grad, x, dw, pw, *rest = usual
+    assert planes_of(usual)
+    channels_last = x.to(memory_format=torch.channels_last)
+    odd = [
+        arguments(BACKWARD, (1, 16, 31, 31), 16, 3, 1, 1, 1),
+        arguments(BACKWARD, (1, 16, 32, 16), 16, 3, 1, 1, 1),
+        arguments(BACKWARD, (1, 16, 32, 32), 8, 3, 1, 1, 1),
+        arguments(BACKWARD, (1, 16, 32, 32), 16, 3, 2, 1, 1),
+        arguments(BACKWARD, (1, 16, 32, 32), 16, 3, 1, 0, 1),
+        arguments(BACKWARD, (1, 16, 32, 32), 16, 7, 1, 3, 1),
+        arguments(BACKWARD, (1, 16, 32, 32), 16, 3, 1, 1, 1, relu=False),
+        (grad, channels_last, dw, pw, *rest),
+        (grad, x, dw, pw.transpose(0, 1), *rest),
+        (*usual[:-1], (True, True, False)),
+        tuple(t.half() if isinstance(t, torch.Tensor) else t for t in usual),
+    ]
+    assert [planes_of(args) for args in odd] == [[]] * len(odd)
+
+
+def test_square_planes_that_begin_anywhere():
+    args = list(arguments(BACKWARD, (1, 64, 8, 8), 64, 5, 1, 2, 1))
+    for i in range(4):
+        moved = torch.empty(args[i].numel() + 1, device=DEVICE)[1:].view(args[i].shape)
+        args[i] = moved.copy_(args[i])
+    judge(BACKWARD, tuple(args), planes_of(args)[0])

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from nxcore_cuda import separable
+from nxcore_cuda import planes, separable
 from nxcore_cuda.depthwise import STEPS
 from nxcore_cuda.machine.instance import Instance
 from nxcore_cuda.machine.launch import Launch, Launcher
@@ -36,11 +36,18 @@ class Group:
         Of a block.
     together : bool
         Whether a launch has convolutions of several windows.
+    planes : int, optional
+        Which of ``planes.tiles`` convolutions of square planes have, in a launch for each window; they are
+        in the others' launches where it is None.
+    items : int
+        Images or halves that a block of these computes.
     """
 
     memory: int
     threads: int = 256
     together: bool = True
+    planes: int | None = None
+    items: int = 1
 
 
 @dataclass(frozen=True)
@@ -68,7 +75,7 @@ class Work:
 
 def choose(device: torch.device) -> Group:
     """Return the group for a call."""
-    return Group(separable.memory(device))
+    return Group(separable.memory(device), planes=0 if planes.CHOSEN else None)
 
 
 def tiles(layers: list[Layer], device: torch.device, group: Group, *, back: bool) -> list[Tile]:

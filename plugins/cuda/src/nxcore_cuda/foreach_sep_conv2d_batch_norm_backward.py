@@ -7,6 +7,7 @@ leave of the weights' gradients, unless those of all weights of a captured call 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nxcore.plugin import Problem, TensorMeta, sums_of
-from nxcore_cuda import foreach, separable
+from nxcore_cuda import foreach, planes, separable
 from nxcore_cuda.candidates import TYPES
 from nxcore_cuda.channel import CHANNELS, Channels
 from nxcore_cuda.channel import Tile as Span
@@ -70,25 +71,38 @@ def plan(problem: Problem, group: Group | None = None) -> Callable[..., tuple[An
     wanted = [
         sum(1 << k for k, out in enumerate(outs) if out is not None) for outs in zip(*fresh, strict=True)
     ]
-    some = [i for i, which in enumerate(wanted) if which]
     layers = separable.layers(problem)
+    known = [
+        i
+        for i, layer in enumerate(layers)
+        if chosen.planes is not None
+        and wanted[i] == IMAGE | FILTERS | POINTS
+        and planes.fits(layer, relu=problem["relu"])
+    ]
+    some = [i for i, which in enumerate(wanted) if which and i not in known]
     works = []
     for layer, tile, which in zip(layers, tiles(problem, chosen), wanted, strict=True):
         floats = separable.backward(layer, tile)
         band = separable.values(layer, tile, floats, relu=problem["relu"], wanted=which)
-        rows = min(layer.x.images * layer.bands(tile.band), MOST_BLOCKS)
+        blocks = min(layer.x.images * layer.bands(tile.band), MOST_BLOCKS)
         chunks = ceil_div(layer.x.channels, tile.chunk)
-        works.append(Work((layer.size, layer.stride, layer.dilation), band, rows, chunks, floats.bytes))
+        works.append(Work((layer.size, layer.stride, layer.dilation), band, blocks, chunks, floats.bytes))
     convolve = foreach.launches(
         [works[i] for i in some], chosen, device, 6, lambda found: instance(found, chosen.threads)
     )
+    rows = [work.rows for work in works]
+    by_planes = planes.launches(layers, known, (chosen.planes or 0, chosen.items), device)
+    for batch, _, own in by_planes:
+        for i in batch:
+            rows[i] = planes.rows(layers[i], own)
+    of_planes = [(batch, launch) for batch, launch, _ in by_planes]
     shares = [
-        TensorMeta.row_major((work.rows, columns(layer)), torch.float32, device)
-        for work, layer in zip(works, layers, strict=True)
+        TensorMeta.row_major((count, columns(layer)), torch.float32, device)
+        for count, layer in zip(rows, layers, strict=True)
     ]
     normed = [i for i, norm in enumerate(separable.flags(problem)) if norm]
     normalise = _norms(problem, normed) if normed else None
-    weighed = [i for i in some if wanted[i] & (FILTERS | POINTS)]
+    weighed = [i for i, which in enumerate(wanted) if which & (FILTERS | POINTS)]
     whole = all(wanted[i] & FILTERS and wanted[i] & POINTS for i in weighed)
     add_up = _totals(weighed, layers, shares, wanted, device)
     alone = {i: _totals([i], layers, shares, wanted, device) for i in weighed} if whole else {}
@@ -122,6 +136,7 @@ def plan(problem: Problem, group: Group | None = None) -> Callable[..., tuple[An
         ]
         lists = (inner, xs, dw_weights, pw_weights, x_grads, left)
         foreach.run(convolve, *([values[i] for i in some] for values in lists))
+        foreach.run(of_planes, *lists)
         if leaves:
             for i, found in zip(weighed, sums, strict=True):
                 finish = _finish(alone[i], i, left, fresh)
@@ -234,8 +249,14 @@ def _totals(
 
 
 def sweep(problem: Problem) -> Iterator[Group]:
-    """Yield the groups worth timing."""
-    yield from foreach.sweep(separable.layers(problem), problem.device, back=True)
+    """Yield the groups worth timing, the chosen one first."""
+    layers = separable.layers(problem)
+    known = [layer for layer in layers if planes.fits(layer, relu=problem["relu"])]
+    found = list(foreach.sweep(layers, problem.device, back=True))
+    first = foreach.choose(problem.device)
+    others = replace(first, together=False)
+    extra = [replace(others, planes=n, items=items) for n, items in planes.numbers()] if known else []
+    yield from dict.fromkeys([first, *found, *extra])
 
 
 def instances() -> Iterator[Instance]:

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from nxcore.plugin import FLOATS, Problem, sums_of
-from nxcore_cuda import separable
+from nxcore_cuda import planes, separable
 from nxcore_cuda.candidates import TYPES
 from nxcore_cuda.depthwise import FILL, ceil_div, filter_steps
 from nxcore_cuda.machine.instance import Instance
-from nxcore_cuda.machine.launch import Launch
+from nxcore_cuda.machine.launch import Launch, Launcher
+from nxcore_cuda.planes import Planes
 from nxcore_cuda.sep_conv2d import WINDOWS
 from nxcore_cuda.separable import Layer, Tile
 
@@ -43,19 +44,57 @@ def _layer(problem: Problem) -> Layer:
     return Layer.of(problem, problem["grad"], problem.outputs[0])
 
 
-def choose(problem: Problem) -> Tile | None:
+def known(problem: Problem) -> bool:
+    """Return whether the kernels of square planes take a call: they make all three gradients."""
+    return None not in problem.outputs and planes.fits(_layer(problem), relu=problem["relu"])
+
+
+def choose(problem: Problem) -> Tile | Planes | None:
     """Return the tile for a problem, None where none fits."""
+    if planes.CHOSEN and known(problem):
+        return planes.choose(_layer(problem))
     return separable.choose(_layer(problem), problem.device, back=True)
 
 
-def sweep(problem: Problem) -> Iterator[Tile]:
-    """Yield the tiles worth timing."""
+def sweep(problem: Problem) -> Iterator[Tile | Planes]:
+    """Yield the tiles worth timing, the chosen one first."""
     layer = _layer(problem)
+    found = list(planes.tiles(layer)) if known(problem) else []
+    if planes.CHOSEN and found:
+        found = list(dict.fromkeys((planes.choose(layer), *found)))
+        yield from found
     if chosen := separable.choose(layer, problem.device, back=True):
         yield from separable.candidates(layer, chosen, back=True)
+    if not planes.CHOSEN:
+        yield from found
 
 
-def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., tuple[Tensor | None, ...]]:
+def _convolve(problem: Problem, layer: Layer, tile: Tile | Planes, wanted: int) -> tuple[Launcher, int]:
+    """Return the launch of ``(grad, x, dw_weight, pw_weight, x_grad, shares)``, and its number of shares."""
+    if isinstance(tile, Planes):
+        rows = planes.rows(layer, tile)
+        found = planes.instance(planes.BACKWARD, layer, tile)
+        memory, values = planes.memory(layer, tile), (planes.items(layer, tile),)
+        launch = Launch(
+            found, problem.device, rows, tile.threads, memory, pointers=6, layout="i", values=values
+        )
+        return launch, rows
+    floats = separable.backward(layer, tile)
+    rows = min(layer.x.images * layer.bands(tile.band), MOST_BLOCKS)
+    launch = Launch(
+        instance(problem.dtype, (layer.size, layer.stride, layer.dilation), tile.threads),
+        problem.device,
+        (rows, ceil_div(layer.x.channels, tile.chunk)),
+        tile.threads,
+        floats.bytes,
+        pointers=6,
+        layout=separable.BAND,
+        values=separable.values(layer, tile, floats, relu=problem["relu"], wanted=wanted),
+    )
+    return launch, rows
+
+
+def plan(problem: Problem, tile: Tile | Planes | None = None) -> Callable[..., tuple[Tensor | None, ...]]:
     """Return the launches for one problem.
 
     Returns
@@ -67,22 +106,11 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., tuple[Tens
     chosen = tile or choose(problem)
     if chosen is None:
         raise ValueError("no tile fits")
-    floats = separable.backward(layer, chosen)
     wanted = sum(1 << i for i, out in enumerate(fresh) if out is not None)
-    rows = min(layer.x.images * layer.bands(chosen.band), MOST_BLOCKS)
+    launch, rows = _convolve(problem, layer, chosen, wanted)
     channels, taps = layer.x.channels, layer.size**2
     split = channels * taps
     columns = split + channels * layer.y.channels
-    launch = Launch(
-        instance(problem.dtype, (layer.size, layer.stride, layer.dilation), chosen.threads),
-        device,
-        (rows, ceil_div(channels, chosen.chunk)),
-        chosen.threads,
-        floats.bytes,
-        pointers=6,
-        layout=separable.BAND,
-        values=separable.values(layer, chosen, floats, relu=problem["relu"], wanted=wanted),
-    )
     image_fresh, filters_fresh, points_fresh = fresh
     first, last = 0 if filters_fresh else split, columns if points_fresh else split
     add_up = None
