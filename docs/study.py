@@ -11,21 +11,60 @@ from nxcore.report.study.sentences import sentences
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "performance" / "conv2d.md"
 RESULTS = ROOT / "benchmarks" / "results"
-MACHINES = {"amd-epyc-2-cores": "AMD EPYC, 2 cores", "nvidia-h200": "NVIDIA H200"}
+MACHINES = {
+    "amd-epyc-2-cores": "AMD EPYC, 2 cores",
+    "nvidia-h100": "NVIDIA H100 80GB HBM3",
+    "nvidia-h200": "NVIDIA H200",
+}
 BEGIN, END = "<!-- drawn by docs/study.py -->\n", "<!-- until here -->\n"
 
 
+def latest() -> dict[str, Path]:
+    """Return the latest record of each machine that has one, by folder."""
+    paths = {folder: sorted((RESULTS / folder).glob("*-conv-study.json")) for folder in MACHINES}
+    return {folder: found[-1] for folder, found in paths.items() if found}
+
+
+def beside() -> list[str]:
+    """Return a table: how far the fastest other strict entrant is behind nxcore, by shape and machine."""
+    columns, names = {}, {}
+    for folder, path in latest().items():
+        record = facts.read(path)
+        ways = {"a call": "total_us"}
+        if record["head"]["device"]["type"] == "cuda":
+            ways["kernels"] = "device_us"
+        names.update({tuple(cell["shape"]): (not cell["same"], cell["name"]) for cell in record["cells"]})
+        for title, what in ways.items():
+            columns[f"{MACHINES[folder]}: {title}"] = {
+                tuple(cell["shape"]): f"{ratio:.2f} {row['label']}"
+                for cell, row, ratio in facts.leads(record, facts.OURS, what)
+            }
+    lines = [f"| {' | '.join(('shape', *columns))} |", f"|---|{'---|' * len(columns)}"]
+    for shape in sorted(names, key=lambda s: (names[s][0], s)):
+        cells = (column.get(shape, "not measured") for column in columns.values())
+        lines.append(f"| {' | '.join((names[shape][1], *cells))} |")
+    return lines
+
+
 def drawn() -> str:
-    """Return the summary of the latest record of each machine."""
-    lines = []
+    """Return the machines beside each other, then the summary of the latest record of each."""
+    lines = [
+        "### Side by side",
+        "",
+        "The time of the fastest other strict entrant in multiples of nxcore's: above 1 nxcore is first.",
+        "The nine shapes with the padding that keeps the size come first.",
+        "",
+        *beside(),
+        "",
+    ]
+    found = latest()
     for folder, name in MACHINES.items():
         lines += [f"### {name}", ""]
-        paths = sorted((RESULTS / folder).glob("*-conv-study.json"))
-        if not paths:
+        if folder not in found:
             lines += ["Not measured yet.", ""]
             continue
-        record = facts.read(paths[-1])
-        lines += [f"Record `{paths[-1].relative_to(ROOT).as_posix()}`. {setting(record)}", ""]
+        record = facts.read(found[folder])
+        lines += [f"Record `{found[folder].relative_to(ROOT).as_posix()}`. {setting(record)}", ""]
         lines += [*ratios(record), *(f"- {sentence}" for sentence in sentences(record)), ""]
     return "\n".join(lines)
 

@@ -81,7 +81,12 @@ def test_the_sentences_of_a_record():
         "nxcore's conv2d is first or tied in 0 of 1 shape with padding 1 and a smaller result; at worst it "
         "takes 1.60 times as long as torch-conv2d, at 64 x 64, filter 5, padding 1 (it ran numba)."
     )
-    assert "cudnn-tf32 9.00, torch-conv2d 4.00, nxcore 3.54, inductor-im2col 2.00" in said(found, "geometric")
+    assert "cudnn-tf32 9.00, torch-conv2d 4.00, nxcore 3.54, inductor-im2col 2.00" in said(
+        found, "im2col in eager"
+    )
+    assert said(found, "The fastest other") == (
+        "The fastest other strict entrant takes 0.62 to 1.25 times nxcore's, 0.88 in the geometric mean."
+    )
     assert "inductor-im2col 1.5 s and 50 ms" in said(found, "first call")
     assert said(found, "starts its toolkit").endswith("empty caches: torch 2.0 s, inductor 12.0 s.")
     assert said(found, "class tf32") == (
@@ -100,8 +105,11 @@ def test_on_a_gpu_the_kernels_alone_are_compared_too():
         "By the time of the kernels alone the fastest strict entrant is torch-conv2d in 1, nxcore in 1."
     )
     assert "in 1 of 2 shapes, and at worst takes 1.60 times as long as torch-conv2d" in said(
-        found, "By that time"
+        found, "By that time nxcore"
     )
+    assert "takes 0.62 to 1.25 times nxcore's" in said(found, "By that time the fastest other")
+    first = record(cell([32, 3, 1], 5.0))
+    assert said(first, "By that time nxcore").endswith("is first or tied in 1 of 1 shape.")
     assert not [s for s in sentences(record(kind="cpu")) if "kernels alone" in s]
     for r in (r for c in found["cells"] for r in c["rows"]):
         r["device_us"] = None
@@ -173,6 +181,30 @@ def test_a_file_that_is_no_record_is_named(tmp_path):
 
 def test_every_row_of_the_small_record_is_as_the_study_writes_them():
     assert {*row("im2col", 1.0)} >= {"total_us", "host_us", "device_us", "ratio", "error", "memory_bytes"}
+
+
+def test_a_lead_is_over_the_fastest_other_strict_entrant():
+    """By the paired blocks, as places are; TF32 isn't one of them."""
+    found = facts.leads(record(), "nxcore")
+    assert [(row["label"], round(ratio, 3)) for _, row, ratio in found] == [
+        ("torch-conv2d", 1.25),
+        ("torch-conv2d", 0.625),
+    ]
+    alone = cell([32, 3, 1], 5.0)
+    alone["rows"] = [r for r in alone["rows"] if r["label"] == "nxcore"]
+    assert facts.leads(record(alone), "nxcore") == []
+
+
+def test_the_page_has_all_machines_beside_each_other():
+    text = (ROOT / "docs" / "performance" / "conv2d.md").read_text(encoding="utf-8")
+    (heads,) = (
+        line for line in text.splitlines() if line.startswith("| shape | AMD EPYC, 2 cores: a call |")
+    )
+    assert heads.count("H100") == heads.count("H200") == 2
+    assert (
+        "| 32 x 32, filter 7, padding 1 | 1.91 torch-conv2d | 1.40 cudnn-tf32 | 1.02 inductor-im2col |"
+        in text
+    )
 
 
 def test_the_documentation_says_what_the_records_say():

@@ -118,6 +118,24 @@ def _behind(mine: Row, best: Row, what: str) -> float:
     return float(mine[what] / best[what])
 
 
+def leads(record: Record, label: str, what: str = "total_us") -> list[tuple[Cell, Row, float]]:
+    """Return the shapes of ``places`` with the fastest other strict entrant, and how far that is behind.
+
+    Returns
+    -------
+    list of tuple
+        The cell, that entrant's row, and its time in multiples of ``label``'s: below one where it is ahead.
+    """
+    found = []
+    for place in places(record, label, what):
+        others = [r for r in place.cell["rows"] if r.get(what) and r["precision"] == STRICT]
+        others = [r for r in others if r["label"] != label]
+        if others:
+            best = min(others, key=lambda r: r[what])
+            found.append((place.cell, best, _behind(best, place.row, what)))
+    return found
+
+
 def firsts(record: Record, what: str = "total_us") -> dict[str, list[Cell]]:
     """Return entrant -> the shapes in which it is first; the one that is so most often comes first."""
     found = {label: [p.cell for p in places(record, label, what) if p.first] for label in labels(record)}

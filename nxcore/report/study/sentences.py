@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Iterator, Sequence
 
 from nxcore.report.study import facts
@@ -46,6 +48,15 @@ def _ours(record: Record) -> Iterator[str]:
         if found:
             padding = "the padding that keeps the size" if same else "padding 1 and a smaller result"
             yield _standing(found, f"with {padding}")
+    yield from _lead(record, "total_us", "The")
+
+
+def _lead(record: Record, what: str, beginning: str) -> Iterator[str]:
+    found = [ratio for _, _, ratio in facts.leads(record, OURS, what)]
+    if found:
+        mean = math.exp(statistics.fmean(map(math.log, found)))
+        span = f"{min(found):.2f} to {max(found):.2f} times {OURS}'s, {mean:.2f} in the geometric mean"
+        yield f"{beginning} fastest other strict entrant takes {span}."
 
 
 def _standing(found: Sequence[Place], where: str) -> str:
@@ -82,10 +93,12 @@ def _device(record: Record) -> Iterator[str]:
     if ours:
         tied = sum(p.tied for p in ours)
         worst = max(ours, key=lambda p: p.behind)
-        yield (
-            f"By that time {OURS}'s conv2d is first or tied in {tied} of {_shapes(len(ours))}, and at worst "
-            f"takes {worst.behind:.2f} times as long as {worst.best['label']}, at {worst.cell['name']}."
-        )
+        text = f"By that time {OURS}'s conv2d is first or tied in {tied} of {_shapes(len(ours))}"
+        if not worst.first:
+            longer = f"{worst.behind:.2f} times as long as {worst.best['label']}, at {worst.cell['name']}"
+            text = f"{text}, and at worst takes {longer}"
+        yield f"{text}."
+        yield from _lead(record, "device_us", "By that time the")
 
 
 def _compiling(record: Record) -> Iterator[str]:
