@@ -39,3 +39,23 @@ def test_it_is_a_batch_norm_of_some_and_a_weighted_sum_of_all(op: str) -> None:
         strict=True,
     ):
         torch.testing.assert_close(got, expected)
+
+
+def test_a_gradient_that_repeats_its_values_reaches_kernels_as_dense_memory() -> None:
+    xs, weights = given()
+    spec = nxcore.ops.batch_norm_sum.spec
+    gradient, described = spec.gradient, (tuple(xs), weights, NORMED, 0.1)
+    means = torch.zeros(2, 2, dtype=torch.float64)
+    expanded = torch.ones(3, 2, 1, 1, dtype=torch.float64).expand(3, 2, 4, 5)
+    grad, *_ = gradient.args(expanded, (True,) * 4, *described, means, means)
+    assert grad.is_contiguous()
+    assert grad.equal(expanded)
+    dense = torch.ones(3, 2, 4, 5, dtype=torch.float64)
+    assert gradient.args(dense, (True,) * 4, *described, means, means)[0] is dense
+    out = nxcore.ops.batch_norm_sum(xs, weights, NORMED, 0.1)[0]
+    for got, want in zip(
+        torch.autograd.grad(out.mean((2, 3)).sum(), [*xs, weights], retain_graph=True),
+        torch.autograd.grad(out, [*xs, weights], dense / 20),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, want)
