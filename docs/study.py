@@ -19,26 +19,33 @@ MACHINES = {
 BEGIN, END = "<!-- drawn by docs/study.py -->\n", "<!-- until here -->\n"
 
 
-def latest() -> dict[str, Path]:
-    """Return the latest record of each machine that has one, by folder."""
+def kept() -> dict[str, list[Path]]:
+    """Return the records of each machine that has some, the latest last, by folder.
+
+    One of a few shapes, as ``2026-11-25-128-conv-study.json``, comes before that of the day's whole run.
+    """
     paths = {folder: sorted((RESULTS / folder).glob("*-conv-study.json")) for folder in MACHINES}
-    return {folder: found[-1] for folder, found in paths.items() if found}
+    return {folder: found for folder, found in paths.items() if found}
 
 
 def beside() -> list[str]:
-    """Return a table: how far the fastest other strict entrant is behind nxcore, by shape and machine."""
-    columns, names = {}, {}
-    for folder, path in latest().items():
-        record = facts.read(path)
-        ways = {"a call": "total_us"}
-        if record["head"]["device"]["type"] == "cuda":
-            ways["kernels"] = "device_us"
-        names.update({tuple(cell["shape"]): (not cell["same"], cell["name"]) for cell in record["cells"]})
-        for title, what in ways.items():
-            columns[f"{MACHINES[folder]}: {title}"] = {
-                tuple(cell["shape"]): f"{ratio:.2f} {row['label']}"
-                for cell, row, ratio in facts.leads(record, facts.OURS, what)
-            }
+    """Return a table: how far the fastest other strict entrant is behind nxcore, by shape and machine.
+
+    A shape's cell is of the latest record that has it.
+    """
+    columns: dict[str, dict[tuple[int, ...], str]] = {}
+    names = {}
+    for folder, paths in kept().items():
+        for record in map(facts.read, paths):
+            ways = {"a call": "total_us"}
+            if record["head"]["device"]["type"] == "cuda":
+                ways["kernels"] = "device_us"
+            names.update({tuple(cell["shape"]): (not cell["same"], cell["name"]) for cell in record["cells"]})
+            for title, what in ways.items():
+                columns.setdefault(f"{MACHINES[folder]}: {title}", {}).update(
+                    (tuple(cell["shape"]), f"{ratio:.2f} {row['label']}")
+                    for cell, row, ratio in facts.leads(record, facts.OURS, what)
+                )
     lines = [f"| {' | '.join(('shape', *columns))} |", f"|---|{'---|' * len(columns)}"]
     for shape in sorted(names, key=lambda s: (names[s][0], s)):
         cells = (column.get(shape, "not measured") for column in columns.values())
@@ -47,7 +54,7 @@ def beside() -> list[str]:
 
 
 def drawn() -> str:
-    """Return the machines beside each other, then the summary of the latest record of each."""
+    """Return the machines beside each other, then the summary of each one's latest record."""
     lines = [
         "### Side by side",
         "",
@@ -57,14 +64,15 @@ def drawn() -> str:
         *beside(),
         "",
     ]
-    found = latest()
+    found = kept()
     for folder, name in MACHINES.items():
         lines += [f"### {name}", ""]
         if folder not in found:
             lines += ["Not measured yet.", ""]
             continue
-        record = facts.read(found[folder])
-        lines += [f"Record `{found[folder].relative_to(ROOT).as_posix()}`. {setting(record)}", ""]
+        path = found[folder][-1]
+        record = facts.read(path)
+        lines += [f"Record `{path.relative_to(ROOT).as_posix()}`. {setting(record)}", ""]
         lines += [*ratios(record), *(f"- {sentence}" for sentence in sentences(record)), ""]
     return "\n".join(lines)
 

@@ -50,6 +50,9 @@ def command(
         float | None,
         typer.Option(help="Start nothing after this many seconds; 300 by default, 60 if fast.", min=0.0),
     ] = None,
+    first_calls: Annotated[
+        bool, typer.Option(help="Time first calls too, in processes of their own: most of a run's time.")
+    ] = True,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Write the record and its pages into this folder.")
     ] = Path(STEM),
@@ -74,7 +77,12 @@ def command(
         from nxcore.spec.device import available
 
         wanted = Wanted(
-            tuple(input_size or ()), tuple(kernel_size or ()), tuple(entrants or ()), fast, budget
+            tuple(input_size or ()),
+            tuple(kernel_size or ()),
+            tuple(entrants or ()),
+            fast,
+            budget,
+            first_calls,
         )
         where = available(device)
         with render.progress(STEM) as advance:

@@ -49,6 +49,9 @@ SPARE_CORES = 8
 ORDER = ("nxcore", "jax", "inductor", "torch")
 """The toolkits as they compile: where the budget is too small, the last ones go without."""
 
+STATES = ("cold", "warm")
+"""Of the disk caches at a first call."""
+
 WORKER = (sys.executable, "-m", "nxcore.bench.study.worker")
 
 METHOD = (
@@ -74,6 +77,8 @@ class Wanted:
         Fewer shapes and blocks; first calls are timed on the first shape alone.
     budget_s : float, optional
         Seconds of the whole run, by default those of ``BUDGETS``.
+    first_calls : bool
+        Whether first calls are timed, which takes most of a run. The race's own process compiles if not.
     """
 
     sides: tuple[int, ...] = ()
@@ -81,6 +86,7 @@ class Wanted:
     labels: tuple[str, ...] = ()
     fast: bool = False
     budget_s: float | None = None
+    first_calls: bool = True
 
 
 def run(device: torch.device, wanted: Wanted, advance: Advance = lambda *_: None) -> Line:
@@ -94,7 +100,8 @@ def run(device: torch.device, wanted: Wanted, advance: Advance = lambda *_: None
     which, measured = entrants(wanted.labels), shapes(wanted.sides, wanted.filters, few=wanted.fast)
     budget = BUDGETS[wanted.fast] if wanted.budget_s is None else wanted.budget_s
     with tempfile.TemporaryDirectory(prefix="nxcore-study-") as folder:
-        return _Run(device, which, measured, wanted.fast, budget, Path(folder), advance).record()
+        made = _Run(device, which, measured, wanted.fast, budget, Path(folder), advance)
+        return made.record(first_calls=wanted.first_calls)
 
 
 class _Run:
@@ -117,9 +124,15 @@ class _Run:
         self.done, self.steps = 0, 2 * len(which) * len(self.compiled) + len(measured)
         self.lock = threading.Lock()
 
-    def record(self) -> Line:
+    def record(self, *, first_calls: bool) -> Line:
         used = {e.toolkit for e in self.which}
         toolkits = [t for t in ORDER if t in used]
+        if not first_calls:
+            unasked: dict[str, list[Line]] = {
+                f"{toolkit} {state}": [] for toolkit in toolkits for state in STATES
+            }
+            record = self._joined(unasked, list(self._raced()), beside=False)
+            return record | {"notes": ["first calls were not asked for", *record["notes"]]}
         left = self.budget_s - START_S - RACE_S[self.fast] * len(self.shapes)
         left = min(left, COMPILING * self.budget_s)
         beside = (os.cpu_count() or 1) >= SPARE_CORES
@@ -139,7 +152,7 @@ class _Run:
         job: Line = {"what": "first", "entrants": [e.label for e in self.which if e.toolkit == toolkit]}
         job["shapes"] = [shape.key for shape in self.compiled]
         found = {}
-        for state in ("cold", "warm"):
+        for state in STATES:
             name, seconds = f"{toolkit} {state}", self.began + left - time.time()
             found[name] = list(self._lines(name, job, seconds))
         return found
@@ -226,7 +239,7 @@ class _Run:
         absent = {line["label"]: line["absent"] for line in race if "absent" in line}
         ended = [line["ended"] for line in race if "ended" in line]
         cells = [line["cell"] for line in race if "cell" in line]
-        for state in ("cold", "warm"):
+        for state in STATES:
             for e in self.which:
                 of_toolkit = found[f"{e.toolkit} {state}"]
                 known = {

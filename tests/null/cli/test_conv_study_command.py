@@ -39,7 +39,11 @@ def run(*words: str, status: int = 0) -> str:
 def test_the_flags_are_what_is_measured(measured, tmp_path):
     flags = ("--input-size", "32", "--input-size", "64", "--kernel-size", "5", "--entrants", "jax", "--fast")
     run(*flags, "--device", "cpu", "--budget", "9", "-o", str(tmp_path))
-    assert measured == [("cpu", study.Wanted((32, 64), (5,), ("jax",), True, 9.0))]
+    run("--no-first-calls", "--device", "cpu", "-o", str(tmp_path))
+    assert measured == [
+        ("cpu", study.Wanted((32, 64), (5,), ("jax",), True, 9.0)),
+        ("cpu", study.Wanted(first_calls=False)),
+    ]
 
 
 def test_it_prints_the_table_and_the_summary_and_writes_three_files(tmp_path, monkeypatch):

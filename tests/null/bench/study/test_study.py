@@ -76,6 +76,15 @@ def test_the_lines_of_all_processes_become_one_record(worker):
     assert [done for _, done, _ in said] == sorted(done for _, done, _ in said)
 
 
+def test_without_first_calls_only_the_race_runs(worker):
+    worker(CANNED + "\nassert job['what'] == 'race'")
+    record = run("torch-conv2d", "jax", first_calls=False)
+    assert [c["shape"] for c in record["cells"]] == [[32, 3, 1]]
+    assert all(r["cold_s"] is r["warm_s"] is None for c in record["cells"] for r in c["rows"])
+    assert record["starts"] == {}
+    assert record["notes"] == ["first calls were not asked for"]
+
+
 def test_a_fast_run_compiles_for_one_shape(worker):
     """Compiling takes most of a run."""
     worker(CANNED)
