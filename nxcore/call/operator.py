@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from nxcore import context
-from nxcore.call import ending, unusual
+from nxcore.call import ages, ending, unusual
 from nxcore.call.generated import guards
 from nxcore.call.rare import ORDINARY, RARE, Families, Tables, make_room
 from nxcore.call.unusual import PLAIN, untraced, unusual_tensor
@@ -31,7 +31,7 @@ from nxcore.spec.problem import tensors_of
 from nxcore.spec.spec import OpSpec
 
 CAPACITY = 4096
-"""The most plans per operator and generation; two generations form a least-recently-used table."""
+"""Half of the most plans of an operator, and the most that are near; see ``ages``."""
 
 ALIKE = 8
 """The most plans with one near key, each behind its guards."""
@@ -101,6 +101,7 @@ class Operator:
         self.shell: Shell | None = None
         self.plans: dict[Any, Callable[..., Any]] = ending.table()
         self._older: dict[Any, Callable[..., Any]] = {}
+        self._new = 0  # plans since all became older
         self.near: Near = ending.table()
         # By the hash of a key, which is slow to compute. Calls of one hash are counted together, no more.
         self.rare: dict[int, int] = {}
@@ -305,19 +306,17 @@ class Operator:
         plain = all([type(t) in PLAIN for t in tensors_of(args)]) or not torch.compiler.is_dynamo_compiling()  # noqa: C419  dynamo reads a list
         shelled = self.shelled and plain and _has_shell(self.spec.name, self.backend)
         if shelled and self.shell is not None and self.shell.signature.takes(args):
-            # A view can't be a node: it shares memory with an argument.
-            return (
-                self.spec.reference(*args)
-                if self.spec.view(*args)
-                else self.shell(args, requested(self.backend))
-            )
+            viewed = self.spec.view(*args)  # which can't be a node: it shares memory with an argument
+            return self.spec.reference(*args) if viewed else self.shell(args, requested(self.backend))
         return self.unserved(args)
 
     def _remember(self, key: Any, plan: Callable[..., Any]) -> None:
-        if len(self.plans) >= CAPACITY:
-            self._older, self.plans = self.plans, ending.table()
-            self.near = ending.table()  # plans in use are added again, others are dropped
+        if key not in self.plans and key not in self._older:
+            self._new += 1
+            if ages.make_room(self.plans, self._older, self._new, CAPACITY):
+                self._new, self.plans, self.near = 0, ending.table(), ending.table()
         self.plans[key] = plan
+        self._older.pop(key, None)
 
     def _forget(self, key: Any) -> None:
         self.plans.pop(key, None)

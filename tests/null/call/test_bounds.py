@@ -82,6 +82,35 @@ def test_after_a_million_shapes_the_table_of_plans_is_no_larger():
     assert (999_999,) in op.plans
 
 
+def test_a_new_plan_takes_the_place_of_one_that_was_not_used(monkeypatch):
+    monkeypatch.setattr(operator, "CAPACITY", 64)
+    op = fakes.session(fakes.backend()).op("sum")
+    used, kept = torch.ones(1), []
+    with fakes.counting_resolves(op) as seen:
+        for n in range(1, 600):
+            op(BASE[:1].expand(n))
+            op(used.view(1, 1))
+            kept.append(len(op.plans) + len(op._older))
+    assert len(seen) == 600, "the one in use was found once"
+    assert kept[126:] == [128] * (599 - 126), "as many at any time"
+
+
+def test_plans_in_use_stay_near_while_none_is_new(monkeypatch):
+    monkeypatch.setattr(operator, "CAPACITY", 64)
+    op = fakes.session(fakes.backend()).op("sum")
+    shapes = [BASE[:n] for n in range(1, 61)]
+    for x in shapes:
+        op(x)
+    for x in shapes:
+        op(x)
+    near, plans = op.near, op.plans
+    for x in shapes:
+        op(x)
+    assert (op.near, op.plans) == (near, plans)
+    assert op.near is near
+    assert len(near) == len(plans) == 60
+
+
 def test_memory_in_place_of_a_folder_is_bounded(small):
     kept = Store()
     for n in range(3 * SMALL):
