@@ -132,7 +132,7 @@ class _Run:
                 f"{toolkit} {state}": [] for toolkit in toolkits for state in STATES
             }
             record = self._joined(unasked, list(self._raced()), beside=False)
-            return record | {"notes": ["first calls were not asked for", *record["notes"]]}
+            return record | {"notes": ["first calls were not requested", *record["notes"]]}
         left = self.budget_s - START_S - RACE_S[self.fast] * len(self.shapes)
         left = min(left, COMPILING * self.budget_s)
         beside = (os.cpu_count() or 1) >= SPARE_CORES

@@ -82,7 +82,7 @@ def test_without_first_calls_only_the_race_runs(worker):
     assert [c["shape"] for c in record["cells"]] == [[32, 3, 1]]
     assert all(r["cold_s"] is r["warm_s"] is None for c in record["cells"] for r in c["rows"])
     assert record["starts"] == {}
-    assert record["notes"] == ["first calls were not asked for"]
+    assert record["notes"] == ["first calls were not requested"]
 
 
 def test_a_fast_run_compiles_for_one_shape(worker):
