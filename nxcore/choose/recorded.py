@@ -15,7 +15,7 @@ import torch
 from nxcore.registry.registry import Registry
 from nxcore.spec.problem import Problem, tensors_of
 from nxcore.spec.spec import OpSpec
-from nxcore.store.wisdom import Wisdom
+from nxcore.store.wisdom import Wisdom, environment
 
 MOST = 16384
 """The most shapes of an operator that are kept: the latest."""
@@ -61,6 +61,21 @@ class Recorded:
         shapes = tuple([t.shape for t in tensors_of(args)])
         return shapes in (found or ()) or shapes in (inner or ())
 
+    def won(self, op: str) -> bool:
+        """Return whether a kernel is on record as faster than torch, for any problem of an operator here.
+
+        >>> nxcore.session.default().chooser.recorded.won("no_operator")
+        False
+        """
+        if self._unread:
+            self._read()
+        if not self._shapes.get(op):  # of most operators no page need be read
+            return False
+        kinds = ["cpu", *(["cuda"] if torch.cuda.is_initialized() else [])]
+        shelves = (self._wisdom.shelf(environment(torch.device(kind)), op) for kind in kinds)
+        decisions = (page.decision for shelf in shelves for _, page in shelf.values())
+        return any(d[d.chosen].backend != "torch" for d in decisions)
+
     def add(self, problem: Problem) -> None:
         """Note a problem with a choice."""
         self._add(problem.op, tuple(t.shape for t in problem.tensors))
@@ -75,7 +90,7 @@ class Recorded:
         with self._lock:
             for kind in [k for k in self._unread if k == "cpu" or torch.cuda.is_initialized()]:
                 for of in self._wisdom.keys(kind):
-                    if spec := self._registry.ops.get(str(of.get("op"))):
+                    if spec := self._registry.known(str(of.get("op"))):
                         self._add(spec.name, _shapes(spec, of))
                 self._unread.remove(kind)
 

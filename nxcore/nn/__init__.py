@@ -7,7 +7,19 @@ Each is a subclass of torch's module of the same name. Where an operator rejects
 from __future__ import annotations
 
 from nxcore.graphs.part import Part
-from nxcore.nn.activations import ELU, GELU, Mish, SiLU
+from nxcore.nn.activations import (
+    ELU,
+    GELU,
+    Hardsigmoid,
+    Hardswish,
+    LeakyReLU,
+    Mish,
+    ReLU,
+    Sigmoid,
+    SiLU,
+    Softplus,
+    Tanh,
+)
 from nxcore.nn.linear import Linear
 from nxcore.nn.modules import (
     AdaptiveAvgPool2d,
@@ -29,14 +41,21 @@ __all__ = [
     "AvgPool2d",
     "BatchNorm2d",
     "Conv2d",
+    "Hardsigmoid",
+    "Hardswish",
+    "LeakyReLU",
     "Linear",
     "MaxPool2d",
     "Mish",
     "Part",
+    "ReLU",
     "Sequential",
     "SiLU",
+    "Sigmoid",
     "SoftmaxSum",
+    "Softplus",
     "Swap",
+    "Tanh",
     "accelerate",
     "restore",
 ]

@@ -3,23 +3,39 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from nxcore import session
 from nxcore.call.operator import Operator
-from nxcore.nn.served import Served, with_rest
+from nxcore.errors import InvalidInputError
+from nxcore.nn.exchange import RESTING
+from nxcore.nn.served import LEFT, Served, look, with_rest
 
 FEWEST = 1 << 18
 """The fewest elements for an operator: below, its call costs the host what a kernel may save."""
+
+NOT_WON = "torch's is bound by memory, and no kernel is on record as faster"
+
+FUNCTIONS: dict[type[nn.Module], tuple[str, tuple[str, ...]]] = {}
+"""Torch's module, and ours -> the operator, and the attributes that are its numbers."""
+
+
+is_compiling = torch.compiler.is_compiling  # looked up once, not in every call
 
 
 @functools.cache
 def operator(name: str) -> Operator:
     """Return the operator, looked up once; it is made when it is first needed."""
     return session.default().op(name)
+
+
+def won(name: str) -> bool:
+    """Return whether a kernel of an operator is on record as faster than torch."""
+    return session.default().chooser.recorded.won(name)
 
 
 class Activation(Served):
@@ -31,17 +47,62 @@ class Activation(Served):
         # An attribute that a module lacks costs a microsecond: torch looks for it in every other place first.
         return "it writes into its input" if vars(module).get("inplace") else ""
 
-    def activated(self, name: str, input: Any, *numbers: float) -> Any:
-        """Return the operator's result; None if torch's ``forward`` must run."""
-        if torch.compiler.is_compiling():  # a compiler fuses it with what surrounds it
-            return None
-        if self.refusal(self) or not isinstance(input, Tensor) or input.numel() < FEWEST:
-            self.left()
-            return None
-        return self.by_kernel(operator(name), input, *numbers, None)
+
+Class = TypeVar("Class", bound=type[Activation])
 
 
-@with_rest
+def computed_by(name: str, *numbers: str, tanh: str = "") -> Callable[[Class], Class]:
+    """Let an operator compute a class's ``forward``.
+
+    Parameters
+    ----------
+    name : str
+        The operator.
+    *numbers : str
+        The attributes that are its numbers.
+    tanh : str
+        The operator where the attribute ``approximate`` is ``"tanh"``.
+    """
+
+    def decorated(cls: Class) -> Class:
+        torchs: Any = cls.__bases__[0]
+        theirs: Callable[[Any, Tensor], Tensor] = torchs.forward
+
+        # ``Served.by_kernel`` is written out: a call of another function takes a tenth of an operator's.
+        def forward(self: Any, input: Tensor) -> Tensor:
+            """Return the function of each element."""
+            if is_compiling():  # a compiler fuses it with what surrounds it
+                return theirs(self, input)
+            own = self.__dict__
+            if LEFT not in own:  # it was made under this name, and not looked at so far
+                look(self)
+                return self.forward(input)  # type: ignore[no-any-return]  # it may rest now
+            if not isinstance(input, Tensor) or input.numel() < FEWEST or own.get("inplace"):
+                self.left()
+                return theirs(self, input)
+            called = operator(tanh if tanh and own["approximate"] == "tanh" else name)
+            values = [own.get(each) for each in numbers] if numbers else ()
+            try:
+                found: Tensor | None = called.by_kernel(input, *values, None)
+            except InvalidInputError:
+                self.left()
+                return theirs(self, input)
+            if found is None:
+                self.left((called, (input, *values, None)))
+                return theirs(self, input)
+            if own[LEFT]:
+                own[LEFT] = 0
+            return found
+
+        cls.forward = forward
+        with_rest(cls)
+        FUNCTIONS.update(dict.fromkeys((torchs, cls, RESTING[cls]), (name, numbers)))
+        return cls
+
+    return decorated
+
+
+@computed_by("elu", "alpha")
 class ELU(nn.ELU, Activation):
     """``torch.nn.ELU``, computed by the operator ``elu`` for 262,144 elements and more.
 
@@ -49,13 +110,8 @@ class ELU(nn.ELU, Activation):
     tensor([-0.6321,  2.0000])
     """
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Return the function of each element."""
-        found: Tensor | None = self.activated("elu", input, self.alpha)
-        return super().forward(input) if found is None else found
 
-
-@with_rest
+@computed_by("gelu", tanh="gelu_tanh")
 class GELU(nn.GELU, Activation):
     """``torch.nn.GELU``, computed by the operator ``gelu`` or ``gelu_tanh`` for 262,144 elements and more.
 
@@ -63,14 +119,35 @@ class GELU(nn.GELU, Activation):
     tensor([-0.1587,  1.9545])
     """
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Return the function of each element."""
-        name = "gelu_tanh" if self.approximate == "tanh" else "gelu"
-        found: Tensor | None = self.activated(name, input)
-        return super().forward(input) if found is None else found
+
+@computed_by("hardsigmoid")
+class Hardsigmoid(nn.Hardsigmoid, Activation):
+    """``torch.nn.Hardsigmoid``, computed by the operator ``hardsigmoid`` for 262,144 elements and more.
+
+    >>> nxcore.nn.Hardsigmoid()(torch.tensor([-1.5, 3.0]))
+    tensor([0.2500, 1.0000])
+    """
 
 
-@with_rest
+@computed_by("hardswish")
+class Hardswish(nn.Hardswish, Activation):
+    """``torch.nn.Hardswish``, computed by the operator ``hardswish`` for 262,144 elements and more.
+
+    >>> nxcore.nn.Hardswish()(torch.tensor([-1.5, 3.0]))
+    tensor([-0.3750,  3.0000])
+    """
+
+
+@computed_by("leaky_relu", "negative_slope")
+class LeakyReLU(nn.LeakyReLU, Activation):
+    """``torch.nn.LeakyReLU``, computed by the operator ``leaky_relu`` for 262,144 elements and more.
+
+    >>> nxcore.nn.LeakyReLU(0.5)(torch.tensor([-1.0, 2.0]))
+    tensor([-0.5000,  2.0000])
+    """
+
+
+@computed_by("mish")
 class Mish(nn.Mish, Activation):
     """``torch.nn.Mish``, computed by the operator ``mish`` for 262,144 elements and more.
 
@@ -78,13 +155,35 @@ class Mish(nn.Mish, Activation):
     tensor([-0.3034,  1.9440])
     """
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Return the function of each element."""
-        found: Tensor | None = self.activated("mish", input)
-        return super().forward(input) if found is None else found
+
+@computed_by("relu")
+class ReLU(nn.ReLU, Activation):
+    """``torch.nn.ReLU``, computed by the operator ``relu`` where a kernel is on record as faster.
+
+    Torch's own moves no byte more than a kernel must. So nothing is learnt about it in a program's calls.
+
+    >>> nxcore.nn.ReLU()(torch.tensor([-1.0, 2.0]))
+    tensor([0., 2.])
+    """
+
+    @staticmethod
+    def refusal(module: Any) -> str:
+        """Return why torch's own ``forward`` must run for ``module``; empty if the operator can."""
+        if why := Activation.refusal(module):
+            return why
+        return "" if won("relu") else NOT_WON
 
 
-@with_rest
+@computed_by("sigmoid")
+class Sigmoid(nn.Sigmoid, Activation):
+    """``torch.nn.Sigmoid``, computed by the operator ``sigmoid`` for 262,144 elements and more.
+
+    >>> nxcore.nn.Sigmoid()(torch.tensor([-1.0, 2.0]))
+    tensor([0.2689, 0.8808])
+    """
+
+
+@computed_by("silu")
 class SiLU(nn.SiLU, Activation):
     """``torch.nn.SiLU``, computed by the operator ``silu`` for 262,144 elements and more.
 
@@ -92,7 +191,20 @@ class SiLU(nn.SiLU, Activation):
     tensor([-0.2689,  1.7616])
     """
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Return the function of each element."""
-        found: Tensor | None = self.activated("silu", input)
-        return super().forward(input) if found is None else found
+
+@computed_by("softplus", "beta", "threshold")
+class Softplus(nn.Softplus, Activation):
+    """``torch.nn.Softplus``, computed by the operator ``softplus`` for 262,144 elements and more.
+
+    >>> nxcore.nn.Softplus(beta=2)(torch.tensor([-1.0, 2.0]))
+    tensor([0.0635, 2.0091])
+    """
+
+
+@computed_by("tanh")
+class Tanh(nn.Tanh, Activation):
+    """``torch.nn.Tanh``, computed by the operator ``tanh`` for 262,144 elements and more.
+
+    >>> nxcore.nn.Tanh()(torch.tensor([-1.0, 2.0]))
+    tensor([-0.7616,  0.9640])
+    """

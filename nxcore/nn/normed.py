@@ -10,26 +10,17 @@ from torch import Tensor, nn
 
 from nxcore.call.operator import Operator
 from nxcore.errors import InvalidInputError
+from nxcore.expression.normed import NORMED
 from nxcore.graphs.hooks import hooked, saving
-from nxcore.nn.activations import ELU, FEWEST, GELU, Mish, SiLU, operator
+from nxcore.nn.activations import FEWEST, FUNCTIONS, operator
 from nxcore.nn.exchange import RESTING
 from nxcore.nn.modules import BatchNorm2d
 
 Call = tuple[Operator, tuple[Any, ...]]
 
 NORMS = (nn.BatchNorm2d, BatchNorm2d, RESTING[BatchNorm2d])
-ACTIVATIONS: dict[type[nn.Module], tuple[str, tuple[str, ...]]] = {
-    nn.ReLU: ("relu", ()),
-    nn.LeakyReLU: ("leaky_relu", ("negative_slope",)),
-    nn.ELU: ("elu", ("alpha",)),
-    nn.GELU: ("gelu", ()),
-    nn.SiLU: ("silu", ()),
-    nn.Mish: ("mish", ()),
-    nn.Hardswish: ("hardswish", ()),
-}
-"""Torch's module -> the activation, and the attributes that are its numbers."""
-ACTIVATIONS |= {ours: ACTIVATIONS[ours.__bases__[0]] for ours in (ELU, GELU, Mish, SiLU)}
-ACTIVATIONS |= {RESTING[ours]: ACTIVATIONS[ours] for ours in (ELU, GELU, Mish, SiLU)}
+ACTIVATIONS = {cls: found for cls, found in FUNCTIONS.items() if found[0] in NORMED}
+"""Torch's module, and ours -> the activation, and the attributes that are its numbers."""
 
 STATE = ("running_mean", "running_var", "weight", "bias")
 

@@ -14,6 +14,7 @@ from nxcore.graphs.hooks import hooked, saving
 from nxcore.graphs.raw import leaves
 from nxcore.graphs.together import weights_of
 from nxcore.nn import normed
+from nxcore.nn.activations import ReLU
 from nxcore.nn.exchange import RESTING
 from nxcore.nn.modules import BatchNorm2d, Conv2d, track
 from nxcore.nn.normed import NORMS, Call
@@ -23,6 +24,7 @@ _sep_conv2d = session.default().op("sep_conv2d")
 _block = session.default().op("sep_conv2d_batch_norm")
 
 CONVOLUTIONS = (nn.Conv2d, Conv2d, RESTING[Conv2d])
+RELUS = (nn.ReLU, ReLU, RESTING[ReLU])
 
 LAYERS = 4  # of a block: ReLU, depthwise convolution, 1x1 convolution, batch norm
 
@@ -91,7 +93,7 @@ def is_block(layers: Sequence[Any]) -> bool:
         return False
     relu, depthwise, pointwise, norm = layers
     return (
-        type(relu) is nn.ReLU
+        type(relu) in RELUS
         and not relu.inplace
         and type(depthwise) in CONVOLUTIONS
         and type(pointwise) in CONVOLUTIONS

@@ -12,9 +12,8 @@ from typing import Any
 from torch import nn
 from torch.nn.utils import parametrize
 
-from nxcore.nn import steps
-from nxcore.nn.activations import ELU, GELU, Mish, SiLU
-from nxcore.nn.exchange import MARK, awake
+from nxcore.nn import activations, steps
+from nxcore.nn.exchange import MARK, RESTING, awake
 from nxcore.nn.linear import Linear
 from nxcore.nn.modules import (
     AdaptiveAvgPool2d,
@@ -35,13 +34,10 @@ OURS: dict[type[nn.Module], Any] = {
     nn.AdaptiveMaxPool2d: AdaptiveMaxPool2d,
     nn.Conv2d: Conv2d,
     nn.BatchNorm2d: BatchNorm2d,
-    nn.ELU: ELU,
-    nn.GELU: GELU,
     nn.Linear: Linear,
-    nn.Mish: Mish,
-    nn.SiLU: SiLU,
     nn.Sequential: Sequential,
 }
+OURS |= {ours.__bases__[0]: ours for ours in activations.FUNCTIONS if ours in RESTING}
 TORCHS = {ours: torchs for torchs, ours in OURS.items()}
 
 
@@ -58,10 +54,10 @@ class Swap:
 
     Examples
     --------
-    >>> print(nxcore.accelerate(torch.nn.Sequential(torch.nn.MaxPool2d(2), torch.nn.Tanh())))
+    >>> print(nxcore.accelerate(torch.nn.Sequential(torch.nn.MaxPool2d(2), torch.nn.ReLU6())))
     replaced 1, left 1
       0: MaxPool2d
-      left 1: no operator for Tanh
+      left 1: no operator for ReLU6
     """
 
     replaced: dict[str, str] = field(default_factory=dict)

@@ -12,6 +12,7 @@ from torch import nn
 
 import nxcore
 from nxcore.nn import activations
+from tests.nn.conftest import ACTIVATED
 
 MAKE = {
     "max_pool": lambda of: of.MaxPool2d(3, stride=2, padding=1),
@@ -36,8 +37,15 @@ MAKE = {
     "elu": lambda of: of.ELU(1.7),
     "gelu": lambda of: of.GELU(),
     "gelu_tanh": lambda of: of.GELU(approximate="tanh"),
+    "hardsigmoid": lambda of: of.Hardsigmoid(),
+    "hardswish": lambda of: of.Hardswish(),
+    "leaky_relu": lambda of: of.LeakyReLU(0.3),
     "mish": lambda of: of.Mish(),
+    "relu": lambda of: of.ReLU(),
+    "sigmoid": lambda of: of.Sigmoid(),
     "silu": lambda of: of.SiLU(),
+    "softplus": lambda of: of.Softplus(2, 1.5),
+    "tanh": lambda of: of.Tanh(),
     "linear": lambda of: of.Linear(11, 5),
     "linear_plain": lambda of: of.Linear(11, 6, bias=False),
     "conv_of_one_group": lambda of: of.Conv2d(4, 6, 3),
@@ -45,7 +53,8 @@ MAKE = {
 }
 OURS = [
     *("AdaptiveAvgPool2d", "AdaptiveMaxPool2d", "AvgPool2d", "BatchNorm2d", "Conv2d", "MaxPool2d"),
-    *("ELU", "GELU", "Linear", "Mish", "SiLU"),
+    *("ELU", "GELU", "Hardsigmoid", "Hardswish", "LeakyReLU", "Linear", "Mish", "ReLU", "Sigmoid", "SiLU"),
+    *("Softplus", "Tanh"),
 ]
 
 
@@ -106,6 +115,44 @@ def test_running_statistics_are_torchs(what: str, ran: list[str], device: torch.
     ran.clear()
     torch.testing.assert_close(ours.eval()(x), torchs.eval()(x), **tolerance)
     assert not ran
+
+
+@pytest.mark.parametrize("name", ["ELU", "Hardsigmoid", "Hardswish", "LeakyReLU", "Mish", "ReLU", "SiLU"])
+def test_an_activation_in_place_is_torchs(name: str, ran: list[str]) -> None:
+    torchs, x = getattr(nn, name)(inplace=True), torch.randn(2, 3)
+    ours, want = getattr(nxcore.nn, name)(inplace=True), torchs(x.clone())
+    assert ours(x) is x
+    torch.testing.assert_close(x, want)
+    assert ours.reason == "it writes into its input"
+    assert nxcore.accelerate(torchs).left == {"": ours.reason}
+    ours = getattr(nxcore.nn, name)()
+    ours(x)
+    assert ran
+    ran.clear()
+    ours.inplace = True
+    assert ours(x) is x
+    assert not ran
+
+
+def test_a_relu_is_torchs_unless_a_kernel_is_on_record_as_faster(
+    ran: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(activations, "won", lambda _: False)
+    ours, plain, x = nxcore.nn.ReLU(), nn.ReLU(), torch.randn(2, 3)
+    ours(x)
+    assert nxcore.accelerate(plain).left == {"": activations.NOT_WON}
+    assert type(plain) is nn.ReLU
+    assert ours.reason == activations.NOT_WON
+    assert type(ours).forward is nn.ReLU.forward
+    assert not ran
+    monkeypatch.setattr(activations, "won", lambda name: name == "relu")
+    assert nxcore.accelerate(plain).replaced == {"": "ReLU"}
+    nxcore.accelerate(ours)
+    for module in (ours, plain):
+        assert module.reason == ""
+        ran.clear()
+        torch.testing.assert_close(module(x), torch.relu(x))
+        assert set(ran) == {"relu"}
 
 
 def test_the_reason_says_what_torch_serves() -> None:
@@ -182,7 +229,7 @@ def test_a_blend_of_candidates_learns(ran: list[str], device: torch.device) -> N
     assert set(ran) == {"softmax_sum", "softmax_sum_backward"}
 
 
-@pytest.mark.parametrize("name", ["max_pool", "avg_pool", "conv_bias"])
+@pytest.mark.parametrize("name", ["max_pool", "avg_pool", "conv_bias", *ACTIVATED])
 def test_a_module_is_copied_pickled_and_loaded(name: str, ran: list[str]) -> None:
     ours = MAKE[name](nxcore.nn)
     x = torch.randn(1, 4, 9, 9)
@@ -204,7 +251,16 @@ def test_a_module_compiles_into_one_graph() -> None:
         torch.testing.assert_close(compiled(x), pool(conv(x)))
 
 
-@pytest.mark.parametrize("name", ["elu", "gelu", "gelu_tanh", "mish", "silu"])
+def test_activations_compile_into_one_graph() -> None:
+    modules = nn.Sequential(*(MAKE[name](nxcore.nn) for name in ACTIVATED))
+    compiled = torch.compile(modules, fullgraph=True, backend="eager")
+    x = torch.randn(2, 3)
+    torch.testing.assert_close(compiled(x), modules(x))
+    nxcore.accelerate(modules)  # they may rest now
+    torch.testing.assert_close(compiled(x), modules(x))
+
+
+@pytest.mark.parametrize("name", ACTIVATED)
 def test_an_activation_asks_for_no_attribute_that_torch_must_look_for(
     name: str, ran: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

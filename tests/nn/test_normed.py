@@ -76,6 +76,15 @@ def test_one_operator_computes_both(activation: nn.Module, ran: list[str], devic
     assert ran[0].startswith("normed_")
 
 
+@pytest.mark.parametrize("cls", [c for c in normed.ACTIVATIONS if c.__module__.startswith("nxcore")])
+def test_an_activation_of_ours_follows_a_norm_too(cls: type[nn.Module], ran: list[str]) -> None:
+    own = chain(cls())
+    assert nxcore.accelerate(own, watch=False).replaced[""] == "Sequential"
+    with torch.no_grad():
+        own(torch.randn(2, 4, 9, 9))
+    assert len(set(ran)) == 1
+
+
 LEFT: dict[str, Callable[[], nn.Sequential]] = {
     "training": lambda: chain().train(),
     "statistics of the batch": lambda: chain(norm=nn.BatchNorm2d(6, track_running_stats=False)),

@@ -14,7 +14,9 @@ from torch.utils.checkpoint import checkpoint
 
 import nxcore
 from nxcore import nn as ours
-from nxcore.nn.exchange import kind
+from nxcore.nn import activations
+from nxcore.nn.exchange import AWAKE, kind
+from nxcore.nn.served import look
 
 BLOCK, CONVOLUTION = "sep_conv2d_batch_norm", "sep_conv2d"
 
@@ -61,6 +63,19 @@ def test_a_separable_convolution_and_its_norm_are_one_operator(
     held_to(theirs.train(training), own.train(training), device)
     assert (BLOCK if training else CONVOLUTION) in ran
     assert ran.count("depthwise_conv2d") == 0
+
+
+@pytest.mark.parametrize("rests", [True, False])
+def test_a_relu_of_ours_begins_a_block_too(
+    rests: bool, device: torch.device, ran: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(activations, "won", lambda _: not rests)
+    theirs, own = served(block())
+    own[0] = ours.ReLU().train()
+    look(own[0])
+    assert (kind(own[0]) in AWAKE) == rests
+    held_to(theirs, own, device)
+    assert BLOCK in ran
 
 
 def test_two_in_a_row(device: torch.device, ran: list[str]) -> None:
