@@ -2,9 +2,8 @@
 
 Prints how much the process grows over calls of one shape, over forward and backward passes, and over new
 shapes: those of which each has a plan, and those that are met once under the default policy, so that torch
-serves them. The first calls of each fill the tables. The older half of a table is dropped when it is full, so
-that memory goes up and down: it is compared after whole cycles, when free memory was given back. No tensor
-has more than 4,096 elements, since tables keep some tensors.
+serves them. The first calls of each fill the tables. Memory is compared when what is free was given back. No
+tensor has more than 4,096 elements, since tables keep some tensors.
 """
 
 from __future__ import annotations
