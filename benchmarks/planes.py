@@ -26,10 +26,10 @@ from typing import Any
 
 import torch
 from foreach import OP, backward_of, timed
-from nxcore_cuda import foreach, planes, sep_conv2d_backward
 from nxcore_cuda import foreach_sep_conv2d_batch_norm_backward as grouped
+from nxcore_cuda import planes, sep_conv2d_backward
 from nxcore_cuda.foreach import Group
-from nxcore_cuda.planes import Planes
+from nxcore_cuda.planes import Planes, Shape
 
 import nxcore
 from nxcore.plugin import Problem
@@ -80,17 +80,12 @@ def grouped_case(
 ) -> Case:
     """Return a case of several convolutions: apart as today, then by planes."""
     given = several(images, *shape, count, windows, device)
-    first = replace(foreach.choose(torch.device(device)), together=False, planes=None)
-    known = len(list(planes.tiles(_layer(images, *shape, device))))
-    tiles = [first, *(replace(first, planes=n, items=items) for n, items in planes.numbers() if n < known)]
+    problem = Problem.of(nxcore.op(f"{OP}_backward").spec, given)
+    first = replace(grouped.choose(problem), planes=None)
+    known = len(list(planes.tiles(Shape(*windows[0], *shape))))
+    tiles = [first, *(replace(first, planes=numbers) for numbers in planes.numbers() if numbers[0] < known)]
     name = "mixed" if len(windows) > 1 else f"k{windows[0][0]}d{windows[0][1]}"
     return f"{shape[0]}x{shape[1]} {count} {name}", f"{OP}_backward", given, tiles
-
-
-def _layer(images: int, channels: int, side: int, device: str) -> Any:
-    given = single(images, channels, side, 3, 1, device)
-    problem = Problem.of(nxcore.op(SINGLE).spec, given)
-    return sep_conv2d_backward.Layer.of(problem, problem["grad"], problem.outputs[0])
 
 
 def cases(parts: list[str], images: int, device: str, *, tiny: bool) -> Iterator[Callable[[], Case]]:
@@ -121,7 +116,7 @@ def plan(op: str, given: tuple[Any, ...], tile: Any) -> Callable[..., Any]:
 def spelt(tile: Any) -> str:
     """Return a tile's numbers."""
     if isinstance(tile, Group):
-        return "today" if tile.planes is None else f"planes {tile.planes} items {tile.items}"
+        return f"planes {tile.planes[0]} items {tile.planes[1]}" if tile.planes else "today"
     if isinstance(tile, Planes):
         return "planes " + " ".join(map(str, (tile.band, tile.threads, tile.over, tile.across, tile.splits)))
     return "today"

@@ -293,6 +293,8 @@ SAMPLES = (
     Sample("one", convolutions((3, 2, 5, 5), 3, THREES[0])),
     Sample("negative_counts", convolutions((2, 3, 5, 6), 2, *THREES), {"relu": False}),
     Sample("large_eps", convolutions((3, 2, 6, 6), 2, *THREES), {"eps": 3.0}),
+    Sample("square_planes", edges(1, (2, 64, 8, 8))),
+    Sample("square_planes_of_16_channels", convolutions((1, 16, 32, 32), 16, *THREES)),
     Sample("many_channels", convolutions((2, 37, 4, 4), 70, *THREES)),
     Sample("no_padding", convolutions((2, 2, 6, 7), 2, (3, 1, 0, 1), (3, 1, 0, 1))),
     Sample("nan", convolutions((2, 2, 3, 14), 3, *THREES, values="nan")),

@@ -1,8 +1,20 @@
-"""Mutations of batch_norm's CUDA C++ sources."""
+"""Mutations of CUDA C++ sources: of batch_norm, of lists of convolutions, of those on square planes."""
 
 from __future__ import annotations
 
-from tests.hostile.mutations import BITS, FOREACH, MASK, NORM, NORM_BACK, NORM_SUMS, NORMS, STRIDE, one
+from tests.hostile.mutations import (
+    BITS,
+    FOREACH,
+    MASK,
+    NAN,
+    NORM,
+    NORM_BACK,
+    NORM_SUMS,
+    NORMS,
+    SEPARABLE,
+    STRIDE,
+    one,
+)
 from tests.hostile.of_cuda import half
 
 MUTATIONS = (
@@ -23,6 +35,79 @@ MUTATIONS = (
         "a.begins[i] - COLUMNS * a.firsts[i]",
         "a.begins[i]",
         likely="edge",
+    ),
+    # Separable convolutions of square planes.
+    one(
+        STRIDE,
+        "foreach_sep_conv2d_planes_backward.cu",
+        FOREACH[1:],
+        "a.points[i]",
+        "a.points[0]",
+        likely="square",
+    ),
+    one(
+        MASK,
+        "foreach_sep_conv2d_planes_backward.cu",
+        FOREACH[1:],
+        "own, a.items, block,",
+        "own, a.items - 1, block,",
+        likely="square",
+    ),
+    one(
+        BITS,
+        "sep_conv2d_planes_backward.cu",
+        FOREACH[1:],
+        "sum[i * ACROSS + j] = fmaf(g[i][e], v[e], sum[i * ACROSS + j])",
+        f"sum[i * ACROSS + j] = {half('fmaf(g[i][e], v[e], sum[i * ACROSS + j])')}",
+        likely="square",
+    ),
+    one(
+        MASK,
+        "sep_conv2d_planes_backward.cu",
+        FOREACH[1:],
+        "i < CHANNELS * CHANNELS; i += S::THREADS",
+        "i < CHANNELS * CHANNELS - 1; i += S::THREADS",
+        likely="square_planes_of_16",
+    ),
+    one(
+        STRIDE,
+        "sep_conv2d_planes_backward.cu",
+        SEPARABLE[1:],
+        "S::TAPS - 1 - number;",
+        "number;",
+        likely="square",
+    ),
+    one(
+        MASK,
+        "planes.cuh",
+        SEPARABLE[1:],
+        "strip > 0 ? before : 0.0f",
+        "before",
+        likely="square",
+    ),
+    one(
+        STRIDE,
+        "planes.cuh",
+        SEPARABLE[1:],
+        "2 * line + half : line % PART * 2 + line / PART",
+        "2 * line : line % PART * 2 + line / PART",
+        likely="square_planes_dilated",
+    ),
+    one(
+        BITS,
+        "planes.cuh",
+        FOREACH[1:],
+        "fmaf(weight[a * S::SIZE + b], seen[j + b * S::DILATION], sum[k][j])",
+        half("fmaf(weight[a * S::SIZE + b], seen[j + b * S::DILATION], sum[k][j])"),
+        likely="square",
+    ),
+    one(
+        NAN,
+        "planes.cuh",
+        SEPARABLE[1:],
+        "return x < 0.0f ? 0.0f : x;",
+        "return x > 0.0f ? x : 0.0f;",
+        likely="square_planes_nan",
     ),
     one(
         MASK,

@@ -16,10 +16,19 @@ from nxcore.trust.truth import agreement
 
 pytest.importorskip("nxcore_cuda")
 
-from nxcore_cuda import batch_norm, foreach, sep_conv2d, sep_conv2d_backward, sep_conv2d_batch_norm
+from nxcore_cuda import (
+    batch_norm,
+    foreach,
+    planes,
+    sep_conv2d,
+    sep_conv2d_backward,
+    sep_conv2d_batch_norm,
+    separable,
+)
 from nxcore_cuda import foreach_sep_conv2d_batch_norm as forward
 from nxcore_cuda import foreach_sep_conv2d_batch_norm_backward as backward
 from nxcore_cuda.foreach import Group
+from nxcore_cuda.planes import Planes
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SPECS = {spec.name: spec for spec in nxcore.ops.nxcore_ops()}
@@ -115,7 +124,7 @@ def test_gradients_have_the_bits_of_single_calls(group):
 def test_every_group_agrees(op):
     args = made(op)
     groups = list(MODULES[op].sweep(Problem.of(SPECS[op], args)))
-    assert groups[0] == foreach.choose(DEVICE)
+    assert groups[0] == MODULES[op].choose(Problem.of(SPECS[op], args))
     assert {group.together for group in groups} == {True, False}
     for group in groups:
         judge(op, args, group)
@@ -147,8 +156,41 @@ def test_square_planes_have_launches_of_their_own():
     mask = [True] * 18
     mask[6 + 5] = False
     args = arguments_backward(mask=tuple(mask), shape=(3, 32, 16, 16), made=32, windows=windows)
-    for numbers in ((0, 1), (3, 2)):
-        judge(op, args, Group(60_000, planes=numbers[0], items=numbers[1]))
+    for numbers in ((), (0, 1), (3, 2)):
+        judge(op, args, Group(60_000, planes=numbers))
+
+
+def of_shape(images, channels, side, window, count):
+    """Return layers of as many convolutions of square planes."""
+    shape = (images, channels, side, side)
+    args = arguments_backward(shape=shape, made=channels, windows=(window,) * count)
+    return separable.layers(Problem.of(SPECS[f"{OP}_backward"], args))
+
+
+@pytest.mark.parametrize(
+    ("plane", "images", "count", "index", "tile"),
+    [
+        ((16, 32), 64, 4, 0, Planes(16, 256, 4, 4, 8, items=2)),
+        ((16, 32), 64, 2, 0, Planes(16, 256, 4, 4, 8)),
+        ((32, 16), 64, 1, 0, Planes(16, 256, 4, 8, 8)),
+        ((32, 16), 64, 1, 1, Planes(8, 256, 4, 8, 8)),
+        ((32, 16), 64, 2, 1, Planes(16, 256, 4, 8, 8)),
+        ((64, 8), 64, 4, 2, Planes(8, 256, 4, 8, 2)),
+    ],
+    ids=str,
+)
+def test_square_planes_have_the_tile_that_was_measured_to_be_ahead(plane, images, count, index, tile):
+    layers = of_shape(images, *plane, DARTS[index], count)
+    assert planes.choose(layers[0], count) == tile
+    which = list(range(count))
+    assert [(batch, own) for batch, _, own in planes.launches(layers, which, (), DEVICE)] == [(which, tile)]
+
+
+@pytest.mark.parametrize("back", [False, True])
+@pytest.mark.parametrize("each", [3, 4])
+def test_outputs_of_few_convolutions_share_a_launch(each, back):
+    layers = of_shape(1, 16, 32, DARTS[0], each) + of_shape(1, 16, 32, DARTS[1], each)
+    assert foreach.choose(layers, DEVICE, back=back).together == (each < 4 and not back)
 
 
 class Together(torch.autograd.Function):

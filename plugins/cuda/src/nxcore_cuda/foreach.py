@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from nxcore_cuda import planes, separable
+from nxcore_cuda import separable
 from nxcore_cuda.depthwise import STEPS
 from nxcore_cuda.machine.instance import Instance
 from nxcore_cuda.machine.launch import Launch, Launcher
@@ -21,7 +21,10 @@ BANDS = f"{BAND * KINDS}{KINDS}i{ROOM}i{ROOM + 1}ii"  # struct Bands
 EMPTY = (0,) * (3 * int(STEPS[0]) + 5 + 28 + 14)  # struct Band
 
 WINDOWS = ((311, 312, 511, 512), (321, 322, 521, 522), (311, 511))
-"""The windows of common launches: what leaves a state of a cell, of a reduction's, and the second halves."""
+"""The windows of common calls: what leaves a state of a cell, of a reduction's, and the second halves."""
+APART = tuple(dict.fromkeys((window,) for windows in WINDOWS for window in windows))
+"""Those of launches that have one window."""
+MANY = 4  # convolutions of a window that are worth a launch of their own
 
 
 @dataclass(frozen=True)
@@ -36,18 +39,16 @@ class Group:
         Of a block.
     together : bool
         Whether a launch has convolutions of several windows.
-    planes : int, optional
-        Which of ``planes.tiles`` convolutions of square planes have, in a launch for each window; they are
-        in the others' launches where it is None.
-    items : int
-        Images or halves that a block of these computes.
+    planes : tuple of int, optional
+        Which of ``planes.tiles`` convolutions of square planes have, and its items, in a launch for each
+        window; where it is empty, those that ``planes.choose`` returns. They are in the others' launches
+        where it is None.
     """
 
     memory: int
     threads: int = 256
     together: bool = True
-    planes: int | None = None
-    items: int = 1
+    planes: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -73,9 +74,14 @@ class Work:
     bytes: int
 
 
-def choose(device: torch.device) -> Group:
-    """Return the group for a call."""
-    return Group(separable.memory(device), planes=0 if planes.CHOSEN else None)
+def choose(layers: list[Layer], device: torch.device, *, back: bool) -> Group:
+    """Return the group for a call.
+
+    On an H100 gradients took less time in a launch for each window at every count, outputs from four
+    convolutions of a window on.
+    """
+    windows = {(layer.size, layer.stride, layer.dilation) for layer in layers}
+    return Group(separable.memory(device), together=not back and len(layers) < MANY * len(windows))
 
 
 def tiles(layers: list[Layer], device: torch.device, group: Group, *, back: bool) -> list[Tile]:

@@ -48,7 +48,7 @@ def plan(problem: Problem, group: Group | None = None) -> Callable[..., tuple[An
     callable
         ``call(xs, dw_weights, pw_weights, ...)``, which returns ``(outs, ys, mean, var)``.
     """
-    chosen, device = group or foreach.choose(problem.device), problem.device
+    chosen, device = group or choose(problem), problem.device
     outs, ys, statistic, _ = problem.outputs
     layers, normed = separable.layers(problem), separable.flags(problem)
     works = []
@@ -122,14 +122,20 @@ def _finish(problem: Problem, shares: list[int]) -> list[tuple[int, int, Launche
     ]
 
 
+def choose(problem: Problem) -> Group:
+    """Return the group for a call."""
+    return foreach.choose(separable.layers(problem), problem.device, back=False)
+
+
 def sweep(problem: Problem) -> Iterator[Group]:
-    """Yield the groups worth timing."""
-    yield from foreach.sweep(separable.layers(problem), problem.device, back=False)
+    """Yield the groups worth timing, the chosen one first."""
+    found = foreach.sweep(separable.layers(problem), problem.device, back=False)
+    yield from dict.fromkeys([choose(problem), *found])
 
 
 def instances() -> Iterator[Instance]:
     """Yield the kernels of common calls, to compile ahead of time."""
-    for windows in foreach.WINDOWS:
+    for windows in (*foreach.WINDOWS, *foreach.APART):
         for moments in (False, True):
             yield instance(windows, 256, moments=moments)
     yield from norms(NORM, (FINISH,))

@@ -67,7 +67,7 @@ def plan(problem: Problem, group: Group | None = None) -> Callable[..., tuple[An
         ``call(grads, xs, dw_weights, pw_weights, ys, strides, paddings, dilations, mean, var, ...)``, which
         returns ``(xs_grad, dw_grads, pw_grads)``.
     """
-    chosen, device, fresh = group or foreach.choose(problem.device), problem.device, problem.outputs
+    chosen, device, fresh = group or choose(problem), problem.device, problem.outputs
     wanted = [
         sum(1 << k for k, out in enumerate(outs) if out is not None) for outs in zip(*fresh, strict=True)
     ]
@@ -77,7 +77,7 @@ def plan(problem: Problem, group: Group | None = None) -> Callable[..., tuple[An
         for i, layer in enumerate(layers)
         if chosen.planes is not None
         and wanted[i] == IMAGE | FILTERS | POINTS
-        and planes.fits(layer, relu=problem["relu"])
+        and planes.fits(layer, device, relu=problem["relu"])
     ]
     some = [i for i, which in enumerate(wanted) if which and i not in known]
     works = []
@@ -91,7 +91,7 @@ def plan(problem: Problem, group: Group | None = None) -> Callable[..., tuple[An
         [works[i] for i in some], chosen, device, 6, lambda found: instance(found, chosen.threads)
     )
     rows = [work.rows for work in works]
-    by_planes = planes.launches(layers, known, (chosen.planes or 0, chosen.items), device)
+    by_planes = planes.launches(layers, known, chosen.planes or (), device)
     for batch, _, own in by_planes:
         for i in batch:
             rows[i] = planes.rows(layers[i], own)
@@ -248,20 +248,26 @@ def _totals(
     return call
 
 
+def choose(problem: Problem) -> Group:
+    """Return the group for a call."""
+    layers = separable.layers(problem)
+    group = foreach.choose(layers, problem.device, back=True)
+    known = any(planes.fits(layer, problem.device, relu=problem["relu"]) for layer in layers)
+    return replace(group, planes=()) if known else group
+
+
 def sweep(problem: Problem) -> Iterator[Group]:
     """Yield the groups worth timing, the chosen one first."""
-    layers = separable.layers(problem)
-    known = [layer for layer in layers if planes.fits(layer, relu=problem["relu"])]
-    found = list(foreach.sweep(layers, problem.device, back=True))
-    first = foreach.choose(problem.device)
-    others = replace(first, together=False)
-    extra = [replace(others, planes=n, items=items) for n, items in planes.numbers()] if known else []
+    first = choose(problem)
+    found = foreach.sweep(separable.layers(problem), problem.device, back=True)
+    extra = [replace(first, planes=numbers) for numbers in planes.numbers()] if first.planes == () else []
     yield from dict.fromkeys([first, *found, *extra])
 
 
 def instances() -> Iterator[Instance]:
     """Yield the kernels of common calls, to compile ahead of time."""
-    for windows in foreach.WINDOWS:
+    for windows in foreach.APART:
         yield instance(windows, 256)
     yield totals()
+    yield from planes.instances(f"foreach_{planes.BACKWARD}")
     yield from norms(NORM, NORMS)

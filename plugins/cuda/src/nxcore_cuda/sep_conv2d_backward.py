@@ -19,7 +19,7 @@ from nxcore_cuda.candidates import TYPES
 from nxcore_cuda.depthwise import FILL, ceil_div, filter_steps
 from nxcore_cuda.machine.instance import Instance
 from nxcore_cuda.machine.launch import Launch, Launcher
-from nxcore_cuda.planes import Planes
+from nxcore_cuda.planes import Planes, Shape
 from nxcore_cuda.sep_conv2d import WINDOWS
 from nxcore_cuda.separable import Layer, Tile
 
@@ -46,12 +46,13 @@ def _layer(problem: Problem) -> Layer:
 
 def known(problem: Problem) -> bool:
     """Return whether the kernels of square planes take a call: they make all three gradients."""
-    return None not in problem.outputs and planes.fits(_layer(problem), relu=problem["relu"])
+    layer = _layer(problem)
+    return None not in problem.outputs and planes.fits(layer, problem.device, relu=problem["relu"])
 
 
 def choose(problem: Problem) -> Tile | Planes | None:
     """Return the tile for a problem, None where none fits."""
-    if planes.CHOSEN and known(problem):
+    if known(problem):
         return planes.choose(_layer(problem))
     return separable.choose(_layer(problem), problem.device, back=True)
 
@@ -59,22 +60,18 @@ def choose(problem: Problem) -> Tile | Planes | None:
 def sweep(problem: Problem) -> Iterator[Tile | Planes]:
     """Yield the tiles worth timing, the chosen one first."""
     layer = _layer(problem)
-    found = list(planes.tiles(layer)) if known(problem) else []
-    if planes.CHOSEN and found:
-        found = list(dict.fromkeys((planes.choose(layer), *found)))
-        yield from found
+    if known(problem):
+        yield from dict.fromkeys((planes.choose(layer), *planes.tiles(Shape.of(layer))))
     if chosen := separable.choose(layer, problem.device, back=True):
         yield from separable.candidates(layer, chosen, back=True)
-    if not planes.CHOSEN:
-        yield from found
 
 
 def _convolve(problem: Problem, layer: Layer, tile: Tile | Planes, wanted: int) -> tuple[Launcher, int]:
     """Return the launch of ``(grad, x, dw_weight, pw_weight, x_grad, shares)``, and its number of shares."""
     if isinstance(tile, Planes):
-        rows = planes.rows(layer, tile)
-        found = planes.instance(planes.BACKWARD, layer, tile)
-        memory, values = planes.memory(layer, tile), (planes.items(layer, tile),)
+        rows, shape = planes.rows(layer, tile), Shape.of(layer)
+        found = planes.instance(planes.BACKWARD, shape, tile)
+        memory, values = planes.memory(shape, tile), (planes.items(layer, tile),)
         launch = Launch(
             found, problem.device, rows, tile.threads, memory, pointers=6, layout="i", values=values
         )
@@ -162,3 +159,4 @@ def instances() -> Iterator[Instance]:
         yield totals(dtype)
     for dtype, window in product(FLOATS, WINDOWS):
         yield instance(dtype, window)
+    yield from planes.instances(planes.BACKWARD)
