@@ -113,7 +113,7 @@ class Session:
             if backend is not None:
                 self.registry.backend(backend)
             with self._lock:
-                how = backend, self._recover, self.chooser.postpones, self.settings.native
+                how = backend, self._recover, self.chooser.postpones, self.settings.native, self.op
                 made = maker.make_operator(spec, self._resolve, *how)
                 made.shelled = self is _default  # the one that torch.ops.nxcore calls
                 found = self._operators.setdefault((name, backend), made)
@@ -182,7 +182,7 @@ class Session:
         self, name: str, *args: Any, backend: str | None = None, decide: bool = True, **kwargs: Any
     ) -> Explanation:
         """Return which kernel would run this call and why; see ``nxcore.explain``."""
-        operator = self.op(name, backend=backend)
+        operator = self.op(self.registry.spec(name).named(kwargs), backend=backend)
         return self._explain(operator, operator.frozen(operator.spec.bind(*args, **kwargs)), decide)
 
     def _explain(self, operator: Operator, bound: tuple[Any, ...], decide: bool) -> Explanation:
@@ -215,9 +215,12 @@ class Session:
             done, most = exploring.progress
             reason = f"{decision.reason}: {done} of at most {most} rounds are complete"
             decision = replace(decision, reason=reason)
-        page = recall.wisdom.read(problem) if decision.rule in ("measured", "reference") else None
+        page = None
+        if decision.rule in ("measured", "reference"):
+            page = recall.wisdom.read(problem) or recall.wisdom.related(problem)
         if page and page.decision.chosen == decision.chosen:
-            origin = Origin(page.policy, page.date, page.versions, recall.stale(problem, page))
+            stale = recall.stale(problem, page)
+            origin = Origin(page.policy, page.date, page.versions, stale, page.device)
         return Explanation(problem, decision, origin, self.tuner.fixes(problem), pair)
 
     def _problem(self, operator: Operator, args: tuple[Any, ...]) -> Problem:

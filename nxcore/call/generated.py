@@ -80,7 +80,7 @@ def source(spec: OpSpec) -> str:
         return self.failed(key, plan, error, {names})
 """
     return f"""\
-def __call__(self, {_signature(spec.params)}):{_draws(spec)}{_reads(spec)}
+def __call__(self, {_signature(spec)}):{_selects(spec, given)}{_draws(spec)}{_reads(spec)}
 {look}    if plan is None:
         return self.far({names})
 {served}
@@ -184,16 +184,28 @@ def _pass(_value: Any) -> bool:
     return True
 
 
-def _signature(params: tuple[Param, ...]) -> str:
+def _signature(spec: OpSpec) -> str:
     parts, keyword = [], False
-    for p in params:
+    for p in spec.params:
         if p.keyword and not keyword:
             parts.append("*")
             keyword = True
         parts.append(p.name if p.default is REQUIRED else f"{p.name}=default_{p.name}")
-    if any(isinstance(p.default, Drawn) for p in params):
+    if any(isinstance(p.default, Drawn) for p in spec.params):
         parts += ["generator=None"] if keyword else ["*", "generator=None"]
+    if spec.selector:
+        parts += ["*"] * ("*" not in parts) + [f"{spec.selector.name}={spec.selector.default!r}"]
     return ", ".join(parts)
+
+
+def _selects(spec: OpSpec, given: str) -> str:
+    """Return the source that calls the operator that an argument names, if it isn't this one."""
+    if spec.selector is None:
+        return ""
+    name, default = spec.selector.name, spec.selector.default
+    return f"""
+    if {name} != {default!r}:
+        return selected({name})({given})"""
 
 
 def _draws(spec: OpSpec) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
@@ -16,6 +17,7 @@ from nxcore.call.unusual import PLAIN, only_default_device
 from nxcore.context import PREFERENCE
 from nxcore.interop import autocast, internals, native
 from nxcore.observe.counted import leads_to
+from nxcore.spec.compiling import unseen
 from nxcore.spec.spec import OpSpec
 from nxcore.spec.text import execute
 
@@ -27,10 +29,12 @@ def make_operator(
     recover: Recoverer | None = None,
     postpones: Postpones | None = None,
     compiled: bool = True,
+    op: Callable[..., Operator] | None = None,
 ) -> Operator:
     """Return a callable for ``spec`` whose ``__call__`` has its real parameters and defaults.
 
-    If ``compiled``, its calls find their plans in the extension, if there is one.
+    If ``compiled``, its calls find their plans in the extension, if there is one. ``op`` returns an operator
+    of the session by its name, for the spec's selector.
     """
     text = source(spec)
     scope: dict[str, Any] = {
@@ -54,6 +58,7 @@ def make_operator(
         "preference": PREFERENCE.get,
         "leads_to": leads_to,
         "reference": spec.reference,
+        "selected": _selected(spec, op, backend),
     } | defaults(spec)
     execute(text, f"<nxcore operator {spec.name}>", scope)
     methods = {
@@ -67,3 +72,16 @@ def make_operator(
     operator: Operator = cls(spec, resolve, backend, recover, postpones)
     native.adopt(operator, spec)
     return operator
+
+
+def _selected(spec: OpSpec, op: Callable[..., Operator] | None, backend: str | None) -> Any:
+    """Return a function from a value of the spec's selector to the operator that it names."""
+    if spec.selector is None or op is None:
+        return None
+    choose = spec.selector.operator
+
+    @unseen  # a compiler traces no constructor of an error
+    def named(value: Any) -> str:
+        return choose(value)
+
+    return lambda value: op(named(value), backend=backend)

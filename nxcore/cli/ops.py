@@ -34,9 +34,10 @@ def collect() -> list[dict[str, Any]]:
 def stub() -> str:
     """Return the type stub of the core's operators, which is the text of ``nxcore/ops/__init__.pyi``."""
     from nxcore.cli import stub
+    from nxcore.expression.activations import ACTIVATIONS
     from nxcore.ops import nxcore_ops
 
-    return stub.stub(nxcore_ops())
+    return stub.stub([*nxcore_ops(), *(found.specs(name)[0] for name, found in ACTIVATIONS.items())])
 
 
 def command(

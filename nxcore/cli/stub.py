@@ -77,6 +77,10 @@ def _call(spec: OpSpec, result: Any, **given: str) -> str:
         written.append(f"{param.name}: {text}" if text else _parameter(param, hints[param.name]))
     if any(isinstance(param.default, Drawn) for param in spec.params):
         written += ["*"] * (not starred) + ["generator: torch.Generator | None = None"]
+    if spec.selector:
+        values = ", ".join(map(repr, spec.selector.operators))
+        written += ["*"] * ("*" not in written)
+        written.append(f"{spec.selector.name}: Literal[{values}] = {spec.selector.default!r}")
     return f"    def __call__({', '.join(written)}) -> {_type(result)}: ..."
 
 

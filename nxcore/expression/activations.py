@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from nxcore.expression.grammar import parsed
 from nxcore.expression.operator import documented, specs
 from nxcore.expression.tree import Expression
-from nxcore.spec.spec import SAME, Cast, OpSpec
+from nxcore.spec.spec import SAME, Cast, OpSpec, Selector
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,15 @@ class Activation:
         The names and defaults of its numbers, which may be given by position.
     autocast : Mapping
         What ``torch.autocast`` does to it; see ``OpSpec``.
+    selector : Selector, optional
+        Torch's argument that names another of these.
     """
 
     text: str
     torchs: str
     numbers: Mapping[str, int | float] = field(default_factory=dict)
     autocast: Mapping[str, Cast] = field(default_factory=lambda: SAME)
+    selector: Selector | None = None
 
     @property
     def expression(self) -> Expression:
@@ -48,7 +51,7 @@ class Activation:
         """Return the specs of the operator, and of its backward operator."""
         doc = documented(self.expression, torchs=self.torchs)
         forward, *backward = specs(self.expression, name, doc, keyword=False)
-        return replace(forward, autocast=self.autocast), *backward
+        return replace(forward, autocast=self.autocast, selector=self.selector), *backward
 
 
 def _function(name: str, autocast: Mapping[str, Cast] = SAME, **numbers: float) -> Activation:
@@ -56,11 +59,13 @@ def _function(name: str, autocast: Mapping[str, Cast] = SAME, **numbers: float) 
     return Activation(f"{name}({given})", f"torch.nn.functional.{name}", numbers, autocast)
 
 
+APPROXIMATE = Selector("approximate", {"none": "gelu", "tanh": "gelu_tanh"})
+
 ACTIVATIONS = {
     "relu": _function("relu"),
     "leaky_relu": _function("leaky_relu", negative_slope=0.01),
     "elu": _function("elu", alpha=1.0),
-    "gelu": _function("gelu"),
+    "gelu": replace(_function("gelu"), selector=APPROXIMATE),
     "gelu_tanh": Activation("gelu_tanh(x)", 'torch.nn.functional.gelu(x, approximate="tanh")'),
     "silu": _function("silu"),
     "mish": _function("mish"),

@@ -216,6 +216,11 @@ class _DepthwiseConv2dBackward(Operator):
 
 depthwise_conv2d_backward: _DepthwiseConv2dBackward
 
+class _Elu(Operator):
+    def __call__(self, x: Tensor, alpha: float = 1.0, *, out: Tensor | None = None) -> Tensor: ...
+
+elu: _Elu
+
 class _Entropy(Operator):
     def __call__(self, logits: Tensor) -> Tensor: ...
 
@@ -262,6 +267,23 @@ class _ForeachSepConv2dBatchNormBackward(Operator):
     ) -> tuple[tuple[Tensor | None, ...], tuple[Tensor | None, ...], tuple[Tensor | None, ...]]: ...
 
 foreach_sep_conv2d_batch_norm_backward: _ForeachSepConv2dBatchNormBackward
+
+class _Gelu(Operator):
+    def __call__(
+        self, x: Tensor, *, out: Tensor | None = None, approximate: Literal["none", "tanh"] = "none"
+    ) -> Tensor: ...
+
+gelu: _Gelu
+
+class _GeluMul(Operator):
+    def __call__(self, x: Tensor, y: Tensor, *, out: Tensor | None = None) -> Tensor: ...
+
+gelu_mul: _GeluMul
+
+class _GeluTanh(Operator):
+    def __call__(self, x: Tensor, *, out: Tensor | None = None) -> Tensor: ...
+
+gelu_tanh: _GeluTanh
 
 class _GlobalAvgPool2d(Operator):
     def __call__(self, x: Tensor) -> Tensor: ...
@@ -314,6 +336,21 @@ class _GumbelSoftmaxBackward(Operator):
     ) -> tuple[Tensor | None, ...]: ...
 
 gumbel_softmax_backward: _GumbelSoftmaxBackward
+
+class _Hardsigmoid(Operator):
+    def __call__(self, x: Tensor, *, out: Tensor | None = None) -> Tensor: ...
+
+hardsigmoid: _Hardsigmoid
+
+class _Hardswish(Operator):
+    def __call__(self, x: Tensor, *, out: Tensor | None = None) -> Tensor: ...
+
+hardswish: _Hardswish
+
+class _LeakyRelu(Operator):
+    def __call__(self, x: Tensor, negative_slope: float = 0.01, *, out: Tensor | None = None) -> Tensor: ...
+
+leaky_relu: _LeakyRelu
 
 class _Matmul(Operator):
     def __call__(self, a: Tensor, b: Tensor, *, precision: str | None = None) -> Tensor: ...
@@ -437,6 +474,16 @@ class _MinBackward(Operator):
 
 min_backward: _MinBackward
 
+class _Mish(Operator):
+    def __call__(self, x: Tensor, *, out: Tensor | None = None) -> Tensor: ...
+
+mish: _Mish
+
+class _Relu(Operator):
+    def __call__(self, x: Tensor, *, out: Tensor | None = None) -> Tensor: ...
+
+relu: _Relu
+
 class _SepConv2d(Operator):
     def __call__(
         self,
@@ -506,6 +553,21 @@ class _SepConv2dBatchNormBackward(Operator):
 
 sep_conv2d_batch_norm_backward: _SepConv2dBatchNormBackward
 
+class _Sigmoid(Operator):
+    def __call__(self, x: Tensor, *, out: Tensor | None = None) -> Tensor: ...
+
+sigmoid: _Sigmoid
+
+class _Silu(Operator):
+    def __call__(self, x: Tensor, *, out: Tensor | None = None) -> Tensor: ...
+
+silu: _Silu
+
+class _SiluMul(Operator):
+    def __call__(self, x: Tensor, y: Tensor, *, out: Tensor | None = None) -> Tensor: ...
+
+silu_mul: _SiluMul
+
 class _SoftmaxSum(Operator):
     def __call__(self, xs: Sequence[Tensor] | Tensor, logits: Tensor) -> Tensor: ...
 
@@ -521,6 +583,13 @@ class _SoftmaxSumBackward(Operator):
     ) -> tuple[tuple[Tensor | None, ...] | Tensor | None, Tensor | None]: ...
 
 softmax_sum_backward: _SoftmaxSumBackward
+
+class _Softplus(Operator):
+    def __call__(
+        self, x: Tensor, beta: float = 1.0, threshold: float = 20.0, *, out: Tensor | None = None
+    ) -> Tensor: ...
+
+softplus: _Softplus
 
 class _Sum(Operator):
     def __call__(
@@ -545,6 +614,11 @@ class _SumToSizeBackward(Operator):
     def __call__(self, grad: Tensor, size: Sequence[int]) -> Tensor: ...
 
 sum_to_size_backward: _SumToSizeBackward
+
+class _Tanh(Operator):
+    def __call__(self, x: Tensor, *, out: Tensor | None = None) -> Tensor: ...
+
+tanh: _Tanh
 
 class _WeightedSum(Operator):
     def __call__(self, xs: Sequence[Tensor] | Tensor, weights: Tensor) -> Tensor: ...

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from nxcore.errors import InvalidInputError
 from nxcore.spec.precision import Precision, class_of
 from nxcore.spec.sample import ErrorCase, Sample
 
@@ -204,6 +205,45 @@ class Parts:
     dtypes: tuple[torch.dtype, ...] = (torch.float32,)
 
 
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """An argument whose values name operators: a call with another value is a call of another operator.
+
+    Attributes
+    ----------
+    name : str
+        The argument, given by keyword.
+    operators : Mapping of str to str
+        Value -> operator; the first is the default, and names the operator that has the selector.
+
+    Examples
+    --------
+    >>> nxcore.ops.gelu.spec.selector.operator("tanh")
+    'gelu_tanh'
+    """
+
+    name: str
+    operators: Mapping[str, str]
+
+    @property
+    def default(self) -> str:
+        """The value of a call without the argument."""
+        return next(iter(self.operators))
+
+    def operator(self, value: Any) -> str:
+        """Return the name of the operator that a value names.
+
+        Raises
+        ------
+        InvalidInputError
+            If it names none.
+        """
+        if not isinstance(value, str) or value not in self.operators:
+            known = " or ".join(map(repr, self.operators))
+            raise InvalidInputError(f"{self.name} must be {known}, got {value!r}", argument=self.name)
+        return self.operators[value]
+
+
 @dataclass(frozen=True)
 class OpSpec:
     """One operator as data.
@@ -258,6 +298,8 @@ class OpSpec:
         Device type -> what ``torch.autocast`` does to floating arguments: ``same`` (nothing), ``lower``
         (casts them to its dtype) or ``float32`` (computes in float32). For other device types, the reference
         runs under autocast.
+    selector : Selector, optional
+        An argument in addition to ``params``, which kernels don't see.
     expression : optional
         The trees that it computes, of an operator that was made of an expression; it has a ``key``.
 
@@ -291,6 +333,7 @@ class OpSpec:
     sketches: Callable[..., Mapping[str, Any]] = lambda *_: MappingProxyType({})
     ways: Callable[..., tuple[Way, ...]] = lambda *_: ()
     autocast: Mapping[str, Cast] = field(default_factory=lambda: MappingProxyType({}))
+    selector: Selector | None = None
     expression: Any = None
 
     @property
@@ -309,7 +352,15 @@ class OpSpec:
             written.append(param.name if param.default is REQUIRED else f"{param.name}={param.default!r}")
         if any(isinstance(param.default, Drawn) for param in self.params):
             written += ["*"] * ("*" not in written) + ["generator=None"]
+        if self.selector:
+            written += ["*"] * ("*" not in written) + [f"{self.selector.name}={self.selector.default!r}"]
         return f"({', '.join(written)})"
+
+    def named(self, kwargs: dict[str, Any]) -> str:
+        """Return the name of the operator that serves a call; what names it is taken out of ``kwargs``."""
+        if self.selector is None or self.selector.name not in kwargs:
+            return self.name
+        return self.selector.operator(kwargs.pop(self.selector.name))
 
     def bind(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Return ``args`` and ``kwargs`` as one positional tuple with defaults filled in."""

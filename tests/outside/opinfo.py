@@ -138,7 +138,7 @@ def _one(x: Tensor) -> tuple[Any, ...]:
 
 def _gelu(x: Tensor, *, approximate: str = "none") -> tuple[Any, ...]:
     if approximate != "none":
-        raise LeftOutError("it is another operator, gelu_tanh")
+        raise LeftOutError("it is a call of another operator, gelu_tanh")
     return x, None
 
 

@@ -8,6 +8,7 @@ from torch._subclasses import FakeTensorMode
 from torch.nn import functional
 
 import nxcore
+from nxcore.errors import InvalidInputError
 from nxcore.expression.activations import ACTIVATIONS
 from nxcore.interop import autocast
 
@@ -54,6 +55,36 @@ def test_it_is_what_torch_computes(name, numbers):
 def test_its_numbers_are_torchs(name):
     parameters = inspect.signature(torchs(name)).parameters.values()
     assert ACTIVATIONS[name].numbers == {p.name: p.default for p in parameters if type(p.default) is float}
+
+
+@pytest.mark.parametrize("backend", [None, "torch"])
+def test_gelu_takes_torchs_approximate(backend):
+    gelu, x = nxcore.op("gelu", backend=backend), torch.linspace(-3, 3, 13, requires_grad=True)
+    for approximate in ("none", "tanh"):
+        wanted = functional.gelu(x, approximate=approximate)
+        torch.testing.assert_close(gelu(x, approximate=approximate), wanted)
+        (grad,) = torch.autograd.grad(gelu(x, approximate=approximate).sum(), x)
+        torch.testing.assert_close(grad, torch.autograd.grad(wanted.sum(), x)[0])
+    out = torch.empty(13)
+    with torch.no_grad():
+        assert gelu(x, out=out, approximate="tanh") is out
+        assert not torch.equal(out, gelu(x))
+    with pytest.raises(InvalidInputError, match="approximate must be 'none' or 'tanh', got 'erf'"):
+        gelu(x, approximate="erf")
+    with pytest.raises(InvalidInputError, match="got None"):
+        gelu(x, approximate=None)
+
+
+def test_another_approximation_is_a_call_of_another_operator():
+    x = torch.ones(4)
+    assert nxcore.explain("gelu", x, approximate="tanh").problem.op == "gelu_tanh"
+    assert nxcore.explain("gelu", x, approximate="none").problem.op == "gelu"
+    assert str(inspect.signature(nxcore.ops.gelu)) == nxcore.ops.gelu.spec.signature
+    assert nxcore.ops.gelu.spec.signature == "(x, *, out=None, approximate='none')"
+    compiled = torch.compile(
+        lambda x: nxcore.ops.gelu(x, approximate="tanh"), fullgraph=True, backend="eager"
+    )
+    torch.testing.assert_close(compiled(x), functional.gelu(x, approximate="tanh"))
 
 
 def test_it_says_what_it_is():
