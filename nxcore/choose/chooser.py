@@ -49,6 +49,9 @@ LATER = {
 LEARNING = ("online", "measure")
 """The policies that measure."""
 
+RELYING = ("online", "estimate")
+"""The policies that use figures of a related device."""
+
 GUESSED = ("bracketed", "prior")
 """The rules of choices that are not based on the problem itself."""
 
@@ -174,7 +177,9 @@ class Chooser:
             return False
         if policy == "frozen":
             return not self.settings.strict
-        return self.recall.wisdom.read(problem) is None and not self.estimator.knows(problem)
+        wisdom = self.recall.wisdom
+        recorded = wisdom.read(problem) or wisdom.related(problem)
+        return recorded is None and not self.estimator.knows(problem)
 
     def keep(self, problem: Problem, backend: str | None, choice: Choice) -> None:
         """Use ``choice`` for ``problem`` from now on."""
@@ -246,6 +251,8 @@ class Chooser:
             raise UnsupportedProblemError(problem.op, "frozen", [f"the lock has no entry for {problem}"])
         if policy != "frozen" and (known := self.recall.recall(problem, args, policy)):
             return self.doubts.over(known, problem) if policy in LEARNING else known
+        if self.in_force in RELYING and (found := self.recall.related(problem, args)):
+            return self.doubts.over(found, problem)
         if policy == "measure":
             listed = self.pruner.shortlist(problem)
             self._compile(problem, listed)
@@ -291,7 +298,7 @@ class Chooser:
 
     def promising(self, problem: Problem) -> tuple[str, ...]:
         """Return the kernels that are worth a compiler's seconds: the winner on record, if there is one."""
-        page = self.recall.wisdom.read(problem)
+        page = self.recall.wisdom.read(problem) or self.recall.wisdom.related(problem)
         return (page.decision.chosen,) if page else self.pruner.shortlist(problem).first
 
     def _learnt(self, key: Key, lock: Lock, choice: Choice) -> None:

@@ -131,8 +131,23 @@ class Recall:
         ]
         return "; ".join(changed)
 
+    def related(self, problem: Problem, args: tuple[Any, ...]) -> Choice | None:
+        """Return the decision on record for a related device, None if there is no promising one.
+
+        It serves until it is confirmed or contradicted here: no race precedes it.
+        """
+        found = None if problem.view else self.wisdom.related(problem)
+        choice = None if found is None else self.recall(problem, args, "online", page=found)
+        return None if choice is None or choice.alone else choice
+
     def recall(
-        self, problem: Problem, args: tuple[Any, ...], policy: str, *, doubting: bool = False
+        self,
+        problem: Problem,
+        args: tuple[Any, ...],
+        policy: str,
+        *,
+        doubting: bool = False,
+        page: Page | None = None,
     ) -> Choice | None:
         """Return the recorded decision, None if the problem is to be measured again.
 
@@ -141,9 +156,10 @@ class Recall:
         races. If no race was clear, all are raced again, so None. ``online`` leaves out kernels that took no
         part in figures of elsewhere too: one plugin more here doesn't have a known problem learnt anew.
         Kernels with unchanged figures are checked again only if the chosen one can't serve any more:
-        ``doubting``.
+        ``doubting``. ``page`` has the figures; by default those on record for the problem's device.
         """
-        if problem.view or (page := self.wisdom.read(problem)) is None:
+        page = page or (None if problem.view else self.wisdom.read(problem))
+        if page is None:
             return None
         if page.open and policy in ("measure", "online"):
             return None
@@ -173,7 +189,7 @@ class Recall:
                 new.append((backend, kernel))
         changed |= any(c.timing for c in known.values())  # the remaining ones aren't installed any more
         if (new or changed) and not doubting:
-            return self.recall(problem, args, policy, doubting=True)
+            return self.recall(problem, args, policy, doubting=True, page=page)
         racing = page.unclear < RACES
         if new and policy == "measure" and racing:
             return self._joined(problem, args, page, candidates, new)
@@ -189,7 +205,7 @@ class Recall:
         then, now = page.decision, choice.decision
         both = (choice.captured or choice).decision.chosen == (then.captured or then).chosen
         if not doubting and not (both and now.chosen == then.chosen):
-            return self.recall(problem, args, policy, doubting=True)
+            return self.recall(problem, args, policy, doubting=True, page=page)
         return replace(choice, foreign=page.foreign)
 
     def _told(self, before: Candidate, backend: Backend, kernel: Kernel) -> bool:

@@ -37,6 +37,12 @@ RACES = 3
 FOREIGN = "foreign"
 """The name of the mark of an imported page."""
 
+AHEAD = 1.05
+"""How much faster than torch's best a winner of a related device must be, by the low end of its interval."""
+
+RELATED = ("cuda",)
+"""The types of devices that have related ones: processors of one capability differ in more than memory."""
+
 Pages = dict[tuple[str, str], tuple[Document, Document]]
 """(environment, problem) by digest -> key and page."""
 Shipped = tuple[dict[str, Document], Pages]
@@ -66,6 +72,8 @@ class Page:
         The number of unclear races in a row, up to the last one; they don't change a clear page.
     foreign : bool
         Whether it comes with the package or from an imported file.
+    device : str
+        The name of the related device that it was measured on; empty if it is the problem's own.
     """
 
     decision: Decision
@@ -77,6 +85,15 @@ class Page:
     versions: Mapping[str, Any] = field(default_factory=dict)
     unclear: int = 0
     foreign: bool = False
+    device: str = ""
+
+    @property
+    def promising(self) -> bool:
+        """Whether one kernel beat torch by a margin, eager and captured, so that it may win elsewhere too."""
+        decision = self.decision
+        won, captured = decision[decision.chosen], (decision.captured or decision).chosen
+        clear = won.ratio is not None and won.ratio.low >= AHEAD
+        return clear and captured == decision.chosen and not (won.native or decision.unclear)
 
     @property
     def open(self) -> bool:
@@ -141,6 +158,26 @@ class Wisdom:
         _log.debug("record: %s: %s", problem, "read" if document is not None else "none")
         found = page(document) if document is not None else None
         return replace(found, foreign=True) if found and foreign else found
+
+    def related(self, problem: Problem) -> Page | None:
+        """Return the page of ``problem`` in the package for a related device; None without a promising one.
+
+        Related devices have the same capability and as many units, such as an H100 and an H200.
+        """
+        if problem.device.type not in RELATED:
+            return None
+        environments, pages = self._shipped(problem.device.type)
+        own, of = problem.machine, key(problem)
+        if _place(problem, of) in self._doubted:
+            return None
+        for name, facts in environments.items():
+            same = (facts.get("capability"), facts.get("units")) == (own.capability, own.units)
+            if not same or name == digest(own.to_dict()) or (name, digest(of)) not in pages:
+                continue
+            found = page(pages[name, digest(of)][1])
+            if found is not None and found.promising:
+                return replace(found, foreign=True, device=str(facts.get("name")))
+        return None
 
     def doubt(self, problem: Problem) -> None:
         """Take figures of ``problem`` that are from elsewhere for none, in this process."""

@@ -12,7 +12,7 @@ from nxcore.choose.chooser import enough
 from nxcore.choose.estimate import estimator
 from nxcore.errors import InvalidInputError
 from nxcore.measure import race as racing
-from nxcore.measure.decision import Candidate, Decision
+from nxcore.measure.decision import Candidate, Decision, Interval
 from nxcore.session import Session
 from nxcore.settings import Settings
 from nxcore.spec.device import describe
@@ -49,7 +49,10 @@ def problem(size):
 def page(session, of, **us):
     """Return what a measurement of these times would have left."""
     owned = {b.label(k): (b, k) for b, k in session.tuner.taking_part("add")}
-    seen = tuple(Candidate(n, owned[n][0].name, timing=timing([t] * 12)) for n, t in us.items())
+    ratios = {n: Interval(*[us["torch"] / t] * 3) for n, t in us.items()}
+    seen = tuple(
+        Candidate(n, owned[n][0].name, timing=timing([t] * 12), ratio=ratios[n]) for n, t in us.items()
+    )
     chosen = min(us, key=us.get)
     makes = {n: session.chooser.recall.make(*owned[n]) for n in us}
     rule = "reference" if chosen == "torch" else "measured"
@@ -181,6 +184,44 @@ def test_what_is_shipped_is_known_on_the_very_same_device(tmp_path, monkeypatch)
 def test_what_is_shipped_of_another_device_is_a_prior(tmp_path, monkeypatch, other):
     elsewhere(estimating(), tmp_path, **other)
     assert decision(shipping(tmp_path, monkeypatch), 800).rule == "prior"
+
+
+@pytest.fixture
+def related(monkeypatch):
+    """Processors have related ones too."""
+    monkeypatch.setattr(wisdom, "RELATED", ("cuda", "cpu"))
+
+
+def test_what_a_related_device_clearly_won_serves_until_it_is_confirmed(tmp_path, monkeypatch, related):
+    elsewhere(estimating(), tmp_path, name="another", memory=1)
+    session = shipping(tmp_path, monkeypatch)
+    found = decision(session, 800)
+    assert (found.chosen, found.rule) == ("fast", "measured")
+    x = torch.randn(800)
+    assert "on another by policy" in str(session.explain("add", x, x))
+    assert session.chooser.known(problem(800)).foreign, "its calls are counted, and it is confirmed"
+    session.wisdom.doubt(problem(800))
+    assert session.wisdom.related(problem(800)) is None
+    assert session.wisdom.read(problem(800)) is None, "it has no figures of its own"
+
+
+@pytest.mark.parametrize("other", [{"capability": "another"}, {"units": 999}])
+def test_a_device_of_another_kind_is_not_related(tmp_path, monkeypatch, related, other):
+    elsewhere(estimating(), tmp_path, name="another", **other)
+    assert decision(shipping(tmp_path, monkeypatch), 800).rule == "prior"
+
+
+def test_a_narrow_win_on_a_related_device_is_a_prior(tmp_path, monkeypatch, related):
+    elsewhere(estimating(), tmp_path, name="another")
+    session = shipping(tmp_path, monkeypatch)
+    monkeypatch.setattr(wisdom, "AHEAD", 3.0)
+    assert decision(session, 800).rule == "prior"
+
+
+def test_under_measure_a_related_device_counts_for_nothing(tmp_path, monkeypatch, related):
+    elsewhere(estimating(), tmp_path, name="another")
+    monkeypatch.setattr(transfer, "SHIPPED", tmp_path)
+    assert decision(estimating(policy="measure"), 800).chosen == "torch", "its race failed here"
 
 
 def test_what_was_measured_here_comes_before_what_is_shipped(tmp_path, monkeypatch):
