@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
@@ -24,7 +24,7 @@ FUNCTIONS: dict[type[nn.Module], tuple[str, tuple[str, ...]]] = {}
 """Torch's module, and ours -> the operator, and the attributes that are its numbers."""
 
 
-is_compiling = torch.compiler.is_compiling  # looked up once, not in every call
+is_compiling = torch.compiler.is_dynamo_compiling  # looked up once, not in every call
 
 
 @functools.cache
@@ -77,18 +77,22 @@ def computed_by(name: str, *numbers: str, tanh: str = "") -> Callable[[Class], C
             if LEFT not in own:  # it was made under this name, and not looked at so far
                 look(self)
                 return self.forward(input)  # type: ignore[no-any-return]  # it may rest now
-            if not isinstance(input, Tensor) or input.numel() < FEWEST or own.get("inplace"):
+            if input.__class__ is not Tensor and (
+                not isinstance(input, Tensor) or torch.compiler.is_compiling()  # whose tensors are subclasses
+            ):
+                return theirs(self, input)
+            if input.numel() < FEWEST or own.get("inplace"):
                 self.left()
                 return theirs(self, input)
             called = operator(tanh if tanh and own["approximate"] == "tanh" else name)
-            values = [own.get(each) for each in numbers] if numbers else ()
+            values: Iterable[Any] = map(own.get, numbers) if numbers else ()  # read once
             try:
                 found: Tensor | None = called.by_kernel(input, *values, None)
             except InvalidInputError:
                 self.left()
                 return theirs(self, input)
             if found is None:
-                self.left((called, (input, *values, None)))
+                self.left((called, (input, *map(own.get, numbers), None)))
                 return theirs(self, input)
             if own[LEFT]:
                 own[LEFT] = 0
