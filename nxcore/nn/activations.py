@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from nxcore import session
 from nxcore.call.operator import Operator
 from nxcore.errors import InvalidInputError
-from nxcore.nn.exchange import RESTING
+from nxcore.nn.exchange import AWAKE, RESTING, kind
 from nxcore.nn.served import LEFT, Served, look, with_rest
 
 FEWEST = 1 << 18
@@ -76,7 +76,9 @@ def computed_by(name: str, *numbers: str, tanh: str = "") -> Callable[[Class], C
             own = self.__dict__
             if LEFT not in own:  # it was made under this name, and not looked at so far
                 look(self)
-                return self.forward(input)  # type: ignore[no-any-return]  # it may rest now
+                own.setdefault(LEFT, 0)  # of a subclass of the user's too, which never rests
+                if kind(self) in AWAKE:
+                    return theirs(self, input)
             if input.__class__ is not Tensor and (
                 not isinstance(input, Tensor) or torch.compiler.is_compiling()  # whose tensors are subclasses
             ):

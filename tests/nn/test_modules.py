@@ -134,6 +134,19 @@ def test_an_activation_in_place_is_torchs(name: str, ran: list[str]) -> None:
     assert not ran
 
 
+def test_a_subclass_runs_the_operator(ran: list[str]) -> None:
+    class Scaled(nxcore.nn.SiLU):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(input)
+
+    x = torch.randn(2, 3)
+    for module in (type("Own", (nxcore.nn.SiLU,), {})(), Scaled()):
+        ran.clear()
+        factor = 2 if isinstance(module, Scaled) else 1
+        torch.testing.assert_close(module(x), factor * nn.functional.silu(x))
+        assert set(ran) == {"silu"}
+
+
 def test_a_relu_is_torchs_unless_a_kernel_is_on_record_as_faster(
     ran: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
