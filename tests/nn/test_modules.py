@@ -136,8 +136,8 @@ def test_an_activation_in_place_is_torchs(name: str, ran: list[str]) -> None:
 
 def test_a_subclass_runs_the_operator(ran: list[str]) -> None:
     class Scaled(nxcore.nn.SiLU):
-        def forward(self, input: torch.Tensor) -> torch.Tensor:
-            return 2 * super().forward(input)
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(x)
 
     x = torch.randn(2, 3)
     for module in (type("Own", (nxcore.nn.SiLU,), {})(), Scaled()):
