@@ -27,8 +27,9 @@ from nxcore.offline import audit
 from nxcore.session import Session
 from nxcore.settings import Settings
 from nxcore.spec.problem import Problem
+from nxcore.store.pages import page
 from nxcore.store.problems import described, moved
-from nxcore.store.wisdom import Wisdom, page
+from nxcore.store.wisdom import Wisdom
 
 
 class Uncorrected:

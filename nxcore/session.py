@@ -25,7 +25,7 @@ from nxcore.call.wrappers import guarded
 from nxcore.choose import workers
 from nxcore.choose.chooser import Chooser
 from nxcore.choose.contenders import Choice
-from nxcore.choose.explanation import Explanation, Origin
+from nxcore.choose.explanation import Explanation
 from nxcore.choose.learn.exploration import exploration
 from nxcore.choose.recall import Recall
 from nxcore.choose.tuner import Tuner
@@ -210,17 +210,12 @@ class Session:
 
     def explained(self, problem: Problem, choice: Choice, pair: Decision | None = None) -> Explanation:
         """Return the explanation of ``choice`` for ``problem``, with the origin of its figures."""
-        decision, recall, origin = choice.decision, self.chooser.recall, None
+        decision = choice.decision
         if exploring := exploration(choice.call):
             done, most = exploring.progress
             reason = f"{decision.reason}: {done} of at most {most} rounds are complete"
             decision = replace(decision, reason=reason)
-        page = None
-        if decision.rule in ("measured", "reference"):
-            page = recall.wisdom.read(problem) or recall.wisdom.related(problem)
-        if page and page.decision.chosen == decision.chosen:
-            stale = recall.stale(problem, page)
-            origin = Origin(page.policy, page.date, page.versions, stale, page.device)
+        origin = self.chooser.recall.origin(problem, decision)
         return Explanation(problem, decision, origin, self.tuner.fixes(problem), pair)
 
     def _problem(self, operator: Operator, args: tuple[Any, ...]) -> Problem:

@@ -14,8 +14,8 @@ from nxcore.measure.timing import Timing
 from nxcore.session import Session
 from nxcore.settings import Settings
 from nxcore.spec.problem import Problem
+from nxcore.store.pages import Page
 from nxcore.store.problems import moved
-from nxcore.store.wisdom import Page
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 CPU = torch.device("cpu")

@@ -9,9 +9,10 @@ from nxcore.errors import InvalidInputError, nearest
 from nxcore.measure.decision import Decision
 from nxcore.spec.problem import Problem
 from nxcore.store.files import Store
+from nxcore.store.pages import page
 from nxcore.store.problems import moved
 from nxcore.store.transfer import gathered
-from nxcore.store.wisdom import digest, key, page
+from nxcore.store.wisdom import digest, key
 
 
 def explained(store: Store, problem: Problem, name: str) -> Explanation:

@@ -25,8 +25,9 @@ from nxcore.measure.decision import Candidate, Decision, decide, settled
 from nxcore.spec.launched import repeats
 from nxcore.spec.problem import Problem
 from nxcore.store.lock import Lock
+from nxcore.store.pages import Page
 from nxcore.store.problems import arguments
-from nxcore.store.wisdom import PATH, Page
+from nxcore.store.wisdom import PATH
 from nxcore.trust.gate import brief
 
 _log = logging.getLogger(__name__)

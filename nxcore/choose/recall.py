@@ -9,13 +9,15 @@ from typing import Any
 import torch
 
 from nxcore.choose.contenders import Choice, Contender, decided, left_out, passing
+from nxcore.choose.explanation import Origin
 from nxcore.choose.tuner import Tuner
 from nxcore.errors import UnsupportedProblemError
 from nxcore.measure.decision import NOISY, Candidate, Decision
 from nxcore.measure.timing import Timing
 from nxcore.spec.kernel import Backend, Code, Kernel, Refusal
 from nxcore.spec.problem import Problem
-from nxcore.store.wisdom import RACES, Page, Wisdom
+from nxcore.store.pages import RACES, Page
+from nxcore.store.wisdom import Wisdom
 
 ANEW = Refusal(Code.UNMEASURED, "not measured in its present version")
 ELSEWHERE = Refusal(Code.UNMEASURED, "it took no part where the figures were measured")
@@ -130,6 +132,15 @@ class Recall:
             if makes[label] != page.makes[label]
         ]
         return "; ".join(changed)
+
+    def origin(self, problem: Problem, decision: Decision) -> Origin | None:
+        """Return where the figures of a decision come from; None if it has none on record."""
+        if decision.rule not in ("measured", "reference"):
+            return None
+        page = self.wisdom.read(problem) or self.wisdom.related(problem)
+        if page is None or page.decision.chosen != decision.chosen:
+            return None
+        return Origin(page.policy, page.date, page.versions, self.stale(problem, page), page.device)
 
     def related(self, problem: Problem, args: tuple[Any, ...]) -> Choice | None:
         """Return the decision on record for a related device, None if there is no promising one.

@@ -16,8 +16,9 @@ def collect(op: str = "") -> list[dict[str, Any]]:
     """Return one row for each measured problem, of every device in the wisdom."""
     from nxcore import session
     from nxcore.errors import present
+    from nxcore.store.pages import page
     from nxcore.store.transfer import gathered
-    from nxcore.store.wisdom import is_pair, page
+    from nxcore.store.wisdom import is_pair
 
     current = session.default()
     if op:

@@ -37,7 +37,8 @@ from nxcore.session import Session
 from nxcore.spec.problem import Problem, tensors_of
 from nxcore.spec.spec import OpSpec
 from nxcore.store import problems
-from nxcore.store.wisdom import PAIR, Page, environment, key
+from nxcore.store.pages import Page
+from nxcore.store.wisdom import PAIR, environment, key
 from nxcore.trust.gate import brief, short
 
 _log = logging.getLogger(__name__)

@@ -20,7 +20,8 @@ from nxcore.spec.device import describe
 from nxcore.spec.kernel import Backend, Kernel
 from nxcore.spec.problem import Problem
 from nxcore.store import problems
-from nxcore.store.wisdom import Page, is_pair
+from nxcore.store.pages import Page
+from nxcore.store.wisdom import is_pair
 from nxcore.trust.gate import brief
 
 State = Literal["on disk", "compiles", "fails", "unknown"]

@@ -11,7 +11,8 @@ from typing import Any
 from nxcore.errors import InvalidInputError
 from nxcore.measure.decision import NOISY
 from nxcore.store.files import Document, Store, StoreWarning
-from nxcore.store.wisdom import FOREIGN, Pages, digest, page
+from nxcore.store.pages import FOREIGN, page
+from nxcore.store.wisdom import Pages, digest
 
 FORMAT = 1
 LIMIT = 256 << 20

@@ -12,33 +12,21 @@ import hashlib
 import json
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from nxcore.measure.decision import Candidate, Decision, Interval
-from nxcore.measure.timing import Timing
 from nxcore.spec.device import Device, describe
-from nxcore.spec.kernel import Code, Refusal
 from nxcore.spec.problem import Problem
 from nxcore.store.files import Document, Store
+from nxcore.store.pages import FOREIGN, Page, page
 
 _log = logging.getLogger(__name__)
 
 SHELF = 1024
 """The most pages of an operator in an environment that a process keeps: the newest."""
-
-RACES = 3
-"""The number of unclear races in a row after which no process measures again by itself."""
-
-FOREIGN = "foreign"
-"""The name of the mark of an imported page."""
-
-AHEAD = 1.05
-"""How much faster than torch's best a winner of a related device must be, by the low end of its interval."""
 
 RELATED = ("cuda",)
 """The types of devices that have related ones: processors of one capability differ in more than memory."""
@@ -46,80 +34,6 @@ RELATED = ("cuda",)
 Pages = dict[tuple[str, str], tuple[Document, Document]]
 """(environment, problem) by digest -> key and page."""
 Shipped = tuple[dict[str, Document], Pages]
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """The measurements of one problem in one environment.
-
-    Attributes
-    ----------
-    decision : Decision
-        The decision, with every candidate that was timed or failed.
-    again : Timing, optional
-        The A/A row.
-    makes : Mapping
-        Label -> the kernel's identity.
-    late : tuple of str
-        Labels of kernels that accepted the problem and failed later, for example in verification.
-    policy : str
-        The policy that measured it.
-    date : float
-        The time of measurement, in seconds since the epoch.
-    versions : Mapping
-        The versions of torch and the driver: a change makes the figures stale, not wrong.
-    unclear : int
-        The number of unclear races in a row, up to the last one; they don't change a clear page.
-    foreign : bool
-        Whether it comes with the package or from an imported file.
-    device : str
-        The name of the related device that it was measured on; empty if it is the problem's own.
-    """
-
-    decision: Decision
-    again: Timing | None
-    makes: Mapping[str, str]
-    late: tuple[str, ...] = ()
-    policy: str = "measure"
-    date: float = field(default_factory=time.time)
-    versions: Mapping[str, Any] = field(default_factory=dict)
-    unclear: int = 0
-    foreign: bool = False
-    device: str = ""
-
-    @property
-    def promising(self) -> bool:
-        """Whether one kernel beat torch by a margin, eager and captured, so that it may win elsewhere too."""
-        decision = self.decision
-        won, captured = decision[decision.chosen], (decision.captured or decision).chosen
-        clear = won.ratio is not None and won.ratio.low >= AHEAD
-        return clear and captured == decision.chosen and not (won.native or decision.unclear)
-
-    @property
-    def open(self) -> bool:
-        """Whether the next process races again: no race was clear so far, and few were tried."""
-        return self.decision.unclear and self.unclear < RACES
-
-    @property
-    def pruned(self) -> bool:
-        """Whether a kernel was left out since others promised more."""
-        return any(c.refusal and c.refusal.code is Code.PRUNED for c in self.decision.candidates)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the page as plain data."""
-        decision = self.decision.to_dict()
-        for candidate, of in zip(decision["candidates"], self.decision.candidates, strict=True):
-            candidate["timing"] = _kept(of.timing)
-        return {
-            "decision": decision,
-            "again": _kept(self.again),
-            "makes": dict(self.makes),
-            "late": list(self.late),
-            "policy": self.policy,
-            "date": self.date,
-            "versions": dict(self.versions),
-            "unclear": self.unclear,
-        } | ({FOREIGN: True} if self.foreign else {})
 
 
 Shelf = dict[str, tuple[Document, Page]]
@@ -317,104 +231,3 @@ def key(problem: Problem) -> dict[str, Any]:
         "aliased": problem.aliased,
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
-
-
-def page(document: Document) -> Page | None:
-    """Return the page that a document describes, or None."""
-    try:
-        decided = document["decision"]
-        candidates = tuple(_candidate(c) for c in decided["candidates"])
-        decision = Decision(
-            _text(decided["chosen"]),
-            decided["rule"],
-            _text(decided["reason"]),
-            candidates,
-            float(decided["noise"]),
-            _captured(decided.get("captured")),
-        )
-        again = _timing(document["again"])
-        makes = {_text(label): _text(make) for label, make in document["makes"].items()}
-        versions = dict(document["versions"])
-        late = tuple(map(_text, document["late"]))
-        policy, date = _text(document["policy"]), float(document["date"])
-        unclear = int(document.get("unclear", decision.unclear))
-        foreign = bool(document.get(FOREIGN))
-        found = Page(decision, again, makes, late, policy, date, versions, unclear, foreign)
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return None
-    labels = {c.label for c in candidates}
-    both = (decision, decision.captured or decision)
-    return found if all(d.chosen in labels and d.rule in ("measured", "reference") for d in both) else None
-
-
-def _captured(data: Mapping[str, Any] | None) -> Decision | None:
-    if data is None:
-        return None
-    return Decision(_text(data["chosen"]), data["rule"], _text(data["reason"]))
-
-
-def _candidate(data: Mapping[str, Any]) -> Candidate:
-    error, ratio, p_value, timing = data["error"], data["ratio"], data["p_value"], data["timing"]
-    if error is ratio is p_value is timing is None:
-        return _left_out(
-            data["label"],
-            data["backend"],
-            data["refusal"],
-            data.get("code"),
-            data["simulated"],
-            data.get("graph_safe"),
-        )
-    return Candidate(
-        label=_text(data["label"]),
-        backend=_text(data["backend"]),
-        refusal=_refusal(data["refusal"], data.get("code")),
-        simulated=bool(data["simulated"]),
-        graph_safe=bool(data.get("graph_safe")),
-        error=None if error is None else float(error),
-        timing=_timing(timing),
-        ratio=None if ratio is None else Interval(*map(float, ratio)),
-        p_value=None if p_value is None else float(p_value),
-    )
-
-
-@functools.lru_cache(maxsize=256)
-def _left_out(
-    label: Any, backend: Any, refusal: Any, code: Any, simulated: Any, graph_safe: Any
-) -> Candidate:
-    """Return a candidate without figures; all pages of an operator share the same object."""
-    why = _refusal(refusal, code)
-    return Candidate(_text(label), _text(backend), why, bool(simulated), bool(graph_safe))
-
-
-def _refusal(reason: Any, code: Any) -> Refusal | None:
-    """Return a recorded refusal: old pages have no code."""
-    return Refusal(Code(code), _text(reason)) if _text(reason) else None
-
-
-def _kept(timing: Timing | None) -> Document | None:
-    """Return a timing as it is stored: to a tenth of a nanosecond; host times only where they differ.
-
-    A process reads it before the first call of the problem.
-    """
-    if timing is None:
-        return None
-    kept: Document = {"device_us": [round(us, 4) for us in timing.device_us]}
-    if timing.host_us != timing.device_us:
-        kept["host_us"] = [round(us, 4) for us in timing.host_us]
-    return kept | ({"repeats": timing.repeats} if timing.repeats else {})
-
-
-def _timing(data: Mapping[str, Any] | None) -> Timing | None:
-    if data is None:
-        return None
-    device_us = tuple(map(float, data["device_us"]))
-    host_us = tuple(map(float, data["host_us"])) if "host_us" in data else device_us
-    if not device_us or len(device_us) != len(host_us):
-        raise ValueError("a timing needs equally many device and host values, at least one")
-    return Timing(device_us, host_us, _text(data.get("repeats", "")))
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"expected text, got {type(value).__name__}")
-    return value

@@ -14,7 +14,7 @@ from nxcore.cli import search
 from nxcore.measure.decision import Candidate, Decision
 from nxcore.nas import Trainer
 from nxcore.session import default
-from nxcore.store.wisdom import Page
+from nxcore.store.pages import Page
 from tests.nas.test_trainer import LEAST, images
 from tests.nn.test_prepare import Answering
 from tests.null.fakes import timing

@@ -22,7 +22,8 @@ from nxcore.measure.decision import Candidate, decide
 from nxcore.spec import device
 from nxcore.spec.problem import Problem
 from nxcore.store.lock import Lock
-from nxcore.store.wisdom import Page, digest, environment, key
+from nxcore.store.pages import Page
+from nxcore.store.wisdom import digest, environment, key
 from nxcore.trust import fingerprint
 from tests.null import fakes
 from tests.null.fakes import SPECS

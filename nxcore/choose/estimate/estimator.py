@@ -22,8 +22,9 @@ from nxcore.errors import InvalidInputError
 from nxcore.measure.decision import Candidate, Decision
 from nxcore.spec.kernel import Backend, Kernel, Refusal
 from nxcore.spec.problem import Problem
+from nxcore.store.pages import Page
 from nxcore.store.problems import arguments, described
-from nxcore.store.wisdom import SHELF, Page, digest, environment
+from nxcore.store.wisdom import SHELF, digest, environment
 
 POINTS = 16 * SHELF
 """The most pages kept as points; beyond it all are computed again."""

@@ -26,7 +26,8 @@ from nxcore.offline import shipped
 from nxcore.session import Session
 from nxcore.settings import Settings
 from nxcore.store import transfer
-from nxcore.store.wisdom import RACES, is_pair
+from nxcore.store.pages import RACES
+from nxcore.store.wisdom import is_pair
 from tests.null import fakes
 from tests.null.call.crossing import BACKWARD, FORWARD, XS, learning, races, step
 from tests.null.fakes import SPECS

@@ -22,7 +22,8 @@ from nxcore.measure.decision import Candidate, Decision, decide
 from nxcore.spec.kernel import no, simulated
 from nxcore.spec.problem import Problem
 from nxcore.store.files import Store
-from nxcore.store.wisdom import Page, digest, key
+from nxcore.store.pages import Page
+from nxcore.store.wisdom import digest, key
 from tests.null import fakes
 from tests.null.fakes import SPECS
 

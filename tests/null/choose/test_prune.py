@@ -19,7 +19,7 @@ from nxcore.spec.compiling import compiling
 from nxcore.spec.kernel import Code, Refusal
 from nxcore.spec.problem import Problem
 from nxcore.store import wisdom
-from nxcore.store.wisdom import Page
+from nxcore.store.pages import Page
 from tests.null import fakes
 from tests.null.fakes import SPECS, timing
 

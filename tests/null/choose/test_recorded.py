@@ -10,7 +10,7 @@ from nxcore.measure.decision import Candidate, Decision
 from nxcore.session import Session
 from nxcore.settings import Settings
 from nxcore.spec.problem import Problem
-from nxcore.store.wisdom import Page
+from nxcore.store.pages import Page
 from tests.null import fakes
 
 SPECS = [*fakes.SPECS.values(), *ACTIVATIONS["relu"].specs("relu")]

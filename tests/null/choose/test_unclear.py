@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nxcore.spec.problem import Problem
-from nxcore.store import transfer, wisdom
+from nxcore.store import pages, transfer
 from nxcore.store.files import Store
 from nxcore.store.wisdom import Wisdom
 from tests.null.fakes import SPECS
@@ -42,7 +42,7 @@ def test_where_noise_never_ends_races_do(machine):
         machine.noise = noise
         assert machine.chosen(fast=50).chosen == "torch"
         races += len(machine.raced)
-    assert races == wisdom.RACES
+    assert races == pages.RACES
     assert page_of(machine).decision.noise < 3.5, "the one with the least noise stays"
     machine.noise = 0.0
     session = machine.process(fast=50)
@@ -54,7 +54,7 @@ def test_where_noise_never_ends_races_do(machine):
 def test_a_clear_verdict_outlives_a_noisy_race_with_a_new_kernel(machine):
     machine.chosen(fast=50)
     machine.noise = 7.5
-    for _ in range(wisdom.RACES):
+    for _ in range(pages.RACES):
         found = machine.chosen(fast=50, new=20)
         assert machine.raced == [["new", "torch"]]
         assert found.chosen == "fast"

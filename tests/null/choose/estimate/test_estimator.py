@@ -18,9 +18,10 @@ from nxcore.settings import Settings
 from nxcore.spec.device import describe
 from nxcore.spec.kernel import YES, no
 from nxcore.spec.problem import Problem
-from nxcore.store import transfer, wisdom
+from nxcore.store import pages, transfer, wisdom
 from nxcore.store.files import StoreWarning
-from nxcore.store.wisdom import Page, Wisdom, digest, environment, key
+from nxcore.store.pages import Page
+from nxcore.store.wisdom import Wisdom, digest, environment, key
 from tests.null import fakes
 from tests.null.fakes import SPECS, timing
 
@@ -214,7 +215,7 @@ def test_a_device_of_another_kind_is_not_related(tmp_path, monkeypatch, related,
 def test_a_narrow_win_on_a_related_device_is_a_prior(tmp_path, monkeypatch, related):
     elsewhere(estimating(), tmp_path, name="another")
     session = shipping(tmp_path, monkeypatch)
-    monkeypatch.setattr(wisdom, "AHEAD", 3.0)
+    monkeypatch.setattr(pages, "AHEAD", 3.0)
     assert decision(session, 800).rule == "prior"
 
 

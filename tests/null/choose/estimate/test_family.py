@@ -27,7 +27,8 @@ from nxcore.spec.compiling import UncompiledError
 from nxcore.spec.kernel import YES, no
 from nxcore.spec.problem import Problem
 from nxcore.spec.spec import Cost
-from nxcore.store.wisdom import Page, environment
+from nxcore.store.pages import Page
+from nxcore.store.wisdom import environment
 from nxcore.trust.gate import Gate
 from tests.null import fakes
 from tests.null.fakes import SPECS, timing

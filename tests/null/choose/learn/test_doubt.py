@@ -23,7 +23,8 @@ from nxcore.spec.device import describe
 from nxcore.spec.kernel import Code
 from nxcore.spec.problem import Problem
 from nxcore.store import transfer
-from nxcore.store.wisdom import Page, Wisdom, key
+from nxcore.store.pages import Page
+from nxcore.store.wisdom import Wisdom, key
 from tests.null import fakes
 from tests.null.fakes import SPECS, timing
 
