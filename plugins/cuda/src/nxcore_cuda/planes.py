@@ -23,7 +23,7 @@ BACKWARD = "sep_conv2d_planes_backward"
 
 
 class Shape(NamedTuple):
-    """What a kernel knows of a convolution."""
+    """A convolution, as far as a kernel knows it."""
 
     size: int
     dilation: int
@@ -99,7 +99,7 @@ def _dense(image: Image) -> bool:
 
 
 def fits(layer: Layer, device: torch.device, *, relu: bool) -> bool:
-    """Return whether kernels know a layer's shapes, its tensors lie as they ask, and a device has room."""
+    """Return whether kernels know a layer's shapes, its tensors lie as required, and a device has room."""
     x, y, size = layer.x, layer.y, layer.size
     reach = (size - 1) * layer.dilation // 2
     shape = x.height == x.width == y.height == y.width and x.channels == y.channels
