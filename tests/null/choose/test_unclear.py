@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nxcore.spec.problem import Problem
-from nxcore.store import pages, transfer
+from nxcore.store import pages, transfer, wisdom
 from nxcore.store.files import Store
 from nxcore.store.wisdom import Wisdom
 from tests.null.fakes import SPECS
