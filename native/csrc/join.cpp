@@ -57,8 +57,7 @@ struct Node : torch::autograd::Node {
   std::vector<SavedVariable> saved;  // read and cleared with the interpreter's lock held
   PyObject* compiler = nullptr;      // what traces this pass, borrowed
 
-  // Any thread frees a node. Its Python objects are dropped with the interpreter's lock held, and not at all once the
-  // interpreter has ended.
+  // Any thread frees a node. Its Python objects are dropped with the lock held, and not once the interpreter has ended.
   ~Node() override {
     if (Py_IsInitialized()) {
       const pybind11::gil_scoped_acquire locked;
