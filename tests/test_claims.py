@@ -168,3 +168,26 @@ def test_the_gains_of_exponentials_are_those_of_the_records() -> None:
         gains[rows[0]["expression"]].extend(f"{row['gain_of_pairs']:.2f}" for row in rows)
     for text, found in gains.items():
         assert f"| `{text}` | {' | '.join(found)} |" in page
+
+
+def test_the_numbered_reductions_on_an_h100_are_those_of_the_record() -> None:
+    record = ROOT / "benchmarks/results/nvidia-h100/2026-11-25-reductions.json"
+    page = (ROOT / "docs/performance/reductions.md").read_text(encoding="utf-8")
+    shapes = {"attention": "(4, 512, 896)", "matrix": "(4096, 16384)"}
+    for row in json.loads(record.read_text(encoding="utf-8"))["rows"]:
+        shape, axes = row["sample"].split("_", 1)
+        share = f"{row['of_bandwidth']:.0%}" if shape == "matrix" else ""
+        times = f"{row['torch_us']:.1f} | {row['us']:.1f} | {row['gain']:.2f}"
+        met = "met" if row["met"] else "missed"
+        assert f"| `{row['op']}` | {shapes[shape]}, {axes} | {times} | {share} | {met} |" in page
+
+
+@pytest.mark.parametrize("name", ["nvidia-h200/2026-11-23", "nvidia-h100/2026-11-25"])
+def test_the_regret_of_expressions_is_the_records(name: str) -> None:
+    record = f"benchmarks/results/{name}-regret-expressions.json"
+    found = json.loads((ROOT / record).read_text(encoding="utf-8"))["summary"]
+    page = (ROOT / "docs/choosing.md").read_text(encoding="utf-8")
+    (line,) = (line for line in page.splitlines() if line.startswith("|") and f"`{record}`" in line)
+    figures = " | ".join(f"{found[key]:.3f}" for key in ("p50", "p95", "max"))
+    assert not found["slower"]
+    assert line.endswith(f"| {figures} | none |")
