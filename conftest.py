@@ -54,6 +54,9 @@ MIRRORED = ("amin", "min", "argmin", "all")
 LONG = ("dilated_five", "several_slices")
 """Samples that take Numba's simulator five seconds."""
 
+OF_CUDA = "square_planes"
+"""How samples are called that are there for kernels of CUDA C++: interpreters take ten seconds each."""
+
 LATER = (
     "tests/nas/test_group.py",
     "tests/nas/test_group_alone.py",
@@ -225,7 +228,8 @@ def _runs_here(item: pytest.Item, *, whole: bool) -> bool:
     reference, so these tests check the compiler and not a kernel. JAX compiles for
     a tenth of a second, and takes part on request: the smoke samples. Triton's interpreter and Numba's
     simulator take a tenth of a second and more for each: the smoke samples alone in 16 bits, and of an
-    operator whose kernels are another's, without its softmax; a device gets all.
+    operator whose kernels are another's, without its softmax; a device gets all. They run no samples
+    that are there for kernels of another backend.
     A report of the whole has all of this, but for inductor, which is held to its smoke samples.
     """
     if not isinstance(item, pytest.Function) or not _of_the_kit(item):
@@ -245,5 +249,7 @@ def _runs_here(item: pytest.Item, *, whole: bool) -> bool:
     interpreted = cell.backend.name == "triton" or (cell.backend.name == "numba" and cell.kernel.variant)
     if not interpreted or CUDA or whole:
         return True
+    if cell.sample is not None and cell.sample.name.startswith(OF_CUDA):
+        return False
     same = cell.spec.name in ("weighted_sum", "weighted_sum_backward")
     return cell.sample in smoke if cell.dtype is not torch.float32 else telling or not same

@@ -71,11 +71,12 @@ def wanted(backend: Backend, paths: Iterable[Path] | None = None) -> Iterator[Wa
         for owner, kernel in registry.kernels(problem.op):
             if owner.label(kernel) not in winners:
                 continue
-            samples = (sample(problem.op, s.name, problem.dtype) for s in sampled(problem, registry))
+            names = (s.name for s in sampled(kernel, problem, registry))
+            samples = (sample(problem.op, name, problem.dtype) for name in names)
             for half, alone in (pair for each in (problem, *samples) for pair in taken_apart(kernel, each)):
-                name = facts["name"], half.op, half.variant, alone
-                if name not in seen:
-                    seen.add(name)
+                place = facts["name"], half.op, half.variant, alone
+                if place not in seen:
+                    seen.add(place)
                     yield Wanted(half, alone, facts)
 
 

@@ -223,6 +223,9 @@ SAMPLES = (
     Sample("one_channel", (rand(2, 1, 5, 6), rand(1, 1, 3, 3), rand(1, 1, 1, 1), 1, 1)),
     Sample("many_channels", (rand(2, 37, 4, 4), rand(37, 1, 3, 3), rand(70, 37, 1, 1), 1, 1)),
     Sample("square_planes", (rand(2, 64, 8, 8), rand(64, 1, 3, 3), rand(64, 64, 1, 1), 1, 1)),
+    Sample(
+        "square_planes_of_16_channels", (rand(1, 16, 32, 32), rand(16, 1, 3, 3), rand(16, 16, 1, 1), 1, 1)
+    ),
     Sample("square_planes_dilated", (rand(1, 32, 16, 16), rand(32, 1, 5, 5), rand(32, 32, 1, 1), 1, 4, 2)),
     Sample(
         "square_planes_nan", (rand(1, 64, 8, 8, values="nan"), rand(64, 1, 3, 3), rand(64, 64, 1, 1), 1, 1)

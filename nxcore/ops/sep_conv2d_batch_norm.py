@@ -206,6 +206,10 @@ SAMPLES = (
         "channels_last",
         (rand(2, 2, 4, 5, layout="channels_last"), rand(2, 1, 3, 3), rand(3, 2, 1, 1), 2, 1),
     ),
+    Sample("square_planes", (rand(2, 64, 8, 8), rand(64, 1, 3, 3), rand(64, 64, 1, 1), 1, 1)),
+    Sample(
+        "square_planes_of_16_channels", (rand(1, 16, 32, 32), rand(16, 1, 3, 3), rand(16, 16, 1, 1), 1, 1)
+    ),
     Sample("large_eps", (rand(3, 2, 6, 6), rand(2, 1, 3, 3), rand(2, 2, 1, 1), 1, 2, 2, False), {"eps": 3.0}),
     *LAID_OUT,
     *(

@@ -84,5 +84,6 @@ def _compose(spec: OpSpec, halves: tuple[Kernel, ...]) -> Kernel:
         deterministic=all(half.deterministic for half in halves),
         graph_safe=all(half.graph_safe for half in halves),
         announces=all(half.announces for half in halves),
+        verified_on=tuple(s.name for s in spec.samples if any(s.name in h.verified_on for h in halves)),
         halves=halves,
     )

@@ -201,24 +201,23 @@ class Kernel:
     dtypes : tuple of torch.dtype
         The element types that the kernel claims.
     precision : str
-        The precision class of its float32 results: ``"ieee32"``, ``"fp32x"``, ``"tf32"`` or ``"half"``. It
-        takes no call that needs a finer one.
+        The precision class of its float32 results, as ``"ieee32"``. It takes no call that needs a finer one.
     deterministic, graph_safe, in_place_safe : bool
         Claims, False by default. The conformance suite checks each one that is made.
     branch : str
-        ``"module:attribute"`` of ``branch(problem)``. It returns a hashable value, which differs between
-        problems whose code paths cost the host differently: whether blocks share an output, for example.
-        Times of unmeasured sizes are predicted from problems with the same value. Empty where there is one
-        path.
+        ``"module:attribute"`` of ``branch(problem)``: a hashable value, which differs between problems whose
+        code paths cost the host differently. Times of unmeasured sizes are predicted from problems with the
+        same value. Empty where there is one path.
     uses : tuple of str
-        ``"module:attribute"`` of all that the planner reaches in other ways than by names, such as through a
-        table: a change of it makes the kernel a new one.
+        ``"module:attribute"`` of what the planner reaches other than by names: its change makes a new kernel.
     replay : str
         ``"module:attribute"`` of ``replay(kernel, problem, *tile)``, which plans again, with launches that
         call ``nxcore.plugin.note`` instead: the compiled call path repeats them. Empty where Python launches.
     announces : bool
-        Whether it calls ``compiling`` before it compiles, so that it can be verified early where its code is
-        on disk, and under ``NXCORE_NO_JIT`` at all. True for a kernel that compiles nothing.
+        Whether it calls ``compiling`` before it compiles, so that it can be verified early from disk, and
+        under ``NXCORE_NO_JIT`` at all. True for a kernel that compiles nothing.
+    verified_on : tuple of str
+        Names of samples on which it is verified besides the smoke samples: for code that these don't reach.
 
     Examples
     --------
@@ -240,6 +239,7 @@ class Kernel:
     uses: tuple[str, ...] = ()
     replay: str = ""
     announces: bool = False
+    verified_on: tuple[str, ...] = ()
 
     def takes(self, problem: Problem) -> Verdict:
         """Return the answer of ``accepts``; it is not called where there is nothing to compute."""

@@ -13,7 +13,7 @@ import functools
 import logging
 import statistics
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
@@ -136,7 +136,7 @@ class Gate:
             If it ended the CUDA context.
         """
         layout = layout_class(problem.tensors)
-        smoke = self._ask(backend, kernel, problem, "smoke")
+        smoke = self._ask(backend, kernel, problem, _first(kernel))
         if smoke.refusal or layout in smoke.layouts:
             return smoke
         alike = self._ask(backend, kernel, problem, layout)
@@ -166,7 +166,7 @@ class Gate:
     def knows(self, backend: Backend, kernel: Kernel, problem: Problem) -> bool:
         """Return whether a kernel was verified before, so that it need not be compiled for samples."""
         suspect = self.suspect(backend, kernel, problem.device, problem.dtype)
-        return self._kept(suspect, problem.device, problem.dtype, "smoke") is not None
+        return self._kept(suspect, problem.device, problem.dtype, _first(kernel)) is not None
 
     def samples(self, backend: Backend, kernel: Kernel, problem: Problem) -> list[str]:
         """Return the names of samples on which a kernel is to be verified before a call like ``problem``.
@@ -175,7 +175,7 @@ class Gate:
         """
         if self.knows(backend, kernel, problem):
             return []
-        return [sample.name for sample in sampled(problem, self.registry)]
+        return [sample.name for sample in sampled(kernel, problem, self.registry)]
 
     def _kept(self, suspect: Suspect, device: torch.device, dtype: torch.dtype, what: str) -> Held | None:
         """Return the verdict on the samples called ``what``, from memory or from disk."""
@@ -211,7 +211,9 @@ class Gate:
         spec = self.registry.spec(kernel.op)
         errors: list[float] = []
         layouts: list[str] = []
-        for sample in _samples(spec.name, dtype, what, self.registry):
+        first = what == _first(kernel)
+        alike = () if first else _samples(spec.name, dtype, what, self.registry)
+        for sample in proofs(kernel, spec.samples) if first else alike:
             _PAUSE.get()()
             with self.watched(suspect, device, "its verification"), current(device):
                 try:
@@ -221,12 +223,7 @@ class Gate:
                         continue
                     call = kernel.plan(problem)
                     found = agreement(call, spec, args, truth)
-                    if (
-                        found.ok
-                        and not errors
-                        and what == "smoke"
-                        and _answers_from_memory(call, args, other)
-                    ):
+                    if found.ok and not errors and first and _answers_from_memory(call, args, other):
                         why = "new numbers at the same addresses gave the old result"
                         return _wrong(sample, why, found.error)
                 except UncompiledError:
@@ -240,10 +237,10 @@ class Gate:
                 return _wrong(sample, found.reason, found.error)
             errors.append(found.error)
             layouts.append(layout_class(problem.tensors))
-            if what != "smoke" and len(errors) == ALIKE:
+            if not first and len(errors) == ALIKE:
                 break
         if not errors:
-            wanted = "none of the smoke samples" if what == "smoke" else f"no sample with layout {what}"
+            wanted = "none of the smoke samples" if first else f"no sample with layout {what}"
             why = f"can't be verified: it accepts {wanted} in {suspect.dtype}"
             return Held(Refusal(Code.UNVERIFIED, why))
         if dtype is torch.float32 and (why := _overclaims(kernel, errors)):
@@ -327,23 +324,31 @@ def _verdict(document: dict[str, Any] | None, make: dict[str, Any]) -> Held | No
     return Held(None, float(error), tuple(map(str, layouts)))
 
 
-def sampled(problem: Problem, registry: Registry) -> list[Sample]:
+def _first(kernel: Kernel) -> str:
+    """Return what the samples are called on which a kernel is verified first."""
+    return ", ".join(("smoke", *kernel.verified_on))
+
+
+def proofs(kernel: Kernel, samples: Iterable[Sample]) -> tuple[Sample, ...]:
+    """Return those of its operator's samples on which a kernel is verified first."""
+    return tuple(s for s in samples if "smoke" in s.tags or s.name in kernel.verified_on)
+
+
+def sampled(kernel: Kernel, problem: Problem, registry: Registry) -> list[Sample]:
     """Return the samples that may verify a kernel for ``problem``; see ``Gate.samples``."""
     op, dtype, layout = problem.op, problem.dtype, layout_class(problem.tensors)
-    smoke = _samples(op, dtype, "smoke", registry)
+    first = proofs(kernel, registry.spec(op).samples)
     alike = _samples(op, dtype, layout, registry)[:ALIKE] if layout != "contiguous" else ()
-    return list({sample.name: sample for sample in (*smoke, *alike)}.values())
+    return list({sample.name: sample for sample in (*first, *alike)}.values())
 
 
 @functools.lru_cache(maxsize=256)
-def _samples(op: str, dtype: torch.dtype, what: str, registry: Registry) -> tuple[Sample, ...]:
-    """Return the smoke samples, or all small and discriminating samples with layout ``what``."""
+def _samples(op: str, dtype: torch.dtype, layout: str, registry: Registry) -> tuple[Sample, ...]:
+    """Return all small and discriminating samples with a layout."""
     spec = registry.spec(op)
-    if what == "smoke":
-        return spec.tagged("smoke")
     small = (s for s in spec.samples if not s.tags & {"bench", "degenerate", "huge"})
     return tuple(
-        s for s in small if layout_class(Problem.of(spec, s.build(spec, "cpu", dtype)).tensors) == what
+        s for s in small if layout_class(Problem.of(spec, s.build(spec, "cpu", dtype)).tensors) == layout
     )
 
 

@@ -46,7 +46,7 @@ def test_the_samples_that_verify_a_kernel_are_asked_for_once(asked):
     spec, registry = SPECS["add"], fakes.registry()
     found = asked(entry("add", "mine"), entry("add", "mine"))
     problem = Problem.of(spec, spec.tagged("smoke")[0].build(spec, "cpu", torch.float32))
-    assert len(found) == len(sampled(problem, registry)), "the problem is that of a sample"
+    assert len(found) == len(sampled(found[0].kernel, problem, registry)), "the problem is that of a sample"
     assert len({a.problem for a in found}) == len(found)
 
 

@@ -13,7 +13,7 @@ import nxcore
 from nxcore.choose.contenders import passing
 from nxcore.measure.decision import Candidate
 from nxcore.spec.kernel import YES, Code, Refusal, no
-from nxcore.store import wisdom
+from nxcore.store import pages
 from tests.null import fakes
 
 X = torch.ones(3, 4)
@@ -80,13 +80,13 @@ def test_what_is_passing_is_told_by_the_code_alone():
 @pytest.mark.parametrize("code", list(Code))
 def test_a_record_keeps_a_refusal(code):
     kept = Candidate("fake", "fake", Refusal(code, "words")).to_dict()
-    assert wisdom._candidate(kept) == Candidate("fake", "fake", Refusal(code, "words"))
+    assert pages._candidate(kept) == Candidate("fake", "fake", Refusal(code, "words"))
 
 
 def test_records_of_other_versions_stay_readable():
     kept = Candidate("fake", "fake", Refusal(Code.SIZE, "words")).to_dict()
     older = {name: value for name, value in kept.items() if name != "code"}
-    assert wisdom._candidate(older).refusal == Refusal(Code.OTHER, "words")
-    assert wisdom._candidate(kept | {"code": "of tomorrow"}).refusal == Refusal(Code.OTHER, "words")
+    assert pages._candidate(older).refusal == Refusal(Code.OTHER, "words")
+    assert pages._candidate(kept | {"code": "of tomorrow"}).refusal == Refusal(Code.OTHER, "words")
     timed = dataclasses.replace(Candidate("fake", "fake"), error=0.5).to_dict()
-    assert wisdom._candidate({n: v for n, v in timed.items() if n != "code"}).refusal is None
+    assert pages._candidate({n: v for n, v in timed.items() if n != "code"}).refusal is None

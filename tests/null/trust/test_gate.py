@@ -38,6 +38,36 @@ def calls(kernel):
     return kernel.plan(None).count
 
 
+def wrong_beyond(numbers):
+    """Return an addition that is right up to so many elements: another code path, say."""
+
+    def add(x, y, alpha=1, out=None):
+        found = ADD(x, y, alpha, out)
+        return found if found.numel() <= numbers else found + 1
+
+    return add
+
+
+def test_a_kernel_is_verified_on_the_samples_that_it_names_before_its_first_call():
+    smoke = max(s.build(SPECS["add"], "cpu", torch.float32)[0].numel() for s in SPECS["add"].tagged("smoke"))
+    others = [s for s in SPECS["add"].samples if "smoke" not in s.tags and not s.tags & {"bench", "huge"}]
+    large = next(s for s in others if ADD(*s.build(SPECS["add"], "cpu", torch.float32)).numel() > smoke)
+    asked, backend, kernel = gated(wrong_beyond(smoke))
+    assert not asked.verify(backend, kernel, PROBLEM).refusal, "no smoke sample reaches what is wrong"
+    asked, backend, kernel = gated(wrong_beyond(smoke), verified_on=(large.name,))
+    refusal = asked.verify(backend, kernel, PROBLEM).refusal
+    assert refusal
+    assert f"wrong on sample '{large.name}'" in refusal.reason
+    assert large.name in gated(verified_on=(large.name,))[0].samples(backend, kernel, PROBLEM)
+
+
+def test_a_verdict_on_fewer_samples_is_none_on_all(tmp_path):
+    asked, backend, kernel = gated(folder=tmp_path)
+    asked.verify(backend, kernel, PROBLEM)
+    again, backend, kernel = gated(folder=tmp_path, verified_on=("transposed",))
+    assert not again.knows(backend, kernel, PROBLEM)
+
+
 # ---- layouts
 
 

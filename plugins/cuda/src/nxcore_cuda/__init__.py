@@ -17,6 +17,9 @@ from nxcore_cuda.machine.compile import shipped
 
 API = 1
 
+PLANES = ("square_planes", "square_planes_dilated", "square_planes_of_16_channels")
+"""Samples of shapes that have kernels of their own."""
+
 SUM = {"target": "sum:plan", "branch": "nxcore_cuda.sum:branch"}
 
 FOLD = {"target": "fold:plan", "branch": "nxcore_cuda.fold:branch"}
@@ -74,13 +77,14 @@ KERNELS = kernels(
         "foreach_sep_conv2d_batch_norm_backward": {
             "accepts": accepts.convolutions,
             "dtypes": (torch.float32,),
+            "verified_on": PLANES,
         },
         "entropy": accepts.rows,
         "entropy_backward": {"accepts": accepts.rows, "target": "entropy:plan_backward"},
         "gumbel_softmax": accepts.rows,
         "gumbel_softmax_backward": {"accepts": accepts.rows, "target": "gumbel_softmax:plan_backward"},
         "sep_conv2d": accepts.separable_convolution,
-        "sep_conv2d_backward": accepts.separable_convolution,
+        "sep_conv2d_backward": {"accepts": accepts.separable_convolution, "verified_on": PLANES},
         "sep_conv2d_batch_norm": {"accepts": accepts.block, "dtypes": (torch.float32,)},
     },
     **EVERY,
