@@ -215,7 +215,7 @@ def line(how: How, found: list[tuple[float, Turn, Turn]]) -> str:
     late = found[len(found) // 2 :]
     plain, own = (1e3 * statistics.median(row[i].seconds for row in late) for i in (1, 2))
     ratios = sorted(p.seconds / o.seconds for _, p, o in late)
-    low, middle, high = statistics.quantiles(ratios, n=4)
+    low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
     busy = statistics.median(p.cpu / o.cpu for _, p, o in late)
     bad = [end for end, ratio in windows(found) if ratio < 1 - LOSS]
     early = [(p, o) for at, p, o in found if at <= LEARNING_S]
