@@ -228,7 +228,8 @@ SAMPLES = (
     ),
     Sample("square_planes_dilated", (rand(1, 32, 16, 16), rand(32, 1, 5, 5), rand(32, 32, 1, 1), 1, 4, 2)),
     Sample(
-        "square_planes_nan", (rand(1, 64, 8, 8, values="nan"), rand(64, 1, 3, 3), rand(64, 64, 1, 1), 1, 1)
+        "square_planes_nan",
+        (rand(1, 64, 8, 8, values="lone_nan"), rand(64, 1, 3, 3), rand(64, 64, 1, 1), 1, 1),
     ),
     Sample("no_images", (rand(0, 3, 6, 6), rand(3, 1, 3, 3), rand(2, 3, 1, 1)), tags=DEGENERATE),
     Sample(

@@ -19,7 +19,7 @@ DEGENERATE = frozenset({"edge", "degenerate"})
 Layout = Literal["contiguous", "transposed", "channels_last", "sliced", "strided", "expanded", "repeated"]
 
 
-Values = Literal["normal", "nan", "inf", "denormal", "zeros", "sparse", "holes", "cancelling"]
+Values = Literal["normal", "nan", "lone_nan", "inf", "denormal", "zeros", "sparse", "holes", "cancelling"]
 
 EXACT = "exact"
 """The tag of a sample whose result is the same number in any order of its sums: nothing is rounded."""
@@ -27,6 +27,10 @@ EXACT = "exact"
 
 RARE = 1 / 256
 """The share of the elements that ``sparse`` keeps, and that ``holes`` clears."""
+
+
+APART = 2039
+"""The distance of the elements that ``lone_nan`` replaces: windows must see others too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +74,10 @@ class Sketch:
         elif self.values in ("sparse", "holes"):
             rare = torch.rand(self.shape, generator=generator, dtype=torch.float64, device="cpu") < RARE
             data.masked_fill_(rare if self.values == "holes" else ~rare, 0)
-        elif self.values in ("nan", "inf"):
-            odd = torch.nan if self.values == "nan" else torch.inf
-            flat = data.view(-1)
-            flat[::7] = torch.copysign(torch.full_like(flat[::7], odd), flat[::7])
+        elif self.values in ("nan", "lone_nan", "inf"):
+            odd = torch.inf if self.values == "inf" else torch.nan
+            some = data.view(-1)[:: APART if self.values == "lone_nan" else 7]
+            some.copy_(torch.copysign(torch.full_like(some, odd), some))
         elif self.values == "cancelling":
             data = (8 * data).round()
             data[:, 0] = (2.0**23 + 1e6 + 1e6 * data[:, 0].abs() / 8).round() + 1 - data[:, 0] % 2
@@ -120,9 +124,10 @@ def rand(
     low, high : float, optional
         Uniform in [low, high); without them, normal with mean 0 and variance 1.
     values : str
-        ``nan`` and ``inf`` put that value at every seventh element; ``denormal`` scales below float32's
-        smallest normal number; ``zeros`` is all zeros; ``sparse`` has few other numbers, ``holes`` few zeros;
-        ``cancelling`` has integers, in the second dimension first two of 24 bits whose sum is small.
+        ``nan`` and ``inf`` put that value at every seventh element, ``lone_nan`` at one of 2,039;
+        ``denormal`` scales below float32's smallest normal number; ``zeros`` is all zeros; ``sparse`` has few
+        other numbers, ``holes`` few zeros; ``cancelling`` has integers, in the second dimension first two of
+        24 bits whose sum is small.
     dtype, device : optional
         Fixed, in place of those that the sample is built with.
 

@@ -277,7 +277,8 @@ class TestLaunch:
 
     def test_tickets(self, device):
         found = ticket(device)
-        assert (found.dtype, found.numel(), found.device.type) == (torch.int32, 64, device.type)
+        assert (found.dtype, found.device.type) == (torch.int32, device.type)
+        assert found.numel() >= 64  # more if an earlier test asked for more
         assert ticket(device) is found
         assert ticket(device, 1000).numel() >= 1000
         assert not ticket(device, 1000).any()
