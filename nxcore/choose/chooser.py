@@ -249,10 +249,11 @@ class Chooser:
             return self.recall.locked(problem, args, label, strict=self.settings.strict)
         if policy == "frozen" and self.settings.strict:
             raise UnsupportedProblemError(problem.op, "frozen", [f"the lock has no entry for {problem}"])
-        if policy != "frozen" and (known := self.recall.recall(problem, args, policy)):
+        known = None if policy == "frozen" else self.recall.recall(problem, args, policy)
+        if known is None and self.in_force in RELYING:
+            known = self.recall.related(problem, args)
+        if known is not None:
             return self.doubts.over(known, problem) if policy in LEARNING else known
-        if self.in_force in RELYING and (found := self.recall.related(problem, args)):
-            return self.doubts.over(found, problem)
         if policy == "measure":
             listed = self.pruner.shortlist(problem)
             self._compile(problem, listed)
