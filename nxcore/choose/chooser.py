@@ -177,9 +177,7 @@ class Chooser:
             return False
         if policy == "frozen":
             return not self.settings.strict
-        wisdom = self.recall.wisdom
-        recorded = wisdom.read(problem) or wisdom.related(problem)
-        return recorded is None and not self.estimator.knows(problem)
+        return self.recall.wisdom.known(problem) is None and not self.estimator.knows(problem)
 
     def keep(self, problem: Problem, backend: str | None, choice: Choice) -> None:
         """Use ``choice`` for ``problem`` from now on."""
@@ -299,7 +297,7 @@ class Chooser:
 
     def promising(self, problem: Problem) -> tuple[str, ...]:
         """Return the kernels that are worth a compiler's seconds: the winner on record, if there is one."""
-        page = self.recall.wisdom.read(problem) or self.recall.wisdom.related(problem)
+        page = self.recall.wisdom.known(problem)
         return (page.decision.chosen,) if page else self.pruner.shortlist(problem).first
 
     def _learnt(self, key: Key, lock: Lock, choice: Choice) -> None:

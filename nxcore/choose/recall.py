@@ -137,7 +137,7 @@ class Recall:
         """Return where the figures of a decision come from; None if it has none on record."""
         if decision.rule not in ("measured", "reference"):
             return None
-        page = self.wisdom.read(problem) or self.wisdom.related(problem)
+        page = self.wisdom.known(problem)
         if page is None or page.decision.chosen != decision.chosen:
             return None
         return Origin(page.policy, page.date, page.versions, self.stale(problem, page), page.device)

@@ -93,6 +93,10 @@ class Wisdom:
                 return replace(found, foreign=True, device=str(facts.get("name")))
         return None
 
+    def known(self, problem: Problem) -> Page | None:
+        """Return the page of ``problem``, on its device or on a related one; None if there is none."""
+        return self.read(problem) or self.related(problem)
+
     def doubt(self, problem: Problem) -> None:
         """Take figures of ``problem`` that are from elsewhere for none, in this process."""
         self._doubted.add(_place(problem, key(problem)))
