@@ -1,13 +1,14 @@
 """One search step on a CUDA device: its time, the time of its parts, and its error against float64.
 
     python benchmarks/search_step.py [--images cifar10.npz] [--output search-step.json] [--quick]
+                                     [--backend cuda] [--networks patched ...]
 
 A forward and backward of a DARTS supernet (8 cells, C = 16, 4 nodes, batch 64 of 3 x 32 x 32, float32 without
 TF32) for weights and architecture: plain torch (the network of ``tests/nas/darts.py``), the same under
 ``nas.patch``, without its graphs and with them, and ``nas.SearchNetwork``, which shares its pools; each eager
-and as one CUDA graph (``nxcore.graphed``). Kernels are chosen by measurement beforehand. With
-real images (an ``.npz`` as ``nas.data.load`` takes it) the errors of scores and gradients against the same
-network in float64, over several batches.
+and as one CUDA graph (``nxcore.graphed``). Kernels are chosen by measurement beforehand, or are those of
+``--backend``, without a race. With real images (an ``.npz`` as ``nas.data.load`` takes it) the errors of
+scores and gradients against the same network in float64, over several batches.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,7 @@ from nxcore.spec.device import describe
 sys.path.append(str(Path(__file__).parents[1]))
 from tests.nas import darts  # the plain network, which is no part of the package
 
-BATCH, BATCHES, ROUNDS, KERNELS = 64, 11, 11, 25
+BATCH, BATCHES, ROUNDS, KERNELS = 64, 11, 11, 400
 WARM = 16
 """Number of untimed eager steps: more than a cell needs before it is captured."""
 
@@ -91,7 +93,14 @@ def timed(step: Callable[[], Any]) -> float:
     return statistics.median(found)
 
 
-def eager(make: Callable[[], nn.Module], images: Tensor, labels: Tensor, logits: Tensor) -> dict[str, Any]:
+def chosen(backend: str | None) -> AbstractContextManager[None]:
+    """Return a context in which kernels are chosen by measurement, or are those of a backend."""
+    return nxcore.use(backend) if backend else nxcore.policy("measure")
+
+
+def eager(
+    make: Callable[[], nn.Module], images: Tensor, labels: Tensor, logits: Tensor, warm: int
+) -> dict[str, Any]:
     """Return time and memory of one network's eager step, and the cells that are replayed."""
     gc.collect()
     torch.cuda.empty_cache()
@@ -102,12 +111,13 @@ def eager(make: Callable[[], nn.Module], images: Tensor, labels: Tensor, logits:
     step()
     torch.cuda.synchronize()
     row["first_s"] = time.perf_counter() - began
-    for _ in range(WARM):
+    for _ in range(warm):
         step()
     row["replays"] = nas.replays(net)
     torch.cuda.reset_peak_memory_stats()
     row["eager_ms"] = timed(step)
     row["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
+    row["added_gib"] = row["peak_gib"] - row["before_gib"]
     return row
 
 
@@ -137,14 +147,16 @@ def captured(make: Callable[[], nn.Module], images: Tensor, labels: Tensor, logi
     return row
 
 
-def errors(images: Tensor, labels: Tensor, logits: Tensor) -> dict[str, Any]:
-    """Return the errors (relative, 2-norm) of each network against the plain one in float64.
+def errors(
+    names: list[str], images: Tensor, labels: Tensor, logits: Tensor, backend: str | None, warm: int
+) -> dict[str, Any]:
+    """Return the errors (relative, 2-norm) of the named networks against the plain one in float64.
 
     Each is a median over batches, listed with the errors of all batches. One batch means nothing: if two
     pixels of a pool's window, or an activation and 0, differ by less than a rounding error, a gradient takes
     one path or the other. Most of the error comes from these flips, which are random.
     """
-    nets = {name: make() for name, make in networks().items()}
+    nets = {name: make() for name, make in networks().items() if name in names}
     truth = copy.deepcopy(nets["plain"]).double()
 
     def found(net: nn.Module, x: Tensor, y: Tensor, dtype: torch.dtype) -> list[Tensor]:
@@ -152,15 +164,15 @@ def errors(images: Tensor, labels: Tensor, logits: Tensor) -> dict[str, Any]:
         _, scores, gradients = step_of(net, x.to(dtype), y, rows)()
         return [scores, *gradients]
 
-    with nxcore.policy("measure"):
+    with chosen(backend):
         for net in nets.values():
-            for _ in range(WARM):  # until what is to be replayed is
+            for _ in range(warm):  # until what is to be replayed is
                 found(net, images[:BATCH], labels[:BATCH], torch.float32)
     each: dict[str, list[dict[str, float]]] = {name: [] for name in nets}
     for x, y in zip(images.split(BATCH), labels.split(BATCH), strict=True):
         exact = found(truth, x, y, torch.float64)
         for name, net in nets.items():
-            with nxcore.policy("measure"):
+            with chosen(backend):
                 got = found(net, x, y, torch.float32)
             off = [
                 float((g - e).norm() / e.norm()) for g, e in zip(got, exact, strict=True) if float(e.norm())
@@ -187,6 +199,9 @@ def main() -> None:
     parser.add_argument("--images", type=Path, help="CIFAR-10 as an .npz file; by default random images")
     parser.add_argument("--output", type=Path, help="write the results to this file, as JSON")
     parser.add_argument("--quick", action="store_true", help="measure the errors only")
+    parser.add_argument("--backend", help="use this backend's kernels, without a race")
+    parser.add_argument("--networks", nargs="+", default=list(networks()), choices=list(networks()))
+    parser.add_argument("--warm", type=int, default=WARM, help="untimed steps, by default %(default)s")
     given = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.manual_seed(0)
@@ -207,7 +222,8 @@ def main() -> None:
         if given.output:
             given.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
-    record["errors"] = errors(images, labels, logits)
+    names = list(dict.fromkeys(["plain", *given.networks]))
+    record["errors"] = errors(names, images, labels, logits, given.backend, given.warm)
     keep()
     plain = record["errors"]["plain"]
     for name, row in record["errors"].items():
@@ -220,9 +236,10 @@ def main() -> None:
             flush=True,
         )
     images, labels = images[:BATCH], labels[:BATCH]
-    for name, make in {} if given.quick else networks().items():
-        with nxcore.policy("measure"):
-            row = eager(make, images, labels, logits) | captured(make, images, labels, logits)
+    for name in [] if given.quick else given.networks:
+        make = networks()[name]
+        with chosen(given.backend):
+            row = eager(make, images, labels, logits, given.warm) | captured(make, images, labels, logits)
         record["rows"][name] = row
         print(
             f"{name}: " + ", ".join(f"{k} {v:.1f}" for k, v in row.items() if isinstance(v, float)),
