@@ -1,13 +1,13 @@
-"""Time the gradients of separable convolutions of square planes: kernels that know the shapes, and others.
+"""Time separable convolutions of square planes, by kernels that know the shapes and by others.
 
 Every tile is checked against float64, at the shapes of a search's cells and all windows, and timed in CUDA
-graphs, in turns: single convolutions, and 4, 8 and 16 in one call without norms. Prints a line a case,
-writes all figures after each.
+graphs, in turns: single convolutions, and 4, 8 and 16 in one call without norms; of the outputs also 16 with
+norms. Prints a line a case, writes all figures after each.
 
-    python benchmarks/planes.py --output FILE.json [--seconds 60] [--part check single grouped]
+    python benchmarks/planes.py --output FILE.json [--forward] [--seconds 60] [--part single grouped]
 
-``--profile`` runs one launch of each of a few kernels, for a profiler. On the emulator, ``--tiny`` shows that
-the script works.
+Gradients are timed, or outputs with ``--forward``. ``--profile`` runs one launch of each of a few kernels,
+for a profiler. On the emulator, ``--tiny`` shows that the script works.
 
     NXCORE_CUDA_EMULATOR=1 python benchmarks/planes.py --output FILE.json --tiny
 """
@@ -20,22 +20,25 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from foreach import OP, backward_of, timed
+from nxcore_cuda import foreach_sep_conv2d_batch_norm as grouped_forward
 from nxcore_cuda import foreach_sep_conv2d_batch_norm_backward as grouped
-from nxcore_cuda import planes, sep_conv2d_backward
+from nxcore_cuda import planes, planes_forward, sep_conv2d, sep_conv2d_backward
 from nxcore_cuda.foreach import Group
 from nxcore_cuda.planes import Planes, Shape
+from nxcore_cuda.planes_forward import Outputs
 
 import nxcore
 from nxcore.plugin import Problem
 from nxcore.trust.truth import agreement
 
-SINGLE = "sep_conv2d_backward"
+FORWARD, SINGLE = "sep_conv2d", "sep_conv2d_backward"
+MODULES = {FORWARD: sep_conv2d, SINGLE: sep_conv2d_backward, OP: grouped_forward, f"{OP}_backward": grouped}
 SHAPES = ((16, 32), (32, 16), (64, 8))
 WINDOWS = ((3, 1), (5, 1), (3, 2), (5, 2))  # size, dilation
 COUNTS = (16, 8, 4)
@@ -55,37 +58,84 @@ def single(images: int, channels: int, side: int, size: int, dilation: int, devi
 
 
 def several(
-    images: int, channels: int, side: int, count: int, windows: tuple[Any, ...], device: str
+    images: int,
+    channels: int,
+    side: int,
+    count: int,
+    windows: tuple[Any, ...],
+    device: str,
+    normed: bool = False,
 ) -> tuple[Any, ...]:
-    """Return the call of the gradients of convolutions of one tensor, which have no norms."""
+    """Return the call of convolutions of one tensor, of which all have norms or none."""
     each = [single(1, channels, side, *windows[i % len(windows)], device) for i in range(count)]
     x = torch.randn(images, channels, side, side, device=device)
     lists = zip(*(one[2:7] for one in each), strict=True)
     filters, points, strides, pads, dilations = lists
-    given = ((x,) * count, filters, points, strides, pads, dilations, (False,) * count, True, 1e-5)
-    return backward_of(given)
+    return (x,) * count, filters, points, strides, pads, dilations, (normed,) * count, True, 1e-5
 
 
-def single_case(images: int, shape: tuple[int, int], window: tuple[int, int], device: str) -> Case:
+def single_case(
+    images: int, shape: tuple[int, int], window: tuple[int, int], device: str, *, forward: bool
+) -> Case:
     """Return a case of one convolution: today's tile, then those of planes."""
-    given = single(images, *shape, *window, device)
-    tiles = list(sep_conv2d_backward.sweep(Problem.of(nxcore.op(SINGLE).spec, given)))
-    own = [tile for tile in tiles if isinstance(tile, Planes)]
-    today = next(tile for tile in tiles if not isinstance(tile, Planes))
-    return f"{shape[0]}x{shape[1]} k{window[0]}d{window[1]}", SINGLE, given, [today, *own]
+    given, op = single(images, *shape, *window, device), SINGLE
+    if forward:
+        given, op = given[1:-1], FORWARD
+    tiles = list(MODULES[op].sweep(Problem.of(nxcore.op(op).spec, given)))
+    own = [tile for tile in tiles if isinstance(tile, (Planes, Outputs))]
+    today = next(tile for tile in tiles if tile not in own)
+    return f"{shape[0]}x{shape[1]} k{window[0]}d{window[1]}", op, given, [today, *own]
 
 
 def grouped_case(
     images: int, shape: tuple[int, int], count: int, windows: tuple[Any, ...], device: str
 ) -> Case:
     """Return a case of several convolutions: apart as today, then by planes."""
-    given = several(images, *shape, count, windows, device)
+    given = backward_of(several(images, *shape, count, windows, device))
     problem = Problem.of(nxcore.op(f"{OP}_backward").spec, given)
     first = replace(grouped.choose(problem), planes=None)
     known = len(list(planes.tiles(Shape(*windows[0], *shape))))
     tiles = [first, *(replace(first, planes=numbers) for numbers in planes.numbers() if numbers[0] < known)]
     name = "mixed" if len(windows) > 1 else f"k{windows[0][0]}d{windows[0][1]}"
     return f"{shape[0]}x{shape[1]} {count} {name}", f"{OP}_backward", given, tiles
+
+
+def forward_case(
+    images: int,
+    shape: tuple[int, int],
+    count: int,
+    windows: tuple[Any, ...],
+    device: str,
+    *,
+    normed: bool = False,
+) -> Case:
+    """Return a case of the outputs of several convolutions: as today, then by planes."""
+    given = several(images, *shape, count, windows, device, normed)
+    first = replace(grouped_forward.choose(Problem.of(nxcore.op(OP).spec, given)), planes=None)
+    tiles = [first, *(replace(first, planes=numbers) for numbers in planes_forward.numbers())]
+    name = "mixed" if len(windows) > 1 else f"k{windows[0][0]}d{windows[0][1]}"
+    return f"{shape[0]}x{shape[1]} {count} {name}{' normed' * normed}", OP, given, tiles
+
+
+def forward_cases(parts: list[str], images: int, device: str, *, tiny: bool) -> Iterator[Callable[[], Case]]:
+    """Yield what makes each case of the outputs, the most telling first."""
+    shapes, windows = ((SHAPES[2],), ((3, 1),)) if tiny else (SHAPES, WINDOWS)
+    if "grouped" in parts:
+        for count, normed in ((4, True),) if tiny else ((16, False), (16, True), (4, False), (8, False)):
+            for shape in shapes:
+                yield lambda shape=shape, count=count, normed=normed: forward_case(
+                    images, shape, count, WINDOWS, device, normed=normed
+                )
+    if "single" in parts:
+        for window in windows:
+            for shape in shapes:
+                yield lambda shape=shape, window=window: single_case(
+                    images, shape, window, device, forward=True
+                )
+    if "grouped" in parts and not tiny:
+        for window in windows:
+            for shape in shapes:
+                yield lambda shape=shape, window=window: forward_case(images, shape, 8, (window,), device)
 
 
 def cases(parts: list[str], images: int, device: str, *, tiny: bool) -> Iterator[Callable[[], Case]]:
@@ -97,7 +147,9 @@ def cases(parts: list[str], images: int, device: str, *, tiny: bool) -> Iterator
     if "single" in parts:
         for shape in shapes:
             for window in windows:
-                yield lambda shape=shape, window=window: single_case(images, shape, window, device)
+                yield lambda shape=shape, window=window: single_case(
+                    images, shape, window, device, forward=False
+                )
     if "grouped" in parts and not tiny:
         for shape in shapes:
             for window in windows:
@@ -109,14 +161,17 @@ def cases(parts: list[str], images: int, device: str, *, tiny: bool) -> Iterator
 
 def plan(op: str, given: tuple[Any, ...], tile: Any) -> Callable[..., Any]:
     """Return a call's launches."""
-    module = sep_conv2d_backward if op == SINGLE else grouped
-    return module.plan(Problem.of(nxcore.op(op).spec, given), tile)
+    return MODULES[op].plan(Problem.of(nxcore.op(op).spec, given), tile)
 
 
 def spelt(tile: Any) -> str:
     """Return a tile's numbers."""
     if isinstance(tile, Group):
-        return f"planes {tile.planes[0]} items {tile.planes[1]}" if tile.planes else "today"
+        if not tile.planes:
+            return "today"
+        return f"planes {tile.planes[0]}" + "".join(f" items {items}" for items in tile.planes[1:])
+    if isinstance(tile, Outputs):
+        return "planes " + " ".join(map(str, astuple(tile)))
     if isinstance(tile, Planes):
         return "planes " + " ".join(map(str, (tile.band, tile.threads, tile.over, tile.across, tile.splits)))
     return "today"
@@ -159,10 +214,17 @@ def line(row: dict[str, Any]) -> str:
     return f"{row['case']:<16} today {today:7.1f} | {' | '.join(said)}{wrong}"
 
 
-def profile(device: str) -> None:
+def profile(images: int, device: str, *, forward: bool) -> None:
     """Launch a few kernels once each, the first beside today's."""
+    if forward:
+        for shape in SHAPES:
+            _, op, given, (today, *own) = forward_case(images, shape, 8, WINDOWS, device, normed=True)
+            for tile in (*own, *(today for _ in range(shape == SHAPES[0]))):
+                plan(op, given, tile)(*given)
+        torch.cuda.synchronize()
+        return
     for shape, window in (((16, 32), (3, 1)), ((16, 32), (5, 2)), ((32, 16), (3, 1)), ((64, 8), (5, 1))):
-        _, op, given, (today, *own) = grouped_case(64, shape, 8, (window,), device)
+        _, op, given, (today, *own) = grouped_case(images, shape, 8, (window,), device)
         for tile in (own[0], *(today for _ in range(window == (3, 1) and shape == (16, 32)))):
             plan(op, given, tile)(*given)
         torch.cuda.synchronize()
@@ -177,6 +239,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60, help="start no case after so many")
     parser.add_argument("--part", nargs="+", default=["single", "grouped"], choices=("single", "grouped"))
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--forward", action="store_true", help="time outputs, not gradients")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--compile", action="store_true", help="compile all kernels, many at a time, and end")
     parser.add_argument("--tiny", action="store_true", help="small cases, to try the script")
@@ -184,16 +247,17 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu" and not given.tiny:
         parser.error("needs a CUDA device; on the emulator, pass --tiny")
+    images = 3 if given.tiny else 64
     if given.profile:
-        return profile(device)
-    images = 2 if given.tiny else 64
+        return profile(images, device, forward=given.forward)
+    choose = forward_cases if given.forward else cases
     if given.compile:
-        compile_all(images, device)
+        compile_all(choose(["single", "grouped"], images, device, tiny=given.tiny))
         return None
     about = {"device": torch.cuda.get_device_name() if device == "cuda" else "emulator"}
     about |= {"torch": str(torch.__version__), "repeats": given.repeats}
     ends, rows = time.monotonic() + given.seconds, []
-    for make in cases(given.part, images, device, tiny=given.tiny):
+    for make in choose(given.part, images, device, tiny=given.tiny):
         if time.monotonic() >= ends:
             break
         rows.append(row_of(make(), given.repeats))
@@ -204,9 +268,9 @@ def main() -> None:
     return None
 
 
-def compile_all(images: int, device: str) -> None:
+def compile_all(wanted: Iterator[Callable[[], Case]]) -> None:
     """Compile the kernels of all cases, many at a time."""
-    made = [make() for make in cases(["single", "grouped"], images, device, tiny=False)]
+    made = [make() for make in wanted]
     work = [(op, args, tile) for _, op, args, tiles in made for tile in tiles]
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda each: plan(*each), work))

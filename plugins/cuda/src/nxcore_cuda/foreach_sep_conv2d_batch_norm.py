@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nxcore.plugin import Problem
-from nxcore_cuda import foreach, separable
+from nxcore_cuda import foreach, planes_forward, separable
 from nxcore_cuda.candidates import TYPES
 from nxcore_cuda.channel import CHANNELS, Channels
 from nxcore_cuda.channel import Tile as Span
@@ -51,21 +52,38 @@ def plan(problem: Problem, group: Group | None = None) -> Callable[..., tuple[An
     chosen, device = group or choose(problem), problem.device
     outs, ys, statistic, _ = problem.outputs
     layers, normed = separable.layers(problem), separable.flags(problem)
+    known = [
+        i
+        for i, layer in enumerate(layers)
+        if chosen.planes is not None and planes_forward.fits(layer, device)
+    ]
+    some = [i for i in range(len(layers)) if i not in known]
     works = []
     for layer, tile in zip(layers, tiles(problem, chosen), strict=True):
         floats = separable.forward(layer, tile)
         band = separable.values(layer, tile, floats, relu=problem["relu"])
         rows = layer.x.images * layer.bands(tile.band)
         works.append(Work((layer.size, layer.stride, layer.dilation), band, rows, 1, floats.bytes))
-    left = [
-        shares_of(out.shape[1], work.rows, device) if any(normed) else None
-        for out, work in zip(outs, works, strict=True)
-    ]
     convolve = foreach.launches(
-        works, chosen, device, 5, lambda found: instance(found, chosen.threads, moments=any(normed))
+        [works[i] for i in some],
+        chosen,
+        device,
+        5,
+        lambda found: instance(found, chosen.threads, moments=any(normed)),
     )
+    blocks = [work.rows for work in works]
+    by_planes = planes_forward.launches(layers, known, chosen.planes or (), device, relu=problem["relu"])
+    for batch, _, own in by_planes:
+        for i in batch:
+            blocks[i] = planes_forward.blocks(layers[i], own)
+    of_planes = [(batch, launch) for batch, launch, _ in by_planes]
+    leaves = [norm or (any(normed) and i not in known) for i, norm in enumerate(normed)]
+    left = [
+        shares_of(out.shape[1], count, device) if moments else None
+        for out, count, moments in zip(outs, blocks, leaves, strict=True)
+    ]
     which = [i for i, norm in enumerate(normed) if norm]
-    finish = _finish(problem, [works[i].rows for i in which]) if which else []
+    finish = _finish(problem, [blocks[i] for i in which]) if which else []
 
     def call(xs: Any, dw_weights: Any, pw_weights: Any, *_: Any) -> tuple[Any, ...]:
         results = tuple(out.empty() for out in outs)
@@ -75,14 +93,16 @@ def plan(problem: Problem, group: Group | None = None) -> Callable[..., tuple[An
         made: list[Tensor] = list(results)
         for i, y in zip(which, between, strict=True):
             made[i] = y
-        foreach.run(convolve, xs, dw_weights, pw_weights, made, shares)
+        lists = (xs, dw_weights, pw_weights, made, shares)
+        foreach.run(convolve, *([values[i] for i in some] for values in lists))
+        foreach.run(of_planes, *lists)
         for begin, end, launch in finish:
-            some = which[begin:end]
-            spare = (None,) * (ROOM - len(some))
+            these = which[begin:end]
+            spare = (None,) * (ROOM - len(these))
             launch(
                 *(*between[begin:end], *spare),
-                *(*(results[i] for i in some), *spare),
-                *(*(shares[i] for i in some), *spare),
+                *(*(results[i] for i in these), *spare),
+                *(*(shares[i] for i in these), *spare),
                 *(mean[begin:], var[begin:]),  # type: ignore[index]  # there are norms
             )
         return results, between, mean, var
@@ -124,7 +144,10 @@ def _finish(problem: Problem, shares: list[int]) -> list[tuple[int, int, Launche
 
 def choose(problem: Problem) -> Group:
     """Return the group for a call."""
-    return foreach.choose(separable.layers(problem), problem.device, back=False)
+    layers = separable.layers(problem)
+    group = foreach.choose(layers, problem.device, back=False)
+    known = any(planes_forward.fits(layer, problem.device) for layer in layers)
+    return replace(group, planes=()) if known else group
 
 
 def sweep(problem: Problem) -> Iterator[Group]:
@@ -138,6 +161,7 @@ def instances() -> Iterator[Instance]:
     for windows in (*foreach.WINDOWS, *foreach.APART):
         for moments in (False, True):
             yield instance(windows, 256, moments=moments)
+    yield from planes_forward.instances(planes_forward.FOREACH)
     yield from norms(NORM, (FINISH,))
 
 

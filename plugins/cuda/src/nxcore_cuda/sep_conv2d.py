@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from nxcore.plugin import FLOATS, Problem
-from nxcore_cuda import separable
+from nxcore_cuda import planes_forward, separable
 from nxcore_cuda.candidates import TYPES
 from nxcore_cuda.machine.instance import Instance
 from nxcore_cuda.machine.launch import Launch
+from nxcore_cuda.planes_forward import Outputs
 from nxcore_cuda.separable import Layer, Tile
 
 SOURCE = "sep_conv2d"
@@ -27,19 +28,24 @@ def instance(
     return Instance(SOURCE, arguments, threads=threads, blocks=512 // threads if window[0] < 7 else 0)
 
 
-def choose(problem: Problem) -> Tile | None:
+def choose(problem: Problem) -> Tile | Outputs | None:
     """Return the tile for a problem, None where none fits."""
-    return separable.choose(Layer.of(problem, problem.outputs), problem.device, back=False)
-
-
-def sweep(problem: Problem) -> Iterator[Tile]:
-    """Yield the tiles worth timing."""
     layer = Layer.of(problem, problem.outputs)
+    if planes_forward.fits(layer, problem.device):
+        return planes_forward.choose(layer)
+    return separable.choose(layer, problem.device, back=False)
+
+
+def sweep(problem: Problem) -> Iterator[Tile | Outputs]:
+    """Yield the tiles worth timing, the chosen one first."""
+    layer = Layer.of(problem, problem.outputs)
+    if planes_forward.fits(layer, problem.device):
+        yield from planes_forward.tiles(layer)
     if chosen := separable.choose(layer, problem.device, back=False):
         yield from separable.candidates(layer, chosen, back=False)
 
 
-def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
+def plan(problem: Problem, tile: Tile | Outputs | None = None) -> Callable[..., Tensor]:
     """Return the launch for one problem.
 
     Returns
@@ -58,7 +64,9 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
     return call
 
 
-def launched(problem: Problem, tile: Tile | None = None, *, moments: bool = False) -> tuple[Any, int]:
+def launched(
+    problem: Problem, tile: Tile | Outputs | None = None, *, moments: bool = False
+) -> tuple[Any, int]:
     """Return the launch of ``(x, dw_weight, pw_weight, out, shares)``, and how many blocks it has.
 
     Each of them leaves the ``moments`` of every channel in ``shares``, where these are requested.
@@ -66,6 +74,9 @@ def launched(problem: Problem, tile: Tile | None = None, *, moments: bool = Fals
     layer, chosen = Layer.of(problem, problem.outputs), tile or choose(problem)
     if chosen is None:
         raise ValueError("no tile fits")
+    if isinstance(chosen, Outputs):
+        of_planes = planes_forward.launch(layer, chosen, problem.device, relu=problem["relu"])
+        return of_planes, planes_forward.blocks(layer, chosen)
     floats, blocks = separable.forward(layer, chosen), layer.x.images * layer.bands(chosen.band)
     window = (layer.size, layer.stride, layer.dilation)
     launch = Launch(
@@ -89,3 +100,4 @@ def instances() -> Iterator[Instance]:
     """Yield the kernels of common calls, to compile ahead of time."""
     for dtype, window in product(FLOATS, WINDOWS):
         yield instance(dtype, window)
+    yield from planes_forward.instances(planes_forward.FORWARD)

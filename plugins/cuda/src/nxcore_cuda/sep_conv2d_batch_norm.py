@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from nxcore.plugin import Problem
-from nxcore_cuda import batch_norm, sep_conv2d, separable
+from nxcore_cuda import batch_norm, sep_conv2d
 from nxcore_cuda.machine.instance import Instance
 from nxcore_cuda.moments import shares_of
+from nxcore_cuda.planes_forward import Outputs
+from nxcore_cuda.separable import Tile
 
 
-def plan(problem: Problem, tile: separable.Tile | None = None) -> Callable[..., tuple[Tensor, ...]]:
+def plan(problem: Problem, tile: Tile | Outputs | None = None) -> Callable[..., tuple[Tensor, ...]]:
     """Return the launches for one problem.
 
     Returns
@@ -50,7 +52,7 @@ def plan(problem: Problem, tile: separable.Tile | None = None) -> Callable[..., 
     return call
 
 
-def sweep(problem: Problem) -> Iterator[separable.Tile]:
+def sweep(problem: Problem) -> Iterator[Tile | Outputs]:
     """Yield the tiles worth timing."""
     if (first := problem.parts[0]) is not None:
         yield from sep_conv2d.sweep(first)
