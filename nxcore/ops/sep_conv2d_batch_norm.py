@@ -210,6 +210,11 @@ SAMPLES = (
     Sample(
         "square_planes_of_16_channels", (rand(1, 16, 32, 32), rand(16, 1, 3, 3), rand(16, 16, 1, 1), 1, 1)
     ),
+    Sample("square_planes_strided", (rand(2, 64, 16, 16), rand(64, 1, 3, 3), rand(64, 64, 1, 1), 2, 1)),
+    Sample(
+        "square_planes_strided_of_32_channels",
+        (rand(1, 32, 32, 32), rand(32, 1, 5, 5), rand(32, 32, 1, 1), 2, 4, 2),
+    ),
     Sample("large_eps", (rand(3, 2, 6, 6), rand(2, 1, 3, 3), rand(2, 2, 1, 1), 1, 2, 2, False), {"eps": 3.0}),
     *LAID_OUT,
     *(

@@ -17,7 +17,13 @@ from nxcore_cuda.machine.compile import shipped
 
 API = 1
 
-PLANES = ("square_planes", "square_planes_dilated", "square_planes_of_16_channels")
+PLANES = (
+    "square_planes",
+    "square_planes_dilated",
+    "square_planes_of_16_channels",
+    "square_planes_strided",
+    "square_planes_strided_of_32_channels",
+)
 """Samples of shapes that have kernels of their own."""
 
 SUM = {"target": "sum:plan", "branch": "nxcore_cuda.sum:branch"}

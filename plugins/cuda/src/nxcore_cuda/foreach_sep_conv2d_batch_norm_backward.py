@@ -26,7 +26,7 @@ from nxcore_cuda.foreach_sep_conv2d_batch_norm import norms
 from nxcore_cuda.layout import STRIDES
 from nxcore_cuda.machine.instance import Instance
 from nxcore_cuda.machine.launch import Guarded, Launch, Launcher
-from nxcore_cuda.sep_conv2d_backward import COLUMNS, MOST_BLOCKS
+from nxcore_cuda.sep_conv2d_backward import COLUMNS, MOST_BLOCKS, PLANNERS
 
 SOURCE, TOTALS = "foreach_sep_conv2d_backward", "foreach_sep_conv2d_totals"
 NORM = "foreach_batch_norm_backward"
@@ -72,13 +72,13 @@ def plan(problem: Problem, group: Group | None = None) -> Callable[..., tuple[An
         sum(1 << k for k, out in enumerate(outs) if out is not None) for outs in zip(*fresh, strict=True)
     ]
     layers = separable.layers(problem)
-    known = [
-        i
+    known: dict[int, Any] = {
+        i: planner
         for i, layer in enumerate(layers)
-        if chosen.planes is not None
-        and wanted[i] == IMAGE | FILTERS | POINTS
-        and planes.fits(layer, device, relu=problem["relu"])
-    ]
+        if chosen.planes is not None and wanted[i] == IMAGE | FILTERS | POINTS
+        for planner in PLANNERS
+        if planner.fits(layer, device, relu=problem["relu"])
+    }
     some = [i for i, which in enumerate(wanted) if which and i not in known]
     works = []
     for layer, tile, which in zip(layers, tiles(problem, chosen), wanted, strict=True):
@@ -91,11 +91,13 @@ def plan(problem: Problem, group: Group | None = None) -> Callable[..., tuple[An
         [works[i] for i in some], chosen, device, 6, lambda found: instance(found, chosen.threads)
     )
     rows = [work.rows for work in works]
-    by_planes = planes.launches(layers, known, chosen.planes or (), device)
-    for batch, _, own in by_planes:
-        for i in batch:
-            rows[i] = planes.rows(layers[i], own)
-    of_planes = [(batch, launch) for batch, launch, _ in by_planes]
+    of_planes: foreach.Launches = []
+    for planner in PLANNERS:
+        own = [i for i in known if known[i] is planner]
+        for batch, launch, tile in planner.launches(layers, own, chosen.planes or (), device):
+            of_planes.append((batch, launch))
+            for i in batch:
+                rows[i] = planner.rows(layers[i], tile)
     shares = [
         TensorMeta.row_major((count, columns(layer)), torch.float32, device)
         for count, layer in zip(rows, layers, strict=True)
@@ -252,7 +254,7 @@ def choose(problem: Problem) -> Group:
     """Return the group for a call."""
     layers = separable.layers(problem)
     group = foreach.choose(layers, problem.device, back=True)
-    known = any(planes.fits(layer, problem.device, relu=problem["relu"]) for layer in layers)
+    known = any(p.fits(layer, problem.device, relu=problem["relu"]) for layer in layers for p in PLANNERS)
     return replace(group, planes=()) if known else group
 
 
@@ -269,5 +271,6 @@ def instances() -> Iterator[Instance]:
     for windows in foreach.APART:
         yield instance(windows, 256)
     yield totals()
-    yield from planes.instances(f"foreach_{planes.BACKWARD}")
+    for planner in PLANNERS:
+        yield from planner.instances(f"foreach_{planner.BACKWARD}")
     yield from norms(NORM, NORMS)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import product
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nxcore.plugin import FLOATS, Problem, sums_of
-from nxcore_cuda import planes, separable
+from nxcore_cuda import planes, separable, strided_planes
 from nxcore_cuda.candidates import TYPES
 from nxcore_cuda.depthwise import FILL, ceil_div, filter_steps
 from nxcore_cuda.machine.instance import Instance
@@ -26,6 +27,7 @@ from nxcore_cuda.separable import Layer, Tile
 SOURCE = "sep_conv2d_backward"
 TOTALS, COLUMNS = "sep_conv2d_totals", 16
 MOST_BLOCKS = 4 * FILL  # of a chunk, each of which leaves shares
+PLANNERS = (planes, strided_planes)
 
 
 def instance(dtype: torch.dtype, window: tuple[int, int, int], threads: int = 256) -> Instance:
@@ -44,24 +46,27 @@ def _layer(problem: Problem) -> Layer:
     return Layer.of(problem, problem["grad"], problem.outputs[0])
 
 
-def known(problem: Problem) -> bool:
-    """Return whether the kernels of square planes take a call: they make all three gradients."""
+def known(problem: Problem) -> ModuleType | None:
+    """Return the planner whose kernels of square planes take a call, if any: they make all gradients."""
     layer = _layer(problem)
-    return None not in problem.outputs and planes.fits(layer, problem.device, relu=problem["relu"])
+    if None in problem.outputs:
+        return None
+    return next((p for p in PLANNERS if p.fits(layer, problem.device, relu=problem["relu"])), None)
 
 
 def choose(problem: Problem) -> Tile | Planes | None:
     """Return the tile for a problem, None where none fits."""
-    if known(problem):
-        return planes.choose(_layer(problem))
+    if planner := known(problem):
+        tile: Planes = planner.choose(_layer(problem))
+        return tile
     return separable.choose(_layer(problem), problem.device, back=True)
 
 
 def sweep(problem: Problem) -> Iterator[Tile | Planes]:
     """Yield the tiles worth timing, the chosen one first."""
     layer = _layer(problem)
-    if known(problem):
-        yield from dict.fromkeys((planes.choose(layer), *planes.tiles(Shape.of(layer))))
+    if planner := known(problem):
+        yield from dict.fromkeys((planner.choose(layer), *planner.tiles(Shape.of(layer))))
     if chosen := separable.choose(layer, problem.device, back=True):
         yield from separable.candidates(layer, chosen, back=True)
 
@@ -69,11 +74,17 @@ def sweep(problem: Problem) -> Iterator[Tile | Planes]:
 def _convolve(problem: Problem, layer: Layer, tile: Tile | Planes, wanted: int) -> tuple[Launcher, int]:
     """Return the launch of ``(grad, x, dw_weight, pw_weight, x_grad, shares)``, and its number of shares."""
     if isinstance(tile, Planes):
-        rows, shape = planes.rows(layer, tile), Shape.of(layer)
-        found = planes.instance(planes.BACKWARD, shape, tile)
-        memory, values = planes.memory(shape, tile), (planes.items(layer, tile),)
+        planner: Any = strided_planes if layer.stride == 2 else planes
+        rows, shape = planner.rows(layer, tile), Shape.of(layer)
         launch = Launch(
-            found, problem.device, rows, tile.threads, memory, pointers=6, layout="i", values=values
+            planner.instance(planner.BACKWARD, shape, tile),
+            problem.device,
+            rows,
+            tile.threads,
+            planner.memory(shape, tile),
+            pointers=6,
+            layout="i",
+            values=(planner.items(layer, tile),),
         )
         return launch, rows
     floats = separable.backward(layer, tile)
@@ -159,4 +170,5 @@ def instances() -> Iterator[Instance]:
         yield totals(dtype)
     for dtype, window in product(FLOATS, WINDOWS):
         yield instance(dtype, window)
-    yield from planes.instances(planes.BACKWARD)
+    for planner in PLANNERS:
+        yield from planner.instances(planner.BACKWARD)
