@@ -308,7 +308,8 @@ class _Replay(torch.autograd.Function):
         return None, None, *_run_again(ctx, grad)
 
 
-replay: Any = _Replay.apply  # untyped in torch
+replay: Any = super(torch.autograd.Function, _Replay).apply
+"""``_Replay.apply`` without its search for tensors of an ended transform: parts refuse these before."""
 
 
 def _run_again(ctx: Any, grad: Tensor) -> list[Tensor | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ KNOWN = ("torch.", "nxcore.nn.")
 """Packages whose modules depend only on their class, parameters and constructor arguments."""
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+_training, _requires_grad = operator.itemgetter("training"), operator.attrgetter("requires_grad")
 
 OWN = frozenset(vars(nn.Module()))
 """Attributes that every module has, which are compared in another way, or not at all."""
@@ -57,35 +60,45 @@ class Inside:
                 raise CaptureError("one of its parameters has hooks")
         if len({t.device for t in self._tensors}) > 1:
             raise CaptureError("its parameters and buffers are on several devices")
-        self._held: list[tuple[dict[str, Any], str, Any]] = [
+        held = [
             (held, name, value)
             for m in self.modules
             for held in (m._parameters, m._buffers, m._modules)
             for name, value in held.items()
         ]
-        self._held += [(vars(m), name, value) for m in self.modules for name, value in attributes(m)]
+        self._own = list(map(vars, self.modules))
+        held += [
+            (own, name, value)
+            for own, m in zip(self._own, self.modules, strict=True)
+            for name, value in attributes(m)
+        ]
+        self._where: list[dict[str, Any]] = [where for where, _, _ in held]
+        self._names = [name for _, name, _ in held]
+        self._values = [value for _, _, value in held]
         sized: list[Any] = [held for m in self.modules for held in (vars(m), m._modules, m._parameters)]
-        sized += [value for _, _, value in self._held if isinstance(value, list | dict | set)]
+        sized += [value for value in self._values if isinstance(value, list | dict | set)]
         self._sized, self._sizes = sized, list(map(len, sized))
-        self._hooks = [vars(m)[name] for m in self.modules for name in HOOKS]
+        self._hooks = [own[name] for own in self._own for name in HOOKS]
         self._classes, self._places = self._now()
         self.mode = self.mode_now()
 
     def holds(self) -> bool:
-        """Return whether the state is unchanged, except for the mode and for values of tensors."""
-        for held, name, value in self._held:
-            if held.get(name) is not value:
-                return False
+        """Return whether the state is unchanged, except for the mode and for values of tensors.
+
+        Every replay asks this of every module: hence ``map`` of C functions, without a loop of Python's.
+        """
+        if not all(map(operator.is_, map(dict.get, self._where, self._names), self._values)):
+            return False
         if any(self._hooks) or hooked() or [*map(len, self._sized)] != self._sizes:
             return False
         return self._now() == (self._classes, self._places)
 
     def mode_now(self) -> tuple[list[bool], list[bool]]:
         """Return which modules are in training, and which parameters need a gradient."""
-        return [m.training for m in self.modules], [p.requires_grad for p in self.parameters]
+        return [*map(_training, self._own)], [*map(_requires_grad, self.parameters)]
 
     def _now(self) -> tuple[list[type], list[int]]:
-        return [m.__class__ for m in self.modules], [t.data_ptr() for t in self._tensors]
+        return [*map(type, self.modules)], [*map(torch.Tensor.data_ptr, self._tensors)]
 
 
 def attributes(module: nn.Module) -> list[tuple[str, Any]]:

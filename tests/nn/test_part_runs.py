@@ -1,5 +1,6 @@
 """What of a part of a network is run, and why."""
 
+import contextlib
 import copy
 from concurrent.futures import ThreadPoolExecutor
 
@@ -67,6 +68,10 @@ def test_what_is_no_call_in_training_is_run_and_says_why(pair):
     with nxcore.profile():
         pair.part(pair.module, x, pair.weight)
     checkpoint(lambda t: pair.part(pair.module, t, pair.weight), x, use_reentrant=False)
+    kept = []  # beyond the end of its transform, as a replay would have to notice
+    torch.vmap(lambda t: kept.append(t) or t)(x.detach()[None])
+    with contextlib.suppress(RuntimeError):  # which torch itself may refuse
+        pair.part(pair.module, kept[0], pair.weight)
     assert pair.tape.replayed == before
     fresh = Pair()
     fresh.part(fresh.module.eval(), x, fresh.weight)
