@@ -27,21 +27,35 @@ namespace batch_norm_parts {
 
 using namespace moments;
 
-// The values that a thread holds, `vectors` whole ones of them.
-template <int VECTOR, int UNROLL, typename T>
-__device__ __forceinline__ Moments of_values(const Vector<T, VECTOR> (&x)[UNROLL], int vectors) {
-  constexpr int N = UNROLL * VECTOR;
-  float terms[N];
+// The values that a thread holds.
+template <int VECTOR, int N, typename T>
+__device__ __forceinline__ Moments of_values(const Vector<T, VECTOR> (&x)[N]) {
+  constexpr int COUNT = N * VECTOR;
+  float terms[COUNT];
 #pragma unroll
-  for (int i = 0; i < N; ++i) terms[i] = widen(x[i / VECTOR][i % VECTOR]);  // 0 behind the last
-  const float count = vectors * VECTOR;
-  const float mean = channel::tree(terms) / count;
+  for (int i = 0; i < COUNT; ++i) terms[i] = widen(x[i / VECTOR][i % VECTOR]);
+  const float mean = channel::tree(terms) / (float)COUNT;
 #pragma unroll
-  for (int i = 0; i < N; ++i) {
+  for (int i = 0; i < COUNT; ++i) {
     const float off = widen(x[i / VECTOR][i % VECTOR]) - mean;
-    terms[i] = i / VECTOR < vectors ? off * off : 0.0f;
+    terms[i] = off * off;
   }
-  return {count, mean, channel::tree(terms)};
+  return {(float)COUNT, mean, channel::tree(terms)};
+}
+
+// Those of a share of a channel whose first element is at `base`, in every thread of the block.
+template <bool NEAR, int VECTOR, int UNROLL, typename T>
+__device__ __forceinline__ Moments of_share(const channels& c, const T* base, const strides& steps, unsigned share) {
+  Moments found = {0.0f, 0.0f, 0.0f};
+  const channel::number<NEAR> last = channel::last<NEAR>(c, share);
+  channel::walk<UNROLL>(channel::first<NEAR>(c, share) + (channel::number<NEAR>)threadIdx.x, last,
+                        [&](auto many, channel::number<NEAR> at) {
+                          Vector<T, VECTOR> x[decltype(many)::value];
+                          channel::fetch<NEAR>(c, base, steps, at, x);
+                          const Moments own = of_values(x);
+                          found = found.count > 0.0f ? together(found, own) : own;
+                        });
+  return of_block(found);
 }
 
 }  // namespace batch_norm_parts
@@ -50,28 +64,50 @@ template <typename T, int VECTOR, int UNROLL>
 __device__ __forceinline__ void batch_norm_moments(const batch_norm_args& a) {
   using namespace batch_norm_parts;
   const T* const base = static_cast<const T*>(a.x) + blockIdx.y * a.x_step;
-  const long long last = channel::last(a.c);
-  Moments found = {0.0f, 0.0f, 0.0f};
-  for (long long at = channel::first(a.c) + threadIdx.x; at < last; at += UNROLL * blockDim.x) {
-    Vector<T, VECTOR> x[UNROLL];
-    channel::fetch(a.c, base, a.x_strides, at, last, x);
-    const long long left = (last - at + blockDim.x - 1) / blockDim.x;
-    const Moments own = of_values(x, left < UNROLL ? (int)left : UNROLL);
-    found = found.count > 0.0f ? together(found, own) : own;
-  }
-  found = of_block(found);
+  const Moments found = a.c.near ? of_share<true, VECTOR, UNROLL>(a.c, base, a.x_strides, blockIdx.x)
+                                 : of_share<false, VECTOR, 1>(a.c, base, a.x_strides, blockIdx.x);
   if (threadIdx.x == 0) channel::leave(a.shares, a.c, found.mean, found.squares);
 }
 
 namespace batch_norm_parts {
 
-// Writes what a block has of a channel; x is what its threads have fetched of it, from `at` on. A: a struct with what
-// batch_norm_args have.
-template <typename T, int VECTOR, int UNROLL, typename A>
-__device__ __forceinline__ void normalise(const A& a, const Moments& found, Vector<T, VECTOR> (&x)[UNROLL],
-                                          long long at, long long last) {
+// What the blocks of batch_norm_moments left of a channel, in every lane of a warp.
+struct Left {
+  const float* shares;
+  long long elements;  // of a block
+  __device__ __forceinline__ Moments operator()(const channels& c) const {
+    Moments lane = {0.0f, 0.0f, 0.0f};
+    for (int split = threadIdx.x % WARP; split < c.splits; split += WARP) {
+      const Vector<float, 2> share = channel::left(shares, c, split);
+      const long long rest = c.count - split * elements;
+      const Moments next = {(float)(rest < elements ? rest : elements), share[0], share[1]};
+      lane = lane.count > 0.0f ? together(lane, next) : next;
+    }
+    return of_warp(lane);
+  }
+};
+
+// What the blocks of another kernel left of it, `splits` of them.
+struct Given {
+  const float* shares;
+  int splits;
+  __device__ __forceinline__ Moments operator()(const channels&) const {
+    return of_shares(shares, blockIdx.y, splits);
+  }
+};
+
+// Writes what a block has of a channel; `find` returns the channel's moments. A: a struct with what batch_norm_args
+// have.
+template <typename T, bool NEAR, int VECTOR, int UNROLL, typename A, typename Find>
+__device__ __forceinline__ void normalise(const A& a, const Find& find) {
+  using I = channel::number<NEAR>;
   const T* const base = static_cast<const T*>(a.x) + blockIdx.y * a.x_step;
   T* const out = static_cast<T*>(a.y) + blockIdx.y * a.y_step;
+  const I last = channel::last<NEAR>(a.c);
+  I at = channel::first<NEAR>(a.c) + (I)threadIdx.x;
+  Vector<T, VECTOR> x[UNROLL];
+  channel::fetch<NEAR>(a.c, base, a.x_strides, at, last, x);  // under way while the moments are put together
+  const Moments found = find(a.c);
   if (blockIdx.x == 0 && threadIdx.x == 0) {
     a.mean[blockIdx.y] = found.mean;
     a.var[blockIdx.y] = found.squares / (float)(a.c.count - 1);
@@ -84,15 +120,24 @@ __device__ __forceinline__ void normalise(const A& a, const Moments& found, Vect
   while (at < last) {
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u) {
-      const long long term = at + (long long)u * blockDim.x;
+      const I term = at + u * (I)blockDim.x;
       if (term >= last) continue;
       Vector<T, VECTOR> y;
 #pragma unroll
       for (int e = 0; e < VECTOR; ++e) y[e] = narrow<T>(fmaf(widen(x[u][e]) - found.mean, scale, shift));
-      store<VECTOR>(out + locate(term, a.c.sizes, a.y_strides), y);
+      store<VECTOR>(out + channel::place<NEAR>(a.c, a.y_strides, term), y);
     }
-    at += UNROLL * blockDim.x;
-    if (at < last) channel::fetch(a.c, base, a.x_strides, at, last, x);
+    at += UNROLL * (I)blockDim.x;
+    if (at < last) channel::fetch<NEAR>(a.c, base, a.x_strides, at, last, x);
+  }
+}
+
+template <typename T, int VECTOR, int UNROLL, typename A, typename Find>
+__device__ __forceinline__ void normalise(const A& a, const Find& find) {
+  if (a.c.near) {
+    normalise<T, true, VECTOR, UNROLL>(a, find);
+  } else {
+    normalise<T, false, VECTOR, 1>(a, find);
   }
 }
 
@@ -101,29 +146,12 @@ __device__ __forceinline__ void normalise(const A& a, const Moments& found, Vect
 template <typename T, int VECTOR, int UNROLL>
 __device__ __forceinline__ void batch_norm_apply(const batch_norm_args& a) {
   using namespace batch_norm_parts;
-  const T* const base = static_cast<const T*>(a.x) + blockIdx.y * a.x_step;
-  const long long last = channel::last(a.c), at = channel::first(a.c) + threadIdx.x;
-  Vector<T, VECTOR> x[UNROLL];
-  channel::fetch(a.c, base, a.x_strides, at, last, x);  // under way while the shares are put together
-
-  Moments lane = {0.0f, 0.0f, 0.0f};
-  const long long elements = a.c.span * VECTOR;
-  for (int split = threadIdx.x % WARP; split < a.c.splits; split += WARP) {
-    const Vector<float, 2> share = channel::left(a.shares, a.c, split);
-    const long long rest = a.c.count - split * elements;
-    const Moments next = {(float)(rest < elements ? rest : elements), share[0], share[1]};
-    lane = lane.count > 0.0f ? together(lane, next) : next;
-  }
-  normalise(a, of_warp(lane), x, at, last);
+  normalise<T, VECTOR, UNROLL>(a, Left{a.shares, a.c.span * VECTOR});
 }
 
 // The same where x is what another kernel made, whose blocks left shares of their own, `splits` for each channel.
 template <typename T, int VECTOR, int UNROLL>
 __device__ __forceinline__ void batch_norm_finish(const batch_norm_args& a) {
   using namespace batch_norm_parts;
-  const T* const base = static_cast<const T*>(a.x) + blockIdx.y * a.x_step;
-  const long long last = channel::last(a.c), at = channel::first(a.c) + threadIdx.x;
-  Vector<T, VECTOR> x[UNROLL];
-  channel::fetch(a.c, base, a.x_strides, at, last, x);  // under way while the shares are put together
-  normalise(a, of_shares(a.shares, blockIdx.y, a.c.splits), x, at, last);
+  normalise<T, VECTOR, UNROLL>(a, Given{a.shares, a.c.splits});
 }

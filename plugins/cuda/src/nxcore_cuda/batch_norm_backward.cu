@@ -24,29 +24,30 @@ struct batch_norm_backward_args {
   strides out_strides;
 };
 
+namespace batch_norm_backward_parts {
+
 // A, here and below: a struct with what batch_norm_backward_args have.
-template <typename T, int VECTOR, int UNROLL, typename A>
-__device__ __forceinline__ void batch_norm_backward_sums(const A& a) {
-  constexpr int N = UNROLL * VECTOR;
+template <typename T, bool NEAR, int VECTOR, int UNROLL, typename A>
+__device__ __forceinline__ void sums(const A& a) {
+  using I = channel::number<NEAR>;
   const T* const grads = static_cast<const T*>(a.grad) + blockIdx.y * a.grad_step;
   const T* const images = static_cast<const T*>(a.x) + blockIdx.y * a.x_step;
   const float mean = a.mean[blockIdx.y];
-  const long long last = channel::last(a.c);
   float sum = 0.0f, product = 0.0f;
-  for (long long at = channel::first(a.c) + threadIdx.x; at < last; at += UNROLL * blockDim.x) {
-    Vector<T, VECTOR> g[UNROLL], x[UNROLL];
-    channel::fetch(a.c, grads, a.grad_strides, at, last, g);
-    channel::fetch(a.c, images, a.x_strides, at, last, x);
+  channel::walk<UNROLL>(channel::first<NEAR>(a.c) + (I)threadIdx.x, channel::last<NEAR>(a.c), [&](auto many, I at) {
+    constexpr int N = decltype(many)::value * VECTOR;
+    Vector<T, VECTOR> g[N / VECTOR], x[N / VECTOR];
+    channel::fetch<NEAR>(a.c, grads, a.grad_strides, at, g);
+    channel::fetch<NEAR>(a.c, images, a.x_strides, at, x);
     float terms[N], products[N];
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      terms[i] = widen(g[i / VECTOR][i % VECTOR]);  // 0 behind the last
+      terms[i] = widen(g[i / VECTOR][i % VECTOR]);
       products[i] = terms[i] * (widen(x[i / VECTOR][i % VECTOR]) - mean);
-      if (at + (long long)(i / VECTOR) * blockDim.x >= last) products[i] = 0.0f;  // the mean may be infinite
     }
     sum += channel::tree(terms);
     product += channel::tree(products);
-  }
+  });
   __shared__ float warps[2][WARP];
   sum = warp_sum(sum);
   product = warp_sum(product);
@@ -62,16 +63,17 @@ __device__ __forceinline__ void batch_norm_backward_sums(const A& a) {
   if (threadIdx.x == 0) channel::leave(a.shares, a.c, sum, product);
 }
 
-template <typename T, int VECTOR, int UNROLL, typename A>
-__device__ __forceinline__ void batch_norm_backward_apply(const A& a) {
+template <typename T, bool NEAR, int VECTOR, int UNROLL, typename A>
+__device__ __forceinline__ void gradients(const A& a) {
+  using I = channel::number<NEAR>;
   const T* const grads = static_cast<const T*>(a.grad) + blockIdx.y * a.grad_step;
   const T* const images = static_cast<const T*>(a.x) + blockIdx.y * a.x_step;
   T* const out = static_cast<T*>(a.x_grad) + blockIdx.y * a.out_step;
-  const long long last = a.x_grad ? channel::last(a.c) : 0;
-  long long at = channel::first(a.c) + threadIdx.x;
+  const I last = a.x_grad ? channel::last<NEAR>(a.c) : 0;
+  I at = channel::first<NEAR>(a.c) + (I)threadIdx.x;
   Vector<T, VECTOR> g[UNROLL], x[UNROLL];
-  channel::fetch(a.c, grads, a.grad_strides, at, last, g);  // under way while the shares are added up
-  channel::fetch(a.c, images, a.x_strides, at, last, x);
+  channel::fetch<NEAR>(a.c, grads, a.grad_strides, at, last, g);  // under way while the shares are added up
+  channel::fetch<NEAR>(a.c, images, a.x_strides, at, last, x);
 
   float sum = 0.0f, product = 0.0f;
   for (int split = threadIdx.x % WARP; split < a.c.splits; split += WARP) {
@@ -92,19 +94,39 @@ __device__ __forceinline__ void batch_norm_backward_apply(const A& a) {
   while (at < last) {
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u) {
-      const long long term = at + (long long)u * blockDim.x;
+      const I term = at + u * (I)blockDim.x;
       if (term >= last) continue;
       Vector<T, VECTOR> to;
 #pragma unroll
       for (int e = 0; e < VECTOR; ++e) {
         to[e] = narrow<T>(scale * (widen(g[u][e]) - level - (widen(x[u][e]) - mean) * slope));
       }
-      store<VECTOR>(out + locate(term, a.c.sizes, a.out_strides), to);
+      store<VECTOR>(out + channel::place<NEAR>(a.c, a.out_strides, term), to);
     }
-    at += UNROLL * blockDim.x;
+    at += UNROLL * (I)blockDim.x;
     if (at < last) {
-      channel::fetch(a.c, grads, a.grad_strides, at, last, g);
-      channel::fetch(a.c, images, a.x_strides, at, last, x);
+      channel::fetch<NEAR>(a.c, grads, a.grad_strides, at, last, g);
+      channel::fetch<NEAR>(a.c, images, a.x_strides, at, last, x);
     }
+  }
+}
+
+}  // namespace batch_norm_backward_parts
+
+template <typename T, int VECTOR, int UNROLL, typename A>
+__device__ __forceinline__ void batch_norm_backward_sums(const A& a) {
+  if (a.c.near) {
+    batch_norm_backward_parts::sums<T, true, VECTOR, UNROLL>(a);
+  } else {
+    batch_norm_backward_parts::sums<T, false, VECTOR, 1>(a);
+  }
+}
+
+template <typename T, int VECTOR, int UNROLL, typename A>
+__device__ __forceinline__ void batch_norm_backward_apply(const A& a) {
+  if (a.c.near) {
+    batch_norm_backward_parts::gradients<T, true, VECTOR, UNROLL>(a);
+  } else {
+    batch_norm_backward_parts::gradients<T, false, VECTOR, 1>(a);
   }
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from itertools import count, product
 from typing import Any
 
@@ -11,22 +12,70 @@ from torch import Tensor
 
 from nxcore.plugin import Problem, TensorMeta
 from nxcore_cuda.candidates import FEW, KINDS, SOME, TYPES
-from nxcore_cuda.channel import CHANNELS, Channels, Tile
+from nxcore_cuda.channel import CHANNELS, MOST, Channels
+from nxcore_cuda.channel import Tile as Span
 from nxcore_cuda.layout import STRIDES, VECTOR
 from nxcore_cuda.machine.instance import Instance
 from nxcore_cuda.machine.launch import Guarded, Launch, Launcher
 
 GROUP = 4  # as in batch_norm_sum_backward.cu
-UNROLL = 2  # vectors in flight of one thread and one tensor: registers hold those of four tensors
 ENTRIES = ("batch_norm_sum_moments", "batch_norm_sum_apply")
 ENTRIES_BACKWARD = ("batch_norm_sum_backward_sums", "batch_norm_sum_backward_apply")
 
+FULL = 1056
+"""Blocks of a first kernel that fill a large GPU: eight for each of 132 multiprocessors.
 
-def _instance(entry: str, source: str, dtype: torch.dtype, room: int, width: int, tile: Tile) -> Instance:
-    most = max(tile.threads, 256)
-    unroll = 1 if tile.span <= tile.threads else UNROLL
+A constant, not the device's own count, so that a sum has the same bits on every device.
+"""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """How the blocks of one of the two kernels share a channel.
+
+    Attributes
+    ----------
+    span : int
+        Vectors of a block.
+    threads : int
+        Of a block.
+    unroll : int
+        Vectors in flight of one thread and one tensor.
+    """
+
+    span: int
+    threads: int
+    unroll: int
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The passes of both kernels.
+
+    Attributes
+    ----------
+    first, second : Pass
+    order : bool
+        Whether neighbouring blocks have the same part of a channel, and the second kernel goes backwards.
+    stream : bool
+        Whether what the second kernel reads and, of gradients, writes leaves the cache first.
+    """
+
+    first: Pass
+    second: Pass
+    order: bool = True
+    stream: bool = False
+
+
+def _instance(
+    entry: str, source: str, dtype: torch.dtype, room: int, width: int, own: Pass, near: bool, *stream: bool
+) -> Instance:
     return Instance(
-        entry, (TYPES[dtype], room, width, unroll), source, f"{source}_args<{room}>", threads=most
+        entry,
+        (TYPES[dtype], room, width, own.unroll if near else 1, near, *stream),
+        source,
+        f"{source}_args<{room}>",
+        threads=max(own.threads, 256),
     )
 
 
@@ -35,30 +84,56 @@ def _launches(
     found: Channels,
     tile: Tile,
     source: str,
-    grids: dict[str, tuple[int, int, int]],
+    items: dict[str, int],
     pointers: int,
-    head: tuple[str, tuple[Any, ...]],
+    between: tuple[int, ...],
+    numbers: tuple[int, ...],
 ) -> list[Launcher]:
-    """Return each launch, for aligned data and for any; ``head`` is what precedes the channels."""
-    room = _room(problem)
-    dtype = problem["xs"][0].dtype
+    """Return both launches, for aligned data and for any.
 
-    def launch(entry: str, grid: tuple[int, int, int], width: int) -> Launcher:
-        scaled = Tile(tile.span * found.width // width, tile.threads)
+    Parameters
+    ----------
+    problem : Problem
+    found : Channels
+    tile : Tile
+    source : str
+    items : dict of str to int
+        The items of each entry's grid.
+    pointers : int
+    between, numbers : tuple of int
+        Of the kernels' arguments.
+    """
+    room, shares = _room(problem), splits(found, tile.first)
+    numbers = (*numbers[:2], int(tile.order), 0, *numbers[2:])
+
+    def launch(entry: str, number: int, own: Pass, width: int, *stream: bool) -> Launcher:
+        grid = (splits(found, own), found.channels)
+        if width < found.width:  # a thread has as many elements, so more vectors
+            own = replace(own, unroll=2 if stream else 4)
         return Launch(
-            _instance(entry, source, dtype, room, width, scaled),
+            _instance(entry, source, problem["xs"][0].dtype, room, width, own, found.near(width), *stream),
             problem.device,
-            grid,
-            tile.threads,
+            (number, *grid) if tile.order else (*grid, number),
+            own.threads,
             pointers=pointers,
-            layout=f"{head[0]}{CHANNELS}{len(found.between) * STRIDES}",
-            values=(*head[1], *found.values(width, tile, problem["eps"])),
+            layout=f"{len(between)}q{len(numbers)}i{CHANNELS}{len(found.between) * STRIDES}",
+            values=(
+                *(*between, *numbers),
+                *found.values(width, Span(own.span, own.threads), problem["eps"], shares),
+            ),
         )
 
-    return [
-        Guarded(launch(entry, grid, found.width) if found.width > 1 else None, launch(entry, grid, 1))
-        for entry, grid in grids.items()
-    ]
+    def guarded(entry: str, number: int, own: Pass, *stream: bool) -> Launcher:
+        vector = launch(entry, number, own, found.width, *stream) if found.width > 1 else None
+        return Guarded(vector, launch(entry, number, own, 1, *stream))
+
+    (first, many), (second, few) = items.items()
+    return [guarded(first, many, tile.first), guarded(second, few, tile.second, tile.stream)]
+
+
+def splits(found: Channels, own: Pass) -> int:
+    """Return how many blocks share a channel."""
+    return found.splits(Span(own.span, own.threads))
 
 
 def _room(problem: Problem) -> int:
@@ -76,8 +151,35 @@ def _padded(numbers: list[int], room: int) -> tuple[int, ...]:
     return (*numbers, *(0,) * (room - len(numbers)))
 
 
-def _shares(rows: int, channels: int, splits: int, device: torch.device) -> TensorMeta:
-    return TensorMeta.row_major((rows, channels, splits, 2), torch.float32, device)
+def _pass(found: Channels, vectors: int, unroll: int) -> Pass:
+    """Return the pass in which a thread has so many vectors, or as many as a channel has for it."""
+    terms, threads = found.count // found.width, found.choose().threads
+    least = -(-terms // (MOST * threads))
+    vectors = max(min(vectors, -(-terms // threads)), least)
+    return Pass(vectors * threads, threads, next(u for u in (4, 2, 1) if u <= min(unroll, vectors)))
+
+
+def _first(found: Channels, items: int) -> Pass:
+    """Return the pass of a first kernel: long ones, of which there are enough to fill the device."""
+    blocks = -(-FULL // (items * found.channels))
+    vectors = -(-found.count // (found.width * found.choose().threads * blocks))
+    return _pass(found, min(max(vectors, 2), 16), 4)
+
+
+def _near(found: Channels, first: Pass, second: Pass) -> Iterator[Tile]:
+    """Yield the tiles worth timing beside one."""
+    tile = Tile(first, second)
+    yield tile
+    yield from (replace(tile, order=False), replace(tile, stream=True))
+    yield from (replace(tile, first=_pass(found, n, u)) for n, u in product((2, 4, 8, 16), (2, 4)))
+    yield from (replace(tile, second=_pass(found, n, u)) for n, u in product((1, 2, 4, 8), (1, 2)))
+
+
+def _forward(problem: Problem) -> tuple[Channels, Pass, Pass]:
+    found = Channels.of(problem["xs"][0], problem.outputs[0])
+    norms = sum(row >= 0 for row in _rows(problem))
+    usual = found.choose()
+    return found, _first(found, norms), _pass(found, usual.span // usual.threads, 2)
 
 
 def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
@@ -89,20 +191,21 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., tuple[Tens
         ``call(xs, weights, normed, eps)``, which returns ``(out, means, vars)``.
     """
     xs, weights, (out, statistic, _) = problem["xs"], problem["weights"], problem.outputs
-    found, rows, room = Channels.of(xs[0], out), _rows(problem), _room(problem)
-    chosen = tile or found.choose()
-    splits, which = found.splits(chosen), [i for i, row in enumerate(rows) if row >= 0]
-    numbers = (KINDS[weights.dtype], len(xs), *_padded(rows, room), *_padded(which, room))
+    found, first, second = _forward(problem)
+    chosen, rows, room = tile or Tile(first, second), _rows(problem), _room(problem)
+    which = [i for i, row in enumerate(rows) if row >= 0]
     moments, apply = _launches(
         problem,
         found,
         chosen,
         "batch_norm_sum",
-        {ENTRIES[0]: (splits, found.channels, len(which)), ENTRIES[1]: (splits, found.channels, 1)},
+        {ENTRIES[0]: len(which), ENTRIES[1]: 1},
         room + 5,
-        (f"3q{len(numbers)}i", (*found.between, weights.strides[0], *numbers)),
+        (*found.between, weights.strides[0]),
+        (KINDS[weights.dtype], len(xs), *_padded(rows, room), *_padded(which, room)),
     )
-    shares = _shares(len(which), found.channels, splits, problem.device)
+    shape = (len(which), found.channels, splits(found, chosen.first), 4)
+    shares = TensorMeta.row_major(shape, torch.float32, problem.device)
     spare = (None,) * (room - len(xs))
 
     def call(xs: Any, weights: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -116,13 +219,14 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., tuple[Tens
 
 def sweep(problem: Problem) -> Iterator[Tile]:
     """Yield the tiles worth timing."""
-    yield from Channels.of(problem["xs"][0], problem.outputs[0]).tiles()
+    yield from dict.fromkeys(_near(*_forward(problem)))
 
 
-def _channels(problem: Problem) -> Channels:
+def _backward(problem: Problem) -> tuple[Channels, Pass, Pass]:
     first = problem["xs"][0]
     out = next((meta for meta in problem.outputs[0] if meta is not None), first)
-    return Channels.of(first, problem["grad"], out)
+    found = Channels.of(first, problem["grad"], out)
+    return found, _first(found, -(-len(problem["xs"]) // GROUP)), _pass(found, 2, 2)
 
 
 def plan_backward(problem: Problem, tile: Tile | None = None) -> Callable[..., tuple[Any, Any]]:
@@ -135,21 +239,20 @@ def plan_backward(problem: Problem, tile: Tile | None = None) -> Callable[..., t
         ``(xs_grad, weights_grad)``.
     """
     xs, weights, (outs, last) = problem["xs"], problem["weights"], problem.outputs
-    found, rows, room = _channels(problem), _rows(problem), _room(problem)
-    chosen = tile or found.choose()
-    splits = found.splits(chosen)
-    grid = (splits, found.channels, -(-len(xs) // GROUP))
-    numbers = (KINDS[weights.dtype], len(xs), *_padded(rows, room))
+    found, first, second = _backward(problem)
+    chosen, room = tile or Tile(first, second), _room(problem)
     sums, apply = _launches(
         problem,
         found,
         chosen,
         "batch_norm_sum_backward",
-        dict.fromkeys(ENTRIES_BACKWARD, grid),
+        dict.fromkeys(ENTRIES_BACKWARD, -(-len(xs) // GROUP)),
         2 * room + 6,
-        (f"4q{len(numbers)}i", (*found.between, weights.strides[0], *numbers)),
+        (*found.between, weights.strides[0]),
+        (KINDS[weights.dtype], len(xs), *_padded(_rows(problem), room)),
     )
-    shares = _shares(len(xs), found.channels, splits, problem.device)
+    shape = (len(xs), found.channels, splits(found, chosen.first), 2)
+    shares = TensorMeta.row_major(shape, torch.float32, problem.device)
     spare, none = (None,) * (room - len(xs)), (None,) * room
 
     def call(
@@ -166,14 +269,17 @@ def plan_backward(problem: Problem, tile: Tile | None = None) -> Callable[..., t
 
 def sweep_backward(problem: Problem) -> Iterator[Tile]:
     """Yield the tiles worth timing."""
-    yield from _channels(problem).tiles()
+    yield from dict.fromkeys(_near(*_backward(problem)))
 
 
 def instances() -> Iterator[Instance]:
     """Yield the kernels of common calls, to compile ahead of time."""
     sources = (("batch_norm_sum", ENTRIES), ("batch_norm_sum_backward", ENTRIES_BACKWARD))
-    for (source, entries), room in product(sources, (FEW, SOME)):
+    for (source, (first, second)), room in product(sources, (FEW, SOME)):
         for width in (1, VECTOR // torch.float32.itemsize):
-            for span in (256, 512) if width > 1 else (512,):
-                for entry in entries:
-                    yield _instance(entry, source, torch.float32, room, width, Tile(span))
+            for unroll in (2, 4) if width > 1 else (4,):
+                own = Pass(1024, 256, unroll)
+                yield _instance(first, source, torch.float32, room, width, own, True)
+            for unroll in (1, 2) if width > 1 else (2,):
+                own = Pass(1024, 256, unroll)
+                yield _instance(second, source, torch.float32, room, width, own, True, False)

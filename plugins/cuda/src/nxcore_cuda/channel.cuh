@@ -15,31 +15,111 @@ struct channels {
   int splits;       // blocks that left shares, for each channel
   float eps;
   dims sizes;  // of a channel, in vectors
+  int near;    // whether places in a channel are found by 32 bits and one division
+  int unused;
 };
 
 namespace channel {
 
-// Which vectors this block has.
-__device__ __forceinline__ long long first(const channels& c) { return blockIdx.x * c.span; }
+// What a kernel counts vectors and elements of a channel in. Code for places of any kind is long: a kernel that has both
+// runs it with one vector at a time.
+template <bool NEAR>
+struct Number {
+  using type = long long;
+};
+template <>
+struct Number<true> {
+  using type = int;
+};
+template <bool NEAR>
+using number = typename Number<NEAR>::type;
 
-__device__ __forceinline__ long long last(const channels& c) {
-  const long long end = first(c) + c.span;
-  return end < c.terms ? end : c.terms;
+// Where a vector lies, in elements from the channel's first one.
+template <bool NEAR>
+__device__ __forceinline__ number<NEAR> place(const channels& c, const strides& steps, number<NEAR> term) {
+  if constexpr (NEAR) {
+    const unsigned rest = term;
+    const unsigned row = (__umulhi(rest, c.sizes.magics[0]) + rest) >> c.sizes.shifts[0];
+    const unsigned within = rest - row * (unsigned)c.sizes.sizes[0];
+    return (int)(row * (unsigned)steps.of[1] + within * (unsigned)steps.of[0]);
+  } else {
+    return locate(term, c.sizes, steps);
+  }
 }
 
-// Loads what a thread has of vectors `at`, `at + blockDim.x` and so on, UNROLL of them, those before `last`.
-template <int VECTOR, int UNROLL, typename T>
-__device__ __forceinline__ void fetch(const channels& c, const T* base, const strides& steps, long long at,
-                                      long long last, Vector<T, VECTOR> (&x)[UNROLL]) {
+// What a block of a grid of several tensors has: which share of a channel, of which of the tensors or groups of them.
+struct Part {
+  unsigned item, split, channel, channels;
+};
+
+// Of a grid of (items, splits, channels), or of (splits, channels, items) where `order` is 0.
+__device__ __forceinline__ Part part(int order, bool backwards) {
+  if (!order) return {blockIdx.z, blockIdx.x, blockIdx.y, gridDim.y};
+  if (!backwards) return {blockIdx.x, blockIdx.y, blockIdx.z, gridDim.z};
+  return {gridDim.x - 1 - blockIdx.x, gridDim.y - 1 - blockIdx.y, gridDim.z - 1 - blockIdx.z, gridDim.z};
+}
+
+// Which vectors a share of a channel has: this block's, unless given.
+template <bool NEAR>
+__device__ __forceinline__ number<NEAR> first(const channels& c, unsigned share) {
+  return (number<NEAR>)share * (number<NEAR>)c.span;
+}
+
+template <bool NEAR>
+__device__ __forceinline__ number<NEAR> last(const channels& c, unsigned share) {
+  const number<NEAR> end = first<NEAR>(c, share) + (number<NEAR>)c.span, all = c.terms;
+  return end < all ? end : all;
+}
+
+template <bool NEAR>
+__device__ __forceinline__ number<NEAR> first(const channels& c) {
+  return first<NEAR>(c, blockIdx.x);
+}
+
+template <bool NEAR>
+__device__ __forceinline__ number<NEAR> last(const channels& c) {
+  return last<NEAR>(c, blockIdx.x);
+}
+
+// Loads vectors `at`, `at + blockDim.x` and so on, UNROLL of them.
+template <bool NEAR, int VECTOR, int UNROLL, typename T>
+__device__ __forceinline__ void fetch(const channels& c, const T* base, const strides& steps, number<NEAR> at,
+                                      Vector<T, VECTOR> (&x)[UNROLL]) {
 #pragma unroll
   for (int u = 0; u < UNROLL; ++u) {
-    const long long term = at + (long long)u * blockDim.x;
+    x[u] = load<VECTOR>(base + place<NEAR>(c, steps, at + u * (number<NEAR>)blockDim.x));
+  }
+}
+
+// The same of those before `last`; zeros for the others.
+template <bool NEAR, int VECTOR, int UNROLL, typename T>
+__device__ __forceinline__ void fetch(const channels& c, const T* base, const strides& steps, number<NEAR> at,
+                                      number<NEAR> last, Vector<T, VECTOR> (&x)[UNROLL]) {
+#pragma unroll
+  for (int u = 0; u < UNROLL; ++u) {
+    const number<NEAR> term = at + u * (number<NEAR>)blockDim.x;
     if (term < last) {
-      x[u] = load<VECTOR>(base + locate(term, c.sizes, steps));
+      x[u] = load<VECTOR>(base + place<NEAR>(c, steps, term));
     } else {
 #pragma unroll
       for (int e = 0; e < VECTOR; ++e) x[u][e] = narrow<T>(0.0f);
     }
+  }
+}
+
+// How many vectors of a thread a step of `walk` is for.
+template <int N>
+struct Many {
+  static constexpr int value = N;
+};
+
+// Steps through a thread's vectors from `at` on: by UNROLL while there are so many, then one by one.
+template <int UNROLL, typename I, typename Step>
+__device__ __forceinline__ void walk(I at, I last, Step step) {
+  const I stride = blockDim.x;
+  for (; at + (UNROLL - 1) * stride < last; at += UNROLL * stride) step(Many<UNROLL>{}, at);
+  if constexpr (UNROLL > 1) {
+    for (; at < last; at += stride) step(Many<1>{}, at);
   }
 }
 

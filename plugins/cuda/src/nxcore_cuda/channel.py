@@ -27,7 +27,10 @@ A constant, not the device's own count, so that a sum has the same bits on every
 MOST = 128
 """Blocks that share a channel: every warp of the second kernel reads what all of them left."""
 
-CHANNELS = "3qif" + DIMS
+NEAR = 2**30
+"""Places below it, with what a step adds to them, are numbered in 32 bits with a sign."""
+
+CHANNELS = f"3qif{DIMS}2i"
 """Struct channels."""
 
 
@@ -109,6 +112,13 @@ class Channels:
         """Return how many blocks share a channel."""
         return -(-self.count // (tile.span * self.width))
 
+    def near(self, width: int) -> bool:
+        """Return whether places in a channel are found by 32 bits and one division, in such vectors."""
+        sizes, strides = in_vectors(width, self.sizes, self.strides)
+        if len(sizes) > 2 or math.prod(sizes) >= NEAR:
+            return False
+        return all(sum((n - 1) * step for n, step in zip(sizes, s, strict=True)) < NEAR for s in strides)
+
     def values(self, width: int, tile: Tile, eps: float, shares: int = 0) -> tuple[Any, ...]:
         """Return the values of a struct channels in vectors of ``width``, then those of the strides.
 
@@ -123,6 +133,8 @@ class Channels:
             shares or self.splits(tile),
             single(eps),
             *dims(counted),
+            int(self.near(width)),
+            0,
         )
         return (*head, *(step for s in scaled for step in steps(s)))
 

@@ -41,9 +41,5 @@ __device__ __forceinline__ void foreach_batch_norm_finish(const foreach_batch_no
   const int i = blockIdx.z, row = i * gridDim.y;
   const foreach::Norm own = {a.xs[i],  nullptr,  nullptr, a.ys[i], a.mean + row, a.var + row,
                              a.x_step, a.y_step, 0,       a.c,     a.x_strides,  a.y_strides};
-  const T* const base = static_cast<const T*>(own.x) + blockIdx.y * a.x_step;
-  const long long last = channel::last(a.c), at = channel::first(a.c) + threadIdx.x;
-  Vector<T, VECTOR> x[UNROLL];
-  channel::fetch(a.c, base, a.x_strides, at, last, x);  // under way while the moments are put together
-  normalise(own, of_shares(a.shares[i], blockIdx.y, a.splits[i]), x, at, last);
+  normalise<T, VECTOR, UNROLL>(own, Given{a.shares[i], a.splits[i]});
 }

@@ -19,13 +19,14 @@ __device__ __forceinline__ Moments together(const Moments& a, const Moments& b) 
   return {count, mean, a.squares + b.squares + a.count * of_a * of_a + b.count * of_b * of_b};
 }
 
-// The groups of a warp's lanes as one, in every lane.
+// The groups of WIDTH neighbouring lanes as one, in every lane; those of a warp, unless given.
+template <int WIDTH = WARP>
 __device__ __forceinline__ Moments of_warp(const Moments& lane) {
-  const float count = warp_sum(lane.count);
-  const float sum = warp_sum(lane.count * lane.mean);
+  const float count = warp_sum<WIDTH>(lane.count);
+  const float sum = warp_sum<WIDTH>(lane.count * lane.mean);
   const float mean = count > 0.0f ? sum / count : 0.0f;
   const float off = lane.mean - mean;
-  return {count, mean, warp_sum(lane.squares + lane.count * off * off)};
+  return {count, mean, warp_sum<WIDTH>(lane.squares + lane.count * off * off)};
 }
 
 // The groups of a block's threads as one, in every thread.
