@@ -298,7 +298,7 @@ SAMPLES = (
     Sample("square_planes_strided", edges(1, (2, 64, 16, 16), 2)),
     Sample(
         "square_planes_strided_of_32_channels",
-        convolutions((1, 32, 32, 32), 32, (3, 2, 1, 1), (5, 2, 2, 1)),
+        convolutions((1, 32, 32, 32), 32, (3, 2, 1, 1), (5, 2, 2, 1), (5, 2, 2, 1)),
     ),
     Sample("many_channels", convolutions((2, 37, 4, 4), 70, *THREES)),
     Sample("no_padding", convolutions((2, 2, 6, 7), 2, (3, 1, 0, 1), (3, 1, 0, 1))),

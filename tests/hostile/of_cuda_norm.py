@@ -116,7 +116,7 @@ MUTATIONS = (
         FOREACH[1:],
         "a.points[i]",
         "a.points[0]",
-        likely="square_planes_strided",
+        likely="square_planes_strided_of_32",
     ),
     one(
         MASK,
@@ -129,7 +129,7 @@ MUTATIONS = (
     one(
         BITS,
         "sep_conv2d_strided_planes_backward.cu",
-        SEPARABLE[1:],
+        FOREACH[1:],
         "sum[e][j] = fmaf(w[e], y[j], sum[e][j])",
         f"sum[e][j] = {half('fmaf(w[e], y[j], sum[e][j])')}",
         likely="square_planes_strided",
