@@ -105,37 +105,34 @@ def forward_case(
     shape: tuple[int, int],
     count: int,
     windows: tuple[Any, ...],
+    normed: bool,
     device: str,
-    *,
-    normed: bool = False,
 ) -> Case:
     """Return a case of the outputs of several convolutions: as today, then by planes."""
     given = several(images, *shape, count, windows, device, normed)
     first = replace(grouped_forward.choose(Problem.of(nxcore.op(OP).spec, given)), planes=None)
-    tiles = [first, *(replace(first, planes=numbers) for numbers in planes_forward.numbers())]
-    name = "mixed" if len(windows) > 1 else f"k{windows[0][0]}d{windows[0][1]}"
+    known = len(planes_forward.TILES[shape])
+    tiles = [first, *(replace(first, planes=(i,)) for i in range(known))]
+    name = "mixed" if len(windows) > 2 else "second"
     return f"{shape[0]}x{shape[1]} {count} {name}{' normed' * normed}", OP, given, tiles
 
 
 def forward_cases(parts: list[str], images: int, device: str, *, tiny: bool) -> Iterator[Callable[[], Case]]:
-    """Yield what makes each case of the outputs, the most telling first."""
-    shapes, windows = ((SHAPES[2],), ((3, 1),)) if tiny else (SHAPES, WINDOWS)
+    """Yield what makes each case of the outputs, the most telling first: all windows, and second halves."""
+    shapes, windows = ((SHAPES[2],), ((3, 1),)) if tiny else (SHAPES, (WINDOWS[0], WINDOWS[3]))
+    halves = WINDOWS[:2]
+    groups = ((16, WINDOWS, False), (16, WINDOWS, True), (8, WINDOWS, False), (4, WINDOWS, False))
+    groups = ((4, WINDOWS, True),) if tiny else (*groups, (8, halves, False), (2, halves, False))
     if "grouped" in parts:
-        for count, normed in ((4, True),) if tiny else ((16, False), (16, True), (4, False), (8, False)):
+        for group in groups:
             for shape in shapes:
-                yield lambda shape=shape, count=count, normed=normed: forward_case(
-                    images, shape, count, WINDOWS, device, normed=normed
-                )
+                yield lambda shape=shape, group=group: forward_case(images, shape, *group, device)
     if "single" in parts:
         for window in windows:
             for shape in shapes:
                 yield lambda shape=shape, window=window: single_case(
                     images, shape, window, device, forward=True
                 )
-    if "grouped" in parts and not tiny:
-        for window in windows:
-            for shape in shapes:
-                yield lambda shape=shape, window=window: forward_case(images, shape, 8, (window,), device)
 
 
 def cases(parts: list[str], images: int, device: str, *, tiny: bool) -> Iterator[Callable[[], Case]]:
@@ -218,7 +215,7 @@ def profile(images: int, device: str, *, forward: bool) -> None:
     """Launch a few kernels once each, the first beside today's."""
     if forward:
         for shape in SHAPES:
-            _, op, given, (today, *own) = forward_case(images, shape, 8, WINDOWS, device, normed=True)
+            _, op, given, (today, *own) = forward_case(images, shape, 8, WINDOWS, True, device)
             for tile in (*own, *(today for _ in range(shape == SHAPES[0]))):
                 plan(op, given, tile)(*given)
         torch.cuda.synchronize()

@@ -63,16 +63,16 @@ class Outputs:
 
 TILES = {
     (16, 32): (
-        *(Outputs(2, 1, 1, 2, 2), Outputs(2, 2, 1, 2, 2)),
-        *(Outputs(2, 1, 1, 3, 2), Outputs(2, 2, 1, 2, 4)),
+        *(Outputs(2, 1, 1, 2, 2), Outputs(4, 2, 1, 2, 2), Outputs(2, 2, 1, 2, 2)),
+        *(Outputs(2, 1, 1, 3, 2), Outputs(2, 4, 1, 1, 4)),
     ),
     (32, 16): (
-        *(Outputs(2, 4, 1, 3, 4), Outputs(2, 2, 1, 4, 2)),
-        *(Outputs(2, 4, 1, 4, 4), Outputs(2, 4, 1, 3, 2)),
+        *(Outputs(2, 2, 1, 4, 2), Outputs(4, 4, 2, 2, 2)),
+        *(Outputs(2, 4, 1, 3, 4), Outputs(2, 8, 1, 2, 4)),
     ),
     (64, 8): (
-        *(Outputs(2, 4, 4, 2, 4), Outputs(2, 8, 2, 3, 4)),
-        *(Outputs(2, 8, 4, 2, 4), Outputs(1, 4, 4, 2, 4)),
+        *(Outputs(2, 4, 4, 2, 2), Outputs(2, 8, 2, 3, 2)),
+        *(Outputs(2, 8, 1, 4, 2), Outputs(2, 16, 1, 3, 4)),
     ),
 }
 """Of a number of channels and a side, what blocks may be; the first is the usual one."""
@@ -165,7 +165,8 @@ def launches(
     which : list of int
         Those to compute.
     numbers : tuple of int
-        Which of the tiles that there are; empty for those that ``choose`` returns.
+        Which of the tiles that there are, the last one if there are fewer; empty for those that ``choose``
+        returns.
     device : torch.device
     relu : bool
     """
@@ -176,7 +177,8 @@ def launches(
     for (shape, images), same in alike.items():
         for at in range(0, len(same), ROOM):
             some, layer = same[at : at + ROOM], layers[same[0]]
-            tile = TILES[shape][numbers[0]] if numbers else choose(layer, len(some))
+            found = TILES[shape]
+            tile = found[min(numbers[0], len(found) - 1)] if numbers else choose(layer, len(some))
             codes = [of_layer(layers[i]) for i in some]
             spare = (0,) * (ROOM - len(some))
             own = Launch(
