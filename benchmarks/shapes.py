@@ -68,6 +68,7 @@ FORWARD: Mapping[str, Callable[[int], Args]] = {
     "matmul": lambda n: (torch.randn(64, 100 + n), torch.randn(100 + n, 64)),
     "max_pool2d": lambda n: (image(n), 3, 1, 1),
     "max_pool2d_with_offsets": lambda n: (image(n), 3, 1, 1),
+    "pointwise_conv2d": lambda n: (image(n), torch.randn(16, 16, 1, 1), None, 1, True),
     "sep_conv2d": _separable,
     "sep_conv2d_batch_norm": _separable,
     "softmax_sum": _blend,

@@ -479,6 +479,27 @@ class _Mish(Operator):
 
 mish: _Mish
 
+class _PointwiseConv2d(Operator):
+    def __call__(
+        self, x: Tensor, weight: Tensor, shifted: Tensor | None = None, stride: int = 1, *, relu: bool = False
+    ) -> Tensor: ...
+
+pointwise_conv2d: _PointwiseConv2d
+
+class _PointwiseConv2dBackward(Operator):
+    def __call__(
+        self,
+        grad: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        shifted: Tensor | None = None,
+        stride: int = 1,
+        relu: bool = False,
+        output_mask: Sequence[bool] = (True, True, True),
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]: ...
+
+pointwise_conv2d_backward: _PointwiseConv2dBackward
+
 class _Relu(Operator):
     def __call__(self, x: Tensor, *, out: Tensor | None = None) -> Tensor: ...
 

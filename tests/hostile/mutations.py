@@ -28,6 +28,7 @@ SEPARABLE = ("sep_conv2d", "sep_conv2d_backward")
 PRODUCT = ("matmul",)
 DIRECT, DIRECT_BACK = ("conv2d",), ("conv2d_backward",)
 COLUMNS = ("column_sums",)
+POINTS, POINTS_BACK = ("pointwise_conv2d",), ("pointwise_conv2d_backward",)
 NORM, NORM_BACK = "batch_norm", "batch_norm_backward"
 NORMS = (NORM, NORM_BACK)
 NORM_SUMS = ("batch_norm_sum", "batch_norm_sum_backward")
@@ -45,6 +46,8 @@ OPS = (
     *DIRECT,
     *DIRECT_BACK,
     *COLUMNS,
+    *POINTS,
+    *POINTS_BACK,
     *SUMS,
     *FOLDS,
     *BLENDS,
@@ -62,9 +65,18 @@ TORCHS = ("amax_backward", "amin_backward", "max_backward", "min_backward")
 """What has no kernel yet: torch alone computes it."""
 ON_GPUS = ("matmul", "matmul_backward")
 NOT_IN = {
-    "triton": (*COLUMNS, *NORM_SUMS, *FOREACH),
-    "numba": (*ON_GPUS, *COLUMNS, *NORM_SUMS, *FOREACH),
-    "numba-cuda": (*ON_GPUS, *DIRECT, *DIRECT_BACK, *COLUMNS, *NORM_SUMS, *FOREACH),
+    "triton": (*COLUMNS, *POINTS, *POINTS_BACK, *NORM_SUMS, *FOREACH),
+    "numba": (*ON_GPUS, *COLUMNS, *POINTS, *POINTS_BACK, *NORM_SUMS, *FOREACH),
+    "numba-cuda": (
+        *ON_GPUS,
+        *DIRECT,
+        *DIRECT_BACK,
+        *COLUMNS,
+        *POINTS,
+        *POINTS_BACK,
+        *NORM_SUMS,
+        *FOREACH,
+    ),
 }
 """What a backend has no kernel of: on a CPU, torch runs a vendor's library; on a GPU, others have one."""
 
@@ -167,7 +179,9 @@ MEETS_NO_NAN = {
     ("depthwise_conv2d_backward", NAN): "it never meets what lies past the outputs, and treats no NaN"
 }
 NO_KERNEL = {
-    (op, kind): "it has no kernel of it" for op in NOT_IN["numba-cuda"] for kind in (MASK, BITS, STRIDE)
+    (op, kind): "it has no kernel of it"
+    for op in NOT_IN["numba-cuda"]
+    for kind in (MASK, BITS, STRIDE, *((NAN,) if op in (*POINTS, *POINTS_BACK) else ()))
 }
 
 NONE_SUCH_IN = {

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from tests.hostile.mutations import BITS, COLUMNS, DIRECT, DIRECT_BACK, MASK, PRODUCT, STRIDE, one
+from tests.hostile.mutations import (
+    BITS,
+    COLUMNS,
+    DIRECT,
+    DIRECT_BACK,
+    MASK,
+    NAN,
+    POINTS,
+    POINTS_BACK,
+    PRODUCT,
+    STRIDE,
+    one,
+)
 from tests.hostile.of_cuda import MISALIGNED, half
 from tests.hostile.of_triton import HALF
 
@@ -54,6 +66,37 @@ CUDA = (
         f"total = {half('total + found[p][lane]')};",
     ),
     one(STRIDE, "column_sums.cu", COLUMNS, "x[row * step]", "x[row * a.step[0]]"),
+    one(MASK, "points.cuh", POINTS, "t < f.terms; ++t", "t < f.terms - 1; ++t", why="a channel is left"),
+    one(
+        BITS,
+        "points.cuh",
+        POINTS,
+        "__fmaf_rn(w[e], seen[p], sums[o + e][p]);",
+        f"{half('__fmaf_rn(w[e], seen[p], sums[o + e][p])')};",
+    ),
+    one(
+        STRIDE,
+        "points.cuh",
+        (*POINTS, *POINTS_BACK),
+        "row * a.x_step.row",
+        "row * a.out_step.row",
+        raises=MISALIGNED,
+    ),
+    one(
+        NAN,
+        "points.cuh",
+        (*POINTS, *POINTS_BACK),
+        "return x < 0.0f ? 0.0f : x;",
+        "return x > 0.0f ? x : 0.0f;",
+    ),
+    one(MASK, "points.cuh", POINTS_BACK, "own[p] <= 0.0f", "own[p] < -1.0f", why="ReLU passes too much"),
+    one(
+        BITS,
+        "pointwise_conv2d_backward.cu",
+        POINTS_BACK,
+        "__fmaf_rn(g[p], seen[j][p], sums[i][j]);",
+        f"{half('__fmaf_rn(g[p], seen[j][p], sums[i][j])')};",
+    ),
 )
 
 TRITON = (

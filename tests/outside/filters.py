@@ -1,4 +1,4 @@
-"""Right calls of conv2d, drawn by hypothesis; entered among those of ``strategies``."""
+"""Right calls of convolutions, drawn by hypothesis; entered among those of ``strategies``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from nxcore.ops.conv2d import out_shape
-from tests.outside.strategies import ORDINARY, STRATEGIES, Draw, strategy, tensor
+from nxcore.ops.pointwise_conv2d import out_shape as out_shape_of_points
+from tests.outside.strategies import ORDINARY, STRATEGIES, Draw, dtypes, strategy, tensor
 
 
 @strategy
@@ -33,3 +34,28 @@ def conv2d_backward(draw: Draw, most: int) -> tuple[Any, ...]:
         st.sampled_from([(True,) * 3, (True, False, False), (False, True, False), (False, False, True)])
     )
     return grad, x, weight, *rest, mask
+
+
+@strategy
+def pointwise_conv2d(draw: Draw, most: int) -> tuple[Any, ...]:
+    """Any stride; shifted filters where the sizes allow that. No NaN or infinity in filters."""
+    stride, dtype = draw(st.sampled_from([1, 2, 2, 3])), draw(dtypes())
+    side = st.integers(1, 8).map(lambda n: n * max(stride, 2))
+    height, width = draw(side), draw(side)
+    images = draw(st.integers(1, 3))
+    channels = draw(st.integers(1, max(1, min(40, most // (images * height * width)))))
+    given = [
+        tensor(draw, (draw(st.sampled_from([1, 2, 5, 8, 17])), channels, 1, 1), dtype, ("normal", "equal"))
+        for _ in range(1 if stride == 1 else draw(st.integers(1, 2)))
+    ]
+    x = tensor(draw, (images, channels, height, width), dtype)
+    return x, *(*given, None)[:2], stride, draw(st.booleans())
+
+
+@strategy
+def pointwise_conv2d_backward(draw: Draw, most: int) -> tuple[Any, ...]:
+    """Any of the gradients, of ordinary numbers."""
+    x, *rest = draw(pointwise_conv2d(most))
+    x = tensor(draw, tuple(x.shape), x.dtype, ORDINARY)
+    grad = tensor(draw, out_shape_of_points(x, *rest), x.dtype, ORDINARY)
+    return grad, x, *rest, draw(st.sampled_from([(True,) * 3, (True, False, False), (False, True, True)]))

@@ -113,6 +113,10 @@ SIZES = {name: grown(SPECS[name]) for name in fakes.DIFFERENTIABLE} | {
     "global_max_pool2d": lambda i: (torch.randn(2 + i, 4, 6 + i, 7 + 2 * i),),
     "matmul": lambda i: (torch.randn(4 + i, 3 + 2 * i), torch.randn(3 + 2 * i, 5)),
     "max_pool2d": lambda i: (torch.randn(2 + i, 4, 6 + i, 7 + 2 * i), 3, 2, 1),
+    "pointwise_conv2d": lambda i: (
+        *(torch.randn(2 + i, 4, 6 + 2 * i, 8 + 4 * i), torch.randn(3, 4, 1, 1), torch.randn(3, 4, 1, 1)),
+        2,
+    ),
     "sep_conv2d": lambda i: (
         *(torch.randn(2 + i, 4, 6 + i, 7 + 2 * i), torch.randn(4, 1, 3, 3), torch.randn(3, 4, 1, 1)),
         *(1, 1),

@@ -19,6 +19,7 @@ DIVIDED = {
     "global_max_pool2d",
     "matmul",
     "max_pool2d",
+    "pointwise_conv2d",
     "sep_conv2d",
     "softmax_sum",
     "weighted_sum",

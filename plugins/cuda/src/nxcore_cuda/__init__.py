@@ -26,6 +26,9 @@ PLANES = (
 )
 """Samples of shapes that have kernels of their own."""
 
+POINTS = ("square_planes", "many_channels", "square_reduction")
+"""Samples of whole vectors, and of channels that several warps share."""
+
 SUM = {"target": "sum:plan", "branch": "nxcore_cuda.sum:branch"}
 
 FOLD = {"target": "fold:plan", "branch": "nxcore_cuda.fold:branch"}
@@ -89,6 +92,12 @@ KERNELS = kernels(
         "entropy_backward": {"accepts": accepts.rows, "target": "entropy:plan_backward"},
         "gumbel_softmax": accepts.rows,
         "gumbel_softmax_backward": {"accepts": accepts.rows, "target": "gumbel_softmax:plan_backward"},
+        "pointwise_conv2d": {"accepts": accepts.points, "dtypes": (torch.float32,), "verified_on": POINTS},
+        "pointwise_conv2d_backward": {
+            "accepts": accepts.points,
+            "dtypes": (torch.float32,),
+            "verified_on": POINTS,
+        },
         "sep_conv2d": accepts.separable_convolution,
         "sep_conv2d_backward": {"accepts": accepts.separable_convolution, "verified_on": PLANES},
         "sep_conv2d_batch_norm": {"accepts": accepts.block, "dtypes": (torch.float32,)},

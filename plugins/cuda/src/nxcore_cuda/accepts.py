@@ -35,6 +35,8 @@ from nxcore_cuda.candidates import FEW, MANY, SOME, STACKED, Candidates, gradien
 from nxcore_cuda.layout import MAX_RANK, NARROW
 from nxcore_cuda.machine import host, load, toolkit
 from nxcore_cuda.machine.compile import shipped
+from nxcore_cuda.points import Points
+from nxcore_cuda.points import choose as points_tile
 from nxcore_cuda.separable import Layer
 
 TOOLKIT = "pip install 'nxcore-cuda[nvcc]', or install the CUDA toolkit and set CUDA_HOME"
@@ -180,6 +182,24 @@ def _tiles(problem: Problem) -> Iterator[int]:
         yield direct_filters.Block.of(shape, direct_filters.choose(shape)).bytes
 
 
+def _weights_of_points(problem: Problem) -> Verdict:
+    """Take filters that fit into a block's shared memory, channels out by channels out."""
+    back = problem.op.endswith("_backward")
+    if back and problem.outputs[0] is None:
+        return YES
+    made = Points.turned_of(problem) if back else Points.of(problem)
+    if (wanted := made.bytes(points_tile(made))) <= direct.MOST:
+        return YES
+    why = f"a block's filters take {wanted} of {direct.MOST} bytes of shared memory"
+    return no(f"{why}: weight has shape {problem['weight'].shape}", code=Code.SIZE)
+
+
+def _pixels(problem: Problem) -> int:
+    """Return how many pixels the images have."""
+    x = problem["x"]
+    return math.prod((x.shape[0], *x.shape[2:]))
+
+
 def _tensor_cores(problem: Problem) -> Verdict:
     """Take devices whose tensor cores multiply numbers of 11 bits."""
     if toolkit.EMULATED and host.current() is None:
@@ -280,6 +300,11 @@ matrices = takes(
 )
 convolution = takes(distinct=True)
 direct_convolution = takes(few_channels(CHANNELS, TAPS), _shared)
+points = takes(
+    at_most(NARROW - 1, "pixels", _pixels),
+    _weights_of_points,
+    dtypes=(torch.float32,),
+)
 separable_convolution = takes(_separable, distinct=True)
 convolutions = takes(
     at_most(MOST, "channels out", lambda problem: problem["pw_weights"][0].shape[0]),

@@ -1,0 +1,238 @@
+// 1x1 convolutions, forward and to the image's gradient: products of channels, pixel by pixel.
+//
+// Each term is one fused multiply-add; no tensor core.
+//
+// A thread has PIXELS neighbours and MADE channels out. It loads the pixels of eight channels at once, and reads
+// their weights, which the block keeps in shared memory, four at a time. SLICES warps share the channels of one
+// place; what they found is added up in order.
+#pragma once
+
+#include "element.cuh"
+
+struct points_steps {
+  long long image, channel, row, column;
+};
+
+// Filters that read one pixel of each window: (0, 0), or (1, 1) for shifted ones.
+struct points_filters {
+  long long made, term;  // from one channel out to the next one's, and from term to term
+  int terms, outs;       // channels in, and channels out
+};
+
+struct points_args {
+  const float* x;  // what is multiplied: the image, or the gradient of the output
+  const float* weight;
+  const float* shifted;  // or null
+  const float* seen;     // of the gradient of ReLU: the image, or null
+  float* out;
+  points_steps x_step, out_step, seen_step;
+  points_filters filters[2];
+  long long x_start, out_start;  // where the channels of shifted filters begin, in x and in out
+  int height, width, out_height, out_width;  // of the image and of the output, whichever is written
+  int stride;
+  int items, of_image;          // lots of PIXELS pixels: all, and of an image
+  int lots, lots_of_weight;     // lots of MADE channels out: all, and those of `weight`
+  int relu, has_shifted;
+};
+
+namespace points {
+
+constexpr int THREADS = 256, WARPS = THREADS / WARP;
+constexpr int TOGETHER = 8;  // channels that slices add up at once
+constexpr int SPARE = 4;     // floats between the weights of two terms, so that they begin in other banks
+
+__device__ __forceinline__ float positive(float x) { return x < 0.0f ? 0.0f : x; }  // NaN stays
+
+// PIXELS elements, STEP apart, of which the first is the one numbered `shift`.
+template <int PIXELS, int STEP>
+__device__ __forceinline__ void load_apart(const float* from, int shift, float (&to)[PIXELS]) {
+  static_assert(STEP == 1 || (STEP == 2 && PIXELS > 1), "vectors of neighbours, or of every other one");
+  if constexpr (STEP == 1) {
+    const Vector<float, PIXELS> some = load<PIXELS>(from);
+#pragma unroll
+    for (int p = 0; p < PIXELS; ++p) to[p] = some[p];
+  } else {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const Vector<float, PIXELS> some = load<PIXELS>(from + half * PIXELS);
+#pragma unroll
+      for (int p = 0; p < PIXELS / 2; ++p) to[half * (PIXELS / 2) + p] = shift ? some[2 * p + 1] : some[2 * p];
+    }
+  }
+}
+
+// Where the thread works: an item, the place of its first pixel, and whether there is such an item.
+struct place {
+  int image, row, column;
+  bool inside;
+};
+
+template <int PIXELS>
+__device__ __forceinline__ place locate(int item, int items, int of_image, int width) {
+  const bool inside = item < items;
+  const int known = inside ? item : 0, pixel = known % of_image * PIXELS;
+  return {known / of_image, pixel / width, pixel % width, inside};
+}
+
+}  // namespace points
+
+// TURNED: the image's gradient. STRIDE: 1 or 2 where vectors of PIXELS are whole, 0 for any other layout and stride.
+template <bool TURNED, int STRIDE, int PIXELS, int MADE, int SLICES>
+__device__ __forceinline__ void points_product(const points_args& a) {
+  using namespace points;
+  constexpr int PITCH = MADE + SPARE, STEP = TURNED || STRIDE == 0 ? 1 : STRIDE;
+  constexpr int BATCH = STEP * PIXELS > 4 ? 4 : 8;  // channels whose pixels are on their way at once
+  static_assert(STRIDE > 0 || PIXELS == 1, "vectors have a stride of 1 or 2");
+  static_assert(MADE % TOGETHER == 0 && TOGETHER % SLICES == 0 && WARPS % SLICES == 0, "slices share whole channels");
+
+  const int lot = blockIdx.x % a.lots, shift = lot >= a.lots_of_weight;
+  const int first = (lot - shift * a.lots_of_weight) * MADE;
+  const points_filters& f = a.filters[shift];
+  const float* const weight = (shift ? a.shifted : a.weight) + first * f.made;
+  float* const weights = dynamic_shared<float>();
+  const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+
+  // The weights of a term lie side by side. Lanes read neighbours.
+  if (f.term == 1) {
+    for (int o = warp; o < MADE; o += WARPS) {
+      for (int t = lane; t < f.terms; t += WARP) {
+        weights[t * PITCH + o] = first + o < f.outs ? weight[o * f.made + t] : 0.0f;
+      }
+    }
+  } else {
+    for (int i = threadIdx.x; i < f.terms * MADE; i += THREADS) {
+      const int t = i / MADE, o = i % MADE;
+      weights[t * PITCH + o] = first + o < f.outs ? weight[o * f.made + t * f.term] : 0.0f;
+    }
+  }
+  __syncthreads();
+
+  const int slice = warp % SLICES, group = warp / SLICES;
+  const int item = (blockIdx.x / a.lots * (WARPS / SLICES) + group) * WARP + lane;
+  place at = locate<PIXELS>(item, a.items, a.of_image, TURNED && STRIDE == 0 ? a.width : a.out_width);
+  bool meets = true;  // an output, where the pixels of the image are the items
+  int row = at.row, column = at.column;  // of what is multiplied
+  if constexpr (TURNED && STRIDE == 0) {
+    const auto met = [&](int by) {
+      const int down = at.row - by, across = at.column - by;
+      return down >= 0 && across >= 0 && down % a.stride == 0 && across % a.stride == 0 &&
+             down / a.stride < a.out_height && across / a.stride < a.out_width;
+    };
+    meets = met(shift);
+    at.inside = at.inside && (shift ? meets : !(a.has_shifted && met(1)));  // a pixel meets one of both at most
+    row = meets ? (at.row - shift) / a.stride : 0;
+    column = meets ? (at.column - shift) / a.stride : 0;
+  } else if constexpr (!TURNED && STRIDE != 1) {
+    row = at.row * a.stride + shift;
+    column = at.column * a.stride + (STRIDE == 0 ? shift : 0);
+  }
+  const float* const x = a.x + at.image * a.x_step.image + (TURNED && shift ? a.x_start : 0) + row * a.x_step.row +
+                         column * a.x_step.column;
+
+  const bool relu = !TURNED && a.relu;
+  float sums[MADE][PIXELS] = {};
+  const auto add = [&](const float (&seen)[PIXELS], int term) {
+#pragma unroll
+    for (int o = 0; o < MADE; o += 4) {
+      const Vector<float, 4> w = load<4>(weights + term * PITCH + o);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+#pragma unroll
+        for (int p = 0; p < PIXELS; ++p) sums[o + e][p] = __fmaf_rn(w[e], seen[p], sums[o + e][p]);
+      }
+    }
+  };
+  for (int begin = slice * BATCH; begin < f.terms; begin += SLICES * BATCH) {
+    if (begin + BATCH <= f.terms) {
+      float seen[BATCH][PIXELS];
+#pragma unroll
+      for (int b = 0; b < BATCH; ++b) load_apart<PIXELS, STEP>(x + (begin + b) * a.x_step.channel, shift, seen[b]);
+#pragma unroll
+      for (int b = 0; b < BATCH; ++b) {
+        if (relu) {
+#pragma unroll
+          for (int p = 0; p < PIXELS; ++p) seen[b][p] = positive(seen[b][p]);
+        }
+        add(seen[b], begin + b);
+      }
+    } else {
+      for (int t = begin; t < f.terms; ++t) {
+        float seen[PIXELS];
+        load_apart<PIXELS, STEP>(x + t * a.x_step.channel, shift, seen);
+        if (relu) {
+#pragma unroll
+          for (int p = 0; p < PIXELS; ++p) seen[p] = positive(seen[p]);
+        }
+        add(seen, t);
+      }
+    }
+  }
+
+  constexpr bool SPREADS = TURNED && STRIDE == 2;  // every other pixel of every other row; the rest are zeros
+  const int out_row = SPREADS ? 2 * at.row + shift : at.row, out_column = SPREADS ? 2 * at.column : at.column;
+  float* const out = a.out + at.image * a.out_step.image + (!TURNED && shift ? a.out_start : 0) +
+                     out_row * a.out_step.row + out_column * a.out_step.column;
+  const float* const seen = !TURNED || a.seen == nullptr
+                                ? nullptr
+                                : a.seen + at.image * a.seen_step.image + out_row * a.seen_step.row +
+                                      out_column * a.seen_step.column;
+  const auto emit = [&](int o, const float (&sum)[PIXELS]) {
+    if (!at.inside || first + o >= f.outs) return;
+    float made[PIXELS];
+#pragma unroll
+    for (int p = 0; p < PIXELS; ++p) made[p] = meets ? sum[p] : 0.0f;
+    if (seen != nullptr) {
+      float own[PIXELS];
+      load_apart<PIXELS, SPREADS ? 2 : 1>(seen + (first + o) * a.seen_step.channel, shift, own);
+#pragma unroll
+      for (int p = 0; p < PIXELS; ++p) made[p] = own[p] <= 0.0f ? 0.0f : made[p];
+    }
+    float* const to = out + (first + o) * a.out_step.channel;
+    Vector<float, PIXELS> some;
+    if constexpr (SPREADS) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int p = 0; p < PIXELS; ++p) some[p] = p % 2 == shift ? made[half * (PIXELS / 2) + p / 2] : 0.0f;
+        store(to + half * PIXELS, some);
+      }
+    } else {
+#pragma unroll
+      for (int p = 0; p < PIXELS; ++p) some[p] = made[p];
+      store(to, some);
+    }
+  };
+
+  if constexpr (SLICES == 1) {
+#pragma unroll
+    for (int o = 0; o < MADE; ++o) emit(o, sums[o]);
+  } else {
+    // What slices found, [channel][warp][lane]: each slice adds up some of the channels.
+    float* const found = dynamic_shared<float>();
+#pragma unroll
+    for (int begin = 0; begin < MADE; begin += TOGETHER) {
+      __syncthreads();
+#pragma unroll
+      for (int o = 0; o < TOGETHER; ++o) {
+        Vector<float, PIXELS> some;
+#pragma unroll
+        for (int p = 0; p < PIXELS; ++p) some[p] = sums[begin + o][p];
+        store(found + ((o * WARPS + warp) * WARP + lane) * PIXELS, some);
+      }
+      __syncthreads();
+#pragma unroll
+      for (int own = 0; own < TOGETHER / SLICES; ++own) {
+        const int o = slice * (TOGETHER / SLICES) + own;
+        float total[PIXELS];
+#pragma unroll
+        for (int s = 0; s < SLICES; ++s) {
+          const Vector<float, PIXELS> some =
+              load<PIXELS>(found + ((o * WARPS + group * SLICES + s) * WARP + lane) * PIXELS);
+#pragma unroll
+          for (int p = 0; p < PIXELS; ++p) total[p] = s ? total[p] + some[p] : some[p];
+        }
+        emit(begin + o, total);
+      }
+    }
+  }
+}

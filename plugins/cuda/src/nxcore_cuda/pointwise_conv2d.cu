@@ -1,0 +1,11 @@
+// pointwise_conv2d: products of channels, pixel by pixel, after an optional ReLU.
+#pragma once
+
+#include "points.cuh"
+
+using pointwise_conv2d_args = points_args;
+
+template <int STRIDE, int PIXELS, int MADE, int SLICES>
+__device__ __forceinline__ void pointwise_conv2d(const pointwise_conv2d_args& a) {
+  points_product<false, STRIDE, PIXELS, MADE, SLICES>(a);
+}

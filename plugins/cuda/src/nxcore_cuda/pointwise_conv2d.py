@@ -1,0 +1,81 @@
+"""pointwise_conv2d: a thread has four pixels of sixteen channels out; warps share the channels in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any
+
+from torch import Tensor
+
+from nxcore.plugin import Problem
+from nxcore_cuda import points
+from nxcore_cuda.machine.instance import Instance
+from nxcore_cuda.machine.launch import Guarded, Launch, Launcher
+from nxcore_cuda.points import LAYOUT, THREADS, Points, Tile
+
+SOURCE = "pointwise_conv2d"
+
+
+def instance(layout: Points, tile: Tile) -> Instance:
+    """Return the kernel of a tile."""
+    stride = layout.sizes.stride if tile.pixels > 1 else 0
+    back = layout.turned
+    return Instance(
+        "pointwise_conv2d_image" if back else SOURCE,
+        (stride, tile.pixels, tile.made, tile.slices),
+        source=f"{SOURCE}_backward" if back else SOURCE,
+        blocks=2 if tile.pixels > 1 else 0,
+    )
+
+
+def bind(problem: Problem, layout: Points, tile: Tile | None = None) -> Launcher:
+    """Return the launch of a product: ``launch(x, weight, shifted, seen, out)``."""
+
+    def launch(tile: Tile) -> Launcher:
+        return Launch(
+            instance(layout, tile),
+            problem.device,
+            layout.blocks(tile),
+            THREADS,
+            layout.bytes(tile),
+            pointers=5,
+            layout=LAYOUT,
+            values=layout.values(tile),
+        )
+
+    chosen = tile or points.choose(layout)
+    if chosen.pixels == 1:
+        return launch(chosen)
+    return Guarded(launch(chosen), launch(Tile(1, chosen.made, chosen.slices)))
+
+
+def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
+    """Return the launch for one problem.
+
+    Returns
+    -------
+    callable
+        ``call(x, weight, shifted, stride, relu)``.
+    """
+    fresh, launch = problem.outputs, bind(problem, Points.of(problem), tile)
+
+    def call(x: Tensor, weight: Tensor, shifted: Tensor | None = None, *_: Any) -> Tensor:
+        made = fresh.empty()
+        launch(x, weight, shifted, None, made)
+        return made
+
+    return call
+
+
+def sweep(problem: Problem) -> Iterator[Tile]:
+    """Yield the tiles worth timing."""
+    yield from points.candidates(Points.of(problem))
+
+
+def instances() -> Iterator[Instance]:
+    """Yield the kernels of common calls, to compile ahead of time."""
+    for stride, pixels, slices in product((1, 2), (4, 1), (1, 2, 4, 8)):
+        yield Instance(
+            SOURCE, (stride if pixels > 1 else 0, pixels, 16, slices), blocks=2 if pixels > 1 else 0
+        )

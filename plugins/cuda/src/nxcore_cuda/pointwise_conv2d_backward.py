@@ -1,0 +1,230 @@
+"""pointwise_conv2d_backward: the image's gradient as forward; the filters' as sums of what blocks leave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate, product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nxcore.plugin import Problem, sums_of
+from nxcore_cuda import points, pointwise_conv2d
+from nxcore_cuda.column_sums import COLUMNS, FEW
+from nxcore_cuda.depthwise import FILL, STEPS, Image, ceil_div
+from nxcore_cuda.machine.instance import Instance
+from nxcore_cuda.machine.launch import Guarded, Launch, Launcher
+from nxcore_cuda.points import FOUR, THREADS, Points, Sizes
+
+SOURCE = "pointwise_conv2d_backward"
+CHUNK, PITCH = 64, 68  # pixels that a block has at once, and floats from one channel's to the next one's
+BLOCKS = 2 * FILL
+TOTALS = Instance("column_sums", ("float", FEW), args=f"column_sums_args<{FEW}>")
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Channels out and in of a block, and those of a thread."""
+
+    outs: int
+    ins: int
+    own_outs: int
+    own_ins: int
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of shared memory of a block."""
+        half = THREADS // 2 * self.own_outs * self.own_ins
+        return 4 * max((self.outs + self.ins) * PITCH, half)
+
+
+SUMS = (
+    Sums(16, 64, 8, 8),
+    Sums(32, 64, 8, 8),
+    Sums(16, 48, 8, 6),
+    Sums(32, 32, 8, 8),
+    Sums(16, 64, 8, 4),
+    Sums(32, 64, 8, 4),
+    Sums(16, 48, 4, 6),
+    Sums(16, 32, 4, 8),
+    Sums(32, 32, 8, 4),
+    Sums(16, 32, 4, 4),
+    Sums(16, 16, 4, 4),
+)
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """The tile of the image's gradient, and the sums of the filters'; None: as the shapes say."""
+
+    image: points.Tile | None = None
+    filters: Sums | None = None
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The blocks of the sums; see ``pointwise_conv2d_filters_args``."""
+
+    tiles: int
+    tiles_of_weight: int
+    across: int
+    chunks: int
+    parts: int
+
+    @classmethod
+    def of(cls, problem: Problem, sums: Sums) -> Grid:
+        """Divide the chunks evenly among as many blocks as keep a large GPU busy."""
+        grad, _, weight, shifted, *_ = problem.args
+        own, more = (0 if w is None else ceil_div(w.shape[0], sums.outs) for w in (weight, shifted))
+        across = ceil_div(weight.shape[1], sums.ins)
+        chunks = ceil_div(grad.numel() // grad.shape[1], CHUNK)
+        each = ceil_div(chunks, max(BLOCKS // ((own + more) * across), 1))
+        return cls(own + more, own, across, chunks, ceil_div(chunks, each))
+
+    @property
+    def blocks(self) -> int:
+        """The number of blocks."""
+        return self.tiles * self.across * self.parts
+
+
+def choose(problem: Problem) -> Sums:
+    """Return the sums that waste the fewest products; the largest of those."""
+    _, _, weight, shifted, *_ = problem.args
+
+    def wasted(sums: Sums) -> tuple[int, int]:
+        outs = sum(ceil_div(w.shape[0], sums.outs) * sums.outs for w in (weight, shifted) if w is not None)
+        return outs * ceil_div(weight.shape[1], sums.ins) * sums.ins, -sums.outs * sums.ins
+
+    return min(SUMS, key=wasted)
+
+
+def instance(stride: int, sums: Sums) -> Instance:
+    """Return the kernel of the filters' shares."""
+    arguments = (stride, sums.outs, sums.ins, sums.own_outs, sums.own_ins)
+    return Instance("pointwise_conv2d_filters", arguments, source=SOURCE, blocks=2)
+
+
+def plan(problem: Problem, tiles: Tiles | None = None) -> Callable[..., tuple[Tensor | None, ...]]:
+    """Return the launches for one problem.
+
+    Returns
+    -------
+    callable
+        ``call(grad, x, weight, shifted, stride, relu, output_mask)``.
+    """
+    image_fresh, *filters_fresh = problem.outputs
+    relu, chosen = problem["relu"], tiles or Tiles()
+    image = None
+    if image_fresh is not None:
+        image = pointwise_conv2d.bind(problem, Points.turned_of(problem), chosen.image)
+    given = [problem["weight"], *([] if problem["shifted"] is None else [problem["shifted"]])]
+    wanted = [out is not None for out in filters_fresh[: len(given)]]
+    sums = _bind_sums(problem, chosen.filters or choose(problem)) if any(wanted) else None
+    whole = all(wanted)
+
+    def call(
+        grad: Tensor, x: Tensor, weight: Tensor, shifted: Tensor | None = None, *_: Any
+    ) -> tuple[Tensor | None, ...]:
+        weights = (weight,) if shifted is None else (weight, shifted)
+        kept = sums_of(*weights) if whole else None
+        x_grad = None
+        if image is not None:
+            x_grad = image_fresh.empty()
+            image(grad, weight, shifted, x if relu else None, x_grad)
+        if sums is None:
+            return x_grad, None, None
+        shares, finish = sums(grad, x)
+        made = finish() if kept is None else kept.leave(shares, weights, finish)
+        own = [part if use else None for part, use in zip(made, wanted, strict=True)]
+        return (x_grad, *own, None)[:3]
+
+    return call
+
+
+def _bind_sums(
+    problem: Problem, sums: Sums
+) -> Callable[..., tuple[Tensor, Callable[[], tuple[Tensor, ...]]]]:
+    """Return the launch of shares, which returns them and what adds them up: both filters' gradients."""
+    grad, x, weight, shifted, stride, relu, _ = problem.args
+    grid, device = Grid.of(problem, sums), problem.device
+    shapes = [tuple(w.shape) for w in (weight, shifted) if w is not None]
+    sizes = [w.numel() for w in (weight, shifted) if w is not None]
+    width, pixels = sum(sizes), grad.shape[2] * grad.shape[3]
+
+    def launch(stride: int) -> Launcher:
+        return Launch(
+            instance(stride, sums),
+            device,
+            grid.blocks,
+            THREADS,
+            sums.bytes,
+            pointers=3,
+            layout=f"{2 * STEPS}13i4x",
+            values=(
+                *(*Image.of(grad).steps, *Image.of(x).steps, weight.shape[1], weight.shape[0]),
+                *(0 if shifted is None else shifted.shape[0], grad.shape[3], pixels, pixels * grad.shape[0]),
+                *(problem["stride"], int(relu), grid.tiles, grid.tiles_of_weight, grid.across),
+                *(grid.chunks, grid.parts),
+            ),
+        )
+
+    sizes_of = Sizes.of(x, grad, stride)
+    quads = FOUR in sizes_of.whole(Image.of(grad), Image.of(x))
+    shared = Guarded(launch(stride), launch(0)) if quads else launch(0)
+    starts = accumulate(sizes[:-1], initial=0)
+    totals = [
+        (start, _bind_totals(grid.parts, width, size, device))
+        for start, size in zip(starts, sizes, strict=True)
+    ]
+
+    def call(grad: Tensor, x: Tensor) -> tuple[Tensor, Callable[[], tuple[Tensor, ...]]]:
+        shares = torch.empty((grid.parts, width), dtype=torch.float32, device=device)
+        shared(grad, x, shares)
+
+        def finish() -> tuple[Tensor, ...]:
+            made = tuple(torch.empty(shape, dtype=torch.float32, device=device) for shape in shapes)
+            for (start, add_up), own in zip(totals, made, strict=True):
+                add_up(shares[:, start:] if start else shares, *(None,) * (FEW - 1), own)
+            return made
+
+        return shares, finish
+
+    return call
+
+
+def _bind_totals(rows: int, width: int, columns: int, device: torch.device) -> Launcher:
+    """Return the launch that adds up some columns of ``rows`` rows, each ``width`` long."""
+    return Launch(
+        TOTALS,
+        device,
+        ceil_div(columns, COLUMNS),
+        THREADS,
+        pointers=FEW + 1,
+        layout=f"{FEW}q{1 + 4 * FEW}i",
+        values=(
+            *(width, *(0,) * (FEW - 1), 1),
+            *(n for first in (rows, columns, 0, 0) for n in (first, *(0,) * (FEW - 1))),
+        ),
+    )
+
+
+def sweep(problem: Problem) -> Iterator[Tiles]:
+    """Yield the tiles worth timing, of one gradient at a time."""
+    yield Tiles()
+    if problem.outputs[0] is not None:
+        yield from (Tiles(image=tile) for tile in points.candidates(Points.turned_of(problem)))
+    if problem.outputs[1] is not None or problem.outputs[2] is not None:
+        outs, ins = problem["weight"].shape[:2]
+        yield from (Tiles(filters=s) for s in SUMS if s.outs < 2 * outs and s.ins < 2 * ins)
+
+
+def instances() -> Iterator[Instance]:
+    """Yield the kernels of common calls, to compile ahead of time."""
+    for stride, pixels in ((1, 4), (2, 4), (0, 1)):
+        for slices in (1, 2, 4):
+            arguments = (stride, pixels, 16, slices)
+            yield Instance("pointwise_conv2d_image", arguments, source=SOURCE, blocks=2 if pixels > 1 else 0)
+    for stride, sums in product((1, 2, 0), SUMS[:4]):
+        yield instance(stride, sums)
