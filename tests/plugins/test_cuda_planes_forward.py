@@ -1,0 +1,175 @@
+"""Outputs of separable convolutions on square planes in CUDA C++: every tile, and which calls have them."""
+
+import importlib
+
+import pytest
+import torch
+
+import nxcore.ops
+from nxcore.spec.problem import Problem
+from nxcore.trust.truth import agreement
+
+pytest.importorskip("nxcore_cuda")
+
+from nxcore_cuda import foreach_sep_conv2d_batch_norm as grouped
+from nxcore_cuda import planes_forward, sep_conv2d, separable
+from nxcore_cuda.foreach import Group
+from nxcore_cuda.planes_forward import FOREACH, FORWARD, TILES, Images, Outputs
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+SPECS = {spec.name: spec for spec in nxcore.ops.nxcore_ops()}
+SINGLE, BLOCK, LIST = "sep_conv2d", "sep_conv2d_batch_norm", "foreach_sep_conv2d_batch_norm"
+WINDOWS = ((3, 1, 1, 1), (5, 1, 4, 2), (5, 1, 2, 1), (3, 1, 2, 2))
+"""Size, stride, padding and dilation."""
+
+
+def arguments(images, channels, side, size, stride=1, pad=0, dilation=1, *, relu=True, made=None):
+    """Return a call of one convolution."""
+    x = torch.randn(images, channels, side, side, device=DEVICE)
+    filters = torch.randn(channels, 1, size, size, device=DEVICE)
+    points = torch.randn(made or channels, channels, 1, 1, device=DEVICE)
+    return x, filters, points, stride, pad, dilation, relu
+
+
+def several(images, plane, windows, normed):
+    """Return a call of convolutions of one tensor."""
+    each = [arguments(images, *plane, *window) for window in windows]
+    _, filters, points, strides, pads, dilations, _ = zip(*each, strict=True)
+    xs = (each[0][0],) * len(each)
+    return xs, filters, points, strides, pads, dilations, normed, True, 1e-5
+
+
+def judge(op, args, tile=None):
+    """Run an operator and compare it with float64."""
+    call = importlib.import_module(f"nxcore_cuda.{op}").plan(Problem.of(SPECS[op], args), tile)
+    found = agreement(call, SPECS[op], args)
+    assert found.ok, (tile, found.reason)
+
+
+def tiles_of(args):
+    """Return the tiles of square planes for a call; none where its kernels don't take it."""
+    found = sep_conv2d.sweep(Problem.of(SPECS[SINGLE], args))
+    return [tile for tile in found if isinstance(tile, Outputs)]
+
+
+@pytest.mark.parametrize("plane", TILES, ids=str)
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+def test_every_tile_agrees_and_leaves_moments(plane, window):
+    """The last block has fewer images than the others. Rarer windows have the usual tile alone."""
+    args = arguments(3, *plane, *window)
+    tiles = tiles_of(args)
+    assert tiles == list(TILES[plane])
+    for tile in tiles if window in WINDOWS[:2] else tiles[:1]:
+        judge(BLOCK, (*args, None, None, 1e-5), tile)
+
+
+@pytest.mark.parametrize("plane", TILES, ids=str)
+def test_negative_pixels_count_where_there_is_no_relu(plane):
+    args = arguments(1, *plane, *WINDOWS[0], relu=False)
+    for tile in tiles_of(args)[:1]:
+        judge(SINGLE, args, tile)
+
+
+def test_moments_far_from_0():
+    x, *rest = arguments(4, 64, 8, *WINDOWS[0])
+    for tile in tiles_of((x, *rest)):
+        judge(BLOCK, (x + 1000.0, *rest, None, None, 1e-5), tile)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), -float("inf")])
+def test_pixels_that_are_not_finite_count_where_a_window_sees_them(value):
+    args = arguments(1, 32, 16, *WINDOWS[0])
+    args[0][0, 3, 0, 0] = args[0][0, 5, 15, 7] = args[0][0, 31, 8, 15] = value
+    for tile in tiles_of(args):
+        judge(SINGLE, args, tile)
+
+
+def test_tensors_that_begin_anywhere():
+    args = list(arguments(1, 64, 8, *WINDOWS[0]))
+    for i in range(3):
+        moved = torch.empty(args[i].numel() + 1, device=DEVICE)[1:].view(args[i].shape)
+        args[i] = moved.copy_(args[i])
+    problem = Problem.of(SPECS[SINGLE], tuple(args))
+    tile = planes_forward.choose(separable.Layer.of(problem, problem.outputs))
+    out = torch.empty(args[0].numel() + 1, device=DEVICE)[1:].view(args[0].shape)
+    launch, _ = sep_conv2d.launched(problem, tile)
+    launch(*args[:3], out, None)
+    want = SPECS[SINGLE].reference(*(t.double() if isinstance(t, torch.Tensor) else t for t in args))
+    torch.testing.assert_close(out.double(), want, rtol=1e-5, atol=1e-4)
+
+
+def test_only_calls_that_the_kernels_know_have_them():
+    x, *rest = usual = arguments(1, 16, 32, *WINDOWS[0])
+    assert isinstance(sep_conv2d.choose(Problem.of(SPECS[SINGLE], usual)), Outputs)
+    odd = [
+        arguments(1, 16, 31, *WINDOWS[0]),
+        arguments(1, 16, 32, *WINDOWS[0], made=8),
+        arguments(1, 16, 32, 3, 2, 1, 1),
+        arguments(1, 16, 32, 3, 1, 0, 1),
+        arguments(1, 16, 32, 7, 1, 3, 1),
+        (x.to(memory_format=torch.channels_last), *rest),
+        tuple(t.half() if isinstance(t, torch.Tensor) else t for t in usual),
+    ]
+    for args in odd:
+        assert not tiles_of(args)
+        assert not isinstance(sep_conv2d.choose(Problem.of(SPECS[SINGLE], args)), Outputs)
+
+
+@pytest.mark.parametrize("plane", TILES, ids=str)
+@pytest.mark.parametrize("normed", [None, (True, False, False, True, True, False), (False,) * 6], ids=str)
+def test_lists_have_one_launch_of_all_windows_and_another_of_the_rest(plane, normed):
+    """The last convolution's padding isn't the window's."""
+    args = several(2, plane, (*WINDOWS, WINDOWS[0], (3, 1, 0, 1))[: 6 if normed else 5], normed)
+    if normed is not None and plane != (64, 8):
+        args = several(1, plane, (*WINDOWS, *WINDOWS[:2]), normed)
+    judge(LIST, args, Group(60_000, planes=()))
+
+
+def test_every_number_is_a_tile():
+    args = several(3, (64, 8), WINDOWS[:2], (True, False))
+    for numbers in (*planes_forward.numbers(), (9,)):
+        judge(LIST, args, Group(60_000, planes=numbers))
+
+
+def test_the_chosen_group_has_planes_and_comes_first():
+    problem = Problem.of(SPECS[LIST], several(1, (64, 8), WINDOWS[:2], None))
+    groups = list(grouped.sweep(problem))
+    assert groups[0] == grouped.choose(problem)
+    assert groups[0].planes == ()
+    assert any(group.planes is None for group in groups)
+    assert {group.planes for group in groups} >= set(planes_forward.numbers())
+    odd = Problem.of(SPECS[LIST], several(1, (64, 8), ((7, 1, 3, 1),), None))
+    assert grouped.choose(odd).planes is None
+
+
+def test_a_launch_has_no_more_convolutions_than_its_arguments_have_room_for():
+    problem = Problem.of(SPECS[LIST], several(1, (64, 8), (WINDOWS[0],) * 33, None))
+    layers = separable.layers(problem)
+    made = planes_forward.launches(layers, list(range(33)), (), DEVICE, relu=True)
+    assert [len(batch) for batch, *_ in made] == [32, 1]
+
+
+@pytest.mark.parametrize("plane", TILES, ids=str)
+def test_blocks_fit_into_shared_memory_and_are_whole_warps(plane):
+    """So many blocks as the compiler makes room for have shared memory on a multiprocessor of 228 KiB."""
+    for tile in TILES[plane]:
+        shape = Images(*plane)
+        needed = planes_forward.memory(shape, tile, 5) + 1024
+        assert needed * tile.resident <= 228 * 1024
+        assert tile.threads(shape) % 32 == 0
+        assert tile.threads(shape) * tile.resident <= 512
+
+
+@pytest.mark.parametrize("plane", TILES, ids=str)
+def test_what_is_chosen_is_compiled_ahead(plane):
+    ahead = {instance.symbol for entry in (FORWARD, FOREACH) for instance in planes_forward.instances(entry)}
+    problem = Problem.of(SPECS[SINGLE], arguments(1, *plane, *WINDOWS[0]))
+    layer = separable.Layer.of(problem, problem.outputs)
+    for count in (1, 2, 4, 8, 16):
+        tile = planes_forward.choose(layer, count)
+        codes = [(31,), planes_forward.windows_of({31, 51}), planes_forward.windows_of({31, 32, 51, 52})]
+        for code in codes:
+            assert planes_forward.instance(FOREACH, Images(*plane), tile, code).symbol in ahead
+    assert (
+        planes_forward.instance(FORWARD, Images(*plane), planes_forward.choose(layer), (31,)).symbol in ahead
+    )
