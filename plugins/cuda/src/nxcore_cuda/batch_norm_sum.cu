@@ -32,7 +32,7 @@ struct batch_norm_sum_args {
 
 namespace batch_norm_sum_parts {
 
-constexpr int GROUP = 4;  // tensors whose loads don't wait for one another
+constexpr int LOADS = 8;  // of a thread, that don't wait for one another
 constexpr int LANES = 8;  // threads that put the shares of one tensor together
 
 }  // namespace batch_norm_sum_parts
@@ -52,6 +52,7 @@ __device__ __forceinline__ void batch_norm_sum_apply(const batch_norm_sum_args<P
   using namespace batch_norm_parts;
   using namespace batch_norm_sum_parts;
   using I = channel::number<NEAR>;
+  constexpr int GROUP = LOADS / UNROLL;  // tensors
   const channel::Part own = channel::part(a.order, true);
   const long long offset = own.channel * a.x_step;
   const I last = channel::last<NEAR>(a.c, own.split), stride = blockDim.x;

@@ -159,11 +159,12 @@ def _pass(found: Channels, vectors: int, unroll: int) -> Pass:
     return Pass(vectors * threads, threads, next(u for u in (4, 2, 1) if u <= min(unroll, vectors)))
 
 
-def _first(found: Channels, items: int) -> Pass:
-    """Return the pass of a first kernel: long ones, of which there are enough to fill the device."""
+def _first(found: Channels, items: int, unroll: int) -> Pass:
+    """Return the pass of a first kernel: its blocks have much, and are enough to fill the device."""
     blocks = -(-FULL // (items * found.channels))
     vectors = -(-found.count // (found.width * found.choose().threads * blocks))
-    return _pass(found, min(max(vectors, 2), 16), 4)
+    whole = 1 << (vectors.bit_length() - 1)  # no block is to have a rest
+    return _pass(found, min(max(whole, 2), 16), unroll)
 
 
 def _near(found: Channels, first: Pass, second: Pass) -> Iterator[Tile]:
@@ -179,7 +180,7 @@ def _forward(problem: Problem) -> tuple[Channels, Pass, Pass]:
     found = Channels.of(problem["xs"][0], problem.outputs[0])
     norms = sum(row >= 0 for row in _rows(problem))
     usual = found.choose()
-    return found, _first(found, norms), _pass(found, usual.span // usual.threads, 2)
+    return found, _first(found, norms, 4), _pass(found, usual.span // usual.threads, 2)
 
 
 def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
@@ -226,7 +227,7 @@ def _backward(problem: Problem) -> tuple[Channels, Pass, Pass]:
     first = problem["xs"][0]
     out = next((meta for meta in problem.outputs[0] if meta is not None), first)
     found = Channels.of(first, problem["grad"], out)
-    return found, _first(found, -(-len(problem["xs"]) // GROUP)), _pass(found, 2, 2)
+    return found, _first(found, -(-len(problem["xs"]) // GROUP), 2), _pass(found, 2, 2)
 
 
 def plan_backward(problem: Problem, tile: Tile | None = None) -> Callable[..., tuple[Any, Any]]:
