@@ -32,6 +32,7 @@ from nxcore.testing.cell import Broken, Cell, Declined, Inapplicable, cells, mod
 from tests.hostile import (
     of_cuda,
     of_cuda_norm,
+    of_cuda_planes,
     of_folds,
     of_numba,
     of_numba_cuda,
@@ -93,7 +94,10 @@ PLUGINS = {
         "nxcore_cuda",
         "cuda",
         "ctypes",
-        (*of_cuda.MUTATIONS, *of_products.CUDA, *of_folds.CUDA, *of_cuda_norm.MUTATIONS),
+        (
+            *(*of_cuda.MUTATIONS, *of_products.CUDA, *of_folds.CUDA, *of_cuda_norm.MUTATIONS),
+            *of_cuda_planes.MUTATIONS,
+        ),
     ),
     "numba-cuda": Plugin(
         "nxcore_numba",

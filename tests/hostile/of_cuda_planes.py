@@ -1,0 +1,55 @@
+"""Mutations of CUDA C++ sources: of the outputs of separable convolutions on square planes."""
+
+from __future__ import annotations
+
+from tests.hostile.mutations import BITS, FOREACH, MASK, NAN, SEPARABLE, STRIDE, one
+from tests.hostile.of_cuda import half
+
+SOURCE = "sep_conv2d_planes.cu"
+SINGLE, BLOCK, LIST = SEPARABLE[:1], ("sep_conv2d_batch_norm",), FOREACH[:1]
+
+MUTATIONS = (
+    one(MASK, SOURCE, SINGLE, "strip > 0 ? before : 0.0f", "before", likely="square"),
+    one(MASK, SOURCE, LIST, "row >= 0 && row < B::SIDE ?", "row >= 0 ?", likely="square"),
+    one(
+        MASK,
+        SOURCE,
+        BLOCK,
+        "warp < some * (B::OF_IMAGE / WARP)",
+        "warp < B::IMAGES * (B::OF_IMAGE / WARP)",
+        likely="square",
+    ),
+    one(
+        STRIDE,
+        SOURCE,
+        SINGLE,
+        "row / DILATION % ROWS * (SIDE / ROWS) + row / (DILATION * ROWS) * DILATION + row % DILATION",
+        "row / DILATION % ROWS * (SIDE / ROWS) + row / (DILATION * ROWS) * DILATION",
+        likely="square_planes_dilated",
+    ),
+    one(
+        BITS,
+        SOURCE,
+        LIST,
+        "fmaf(four[e], u[p], sum[o + e][p])",
+        half("fmaf(four[e], u[p], sum[o + e][p])"),
+        likely="square",
+    ),
+    one(
+        BITS,
+        SOURCE,
+        BLOCK,
+        "squares[split * B::OUTS + o] = total;",
+        f"squares[split * B::OUTS + o] = {half('total')};",
+        likely="square",
+    ),
+    one(STRIDE, "foreach_sep_conv2d_planes.cu", LIST, "a.points[i]", "a.points[0]", likely="square"),
+    one(
+        NAN,
+        "planes.cuh",
+        SINGLE,
+        "return x < 0.0f ? 0.0f : x;",
+        "return x > 0.0f ? x : 0.0f;",
+        likely="square_planes_nan",
+    ),
+)
