@@ -32,6 +32,7 @@ from nxcore_cuda import planes, planes_forward, sep_conv2d, sep_conv2d_backward
 from nxcore_cuda.foreach import Group
 from nxcore_cuda.planes import Planes, Shape
 from nxcore_cuda.planes_forward import Outputs
+from nxcore_cuda.strided_planes_forward import Lines
 
 import nxcore
 from nxcore.plugin import Problem
@@ -167,7 +168,7 @@ def spelt(tile: Any) -> str:
         if not tile.planes:
             return "today"
         return f"planes {tile.planes[0]}" + "".join(f" items {items}" for items in tile.planes[1:])
-    if isinstance(tile, Outputs):
+    if isinstance(tile, (Outputs, Lines)):
         return "planes " + " ".join(map(str, astuple(tile)))
     if isinstance(tile, Planes):
         return "planes " + " ".join(map(str, (tile.band, tile.threads, tile.over, tile.across, tile.splits)))

@@ -1,8 +1,9 @@
-"""Time the gradients of separable convolutions of square planes at stride 2 by kernels that know them.
+"""Time separable convolutions of square planes at stride 2 by kernels that know them, and by others.
 
 Every tile is checked against float64, at the shapes of a search's reduction cells and all windows, and timed
-in CUDA graphs, in turns, beside other kernels: 16 convolutions in one call without norms, as leave a state of
-such a cell; four of one window; and one. Prints a line a case, writes all figures after each.
+in CUDA graphs, in turns: gradients without norms, and outputs with norms, of 16 convolutions in one call, as
+leave a state of such a cell, and of four of one window; then of one convolution. Prints a line a case, writes
+all figures after each.
 
     python benchmarks/strided.py --output FILE.json [--seconds 40]
 
@@ -21,15 +22,17 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 from foreach import OP, backward_of
-from nxcore_cuda import foreach_sep_conv2d_batch_norm_backward as grouped
-from nxcore_cuda import sep_conv2d_backward, strided_planes
+from nxcore_cuda import strided_planes, strided_planes_forward
 from nxcore_cuda.planes import Planes
-from planes import SINGLE, WINDOWS, Case, line, plan, row_of
+from nxcore_cuda.strided_planes_forward import Lines
+from planes import FORWARD, MODULES, SINGLE, WINDOWS, Case, line, plan, row_of
 
 import nxcore
 from nxcore.plugin import Problem
@@ -50,57 +53,61 @@ def single(images: int, channels: int, side: int, size: int, dilation: int, devi
 
 
 def several(
-    images: int, channels: int, side: int, count: int, windows: tuple[Any, ...], device: str
+    images: int, channels: int, side: int, count: int, windows: tuple[Any, ...], device: str, *, normed: bool
 ) -> tuple[Any, ...]:
-    """Return the call of the gradients of convolutions of one tensor, which have no norms."""
+    """Return the call of convolutions of one tensor, of which all have norms or none."""
     each = [single(1, channels, side, *windows[i % len(windows)], device) for i in range(count)]
     x = torch.randn(images, channels, side, side, device=device)
     filters, points, strides, pads, dilations = zip(*(one[2:7] for one in each), strict=True)
-    return backward_of(
-        ((x,) * count, filters, points, strides, pads, dilations, (False,) * count, True, 1e-5)
-    )
+    return (x,) * count, filters, points, strides, pads, dilations, (normed,) * count, True, 1e-5
 
 
-def single_case(images: int, shape: tuple[int, int], window: tuple[int, int], device: str) -> Case:
+def single_case(op: str, images: int, shape: tuple[int, int], window: tuple[int, int], device: str) -> Case:
     """Return a case of one convolution: today's tile, then those of planes."""
     given = single(images, *shape, *window, device)
-    tiles = list(sep_conv2d_backward.sweep(Problem.of(nxcore.op(SINGLE).spec, given)))
-    own = [tile for tile in tiles if isinstance(tile, Planes)]
-    today = next(tile for tile in tiles if not isinstance(tile, Planes))
-    return f"{shape[0]}x{shape[1]} k{window[0]}d{window[1]}", SINGLE, given, [today, *own]
+    if op == FORWARD:
+        given = given[1:-1]
+    tiles = list(MODULES[op].sweep(Problem.of(nxcore.op(op).spec, given)))
+    own = [tile for tile in tiles if isinstance(tile, (Planes, Lines))]
+    today = next(tile for tile in tiles if tile not in own)
+    return f"{shape[0]}x{shape[1]} k{window[0]}d{window[1]}", op, given, [today, *own]
 
 
 def grouped_case(
-    images: int, shape: tuple[int, int], count: int, windows: tuple[Any, ...], device: str
+    op: str, images: int, shape: tuple[int, int], count: int, windows: tuple[Any, ...], device: str
 ) -> Case:
-    """Return a case of several convolutions: apart as today, then by planes."""
-    given = several(images, *shape, count, windows, device)
-    first = replace(grouped.choose(Problem.of(nxcore.op(f"{OP}_backward").spec, given)), planes=None)
-    known = range(len(strided_planes.TILES[shape]))
-    tiles = [first, *(replace(first, planes=(i, turns)) for turns in TURNS for i in known)]
+    """Return a case of several convolutions: as today, then by planes."""
+    given = several(images, *shape, count, windows, device, normed=op == OP)
+    if op == OP:
+        numbers: list[tuple[int, ...]] = [(i,) for i in range(len(strided_planes_forward.TILES[shape]))]
+    else:
+        given = backward_of(given)
+        numbers = [(i, turns) for turns in TURNS for i in range(len(strided_planes.TILES[shape]))]
+    first = replace(MODULES[op].choose(Problem.of(nxcore.op(op).spec, given)), planes=None)
     name = "mixed" if len(windows) > 1 else f"k{windows[0][0]}d{windows[0][1]}"
-    return f"{shape[0]}x{shape[1]} {count} {name}", f"{OP}_backward", given, tiles
+    tiles = [first, *(replace(first, planes=each) for each in numbers)]
+    return f"{shape[0]}x{shape[1]} {count} {name}{' out' * (op == OP)}", op, given, tiles
 
 
 def cases(images: int, device: str, *, tiny: bool) -> Iterator[Callable[[], Case]]:
     """Yield what makes each case, the most telling first."""
     shapes, windows = (SHAPES[1:], WINDOWS[:1]) if tiny else (SHAPES, WINDOWS)
-    for shape in shapes:
-        yield lambda shape=shape: grouped_case(images, shape, 4 if tiny else 16, WINDOWS, device)
-    for shape in shapes:
-        for window in windows:
-            yield lambda shape=shape, window=window: grouped_case(images, shape, 4, (window,), device)
-    for shape in shapes:
-        for window in windows:
-            yield lambda shape=shape, window=window: single_case(images, shape, window, device)
+    for op in (f"{OP}_backward", OP):
+        for shape in shapes:
+            yield partial(grouped_case, op, images, shape, 4 if tiny else 16, WINDOWS, device)
+    for op in (f"{OP}_backward", OP):
+        for shape, window in product(shapes, windows):
+            yield partial(grouped_case, op, images, shape, 4, (window,), device)
+    for op in (SINGLE, FORWARD):
+        for shape, window in product(shapes, windows):
+            yield partial(single_case, op, images, shape, window, device)
 
 
 def profile(images: int, device: str) -> None:
-    """Launch the chosen kernel of each shape and window once, for four convolutions."""
-    for shape in SHAPES:
-        for window in WINDOWS:
-            _, op, given, (_, usual, *_) = grouped_case(images, shape, 4, (window,), device)
-            plan(op, given, usual)(*given)
+    """Launch the usual kernels of each shape and window once, for four convolutions."""
+    for op, shape, window in product((f"{OP}_backward", OP), SHAPES, WINDOWS):
+        _, _, given, (_, usual, *_) = grouped_case(op, images, shape, 4, (window,), device)
+        plan(op, given, usual)(*given)
     if device == "cuda":
         torch.cuda.synchronize()
 

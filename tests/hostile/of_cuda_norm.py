@@ -112,6 +112,38 @@ MUTATIONS = (
     # Those at stride 2.
     one(
         STRIDE,
+        "foreach_sep_conv2d_strided_planes.cu",
+        FOREACH[:1],
+        "a.points[i]",
+        "a.points[0]",
+        likely="square_planes_strided_of_32",
+    ),
+    one(
+        BITS,
+        "sep_conv2d_strided_planes.cu",
+        FOREACH[:1],
+        "sum[e][j] = fmaf(w[e], u[j], sum[e][j])",
+        f"sum[e][j] = {half('fmaf(w[e], u[j], sum[e][j])')}",
+        likely="square_planes_strided",
+    ),
+    one(
+        MASK,
+        "sep_conv2d_strided_planes.cu",
+        FOREACH[:1],
+        "at = part * S::CHANNELS + i",
+        "at = i",
+        likely="square_planes_strided_of_32",
+    ),
+    one(
+        MASK,
+        "sep_conv2d_strided_planes.cu",
+        SEPARABLE[:1],
+        "half * S::BAND * S::SIDE + group",
+        "group",
+        likely="square_planes_strided_of_32",
+    ),
+    one(
+        STRIDE,
         "foreach_sep_conv2d_strided_planes_backward.cu",
         FOREACH[1:],
         "a.points[i]",

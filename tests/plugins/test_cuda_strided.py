@@ -1,4 +1,4 @@
-"""Gradients of separable convolutions on square planes at stride 2, in CUDA C++: what samples don't show."""
+"""Separable convolutions on square planes at stride 2, in CUDA C++: what samples don't show."""
 
 import importlib
 from dataclasses import replace
@@ -12,10 +12,12 @@ from nxcore.trust.truth import agreement
 
 pytest.importorskip("nxcore_cuda")
 
+from nxcore_cuda import foreach_sep_conv2d_batch_norm as foreach_forward
 from nxcore_cuda import foreach_sep_conv2d_batch_norm_backward as foreach_backward
-from nxcore_cuda import sep_conv2d_backward, separable, strided_planes
+from nxcore_cuda import sep_conv2d, sep_conv2d_backward, separable, strided_planes, strided_planes_forward
 from nxcore_cuda.foreach import Group
 from nxcore_cuda.planes import Planes, Shape
+from nxcore_cuda.strided_planes_forward import Lines
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SPECS = {spec.name: spec for spec in nxcore.ops.nxcore_ops()}
@@ -173,3 +175,69 @@ def test_one_launch_has_all_of_a_window():
     made = strided_planes.launches(separable.layers(problem), list(range(8)), (), DEVICE)
     usual = strided_planes.TILES[64, 16][0]
     assert [(batch, tile) for batch, _, tile in made] == [([i, i + 4], usual) for i in range(4)]
+
+
+FORWARD, BLOCK, GROUP = "sep_conv2d", "sep_conv2d_batch_norm", "foreach_sep_conv2d_batch_norm"
+
+
+def lines_of(args):
+    """Return the tiles of square planes for a call; none where its kernels don't take it."""
+    return [tile for tile in sep_conv2d.sweep(Problem.of(SPECS[FORWARD], args)) if isinstance(tile, Lines)]
+
+
+@pytest.mark.parametrize(("channels", "side"), strided_planes_forward.TILES)
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+def test_every_tile_of_outputs_agrees(channels, side, window):
+    """Their moments too: the means are far from 0."""
+    args = arguments(2, channels, side, *window)[1:-1]
+    tiles = lines_of(args)
+    assert tiles == list(strided_planes_forward.TILES[channels, side])
+    assert tiles[0] == sep_conv2d.choose(Problem.of(SPECS[FORWARD], args))
+    moved = (args[0], args[1].abs() + 1, args[2].abs() + 1, *args[3:], None, None, 1e-5)
+    for tile in tiles:
+        judge(FORWARD, args, tile)
+        judge(BLOCK, moved, tile)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), -float("inf")])
+@pytest.mark.parametrize(("channels", "side"), strided_planes_forward.TILES)
+def test_outputs_of_pixels_that_are_not_finite(channels, side, value):
+    args = arguments(1, channels, side, *WINDOWS[1])[1:-1]
+    args[0][0, 3, 0, 0] = args[0][0, 5, side - 1, side - 1] = args[0][0, 7, side // 2, 0] = value
+    for tile in lines_of(args):
+        judge(FORWARD, args, tile)
+
+
+def test_kernels_of_outputs_take_only_what_they_know():
+    usual = arguments(1, 64, 16, *WINDOWS[0])[1:-1]
+    assert lines_of(usual)
+    odd = [
+        arguments(1, 64, 16, 3, 2, 0, 1)[1:-1],
+        arguments(1, 32, 16, *WINDOWS[0])[1:-1],
+        (*usual[:-1], False),
+        (usual[0].to(memory_format=torch.channels_last), *usual[1:]),
+        tuple(t.half() if isinstance(t, torch.Tensor) else t for t in usual),
+    ]
+    assert [lines_of(args) for args in odd] == [[]] * len(odd)
+
+
+@pytest.mark.parametrize(("channels", "side"), strided_planes_forward.TILES)
+def test_outputs_of_tensors_that_begin_anywhere(channels, side):
+    args = list(arguments(1, channels, side, *WINDOWS[0])[1:-1])
+    for i in range(3):
+        moved = torch.empty(args[i].numel() + 1, device=DEVICE)[1:].view(args[i].shape)
+        args[i] = moved.copy_(args[i])
+    judge(FORWARD, tuple(args), lines_of(args)[0])
+
+
+@pytest.mark.parametrize("normed", [(True,) * 6, (False,) * 6, (True, False) * 3], ids=str)
+def test_groups_of_outputs_have_launches_of_their_own(normed):
+    """As has one of stride 1."""
+    each = [arguments(3, 32, 32, *window)[1:7] for window in (*WINDOWS, WINDOWS[0])]
+    each.append(arguments(3, 32, 16, 3, 1, 1, 1)[1:7])
+    given = (*map(tuple, zip(*each, strict=True)), normed, True, 1e-5)
+    problem = Problem.of(SPECS[GROUP], given)
+    group = foreach_forward.choose(problem)
+    assert group.planes == ()
+    for numbers in ((), (1,), None):
+        judge(GROUP, given, replace(group, planes=numbers))

@@ -82,7 +82,11 @@ KERNELS = kernels(
         "conv2d_backward": accepts.direct_convolution,
         "depthwise_conv2d": accepts.convolution,
         "depthwise_conv2d_backward": accepts.convolution,
-        "foreach_sep_conv2d_batch_norm": {"accepts": accepts.convolutions, "dtypes": (torch.float32,)},
+        "foreach_sep_conv2d_batch_norm": {
+            "accepts": accepts.convolutions,
+            "dtypes": (torch.float32,),
+            "verified_on": PLANES,
+        },
         "foreach_sep_conv2d_batch_norm_backward": {
             "accepts": accepts.convolutions,
             "dtypes": (torch.float32,),
@@ -98,9 +102,13 @@ KERNELS = kernels(
             "dtypes": (torch.float32,),
             "verified_on": POINTS,
         },
-        "sep_conv2d": accepts.separable_convolution,
+        "sep_conv2d": {"accepts": accepts.separable_convolution, "verified_on": PLANES},
         "sep_conv2d_backward": {"accepts": accepts.separable_convolution, "verified_on": PLANES},
-        "sep_conv2d_batch_norm": {"accepts": accepts.block, "dtypes": (torch.float32,)},
+        "sep_conv2d_batch_norm": {
+            "accepts": accepts.block,
+            "dtypes": (torch.float32,),
+            "verified_on": PLANES,
+        },
     },
     **EVERY,
 )

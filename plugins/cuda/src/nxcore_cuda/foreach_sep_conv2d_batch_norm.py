@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nxcore.plugin import Problem
-from nxcore_cuda import foreach, planes_forward, separable
+from nxcore_cuda import foreach, planes_forward, separable, strided_planes_forward
 from nxcore_cuda.candidates import TYPES
 from nxcore_cuda.channel import CHANNELS, Channels
 from nxcore_cuda.channel import Tile as Span
@@ -57,7 +57,12 @@ def plan(problem: Problem, group: Group | None = None) -> Callable[..., tuple[An
         for i, layer in enumerate(layers)
         if chosen.planes is not None and planes_forward.fits(layer, device)
     ]
-    some = [i for i in range(len(layers)) if i not in known]
+    strided = [
+        i
+        for i, layer in enumerate(layers)
+        if chosen.planes is not None and strided_planes_forward.fits(layer, device, relu=problem["relu"])
+    ]
+    some = [i for i in range(len(layers)) if i not in (*known, *strided)]
     works = []
     for layer, tile in zip(layers, tiles(problem, chosen), strict=True):
         floats = separable.forward(layer, tile)
@@ -77,7 +82,11 @@ def plan(problem: Problem, group: Group | None = None) -> Callable[..., tuple[An
         for i in batch:
             blocks[i] = planes_forward.blocks(layers[i], own)
     of_planes = [(batch, launch) for batch, launch, _ in by_planes]
-    leaves = [norm or (any(normed) and i not in known) for i, norm in enumerate(normed)]
+    for batch, launch, lines in strided_planes_forward.launches(layers, strided, chosen.planes or (), device):
+        of_planes.append((batch, launch))
+        for i in batch:
+            blocks[i] = strided_planes_forward.blocks(layers[i], lines)
+    leaves = [norm or (any(normed) and i in some) for i, norm in enumerate(normed)]
     left = [
         shares_of(out.shape[1], count, device) if moments else None
         for out, count, moments in zip(outs, blocks, leaves, strict=True)
@@ -146,7 +155,11 @@ def choose(problem: Problem) -> Group:
     """Return the group for a call."""
     layers = separable.layers(problem)
     group = foreach.choose(layers, problem.device, back=False)
-    known = any(planes_forward.fits(layer, problem.device) for layer in layers)
+    known = any(
+        planes_forward.fits(layer, problem.device)
+        or strided_planes_forward.fits(layer, problem.device, relu=problem["relu"])
+        for layer in layers
+    )
     return replace(group, planes=()) if known else group
 
 
@@ -164,6 +177,7 @@ def instances() -> Iterator[Instance]:
         for moments in (False, True):
             yield instance(windows, 256, moments=moments)
     yield from planes_forward.instances(planes_forward.FOREACH)
+    yield from strided_planes_forward.instances(strided_planes_forward.FOREACH)
     yield from norms(NORM, (FINISH,))
 
 

@@ -14,9 +14,10 @@ from nxcore_cuda.machine.instance import Instance
 from nxcore_cuda.moments import shares_of
 from nxcore_cuda.planes_forward import Outputs
 from nxcore_cuda.separable import Tile
+from nxcore_cuda.strided_planes_forward import Lines
 
 
-def plan(problem: Problem, tile: Tile | Outputs | None = None) -> Callable[..., tuple[Tensor, ...]]:
+def plan(problem: Problem, tile: Tile | Outputs | Lines | None = None) -> Callable[..., tuple[Tensor, ...]]:
     """Return the launches for one problem.
 
     Returns
@@ -52,7 +53,7 @@ def plan(problem: Problem, tile: Tile | Outputs | None = None) -> Callable[..., 
     return call
 
 
-def sweep(problem: Problem) -> Iterator[Tile | Outputs]:
+def sweep(problem: Problem) -> Iterator[Tile | Outputs | Lines]:
     """Yield the tiles worth timing."""
     if (first := problem.parts[0]) is not None:
         yield from sep_conv2d.sweep(first)

@@ -26,12 +26,17 @@ TILES = {
 """Of a number of channels and x's side, what blocks may be; ``band`` is in rows of the output."""
 
 
+def pitches(shape: Shape, band: int) -> tuple[int, int]:
+    """Return the floats of a plane of x in shared memory, and of one of what has the output's size."""
+    size, dilation, _, side = shape
+    pad, fine, half = size // 2, 2 // dilation, 2 * band < side
+    x_pitch = (fine * band + half * pad) * side + (STRIP if side < BANKS else 0)
+    return x_pitch, round_up((band + half * ((fine - 1 + pad) // fine)) * side // 2, 16) + STRIP
+
+
 def _whole(shape: Shape, tile: Planes) -> int:
     """Return the bytes of shared memory of a block that has all points there."""
-    size, dilation, channels, side = shape
-    pad, fine, half = size // 2, 2 // dilation, 2 * tile.band < side
-    pitch = round_up((tile.band + half * ((fine - 1 + pad) // fine)) * side // 2, 16) + STRIP
-    x_pitch = (fine * tile.band + half * pad) * side + (STRIP if side < BANKS else 0)
+    channels, (x_pitch, pitch) = shape.channels, pitches(shape, tile.band)
     return 4 * (channels * (x_pitch + 2 * pitch + channels) + tile.scratch(channels))
 
 
