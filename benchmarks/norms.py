@@ -137,10 +137,9 @@ def cases(tiny: bool) -> Iterator[Case]:
             yield Case(GROUP, *shape, 0, backward)
 
 
-def captured(plan: Callable[..., Any], copies: list[Args]) -> tuple[Callable[[], Any], int]:
-    """Return the replay of a graph of calls, and their number."""
+def captured(plan: Callable[..., Any], copies: list[Args], side: Any) -> tuple[Callable[[], Any], int]:
+    """Return the replay of a graph of calls, captured on a stream, and their number."""
     calls = math.ceil(LEAST / len(copies)) * len(copies)
-    side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         for args in copies:
             plan(*args)
@@ -211,7 +210,8 @@ def row_of(case: Case, device: str, chosen: bool, repeats: int) -> dict[str, Any
     if device == "cuda":
         number = min(COPIES, math.ceil(CACHE / (case.planes * case.nbytes)))
         copies = [args, *(case.arguments(device, i) for i in range(1, number))]
-        replays = {name: captured(plan, copies) for name, plan in right.items()}
+        side = torch.cuda.Stream()
+        replays = {name: captured(plan, copies, side) for name, plan in right.items()}
         found["us"] = timed(replays, repeats)
         found["kernels"] = kernels(*next(iter(replays.values()))) if replays else {}
     return found

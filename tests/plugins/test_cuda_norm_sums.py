@@ -4,12 +4,14 @@ import pytest
 import torch
 
 import nxcore.ops
+from nxcore.plugin import TensorMeta
 from nxcore.spec.problem import Problem
 from nxcore.trust.truth import agreement
 
 pytest.importorskip("nxcore_cuda")
 
 from nxcore_cuda import batch_norm_sum
+from nxcore_cuda.channel import Channels
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SPECS = {spec.name: spec for spec in nxcore.ops.nxcore_ops()}
@@ -47,6 +49,29 @@ def test_every_tile_agrees(op, shape):
     sweep = batch_norm_sum.sweep if op == OPS[0] else batch_norm_sum.sweep_backward
     for tile in sweep(Problem.of(SPECS[op], args)):
         judge(op, args, tile)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("near", [True, False])
+def test_images_with_gaps_agree(op, near):
+    """A slice of the channels is near: places take one division. A slice of the columns isn't."""
+    shape = (5, 4, 24, 24)
+    wide = (5, 7, 24, 24) if near else (5, 4, 24, 28)
+    args = arguments(op, 5, shape)
+    cut = [torch.randn(wide, device=DEVICE)[:, : shape[1], :, : shape[3]] for _ in range(5)]
+    args = (tuple(cut) if op == OPS[0] else cut[0], *args[1:])
+    problem = Problem.of(SPECS[op], args)
+    operands = (problem["xs"][0], *([problem["grad"]] if op == OPS[1] else []))
+    assert Channels.of(*operands).near(4) == near
+    judge(op, args)
+
+
+def test_places_of_more_than_30_bits_are_not_near():
+    def described(*strides):
+        return Channels.of(TensorMeta((64, 3, 2**10, 4), strides, torch.float32, DEVICE))
+
+    assert described(2**20, 2**18, 4, 1).near(4)
+    assert not described(2**25, 2**18, 4, 1).near(4)
 
 
 @pytest.mark.gpu

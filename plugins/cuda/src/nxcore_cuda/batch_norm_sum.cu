@@ -70,7 +70,9 @@ __device__ __forceinline__ void batch_norm_sum_apply(const batch_norm_sum_args<P
       if (first + k >= a.count) break;
       const T* const base = static_cast<const T*>(a.xs[first + k]) + offset;
 #pragma unroll
-      for (int u = 0; u < UNROLL; ++u) x[k][u] = STREAM ? load_streaming<VECTOR>(base + from[u]) : load<VECTOR>(base + from[u]);
+      for (int u = 0; u < UNROLL; ++u) {
+        x[k][u] = STREAM ? load_streaming<VECTOR>(base + from[u]) : load<VECTOR>(base + from[u]);
+      }
     }
   };
   if (at < last) ask(0);  // under way while the shares are put together

@@ -34,8 +34,8 @@ struct NormGradient {
   const strides &x_strides, &grad_strides, &out_strides;
 };
 
-__device__ __forceinline__ NormGradient own(const foreach_batch_norm_backward_args& a) {
-  const int i = blockIdx.z, row = i * gridDim.y;
+__device__ __forceinline__ NormGradient own(const foreach_batch_norm_backward_args& a, int i) {
+  const int row = i * gridDim.y;
   float* const shares = a.shares + 2LL * row * a.c.splits;
   return {a.grads[i], a.xs[i],     a.mean + row, a.var + row, nullptr, a.x_grads[i], nullptr,        nullptr,      shares,
           a.x_step,   a.grad_step, a.out_step,   0,           a.c,     a.x_strides,  a.grad_strides, a.out_strides};
@@ -45,12 +45,13 @@ __device__ __forceinline__ NormGradient own(const foreach_batch_norm_backward_ar
 
 template <typename T, int VECTOR, int UNROLL>
 __device__ __forceinline__ void foreach_batch_norm_backward_sums(const foreach_batch_norm_backward_args& a) {
-  const foreach::NormGradient own = foreach::own(a);
+  const foreach::NormGradient own = foreach::own(a, blockIdx.z);
   batch_norm_backward_sums<T, VECTOR, UNROLL>(own);
 }
 
+// Begins with the tensors that the sums read last: the cache still has them.
 template <typename T, int VECTOR, int UNROLL>
 __device__ __forceinline__ void foreach_batch_norm_backward_apply(const foreach_batch_norm_backward_args& a) {
-  const foreach::NormGradient own = foreach::own(a);
+  const foreach::NormGradient own = foreach::own(a, gridDim.z - 1 - blockIdx.z);
   batch_norm_backward_apply<T, VECTOR, UNROLL>(own);
 }
