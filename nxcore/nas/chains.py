@@ -69,7 +69,7 @@ _agreed: dict[Any, bool] = {}
 def chain_of(op: nn.Module) -> Chain:
     """Return the blocks that an operation consists of now; none if it is no chain, or was never tried."""
     form = _tried.get(op)
-    if form is None or not _holds(op, form):
+    if form is None or not holds(op, form):
         return ()
     return _blocks(op)
 
@@ -77,7 +77,7 @@ def chain_of(op: nn.Module) -> Chain:
 def try_out(op: nn.Module) -> None:
     """Find out whether an operation in training is a chain, unless that is known or can't be tried now."""
     form = _tried.get(op)
-    if (form is not None and _holds(op, form)) or not _blocks(op) or unusual():
+    if (form is not None and holds(op, form)) or not _blocks(op) or unusual():
         return
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         return
@@ -90,7 +90,7 @@ def try_out(op: nn.Module) -> None:
                 _agreed.clear()
             _agreed[key] = agrees
     if agrees:
-        _tried[op] = [(awake(m), attributes(m)) for m in op.modules()]
+        _tried[op] = form_of(op)
 
 
 def _blocks(op: nn.Module) -> Chain:
@@ -113,7 +113,12 @@ def _normal(norm: Any) -> bool:
     return norm.training and tracks and not norm.affine
 
 
-def _holds(op: nn.Module, form: Form) -> bool:
+def form_of(op: nn.Module) -> Form:
+    """Return the present form of an operation."""
+    return [(awake(m), attributes(m)) for m in op.modules()]
+
+
+def holds(op: nn.Module, form: Form) -> bool:
     """Return whether an operation has its form still."""
     modules = list(op.modules())
     return len(modules) == len(form) and all(

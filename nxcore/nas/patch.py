@@ -19,7 +19,7 @@ from nxcore.graphs.hooks import hooked
 from nxcore.graphs.rows import span_of
 from nxcore.graphs.snapshot import as_they_are, attributes
 from nxcore.graphs.structure import structure
-from nxcore.nas import group, node, shared_pools, taking
+from nxcore.nas import group, node, points, shared_pools, taking
 from nxcore.nas.blend import ENDS, edge_of, ends_of, last_of
 from nxcore.nas.lists import LISTS, WRITES, ZEROS, lists_of
 from nxcore.nas.mixed import PART
@@ -98,6 +98,7 @@ def patch(model: nn.Module, *, graphs: bool = True, watch: bool = True) -> Swap:
             for held in mixed:
                 vars(held)[PART].outer = outer
     _take_lists(model, swap, graphs=graphs)
+    _take_points(model, swap)
     if watch:
         steps.watch(model)
     return swap
@@ -122,6 +123,20 @@ def _take_lists(model: nn.Module, swap: Swap, *, graphs: bool) -> None:
             swap.replaced[name] = cls
         vars(module)[TAKING] = Taking(name, swap, graphs=graphs)
         within |= {id(m) for m in module.modules()}
+
+
+def _take_points(model: nn.Module, swap: Swap) -> None:
+    """Replace operations that are a ReLU, 1x1 convolutions and a norm."""
+    within: set[int] = set()
+    for name, module in model.named_modules():
+        if id(module) in within or _ours(module) or points.known(module) is None:
+            continue
+        within |= {id(m) for m in module.modules()}
+        if hasattr(type(module), PATCHED):
+            continue
+        swap.replaced[name] = _replace(module, points.forward)
+        swap.left.pop(name, None)
+        points.take(module)
 
 
 def replays(model: nn.Module) -> dict[str, str]:

@@ -29,7 +29,7 @@ def test_a_patched_network_gives_the_same_numbers_and_unpatched_is_what_it_was()
     swap = nas.patch(patched)
     kinds = set(swap.replaced.values())
     layers = {"Conv2d", "MaxPool2d", "AvgPool2d", "AdaptiveAvgPool2d", "BatchNorm2d", "Sequential"}
-    assert kinds == {"Cell", "MixedOp", *layers}
+    assert kinds == {"Cell", "MixedOp", "Op", "Reduce", *layers}
     assert list(swap.replaced.values()).count("MixedOp") == 3 * 5
     assert isinstance(patched.cells[0]._ops[0]._ops[1][0], ours.MaxPool2d)
     x, logits = torch.randn(2, 3, 8, 8).double(), torch.randn(2, 5, 8).double()

@@ -13,7 +13,7 @@ from nxcore_cuda.direct import MOST
 WARP, THREADS, TOGETHER, SPARE = 32, 256, 8, 4
 WARPS = THREADS // WARP
 LAYOUT = f"{3 * STEPS}2q2i2q2i2q11i4x"
-"""What follows the pointers of ``points_args``."""
+"""The values of ``points_args``, behind its pointers."""
 
 WARPS_WANTED = 16 * FILL
 """Warps that keep a large GPU's multiplications and loads going."""
@@ -179,7 +179,7 @@ class Points:
         return ceil_div(items, WARP * (WARPS // tile.slices)) * self.lots(tile)[0]
 
     def values(self, tile: Tile) -> tuple[int, ...]:
-        """Return what follows the pointers of ``points_args``."""
+        """Return the values of ``points_args``, behind its pointers."""
         seen = (0, 0, 0, 0) if self.seen is None else self.seen.steps
         described = (n for f in self.filters for n in (f.made, f.term, f.terms, f.outs))
         return (

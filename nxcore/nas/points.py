@@ -1,0 +1,194 @@
+"""Points: operations of a ReLU, 1x1 convolutions and a norm, whose first layers are computed by one operator.
+
+An operation with two convolutions puts the results of the image, and of the image without its first row and
+column, side by side, as DARTS' factorized reduction does. An operation is known by its layers, and by a trial
+of a copy: results and gradients must be those of these layers.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import weakref
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from nxcore import session
+from nxcore.call.unusual import PLAIN, unusual
+from nxcore.errors import FOREIGN, InvalidInputError
+from nxcore.graphs.hooks import hooked, saving
+from nxcore.graphs.late import LATE
+from nxcore.graphs.structure import structure
+from nxcore.graphs.together import weights_of
+from nxcore.nas.chains import MOST, TRIAL, Form, form_of, holds
+from nxcore.nn.exchange import PATCHED
+from nxcore.nn.normed import NORMS
+from nxcore.nn.sequential import CONVOLUTIONS, RELUS
+
+_tried: weakref.WeakKeyDictionary[nn.Module, tuple[Form, bool]] = weakref.WeakKeyDictionary()
+"""Operation -> its form at its trial, and whether that agreed."""
+
+_agreed: dict[Any, bool] = {}
+"""Structure -> whether its trial agreed."""
+
+
+class Layers(NamedTuple):
+    """The layers of an operation: a ReLU, one convolution or two, and a norm."""
+
+    relu: nn.Module
+    convolutions: tuple[Any, ...]
+    norm: nn.Module
+
+    @property
+    def all(self) -> tuple[nn.Module, ...]:
+        """All layers, in their order."""
+        return self.relu, *self.convolutions, self.norm
+
+    def run(self, x: Tensor) -> Tensor:
+        """Return the result of the layers, one by one."""
+        image = self.relu(x)
+        shifts = range(len(self.convolutions))
+        made = [one(image[:, :, i:, i:]) for i, one in zip(shifts, self.convolutions, strict=True)]
+        out: Tensor = self.norm(made[0] if len(made) == 1 else torch.cat(made, 1))
+        return out
+
+
+def layers_of(op: nn.Module) -> Layers | None:
+    """Return the layers of an operation; None if it has others, or hooks, or parameters of its own.
+
+    >>> layers_of(torch.nn.Sequential(torch.nn.ReLU())) is None
+    True
+    """
+    modules = list(op.modules())
+    layers: list[Any] = [m for m in modules if next(m.children(), None) is None]
+    if not 3 <= len(layers) <= 4 or hooked(*modules) or any("forward" in vars(m) for m in modules):
+        return None
+    relu, *convolutions, norm = layers
+    if type(relu) not in RELUS or relu.inplace or type(norm) not in NORMS:
+        return None
+    if not all(_is_point(one) for one in convolutions) or len({one.stride for one in convolutions}) > 1:
+        return None
+    if norm.num_features != sum(one.out_channels for one in convolutions):
+        return None
+    held = {id(t) for t in (*op.parameters(), *op.buffers())}
+    own = {id(t) for layer in layers for t in (*layer.parameters(), *layer.buffers())}
+    return Layers(relu, tuple(convolutions), norm) if held == own else None
+
+
+def _is_point(layer: Any) -> bool:
+    """Return whether a layer is a 1x1 convolution without padding and bias, of one stride both ways."""
+    return (
+        type(layer) in CONVOLUTIONS
+        and layer.kernel_size == (1, 1)
+        and layer.stride[0] == layer.stride[1]
+        and layer.padding in ((0, 0), "valid")
+        and layer.groups == 1
+        and layer.bias is None
+    )
+
+
+def convolved(layers: Layers, x: Any) -> Tensor | None:
+    """Return the result of an operation in training, its first layers by a kernel; None without one."""
+    if type(x) not in PLAIN or x.ndim != 4 or saving() or torch.is_autocast_enabled(x.device.type):
+        return None
+    weights = weights_of(*(one.weight for one in layers.convolutions))
+    try:
+        y = _operator().by_kernel(x, *(*weights, None)[:2], layers.convolutions[0].stride[0], True)
+    except InvalidInputError:
+        return None  # the layers raise their own message
+    if y is None:
+        return None
+    out: Tensor = layers.norm(y)
+    return out
+
+
+def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stand in for the ``forward`` of an operation that was taken."""
+    if len(args) == 1 and not kwargs and not torch.compiler.is_compiling():
+        found = _trained(known(self), args[0])
+        if found is not None:
+            return found
+    return before(self, *args, **kwargs)
+
+
+def served(op: nn.Module, x: Tensor) -> Tensor | None:
+    """Return the result of an operation of this package in training; None where its own layers are to run."""
+    return None if torch.compiler.is_compiling() else _trained(layers_of(op), x)
+
+
+def _trained(layers: Layers | None, x: Any) -> Tensor | None:
+    return convolved(layers, x) if layers is not None and layers.norm.training else None
+
+
+def before(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return the result of the operation's own ``forward``."""
+    return getattr(type(op), PATCHED, type(op)).forward(op, *args, **kwargs)
+
+
+def known(op: nn.Module) -> Layers | None:
+    """Return the layers of an operation, if a trial of it in its present form agreed."""
+    form, agreed = _tried.get(op, (None, False))
+    if form is not None and holds(op, form):
+        return layers_of(op) if agreed else None
+    layers = layers_of(op)
+    if layers is None or unusual():
+        return None
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        return None
+    key = structure(op)
+    found = None if key is None else _agreed.get(key)
+    if found is None:
+        found = _agrees(op)
+        if key is not None:
+            if len(_agreed) >= MOST:
+                _agreed.clear()
+            _agreed[key] = found
+    _tried[op] = form_of(op), found
+    return layers if found else None
+
+
+def take(op: nn.Module) -> None:
+    """Note that an operation whose trial agreed has another class now."""
+    _tried[op] = form_of(op), True
+
+
+def _agrees(op: nn.Module) -> bool:
+    """Return whether results and gradients of a copy in training are those of its layers."""
+    token = LATE.set(None)  # the copy's statistics are nobody's
+    try:
+        twin = copy.deepcopy(op).double().train()
+        layers = layers_of(twin)
+        if layers is None:
+            return False
+        device = layers.convolutions[0].weight.device
+        generator = torch.Generator().manual_seed(0)
+        shape = TRIAL[0], layers.convolutions[0].in_channels, *TRIAL[1:]
+        x = torch.randn(shape, generator=generator, dtype=torch.float64).to(device).requires_grad_()
+        leaves = [x, *(t for t in twin.parameters() if t.requires_grad)]
+        with (
+            torch.random.fork_rng([device] if device.type == "cuda" else []),
+            torch.autocast(device.type, enabled=False),
+            torch.enable_grad(),
+            session.default().use("torch"),
+        ):
+            wanted = _outcome(functools.partial(before, twin), x, leaves)
+            found = _outcome(layers.run, x, leaves)
+        return all(torch.allclose(f, w, rtol=1e-9, atol=1e-12) for f, w in zip(found, wanted, strict=True))
+    except FOREIGN:
+        return False
+    finally:
+        LATE.reset(token)
+
+
+def _outcome(call: Any, x: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+    """Return the result of a call, and the gradients of a weighted sum of it."""
+    out = call(x)
+    wave = torch.arange(out.numel(), device=out.device).mul(0.7).sin().to(out.dtype).view(out.shape)
+    return [out.detach(), *torch.autograd.grad((out * wave).sum(), leaves)]
+
+
+@functools.cache
+def _operator() -> Any:
+    return session.default().op("pointwise_conv2d")
