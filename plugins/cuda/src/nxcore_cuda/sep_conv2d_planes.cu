@@ -61,38 +61,45 @@ __device__ __forceinline__ void store_strip(float* to, const Strip& strip, bool 
   }
 }
 
-// The images from `x` on, with zeros behind each plane.
-template <typename B, int DILATION>
-__device__ __forceinline__ void copy_planes(float* xs, const float* x, int images, bool relu) {
+// Planes from `x` on. A thread has the same strips of several planes, so that it finds out once where they lie.
+template <typename B, int DILATION, bool VECTORS>
+__device__ __forceinline__ void copy_planes(float* xs, const float* x, int planes, bool relu) {
   constexpr int FOURS = B::SIDE * B::STRIPS, STEP = B::THREADS / FOURS > 0 ? B::THREADS / FOURS : 1;
-  constexpr int PARTS = FOURS > B::THREADS ? FOURS / B::THREADS : 1, FLIGHT = 8;
+  constexpr int PARTS = FOURS > B::THREADS ? FOURS / B::THREADS : 1;
+  constexpr int FLIGHT = B::CHANNELS / STEP < 8 ? B::CHANNELS / STEP : 8;
   static_assert(STEP * FOURS == B::THREADS * PARTS, "threads have whole planes, or parts of them");
-  const bool vectors = aligned(x);
-  const int planes = images * B::CHANNELS;
+  static_assert(B::CHANNELS % (STEP * FLIGHT) == 0, "an image has no remainder");
 #pragma unroll
   for (int part = 0; part < PARTS; ++part) {
     const int place = threadIdx.x % FOURS + part * B::THREADS, first = threadIdx.x / FOURS;
     const float* const from = x + place * STRIP;
     float* const to = xs + B::template line<DILATION>(place / B::STRIPS) * B::SIDE + place % B::STRIPS * STRIP;
 #pragma unroll 1
-    for (int start = first; start < planes; start += STEP * FLIGHT) {
+    for (int plane = first; plane < planes; plane += STEP * FLIGHT) {
       Strip found[FLIGHT];
 #pragma unroll
-      for (int i = 0; i < FLIGHT; ++i) {
-        const int plane = start + i * STEP;
-        if (plane < planes) found[i] = load_strip(from + plane * B::SIDE * B::SIDE, vectors);
-      }
+      for (int i = 0; i < FLIGHT; ++i)
+        found[i] = load_strip(from + (plane + i * STEP) * B::SIDE * B::SIDE, VECTORS);
 #pragma unroll
       for (int i = 0; i < FLIGHT; ++i) {
-        const int plane = start + i * STEP;
-        if (plane >= planes) break;
         if (relu) {
 #pragma unroll
           for (int e = 0; e < STRIP; ++e) found[i][e] = positive(found[i][e]);
         }
-        store(to + plane * B::PLANE, found[i]);
+        store(to + (plane + i * STEP) * B::PLANE, found[i]);
       }
     }
+  }
+}
+
+// The images from `x` on, with zeros behind each plane.
+template <typename B, int DILATION>
+__device__ __forceinline__ void copy_images(float* xs, const float* x, int images, bool relu) {
+  const int planes = images * B::CHANNELS;
+  if (aligned(x)) {
+    copy_planes<B, DILATION, true>(xs, x, planes, relu);
+  } else {
+    copy_planes<B, DILATION, false>(xs, x, planes, relu);
   }
   for (int i = threadIdx.x; i < planes * B::STRIPS; i += B::THREADS)
     store(xs + i / B::STRIPS * B::PLANE + B::SIDE * B::SIDE + i % B::STRIPS * STRIP, Strip{});
@@ -276,7 +283,7 @@ __device__ __forceinline__ void sep_conv2d_planes_images(const A& a, int images,
   float* const squares = means + B::FOUND;
   float* const fs = squares + B::FOUND;
   const int first = block * B::IMAGES, some = min(B::IMAGES, images - first);
-  copy_planes<B, DILATION>(xs, static_cast<const float*>(a.x) + (long long)first * IMAGE, some, relu);
+  copy_images<B, DILATION>(xs, static_cast<const float*>(a.x) + (long long)first * IMAGE, some, relu);
   copy_points<B>(ws, static_cast<const float*>(a.points));
   copy_taps<B, SIZE>(fs, static_cast<const float*>(a.filters));
   __syncthreads();
