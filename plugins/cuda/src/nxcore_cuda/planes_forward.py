@@ -21,7 +21,7 @@ FOREACH = f"foreach_{FORWARD}"
 
 
 class Images(NamedTuple):
-    """What convolutions of one launch have in common: the windows may differ."""
+    """The images of the convolutions of one launch, whose windows may differ."""
 
     channels: int
     side: int
