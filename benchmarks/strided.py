@@ -38,7 +38,7 @@ import nxcore
 from nxcore.plugin import Problem
 
 SHAPES = tuple(strided_planes.TILES)
-TURNS = (1, 2, 4)
+TURNS = (1, 2)
 """Images or halves that a block computes, one after the other."""
 
 
