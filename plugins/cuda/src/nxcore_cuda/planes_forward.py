@@ -13,7 +13,7 @@ from nxcore_cuda import planes
 from nxcore_cuda.depthwise import ceil_div
 from nxcore_cuda.machine.instance import Instance
 from nxcore_cuda.machine.launch import Launch, Launcher
-from nxcore_cuda.planes import ROOM, STRIP, WINDOWS
+from nxcore_cuda.planes import BANKS, ROOM, STRIP, WINDOWS
 from nxcore_cuda.separable import WARP, Layer, round_up
 
 FORWARD = "sep_conv2d_planes"
@@ -98,7 +98,9 @@ def memory(shape: Images, tile: Outputs, size: int) -> int:
     """Return the bytes of shared memory of a block whose windows have at most ``size`` rows."""
     channels, side = shape
     warps = tile.threads(shape) // WARP
-    xs, ws = tile.images * channels * (side + 1) * side, channels * (channels + STRIP)
+    at_once, lines = WARP // tile.split * STRIP, (side + 1) * side
+    apart = (at_once - lines) % BANKS if at_once < BANKS else 0
+    xs, ws = tile.images * channels * (lines + apart), channels * (channels + STRIP)
     return 4 * (xs + ws + 2 * warps * channels + channels * size * round_up(size))
 
 

@@ -29,7 +29,10 @@ struct Block {
   static constexpr int LANES = WARP / SPLIT;                        // of a warp, that differ in their pixels
   static constexpr int OF_IMAGE = SIDE * SIDE / PIXELS * SPLIT;     // threads
   static constexpr int THREADS = OF_IMAGE * IMAGES, WARPS = THREADS / WARP;
-  static constexpr int PLANE = (SIDE + 1) * SIDE;  // the last line is zeros: what is above and below the plane
+  static constexpr int LINES = (SIDE + 1) * SIDE;  // the last one is zeros: what is above and below the plane
+  // Quarters of a warp that read several channels read other banks of each.
+  static constexpr int AT_ONCE = LANES * STRIP;
+  static constexpr int PLANE = LINES + (AT_ONCE < 32 ? (32 + AT_ONCE - LINES % 32) % 32 : 0);
   static constexpr int PITCH = CHANNELS + STRIP;   // of a channel's points, so that lanes read other banks
   static constexpr int XS = IMAGES * CHANNELS * PLANE, WS = CHANNELS * PITCH, FOUND = WARPS * CHANNELS;
   static_assert(OF_IMAGE % WARP == 0 && LANES >= STRIPS && OUTS % STRIP == 0 && SIDE % (2 * ROWS) == 0,
