@@ -124,7 +124,7 @@ class Case:
         module = MODULES[self.op]
         found = (module.sweep_backward if self.backward else module.sweep)(Problem.of(self.spec, args))
         # Blocks of 512 threads are other kernels, which no image has.
-        return [tile for tile in found if self.op == SUM or tile.threads < MOST]
+        return [tile for tile in found if self.op == SUM or tile.whole or tile.threads < MOST]
 
 
 def cases(tiny: bool) -> Iterator[Case]:
@@ -186,7 +186,11 @@ def kernels(replay: Callable[[], Any], calls: int) -> dict[str, float]:
 def spelt(tile: Any) -> str:
     """Return a tile's name: of each pass a thread's vectors and those in flight, and what is switched."""
     if tile is None or not hasattr(tile, "first"):
-        return "chosen" if tile is None else f"{tile.span // tile.threads} of {tile.threads}"
+        return (
+            "chosen"
+            if tile is None
+            else f"{tile.span // tile.threads} of {tile.threads}" + " whole" * tile.whole
+        )
     passes = (f"{p.span // p.threads}/{p.unroll}" for p in (tile.first, tile.second))
     more = " unordered" * (not tile.order) + " stream" * tile.stream
     return f"{' '.join(passes)} of {tile.first.threads}{more}"
@@ -227,7 +231,7 @@ def line(row: dict[str, Any]) -> str:
         said.append(" ".join(f"{key.split('__')[0][-14:]} {us:.1f}" for key, us in row["kernels"].items()))
         if best != name:
             said.append(f"| best {row['us'][best]:.1f} {best}")
-        others = {n: us for n, us in row["us"].items() if n.endswith(("unordered", "stream"))}
+        others = {n: us for n, us in row["us"].items() if n.endswith(("unordered", "stream", "whole"))}
         said.append(" ".join(f"| {n.split()[-1]} {us:.1f}" for n, us in others.items()))
     return " ".join(said) + (f" | {len(row['wrong'])} WRONG" if row["wrong"] else "")
 

@@ -202,6 +202,7 @@ SAMPLES = (
     Sample("plain", (rand(3, 5, 4, 6),), tags=SMOKE),
     Sample("affine", (rand(2, 3, 5, 7), rand(3), rand(3)), tags=SMOKE),
     Sample("several_slices", (rand(9, 2, 24, 24),), tags=SMOKE),
+    Sample("many_channels", (rand(2, 33, 3, 4), rand(33), rand(33)), tags=SMOKE),
     Sample("float32_factors", (rand(3, 4, 8), rand(4, dtype=torch.float32), rand(4, dtype=torch.float32))),
     Sample("mean_far_from_0", (rand(4, 3, 8, 8, low=1000, high=1004),)),
     Sample("large_eps", (rand(2, 3, 4, 4),), {"eps": 3.0}),

@@ -2,6 +2,8 @@
 // block's elements, the second finds the channel's and normalises the same elements, which the cache still has.
 //
 // Deviations are from the mean of a few elements in registers.
+//
+// batch_norm_whole: one kernel, of a block a channel, whose elements stay in registers.
 #pragma once
 
 #include "channel.cuh"
@@ -154,4 +156,43 @@ template <typename T, int VECTOR, int UNROLL>
 __device__ __forceinline__ void batch_norm_finish(const batch_norm_args& a) {
   using namespace batch_norm_parts;
   normalise<T, VECTOR, UNROLL>(a, Given{a.shares, a.c.splits});
+}
+
+// All of a channel, which is near, by one block.
+template <typename T, int VECTOR, int UNROLL>
+__device__ __forceinline__ void batch_norm_whole(const batch_norm_args& a) {
+  const T* const base = static_cast<const T*>(a.x) + blockIdx.y * a.x_step;
+  T* const out = static_cast<T*>(a.y) + blockIdx.y * a.y_step;
+  const int at = threadIdx.x, last = a.c.terms, stride = blockDim.x;
+  Vector<T, VECTOR> x[UNROLL];
+  channel::fetch<true>(a.c, base, a.x_strides, at, last, x);
+  float scale = 1.0f, shift = 0.0f;
+  if (a.weight) {
+    scale = read(a.weight, a.kind, blockIdx.y);
+    shift = read(a.bias, a.kind, blockIdx.y);
+  }
+  constexpr int N = UNROLL * VECTOR;
+  float terms[N];
+#pragma unroll
+  for (int i = 0; i < N; ++i) terms[i] = widen(x[i / VECTOR][i % VECTOR]);  // 0 behind the last
+  const float mean = channel::of_block(channel::tree(terms)) / (float)a.c.count;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const float off = widen(x[i / VECTOR][i % VECTOR]) - mean;
+    terms[i] = at + i / VECTOR * stride < last ? off * off : 0.0f;
+  }
+  const float squares = channel::of_block(channel::tree(terms));
+  if (threadIdx.x == 0) {
+    a.mean[blockIdx.y] = mean;
+    a.var[blockIdx.y] = squares / (float)(a.c.count - 1);
+  }
+  scale *= channel::inverse_root(squares / (float)a.c.count, a.c.eps);
+#pragma unroll
+  for (int u = 0; u < UNROLL; ++u) {
+    if (at + u * stride >= last) continue;
+    Vector<T, VECTOR> y;
+#pragma unroll
+    for (int e = 0; e < VECTOR; ++e) y[e] = narrow<T>(fmaf(widen(x[u][e]) - mean, scale, shift));
+    store<VECTOR>(out + channel::place<true>(a.c, a.y_strides, at + u * stride), y);
+  }
 }

@@ -1,4 +1,7 @@
-"""batch_norm: one kernel for the statistics and one for the rest, each of several blocks a channel."""
+"""batch_norm: one kernel for the statistics and one for the rest, each of several blocks a channel.
+
+Or, where there are enough channels and a block can hold one, one kernel of a block a channel.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,26 @@ from torch import Tensor
 
 from nxcore.plugin import Problem, TensorMeta
 from nxcore_cuda.candidates import KINDS, TYPES
-from nxcore_cuda.channel import Channels, Tile, pair, usual
+from nxcore_cuda.channel import Channels, Tile, pair, usual, usual_whole
 from nxcore_cuda.machine.instance import Instance
 
 ENTRIES = ("batch_norm_moments", "batch_norm_apply")
 FINISH = "batch_norm_finish"
+WHOLE, WHOLE_BACKWARD = "batch_norm_whole", "batch_norm_backward_whole"
+
+ENOUGH = 32
+"""Channels of which a block each keeps enough multiprocessors busy for one kernel."""
+
+
+def choose(found: Channels) -> Tile:
+    """Return the tile of a call: a block a channel, if there are enough of these, and it can hold one."""
+    usual = found.choose()
+    return usual if found.channels < ENOUGH else next(found.whole(), usual)
+
+
+def _tiles(found: Channels) -> Iterator[Tile]:
+    """Yield the tiles worth timing."""
+    yield from dict.fromkeys([choose(found), *found.whole(), *found.tiles()])
 
 
 def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
@@ -27,15 +45,15 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., tuple[Tens
     """
     out, statistic, _ = problem.outputs
     found = Channels.of(problem["x"], out)
-    chosen, weight = tile or found.choose(), problem["weight"]
+    chosen, weight = tile or choose(found), problem["weight"]
     splits = found.splits(chosen)
-    moments, apply = pair(
+    *moments, apply = pair(
         problem,
         found,
         chosen,
         source="batch_norm",
-        entries=ENTRIES,
-        blocks=(splits, splits),
+        entries=(WHOLE,) if chosen.whole else ENTRIES,
+        blocks=(1,) if chosen.whole else (splits, splits),
         pointers=7,
         kind=0 if weight is None else KINDS[weight.dtype],
     )
@@ -48,8 +66,10 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., tuple[Tens
         bias: Tensor | None,
         eps: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        y, mean, var, left = out.empty(), statistic.empty(), statistic.empty(), shares.empty()
-        moments(x, None, None, None, None, None, left)
+        y, mean, var = out.empty(), statistic.empty(), statistic.empty()
+        left = shares.empty() if moments else None
+        for launch in moments:
+            launch(x, None, None, None, None, None, left)
         apply(x, weight, bias, y, mean, var, left)
         return y, mean, var
 
@@ -84,12 +104,13 @@ def finishing() -> Iterator[Instance]:
 
 def sweep(problem: Problem) -> Iterator[Tile]:
     """Yield the tiles worth timing."""
-    yield from Channels.of(problem["x"], problem.outputs[0]).tiles()
+    yield from _tiles(Channels.of(problem["x"], problem.outputs[0]))
 
 
 def instances() -> Iterator[Instance]:
     """Yield the kernels of common calls, to compile ahead of time."""
     yield from usual("batch_norm", ENTRIES)
+    yield from usual_whole("batch_norm", WHOLE)
     yield from _instances_backward()
 
 
@@ -112,15 +133,16 @@ def plan_backward(problem: Problem, tile: Tile | None = None) -> Callable[..., t
     """
     outs, weight = problem.outputs, problem["weight"]
     found = _channels(problem)
-    chosen = tile or found.choose()
+    chosen = tile or choose(found)
     splits = found.splits(chosen)
-    sums, apply = pair(
+    both = (splits, 1 if outs[0] is None else splits)
+    *sums, apply = pair(
         problem,
         found,
         chosen,
         source="batch_norm_backward",
-        entries=ENTRIES_BACKWARD,
-        blocks=(splits, 1 if outs[0] is None else splits),
+        entries=(WHOLE_BACKWARD,) if chosen.whole else ENTRIES_BACKWARD,
+        blocks=(1,) if chosen.whole else both,
         pointers=9,
         kind=0 if weight is None else KINDS[weight.dtype],
     )
@@ -131,8 +153,9 @@ def plan_backward(problem: Problem, tile: Tile | None = None) -> Callable[..., t
         grad: Tensor, x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, *_: Any
     ) -> tuple[Tensor | None, ...]:
         results = tuple(None if out is None else out.empty() for out in outs)
-        left = shares.empty()
-        sums(grad, x, mean, None, None, None, None, None, left)
+        left = shares.empty() if sums else None
+        for launch in sums:
+            launch(grad, x, mean, None, None, None, None, None, left)
         apply(grad, x, mean, var, weight, *results, left)
         return results
 
@@ -141,9 +164,10 @@ def plan_backward(problem: Problem, tile: Tile | None = None) -> Callable[..., t
 
 def sweep_backward(problem: Problem) -> Iterator[Tile]:
     """Yield the tiles worth timing."""
-    yield from _channels(problem).tiles()
+    yield from _tiles(_channels(problem))
 
 
 def _instances_backward() -> Iterator[Instance]:
     """Yield the kernels of common calls, to compile ahead of time."""
     yield from usual("batch_norm_backward", ENTRIES_BACKWARD)
+    yield from usual_whole("batch_norm_backward", WHOLE_BACKWARD)

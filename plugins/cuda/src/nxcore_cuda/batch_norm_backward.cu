@@ -1,5 +1,7 @@
 // batch_norm_backward: two kernels of one grid, (splits, channels). The first leaves the sums of each block's
 // elements, the second adds up the channel's and computes the gradients.
+//
+// batch_norm_backward_whole: one kernel, of a block a channel, whose elements stay in registers.
 #pragma once
 
 #include "channel.cuh"
@@ -128,5 +130,47 @@ __device__ __forceinline__ void batch_norm_backward_apply(const A& a) {
     batch_norm_backward_parts::gradients<T, true, VECTOR, UNROLL>(a);
   } else {
     batch_norm_backward_parts::gradients<T, false, VECTOR, 1>(a);
+  }
+}
+
+// All of a channel, which is near, by one block.
+template <typename T, int VECTOR, int UNROLL>
+__device__ __forceinline__ void batch_norm_backward_whole(const batch_norm_backward_args& a) {
+  const T* const grads = static_cast<const T*>(a.grad) + blockIdx.y * a.grad_step;
+  const T* const images = static_cast<const T*>(a.x) + blockIdx.y * a.x_step;
+  T* const out = static_cast<T*>(a.x_grad) + blockIdx.y * a.out_step;
+  const int at = threadIdx.x, last = a.c.terms, stride = blockDim.x;
+  Vector<T, VECTOR> g[UNROLL], x[UNROLL];
+  channel::fetch<true>(a.c, grads, a.grad_strides, at, last, g);
+  channel::fetch<true>(a.c, images, a.x_strides, at, last, x);
+  const float count = a.c.count, mean = a.mean[blockIdx.y];
+  const float inverse = channel::inverse_root(a.var[blockIdx.y] * ((count - 1.0f) / count), a.c.eps);
+  const float scale = a.weight ? inverse * read(a.weight, a.kind, blockIdx.y) : inverse;
+  constexpr int N = UNROLL * VECTOR;
+  float terms[N];
+#pragma unroll
+  for (int i = 0; i < N; ++i) terms[i] = widen(g[i / VECTOR][i % VECTOR]);  // 0 behind the last
+  const float sum = channel::of_block(channel::tree(terms));
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const float product = widen(g[i / VECTOR][i % VECTOR]) * (widen(x[i / VECTOR][i % VECTOR]) - mean);
+    terms[i] = at + i / VECTOR * stride < last ? product : 0.0f;  // the mean may be infinite
+  }
+  const float product = channel::of_block(channel::tree(terms));
+  if (threadIdx.x == 0) {
+    if (a.weight_grad) write(a.weight_grad, a.kind, blockIdx.y, product * inverse);
+    if (a.bias_grad) write(a.bias_grad, a.kind, blockIdx.y, sum);
+  }
+  if (!a.x_grad) return;
+  const float level = sum / count, slope = product / count * inverse * inverse;
+#pragma unroll
+  for (int u = 0; u < UNROLL; ++u) {
+    if (at + u * stride >= last) continue;
+    Vector<T, VECTOR> to;
+#pragma unroll
+    for (int e = 0; e < VECTOR; ++e) {
+      to[e] = narrow<T>(scale * (widen(g[u][e]) - level - (widen(x[u][e]) - mean) * slope));
+    }
+    store<VECTOR>(out + channel::place<true>(a.c, a.out_strides, at + u * stride), to);
   }
 }

@@ -1,5 +1,5 @@
-// batch_norm_sum_backward: two kernels of grids (groups of tensors, splits, channels). The first leaves the sums of each
-// block's elements; the second, with splits of its own, adds up the channel's and computes the gradients.
+// batch_norm_sum_backward: two kernels of grids (groups of tensors, splits, channels). The first leaves the sums of
+// each block's elements; the second, with splits of its own, adds up the channel's and computes the gradients.
 //
 // The second one goes backwards, as that of batch_norm_sum does.
 #pragma once

@@ -47,7 +47,7 @@ __device__ __forceinline__ number<NEAR> place(const channels& c, const strides& 
   }
 }
 
-// What a block of a grid of several tensors has: which share of a channel, of which of the tensors or groups of them.
+// What a block of a grid of several tensors has: which share of a channel, of which of the tensors, or groups of some.
 struct Part {
   unsigned item, split, channel, channels;
 };
@@ -132,6 +132,18 @@ __device__ __forceinline__ float tree(float (&values)[N]) {
     for (int i = 0; i < half; ++i) values[i] += values[i + half];
   }
   return values[0];
+}
+
+// The sum over a block of any number of whole warps, in every thread, in one fixed order. It ends with a barrier.
+__device__ __forceinline__ float of_block(float x) {
+  __shared__ float warps[WARP];
+  x = warp_sum(x);
+  if (threadIdx.x % WARP == 0) warps[threadIdx.x / WARP] = x;
+  __syncthreads();
+  const unsigned lane = threadIdx.x % WARP;
+  x = warp_sum(lane < blockDim.x / WARP ? warps[lane] : 0.0f);
+  __syncthreads();
+  return x;
 }
 
 // Two numbers that a block leaves for its channel.

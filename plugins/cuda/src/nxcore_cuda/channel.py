@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,9 @@ A constant, not the device's own count, so that a sum has the same bits on every
 MOST = 128
 """Blocks that share a channel: every warp of the second kernel reads what all of them left."""
 
+HELD = 16
+"""Elements of a channel that one thread holds, at most."""
+
 NEAR = 2**30
 """Places below it, with what a step adds to them, are numbered in 32 bits with a sign."""
 
@@ -44,10 +47,13 @@ class Tile:
         Vectors of a block.
     threads : int
         Of a block.
+    whole : bool
+        Whether one kernel has a block for each channel, with all of it in registers.
     """
 
     span: int
     threads: int = 256
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -108,6 +114,15 @@ class Channels:
             found += [Tile(span, threads) for span in spans]
         yield from dict.fromkeys(found)
 
+    def whole(self) -> Iterator[Tile]:
+        """Yield the tiles of a block a channel, the one with the fewest vectors a thread first."""
+        terms = self.count // self.width
+        if self.near(self.width) and self.near(1):
+            for threads in (1024, 512, 256, 128, 64, WARP):
+                fills = threads // 2 < terms or threads == WARP
+                if fills and self.width * -(-terms // threads) <= HELD:
+                    yield Tile(_whole(terms, threads), threads, whole=True)
+
     def splits(self, tile: Tile) -> int:
         """Return how many blocks share a channel."""
         return -(-self.count // (tile.span * self.width))
@@ -145,6 +160,10 @@ def _whole(span: int, threads: int) -> int:
 
 def instance(entry: str, source: str, dtype: torch.dtype, width: int, tile: Tile) -> Instance:
     """Return one of the two kernels of a source, for a tile in vectors of ``width``."""
+    if tile.whole:
+        vectors = -(-tile.span // tile.threads)
+        unroll = 1 << (vectors - 1).bit_length()
+        return Instance(entry, (TYPES[dtype], width, unroll), source, f"{source}_args", threads=1024)
     most = max(tile.threads, 256)
     # A thread computes with all that it may have in flight: it has no more of that than vectors.
     unroll = next((u for u in (1, 2) if tile.span <= u * tile.threads), UNROLL)
@@ -162,6 +181,15 @@ def usual(source: str, entries: Sequence[str]) -> Iterator[Instance]:
                     yield instance(entry, source, dtype, width, Tile(span))
 
 
+def usual_whole(source: str, entry: str) -> Iterator[Instance]:
+    """Yield what ordinary calls want of a kernel of a block a channel."""
+    for dtype in FLOATS:
+        width = VECTOR // dtype.itemsize
+        for vectors in (v for v in (1, 2, 4) if v * width <= HELD):
+            for span, each in ((vectors, width), (vectors * width, 1)):
+                yield instance(entry, source, dtype, each, Tile(span * 1024, 1024, whole=True))
+
+
 def pair(
     problem: Problem,
     found: Channels,
@@ -174,7 +202,7 @@ def pair(
     kind: int,
     shares: int = 0,
 ) -> tuple[Any, ...]:
-    """Return the launches of both kernels, each for aligned data and for any.
+    """Return the launches of both kernels, or of one, each for aligned data and for any.
 
     They share what blocks leave, so a block has the same elements in all of them.
     """
@@ -182,7 +210,7 @@ def pair(
     def launch(entry: str, split: int, width: int) -> Any:
         return Launch(
             instance(
-                entry, source, problem.dtype, width, Tile(tile.span * found.width // width, tile.threads)
+                entry, source, problem.dtype, width, replace(tile, span=tile.span * found.width // width)
             ),
             problem.device,
             (split, found.channels),
