@@ -83,9 +83,10 @@ __device__ __forceinline__ void sep_conv2d_strided_planes_item(const A& a, unsig
   send_x<S>(xs, static_cast<const float*>(a.x) + image * S::X_IMAGE, half);
   depart();
   copy_points<S>(ws, static_cast<const float*>(a.points));
+  const Taps<S> taps(static_cast<const float*>(a.filters));
   planes::arrive<0>();
   __syncthreads();
-  convolve<S>(us, xs, static_cast<const float*>(a.filters), half);
+  convolve<S>(us, xs, taps, half);
   __syncthreads();
 
   const int group = threadIdx.x / 2 % S::GROUPS;

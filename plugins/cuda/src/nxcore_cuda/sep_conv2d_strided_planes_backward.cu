@@ -38,6 +38,23 @@ __device__ __forceinline__ void inner(float* zs, const float* ws, const float* p
   }
 }
 
+// The same of lines beyond the block's own, which are few: a thread has one channel of a group.
+template <typename S, int COUNT>
+__device__ __forceinline__ void inner_beyond(float* zs, const float* ws, const float* ys, int first) {
+  for (int task = threadIdx.x; task < COUNT * S::CHANNELS; task += S::THREADS) {
+    const int group = first + task / S::CHANNELS, channel = task % S::CHANNELS;
+    Strip sum = {};
+#pragma unroll 8
+    for (int made = 0; made < S::CHANNELS; ++made) {
+      const Strip y = load<STRIP>(ys + made * S::PITCH + group * STRIP);
+      const float w = ws[made * S::CHANNELS + channel];
+#pragma unroll
+      for (int j = 0; j < STRIP; ++j) sum[j] = fmaf(w, y[j], sum[j]);
+    }
+    store(zs + channel * S::PITCH + group * STRIP, sum);
+  }
+}
+
 // A tap's sum where it isn't finite: an infinite or NaN pixel at an edge counts only for outputs that there are.
 template <typename S>
 __device__ __forceinline__ float seen_alone(const float* xs, const float* zs, int tap, int half) {
@@ -61,9 +78,8 @@ __device__ __forceinline__ void gradients(float* image, float* shares, const flo
                                           const float* filters, int half, bool first) {
   constexpr int FINE = S::FINE, LINES = S::BEFORE + 1 + S::AFTER;
   const Place<S> place;
-  float weight[S::TAPS], share[S::TAPS] = {};
-#pragma unroll
-  for (int t = 0; t < S::TAPS; ++t) weight[t] = __ldg(filters + place.channel * S::TAPS + t);
+  const Taps<S> taps(filters);
+  float share[S::TAPS] = {};
   const float* const x_plane = xs + place.channel * S::X_PITCH;
   const float* const z_plane = zs + place.channel * S::PITCH;
   const int line = S::own(half) + place.first, x_line = S::x_own(half) + FINE * place.first;
@@ -111,7 +127,7 @@ __device__ __forceinline__ void gradients(float* image, float* shares, const flo
           for (int c = 0; c < S::BEFORE + 2 + S::AFTER; ++c) {
             const int b = e + S::PAD - FINE * (c - S::BEFORE);
             if (b < 0 || b >= S::SIZE) continue;
-            sum[e] = fmaf(weight[a * S::SIZE + b], z.at[c], sum[e]);
+            sum[e] = fmaf(taps.at[a * S::SIZE + b], z.at[c], sum[e]);
             share[a * S::SIZE + b] = fmaf(x[e], z.at[c], share[a * S::SIZE + b]);
           }
       }
@@ -163,13 +179,14 @@ __device__ __forceinline__ void sep_conv2d_strided_planes_backward_items(const A
   depart();
   for (bool first = true; item < items; first = false) {
     const int half = item % S::HALVES, next = item + blocks;
+    const Taps<S> taps(filters);  // on their way while x is
     if (first) {
       planes::arrive<1>();
     } else {
       planes::arrive<0>();
     }
     __syncthreads();
-    convolve<S>(ts, xs, filters, half);
+    convolve<S>(ts, xs, taps, half);
     planes::arrive<0>();
     __syncthreads();
     P::sum(of_points, scratch, ys, ts, half, first);
@@ -177,7 +194,8 @@ __device__ __forceinline__ void sep_conv2d_strided_planes_backward_items(const A
     P::finish(of_points, scratch, first);
     inner<S, S::GROUPS, LEFT>(ts, ws, points, ys, S::own(half) * S::STRIPS);
     if constexpr (BEYOND > 0) {  // a lower half may see nothing above it
-      if (S::BEFORE > 0 || !half) inner<S, BEYOND, LEFT>(ts, ws, points, ys, half ? 0 : S::GROUPS);
+      static_assert(LEFT == 0, "ws has all points");
+      if (S::BEFORE > 0 || !half) inner_beyond<S, BEYOND>(ts, ws, ys, half ? 0 : S::GROUPS);
     }
     __syncthreads();
     if (next < items) {

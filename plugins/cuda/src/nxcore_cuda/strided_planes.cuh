@@ -143,14 +143,23 @@ struct Line {
   }
 };
 
+// The taps of a thread's channel.
+template <typename S>
+struct Taps {
+  float at[S::TAPS];
+  __device__ __forceinline__ Taps(const float* filters) {
+    const float* const own = filters + Place<S>().channel * S::TAPS;
+#pragma unroll
+    for (int t = 0; t < S::TAPS; ++t) at[t] = __ldg(own + t);
+  }
+};
+
 // The depthwise convolution of what is positive: us gets the block's own lines.
 template <typename S>
-__device__ __forceinline__ void convolve(float* us, const float* xs, const float* filters, int half) {
+__device__ __forceinline__ void convolve(float* us, const float* xs, const Taps<S>& taps, int half) {
   constexpr int FINE = S::FINE, SEEN = FINE * (S::ROWS - 1) + S::SIZE, OWN = FINE * S::ROWS;
   const Place<S> place;
-  float weight[S::TAPS], sum[S::ROWS][2] = {};
-#pragma unroll
-  for (int t = 0; t < S::TAPS; ++t) weight[t] = __ldg(filters + place.channel * S::TAPS + t);
+  float sum[S::ROWS][2] = {};
   float* const to = us + place.channel * S::PITCH + (S::own(half) + place.first) * S::SIDE + place.strip * 2;
   const int first = S::x_own(half) + FINE * place.first - S::PAD;
   const float* const from = xs + place.channel * S::X_PITCH + first * S::X_SIDE + place.strip * STRIP;
@@ -177,7 +186,7 @@ __device__ __forceinline__ void convolve(float* us, const float* xs, const float
         for (int b = 0; b < S::SIZE; ++b)
 #pragma unroll
           for (int j = 0; j < 2; ++j)
-            sum[k][j] = fmaf(weight[a * S::SIZE + b], line.at[FINE * j + b], sum[k][j]);
+            sum[k][j] = fmaf(taps.at[a * S::SIZE + b], line.at[FINE * j + b], sum[k][j]);
       }
     }
     const int k = (i - (S::SIZE - 1)) / FINE;
