@@ -1,6 +1,6 @@
-"""batch_norm: one kernel for the statistics and one for the rest, each of several blocks a channel.
+"""batch_norm: statistics by one kernel and the rest by another, of several blocks a channel; or a block each.
 
-Or, where there are enough channels and a block can hold one, one kernel of a block a channel.
+A block has a channel if it can hold one, and there are enough of these: that is one kernel.
 """
 
 from __future__ import annotations
