@@ -44,7 +44,9 @@ def patch(model: nn.Module, *, graphs: bool = True, watch: bool = True) -> Swap:
     ``forward`` takes an image and their weights. It is left unchanged if a trial call of a copy does not
     return the weighted sum of its operations; a trial that does counts for all mixed operations which differ
     in the values of their tensors alone. Operations without parameters that return zeros, as DARTS'
-    ``none``, are skipped: their contribution and their weight's gradient are 0.
+    ``none``, are skipped: their contribution and their weight's gradient are 0. A module of a ReLU, 1x1
+    convolutions and a batch norm, such as a cell's preprocessing, is replaced if a trial of a copy returns
+    what these layers return, gradients included.
 
     Parameters
     ----------
