@@ -249,6 +249,22 @@ MUTATIONS = (
         f"product += {half('channel::tree(products)')};",
     ),
     one(
+        BITS,
+        "batch_norm.cu",
+        (NORM,),
+        "const float squares = channel::of_block(channel::tree(terms));",
+        f"const float squares = {half('channel::of_block(channel::tree(terms))')};",
+        likely="many_channels",
+    ),
+    one(
+        BITS,
+        "batch_norm_backward.cu",
+        (NORM_BACK,),
+        "const float product = channel::of_block(channel::tree(terms));",
+        f"const float product = {half('channel::of_block(channel::tree(terms))')};",
+        likely="many_channels",
+    ),
+    one(
         STRIDE,
         "batch_norm_sum.cu",
         NORM_SUMS[:1],
