@@ -184,22 +184,23 @@ __device__ __forceinline__ void make(float (&sum)[B::OUTS][B::PIXELS], const Pix
                                      const float* ws, const float* fs) {
   using F = Filters<SIZE>;
   constexpr int HALF = SIZE / 2, LINES = B::ROWS + SIZE - 1;
-  int offset[LINES];
+  const float* from[LINES];
 #pragma unroll
   for (int i = 0; i < LINES; ++i) {
     const int row = own.row + (i - HALF) * DILATION;
     const int line = row >= 0 && row < B::SIDE ? B::template line<DILATION>(row) : B::SIDE;
-    offset[i] = own.split * B::PLANE + line * B::SIDE + own.strip * STRIP;
+    from[i] = xs + own.split * B::PLANE + line * B::SIDE + own.strip * STRIP;
   }
+  const float* filter = fs + own.split * F::PITCH;
+  const float* column = ws + own.split * B::OUTS;
 #pragma unroll 1
   for (int base = 0; base < B::CHANNELS; base += B::SPLIT) {
-    const float* const plane = xs + base * B::PLANE;
-    const float* const filter = fs + (base + own.split) * F::PITCH;
     float taps[SIZE][SIZE], inner[B::ROWS][STRIP] = {};
 #pragma unroll
     for (int i = 0; i < LINES; ++i) {
       Line<B, HALF * DILATION> line;
-      line.read(plane + offset[i], own.strip);
+      line.read(from[i], own.strip);
+      from[i] += B::SPLIT * B::PLANE;
       if (i < SIZE) read_taps(taps[i], filter + i * F::ROW);
 #pragma unroll
       for (int a = 0; a < SIZE; ++a) {
@@ -214,7 +215,7 @@ __device__ __forceinline__ void make(float (&sum)[B::OUTS][B::PIXELS], const Pix
     }
 #pragma unroll
     for (int s = 0; s < B::SPLIT; ++s) {
-      const float* const w = ws + (base + (own.split ^ s)) * B::PITCH + own.split * B::OUTS;
+      const float* const w = column + (own.split ^ s) * B::PITCH;
       float u[B::PIXELS];
 #pragma unroll
       for (int p = 0; p < B::PIXELS; ++p) {
@@ -230,6 +231,8 @@ __device__ __forceinline__ void make(float (&sum)[B::OUTS][B::PIXELS], const Pix
           for (int p = 0; p < B::PIXELS; ++p) sum[o + e][p] = fmaf(four[e], u[p], sum[o + e][p]);
       }
     }
+    filter += B::SPLIT * F::PITCH;
+    column += B::SPLIT * B::PITCH;
   }
 }
 
