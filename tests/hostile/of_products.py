@@ -66,13 +66,20 @@ CUDA = (
         f"total = {half('total + found[p][lane]')};",
     ),
     one(STRIDE, "column_sums.cu", COLUMNS, "x[row * step]", "x[row * a.step[0]]"),
-    one(MASK, "points.cuh", POINTS, "t < f.terms; ++t", "t < f.terms - 1; ++t", why="a channel is left"),
+    one(
+        MASK,
+        "points.cuh",
+        POINTS,
+        "t < f.terms && t < begin",
+        "t < f.terms - 1 && t < begin",
+        why="a channel is left",
+    ),
     one(
         BITS,
         "points.cuh",
         POINTS,
-        "__fmaf_rn(w[e], seen[p], sums[o + e][p]);",
-        f"{half('__fmaf_rn(w[e], seen[p], sums[o + e][p])')};",
+        "__fmaf_rn(w[e], pixels[p], sums[o + e][p]);",
+        f"{half('__fmaf_rn(w[e], pixels[p], sums[o + e][p])')};",
     ),
     one(
         STRIDE,
@@ -89,7 +96,9 @@ CUDA = (
         "return x < 0.0f ? 0.0f : x;",
         "return x > 0.0f ? x : 0.0f;",
     ),
-    one(MASK, "points.cuh", POINTS_BACK, "own[p] <= 0.0f", "own[p] < -1.0f", why="ReLU passes too much"),
+    one(
+        MASK, "points.cuh", POINTS_BACK, "own[i][p] <= 0.0f", "own[i][p] < -1.0f", why="ReLU passes too much"
+    ),
     one(
         BITS,
         "pointwise_conv2d_backward.cu",

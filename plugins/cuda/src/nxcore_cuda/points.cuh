@@ -92,21 +92,6 @@ __device__ __forceinline__ void points_product(const points_args& a) {
   float* const weights = dynamic_shared<float>();
   const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
 
-  // The weights of a term lie side by side. Lanes read neighbours.
-  if (f.term == 1) {
-    for (int o = warp; o < MADE; o += WARPS) {
-      for (int t = lane; t < f.terms; t += WARP) {
-        weights[t * PITCH + o] = first + o < f.outs ? weight[o * f.made + t] : 0.0f;
-      }
-    }
-  } else {
-    for (int i = threadIdx.x; i < f.terms * MADE; i += THREADS) {
-      const int t = i / MADE, o = i % MADE;
-      weights[t * PITCH + o] = first + o < f.outs ? weight[o * f.made + t * f.term] : 0.0f;
-    }
-  }
-  __syncthreads();
-
   const int slice = warp % SLICES, group = warp / SLICES;
   const int item = (blockIdx.x / a.lots * (WARPS / SLICES) + group) * WARP + lane;
   place at = locate<PIXELS>(item, a.items, a.of_image, TURNED && STRIDE == 0 ? a.width : a.out_width);
@@ -129,85 +114,118 @@ __device__ __forceinline__ void points_product(const points_args& a) {
   const float* const x = a.x + at.image * a.x_step.image + (TURNED && shift ? a.x_start : 0) + row * a.x_step.row +
                          column * a.x_step.column;
 
+  // The first pixels are on their way while weights are.
+  int begin = slice * BATCH;
+  float seen[BATCH][PIXELS];
+  const auto fetch = [&](int from) {
+#pragma unroll
+    for (int b = 0; b < BATCH; ++b) load_apart<PIXELS, STEP>(x + (from + b) * a.x_step.channel, shift, seen[b]);
+  };
+  if (begin + BATCH <= f.terms) fetch(begin);
+
+  // The weights of a term lie side by side. Lanes read neighbours.
+  if (f.term == 1) {
+    for (int o = warp; o < MADE; o += WARPS) {
+      for (int t = lane; t < f.terms; t += WARP) {
+        weights[t * PITCH + o] = first + o < f.outs ? weight[o * f.made + t] : 0.0f;
+      }
+    }
+  } else {
+    for (int i = threadIdx.x; i < f.terms * MADE; i += THREADS) {
+      const int t = i / MADE, o = i % MADE;
+      weights[t * PITCH + o] = first + o < f.outs ? weight[o * f.made + t * f.term] : 0.0f;
+    }
+  }
+  __syncthreads();
+
   const bool relu = !TURNED && a.relu;
   float sums[MADE][PIXELS] = {};
-  const auto add = [&](const float (&seen)[PIXELS], int term) {
+  const auto add = [&](float (&pixels)[PIXELS], int term) {
+    if (relu) {
+#pragma unroll
+      for (int p = 0; p < PIXELS; ++p) pixels[p] = positive(pixels[p]);
+    }
 #pragma unroll
     for (int o = 0; o < MADE; o += 4) {
       const Vector<float, 4> w = load<4>(weights + term * PITCH + o);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
 #pragma unroll
-        for (int p = 0; p < PIXELS; ++p) sums[o + e][p] = __fmaf_rn(w[e], seen[p], sums[o + e][p]);
+        for (int p = 0; p < PIXELS; ++p) sums[o + e][p] = __fmaf_rn(w[e], pixels[p], sums[o + e][p]);
       }
     }
   };
-  for (int begin = slice * BATCH; begin < f.terms; begin += SLICES * BATCH) {
-    if (begin + BATCH <= f.terms) {
-      float seen[BATCH][PIXELS];
+  for (; begin + BATCH <= f.terms; begin += SLICES * BATCH) {
 #pragma unroll
-      for (int b = 0; b < BATCH; ++b) load_apart<PIXELS, STEP>(x + (begin + b) * a.x_step.channel, shift, seen[b]);
-#pragma unroll
-      for (int b = 0; b < BATCH; ++b) {
-        if (relu) {
-#pragma unroll
-          for (int p = 0; p < PIXELS; ++p) seen[b][p] = positive(seen[b][p]);
-        }
-        add(seen[b], begin + b);
-      }
-    } else {
-      for (int t = begin; t < f.terms; ++t) {
-        float seen[PIXELS];
-        load_apart<PIXELS, STEP>(x + t * a.x_step.channel, shift, seen);
-        if (relu) {
-#pragma unroll
-          for (int p = 0; p < PIXELS; ++p) seen[p] = positive(seen[p]);
-        }
-        add(seen, t);
-      }
-    }
+    for (int b = 0; b < BATCH; ++b) add(seen[b], begin + b);
+    if (begin + (SLICES + 1) * BATCH <= f.terms) fetch(begin + SLICES * BATCH);
+  }
+  for (int t = begin; t < f.terms && t < begin + BATCH; ++t) {
+    float pixels[PIXELS];
+    load_apart<PIXELS, STEP>(x + t * a.x_step.channel, shift, pixels);
+    add(pixels, t);
   }
 
   constexpr bool SPREADS = TURNED && STRIDE == 2;  // every other pixel of every other row; the rest are zeros
   const int out_row = SPREADS ? 2 * at.row + shift : at.row, out_column = SPREADS ? 2 * at.column : at.column;
   float* const out = a.out + at.image * a.out_step.image + (!TURNED && shift ? a.out_start : 0) +
                      out_row * a.out_step.row + out_column * a.out_step.column;
-  const float* const seen = !TURNED || a.seen == nullptr
-                                ? nullptr
-                                : a.seen + at.image * a.seen_step.image + out_row * a.seen_step.row +
-                                      out_column * a.seen_step.column;
-  const auto emit = [&](int o, const float (&sum)[PIXELS]) {
-    if (!at.inside || first + o >= f.outs) return;
-    float made[PIXELS];
+  const float* const given = !TURNED || a.seen == nullptr
+                                 ? nullptr
+                                 : a.seen + at.image * a.seen_step.image + out_row * a.seen_step.row +
+                                       out_column * a.seen_step.column;
+  // COUNT channels from the one numbered `o` on. What ReLU saw is loaded for all of them before any is stored.
+  const auto emit = [&](auto& made, int o) {
+    constexpr int COUNT = sizeof(made) / sizeof(made[0]);
+    if (!at.inside) return;
+    float own[COUNT][PIXELS];
+    if (TURNED && given != nullptr) {
 #pragma unroll
-    for (int p = 0; p < PIXELS; ++p) made[p] = meets ? sum[p] : 0.0f;
-    if (seen != nullptr) {
-      float own[PIXELS];
-      load_apart<PIXELS, SPREADS ? 2 : 1>(seen + (first + o) * a.seen_step.channel, shift, own);
-#pragma unroll
-      for (int p = 0; p < PIXELS; ++p) made[p] = own[p] <= 0.0f ? 0.0f : made[p];
-    }
-    float* const to = out + (first + o) * a.out_step.channel;
-    Vector<float, PIXELS> some;
-    if constexpr (SPREADS) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-#pragma unroll
-        for (int p = 0; p < PIXELS; ++p) some[p] = p % 2 == shift ? made[half * (PIXELS / 2) + p / 2] : 0.0f;
-        store(to + half * PIXELS, some);
+      for (int i = 0; i < COUNT; ++i) {
+        if (first + o + i >= f.outs) break;
+        load_apart<PIXELS, SPREADS ? 2 : 1>(given + (first + o + i) * a.seen_step.channel, shift, own[i]);
       }
-    } else {
+    }
 #pragma unroll
-      for (int p = 0; p < PIXELS; ++p) some[p] = made[p];
-      store(to, some);
+    for (int i = 0; i < COUNT; ++i) {
+      if (first + o + i >= f.outs) break;
+      float* const to = out + (first + o + i) * a.out_step.channel;
+      if constexpr (TURNED) {
+#pragma unroll
+        for (int p = 0; p < PIXELS; ++p) {
+          if (!meets || (given != nullptr && own[i][p] <= 0.0f)) made[i][p] = 0.0f;
+        }
+      }
+      Vector<float, PIXELS> some;
+      if constexpr (SPREADS) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+#pragma unroll
+          for (int p = 0; p < PIXELS; ++p) some[p] = p % 2 == shift ? made[i][half * (PIXELS / 2) + p / 2] : 0.0f;
+          store(to + half * PIXELS, some);
+        }
+      } else {
+#pragma unroll
+        for (int p = 0; p < PIXELS; ++p) some[p] = made[i][p];
+        store(to, some);
+      }
     }
   };
 
   if constexpr (SLICES == 1) {
 #pragma unroll
-    for (int o = 0; o < MADE; ++o) emit(o, sums[o]);
+    for (int begin = 0; begin < MADE; begin += TOGETHER) {
+      float made[TOGETHER][PIXELS];
+#pragma unroll
+      for (int o = 0; o < TOGETHER; ++o) {
+#pragma unroll
+        for (int p = 0; p < PIXELS; ++p) made[o][p] = sums[begin + o][p];
+      }
+      emit(made, begin);
+    }
   } else {
     // What slices found, [channel][warp][lane]: each slice adds up some of the channels.
+    constexpr int OWN = TOGETHER / SLICES;
     float* const found = dynamic_shared<float>();
 #pragma unroll
     for (int begin = 0; begin < MADE; begin += TOGETHER) {
@@ -220,19 +238,19 @@ __device__ __forceinline__ void points_product(const points_args& a) {
         store(found + ((o * WARPS + warp) * WARP + lane) * PIXELS, some);
       }
       __syncthreads();
+      float made[OWN][PIXELS];
 #pragma unroll
-      for (int own = 0; own < TOGETHER / SLICES; ++own) {
-        const int o = slice * (TOGETHER / SLICES) + own;
-        float total[PIXELS];
+      for (int own = 0; own < OWN; ++own) {
+        const int o = slice * OWN + own;
 #pragma unroll
         for (int s = 0; s < SLICES; ++s) {
           const Vector<float, PIXELS> some =
               load<PIXELS>(found + ((o * WARPS + group * SLICES + s) * WARP + lane) * PIXELS);
 #pragma unroll
-          for (int p = 0; p < PIXELS; ++p) total[p] = s ? total[p] + some[p] : some[p];
+          for (int p = 0; p < PIXELS; ++p) made[own][p] = s ? made[own][p] + some[p] : some[p];
         }
-        emit(begin + o, total);
       }
+      emit(made, begin + slice * OWN);
     }
   }
 }
