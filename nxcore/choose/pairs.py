@@ -20,6 +20,7 @@ from torch import Tensor
 
 from nxcore.choose.contenders import AGAIN, Choice, timed
 from nxcore.choose.recall import Recall
+from nxcore.interop.internals import gradients
 from nxcore.measure import race
 from nxcore.measure.decision import Candidate, Decision, decide, settled
 from nxcore.spec.launched import repeats
@@ -261,6 +262,6 @@ def _differentiated(
     def run(outputs: Callable[..., Any], *given: Any) -> Any:
         out = outputs(*given)
         first = out[0] if isinstance(out, tuple) else out
-        return torch.autograd.grad(first, wanted, grad, allow_unused=True)
+        return gradients([first], wanted, [grad])
 
     return functools.partial(run, call, *leaves)

@@ -21,6 +21,7 @@ from nxcore.graphs.pair import check_leaves
 from nxcore.graphs.recorded import Recorded
 from nxcore.graphs.recorder import Lanes, Recorder, Ticket
 from nxcore.graphs.snapshot import Inside
+from nxcore.interop.internals import gradients
 
 ROUNDS = 7
 """The number of pairs of a run and a replay, by which the speed is compared."""
@@ -266,7 +267,7 @@ def _compared(recorder: Recorder, *works: Callable[[], object]) -> list[float]:
 def _differentiated(out: Tensor, held: Sequence[Tensor], grad: Tensor) -> Outcome:
     """Return a result and its gradients."""
     wanted = [t for t in held if t.requires_grad]
-    return out.detach(), torch.autograd.grad(out, wanted, grad, allow_unused=True)
+    return out.detach(), gradients([out], wanted, [grad])
 
 
 def _wave(out: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from nxcore.errors import CaptureError
 from nxcore.graphs.buffers import fill
 from nxcore.graphs.recorder import Pool, Recorder
+from nxcore.interop.internals import gradients
 
 
 def backward_of(
@@ -24,7 +25,7 @@ def backward_of(
     The autograd nodes keep the saved tensors, so that no later capture reuses their memory.
     """
     given = [torch.empty_like(out, requires_grad=False) for out in outs]
-    return given, torch.autograd.grad(outs, leaves, given, retain_graph=True, allow_unused=True)
+    return given, gradients(outs, leaves, given, retain_graph=True)
 
 
 def check_leaves(outs: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:

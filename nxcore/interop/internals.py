@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -54,6 +54,25 @@ exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
 def bits_of(key: Any) -> int:
     """Return the set of one dispatch key, as torch's C++ has it."""
     return int(torch._C.DispatchKeySet(key).raw_repr())
+
+
+def gradients(
+    outs: Sequence[Tensor], wanted: Sequence[Tensor], grads: Sequence[Tensor], *, retain_graph: bool = False
+) -> tuple[Tensor | None, ...]:
+    """Return what ``torch.autograd.grad`` does for gradients of the results' own shapes.
+
+    That function compares them as symbolic sizes, and imports SymPy for it: 1 to 3 s, once a process.
+    """
+    found: tuple[Tensor | None, ...] = torch.autograd.graph._engine_run_backward(
+        tuple(outs),
+        tuple(grads),
+        retain_graph,
+        False,
+        tuple(wanted),
+        True,  # unused ones are None
+        accumulate_grad=False,
+    )
+    return found
 
 
 below_autograd = torch._C._AutoDispatchBelowAutograd

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from nxcore.choose.ahead import compiled, pays
 from nxcore.choose.chooser import LEARNING
+from nxcore.interop.internals import gradients
 from nxcore.observe import bar
 from nxcore.observe.bar import Advance
 from nxcore.observe.record import Trace
@@ -70,7 +71,7 @@ def step(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | No
             outs = [t for t in results if isinstance(t, Tensor) and t.requires_grad]
             if outs and leaves:
                 ones = [torch.ones_like(out, memory_format=torch.contiguous_format) for out in outs]
-                torch.autograd.grad(outs, leaves, ones, allow_unused=True)
+                gradients(outs, leaves, ones)
         finally:
             with torch.no_grad():
                 for buffer, before in buffers:

@@ -21,6 +21,7 @@ from nxcore.plugin import (
     Param,
     Problem,
     Sample,
+    TensorMeta,
     rand,
     require_flags,
     require_size,
@@ -98,6 +99,20 @@ def check(grad: Any, x_size: Any, y_size: Any, alpha: Any, output_mask: Any) -> 
     if isinstance(alpha, int) and not -(2**63) <= alpha < 2**64:
         raise InvalidInputError(f"alpha must fit 64 bits, got {alpha}", argument="alpha")
     require_flags(output_mask, 2, "output_mask")
+
+
+def outputs(grad: Any, x_size: Any, y_size: Any, alpha: Any, output_mask: Any) -> Any:
+    """Describe the gradients for dense ``grad`` without sizes of 0 or 1; None for others."""
+    if not grad.is_dense() or min(grad.shape, default=2) < 2:
+        return None
+
+    def undone(size: tuple[int, ...]) -> TensorMeta:
+        if summed_dims(tuple(grad.shape), size):
+            return TensorMeta.row_major(tuple(size), grad.dtype, grad.device)
+        return TensorMeta(tuple(size), grad.strides, grad.dtype, grad.device)
+
+    sizes = zip((x_size, y_size), output_mask, strict=True)
+    return tuple(undone(size) if mask else None for size, mask in sizes)
 
 
 def idle(problem: Problem) -> str:
@@ -184,4 +199,5 @@ SPEC = OpSpec(
     terms=terms,
     view=view,
     idle=idle,
+    outputs=outputs,
 )

@@ -235,6 +235,13 @@ def reduced(x: Any, dim: Any, keepdim: Any) -> tuple[int, ...]:
     return tuple(1 if i in dims else n for i, n in enumerate(x.shape) if keepdim or i not in dims)
 
 
+def _as_x(grad: Any, x: Any, dim: Any, keepdim: Any) -> TensorMeta | None:
+    """Describe the gradient of row-major tensors; None of others."""
+    if min(x.shape, default=2) < 2 or not (grad.is_contiguous() and x.is_contiguous()):
+        return None
+    return TensorMeta.row_major(tuple(x.shape), grad.dtype, x.device)
+
+
 def backward_shared(spec: OpSpec, gradient: Callable[..., Tensor]) -> OpSpec:
     """Return the backward operator of ``amax`` or ``amin``."""
     return backward_of(
@@ -243,6 +250,7 @@ def backward_shared(spec: OpSpec, gradient: Callable[..., Tensor]) -> OpSpec:
         shape=reduced,
         cost=lambda grad, x, dim, keepdim: Cost(bytes=grad.nbytes + 2 * x.nbytes, flops=2 * x.numel()),
         magnitude=lambda grad, x, dim, keepdim: gradient(grad.abs(), x, dim, keepdim),
+        outputs=_as_x,
         exact=False,
     )
 

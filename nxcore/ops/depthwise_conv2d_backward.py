@@ -103,9 +103,10 @@ def reference(
 
 def outputs(grad: Any, x: Any, weight: Any, *rest: Any) -> tuple[TensorMeta | None, ...] | None:
     """Describe the gradients; None where torch chooses the format of the filters' gradient."""
-    if rest[-1][1] and not all(t.is_contiguous() for t in (grad, x, weight)):
-        return None
-    described = [laid_out(tuple(t.shape), memory_format(t), t.dtype, t.device) for t in (x, weight)]
+    form = memory_format(x)
+    if rest[-1][1] and not (weight.is_contiguous() and memory_format(grad) == form):
+        return None  # of filters with one channel, either format is row-major
+    described = [laid_out(tuple(t.shape), form, t.dtype, t.device) for t in (x, weight)]
     return tuple(meta if wanted else None for meta, wanted in zip(described, rest[-1], strict=True))
 
 

@@ -107,14 +107,20 @@ def reference(
 
 
 def outputs(grad: Any, xs: Any, logits: Any, output_mask: Any) -> Any:
-    """Describe the gradients for dense ``grad`` and separate candidates; None for others."""
-    if is_tensor(xs) or not grad.is_dense() or 1 in grad.shape or not grad.numel():
+    """Describe the gradients for dense ``grad``, row-major for a stacked tensor; None for others."""
+    if not grad.is_dense() or 1 in grad.shape or not grad.numel():
         return None
     *mask, for_logits = wanted(xs, output_mask)
-    grads = tuple(
-        TensorMeta(grad.shape, grad.strides, x.dtype, grad.device) if m else None
-        for x, m in zip(xs, mask, strict=True)
-    )
+    grads: Any
+    if is_tensor(xs):
+        if not grad.is_contiguous() or 1 in xs.shape:
+            return None
+        grads = TensorMeta.row_major(xs.shape, xs.dtype, grad.device) if mask[0] else None
+    else:
+        grads = tuple(
+            TensorMeta(grad.shape, grad.strides, x.dtype, grad.device) if m else None
+            for x, m in zip(xs, mask, strict=True)
+        )
     return grads, TensorMeta(logits.shape, (1,), logits.dtype, grad.device) if for_logits else None
 
 

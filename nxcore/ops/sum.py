@@ -86,10 +86,10 @@ def described(x: Any, dim: Any, keepdim: Any, dtype: torch.dtype | None = None) 
     """
     # Where a size is 1, torch chooses the stride; comparing an unknown size would fix it.
     plain = x.dtype.is_floating_point and all(type(n) is int and n > 1 for n in x.shape)
-    if keepdim or not plain or not x.is_contiguous():
+    if not plain or not x.is_contiguous():
         return None
     dims = canonical_dims(dim, x.ndim)
-    shape = tuple(n for i, n in enumerate(x.shape) if i not in dims)
+    shape = tuple(1 if i in dims else n for i, n in enumerate(x.shape) if keepdim or i not in dims)
     return TensorMeta.row_major(shape, dtype or x.dtype, x.device)
 
 

@@ -26,6 +26,7 @@ from nxcore.plugin import (
     Param,
     Problem,
     Sample,
+    TensorMeta,
     rand,
     require_size,
     require_tensor,
@@ -90,6 +91,14 @@ def cost(x: Any, size: Any) -> Cost:
     return Cost(bytes=x.nbytes + torch.Size(size).numel() * x.element_size(), flops=x.numel())
 
 
+def outputs(x: Any, size: Any) -> TensorMeta | None:
+    """Describe the sums of a row-major tensor; None for others, and where there is nothing to sum."""
+    plain = x.dtype.is_floating_point and all(type(n) is int and n > 1 for n in x.shape)
+    if not plain or not x.is_contiguous() or view(x, size):
+        return None
+    return TensorMeta.row_major(tuple(size), x.dtype, x.device)
+
+
 def magnitude(x: Tensor, size: Any) -> Tensor:
     """Return the sum of absolute values."""
     return x.abs().sum_to_size(size)
@@ -151,6 +160,7 @@ SPEC = OpSpec(
     terms=terms,
     gradient=Gradient("sum_to_size_backward", _backward),
     view=view,
+    outputs=outputs,
     idle=idle,
     autocast=MappingProxyType({"cpu": "same", "cuda": "float32"}),
 )

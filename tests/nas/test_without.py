@@ -36,6 +36,24 @@ print(json.dumps([found.to_dict()["tally"], len(swap.replaced), found.counts, fl
 """
 
 
+DESCRIBED = """
+import sys
+import torch
+from nxcore.interop.internals import gradients
+from nxcore.registry.discovery import discover
+from nxcore.spec.problem import Problem
+
+for name, spec in discover(strict=True).ops.items():
+    for sample in spec.samples:
+        if "smoke" in sample.tags:
+            Problem.of(spec, sample.build(spec, "cpu", torch.float32)).outputs
+            assert "sympy" not in sys.modules, f"{name}, {sample.name}"
+x = torch.ones(3, requires_grad=True)
+print(*gradients([2 * x], [x], [torch.ones(3)]))
+assert "sympy" not in sys.modules, "gradients"
+"""
+
+
 def ran(folder, of):
     """Return the tally, the number of replaced modules, and the problems by state."""
     env = os.environ | {"NXCORE_NO_JIT": "1", "NXCORE_NO_MEASURE": "1", "NXCORE_CACHE": str(folder)}
@@ -47,6 +65,12 @@ def ran(folder, of):
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=570, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_describing_what_verifies_a_kernel_imports_no_compiler():
+    done = subprocess.run([sys.executable, "-c", DESCRIBED], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "tensor([2., 2., 2.])\n"
 
 
 @pytest.mark.slow
