@@ -23,12 +23,12 @@ struct PlanesOutput {
 
 }  // namespace foreach
 
-// Neighbouring blocks have the same images in several convolutions: those that share x meet in the cache.
+// Neighbouring blocks have images of one convolution: they run the same code, which the instruction cache has once.
 // WINDOWS: those that convolutions may have.
-template <int CHANNELS, int SIDE, int ROWS, int SPLIT, int IMAGES, int LOADED, int... WINDOWS>
+template <int CHANNELS, int SIDE, int ROWS, int SPLIT, int IMAGES, int LOADED, int TURN, int... WINDOWS>
 __device__ __forceinline__ void foreach_sep_conv2d_planes(const foreach_sep_conv2d_planes_args& a) {
-  using B = planes::Block<CHANNELS, SIDE, ROWS, SPLIT, IMAGES, LOADED>;
-  const unsigned block = blockIdx.x / a.count, i = blockIdx.x - block * a.count, blocks = gridDim.x / a.count;
+  using B = planes::Block<CHANNELS, SIDE, ROWS, SPLIT, IMAGES, LOADED, TURN>;
+  const unsigned blocks = gridDim.x / a.count, i = blockIdx.x / blocks, block = blockIdx.x - i * blocks;
   const int window = a.windows[i];
   const foreach::PlanesOutput own = {a.xs[i], a.filters[i], a.points[i], a.outs[i], a.shares[i]};
   (void)((window == WINDOWS &&

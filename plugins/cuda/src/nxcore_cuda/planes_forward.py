@@ -48,6 +48,8 @@ class Outputs:
     loaded : int
         How far a window reaches where neighbouring pixels are loaded; they come by shuffles where it reaches
         less far.
+    turn : int
+        Of the ``split`` inner channels that lanes exchange, how many the code of a loop has.
     """
 
     rows: int
@@ -55,6 +57,7 @@ class Outputs:
     images: int
     resident: int
     loaded: int
+    turn: int
 
     def threads(self, shape: Images) -> int:
         """Return how many threads a block has."""
@@ -63,16 +66,16 @@ class Outputs:
 
 TILES = {
     (16, 32): (
-        *(Outputs(2, 1, 1, 2, 2), Outputs(4, 2, 1, 2, 2), Outputs(2, 2, 1, 2, 2)),
-        *(Outputs(2, 1, 1, 3, 2), Outputs(2, 4, 1, 1, 4)),
+        *(Outputs(2, 2, 1, 2, 2, 2), Outputs(2, 2, 1, 2, 4, 2), Outputs(2, 2, 1, 2, 2, 1)),
+        *(Outputs(2, 1, 1, 2, 2, 1), Outputs(2, 4, 1, 1, 2, 2)),
     ),
     (32, 16): (
-        *(Outputs(2, 2, 1, 4, 2), Outputs(4, 4, 2, 2, 2)),
-        *(Outputs(2, 4, 1, 3, 4), Outputs(2, 8, 1, 2, 4)),
+        *(Outputs(2, 4, 1, 4, 2, 2), Outputs(2, 2, 1, 4, 2, 2), Outputs(2, 4, 1, 4, 4, 2)),
+        *(Outputs(2, 4, 1, 4, 2, 4), Outputs(2, 8, 1, 2, 2, 4)),
     ),
     (64, 8): (
-        *(Outputs(2, 4, 4, 2, 2), Outputs(2, 8, 2, 3, 2)),
-        *(Outputs(2, 8, 1, 4, 2), Outputs(2, 16, 1, 3, 4)),
+        *(Outputs(2, 8, 4, 2, 2, 2), Outputs(2, 8, 2, 3, 2, 2), Outputs(2, 4, 4, 2, 2, 1)),
+        *(Outputs(2, 8, 1, 4, 2, 2), Outputs(2, 16, 1, 4, 2, 4)),
     ),
 }
 """Of a number of channels and a side, what blocks may be; the first is the usual one."""
@@ -117,7 +120,7 @@ def tiles(layer: Layer) -> Iterator[Outputs]:
 
 def instance(entry: str, shape: Images, tile: Outputs, codes: tuple[int, ...]) -> Instance:
     """Return a kernel: of one convolution, or of several with windows of these codes."""
-    numbers = (*shape, tile.rows, tile.split, tile.images, tile.loaded)
+    numbers = (*shape, tile.rows, tile.split, tile.images, tile.loaded, tile.turn)
     arguments = (*divmod(codes[0], 10), *numbers) if entry == FORWARD else (*numbers, *codes)
     return Instance(entry, arguments, threads=tile.threads(shape), blocks=tile.resident)
 
@@ -178,7 +181,9 @@ def launches(
     made = []
     for (shape, images), same in alike.items():
         for at in range(0, len(same), ROOM):
-            some, layer = same[at : at + ROOM], layers[same[0]]
+            # Blocks of one window begin together, those that take longest first.
+            some = sorted(same[at : at + ROOM], key=lambda i: -of_layer(layers[i]))
+            layer = layers[same[0]]
             found = TILES[shape]
             tile = found[min(numbers[0], len(found) - 1)] if numbers else choose(layer, len(some))
             codes = [of_layer(layers[i]) for i in some]

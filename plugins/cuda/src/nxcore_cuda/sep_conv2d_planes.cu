@@ -20,11 +20,12 @@ using moments::Moments;
 
 // What a block has. A thread has ROWS times STRIP pixels of CHANNELS / SPLIT of the outputs' channels; SPLIT lanes have
 // the same pixels. One of these makes one of SPLIT inner channels, and they exchange them. Neighbours of a strip are
-// loaded where windows reach LOADED pixels, and come by shuffles where they reach fewer.
-template <int CHANNELS_, int SIDE_, int ROWS_, int SPLIT_, int IMAGES_, int LOADED_>
+// loaded where windows reach LOADED pixels, and come by shuffles where they reach fewer. The code of a loop has TURN of
+// the SPLIT inner channels: code that is too long for the instruction cache takes longer.
+template <int CHANNELS_, int SIDE_, int ROWS_, int SPLIT_, int IMAGES_, int LOADED_, int TURN_>
 struct Block {
   static constexpr int CHANNELS = CHANNELS_, SIDE = SIDE_, ROWS = ROWS_, SPLIT = SPLIT_, IMAGES = IMAGES_;
-  static constexpr int LOADED = LOADED_;
+  static constexpr int LOADED = LOADED_, TURN = TURN_;
   static constexpr int STRIPS = SIDE / STRIP, PIXELS = ROWS * STRIP, OUTS = CHANNELS / SPLIT;
   static constexpr int LANES = WARP / SPLIT;                        // of a warp, that differ in their pixels
   static constexpr int OF_IMAGE = SIDE * SIDE / PIXELS * SPLIT;     // threads
@@ -69,7 +70,7 @@ template <typename B, int DILATION, bool VECTORS>
 __device__ __forceinline__ void copy_planes(float* xs, const float* x, int planes, bool relu) {
   constexpr int FOURS = B::SIDE * B::STRIPS, STEP = B::THREADS / FOURS > 0 ? B::THREADS / FOURS : 1;
   constexpr int PARTS = FOURS > B::THREADS ? FOURS / B::THREADS : 1;
-  constexpr int FLIGHT = B::CHANNELS / STEP < 8 ? B::CHANNELS / STEP : 8;
+  constexpr int FLIGHT = B::CHANNELS / STEP < 16 ? B::CHANNELS / STEP : 16;
   static_assert(STEP * FOURS == B::THREADS * PARTS, "threads have whole planes, or parts of them");
   static_assert(B::CHANNELS % (STEP * FLIGHT) == 0, "an image has no remainder");
 #pragma unroll
@@ -108,24 +109,17 @@ __device__ __forceinline__ void copy_images(float* xs, const float* x, int image
     store(xs + i / B::STRIPS * B::PLANE + B::SIDE * B::SIDE + i % B::STRIPS * STRIP, Strip{});
 }
 
-// The 1x1 filters, turned: the outputs' channels of an inner channel are neighbours.
-template <typename B>
-__device__ __forceinline__ void copy_points(float* ws, const float* points) {
-  const bool vectors = aligned(points);
-#pragma unroll 4
-  for (int i = threadIdx.x; i < B::CHANNELS * B::CHANNELS / STRIP; i += B::THREADS) {
-    const int made = i % B::CHANNELS, inner = i / B::CHANNELS * STRIP;
-    const Strip four = load_strip(points + made * B::CHANNELS + inner, vectors);
-#pragma unroll
-    for (int e = 0; e < STRIP; ++e) ws[(inner + e) * B::PITCH + made] = four[e];
-  }
-}
-
+// The 1x1 filters, turned, so that the outputs' channels of an inner channel are neighbours; and the others.
 template <typename B, int SIZE>
-__device__ __forceinline__ void copy_taps(float* fs, const float* filters) {
+__device__ __forceinline__ void send_filters(float* ws, float* fs, const float* points, const float* filters) {
   using F = Filters<SIZE>;
+#pragma unroll 4
+  for (int i = threadIdx.x; i < B::CHANNELS * B::CHANNELS; i += B::THREADS)
+    send<1>(ws + i % B::CHANNELS * B::PITCH + i / B::CHANNELS, points + i);
+#pragma unroll 4
   for (int i = threadIdx.x; i < B::CHANNELS * F::TAPS; i += B::THREADS)
-    fs[i / F::TAPS * F::PITCH + i % F::TAPS / SIZE * F::ROW + i % SIZE] = filters[i];
+    send<1>(fs + i / F::TAPS * F::PITCH + i % F::TAPS / SIZE * F::ROW + i % SIZE, filters + i);
+  depart();
 }
 
 // Which pixels and which channels a thread has.
@@ -213,14 +207,14 @@ __device__ __forceinline__ void make(float (&sum)[B::OUTS][B::PIXELS], const Pix
             inner[k][j] = fmaf(taps[a][b], line.at[j + b * DILATION], inner[k][j]);
       }
     }
-#pragma unroll
+#pragma unroll B::TURN
     for (int s = 0; s < B::SPLIT; ++s) {
       const float* const w = column + (own.split ^ s) * B::PITCH;
       float u[B::PIXELS];
 #pragma unroll
       for (int p = 0; p < B::PIXELS; ++p) {
         u[p] = inner[p / STRIP][p % STRIP];
-        if (s > 0) u[p] = __shfl_xor_sync(ALL_LANES, u[p], s * B::LANES);
+        if (s > 0 || B::TURN < B::SPLIT) u[p] = __shfl_xor_sync(ALL_LANES, u[p], s * B::LANES);
       }
 #pragma unroll
       for (int o = 0; o < B::OUTS; o += STRIP) {
@@ -289,9 +283,9 @@ __device__ __forceinline__ void sep_conv2d_planes_images(const A& a, int images,
   float* const squares = means + B::FOUND;
   float* const fs = squares + B::FOUND;
   const int first = block * B::IMAGES, some = min(B::IMAGES, images - first);
+  send_filters<B, SIZE>(ws, fs, static_cast<const float*>(a.points), static_cast<const float*>(a.filters));
   copy_images<B, DILATION>(xs, static_cast<const float*>(a.x) + (long long)first * IMAGE, some, relu);
-  copy_points<B>(ws, static_cast<const float*>(a.points));
-  copy_taps<B, SIZE>(fs, static_cast<const float*>(a.filters));
+  arrive<0>();
   __syncthreads();
 
   const Pixels<B, DILATION> own;
@@ -317,8 +311,8 @@ __device__ __forceinline__ void sep_conv2d_planes_images(const A& a, int images,
   }
 }
 
-template <int SIZE, int DILATION, int CHANNELS, int SIDE, int ROWS, int SPLIT, int IMAGES, int LOADED>
+template <int SIZE, int DILATION, int CHANNELS, int SIDE, int ROWS, int SPLIT, int IMAGES, int LOADED, int TURN>
 __device__ __forceinline__ void sep_conv2d_planes(const sep_conv2d_planes_args& a) {
-  using B = planes::Block<CHANNELS, SIDE, ROWS, SPLIT, IMAGES, LOADED>;
+  using B = planes::Block<CHANNELS, SIDE, ROWS, SPLIT, IMAGES, LOADED, TURN>;
   sep_conv2d_planes_images<B, SIZE, DILATION>(a, a.images, a.relu, blockIdx.x, gridDim.x);
 }
