@@ -85,6 +85,7 @@ MUTATIONS = (
         "before",
         likely="square",
     ),
+    one(MASK, "planes.cuh", FOREACH[1:], "channel + c < S::CHANNELS", "true", likely="square_planes_of_16"),
     one(
         STRIDE,
         "planes.cuh",

@@ -75,17 +75,33 @@ __device__ __forceinline__ void send_strip(float* to, const float* from, bool ve
   }
 }
 
+// LINES lines of all planes, from line `first` on. A thread has the same place in several planes, so that it finds
+// out once where that is.
+template <typename S, int LINES>
+__device__ __forceinline__ void send_part(float* to, const float* image, int half, int first) {
+  constexpr int OF_PLANE = LINES * S::STRIPS, STEP = S::THREADS / OF_PLANE;  // planes at a time
+  static_assert(STEP * OF_PLANE == S::THREADS, "threads have whole planes");
+  const int channel = threadIdx.x / OF_PLANE, place = threadIdx.x % OF_PLANE;
+  const int line = first + place / S::STRIPS, strip = place % S::STRIPS * STRIP;
+  to += channel * S::PITCH + line * S::SIDE + strip;
+  image += channel * S::PLANE + S::row(line, half) * S::SIDE + strip;
+  const auto each = [&](int c) { return S::CHANNELS % STEP == 0 || channel + c < S::CHANNELS; };
+  if (aligned(image)) {
+#pragma unroll
+    for (int c = 0; c < S::CHANNELS; c += STEP)
+      if (each(c)) send<STRIP>(to + c * S::PITCH, image + c * S::PLANE);
+  } else {
+#pragma unroll 1
+    for (int c = 0; c < S::CHANNELS; c += STEP)
+      if (each(c)) send_strip(to + c * S::PITCH, image + c * S::PLANE, false);
+  }
+}
+
 // The lines that a block holds of one image.
 template <typename S>
 __device__ __forceinline__ void send_lines(float* to, const float* image, int half) {
-  constexpr int OF_PLANE = S::HELD * S::STRIPS;
-  const bool vectors = aligned(image);
-#pragma unroll 4
-  for (int i = threadIdx.x; i < S::CHANNELS * OF_PLANE; i += S::THREADS) {
-    const int channel = i / OF_PLANE, place = i % OF_PLANE, line = place / S::STRIPS, strip = place % S::STRIPS;
-    send_strip(to + channel * S::PITCH + place * STRIP,
-               image + channel * S::PLANE + S::row(line, half) * S::SIDE + strip * STRIP, vectors);
-  }
+  send_part<S, S::BAND>(to, image, half, 0);
+  if constexpr (S::HELD > S::BAND) send_part<S, S::HELD - S::BAND>(to, image, half, S::BAND);
 }
 
 // The positive part; NaN stays.
