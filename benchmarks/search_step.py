@@ -2,6 +2,7 @@
 
     python benchmarks/search_step.py [--images cifar10.npz] [--output search-step.json] [--quick]
                                      [--backend cuda] [--networks patched ...]
+                                     [--channels 16] [--batch 64] [--no-errors]
 
 A forward and backward of a DARTS supernet (8 cells, C = 16, 4 nodes, batch 64 of 3 x 32 x 32, float32 without
 TF32) for weights and architecture: plain torch (the network of ``tests/nas/darts.py``), the same under
@@ -38,7 +39,7 @@ from nxcore.spec.device import describe
 sys.path.append(str(Path(__file__).parents[1]))
 from tests.nas import darts  # the plain network, which is no part of the package
 
-BATCH, BATCHES, ROUNDS, KERNELS = 64, 11, 11, 400
+BATCHES, ROUNDS, KERNELS = 11, 11, 400
 WARM = 16
 """Number of untimed eager steps: more than a cell needs before it is captured."""
 
@@ -48,12 +49,12 @@ ALLOWED = 2.0
 Step = Callable[[], tuple[Tensor, Tensor, tuple[Tensor, ...]]]
 
 
-def networks() -> dict[str, Callable[[], nn.Module]]:
+def networks(channels: int = 16) -> dict[str, Callable[[], nn.Module]]:
     """Return a constructor for each network, all with the same weights."""
 
     def plain() -> nn.Module:
         torch.manual_seed(0)
-        return darts.Network(16, 10, 8, 4).to("cuda")
+        return darts.Network(channels, 10, 8, 4).to("cuda")
 
     def patched(graphs: bool = True) -> nn.Module:
         net = plain()
@@ -61,7 +62,7 @@ def networks() -> dict[str, Callable[[], nn.Module]]:
         return net
 
     def own() -> nn.Module:
-        net = nas.SearchNetwork(C=16, num_classes=10, layers=8).to("cuda")
+        net = nas.SearchNetwork(C=channels, num_classes=10, layers=8).to("cuda")
         net.load_state_dict(plain().state_dict())
         return net
 
@@ -148,15 +149,20 @@ def captured(make: Callable[[], nn.Module], images: Tensor, labels: Tensor, logi
 
 
 def errors(
-    names: list[str], images: Tensor, labels: Tensor, logits: Tensor, backend: str | None, warm: int
+    makes: dict[str, Callable[[], nn.Module]],
+    images: Tensor,
+    labels: Tensor,
+    logits: Tensor,
+    backend: str | None,
+    warm: int,
 ) -> dict[str, Any]:
-    """Return the errors (relative, 2-norm) of the named networks against the plain one in float64.
+    """Return the errors (relative, 2-norm) of networks against the plain one in float64.
 
     Each is a median over batches, listed with the errors of all batches. One batch means nothing: if two
     pixels of a pool's window, or an activation and 0, differ by less than a rounding error, a gradient takes
     one path or the other. Most of the error comes from these flips, which are random.
     """
-    nets = {name: make() for name, make in networks().items() if name in names}
+    nets, batch = {name: make() for name, make in makes.items()}, len(images) // BATCHES
     truth = copy.deepcopy(nets["plain"]).double()
 
     def found(net: nn.Module, x: Tensor, y: Tensor, dtype: torch.dtype) -> list[Tensor]:
@@ -167,9 +173,9 @@ def errors(
     with chosen(backend):
         for net in nets.values():
             for _ in range(warm):  # until what is to be replayed is
-                found(net, images[:BATCH], labels[:BATCH], torch.float32)
+                found(net, images[:batch], labels[:batch], torch.float32)
     each: dict[str, list[dict[str, float]]] = {name: [] for name in nets}
-    for x, y in zip(images.split(BATCH), labels.split(BATCH), strict=True):
+    for x, y in zip(images.split(batch), labels.split(batch), strict=True):
         exact = found(truth, x, y, torch.float64)
         for name, net in nets.items():
             with chosen(backend):
@@ -202,31 +208,38 @@ def main() -> None:
     parser.add_argument("--backend", help="use this backend's kernels, without a race")
     parser.add_argument("--networks", nargs="+", default=list(networks()), choices=list(networks()))
     parser.add_argument("--warm", type=int, default=WARM, help="untimed steps, by default %(default)s")
+    parser.add_argument("--channels", type=int, default=16, help="of the first cell, by default 16")
+    parser.add_argument("--batch", type=int, default=64, help="images a step, by default 64")
+    parser.add_argument("--no-errors", action="store_true", help="measure the times only")
     given = parser.parse_args()
+    count, makes = BATCHES * given.batch, networks(given.channels)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.manual_seed(0)
     if given.images:
         part = nas.data.load("cifar10", given.images).to("cuda").train
-        images, labels = part.images[: BATCHES * BATCH].clone(), part.labels[: BATCHES * BATCH].clone()
+        images, labels = part.images[:count].clone(), part.labels[:count].clone()
         del part  # which is no memory of a step
     else:
         images, labels = (
-            torch.randn(BATCHES * BATCH, 3, 32, 32, device="cuda"),
-            torch.randint(10, (BATCHES * BATCH,), device="cuda"),
+            torch.randn(count, 3, 32, 32, device="cuda"),
+            torch.randint(10, (count,), device="cuda"),
         )
     logits = (1e-3 * torch.randn(2, 14, 8, device="cuda")).requires_grad_()
     facts = describe("cuda").to_dict() | {"torch": str(torch.__version__)}
     record: dict[str, Any] = {"device": facts, "images": given.images and "cifar10", "rows": {}, "errors": {}}
+    record |= {"channels": given.channels, "batch": given.batch, "backend": given.backend}
 
     def keep() -> None:
         if given.output:
             given.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
-    names = list(dict.fromkeys(["plain", *given.networks]))
-    record["errors"] = errors(names, images, labels, logits, given.backend, given.warm)
-    keep()
-    plain = record["errors"]["plain"]
+    names = dict.fromkeys(["plain", *given.networks])
+    if not given.no_errors:
+        compared = {name: makes[name] for name in names}
+        record["errors"] = errors(compared, images, labels, logits, given.backend, given.warm)
+        keep()
     for name, row in record["errors"].items():
+        plain = record["errors"]["plain"]
         figures = {what: value for what, value in row.items() if isinstance(value, float)}
         over = [what for what, value in figures.items() if value > ALLOWED * plain[what]]
         print(
@@ -235,9 +248,9 @@ def main() -> None:
             + (f"; MORE than {ALLOWED} times plain torch's: {', '.join(over)}" if over else "; within"),
             flush=True,
         )
-    images, labels = images[:BATCH], labels[:BATCH]
+    images, labels = images[: given.batch], labels[: given.batch]
     for name in [] if given.quick else given.networks:
-        make = networks()[name]
+        make = makes[name]
         with chosen(given.backend):
             row = eager(make, images, labels, logits, given.warm) | captured(make, images, labels, logits)
         record["rows"][name] = row
