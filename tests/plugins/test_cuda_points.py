@@ -66,24 +66,35 @@ def test_data_that_is_not_aligned_has_the_kernel_without_vectors(op):
 
 
 @pytest.mark.parametrize(
-    ("shape", "tile"),
+    ("shape", "lengths"),
     [
-        ((48, 16, 32, 1, False), 4),
-        ((32, 16, 32, 2, True), 4),
-        ((8, 8, 6, 1, False), 4),  # 36 pixels of a plane
-        ((8, 8, 12, 2, True), 2),  # 6 pixels of a row
-        ((8, 8, 7, 2, False), 1),
-        ((8, 8, 9, 3, False), 1),
+        ((48, 16, 32, 1, False), (4, 2)),
+        ((32, 16, 32, 2, True), (4, 2)),
+        ((8, 8, 6, 1, False), (4, 2)),  # 36 pixels of a plane
+        ((8, 8, 12, 2, True), (2,)),  # 6 pixels of a row
+        ((8, 8, 7, 2, False), ()),
+        ((8, 8, 9, 3, False), ()),
     ],
 )
-def test_vectors_are_as_long_as_rows_or_planes_allow(shape, tile):
-    problem = Problem.of(SPECS[FORWARD], arguments(FORWARD, *shape))
-    assert points.choose(Points.of(problem)).pixels == tile
+def test_vectors_are_as_long_as_rows_or_planes_allow(shape, lengths):
+    forward = Points.of(Problem.of(SPECS[FORWARD], arguments(FORWARD, *shape)))
+    assert forward.whole == lengths
+    assert points.choose(forward).pixels == (2 if lengths else 1)
+    back = Points.turned_of(Problem.of(SPECS[BACKWARD], arguments(BACKWARD, *shape)))
+    assert points.choose(back).pixels == (4 if shape[3] == 1 else 2 if lengths else 1)
 
 
 def test_few_pixels_have_warps_that_share_channels():
-    problem = Problem.of(SPECS[FORWARD], arguments(FORWARD, 256, 64, 8, 1, False, images=64))
-    assert points.choose(Points.of(problem)) == Tile(4, 16, 8)
+    args = arguments(BACKWARD, 256, 64, 8, 1, False, images=64)
+    back = Points.turned_of(Problem.of(SPECS[BACKWARD], args))
+    assert points.choose(back) == Tile(4, 16, 4)
+    forward = Points.of(Problem.of(SPECS[FORWARD], args[1:-1]))
+    assert points.choose(forward) == Tile(2, 16, 8)
+
+
+def test_gradients_of_few_terms_have_eight_channels_a_thread():
+    args = arguments(BACKWARD, 128, 32, 16, 1, False, images=64)
+    assert points.choose(Points.turned_of(Problem.of(SPECS[BACKWARD], args))) == Tile(4, 8, 1)
 
 
 def test_filters_that_do_not_fit_into_shared_memory_are_refused():

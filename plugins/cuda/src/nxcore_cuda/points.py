@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from itertools import product
 
 from nxcore.plugin import Problem, TensorMeta
@@ -14,9 +14,6 @@ WARP, THREADS, TOGETHER, SPARE = 32, 256, 8, 4
 WARPS = THREADS // WARP
 LAYOUT = f"{3 * STEPS}2q2i2q2i2q11i4x"
 """The values of ``points_args``, behind its pointers."""
-
-WARPS_WANTED = 16 * FILL
-"""Warps that keep a large GPU's multiplications and loads going."""
 
 FOUR = 4
 
@@ -178,6 +175,10 @@ class Points:
         items, _ = self.items(tile.pixels)
         return ceil_div(items, WARP * (WARPS // tile.slices)) * self.lots(tile)[0]
 
+    def warps(self, tile: Tile) -> int:
+        """Return the number of warps."""
+        return self.blocks(tile) * WARPS
+
     def values(self, tile: Tile) -> tuple[int, ...]:
         """Return the values of ``points_args``, behind its pointers."""
         seen = (0, 0, 0, 0) if self.seen is None else self.seen.steps
@@ -200,19 +201,21 @@ def _filters(weight: TensorMeta | None, *, turned: bool, outs: int = 0) -> Filte
 
 
 def choose(points: Points) -> Tile:
-    """Return the tile: as many pixels and channels a thread as leave a large GPU enough warps."""
-    outs = max(f.outs for f in points.filters)
-    made = 2 * TOGETHER if outs > TOGETHER else TOGETHER
-    terms = max(f.terms for f in points.filters)
-    pixels = next(iter(points.whole), 1)
-    slices = 1
-    while 2 * slices <= TOGETHER and terms >= 2 * TOGETHER * slices:
-        warps = points.blocks(Tile(pixels, made, slices)) * WARPS
-        if warps >= WARPS_WANTED:
-            break
-        slices *= 2
-    found = [Tile(pixels, made, slices), Tile(pixels, TOGETHER, slices)]
-    return next((tile for tile in found if points.bytes(tile) <= MOST), found[-1])
+    """Return the tile: two pixels of 16 channels a thread, and warps that share terms, to fill a large GPU.
+
+    The image's gradient at stride 1 has many channels of few terms: four pixels a thread, and eight channels
+    rather than shares.
+    """
+    outs, terms = (max(getattr(f, name) for f in points.filters) for name in ("outs", "terms"))
+    many = points.turned and points.sizes.stride == 1
+    enough = FILL * (11 if many else 15)
+    pixels = next((n for n in ((FOUR, 2) if many else (2,)) if n in points.whole), 1)
+    tile = Tile(pixels, 2 * TOGETHER if outs > TOGETHER else TOGETHER, 1)
+    if many and terms < 8 * TOGETHER and points.warps(tile) < enough:
+        tile = replace(tile, made=TOGETHER)
+    while tile.slices < WARPS and terms >= 2 * TOGETHER * tile.slices and points.warps(tile) < enough:
+        tile = replace(tile, slices=2 * tile.slices)
+    return tile if points.bytes(tile) <= MOST else replace(tile, made=TOGETHER)
 
 
 def candidates(points: Points) -> Iterator[Tile]:

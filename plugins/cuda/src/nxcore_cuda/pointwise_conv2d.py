@@ -1,8 +1,8 @@
-"""pointwise_conv2d: a thread has four pixels of sixteen channels out; warps share the channels in."""
+"""pointwise_conv2d: a thread has two pixels of sixteen channels out; warps share the channels in."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import product
 from typing import Any
 
@@ -74,8 +74,12 @@ def sweep(problem: Problem) -> Iterator[Tile]:
 
 
 def instances() -> Iterator[Instance]:
-    """Yield the kernels of common calls, to compile ahead of time."""
-    for stride, pixels, slices in product((1, 2), (4, 1), (1, 2, 4, 8)):
-        yield Instance(
-            SOURCE, (stride if pixels > 1 else 0, pixels, 16, slices), blocks=2 if pixels > 1 else 0
-        )
+    """Yield the kernels that ``choose`` takes, to compile ahead of time."""
+    yield from products(SOURCE, ((1, 2), (2, 2), (0, 1)))
+
+
+def products(entry: str, vectors: Iterable[tuple[int, int]]) -> Iterator[Instance]:
+    """Yield kernels of all channels and slices, for some strides and pixels of a thread."""
+    source = SOURCE if entry == SOURCE else f"{SOURCE}_backward"
+    for (stride, pixels), made, slices in product(vectors, (8, 16), (1, 2, 4, 8)):
+        yield Instance(entry, (stride, pixels, made, slices), source=source, blocks=2 if pixels > 1 else 0)

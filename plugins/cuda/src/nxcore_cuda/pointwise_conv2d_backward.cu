@@ -47,11 +47,10 @@ __device__ __forceinline__ void pointwise_conv2d_filters(const pointwise_conv2d_
   const int unit = threadIdx.x % UNITS, worker = threadIdx.x / UNITS, c = unit % ACROSS, o = unit / ACROSS;
   const int quad = threadIdx.x % QUADS, line = threadIdx.x / QUADS;
 
-  float sums[OWN_OUTS][OWN_INS] = {};
-  for (int chunk = part; chunk < a.chunks; chunk += a.parts) {
-    // A thread loads one quad of every LINES-th channel.
+  // A thread loads one quad of every LINES-th channel. The next chunk is on its way while one is multiplied.
+  Vector<float, QUAD> some[ROUNDS];
+  const auto fetch = [&](int chunk) {
     const int begin = chunk * CHUNK + quad * QUAD;
-    Vector<float, QUAD> some[ROUNDS];
     if constexpr (STRIDE > 0) {
       const bool inside = begin < a.pixels;
       const int known = inside ? begin : 0, number = known / a.of_image, pixel = known % a.of_image;
@@ -62,21 +61,18 @@ __device__ __forceinline__ void pointwise_conv2d_filters(const pointwise_conv2d_
                              column * STRIDE + left * a.x_step.channel;
 #pragma unroll
       for (int r = 0; r < ROUNDS; ++r) {
-        const int own = r * LINES + line;
+        const int own = r * LINES + line, channel = own - OUTS;
         float found[QUAD] = {};
         if (r * LINES < OUTS) {
           if (inside && top + own < made) load_apart<QUAD, 1>(g + own * a.grad_step.channel, 0, found);
-        } else {
-          const int channel = own - OUTS;
-          if (inside && left + channel < a.channels) {
-            load_apart<QUAD, STRIDE>(x + channel * a.x_step.channel, shift, found);
-          }
+        } else if (inside && left + channel < a.channels) {
+          load_apart<QUAD, STRIDE>(x + channel * a.x_step.channel, shift, found);
         }
 #pragma unroll
         for (int p = 0; p < QUAD; ++p) some[r][p] = found[p];
       }
     } else {
-#pragma unroll 1
+#pragma unroll
       for (int p = 0; p < QUAD; ++p) {
         const bool inside = begin + p < a.pixels;
         const int known = inside ? begin + p : 0, number = known / a.of_image, pixel = known % a.of_image;
@@ -94,13 +90,15 @@ __device__ __forceinline__ void pointwise_conv2d_filters(const pointwise_conv2d_
           } else if (inside && left + channel < a.channels) {
             found = x[channel * a.x_step.channel];
           }
-          if (p == 0) some[r][0] = found;
-          if (p == 1) some[r][1] = found;
-          if (p == 2) some[r][2] = found;
-          if (p == 3) some[r][3] = found;
+          some[r][p] = found;
         }
       }
     }
+  };
+
+  float sums[OWN_OUTS][OWN_INS] = {};
+  fetch(part);
+  for (int chunk = part; chunk < a.chunks; chunk += a.parts) {
     __syncthreads();
 #pragma unroll
     for (int r = 0; r < ROUNDS; ++r) {
@@ -111,6 +109,7 @@ __device__ __forceinline__ void pointwise_conv2d_filters(const pointwise_conv2d_
       store(grads + (r * LINES + line) * PITCH + quad * QUAD, some[r]);
     }
     __syncthreads();
+    if (chunk + a.parts < a.chunks) fetch(chunk + a.parts);
     for (int q = worker; q < QUADS; q += WORKERS) {
       Vector<float, QUAD> seen[OWN_INS];
 #pragma unroll

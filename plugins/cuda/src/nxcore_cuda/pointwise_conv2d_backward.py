@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, product
 from typing import Any
 
@@ -20,18 +20,18 @@ from nxcore_cuda.points import FOUR, THREADS, Points, Sizes
 
 SOURCE = "pointwise_conv2d_backward"
 CHUNK, PITCH = 64, 68  # pixels that a block has at once, and floats from one channel's to the next one's
-BLOCKS = 2 * FILL
 TOTALS = Instance("column_sums", ("float", FEW), args=f"column_sums_args<{FEW}>")
 
 
 @dataclass(frozen=True)
 class Sums:
-    """Channels out and in of a block, and those of a thread."""
+    """Channels out and in of a block, those of a thread, and the blocks that a multiprocessor is to hold."""
 
     outs: int
     ins: int
     own_outs: int
     own_ins: int
+    blocks: int = 2
 
     @property
     def bytes(self) -> int:
@@ -41,18 +41,14 @@ class Sums:
 
 
 SUMS = (
-    Sums(16, 64, 8, 8),
-    Sums(32, 64, 8, 8),
-    Sums(16, 48, 8, 6),
-    Sums(32, 32, 8, 8),
     Sums(16, 64, 8, 4),
     Sums(32, 64, 8, 4),
     Sums(16, 48, 4, 6),
-    Sums(16, 32, 4, 8),
-    Sums(32, 32, 8, 4),
     Sums(16, 32, 4, 4),
+    Sums(32, 32, 8, 4),
     Sums(16, 16, 4, 4),
 )
+"""What a block may have; by ``choose``, the first that wastes the fewest products and is the largest."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +76,7 @@ class Grid:
         own, more = (0 if w is None else ceil_div(w.shape[0], sums.outs) for w in (weight, shifted))
         across = ceil_div(weight.shape[1], sums.ins)
         chunks = ceil_div(grad.numel() // grad.shape[1], CHUNK)
-        each = ceil_div(chunks, max(BLOCKS // ((own + more) * across), 1))
+        each = ceil_div(chunks, max(sums.blocks * FILL // ((own + more) * across), 1))
         return cls(own + more, own, across, chunks, ceil_div(chunks, each))
 
     @property
@@ -103,7 +99,7 @@ def choose(problem: Problem) -> Sums:
 def instance(stride: int, sums: Sums) -> Instance:
     """Return the kernel of the filters' shares."""
     arguments = (stride, sums.outs, sums.ins, sums.own_outs, sums.own_ins)
-    return Instance("pointwise_conv2d_filters", arguments, source=SOURCE, blocks=2)
+    return Instance("pointwise_conv2d_filters", arguments, source=SOURCE, blocks=sums.blocks)
 
 
 def plan(problem: Problem, tiles: Tiles | None = None) -> Callable[..., tuple[Tensor | None, ...]]:
@@ -217,14 +213,12 @@ def sweep(problem: Problem) -> Iterator[Tiles]:
         yield from (Tiles(image=tile) for tile in points.candidates(Points.turned_of(problem)))
     if problem.outputs[1] is not None or problem.outputs[2] is not None:
         outs, ins = problem["weight"].shape[:2]
-        yield from (Tiles(filters=s) for s in SUMS if s.outs < 2 * outs and s.ins < 2 * ins)
+        fitting = (s for s in SUMS if s.outs < 2 * outs and s.ins < 2 * ins)
+        yield from (Tiles(filters=replace(s, blocks=n)) for s in fitting for n in (2, 3))
 
 
 def instances() -> Iterator[Instance]:
-    """Yield the kernels of common calls, to compile ahead of time."""
-    for stride, pixels in ((1, 4), (2, 4), (0, 1)):
-        for slices in (1, 2, 4):
-            arguments = (stride, pixels, 16, slices)
-            yield Instance("pointwise_conv2d_image", arguments, source=SOURCE, blocks=2 if pixels > 1 else 0)
-    for stride, sums in product((1, 2, 0), SUMS[:4]):
+    """Yield the kernels that ``choose`` takes, to compile ahead of time."""
+    yield from pointwise_conv2d.products("pointwise_conv2d_image", ((1, 4), (2, 2), (0, 1)))
+    for stride, sums in product((1, 2, 0), SUMS):
         yield instance(stride, sums)
