@@ -48,7 +48,7 @@ SUMS = (
     Sums(32, 32, 8, 4),
     Sums(16, 16, 4, 4),
 )
-"""What a block may have; by ``choose``, the first that wastes the fewest products and is the largest."""
+"""The sums that ``choose`` has: the ones that waste the fewest products, and of these the largest."""
 
 
 @dataclass(frozen=True)
