@@ -31,8 +31,8 @@ MUTATIONS = (
         BITS,
         SOURCE,
         LIST,
-        "fmaf(four[e], u[p], sum[o + e][p])",
-        half("fmaf(four[e], u[p], sum[o + e][p])"),
+        "fmaf(four[e], u[s][p], sum[o + e][p])",
+        half("fmaf(four[e], u[s][p], sum[o + e][p])"),
         likely="square",
     ),
     one(

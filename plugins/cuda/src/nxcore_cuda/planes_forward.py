@@ -66,16 +66,16 @@ class Outputs:
 
 TILES = {
     (16, 32): (
-        *(Outputs(2, 2, 1, 2, 2, 2), Outputs(2, 2, 1, 2, 4, 2), Outputs(2, 2, 1, 2, 2, 1)),
-        *(Outputs(2, 1, 1, 2, 2, 1), Outputs(2, 4, 1, 1, 2, 2)),
+        *(Outputs(2, 2, 1, 2, 4, 2), Outputs(2, 2, 1, 2, 2, 2), Outputs(4, 2, 1, 2, 4, 1)),
+        *(Outputs(4, 2, 1, 2, 4, 2), Outputs(2, 1, 1, 2, 4, 1), Outputs(2, 4, 1, 1, 4, 2)),
     ),
     (32, 16): (
-        *(Outputs(2, 4, 1, 4, 2, 2), Outputs(2, 2, 1, 4, 2, 2), Outputs(2, 4, 1, 4, 4, 2)),
-        *(Outputs(2, 4, 1, 4, 2, 4), Outputs(2, 8, 1, 2, 2, 4)),
+        *(Outputs(2, 4, 1, 4, 4, 2), Outputs(2, 4, 1, 4, 2, 2), Outputs(4, 4, 2, 2, 4, 1)),
+        *(Outputs(2, 2, 1, 4, 4, 2), Outputs(2, 8, 1, 2, 4, 4)),
     ),
     (64, 8): (
-        *(Outputs(2, 8, 4, 2, 2, 2), Outputs(2, 8, 2, 3, 2, 2), Outputs(2, 4, 4, 2, 2, 1)),
-        *(Outputs(2, 8, 1, 4, 2, 2), Outputs(2, 16, 1, 4, 2, 4)),
+        *(Outputs(2, 8, 4, 2, 4, 2), Outputs(2, 8, 4, 2, 2, 2), Outputs(2, 8, 2, 3, 4, 2)),
+        *(Outputs(2, 4, 4, 2, 4, 1), Outputs(4, 8, 4, 2, 4, 1), Outputs(2, 16, 1, 4, 4, 4)),
     ),
 }
 """Of a number of channels and a side, what blocks may be; the first is the usual one."""

@@ -207,22 +207,27 @@ __device__ __forceinline__ void make(float (&sum)[B::OUTS][B::PIXELS], const Pix
             inner[k][j] = fmaf(taps[a][b], line.at[j + b * DILATION], inner[k][j]);
       }
     }
-#pragma unroll B::TURN
-    for (int s = 0; s < B::SPLIT; ++s) {
-      const float* const w = column + (own.split ^ s) * B::PITCH;
-      float u[B::PIXELS];
+#pragma unroll 1
+    for (int turn = 0; turn < B::SPLIT; turn += B::TURN) {
+      float u[B::TURN][B::PIXELS];
 #pragma unroll
-      for (int p = 0; p < B::PIXELS; ++p) {
-        u[p] = inner[p / STRIP][p % STRIP];
-        if (s > 0 || B::TURN < B::SPLIT) u[p] = __shfl_xor_sync(ALL_LANES, u[p], s * B::LANES);
-      }
+      for (int s = 0; s < B::TURN; ++s)
 #pragma unroll
-      for (int o = 0; o < B::OUTS; o += STRIP) {
-        const Strip four = load<STRIP>(w + o);
+        for (int p = 0; p < B::PIXELS; ++p) {
+          u[s][p] = inner[p / STRIP][p % STRIP];
+          if (s > 0 || B::TURN < B::SPLIT) u[s][p] = __shfl_xor_sync(ALL_LANES, u[s][p], (turn + s) * B::LANES);
+        }
 #pragma unroll
-        for (int e = 0; e < STRIP; ++e)
+      for (int s = 0; s < B::TURN; ++s) {
+        const float* const w = column + (own.split ^ (turn + s)) * B::PITCH;
 #pragma unroll
-          for (int p = 0; p < B::PIXELS; ++p) sum[o + e][p] = fmaf(four[e], u[p], sum[o + e][p]);
+        for (int o = 0; o < B::OUTS; o += STRIP) {
+          const Strip four = load<STRIP>(w + o);
+#pragma unroll
+          for (int e = 0; e < STRIP; ++e)
+#pragma unroll
+            for (int p = 0; p < B::PIXELS; ++p) sum[o + e][p] = fmaf(four[e], u[s][p], sum[o + e][p]);
+        }
       }
     }
     filter += B::SPLIT * F::PITCH;
