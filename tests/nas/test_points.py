@@ -10,10 +10,12 @@ from torch import nn
 import nxcore
 from nxcore import nas
 from nxcore.graphs.late import late
+from nxcore.graphs.part import MET
 from nxcore.nas import points
 from nxcore.nas.operations import FactorizedReduce, ReLUConvBN
 from tests.nas import darts
-from tests.nas.test_network import step
+from tests.nas.test_network import SMALL, step
+from tests.nas.test_replays import agree, taped
 from tests.nn.parts import outcome
 
 
@@ -201,3 +203,19 @@ def test_a_captured_call_has_the_same_numbers(calls):
         torch.testing.assert_close(one, want)
     torch.testing.assert_close(patched.state_dict(), plain.state_dict())
     assert calls == [(2, True)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own", [True, False])
+def test_captured_cells_run_the_operator(calls, own):
+    torch.manual_seed(0)
+    plain = darts.Network().double()
+    other = (nas.SearchNetwork(**SMALL) if own else darts.Network()).double()
+    other.load_state_dict(plain.state_dict())
+    if not own:
+        nas.patch(other, watch=False)
+    taped(other)
+    agree(plain, other, MET + 2)
+    states = nas.replays(other)
+    assert all(states[f"cells.{i}"].startswith("replays") for i in range(3))
+    assert {(1, False), (2, True)} <= set(calls)
