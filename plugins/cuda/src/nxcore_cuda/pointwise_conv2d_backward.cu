@@ -158,3 +158,29 @@ __device__ __forceinline__ void pointwise_conv2d_filters(const pointwise_conv2d_
     }
   }
 }
+
+struct pointwise_conv2d_totals_args {
+  const float* shares;
+  float* weight_grad;   // or null
+  float* shifted_grad;  // or null
+  int rows, columns, split;  // columns from `split` on are those of shifted filters
+};
+
+// Adds up what blocks left: 16 threads a column, each every 16th row, then their sums in order, as column_sums does.
+__device__ __forceinline__ void pointwise_conv2d_totals(const pointwise_conv2d_totals_args& a) {
+  constexpr int COLUMNS = 16, PARTS = points::THREADS / COLUMNS;
+  __shared__ float found[PARTS][COLUMNS];
+  const int lane = threadIdx.x % COLUMNS, part = threadIdx.x / COLUMNS, column = blockIdx.x * COLUMNS + lane;
+  float total = 0.0f;
+  if (column < a.columns) {
+#pragma unroll 8
+    for (int row = part; row < a.rows; row += PARTS) total += a.shares[(long long)row * a.columns + column];
+  }
+  found[part][lane] = total;
+  __syncthreads();
+  float* const to = column < a.split ? a.weight_grad : a.shifted_grad;
+  if (part || column >= a.columns || to == nullptr) return;
+#pragma unroll
+  for (int p = 1; p < PARTS; ++p) total += found[p][lane];
+  to[column < a.split ? column : column - a.split] = total;
+}

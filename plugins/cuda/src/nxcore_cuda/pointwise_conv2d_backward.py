@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import accumulate, product
+from itertools import product
 from typing import Any
 
 import torch
@@ -12,7 +12,6 @@ from torch import Tensor
 
 from nxcore.plugin import Problem, sums_of
 from nxcore_cuda import points, pointwise_conv2d
-from nxcore_cuda.column_sums import COLUMNS, FEW
 from nxcore_cuda.depthwise import FILL, STEPS, Image, ceil_div
 from nxcore_cuda.machine.instance import Instance
 from nxcore_cuda.machine.launch import Guarded, Launch, Launcher
@@ -20,7 +19,7 @@ from nxcore_cuda.points import FOUR, THREADS, Points, Sizes
 
 SOURCE = "pointwise_conv2d_backward"
 CHUNK, PITCH = 64, 68  # pixels that a block has at once, and floats from one channel's to the next one's
-TOTALS = Instance("column_sums", ("float", FEW), args=f"column_sums_args<{FEW}>")
+TOTALS, COLUMNS = Instance("pointwise_conv2d_totals", source=SOURCE), 16
 
 
 @dataclass(frozen=True)
@@ -115,8 +114,8 @@ def plan(problem: Problem, tiles: Tiles | None = None) -> Callable[..., tuple[Te
     image = None
     if image_fresh is not None:
         image = pointwise_conv2d.bind(problem, Points.turned_of(problem), chosen.image)
-    given = [problem["weight"], *([] if problem["shifted"] is None else [problem["shifted"]])]
-    wanted = [out is not None for out in filters_fresh[: len(given)]]
+    count = 1 if problem["shifted"] is None else 2
+    wanted = [out is not None for out in filters_fresh[:count]]
     sums = _bind_sums(problem, chosen.filters or choose(problem)) if any(wanted) else None
     whole = all(wanted)
 
@@ -132,22 +131,20 @@ def plan(problem: Problem, tiles: Tiles | None = None) -> Callable[..., tuple[Te
         if sums is None:
             return x_grad, None, None
         shares, finish = sums(grad, x)
-        made = finish() if kept is None else kept.leave(shares, weights, finish)
-        own = [part if use else None for part, use in zip(made, wanted, strict=True)]
-        return (x_grad, *own, None)[:3]
+        if kept is None:
+            return x_grad, *finish()
+        made: tuple[Tensor | None, ...] = kept.leave(shares, weights, lambda: finish()[:count])
+        return x_grad, *(*made, None)[:2]
 
     return call
 
 
-def _bind_sums(
-    problem: Problem, sums: Sums
-) -> Callable[..., tuple[Tensor, Callable[[], tuple[Tensor, ...]]]]:
+def _bind_sums(problem: Problem, sums: Sums) -> Callable[..., tuple[Tensor, Callable[[], Any]]]:
     """Return the launch of shares, which returns them and what adds them up: both filters' gradients."""
     grad, x, weight, shifted, stride, relu, _ = problem.args
-    grid, device = Grid.of(problem, sums), problem.device
-    shapes = [tuple(w.shape) for w in (weight, shifted) if w is not None]
-    sizes = [w.numel() for w in (weight, shifted) if w is not None]
-    width, pixels = sum(sizes), grad.shape[2] * grad.shape[3]
+    grid, device, (_, *filters_fresh) = Grid.of(problem, sums), problem.device, problem.outputs
+    width = weight.numel() + (0 if shifted is None else shifted.numel())
+    pixels = grad.shape[2] * grad.shape[3]
 
     def launch(stride: int) -> Launcher:
         return Launch(
@@ -169,41 +166,28 @@ def _bind_sums(
     sizes_of = Sizes.of(x, grad, stride)
     quads = FOUR in sizes_of.whole(Image.of(grad), Image.of(x))
     shared = Guarded(launch(stride), launch(0)) if quads else launch(0)
-    starts = accumulate(sizes[:-1], initial=0)
-    totals = [
-        (start, _bind_totals(grid.parts, width, size, device))
-        for start, size in zip(starts, sizes, strict=True)
-    ]
+    add_up = Launch(
+        TOTALS,
+        device,
+        ceil_div(width, COLUMNS),
+        THREADS,
+        pointers=3,
+        layout="3i4x",
+        values=(grid.parts, width, weight.numel()),
+    )
 
-    def call(grad: Tensor, x: Tensor) -> tuple[Tensor, Callable[[], tuple[Tensor, ...]]]:
+    def call(grad: Tensor, x: Tensor) -> tuple[Tensor, Callable[[], Any]]:
         shares = torch.empty((grid.parts, width), dtype=torch.float32, device=device)
         shared(grad, x, shares)
 
-        def finish() -> tuple[Tensor, ...]:
-            made = tuple(torch.empty(shape, dtype=torch.float32, device=device) for shape in shapes)
-            for (start, add_up), own in zip(totals, made, strict=True):
-                add_up(shares[:, start:] if start else shares, *(None,) * (FEW - 1), own)
-            return made
+        def finish() -> tuple[Tensor | None, Tensor | None]:
+            own, more = (None if out is None else out.empty() for out in filters_fresh)
+            add_up(shares, own, more)
+            return own, more
 
         return shares, finish
 
     return call
-
-
-def _bind_totals(rows: int, width: int, columns: int, device: torch.device) -> Launcher:
-    """Return the launch that adds up some columns of ``rows`` rows, each ``width`` long."""
-    return Launch(
-        TOTALS,
-        device,
-        ceil_div(columns, COLUMNS),
-        THREADS,
-        pointers=FEW + 1,
-        layout=f"{FEW}q{1 + 4 * FEW}i",
-        values=(
-            *(width, *(0,) * (FEW - 1), 1),
-            *(n for first in (rows, columns, 0, 0) for n in (first, *(0,) * (FEW - 1))),
-        ),
-    )
 
 
 def sweep(problem: Problem) -> Iterator[Tiles]:
@@ -220,5 +204,6 @@ def sweep(problem: Problem) -> Iterator[Tiles]:
 def instances() -> Iterator[Instance]:
     """Yield the kernels that ``choose`` takes, to compile ahead of time."""
     yield from pointwise_conv2d.products("pointwise_conv2d_image", ((1, 4), (2, 2), (0, 1)))
+    yield TOTALS
     for stride, sums in product((1, 2, 0), SUMS):
         yield instance(stride, sums)
