@@ -1,13 +1,14 @@
 """Time norms and sums of norms of a search step in CUDA graphs: whole calls, their kernels, and other tiles.
 
-    python benchmarks/norms.py --output FILE.json [--seconds 60] [--chosen] [--cases 16x32 ...]
+    python benchmarks/norms.py --output FILE.json [--seconds 60] [--chosen] [--cases 16x32 ...] [--loads 1 2]
 
 For each sum of a search's cells (2 to 5 edges of seven operations, four of which end with a norm), for each
 norm and for each group of convolutions with norms, forward and backward: microseconds of a call, in turns,
 the bytes that both kernels must move over that time, and of the chosen tile, microseconds of each kernel.
 Calls of a graph take turns at copies of the arguments, so that the cache doesn't keep them from one call to
 the next. Each tile is checked against float64 before it is timed. Other tiles than the chosen one are timed
-for norms, and for sums of 5 and of 3 edges; with ``--chosen`` for none.
+for norms, and for sums of 5 and of 3 edges; with ``--chosen`` for none. ``--loads`` has the kernels of norms
+and groups load as ``channel.cuh`` numbers it: the first of a pair, and the second or only one.
 
 On the emulator, ``--tiny`` runs small cases to show that the script works; its times say nothing.
 
@@ -29,7 +30,7 @@ from typing import Any
 
 import foreach
 import torch
-from nxcore_cuda import batch_norm, batch_norm_sum
+from nxcore_cuda import batch_norm, batch_norm_sum, channel
 
 import nxcore
 from nxcore.plugin import Problem
@@ -184,16 +185,15 @@ def kernels(replay: Callable[[], Any], calls: int) -> dict[str, float]:
 
 
 def spelt(tile: Any) -> str:
-    """Return a tile's name: of each pass a thread's vectors and those in flight, and what is switched."""
+    """Return a tile's name: of each pass a thread's vectors, those in flight, and how they are loaded."""
     if tile is None or not hasattr(tile, "first"):
         return (
             "chosen"
             if tile is None
             else f"{tile.span // tile.threads} of {tile.threads}" + " whole" * tile.whole
         )
-    passes = (f"{p.span // p.threads}/{p.unroll}" for p in (tile.first, tile.second))
-    more = " unordered" * (not tile.order) + " stream" * tile.stream
-    return f"{' '.join(passes)} of {tile.first.threads}{more}"
+    passes = (f"{p.span // p.threads}/{p.unroll}/{p.loads}" for p in (tile.first, tile.second))
+    return f"{' '.join(passes)} of {tile.first.threads}"
 
 
 def row_of(case: Case, device: str, chosen: bool, repeats: int) -> dict[str, Any]:
@@ -231,7 +231,7 @@ def line(row: dict[str, Any]) -> str:
         said.append(" ".join(f"{key.split('__')[0][-14:]} {us:.1f}" for key, us in row["kernels"].items()))
         if best != name:
             said.append(f"| best {row['us'][best]:.1f} {best}")
-        others = {n: us for n, us in row["us"].items() if n.endswith(("unordered", "stream", "whole"))}
+        others = {n: us for n, us in row["us"].items() if n.endswith("whole")}
         said.append(" ".join(f"| {n.split()[-1]} {us:.1f}" for n, us in others.items()))
     return " ".join(said) + (f" | {len(row['wrong'])} WRONG" if row["wrong"] else "")
 
@@ -246,18 +246,22 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--cases", nargs="+", default=(), help="only those whose names begin so")
     parser.add_argument("--chosen", action="store_true", help="no other tiles")
+    parser.add_argument("--loads", nargs=2, type=int)
     parser.add_argument("--tiny", action="store_true", help="small cases, to try the script")
     given = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu" and not given.tiny:
         parser.error("needs a CUDA device; on the emulator, pass --tiny")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    if given.loads:
+        channel.LOADS = tuple(given.loads)
     about = {"device": torch.cuda.get_device_name() if device == "cuda" else "emulator"}
-    about |= {"torch": str(torch.__version__)}
+    about |= {"torch": str(torch.__version__), "loads": str(channel.LOADS)}
     ends, rows = time.monotonic() + given.seconds, []
-    for case in cases(given.tiny):
-        if given.cases and not case.name.startswith(tuple(given.cases)):
-            continue
+    wanted = [c for c in cases(given.tiny) if not given.cases or c.name.startswith(tuple(given.cases))]
+    with ThreadPoolExecutor() as pool:  # nvcc compiles in processes of its own
+        list(pool.map(lambda case: case.plan(case.arguments(device, 0)), wanted))
+    for case in wanted:
         if time.monotonic() >= ends:
             print("out of time", flush=True)
             return

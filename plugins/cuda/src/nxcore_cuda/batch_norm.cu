@@ -46,14 +46,14 @@ __device__ __forceinline__ Moments of_values(const Vector<T, VECTOR> (&x)[N]) {
 }
 
 // Those of a share of a channel whose first element is at `base`, in every thread of the block.
-template <bool NEAR, int VECTOR, int UNROLL, typename T>
+template <bool NEAR, int LOADS, int VECTOR, int UNROLL, typename T>
 __device__ __forceinline__ Moments of_share(const channels& c, const T* base, const strides& steps, unsigned share) {
   Moments found = {0.0f, 0.0f, 0.0f};
   const channel::number<NEAR> last = channel::last<NEAR>(c, share);
   channel::walk<UNROLL>(channel::first<NEAR>(c, share) + (channel::number<NEAR>)threadIdx.x, last,
                         [&](auto many, channel::number<NEAR> at) {
                           Vector<T, VECTOR> x[decltype(many)::value];
-                          channel::fetch<NEAR>(c, base, steps, at, x);
+                          channel::fetch<NEAR, LOADS>(c, base, steps, at, x);
                           const Moments own = of_values(x);
                           found = found.count > 0.0f ? together(found, own) : own;
                         });
@@ -62,12 +62,12 @@ __device__ __forceinline__ Moments of_share(const channels& c, const T* base, co
 
 }  // namespace batch_norm_parts
 
-template <typename T, int VECTOR, int UNROLL>
+template <typename T, int VECTOR, int UNROLL, int LOADS>
 __device__ __forceinline__ void batch_norm_moments(const batch_norm_args& a) {
   using namespace batch_norm_parts;
   const T* const base = static_cast<const T*>(a.x) + blockIdx.y * a.x_step;
-  const Moments found = a.c.near ? of_share<true, VECTOR, UNROLL>(a.c, base, a.x_strides, blockIdx.x)
-                                 : of_share<false, VECTOR, 1>(a.c, base, a.x_strides, blockIdx.x);
+  const Moments found = a.c.near ? of_share<true, LOADS, VECTOR, UNROLL>(a.c, base, a.x_strides, blockIdx.x)
+                                 : of_share<false, LOADS, VECTOR, 1>(a.c, base, a.x_strides, blockIdx.x);
   if (threadIdx.x == 0) channel::leave(a.shares, a.c, found.mean, found.squares);
 }
 
@@ -100,7 +100,7 @@ struct Given {
 
 // Writes what a block has of a channel; `find` returns the channel's moments. A: a struct with what batch_norm_args
 // have.
-template <typename T, bool NEAR, int VECTOR, int UNROLL, typename A, typename Find>
+template <typename T, bool NEAR, int LOADS, int VECTOR, int UNROLL, typename A, typename Find>
 __device__ __forceinline__ void normalise(const A& a, const Find& find) {
   using I = channel::number<NEAR>;
   const T* const base = static_cast<const T*>(a.x) + blockIdx.y * a.x_step;
@@ -108,7 +108,7 @@ __device__ __forceinline__ void normalise(const A& a, const Find& find) {
   const I last = channel::last<NEAR>(a.c);
   I at = channel::first<NEAR>(a.c) + (I)threadIdx.x;
   Vector<T, VECTOR> x[UNROLL];
-  channel::fetch<NEAR>(a.c, base, a.x_strides, at, last, x);  // under way while the moments are put together
+  channel::fetch<NEAR, LOADS>(a.c, base, a.x_strides, at, last, x);  // under way while the moments are put together
   const Moments found = find(a.c);
   if (blockIdx.x == 0 && threadIdx.x == 0) {
     a.mean[blockIdx.y] = found.mean;
@@ -130,42 +130,42 @@ __device__ __forceinline__ void normalise(const A& a, const Find& find) {
       store<VECTOR>(out + channel::place<NEAR>(a.c, a.y_strides, term), y);
     }
     at += UNROLL * (I)blockDim.x;
-    if (at < last) channel::fetch<NEAR>(a.c, base, a.x_strides, at, last, x);
+    if (at < last) channel::fetch<NEAR, LOADS>(a.c, base, a.x_strides, at, last, x);
   }
 }
 
-template <typename T, int VECTOR, int UNROLL, typename A, typename Find>
+template <typename T, int VECTOR, int UNROLL, int LOADS, typename A, typename Find>
 __device__ __forceinline__ void normalise(const A& a, const Find& find) {
   if (a.c.near) {
-    normalise<T, true, VECTOR, UNROLL>(a, find);
+    normalise<T, true, LOADS, VECTOR, UNROLL>(a, find);
   } else {
-    normalise<T, false, VECTOR, 1>(a, find);
+    normalise<T, false, LOADS, VECTOR, 1>(a, find);
   }
 }
 
 }  // namespace batch_norm_parts
 
-template <typename T, int VECTOR, int UNROLL>
+template <typename T, int VECTOR, int UNROLL, int LOADS>
 __device__ __forceinline__ void batch_norm_apply(const batch_norm_args& a) {
   using namespace batch_norm_parts;
-  normalise<T, VECTOR, UNROLL>(a, Left{a.shares, a.c.span * VECTOR});
+  normalise<T, VECTOR, UNROLL, LOADS>(a, Left{a.shares, a.c.span * VECTOR});
 }
 
 // The same where x is what another kernel made, whose blocks left shares of their own, `splits` for each channel.
-template <typename T, int VECTOR, int UNROLL>
+template <typename T, int VECTOR, int UNROLL, int LOADS>
 __device__ __forceinline__ void batch_norm_finish(const batch_norm_args& a) {
   using namespace batch_norm_parts;
-  normalise<T, VECTOR, UNROLL>(a, Given{a.shares, a.c.splits});
+  normalise<T, VECTOR, UNROLL, LOADS>(a, Given{a.shares, a.c.splits});
 }
 
 // All of a channel, which is near, by one block.
-template <typename T, int VECTOR, int UNROLL>
+template <typename T, int VECTOR, int UNROLL, int LOADS>
 __device__ __forceinline__ void batch_norm_whole(const batch_norm_args& a) {
   const T* const base = static_cast<const T*>(a.x) + blockIdx.y * a.x_step;
   T* const out = static_cast<T*>(a.y) + blockIdx.y * a.y_step;
   const int at = threadIdx.x, last = a.c.terms, stride = blockDim.x;
   Vector<T, VECTOR> x[UNROLL];
-  channel::fetch<true>(a.c, base, a.x_strides, at, last, x);
+  channel::fetch<true, LOADS>(a.c, base, a.x_strides, at, last, x);
   float scale = 1.0f, shift = 0.0f;
   if (a.weight) {
     scale = read(a.weight, a.kind, blockIdx.y);

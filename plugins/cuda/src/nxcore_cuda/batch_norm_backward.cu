@@ -29,7 +29,7 @@ struct batch_norm_backward_args {
 namespace batch_norm_backward_parts {
 
 // A, here and below: a struct with what batch_norm_backward_args have.
-template <typename T, bool NEAR, int VECTOR, int UNROLL, typename A>
+template <typename T, bool NEAR, int LOADS, int VECTOR, int UNROLL, typename A>
 __device__ __forceinline__ void sums(const A& a) {
   using I = channel::number<NEAR>;
   const T* const grads = static_cast<const T*>(a.grad) + blockIdx.y * a.grad_step;
@@ -39,8 +39,8 @@ __device__ __forceinline__ void sums(const A& a) {
   channel::walk<UNROLL>(channel::first<NEAR>(a.c) + (I)threadIdx.x, channel::last<NEAR>(a.c), [&](auto many, I at) {
     constexpr int N = decltype(many)::value * VECTOR;
     Vector<T, VECTOR> g[N / VECTOR], x[N / VECTOR];
-    channel::fetch<NEAR>(a.c, grads, a.grad_strides, at, g);
-    channel::fetch<NEAR>(a.c, images, a.x_strides, at, x);
+    channel::fetch<NEAR, LOADS>(a.c, grads, a.grad_strides, at, g);
+    channel::fetch<NEAR, LOADS>(a.c, images, a.x_strides, at, x);
     float terms[N], products[N];
 #pragma unroll
     for (int i = 0; i < N; ++i) {
@@ -65,7 +65,7 @@ __device__ __forceinline__ void sums(const A& a) {
   if (threadIdx.x == 0) channel::leave(a.shares, a.c, sum, product);
 }
 
-template <typename T, bool NEAR, int VECTOR, int UNROLL, typename A>
+template <typename T, bool NEAR, int LOADS, int VECTOR, int UNROLL, typename A>
 __device__ __forceinline__ void gradients(const A& a) {
   using I = channel::number<NEAR>;
   const T* const grads = static_cast<const T*>(a.grad) + blockIdx.y * a.grad_step;
@@ -74,8 +74,8 @@ __device__ __forceinline__ void gradients(const A& a) {
   const I last = a.x_grad ? channel::last<NEAR>(a.c) : 0;
   I at = channel::first<NEAR>(a.c) + (I)threadIdx.x;
   Vector<T, VECTOR> g[UNROLL], x[UNROLL];
-  channel::fetch<NEAR>(a.c, grads, a.grad_strides, at, last, g);  // under way while the shares are added up
-  channel::fetch<NEAR>(a.c, images, a.x_strides, at, last, x);
+  channel::fetch<NEAR, LOADS>(a.c, grads, a.grad_strides, at, last, g);  // under way while the shares are added up
+  channel::fetch<NEAR, LOADS>(a.c, images, a.x_strides, at, last, x);
 
   float sum = 0.0f, product = 0.0f;
   for (int split = threadIdx.x % WARP; split < a.c.splits; split += WARP) {
@@ -107,42 +107,42 @@ __device__ __forceinline__ void gradients(const A& a) {
     }
     at += UNROLL * (I)blockDim.x;
     if (at < last) {
-      channel::fetch<NEAR>(a.c, grads, a.grad_strides, at, last, g);
-      channel::fetch<NEAR>(a.c, images, a.x_strides, at, last, x);
+      channel::fetch<NEAR, LOADS>(a.c, grads, a.grad_strides, at, last, g);
+      channel::fetch<NEAR, LOADS>(a.c, images, a.x_strides, at, last, x);
     }
   }
 }
 
 }  // namespace batch_norm_backward_parts
 
-template <typename T, int VECTOR, int UNROLL, typename A>
+template <typename T, int VECTOR, int UNROLL, int LOADS, typename A>
 __device__ __forceinline__ void batch_norm_backward_sums(const A& a) {
   if (a.c.near) {
-    batch_norm_backward_parts::sums<T, true, VECTOR, UNROLL>(a);
+    batch_norm_backward_parts::sums<T, true, LOADS, VECTOR, UNROLL>(a);
   } else {
-    batch_norm_backward_parts::sums<T, false, VECTOR, 1>(a);
+    batch_norm_backward_parts::sums<T, false, LOADS, VECTOR, 1>(a);
   }
 }
 
-template <typename T, int VECTOR, int UNROLL, typename A>
+template <typename T, int VECTOR, int UNROLL, int LOADS, typename A>
 __device__ __forceinline__ void batch_norm_backward_apply(const A& a) {
   if (a.c.near) {
-    batch_norm_backward_parts::gradients<T, true, VECTOR, UNROLL>(a);
+    batch_norm_backward_parts::gradients<T, true, LOADS, VECTOR, UNROLL>(a);
   } else {
-    batch_norm_backward_parts::gradients<T, false, VECTOR, 1>(a);
+    batch_norm_backward_parts::gradients<T, false, LOADS, VECTOR, 1>(a);
   }
 }
 
 // All of a channel, which is near, by one block.
-template <typename T, int VECTOR, int UNROLL>
+template <typename T, int VECTOR, int UNROLL, int LOADS>
 __device__ __forceinline__ void batch_norm_backward_whole(const batch_norm_backward_args& a) {
   const T* const grads = static_cast<const T*>(a.grad) + blockIdx.y * a.grad_step;
   const T* const images = static_cast<const T*>(a.x) + blockIdx.y * a.x_step;
   T* const out = static_cast<T*>(a.x_grad) + blockIdx.y * a.out_step;
   const int at = threadIdx.x, last = a.c.terms, stride = blockDim.x;
   Vector<T, VECTOR> g[UNROLL], x[UNROLL];
-  channel::fetch<true>(a.c, grads, a.grad_strides, at, last, g);
-  channel::fetch<true>(a.c, images, a.x_strides, at, last, x);
+  channel::fetch<true, LOADS>(a.c, grads, a.grad_strides, at, last, g);
+  channel::fetch<true, LOADS>(a.c, images, a.x_strides, at, last, x);
   const float count = a.c.count, mean = a.mean[blockIdx.y];
   const float inverse = channel::inverse_root(a.var[blockIdx.y] * ((count - 1.0f) / count), a.c.eps);
   const float scale = a.weight ? inverse * read(a.weight, a.kind, blockIdx.y) : inverse;

@@ -21,8 +21,6 @@ struct batch_norm_sum_args {
   long long weight_step;
   int kind;  // of the weights
   int count;
-  int order;
-  int unused;
   int row[POINTERS];    // of each tensor's statistics; -1: it isn't normalised
   int which[POINTERS];  // the tensor of each row
   channels c;
@@ -32,28 +30,28 @@ struct batch_norm_sum_args {
 
 namespace batch_norm_sum_parts {
 
-constexpr int LOADS = 8;  // of a thread, that don't wait for one another
+constexpr int FLIGHT = 8;  // loads of a thread that don't wait for one another
 constexpr int LANES = 8;  // threads that put the shares of one tensor together
 
 }  // namespace batch_norm_sum_parts
 
-template <typename T, int POINTERS, int VECTOR, int UNROLL, bool NEAR>
+template <typename T, int POINTERS, int VECTOR, int UNROLL, bool NEAR, int LOADS>
 __device__ __forceinline__ void batch_norm_sum_moments(const batch_norm_sum_args<POINTERS>& a) {
   using namespace batch_norm_parts;
-  const channel::Part own = channel::part(a.order, false);
+  const channel::Part own = channel::part(false);
   const T* const base = static_cast<const T*>(a.xs[a.which[own.item]]) + own.channel * a.x_step;
-  const Moments found = of_share<NEAR, VECTOR, UNROLL>(a.c, base, a.x_strides, own.split);
+  const Moments found = of_share<NEAR, LOADS, VECTOR, UNROLL>(a.c, base, a.x_strides, own.split);
   const long long at = ((long long)own.item * own.channels + own.channel) * a.c.splits + own.split;
   if (threadIdx.x == 0) moments::leave(a.shares, at, found);
 }
 
-template <typename T, int POINTERS, int VECTOR, int UNROLL, bool NEAR, bool STREAM>
+template <typename T, int POINTERS, int VECTOR, int UNROLL, bool NEAR, int LOADS>
 __device__ __forceinline__ void batch_norm_sum_apply(const batch_norm_sum_args<POINTERS>& a) {
   using namespace batch_norm_parts;
   using namespace batch_norm_sum_parts;
   using I = channel::number<NEAR>;
-  constexpr int GROUP = LOADS / UNROLL;  // tensors
-  const channel::Part own = channel::part(a.order, true);
+  constexpr int GROUP = FLIGHT / UNROLL;  // tensors
+  const channel::Part own = channel::part(true);
   const long long offset = own.channel * a.x_step;
   const I last = channel::last<NEAR>(a.c, own.split), stride = blockDim.x;
   I at = channel::first<NEAR>(a.c, own.split) + (I)threadIdx.x;
@@ -71,7 +69,7 @@ __device__ __forceinline__ void batch_norm_sum_apply(const batch_norm_sum_args<P
       const T* const base = static_cast<const T*>(a.xs[first + k]) + offset;
 #pragma unroll
       for (int u = 0; u < UNROLL; ++u) {
-        x[k][u] = STREAM ? load_streaming<VECTOR>(base + from[u]) : load<VECTOR>(base + from[u]);
+        x[k][u] = channel::loaded<LOADS, VECTOR>(base + from[u]);
       }
     }
   };

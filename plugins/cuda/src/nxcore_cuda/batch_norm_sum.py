@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nxcore.plugin import Problem, TensorMeta
 from nxcore_cuda.candidates import FEW, KINDS, SOME, TYPES
-from nxcore_cuda.channel import CHANNELS, MOST, Channels
+from nxcore_cuda.channel import CACHED, CHANNELS, LAST, MOST, ONCE, UNROLL, Channels
 from nxcore_cuda.channel import Tile as Span
 from nxcore_cuda.layout import STRIDES, VECTOR
 from nxcore_cuda.machine.instance import Instance
@@ -41,11 +41,14 @@ class Pass:
         Of a block.
     unroll : int
         Vectors in flight of one thread and one tensor.
+    loads : int
+        How images are loaded, as ``channel.cuh`` numbers it.
     """
 
     span: int
     threads: int
     unroll: int
+    loads: int
 
 
 @dataclass(frozen=True)
@@ -55,24 +58,18 @@ class Tile:
     Attributes
     ----------
     first, second : Pass
-    order : bool
-        Whether neighbouring blocks have the same part of a channel, and the second kernel goes backwards.
-    stream : bool
-        Whether what the second kernel reads and, of gradients, writes leaves the cache first.
     """
 
     first: Pass
     second: Pass
-    order: bool = True
-    stream: bool = False
 
 
 def _instance(
-    entry: str, source: str, dtype: torch.dtype, room: int, width: int, own: Pass, near: bool, *stream: bool
+    entry: str, source: str, dtype: torch.dtype, room: int, width: int, own: Pass, near: bool
 ) -> Instance:
     return Instance(
         entry,
-        (TYPES[dtype], room, width, own.unroll if near else 1, near, *stream),
+        (TYPES[dtype], room, width, own.unroll if near else 1, near, own.loads),
         source,
         f"{source}_args<{room}>",
         threads=max(own.threads, 256),
@@ -104,16 +101,14 @@ def _launches(
         Of the kernels' arguments.
     """
     room, shares = _room(problem), splits(found, tile.first)
-    numbers = (*numbers[:2], int(tile.order), 0, *numbers[2:])
 
-    def launch(entry: str, number: int, own: Pass, width: int, *stream: bool) -> Launcher:
-        grid = (splits(found, own), found.channels)
+    def launch(entry: str, number: int, own: Pass, width: int, most: int) -> Launcher:
         if width < found.width:  # a thread has as many elements, so more vectors
-            own = replace(own, unroll=2 if stream else 4)
+            own = replace(own, unroll=most)
         return Launch(
-            _instance(entry, source, problem["xs"][0].dtype, room, width, own, found.near(width), *stream),
+            _instance(entry, source, problem["xs"][0].dtype, room, width, own, found.near(width)),
             problem.device,
-            (number, *grid) if tile.order else (*grid, number),
+            (number, splits(found, own), found.channels),
             own.threads,
             pointers=pointers,
             layout=f"{len(between)}q{len(numbers)}i{CHANNELS}{len(found.between) * STRIDES}",
@@ -123,12 +118,12 @@ def _launches(
             ),
         )
 
-    def guarded(entry: str, number: int, own: Pass, *stream: bool) -> Launcher:
-        vector = launch(entry, number, own, found.width, *stream) if found.width > 1 else None
-        return Guarded(vector, launch(entry, number, own, 1, *stream))
+    def guarded(entry: str, number: int, own: Pass, most: int) -> Launcher:
+        vector = launch(entry, number, own, found.width, most) if found.width > 1 else None
+        return Guarded(vector, launch(entry, number, own, 1, most))
 
     (first, many), (second, few) = items.items()
-    return [guarded(first, many, tile.first), guarded(second, few, tile.second, tile.stream)]
+    return [guarded(first, many, tile.first, 4), guarded(second, few, tile.second, 2)]
 
 
 def splits(found: Channels, own: Pass) -> int:
@@ -151,36 +146,37 @@ def _padded(numbers: list[int], room: int) -> tuple[int, ...]:
     return (*numbers, *(0,) * (room - len(numbers)))
 
 
-def _pass(found: Channels, vectors: int, unroll: int) -> Pass:
+def _pass(found: Channels, vectors: int, loads: int) -> Pass:
     """Return the pass in which a thread has so many vectors, or as many as a channel has for it."""
     terms, threads = found.count // found.width, found.choose().threads
     least = -(-terms // (MOST * threads))
     vectors = max(min(vectors, -(-terms // threads)), least)
-    return Pass(vectors * threads, threads, next(u for u in (4, 2, 1) if u <= min(unroll, vectors)))
+    return Pass(vectors * threads, threads, min(vectors, UNROLL), loads)
 
 
-def _first(found: Channels, items: int, unroll: int) -> Pass:
+def _first(found: Channels, items: int, loads: int) -> Pass:
     """Return the pass of a first kernel: its blocks have much, and are enough to fill the device."""
     blocks = -(-FULL // (items * found.channels))
     vectors = -(-found.count // (found.width * found.choose().threads * blocks))
     whole = 1 << (vectors.bit_length() - 1)  # no block is to have a rest
-    return _pass(found, min(max(whole, 2), 16), unroll)
+    return _pass(found, min(max(whole, 2), 16), loads)
 
 
 def _near(found: Channels, first: Pass, second: Pass) -> Iterator[Tile]:
     """Yield the tiles worth timing beside one."""
     tile = Tile(first, second)
     yield tile
-    yield from (replace(tile, order=False), replace(tile, stream=True))
-    yield from (replace(tile, first=_pass(found, n, u)) for n, u in product((2, 4, 8, 16), (2, 4)))
-    yield from (replace(tile, second=_pass(found, n, u)) for n, u in product((1, 2, 4, 8), (1, 2)))
+    yield from (replace(tile, first=replace(first, loads=loads)) for loads in (CACHED, ONCE))
+    yield from (replace(tile, second=replace(second, loads=loads)) for loads in (CACHED, ONCE, LAST))
+    yield from (replace(tile, first=_pass(found, n, first.loads)) for n in (2, 4, 8, 16))
+    yield from (replace(tile, second=_pass(found, n, second.loads)) for n in (1, 2, 4))
 
 
 def _forward(problem: Problem) -> tuple[Channels, Pass, Pass]:
     found = Channels.of(problem["xs"][0], problem.outputs[0])
     norms = sum(row >= 0 for row in _rows(problem))
     usual = found.choose()
-    return found, _first(found, norms, 4), _pass(found, usual.span // usual.threads, 2)
+    return found, _first(found, norms, CACHED), _pass(found, usual.span // usual.threads, LAST)
 
 
 def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
@@ -227,7 +223,7 @@ def _backward(problem: Problem) -> tuple[Channels, Pass, Pass]:
     first = problem["xs"][0]
     out = next((meta for meta in problem.outputs[0] if meta is not None), first)
     found = Channels.of(first, problem["grad"], out)
-    return found, _first(found, -(-len(problem["xs"]) // GROUP), 2), _pass(found, 2, 2)
+    return found, _first(found, -(-len(problem["xs"]) // GROUP), CACHED), _pass(found, 2, CACHED)
 
 
 def plan_backward(problem: Problem, tile: Tile | None = None) -> Callable[..., tuple[Any, Any]]:
@@ -277,10 +273,10 @@ def instances() -> Iterator[Instance]:
     """Yield the kernels of common calls, to compile ahead of time."""
     sources = (("batch_norm_sum", ENTRIES), ("batch_norm_sum_backward", ENTRIES_BACKWARD))
     for (source, (first, second)), room in product(sources, (FEW, SOME)):
+        loads = LAST if source == "batch_norm_sum" else CACHED
         for width in (1, VECTOR // torch.float32.itemsize):
-            for unroll in (2, 4) if width > 1 else (4,):
-                own = Pass(1024, 256, unroll)
-                yield _instance(first, source, torch.float32, room, width, own, True)
+            own = Pass(1024, 256, 2 if width > 1 else 4, CACHED)
+            yield _instance(first, source, torch.float32, room, width, own, True)
             for unroll in (1, 2) if width > 1 else (2,):
-                own = Pass(1024, 256, unroll)
-                yield _instance(second, source, torch.float32, room, width, own, True, False)
+                own = Pass(1024, 256, unroll, loads)
+                yield _instance(second, source, torch.float32, room, width, own, True)

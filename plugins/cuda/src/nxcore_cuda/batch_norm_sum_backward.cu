@@ -22,8 +22,6 @@ struct batch_norm_sum_backward_args {
   long long weight_step;
   int kind;  // of the weights and their gradient
   int count;
-  int order;
-  int unused;
   int row[POINTERS];  // of each tensor's statistics; -1: it isn't normalised
   channels c;
   strides x_strides;
@@ -59,11 +57,11 @@ __device__ __forceinline__ void weigh(const batch_norm_sum_backward_args<POINTER
 
 }  // namespace batch_norm_sum_backward_parts
 
-template <typename T, int POINTERS, int VECTOR, int UNROLL, bool NEAR>
+template <typename T, int POINTERS, int VECTOR, int UNROLL, bool NEAR, int LOADS>
 __device__ __forceinline__ void batch_norm_sum_backward_sums(const batch_norm_sum_backward_args<POINTERS>& a) {
   using namespace batch_norm_sum_backward_parts;
   using I = channel::number<NEAR>;
-  const channel::Part own = channel::part(a.order, false);
+  const channel::Part own = channel::part(false);
   const int first = own.item * GROUP;
   const T* const grads = static_cast<const T*>(a.grad) + own.channel * a.grad_step;
   const T* images[GROUP];
@@ -78,10 +76,10 @@ __device__ __forceinline__ void batch_norm_sum_backward_sums(const batch_norm_su
   channel::walk<UNROLL>(begin, last, [&](auto many, I at) {
     constexpr int N = decltype(many)::value * VECTOR;
     Vector<T, VECTOR> g[N / VECTOR], x[GROUP][N / VECTOR];
-    channel::fetch<NEAR>(a.c, grads, a.grad_strides, at, g);
+    channel::fetch<NEAR, LOADS>(a.c, grads, a.grad_strides, at, g);
 #pragma unroll
     for (int k = 0; k < GROUP; ++k) {
-      if (first + k < a.count) channel::fetch<NEAR>(a.c, images[k], a.x_strides, at, x[k]);
+      if (first + k < a.count) channel::fetch<NEAR, LOADS>(a.c, images[k], a.x_strides, at, x[k]);
     }
     float terms[N];
 #pragma unroll
@@ -122,11 +120,12 @@ __device__ __forceinline__ void batch_norm_sum_backward_sums(const batch_norm_su
   }
 }
 
-template <typename T, int POINTERS, int VECTOR, int UNROLL, bool NEAR, bool STREAM>
+template <typename T, int POINTERS, int VECTOR, int UNROLL, bool NEAR, int LOADS>
 __device__ __forceinline__ void batch_norm_sum_backward_apply(const batch_norm_sum_backward_args<POINTERS>& a) {
   using namespace batch_norm_sum_backward_parts;
   using I = channel::number<NEAR>;
-  const channel::Part own = channel::part(a.order, true);
+  constexpr int SHARED = LOADS == channel::LAST ? channel::ONCE : LOADS;
+  const channel::Part own = channel::part(true);
   const int first = own.item * GROUP;
   const T* const grads = static_cast<const T*>(a.grad) + own.channel * a.grad_step;
   const I last = channel::last<NEAR>(a.c, own.split), stride = blockDim.x;
@@ -139,7 +138,9 @@ __device__ __forceinline__ void batch_norm_sum_backward_apply(const batch_norm_s
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u) from[u] = at + u * stride < last ? at + u * stride : at;
 #pragma unroll
-    for (int u = 0; u < UNROLL; ++u) g[u] = load<VECTOR>(grads + channel::place<NEAR>(a.c, a.grad_strides, from[u]));
+    for (int u = 0; u < UNROLL; ++u) {  // other groups load it too
+      g[u] = channel::loaded<SHARED, VECTOR>(grads + channel::place<NEAR>(a.c, a.grad_strides, from[u]));
+    }
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u) from[u] = channel::place<NEAR>(a.c, a.x_strides, from[u]);
 #pragma unroll
@@ -152,7 +153,7 @@ __device__ __forceinline__ void batch_norm_sum_backward_apply(const batch_norm_s
       const T* const base = static_cast<const T*>(a.xs[first + k]) + own.channel * a.x_step;
 #pragma unroll
       for (int u = 0; u < UNROLL; ++u) {
-        x[k][u] = STREAM ? load_streaming<VECTOR>(base + from[u]) : load<VECTOR>(base + from[u]);
+        x[k][u] = channel::loaded<LOADS, VECTOR>(base + from[u]);
       }
     }
   };
@@ -186,7 +187,7 @@ __device__ __forceinline__ void batch_norm_sum_backward_apply(const batch_norm_s
     }
   }
   // One of the first blocks, so that others hide it.
-  if (a.weights_grad && blockIdx.y == 0 && (a.order ? blockIdx.z : blockIdx.x) == 0) {
+  if (a.weights_grad && blockIdx.y == 0 && blockIdx.z == 0) {
     for (int i = first + threadIdx.x / WARP; i < a.count && i < first + GROUP; i += blockDim.x / WARP) {
       weigh(a, i, own.channels);
     }
@@ -211,7 +212,7 @@ __device__ __forceinline__ void batch_norm_sum_backward_apply(const batch_norm_s
           const float off = widen(x[k][u][e]) - factor[3];
           y[e] = narrow<T>(factor[0] * (widen(g[u][e]) - factor[1] - off * factor[2]));
         }
-        STREAM ? store_streaming<VECTOR>(out + to[u], y) : store<VECTOR>(out + to[u], y);
+        store<VECTOR>(out + to[u], y);
       }
     }
     at += UNROLL * stride;

@@ -52,9 +52,8 @@ struct Part {
   unsigned item, split, channel, channels;
 };
 
-// Of a grid of (items, splits, channels), or of (splits, channels, items) where `order` is 0.
-__device__ __forceinline__ Part part(int order, bool backwards) {
-  if (!order) return {blockIdx.z, blockIdx.x, blockIdx.y, gridDim.y};
+// Of a grid of (items, splits, channels).
+__device__ __forceinline__ Part part(bool backwards) {
   if (!backwards) return {blockIdx.x, blockIdx.y, blockIdx.z, gridDim.z};
   return {gridDim.x - 1 - blockIdx.x, gridDim.y - 1 - blockIdx.y, gridDim.z - 1 - blockIdx.z, gridDim.z};
 }
@@ -81,25 +80,76 @@ __device__ __forceinline__ number<NEAR> last(const channels& c) {
   return last<NEAR>(c, blockIdx.x);
 }
 
+// How memory is loaded: through both caches; past the first one, whose few places for an address the images of a batch
+// and the tensors of a sum would fill; and past it as what the second one may lose first.
+enum { CACHED, ONCE, LAST };
+
+#ifndef NXCORE_EMULATOR
+// The compiler may move these loads: no kernel of channels writes what it loads so.
+template <int LOADS>
+__device__ __forceinline__ void load_words(const void* from, unsigned short (&to)[1]) {
+  if (LOADS == ONCE) asm("ld.global.L1::no_allocate.u16 %0, [%1];" : "=h"(to[0]) : "l"(from));
+  if (LOADS == LAST) asm("ld.global.cs.u16 %0, [%1];" : "=h"(to[0]) : "l"(from));
+}
+template <int LOADS>
+__device__ __forceinline__ void load_words(const void* from, unsigned (&to)[1]) {
+  if (LOADS == ONCE) asm("ld.global.L1::no_allocate.u32 %0, [%1];" : "=r"(to[0]) : "l"(from));
+  if (LOADS == LAST) asm("ld.global.cs.u32 %0, [%1];" : "=r"(to[0]) : "l"(from));
+}
+template <int LOADS>
+__device__ __forceinline__ void load_words(const void* from, unsigned (&to)[2]) {
+  if (LOADS == ONCE) {
+    asm("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from));
+  } else {
+    asm("ld.global.cs.v2.u32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from));
+  }
+}
+template <int LOADS>
+__device__ __forceinline__ void load_words(const void* from, unsigned (&to)[4]) {
+  if (LOADS == ONCE) {
+    asm("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+        : "l"(from));
+  } else {
+    asm("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+        : "l"(from));
+  }
+}
+#endif
+
+template <int LOADS, int VECTOR, typename T>
+__device__ __forceinline__ Vector<T, VECTOR> loaded(const T* from) {
+#ifndef NXCORE_EMULATOR
+  static_assert(sizeof(T) * VECTOR <= 16, "one load");
+  if constexpr (LOADS != CACHED) {
+    element::Piece<T, VECTOR> piece;
+    load_words<LOADS>(from, piece.words.word);
+    return piece.vector;
+  }
+#endif
+  return load<VECTOR>(from);
+}
+
 // Loads vectors `at`, `at + blockDim.x` and so on, UNROLL of them.
-template <bool NEAR, int VECTOR, int UNROLL, typename T>
+template <bool NEAR, int LOADS, int VECTOR, int UNROLL, typename T>
 __device__ __forceinline__ void fetch(const channels& c, const T* base, const strides& steps, number<NEAR> at,
                                       Vector<T, VECTOR> (&x)[UNROLL]) {
 #pragma unroll
   for (int u = 0; u < UNROLL; ++u) {
-    x[u] = load<VECTOR>(base + place<NEAR>(c, steps, at + u * (number<NEAR>)blockDim.x));
+    x[u] = loaded<LOADS, VECTOR>(base + place<NEAR>(c, steps, at + u * (number<NEAR>)blockDim.x));
   }
 }
 
 // The same of those before `last`; zeros for the others.
-template <bool NEAR, int VECTOR, int UNROLL, typename T>
+template <bool NEAR, int LOADS, int VECTOR, int UNROLL, typename T>
 __device__ __forceinline__ void fetch(const channels& c, const T* base, const strides& steps, number<NEAR> at,
                                       number<NEAR> last, Vector<T, VECTOR> (&x)[UNROLL]) {
 #pragma unroll
   for (int u = 0; u < UNROLL; ++u) {
     const number<NEAR> term = at + u * (number<NEAR>)blockDim.x;
     if (term < last) {
-      x[u] = load<VECTOR>(base + place<NEAR>(c, steps, term));
+      x[u] = loaded<LOADS, VECTOR>(base + place<NEAR>(c, steps, term));
     } else {
 #pragma unroll
       for (int e = 0; e < VECTOR; ++e) x[u][e] = narrow<T>(0.0f);

@@ -16,7 +16,9 @@ from nxcore_cuda.machine.instance import Instance
 from nxcore_cuda.machine.launch import Guarded, Launch
 
 WARP = 32
-UNROLL = 4  # vectors in flight of one thread, at most
+UNROLL = 2  # vectors in flight of one thread, at most: four were slower
+CACHED, ONCE, LAST = range(3)  # loads, as in channel.cuh
+LOADS = (CACHED, CACHED)  # of the first kernel of a pair, and of the second or only one
 
 FILL = 264
 """Blocks that fill a large GPU: two for each of 132 multiprocessors.
@@ -160,15 +162,21 @@ def _whole(span: int, threads: int) -> int:
 
 def instance(entry: str, source: str, dtype: torch.dtype, width: int, tile: Tile) -> Instance:
     """Return one of the two kernels of a source, for a tile in vectors of ``width``."""
+    loads = LOADS[not entry.endswith(("_moments", "_sums"))]
     if tile.whole:
         vectors = -(-tile.span // tile.threads)
         unroll = 1 << (vectors - 1).bit_length()
-        return Instance(entry, (TYPES[dtype], width, unroll), source, f"{source}_args", threads=1024)
+        return Instance(entry, (TYPES[dtype], width, unroll, loads), source, f"{source}_args", threads=1024)
     most = max(tile.threads, 256)
     # A thread computes with all that it may have in flight: it has no more of that than vectors.
-    unroll = next((u for u in (1, 2) if tile.span <= u * tile.threads), UNROLL)
+    unroll = 1 if tile.span <= tile.threads else UNROLL
     return Instance(
-        entry, (TYPES[dtype], width, unroll), source, f"{source}_args", threads=most, blocks=512 // most
+        entry,
+        (TYPES[dtype], width, unroll, loads),
+        source,
+        f"{source}_args",
+        threads=most,
+        blocks=512 // most,
     )
 
 
@@ -176,7 +184,7 @@ def usual(source: str, entries: Sequence[str]) -> Iterator[Instance]:
     """Yield what ordinary calls want of a source's kernels."""
     for dtype in FLOATS:
         for width in (1, VECTOR // dtype.itemsize):
-            for span in (256, 512, 1024) if width > 1 else (1024,):
+            for span in (256, 512) if width > 1 else (1024,):
                 for entry in entries:
                     yield instance(entry, source, dtype, width, Tile(span))
 

@@ -35,11 +35,11 @@ struct Norm {
 }  // namespace foreach
 
 // batch_norm_finish of each tensor, by moments that other kernels left.
-template <typename T, int VECTOR, int UNROLL>
+template <typename T, int VECTOR, int UNROLL, int LOADS>
 __device__ __forceinline__ void foreach_batch_norm_finish(const foreach_batch_norm_args& a) {
   using namespace batch_norm_parts;
   const int i = blockIdx.z, row = i * gridDim.y;
   const foreach::Norm own = {a.xs[i],  nullptr,  nullptr, a.ys[i], a.mean + row, a.var + row,
                              a.x_step, a.y_step, 0,       a.c,     a.x_strides,  a.y_strides};
-  normalise<T, VECTOR, UNROLL>(own, Given{a.shares[i], a.splits[i]});
+  normalise<T, VECTOR, UNROLL, LOADS>(own, Given{a.shares[i], a.splits[i]});
 }

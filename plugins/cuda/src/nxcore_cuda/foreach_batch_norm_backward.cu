@@ -43,15 +43,15 @@ __device__ __forceinline__ NormGradient own(const foreach_batch_norm_backward_ar
 
 }  // namespace foreach
 
-template <typename T, int VECTOR, int UNROLL>
+template <typename T, int VECTOR, int UNROLL, int LOADS>
 __device__ __forceinline__ void foreach_batch_norm_backward_sums(const foreach_batch_norm_backward_args& a) {
   const foreach::NormGradient own = foreach::own(a, blockIdx.z);
-  batch_norm_backward_sums<T, VECTOR, UNROLL>(own);
+  batch_norm_backward_sums<T, VECTOR, UNROLL, LOADS>(own);
 }
 
 // Begins with the tensors that the sums read last: the cache still has them.
-template <typename T, int VECTOR, int UNROLL>
+template <typename T, int VECTOR, int UNROLL, int LOADS>
 __device__ __forceinline__ void foreach_batch_norm_backward_apply(const foreach_batch_norm_backward_args& a) {
   const foreach::NormGradient own = foreach::own(a, gridDim.z - 1 - blockIdx.z);
-  batch_norm_backward_apply<T, VECTOR, UNROLL>(own);
+  batch_norm_backward_apply<T, VECTOR, UNROLL, LOADS>(own);
 }
