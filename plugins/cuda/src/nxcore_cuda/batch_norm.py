@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nxcore.plugin import Problem, TensorMeta
 from nxcore_cuda.candidates import KINDS, TYPES
-from nxcore_cuda.channel import Channels, Tile, pair, usual, usual_whole
+from nxcore_cuda.channel import FINISHED, UNROLL, Channels, Tile, pair, usual, usual_whole
 from nxcore_cuda.machine.instance import Instance
 
 ENTRIES = ("batch_norm_moments", "batch_norm_apply")
@@ -27,7 +27,9 @@ ENOUGH = 32
 def choose(found: Channels) -> Tile:
     """Return the tile of a call: a block a channel, if there are enough of these, and it can hold one."""
     usual = found.choose()
-    return usual if found.channels < ENOUGH else next(found.whole(), usual)
+    if found.channels < ENOUGH:
+        return usual
+    return min(found.whole(), key=lambda tile: abs(tile.span // tile.threads - UNROLL), default=usual)
 
 
 def _tiles(found: Channels) -> Iterator[Tile]:
@@ -82,7 +84,7 @@ def finish(problem: Problem, shares: int) -> Any:
     It takes ``(x, weight, bias, y, mean, var, shares)``.
     """
     found, weight = Channels.of(problem["x"], problem.outputs[0]), problem["weight"]
-    chosen = found.choose()
+    chosen = found.choose(FINISHED)
     (launch,) = pair(
         problem,
         found,

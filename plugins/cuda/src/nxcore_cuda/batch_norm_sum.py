@@ -159,7 +159,7 @@ def _first(found: Channels, items: int, loads: int) -> Pass:
     blocks = -(-FULL // (items * found.channels))
     vectors = -(-found.count // (found.width * found.choose().threads * blocks))
     whole = 1 << (vectors.bit_length() - 1)  # no block is to have a rest
-    return _pass(found, min(max(whole, 2), 16), loads)
+    return _pass(found, min(max(whole, 2), 8), loads)
 
 
 def _near(found: Channels, first: Pass, second: Pass) -> Iterator[Tile]:

@@ -17,6 +17,7 @@ from nxcore_cuda.machine.launch import Guarded, Launch
 
 WARP = 32
 UNROLL = 2  # vectors in flight of one thread, at most: four were slower
+FINISHED = 4  # the same of one that first reads what many blocks of another kernel left: fewer blocks do
 CACHED, ONCE, LAST = range(3)  # loads, as in channel.cuh
 LOADS = (CACHED, CACHED)  # of the first kernel of a pair, and of the second or only one
 
@@ -100,11 +101,11 @@ class Channels:
         """How many values a channel has."""
         return math.prod(self.sizes)
 
-    def choose(self) -> Tile:
-        """Return the tile: enough blocks to fill the device, of a few vectors a thread at most."""
+    def choose(self, most: int = UNROLL) -> Tile:
+        """Return the tile: enough blocks to fill the device, of so many vectors a thread at most."""
         terms = self.count // self.width
         threads = min(max(1 << (terms - 1).bit_length(), WARP), 256)
-        span = min(-(-terms // -(-FILL // self.channels)), UNROLL * threads)
+        span = min(-(-terms // -(-FILL // self.channels)), most * threads)
         return Tile(_whole(max(span, -(-terms // MOST)), threads), threads)
 
     def tiles(self) -> Iterator[Tile]:
@@ -169,7 +170,8 @@ def instance(entry: str, source: str, dtype: torch.dtype, width: int, tile: Tile
         return Instance(entry, (TYPES[dtype], width, unroll, loads), source, f"{source}_args", threads=1024)
     most = max(tile.threads, 256)
     # A thread computes with all that it may have in flight: it has no more of that than vectors.
-    unroll = 1 if tile.span <= tile.threads else UNROLL
+    own = FINISHED if entry.endswith("_finish") else UNROLL
+    unroll = next((u for u in (1, 2) if tile.span <= u * tile.threads), own)
     return Instance(
         entry,
         (TYPES[dtype], width, unroll, loads),
@@ -184,7 +186,7 @@ def usual(source: str, entries: Sequence[str]) -> Iterator[Instance]:
     """Yield what ordinary calls want of a source's kernels."""
     for dtype in FLOATS:
         for width in (1, VECTOR // dtype.itemsize):
-            for span in (256, 512) if width > 1 else (1024,):
+            for span in (256, 512, 1024) if width > 1 else (1024,):
                 for entry in entries:
                     yield instance(entry, source, dtype, width, Tile(span))
 
