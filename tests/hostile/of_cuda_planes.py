@@ -15,8 +15,8 @@ MUTATIONS = (
         MASK,
         SOURCE,
         BLOCK,
-        "warp < some * (B::OF_IMAGE / WARP)",
-        "warp < B::IMAGES * (B::OF_IMAGE / WARP)",
+        "i < planes * B::STRIPS; i += B::THREADS",
+        "i < (planes - 1) * B::STRIPS; i += B::THREADS",
         likely="square",
     ),
     one(
