@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from nxcore.call.unusual import PLAIN
 from nxcore.errors import CaptureError
@@ -14,6 +15,29 @@ from nxcore.graphs.hooks import hooked
 
 KNOWN = ("torch.", "nxcore.nn.")
 """Packages whose modules depend only on their class, parameters and constructor arguments."""
+
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+"""Torch's modules that depend on how many others they hold."""
+
+SAME_IN_EVAL = frozenset(
+    {
+        *(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, nn.Identity, nn.Flatten, nn.LayerNorm, nn.GroupNorm),
+        *(
+            nn.ReLU,
+            nn.ReLU6,
+            nn.LeakyReLU,
+            nn.ELU,
+            nn.GELU,
+            nn.SiLU,
+            nn.Hardswish,
+            nn.Hardsigmoid,
+            nn.Sigmoid,
+        ),
+        *(nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.ZeroPad2d),
+        *(nn.Sequential, nn.ModuleList, nn.ModuleDict),
+    }
+)
+"""Torch's modules that compute the same in training and in evaluation."""
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -75,35 +99,55 @@ class Inside:
         self._where: list[dict[str, Any]] = [where for where, _, _ in held]
         self._names = [name for _, name, _ in held]
         self._values = [value for _, _, value in held]
-        sized: list[Any] = [held for m in self.modules for held in (vars(m), m._modules, m._parameters)]
+        sized: list[Any] = [*self._own]  # where an attribute may stand for a method
+        for m in self.modules:
+            if not _known(m) or isinstance(m, CONTAINERS):
+                sized += [m._modules, m._parameters]
         sized += [value for value in self._values if isinstance(value, list | dict | set)]
         self._sized, self._sizes = sized, list(map(len, sized))
-        self._hooks = [own[name] for own in self._own for name in HOOKS]
+        self._hooks, self._handles = [own[name] for own in self._own for name in HOOKS], _handles()
+        self._modes = [
+            own for own, m in zip(self._own, self.modules, strict=True) if type(m) not in SAME_IN_EVAL
+        ]
         self._classes, self._places = self._now()
         self.mode = self.mode_now()
 
     def holds(self) -> bool:
         """Return whether the state is unchanged, except for the mode and for values of tensors.
 
-        Every replay asks this of every module: hence ``map`` of C functions, without a loop of Python's.
+        Every replay checks every module, 600 in a cell of a search, whose memory isn't in the processor's
+        cache. So this reads little of it, by C functions.
         """
         if not all(map(operator.is_, map(dict.get, self._where, self._names), self._values)):
             return False
-        if any(self._hooks) or hooked() or [*map(len, self._sized)] != self._sizes:
+        if (handles := _handles()) != self._handles:
+            if any(self._hooks):
+                return False
+            self._handles = handles
+        if hooked() or [*map(len, self._sized)] != self._sizes:
             return False
         return self._now() == (self._classes, self._places)
 
     def mode_now(self) -> tuple[list[bool], list[bool]]:
-        """Return which modules are in training, and which parameters need a gradient."""
-        return [*map(_training, self._own)], [*map(_requires_grad, self.parameters)]
+        """Return whether modules that depend on it are in training, and which parameters need a gradient."""
+        return [*map(_training, self._modes)], [*map(_requires_grad, self.parameters)]
 
     def _now(self) -> tuple[list[type], list[int]]:
         return [*map(type, self.modules)], [*map(torch.Tensor.data_ptr, self._tensors)]
 
 
+def _handles() -> int:
+    """Return how many hooks of modules and tensors were ever registered in this process."""
+    return RemovableHandle.next_id
+
+
+def _known(module: nn.Module) -> bool:
+    return (type(module).__module__ + ".").startswith(KNOWN)
+
+
 def attributes(module: nn.Module) -> list[tuple[str, Any]]:
     """Return the attributes of the user's own module, which its ``forward`` may read."""
-    if (type(module).__module__ + ".").startswith(KNOWN):
+    if _known(module):
         return []
     return [(name, value) for name, value in vars(module).items() if name not in OWN]
 
