@@ -13,7 +13,7 @@ from torch import Tensor
 from nxcore.plugin import Problem
 from nxcore_cuda import foreach, planes_forward, separable, strided_planes_forward
 from nxcore_cuda.candidates import TYPES
-from nxcore_cuda.channel import CHANNELS, Channels
+from nxcore_cuda.channel import CHANNELS, FINISHED, Channels
 from nxcore_cuda.channel import Tile as Span
 from nxcore_cuda.channel import instance as channel_instance
 from nxcore_cuda.foreach import ROOM, Group, Work, padded
@@ -123,7 +123,7 @@ def _finish(problem: Problem, shares: list[int]) -> list[tuple[int, int, Launche
     """Return the launches of the norms by what blocks of the convolutions left, and the norms of each."""
     outs, ys, *_ = problem.outputs
     found = Channels.of(ys[0], outs[separable.flags(problem).index(True)])
-    tile = found.choose()
+    tile = found.choose(FINISHED)
 
     def launch(begin: int, end: int, width: int) -> Launcher:
         scaled = Span(tile.span * found.width // width, tile.threads)
