@@ -29,7 +29,7 @@ if EXTENSION is None:
     pytest.skip(f"nxcore-native: {native.found().detail}", allow_module_level=True)
 
 SPECS = {spec.name: spec for spec in nxcore_ops()}
-LEAVES = ("sep_conv2d_backward", "foreach_sep_conv2d_batch_norm_backward")
+LEAVES = ("sep_conv2d_backward", "foreach_sep_conv2d_batch_norm_backward", "pointwise_conv2d_backward")
 PACKAGES = ("nxcore_cuda", "nxcore_triton", "nxcore_cupy")
 
 

@@ -72,21 +72,13 @@ CASES = {
     "convolution_no_bias": ("conv2d", lambda: (double(3, 4, 6), double(2, 3, 2, 3), None, 1, 1), {}),
     "depthwise": ("depthwise_conv2d", lambda: (double(2, 2, 5, 6), double(2, 1, 3, 3), 2, 1), {}),
     "filters_only": ("depthwise_conv2d", lambda: (double(2, 4, 6).detach(), double(2, 1, 3, 5), 1, 2), {}),
-    "points": ("pointwise_conv2d", lambda: (double(2, 3, 3, 4), double(2, 3, 1, 1), None, 2), {}),
-    "reduction": (
-        "pointwise_conv2d",
-        lambda: (double(2, 2, 4, 6), double(3, 2, 1, 1), double(1, 2, 1, 1), 2),
-        {"relu": True},
-    ),
+    "points": ("pointwise_conv2d", lambda: (double(2, 3, 3, 4), double(2, 3, 1, 1), None, 2), {"relu": True}),
+    "cut": ("pointwise_conv2d", lambda: (double(1, 2, 4, 6), double(3, 2, 1, 1), double(1, 2, 1, 1), 2), {}),
     "separable": ("sep_conv2d", lambda: (double(2, 5, 6), double(2, 1, 3, 3), double(3, 2, 1, 1), 2), {}),
     "block": ("sep_conv2d_batch_norm", lambda: block(3, 4), {"eps": 0.1}),
     "block_affine": ("sep_conv2d_batch_norm", lambda: (*block(3, 3), 1, True, double(2), double(2)), {}),
     "norm_affine": ("batch_norm", lambda: (double(4, 2, 3), double(2), double(2)), {}),
-    "norm_sum": (
-        "batch_norm_sum",
-        lambda: ([double(4, 2, 3), double(4, 2, 3)], double(2), (False, True)),
-        {},
-    ),
+    "norms": ("batch_norm_sum", lambda: ([double(4, 2, 3), double(4, 2, 3)], double(2), (False, True)), {}),
     "blend_one_tensor_twice": ("softmax_sum", lambda: ([double(4, 5)] * 2, double(2)), {}),
 }
 
