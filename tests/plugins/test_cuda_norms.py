@@ -35,6 +35,7 @@ def planned(op, args, tile=None):
     return plan(problem, tile), (batch_norm.sweep_backward if backward else batch_norm.sweep)(problem)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("shape", [(3, 4, 24, 24), (5, 3, 11, 13), (6, 33, 12, 12), (11, 2, 1, 1)])
 def test_every_tile_agrees(op, shape):

@@ -52,6 +52,7 @@ def tiles_of(args):
     return [tile for tile in found if isinstance(tile, Outputs)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plane", TILES, ids=str)
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 def test_every_tile_agrees_and_leaves_moments(plane, window):
@@ -63,6 +64,7 @@ def test_every_tile_agrees_and_leaves_moments(plane, window):
         judge(BLOCK, (*args, None, None, 1e-5), tile)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plane", TILES, ids=str)
 def test_negative_pixels_count_where_there_is_no_relu(plane):
     args = arguments(1, *plane, *WINDOWS[0], relu=False)

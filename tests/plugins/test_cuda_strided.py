@@ -50,6 +50,7 @@ def judge(op, args, tile):
     assert found.ok, (tile, found.reason)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("channels", "side"), strided_planes.TILES)
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 def test_every_tile_agrees(channels, side, window):
@@ -61,6 +62,7 @@ def test_every_tile_agrees(channels, side, window):
         judge(BACKWARD, args, tile)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("channels", "side"), strided_planes.TILES)
 def test_blocks_of_several_images(channels, side):
     """The last of them has fewer."""
@@ -69,6 +71,7 @@ def test_blocks_of_several_images(channels, side):
         judge(BACKWARD, args, replace(planes_of(args)[0], items=items))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), -float("inf")])
 @pytest.mark.parametrize(("channels", "side"), strided_planes.TILES)
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
@@ -185,6 +188,7 @@ def lines_of(args):
     return [tile for tile in sep_conv2d.sweep(Problem.of(SPECS[FORWARD], args)) if isinstance(tile, Lines)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("channels", "side"), strided_planes_forward.TILES)
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 def test_every_tile_of_outputs_agrees(channels, side, window):
@@ -199,6 +203,7 @@ def test_every_tile_of_outputs_agrees(channels, side, window):
         judge(BLOCK, moved, tile)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), -float("inf")])
 @pytest.mark.parametrize(("channels", "side"), strided_planes_forward.TILES)
 def test_outputs_of_pixels_that_are_not_finite(channels, side, value):
@@ -221,6 +226,7 @@ def test_kernels_of_outputs_take_only_what_they_know():
     assert [lines_of(args) for args in odd] == [[]] * len(odd)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("channels", "side"), strided_planes_forward.TILES)
 def test_outputs_of_tensors_that_begin_anywhere(channels, side):
     args = list(arguments(1, channels, side, *WINDOWS[0])[1:-1])
