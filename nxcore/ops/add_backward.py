@@ -103,7 +103,8 @@ def check(grad: Any, x_size: Any, y_size: Any, alpha: Any, output_mask: Any) -> 
 
 def outputs(grad: Any, x_size: Any, y_size: Any, alpha: Any, output_mask: Any) -> Any:
     """Describe the gradients for dense ``grad`` without sizes of 0 or 1; None for others."""
-    if not grad.is_dense() or min(grad.shape, default=2) < 2:
+    # Comparing an unknown size would fix it.
+    if not all(type(n) is int and n > 1 for n in grad.shape) or not grad.is_dense():
         return None
 
     def undone(size: tuple[int, ...]) -> TensorMeta:

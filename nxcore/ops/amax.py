@@ -237,7 +237,9 @@ def reduced(x: Any, dim: Any, keepdim: Any) -> tuple[int, ...]:
 
 def _as_x(grad: Any, x: Any, dim: Any, keepdim: Any) -> TensorMeta | None:
     """Describe the gradient of row-major tensors; None of others."""
-    if min(x.shape, default=2) < 2 or not (grad.is_contiguous() and x.is_contiguous()):
+    # Comparing an unknown size would fix it.
+    known = all(type(n) is int and n > 1 for n in x.shape)
+    if not known or not (grad.is_contiguous() and x.is_contiguous()):
         return None
     return TensorMeta.row_major(tuple(x.shape), grad.dtype, x.device)
 
