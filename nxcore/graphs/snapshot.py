@@ -19,24 +19,12 @@ KNOWN = ("torch.", "nxcore.nn.")
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 """Torch's modules that depend on how many others they hold."""
 
-SAME_IN_EVAL = frozenset(
-    {
-        *(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, nn.Identity, nn.Flatten, nn.LayerNorm, nn.GroupNorm),
-        *(
-            nn.ReLU,
-            nn.ReLU6,
-            nn.LeakyReLU,
-            nn.ELU,
-            nn.GELU,
-            nn.SiLU,
-            nn.Hardswish,
-            nn.Hardsigmoid,
-            nn.Sigmoid,
-        ),
-        *(nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.ZeroPad2d),
-        *(nn.Sequential, nn.ModuleList, nn.ModuleDict),
-    }
-)
+SAME_IN_EVAL = {
+    *(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, nn.LayerNorm, nn.GroupNorm, nn.Identity, nn.Flatten),
+    *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Hardswish),
+    *(nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.ZeroPad2d),
+    *(nn.Sequential, nn.ModuleList, nn.ModuleDict),
+}
 """Torch's modules that compute the same in training and in evaluation."""
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -137,7 +125,7 @@ class Inside:
 
 
 def _handles() -> int:
-    """Return how many hooks of modules and tensors were ever registered in this process."""
+    """Return how many hooks were ever registered in this process; only then may a module have another."""
     return RemovableHandle.next_id
 
 

@@ -56,7 +56,6 @@ class Shell:
     def __init__(self, spec: OpSpec, run: Run, namespace: str = NAMESPACE) -> None:
         self.spec, self._run, self.signature = spec, run, Signature(spec)
         self.result = self.signature.result
-        self._views = spec.view is not OpSpec.__dataclass_fields__["view"].default
         library = torch.library.Library(namespace, "FRAGMENT")
         try:
             library.define(f"{spec.name}{self.signature}", tags=TAGS)
@@ -148,7 +147,7 @@ class Shell:
 
     def _returned(self, result: Any, args: tuple[Any, ...]) -> Any:
         """Return ``result`` in the schema's form; tensors that share memory with an argument are copied."""
-        if self._views:
+        if self.spec.views:
             inputs = {internals.storage(t) for t in tensors_of(args)}
             result = _apart(result, inputs)
         return self.result.packed(result)

@@ -268,7 +268,7 @@ class Problem:
         given = [a for _, a in self._without_out()]
         described = self.spec.outputs(*given)
         # Only the order of strides decides how torch lays out a result, unless that may be a view.
-        if described is None and self.spec.view is OpSpec.__dataclass_fields__["view"].default:
+        if described is None and not self.spec.views:
             described = self.spec.outputs(*map(_without_gaps, given))
         if described is not None:
             return described

@@ -337,6 +337,11 @@ class OpSpec:
     expression: Any = None
 
     @property
+    def views(self) -> bool:
+        """Whether a result may share memory with an argument."""
+        return self.view is not OpSpec.__dataclass_fields__["view"].default
+
+    @property
     def summary(self) -> str:
         """The first sentence of the reference's docstring."""
         first = (self.reference.__doc__ or "").strip().partition("\n\n")[0]
