@@ -175,6 +175,29 @@ def capturing(problem: Problem) -> bool:
     return problem.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
+class _Regime:
+    """Which of two choices eager calls take, where captured calls have another."""
+
+    captured = False
+
+
+REGIME = _Regime()
+"""One for all threads: a gradient's kernels are chosen in a thread of autograd's."""
+
+
+@contextlib.contextmanager
+def as_captured() -> Iterator[None]:
+    """Have eager calls take the choices of captured ones, so that a run can be compared with a replay.
+
+    Kernels may differ by what torch's settings permit, such as TF32. Blocks must not overlap.
+    """
+    REGIME.captured = True
+    try:
+        yield
+    finally:
+        REGIME.captured = False
+
+
 class Operators(Protocol):
     """An object that returns operators by name: a session."""
 

@@ -29,7 +29,16 @@ from nxcore.choose.explanation import Explanation
 from nxcore.choose.learn.exploration import exploration
 from nxcore.choose.recall import Recall
 from nxcore.choose.tuner import Tuner
-from nxcore.context import PREFERENCE, KernelWarning, Observer, Preferring, announce, capturing, in_force
+from nxcore.context import (
+    PREFERENCE,
+    REGIME,
+    KernelWarning,
+    Observer,
+    Preferring,
+    announce,
+    capturing,
+    in_force,
+)
 from nxcore.errors import DeviceLostError, UnsupportedProblemError
 from nxcore.interop import autocast, sharding
 from nxcore.measure.decision import Decision
@@ -252,7 +261,7 @@ class Session:
         problem = self._problem(operator, args)
         served, inner, inner_args = self.joiner.served(operator, problem, args)
         choice = self._choose(served, inner, inner_args)
-        if choice.captured and capturing(inner):
+        if choice.captured and (REGIME.captured or capturing(inner)):
             choice = choice.captured
         failed = choice
         if reason := lost(problem.device):

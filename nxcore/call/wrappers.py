@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from nxcore.choose.contenders import Choice
-from nxcore.context import PREFERENCE, Preference
+from nxcore.context import PREFERENCE, REGIME, Preference
 from nxcore.errors import InvalidInputError, UnsupportedProblemError
 from nxcore.spec.problem import Problem, tensors_of
 
@@ -46,10 +46,10 @@ def _refusing(op: str, choice: Choice) -> Callable[..., Any]:
 
 
 def unless_capturing(call: Callable[..., Any], captured: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a call that runs ``captured`` while a CUDA graph is being captured, and ``call`` otherwise."""
+    """Return a call that runs ``captured`` in a capture, or ``as_captured``, and ``call`` otherwise."""
 
     def guarded(*args: Any) -> Any:
-        return (captured if torch.cuda.is_current_stream_capturing() else call)(*args)
+        return (captured if REGIME.captured or torch.cuda.is_current_stream_capturing() else call)(*args)
 
     return guarded
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nxcore.context import as_captured
 from nxcore.errors import CaptureError
 from nxcore.graphs.branches import LANES
 from nxcore.graphs.buffers import aliased, buffer, untouched
@@ -78,26 +79,29 @@ class Capture:
             held = [*map(buffer, tensors), *others[: len(self.inside.parameters)]]
             fresh = [t.detach().clone().requires_grad_(t.requires_grad) for t in held]
             dice = recorder.dice()
-            out = recorder.aside(lambda: self._returned(module, held[: self.count]))
+            with as_captured():
+                out = recorder.aside(lambda: self._returned(module, held[: self.count]))
             if not torch.equal(recorder.dice(), dice):
                 recorder.put_back(dice)
                 raise CaptureError("it draws random numbers")
             check_leaves([out], held)
             grad = _wave(out)
-            ran = recorder.aside(functools.partial(_differentiated, out, held, grad))
+            with as_captured():
+                ran = recorder.aside(functools.partial(_differentiated, out, held, grad))
             del out
             run_once = functools.partial(self._run, module, held, grad)
             # As calls do it, with the copies of inputs and results.
             replay_once = functools.partial(self._replayed, module, fresh, grad)
             self.how = ""
             try:
-                with late(module):  # a second run; kernels of a capture's own are chosen before it
+                with late(module), as_captured():  # kernels of the capture are chosen here
                     _check("a run with its bookkeeping together", recorder.aside(run_once), ran)
                 self._recorded = self._record(module, held, recorder, functools.partial(late, module))
                 _check("a replay after two runs", recorder.aside(replay_once), ran)
             except Exception as error:  # noqa: BLE001  what fails together may not fail one by one
                 for _ in range(2):  # some calls alternate
-                    _check("a second run", recorder.aside(run_once), ran)
+                    with as_captured():
+                        _check("a second run", recorder.aside(run_once), ran)
                 self.how = f"; bookkeeping one by one: {type(error).__name__}: {error}"
                 self._recorded = self._record(module, held, recorder, contextlib.nullcontext)
                 _check("a replay after two runs", recorder.aside(replay_once), ran)

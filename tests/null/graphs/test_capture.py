@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from nxcore.call.wrappers import unless_capturing
+from nxcore.context import REGIME, as_captured
 from nxcore.graphs import part
 from nxcore.graphs.capture import CLEAR, ROUNDS, Capture, _compared, _off, gradients_of_several_streams
 from nxcore.graphs.part import MET, SETTLED, Part
@@ -98,3 +100,31 @@ def test_torch_does_not_warn_of_gradients_of_several_streams():
     with gradients_of_several_streams():
         assert not warns()
     assert warns() == before
+
+
+def test_a_run_takes_the_choices_of_a_capture_where_it_is_compared(monkeypatch):
+    """TF32 makes torch's kernels differ from others by more than a comparison allows."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    seen = []
+
+    def eager(x):
+        seen.append("eager")
+        return x * 1.05
+
+    def captured(x):
+        seen.append("captured")
+        return x * 1.0
+
+    call = unless_capturing(eager, captured)
+    tape = Tape()
+    record = tape.capture
+
+    def recorded(*args, **kwargs):
+        with as_captured():
+            return record(*args, **kwargs)
+
+    tape.capture = recorded
+    Capture(lambda m, x: call(m(x)), nn.Linear(3, 3), [torch.ones(2, 3)], tape)
+    assert seen[:3] == ["captured"] * 3, "two runs and a recording"
+    assert set(seen[3:]) == {"eager"}, "what is timed is what calls without a capture do"
+    assert not REGIME.captured
