@@ -63,6 +63,20 @@ def on_disk(tuner: Tuner, backend: Backend, kernel: Kernel, problem: Problem) ->
     return True
 
 
+def from_disk(tuner: Tuner, backend: Backend, kernel: Kernel, problem: Problem) -> Contender | None:
+    """Verify and plan a kernel if nothing must be compiled for that, which takes milliseconds; else None.
+
+    A kernel that doesn't announce what it compiles needs no compiler only if it was verified before.
+    """
+    if not kernel.announces and not on_disk(tuner, backend, kernel, problem):
+        return None
+    try:
+        with on_disk_alone():
+            return with_code(tuner.enter(backend, kernel, problem, (), first=False), problem)
+    except UncompiledError:
+        return None
+
+
 def with_code(entry: Contender, problem: Problem) -> Contender:
     """Return a kernel whose code for ``problem`` is on disk, as far as its backend can find that.
 
@@ -124,6 +138,7 @@ def compiled(
     *,
     labels: Callable[[Problem], Collection[str]] | None = None,
     least: int = 1,
+    missing: Callable[[Problem], Collection[str]] | None = None,
 ) -> None:
     """Have workers compile kernels of problems, and verify those of the CPU; wait for them.
 
@@ -138,14 +153,16 @@ def compiled(
     labels : callable, optional
         Returns the kernels of a problem; all by default.
     least : int
+    missing : callable, optional
+        Returns the kernels of a problem that must be compiled, if that is known; see ``uncompiled``.
     """
     if (workers := tuner.workers) is None:
         return
     wanted: Tasks = {}
     for problem in dict.fromkeys(problems):
-        missing = uncompiled(tuner, problem)
-        chosen = missing if labels is None else labels(problem)
-        for name, task in tasks(tuner, problem, [label for label in missing if label in chosen]).items():
+        needed = uncompiled(tuner, problem) if missing is None else missing(problem)
+        chosen = needed if labels is None else labels(problem)
+        for name, task in tasks(tuner, problem, [label for label in needed if label in chosen]).items():
             wanted.setdefault(name, task)
     if len(wanted) < least:
         return

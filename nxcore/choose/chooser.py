@@ -293,7 +293,8 @@ class Chooser:
         """Have workers compile the first kernels of a shortlist at the same time, if that is faster."""
         if len(listed.order) and pays(self.tuner):
             with shown(f"compiles {problem.op}") as advance:
-                compiled(self.tuner, [problem], advance, labels=lambda _: listed.first, least=SEVERAL)
+                first = [label for label in listed.missing if label in listed.first]
+                compiled(self.tuner, [problem], advance, missing=lambda _: first, least=SEVERAL)
 
     def promising(self, problem: Problem) -> tuple[str, ...]:
         """Return the kernels that are worth a compiler's seconds: the winner on record, if there is one."""

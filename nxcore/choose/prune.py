@@ -1,15 +1,17 @@
 """Pruning: which kernels of an unknown problem are compiled, by what is known of other problems.
 
-A kernel that lies compiled and verified on disk costs next to nothing, so it is always raced.
+A kernel whose code lies on disk costs next to nothing, so it is always verified and raced.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
-from nxcore.choose.ahead import uncompiled
+from nxcore.choose.ahead import from_disk
 from nxcore.choose.estimate.estimator import Estimator
 from nxcore.choose.shortlist import EVERY, Shortlist, shortlisted
+from nxcore.spec.kernel import Backend, Kernel
 from nxcore.spec.problem import Problem
 
 
@@ -24,19 +26,42 @@ class Pruner:
 
     def __init__(self, estimator: Estimator) -> None:
         self.estimator, self.tuner = estimator, estimator.tuner
+        self._bare: set[tuple[Any, ...]] = set()
 
     def shortlist(self, problem: Problem, missing: Collection[str] | None = None) -> Shortlist:
         """Return which kernels of a new problem are to be compiled; empty where none must be pruned.
 
-        ``missing`` are those that aren't compiled, if that is known.
+        Kernels whose code is on disk are verified now, unless ``missing`` names those that aren't compiled.
+        Those that can serve are what the others must promise to be faster than.
         """
         most = self.tuner.effort.compiled
         if not most or problem.view:
             return EVERY
-        missing = set(uncompiled(self.tuner, problem) if missing is None else missing)
+        ready: set[str] = set()
+        if missing is None:
+            able = self.estimator.able(problem)[1]
+            others = {label: of for label, of in able.items() if of[0].name != "torch"}
+            found = {label: self._found(*of, problem) for label, of in others.items()}
+            missing = {label for label, serves in found.items() if serves is None}
+            ready = {label for label, serves in found.items() if serves}
         if not missing:
             return EVERY
-        able = self.estimator.able(problem)[1]
+        able = self.estimator.able(problem)[1]  # without those that were found wrong now
         backends = {label: b.name for label, (b, _) in able.items() if label in missing}
         predicted = self.estimator.predicted(problem, able)
-        return shortlisted(backends, predicted, self.estimator.wins(problem), most)
+        return shortlisted(backends, predicted, self.estimator.wins(problem), most, ready)
+
+    def _found(self, backend: Backend, kernel: Kernel, problem: Problem) -> bool | None:
+        """Return whether a kernel on disk can serve a problem; None if it must be compiled.
+
+        A kernel whose samples had to be compiled isn't tried for other problems until it is verified.
+        """
+        key = (backend.name, kernel.op, kernel.variant, problem.device, problem.dtype)
+        known = self.tuner.gate.knows(backend, kernel, problem)
+        if key in self._bare and not known:
+            return None
+        entry = from_disk(self.tuner, backend, kernel, problem)
+        if entry is None:
+            self._bare.add(key)
+            return None
+        return entry.call is not None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from nxcore.measure.decision import MARGIN
 from nxcore.measure.timing import duration
 from nxcore.spec.kernel import Code, Refusal
 
@@ -24,11 +25,14 @@ class Shortlist:
         The number of them that are compiled: the others are needed only where one fails.
     pruned : Mapping
         Label -> refusal of those that aren't worth it.
+    missing : tuple of str
+        All that must be compiled, worth it or not.
     """
 
     order: tuple[str, ...] = ()
     most: int = 0
     pruned: Mapping[str, Refusal] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
 
     @property
     def first(self) -> tuple[str, ...]:
@@ -46,9 +50,16 @@ EVERY = Shortlist()
 
 
 def shortlisted(
-    backends: Mapping[str, str], predicted: Mapping[str, float], wins: Mapping[str, int], most: int
+    backends: Mapping[str, str],
+    predicted: Mapping[str, float],
+    wins: Mapping[str, int],
+    most: int,
+    ready: Collection[str] = (),
 ) -> Shortlist:
     """Prune kernels; a pure function.
+
+    Where a kernel is ``ready``, the others are worth a compiler's seconds only if what is known promises that
+    they win: by a predicted time less than any other by the margin of a decision, or by more problems won.
 
     Parameters
     ----------
@@ -60,25 +71,39 @@ def shortlisted(
         Label -> number of other problems of the operator that it won.
     most : int
         The most kernels to compile. If there are fewer, none is left out for lack of knowledge.
+    ready : collection of str
+        The kernels besides torch's that nothing must be compiled for.
     """
-    best = min(predicted.values(), default=0.0)
+    least = min((us for label, us in predicted.items() if label not in backends), default=0.0)
+    limit = least / (1 + MARGIN) if ready else WITHIN * min(predicted.values(), default=0.0)
     known = sorted((predicted[label], label) for label in backends if label in predicted)
-    order = [label for us, label in known if us <= WITHIN * best]
-    pruned = {
-        label: _refusal(
-            f"not compiled: predicted {duration(us)}, more than {WITHIN} times the best, {duration(best)}"
-        )
-        for us, label in known
-        if us > WITHIN * best
-    }
+    order = [label for us, label in known if us <= limit]
+    pruned = {label: _refusal(_slow(us, limit, ready)) for us, label in known if us > limit}
     taken: dict[str, str] = {}
+    won = max((wins.get(label, 0) for label in ready), default=-1)
     for label in _ranked([label for label in backends if label not in predicted], wins):
         first = taken.setdefault(backends[label], label)
-        if first == label or most > len(backends):
+        if wins.get(label, 0) <= won:
+            pruned[label] = _refusal(
+                f"not compiled: nothing promises that it wins, and {_listed(ready)} must not be compiled"
+            )
+        elif first == label or most > len(backends):
             order.append(label)
         else:
             pruned[label] = _refusal(f"not compiled: nothing is known of it, and {first} is of its toolkit")
-    return Shortlist(tuple(order), most, pruned)
+    return Shortlist(tuple(order), most, pruned, tuple(backends))
+
+
+def _slow(us: float, limit: float, ready: Collection[str]) -> str:
+    """Return why a kernel of a predicted time isn't worth a compiler's seconds."""
+    told = f"not compiled: predicted {duration(us)}"
+    if ready:
+        return f"{told}, {duration(limit)} would be needed, since {_listed(ready)} must not be compiled"
+    return f"{told}, more than {WITHIN} times the best, {duration(limit / WITHIN)}"
+
+
+def _listed(ready: Collection[str]) -> str:
+    return " and ".join(sorted(ready))
 
 
 def _ranked(labels: Sequence[str], wins: Mapping[str, int]) -> list[str]:

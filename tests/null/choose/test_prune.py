@@ -52,6 +52,23 @@ def test_of_a_toolkit_that_nothing_is_known_of_one_kernel_is_compiled():
     assert "a-more is of its toolkit" in found.pruned["a"].reason
 
 
+@pytest.mark.parametrize(
+    ("predicted", "wins", "order"),
+    [
+        ({}, {}, ()),
+        ({}, {"ready": 2, "a": 3, "b": 2}, ("a",)),
+        ({"torch": 10, "ready": 5, "a": 4.95, "b": 4.8}, {}, ("b",)),
+        ({"torch": 10, "a": 9, "b": 12}, {}, ("a",)),
+        ({"torch": 10, "ready": 5, "b": 4}, {"a": 9}, ("b", "a")),
+    ],
+    ids=["nothing is known", "won more", "wins by the margin", "faster than torch", "the unknown last"],
+)
+def test_where_a_kernel_is_ready_the_others_must_promise_to_win(predicted, wins, order):
+    found = shortlisted({"a": "A", "b": "B"}, predicted, wins, 2, {"ready"})
+    assert found.order == order
+    assert {*found.pruned, *order} == {"a", "b"}
+
+
 def test_where_all_may_be_compiled_only_what_is_known_to_be_slow_is_left_out():
     predicted = {"torch": 10, "b": 16}
     found = shortlisted({"a": "A", "a-more": "A", "b": "B"}, predicted, {}, ahead.IN_A_ROW.compiled)
@@ -63,11 +80,13 @@ class Machine:
 
     def __init__(self, folder, monkeypatch):
         self.folder, self.clock, self.disk, self.compiled, self.broken = folder, fakes.Clock(), set(), [], ()
+        self.planned = []
         monkeypatch.setattr(racing, "race", functools.partial(racing.race, clock=self.clock))
         fakes.identified(monkeypatch)
 
     def kernel(self, label, us):
         def plan(problem):
+            self.planned.append(label)
             if (label, problem["x"].shape) not in self.disk:
                 compiling(label)
                 self.disk.add((label, problem["x"].shape))
@@ -131,12 +150,49 @@ def test_a_kernel_that_fails_gives_its_place_to_the_next(machine):
     assert found["four"].refusal.code == Code.PRUNED
 
 
-def test_what_is_on_disk_is_raced_besides(machine):
+def test_where_a_kernel_is_on_disk_nothing_is_compiled_that_promises_nothing(machine):
     session = machine.verified(machine.process(**FOUR))
-    machine.disk.add(("four", (1000,)))
+    machine.disk.add(("two", (1000,)))
     found = decided(session)
-    assert machine.compiled == ["one", "two"]
-    assert found.chosen == "four"
+    assert machine.compiled == []
+    assert found.chosen == "two"
+    assert found["four"].refusal.code == Code.PRUNED
+    assert "nothing promises that it wins, and two must not be compiled" in found["four"].refusal.reason
+
+
+def test_a_kernel_on_disk_is_verified_without_a_compiler(machine):
+    machine.verified(machine.process(**FOUR))
+    machine.disk.add(("two", (1000,)))
+    machine.folder = machine.folder / "no verdicts"
+    session = machine.process(**FOUR)
+    assert decided(session).chosen == "two"
+    assert machine.compiled == []
+
+
+def test_a_kernel_on_disk_that_is_wrong_keeps_no_other_from_the_compiler(machine):
+    session = machine.verified(machine.process(**FOUR))
+    machine.disk.add(("two", (1000,)))
+    (wrong,) = [of for of in session.tuner.taking_part("add") if of[0].name == "two"]
+    suspect = session.gate.suspect(*wrong, torch.device("cpu"), torch.float32)
+    session.gate.quarantine.add(suspect, "wrong", "a test says so")
+    decided(session)
+    assert machine.compiled == ["one", "three"]
+
+
+def test_a_kernel_without_code_for_its_samples_is_tried_once(machine):
+    session = machine.process(**FOUR)
+    (two,) = [of for of in session.tuner.taking_part("add") if of[0].name == "two"]
+    session.gate.verify(*two, problem(7))
+    for size in (1000, 2000):
+        machine.disk.add(("two", (size,)))
+    machine.compiled.clear()
+    tried = len(machine.planned)
+    decided(session)
+    assert "four" in machine.planned[tried:], "its samples might have been on disk"
+    tried = len(machine.planned)
+    decided(session, 2000)
+    assert set(machine.planned[tried:]) == {"two"}
+    assert machine.compiled == []
 
 
 def recorded(session, sizes=(500, 2000), **us):
