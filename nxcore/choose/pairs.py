@@ -165,7 +165,7 @@ class Pairs:
             Candidate(TORCH, "torch", graph_safe=True),
             Candidate(pair.label, "nxcore", graph_safe=True),
         ]
-        given = arguments(pair.problem) if args is None else args
+        given, effort = arguments(pair.problem) if args is None else args, self.recall.tuner.effort
         try:
             grad = arguments(pair.backward[0])[0]
             calls = {
@@ -176,9 +176,11 @@ class Pairs:
                 timings = race.race(
                     calls,
                     pair.problem.device,
-                    effort=self.recall.tuner.effort,
+                    effort=effort,
                     again=AGAIN,
-                    settled=lambda seen: settled(timed(candidates, seen), seen.get(AGAIN)),
+                    settled=lambda seen: settled(
+                        timed(candidates, seen), seen.get(AGAIN), by_far=effort.ahead(seen)
+                    ),
                 )
         except Exception as error:  # noqa: BLE001  a failed race must not fail the caller's call
             decision = Decision(TORCH, "reference", f"not measured: {brief(error)}")

@@ -355,7 +355,11 @@ class Tuner:
                     rivals=frozenset(c.label for c in candidates if c.native),
                     again=AGAIN,
                     settled=lambda seen: settled(
-                        timed(candidates, seen), seen.get(AGAIN), regimes(problem), race.left(seen)
+                        timed(candidates, seen),
+                        seen.get(AGAIN),
+                        regimes(problem),
+                        race.left(seen),
+                        by_far=self.effort.ahead(seen),
                     ),
                     failed=failed,
                 )

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -26,6 +26,7 @@ SIGNIFICANCE = 0.01
 MARGIN = 0.02
 CONFIDENCE = 0.95
 TIE = 0.02
+FAR = 1.5  # at the low end of a kernel's interval, relative to torch's speed: it wins by far
 NOISY = 0.20
 """The A/A noise above which a race is unclear: it reflects the machine's load, not the kernels."""
 
@@ -153,18 +154,15 @@ class Decision:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the decision as plain data."""
+        brief = ("chosen", "rule", "reason")
         return {
             "chosen": self.chosen,
             "rule": self.rule,
             "reason": self.reason,
             "noise": self.noise,
             "candidates": [c.to_dict() for c in self.candidates],
-            "captured": _brief(self.captured) if self.captured else None,
+            "captured": {name: getattr(self.captured, name) for name in brief} if self.captured else None,
         }
-
-
-def _brief(decision: Decision) -> dict[str, Any]:
-    return {"chosen": decision.chosen, "rule": decision.rule, "reason": decision.reason}
 
 
 def interval(values: Sequence[float]) -> Interval:
@@ -202,9 +200,8 @@ def signed_rank(differences: Sequence[float]) -> float:
 
 
 def _log_ratios(candidate: Timing, baseline: Timing, regime: Regime) -> list[float]:
-    pairs = zip(
-        candidate.us(regime), baseline.us(regime), strict=False
-    )  # a dropped candidate has fewer blocks
+    # A dropped candidate has fewer blocks.
+    pairs = zip(candidate.us(regime), baseline.us(regime), strict=False)
     return [math.log(mine / theirs) for mine, theirs in pairs]
 
 
@@ -259,17 +256,24 @@ def settled(
     again: Timing | None = None,
     regimes: Sequence[Regime] = ("eager",),
     left: Collection[str] = (),
+    *,
+    by_far: bool = False,
 ) -> bool:
     """Return whether every verdict is clear: a win, no win by its interval, or it ``left`` the race.
 
     None is while the A/A noise is above ``NOISY``: the margin grows with it and would exclude every win.
+    ``by_far``, wins count from ``FAR`` on, and the fastest must lead the others by more than a tie.
     """
     for regime in regimes:
         judged, noise = compare(_admitted(candidates, regime), again, regime)
-        clear = {c.label for c in winners(judged)} | set(left)
-        least = 1 + max(MARGIN, 2 * noise)
+        won, least = winners(judged), 1 + max(MARGIN, 2 * noise)
+        clear = {c.label for c in won if not by_far or (c.ratio and c.ratio.low >= FAR)} | set(left)
         open_ = (c.ratio for c in judged if c.p_value is not None and c.label not in clear)
         if noise > NOISY or any(ratio and ratio.high >= least for ratio in open_):
+            return False
+        fast = sorted((c for c in won if not c.native), key=functools.partial(_median, regime))
+        tie = 1 + max(TIE, noise)
+        if by_far and any(_ratio_to(fast[0], other, regime).low <= tie for other in fast[1:]):
             return False
     return True
 
@@ -369,9 +373,12 @@ def _median(regime: Regime, candidate: Candidate) -> float:
 
 
 def _why_none(judged: Sequence[Candidate], noise: float) -> str:
-    if found := _closest(judged, noise):
-        return f"no kernel is measurably faster than torch; {found}"
-    return "no kernel of another backend can run this call"
+    found = _closest(judged, noise)
+    return (
+        f"no kernel is measurably faster than torch; {found}"
+        if found
+        else "no kernel of another backend can run this call"
+    )
 
 
 def _closest(judged: Sequence[Candidate], noise: float, above: float = 0.0) -> str:
@@ -390,8 +397,3 @@ def _closest(judged: Sequence[Candidate], noise: float, above: float = 0.0) -> s
 
 def _gain(candidate: Candidate) -> float:
     return candidate.ratio.median if candidate.ratio else 0.0
-
-
-def refusals(candidates: Sequence[Candidate]) -> Mapping[str, str]:
-    """Return label -> reason of the rejected candidates."""
-    return {c.label: c.refusal.reason for c in candidates if c.refusal}

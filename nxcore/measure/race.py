@@ -33,6 +33,8 @@ STUTTERS = 10  # attempts: a busy machine disturbs some of them, a side stream a
 HOST_S = 1.5e-3  # enough calls in a row, where each takes long
 DROP = 2.0  # a candidate this much slower than the fastest after DROP_AFTER blocks is dropped
 DROP_AFTER = 3
+SAMPLES = ((1e-3, 5), (5e-3, 3))
+"""The samples of a block: five of calls shorter than a millisecond, three of less than five, else one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,11 @@ class Effort:
         The most kernels that are compiled for a problem; 0 for all.
     drops : tuple of (int, float)
         After so many blocks, candidates so many times slower than the fastest leave the race.
+    early : tuple of int
+        Numbers of blocks before the first of ``looks`` after which ``settled`` is called, too. A race that
+        ends there must be clear by far; see ``ahead``.
+    gpu_samples : tuple of (float, int)
+        As ``SAMPLES``, on CUDA, where no other program disturbs a sample.
     """
 
     looks: tuple[int, ...] = (12, 20, 40)
@@ -58,9 +65,22 @@ class Effort:
     budget_s: float = 4.0
     compiled: int = 0
     drops: tuple[tuple[int, float], ...] = ((DROP_AFTER, DROP),)
+    early: tuple[int, ...] = ()
+    gpu_samples: tuple[tuple[float, int], ...] = SAMPLES
+
+    def ahead(self, timings: Mapping[str, Timing]) -> bool:
+        """Return whether a race with these timings would end before the first of ``looks``."""
+        return max(len(t.device_us) for t in timings.values()) < self.looks[0]
 
 
-IN_CALL = Effort(looks=(12, 20), warm_s=0.02, budget_s=0.5, compiled=2)
+IN_CALL = Effort(
+    looks=(12, 20),
+    warm_s=0.02,
+    budget_s=0.5,
+    compiled=2,
+    early=(7, 8, 9),
+    gpu_samples=((1e-4, 5), (5e-4, 3)),
+)
 """The effort for the first call of a new problem."""
 
 
@@ -149,7 +169,8 @@ def race(
             failed(lanes.pop(label).of or label, error)
 
     def prepare(lane: _Lane) -> None:
-        _warm_up(lane, device, effort.warm_s / len(calls), clock)
+        of_block = effort.gpu_samples if device.type == "cuda" else SAMPLES
+        _warm_up(lane, device, effort.warm_s / len(calls), clock, of_block)
         if suspect and device.type == "cuda":
             _require_current_stream(lane, device, clock)
 
@@ -161,7 +182,7 @@ def race(
             lanes[again] = replace(lanes[best], of=best, device_us=[], host_us=[])
             order.append(again)
         done = 0
-        for look in effort.looks:
+        for look in (*effort.early, *effort.looks):
             while done < look:
                 dice.shuffle(order)
                 for label in tuple(order):
@@ -171,7 +192,7 @@ def race(
                     order = _in_the_race(lanes, order, rivals | {again}, drop)
             if settled({label: lane.timing for label, lane in lanes.items()}):
                 break
-            if (clock() - started) * 1e-9 > effort.budget_s:
+            if look >= effort.looks[0] and (clock() - started) * 1e-9 > effort.budget_s:
                 break
     return {label: lane.timing for label, lane in lanes.items()}
 
@@ -196,7 +217,13 @@ def _in_the_race(
     return [label for label in order if label in kept]
 
 
-def _warm_up(lane: _Lane, device: torch.device, seconds: float, clock: Clock) -> None:
+def _warm_up(
+    lane: _Lane,
+    device: torch.device,
+    seconds: float,
+    clock: Clock,
+    samples: tuple[tuple[float, int], ...] = SAMPLES,
+) -> None:
     """Run for ``seconds``, then set the number of repeats of the call in one sample."""
     lane.call()
     synchronize(device)
@@ -211,7 +238,7 @@ def _warm_up(lane: _Lane, device: torch.device, seconds: float, clock: Clock) ->
     each = max(spent / calls, 1e-9)
     lane.each_s = each
     lane.repeats = max(1, math.ceil((EVENT_S if device.type == "cuda" else SAMPLE_S) / each))
-    lane.samples = 5 if each < 1e-3 else 3 if each < 5e-3 else 1
+    lane.samples = next((number for limit, number in samples if each < limit), 1)
 
 
 def _cpu_block(lane: _Lane, clock: Clock) -> None:
@@ -226,14 +253,18 @@ def _cpu_block(lane: _Lane, clock: Clock) -> None:
 
 
 def _cuda_block(device: torch.device, lane: _Lane, clock: Clock) -> None:
-    calls = _host_calls(lane)
     torch.cuda.synchronize(device)
-    started = clock()
-    for _ in range(calls):
-        lane.call()
-    host_us = (clock() - started) / calls * 1e-3
-    torch.cuda.synchronize(device)
-    samples = [_cuda_sample(lane, host_us) for _ in range(lane.samples)]
+    if lane.samples == 1:  # such a call is long enough for both times to be read in one sample
+        expected_us = lane.host_us[-1] if lane.host_us else lane.each_s * 1e6
+        start, end, host_us = _cuda_sample(lane, expected_us, clock)
+        samples = [(start, end)]
+    else:
+        calls, started = _host_calls(lane), clock()
+        for _ in range(calls):
+            lane.call()
+        host_us = (clock() - started) / calls * 1e-3
+        torch.cuda.synchronize(device)
+        samples = [_cuda_sample(lane, host_us, clock)[:2] for _ in range(lane.samples)]
     torch.cuda.synchronize(device)
     lane.device_us.append(statistics.median(a.elapsed_time(b) * 1e3 / lane.repeats for a, b in samples))
     lane.host_us.append(host_us)
@@ -244,15 +275,20 @@ def _host_calls(lane: _Lane) -> int:
     return max(3, min(HOST_CALLS, 4 * lane.repeats + 10, math.ceil(HOST_S / lane.each_s)))
 
 
-def _cuda_sample(lane: _Lane, host_us: float) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+def _cuda_sample(
+    lane: _Lane, host_us: float, clock: Clock
+) -> tuple[torch.cuda.Event, torch.cuda.Event, float]:
+    """Enqueue a sample; return the events around it, and the microseconds to issue one call."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     # The device spins while the host enqueues, so that the interval contains no launch gaps.
     torch.cuda._sleep(int(2 * host_us * lane.repeats * 2000))  # noqa: SLF001  cycles at about 2 GHz; the only spin torch has
     start.record()
+    began = clock()
     for _ in range(lane.repeats):
         lane.call()
+    issued_us = (clock() - began) / lane.repeats * 1e-3
     end.record()
-    return start, end
+    return start, end, issued_us
 
 
 def _require_current_stream(lane: _Lane, device: torch.device, clock: Clock) -> None:
@@ -264,7 +300,7 @@ def _require_current_stream(lane: _Lane, device: torch.device, clock: Clock) -> 
     left, seen = math.inf, 0.0
     for _ in range(STUTTERS):
         torch.cuda.synchronize(device)
-        start, end = _cuda_sample(lane, 0.0)
+        start, end, _ = _cuda_sample(lane, 0.0, clock)
         end.synchronize()
         ended = clock()
         torch.cuda.synchronize(device)

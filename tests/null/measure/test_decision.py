@@ -21,7 +21,6 @@ from nxcore.measure.decision import (
     compare,
     decide,
     interval,
-    refusals,
     settled,
     signed_rank,
     winners,
@@ -245,10 +244,6 @@ def test_settled_without_a_verdict_on_what_left_the_race():
 def test_not_settled_while_one_may_still_win():
     maybe = one("a", 97.5, noise=0.02)
     assert not settled([one("torch", 100), maybe], again())
-
-
-def test_refusals_are_those_with_a_reason():
-    assert refusals([Candidate("a", "a", refusal=NO), Candidate("b", "b")]) == {"a": "no"}
 
 
 def test_a_decision_finds_its_candidates_by_label():

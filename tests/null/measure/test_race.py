@@ -11,7 +11,8 @@ import torch
 
 from nxcore.measure import ceilings
 from nxcore.measure.ceilings import Ceilings
-from nxcore.measure.race import Effort, _host_calls, _Lane, left, race
+from nxcore.measure.decision import Candidate, settled
+from nxcore.measure.race import IN_CALL, Effort, _cuda_block, _host_calls, _Lane, left, race
 from nxcore.measure.timing import Timing
 from nxcore.spec.device import describe
 from nxcore.spec.spec import Cost
@@ -126,6 +127,67 @@ def test_a_race_stops_at_the_look_where_all_is_settled():
     found = run(clock, lanes(clock, torch=100), looks=(4, 8, 16), settled=settled)
     assert asked == [4, 8]
     assert len(found["torch"].call_us) == 8
+
+
+def test_an_early_look_ends_a_race_but_no_budget_does():
+    clock, asked = Clock(), []
+    effort = Effort((12, 20), WARM, 0.0, early=(7, 9))
+
+    def settled(timings):
+        asked.append(effort.ahead(timings))
+        return False
+
+    found = race(lanes(clock, torch=100), CPU, effort=effort, clock=clock, settled=settled)
+    assert asked == [True, True, False]
+    assert len(found["torch"].call_us) == 12
+    found = race(lanes(clock, torch=100), CPU, effort=effort, clock=clock, settled=lambda _: True)
+    assert len(found["torch"].call_us) == 7
+
+
+@pytest.mark.parametrize(("us", "blocks"), [(40, 7), (80, 12), (130, 7), (97, 12)])
+def test_in_a_call_a_race_is_short_where_a_kernel_wins_by_far_or_loses(us, blocks):
+    clock, steady = Clock(), iter(range(10**6))
+
+    def seen(timings):
+        raced = [Candidate(n, n, timing=t) for n, t in timings.items() if n != "again"]
+        return settled(raced, timings["again"], by_far=IN_CALL.ahead(timings))
+
+    def call(label, us):
+        return clock.costing(us, lambda: setattr(clock, "now", clock.now + next(steady) % 97))
+
+    calls = {"torch": call("torch", 100), "kernel": call("kernel", us)}
+    found = race(calls, CPU, effort=IN_CALL, clock=clock, again="again", settled=seen)
+    assert len(found["kernel"].call_us) == blocks
+
+
+class Gpu:
+    """Stands in for a device whose calls take no time there; ``clock`` has the host's."""
+
+    def __init__(self, monkeypatch, clock):
+        self.clock, self.slept = clock, []
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+        monkeypatch.setattr(torch.cuda, "_sleep", self.slept.append)
+        monkeypatch.setattr(torch.cuda, "Event", lambda **_: self)
+
+    def record(self):
+        pass
+
+    def elapsed_time(self, _):
+        return 0.5
+
+
+@pytest.mark.parametrize(("samples", "calls"), [(5, 3 + 5), (3, 3 + 3), (1, 1)])
+def test_a_long_call_is_issued_once_a_block_on_a_gpu(monkeypatch, samples, calls):
+    """A call of 4 ms was issued six times a block, four of them behind a spinning kernel of 8 ms."""
+    clock, log = Clock(), []
+    gpu = Gpu(monkeypatch, clock)
+    lane = _Lane(clock.costing(4000, lambda: log.append(1)), each_s=5e-3, samples=samples)
+    _cuda_block(torch.device("cuda"), lane, clock)
+    assert len(log) == calls
+    assert lane.host_us == pytest.approx([4000], rel=1e-3)
+    assert lane.device_us == [500]
+    _cuda_block(torch.device("cuda"), lane, clock)
+    assert gpu.slept[-1] == pytest.approx(2 * 4000 * 2000, rel=1e-3), "it covers the time to enqueue"
 
 
 def test_a_race_goes_on_to_the_last_look_where_nothing_settles():
