@@ -1,31 +1,40 @@
 """A search step from empty caches: seconds until it has its speed.
 
     python benchmarks/cold.py [--unknown | --shipped FOLDER] [--policy online] [--seconds 120] [--device cuda]
-                              [--quick] [--export FILE]
+                              [--quick] [--export FILE] [--stacks] [--limit SECONDS]
 
 With ``--unknown`` the record of the package is hidden, as if nobody had measured this device. Steps of a
 patched DARTS network (8 cells, C = 16, batch 64 of 3 x 32 x 32, float32) run until the time is over. Printed
 are the first step's seconds, the seconds after which steps take at most 1.1 times the median of the last
 ones, what was compiled and raced, and the operators of problems that are undecided at the end.
 ``--export`` writes what was measured as a file of the package's record, ``--shipped`` takes the record from
-another folder. ``NXCORE_WORKERS`` sets the number of workers, 0 for none.
+another folder. ``NXCORE_WORKERS`` sets the number of workers, 0 for none. ``--stacks`` adds what the time
+until the last step was spent on, by the stacks of all threads, and what was compiled, raced and pruned by
+toolkit and operator. After ``--limit`` seconds the process prints what it knows and ends, within a step too.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from stacks import Stacks
+
 FULL = 1.1
 """The largest time of a step at full speed, relative to the median of the last ones."""
+
+BESIDE = ("on_request", "machine", "policy", "device")
+"""The codes of refusals that are no news."""
 
 LAST = 11
 """The number of last steps."""
@@ -37,13 +46,19 @@ def empty_caches(folder: Path) -> None:
         os.environ[variable] = str(folder / variable.lower())
 
 
-def run(device: str, seconds: float, *, shipped: Path | None, quick: bool) -> dict[str, Any]:
-    """Run steps for some seconds; return when they had their speed.
+Steps = list[tuple[float, float]]
+"""When each step ended, and how long it took, in seconds."""
+
+
+def run(device: str, seconds: float, steps: Steps, *, shipped: Path | None, quick: bool) -> None:
+    """Run steps for some seconds, and note them.
 
     Parameters
     ----------
     device : str
     seconds : float
+    steps : list
+        Each step is added to it.
     shipped : Path, optional
         The folder that stands in for the package's record.
     quick : bool
@@ -52,7 +67,6 @@ def run(device: str, seconds: float, *, shipped: Path | None, quick: bool) -> di
     import torch
     from torch.nn.functional import cross_entropy
 
-    import nxcore
     from nxcore import nas
     from nxcore.store import transfer
 
@@ -65,7 +79,7 @@ def run(device: str, seconds: float, *, shipped: Path | None, quick: bool) -> di
     net = darts.Network(size, 10, cells, 4).to(device)
     images, labels = torch.randn(batch, 3, side, side, device=device), torch.randint(10, (batch,)).to(device)
     logits = torch.zeros(2, 14, 8, device=device, requires_grad=True)
-    began, steps = time.perf_counter(), list[tuple[float, float]]()
+    began = time.perf_counter()
     nas.patch(net)
     while not steps or time.perf_counter() - began < seconds:
         at = time.perf_counter()
@@ -74,14 +88,21 @@ def run(device: str, seconds: float, *, shipped: Path | None, quick: bool) -> di
         if device != "cpu":
             torch.cuda.synchronize()
         steps.append((time.perf_counter() - began, time.perf_counter() - at))
-    final = statistics.median(s for _, s in steps[-LAST:])
-    slow = [at for at, s in steps if s > FULL * final]
+
+
+def found(steps: Steps) -> dict[str, Any]:
+    """Return when steps had their speed, and what was compiled, raced and decided until now."""
+    import nxcore
+
+    final = statistics.median(s for _, s in steps[-LAST:]) if steps else 0.0
+    slow = [(at, s) for at, s in steps if s > FULL * final]
     status = nxcore.status().to_dict()
     return {
-        "first_s": steps[0][0],
-        "full_speed_s": max(slow, default=0.0),
+        "first_s": steps[0][0] if steps else None,
+        "full_speed_s": max((at for at, _ in slow), default=0.0),
         "final_ms": final * 1e3,
         "steps": len(steps),
+        "slow": [f"until {at:.1f} s: {s:.2f} s" for at, s in slow[-LAST:]],
         "tally": status["tally"],
         "counts": status["counts"],
         "undecided": Counter(
@@ -90,6 +111,20 @@ def run(device: str, seconds: float, *, shipped: Path | None, quick: bool) -> di
             if row["state"] in ("learning", "unknown")
         ).most_common(),
     }
+
+
+def by_toolkit() -> dict[str, Any]:
+    """Return how many problems' kernels were raced or refused, by operator, kernel and the refusal's code."""
+    from nxcore import session
+
+    chooser = session.default().chooser
+    seen: dict[str, Counter[str]] = {}
+    for (problem, *_), choice in list(chooser.choices.items()):
+        for c in choice.decision.candidates:
+            if c.timing or (c.refusal and str(c.refusal.code) not in BESIDE):
+                what = f"{c.label} {c.refusal.code if c.refusal else 'raced'}"
+                seen.setdefault(problem.op, Counter())[what] += 1
+    return {op: dict(counts) for op, counts in sorted(seen.items())} | {"pairs": chooser.pairs.made}
 
 
 def export(path: Path) -> None:
@@ -111,15 +146,32 @@ def main() -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--quick", action="store_true", help="a small network")
     parser.add_argument("--export", type=Path, help="write what was measured")
+    parser.add_argument("--stacks", action="store_true", help="look at the stacks of all threads")
+    parser.add_argument("--limit", type=float, help="seconds after which the process ends")
     given = parser.parse_args()
     os.environ["NXCORE_POLICY"] = given.policy
+    steps, stacks = Steps(), Stacks()
+
+    def told() -> None:
+        more = {"stacks": stacks.table(), "kernels": by_toolkit()} if given.stacks else {}
+        print(json.dumps(found(steps) | more, indent=1), flush=True)
+
+    def late() -> None:
+        told()
+        os._exit(3)
+
+    if given.limit:
+        timer = threading.Timer(given.limit, late)
+        timer.daemon = True
+        timer.start()
     with tempfile.TemporaryDirectory() as folder:
         empty_caches(Path(folder))
         shipped = Path(folder) / "none" if given.unknown else given.shipped
-        found = run(given.device, given.seconds, shipped=shipped, quick=given.quick)
+        with stacks if given.stacks else contextlib.nullcontext():
+            run(given.device, given.seconds, steps, shipped=shipped, quick=given.quick)
         if given.export:
             export(given.export)
-    print(json.dumps(found, indent=1))
+    told()
     return 0
 
 

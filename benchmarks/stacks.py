@@ -1,0 +1,120 @@
+"""Stacks: what a program does, by the stacks of its threads, looked at a hundred times a second.
+
+A look counts for the phases that are on the stack, from the outermost to the innermost, such as
+``gate > compile, triton``. Where several threads are at work, that counts which isn't the main one: backward
+passes run in a thread of torch's.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import Counter
+from types import FrameType
+from typing import Any, Self
+
+EVERY_S = 0.01
+"""Seconds between two looks."""
+
+PHASES = (
+    ("nxcore/choose/pairs.py", "measure", "pair"),
+    ("nxcore/measure/race.py", "_warm_up", "warm up"),
+    ("nxcore/measure/race.py", "_require_current_stream", "warm up"),
+    ("nxcore/measure/race.py", "_cuda_block", "blocks"),
+    ("nxcore/measure/race.py", "_cpu_block", "blocks"),
+    ("nxcore/measure/race.py", "race", "race"),
+    ("nxcore/choose/ahead.py", "compiled", "wait for workers"),
+    ("nxcore/choose/prune.py", "shortlist", "prune"),
+    ("nxcore/choose/tuner.py", "enter", "enter"),
+    ("nxcore/choose/recall.py", "", "record"),
+    ("nxcore/trust/gate.py", "built", "truth"),
+    ("nxcore/trust/gate.py", "_run", "gate"),
+    ("nxcore/trust/identity.py", "", "identity"),
+    ("nxcore/trust/closure.py", "", "identity"),
+    ("nxcore/store/", "", "store"),
+    ("nxcore/graphs/", "", "graphs"),
+    ("nxcore/nas/patch.py", "patch", "patch"),
+    ("nxcore_cuda/machine/compile.py", "", "compile, cuda"),
+    ("nxcore_cupy/compile.py", "", "compile, cupy"),
+    ("triton/compiler/", "", "compile, triton"),
+    ("numba/core/", "", "compile, numba"),
+    ("numba_cuda/numba/", "", "compile, numba-cuda"),
+    ("importlib._bootstrap", "_find_and_load", "import"),
+)
+"""Part of a file's path, a function or none, and the phase."""
+
+
+class Stacks:
+    """Counts phases, operators and backends on the stacks of this process's threads.
+
+    Attributes
+    ----------
+    phases, operators, backends : Counter
+        Looks by phases; by the operator and the backend that is looked at in nxcore's choice.
+    """
+
+    def __init__(self) -> None:
+        self.phases, self.operators, self.backends = Counter[str](), Counter[str](), Counter[str]()
+        self._ends = threading.Event()
+        self._main = threading.main_thread().ident
+        self._thread = threading.Thread(target=self._watch, daemon=True, name="stacks")
+        self._looks, self._began = 0, time.perf_counter()
+
+    def __enter__(self) -> Self:
+        """Begin to look."""
+        self._began = time.perf_counter()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Look no more."""
+        self._ends.set()
+        self._thread.join()
+
+    def table(self, most: int = 24) -> dict[str, dict[str, float]]:
+        """Return the seconds by phases, by operators and by backends, the longest first."""
+        each_s = (time.perf_counter() - self._began) / max(self._looks, 1)
+        named = {"phases": self.phases, "operators": self.operators, "backends": self.backends}
+        return {
+            name: {what: round(n * each_s, 2) for what, n in counts.most_common(most)}
+            for name, counts in named.items()
+        }
+
+    def _watch(self) -> None:
+        own = threading.get_ident()
+        while not self._ends.wait(EVERY_S):
+            frames = sys._current_frames()  # noqa: SLF001  there is no other way to see all stacks
+            busy = [_seen(frame) for ident, frame in frames.items() if ident not in (own, self._main)]
+            main = _seen(frames[self._main]) if self._main in frames else ("", "", "")
+            phases, operator, backend = next((found for found in busy if found[1]), main)
+            self._looks += 1
+            self.phases[phases or "else"] += 1
+            self.operators[operator or "none"] += 1
+            self.backends[backend or "none"] += 1
+
+
+def _seen(frame: FrameType | None) -> tuple[str, str, str]:
+    """Return the phases on a stack, and the operator and the backend of the choice that is made on it."""
+    phases: list[str] = []
+    operator = backend = ""
+    while frame is not None:
+        code = frame.f_code
+        path, function = code.co_filename, code.co_name
+        for part, name, phase in PHASES:
+            if part in path and name in ("", function):
+                if not phases or phases[-1] != phase:
+                    phases.append(phase)
+                break
+        if path.endswith("nxcore/choose/tuner.py") and function == "enter" and not backend:
+            backend = _named(frame.f_locals.get("backend"), "name")
+        if path.endswith(("nxcore/choose/chooser.py", "nxcore/choose/pairs.py")) and not operator:
+            operator = _named(frame.f_locals.get("problem"), "op")
+            if pair := frame.f_locals.get("pair"):
+                operator = f"{pair.problem.op} with gradient"
+        frame = frame.f_back
+    return " > ".join(reversed(phases)), operator, backend
+
+
+def _named(value: Any, attribute: str) -> str:
+    return str(getattr(value, attribute, ""))
