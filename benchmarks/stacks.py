@@ -33,7 +33,7 @@ PHASES = (
     ("nxcore/trust/identity.py", "", "identity"),
     ("nxcore/trust/closure.py", "", "identity"),
     ("nxcore/store/", "", "store"),
-    ("nxcore/graphs/", "", "graphs"),
+    ("nxcore/graphs/capture.py", "", "capture"),
     ("nxcore/nas/patch.py", "patch", "patch"),
     ("nxcore_cuda/machine/compile.py", "", "compile, cuda"),
     ("nxcore_cupy/compile.py", "", "compile, cupy"),
@@ -113,7 +113,10 @@ def _seen(frame: FrameType | None) -> tuple[str, str, str]:
             if pair := frame.f_locals.get("pair"):
                 operator = f"{pair.problem.op} with gradient"
         frame = frame.f_back
-    return " > ".join(reversed(phases)), operator, backend
+    phases.reverse()
+    if "import" in phases:
+        del phases[phases.index("import") + 1 :]  # a module may import and compile anything
+    return " > ".join(phases), operator, backend
 
 
 def _named(value: Any, attribute: str) -> str:
