@@ -164,13 +164,16 @@ class Gpu:
     """Stands in for a device whose calls take no time there; ``clock`` has the host's."""
 
     def __init__(self, monkeypatch, clock):
-        self.clock, self.slept = clock, []
+        self.clock, self.slept, self.over = clock, [], False
         monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
         monkeypatch.setattr(torch.cuda, "_sleep", self.slept.append)
         monkeypatch.setattr(torch.cuda, "Event", lambda **_: self)
 
     def record(self):
         pass
+
+    def query(self):
+        return self.over
 
     def elapsed_time(self, _):
         return 0.5
@@ -187,7 +190,20 @@ def test_a_long_call_is_issued_once_a_block_on_a_gpu(monkeypatch, samples, calls
     assert lane.host_us == pytest.approx([4000], rel=1e-3)
     assert lane.device_us == [500]
     _cuda_block(torch.device("cuda"), lane, clock)
-    assert gpu.slept[-1] == pytest.approx(2 * 4000 * 2000, rel=1e-3), "it covers the time to enqueue"
+    assert gpu.slept[-1] == pytest.approx(1.25 * 4000 * 2000, rel=1e-3), "it covers the time to enqueue"
+
+
+def test_a_spin_that_was_too_short_is_repeated_and_longer_from_then_on(monkeypatch):
+    clock, log = Clock(), []
+    gpu = Gpu(monkeypatch, clock)
+    lane = _Lane(clock.costing(4000, lambda: log.append(1)), each_s=5e-3, samples=1)
+    gpu.over = True  # the device had begun before all was enqueued
+    _cuda_block(torch.device("cuda"), lane, clock)
+    assert len(log) == 2
+    assert gpu.slept[1] / gpu.slept[0] == pytest.approx(2 / 1.25)
+    _cuda_block(torch.device("cuda"), lane, clock)
+    assert len(log) == 3, "a call that waits for the device isn't repeated forever"
+    assert lane.device_us == [500, 500]
 
 
 def test_a_race_goes_on_to_the_last_look_where_nothing_settles():
