@@ -108,6 +108,11 @@ def compiled_ahead(backend: Backend, kernel: Kernel, problem: Problem) -> None:
                 backend.ahead(half, part, (major, minor))
 
 
+def compilable(backend: Backend, problem: Problem) -> bool:
+    """Return whether workers can compile a backend's kernels: those of a GPU need ``Backend.ahead``."""
+    return problem.device.type == "cpu" or backend.ahead is not None
+
+
 def steps(tuner: Tuner, backend: Backend, kernel: Kernel, problem: Problem) -> list[str]:
     """Return what workers compile for a kernel: samples by name, and the problem, which has none.
 
@@ -116,7 +121,7 @@ def steps(tuner: Tuner, backend: Backend, kernel: Kernel, problem: Problem) -> l
     """
     if problem.device.type == "cpu":
         return [""]
-    return [*tuner.gate.samples(backend, kernel, problem), ""] if backend.ahead else []
+    return [*tuner.gate.samples(backend, kernel, problem), ""] if compilable(backend, problem) else []
 
 
 def announce(op: str, tasks: int, most: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from nxcore.choose.ahead import from_disk
+from nxcore.choose.ahead import compilable, from_disk, pays
 from nxcore.choose.estimate.estimator import Estimator
 from nxcore.choose.shortlist import EVERY, Shortlist, shortlisted
 from nxcore.spec.kernel import Backend, Kernel
@@ -37,7 +37,7 @@ class Pruner:
         most = self.tuner.effort.compiled
         if not most or problem.view:
             return EVERY
-        ready: set[str] = set()
+        ready, waits = set[str](), missing is None and pays(self.tuner)
         if missing is None:
             able = self.estimator.able(problem)[1]
             others = {label: of for label, of in able.items() if of[0].name != "torch"}
@@ -48,8 +48,9 @@ class Pruner:
             return EVERY
         able = self.estimator.able(problem)[1]  # without those that were found wrong now
         backends = {label: b.name for label, (b, _) in able.items() if label in missing}
-        predicted = self.estimator.predicted(problem, able)
-        return shortlisted(backends, predicted, self.estimator.wins(problem), most, ready)
+        predicted, wins = self.estimator.predicted(problem, able), self.estimator.wins(problem)
+        here = [label for label in backends if waits and not compilable(able[label][0], problem)]
+        return shortlisted(backends, predicted, wins, most, ready, here)
 
     def _found(self, backend: Backend, kernel: Kernel, problem: Problem) -> bool | None:
         """Return whether a kernel on disk can serve a problem; None if it must be compiled.

@@ -55,6 +55,7 @@ def shortlisted(
     wins: Mapping[str, int],
     most: int,
     ready: Collection[str] = (),
+    here: Collection[str] = (),
 ) -> Shortlist:
     """Prune kernels; a pure function.
 
@@ -73,6 +74,9 @@ def shortlisted(
         The most kernels to compile. If there are fewer, none is left out for lack of knowledge.
     ready : collection of str
         The kernels besides torch's that nothing must be compiled for.
+    here : collection of str
+        The kernels that no worker can compile, but the call itself. Without a promise they are compiled only
+        where all are such.
     """
     least = min((us for label, us in predicted.items() if label not in backends), default=0.0)
     limit = least / (1 + MARGIN) if ready else WITHIN * min(predicted.values(), default=0.0)
@@ -80,8 +84,12 @@ def shortlisted(
     order = [label for us, label in known if us <= limit]
     pruned = {label: _refusal(_slow(us, limit, ready)) for us, label in known if us > limit}
     taken: dict[str, str] = {}
+    workers = bool(set(backends) - set(here))
     won = max((wins.get(label, 0) for label in ready), default=-1)
     for label in _ranked([label for label in backends if label not in predicted], wins):
+        if workers and label in here and not wins.get(label, 0):
+            pruned[label] = _refusal("not compiled: nothing is known of it, and no worker can compile it")
+            continue
         first = taken.setdefault(backends[label], label)
         if wins.get(label, 0) <= won:
             pruned[label] = _refusal(

@@ -69,6 +69,22 @@ def test_where_a_kernel_is_ready_the_others_must_promise_to_win(predicted, wins,
     assert {*found.pruned, *order} == {"a", "b"}
 
 
+@pytest.mark.parametrize(
+    ("here", "wins", "predicted", "order"),
+    [
+        ({"a"}, {}, {}, ("b",)),
+        ({"a"}, {"a": 1}, {}, ("a", "b")),
+        ({"a"}, {}, {"torch": 10, "a": 9}, ("a", "b")),
+        ({"a", "b"}, {}, {}, ("a", "b")),
+    ],
+    ids=["nothing is known", "it won", "it is predicted", "no worker can compile any"],
+)
+def test_what_no_worker_can_compile_must_promise_to_win(here, wins, predicted, order):
+    found = shortlisted({"a": "A", "b": "B"}, predicted, wins, 2, here=here)
+    assert found.order == order
+    assert {*found.pruned, *order} == {"a", "b"}
+
+
 def test_where_all_may_be_compiled_only_what_is_known_to_be_slow_is_left_out():
     predicted = {"torch": 10, "b": 16}
     found = shortlisted({"a": "A", "a-more": "A", "b": "B"}, predicted, {}, ahead.IN_A_ROW.compiled)
