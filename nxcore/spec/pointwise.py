@@ -1,4 +1,4 @@
-"""Pointwise functions on meta tensors, described without torch's compiler.
+"""Pointwise functions on meta tensors, and stacks of numbers, described without torch's compiler.
 
 Torch computes what ``a * b`` returns on meta tensors in Python, and imports its compiler for that, SymPy
 included: 1.2 to 3 s, in the first call that needs it. Here the function runs on CPU tensors that have two
@@ -33,6 +33,8 @@ class Pointwise(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Return the described result of ``func``; torch's own where the layout isn't certain."""
         kwargs = kwargs or {}
+        if func is torch.ops.aten.stack.default and _numbers(args[0]):
+            return torch.empty(len(args[0]), dtype=args[0][0].dtype, device="meta")
         given = [*args, *kwargs.values()]
         tensors = [value for value in given if isinstance(value, Tensor)]
         if not _certain(func, given, tensors):
@@ -43,6 +45,11 @@ class Pointwise(TorchDispatchMode):
         shape = _broadcast([t.shape for t in tensors])
         strides = _strides(shape, small.stride())
         return torch.empty_strided(shape, strides, dtype=small.dtype, device="meta")
+
+
+def _numbers(tensors: Sequence[Tensor]) -> bool:
+    """Return whether tensors are numbers of one dtype on the meta device."""
+    return {(t.ndim, t.dtype, t.device.type) for t in tensors} == {(0, tensors[0].dtype, "meta")}
 
 
 def _certain(func: Any, given: Sequence[Any], tensors: Sequence[Tensor]) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 STEP = """
 import json
+import sys
 from collections import Counter
 
 import torch
@@ -59,6 +60,8 @@ loss = cross_entropy(net(images, *logits.unbind(0)), labels)
 torch.autograd.grad(loss, [logits, *net.parameters()])
 rows = session.default().chooser.choices.values()
 chosen = Counter(c.decision.chosen for c in rows if c.decision.rule != "preferred")
+# Their import takes seconds, and an expanded gradient of a blend once needed them to be described.
+assert not {"sympy", "torch._dynamo"} & set(sys.modules), "torch's compiler was imported"
 print(json.dumps([compiled, blocks, tally().races, chosen]))
 """
 
