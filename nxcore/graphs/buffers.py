@@ -45,7 +45,9 @@ def untouched(tensors: Iterable[Tensor]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def aliased(modules: Iterable[nn.Module], tensors: Iterable[Tensor]) -> Iterator[list[Any]]:
-    """Replace parameters and buffers by aliases of the same memory within the block; yield these.
+    """Replace parameters, buffers and other attributes by aliases of the same memory within the block.
+
+    Yields the aliases of ``tensors``.
 
     A capture must not hold the parameters' own autograd nodes, which are shared and remember the stream on
     which they were made. And its writes must not look like changes to a backward pass that the caller has
@@ -53,7 +55,7 @@ def aliased(modules: Iterable[nn.Module], tensors: Iterable[Tensor]) -> Iterator
     """
     held = list(tensors)
     others = {id(t): nn.Parameter(t.detach(), True) if t.requires_grad else t.data for t in held}
-    owned = [own for m in modules for own in (m._parameters, m._buffers)]  # no public dict of a module's own
+    owned = [own for m in modules for own in (m._parameters, m._buffers, vars(m))]  # no public dict of these
     places: list[Any] = [(own, n, t) for own in owned for n, t in own.items() if id(t) in others]
     try:
         for own, name, t in places:

@@ -17,8 +17,10 @@ from nxcore.context import as_captured
 from nxcore.errors import CaptureError
 from nxcore.graphs.branches import LANES
 from nxcore.graphs.buffers import aliased, buffer, untouched
+from nxcore.graphs.dice import without_dice
 from nxcore.graphs.late import Late, late
 from nxcore.graphs.pair import check_leaves
+from nxcore.graphs.reads import Held
 from nxcore.graphs.recorded import Recorded
 from nxcore.graphs.recorder import Lanes, Recorder, Ticket
 from nxcore.graphs.snapshot import Inside
@@ -51,6 +53,9 @@ class Capture:
         The call.
     recorder : Recorder
         The recorder of the tensors' device.
+    names : sequence, optional
+        What the module's code reads besides itself, as of ``reads_of``: that of a whole network, whose
+        parts do their bookkeeping by themselves, as in any larger capture. A replay of it can be undone.
 
     Attributes
     ----------
@@ -68,8 +73,16 @@ class Capture:
         can't be captured, or its replay returns another result.
     """
 
-    def __init__(self, run: Run, module: nn.Module, tensors: Sequence[Tensor], recorder: Recorder) -> None:
-        self.run, self.inside, self.lock = run, Inside(module), recorder.lock
+    def __init__(
+        self,
+        run: Run,
+        module: nn.Module,
+        tensors: Sequence[Tensor],
+        recorder: Recorder,
+        names: Sequence[Held] | None = None,
+    ) -> None:
+        self.run, self.inside, self.lock = run, Inside(module, names or ()), recorder.lock
+        self._begun = False
         self._order, self._turn, self._place = recorder.order, recorder.turn, recorder.order.place()
         self._number, self.late = 0, 0
         self._ticket: Callable[[], Ticket | None] = _no_ticket
@@ -78,12 +91,10 @@ class Capture:
         with untouched(self.inside.buffers), aliased(self.inside.modules, own) as others:
             held = [*map(buffer, tensors), *others[: len(self.inside.parameters)]]
             fresh = [t.detach().clone().requires_grad_(t.requires_grad) for t in held]
-            dice = recorder.dice()
+            before = [t._version for t in held]
+            run = functools.partial(self._returned, module, held[: self.count])
             with as_captured():
-                out = recorder.aside(lambda: self._returned(module, held[: self.count]))
-            if not torch.equal(recorder.dice(), dice):
-                recorder.put_back(dice)
-                raise CaptureError("it draws random numbers")
+                out = without_dice(recorder, lambda: recorder.aside(run))
             check_leaves([out], held)
             grad = _wave(out)
             with as_captured():
@@ -92,13 +103,19 @@ class Capture:
             run_once = functools.partial(self._run, module, held, grad)
             # As calls do it, with the copies of inputs and results.
             replay_once = functools.partial(self._replayed, module, fresh, grad)
-            self.how = ""
+            self.how, whole = "", names is not None
             try:
-                with late(module), as_captured():  # kernels of the capture are chosen here
+                if whole and [t._version for t in held] != before:
+                    raise CaptureError("it writes into its arguments or parameters")
+                with contextlib.nullcontext() if whole else late(module), as_captured():
+                    # Kernels of the capture are chosen here.
                     _check("a run with its bookkeeping together", recorder.aside(run_once), ran)
-                self._recorded = self._record(module, held, recorder, functools.partial(late, module))
+                block = contextlib.nullcontext if whole else functools.partial(late, module)
+                self._recorded = self._record(module, held, recorder, block, undone=whole)
                 _check("a replay after two runs", recorder.aside(replay_once), ran)
-            except Exception as error:  # noqa: BLE001  what fails together may not fail one by one
+            except Exception as error:  # what fails together may not fail one by one
+                if whole:
+                    raise
                 for _ in range(2):  # some calls alternate
                     with as_captured():
                         _check("a second run", recorder.aside(run_once), ran)
@@ -107,7 +124,7 @@ class Capture:
                 _check("a replay after two runs", recorder.aside(replay_once), ran)
             self.ran_ms, self.replayed_ms = _compared(recorder, run_once, replay_once)
             self.gain = self.ran_ms / self.replayed_ms
-            if self.gain > 1 and not self.how and (lanes := recorder.lanes()) is not None:
+            if self.gain > 1 and not (self.how or whole) and (lanes := recorder.lanes()) is not None:
                 self._spread(lanes, module, held, recorder, run_once, replay_once, ran)
 
     @property
@@ -131,10 +148,25 @@ class Capture:
         self.late = 0 if free else self.late + 1
         return free and (ticket is None or not ticket.open)
 
+    def begin(self, tensors: Sequence[Tensor]) -> bool:
+        """Replay the forward graph, and test the module while the device works; undo it if that changed.
+
+        Return whether the module is as it was captured: then ``forward`` returns the result.
+        """
+        self._turn()
+        self._recorded.begin(tensors)
+        self._begun = self.inside.holds() and self.inside.mode_now() == self.inside.mode
+        if not self._begun:
+            self._recorded.undo()
+        return self._begun
+
     def forward(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Replay the forward graph; return a copy of the result, without a gradient."""
-        self._turn()  # inputs may be written where another result still is
-        return self._recorded.forward(tensors)
+        """Replay the forward graph, unless it was begun; return a copy of the result, without a gradient."""
+        if not self._begun:
+            self._turn()  # inputs may be written where another result still is
+            self._recorded.begin(tensors)
+        self._begun = False
+        return self._recorded.out.clone()
 
     def backward(self, grad: Tensor) -> list[Tensor | None]:
         """Replay the backward graph; return copies of the gradients of tensors and parameters."""
@@ -174,9 +206,15 @@ class Capture:
         return _differentiated(out, fresh, grad)
 
     def _record(
-        self, module: nn.Module, held: Sequence[Tensor], recorder: Recorder, block: Block
+        self,
+        module: nn.Module,
+        held: Sequence[Tensor],
+        recorder: Recorder,
+        block: Block,
+        *,
+        undone: bool = False,
     ) -> Recorded:
-        """Capture both graphs, for a call with ``held`` within ``block``."""
+        """Capture both graphs, for a call with ``held`` within ``block``; the forward can be ``undone``."""
         before = recorder.held()
         blocks: list[Late | None] = []
 
@@ -185,7 +223,8 @@ class Capture:
                 blocks.append(waiting)
                 return self._returned(module, given)
 
-        made = Recorded(call, held, self.count, recorder)
+        buffers = [b.data for b in self.inside.buffers] if undone else []
+        made = Recorded(call, held, self.count, recorder, buffers)
         made.held = recorder.held() - before
         made.norms = sum(b.norms for b in blocks if b is not None)
         made.groups = next((b.groups for b in blocks if b is not None), "")

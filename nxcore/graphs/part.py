@@ -7,6 +7,7 @@ module's own call. All other calls run, and ``state`` gives the reason.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
 from collections.abc import Callable, Sequence
@@ -64,6 +65,9 @@ class Part:
     'runs: calls so far: 1'
     """
 
+    whole = False
+    """Whether the parts inside do their own bookkeeping, as in any larger capture."""
+
     def __init__(
         self,
         run: Run,
@@ -100,9 +104,19 @@ class Part:
         return self._outermost and bool(self._captures or not self._refusal)
 
     @property
+    def takes(self) -> bool:
+        """Whether the parts inside wait: this one, or an enclosing part, is or may be captured for them."""
+        return not (self._refusal and self._outermost)
+
+    @property
     def _outermost(self) -> bool:
         """Whether no enclosing part is captured in place of this one."""
-        return self.outer is None or bool(self.outer._refusal)
+        return self.outer is None or not self.outer.takes
+
+    def _bookkeeping(self, module: nn.Module) -> contextlib.AbstractContextManager[Any]:
+        """Return what the bookkeeping of a call within a larger capture waits in."""
+        outer = self.outer
+        return late(module if outer is None or outer.whole or outer._refusal else None)
 
     @property
     def pending(self) -> bool:
@@ -144,7 +158,7 @@ class Part:
                 self.clear()
             if why not in (WHOLE, OUTER):
                 return self.run(module, *tensors)
-            with late(module if self._outermost else None):
+            with self._bookkeeping(module):
                 return self.run(module, *tensors)
         ending.halt()
         key, self._calls = _signature(tensors), self._calls + 1
@@ -152,11 +166,21 @@ class Part:
         if capture is None:
             return self._meet(key, module, tensors)
         with capture.lock:
-            if capture.may_begin():
+            if not capture.may_begin():
+                if capture.late >= AGAIN:  # another part was captured again, and precedes it in a step
+                    self._captures.pop(key, None)
+                return self.run(module, *tensors)
+            if self._begin(capture, tensors):
                 return replay(capture, module, *tensors, *capture.inside.parameters)
-            if capture.late >= AGAIN:  # another part was captured again, and precedes it in a step
-                self._captures.pop(key, None)
-        return self.run(module, *tensors)
+        return self._meet(key, module, tensors)
+
+    def _begin(self, _capture: Capture, _tensors: Sequence[Tensor]) -> bool:
+        """Return whether the module is as it was captured, which ``_standing`` has found here."""
+        return True
+
+    def _made_of(self, module: nn.Module, tensors: Sequence[Tensor], recorder: Recorder) -> Capture:
+        """Return the capture of a call."""
+        return Capture(self.run, module, tensors, recorder)
 
     def _standing(self, key: Any) -> Capture | None:
         """Return the capture of this signature that is valid for the module's present state."""
@@ -176,7 +200,7 @@ class Part:
         result = self.run(module, *tensors)
         if self._refusal:
             return result
-        if self.outer is not None and not self.outer._refusal:
+        if not self._outermost:
             self._why = "it is inside a part that may be replayed"
             return result
         with self._lock:
@@ -208,7 +232,7 @@ class Part:
             self._made += 1
             try:
                 with torch.enable_grad(), deciding():
-                    made = Capture(self.run, module, tensors, recorder)
+                    made = self._made_of(module, tensors, recorder)
             except Exception as error:  # noqa: BLE001  a call that can't be captured runs as before
                 self._refusal = f"{type(error).__name__}: {error}"
                 return ""

@@ -31,6 +31,8 @@ class Recorded:
         These tensors, and the parameters.
     recorder : Recorder
         The recorder of their device.
+    written : sequence of Tensor, optional
+        Tensors that the forward graph keeps the values of, so that it can be undone.
 
     Attributes
     ----------
@@ -50,10 +52,17 @@ class Recorded:
         held: Sequence[Tensor],
         count: int,
         recorder: Recorder,
+        written: Sequence[Tensor] = (),
     ) -> None:
+        kinds = itertools.groupby(sorted(written, key=_kind), key=_kind)
+        owned = [list(group) for _, group in kinds]
+        self._written = [(group, [torch.empty_like(t) for t in group]) for group in owned]
         self.held, self.together, self.norms, self.groups = 0, 0, 0, ""
 
         def there() -> tuple[list[Tensor], Tensor]:
+            with torch.no_grad():
+                for group, kept in self._written:
+                    torch._foreach_copy_(kept, group)
             given = [new_like(t).requires_grad_(t.requires_grad) for t in held[:count]]
             return given, call(given)
 
@@ -76,11 +85,16 @@ class Recorded:
         groups = itertools.groupby(small, key=lambda i: tuple(gradients[i].shape))
         self._alike = [(list(group), shape, math.prod(shape)) for shape, group in groups]
 
-    def forward(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Replay the forward graph; return a copy of the result, without a gradient."""
+    def begin(self, tensors: Sequence[Tensor]) -> None:
+        """Replay the forward graph, which writes the result to ``out``."""
         torch._foreach_copy_(self.given, list(tensors))
         self._there()
-        return self.out.clone()
+
+    def undo(self) -> None:
+        """Put back what the last replay of the forward graph has written."""
+        with torch.no_grad():
+            for group, kept in self._written:
+                torch._foreach_copy_(group, kept)
 
     def backward(self, grad: Tensor) -> list[Tensor | None]:
         """Replay the backward graph; return copies of the gradients of tensors and parameters."""
@@ -96,6 +110,10 @@ class Recorded:
                     found[place] = own
                 begin = end
         return found
+
+
+def _kind(tensor: Tensor) -> str:
+    return str(tensor.dtype)
 
 
 def _small(gradients: Mapping[int, Tensor], dtype: torch.dtype) -> list[int]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from nxcore.call.unusual import PLAIN
@@ -42,11 +43,14 @@ class Inside:
     ----------
     module : torch.nn.Module
         Its modules, parameters and buffers are held, and the attributes of the user's own modules.
+    names : list of tuple, optional
+        Further dictionaries, each with a name and the value that it has there, as of ``reads_of``.
 
     Attributes
     ----------
     parameters, buffers : tuple of Tensor
-        Its parameters and buffers, each once.
+        Its parameters and buffers, each once, and other attributes that are tensors: with a gradient they are
+        parameters, without one they are buffers.
     mode : tuple
         The modules in training mode, and the parameters that need a gradient.
 
@@ -57,9 +61,13 @@ class Inside:
         if a module has hooks.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, names: Sequence[tuple[dict[str, Any], str, Any]] = ()) -> None:
         self.modules = tuple(module.modules())
-        self.parameters, self.buffers = tuple(module.parameters()), tuple(module.buffers())
+        # Of the user's own code: DARTS keeps its architecture's weights as such attributes.
+        others = {id(t): t for m in self.modules for _, v in attributes(m) for t in _tensors(v)}
+        learned = [t for t in others.values() if t.requires_grad]
+        self.parameters = (*module.parameters(), *learned)
+        self.buffers = (*module.buffers(), *(t for t in others.values() if not t.requires_grad))
         self._tensors = (*self.parameters, *self.buffers)
         if hooked(*self.modules):
             raise CaptureError("it has hooks")
@@ -72,11 +80,11 @@ class Inside:
                 raise CaptureError("one of its parameters has hooks")
         if len({t.device for t in self._tensors}) > 1:
             raise CaptureError("its parameters and buffers are on several devices")
-        held = [
-            (held, name, value)
+        held: list[tuple[dict[Any, Any], Any, Any]] = [
+            (own, name, value)
             for m in self.modules
-            for held in (m._parameters, m._buffers, m._modules)
-            for name, value in held.items()
+            for own in (m._parameters, m._buffers, m._modules)
+            for name, value in own.items()
         ]
         self._own = list(map(vars, self.modules))
         held += [
@@ -84,7 +92,9 @@ class Inside:
             for own, m in zip(self._own, self.modules, strict=True)
             for name, value in attributes(m)
         ]
-        self._where: list[dict[str, Any]] = [where for where, _, _ in held]
+        held += [*names]
+        held += [(v, name, item) for _, _, v in held if type(v) is dict for name, item in v.items()]
+        self._where = [where for where, _, _ in held]
         self._names = [name for _, name, _ in held]
         self._values = [value for _, _, value in held]
         sized: list[Any] = [*self._own]  # where an attribute may stand for a method
@@ -92,6 +102,9 @@ class Inside:
             if not _known(m) or isinstance(m, CONTAINERS):
                 sized += [m._modules, m._parameters]
         sized += [value for value in self._values if isinstance(value, list | dict | set)]
+        self._lists = [value for value in self._values if type(value) is list]
+        self._items = [[*map(id, value)] for value in self._lists]
+        self._kept = [[*value] for value in self._lists]  # so that no other object gets one of these numbers
         self._sized, self._sizes = sized, list(map(len, sized))
         self._hooks, self._handles = [own[name] for own in self._own for name in HOOKS], _handles()
         self._modes = [
@@ -114,7 +127,13 @@ class Inside:
             self._handles = handles
         if hooked() or [*map(len, self._sized)] != self._sizes:
             return False
+        if [[*map(id, value)] for value in self._lists] != self._items:
+            return False
         return self._now() == (self._classes, self._places)
+
+    def lies(self) -> bool:
+        """Return whether all tensors are in the memory that they were in."""
+        return [*map(torch.Tensor.data_ptr, self._tensors)] == self._places
 
     def mode_now(self) -> tuple[list[bool], list[bool]]:
         """Return whether modules that depend on it are in training, and which parameters need a gradient."""
@@ -122,6 +141,12 @@ class Inside:
 
     def _now(self) -> tuple[list[type], list[int]]:
         return [*map(type, self.modules)], [*map(torch.Tensor.data_ptr, self._tensors)]
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    """Return the tensors of an attribute: itself, or those in a list or dictionary."""
+    values = value.values() if type(value) is dict else value if type(value) in (list, tuple) else [value]
+    return [v for v in values if isinstance(v, Tensor)]
 
 
 def _handles() -> int:

@@ -19,7 +19,7 @@ from nxcore.graphs.hooks import hooked
 from nxcore.graphs.rows import span_of
 from nxcore.graphs.snapshot import as_they_are, attributes
 from nxcore.graphs.structure import structure
-from nxcore.nas import group, node, points, shared_pools, taking
+from nxcore.nas import group, node, points, shared_pools, taking, whole
 from nxcore.nas.blend import ENDS, edge_of, ends_of, last_of
 from nxcore.nas.lists import LISTS, WRITES, ZEROS, lists_of
 from nxcore.nas.mixed import PART
@@ -55,7 +55,9 @@ def patch(model: nn.Module, *, graphs: bool = True, watch: bool = True) -> Swap:
     graphs : bool
         On a CUDA device, replay each cell in training as two CUDA graphs, forward and backward. Replays start
         after a dozen calls, once the winners of its problems are chosen, and if they are measured to be
-        faster and agree with a run; ``replays`` reports this for each cell. A cell is a module that holds
+        faster and agree with a run; ``replays`` reports this for each cell. If the model's own code reads
+        nothing but its modules, tensors, constants and arguments, its calls are replayed in place of those
+        of its cells, as one pair of graphs. A cell is a module that holds
         mixed operations; if it takes other arguments than tensors, or cannot be captured, its mixed
         operations are replayed instead. Tensors saved for the backward pass stay allocated between steps,
         and other side effects of a replayed cell's Python code do not happen.
@@ -101,6 +103,8 @@ def patch(model: nn.Module, *, graphs: bool = True, watch: bool = True) -> Swap:
                 vars(held)[PART].outer = outer
     _take_lists(model, swap, graphs=graphs)
     _take_points(model, swap)
+    if graphs:
+        whole.take(model)
     if watch:
         steps.watch(model)
     return swap
@@ -145,7 +149,7 @@ def replays(model: nn.Module) -> dict[str, str]:
     """Return, for each cell and mixed operation by name, whether training replays CUDA graphs, and why.
 
     Included are the cells of a ``SearchNetwork``, each ``MixedOp`` outside a cell, and modules that ``patch``
-    replaced.
+    replaced; and a patched model, if its own calls may be replayed in place of those of its cells.
 
     >>> nas.replays(torch.nn.Sequential(nas.MixedOp(4, 1)))
     {'0': 'runs: no call in training yet'}
@@ -173,6 +177,7 @@ def unpatch(model: nn.Module) -> Swap:
     swap = restore(model)
     for name, module in model.named_modules():
         LEFT.pop(module, None)
+        whole.leave(module)
         if cls := getattr(type(module), PATCHED, None):
             module.__class__ = cls
             for name_of_ours in (PART, TAKING, ZEROS, WRITES, ENDS, LENGTHS):

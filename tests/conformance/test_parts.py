@@ -15,6 +15,7 @@ import nxcore
 from nxcore import nas
 from nxcore.graphs import capture, recorder, together
 from nxcore.graphs.part import MET
+from nxcore.nas import whole
 from nxcore.nn import Part
 from tests.nas import darts
 from tests.nn.parts import outcome
@@ -49,6 +50,12 @@ def _batch() -> tuple[Tensor, Tensor, Tensor]:
     return x, y, torch.randn(2, 5, 8, device=CUDA, requires_grad=True)
 
 
+@pytest.fixture(autouse=True)
+def _cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cells are replayed one by one, except in tests of a whole network."""
+    monkeypatch.setattr(whole, "ON", False)
+
+
 @pytest.fixture
 def lanes(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> int:
     """Captures are tried on so many streams, and kept on them whatever they take."""
@@ -62,22 +69,10 @@ def lanes(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> in
 @pytest.mark.parametrize("lanes", [1, 4], indirect=True)
 def test_replayed_cells_learn_what_plain_ones_learn(lanes: int) -> None:
     plain, patched = _networks()
-    for turn in range(MET + 6):
-        batch = _batch()
-        (one, *mine), (other, *theirs) = (_step(net, *batch) for net in (patched, plain))
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-        size = torch.stack([g.square().sum() for g in theirs]).sum()
-        off = torch.stack([(g - h).square().sum() for g, h in zip(mine, theirs, strict=True)]).sum()
-        assert float(off) <= 1e-4 * float(size), f"in turn {turn}"
-        with torch.no_grad():
-            for net in (plain, patched):
-                for p, gradient in zip(net.parameters(), theirs[1:], strict=True):
-                    p.sub_(gradient, alpha=0.01)
+    _learn(plain, patched, MET + 6)
     states = nas.replays(patched)
     assert all(states[f"cells.{i}"].startswith("replays") for i in range(3)), states
     assert all(("on several streams" in states[f"cells.{i}"]) is (lanes > 1) for i in range(3)), states
-    for (name, one), (_, other) in zip(patched.named_buffers(), plain.named_buffers(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4, msg=name)
 
 
 @pytest.mark.parametrize("lanes", [1, 4], indirect=True)
@@ -98,6 +93,41 @@ def test_the_weights_of_a_replayed_cell_have_one_sum_of_their_gradients(
             assert all((f"; {weights} weights' gradients are one sum" in s) is on for s in states), states
     for one, other in zip(*found, strict=True):
         assert float((one - other).norm()) <= 1e-4 * float(other.norm()) + 1e-6
+
+
+def _learn(plain: nn.Module, patched: nn.Module, turns: int) -> None:
+    """Train both networks on the same batches; hold their results and gradients against each other."""
+    for turn in range(turns):
+        batch = _batch()
+        (one, *mine), (other, *theirs) = (_step(net, *batch) for net in (patched, plain))
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+        size = torch.stack([g.square().sum() for g in theirs]).sum()
+        off = torch.stack([(g - h).square().sum() for g, h in zip(mine, theirs, strict=True)]).sum()
+        assert float(off) <= 1e-4 * float(size), f"in turn {turn}"
+        with torch.no_grad():
+            for net in (plain, patched):
+                for p, gradient in zip(net.parameters(), theirs[1:], strict=True):
+                    p.sub_(gradient, alpha=0.01)
+    for (name, mine), (_, theirs) in zip(patched.named_buffers(), plain.named_buffers(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_a_network_that_is_replayed_whole_learns_what_a_plain_one_learns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(whole, "ON", True)
+    torch.manual_seed(0)
+    plain = darts.Network().to(CUDA)
+    patched = copy.deepcopy(plain)
+    nas.patch(patched, watch=False)
+    _learn(plain, patched, MET + 3)
+    states = nas.replays(patched)
+    assert states[""].startswith("replays"), states
+    assert not any("replays" in state for name, state in states.items() if name), states
+    for net in (plain, patched):  # a replay begins, and is undone
+        net.cells[1].preprocess1.op[2].register_forward_hook(lambda module, args, out: 1.5 * out)
+    _learn(plain, patched, 2)
+    assert "replays" not in nas.replays(patched)[""]
 
 
 def test_gradients_add_up_in_leaves_and_hooks_of_a_reducer_see_them() -> None:

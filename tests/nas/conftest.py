@@ -10,7 +10,7 @@ import torch
 
 import nxcore
 from nxcore.graphs import branches
-from nxcore.nas import blend, group, level
+from nxcore.nas import blend, group, level, whole
 from nxcore.nn.served import Served
 from tests.nas.grouped import BACKWARD, FORWARD
 
@@ -21,12 +21,12 @@ def _nothing_is_measured() -> Iterator[None]:
         yield
 
 
-DEFAULTS = {group: group.ON, blend: blend.ON}
+DEFAULTS = {group: group.ON, blend: blend.ON, whole: whole.ON}
 
 
 @pytest.fixture(autouse=True)
 def _one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither convolutions nor norms are computed together: a test of that switches it on."""
+    """Neither convolutions, norms nor cells are computed together: a test of that switches it on."""
     for module in DEFAULTS:
         monkeypatch.setattr(module, "ON", False)
 

@@ -1,0 +1,100 @@
+"""Whole: a patched network whose own call is replayed, in place of those of its cells.
+
+Its code outside of its cells is the user's. It is taken only if that reads nothing but what a replay tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from nxcore.graphs.reads import Held, Unclear, reads_of
+from nxcore.graphs.whole import Whole
+from nxcore.nas.mixed import PART
+from nxcore.nas.taking import LEFT, TAKING, Folded, folded
+from nxcore.nn import Part, steps
+from nxcore.nn.exchange import PATCHED
+
+ON = True
+"""Whether networks are taken; ``benchmarks/search_step.py`` measures both."""
+
+TAKEN = "_nxcore_whole"
+"""The attribute of a network's class that replaces another one's ``forward``: that other class."""
+
+FEWEST = 2
+"""Parts of a network that make it worth a capture of its own."""
+
+
+def take(model: nn.Module) -> None:
+    """Let the calls of ``model`` be replayed as a whole, if it holds parts and its own code allows that."""
+    parts = [part for part in map(_part, model.modules()) if part is not None and part.outer is None]
+    if not ON or _part(model) is not None or hasattr(type(model), PATCHED) or len(parts) < FEWEST:
+        return
+    try:
+        names_of(model)
+    except Unclear as why:
+        LEFT[model] = f"its cells are replayed one by one: {why}"
+        return
+    cls = type(model)
+    model.__class__ = type(
+        cls.__name__, (cls,), {"forward": forward, TAKEN: cls, "__module__": cls.__module__}
+    )
+    vars(model)[PART] = whole = Whole(Folded(before), names_of)
+    for part in parts:
+        part.outer = whole
+
+
+def leave(model: nn.Module) -> None:
+    """Give ``model`` its class back."""
+    if cls := getattr(type(model), TAKEN, None):
+        model.__class__ = cls
+        vars(model).pop(PART, None)
+
+
+def names_of(model: nn.Module) -> list[Held]:
+    """Return the names that the code of ``model`` reads outside of its cells, with their values.
+
+    Raises
+    ------
+    Unclear
+        If it may depend on more, or change something.
+    """
+    found: list[Held] = []
+    for name, module in _own(model, ""):
+        try:
+            found += reads_of(module, getattr(type(module), TAKEN, type(module)))
+        except Unclear as why:
+            raise Unclear(f"{name}: {why}" if name else str(why)) from None
+    return found
+
+
+def _own(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules of the user's code that isn't tested by a trial, by name."""
+    if TAKING in vars(module):
+        raise Unclear(f"{name} may be taken later")
+    if not (type(module).__module__ + ".").startswith(("torch.", "nxcore.")):
+        yield name, module
+    for key, child in module.named_children():
+        if not hasattr(type(child), PATCHED):
+            yield from _own(child, f"{name}.{key}".lstrip("."))
+
+
+def _part(module: nn.Module) -> Part | None:
+    part: Part | None = vars(module).get(PART)
+    return part
+
+
+def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stand in for the ``forward`` of a network that is taken."""
+    part = None if torch.compiler.is_compiling() else _part(self)
+    if part is None or steps.comparing(self):  # a comparison exchanges classes of modules
+        return before(self, *args, **kwargs)
+    return folded(part, self, args, kwargs)
+
+
+def before(module: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return the result of the module's own ``forward``."""
+    return getattr(type(module), TAKEN).forward(module, *args, **kwargs)
