@@ -28,8 +28,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from stacks import Stacks
-
 FULL = 1.1
 """The largest time of a step at full speed, relative to the median of the last ones."""
 
@@ -50,14 +48,16 @@ Steps = list[tuple[float, float]]
 """When each step ended, and how long it took, in seconds."""
 
 
-def run(device: str, seconds: float, steps: Steps, *, shipped: Path | None, quick: bool) -> None:
-    """Run steps for some seconds, and note them.
+def run(
+    device: str, seconds: float, steps: Steps | None = None, *, shipped: Path | None, quick: bool
+) -> dict[str, Any]:
+    """Run steps for some seconds; return when they had their speed.
 
     Parameters
     ----------
     device : str
     seconds : float
-    steps : list
+    steps : list, optional
         Each step is added to it.
     shipped : Path, optional
         The folder that stands in for the package's record.
@@ -73,6 +73,7 @@ def run(device: str, seconds: float, steps: Steps, *, shipped: Path | None, quic
     sys.path.append(str(Path(__file__).parents[1]))
     from tests.nas import darts  # the plain network, which is no part of the package
 
+    steps = Steps() if steps is None else steps
     transfer.SHIPPED = shipped or transfer.SHIPPED
     torch.manual_seed(0)
     size, cells, batch, side = (4, 3, 2, 8) if quick else (16, 8, 64, 32)
@@ -88,6 +89,7 @@ def run(device: str, seconds: float, steps: Steps, *, shipped: Path | None, quic
         if device != "cpu":
             torch.cuda.synchronize()
         steps.append((time.perf_counter() - began, time.perf_counter() - at))
+    return found(steps)
 
 
 def found(steps: Steps) -> dict[str, Any]:
@@ -150,6 +152,8 @@ def main() -> int:
     parser.add_argument("--limit", type=float, help="seconds after which the process ends")
     given = parser.parse_args()
     os.environ["NXCORE_POLICY"] = given.policy
+    from stacks import Stacks  # beside this file
+
     steps, stacks = Steps(), Stacks()
 
     def told() -> None:
