@@ -135,6 +135,10 @@ class Inside:
         """Return whether all tensors are in the memory that they were in."""
         return [*map(torch.Tensor.data_ptr, self._tensors)] == self._places
 
+    def classes_hold(self) -> bool:
+        """Return whether all modules have the classes that they had."""
+        return [*map(type, self.modules)] == self._classes
+
     def mode_now(self) -> tuple[list[bool], list[bool]]:
         """Return whether modules that depend on it are in training, and which parameters need a gradient."""
         return [*map(_training, self._modes)], [*map(_requires_grad, self.parameters)]

@@ -19,7 +19,7 @@ class Whole(Part):
 
     A network has thousands of modules, and the test whether they are as they were takes the host some
     milliseconds. So a replay is begun first, and undone if the module changed: it has written results that
-    nobody has, and buffers, whose values the graph keeps.
+    no caller has, and buffers, whose values the graph keeps.
 
     Parameters
     ----------
@@ -31,7 +31,9 @@ class Whole(Part):
     Attributes
     ----------
     called : bool
-        Whether it was ever called. Until then the parts inside are captured by themselves.
+        Whether it is called. Until then the parts inside are captured by themselves.
+    classes : list of type
+        The classes of the modules inside, as they are to be captured; empty if any may be.
     """
 
     whole = True
@@ -44,9 +46,12 @@ class Whole(Part):
     ) -> None:
         super().__init__(run, record)
         self._reads, self.called = reads, False
+        self.classes: list[type[nn.Module]] = []
 
     def __deepcopy__(self, memo: Any) -> Whole:
-        return Whole(self.run, self._reads, self._record)
+        other = Whole(self.run, self._reads, self._record)
+        other.classes = self.classes
+        return other
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Whole, (self.run, self._reads, recorder_of)
@@ -55,6 +60,17 @@ class Whole(Part):
     def takes(self) -> bool:
         """Whether it is or may be captured in place of the parts inside."""
         return self.called and not self._refusal
+
+    def suits(self, module: nn.Module) -> bool:
+        """Return whether the modules inside have the classes that are captured, or that are to be.
+
+        If they don't, the caller runs the module. The parts inside wait if that is for some calls alone.
+        """
+        found = [c.inside for captures in self._captures.values() for c in captures]
+        if found:
+            return any(inside.classes_hold() for inside in found)
+        self.called = [*map(type, module.modules())][1:] == self.classes
+        return self.called
 
     def __call__(self, module: nn.Module, *tensors: Tensor) -> Any:
         """Replay the call if its signature was captured; otherwise run it."""

@@ -19,7 +19,7 @@ from nxcore.nn import Part, steps
 from nxcore.nn.exchange import PATCHED
 
 ON = True
-"""Whether networks are taken; ``benchmarks/search_step.py`` measures both."""
+"""Whether networks are taken; ``benchmarks/search_host.py`` measures both."""
 
 TAKEN = "_nxcore_whole"
 """The attribute of a network's class that replaces another one's ``forward``: that other class."""
@@ -43,6 +43,7 @@ def take(model: nn.Module) -> None:
         cls.__name__, (cls,), {"forward": forward, TAKEN: cls, "__module__": cls.__module__}
     )
     vars(model)[PART] = whole = Whole(Folded(before), names_of)
+    whole.classes = [*map(type, model.modules())][1:]
     for part in parts:
         part.outer = whole
 
@@ -89,8 +90,9 @@ def _part(module: nn.Module) -> Part | None:
 
 def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
     """Stand in for the ``forward`` of a network that is taken."""
-    part = None if torch.compiler.is_compiling() else _part(self)
-    if part is None or steps.comparing(self):  # a comparison exchanges classes of modules
+    part: Any = None if torch.compiler.is_compiling() else _part(self)
+    # A comparison exchanges classes of modules, for a few calls or for good.
+    if part is None or (steps.comparing(self) and not part.suits(self)):
         return before(self, *args, **kwargs)
     return folded(part, self, args, kwargs)
 

@@ -15,9 +15,9 @@ from nxcore.graphs.part import SETTLED
 from nxcore.nas import whole
 from nxcore.nas.mixed import PART
 from nxcore.nn import steps
-from nxcore.nn.exchange import kind
+from nxcore.nn.groups import Groups
 from tests.nas import darts
-from tests.nas.test_replays import agree, networks, taped
+from tests.nas.test_replays import agree, taped
 
 pytestmark = pytest.mark.usefixtures("decided", "taken")
 
@@ -344,20 +344,32 @@ def test_where_a_network_can_not_be_captured_its_cells_are():
 
 
 @pytest.mark.slow
-def test_while_steps_are_compared_cells_are_replayed(monkeypatch):
-    plain, patched = networks()
-    taped(patched)
+def test_while_steps_are_compared_another_class_of_a_module_runs_and_the_capture_stays(monkeypatch):
+    torch.manual_seed(0)
+    plain = darts.Network().double()
+    patched = copy.deepcopy(plain)
+    nas.patch(patched, watch=False)
+    tape = taped(patched)
     monkeypatch.setattr(steps, "comparing", lambda model: True)
+    groups = Groups()
+    groups.rest(patched, frozenset({"BatchNorm2d"}))
     agree(plain, patched, SETTLED)
     states = nas.replays(patched)
     assert states[""] == "runs: no call in training yet"
     assert states["cells.0"].startswith("replays")
-    monkeypatch.setattr(steps, "comparing", lambda model: False)
+    groups.rest(patched, frozenset())
     agree(plain, patched, SETTLED)
     states = nas.replays(patched)
     assert states[""].startswith("replays")
     assert not states["cells.0"].startswith("replays")
-    assert kind(patched).__name__ == "Network"
+    before = tape.captured, tape.replayed
+    for resting in ("BatchNorm2d", "Cell"):
+        groups.rest(patched, frozenset({resting}))
+        agree(plain, patched, SETTLED)
+    assert (tape.captured, tape.replayed) == before
+    groups.rest(patched, frozenset())
+    agree(plain, patched, 1)
+    assert (tape.captured, tape.replayed) == (before[0], before[1] + 2)
 
 
 def test_one_cell_is_no_network():
