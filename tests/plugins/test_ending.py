@@ -83,7 +83,7 @@ def test_a_process_ends_in_order_while_threads_are_at_work(kind: str, tmp_path: 
 
 
 @pytest.mark.slow
-def test_twenty_five_processes_end_in_order(tmp_path: Path) -> None:
+def test_ten_processes_end_in_order(tmp_path: Path) -> None:
     pytest.importorskip("numba")
-    for seed in range(25):
+    for seed in range(1, 11):  # 0 is the test above
         ends(KINDS[seed % len(KINDS)], seed, tmp_path)
