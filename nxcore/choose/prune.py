@@ -14,6 +14,9 @@ from nxcore.choose.shortlist import EVERY, Shortlist, shortlisted
 from nxcore.spec.kernel import Backend, Kernel
 from nxcore.spec.problem import Problem
 
+BARE = 3
+"""The kernels of a backend without code on disk after which no other one is tried, if none had any."""
+
 
 class Pruner:
     """Prunes the kernels of problems by the measurements of others.
@@ -26,7 +29,8 @@ class Pruner:
 
     def __init__(self, estimator: Estimator) -> None:
         self.estimator, self.tuner = estimator, estimator.tuner
-        self._bare: set[tuple[Any, ...]] = set()
+        self._bare: dict[str, set[tuple[Any, ...]]] = {}
+        self._stocked: set[str] = set()
 
     def shortlist(self, problem: Problem, missing: Collection[str] | None = None) -> Shortlist:
         """Return which kernels of a new problem are to be compiled; empty where none must be pruned.
@@ -55,14 +59,18 @@ class Pruner:
     def _found(self, backend: Backend, kernel: Kernel, problem: Problem) -> bool | None:
         """Return whether a kernel on disk can serve a problem; None if it must be compiled.
 
-        A kernel whose samples had to be compiled isn't tried for other problems until it is verified.
+        A kernel whose samples had to be compiled isn't tried for other problems until it is verified. Nor are
+        kernels of a backend that has nothing on disk: to import a toolkit and to make its calls takes longer
+        than to race.
         """
-        key = (backend.name, kernel.op, kernel.variant, problem.device, problem.dtype)
-        known = self.tuner.gate.knows(backend, kernel, problem)
-        if key in self._bare and not known:
+        key = (kernel.op, kernel.variant, problem.device, problem.dtype)
+        bare = self._bare.setdefault(backend.name, set())
+        hopeless = len(bare) >= BARE and backend.name not in self._stocked
+        if (key in bare or hopeless) and not self.tuner.gate.knows(backend, kernel, problem):
             return None
         entry = from_disk(self.tuner, backend, kernel, problem)
         if entry is None:
-            self._bare.add(key)
+            bare.add(key)
             return None
+        self._stocked.add(backend.name)
         return entry.call is not None

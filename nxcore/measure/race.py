@@ -60,6 +60,9 @@ class Effort:
         ends there must be clear by far; see ``ahead``.
     gpu_samples : tuple of (float, int)
         As ``SAMPLES``, on CUDA, where no other program disturbs a sample.
+    host_s : float
+        Seconds of calls in a row, on CUDA, which tell the host's time in a block: fewer calls, if each takes
+        long.
     """
 
     looks: tuple[int, ...] = (12, 20, 40)
@@ -69,6 +72,7 @@ class Effort:
     drops: tuple[tuple[int, float], ...] = ((DROP_AFTER, DROP),)
     early: tuple[int, ...] = ()
     gpu_samples: tuple[tuple[float, int], ...] = SAMPLES
+    host_s: float = HOST_S
 
     def ahead(self, timings: Mapping[str, Timing]) -> bool:
         """Return whether a race with these timings would end before the first of ``looks``."""
@@ -77,11 +81,12 @@ class Effort:
 
 IN_CALL = Effort(
     looks=(12, 20),
-    warm_s=0.02,
+    warm_s=0.008,
     budget_s=0.5,
     compiled=2,
     early=(7, 8, 9),
     gpu_samples=((1e-4, 5), (5e-4, 3)),
+    host_s=0.8e-3,
 )
 """The effort for the first call of a new problem."""
 
@@ -158,7 +163,9 @@ def race(
     tally.raced()
     lanes = {label: _Lane(call) for label, call in calls.items()}
     first = next(iter(lanes))
-    run_block = functools.partial(_cuda_block, device) if device.type == "cuda" else _cpu_block
+    run_block = _cpu_block
+    if device.type == "cuda":
+        run_block = functools.partial(_cuda_block, device, host_s=effort.host_s)
     order, dice = list(lanes), random.Random(seed)
     started = clock()
 
@@ -255,14 +262,14 @@ def _cpu_block(lane: _Lane, clock: Clock) -> None:
     lane.host_us.append(lane.device_us[-1])
 
 
-def _cuda_block(device: torch.device, lane: _Lane, clock: Clock) -> None:
+def _cuda_block(device: torch.device, lane: _Lane, clock: Clock, host_s: float = HOST_S) -> None:
     torch.cuda.synchronize(device)
     if lane.samples == 1:  # such a call is long enough for both times to be read in one sample
         expected_us = lane.host_us[-1] if lane.host_us else lane.each_s * 1e6
         start, end, host_us = _cuda_sample(lane, expected_us, clock)
         samples = [(start, end)]
     else:
-        calls, started = _host_calls(lane), clock()
+        calls, started = _host_calls(lane, host_s), clock()
         for _ in range(calls):
             lane.call()
         host_us = (clock() - started) / calls * 1e-3
@@ -273,9 +280,9 @@ def _cuda_block(device: torch.device, lane: _Lane, clock: Clock) -> None:
     lane.host_us.append(host_us)
 
 
-def _host_calls(lane: _Lane) -> int:
+def _host_calls(lane: _Lane, host_s: float = HOST_S) -> int:
     """Return the number of calls whose time on the host is taken together: three at least."""
-    return max(3, min(HOST_CALLS, 4 * lane.repeats + 10, math.ceil(HOST_S / lane.each_s)))
+    return max(3, min(HOST_CALLS, 4 * lane.repeats + 10, math.ceil(host_s / lane.each_s)))
 
 
 def _cuda_sample(
