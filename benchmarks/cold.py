@@ -6,8 +6,8 @@
 With ``--unknown`` the record of the package is hidden, as if nobody had measured this device. Steps of a
 patched DARTS network (8 cells, C = 16, batch 64 of 3 x 32 x 32, float32) run until the time is over. Printed
 are the first step's seconds, the seconds after which eleven steps in a row take at most 1.25 times the
-median of the last ones on average, what was compiled and raced, and the operators of problems that are undecided at
-the end.
+median of the last ones on average, what was compiled and raced, and the operators of problems that are
+undecided at the end.
 ``--export`` writes what was measured as a file of the package's record, ``--shipped`` takes the record from
 another folder. ``NXCORE_WORKERS`` sets the number of workers, 0 for none. ``--stacks`` adds what the time
 until the last step was spent on, by the stacks of all threads, and what was compiled, raced and pruned by
