@@ -167,7 +167,9 @@ class Crossing:
             locked = "locked" in rules  # then whatever was measured doesn't count
             if decision := self._pairs.locked(pair) or (None if locked else self._pairs.find(pair)):
                 eager = decision.chosen != TORCH
-            elif self._policy in ("measure", "online") and not locked:
+            elif self._policy in ("measure", "online") and not (
+                locked or self._pairs.certain(self.problem, gain)
+            ):
                 self._pair = pair
         self._route(eager)
         if self._pair and self._policy == "measure":

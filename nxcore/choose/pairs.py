@@ -7,12 +7,15 @@ pair of problems and of winners, and recorded like any other race.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
+import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -35,6 +38,13 @@ _log = logging.getLogger(__name__)
 
 PAIRS = 4096
 """The most pairs kept in a process; beyond it the least recently used one is dropped."""
+
+CERTAIN_US: Mapping[str, float] = MappingProxyType({"cuda": 400.0})
+"""The gain of the halves from which on a call races no pair, by device type.
+
+Of 339 pairs in the records of an H100 and an H200, 145 have halves that gain 320 us or more together. All of
+these are faster than torch by their medians, by 41 us at least.
+"""
 
 TORCH = "torch"
 PATHS = (None, "compiled")
@@ -103,7 +113,7 @@ class Pairs:
         self._found: OrderedDict[Key, tuple[str, Decision]] = OrderedDict()
         self._latest: dict[Problem, Key] = {}
         self._lock = threading.Lock()
-        self.made = 0
+        self.made, self._every = 0, False
 
     def hold(self, lock: Lock) -> None:
         """Use another lock; drop all decisions."""
@@ -111,6 +121,20 @@ class Pairs:
             self.lock = lock
             self._found.clear()
             self._latest.clear()
+
+    @contextlib.contextmanager
+    def every(self) -> Iterator[None]:
+        """Leave no pair of this block's calls without a race."""
+        before, self._every = self._every, True
+        try:
+            yield
+        finally:
+            self._every = before
+
+    def certain(self, problem: Problem, gain_us: float) -> bool:
+        """Return whether halves gain so much that the pair of a call is faster without doubt, and without a race."""
+        least = math.inf if self._every else CERTAIN_US.get(problem.device.type, math.inf)
+        return least <= gain_us < math.inf
 
     def locked(self, pair: Pair) -> Decision | None:
         """Return the lock's decision on ``pair``; None if it has none with these kernels."""

@@ -61,8 +61,7 @@ class Effort:
     gpu_samples : tuple of (float, int)
         As ``SAMPLES``, on CUDA, where no other program disturbs a sample.
     host_s : float
-        Seconds of calls in a row, on CUDA, which tell the host's time in a block: fewer calls, if each takes
-        long.
+        Seconds of calls in a row, on CUDA, of which a block has the host's time.
     """
 
     looks: tuple[int, ...] = (12, 20, 40)

@@ -309,7 +309,7 @@ def _measure_pair(session: Session, cell: Cell) -> None:
     leaves = [t for t in tensors_of(args) if t.requires_grad]
     operator = session.op(spec.name)
     try:
-        with session.policy("measure"), torch.enable_grad():
+        with session.policy("measure"), session.chooser.pairs.every(), torch.enable_grad():
             for _ in range(3):
                 results = flatten(operator.run(*args, *[p.default for p in spec.params[len(args) :]]))
                 out = present(results[0], "out")

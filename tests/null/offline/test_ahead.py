@@ -214,6 +214,7 @@ def test_of_a_recording_forward_and_backward_are_measured_together(op, tmp_path,
     monkeypatch.setattr(
         pairs.Pairs, "measure", lambda self, pair, *_: seen.append(pair) or Decision("torch", "reference", "")
     )
+    monkeypatch.setattr(pairs, "CERTAIN_US", {"cpu": -1e6})  # a call would race none
     seen = []
     cells = ahead.of_trace(session.registry, trace)
     assert [cell.spec.name.endswith("_backward") for cell in cells] == [True, False]

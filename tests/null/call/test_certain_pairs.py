@@ -1,0 +1,48 @@
+"""A pair whose halves gain much is faster for certain: a call doesn't race it."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+import pytest
+import torch
+
+from nxcore.choose import pairs
+from nxcore.spec.problem import Problem
+from nxcore.store.problems import moved
+from tests.null import fakes
+from tests.null.call.crossing import learning, races, step
+
+
+@pytest.mark.parametrize(("least", "raced"), [(40, 0), (60, 1)])
+def test_the_halves_gain_decides_whether_a_call_races_the_pair(least, raced, joining, monkeypatch):
+    """Halves gain 60 us, a bridge is said to cost 13, and costs 70 here, which only a race finds out."""
+    monkeypatch.setattr(pairs, "CERTAIN_US", MappingProxyType({"cpu": least}))
+    session, _ = learning(0.7, 0.7, "measure")
+    joining(70, session.chooser.learner.clock)
+    seen = races(monkeypatch)
+    for _ in range(3):
+        step(session, dense=True)
+    assert seen.count(["torch", "fast + fast"]) == raced
+    assert step(session, dense=True) is not bool(raced)
+
+
+def test_no_pair_is_certain_on_a_processor():
+    """Other programs disturb its times."""
+    session, _ = learning(0.1, 0.1, "measure")
+    assert not session.chooser.pairs.certain(of("cpu"), 1e6)
+
+
+def test_on_a_gpu_a_gain_of_hundreds_of_microseconds_is_certain():
+    found = learning(0.1, 0.1, "measure")[0].chooser.pairs
+    assert not found.certain(of("cuda"), 399)
+    assert found.certain(of("cuda"), 401)
+    assert not found.certain(of("cuda"), float("inf")), "it wasn't timed"
+    with found.every():
+        assert not found.certain(of("cuda"), 401), "measuring ahead leaves none out"
+    assert found.certain(of("cuda"), 401)
+
+
+def of(kind):
+    x = torch.empty(2)
+    return moved(Problem.of(fakes.SPECS["add"], (x, x, 1, None)), torch.device(kind))
