@@ -131,10 +131,6 @@ class Inside:
             return False
         return self._now() == (self._classes, self._places)
 
-    def lies(self) -> bool:
-        """Return whether all tensors are in the memory that they were in."""
-        return [*map(torch.Tensor.data_ptr, self._tensors)] == self._places
-
     def classes_hold(self) -> bool:
         """Return whether all modules have the classes that they had."""
         return [*map(type, self.modules)] == self._classes

@@ -82,10 +82,6 @@ class Whole(Part):
         if not captures:
             return None
         inside = captures[0].inside
-        if not inside.lies():  # the graph would read memory that may be another's
-            with self._lock:
-                self._captures.pop(key, None)
-            return None
         mode = inside.mode_now() if len(captures) > 1 else inside.mode
         return next((capture for capture in captures if capture.inside.mode == mode), None)
 
