@@ -1,6 +1,7 @@
 """An eager search step on a CUDA device: what it waits for, with the network replayed whole or by cells.
 
     python benchmarks/search_host.py [--output search-host.json] [--networks whole cells] [--no-errors]
+                                     [--policy measure]
 
 The network and its step are those of ``benchmarks/search_step.py``, under ``nas.patch``. Of one step from an
 idle device to an idle device: the host's part of the forward and of the backward pass, the wait for the
@@ -112,10 +113,14 @@ def measured(way: str, images: Tensor, labels: Tensor, logits: Tensor) -> dict[s
             tensor.grad = None
 
     began = time.perf_counter()
-    for _ in range(WARM):
+    for turn in range(WARM):
         backward(forward())
-    torch.cuda.synchronize()
-    row: dict[str, Any] = {"warm_s": time.perf_counter() - began, "replays": nas.replays(net)}
+        torch.cuda.synchronize()
+        states = nas.replays(net)
+        if turn > 2 and any(states.get(name, "").startswith("replays") for name in ("", "cells.7")):
+            break
+    row: dict[str, Any] = {"warm_s": time.perf_counter() - began, "steps": turn + 1, "replays": states}
+    print(f"{way}: {turn + 1} steps, {row['warm_s']:.1f} s", flush=True)
     torch.cuda.reset_peak_memory_stats()
     for name, mode in MODES.items():
         with mode():
@@ -134,9 +139,10 @@ def captured(images: Tensor, labels: Tensor, logits: Tensor) -> dict[str, Any]:
     return {"captured_ms": search_step.timed(replay)}
 
 
-def errors(ways: list[str], images: Tensor, labels: Tensor, logits: Tensor) -> dict[str, Any]:
+def errors(ways: list[str], images: Tensor, labels: Tensor, logits: Tensor, policy: str) -> dict[str, Any]:
     """Return the errors of all ways against float64, and of plain torch."""
     search_step.BATCHES = BATCHES
+    search_step.chosen = lambda backend: nxcore.policy(policy)
     nets = {"plain": search_step.networks()["plain"]()} | {way: patched(way) for way in ways}
     start = copy.deepcopy(nets["plain"].state_dict())
     made: dict[str, Callable[[], nn.Module]] = {n: functools.partial(nets.__getitem__, n) for n in nets}
@@ -152,6 +158,17 @@ def errors(ways: list[str], images: Tensor, labels: Tensor, logits: Tensor) -> d
     return found
 
 
+def show(way: str, row: dict[str, Any]) -> None:
+    """Print the results of one way."""
+    print(way, *(f"{k} {v:.2f}" for k, v in row.items() if isinstance(v, float)), row.get("failed", ""))
+    states = row.get("replays", {})
+    print("  " + (states.get("") or states.get("cells.0") or "")[:160])
+    for mode, parts in row.items():
+        if isinstance(parts, dict) and mode != "replays":
+            print(f"  {mode}:", ", ".join(f"{k} {v:.2f}" for k, v in parts.items()))
+    sys.stdout.flush()
+
+
 def main() -> None:
     """Measure, print a table last, and write the results."""
     parser = argparse.ArgumentParser(
@@ -159,6 +176,7 @@ def main() -> None:
     )
     parser.add_argument("--output", type=Path, help="write the results to this file, as JSON")
     parser.add_argument("--networks", nargs="+", default=list(WAYS), choices=list(WAYS))
+    parser.add_argument("--policy", default="measure", help="by which kernels are chosen, by default measure")
     parser.add_argument("--no-errors", action="store_true", help="measure the times only")
     given = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
@@ -173,26 +191,21 @@ def main() -> None:
         if given.output:
             given.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
-    with nxcore.policy("measure"):
+    with nxcore.policy(given.policy):
         for way in given.networks:
             try:
                 rows[way] = measured(way, images[:64], labels[:64], logits)
             except Exception as error:  # noqa: BLE001  the other ways are measured all the same
                 rows[way] = {"failed": f"{type(error).__name__}: {error}"}
+            show(way, rows[way])
             keep()
         rows["captured"] = captured(images[:64], labels[:64], logits)
+        show("captured", rows["captured"])
         keep()
-    for way, row in rows.items():
-        print(way, *(f"{k} {v:.2f}" for k, v in row.items() if isinstance(v, float)), row.get("failed", ""))
-        states = row.get("replays", {})
-        print("  " + (states.get("") or states.get("cells.0") or "")[:160])
-        for mode, parts in row.items():
-            if isinstance(parts, dict) and mode != "replays":
-                print(f"  {mode}:", ", ".join(f"{k} {v:.2f}" for k, v in parts.items()), flush=True)
     if not given.no_errors:
         gc.collect()
         torch.cuda.empty_cache()
-        record["errors"] = errors(given.networks, images, labels, logits)
+        record["errors"] = errors(given.networks, images, labels, logits, given.policy)
         keep()
         for name, row in record["errors"].items():
             figures = [f"{k} {v:.2e}" for k, v in row.items() if isinstance(v, float)]
