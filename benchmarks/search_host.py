@@ -142,7 +142,7 @@ def captured(images: Tensor, labels: Tensor, logits: Tensor) -> dict[str, Any]:
 def errors(ways: list[str], images: Tensor, labels: Tensor, logits: Tensor, policy: str) -> dict[str, Any]:
     """Return the errors of all ways against float64, and of plain torch."""
     search_step.BATCHES = BATCHES
-    search_step.chosen = lambda backend: nxcore.policy(policy)
+    search_step.chosen = lambda _: nxcore.policy(policy)
     nets = {"plain": search_step.networks()["plain"]()} | {way: patched(way) for way in ways}
     start = copy.deepcopy(nets["plain"].state_dict())
     made: dict[str, Callable[[], nn.Module]] = {n: functools.partial(nets.__getitem__, n) for n in nets}
