@@ -132,7 +132,7 @@ class Pairs:
             self._every = before
 
     def certain(self, problem: Problem, gain_us: float) -> bool:
-        """Return whether halves gain so much that the pair of a call is faster without doubt, and without a race."""
+        """Return whether halves gain so much that their pair needs no race in a call."""
         least = math.inf if self._every else CERTAIN_US.get(problem.device.type, math.inf)
         return least <= gain_us < math.inf
 

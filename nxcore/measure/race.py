@@ -144,7 +144,7 @@ def race(
     seed : int
         Seed of the order within blocks.
     suspect : bool
-        Check that each call's work is on the current stream; torch's own calls don't need it.
+        Check that each call's work is on the current stream; the first call and ``rivals`` don't need it.
     failed : callable, optional
         Called with the label and the exception of a call that raised, which then leaves the race. Without it,
         and for the first call, the exception is raised.
@@ -168,19 +168,19 @@ def race(
     order, dice = list(lanes), random.Random(seed)
     started = clock()
 
-    def attempt(label: str, step: Callable[[_Lane], None]) -> None:
+    def attempt(label: str, step: Callable[[str, _Lane], None]) -> None:
         try:
-            step(lanes[label])
+            step(label, lanes[label])
         except Exception as error:
             if failed is None or label == first:
                 raise
             order.remove(label)
             failed(lanes.pop(label).of or label, error)
 
-    def prepare(lane: _Lane) -> None:
+    def prepare(label: str, lane: _Lane) -> None:
         of_block = effort.gpu_samples if device.type == "cuda" else SAMPLES
         _warm_up(lane, device, effort.warm_s / len(calls), clock, of_block)
-        if suspect and device.type == "cuda":
+        if suspect and device.type == "cuda" and label != first and label not in rivals:
             _require_current_stream(lane, device, clock)
 
     with tally.spent("timing"), no_collection(), current(device):
@@ -195,7 +195,7 @@ def race(
             while done < look:
                 dice.shuffle(order)
                 for label in tuple(order):
-                    attempt(label, lambda lane: run_block(lane, clock))
+                    attempt(label, lambda _, lane: run_block(lane, clock))
                 done += 1
                 for _, drop in (d for d in effort.drops if d[0] == done):
                     order = _in_the_race(lanes, order, rivals | {again}, drop)

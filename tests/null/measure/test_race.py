@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 from dataclasses import replace
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from nxcore.measure import ceilings
+from nxcore.measure import race as module
 from nxcore.measure.ceilings import Ceilings
 from nxcore.measure.decision import Candidate, settled
 from nxcore.measure.race import IN_CALL, Effort, _cuda_block, _host_calls, _Lane, left, race
@@ -204,6 +206,20 @@ def test_a_spin_that_was_too_short_is_repeated_and_longer_from_then_on(monkeypat
     _cuda_block(torch.device("cuda"), lane, clock)
     assert len(log) == 3, "a call that waits for the device isn't repeated forever"
     assert lane.device_us == [500, 500]
+
+
+def test_torchs_own_calls_are_not_suspected_of_another_stream(monkeypatch):
+    clock, suspected = Clock(), []
+    Gpu(monkeypatch, clock)
+    monkeypatch.setattr(module, "current", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(module, "synchronize", lambda _: None)
+    monkeypatch.setattr(module, "_require_current_stream", lambda lane, *_: suspected.append(lane.call))
+    calls = lanes(clock, torch=100, idiom=90, kernel=40)
+    effort = Effort((3,), WARM, 100.0)
+    rivals = frozenset({"torch", "idiom"})
+    found = race(calls, torch.device("cuda"), effort=effort, clock=clock, rivals=rivals, again="again")
+    assert suspected == [calls["kernel"]]
+    assert found["kernel"].device_median_us == 500 / 2, "of a sample of two calls"
 
 
 def test_a_race_goes_on_to_the_last_look_where_nothing_settles():
