@@ -96,14 +96,14 @@ class Machine:
 
     def __init__(self, folder, monkeypatch):
         self.folder, self.clock, self.disk, self.compiled, self.broken = folder, fakes.Clock(), set(), [], ()
-        self.planned = []
+        self.planned, self.images = [], ()
         monkeypatch.setattr(racing, "race", functools.partial(racing.race, clock=self.clock))
         fakes.identified(monkeypatch)
 
     def kernel(self, label, us):
         def plan(problem):
             self.planned.append(label)
-            if (label, problem["x"].shape) not in self.disk:
+            if label not in self.images and (label, problem["x"].shape) not in self.disk:
                 compiling(label)
                 self.disk.add((label, problem["x"].shape))
                 self.compiled.append(label)
@@ -208,6 +208,20 @@ def test_a_kernel_without_code_for_its_samples_is_tried_once(machine):
     tried = len(machine.planned)
     decided(session, 2000)
     assert set(machine.planned[tried:]) == {"two"}
+    assert machine.compiled == []
+
+
+def test_of_a_toolkit_with_nothing_on_disk_three_kernels_are_tried(machine):
+    machine.images = ("two",)
+    session = machine.process(**FOUR)
+    tried = []
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        machine.planned.clear()
+        x = torch.randn(1000).to(dtype)
+        session.explain("add", x, x)
+        tried.append({*machine.planned})
+    assert tried[:3] == [{"one", "two", "three", "four"}] * 3
+    assert tried[3] == {"two"}
     assert machine.compiled == []
 
 
