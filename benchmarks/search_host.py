@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import copy
 import functools
 import gc
 import itertools
@@ -144,15 +143,17 @@ def errors(ways: list[str], images: Tensor, labels: Tensor, logits: Tensor, poli
     search_step.BATCHES = BATCHES
     search_step.chosen = lambda _: nxcore.policy(policy)
     nets = {"plain": search_step.networks()["plain"]()} | {way: patched(way) for way in ways}
-    start = copy.deepcopy(nets["plain"].state_dict())
     made: dict[str, Callable[[], nn.Module]] = {n: functools.partial(nets.__getitem__, n) for n in nets}
     found: dict[str, Any] = search_step.errors(made, images, labels, logits, None, WARM // 2)
     state = nets["plain"].state_dict()
     for way in ways:
         own = nets[way].state_dict()
-        off = [
-            float((own[n] - state[n]).norm() / (state[n] - start[n]).norm()) for n in state if "running_" in n
-        ]
+        off = []  # a mean may be 0 but for rounding, so it is held against the deviation
+        for name in state:
+            if "running_" in name:
+                of_var = name.endswith("var")
+                scale = state[name] if of_var else state[name.replace("mean", "var")].sqrt()
+                off.append(float((own[name] - state[name]).norm() / scale.norm()))
         found[way]["running statistics, from plain"] = max(off)
         found[way]["batches tracked"] = all(torch.equal(own[n], state[n]) for n in state if "tracked" in n)
     return found
