@@ -111,7 +111,8 @@ class Wisdom:
 
     def _write(self, problem: Problem, of: Document, found: Page) -> None:
         facts, op = problem.machine.to_dict(), str(of["op"])
-        self.store.write("environments", {"environment": digest(facts)}, facts)
+        if self.store.read("environments", {"environment": digest(facts)}) != facts:  # reading is shorter
+            self.store.write("environments", {"environment": digest(facts)}, facts)
         self.store.write(_folder(problem.machine), of, found.to_dict())
         self._doubted.discard(_place(problem, of))  # the page is this machine's own
         with self._lock:

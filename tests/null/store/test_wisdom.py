@@ -205,6 +205,20 @@ def test_a_page_that_makes_no_sense_is_measured_again(machine, change):
     assert len(machine.raced) == 1
 
 
+def test_an_environment_is_written_with_its_first_page_and_again_if_it_is_gone(machine, monkeypatch):
+    session, written, write = machine.process(fast=50), [], Store.write
+    note = lambda self, kind, *of: written.append(kind) or write(self, kind, *of)  # noqa: E731  a stand-in
+    monkeypatch.setattr(Store, "write", note)
+    for size in (3, 5):
+        session.explain("add", torch.randn(size), torch.randn(size))
+    assert written.count("environments") == 1
+    assert len([kind for kind in written if kind.endswith("/entries")]) == 2
+    ((of, _),) = session.wisdom.store.items("environments")
+    session.wisdom.store.remove("environments", of)
+    session.explain("add", torch.randn(7), torch.randn(7))
+    assert written.count("environments") == 2
+
+
 def test_the_folder_tells_its_environment(machine):
     machine.chosen(fast=50)
     ((_, facts),) = Store(machine.folder).items("environments")
