@@ -6,8 +6,9 @@ has lanes, its branches run side by side.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -166,3 +167,21 @@ def _check_apart(found: Sequence[Any], given: Sequence[Tensor]) -> None:
                 raise CaptureError("two operations on one tensor depend on each other or on one parameter")
             seen[node] = i
             nodes.extend(before for before, _ in node.next_functions)
+
+
+@contextlib.contextmanager
+def gradients_of_several_streams() -> Iterator[None]:
+    """Have torch not warn where a tensor's gradient comes from another stream than its first use.
+
+    Lanes are such streams on purpose, and what follows them waits for all of them.
+    """
+    warns = getattr(torch._C, "_warn_on_accumulate_grad_stream_mismatch", None)
+    if warns is None:  # a torch that can't be asked
+        yield
+        return
+    before = warns()
+    torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
+    try:
+        yield
+    finally:
+        torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(before)

@@ -7,7 +7,7 @@ import functools
 import math
 import statistics
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from nxcore.context import as_captured
 from nxcore.errors import CaptureError
-from nxcore.graphs.branches import LANES
+from nxcore.graphs.branches import LANES, gradients_of_several_streams
 from nxcore.graphs.buffers import aliased, buffer, untouched
 from nxcore.graphs.dice import without_dice
 from nxcore.graphs.late import Late, late
@@ -82,7 +82,7 @@ class Capture:
         names: Sequence[Held] | None = None,
     ) -> None:
         self.run, self.inside, self.lock = run, Inside(module, names or ()), recorder.lock
-        self._begun = False
+        self._begun, self._needs = False, tuple(self.inside.mode[1])
         self._order, self._turn, self._place = recorder.order, recorder.turn, recorder.order.place()
         self._number, self.late = 0, 0
         self._ticket: Callable[[], Ticket | None] = _no_ticket
@@ -151,14 +151,23 @@ class Capture:
     def begin(self, tensors: Sequence[Tensor]) -> bool:
         """Replay the forward graph, and test the module while the device works; undo it if that changed.
 
-        Return whether the module is as it was captured: then ``forward`` returns the result.
+        Return whether the module is as it was captured: then ``replay`` returns the result, or None if its
+        parameters need other gradients.
         """
         self._turn()
         self._recorded.begin(tensors)
-        self._begun = self.inside.holds() and self.inside.mode_now() == self.inside.mode
+        self._begun = self.inside.holds() and self.inside.training_now() == self.inside.mode[0]
         if not self._begun:
             self._recorded.undo()
         return self._begun
+
+    def refuses(self, needs: tuple[bool, ...]) -> bool:
+        """Return whether a replay was begun though parameters need other gradients; undo it."""
+        if self._begun and needs[self.count :] != self._needs:
+            self._begun = False
+            self._recorded.undo()
+            return True
+        return False
 
     def forward(self, tensors: Sequence[Tensor]) -> Tensor:
         """Replay the forward graph, unless it was begun; return a copy of the result, without a gradient."""
@@ -280,24 +289,6 @@ class Capture:
             self._recorded, self.how = one, f"; on one stream: {figures}"
 
 
-@contextlib.contextmanager
-def gradients_of_several_streams() -> Iterator[None]:
-    """Have torch not warn where a tensor's gradient comes from another stream than its first use.
-
-    Lanes are such streams on purpose, and what follows them waits for all of them.
-    """
-    warns = getattr(torch._C, "_warn_on_accumulate_grad_stream_mismatch", None)
-    if warns is None:  # a torch that can't be asked
-        yield
-        return
-    before = warns()
-    torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
-    try:
-        yield
-    finally:
-        torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(before)
-
-
 def _compared(recorder: Recorder, *works: Callable[[], object]) -> list[float]:
     """Return the median times of two works in turns, in ms; few turns are enough where they are far apart."""
     times: list[list[float]] = []
@@ -334,7 +325,9 @@ class _Replay(torch.autograd.Function):
     """A captured call and its backward pass, which runs again where the capture can't serve it."""
 
     @staticmethod
-    def forward(ctx: Any, capture: Capture, module: nn.Module, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, capture: Capture, module: nn.Module, *tensors: Tensor) -> Tensor | None:
+        if capture.refuses(ctx.needs_input_grad[2:]):  # which is cheaper than to look at all parameters
+            return None
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
         ctx.capture, ctx.module = capture, module

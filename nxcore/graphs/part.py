@@ -171,7 +171,9 @@ class Part:
                     self._captures.pop(key, None)
                 return self.run(module, *tensors)
             if self._begin(capture, tensors):
-                return replay(capture, module, *tensors, *capture.inside.parameters)
+                found = replay(capture, module, *tensors, *capture.inside.parameters)
+                if found is not None:
+                    return found
         return self._meet(key, module, tensors)
 
     def _begin(self, _capture: Capture, _tensors: Sequence[Tensor]) -> bool:

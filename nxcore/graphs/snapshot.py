@@ -137,7 +137,11 @@ class Inside:
 
     def mode_now(self) -> tuple[list[bool], list[bool]]:
         """Return whether modules that depend on it are in training, and which parameters need a gradient."""
-        return [*map(_training, self._modes)], [*map(_requires_grad, self.parameters)]
+        return self.training_now(), [*map(_requires_grad, self.parameters)]
+
+    def training_now(self) -> list[bool]:
+        """Return whether modules that depend on it are in training."""
+        return [*map(_training, self._modes)]
 
     def _now(self) -> tuple[list[type], list[int]]:
         return [*map(type, self.modules)], [*map(torch.Tensor.data_ptr, self._tensors)]

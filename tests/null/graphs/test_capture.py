@@ -11,7 +11,8 @@ from torch import nn
 from nxcore.call.wrappers import unless_capturing
 from nxcore.context import REGIME, as_captured
 from nxcore.graphs import part
-from nxcore.graphs.capture import CLEAR, ROUNDS, Capture, _compared, _off, gradients_of_several_streams
+from nxcore.graphs.branches import gradients_of_several_streams
+from nxcore.graphs.capture import CLEAR, ROUNDS, Capture, _compared, _off
 from nxcore.graphs.part import MET, SETTLED, Part
 from tests.nn.tape import Tape
 
