@@ -3,13 +3,15 @@
     python benchmarks/search_step.py [--images cifar10.npz] [--output search-step.json] [--quick]
                                      [--backend cuda] [--networks patched ...]
                                      [--channels 16] [--batch 64] [--no-errors]
+                                     [--autocast bfloat16]
 
 A forward and backward of a DARTS supernet (8 cells, C = 16, 4 nodes, batch 64 of 3 x 32 x 32, float32 without
 TF32) for weights and architecture: plain torch (the network of ``tests/nas/darts.py``), the same under
 ``nas.patch``, without its graphs and with them, and ``nas.SearchNetwork``, which shares its pools; each eager
 and as one CUDA graph (``nxcore.graphed``). Kernels are chosen by measurement beforehand, or are those of
 ``--backend``, without a race. With real images (an ``.npz`` as ``nas.data.load`` takes it) the errors of
-scores and gradients against the same network in float64, over several batches.
+scores and gradients against the same network in float64, over several batches. ``--autocast`` runs forward
+passes under ``torch.autocast``.
 """
 
 from __future__ import annotations
@@ -70,13 +72,19 @@ def networks(channels: int = 16) -> dict[str, Callable[[], nn.Module]]:
     return {"plain": plain, "patched, run": run, "patched": patched, "SearchNetwork": own}
 
 
-def step_of(net: nn.Module, images: Tensor, labels: Tensor, logits: Tensor) -> Step:
-    """Return one forward and backward: loss, scores, and gradients of the logits and of every weight."""
+def step_of(
+    net: nn.Module, images: Tensor, labels: Tensor, logits: Tensor, half: torch.dtype | None = None
+) -> Step:
+    """Return one forward and backward: loss, scores, and gradients of the logits and of every weight.
+
+    ``half`` is the dtype of autocast; None is without.
+    """
     wanted = [logits, *net.parameters()]
 
     def step() -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        scores = net(images, *logits.unbind(0))
-        loss = cross_entropy(scores, labels)
+        with torch.autocast("cuda", half, enabled=half is not None):
+            scores = net(images, *logits.unbind(0))
+            loss = cross_entropy(scores, labels)
         return loss.detach(), scores.detach(), torch.autograd.grad(loss, wanted)
 
     return step
@@ -100,14 +108,19 @@ def chosen(backend: str | None) -> AbstractContextManager[None]:
 
 
 def eager(
-    make: Callable[[], nn.Module], images: Tensor, labels: Tensor, logits: Tensor, warm: int
+    make: Callable[[], nn.Module],
+    images: Tensor,
+    labels: Tensor,
+    logits: Tensor,
+    warm: int,
+    half: torch.dtype | None = None,
 ) -> dict[str, Any]:
     """Return time and memory of one network's eager step, and the cells that are replayed."""
     gc.collect()
     torch.cuda.empty_cache()
     row: dict[str, Any] = {"before_gib": torch.cuda.memory_allocated() / 2**30}
     net = make()
-    step = step_of(net, images, labels, logits)
+    step = step_of(net, images, labels, logits, half)
     began = time.perf_counter()
     step()
     torch.cuda.synchronize()
@@ -122,12 +135,18 @@ def eager(
     return row
 
 
-def captured(make: Callable[[], nn.Module], images: Tensor, labels: Tensor, logits: Tensor) -> dict[str, Any]:
+def captured(
+    make: Callable[[], nn.Module],
+    images: Tensor,
+    labels: Tensor,
+    logits: Tensor,
+    half: torch.dtype | None = None,
+) -> dict[str, Any]:
     """Return time and memory of one network's captured step, and the device time of each kernel."""
     gc.collect()  # what the eager steps held
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    replay = nxcore.graphed(step_of(make(), images, labels, logits))
+    replay = nxcore.graphed(step_of(make(), images, labels, logits, half))
     replay()
     row: dict[str, Any] = {"captured_ms": timed(replay)}
     row["captured_peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
@@ -155,6 +174,7 @@ def errors(
     logits: Tensor,
     backend: str | None,
     warm: int,
+    half: torch.dtype | None = None,
 ) -> dict[str, Any]:
     """Return the errors (relative, 2-norm) of networks against the plain one in float64.
 
@@ -167,7 +187,7 @@ def errors(
 
     def found(net: nn.Module, x: Tensor, y: Tensor, dtype: torch.dtype) -> list[Tensor]:
         rows = logits.detach().to(dtype).requires_grad_()
-        _, scores, gradients = step_of(net, x.to(dtype), y, rows)()
+        _, scores, gradients = step_of(net, x.to(dtype), y, rows, None if net is truth else half)()
         return [scores, *gradients]
 
     with chosen(backend):
@@ -210,8 +230,10 @@ def main() -> None:
     parser.add_argument("--warm", type=int, default=WARM, help="untimed steps, by default %(default)s")
     parser.add_argument("--channels", type=int, default=16, help="of the first cell, by default 16")
     parser.add_argument("--batch", type=int, default=64, help="images a step, by default 64")
+    parser.add_argument("--autocast", choices=["bfloat16", "float16"], help="of forward passes")
     parser.add_argument("--no-errors", action="store_true", help="measure the times only")
     given = parser.parse_args()
+    half = given.autocast and getattr(torch, given.autocast)
     count, makes = BATCHES * given.batch, networks(given.channels)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.manual_seed(0)
@@ -227,7 +249,12 @@ def main() -> None:
     logits = (1e-3 * torch.randn(2, 14, 8, device="cuda")).requires_grad_()
     facts = describe("cuda").to_dict() | {"torch": str(torch.__version__)}
     record: dict[str, Any] = {"device": facts, "images": given.images and "cifar10", "rows": {}, "errors": {}}
-    record |= {"channels": given.channels, "batch": given.batch, "backend": given.backend}
+    record |= {
+        "channels": given.channels,
+        "batch": given.batch,
+        "backend": given.backend,
+        "autocast": given.autocast,
+    }
 
     def keep() -> None:
         if given.output:
@@ -236,7 +263,7 @@ def main() -> None:
     names = dict.fromkeys(["plain", *given.networks])
     if not given.no_errors:
         compared = {name: makes[name] for name in names}
-        record["errors"] = errors(compared, images, labels, logits, given.backend, given.warm)
+        record["errors"] = errors(compared, images, labels, logits, given.backend, given.warm, half)
         keep()
     for name, row in record["errors"].items():
         plain = record["errors"]["plain"]
@@ -252,7 +279,8 @@ def main() -> None:
     for name in [] if given.quick else given.networks:
         make = makes[name]
         with chosen(given.backend):
-            row = eager(make, images, labels, logits, given.warm) | captured(make, images, labels, logits)
+            row = eager(make, images, labels, logits, given.warm, half)
+            row |= captured(make, images, labels, logits, half)
         record["rows"][name] = row
         print(
             f"{name}: " + ", ".join(f"{k} {v:.1f}" for k, v in row.items() if isinstance(v, float)),
