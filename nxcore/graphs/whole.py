@@ -75,6 +75,9 @@ class Whole(Part):
     def __call__(self, module: nn.Module, *tensors: Tensor) -> Any:
         """Replay the call if its signature was captured; otherwise run it."""
         self.called = True
+        captures = [c for found in self._captures.values() for c in found]
+        if any(capture.inside.modules[0] is not module for capture in captures):
+            return self.run(module, *tensors)  # a shallow copy, which shares all but its tensors
         return super().__call__(module, *tensors)
 
     def _standing(self, key: Any) -> Capture | None:

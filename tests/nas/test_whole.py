@@ -103,6 +103,16 @@ def test_a_changed_network_runs_and_its_statistics_are_those_of_one_call(change)
     agree(plain, patched, SETTLED)
 
 
+def test_a_shallow_copy_runs():
+    plain, patched, tape = replayed()
+    before, other = tape.replayed, copy.copy(patched)
+    x, logits = torch.randn(2, 3, 8, 8).double(), torch.rand(2, 5, 8).double()
+    torch.testing.assert_close(other(x, *logits), plain(x, *logits))
+    assert tape.replayed == before
+    agree(plain, patched, 1)
+    assert tape.replayed == before + 2
+
+
 def test_a_frozen_parameter_is_noticed():
     plain, patched, _ = replayed()
     for net in (plain, patched):
