@@ -29,7 +29,7 @@ from nxcore.context import NOTHING, PREFERENCE, Preference, capturing
 from nxcore.errors import UnsupportedProblemError
 from nxcore.observe.bar import shown
 from nxcore.settings import Settings
-from nxcore.spec.kernel import Kernel
+from nxcore.spec.kernel import Kernel, Refusal
 from nxcore.spec.problem import Problem
 from nxcore.spec.spec import OpSpec
 from nxcore.store.lock import Lock
@@ -86,7 +86,7 @@ class Chooser:
         self.learner = Learner(recall, changed, self.watches, wrap=wrap, family=self.between)
         self.lock = Lock.read(settings.lock) if settings.lock else Lock({})
         self.estimator, self.pairs = Estimator(recall), Pairs(recall, self.lock)
-        self.pruner = Pruner(self.estimator)
+        self.pruner, recall.spared = Pruner(self.estimator), self._spared
         self.doubts = Doubts(lambda: self.learner, self._contradicted)
         self.recorded = Recorded(recall.wisdom, recall.tuner.registry)
         self.choices: OrderedDict[Key, Choice] = OrderedDict()
@@ -247,7 +247,8 @@ class Chooser:
             return self.recall.locked(problem, args, label, strict=self.settings.strict)
         if policy == "frozen" and self.settings.strict:
             raise UnsupportedProblemError(problem.op, "frozen", [f"the lock has no entry for {problem}"])
-        known = None if policy == "frozen" else self.recall.recall(problem, args, policy)
+        at_once = self.in_force == "online"
+        known = None if policy == "frozen" else self.recall.recall(problem, args, policy, at_once=at_once)
         if known is None and self.in_force in RELYING:
             known = self.recall.related(problem, args)
         if known is not None:
@@ -288,6 +289,12 @@ class Chooser:
         # An OrderedDict hashes each key again where it yields values: a millisecond for a network.
         found = (exploration(choice.call) for choice in list(dict.values(self.choices)))
         return [e for e in found if e is not None]
+
+    def _spared(self, problem: Problem) -> dict[str, Refusal]:
+        """Return the refusals of kernels that aren't worth compiling; have the others compiled."""
+        listed = self.pruner.shortlist(problem)
+        self._compile(problem, listed)
+        return {**listed.pruned, **{n: listed.spare(n) for n in listed.order[listed.most :]}}
 
     def _compile(self, problem: Problem, listed: Shortlist) -> None:
         """Have workers compile the first kernels of a shortlist at the same time, if that is faster."""

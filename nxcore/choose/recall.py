@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,10 +36,16 @@ class Recall:
         Measures candidates.
     wisdom : Wisdom
         Holds the measurements.
+
+    Attributes
+    ----------
+    spared : callable
+        Returns the refusals of kernels of a problem that aren't worth a compiler's seconds; none by default.
     """
 
     def __init__(self, tuner: Tuner, wisdom: Wisdom) -> None:
         self.tuner, self.wisdom = tuner, wisdom
+        self.spared: Callable[[Problem], Mapping[str, Refusal]] = lambda _: {}
 
     def locked(self, problem: Problem, args: tuple[Any, ...], label: str, *, strict: bool) -> Choice:
         """Return the kernel that a lock names, or torch's reference where it can't serve.
@@ -159,13 +165,15 @@ class Recall:
         *,
         doubting: bool = False,
         page: Page | None = None,
+        at_once: bool = False,
     ) -> Choice | None:
         """Return the recorded decision, None if the problem is to be measured again.
 
         For new or changed kernels, ``measure`` measures these alone, and ``online`` explores the whole
         problem again, so None. Any other policy leaves them out, and so do these two after several unclear
         races. If no race was clear, all are raced again, so None. ``online`` leaves out kernels that took no
-        part in figures of elsewhere too: one plugin more here doesn't have a known problem learnt anew.
+        part in figures of elsewhere too, and so does ``measure`` in its place, ``at_once``: one plugin more
+        here doesn't have a known problem learnt anew. What ``measure`` would have to compile is pruned.
         Kernels with unchanged figures are checked again only if the chosen one can't serve any more:
         ``doubting``. ``page`` has the figures; by default those on record for the problem's device.
         """
@@ -176,7 +184,7 @@ class Recall:
             return None
         known = {c.label: c for c in page.decision.candidates if not _on_request(c)}
         candidates: list[Candidate] = []
-        changed, leaves = False, page.foreign and policy == "online"
+        changed, leaves = False, page.foreign and (at_once or policy == "online")
         new: list[tuple[Backend, Kernel]] = []
         for backend, kernel in self.tuner.taking_part(problem.op):
             label = backend.label(kernel)
@@ -200,10 +208,15 @@ class Recall:
                 new.append((backend, kernel))
         changed |= any(c.timing for c in known.values())  # the remaining ones aren't installed any more
         if (new or changed) and not doubting:
-            return self.recall(problem, args, policy, doubting=True, page=page)
+            return self.recall(problem, args, policy, doubting=True, page=page, at_once=at_once)
         racing = page.unclear < RACES
         if new and policy == "measure" and racing:
-            return self._joined(problem, args, page, candidates, new)
+            spared = self.spared(problem)
+            out = [(b, k, spared[b.label(k)]) for b, k in new if b.label(k) in spared]
+            candidates += [Candidate(b.label(k), b.name, w, graph_safe=k.graph_safe) for b, k, w in out]
+            new = [(b, k) for b, k in new if b.label(k) not in spared]
+            if new:
+                return self._joined(problem, args, page, candidates, new)
         if new and ((policy == "online" and racing) or not (candidates and candidates[0].native)):
             return None
         candidates += [Candidate(b.label(k), b.name, refusal=ANEW, graph_safe=k.graph_safe) for b, k in new]
@@ -216,7 +229,7 @@ class Recall:
         then, now = page.decision, choice.decision
         both = (choice.captured or choice).decision.chosen == (then.captured or then).chosen
         if not doubting and not (both and now.chosen == then.chosen):
-            return self.recall(problem, args, policy, doubting=True, page=page)
+            return self.recall(problem, args, policy, doubting=True, page=page, at_once=at_once)
         return replace(choice, foreign=page.foreign)
 
     def _told(self, before: Candidate, backend: Backend, kernel: Kernel) -> bool:

@@ -18,6 +18,7 @@ from nxcore.settings import Settings
 from nxcore.spec.compiling import compiling
 from nxcore.spec.kernel import Code, Refusal
 from nxcore.spec.problem import Problem
+from nxcore.spec.tally import tally
 from nxcore.store import wisdom
 from nxcore.store.pages import Page
 from tests.null import fakes
@@ -280,6 +281,33 @@ def test_the_next_process_has_the_choice_and_tuning_races_the_others_too(machine
     assert (row.status, row.chosen) == ("measured", "four")
     (row,) = ahead.tuned(session, [cell], effort=fakes.QUICK)
     assert row.status == "known"
+
+
+def test_a_plugin_more_compiles_nothing_for_a_known_problem_without_a_promise(machine):
+    machine.images = ("two",)
+    assert decided(machine.process(two=50)).chosen == "two"
+    session = machine.process(two=50, four=30)
+    raced = tally().races
+    found = decided(session)
+    assert (found.chosen, found["four"].refusal.code) == ("two", Code.PRUNED)
+    assert (machine.compiled, tally().races) == ([], raced)
+    session = machine.verified(machine.process(two=50, four=30))
+    recorded(session, torch=10, two=5, four=3)
+    assert decided(session).chosen == "four"
+    assert machine.compiled == ["four"], "it is predicted to win"
+
+
+@pytest.mark.parametrize("policy", ["online", "measure"])
+def test_what_must_be_known_at_once_leaves_out_what_figures_of_elsewhere_lack(machine, policy):
+    machine.images = ("two", "four")
+    decided(machine.process(two=50))
+    session = machine.process(policy=policy, two=50, four=30)
+    page = session.wisdom.read(problem(1000))
+    session.wisdom.write(problem(1000), dataclasses.replace(page, foreign=True))
+    found = decided(session)  # by `online` in place of its turns
+    assert found.chosen == ("two" if policy == "online" else "four")
+    if policy == "online":
+        assert "took no part where the figures were measured" in found["four"].refusal.reason
 
 
 def test_a_page_knows_whether_it_is_complete():
