@@ -127,7 +127,7 @@ def edge_of(
         Whether an operation writes into ``x``.
     """
     own = [op for op, output in zip(operations, known, strict=True) if output is None]
-    norms = {} if written else _norms(mixed, own, x, ends)
+    norms = {} if written else _norms(mixed, own, ends)
     given = {} if written else grouped(own, x, _plain if norms else None)
     run = [Raw(op, norms[op]) if op in norms else op for op in own if op not in given]
     rest = iter(zip(run, branched(run, x, written=written, read=bool(given)), strict=True))
@@ -173,12 +173,10 @@ def joining(mixed: Iterable[nn.Module]) -> bool:
 
 
 def _norms(
-    mixed: nn.Module, own: Sequence[nn.Module], x: Tensor, ends: Mapping[nn.Module, nn.Module]
+    mixed: nn.Module, own: Sequence[nn.Module], ends: Mapping[nn.Module, nn.Module]
 ) -> dict[nn.Module, nn.Module]:
     """Return the norms that may be computed with the sum, by operation: all of one eps."""
     if not joining([mixed]) or saving():
-        return {}
-    if torch.is_autocast_enabled(x.device.type):
         return {}
     found = {op: ends[op] for op in own if op in ends and _plain(op, ends[op])}
     first: Any = next(iter(found.values()), None)

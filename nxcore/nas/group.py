@@ -23,6 +23,7 @@ from nxcore.graphs.branches import reader_of
 from nxcore.graphs.hooks import saving
 from nxcore.graphs.late import LATE, Late
 from nxcore.interop import internals
+from nxcore.nas.casts import half_of, rounded
 from nxcore.nas.chains import Block, Chain, chain_of, try_out
 from nxcore.nas.level import Convolution, convolved
 from nxcore.nas.pending import version
@@ -32,6 +33,9 @@ from nxcore.spec.problem import TensorMeta
 
 ON = True
 """Whether they are computed so; ``benchmarks/search_switches.py`` measured both."""
+
+AUTOCAST = True
+"""Whether they are computed so under autocast too, in float32."""
 
 Raw = Callable[[nn.Module, nn.Module], bool]
 """Whether an operation's last norm, its second argument, is to be left to the sum of its edge."""
@@ -126,7 +130,7 @@ class _Scope:
 
     def outputs(self, ops: Sequence[nn.Module], x: Tensor, raw: Raw | None) -> dict[nn.Module, Given]:
         """Return the results of some operations on a state."""
-        place = id(x), version(x), torch.is_grad_enabled()
+        place = id(x), version(x), torch.is_grad_enabled(), half_of(x)
         for op in ops:
             try_out(op)
         chains = [op for op in ops if chain_of(op)]
@@ -154,7 +158,9 @@ class _Scope:
         if not chains:
             waiting.alone = waiting.alone or "the readers of a state are not known from an earlier call"
             return {}
-        state = reader_of(x)
+        state, half = reader_of(x), half_of(x)
+        if half is not None:
+            state = state.float()
         results = [_Result(op, chain, state) for op, chain in chains.items()]
         level = 0
         while level < max(len(result.chain) for result in results):
@@ -163,7 +169,11 @@ class _Scope:
                 if why := _advance(members, raw, waiting):
                     waiting.alone = waiting.alone or why
             level += 1
-        return {result.op: result for result in results if result.done}
+        made = [result for result in results if result.done]
+        if half is not None and made:
+            for result, out in zip(made, rounded([result.out for result in made], half), strict=True):
+                result.out = out
+        return {result.op: result for result in made}
 
 
 SCOPE: ContextVar[_Scope | None] = ContextVar("nxcore_group", default=None)
@@ -216,7 +226,7 @@ def _refusal(x: Tensor) -> str:
     """Return why operations on ``x`` run by themselves; empty if they needn't."""
     if saving():
         return "there are hooks on saved tensors"
-    if torch.is_autocast_enabled(x.device.type):
+    if torch.is_autocast_enabled(x.device.type) and not AUTOCAST:
         return "autocast is on"
     if internals.transformed() or internals.in_forward_mode() or internals.tracing_state() is not None:
         return "a transform is in force"

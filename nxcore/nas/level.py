@@ -69,7 +69,7 @@ def convolved(convolutions: Sequence[Convolution], eps: float) -> Outcome | None
     dws, pws = ([c.weights[i] for c in convolutions] for i in (0, 1))
     windows, normed = tuple(c.window for c in convolutions), tuple(c.normed for c in convolutions)
     args = xs, dws, pws, *zip(*windows, strict=True), normed, True, eps
-    with torch.no_grad():
+    with torch.no_grad(), autocast.disabled():  # whoever calls under autocast has cast the tensors
         found = _operator("foreach_sep_conv2d_batch_norm").by_kernel(*args)
     if found is None:
         return None

@@ -199,7 +199,8 @@ def test_a_first_call_that_is_captured_has_no_group(served):
     assert waiting.groups.endswith("the readers of a state are not known from an earlier call")
 
 
-def test_under_autocast_and_hooks_on_saved_tensors_each_runs_by_itself(served):
+def test_with_hooks_on_saved_tensors_and_under_autocast_if_told_to_each_runs_by_itself(served, monkeypatch):
+    monkeypatch.setattr(group, "AUTOCAST", False)
     plain, patched = cells(cell)
     args = given(5, 8)
     met(plain, patched, args)

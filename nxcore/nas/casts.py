@@ -1,0 +1,63 @@
+"""Casts: separable convolutions of a state under autocast, which compute in float32 between two casts.
+
+Layers under autocast round each result to the half type. Here the state is read as float32, the steps between
+are float32, and what leaves is rounded: to the dtype that the layers return, with a smaller error. Weights
+are read as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nxcore.interop.internals import functorch
+
+
+def half_of(x: Tensor) -> torch.dtype | None:
+    """Return the dtype that autocast gives convolutions of ``x``; None where it changes nothing."""
+    device = x.device.type
+    if x.dtype is torch.float64 or not torch.is_autocast_enabled(device):
+        return None
+    return torch.get_autocast_dtype(device)
+
+
+def rounded(tensors: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Return tensors of one dtype in another, with gradients, by one call each way."""
+    found: tuple[Tensor, ...] = _rounded(dtype, *tensors)
+    return found
+
+
+class _Rounded(torch.autograd.Function):
+    """Tensors in another dtype."""
+
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.dtype = tensors[0].dtype
+        return tuple(_cast(tensors, dtype))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        there = [g for g in grads if g is not None]
+        if torch.is_grad_enabled() or any(_without_memory(g) for g in there):
+            return None, *(None if g is None else g.to(ctx.dtype) for g in grads)
+        found = iter(_cast(there, ctx.dtype))
+        return None, *(None if g is None else next(found) for g in grads)
+
+
+_rounded: Any = _Rounded.apply  # untyped in torch
+
+
+def _cast(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Return tensors in another dtype, dense; on a GPU in few launches."""
+    found = [torch.empty_like(t, dtype=dtype) for t in tensors]
+    if found:
+        torch._foreach_copy_(found, list(tensors))
+    return found
+
+
+def _without_memory(grad: Tensor) -> bool:
+    return bool(functorch.is_legacy_batchedtensor(grad) or functorch.is_functorch_wrapped_tensor(grad))
