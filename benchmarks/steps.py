@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import signal
 import statistics
@@ -216,7 +217,8 @@ def line(how: How, found: list[tuple[float, Turn, Turn]]) -> str:
     plain, own = (1e3 * statistics.median(row[i].seconds for row in late) for i in (1, 2))
     ratios = sorted(p.seconds / o.seconds for _, p, o in late)
     low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-    busy = statistics.median(p.cpu / o.cpu for _, p, o in late)
+    # No processor time is known of the first step, which is all of a run that ends with it.
+    busy = statistics.median([p.cpu / o.cpu for _, p, o in late if o.cpu] or [math.nan])
     bad = [end for end, ratio in windows(found) if ratio < 1 - LOSS]
     early = [(p, o) for at, p, o in found if at <= LEARNING_S]
     usual = statistics.median(p.seconds for _, p, _ in found)
