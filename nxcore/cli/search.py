@@ -11,7 +11,7 @@ import typer
 if TYPE_CHECKING:
     import torch
 
-    from nxcore.nas import Mutation, Trainer
+    from nxcore.nas import Genotype, Mutation, Preset, Trainer
     from nxcore.nas.data import Data
 
 ASKED, RESULT, PICTURE, CURVE = "search.json", "result.json", "genotype.svg", "curve.html"
@@ -45,13 +45,50 @@ def begun(asked: dict[str, Any], output: Path, device: str | None) -> Trainer:
     if asked["space"] is not None:
         changed["primitives"] = operations(asked["space"])
     preset = dataclasses.replace(PRESETS[asked["preset"]], **changed)
+    genotype = None if asked["genotype"] is None else entrant(asked, preset)
     found, at = images(asked, device)
     trainer = Trainer(found, preset, seed=asked["seed"], device=at)
+    if genotype is not None:
+        trainer.train(genotype)
     if rank == 0:
         (destination.folder(output, "--output") / ASKED).write_text(
             _json.dumps(asked, indent=2) + "\n", encoding="utf-8"
         )
     return trainer
+
+
+def entrant(asked: dict[str, Any], preset: Preset) -> Genotype:
+    """Return the genotype that is trained without a search: a random one of the space, or that of a search.
+
+    Raises
+    ------
+    InvalidInputError
+        If the file holds none, or options of a search are given too.
+    """
+    import torch
+
+    from nxcore.errors import InvalidInputError
+    from nxcore.nas.genotype import Genotype, drawn
+
+    if idle := [f"--{name}" for name in ("epochs", "grow") if asked[name]]:
+        raise InvalidInputError(
+            f"--genotype trains without a search; remove {', '.join(idle)}", argument="genotype"
+        )
+    if asked["genotype"] == "random":
+        draw = torch.Generator().manual_seed(asked["seed"])
+        return drawn(preset.primitives, preset.steps, preset.multiplier, draw)
+    try:
+        held = _json.loads(Path(asked["genotype"]).read_text(encoding="utf-8"))["genotype"]
+        cells = (
+            tuple((str(name), int(state)) for name, state in held[cell]) for cell in ("normal", "reduce")
+        )
+        normal, reduce = cells
+        return Genotype(normal, tuple(held["normal_concat"]), reduce, tuple(held["reduce_concat"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidInputError(
+            f"genotype must be random or a search's {RESULT}, got {asked['genotype']}: {error}",
+            argument="genotype",
+        ) from error
 
 
 def mutation(text: str) -> Mutation:
@@ -222,6 +259,10 @@ def command(
         list[str] | None,
         typer.Option(help="Grow the supernet after EPOCH: EPOCH:widen:C, EPOCH:deepen:PLACE or EPOCH:node."),
     ] = None,
+    genotype: Annotated[
+        str | None,
+        typer.Option(help="Train a genotype without a search: random, or the result.json of a search."),
+    ] = None,
     budget: Annotated[
         float | None, typer.Option(help="Seconds of training, half for the search.", min=0)
     ] = None,
@@ -259,6 +300,7 @@ def command(
         "epochs": epochs,
         "retrain_epochs": retrain_epochs,
         "grow": grow or None,
+        "genotype": genotype,
         "budget_s": budget,
         "seed": seed,
     }

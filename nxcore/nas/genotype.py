@@ -82,3 +82,36 @@ def dominant(weights: Tensor, primitives: Sequence[str], steps: int = 4) -> tupl
         strongest = sorted(best, key=lambda state: -table[node[0] + state][best[state]])[:2]
         genes += [(primitives[best[state]], state) for state in strongest]
     return tuple(genes)
+
+
+def drawn(
+    primitives: Sequence[str], steps: int, multiplier: int, generator: torch.Generator | None = None
+) -> Genotype:
+    """Return a random genotype: each node reads two distinct states, by any operation except ``none``.
+
+    Parameters
+    ----------
+    primitives : sequence of str
+        Names of the operations.
+    steps, multiplier : int
+        The number of nodes of a cell, and how many of them, from the last, form its output.
+    generator : torch.Generator, optional
+        A generator on the CPU.
+
+    Examples
+    --------
+    >>> drawn(["none", "skip_connect"], 2, 1).normal_concat
+    (3,)
+    """
+    real = [name for name in primitives if name != "none"]
+
+    def cell() -> tuple[Gene, ...]:
+        genes: list[Gene] = []
+        for states in range(2, steps + 2):
+            for state in torch.randperm(states, generator=generator)[:2].tolist():
+                operation = torch.randint(len(real), (), generator=generator).item()
+                genes.append((real[int(operation)], state))
+        return tuple(genes)
+
+    concat = tuple(range(2 + steps - multiplier, 2 + steps))
+    return Genotype(cell(), concat, cell(), concat)

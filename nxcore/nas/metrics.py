@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nxcore.nas.data import Split
-from nxcore.nas.process_group import total
+from nxcore.nas.process_group import place, total
 
 CHUNK = 256
 """Images in a forward pass without gradients."""
@@ -36,10 +36,14 @@ class Tally:
 def evaluated(
     net: nn.Module, logits: Sequence[Tensor], split: Split, device: torch.device
 ) -> tuple[float, float]:
-    """Return mean loss and accuracy of a network on a split, over all ranks."""
+    """Return mean loss and accuracy of a network on a split, over all ranks, with running statistics."""
     tally = Tally(device)
-    for chunk in zip(split.images.split(CHUNK), split.labels.split(CHUNK), strict=True):
+    rank, world = place()
+    own = (tensor[rank::world].split(CHUNK) for tensor in split)
+    net.eval()
+    for chunk in zip(*own, strict=True):
         images, labels = (t.to(device) for t in chunk)
         scores = net(images, *logits)
         tally.add(functional.cross_entropy(scores, labels), scores, labels)
+    net.train()
     return tally.read()

@@ -40,6 +40,11 @@ def means(gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
     return [g if g is None else next(parts).view_as(g) for g in gradients]
 
 
+def agreed(seconds: float, device: torch.device) -> float:
+    """Return the mean over all ranks, so that they stop together."""
+    return seconds if place()[1] == 1 else mean(torch.tensor(seconds, device=device)).item()
+
+
 def shared(net: nn.Module, *, unused: bool) -> nn.Module:
     """Return a network whose backward pass leaves the mean gradients of all ranks.
 

@@ -21,7 +21,7 @@ from nxcore.nas.mutation import mutate
 from nxcore.nas.networks import EvalNetwork, SearchNetwork
 from nxcore.nas.prefetch import Feed
 from nxcore.nas.preset import Mutation, Preset
-from nxcore.nas.process_group import as_first, mean, place
+from nxcore.nas.process_group import agreed, as_first, mean, place
 from nxcore.nas.step import Passes, threads
 
 Phase = Literal["warm-up", "search", "retraining", "done"]
@@ -132,15 +132,16 @@ class Trainer:
             self.phase = "search"
         return row
 
+    def train(self, genotype: Genotype) -> None:
+        """Enter retraining with a given genotype: nothing more is searched."""
+        self.genotype = genotype
+        self._enter("retraining")
+
     @torch.no_grad()
     def evaluate(self, part: Split) -> tuple[float, float]:
         """Return the network's loss and accuracy on a split, with running statistics."""
         as_first(self.net)
-        self.net.eval()
-        own = Split(*(t[self.rank :: self.world] for t in part))
-        found = evaluated(self.net, self._logits(), own, self.device)
-        self.net.train()
-        return found
+        return evaluated(self.net, self._logits(), part, self.device)
 
     def save(self, path: str | Path) -> None:
         """Write the state to a file, atomically: on failure, the file is unchanged."""
@@ -277,7 +278,7 @@ class Trainer:
             **more,
             "entropy": self.arch.entropy().item(),
             "genotype": self.genotype._asdict(),
-            "seconds": self._agreed(time.perf_counter() - started),
+            "seconds": agreed(time.perf_counter() - started, self.device),
         }
         self.spent_s += row["seconds"]
         self.history.append(row)
@@ -313,10 +314,6 @@ class Trainer:
     def _epochs(self) -> int:
         p = self.preset
         return p.retrain_epochs if self.phase == "retraining" else p.warmup + p.epochs
-
-    def _agreed(self, seconds: float) -> float:
-        """Return the mean over all ranks, so that they stop together."""
-        return seconds if self.world == 1 else mean(torch.tensor(seconds, device=self.device)).item()
 
     def _batches(self, part: Split, size: int) -> Iterator[Split]:
         share = max(1, size // self.world)

@@ -97,6 +97,17 @@ def test_a_supernet_grows_between_the_epochs_that_it_is_told(tmp_path):
     assert "mutation" in (tmp_path / "it" / "curve.html").read_text(encoding="utf-8")
 
 
+def test_a_genotype_is_trained_without_a_search(tmp_path):
+    first, again = tmp_path / "random", tmp_path / "again"
+    text = run("--genotype", "random", "--seed", 4, "-o", first)
+    assert text.startswith("retraining 1/1, ")
+    found = json.loads((first / "result.json").read_text())
+    assert found["phase"] == "done"
+    repeated = json.loads(run("--genotype", first / "result.json", "--seed", 4, "-o", again, "--json"))
+    for name in ("genotype", "held_out_accuracy"):
+        assert repeated[name] == found[name]
+
+
 @pytest.mark.parametrize(
     ("space", "names"),
     [("darts", nas.PRIMITIVES), ("all", tuple(nas.OPS)), ("max_pool_3x3,skip_connect", None)],
@@ -128,6 +139,11 @@ def test_it_searches_the_space_that_it_is_told(space, names, tmp_path, monkeypat
         ),
         (("--space", "skip_connect,skip_connect"), "space must be .* distinct"),
         (("--grow", "2:widen"), "grow must be EPOCH:widen:C, .* got '2:widen'"),
+        (("--genotype", "nowhere"), "genotype must be random or a search's result.json, got nowhere"),
+        (
+            ("--genotype", "random", "--grow", "2:node"),
+            "--genotype trains without a search; remove --grow",
+        ),
         (("--data", "nowhere"), "source must be digits, cifar10 or a folder that exists, got 'nowhere'"),
     ],
 )

@@ -12,6 +12,7 @@ import nxcore
 from nxcore.errors import InvalidInputError
 from nxcore.nas import trainer as trainers
 from nxcore.nas.data import Data, Split
+from nxcore.nas.genotype import Genotype, drawn
 from nxcore.nas.preset import PRESETS, Mutation, Preset
 from nxcore.nas.trainer import Trainer
 
@@ -255,3 +256,40 @@ def test_the_papers_preset_is_the_papers():
         600,
         96,
     )
+
+
+def test_a_given_genotype_is_trained_without_a_search_and_goes_on(tmp_path):
+    genotype = drawn(LEAST.primitives, LEAST.steps, LEAST.multiplier, torch.Generator().manual_seed(1))
+    straight = Trainer(images(), LEAST)
+    straight.train(genotype)
+    rows = list(straight.run())
+    assert [row["phase"] for row in rows] == ["retraining"] * LEAST.retrain_epochs
+    assert all(Genotype(**row["genotype"]) == genotype for row in rows)
+    halted = Trainer(images(), LEAST)
+    halted.train(genotype)
+    halted.advance()
+    halted.save(tmp_path / "checkpoint.pt")
+    resumed = Trainer.restore(tmp_path / "checkpoint.pt", images())
+    list(resumed.run())
+    assert same(without_time(resumed.history), without_time(rows)), "to the bit"
+
+
+def test_a_given_genotype_has_the_whole_budget():
+    trainer = Trainer(images(), dataclasses.replace(LEAST, budget_s=1000.0))
+    trainer.train(trainer.genotype)
+    trainer.spent_s = 600.0  # over half of it, where a search ends
+    assert "stopped" not in trainer.advance()
+
+
+def test_a_random_genotype_reads_distinct_states_by_any_operation_but_none():
+    draw = torch.Generator().manual_seed(0)
+    genotypes = [drawn(PRESETS["darts"].primitives, 4, 4, draw) for _ in range(50)]
+    assert {name for g in genotypes for name, _ in g.normal} == {*PRESETS["darts"].primitives} - {"none"}
+    for genotype in genotypes:
+        assert genotype.normal_concat == genotype.reduce_concat == (2, 3, 4, 5)
+        for cell in (genotype.normal, genotype.reduce):
+            for node in range(4):
+                (_, first), (_, second) = cell[2 * node : 2 * node + 2]
+                assert first != second
+                assert max(first, second) < node + 2
+    assert len(set(genotypes)) == 50
