@@ -13,15 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore.interop.internals import functorch
+from nxcore.interop.internals import any_autocast, functorch
 
 
 def half_of(x: Tensor) -> torch.dtype | None:
     """Return the dtype that autocast gives convolutions of ``x``; None where it changes nothing."""
     device = x.device.type
-    if x.dtype is torch.float64 or not torch.is_autocast_enabled(device):
+    if (
+        not any_autocast() or x.dtype is torch.float64
+    ):  # of some devices, torch refuses to say whether it is on
         return None
-    return torch.get_autocast_dtype(device)
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
 def rounded(tensors: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:

@@ -114,6 +114,7 @@ def test_rounded_tensors_have_gradients_of_any_order_and_some_have_none():
 def test_half_types_are_those_of_autocast():
     x = torch.zeros(1)
     assert casts.half_of(x) is None
+    assert casts.half_of(x.to("meta")) is None
     with torch.autocast("cpu", torch.float16):
         assert casts.half_of(x) is torch.float16
         assert casts.half_of(x.double()) is None
