@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import nxcore
+from nxcore import nas
 from nxcore.graphs.late import late
 from nxcore.nas import blend, casts, group
 from tests.nas.grouped import COUNTS, cell, cells, given
@@ -31,10 +32,8 @@ def outcome(net, args, half=None):
     with torch.autocast("cpu", half, enabled=half is not None):
         out = net[0](*x)
     out.to(torch.promote_types(out.dtype, torch.float32)).square().mean().backward()
-    grads = [t.grad for t in (*x, *net.parameters())]
-    for p in net.parameters():
-        p.grad = None
-    return [out.detach(), *grads, *(b for b in net.buffers() if b.is_floating_point())]
+    grads = [t.grad for t in (*x, *net[0].parameters())]
+    return [out.detach(), *grads, *(b for b in net[0].buffers() if b.is_floating_point())]
 
 
 def near(got, plain, exact):
@@ -118,3 +117,18 @@ def test_half_types_are_those_of_autocast():
     with torch.autocast("cpu", torch.float16):
         assert casts.half_of(x) is torch.float16
         assert casts.half_of(x.double()) is None
+
+
+def test_our_own_cell_has_dtypes_and_errors_of_one_without_groups(served):
+    torch.manual_seed(0)
+    apart = nas.Cell(2, 2, 4, 4, 4, False, False)
+    together, s0, logits = copy.deepcopy(apart), torch.randn(2, 4, 8, 8), torch.randn(5, 8)
+    args = [s0, s0 + 1, logits]
+    for net in (apart, together):
+        net(*args)
+    exact = outcome([copy.deepcopy(apart).double()], [t.double() for t in args])
+    want = outcome([apart], args, torch.bfloat16)
+    with late(together) as waiting:
+        got = outcome([together], args, torch.bfloat16)
+    assert waiting.grouped == sum(COUNTS)
+    near(got, want, exact)
