@@ -235,7 +235,7 @@ class Capture:
         # A replay that begins before the test reads and writes this memory, whatever became of the module.
         self._memory = [t.data for t in (*self.inside.parameters, *self.inside.buffers)] if undone else []
         buffers = self._memory[len(self.inside.parameters) :]
-        made = Recorded(call, held, self.count, recorder, buffers)
+        made = Recorded(call, held, self.count, recorder, buffers, alone=undone)
         made.held = recorder.held() - before
         made.norms = sum(b.norms for b in blocks if b is not None)
         made.groups = next((b.groups for b in blocks if b is not None), "")

@@ -18,14 +18,15 @@ from nxcore.interop.internals import gradients
 
 
 def backward_of(
-    outs: Sequence[Tensor], leaves: Sequence[Tensor]
+    outs: Sequence[Tensor], leaves: Sequence[Tensor], *, keeps: bool = True
 ) -> tuple[list[Tensor], Sequence[Tensor | None]]:
     """Return new memory for the gradients of ``outs``, and the gradients of ``leaves`` that follow.
 
-    The autograd nodes keep the saved tensors, so that no later capture reuses their memory.
+    The autograd nodes keep the saved tensors, so that no later capture reuses their memory; unless it
+    ``keeps`` none, where the pool is of this pass alone, which may reuse it.
     """
     given = [torch.empty_like(out, requires_grad=False) for out in outs]
-    return given, gradients(outs, leaves, given, retain_graph=True)
+    return given, gradients(outs, leaves, given, retain_graph=keeps)
 
 
 def check_leaves(outs: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nxcore.graphs.buffers import new_like
 from nxcore.graphs.pair import backward_of
-from nxcore.graphs.recorder import Recorder
+from nxcore.graphs.recorder import Pool, Recorder
 
 SMALL = 2**20
 """The most bytes of gradients that are copied together."""
@@ -21,7 +21,8 @@ class Recorded:
     """Both graphs of a call, forward and backward, and where they read and write.
 
     Only the autograd nodes hold the saved tensors, so their memory isn't reused. Other memory may be: of
-    inputs and results only the addresses are kept, and they are written or read next to the replay.
+    inputs and results only the addresses are kept, and they are written or read next to the replay. In a pool
+    of its own the backward pass reuses the memory of saved tensors too, once it has read them.
 
     Parameters
     ----------
@@ -33,6 +34,8 @@ class Recorded:
         The recorder of their device.
     written : sequence of Tensor, optional
         Tensors that the forward graph keeps the values of, so that it can be undone.
+    alone : bool
+        Whether both graphs have a memory pool of their own.
 
     Attributes
     ----------
@@ -53,7 +56,10 @@ class Recorded:
         count: int,
         recorder: Recorder,
         written: Sequence[Tensor] = (),
+        *,
+        alone: bool = False,
     ) -> None:
+        pool = Pool() if alone else None
         kinds = itertools.groupby(sorted(written, key=_kind), key=_kind)
         owned = [list(group) for _, group in kinds]
         self._written = [(group, [torch.empty_like(t) for t in group]) for group in owned]
@@ -66,16 +72,16 @@ class Recorded:
             given = [new_like(t).requires_grad_(t.requires_grad) for t in held[:count]]
             return given, call(given)
 
-        (given, out), self._there = recorder.capture(there)
+        (given, out), self._there = recorder.capture(there, pool)
         leaves = {i: t for i, t in enumerate([*given, *held[count:]]) if t.requires_grad}
 
         def back() -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
-            (grad,), found = backward_of([out], list(leaves.values()))
+            (grad,), found = backward_of([out], list(leaves.values()), keeps=not alone)
             gradients = {i: g for i, g in zip(leaves, found, strict=True) if g is not None}
             flat = [gradients[i].reshape(-1) for i in _small(gradients, out.dtype)]
             return grad, gradients, torch.cat(flat) if flat else None
 
-        (grad, gradients, flat), self._back = recorder.capture(back)
+        (grad, gradients, flat), self._back = recorder.capture(back, pool)
         small = _small(gradients, out.dtype)
         self._nodes = out.grad_fn
         self.given, self.out = [recorder.lying(t) for t in given], recorder.lying(out)
