@@ -21,7 +21,7 @@ from nxcore.call import ending, maker
 from nxcore.call.operator import Operator, Plan
 from nxcore.call.overlap import aliased
 from nxcore.call.serving import Joiner
-from nxcore.call.wrappers import guarded
+from nxcore.call.wrappers import guarded, in_regime
 from nxcore.choose import workers
 from nxcore.choose.chooser import Chooser
 from nxcore.choose.contenders import Choice
@@ -29,16 +29,7 @@ from nxcore.choose.explanation import Explanation
 from nxcore.choose.learn.exploration import exploration
 from nxcore.choose.recall import Recall
 from nxcore.choose.tuner import Tuner
-from nxcore.context import (
-    PREFERENCE,
-    REGIME,
-    KernelWarning,
-    Observer,
-    Preferring,
-    announce,
-    capturing,
-    in_force,
-)
+from nxcore.context import PREFERENCE, KernelWarning, Observer, Preferring, announce, capturing, in_force
 from nxcore.errors import DeviceLostError, UnsupportedProblemError
 from nxcore.interop import autocast, sharding
 from nxcore.measure.decision import Decision
@@ -260,10 +251,7 @@ class Session:
         """
         problem = self._problem(operator, args)
         served, inner, inner_args = self.joiner.served(operator, problem, args)
-        choice = self._choose(served, inner, inner_args)
-        if choice.captured and (REGIME.captured or capturing(inner)):
-            choice = choice.captured
-        failed = choice
+        failed = choice = in_regime(self._choose(served, inner, inner_args), inner)
         if reason := lost(problem.device):
             before = sorted({c.decision.chosen for c in self.chooser.choices.values() if not c.native})
             label = choice.decision.chosen

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from nxcore.choose.contenders import Choice
-from nxcore.context import PREFERENCE, REGIME, Preference
+from nxcore.context import PREFERENCE, REGIME, Preference, capturing
 from nxcore.errors import InvalidInputError, UnsupportedProblemError
 from nxcore.spec.problem import Problem, tensors_of
 
@@ -43,6 +43,12 @@ def _refusing(op: str, choice: Choice) -> Callable[..., Any]:
         raise UnsupportedProblemError(op, backend, [reason])
 
     return refuse
+
+
+def in_regime(choice: Choice, problem: Problem) -> Choice:
+    """Return the choice for captured calls if it differs and this is one, or ``as_captured``."""
+    captured = choice.captured
+    return captured if captured and (REGIME.captured or capturing(problem)) else choice
 
 
 def unless_capturing(call: Callable[..., Any], captured: Callable[..., Any]) -> Callable[..., Any]:

@@ -173,7 +173,7 @@ class Recall:
         problem again, so None. Any other policy leaves them out, and so do these two after several unclear
         races. If no race was clear, all are raced again, so None. ``online`` leaves out kernels that took no
         part in figures of elsewhere too, and so does ``measure`` in its place, ``at_once``: one plugin more
-        here doesn't have a known problem learnt anew. What ``measure`` would have to compile is pruned.
+        here doesn't have a known problem learnt anew. ``measure`` prunes what it would have to compile.
         Kernels with unchanged figures are checked again only if the chosen one can't serve any more:
         ``doubting``. ``page`` has the figures; by default those on record for the problem's device.
         """

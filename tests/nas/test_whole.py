@@ -12,7 +12,6 @@ from torch.nn import functional
 
 from nxcore import nas
 from nxcore.graphs.part import SETTLED
-from nxcore.graphs.recorder import Pool
 from nxcore.nas import whole
 from nxcore.nas.mixed import PART
 from nxcore.nn import steps
@@ -54,48 +53,6 @@ def test_a_network_is_replayed_whole_and_not_its_cells():
     assert type(patched) is darts.Network
     assert nas.replays(patched) == {}
     agree(plain, patched, 1)
-
-
-def test_its_backward_pass_may_reuse_the_memory_of_what_was_saved_for_it():
-    """That is as much again as a step needs; cells' captures share memory, so that theirs may not."""
-    _, patched, tape = replayed()
-    there, back = tape.pools[-2:]
-    assert isinstance(there, Pool)
-    assert back is there
-    (captures,) = vars(patched)[PART]._captures.values()
-    assert _freed(captures[0]._recorded._nodes)
-
-
-def test_cells_keep_what_is_saved(monkeypatch):
-    monkeypatch.setattr(whole, "ON", False)
-    torch.manual_seed(0)
-    plain = darts.Network().double()
-    patched = copy.deepcopy(plain)
-    nas.patch(patched, watch=False)
-    tape = taped(patched)
-    agree(plain, patched, SETTLED)
-    assert set(tape.pools) == {None}
-    (captures,) = vars(patched.cells[0])[PART]._captures.values()
-    assert not _freed(captures[0]._recorded._nodes)
-
-
-def _freed(node):
-    """Return whether what ``node`` and those before it have saved is freed."""
-    nodes, seen = [node], set()
-    while nodes:
-        node = nodes.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        nodes.extend(before for before, _ in node.next_functions)
-        for name in dir(node):
-            if name.startswith("_saved_"):
-                try:
-                    getattr(node, name)
-                except RuntimeError as error:  # that a replay has written into it is another one
-                    if "second time" in str(error):
-                        return True
-    return False
 
 
 class Other(nn.Conv2d):
