@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -33,3 +34,18 @@ def test_a_shipped_file_is_read_whole(path):
         timed = {c["label"] for c in decision["candidates"] if c["timing"]}
         assert is_pair(entry["key"]) or timed <= set(makes), "every kernel that was timed has an identity"
         assert makes
+
+
+def test_a_file_of_the_package_is_read_once_for_all_sessions(tmp_path, monkeypatch):
+    """It has megabytes, and is read anew where it has changed."""
+    path = tmp_path / "cuda-x.json"
+    path.write_text('{"format": 1, "environments": []}', encoding="utf-8")
+    reads, read = [], transfer.read_json
+    monkeypatch.setattr(transfer, "read_json", lambda path: reads.append(path) or read(path))
+    for _ in range(2):
+        assert transfer.shipped("cuda", tmp_path) == ({}, {})
+    assert reads == [path]
+    facts = {"name": "A"}
+    path.write_text(json.dumps({"format": 1, "environments": [{"facts": facts, "entries": []}]}), "utf-8")
+    os.utime(path, ns=(1, 1))
+    assert list(transfer.shipped("cuda", tmp_path)[0].values()) == [facts]

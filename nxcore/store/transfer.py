@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import warnings
 from collections.abc import Iterable, Mapping
@@ -91,10 +92,16 @@ def shipped(kind: str, folder: Path | None = None) -> tuple[dict[str, Document],
     found = []
     for path in sorted((folder or SHIPPED).glob(f"{kind}-*.json")):
         try:
-            found.append(read(path))
+            found.append(_kept(path, path.stat().st_mtime_ns))
         except InvalidInputError as error:
             warnings.warn(f"shipped wisdom is ignored: {error}", StoreWarning, stacklevel=3)
     return merged(found)
+
+
+@functools.lru_cache(maxsize=8)
+def _kept(path: Path, _changed: int) -> tuple[dict[str, Document], Pages]:
+    """Return what ``read`` does, once for all sessions: a file of the package has megabytes."""
+    return read(path)
 
 
 def merged(sources: Iterable[tuple[Mapping[str, Document], Pages]]) -> tuple[dict[str, Document], Pages]:

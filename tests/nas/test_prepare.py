@@ -30,8 +30,8 @@ def session(monkeypatch):
     """The default session, with workers that answer at once."""
     found = default()
     monkeypatch.setattr(found.tuner, "workers", Answering())
-    for module in (ahead, prune):
-        monkeypatch.setattr(module, "uncompiled", uncompiled)
+    monkeypatch.setattr(ahead, "uncompiled", uncompiled)
+    monkeypatch.setattr(prune, "from_disk", lambda *_: None)
     return found
 
 

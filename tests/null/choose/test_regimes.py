@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from nxcore import session
+from nxcore.call import wrappers
 from nxcore.choose import contenders, tuner
 from nxcore.choose.contenders import AGAIN
 from nxcore.context import KernelWarning
@@ -72,7 +73,8 @@ def machine(tmp_path, monkeypatch):
     for module in (contenders, tuner):
         monkeypatch.setattr(module, "regimes", lambda problem: REGIMES)
     fakes.identified(monkeypatch)
-    monkeypatch.setattr(session, "capturing", lambda problem: found.capturing)
+    for module in (session, wrappers):
+        monkeypatch.setattr(module, "capturing", lambda problem: found.capturing)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: found.capturing)
     return found
 
