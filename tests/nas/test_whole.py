@@ -103,6 +103,7 @@ def test_a_changed_network_runs_and_its_statistics_are_those_of_one_call(change)
     agree(plain, patched, SETTLED)
 
 
+@pytest.mark.slow
 def test_a_shallow_copy_runs():
     plain, patched, tape = replayed()
     before, other = tape.replayed, copy.copy(patched)
@@ -113,6 +114,7 @@ def test_a_shallow_copy_runs():
     assert tape.replayed == before + 2
 
 
+@pytest.mark.slow
 def test_a_frozen_parameter_is_noticed():
     plain, patched, _ = replayed()
     for net in (plain, patched):
@@ -127,6 +129,7 @@ def test_a_frozen_parameter_is_noticed():
     torch.testing.assert_close(patched.classifier.bias.grad, plain.classifier.bias.grad)
 
 
+@pytest.mark.slow
 def test_evaluation_runs():
     plain, patched, tape = replayed()
     before = tape.replayed
@@ -165,6 +168,7 @@ def same(plain, patched, times):
     torch.testing.assert_close(patched.state_dict(), plain.state_dict())
 
 
+@pytest.mark.slow
 def test_attributes_that_are_tensors_have_gradients_and_their_values_are_read():
     torch.manual_seed(0)
     plain = Own().double()
@@ -283,6 +287,7 @@ class Scaled(darts.Network):
         return super().forward(x, normal, reduce) * self.rate * self.rates[1] * RATE * len(NAMES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["own", "list", "file"])
 def test_a_changed_constant_is_read(change, monkeypatch):
     plain, patched, _ = replayed(Scaled)

@@ -13,7 +13,7 @@ from nxcore.nas.mixed import PART
 from tests.nas import darts
 from tests.nas.test_replays import agree, taped
 
-pytestmark = pytest.mark.usefixtures("decided")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("decided")]
 
 
 def captured():

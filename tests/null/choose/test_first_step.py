@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 STEP = """
 import json
 import sys
@@ -66,6 +68,7 @@ print(json.dumps([compiled, blocks, tally().races, chosen]))
 """
 
 
+@pytest.mark.slow
 def test_of_three_toolkits_only_the_one_on_disk_is_verified_and_raced():
     """364 kernels of the other two were compiled, and 97 races had twelve blocks each."""
     root = str(Path(__file__).parents[3])
