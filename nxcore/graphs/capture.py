@@ -92,9 +92,9 @@ class Capture:
             held = [*map(buffer, tensors), *others[: len(self.inside.parameters)]]
             fresh = [t.detach().clone().requires_grad_(t.requires_grad) for t in held]
             before = [t._version for t in held]
-            run = functools.partial(self._returned, module, held[: self.count])
+            call = functools.partial(self._returned, module, held[: self.count])
             with as_captured():
-                out = without_dice(recorder, lambda: recorder.aside(run))
+                out = without_dice(recorder, lambda: recorder.aside(call))
             check_leaves([out], held)
             grad = _wave(out)
             with as_captured():

@@ -248,7 +248,7 @@ class Part:
         return ""
 
 
-WHOLE, OUTER = "an enclosing part is being captured", "it is being captured in another graph"
+WHOLE, OUTER = "an enclosing part is captured", "it is being captured in another graph"
 
 
 def _unfit(module: nn.Module, tensors: Sequence[Tensor]) -> str:

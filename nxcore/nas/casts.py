@@ -19,9 +19,8 @@ from nxcore.interop.internals import any_autocast, functorch
 def half_of(x: Tensor) -> torch.dtype | None:
     """Return the dtype that autocast gives convolutions of ``x``; None where it changes nothing."""
     device = x.device.type
-    if (
-        not any_autocast() or x.dtype is torch.float64
-    ):  # of some devices, torch refuses to say whether it is on
+    # Of some devices torch refuses to say whether it is on, so whether any is comes first.
+    if not any_autocast() or x.dtype is torch.float64:
         return None
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 

@@ -100,7 +100,10 @@ def shipped(kind: str, folder: Path | None = None) -> tuple[dict[str, Document],
 
 @functools.lru_cache(maxsize=8)
 def _kept(path: Path, _changed: int) -> tuple[dict[str, Document], Pages]:
-    """Return what ``read`` does, once for all sessions: a file of the package has megabytes."""
+    """Return what ``read`` does, once for all sessions: a file of the package has megabytes.
+
+    ``_changed`` is when it was written last.
+    """
     return read(path)
 
 

@@ -74,7 +74,7 @@ def test_cells_of_a_patched_network_are_replayed_and_not_what_is_inside():
     agree(plain, patched, MET + 2)
     states = nas.replays(patched)
     assert {n for n, s in states.items() if s.startswith("replays")} == {f"cells.{i}" for i in range(3)}
-    assert states["cells.0._ops.0"] == "runs: an enclosing part is being captured"
+    assert states["cells.0._ops.0"] == "runs: an enclosing part is captured"
     assert tape.captured == 3 * 2
     nas.unpatch(patched)
     assert nas.replays(patched) == {}

@@ -28,7 +28,7 @@ def taken(monkeypatch):
     monkeypatch.setattr(whole, "ON", True)
 
 
-def replayed(make=darts.Network):
+def captured(make=darts.Network):
     """Return a network, and a patched copy after its capture, with its tape."""
     torch.manual_seed(0)
     plain = make().double()
@@ -36,6 +36,12 @@ def replayed(make=darts.Network):
     nas.patch(patched, watch=False)
     tape = taped(patched)
     agree(plain, patched, SETTLED)
+    return plain, patched, tape
+
+
+def replayed(make=darts.Network):
+    """Return the same; the copy is replayed whole."""
+    plain, patched, tape = captured(make)
     assert nas.replays(patched)[""].startswith("replays"), nas.replays(patched)
     return plain, patched, tape
 

@@ -1,36 +1,19 @@
 """The memory of captures: what a backward pass may reuse of what was saved for it."""
 
-import copy
-
 import pytest
-import torch
 
-from nxcore import nas
-from nxcore.graphs.part import SETTLED
 from nxcore.graphs.recorder import Pool
 from nxcore.nas import whole
 from nxcore.nas.mixed import PART
-from tests.nas import darts
-from tests.nas.test_replays import agree, taped
+from tests.nas.test_whole import captured
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("decided")]
-
-
-def captured():
-    """Return a patched network after its capture, and its tape."""
-    torch.manual_seed(0)
-    plain = darts.Network().double()
-    patched = copy.deepcopy(plain)
-    nas.patch(patched, watch=False)
-    tape = taped(patched)
-    agree(plain, patched, SETTLED)
-    return patched, tape
 
 
 def test_that_of_a_whole_network_is_its_own(monkeypatch):
     """What is saved for the backward pass is as much as the pass needs besides."""
     monkeypatch.setattr(whole, "ON", True)
-    patched, tape = captured()
+    _, patched, tape = captured()
     there, back = tape.pools[-2:]
     assert isinstance(there, Pool)
     assert back is there
@@ -40,7 +23,7 @@ def test_that_of_a_whole_network_is_its_own(monkeypatch):
 
 def test_cells_share_it_and_keep_what_is_saved(monkeypatch):
     monkeypatch.setattr(whole, "ON", False)
-    patched, tape = captured()
+    _, patched, tape = captured()
     assert set(tape.pools) == {None}
     (captures,) = vars(patched.cells[0])[PART]._captures.values()
     assert not freed(captures[0]._recorded._nodes)
