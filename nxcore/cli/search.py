@@ -39,7 +39,9 @@ def begun(asked: dict[str, Any], output: Path, device: str | None) -> Trainer:
     if asked["preset"] not in PRESETS:
         raise InvalidInputError(one_of("preset", asked["preset"], PRESETS), argument="preset")
     changed = {
-        name: asked[name] for name in ("epochs", "retrain_epochs", "budget_s") if asked[name] is not None
+        name: asked[name]
+        for name in ("epochs", "retrain_epochs", "skips", "budget_s")
+        if asked.get(name) is not None
     }
     changed["mutations"] = tuple(map(mutation, asked["grow"]))
     if asked["space"] is not None:
@@ -70,7 +72,7 @@ def entrant(asked: dict[str, Any], preset: Preset) -> Genotype:
     from nxcore.errors import InvalidInputError
     from nxcore.nas.genotype import Genotype, drawn
 
-    if idle := [f"--{name}" for name in ("epochs", "grow") if asked[name]]:
+    if idle := [f"--{name}" for name in ("epochs", "grow", "skips") if asked[name]]:
         raise InvalidInputError(
             f"--genotype trains without a search; remove {', '.join(idle)}", argument="genotype"
         )
@@ -255,6 +257,10 @@ def command(
     retrain_epochs: Annotated[
         int | None, typer.Option(help="Epochs of the final training.", show_default="the preset's", min=0)
     ] = None,
+    skips: Annotated[
+        int | None,
+        typer.Option(help="End the search before a cell has more skip connections.", min=0),
+    ] = None,
     grow: Annotated[
         list[str] | None,
         typer.Option(help="Grow the supernet after EPOCH: EPOCH:widen:C, EPOCH:deepen:PLACE or EPOCH:node."),
@@ -299,6 +305,7 @@ def command(
         "space": space,
         "epochs": epochs,
         "retrain_epochs": retrain_epochs,
+        "skips": skips,
         "grow": grow or None,
         "genotype": genotype,
         "budget_s": budget,

@@ -36,6 +36,10 @@ class Genotype(NamedTuple):
     reduce: tuple[Gene, ...]
     reduce_concat: tuple[int, ...]
 
+    def skips(self) -> int:
+        """Return the number of skip connections of the cell that has more of them."""
+        return max(sum(name == "skip_connect" for name, _ in cell) for cell in (self.normal, self.reduce))
+
 
 def edges(steps: int) -> list[list[int]]:
     """Return the rows of each node's edges; node ``n`` has ``n + 2``."""

@@ -76,6 +76,10 @@ class Preset:
         Adam on the architecture.
     patience : int, optional
         The search ends after this many epochs without a lower validation loss.
+    skips : int, optional
+        The search ends once a cell of the genotype has more skip connections than this, and the genotype of
+        the epoch before is kept. Weights that have little left to learn make skip connections win over
+        convolutions, though a network of them generalises worse: Liang et al. 2019, "DARTS+", who allow one.
     budget_s : float
         Seconds for everything. The search takes at most half of them. The learning rates end their cosine in
         that time, and an epoch that has begun is finished.
@@ -118,6 +122,7 @@ class Preset:
     arch_betas: tuple[float, float] = (0.5, 0.999)
     arch_weight_decay: float = 1e-3
     patience: int | None = None
+    skips: int | None = None
     budget_s: float = math.inf
     retrain_epochs: int = 600
     retrain_batch: int = 96

@@ -109,8 +109,9 @@ class Trainer:
             ``phase``, ``epoch`` (from 1) of ``epochs``, ``lr``, ``loss`` and ``accuracy`` in training,
             ``validation_loss`` and ``validation_accuracy`` in the search, ``held_out_loss`` and
             ``held_out_accuracy`` in retraining, ``entropy``, ``genotype``, ``seconds``, and in the last epoch
-            of search or retraining ``stopped``: ``epochs``, ``patience`` or ``budget``. A ``mutation`` has
-            ``grown`` (how), ``difference`` (the largest of scores) and ``parameters`` (their number).
+            of search or retraining ``stopped``: ``epochs``, ``patience``, ``skips`` or
+            ``budget``. A ``mutation`` has ``grown`` (how), ``difference`` (the largest of scores) and
+            ``parameters`` (their number).
         """
         if mutation := self._mutation():
             return self._mutate(mutation)
@@ -118,7 +119,7 @@ class Trainer:
         lr = self._anneal()
         with threads(self.preset.threads if self.device.type == "cpu" else None):
             sums = self._retrained() if phase == "retraining" else self._searched(moves=phase == "search")
-        if phase == "search":
+        if phase == "search" and not self._skipped():
             self.genotype = self.arch.genotype()
         self.epoch += 1
         row = self._row(phase, started, lr=lr, **sums)
@@ -393,4 +394,7 @@ class Trainer:
             return "budget"
         if self.phase == "search" and p.patience is not None and self._waited >= p.patience:
             return "patience"
-        return ""
+        return "skips" if self.phase == "search" and self._skipped() else ""
+
+    def _skipped(self) -> bool:
+        return self.preset.skips is not None and self.arch.genotype().skips() > self.preset.skips

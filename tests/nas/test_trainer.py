@@ -177,6 +177,25 @@ def test_what_is_learned_is_seen_in_the_held_out_images():
     assert rows[-1]["held_out_accuracy"] == 1.0
 
 
+def test_it_stops_before_skip_connections_take_over():
+    found = Trainer(images(), dataclasses.replace(LEAST, warmup=0, epochs=9, skips=1, retrain_epochs=0))
+
+    def favoured(name: str) -> None:
+        with torch.no_grad():
+            found.arch.logits.zero_()[..., LEAST.primitives.index(name)] = 9.0
+
+    favoured("dil_conv_3x3")
+    first = found.advance()
+    favoured("skip_connect")
+    last = found.advance()
+    assert (first.get("stopped"), last["stopped"], found.phase) == (None, "skips", "done")
+    assert (
+        [name for name, _ in last["genotype"]["normal"]]
+        == ["dil_conv_3x3"] * 2
+        == [name for name, _ in found.genotype.reduce]
+    )
+
+
 def test_it_stops_where_its_rules_say(monkeypatch):
     never_better = dataclasses.replace(LEAST, warmup=0, epochs=9, patience=2, retrain_epochs=0)
     found = Trainer(images(), never_better)
