@@ -1,10 +1,14 @@
 """Speed-ups claimed elsewhere for such kernels, measured at the same shapes against torch's fastest idioms.
 
-    python benchmarks/claims.py [--output claims.json]
+    python benchmarks/claims.py [--output claims.json] [--only REGEX] [--seconds N]
 
 On a CUDA device, in float32. Both sides take turns and are timed by wall clock, including host time.
 Kernels are chosen by measurement beforehand. ``first`` is the idiom of the claim, ``best`` the fastest
 known idiom of torch. A claim is met if the whole interval of the ratio meets it.
+
+Beside a call with gradients ``node`` is timed: a node of autograd with the same leaves, which allocates its
+result and computes nothing. No operator of one node is faster than that, so that ``bound``, the idiom's time
+over it, is the most that its ratio can be.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import argparse
 import functools
 import itertools
 import json
+import re
 import statistics
 import sys
 import time
@@ -26,8 +31,12 @@ from torch import Tensor, nn
 
 import nxcore
 from nxcore import nas
+from nxcore.errors import present
+from nxcore.interop import native
+from nxcore.interop.autograd import Differentiable
 from nxcore.measure.decision import interval
 from nxcore.spec.device import describe
+from nxcore.spec.problem import Problem
 
 sys.path.append(str(Path(__file__).parents[1]))
 from tests.nas import darts  # plain operations, which are no part of the package
@@ -62,17 +71,40 @@ class Claim:
     ours : callable
     idioms : mapping of str to callable
         Torch's idioms; the first is that of the claim.
+    node : callable, optional
+        A call with the same leaves whose node of autograd computes nothing.
     """
 
     name: str
     claimed: float
     ours: Call
     idioms: Mapping[str, Call] = field(default_factory=dict)
+    node: Call | None = None
 
 
 def stacked(xs: Sequence[Tensor], logits: Tensor) -> Tensor:
     """Return the weighted sum as the claim's authors wrote it: it builds a stack first."""
     return (torch.stack(tuple(xs)) * torch.softmax(logits, 0).view(-1, 1, 1, 1, 1)).sum(0)
+
+
+def emptied(xs: Sequence[Tensor], logits: Tensor) -> Callable[[Sequence[Tensor], Tensor], Tensor]:
+    """Return a weighted sum that computes nothing, both ways: what is left is torch's autograd.
+
+    Its gradients are the same tensors in each pass.
+    """
+    spec = nxcore.op("softmax_sum").spec
+    result, grads = torch.empty_like(xs[0]), tuple(torch.empty_like(x) for x in xs)
+    of_logits = torch.empty_like(logits)
+    made = Differentiable(
+        spec,
+        Problem.of(spec, (tuple(xs), logits)).args,
+        present(spec.gradient, "gradient"),
+        lambda *_: torch.empty_like(result),
+        lambda *_: (grads, of_logits),
+        lambda *_: (grads, of_logits),
+    )
+    extension = native.of(nxcore.op("softmax_sum"))
+    return made if extension is None else made.compiled(extension)
 
 
 def softmax_sums() -> list[Claim]:
@@ -97,6 +129,8 @@ def softmax_sums() -> list[Claim]:
         leaves = [x.clone().requires_grad_() for x in (*xs, logits)]
         grad = _randn(batch, channels, side, side)
 
+        node = emptied(leaves[:-1], leaves[-1])
+
         def stepped(run: Any, leaves: Any = leaves, grad: Any = grad) -> Any:
             return torch.autograd.grad(run(leaves[:-1], leaves[-1]), leaves, grad)
 
@@ -106,6 +140,7 @@ def softmax_sums() -> list[Claim]:
                 claimed,
                 lambda stepped=stepped, ours=ours: stepped(ours),
                 {"stacked": lambda stepped=stepped, run=stacked: stepped(run)},
+                lambda stepped=stepped, node=node: stepped(node),
             )
         )
     return found
@@ -181,7 +216,7 @@ def pointwise_and_sums() -> list[Claim]:
 
 def compared(claim: Claim) -> dict[str, Any]:
     """Return the medians in us, and the ratio to the first idiom and to the best with intervals."""
-    calls = {"ours": claim.ours, **claim.idioms}
+    calls = {"ours": claim.ours, **claim.idioms} | ({"node": claim.node} if claim.node else {})
     with nxcore.policy("measure"):
         for call in calls.values():
             _wall_s(call, FIRST)
@@ -195,8 +230,11 @@ def compared(claim: Claim) -> dict[str, Any]:
     first = next(iter(claim.idioms))
     best = min(claim.idioms, key=medians.__getitem__)
     row: dict[str, Any] = {"name": claim.name, "claimed": claim.claimed, "us": medians, "calls": count}
-    for what, idiom in (("first", first), ("best", best)):
-        found = interval([theirs / own for theirs, own in zip(times[idiom], times["ours"], strict=True)])
+    compare = {"first": (first, "ours"), "best": (best, "ours")}
+    if claim.node:
+        compare["bound"] = (first, "node")
+    for what, (idiom, own) in compare.items():
+        found = interval([theirs / ours for theirs, ours in zip(times[idiom], times[own], strict=True)])
         row[what] = {"idiom": idiom, "ratio": found.median, "interval": (found.low, found.high)}
     row["met"] = row["first"]["interval"][0] >= claim.claimed
     return row
@@ -230,36 +268,55 @@ def _wall_s(call: Call, count: int) -> float:
     return time.perf_counter() - began
 
 
+def line(row: Mapping[str, Any]) -> str:
+    """Return a row as a line of text."""
+    low, high = row["first"]["interval"]
+    bound = f", at most {row['bound']['ratio']:.2f}" if "bound" in row else ""
+    return (
+        f"{row['name']}: claimed {row['claimed']}, got {row['first']['ratio']:.2f} "
+        f"[{low:.2f}, {high:.2f}]{bound}, {row['best']['ratio']:.2f} of {row['best']['idiom']}; "
+        f"{row['us']['ours']:.1f} us{'' if row['met'] else ': NOT met'}"
+    )
+
+
 def main() -> None:
     """Measure all claims, print a line each, and write them."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--output", type=Path, help="write the results to this file, as JSON")
-    output = parser.parse_args().output
+    parser.add_argument("--only", default="", metavar="REGEX", help="only claims of such names")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no claim after so many")
+    args = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.manual_seed(0)
     record: dict[str, Any] = {
         "device": describe("cuda").to_dict() | {"torch": str(torch.__version__)},
         "rows": [],
     }
-    for claim in (*softmax_sums(), *mixed(), *pointwise_and_sums()):
-        row = compared(claim)
-        record["rows"].append(row)
-        low, high = row["first"]["interval"]
-        print(
-            f"{row['name']}: claimed {row['claimed']}, got {row['first']['ratio']:.2f} "
-            f"[{low:.2f}, {high:.2f}], {row['best']['ratio']:.2f} of {row['best']['idiom']}; "
-            f"{row['us']['ours']:.1f} us{'' if row['met'] else ': NOT met'}",
-            flush=True,
-        )
-        if output:
-            output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    record["memory"] = memory()
-    for row in record["memory"]:
-        print(f"memory {row['name']}: {row['ours']:,} of {row['stacked']:,} bytes, {row['saved']:.1%} saved")
-    if output:
-        output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+    def write() -> None:
+        if args.output:
+            args.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+    end = time.monotonic() + args.seconds
+    for claims in (softmax_sums, pointwise_and_sums, mixed):
+        if time.monotonic() > end:
+            break
+        for claim in claims():
+            if time.monotonic() > end:
+                print(f"{claim.name}: not measured", flush=True)
+            elif re.search(args.only, claim.name):
+                record["rows"].append(compared(claim))
+                print(line(record["rows"][-1]), flush=True)
+                write()
+    if re.search(args.only, "memory"):
+        record["memory"] = memory()
+        for row in record["memory"]:
+            print(
+                f"memory {row['name']}: {row['ours']:,} of {row['stacked']:,} bytes, {row['saved']:.1%} saved"
+            )
+        write()
 
 
 if __name__ == "__main__":
