@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from nxcore.call import ending
 from nxcore.call.unusual import PLAIN
-from nxcore.context import PREFERENCE
+from nxcore.context import PREFERENCE, as_captured
 from nxcore.errors import CaptureError, InvalidInputError
 from nxcore.graphs.buffers import aliased, buffer, fill, untouched
 from nxcore.graphs.pair import Pair
@@ -142,14 +142,19 @@ class Graphed:
         return replay
 
     def _repeated(self, work: Callable[[], Any], recorder: Recorder) -> Any:
-        """Run ``work`` on a side stream, as torch requires, so that kernels are chosen and compiled."""
+        """Run ``work`` on a side stream, as torch requires, so that kernels are chosen and compiled.
+
+        The kernels are those that the capture will run: a library's first call may load code and allocate, which
+        ends a capture.
+        """
 
         def repeat() -> Any:
             for _ in range(self.warmup):
                 result = work()
             return result
 
-        return recorder.aside(repeat)
+        with as_captured():
+            return recorder.aside(repeat)
 
     def _differentiable(
         self, flat: Callable[[], Any], buffers: list[Tensor], recorder: Recorder

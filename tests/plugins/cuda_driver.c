@@ -8,7 +8,7 @@ struct seen {
 } seen;
 static __thread void* current;
 static int status, size;
-int loads, asked, own;
+int loads, asked, own, mode = 1;  // the mode of captures: loading code ends one unless it is 2, relaxed
 void resize(int bytes) { size = bytes; }
 void reset(void* context, int next) { memset(&seen, 0, sizeof(seen)); current = context; status = next; }
 int cuCtxGetCurrent(void** context) { *context = current; return 0; }
@@ -20,11 +20,17 @@ int cuGetErrorName(int error, const char** name) {
 }
 int cuGetErrorString(int error, const char** text) { *text = "in words"; return 0; }
 int cuDriverGetVersion(int* version) { *version = 12080; return 0; }
+int cuThreadExchangeStreamCaptureMode(int* other) {
+  int before = mode;
+  mode = *other, *other = before;
+  return 0;
+}
 int cuInit(unsigned flags) { return 0; }
 int cuDeviceGet(int* device, int index) { *device = 40 + index; return 0; }
 int cuDeviceGetAttribute(int* value, int attribute, int device) { *value = attribute == 75 ? 9 : 0; return 0; }
 int cuDevicePrimaryCtxRetain(void** context, int device) { *context = (void*)(0x7000L + device - 40); return 0; }
 int cuLibraryLoadData(void** library, const char* code, int* o, void** v, unsigned n, int* p, void** w, unsigned m) {
+  if (mode != 2) return 900;
   loads++;
   *library = (void*)0x100000001L;
   return strcmp(code, "broken") ? 0 : 200;

@@ -187,6 +187,8 @@ class TestLoad:
         assert load.kernel(instance, 2, 0, 48) == load.kernel(instance, 2, 0, 48) == 0x300000001
         assert self.images == [(instance, (9, 0))]
         assert loads.value == before + 1
+        mode = ctypes.c_int.in_dll(driver, "mode")
+        assert mode.value == 1, "loading leaves the mode of captures as it was"
         assert load.context(2) == 0x7002
         seen = Seen.in_dll(driver, "seen")
         assert seen.pushes == seen.pops == 2

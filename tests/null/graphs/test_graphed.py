@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import nxcore
-from nxcore.context import PREFERENCE
+from nxcore.context import PREFERENCE, REGIME
 from nxcore.errors import CaptureError, InvalidInputError
 from nxcore.graphs import graphed
 from nxcore.graphs.graphed import Failure, Graphed, check_result, in_words, signature
@@ -146,6 +146,18 @@ def test_a_signature_is_captured_once_after_warm_ups_and_replayed(tape):
         torch.testing.assert_close(run(X[:n] + n, 3), {"out": [3 * (X[:n] + n)]})
     assert calls == [3] * 6, "two warm-ups and a capture of each"
     assert (tape.captured, tape.replayed, len(run)) == (2, 4, 2)
+
+
+def test_warm_ups_take_the_choices_of_the_capture(tape):
+    regimes = []
+
+    def noted(x):
+        regimes.append(REGIME.captured)
+        return 2 * x
+
+    nxcore.graphed(noted, warmup=2)(X)
+    assert regimes[:2] == [True, True]
+    assert not REGIME.captured
 
 
 def test_the_graph_that_was_called_longest_ago_is_forgotten(tape):

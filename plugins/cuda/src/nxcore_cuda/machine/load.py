@@ -14,6 +14,7 @@ from nxcore_cuda.machine.instance import Instance
 
 LEAST_DRIVER = 12000
 STATIC_SHARED = 48 * 1024  # bytes that a launch may have without asking, the kernel's own among them
+RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 OWN_SHARED = 1  # CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
@@ -96,12 +97,14 @@ def _image(instance: Instance, capability: tuple[int, int]) -> bytes:
 
 @contextlib.contextmanager
 def _current(index: int) -> Iterator[Any]:
-    """Make a device's context current, and yield the driver."""
-    library = driver()
+    """Make a device's context current, and yield the driver; loading doesn't end a capture of this thread."""
+    library, mode = driver(), ctypes.c_int(RELAXED)
     _check(library, "cuCtxPushCurrent_v2", ctypes.c_void_p(context(index)))
+    _check(library, "cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))  # now the mode of before
     try:
         yield library
     finally:
+        _check(library, "cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
         _check(library, "cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
 
