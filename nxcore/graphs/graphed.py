@@ -144,8 +144,8 @@ class Graphed:
     def _repeated(self, work: Callable[[], Any], recorder: Recorder) -> Any:
         """Run ``work`` on a side stream, as torch requires, so that kernels are chosen and compiled.
 
-        The kernels are those that the capture will run: a library's first call may load code and allocate, which
-        ends a capture.
+        The kernels are those that the capture will run: a library's first call may load code and allocate,
+        which ends a capture.
         """
 
         def repeat() -> Any:
