@@ -23,16 +23,11 @@ UNITS = {
 }
 """Files that are compiled as one: torch's headers take longer than they do."""
 
-SHORT = int(os.environ.get("NXCORE_NATIVE_SHORT", "1"))
-"""0 for results on a GPU through torch's dispatcher, and streams through Python: what is compared with."""
-
 flags = ["-O2", "-g0", "-Wall", "-fvisibility=hidden"]
 link: list[str] = []
 if SANITIZE:
     flags = ["-O0", "-g1", "-fno-omit-frame-pointer", f"-fsanitize={SANITIZE}", *flags[2:]]
     link = [f"-fsanitize={SANITIZE}"]
-
-flags.append(f"-DNXCORE_NATIVE_SHORT={SHORT}")
 
 here = Path(__file__).parent
 os.chdir(here)

@@ -10,8 +10,6 @@
 namespace nxcore {
 namespace {
 
-constexpr size_t MOST_PROGRAMS = 8;
-
 struct Plan {
   Ref call;  // the callable that runs where no program fits
   std::vector<std::unique_ptr<Program>> programs;
@@ -37,7 +35,12 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* k
       Call made;
       if (!reads(program, args, count, made)) continue;
       if (!runs(program, made)) break;
-      return filled(program.results.ptr(), [&](size_t i) { return THPVariable_Wrap(made.made[i]); }).release().ptr();
+      const auto result = [&](size_t i) {
+        if (i < made.made.size()) return THPVariable_Wrap(made.made[i]);
+        const auto& [place, sizes] = program.views[i - made.made.size()];
+        return THPVariable_Wrap(THPVariable_Unpack(args[place]).view(sizes));
+      };
+      return filled(program.results.ptr(), result).release().ptr();
     }
   } catch (const std::exception&) {  // torch raises the same error to the callable, with its own class
   }
@@ -46,7 +49,6 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* k
 
 PyObject* add(PyObject* self, PyObject* program) {
   Plan& plan = Direct::of(self);
-  if (plan.programs.size() >= MOST_PROGRAMS) return PyErr_Format(PyExc_ValueError, "has %zu programs", MOST_PROGRAMS);
   HANDLE_TH_ERRORS
   plan.programs.push_back(program_of(program));
   Py_RETURN_NONE;

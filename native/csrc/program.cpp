@@ -27,7 +27,6 @@ constexpr size_t DOUBLES = 8;    // as many as either convention passes in regis
 constexpr size_t WORDS = 96;     // integers and addresses of a function of the CPU
 constexpr size_t BYTES = 32768;  // of a kernel's parameters, as the driver allows
 constexpr int64_t ALIGNED = 16;
-constexpr bool SHORT = NXCORE_NATIVE_SHORT;  // without torch's dispatcher, and without Python for the stream
 
 // Integers and floating numbers go to separate registers, and integers beyond them to the stack in order. So
 // their order among each other is of no importance, and neither are more of them than a function takes.
@@ -78,24 +77,23 @@ bool runs(const Program& program, const Step& step, const Call& call) {
                                nullptr) == 0;
 }
 
-bool add(const Program& program, PyObject* value, Call& call) {
+bool add(const Program& program, PyObject* value, bool leaf, Call& call) {
   if (!is_tensor(value)) return false;
   const at::Tensor& tensor = THPVariable_Unpack(value);
-  if (tensor.device() != program.device) return false;
+  if (tensor.device() != program.device || (leaf && tensor.grad_fn())) return false;
   const int64_t address = reinterpret_cast<int64_t>(tensor.const_data_ptr());
   call.addresses.push_back(address);
   return !program.aligned || address % ALIGNED == 0;
 }
 
 bool read(const Program& program, const Argument& argument, PyObject* value, Call& call) {
-  const auto& [what, wanted] = argument;
+  const auto& [what, wanted, leaf] = argument;
   const Given given = static_cast<Given>(what);
   if (given == Given::any) return true;
   if (given == Given::equal) return alike(value, wanted.ptr());
   const auto items = items_of(value);
-  const bool many = given == Given::many;
-  if (many != is_sequence(value) || (many && items.size() != PyLong_AsSize_t(wanted.ptr()))) return false;
-  return std::all_of(items.begin(), items.end(), [&](PyObject* item) { return add(program, item, call); });
+  if ((given == Given::many) != is_sequence(value) || items.size() != PyLong_AsSize_t(wanted.ptr())) return false;
+  return std::all_of(items.begin(), items.end(), [&](PyObject* item) { return add(program, item, leaf, call); });
 }
 
 // The thread's current stream as the driver has it. Asks Python, so it may set an error, where the thread's last call
@@ -103,7 +101,7 @@ bool read(const Program& program, const Argument& argument, PyObject* value, Cal
 void* stream_of(at::Device device) {
   static thread_local std::pair<c10::Stream, void*> last{c10::Stream(c10::Stream::DEFAULT, at::kCPU), nullptr};
   const c10::Stream now = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-  if (SHORT && now == last.first) return last.second;
+  if (now == last.first) return last.second;
   const Ref found = steal(PyObject_CallFunction(environment().raw_stream.ptr(), "i", int{device.index()}));
   return found ? (last = {now, PyLong_AsVoidPtr(found.ptr())}).second : nullptr;
 }
@@ -112,9 +110,7 @@ void* stream_of(at::Device device) {
 at::Tensor empty(const Program& program, const Fresh& fresh) {
   const auto& [dtype, sizes, strides] = fresh;
   const c10::DispatchKeySet keys(program.device.is_cpu() ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA);
-  if (SHORT || program.device.is_cpu())
-    return at::detail::empty_strided_generic(sizes, strides, program.allocator, keys, dtype);
-  return at::empty_strided(sizes, strides, at::TensorOptions(program.device).dtype(dtype));
+  return at::detail::empty_strided_generic(sizes, strides, program.allocator, keys, dtype);
 }
 
 }  // namespace
@@ -160,10 +156,11 @@ std::unique_ptr<Program> program_of(PyObject* given) {
   using Addresses = std::vector<uintptr_t>;
   auto made = std::make_unique<Program>();
   auto [steps, context, driver, team] = std::tuple<std::vector<Steps>, uintptr_t, Addresses, Addresses>();
-  std::tie(made->arguments, made->fresh, made->tickets, steps, made->results, made->device, made->aligned, context,
-           driver, team, made->keep) =
+  std::tie(made->arguments, made->fresh, made->tickets, steps, made->views, made->results, made->device, made->aligned,
+           context, driver, team, made->keep) =
       pybind11::cast<std::tuple<std::vector<Argument>, std::vector<Fresh>, std::vector<int64_t>, std::vector<Steps>,
-                                Ref, at::Device, bool, uintptr_t, Addresses, Addresses, Ref>>(pybind11::handle(given));
+                                decltype(made->views), Ref, at::Device, bool, uintptr_t, Addresses, Addresses, Ref>>(
+          pybind11::handle(given));
   for (auto& [function, block, holes, shape, parameters, floats] : steps) {
     const size_t words = shape.empty() ? parameters.size() : 0;
     TORCH_CHECK_VALUE(block.size() <= BYTES && words <= WORDS && floats.size() <= DOUBLES * sizeof(double),

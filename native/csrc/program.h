@@ -23,8 +23,8 @@ struct Driver {
 // What an argument of a call must be; the letters are those of nxcore.interop.program.
 enum class Given : char { tensor = 't', many = 'm', equal = 'e', any = 'a' };
 
-// What it must be, and the number of tensors of a sequence, or the value that is required.
-using Argument = std::tuple<char, Ref>;
+// What it must be; the number of its tensors, or the value that is required; whether a tensor may have no node.
+using Argument = std::tuple<char, Ref, bool>;
 
 // The dtype, sizes and strides of a tensor that is allocated.
 using Fresh = std::tuple<at::ScalarType, std::vector<int64_t>, std::vector<int64_t>>;
@@ -48,7 +48,8 @@ struct Program {
   std::vector<Fresh> fresh;
   std::vector<int64_t> tickets;  // of so many zeros each, which launches of one stream share, and put back
   std::vector<Step> steps;
-  Ref results, keep;  // results: numbers of fresh tensors and None, in tuples and lists
+  std::vector<std::pair<size_t, std::vector<int64_t>>> views;  // results in an argument's memory: its place, and sizes
+  Ref results, keep;  // results: numbers of fresh tensors, tickets and views, and None, in tuples and lists
   at::Device device = at::kCPU;
   at::Allocator* allocator;  // torch's, which lives as long as the process
   bool aligned;              // whether all arguments must lie at multiples of 16 bytes

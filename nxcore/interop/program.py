@@ -62,10 +62,11 @@ class Step(NamedTuple):
 class Program(NamedTuple):
     """All that a plan does; see ``program.h`` of the extension."""
 
-    arguments: tuple[tuple[str, Any], ...]
+    arguments: tuple[tuple[str, Any, bool], ...]
     fresh: tuple[tuple[torch.dtype, tuple[int, ...], tuple[int, ...]], ...]
     tickets: tuple[int, ...]
     steps: tuple[Step, ...]
+    views: tuple[tuple[int, tuple[int, ...]], ...]
     results: Any
     device: torch.device
     aligned: bool
@@ -188,13 +189,14 @@ def record(call: Callable[..., Any], args: tuple[Any, ...]) -> Program:
         noted.reset(token)
     contexts, drivers = {n.context for n in launches}, {n.driver for n in launches}
     teams = {n.team for n in launches if n.team}
-    if launches.leaves:
-        raise ValueError("it leaves sums to a captured call")
+    tensors = _tensors(args)
+    known = all(any(weight is tensor for tensor in tensors) for weight in launches.weights)
+    if not known or any(weight.grad_fn is not None for weight in launches.weights):
+        raise ValueError("it may leave sums to a captured call")
     if made.others or len(contexts) != 1 or len(drivers) != 1 or len(teams) > 1:
         raise ValueError(
             f"it makes {len(launches)} launches, and calls {', '.join(made.others) or 'nothing'}"
         )
-    tensors = _tensors(args)
     places = _Places(tensors, made.fresh)
     tickets: list[int] = []
     steps = []
@@ -212,13 +214,16 @@ def record(call: Callable[..., Any], args: tuple[Any, ...]) -> Program:
         about = launch.shape, launch.parameters, launch.floats
         steps.append(Step(launch.function, launch.block, tuple(holes), *about))
     (context,), (driver,) = contexts, drivers
+    views = _Views(args, len(made.fresh) + len(tickets))
+    results = _form(result, made.fresh, views)
     on_gpu = any(n.shape for n in launches)
     return Program(
-        arguments=tuple(map(_argument, args)),
+        arguments=tuple([_argument(arg, launches.weights) for arg in args]),
         fresh=tuple((t.dtype, tuple(t.shape), t.stride()) for t in made.fresh),
         tickets=tuple(tickets),
         steps=tuple(steps),
-        results=_form(result, made.fresh),
+        views=tuple(views),
+        results=results,
         device=tensors[0].device,
         aligned=on_gpu,
         context=context,
@@ -228,26 +233,58 @@ def record(call: Callable[..., Any], args: tuple[Any, ...]) -> Program:
     )
 
 
-def _argument(value: Any) -> tuple[str, Any]:
+def _argument(value: Any, weights: Sequence[Tensor]) -> tuple[str, Any, bool]:
+    """Return what an argument must be; one of ``weights`` may have no node, which may take sums."""
+    tensors = _tensors((value,))
+    leaf = any(tensor is weight for tensor in tensors for weight in weights)
     if isinstance(value, Tensor):
-        return TENSOR, None
-    if isinstance(value, (tuple, list)) and value and all(isinstance(v, Tensor) for v in value):
-        return MANY, len(value)
-    if isinstance(value, (tuple, list)) and any(isinstance(v, Tensor) for v in value):
+        return TENSOR, 1, leaf
+    if tensors and len(tensors) == len(value):
+        return MANY, len(value), leaf
+    if tensors:
         raise ValueError("a sequence has tensors and others")
-    return (EQUAL, value) if value is None or isinstance(value, (int, float)) else (ANY, None)
+    return (EQUAL, value, False) if value is None or isinstance(value, (int, float)) else (ANY, None, False)
 
 
-def _form(result: Any, fresh: list[Tensor]) -> Any:
-    """Return numbers of fresh tensors in the form of a result."""
+class _Views(list[tuple[int, tuple[int, ...]]]):
+    """Results that are views of an argument, of other sizes perhaps: its place and their sizes.
+
+    Parameters
+    ----------
+    args : sequence
+        The arguments.
+    first : int
+        The number of the first view, among those of all results.
+    """
+
+    def __init__(self, args: Sequence[Any], first: int) -> None:
+        super().__init__()
+        self._args, self._first = args, first
+
+    def number(self, result: Tensor) -> int:
+        """Note a result, and return its number.
+
+        An argument itself is no view: who returns it has written to it.
+        """
+        for place, arg in enumerate(self._args):
+            if not isinstance(arg, Tensor) or arg is result or arg.data_ptr() != result.data_ptr():
+                continue
+            if arg.numel() == result.numel() and _place(arg.view(result.shape)) == _place(result):
+                self.append((place, tuple(result.shape)))
+                return self._first + len(self) - 1
+        raise ValueError("a result is neither a whole tensor that the plan made nor a view of an argument")
+
+
+def _form(result: Any, fresh: list[Tensor], views: _Views) -> Any:
+    """Return numbers of fresh tensors and views in the form of a result."""
     if isinstance(result, (tuple, list)):
-        return type(result)(_form(r, fresh) for r in result)
+        return type(result)(_form(r, fresh, views) for r in result)
     if result is None:
         return None
     for i, tensor in enumerate(fresh):
         if tensor is result or (tensor.numel() and _place(tensor) == _place(result)):
             return i
-    raise ValueError("a result isn't a whole tensor that the plan made")
+    return views.number(result)
 
 
 def _place(tensor: Tensor) -> tuple[Any, ...]:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 
 class Launched(NamedTuple):
     """One launch of a kernel on a GPU, or one call of a function of machine code on the CPU.
@@ -69,11 +71,13 @@ class Noted(list[Launched]):
 
     Attributes
     ----------
-    leaves : bool
-        Whether the plan may leave sums to a captured call (``nxcore.plugin.sums_of``).
+    weights : list of Tensor
+        Arguments whose node the plan asks whether to leave it sums (``nxcore.plugin.sums_of``).
     """
 
-    leaves = False
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights: list[Tensor] = []
 
 
 noted: ContextVar[Noted | None] = ContextVar("nxcore_noted", default=None)

@@ -42,7 +42,7 @@ def sums_of(*weights: Tensor) -> Sums | None:
     True
     """
     if (launches := noted.get()) is not None:
-        launches.leaves = True
+        launches.weights.extend(weights)
         return None
     node = weights[0].grad_fn
     if node is None:

@@ -88,6 +88,19 @@ def plan(driver, *, results=1, number=1.0, shift=0, also=lambda x: None):
     return launched.recorded(call, again), calls
 
 
+def viewing(driver, result):
+    """Return a plan of one launch, which returns what it allocates, ``result`` of its argument, and None."""
+
+    def noting(x):
+        out = torch.empty(3)
+        note(
+            Launched(5, CONTEXT, SHAPE, bytes(24), (0, 8, 16), ((0, x.data_ptr()),), driver=driver.addresses)
+        )
+        return out, result(x), None
+
+    return launched.recorded(lambda x: "python", lambda: noting)
+
+
 @COMPILED
 class TestRepeating:
     def test_a_launch(self, path):
@@ -157,12 +170,48 @@ class TestRepeating:
         made(torch.ones(9)[1:5], 1)
         assert (len(driver.launches), len(calls)) == (1, 1)
 
-    def test_a_plan_that_may_leave_sums_to_a_captured_call_is_pythons(self, path):
+    def test_a_call_that_may_leave_sums_to_a_captured_one_is_pythons(self, path):
         driver = Driver()
         made, calls = plan(driver, also=lambda x: sums_of(x))
+        weight = torch.ones(4, requires_grad=True)
+        from_a_node = weight * 1
+        for _ in range(2):
+            made(from_a_node, 1)
+        assert (made.programs(), len(calls)) == (0, 2)
         for _ in range(3):
-            made(torch.ones(4), 1)
-        assert (made.programs(), len(calls)) == (0, 3)
+            made(weight, 1)
+        assert (made.programs(), len(calls), len(driver.launches)) == (1, 2, 3)
+        made(from_a_node, 1)
+        assert (len(calls), len(driver.launches)) == (3, 3)
+
+    def test_a_plan_that_asks_for_sums_of_something_else_is_pythons(self, path):
+        driver = Driver()
+        made, calls = plan(driver, also=lambda x: sums_of(x.detach()))
+        made(torch.ones(4), 1)
+        assert (made.programs(), len(calls)) == (0, 1)
+
+    @pytest.mark.parametrize("size", [(4, 2), (8,), (2, 2, 2)])
+    def test_a_result_may_be_a_view_of_an_argument(self, path, size):
+        driver, whole = Driver(), torch.arange(24.0).view(6, 4).clone()
+        made = viewing(driver, lambda x: x.view(size))
+        for x in (whole[:2], whole[4:]):
+            spare, view, _ = made(x)
+            assert torch.equal(view, x.view(size))
+            assert view._base is whole
+            x.add_(1)
+            assert torch.equal(view, x.view(size))
+            assert spare.data_ptr() != view.data_ptr()
+            assert view._version == x._version
+        assert (made.programs(), len(driver.launches)) == (1, 2)
+
+    @pytest.mark.parametrize(
+        "result", [lambda x: x, lambda x: x[:1], lambda x: x.t(), lambda x: x[1:]], ids=range(4)
+    )
+    def test_an_argument_itself_or_a_part_of_one_is_pythons(self, path, result):
+        driver = Driver()
+        made = viewing(driver, result)
+        assert made(torch.ones(4, 2)) == "python"
+        assert not made.programs()
 
     def test_one_tensor_given_twice_is_no_example(self, path):
         driver = Driver()
@@ -212,7 +261,7 @@ class TestRepeating:
     def test_a_step_with_wrong_places_is_refused(self, path):
         made = EXTENSION.Direct(print)
         step = program.Step(1, bytes(8), ((1, 0, 0),), (), (0,), b"")
-        good = program.Program((), (), (), (step,), None, torch.device("cpu"), False, 0, (), (), None)
+        good = program.Program((), (), (), (step,), (), None, torch.device("cpu"), False, 0, (), (), None)
         with pytest.raises(ValueError, match="an address has no place"):
             made.add(good)
         with pytest.raises(ValueError, match="a grid, a block and shared memory"):
