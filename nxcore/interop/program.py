@@ -264,7 +264,7 @@ class _Views(list[tuple[int, tuple[int, ...]]]):
     def number(self, result: Tensor) -> int:
         """Note a result, and return its number.
 
-        An argument itself is no view: who returns it has written to it.
+        An argument itself is no view: a plan that returns it has written to it.
         """
         for place, arg in enumerate(self._args):
             if not isinstance(arg, Tensor) or arg is result or arg.data_ptr() != result.data_ptr():

@@ -72,7 +72,7 @@ class Noted(list[Launched]):
     Attributes
     ----------
     weights : list of Tensor
-        Arguments whose node the plan asks whether to leave it sums (``nxcore.plugin.sums_of``).
+        Arguments with whose node the plan may leave sums (``nxcore.plugin.sums_of``).
     """
 
     def __init__(self) -> None:
