@@ -167,7 +167,8 @@ def compiled(
     for problem in dict.fromkeys(problems):
         needed = uncompiled(tuner, problem) if missing is None else missing(problem)
         chosen = needed if labels is None else labels(problem)
-        for name, task in tasks(tuner, problem, [label for label in needed if label in chosen]).items():
+        lacking = _without_code(tuner, problem, [label for label in needed if label in chosen])
+        for name, task in tasks(tuner, problem, lacking).items():
             wanted.setdefault(name, task)
     if len(wanted) < least:
         return
@@ -176,6 +177,18 @@ def compiled(
     while orders.open:
         advance(orders.take() or "", orders.done, orders.placed)
     tuner.gate.quarantine.read()  # a kernel that ended a worker would end the program
+
+
+def _without_code(tuner: Tuner, problem: Problem, labels: Collection[str]) -> list[str]:
+    """Return the kernels that a compiler is needed for.
+
+    On a GPU the program verifies kernels itself, which takes milliseconds where a wheel has their images. On a CPU
+    workers verify them.
+    """
+    if problem.device.type == "cpu":
+        return list(labels)
+    owned = {b.label(k): (b, k) for b, k in tuner.taking_part(problem.op)}
+    return [label for label in labels if from_disk(tuner, *owned[label], problem) is None]
 
 
 def tasks(tuner: Tuner, problem: Problem, labels: Iterable[str]) -> Tasks:

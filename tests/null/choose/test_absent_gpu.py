@@ -124,7 +124,7 @@ class Noting:
         answered(Answer())
 
 
-def test_for_a_gpu_samples_are_compiled_too_once_for_all_problems(pretending):
+def test_for_a_gpu_samples_are_compiled_too_once_for_all_problems(pretending, monkeypatch):
     registry = absent([])
     workers_, gate = Noting(), Gate(registry, Store())
     gate.samples = lambda backend, kernel, problem: ["prime", "empty"]
@@ -140,6 +140,9 @@ def test_for_a_gpu_samples_are_compiled_too_once_for_all_problems(pretending):
     workers_.asked.clear()
     compiled(tuner, [ON_GPU], labels=lambda _: ())
     assert workers_.asked == []
+    monkeypatch.setattr(ahead, "from_disk", lambda *_: "verified here")
+    compiled(tuner, [ON_GPU, more])
+    assert workers_.asked == [], "nothing must be compiled"
 
 
 def test_a_backend_that_needs_the_device_is_left_to_the_program(pretending):
