@@ -182,7 +182,7 @@ def compiled(
 def _without_code(tuner: Tuner, problem: Problem, labels: Collection[str]) -> list[str]:
     """Return the kernels that a compiler is needed for.
 
-    On a GPU the program verifies kernels itself, which takes milliseconds where a wheel has their images. On a
+    On a GPU the program verifies kernels itself: in milliseconds, where a wheel has their images. On a
     CPU workers verify them.
     """
     if problem.device.type == "cpu":
