@@ -3,7 +3,8 @@
 // Elements are turned so that the largest is looked for: by their sign, or to whether they are, or aren't, 0. NaN
 // is above all, and the first of equals counts. That orders all elements of an output, so the result doesn't
 // depend on the order in which they are compared. An output's terms may be shared by several blocks (gridDim.y):
-// each leaves its best, in `shares` or in a slot behind the tickets, and the last one to arrive compares those.
+// each leaves its best. By neighbours that is in a slot, and the block of the highest number waits for all; otherwise
+// it is in `shares`, and the last block to arrive compares those.
 #pragma once
 
 #include "element.cuh"
@@ -17,7 +18,7 @@ struct fold_args {
   void* out;           // elements, or bytes of flags; or null
   long long* indices;  // laid out as out; or null
   void* shares;        // keys, [gridDim.y][outputs]; null for fold_inner
-  unsigned* ticket;    // one for each blockIdx.x; for fold_inner slots follow, [gridDim.x][gridDim.y], at a whole key
+  void* slots;         // of fold_inner a whole key each, [gridDim.x][gridDim.y]; of fold_outer tickets, [gridDim.x]
   long long columns;   // outputs, or vectors of them
   long long terms;     // of one output: vectors, or single ones
   long long span;      // terms of one block
@@ -246,7 +247,7 @@ __device__ __forceinline__ void put(const fold_args& a, long long place, Key<PLA
 }  // namespace fold_parts
 
 // Neighbours in memory are terms of one output: `lanes` threads (a power of two up to 32, or the block) share its
-// vectors. `shared`: a key for each warp.
+// vectors. `shared`: two keys for each warp.
 template <typename T, int VECTOR, int UNROLL, int LOOK, bool PLACES, Walk WALK>
 __device__ __forceinline__ void fold_inner(const fold_args& a) {
   using namespace fold_parts;
@@ -286,22 +287,24 @@ __device__ __forceinline__ void fold_inner(const fold_args& a) {
     Key<PLACES>* const shared = dynamic_shared<Key<PLACES>>();
     key = fold_block<PLACES>(key, shared);
     if (gridDim.y > 1) {
-      constexpr unsigned TICKETS = sizeof(Word<PLACES>) / sizeof(unsigned);  // as long as a slot
-      Word<PLACES>* const slots = reinterpret_cast<Word<PLACES>*>(a.ticket) + (gridDim.x + TICKETS - 1) / TICKETS +
-                                  blockIdx.x * gridDim.y;
-      if (threadIdx.x == 0) terms::leave(slots + blockIdx.y, bits_of(key));
-      if (!terms::last_to_leave(a.ticket + blockIdx.x, gridDim.y)) return;
-      key = nothing<PLACES>();
+      // Blocks start in the order of their numbers, which scans by CUB rely on too: all that share this output are
+      // under way when the last of them waits. It asks for no ticket, which takes as long as reading the slots.
+      Word<PLACES>* const slots = static_cast<Word<PLACES>*>(a.slots) + blockIdx.x * gridDim.y;
+      const unsigned others = gridDim.y - 1;
+      if (blockIdx.y < others) {
+        if (threadIdx.x == 0) terms::leave(slots + blockIdx.y, bits_of(key));
+        return;
+      }
       const auto take_one = [&](int, Word<PLACES> bits) { key = first_of(key, from_bits(bits)); };
-      if (gridDim.y <= blockDim.x) {  // the usual case of few terms, where the last block is waited for
-        terms::collect<1>(slots, threadIdx.x, gridDim.y, 0, take_one);
+      if (others <= blockDim.x) {  // the usual case of few terms, where the last block is waited for
+        terms::collect<1>(slots, threadIdx.x, others, 0, take_one);
       } else {
 #pragma unroll 1
-        for (unsigned part = threadIdx.x; part < gridDim.y; part += 8 * blockDim.x) {
-          terms::collect<8>(slots, part, gridDim.y, blockDim.x, take_one);
+        for (unsigned part = threadIdx.x; part < others; part += 8 * blockDim.x) {
+          terms::collect<8>(slots, part, others, blockDim.x, take_one);
         }
       }
-      key = fold_block<PLACES>(key, shared);
+      key = fold_block<PLACES>(key, shared + blockDim.x / WARP);  // the first half may still be read
     }
   }
   if (inside && lane == 0) put<T, LOOK, PLACES>(a, terms::place_of<WALK>(output, a.kept, a.out_kept), key);
@@ -339,7 +342,7 @@ __device__ __forceinline__ void fold_outer(const fold_args& a) {
       if (at >= a.columns * VECTOR) return;
       static_cast<Key<PLACES>*>(a.shares)[blockIdx.y * a.columns * VECTOR + at] = key;
     });
-    if (!last_to_arrive(a.ticket + blockIdx.x, gridDim.y)) return;
+    if (!last_to_arrive(static_cast<unsigned*>(a.slots) + blockIdx.x, gridDim.y)) return;
     gather_shares<PLACES>(a, column, shift, keys);
   }
   fold_columns(keys, columns, shared, [&](int place, Key<PLACES> key) {

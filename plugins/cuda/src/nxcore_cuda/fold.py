@@ -1,6 +1,6 @@
 """amax, amin, max, min, argmax, argmin, any, all: threads lie as for a sum, and keep the best that they meet.
 
-Where outputs are few, several blocks share one, and the last of them to arrive compares what they found.
+Where outputs are few, several blocks share one, and the last of them compares what they found.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from nxcore_cuda import sum as sums
 from nxcore_cuda.candidates import TYPES
 from nxcore_cuda.layout import DIMS, STRIDES, VECTOR, dims, steps
 from nxcore_cuda.machine.instance import Instance
-from nxcore_cuda.machine.launch import Guarded, Launch, Launcher
-from nxcore_cuda.sum import KINDS, Tile, Walk, arrivals, grid
+from nxcore_cuda.machine.launch import Guarded, Launch, Launcher, ticket
+from nxcore_cuda.sum import KINDS, Tile, Walk, grid
 
 LARGEST, SMALLEST, SOME, EVERY = range(4)
 """The kinds of elements to find, as in fold.cu."""
@@ -105,12 +105,13 @@ def plan_both(problem: Problem, tile: Tile | None) -> Callable[..., None]:
     guarded = Guarded(vector, scalar)
     if parts == 1:
         return lambda x, out, indices: guarded(x, out, indices, None, None)
-    outputs = walk.columns * (1 if walk.inner else walk.width)
+    outputs, words = walk.columns * (1 if walk.inner else walk.width), tiles
+    if walk.inner:
+        words *= parts * (1 + places)  # slots of 32 bits, or of 64
     found = TensorMeta((parts, outputs), (outputs, 1), KEYS[places], device)
 
     def run(x: Tensor, out: Tensor | None, indices: Tensor | None) -> None:
-        arrived = arrivals(walk, device, tiles + places, parts, 1 + places)  # slots begin at a whole key
-        guarded(x, out, indices, None if walk.inner else found.empty(), arrived)
+        guarded(x, out, indices, None if walk.inner else found.empty(), ticket(device, words))
 
     return run
 

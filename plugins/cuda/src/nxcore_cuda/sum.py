@@ -237,9 +237,9 @@ def _instance(inner: bool, name: str, width: int, kind: int, tile: Tile) -> Inst
     )
 
 
-def arrivals(walk: Walk, device: torch.device, tiles: int, parts: int, words: int = 1) -> Tensor:
+def arrivals(walk: Walk, device: torch.device, tiles: int, parts: int) -> Tensor:
     """Return the tickets of a launch, and behind them the slots of blocks that share an output."""
-    return ticket(device, tiles * (1 + parts * words) if walk.inner else tiles)
+    return ticket(device, tiles * (1 + parts) if walk.inner else tiles)
 
 
 Run = Callable[[Tensor, Tensor, float], None]
