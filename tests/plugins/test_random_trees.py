@@ -16,6 +16,7 @@ import torch
 import nxcore
 from nxcore.expression.derived import simple
 from nxcore.expression.operator import specs
+from nxcore.expression.reference import values
 from nxcore.expression.samples import ROOTS
 from nxcore.expression.tree import Expression
 from nxcore.plugin import Elementwise, TensorMeta, generated
@@ -60,10 +61,25 @@ def jitted(found):
     return run
 
 
+def printed(found, *, by_inductor):
+    """Return torch's printer as the other backends compile a kernel; on request compiled by Inductor."""
+    results = values(found.expression)
+    call = torch.compile(results, fullgraph=True, dynamic=False) if by_inductor else results
+
+    def run(tensors, numbers):
+        count = len(found.results)
+        for out, result in zip(tensors[:count], call(*tensors[count:], *numbers), strict=True):
+            out.copy_(result)
+
+    return run
+
+
 def compiled(backend, found):
     """Compile a kernel as a backend's planner does."""
     if backend == "jax":
         return jitted(found)
+    if backend in ("torch", "inductor"):
+        return printed(found, by_inductor=backend == "inductor")
     if backend == "cupy":
         from nxcore_cuda import pointwise
         from nxcore_cuda.machine.host import using
@@ -100,9 +116,9 @@ def reproducer(backend, seed, spec, args, result, truth):
     )
 
 
-def held(backend, seeds, device):
-    """Run the trees of ``seeds``; return how many were compared, and how many are ill-conditioned."""
-    compared, ill, failed = 0, 0, []
+def judged(backend, seeds, device):
+    """Run the trees of ``seeds``; return how many agree, how many are ill-conditioned, and what fails."""
+    agreed, ill, failed = 0, 0, []
     for turn, group in enumerate(drawn(seeds)):
         first = group[0][1]
         layout = ("row_broadcast", "last_block_partly_filled")[turn % 2]
@@ -130,15 +146,22 @@ def held(backend, seeds, device):
             if not agreement(spec.reference, spec, args, truth).ok:
                 ill += 1
                 continue
-            judged = agreement(lambda *_, result=result: result.cpu(), spec, args, truth)
-            if not judged.ok:
-                failed.append(f"{reproducer(backend, seed, spec, args, result, truth)}; {judged.reason}")
-                if "RANDOM_TREES_LOG" in os.environ:
-                    with Path(os.environ["RANDOM_TREES_LOG"]).open("a", encoding="utf-8") as log:
-                        log.write(failed[-1] + "\n")
-            compared += 1
-    assert not failed, f"{len(failed)} of {compared} trees fail:\n" + "\n".join(failed)
-    return compared, ill
+            verdict = agreement(lambda *_, result=result: result.cpu(), spec, args, truth)
+            if verdict.ok:
+                agreed += 1
+                continue
+            failed.append(f"{reproducer(backend, seed, spec, args, result, truth)}; {verdict.reason}")
+            if "RANDOM_TREES_LOG" in os.environ:
+                with Path(os.environ["RANDOM_TREES_LOG"]).open("a", encoding="utf-8") as log:
+                    log.write(failed[-1] + "\n")
+    return agreed, ill, failed
+
+
+def held(backend, seeds, device):
+    """Require the trees of ``seeds`` to agree; return how many do, and how many are ill-conditioned."""
+    agreed, ill, failed = judged(backend, seeds, device)
+    assert not failed, f"{len(failed)} of {agreed + len(failed)} trees fail:\n" + "\n".join(failed)
+    return agreed, ill
 
 
 def check(backend, share, part, parts, device):
