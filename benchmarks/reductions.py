@@ -46,11 +46,11 @@ MOST_US, LEAST_SHARE = 7.0, 0.92
 def cells(bench: Bench, op: str, dtype: torch.dtype) -> list[Cell]:
     """Return the cells of an operator: the choices of axes that it takes."""
     spec = bench.session.registry.spec(op)
-    single = op in ("max", "argmax")
+    single = op in ("max", "min", "argmax", "argmin")
     return [
         Cell(spec, Sample(name.replace(" ", "_"), (rand(*shape), *axes)), dtype, bench.device)
         for name, (shape, axes) in AXES.items()
-        if not (single and isinstance(axes[0], tuple)) and not (op == "max" and axes[0] is None)
+        if not (single and isinstance(axes[0], tuple)) and not (op in ("max", "min") and axes[0] is None)
     ]
 
 
