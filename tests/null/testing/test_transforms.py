@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from nxcore.call.operator import Operator
+from nxcore.interop import native
+from nxcore.settings import Settings
 from nxcore.spec.kernel import Verdict
 from nxcore.spec.window import dense
 from nxcore.testing import transforms
@@ -48,7 +50,7 @@ def test_each_transform_agrees(op, name):
 
 
 def of_the_kit(name: str) -> Operator:
-    return transforms._session(REGISTRY).op(name)
+    return transforms._session(REGISTRY, Settings.from_environment()).op(name)
 
 
 def raising(self, *args):
@@ -64,9 +66,8 @@ def test_each_transform_refuses_what_is_wrong(monkeypatch, name):
     if name == "traced_gradient" and not NEWEST:
         pytest.skip("an older torch can't trace this gradient of the reference either")
     monkeypatch.setattr(Operator, "__reduce__", lambda self: (of_the_kit, (self.spec.name,)))
-    for run, match in ((too_large, "differs from the reference"), (raising, "raised RuntimeError: no such")):
-        monkeypatch.setattr(run, "__name__", "run")  # by which a method is pickled
-        monkeypatch.setattr(type(of_the_kit("add")), "run", run)
+    for call, match in ((too_large, "differs from the reference"), (raising, "raised RuntimeError: no such")):
+        monkeypatch.setattr(transforms._Called, "__call__", call)
         with pytest.raises(Broken, match=match) as error:
             transforms.under(BY_NAME[name], cell("add"))
         assert error.value.rule == name
@@ -118,3 +119,11 @@ def test_a_reference_maps_over_a_batch_of_channels_last():
     got = torch.func.vmap(lambda w: reference(last, dw, w))(torch.stack([pw, 2 * pw]))
     torch.testing.assert_close(got[1], reference(last, dw, 2 * pw))
     assert dense(x[0], torch.channels_last).is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("wanted", ["0", "1"])
+def test_an_operator_is_called_on_the_path_of_the_environment(monkeypatch, wanted):
+    monkeypatch.setenv("NXCORE_NATIVE", wanted)
+    assert (native.of(of_the_kit("add")) is not None) is (
+        wanted == "1" and native.found().extension is not None
+    )
