@@ -20,6 +20,7 @@ from nxcore.choose.estimate.neighbours import Guess
 from nxcore.choose.recall import Recall
 from nxcore.errors import InvalidInputError
 from nxcore.measure.decision import Candidate, Decision
+from nxcore.measure.timing import Timing
 from nxcore.spec.kernel import Backend, Kernel, Refusal
 from nxcore.spec.problem import Problem
 from nxcore.store.pages import Page
@@ -83,7 +84,7 @@ class Estimator:
         if len(known) < 2 or not any(e.clear for _, e in known):
             return None  # a call waits: what follows may take the first problem of a process a second
         at = neighbours.point(problem, {}, {})
-        near = [(page, e) for page, e in known if comparable(at, e.point)]
+        near = [(page, e) for page, e in known if e.point.clear and comparable(at, e.point)]
         taking = {b.label(k): (b, k) for b, k in self.tuner.taking_part(problem.op)}
         makes = {label: self.recall.make(*of) for label, of in taking.items()}
         # An end that lacks a kernel, or has another version of it, will be measured again itself.
@@ -185,7 +186,7 @@ class Estimator:
         return now, before
 
     def _measured(self, problem: Problem, facts: dict[str, Any]) -> Iterator[tuple[Page, End]]:
-        """Yield the clear measurements in an environment for the family of ``problem``."""
+        """Yield the measurements in an environment for the family of ``problem``; see ``_times``."""
         family, where = self._family(problem), digest(facts)
         deterministic = torch.are_deterministic_algorithms_enabled()
         if len(self._points) > POINTS or len(self._families) > POINTS:
@@ -208,12 +209,13 @@ class Estimator:
         return self._families.setdefault(found, found)
 
     def _point(self, problem: Problem, of: dict[str, Any], page: Page) -> tuple[Any, End | None]:
-        times = {c.label: c.timing for c in page.decision.candidates if c.timing}
-        if "torch" not in times or page.decision.unclear:
+        times = _times(page.decision)
+        if "torch" not in times:
             return None, None
         try:
             other = described(problem.spec, of)
             point = neighbours.point(other, times, self._branches(other, times))
+            point = replace(point, clear=not page.decision.unclear)
         except (InvalidInputError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
             return None, None  # a page of another release, or not written by nxcore
         return self._family(other), end(point, page.decision)
@@ -226,6 +228,19 @@ class Estimator:
                 with contextlib.suppress(Exception):
                     found[label] = kernel.branch_of(problem)
         return found
+
+
+def _times(decision: Decision) -> dict[str, Timing]:
+    """Return the times by label that count for other sizes; none of an unclear race that torch won.
+
+    A kernel that won an unclear race did so by twice its noise, so that it and torch count as the end of a
+    bracket. How fast the others are isn't known.
+    """
+    times = {c.label: c.timing for c in decision.candidates if c.timing}
+    if not decision.unclear:
+        return times
+    won = decision.rule == "measured" and not decision[decision.chosen].native
+    return {n: t for n, t in times.items() if won and n in ("torch", decision.chosen)}
 
 
 def _kinship(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> int:

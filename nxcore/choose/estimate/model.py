@@ -37,6 +37,8 @@ class Point:
         The alignment in bytes of every row, at most 16: the widest possible load.
     branches : Mapping of str to Hashable
         The code path of a kernel by label, where the kernel reports it.
+    clear : bool
+        Whether the race was; of an unclear one only the winner is known, not the times.
     """
 
     sizes: tuple[int, ...]
@@ -45,6 +47,7 @@ class Point:
     results: int = 1
     grain: int = 1
     branches: Mapping[str, Hashable] = field(default_factory=dict)
+    clear: bool = True
 
     def alike(self, other: Point, label: str) -> bool:
         """Return whether a kernel takes the same code path at both points."""

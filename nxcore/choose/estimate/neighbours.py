@@ -156,9 +156,10 @@ def guess(at: Point, points: Sequence[Point], labels: Collection[str], *, here: 
         None where the points allow no guess: outside of their range, or of other kernels.
     """
     at, *hull = distinct([at, *(p for p in points if "torch" in p.times and alike(at, p))])
-    near = _near(at, hull)
-    if here and (found := _bracketed(at, near, labels)):
+    if here and (found := _bracketed(at, _near(at, hull), labels)):
         return found
+    hull = [p for p in hull if p.clear]
+    near = _near(at, hull)
     return _modelled(at, near, hull, labels, here=here) if near and _within(at, hull) else None
 
 
@@ -170,7 +171,7 @@ def predicted(at: Point, points: Sequence[Point], labels: Collection[str]) -> di
     at, points, labels
         As for ``guess``. A kernel without usable points has no prediction.
     """
-    at, *hull = distinct([at, *(p for p in points if "torch" in p.times and alike(at, p))])
+    at, *hull = distinct([at, *(p for p in points if p.clear and "torch" in p.times and alike(at, p))])
     near = _near(at, hull)
     return _forecast(at, near, hull, labels)[1] if near and _within(at, hull) else {}
 

@@ -82,6 +82,44 @@ def test_a_size_between_two_that_were_measured_takes_their_winner():
     assert "2.00x at 500" in found.reason
 
 
+def noisy(session, size, noise=0.3, **us):
+    """Keep an unclear race of one size."""
+    found = page(session, problem(size), **us)
+    session.wisdom.write(problem(size), replace(found, decision=replace(found.decision, noise=noise)))
+
+
+def test_a_kernel_that_won_an_unclear_race_by_twice_its_noise_is_the_end_of_a_bracket():
+    session = estimating()
+    learnt(session, (500,), torch=2, fast=1)
+    noisy(session, 2000, torch=9000, fast=2000)
+    found = decision(session)
+    assert (found.chosen, found.rule) == ("fast", "bracketed")
+    assert "4.50x at 2000" in found.reason
+
+
+def test_an_unclear_race_that_torch_won_says_nothing_of_other_sizes():
+    session = estimating()
+    noisy(session, 500, torch=1000, fast=2000)
+    noisy(session, 2000, torch=2000, fast=9000)
+    found = decision(session)
+    assert (found.chosen, found.rule) == ("torch", "prior")
+    assert "never measured" in found.reason
+
+
+def test_times_of_unclear_races_enter_no_model():
+    """Torch's time was noise; by it the model would promise a gain beyond the clear points."""
+    clear, all_of = estimating(), estimating()
+    for session in (clear, all_of):
+        learnt(session, (600, 700, 800, 1000), torch=2, fast=2)
+    noisy(all_of, 3000, torch=90000, fast=2000)
+    found = [decision(s, 1900) for s in (clear, all_of)]
+    assert {(d.chosen, d.rule) for d in found} == {("torch", "prior")}
+    assert found[0].reason == found[1].reason
+    assert not all_of.chooser.estimator.predicted(
+        problem(3500), all_of.chooser.estimator.able(problem(3500))[1]
+    )
+
+
 def test_of_nothing_known_torch_serves():
     found = decision(estimating())
     assert (found.chosen, found.rule) == ("torch", "prior")
