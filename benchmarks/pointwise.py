@@ -2,8 +2,10 @@
 
     python benchmarks/pointwise.py [--device cuda] [--elements 1024 65536 1048576 16777216] > record.json
 
-Inputs are out of cache. Medians over interleaved blocks, and minima, which other work on the machine disturbs
-less; a gain is torch's chain over the expression. ``--forward`` leaves the gradients out.
+Inputs are out of cache, with ``--warm`` where the call before left them. Medians over interleaved blocks, and
+minima, which other work on the machine disturbs less; a gain is torch's chain over the expression. On the CPU
+the row ``reading`` is of adding up each input, which takes as long as reading it. ``--forward`` leaves the
+gradients out.
 """
 
 from __future__ import annotations
@@ -35,11 +37,19 @@ CHAINS: dict[str, Callable[..., torch.Tensor]] = {
 """Each expression, and the chain that it replaces."""
 
 
+def reading(*args: torch.Tensor) -> None:
+    """Read every tensor once."""
+    for tensor in args:
+        tensor.sum()
+
+
 def ways(
     text: str, args: tuple[torch.Tensor, ...], backends: Sequence[str]
 ) -> Iterator[tuple[str, Callable[..., Any]]]:
     """Yield torch's chain, then the expression on every backend that takes these arguments."""
     yield "eager", CHAINS[text]
+    if args[0].device.type == "cpu":
+        yield "reading", reading
     name = nxcore.pointwise(text).__name__
     for backend, status in nxcore.backends().items():
         if status.status != "ready" or status.simulated or (backends and backend not in backends):
@@ -65,16 +75,17 @@ def measured(
     backends: Sequence[str],
     *,
     gradients: bool = True,
+    warm: bool = False,
 ) -> dict[str, Any]:
     """Race one expression of one size, without and, unless they are left out, with gradients."""
     spec = nxcore.pointwise(text).spec
     args = tuple(torch.randn(elements, device=device, dtype=dtype) for _ in spec.expression.tensors)
     found, cache = dict(ways(text, args, backends)), describe(device).l2
-    sets = rotation(args, cache)
+    sets = [args] if warm else rotation(args, cache)
     forward = race(rotating(found, sets), device, again="again", effort=EFFORT)
     grad = torch.randn(elements, device=device, dtype=dtype)
     leaves = [(grad, *(t.requires_grad_() for t in given)) for given in sets]
-    trainings = {k: trained(call) for k, call in found.items()} if gradients else {}
+    trainings = {k: trained(c) for k, c in found.items() if gradients and c is not reading}
     both = race(rotating(trainings, leaves), device, again="again", effort=EFFORT) if gradients else {}
     cost, limits = spec.cost(*args, None), ceilings(device)
     floor = 1e6 * cost.bytes / limits.bandwidth(cost.bytes)
@@ -95,7 +106,7 @@ def measured(
             if label in both
             else None,
         }
-    return {"expression": text, "elements": elements, "dtype": str(dtype), "rows": rows}
+    return {"expression": text, "elements": elements, "dtype": str(dtype), "warm": warm, "rows": rows}
 
 
 def main() -> None:
@@ -106,12 +117,19 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--backends", nargs="+", default=[], help="only these; by default all that are ready")
     parser.add_argument("--forward", action="store_true", help="without gradients")
+    parser.add_argument("--warm", action="store_true", help="inputs where the call before left them")
     given = parser.parse_args()
     device = torch.device(given.device)
     with nxcore.policy("estimate"):
         rows = [
             measured(
-                text, elements, device, getattr(torch, dtype), given.backends, gradients=not given.forward
+                text,
+                elements,
+                device,
+                getattr(torch, dtype),
+                given.backends,
+                gradients=not given.forward,
+                warm=given.warm,
             )
             for text in CHAINS
             for elements in given.elements
