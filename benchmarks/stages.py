@@ -4,13 +4,15 @@ Microseconds on the path of this process, minima over short rounds, of calls who
 be. Differences of rows are stages: a further tensor is key and guards, an addition beside a hit is the result
 and the launch, a call with a leaf beside one without is the forward half of autograd. ``NXCORE_NATIVE=0`` is
 for Python's path. A GPU is idle before each round and not waited for after it: the host's time counts, as
-long as kernels are shorter than their launches.
+long as kernels are shorter than their launches. On the CPU the processor's time of the thread counts, which
+runs both ways: others may use the machine, but for its caches.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,6 +20,7 @@ import torch
 from torch.nn import functional as F  # noqa: N812  as torch's own documentation names it
 
 import nxcore
+from benchmarks.claims import emptied
 from benchmarks.native import ROUNDS, _both_ways, _round_us, looked_up, scaling
 from nxcore.interop import native
 from nxcore.registry.discovery import discover
@@ -35,11 +38,15 @@ Stage = tuple[str, Call, Call | None]
 def least_us(call: Call, cuda: bool, rounds: int = ROUNDS) -> float:
     """Return the least mean of some rounds, each begun with an idle device."""
     count = max(2, min(500, int(ROUND_US / _round_us(call, 20, cuda))))
+    clock = time.perf_counter_ns if cuda else time.thread_time_ns
     found = []
     for _ in range(rounds):
         if cuda:
             torch.cuda.synchronize()
-        found.append(_round_us(call, count, cuda=False))
+        began = clock()
+        for _ in range(count):
+            call()
+        found.append((clock() - began) / count * 1e-3)
     return min(found)
 
 
@@ -86,6 +93,18 @@ def stages(device: str, backend: str) -> Iterator[Stage]:
             _both_ways(ours, leaves, grad),
             _both_ways(theirs, leaves, grad),
         )
+    bias = leaf(4, 1, 1)
+    yield (
+        "add of a bias to (2, 4, 8, 8), both ways",
+        _both_ways(lambda: add(x, bias), [x, bias], grad),
+        _both_ways(lambda: torch.add(x, bias), [x, bias], grad),
+    )
+    separable, dw, pw = nxcore.op("sep_conv2d", backend=backend), leaf(4, 1, 3, 3), leaf(4, 4, 1, 1)
+    yield (
+        "sep_conv2d (2, 4, 8, 8), both ways",
+        _both_ways(lambda: separable(x, dw, pw, 1, 1), [x, dw, pw], grad),
+        _both_ways(lambda: F.conv2d(F.conv2d(F.relu(x), dw, None, 1, 1, 1, 4), pw), [x, dw, pw], grad),
+    )
     xs, logits = [leaf(2, 4, 8, 8) for _ in range(8)], leaf(8)
     blend = nxcore.op("softmax_sum", backend=backend)
     both = _both_ways(lambda: blend(xs, logits), [*xs, logits], grad)
@@ -96,6 +115,9 @@ def stages(device: str, backend: str) -> Iterator[Stage]:
         both,
         _both_ways(lambda: torch.cat(xs), xs, whole),
     )
+    nothing = emptied(xs, logits)
+    node = _both_ways(lambda: nothing(xs, logits), [*xs, logits], grad)
+    yield "the same that computes nothing: torch's autograd", node, None
 
 
 def graphed_us(call: Call, calls: int = 200) -> float:
