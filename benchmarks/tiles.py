@@ -59,6 +59,19 @@ CUDA = {
     "Y32x2s3": replace(cuda.SLICED, stages=3),
     "Y32x4s3": replace(cuda.SLICED, slices=4, stages=3),
     "Y16s4": cuda.AHEAD,
+    "P8s8": cuda.Slices(64, 32, 8, 8, 64, 8, stages=8),
+    "P8s8first": cuda.Slices(64, 32, 8, 8, 64, 8, stages=8, rehearsed=False),
+    "P8s4": cuda.Slices(64, 32, 8, 8, 64, 8, stages=4),
+    "P8s4rows": cuda.Slices(64, 32, 8, 8, 64, 8, stages=4, order=1),
+    "P16s4": cuda.Slices(64, 32, 8, 8, 128, 8, stages=4),
+    "Q8s4": cuda.Slices(64, 128, 8, 16, 32, 4, stages=4),
+    "Q8s8": cuda.Slices(64, 128, 8, 16, 32, 4, stages=8),
+    "Q8s4rows": cuda.Slices(64, 128, 8, 16, 32, 4, stages=4, order=1),
+    "Q8s4by-term": cuda.Slices(64, 128, 8, 16, 32, 4, stages=4, by_line=False, order=2),
+    "Q16s3": cuda.Slices(64, 128, 8, 16, 64, 4, stages=3),
+    "R8s4": cuda.Slices(64, 128, 8, 8, 16, 2, stages=4),
+    "W8s4": cuda.Slices(64, 64, 8, 16, 32, 4, stages=4, resident=2),
+    "W8s4x8": cuda.Slices(64, 64, 8, 16, 64, 8, stages=4),
 }
 """Tiles by name: large to tiny, the depth, the slices, and the stages where there are more than two."""
 
@@ -122,8 +135,9 @@ def _tiles(case: Case, product: Product) -> Iterator[tuple[str, Any]]:
             continue
         if not square and name.endswith(("by-term", "L8", "L32", "M32x2")):
             continue
+        own = tile.for_product(product) if isinstance(tile, cuda.Slices) else tile
         for parts in parts_for(product, tile.tall, tile.wide):
-            yield f"cuda {name}{f'/{parts}' * (parts > 1)}", replace(tile, parts=parts)
+            yield f"cuda {name}{f'/{parts}' * (parts > 1)}", replace(own, parts=parts)
     yield "cuda chosen", cuda.choose(product)
     for name, split in SPLIT.items() if square and product.rows >= 1024 else ():
         yield f"fp32x cuda {name}", split

@@ -19,6 +19,7 @@ from nxcore_cuda.machine.compile import compiled
 needs_emulator = pytest.mark.skipif(not toolkit.EMULATED, reason="NXCORE_CUDA_EMULATOR=1 was not set")
 needs_nvcc = pytest.mark.skipif(toolkit.nvcc() is None, reason=f"no nvcc {toolkit.PLACES}")
 
+OWN = matmul.Slices(64, 32, 8, 8, 64, 8)
 TILES = {
     "large": matmul.LARGE,
     "middle": matmul.MIDDLE,
@@ -32,6 +33,9 @@ TILES = {
     "deep": matmul.DEEP,
     "ahead": matmul.AHEAD,
     "three_stages": replace(matmul.SLICED, stages=3),
+    "own_stages": OWN,
+    "own_of_two_warps": matmul.Slices(64, 128, 8, 16, 32, 4),
+    "own_by_term": matmul.Slices(64, 64, 8, 8, 64, 4, by_line=False, order=2, rehearsed=False),
 }
 
 
@@ -68,7 +72,9 @@ def operand(rows, columns, turned):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(n, marks=[] if n in ("small", "least", "one_by_one", "deep") else pytest.mark.slow)
+        pytest.param(
+            n, marks=[] if n in ("small", "least", "one_by_one", "deep", "own_stages") else pytest.mark.slow
+        )
         for n in TILES
     ],
 )
@@ -90,13 +96,36 @@ def test_terms_go_around_the_stages(stages, terms):
 
 
 @needs_emulator
+@pytest.mark.parametrize("rehearsed", [True, False])
+@pytest.mark.parametrize("stages", [2, 3, 8])
+def test_terms_go_around_the_stages_of_each_slice(stages, rehearsed):
+    tile = replace(OWN, stages=stages, rehearsed=rehearsed)
+    for terms in (3, 64, 65, 300):
+        a, b = (torch.randint(-8, 9, shape).float() for shape in ((3, terms), (terms, 5)))
+        assert torch.equal(multiplied(a, b, tile), a @ b)
+
+
+@needs_emulator
+def test_a_whole_product_needs_no_bounds():
+    a, b = torch.randn(64, 128), torch.randn(128, 32)
+    product = Product.of(*map(TensorMeta.of, (a, b, torch.empty(64, 32))))
+    whole = OWN.for_product(product)
+    assert whole == replace(OWN, whole=True)
+    assert torch.equal(multiplied(a, b, whole), multiplied(a, b, OWN))
+    for shape in ((65, 128, 32), (64, 127, 32), (64, 128, 31)):
+        rows, terms, columns = shape
+        metas = (torch.empty(s, device="meta") for s in ((rows, terms), (terms, columns), (rows, columns)))
+        assert not OWN.for_product(Product.of(*map(TensorMeta.of, metas))).whole
+
+
+@needs_emulator
 @pytest.mark.parametrize("parts", [2, 3, 50])
 def test_blocks_that_share_a_tile_give_one_result_always(parts):
-    tile = replace(matmul.LEAST, parts=parts)
-    a, b = torch.randn(70, 100), torch.randn(100, 66)
-    found = [multiplied(a, b, tile) for _ in range(2)]
-    torch.testing.assert_close(found[0], a @ b, rtol=1e-5, atol=1e-5)
-    assert torch.equal(*found)
+    for tile in (replace(matmul.LEAST, parts=parts), replace(OWN, parts=parts)):
+        a, b = torch.randn(70, 100), torch.randn(100, 66)
+        found = [multiplied(a, b, tile) for _ in range(2)]
+        torch.testing.assert_close(found[0], a @ b, rtol=1e-5, atol=1e-5)
+        assert torch.equal(*found)
 
 
 @needs_emulator

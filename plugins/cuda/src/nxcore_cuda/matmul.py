@@ -88,6 +88,49 @@ class Tile:
         return Instance("matmul", arguments, threads=self.threads, blocks=self.resident)
 
 
+@dataclass(frozen=True)
+class Slices(Tile):
+    """How a block and its threads share a product, where no slice waits for another in the loop.
+
+    Attributes
+    ----------
+    whole : bool
+        Whether no row, column or term of a tile lies outside of the product.
+    rehearsed : bool
+        Whether the loop runs once for nothing while the first terms are on their way, so that its code is
+        at hand when they arrive.
+    """
+
+    stages: int = 4
+    whole: bool = False
+    rehearsed: bool = True
+
+    @property
+    def run(self) -> int:
+        """Terms of one stage of a slice."""
+        return self.depth // self.slices
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory: of each slice all stages, or its sums."""
+        stages = self.stages * self.run * (self.tall + self.wide + 2 * FOUR)
+        return 4 * self.slices * max(stages, self.tall * self.wide)
+
+    def for_product(self, product: Product) -> Self:
+        """Return the tile that checks no bound where a product needs no check."""
+        p = product
+        whole = not (p.rows % self.tall or p.columns % self.wide or p.terms % self.depth)
+        return replace(self, whole=whole)
+
+    def instance(self, a: Way, b: Way) -> Instance:
+        """Return its kernel."""
+        sizes = (self.tall, self.wide, self.rows, self.columns, self.run, self.slices, self.stages)
+        by_line = self.by_line and a.inner and a.vectors
+        ways = (by_line, a.inner, a.vectors, b.inner, b.vectors)
+        arguments = (*sizes, *ways, self.whole, self.order, self.rehearsed)
+        return Instance("matmul_slices", arguments, threads=self.threads, blocks=self.resident)
+
+
 LARGE = Tile(128, 128, 8, 8, 16, resident=2, by_line=False)
 MIDDLE = Tile(64, 128, 8, 8, 16, resident=2)
 SMALL = Tile(64, 64, 8, 8, 32, slices=2, resident=2)

@@ -1,0 +1,253 @@
+// matmul_slices: products of float32 matrices by blocks whose slices wait for their own terms alone; no tensor core.
+//
+// As matmul.cu, but a slice of EACH threads has stages of shared memory of its own. In the loop it waits for nobody else:
+// a slice of one warp needs no barrier of the block, and STAGES - 1 stages are on their way before the first is read.
+#pragma once
+
+#include "matmul.cu"
+
+using matmul_slices_args = matmul_args;
+
+namespace product {
+
+// LINES x RUN elements of an operand, sent to shared memory by the EACH threads of a slice, in vectors where 16 bytes of
+// memory fit as they are, else one by one. STEP: terms from one stage of a slice to its next. WHOLE: nothing lies outside.
+template <int LINES, int RUN, int EACH, int STEP, bool INNER, bool VECTORS, bool BY_LINE, bool WHOLE>
+struct Sender {
+  using To = operand::Stage<LINES, RUN, BY_LINE>;
+  static constexpr bool SENT = VECTORS && INNER == BY_LINE;
+  static constexpr int SIZE = SENT ? FOUR : 1;
+  static constexpr int COUNT = LINES * RUN / SIZE / EACH;
+  static_assert(COUNT * SIZE * EACH == LINES * RUN, "every thread has as many");
+  static constexpr int PAIRS = RUN / 8;         // by line, two threads have eight terms: a sector of memory
+  static constexpr int BESIDE = EACH / RUN;     // otherwise so many threads have a term
+  static_assert(!SENT || BY_LINE || (BESIDE >= 2 && COUNT * BESIDE * FOUR == LINES), "a thread has one term");
+
+  const float* from;
+  long long line_step, term_step;
+  int lines_left, terms_left, to;
+
+  // Terms whose vectors eight neighbouring threads have at once lie in different banks.
+  __device__ __forceinline__ static constexpr int spread(int u) {
+    return BESIDE == 2 ? u / 8 * 8 + u % 4 * 2 + u / 4 % 2 : BESIDE == 4 ? u / 8 * 8 + u % 2 * 4 + u / 2 % 4 : u;
+  }
+  // From this thread's first element (vector) to its i-th: lines, and terms.
+  __device__ __forceinline__ static constexpr int down(int i) {
+    if (!SENT) return INNER ? i * (EACH / RUN) : i * EACH % LINES;
+    return BY_LINE ? i / PAIRS * (EACH / 2) : i * BESIDE * FOUR;
+  }
+  __device__ __forceinline__ static constexpr int along(int i) {
+    if (!SENT) return INNER ? 0 : i * EACH / LINES;
+    return BY_LINE ? i % PAIRS * 8 : 0;
+  }
+  static_assert(SENT || (INNER ? EACH % RUN == 0 : EACH % LINES == 0 || LINES % EACH == 0), "whole lines");
+  static_assert(!BY_LINE || EACH / 2 % 8 == 0, "a thread's lines have one order");
+
+  __device__ __forceinline__ Sender(const float* data, const operand::Steps& steps, int thread, int first_line, int lines,
+                                    int first_term, int last_term)
+      : line_step(steps.line), term_step(steps.term) {
+    const int own_line = !SENT ? INNER ? thread / RUN : thread % LINES
+                               : BY_LINE ? thread / 2 : thread % BESIDE * FOUR;
+    const int own_term = !SENT ? INNER ? thread % RUN : thread / LINES
+                               : BY_LINE ? thread % 2 * FOUR : spread(thread / BESIDE);
+    const int line = first_line + own_line, term = first_term + own_term;
+    lines_left = lines - line;
+    terms_left = last_term - term;
+    from = data + line * line_step + term * term_step;
+    to = To::at(own_line, own_term);
+#ifdef NXCORE_EMULATOR
+    nxcore_emulator::forget_sends();
+#endif
+  }
+#ifdef NXCORE_EMULATOR
+  ~Sender() { nxcore_emulator::end_sends(); }
+#endif
+
+  // Sends this slice's next RUN terms. Steps of vectors' own dimension are 1, and known to the compiler.
+  __device__ __forceinline__ void fetch(float* stage) {
+    const long long by_line = VECTORS && !INNER ? 1 : line_step, by_term = VECTORS && INNER ? 1 : term_step;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      const float* const at = from + down(i) * by_line + along(i) * by_term;
+      const bool inside = WHOLE || (down(i) < lines_left && along(i) < terms_left);
+      if (SENT) {
+        operand::send(stage + (BY_LINE ? (to ^ along(i)) + down(i) * RUN : to + down(i)), at, inside);
+      } else {
+        operand::send_one(stage + to + along(i) * (LINES + operand::PAD) + down(i), at, inside);
+      }
+    }
+    from += STEP * by_term;
+    terms_left -= STEP;
+  }
+};
+
+// A barrier of the EACH threads of a slice, all of one block or a warp.
+template <int EACH>
+__device__ __forceinline__ void join(int slice) {
+  if (EACH == WARP) return __syncwarp();
+#ifdef NXCORE_EMULATOR
+  __syncthreads();  // all slices have as many steps
+#else
+  asm volatile("bar.sync %0, %1;" ::"r"(slice + 1), "n"(EACH) : "memory");
+#endif
+}
+
+}  // namespace product
+
+template <int TALL, int WIDE, int ROWS, int COLUMNS, int RUN, int SLICES, int STAGES, bool BY_LINE, bool A_INNER,
+          bool A_VECTORS, bool B_INNER, bool B_VECTORS, bool WHOLE, int ORDER, bool REHEARSED>
+__device__ __forceinline__ void matmul_slices(const matmul_args& a) {
+  using namespace product;
+  using Threads = Lie<TALL, WIDE, ROWS, COLUMNS, BY_LINE>;
+  using StageA = operand::Stage<TALL, RUN, BY_LINE>;
+  using StageB = operand::Stage<WIDE, RUN, false>;
+  constexpr int EACH = Threads::WARPS * WARP;  // threads of a slice
+  constexpr int ALL = EACH * SLICES;
+  constexpr int STEP = RUN * SLICES;
+  constexpr int STAGE = StageA::FLOATS + StageB::FLOATS;
+  constexpr int VECTORS = ROWS * COLUMNS / FOUR;
+  constexpr int OWN = VECTORS / SLICES;  // vectors that a thread adds up
+  static_assert(RUN % FOUR == 0 && OWN * SLICES == VECTORS, "whole vectors");
+  using Order = Path<ROWS, COLUMNS, ORDER>;
+  static_assert(!BY_LINE || ORDER != COLUMNS_AND_BACK, "a row's next four terms are loaded after the row");
+  constexpr int REGION = STAGE * STAGES > EACH * VECTORS * FOUR ? STAGE * STAGES : EACH * VECTORS * FOUR;
+
+  const int slice = threadIdx.x / EACH, thread = threadIdx.x % EACH;
+  float* const shared = dynamic_shared<float>();
+  float* const region = shared + slice * REGION;
+  const Threads lie(thread);
+  const int down = blockIdx.x / a.across;
+  const int row = down * TALL, column = (blockIdx.x - down * a.across) * WIDE;
+  const int first = blockIdx.y * a.span, last = min(first + a.span, a.terms);
+  using SenderA = Sender<TALL, RUN, EACH, STEP, A_INNER, A_VECTORS, BY_LINE, WHOLE>;
+  using SenderB = Sender<WIDE, RUN, EACH, STEP, B_INNER, B_VECTORS, false, WHOLE>;
+  // Most products are no batch: what locates one is much code, which a cold instruction cache waits for.
+  const bool one = blockIdx.z == 0;
+  const int begin = first + slice * RUN;
+  SenderA from_a(a.a + (one ? 0 : locate(blockIdx.z, a.batch, a.a_batch)), a.of_a, thread, row, a.rows, begin, last);
+  SenderB from_b(a.b + (one ? 0 : locate(blockIdx.z, a.batch, a.b_batch)), a.of_b, thread, column, a.columns, begin, last);
+
+  float sums[ROWS][COLUMNS];
+  // Factors on their way: of two terms; or four terms of a's rows, each row's next four after its last use.
+  float x[BY_LINE ? FOUR : 2][ROWS], y[2][COLUMNS];
+  // Where this thread's factors lie in the stage that is read. By line, rows are a multiple of eight apart, and have one
+  // order of vectors.
+  constexpr int TURNS = BY_LINE ? RUN / FOUR : 1;
+  const typename StageA::Own lines(lie.row, 0);
+  float* const end = region + (STAGES - 1) * STAGE;
+  float* at = REHEARSED ? end : region;
+  const float* at_x[TURNS];
+  const float* at_y = at + StageA::FLOATS + lie.column;
+#pragma unroll
+  for (int t = 0; t < TURNS; ++t) at_x[t] = at + lines.at_after(0, t * FOUR);
+  const auto next_y = [&](int term) { read<COLUMNS, Threads::ALONG * FOUR>(at_y + StageB::at(0, term), y[term % 2]); };
+  const auto next_x = [&](int term) {
+    if (!BY_LINE) read<ROWS, Threads::DOWN * FOUR>(at_x[0] + StageA::at(0, term), x[term % 2]);
+  };
+  const auto next_four = [&](int term, int r) {
+    const auto four = load<FOUR>(at_x[BY_LINE ? term / FOUR : 0] + Threads::to_row(r) * RUN);
+#pragma unroll
+    for (int e = 0; e < FOUR; ++e) x[BY_LINE ? e : 0][r] = four[e];
+  };
+
+  constexpr int BEFORE = STAGES - 1 - REHEARSED;  // stages that are sent before the loop
+  int unsent = last - first;
+#pragma unroll
+  for (int ahead = 0; ahead < BEFORE; ++ahead) {
+    if (unsent > 0) {
+      from_a.fetch(region + ahead * STAGE);
+      from_b.fetch(region + ahead * STAGE + StageA::FLOATS);
+    }
+    unsent -= STEP;
+    operand::close_group();
+  }
+  if (!REHEARSED) {
+    operand::arrive_but<STAGES - 2>();
+    join<EACH>(slice);
+  }
+  next_x(0);
+  next_y(0);
+  if (BY_LINE) {
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) next_four(0, r);
+  }
+  // The first pass is for nothing: while the first terms are on their way the loop runs once, so that its code is there
+  // with them. It reads the stage into which nothing is sent yet.
+#pragma unroll 1
+  for (int pass = REHEARSED ? 0 : 1; pass < 2; ++pass) {
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+#pragma unroll
+      for (int c = 0; c < COLUMNS; ++c) sums[r][c] = 0.0f;
+    }
+#pragma unroll 1
+    for (int left = pass ? last - first : STEP; left > 0; left -= STEP) {
+#pragma unroll
+      for (int term = 0; term < RUN; ++term) {
+        float* const before = at == region ? end : at - STAGE;
+        if (term == RUN - 1) {
+          const int by = at == end ? -(STAGES - 1) * STAGE : STAGE;
+          at += by;
+          at_y += by;
+#pragma unroll
+          for (int t = 0; t < TURNS; ++t) at_x[t] += by;
+          operand::arrive_but<STAGES - 2>();
+          join<EACH>(slice);
+        }
+        const int following = (term + 1) % RUN;
+        next_x(following);
+        next_y(following);
+        if (term == 0) {
+          // Into the stage that was read last: the barrier since then says that this slice has read it.
+          if (unsent > 0) {
+            from_a.fetch(before);
+            from_b.fetch(before + StageA::FLOATS);
+          }
+          unsent -= STEP;
+          operand::close_group();  // an empty one too: which groups are waited for is a number from the last
+        }
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+#pragma unroll
+          for (int c = 0; c < COLUMNS; ++c) {
+            const int row_of = Order::row(r * COLUMNS + c), column_of = Order::column(r * COLUMNS + c);
+            float& sum = sums[row_of][column_of];
+            sum = __fmaf_rn(x[term % (BY_LINE ? FOUR : 2)][row_of], y[term % 2][column_of], sum);
+          }
+          if (BY_LINE && term % FOUR == FOUR - 1) next_four(following, r);
+        }
+      }
+    }
+  }
+
+  // Each slice leaves its sums where its terms were; then all threads add up, in the order of slices.
+  join<EACH>(slice);
+#pragma unroll
+  for (int v = 0; v < VECTORS; ++v) store(region + (v * EACH + thread) * FOUR, run_of(sums, v));
+  __syncthreads();
+  float own[OWN][FOUR] = {};
+#pragma unroll
+  for (int s = 0; s < SLICES; ++s) {
+#pragma unroll
+    for (int v = 0; v < OWN; ++v) {
+      add_run(own, v, load<FOUR>(shared + s * REGION + ((slice * OWN + v) * EACH + thread) * FOUR));
+    }
+  }
+  if (gridDim.y > 1 && !combine(a, own, threadIdx.x, ALL, true)) return;
+  float* const out = a.out + (one ? 0 : locate(blockIdx.z, a.batch, a.out_batch));
+#pragma unroll
+  for (int v = 0; v < OWN; ++v) {
+    const int r = (slice * OWN + v) / (COLUMNS / FOUR), c = (slice * OWN + v) % (COLUMNS / FOUR) * FOUR;
+    const int at = row + lie.row + Threads::to_row(r), along = column + lie.column + Threads::to_column(c);
+    if (at >= a.rows) continue;
+    float* const line = out + at * a.out_row;
+    if (a.whole && along + FOUR <= a.columns) {
+      store(line + along, run_of(own, v));
+    } else {
+#pragma unroll
+      for (int e = 0; e < FOUR; ++e) {
+        if (along + e < a.columns) line[(along + e) * a.out_column] = own[v][e];
+      }
+    }
+  }
+}
