@@ -15,6 +15,8 @@ HEADERS = $(wildcard $(shell $(BIN)/python -c 'import sysconfig; print(sysconfig
 COMPILES = $(and $(shell command -v $(CXX)),$(HEADERS))
 # Not every machine meets all of these yet; docs/choosing.md and the ADRs list the exceptions.
 AIMS := miss online regret shapes
+# Images of containers set it; each worker and each process of a test would then compile the sources anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test test-all again native native-where-possible native-sanitize quick op fmt hooks mutations gpu-test sanitize conformance bench aims regression record wheels lint docs clean
 

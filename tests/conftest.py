@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Iterator
 
 import pytest
@@ -29,6 +30,17 @@ def pytest_collection_finish() -> None:
     """Leave what was collected out of later searches for garbage: it is millions of objects, and stays."""
     gc.collect()
     gc.freeze()
+    _pass_records_on()
+
+
+def _pass_records_on() -> None:
+    """Have torch's loggers pass their records on to where pytest catches them.
+
+    pytest would add its handlers to each of forty loggers that doesn't, six times a test.
+    """
+    for name in logging.root.manager.loggerDict:
+        if name.partition(".")[0] == "torch":
+            logging.getLogger(name).propagate = True
 
 
 @pytest.fixture(autouse=True)

@@ -39,6 +39,11 @@ def one_shape(spec: OpSpec) -> bool:
     return plain and all(len({s.shape for s in sample.sketches}) == 1 for sample in spec.samples)
 
 
+def modest(spec: OpSpec) -> list[Sample]:
+    """Return the samples that need little time and memory."""
+    return [s for s in spec.samples if not {"bench", "huge"} & s.tags]
+
+
 class Clock:
     """Nanoseconds that pass only where a fake says so, and one at each look."""
 

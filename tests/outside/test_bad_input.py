@@ -211,17 +211,21 @@ def test_equal_to_a_served_call_but_wrong(name: str) -> None:
     """A table of plans must tell 3 from 3.0, from True, and from a list that holds its class."""
     judge, found = Court(name), []  # its own: what raises in it is held against the fake backend
     for args in bases(judge.spec):
+        wrong = []
         for what, call in odd_calls(judge.spec, args):
             judge.ops["torch"].clear()
-            cold = judge.outcome("torch", call)
-            if not isinstance(cold, InvalidInputError):
-                continue
-            for backend in ("torch", "fake"):
-                judge.outcome(backend, args)
-                if words(warm := judge.outcome(backend, call)) != words(cold):
-                    found.append(
-                        f"{what} on {backend}: {words(warm)} after a right call, {words(cold)} before"
-                    )
+            if isinstance(cold := judge.outcome("torch", call), InvalidInputError):
+                wrong.append((what, call, words(cold)))
+        for backend in ("torch", "fake"):
+            judge.ops[backend].clear()
+            judge.outcome(backend, args)
+            served = dict(judge.ops[backend].plans)
+            for what, call, cold in wrong:
+                if (warm := words(judge.outcome(backend, call))) != cold:
+                    found.append(f"{what} on {backend}: {warm} after a right call, {cold} before")
+                if judge.ops[backend].plans != served:
+                    found.append(f"{what} on {backend}: it changed the table of plans")
+                    judge.outcome(backend, args)
     assert not found, "\n".join(found)
 
 
