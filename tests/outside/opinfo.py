@@ -142,6 +142,12 @@ def _gelu(x: Tensor, *, approximate: str = "none") -> tuple[Any, ...]:
     return x, None
 
 
+def _gelu_tanh(x: Tensor, *, approximate: str = "none") -> tuple[Any, ...]:
+    if approximate != "tanh":
+        raise LeftOutError("it is a call of another operator, gelu")
+    return x, None
+
+
 def _leaky_relu(x: Tensor, negative_slope: float = 0.01) -> tuple[Any, ...]:
     return x, negative_slope, None
 
@@ -163,6 +169,9 @@ ACTIVATIONS: dict[str, tuple[str, Callable[..., tuple[Any, ...]]]] = {
     "nn.functional.softplus": ("softplus", _softplus),
 }
 """The same as below, of the operators that are made of an expression."""
+
+SECOND = {"nn.functional.gelu": ("gelu_tanh", _gelu_tanh)}
+"""The same, of functions whose arguments name one of two operators."""
 
 TABLE: dict[str, tuple[str, Callable[..., tuple[Any, ...]]]] = {
     "add": ("add", _add),
@@ -217,9 +226,10 @@ def _judge(op: Any, args: tuple[Any, ...], torchs: Any) -> str:
     return ""
 
 
-def _tally(session: Session, info: Any, backend: str | None) -> dict[str, Any]:
+def _tally(
+    session: Session, info: Any, name: str, adapt: Callable[..., tuple[Any, ...]], backend: str | None
+) -> dict[str, Any]:
     """Run an operator's samples on one backend."""
-    name, adapt = TABLE[info.name]
     op = session.op(name, backend=backend)
     machine = session.registry.probe(session.registry.backend(backend)) if backend else None
     device = "cuda" if torch.cuda.is_available() and backend in ("triton", "cuda") else "cpu"
@@ -274,14 +284,14 @@ def main() -> None:
     choosing = Session(Settings(backends=frozenset({"numba"}), policy="measure"), effort=quick)
     session = Session(Settings())
     ready = [name for name, status in session.backends().items() if status.status == "ready"]
-    infos = [info for info in op_db if info.name in TABLE]
+    rows = [(info, *of[info.name]) for of in (TABLE, SECOND) for info in op_db if info.name in of]
     found = {
-        TABLE[info.name][0]: {
-            b or "chosen": _tally(session if b else choosing, info, b)
+        name: {
+            b or "chosen": _tally(session if b else choosing, info, name, adapt, b)
             for b in _limits(info)
             if b is None or b in ready
         }
-        for info in infos
+        for info, name, adapt in rows
     }
     json.dump(found, sys.stdout, indent=1)
 

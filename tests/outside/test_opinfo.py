@@ -21,6 +21,7 @@ LEAST = {
     "depthwise_conv2d": 80,
     "elu": 60,
     "gelu": 20,
+    "gelu_tanh": 20,
     "global_max_pool2d": 40,
     "hardsigmoid": 60,
     "hardswish": 10,
