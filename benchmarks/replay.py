@@ -1,7 +1,9 @@
 """Regret without the device: apply the current rules to the wisdom and times that ``regret.py`` recorded.
 
     python benchmarks/replay.py FILE.jsonl [--left-out] [--without-kriging]
+    python benchmarks/replay.py FILE.json
 
+FILE.json is a record of ``regret_expressions.py``, which has the median times of the learnt sizes.
 FILE.wisdom, the folder of the wisdom, is next to FILE.jsonl. Nothing is run, built or measured:
 ``nxcore.choose.estimate.neighbours`` chooses, and the lines give the times. With ``--left-out`` each learnt
 size is also predicted from the other sizes of its family. With ``--without-kriging`` the model's fitted
@@ -15,8 +17,10 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import regret_expressions as expressions
 import torch
 from regret import report
 from sizes import families
@@ -24,7 +28,7 @@ from sizes import families
 from nxcore.choose.estimate import model, neighbours
 from nxcore.measure.timing import Timing
 from nxcore.offline import audit
-from nxcore.session import Session
+from nxcore.session import Session, default
 from nxcore.settings import Settings
 from nxcore.spec.problem import Problem
 from nxcore.store.pages import page
@@ -80,16 +84,48 @@ class Replay:
         guess = neighbours.guess(at, known, labels)
         if guess is None and left_out:
             return None
-        chosen, rule = (guess.label, guess.rule) if guess else ("torch", "reference")
-        if len(rounds) == 1:  # learnt sizes have one round only, so the best kernel may be best by chance
-            us = {label: t.median_us for label, t in rounds[0].items() if label in labels}
-            found, best = us[chosen] / min(us.values()), min(us, key=lambda label: us[label])
-        else:
-            found, best = audit.regret(chosen, *rounds)
-        beside = [r["torch"].median_us / r[chosen].median_us for r in rounds]
-        ratio = math.exp(sum(map(math.log, beside)) / len(beside))
-        ends = (min(beside), max(beside))
-        return audit.Row(problem.op, str(problem), chosen, rule, best, found, (ratio, *ends), ends[1] < 0.98)
+        if len(rounds) > 1:
+            return judged(problem, guess, rounds)
+        # Learnt sizes have one round only, so the best kernel may be best by chance.
+        row = judged(problem, guess, [*rounds, *rounds])
+        us = {label: t.median_us for label, t in rounds[0].items() if label in labels}
+        best = min(us, key=lambda label: us[label])
+        return replace(row, best=best, regret=us[row.chosen] / us[best])
+
+
+def of_expressions(path: Path) -> list[audit.Row]:
+    """Return the held-out problems of a record of ``regret_expressions.py`` by the current rules."""
+    record, session = json.loads(path.read_text(encoding="utf-8")), default()
+    device = torch.device(record["device"]["type"])
+    rows, found = record["rows"], []
+    points: dict[object, dict[tuple[int, ...], neighbours.Point]] = defaultdict(dict)
+    for family in expressions.families(device.type):
+        mine = [r for r in rows if (r["text"], r["elements"]) in {(family.text, n) for n in family.held}]
+
+        def problem(n: int, family: expressions.Family = family) -> Problem:
+            op, args = family.call(n, torch.device("meta"))
+            return moved(Problem.of(session.registry.spec(op), args), device)
+
+        for size in mine[0]["learnt"] if mine else ():
+            of = problem(size["elements"])
+            times = {label: Timing((us,), (us,)) for label, us in size["us"].items()}
+            points[neighbours.family(of)][neighbours.sizes(of)] = neighbours.point(of, times, {})
+        for row in (r for r in mine if r["row"]):
+            of = problem(row["elements"])
+            rounds = [{label: Timing((us,), (us,)) for label, us in r.items()} for r in row["row"]["us"]]
+            known = list(points[neighbours.family(of)].values())
+            guess = neighbours.guess(neighbours.point(of, {}, {}), known, list(rounds[0]))
+            found.append(judged(of, guess, rounds))
+    return found
+
+
+def judged(problem: Problem, guess: neighbours.Guess | None, rounds: list[dict[str, Timing]]) -> audit.Row:
+    """Return the regret of a guess; torch's reference runs where there is none."""
+    chosen, rule = (guess.label, guess.rule) if guess else ("torch", "reference")
+    regret, best = audit.regret(chosen, *rounds)
+    beside = [r["torch"].median_us / r[chosen].median_us for r in rounds]
+    ratio, ends = math.exp(sum(map(math.log, beside)) / len(beside)), (min(beside), max(beside))
+    return audit.Row(problem.op, str(problem), chosen, rule, best, regret, (ratio, *ends), ends[1] < 0.98)
 
 
 def main() -> None:
@@ -105,6 +141,12 @@ def main() -> None:
     given = parser.parse_args()
     if given.without_kriging:
         model.Field = Uncorrected
+    if given.lines.suffix == ".json":
+        rows = of_expressions(given.lines)
+        report(audit.summary(rows)[-1:])
+        for row in sorted(rows, key=lambda r: -r.regret)[:5]:
+            print(f"{row.regret:.3f} {row.rule} {row.chosen}, best {row.best}: {row.problem}")
+        return
     replay = Replay(given.lines.with_suffix(".wisdom"))
     lines = map(json.loads, given.lines.read_text(encoding="utf-8").splitlines())
     measured = {line["sample"]: line["row"]["us"] for line in lines if line["row"]}
