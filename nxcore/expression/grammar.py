@@ -24,6 +24,10 @@ INSTEAD: dict[type[ast.AST], str] = {
     ast.MatMult: "a product of matrices is no pointwise function",
     ast.FloorDiv: "// can't be in an expression; use /",
     ast.Mod: "% can't be in an expression",
+    ast.JoinedStr: "a formatted text can't be in an expression",
+    **dict.fromkeys(
+        (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp), "a loop can't be in an expression"
+    ),
     ast.NamedExpr: "an assignment can't be in an expression; a part written twice is computed once",
 }
 

@@ -102,6 +102,8 @@ def test_a_condition_may_be_a_tensor_of_bool():
         (f"x * {2**64}", 4, "a whole constant must fit 64 bits"),
         ("x - y - z + (y ** z)", 13, "use exp(y * log(x))"),
         ("(x := y)", 1, "an assignment can't be in an expression"),
+        ("x + f'{x}'", 4, "a formatted text can't be in an expression"),
+        ("relu(y for y in x)", 4, "a loop can't be in an expression"),
     ],
 )
 def test_a_fault_is_shown_at_its_place(text, column, why):
