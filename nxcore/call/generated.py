@@ -87,7 +87,7 @@ def __call__(self, {_signature(spec)}):{_selects(spec, given)}{_draws(spec)}{_re
 def by_kernel(self, {names}):{_reads(spec)}
 {look}    if plan is None:
         return self.far({names}, kernels=True)
-    if leads_to(plan, reference):
+    if plan is reference or leads_to(plan, reference):
         return None
 {served}
 def by_kernel_compiled(self, {names}):
@@ -98,7 +98,7 @@ def by_kernel_compiled(self, {names}):
     if _found is None:
         return self.far({names}, kernels=True)
     key, plan = _found
-    if leads_to(plan, reference):
+    if plan is reference or leads_to(plan, reference):
         return None
 {served}
 def run(self, {names}):

@@ -118,7 +118,11 @@ class Served(nn.Module):
             self.left()
             return None
         if found is None:
-            self.left((operator, args))
+            count = self._nxcore_left + 1
+            if count < AFTER and not is_compiling():  # as ``left`` does, without its call
+                self.__dict__[LEFT] = count
+            else:
+                self.left((operator, args))
         elif not is_compiling() and self._nxcore_left:
             vars(self)[LEFT] = 0
         return found
