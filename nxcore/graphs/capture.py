@@ -8,7 +8,6 @@ import math
 import statistics
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +22,7 @@ from nxcore.graphs.pair import check_leaves
 from nxcore.graphs.reads import Held
 from nxcore.graphs.recorded import Recorded
 from nxcore.graphs.recorder import Lanes, Recorder, Ticket
+from nxcore.graphs.replay import Run, replay
 from nxcore.graphs.snapshot import Inside
 from nxcore.interop.internals import gradients
 
@@ -38,7 +38,6 @@ AGREES = 1e-2
 PAYS, MEMORY = 1.03, 1.5
 """How much faster than one stream several must be, and how many times the memory they may keep."""
 
-Run = Callable[..., Any]
 Block = Callable[[], contextlib.AbstractContextManager[Late | None]]
 Outcome = tuple[Tensor, Sequence[Tensor | None]]
 """A result and its gradients."""
@@ -56,6 +55,8 @@ class Capture:
     names : sequence, optional
         What the module's code reads besides itself, as of ``reads_of``: that of a whole network, whose
         parts do their bookkeeping by themselves, as in any larger capture. A replay of it can be undone.
+    least_s : float, optional
+        Seconds that a run takes at least, forward and backward.
 
     Attributes
     ----------
@@ -80,57 +81,98 @@ class Capture:
         tensors: Sequence[Tensor],
         recorder: Recorder,
         names: Sequence[Held] | None = None,
+        least_s: float = 0.0,
     ) -> None:
         self.run, self.inside, self.lock = run, Inside(module, names or ()), recorder.lock
         self._begun, self._needs = False, tuple(self.inside.mode[1])
         self._order, self._turn, self._place = recorder.order, recorder.turn, recorder.order.place()
         self._number, self.late = 0, 0
         self._ticket: Callable[[], Ticket | None] = _no_ticket
-        self.count = len(tensors)
+        self.count, self.how, self._bound = len(tensors), "", ""
         own = (*self.inside.parameters, *self.inside.buffers)
         with untouched(self.inside.buffers), aliased(self.inside.modules, own) as others:
             held = [*map(buffer, tensors), *others[: len(self.inside.parameters)]]
             fresh = [t.detach().clone().requires_grad_(t.requires_grad) for t in held]
             before = [t._version for t in held]
-            call = functools.partial(self._returned, module, held[: self.count])
-            with as_captured():
-                out = without_dice(recorder, lambda: recorder.aside(call))
-            check_leaves([out], held)
-            grad = _wave(out)
-            with as_captured():
-                ran = recorder.aside(functools.partial(_differentiated, out, held, grad))
-            del out
+            ran, grad = self._tried(module, held, recorder)
             run_once = functools.partial(self._run, module, held, grad)
             # As calls do it, with the copies of inputs and results.
             replay_once = functools.partial(self._replayed, module, fresh, grad)
-            self.how, whole = "", names is not None
-            try:
-                if whole and [t._version for t in held] != before:
+            if names is None:
+                self._of_part(module, held, recorder, run_once, replay_once, ran)
+            else:
+                if [t._version for t in held] != before:
                     raise CaptureError("it writes into its arguments or parameters")
-                with contextlib.nullcontext() if whole else late(module), as_captured():
-                    # Kernels of the capture are chosen here.
-                    _check("a run with its bookkeeping together", recorder.aside(run_once), ran)
-                block = contextlib.nullcontext if whole else functools.partial(late, module)
-                self._recorded = self._record(module, held, recorder, block, undone=whole)
-                _check("a replay after two runs", recorder.aside(replay_once), ran)
-            except Exception as error:  # what fails together may not fail one by one
-                if whole:
-                    raise
-                for _ in range(2):  # some calls alternate
-                    with as_captured():
-                        _check("a second run", recorder.aside(run_once), ran)
-                self.how = f"; bookkeeping one by one: {type(error).__name__}: {error}"
-                self._recorded = self._record(module, held, recorder, contextlib.nullcontext)
-                _check("a replay after two runs", recorder.aside(replay_once), ran)
-            self.ran_ms, self.replayed_ms = _compared(recorder, run_once, replay_once)
+                self._of_whole(module, held, recorder, run_once)
+                _check("a replay after a run", recorder.aside(replay_once), ran)
+            self.ran_ms, self.replayed_ms = self._compared(recorder, run_once, replay_once, 1e3 * least_s)
             self.gain = self.ran_ms / self.replayed_ms
-            if self.gain > 1 and not (self.how or whole) and (lanes := recorder.lanes()) is not None:
+            if self.gain > 1 and not self.how and names is None and (lanes := recorder.lanes()) is not None:
                 self._spread(lanes, module, held, recorder, run_once, replay_once, ran)
+
+    def _tried(self, module: nn.Module, held: Sequence[Tensor], recorder: Recorder) -> tuple[Outcome, Tensor]:
+        """Run the call as a capture does; return the outcome, and the gradient that its backward pass had."""
+        call = functools.partial(self._returned, module, held[: self.count])
+        with as_captured():
+            out = without_dice(recorder, lambda: recorder.aside(call))
+        check_leaves([out], held)
+        grad = _wave(out)
+        with as_captured():
+            return recorder.aside(functools.partial(_differentiated, out, held, grad)), grad
+
+    def _of_part(
+        self,
+        module: nn.Module,
+        held: Sequence[Tensor],
+        recorder: Recorder,
+        run_once: Callable[[], Outcome],
+        replay_once: Callable[[], Outcome],
+        ran: Outcome,
+    ) -> None:
+        """Record with the bookkeeping together, which is another way to run than before; else one by one."""
+        try:
+            with late(module), as_captured():  # kernels of the capture are chosen here
+                _check("a run with its bookkeeping together", recorder.aside(run_once), ran)
+            self._recorded = self._record(module, held, recorder, functools.partial(late, module))
+            _check("a replay after two runs", recorder.aside(replay_once), ran)
+        except Exception as error:  # noqa: BLE001  what fails together may not fail one by one
+            for _ in range(2):  # some calls alternate
+                with as_captured():
+                    _check("a second run", recorder.aside(run_once), ran)
+            self.how = f"; bookkeeping one by one: {type(error).__name__}: {error}"
+            self._recorded = self._record(module, held, recorder, contextlib.nullcontext)
+            _check("a replay after two runs", recorder.aside(replay_once), ran)
+
+    def _of_whole(
+        self, module: nn.Module, held: Sequence[Tensor], recorder: Recorder, run_once: Callable[[], Outcome]
+    ) -> None:
+        """Record the second run. Its replay is compared with the first run, so no run is only compared."""
+        record = functools.partial(self._record, module, held, recorder, contextlib.nullcontext, undone=True)
+        try:
+            self._recorded = record()
+        except Exception:  # noqa: BLE001  a library may prepare something at its second call
+            with as_captured():
+                recorder.aside(run_once)
+            self._recorded = record()
+
+    def _compared(
+        self,
+        recorder: Recorder,
+        run_once: Callable[[], object],
+        replay_once: Callable[[], object],
+        least_ms: float,
+    ) -> list[float]:
+        """Return the times of a run and a replay, in ms; no run is timed where ``least_ms`` is enough."""
+        replayed = 1e3 * recorder.seconds(functools.partial(recorder.aside, replay_once))
+        if least_ms > CLEAR[1] * replayed:
+            self._bound = "at least "
+            return [least_ms, replayed]
+        return _compared(recorder, run_once, replay_once)
 
     @property
     def figures(self) -> str:
         """Both times, as text."""
-        return f"{self.replayed_ms:.3g} ms replayed, {self.ran_ms:.3g} ms run"
+        return f"{self.replayed_ms:.3g} ms replayed, {self._bound}{self.ran_ms:.3g} ms run"
 
     @property
     def state(self) -> str:
@@ -319,59 +361,6 @@ def _check(what: str, found: Outcome, ran: Outcome) -> None:
         raise CaptureError(
             f"{what} differs from the first, by {off[0]:.2g} of the result and {off[1]:.2g} of the gradients"
         )
-
-
-class _Replay(torch.autograd.Function):
-    """A captured call and its backward pass, which runs again where the capture can't serve it."""
-
-    @staticmethod
-    def forward(ctx: Any, capture: Capture, module: nn.Module, *tensors: Tensor) -> Tensor | None:
-        if capture.refuses(ctx.needs_input_grad[2:]):  # which is cheaper than to look at all parameters
-            return None
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors)
-        ctx.capture, ctx.module = capture, module
-        ctx.number, ctx.ticket = capture.enter()
-        return capture.forward(tensors[: capture.count])
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor | None) -> Any:
-        if grad is None:
-            return None, None, *(None for _ in ctx.needs_input_grad[2:])
-        capture: Capture = ctx.capture
-        with capture.lock:
-            if _replayable(grad) and capture.keeps(ctx.number):
-                found = capture.backward(grad)
-                ctx.ticket.open = False  # its memory may be overwritten from now on
-                return None, None, *found
-        return None, None, *_run_again(ctx, grad)
-
-
-replay: Any = super(torch.autograd.Function, _Replay).apply
-"""``_Replay.apply`` without its search for tensors of an ended transform: parts refuse these before."""
-
-
-def _run_again(ctx: Any, grad: Tensor) -> list[Tensor | None]:
-    """Run again on the saved tensors: for a second backward pass, or a second derivative."""
-    tensors, needed = ctx.saved_tensors, ctx.needs_input_grad[2:]
-    further = torch.is_grad_enabled()
-    capture: Capture = ctx.capture
-    wanted = [t for t, n in zip(tensors, needed, strict=True) if n]
-    with torch.enable_grad(), untouched(capture.inside.buffers):
-        out = capture.run(ctx.module, *tensors[: capture.count])
-        found = iter(torch.autograd.grad(out, wanted, grad, create_graph=further, allow_unused=True))
-    return [next(found) if n else None for n in needed]
-
-
-def _replayable(grad: Tensor) -> bool:
-    functorch = torch._C._functorch  # neither vmap has a public test
-    return not (
-        torch.is_grad_enabled()  # for a second derivative
-        or type(grad) is not Tensor
-        or functorch.is_legacy_batchedtensor(grad)
-        or functorch.is_functorch_wrapped_tensor(grad)
-        or (grad.is_cuda and torch.cuda.is_current_stream_capturing())
-    )
 
 
 def _off(found: Sequence[Tensor | None], wanted: Sequence[Tensor | None]) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,11 +20,12 @@ from torch import Tensor, nn
 from nxcore.call import ending
 from nxcore.call.unusual import unusual, unusual_tensor
 from nxcore.context import PREFERENCE
-from nxcore.graphs.capture import Capture, Run, replay
+from nxcore.graphs.capture import Capture
 from nxcore.graphs.graphed import deciding
 from nxcore.graphs.hooks import saving
 from nxcore.graphs.late import late
 from nxcore.graphs.recorder import MAKING, Recorder, recorder_of
+from nxcore.graphs.replay import Run, replay
 from nxcore.session import default
 
 MET = 12
@@ -180,9 +182,11 @@ class Part:
         """Return whether the module is as it was captured, which ``_standing`` has found here."""
         return True
 
-    def _made_of(self, module: nn.Module, tensors: Sequence[Tensor], recorder: Recorder) -> Capture:
-        """Return the capture of a call."""
-        return Capture(self.run, module, tensors, recorder)
+    def _made_of(
+        self, module: nn.Module, tensors: Sequence[Tensor], recorder: Recorder, ran_s: float
+    ) -> Capture:
+        """Return the capture of a call that took ``ran_s`` seconds at least."""
+        return Capture(self.run, module, tensors, recorder, least_s=ran_s)
 
     def _standing(self, key: Any) -> Capture | None:
         """Return the capture of this signature that is valid for the module's present state."""
@@ -199,7 +203,9 @@ class Part:
 
     def _meet(self, key: Any, module: nn.Module, tensors: Sequence[Tensor]) -> Any:
         """Run the call; capture it if its signature was called often enough."""
+        began = time.perf_counter()
         result = self.run(module, *tensors)
+        ran_s = time.perf_counter() - began  # of the host alone, and without the backward pass
         if self._refusal:
             return result
         if not self._outermost:
@@ -217,10 +223,10 @@ class Part:
             elif (met - 1) * SELDOM < (calls := self._calls - first + 1) - 1:
                 self._why = f"too rarely called for the memory of a capture: {met} of {calls} calls"
             else:
-                self._why = self._capture(key, module, tensors)
+                self._why = self._capture(key, module, tensors, ran_s)
         return result
 
-    def _capture(self, key: Any, module: nn.Module, tensors: Sequence[Tensor]) -> str:
+    def _capture(self, key: Any, module: nn.Module, tensors: Sequence[Tensor], ran_s: float) -> str:
         """Capture a call; return why that has to wait. A call that can't be captured is never tried again."""
         if self._made >= LIMIT:
             self._refusal = f"{LIMIT} captures were made, for other signatures or in place of invalid ones"
@@ -234,7 +240,7 @@ class Part:
             self._made += 1
             try:
                 with torch.enable_grad(), deciding():
-                    made = self._made_of(module, tensors, recorder)
+                    made = self._made_of(module, tensors, recorder, ran_s)
             except Exception as error:  # noqa: BLE001  a call that can't be captured runs as before
                 self._refusal = f"{type(error).__name__}: {error}"
                 return ""

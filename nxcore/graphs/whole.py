@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nxcore.graphs.capture import Capture, Run
+from nxcore.graphs.capture import Capture
 from nxcore.graphs.part import Part
 from nxcore.graphs.reads import Held
 from nxcore.graphs.recorder import Recorder, recorder_of
+from nxcore.graphs.replay import Run
 
 
 class Whole(Part):
@@ -96,5 +97,7 @@ class Whole(Part):
                 self._captures.clear()
         return False
 
-    def _made_of(self, module: nn.Module, tensors: Sequence[Tensor], recorder: Recorder) -> Capture:
-        return Capture(self.run, module, tensors, recorder, self._reads(module))
+    def _made_of(
+        self, module: nn.Module, tensors: Sequence[Tensor], recorder: Recorder, ran_s: float
+    ) -> Capture:
+        return Capture(self.run, module, tensors, recorder, self._reads(module), ran_s)

@@ -10,6 +10,7 @@ from torch import nn
 
 from nxcore.call.wrappers import unless_capturing
 from nxcore.context import REGIME, as_captured
+from nxcore.errors import CaptureError
 from nxcore.graphs import part
 from nxcore.graphs.branches import gradients_of_several_streams
 from nxcore.graphs.capture import CLEAR, ROUNDS, Capture, _compared, _off
@@ -45,18 +46,59 @@ def test_few_turns_are_enough_where_two_ways_are_far_apart():
     assert counts == [1 + 2 + ROUNDS] * 2
 
 
+class Counts(nn.Linear):
+    """Counts its calls; fails in some of them, and alternates if it is to."""
+
+    count, failing, alternates = 0, (), False
+
+    def forward(self, x):
+        self.count += 1
+        if self.count in self.failing:
+            raise RuntimeError("not now")
+        return super().forward(x) * (1 + self.alternates * (self.count % 2))
+
+
+def captured(module, tape=None, **how):
+    return Capture(lambda m, x: m(x), module, [torch.ones(2, 3)], tape or Tape(), **how)
+
+
 def test_a_call_is_run_as_often_as_a_capture_needs():
-    class Counts(nn.Linear):
-        count = 0
-
-        def forward(self, x):
-            self.count += 1
-            return super().forward(x)
-
     module = Counts(3, 3)
-    Capture(lambda m, x: m(x), module, [torch.ones(2, 3)], Tape())
+    captured(module)
     first, together, recorded = 1, 1, 1
     assert module.count - (first + together + recorded) in CLEAR
+
+
+def test_a_network_runs_once_before_it_is_recorded():
+    module = Counts(3, 3)
+    made = captured(module, names=[], least_s=60.0)
+    assert module.count == 2
+    assert made.gain > 1
+    assert "at least 6e+04 ms run" in made.state
+
+
+def test_a_run_is_timed_where_it_may_not_be_slower_than_a_replay():
+    module = Counts(3, 3)
+    made = captured(module, names=[], least_s=1e-9)
+    assert module.count - 2 in CLEAR
+    assert "at least" not in made.state
+
+
+def test_a_network_whose_calls_alternate_is_not_captured():
+    module = Counts(3, 3)
+    module.alternates = True
+    with pytest.raises(CaptureError, match="a replay after a run differs from the first"):
+        captured(module, names=[])
+
+
+def test_a_recording_that_fails_is_repeated_after_another_run():
+    module = Counts(3, 3)
+    module.failing = (2,)
+    captured(module, names=[], least_s=60.0)
+    assert module.count == 4
+    module.count, module.failing = 0, (2, 4)
+    with pytest.raises(RuntimeError, match="not now"):
+        captured(module, names=[])
 
 
 def test_differences_are_relative_to_all_that_was_wanted():
