@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from nxcore.measure.collection import no_collection
+from nxcore.spec.device import no_capture_beside, synchronize
 
 Result = TypeVar("Result")
 Work = Callable[[], Result]
@@ -201,9 +202,9 @@ class CudaRecorder:
         It doesn't use ``torch.cuda.graph``, which returns all cached memory to the device each time.
         """
         graph, pool = torch.cuda.CUDAGraph(), pool or self._pool
-        torch.cuda.synchronize(self.device)
         # Garbage may be another graph: to destroy it in this thread would end the capture.
-        with torch.cuda.stream(self._side), no_collection():
+        with no_capture_beside(), torch.cuda.stream(self._side), no_collection():
+            torch.cuda.synchronize(self.device)
             # Captures this thread alone: another one may prepare kernels at the same time.
             graph.capture_begin(pool=pool.handle, capture_error_mode="thread_local")
             try:
@@ -232,10 +233,10 @@ class CudaRecorder:
 
     def seconds(self, work: Work[object]) -> float:
         """Return the wall time from an idle device to an idle device."""
-        torch.cuda.synchronize(self.device)
+        synchronize(self.device)
         began = time.perf_counter()
         work()
-        torch.cuda.synchronize(self.device)
+        synchronize(self.device)
         return time.perf_counter() - began
 
     def lanes(self) -> CudaLanes | None:

@@ -262,7 +262,7 @@ def _cpu_block(lane: _Lane, clock: Clock) -> None:
 
 
 def _cuda_block(device: torch.device, lane: _Lane, clock: Clock, host_s: float = HOST_S) -> None:
-    torch.cuda.synchronize(device)
+    synchronize(device)
     if lane.samples == 1:  # such a call is long enough for both times to be read in one sample
         expected_us = lane.host_us[-1] if lane.host_us else lane.each_s * 1e6
         start, end, host_us = _cuda_sample(lane, expected_us, clock)
@@ -272,9 +272,9 @@ def _cuda_block(device: torch.device, lane: _Lane, clock: Clock, host_s: float =
         for _ in range(calls):
             lane.call()
         host_us = (clock() - started) / calls * 1e-3
-        torch.cuda.synchronize(device)
+        synchronize(device)
         samples = [_cuda_sample(lane, host_us, clock)[:2] for _ in range(lane.samples)]
-    torch.cuda.synchronize(device)
+    synchronize(device)
     lane.device_us.append(statistics.median(a.elapsed_time(b) * 1e3 / lane.repeats for a, b in samples))
     lane.host_us.append(host_us)
 
@@ -312,11 +312,11 @@ def _require_current_stream(lane: _Lane, device: torch.device, clock: Clock) -> 
     """
     left, seen = math.inf, 0.0
     for _ in range(STUTTERS):
-        torch.cuda.synchronize(device)
+        synchronize(device)
         start, end, _ = _cuda_sample(lane, 0.0, clock)
         end.synchronize()
         ended = clock()
-        torch.cuda.synchronize(device)
+        synchronize(device)
         total = (clock() - ended) * 1e-3
         if total < left:
             left, seen = total, start.elapsed_time(end) * 1e3

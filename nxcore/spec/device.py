@@ -7,7 +7,9 @@ import ctypes
 import functools
 import os
 import platform
+import threading
 import types
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -174,10 +176,32 @@ def current(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
+CAPTURES = threading.RLock()
+"""Held while nxcore captures a CUDA graph, and while a thread waits for a whole device.
+
+Such a wait ends every capture on the device, whichever thread makes it; one for a stream or an event doesn't.
+"""
+
+CAPTURE_S = 60.0
+"""The most seconds that one waits for the other: two threads that wait for each other go on then."""
+
+
+@contextlib.contextmanager
+def no_capture_beside() -> Iterator[None]:
+    """Keep captures, and waits for a whole device, of other threads out of this block."""
+    held = CAPTURES.acquire(timeout=CAPTURE_S)
+    try:
+        yield
+    finally:
+        if held:
+            CAPTURES.release()
+
+
 def synchronize(device: torch.device) -> None:
-    """Wait until all work on ``device`` is done; a no-op on the CPU."""
+    """Wait until all work on ``device`` is done, and before that for a capture's end; a no-op on the CPU."""
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        with no_capture_beside():
+            torch.cuda.synchronize(device)
 
 
 def heed_no_capture() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import nxcore
 from nxcore.errors import CaptureError
 from nxcore.registry.discovery import discover
 from nxcore.settings import Settings
+from nxcore.spec.device import synchronize
 from nxcore.spec.layout import overlaps
 from nxcore.spec.problem import Problem, TensorMeta, leaves
 from nxcore.testing.memory import poison
@@ -48,6 +50,27 @@ def test_many_shapes_are_captured_once_each_and_replayed(clone: bool) -> None:
             got = run(xs, logits, scale=2.0)
             torch.testing.assert_close(got, blend(xs, logits, 2.0), msg=f"{n} in turn {turn}")
     assert len(run) == 3
+
+
+def test_threads_that_wait_for_the_device_end_no_capture() -> None:
+    ended, waits = threading.Event(), []
+
+    def wait() -> None:
+        while not ended.is_set():
+            synchronize(CUDA)
+            waits.append(None)
+
+    other = threading.Thread(target=wait)
+    other.start()
+    try:
+        run = nxcore.graphed(lambda x: torch.stack([(x + i).sin() for i in range(500)]).sum(0), limit=8)
+        for n in range(1, 9):
+            x = _randn(n)
+            torch.testing.assert_close(run(x), torch.stack([(x + i).sin() for i in range(500)]).sum(0))
+    finally:
+        ended.set()
+        other.join()
+    assert waits
 
 
 def test_a_result_lies_where_the_next_call_writes_unless_it_is_a_copy() -> None:

@@ -1,0 +1,37 @@
+"""Devices: a wait for a whole one and the capture of a graph exclude each other."""
+
+import threading
+
+import torch
+
+from nxcore.spec import device
+from nxcore.spec.device import no_capture_beside, synchronize
+
+CUDA = torch.device("cuda")
+
+
+def waiting(monkeypatch):
+    """Return a thread that waits for a whole device, and an event that it has."""
+    done = threading.Event()
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: done.set())
+    return threading.Thread(target=synchronize, args=(CUDA,)), done
+
+
+def test_a_device_is_waited_for_after_the_capture(monkeypatch):
+    other, done = waiting(monkeypatch)
+    with no_capture_beside():
+        other.start()
+        assert not done.wait(0.05)
+    assert done.wait(10)
+    other.join()
+
+
+def test_the_wait_has_an_end(monkeypatch):
+    monkeypatch.setattr(device, "CAPTURE_S", 0.01)
+    other, done = waiting(monkeypatch)
+    with no_capture_beside():
+        other.start()
+        assert done.wait(10)
+        other.join()
+    assert device.CAPTURES.acquire(blocking=False), "it is free again"
+    device.CAPTURES.release()
