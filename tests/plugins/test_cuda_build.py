@@ -79,6 +79,14 @@ class TestAhead:
         assert index["probe.fatbin"]["symbols"] == ["probe__1", "probe__2"]
         assert index["probe.fatbin"]["archs"] == ["sm_90", "compute_90"]
         assert sorted(path.name for path in (tmp_path / "images").iterdir()) == ["index.json", "probe.fatbin"]
+        # The same again compiles nothing, and another kernel of the source does.
+        made, run = [], ahead.run
+        monkeypatch.setattr(ahead, "run", lambda command, what: made.append(what) or run(command, what))
+        assert ahead.build(tmp_path / "images", ("90",)) == said
+        assert made == []
+        wanted.append(Instance("probe", (3,)))
+        assert ahead.build(tmp_path / "images", ("90",)).startswith("3 kernels")
+        assert made == ["probe"]
 
 
 @needs_nvcc

@@ -24,7 +24,7 @@ from nxcore_cuda import KERNELS, SPLIT, nxcore_backend
 from nxcore_cuda.emulator import emulate
 from nxcore_cuda.machine import toolkit
 from nxcore_cuda.machine.absent import planned
-from nxcore_cuda.machine.compile import NVCC_FLAGS, SOURCES, run, sources_digest
+from nxcore_cuda.machine.compile import NVCC_FLAGS, SOURCES, digest, run, sources_digest
 from nxcore_cuda.machine.instance import Instance, unit
 
 ARCHITECTURES = ("75", "80", "86", "89", "90", "100", "120")
@@ -90,7 +90,10 @@ def architectures(compiler: str, wanted: Sequence[str] = ARCHITECTURES) -> list[
 
 
 def build(folder: Path, wanted: Sequence[str] = ARCHITECTURES) -> str:
-    """Write one fat binary for each source, and an index of them. Returns what was written, in words."""
+    """Write one fat binary for each source, and an index of them. Returns what was written, in words.
+
+    An image that the folder has from the same kernels, by the same compiler, is kept.
+    """
     compiler = toolkit.nvcc()
     if compiler is None:
         raise RuntimeError(f"no nvcc is {toolkit.PLACES}")
@@ -98,25 +101,33 @@ def build(folder: Path, wanted: Sequence[str] = ARCHITECTURES) -> str:
     codes = [f"-gencode=arch=compute_{arch.partition('_')[2]},code={arch}" for arch in archs]
     small = [SMALL] if toolkit.knows(compiler, SMALL) else []
     folder.mkdir(parents=True, exist_ok=True)
+    there = folder / "index.json"
+    before = json.loads(there.read_text()) if there.is_file() else {}
+    by = digest(toolkit.version(compiler), *small, *NVCC_FLAGS)
 
     def compile(source: str, found: list[Instance]) -> tuple[str, dict[str, Any]]:
-        text = folder / f"{source}-unit.cu"  # another name than the source that it includes
-        text.write_text(unit(found))
         name = f"{source}.fatbin"
-        image = ["-fatbin", "--threads=0", *small, "-o", str(folder / name)]
-        run([compiler, *image, *NVCC_FLAGS, *codes, f"-I{SOURCES}", text], source)
-        text.unlink()
-        return name, {
+        entry = {
             "source": source,
             "digest": sources_digest(f'#include "{source}.cu"\n'),
             "archs": archs,
             "symbols": [instance.symbol for instance in found],
+            "by": by,
         }
+        if entry != before.get(name) or not (folder / name).is_file():
+            text = folder / f"{source}-unit.cu"  # another name than the source that it includes
+            text.write_text(unit(found))
+            # nvcc leaves a broken file where it is ended
+            image = ["-fatbin", "--threads=0", *small, "-o", str(folder / f"{name}.new")]
+            run([compiler, *image, *NVCC_FLAGS, *codes, f"-I{SOURCES}", text], source)
+            (folder / f"{name}.new").replace(folder / name)
+            text.unlink()
+        return name, entry
 
     by_source = instances()
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # threads that wait for compilers
         index = dict(pool.map(compile, by_source, by_source.values()))
-    (folder / "index.json").write_text(json.dumps(index, indent=1) + "\n")
+    there.write_text(json.dumps(index, indent=1) + "\n")
     count = sum(len(image["symbols"]) for image in index.values())
     return f"{count} kernels of {len(index)} sources for {', '.join(archs)}"
 
