@@ -143,13 +143,13 @@ PyObject* admit(PyObject* self, PyObject* given) {
   Py_RETURN_NONE;
 }
 
-// find(*args): the key and the plan of a call with all arguments, or None.
+// find(*args): the key of a call with all arguments, its plan, and what is called in its place; or None.
 PyObject* find(PyObject* self, PyObject* args) {
   State& state = Lookup::of(self);
   PyObject* const* bound = all_of(state, args);
   if (!bound) return nullptr;
   Found found;
-  if (look_up(state, bound, found)) return PyTuple_GetSlice(found.parts.ptr(), 0, 2);
+  if (look_up(state, bound, found)) return found.parts.release().ptr();
   return PyErr_Occurred() ? nullptr : Py_NewRef(Py_None);
 }
 
@@ -191,7 +191,7 @@ PyObject* create(PyTypeObject* type, PyObject*, PyObject*) {
 
 PyMethodDef methods[] = {
     {"admit", admit, METH_VARARGS, "admit(near, key, plan, args, inner, excluded): add a plan; see Operator.admit."},
-    {"find", find, METH_VARARGS, "find(*args): return the key and the plan of a call with all arguments, or None."},
+    {"find", find, METH_VARARGS, "find(*args): return a call's key, plan, and what is called in its place, or None."},
     {"rarely", rarely, METH_VARARGS, "rarely(shapes, args): let calls like this one, of other sizes, be torch's."},
     {"drop_counts", drop_counts, METH_NOARGS, "drop_counts(): no call may wait from now on."},
     {"admitted", size, METH_NOARGS, "admitted(): return the number of plans that are found here."},

@@ -269,8 +269,8 @@ def test_under_autocast_the_plan_is_called_without_its_python_function(op, path,
 
     def plan(*args):
         seen.append((torch.is_autocast_enabled("cpu"), sys._getframe(1).f_code.co_name))
-        if len(seen) == 4:
-            raise ValueError("fourth")
+        if len(seen) == 5:
+            raise ValueError("fifth")
         return torch.add(args[0], args[1])
 
     x = X.bfloat16()
@@ -282,7 +282,9 @@ def test_under_autocast_the_plan_is_called_without_its_python_function(op, path,
         here = sys._getframe().f_code.co_name
         assert [off for off, _ in seen] == [False] * 3
         assert seen[2][1] == here, "no function of nxcore lies between, once the call is known"
-        with pytest.raises(ValueError, match="fourth"):
+        assert torch.equal(op.by_kernel(x, x, 1, None), x + x)
+        assert seen[3] == (False, "by_kernel_compiled"), "as of a module"
+        with pytest.raises(ValueError, match="fifth"):
             op(x, x)
         assert torch.is_autocast_enabled("cpu")
 
