@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import weakref
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -69,15 +70,15 @@ _agreed: dict[Any, bool] = {}
 def chain_of(op: nn.Module) -> Chain:
     """Return the blocks that an operation consists of now; none if it is no chain, or was never tried."""
     form = _tried.get(op)
-    if form is None or not holds(op, form):
+    if form is None or not _hold(modules := _modules(op), form):
         return ()
-    return _blocks(op)
+    return _blocks(modules)
 
 
 def try_out(op: nn.Module) -> None:
     """Find out whether an operation in training is a chain, unless that is known or can't be tried now."""
-    form = _tried.get(op)
-    if (form is not None and holds(op, form)) or not _blocks(op) or unusual():
+    form, modules = _tried.get(op), _modules(op)
+    if (form is not None and _hold(modules, form)) or not _blocks(modules) or unusual():
         return
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         return
@@ -93,18 +94,28 @@ def try_out(op: nn.Module) -> None:
         _tried[op] = form_of(op)
 
 
-def _blocks(op: nn.Module) -> Chain:
+def _modules(op: nn.Module) -> list[nn.Module]:
+    """Return what ``op.modules()`` yields, sooner: a step asks thousands of times."""
+    found: dict[nn.Module, None] = {}
+    left: list[Any] = [op]
+    while left:
+        module = left.pop()
+        if module is not None and module not in found:
+            found[module] = None
+            left += reversed(vars(module)["_modules"].values())
+    return list(found)
+
+
+def _blocks(modules: Sequence[nn.Module]) -> Chain:
     """Return the layers of an operation, four by four; none unless all are of separable convolutions."""
-    modules = list(op.modules())
-    layers = [m for m in modules if next(m.children(), None) is None]
+    layers = [m for m in modules if not vars(m)["_modules"]]
     if len(layers) % LAYERS or hooked(*modules) or any("forward" in vars(m) for m in modules):
         return ()
     blocks = tuple(Block(*layers[i : i + LAYERS]) for i in range(0, len(layers), LAYERS))
     if not all(is_block(block) and block.square and _normal(block.norm) for block in blocks):
         return ()
-    held = {id(t) for t in (*op.parameters(), *op.buffers())}
-    own = {id(t) for layer in layers for t in (*layer.parameters(), *layer.buffers())}
-    return blocks if held == own else ()
+    others = (vars(m) for m in modules if vars(m)["_modules"])
+    return () if any(own["_parameters"] or own["_buffers"] for own in others) else blocks
 
 
 def _normal(norm: Any) -> bool:
@@ -115,12 +126,15 @@ def _normal(norm: Any) -> bool:
 
 def form_of(op: nn.Module) -> Form:
     """Return the present form of an operation."""
-    return [(awake(m), attributes(m)) for m in op.modules()]
+    return [(awake(m), attributes(m)) for m in _modules(op)]
 
 
 def holds(op: nn.Module, form: Form) -> bool:
     """Return whether an operation has its form still."""
-    modules = list(op.modules())
+    return _hold(_modules(op), form)
+
+
+def _hold(modules: Sequence[nn.Module], form: Form) -> bool:
     return len(modules) == len(form) and all(
         awake(m) is cls and len(attributes(m)) == len(were) and as_they_are(m, were)
         for m, (cls, were) in zip(modules, form, strict=True)
@@ -133,7 +147,7 @@ def _agrees(op: nn.Module) -> bool:
     token = LATE.set(None)  # the copy's statistics are nobody's
     try:
         twin = copy.deepcopy(op).double()
-        blocks = _blocks(twin)
+        blocks = _blocks(_modules(twin))
         generator = torch.Generator().manual_seed(0)
         shape = TRIAL[0], blocks[0].depthwise.in_channels, *TRIAL[1:]
         x = torch.randn(shape, generator=generator, dtype=torch.float64).to(device)

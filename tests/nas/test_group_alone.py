@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 import nxcore
 from nxcore import nas
@@ -82,6 +83,17 @@ def test_an_operation_that_returns_something_else_than_its_layers_is_no_chain(se
     assert len(chains.chain_of(patched[0]._ops[1]._ops[4])) == 2
     same(plain, patched, given(5, 8))
     assert served.forward == [7, 3, *COUNTS[2:]]
+
+
+def test_layers_are_those_of_modules_and_no_other_holds_tensors():
+    shared = nn.ReLU()
+    op = darts.Op(nn.Sequential(shared, nn.Conv2d(2, 2, 3), nn.Sequential(shared, nn.Flatten())))
+    assert chains._modules(op) == list(op.modules())
+    op = darts.Op(*darts.block(4, 3, 1, 1))
+    chains.try_out(op)
+    assert len(chains.chain_of(op)) == 1
+    op.register_parameter("scale", nn.Parameter(torch.ones(1)))
+    assert chains.chain_of(op) == ()
 
 
 class Skipping(darts.Cell):
