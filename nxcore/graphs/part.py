@@ -95,6 +95,12 @@ class Part:
         return sum(map(len, self._captures.values()))
 
     @property
+    def saved_ms(self) -> float:
+        """The milliseconds that a replay saves a call, at most; 0 where nothing is captured."""
+        captures = [c for found in self._captures.values() for c in found]
+        return max((c.ran_ms - c.replayed_ms for c in captures), default=0.0)
+
+    @property
     def state(self) -> str:
         """Whether its calls run or replay, and why."""
         found = "; ".join(capture.state for captures in self._captures.values() for capture in captures)

@@ -203,3 +203,9 @@ def capture_is_due(model: nn.Module) -> bool:
     return any(
         isinstance(value, Part) and value.pending for m in model.modules() for value in vars(m).values()
     )
+
+
+def saved_s(model: nn.Module) -> float:
+    """Return the seconds that replays of its parts save a step, as measured at their captures."""
+    parts = (value for m in model.modules() for value in vars(m).values() if isinstance(value, Part))
+    return sum(part.saved_ms for part in parts) / 1e3

@@ -35,6 +35,7 @@ from nxcore.nn.marks import (
     mode_of,
     refusal,
     requested,
+    saved_s,
     unfit,
 )
 from nxcore.nn.served import ROAM, Changes
@@ -55,7 +56,7 @@ AGAIN_S = 300.0
 """Seconds until the next trial, where the last one ended while problems were in exploration."""
 
 FIRST = 0.5
-"""The cost that the first block is taken to have, as a share of the time of its steps."""
+"""The cost that the first block is taken to have at least, as a share of the time of its steps."""
 
 APART = 3
 """The most steps that are left out between two pairs, at random: some loops have a period."""
@@ -324,7 +325,7 @@ class Steps:
             self._close(mode, "not compared: its steps share backward passes")
         elif not clock.room():
             self._close(mode, "not compared: plain steps may need more memory than is free")
-        elif not self._affords(mode, pair, clock):
+        elif not self._affords(model, mode, pair, clock):
             pair.tries = 0
         elif not (mode.given or self._groups.present(model)):
             self._close(mode, TORCHS)  # its modules have come to rest since the trial began
@@ -333,12 +334,12 @@ class Steps:
             pair.enter()
             TURNS.take(self, self._now())
 
-    def _affords(self, mode: Mode, pair: Pair, clock: Clock) -> bool:
-        """Return whether a block is within the share; the first is taken to cost half of its steps' time."""
-        now, extra = self._now(), mode.extra
-        if extra is None:
-            extra = FIRST * (WARM + WITHIN) * (now - clock.wall(pair.steps[0].began)) / len(pair.steps)
-        return self._spent + max(0.0, extra) <= SHARE * (now - self._began)
+    def _affords(self, model: nn.Module, mode: Mode, pair: Pair, clock: Clock) -> bool:
+        """Return whether a block is within the share; at first a plain step lacks what replays save."""
+        if (extra := mode.extra) is None:
+            step_s = (self._now() - clock.wall(pair.steps[0].began)) / len(pair.steps)
+            extra = (WARM + WITHIN) * max(FIRST * step_s, saved_s(model))
+        return self._spent + max(extra, 0.0) <= SHARE * (self._now() - self._began)
 
     def _judge(self, model: nn.Module, mode: Mode, trial: Trial, clock: Clock) -> None:
         """Judge the pairs that are complete, and follow a verdict."""

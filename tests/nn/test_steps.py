@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -45,6 +46,20 @@ def test_blocks_cost_at_most_a_hundredth_of_the_time(make: Make, monkeypatch: py
     # The cost of the first block isn't known before it.
     assert watch._spent <= steps.SHARE * (clock.now - watch._began) + 3 * 0.08
     assert model.plain == 3 * 12
+
+
+def test_the_first_block_waits_for_what_plain_steps_cost_without_replays(make: Make) -> None:
+    def opened(saved_ms: float) -> float:
+        model = make(BatchNorm2d=(0.01, 0.01))
+        part = nxcore.nn.Part(lambda module, x: module(x))
+        part._captures["signature"] = [SimpleNamespace(ran_ms=20.0 + saved_ms, replayed_ms=20.0)]
+        vars(model)["part"] = part
+        while not model.plain:
+            train(model, 1)
+        return model.clock[0].now
+
+    assert opened(0.0) < 10
+    assert opened(300.0) == pytest.approx(3 * 0.3 / steps.SHARE, rel=0.1)
 
 
 def test_what_does_not_pay_is_given_back(make: Make, session: Session) -> None:
