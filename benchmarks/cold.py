@@ -121,6 +121,7 @@ def found(steps: Steps) -> dict[str, Any]:
         "steps": len(steps),
         "longest": [f"until {at:.1f} s: {s:.2f} s" for at, s in sorted(longest)],
         "tally": status["tally"],
+        "measured": measured(),
         "counts": status["counts"],
         "undecided": Counter(
             f"{row['problem']['op']}, {row['state']}: {row['reason']}"
@@ -128,6 +129,33 @@ def found(steps: Steps) -> dict[str, Any]:
             if row["state"] in ("learning", "unknown")
         ).most_common(),
     }
+
+
+def measured() -> list[str]:
+    """Return the problems and pairs that this process has measured, each with its winner and the reason."""
+    import torch
+
+    from nxcore import session
+
+    if not torch.cuda.is_available():
+        return []
+    pages = session.default().wisdom.pages(torch.device("cuda", torch.cuda.current_device()))
+    return [f"{named(key)}: {page.decision.chosen}: {page.decision.reason}" for key, page in pages]
+
+
+def named(key: dict[str, Any]) -> str:
+    """Return the operator of a page's key, and the shapes of its tensors."""
+    shapes: list[str] = []
+
+    def look(value: Any) -> None:
+        if isinstance(value, dict) and "shape" in value:
+            shapes.append("x".join(map(str, value["shape"])))
+        elif isinstance(value, dict | list):
+            for inner in value.values() if isinstance(value, dict) else value:
+                look(inner)
+
+    look(key)
+    return f"{key['op']}({', '.join(shapes[:3])}{', ...' * (len(shapes) > 3)})"
 
 
 def by_toolkit() -> dict[str, Any]:

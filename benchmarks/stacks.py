@@ -33,7 +33,15 @@ PHASES = (
     ("nxcore/trust/identity.py", "", "identity"),
     ("nxcore/trust/closure.py", "", "identity"),
     ("nxcore/store/", "", "store"),
-    ("nxcore/graphs/capture.py", "", "capture"),
+    ("nxcore/graphs/capture.py", "_tried", "trial"),
+    ("nxcore/graphs/capture.py", "_record", "recording"),
+    ("nxcore/graphs/capture.py", "_check", "check"),
+    ("nxcore/graphs/capture.py", "_compared", "comparison"),
+    ("nxcore/graphs/capture.py", "_replayed", "replay"),
+    ("nxcore/graphs/capture.py", "__init__", "capture"),
+    ("nxcore/graphs/snapshot.py", "__init__", "state"),
+    ("nxcore/graphs/reads.py", "", "state"),
+    ("nxcore/nn/steps.py", "_step", "watch"),
     ("nxcore/nas/patch.py", "patch", "patch"),
     ("nxcore_cuda/machine/compile.py", "", "compile, cuda"),
     ("nxcore_cupy/compile.py", "", "compile, cupy"),
@@ -52,10 +60,13 @@ class Stacks:
     ----------
     phases, operators, backends : Counter
         Looks by phases; by the operator and the backend that is looked at in nxcore's choice.
+    lines : Counter
+        Looks at lines of captures, each the innermost one of the stack.
     """
 
     def __init__(self) -> None:
         self.phases, self.operators, self.backends = Counter[str](), Counter[str](), Counter[str]()
+        self.lines = Counter[str]()
         self._ends = threading.Event()
         self._main = threading.main_thread().ident
         self._thread = threading.Thread(target=self._watch, daemon=True, name="stacks")
@@ -75,7 +86,12 @@ class Stacks:
     def table(self, most: int = 24) -> dict[str, dict[str, float]]:
         """Return the seconds by phases, by operators and by backends, the longest first."""
         each_s = (time.perf_counter() - self._began) / max(self._looks, 1)
-        named = {"phases": self.phases, "operators": self.operators, "backends": self.backends}
+        named = {
+            "phases": self.phases,
+            "operators": self.operators,
+            "backends": self.backends,
+            "lines": self.lines,
+        }
         return {
             name: {what: round(n * each_s, 2) for what, n in counts.most_common(most)}
             for name, counts in named.items()
@@ -86,17 +102,20 @@ class Stacks:
         while not self._ends.wait(EVERY_S):
             frames = sys._current_frames()  # noqa: SLF001  there is no other way to see all stacks
             busy = [_seen(frame) for ident, frame in frames.items() if ident not in (own, self._main)]
-            main = _seen(frames[self._main]) if self._main in frames else ("", "", "")
-            phases, operator, backend = next((found for found in busy if found[1]), main)
+            main = _seen(frames[self._main]) if self._main in frames else ("", "", "", "")
+            phases, operator, backend, _ = next((found for found in busy if found[1]), main)
+            if "capture" in main[0]:
+                self.lines[next((found[3] for found in busy if "nxcore" in found[3]), main[3])] += 1
             self._looks += 1
             self.phases[phases or "else"] += 1
             self.operators[operator or "none"] += 1
             self.backends[backend or "none"] += 1
 
 
-def _seen(frame: FrameType | None) -> tuple[str, str, str]:
-    """Return the phases on a stack, and the operator and the backend of the choice that is made on it."""
+def _seen(frame: FrameType | None) -> tuple[str, str, str, str]:
+    """Return the phases on a stack, operator and backend of the choice made on it, and the innermost line."""
     phases: list[str] = []
+    line = "" if frame is None else _line(frame)
     operator = backend = ""
     while frame is not None:
         code = frame.f_code
@@ -116,7 +135,13 @@ def _seen(frame: FrameType | None) -> tuple[str, str, str]:
     phases.reverse()
     if "import" in phases:
         del phases[phases.index("import") + 1 :]  # a module may import and compile anything
-    return " > ".join(phases), operator, backend
+    return " > ".join(phases), operator, backend, line
+
+
+def _line(frame: FrameType) -> str:
+    """Return the end of a file's path, the line, and the function."""
+    name = "/".join(frame.f_code.co_filename.split("/")[-3:])
+    return f"{name}:{frame.f_lineno} {frame.f_code.co_name}"
 
 
 def _named(value: Any, attribute: str) -> str:
