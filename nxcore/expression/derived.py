@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Callable
 
 from nxcore.expression.functions import FUNCTIONS, call, where
@@ -9,6 +11,9 @@ from nxcore.expression.tree import LEAVES, Expression, Node, constant
 
 GRAD = "grad"
 """The name of the gradient's first tensor."""
+
+ROUNDOFFS = 2.0**24
+"""The units in 1 that rounding errors are counted in: the roundoff of float32."""
 
 
 def gradient(expression: Expression) -> tuple[Node | None, ...]:
@@ -58,27 +63,49 @@ def _mapped(root: Node, made: Callable[[Node, tuple[Node, ...]], Node]) -> Node:
 def scale(expression: Expression) -> Expression:
     """Return the scales of the rounding errors: what float32 may lose, in units of its roundoff.
 
-    An error of a function's own is relative to its result; one of an argument grows by the derivative.
+    An error of a function's own is relative to its result; one of an argument grows by the derivative. A
+    constant loses what float32 lacks of it: 1.02 in ``x - 1.02``, of which little may be left.
     """
     zero, one = constant(0), constant(1)
     scales: dict[Node, Node] = {}
     plain = simple(expression)
     for node in plain.nodes:
         if node.op in LEAVES or node.kind != "value":
-            scales[node] = zero
+            scales[node] = constant(_lost(node))
             continue
         function = FUNCTIONS[node.op]
         total = zero
         parts = function.derivative(one, node, *node.args) if function.derivative else ()
         for arg, part in zip(node.args, parts, strict=False):
             if part is not None and scales[arg] != zero:
-                total = total + _grown(part, scales[arg])
+                total = total + _grown(_defined(part), scales[arg])
         if function.error:
             total = total + _absolute(node) * function.error
         scales[node] = total
     # An exact result has errors too where it is rounded to its dtype.
     roots = (scales[root] + _absolute(root) for root in plain.roots)
     return Expression(expression.tensors, expression.numbers, tuple(roots))
+
+
+def _lost(node: Node) -> float:
+    """Return what a constant loses as float32, in units of the roundoff of 1; 0 for any other node."""
+    if node.op != "constant" or not isinstance(node.value, int | float) or not math.isfinite(node.value):
+        return 0
+    try:
+        (kept,) = struct.unpack("<f", struct.pack("<f", node.value))
+    except OverflowError:  # it is infinite there
+        return 0
+    return abs(node.value - kept) * ROUNDOFFS or 0
+
+
+def _defined(node: Node) -> Node:
+    """Return a derivative with quotients of numbers that may be divided by zero, as those of tensors may."""
+
+    def made(node: Node, args: tuple[Node, ...]) -> Node:
+        op = "quotient" if node.op == "div" and node.kind == "number" else node.op
+        return Node(op, args, node.value, node.kind)
+
+    return _mapped(node, made)
 
 
 def _grown(derivative: Node, error: Node) -> Node:

@@ -44,6 +44,7 @@ TEMPLATES = {
     **{name: f"{{0}} {sign} {{1}}" for name, sign in COMPARISONS.items()},
     "neg": "-{0}",
     "magnitude": "absolute({0})",
+    "quotient": "quotient({0}, {1})",
     "not": "~{0}",
     "indicator": "torch.where({0}, 1.0, 0.0)",
     "where": "torch.where({0}, {1}, {2})",
@@ -110,6 +111,13 @@ def summed(result: Tensor, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return (torch.sum(result, dims, keepdim=True).view(size) if dims else result).to(dtype)
 
 
+def quotient(a: float, b: float) -> float:
+    """Return a quotient of numbers, infinite or NaN where Python raises."""
+    if b:
+        return a / b
+    return math.copysign(math.inf, a) * math.copysign(1.0, b) if a and not math.isnan(a) else math.nan
+
+
 def function(name: str, source: str, **scope: Any) -> Callable[..., Any]:
     """Return the function ``name`` of a source that was made of an expression.
 
@@ -117,7 +125,7 @@ def function(name: str, source: str, **scope: Any) -> Callable[..., Any]:
     """
     digest = hashlib.sha256(source.encode()).hexdigest()[:16]
     module = types.ModuleType(f"nxcore_expression_{digest}", f"The source of {name}.")
-    helpers = {"widened": widened, "stored": stored, "summed": summed, "absolute": abs}
+    helpers = {"widened": widened, "stored": stored, "summed": summed, "absolute": abs, "quotient": quotient}
     vars(module).update(torch=torch, functional=torch.nn.functional, Tensor=Tensor, **helpers, **scope)
     module.__spec__ = ModuleSpec(module.__name__, None)
     sys.modules[module.__name__] = module  # a compiler looks a function's names up in its module

@@ -101,12 +101,14 @@ def drawn(seeds):
 
 
 def reproducer(backend, seed, spec, args, result, truth):
-    """Return a line with the tree and the arguments of its worst element, by units in the last place."""
+    """Return a line with the tree and the arguments of its worst element, by the scale of its errors."""
     exact, found = truth.exact[0].flatten(), result.detach().cpu().double().flatten()
     units = torch.from_numpy(np.spacing(np.abs(exact.float().numpy()))).double()
-    off = torch.nan_to_num((found - exact).abs() / units, nan=-1.0)
+    scale = truth.scale[0].nan_to_num(posinf=0.0).broadcast_to(result.shape).flatten() + units
+    off = torch.nan_to_num((found - exact).abs() / scale, nan=-1.0)
     off[found.isfinite() != exact.isfinite()] = float("inf")
     worst = int(off.argmax())
+    off = (found - exact).abs() / units
     tensors = [t.detach().cpu().expand(result.shape).flatten()[worst].item() for t in args[:4]]
     names = (*spec.expression.tensors, *(name for name, _ in spec.expression.numbers))
     given = ", ".join(f"{name}={value!r}" for name, value in zip(names, (*tensors, args[4]), strict=True))

@@ -6,6 +6,7 @@ import torch
 from nxcore.expression.elementwise import Elementwise
 from nxcore.expression.grammar import parsed
 from nxcore.expression.operator import specs
+from nxcore.expression.reference import quotient
 from nxcore.expression.samples import Samples
 from nxcore.spec.problem import Problem, TensorMeta
 from nxcore.trust.truth import Truth, agreement, require_telling
@@ -123,3 +124,57 @@ def test_samples_name_every_tensor():
     assert 0.2 < mask.float().mean() < 0.8, "both values occur"
     problem = Problem.of(found, found.samples[0].build(found, "cpu", torch.bfloat16))
     assert problem.dtype is torch.bfloat16
+
+
+def judged(text, *tensors, numbers=(), **defaults):
+    """Return the truth of a call, and whether the reference in float32 agrees with it."""
+    spec = specs(parsed(text, defaults), "drawn")[0]
+    args = (*tensors, *numbers, None)
+    truth = Truth.of(spec, args)
+    return truth, agreement(spec.reference, spec, args, truth)
+
+
+def test_what_float32_lacks_of_a_constant_is_an_error_of_the_result():
+    """Of 1.02 in float32 a difference of 0.0001 is off by 2e-4, and an elementwise bound must know it."""
+    x = torch.tensor([1.0200999975204468, 3.0])
+    truth, found = judged("1 / (x - 1.02)", x)
+    assert found.ok, found.reason
+    unit = 2.0**-24
+    off = abs(1.02 - float(torch.tensor(1.02)))
+    exact = truth.exact[0][0]
+    assert truth.scale[0][0] * unit == pytest.approx(float(off * exact**2 + 3 * unit * exact), rel=1e-3)
+
+
+def test_a_constant_that_float32_holds_loses_nothing():
+    truth, _ = judged("x - 0.5", torch.tensor([2.0]))
+    assert truth.scale[0].item() == 3.0, "the difference is rounded, and its result"
+    truth, _ = judged("x * 1e40", torch.tensor([0.0, 1.0]))
+    assert truth.scale[0].tolist() == [0.0, pytest.approx(2e40)], "there it is infinite"
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("square(x) / -0.0 + x / y", {}),
+        ("x * y / 0", {}),
+        ("x ** -1 / 0.0 + y", {}),
+        ("x * y / slope", {"slope": 0.0}),
+        ("x * y / (slope / slope)", {"slope": 2}),
+    ],
+)
+def test_a_quotient_by_zero_has_a_truth(text, numbers):
+    """The derivative by which an error grows is a quotient of numbers, where Python raises."""
+    x, y = torch.tensor([2.0, -1.0]), torch.tensor([1.0, 3.0])
+    truth, found = judged(text, x, y, numbers=tuple(numbers.values()), **numbers)
+    assert found.ok, found.reason
+    assert truth.exact[0].isinf().all() == ("slope / slope" not in text)
+
+
+def test_quotients_of_numbers_are_those_of_tensors():
+    values = (0, 0.0, -0.0, 1, -2.0, float("inf"), float("-inf"), float("nan"))
+    for a in values:
+        for b in values:
+            wanted = torch.tensor(float(a)) / torch.tensor(float(b))
+            found = torch.tensor(float(quotient(a, b)))
+            assert torch.equal(found.isnan(), wanted.isnan())
+            assert wanted.isnan() or (found == wanted and found.signbit() == wanted.signbit()), (a, b)
