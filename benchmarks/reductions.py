@@ -1,10 +1,11 @@
 """Reductions by device time, inputs out of cache: every kernel beside torch's own, and the aims of each row.
 
     python benchmarks/reductions.py --output FILE.json [--device cuda] [--dtypes float32 bfloat16]
-                                    [--backends cuda cupy triton] [--sweep]
+                                    [--backends cuda cupy triton] [--sweep [NAME ...]]
 
 Each kernel is verified against float64 on the very cell before it is timed. ``--sweep`` times every tile of
-CUDA C++ at (4, 512, 896) too. It prints a line an operator, and a line a cell of the fastest tiles.
+CUDA C++ too: of the cells at (4, 512, 896), or of those named, such as ``matrix_outer``. It prints a line an
+operator, and a line a cell of the fastest tiles.
 """
 
 from __future__ import annotations
@@ -108,12 +109,15 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", default=["float32"])
     parser.add_argument("--backends", nargs="+", default=(), help="only these and torch")
     parser.add_argument("--seconds", type=float, default=80, help="start no cell after so many")
-    parser.add_argument("--sweep", action="store_true", help="time the tiles of CUDA C++ afterwards")
+    parser.add_argument("--sweep", nargs="*", help="time the tiles of CUDA C++ of these cells afterwards")
+    parser.add_argument("--cells", nargs="+", default=(), help="only cells whose names begin so")
     parser.add_argument("--ahead", type=int, default=0, help="processes that compile first")
     parser.add_argument("--part", type=int, nargs=2, help="compile this part of so many, and end")
     given = parser.parse_args()
     bench = Bench(default(), available(given.device), EFFORT, given.backends)
     wanted = [c for t in given.dtypes for op in given.ops for c in cells(bench, op, getattr(torch, t))]
+    wanted = [c for c in wanted if c.sample.name.startswith(tuple(given.cells or [""]))]
+    swept_cells = () if given.sweep is None else tuple(given.sweep or ["attention"])
     wanted.sort(key=lambda cell: cell.sample.name.startswith("matrix"))  # large ones take the longest
     if given.part:
         number, count = given.part
@@ -126,12 +130,12 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     sweeps: list[dict[str, Any]] = []
     steps = [(row_of, rows, c) for c in wanted]
-    steps += [(tiles_of, sweeps, c) for c in wanted if given.sweep and c.sample.name.startswith("attention")]
+    steps += [(tiles_of, sweeps, c) for c in wanted if c.sample.name.startswith(swept_cells)]
     for measure, found, cell in sorted(steps, key=lambda step: step[2].sample.name.startswith("matrix")):
         if time.monotonic() >= ends:
             break
         found.append(measure(bench, cell))  # written at once: a run that is ended keeps its rows
-        record = head | {"rows": rows} | ({"sweeps": sweeps} if given.sweep else {})
+        record = head | {"rows": rows} | ({"sweeps": sweeps} if swept_cells else {})
         given.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     for op, dtype in dict.fromkeys((r["op"], r["dtype"]) for r in rows):
         of = [r for r in rows if (r["op"], r["dtype"]) == (op, dtype)]
