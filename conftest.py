@@ -52,7 +52,7 @@ MIRRORED = ("amin", "min", "argmin", "all")
 """Operators that run the kernels of amax, max, argmax and any, with elements turned round."""
 
 LONG = ("dilated_five", "several_slices")
-"""Samples that take Numba's simulator five seconds."""
+"""Samples that take Numba's simulator five seconds and more."""
 
 OF_CUDA = "square_planes"
 """How samples are called that are there for kernels of CUDA C++: interpreters take ten seconds each."""
@@ -229,7 +229,8 @@ def _runs_here(item: pytest.Item, *, whole: bool) -> bool:
     a tenth of a second, and takes part on request: the smoke samples. Triton's interpreter and Numba's
     simulator take a tenth of a second and more for each: the smoke samples alone in 16 bits, and of an
     operator whose kernels are another's, without its softmax; a device gets all. They run no samples
-    that are there for kernels of another backend.
+    that are there for kernels of another backend. The simulator, which is the slowest, leaves out in
+    16 bits what takes it seconds: long samples, and kernels that mirror another's.
     A report of the whole has all of this, but for inductor, which is held to its smoke samples.
     """
     if not isinstance(item, pytest.Function) or not _of_the_kit(item):
@@ -251,5 +252,10 @@ def _runs_here(item: pytest.Item, *, whole: bool) -> bool:
         return True
     if cell.sample is not None and cell.sample.name.startswith(OF_CUDA):
         return False
-    same = cell.spec.name in ("weighted_sum", "weighted_sum_backward")
-    return cell.sample in smoke if cell.dtype is not torch.float32 else telling or not same
+    if cell.dtype is torch.float32:
+        return telling or cell.spec.name not in ("weighted_sum", "weighted_sum_backward")
+    if cell.backend.name == "numba" and (
+        cell.spec.name in MIRRORED or (cell.sample is not None and cell.sample.name in LONG)
+    ):
+        return False
+    return cell.sample in smoke

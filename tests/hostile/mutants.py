@@ -245,7 +245,6 @@ def _in_the_child(plugin: Plugin, mutation: Mutation, folder: Path, writing: int
     try:
         signal.alarm(PATIENCE)
         os.environ["NUMBA_CACHE_DIR"] = str(folder / "cache")
-        os.environ["NXCORE_CUDA_CACHE"] = str(folder / "cache")
         with os.fdopen(writing, "w", encoding="utf-8") as channel:
             for result in examine(plugin, mutation, folder):
                 channel.write(json.dumps(asdict(result)) + "\n")
@@ -277,10 +276,13 @@ def main() -> None:
     importlib.import_module(plugin.toolkit)
     nxcore_ops()
     torch.empty(1, device="meta").add(1)  # imports torch's compiler, once for all children
-    for mutation in chosen(plugin.mutations, which):
-        if not parts or any(part in mutation.name for part in parts):
-            for result in forked(plugin, mutation):
-                print(json.dumps(asdict(result)), flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        # One for all children: its files are named by their sources, most of which are as installed.
+        os.environ["NXCORE_CUDA_CACHE"] = folder
+        for mutation in chosen(plugin.mutations, which):
+            if not parts or any(part in mutation.name for part in parts):
+                for result in forked(plugin, mutation):
+                    print(json.dumps(asdict(result)), flush=True)
 
 
 if __name__ == "__main__":
