@@ -90,10 +90,12 @@ class Tile:
 
 @dataclass(frozen=True)
 class Slices(Tile):
-    """How a block and its threads share a product, where no slice waits for another in the loop.
+    """How a block and its threads share a product, where no team of slices waits for another in the loop.
 
     Attributes
     ----------
+    team : int
+        Slices that share stages of shared memory.
     whole : bool
         Whether no row, column or term of a tile lies outside of the product.
     rehearsed : bool
@@ -102,12 +104,13 @@ class Slices(Tile):
     """
 
     stages: int = 4
+    team: int = 1
     whole: bool = False
-    rehearsed: bool = True
+    rehearsed: bool = False
 
     @property
     def run(self) -> int:
-        """Terms of one stage of a slice."""
+        """Terms of a slice in one stage of its team."""
         return self.depth // self.slices
 
     @property
@@ -124,7 +127,7 @@ class Slices(Tile):
 
     def instance(self, a: Way, b: Way) -> Instance:
         """Return its kernel."""
-        sizes = (self.tall, self.wide, self.rows, self.columns, self.run, self.slices, self.stages)
+        sizes = (self.tall, self.wide, self.rows, self.columns, self.run, self.slices, self.team, self.stages)
         by_line = self.by_line and a.inner and a.vectors
         ways = (by_line, a.inner, a.vectors, b.inner, b.vectors)
         arguments = (*sizes, *ways, self.whole, self.order, self.rehearsed)

@@ -1,7 +1,7 @@
-// matmul_slices: products of float32 matrices by blocks whose slices wait for their own terms alone; no tensor core.
+// matmul_slices: products of float32 matrices by blocks whose teams of slices wait for their own terms alone.
 //
-// As matmul.cu, but a slice of EACH threads has stages of shared memory of its own. In the loop it waits for nobody else:
-// a slice of one warp needs no barrier of the block, and STAGES - 1 stages are on their way before the first is read.
+// As matmul.cu, but the threads of a team have stages of shared memory of their own, and no team waits for another in the
+// loop. All threads add up what the slices found. No tensor core.
 #pragma once
 
 #include "matmul.cu"
@@ -10,17 +10,17 @@ using matmul_slices_args = matmul_args;
 
 namespace product {
 
-// LINES x RUN elements of an operand, sent to shared memory by the EACH threads of a slice, in vectors where 16 bytes of
-// memory fit as they are, else one by one. STEP: terms from one stage of a slice to its next. WHOLE: nothing lies outside.
-template <int LINES, int RUN, int EACH, int STEP, bool INNER, bool VECTORS, bool BY_LINE, bool WHOLE>
+// LINES x DEPTH elements of an operand, sent to shared memory by the EACH threads of a team, in vectors where 16 bytes of
+// memory fit as they are, else one by one. STEP: terms from one stage of a team to its next. WHOLE: nothing lies outside.
+template <int LINES, int DEPTH, int EACH, int STEP, bool INNER, bool VECTORS, bool BY_LINE, bool WHOLE>
 struct Sender {
-  using To = operand::Stage<LINES, RUN, BY_LINE>;
+  using To = operand::Stage<LINES, DEPTH, BY_LINE>;
   static constexpr bool SENT = VECTORS && INNER == BY_LINE;
   static constexpr int SIZE = SENT ? FOUR : 1;
-  static constexpr int COUNT = LINES * RUN / SIZE / EACH;
-  static_assert(COUNT * SIZE * EACH == LINES * RUN, "every thread has as many");
-  static constexpr int PAIRS = RUN / 8;         // by line, two threads have eight terms: a sector of memory
-  static constexpr int BESIDE = EACH / RUN;     // otherwise so many threads have a term
+  static constexpr int COUNT = LINES * DEPTH / SIZE / EACH;
+  static_assert(COUNT * SIZE * EACH == LINES * DEPTH, "every thread has as many");
+  static constexpr int BESIDE = EACH / DEPTH;  // so many threads have a term that doesn't lie by line
+  static constexpr int EIGHTS = DEPTH / 8;     // one by one, eight threads have eight terms of a line: a sector of memory
   static_assert(!SENT || BY_LINE || (BESIDE >= 2 && COUNT * BESIDE * FOUR == LINES), "a thread has one term");
 
   const float* from;
@@ -33,23 +33,22 @@ struct Sender {
   }
   // From this thread's first element (vector) to its i-th: lines, and terms.
   __device__ __forceinline__ static constexpr int down(int i) {
-    if (!SENT) return INNER ? i * (EACH / RUN) : i * EACH % LINES;
-    return BY_LINE ? i / PAIRS * (EACH / 2) : i * BESIDE * FOUR;
+    if (!SENT) return INNER ? i / EIGHTS * (EACH / 8) : i * EACH % LINES;
+    return BY_LINE ? i * (EACH / To::CHUNKS) : i * BESIDE * FOUR;
   }
   __device__ __forceinline__ static constexpr int along(int i) {
-    if (!SENT) return INNER ? 0 : i * EACH / LINES;
-    return BY_LINE ? i % PAIRS * 8 : 0;
+    return SENT ? 0 : INNER ? i % EIGHTS * 8 : i * EACH / LINES;
   }
-  static_assert(SENT || (INNER ? EACH % RUN == 0 : EACH % LINES == 0 || LINES % EACH == 0), "whole lines");
-  static_assert(!BY_LINE || EACH / 2 % 8 == 0, "a thread's lines have one order");
+  static_assert(SENT || (INNER ? EACH % 8 == 0 : EACH % LINES == 0 || LINES % EACH == 0), "whole lines");
+  static_assert(!BY_LINE || EACH / To::CHUNKS % 8 == 0, "a thread's lines have one order");
 
   __device__ __forceinline__ Sender(const float* data, const operand::Steps& steps, int thread, int first_line, int lines,
                                     int first_term, int last_term)
       : line_step(steps.line), term_step(steps.term) {
-    const int own_line = !SENT ? INNER ? thread / RUN : thread % LINES
-                               : BY_LINE ? thread / 2 : thread % BESIDE * FOUR;
-    const int own_term = !SENT ? INNER ? thread % RUN : thread / LINES
-                               : BY_LINE ? thread % 2 * FOUR : spread(thread / BESIDE);
+    const int own_line = !SENT ? INNER ? thread / 8 : thread % LINES
+                               : BY_LINE ? thread / To::CHUNKS : thread % BESIDE * FOUR;
+    const int own_term = !SENT ? INNER ? thread % 8 : thread / LINES
+                               : BY_LINE ? thread % To::CHUNKS * FOUR : spread(thread / BESIDE);
     const int line = first_line + own_line, term = first_term + own_term;
     lines_left = lines - line;
     terms_left = last_term - term;
@@ -63,7 +62,7 @@ struct Sender {
   ~Sender() { nxcore_emulator::end_sends(); }
 #endif
 
-  // Sends this slice's next RUN terms. Steps of vectors' own dimension are 1, and known to the compiler.
+  // Sends this team's next DEPTH terms. Steps of vectors' own dimension are 1, and known to the compiler.
   __device__ __forceinline__ void fetch(float* stage) {
     const long long by_line = VECTORS && !INNER ? 1 : line_step, by_term = VECTORS && INNER ? 1 : term_step;
 #pragma unroll
@@ -71,7 +70,7 @@ struct Sender {
       const float* const at = from + down(i) * by_line + along(i) * by_term;
       const bool inside = WHOLE || (down(i) < lines_left && along(i) < terms_left);
       if (SENT) {
-        operand::send(stage + (BY_LINE ? (to ^ along(i)) + down(i) * RUN : to + down(i)), at, inside);
+        operand::send(stage + to + down(i) * (BY_LINE ? DEPTH : 1), at, inside);
       } else {
         operand::send_one(stage + to + along(i) * (LINES + operand::PAD) + down(i), at, inside);
       }
@@ -81,51 +80,63 @@ struct Sender {
   }
 };
 
-// A barrier of the EACH threads of a slice, all of one block or a warp.
+// A barrier of the EACH threads of a team.
 template <int EACH>
-__device__ __forceinline__ void join(int slice) {
+__device__ __forceinline__ void join(int team) {
   if (EACH == WARP) return __syncwarp();
 #ifdef NXCORE_EMULATOR
-  __syncthreads();  // all slices have as many steps
+  __syncthreads();  // all teams have as many steps
 #else
-  asm volatile("bar.sync %0, %1;" ::"r"(slice + 1), "n"(EACH) : "memory");
+  asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(EACH) : "memory");
 #endif
+}
+
+// A run with neighbours exchanged. A vector of sums has four neighbouring registers, as have four factors of one term, and
+// an instruction that reads two registers of one parity takes a cycle more: a sum's parity is to be another than its factor's.
+__device__ __forceinline__ Vector<float, FOUR> exchanged(const Vector<float, FOUR>& run) {
+  Vector<float, FOUR> found;
+#pragma unroll
+  for (int e = 0; e < FOUR; ++e) found[e] = run[e ^ 1];
+  return found;
 }
 
 }  // namespace product
 
-template <int TALL, int WIDE, int ROWS, int COLUMNS, int RUN, int SLICES, int STAGES, bool BY_LINE, bool A_INNER,
+template <int TALL, int WIDE, int ROWS, int COLUMNS, int RUN, int SLICES, int TEAM, int STAGES, bool BY_LINE, bool A_INNER,
           bool A_VECTORS, bool B_INNER, bool B_VECTORS, bool WHOLE, int ORDER, bool REHEARSED>
 __device__ __forceinline__ void matmul_slices(const matmul_args& a) {
   using namespace product;
   using Threads = Lie<TALL, WIDE, ROWS, COLUMNS, BY_LINE>;
-  using StageA = operand::Stage<TALL, RUN, BY_LINE>;
-  using StageB = operand::Stage<WIDE, RUN, false>;
+  constexpr int DEPTH = RUN * TEAM;  // terms of a stage, RUN for each slice of the team
+  using StageA = operand::Stage<TALL, DEPTH, BY_LINE>;
+  using StageB = operand::Stage<WIDE, DEPTH, false>;
   constexpr int EACH = Threads::WARPS * WARP;  // threads of a slice
-  constexpr int ALL = EACH * SLICES;
+  constexpr int TOGETHER = EACH * TEAM, ALL = EACH * SLICES;
   constexpr int STEP = RUN * SLICES;
   constexpr int STAGE = StageA::FLOATS + StageB::FLOATS;
   constexpr int VECTORS = ROWS * COLUMNS / FOUR;
   constexpr int OWN = VECTORS / SLICES;  // vectors that a thread adds up
-  static_assert(RUN % FOUR == 0 && OWN * SLICES == VECTORS, "whole vectors");
+  static_assert(RUN % FOUR == 0 && OWN * SLICES == VECTORS && SLICES % TEAM == 0, "whole vectors");
   using Order = Path<ROWS, COLUMNS, ORDER>;
   static_assert(!BY_LINE || ORDER != COLUMNS_AND_BACK, "a row's next four terms are loaded after the row");
-  constexpr int REGION = STAGE * STAGES > EACH * VECTORS * FOUR ? STAGE * STAGES : EACH * VECTORS * FOUR;
+  constexpr int SUMS = EACH * VECTORS * FOUR;
+  constexpr int REGION = STAGE * STAGES > TEAM * SUMS ? STAGE * STAGES : TEAM * SUMS;  // of a team
 
   const int slice = threadIdx.x / EACH, thread = threadIdx.x % EACH;
   float* const shared = dynamic_shared<float>();
-  float* const region = shared + slice * REGION;
+  const int team = slice / TEAM, in_team = slice % TEAM;
+  float* const region = shared + team * REGION;
   const Threads lie(thread);
   const int down = blockIdx.x / a.across;
   const int row = down * TALL, column = (blockIdx.x - down * a.across) * WIDE;
   const int first = blockIdx.y * a.span, last = min(first + a.span, a.terms);
-  using SenderA = Sender<TALL, RUN, EACH, STEP, A_INNER, A_VECTORS, BY_LINE, WHOLE>;
-  using SenderB = Sender<WIDE, RUN, EACH, STEP, B_INNER, B_VECTORS, false, WHOLE>;
+  using SenderA = Sender<TALL, DEPTH, TOGETHER, STEP, A_INNER, A_VECTORS, BY_LINE, WHOLE>;
+  using SenderB = Sender<WIDE, DEPTH, TOGETHER, STEP, B_INNER, B_VECTORS, false, WHOLE>;
   // Most products are no batch: what locates one is much code, which a cold instruction cache waits for.
   const bool one = blockIdx.z == 0;
-  const int begin = first + slice * RUN;
-  SenderA from_a(a.a + (one ? 0 : locate(blockIdx.z, a.batch, a.a_batch)), a.of_a, thread, row, a.rows, begin, last);
-  SenderB from_b(a.b + (one ? 0 : locate(blockIdx.z, a.batch, a.b_batch)), a.of_b, thread, column, a.columns, begin, last);
+  const int begin = first + team * DEPTH, of_team = threadIdx.x % TOGETHER;
+  SenderA from_a(a.a + (one ? 0 : locate(blockIdx.z, a.batch, a.a_batch)), a.of_a, of_team, row, a.rows, begin, last);
+  SenderB from_b(a.b + (one ? 0 : locate(blockIdx.z, a.batch, a.b_batch)), a.of_b, of_team, column, a.columns, begin, last);
 
   float sums[ROWS][COLUMNS];
   // Factors on their way: of two terms; or four terms of a's rows, each row's next four after its last use.
@@ -137,15 +148,15 @@ __device__ __forceinline__ void matmul_slices(const matmul_args& a) {
   float* const end = region + (STAGES - 1) * STAGE;
   float* at = REHEARSED ? end : region;
   const float* at_x[TURNS];
-  const float* at_y = at + StageA::FLOATS + lie.column;
+  const float* at_y = at + StageA::FLOATS + StageB::at(lie.column, in_team * RUN);
 #pragma unroll
-  for (int t = 0; t < TURNS; ++t) at_x[t] = at + lines.at_after(0, t * FOUR);
+  for (int t = 0; t < TURNS; ++t) at_x[t] = at + lines.at_after(0, in_team * RUN + t * FOUR);
   const auto next_y = [&](int term) { read<COLUMNS, Threads::ALONG * FOUR>(at_y + StageB::at(0, term), y[term % 2]); };
   const auto next_x = [&](int term) {
     if (!BY_LINE) read<ROWS, Threads::DOWN * FOUR>(at_x[0] + StageA::at(0, term), x[term % 2]);
   };
   const auto next_four = [&](int term, int r) {
-    const auto four = load<FOUR>(at_x[BY_LINE ? term / FOUR : 0] + Threads::to_row(r) * RUN);
+    const auto four = load<FOUR>(at_x[BY_LINE ? term / FOUR : 0] + Threads::to_row(r) * DEPTH);
 #pragma unroll
     for (int e = 0; e < FOUR; ++e) x[BY_LINE ? e : 0][r] = four[e];
   };
@@ -163,7 +174,7 @@ __device__ __forceinline__ void matmul_slices(const matmul_args& a) {
   }
   if (!REHEARSED) {
     operand::arrive_but<STAGES - 2>();
-    join<EACH>(slice);
+    join<TOGETHER>(team);
   }
   next_x(0);
   next_y(0);
@@ -192,13 +203,13 @@ __device__ __forceinline__ void matmul_slices(const matmul_args& a) {
 #pragma unroll
           for (int t = 0; t < TURNS; ++t) at_x[t] += by;
           operand::arrive_but<STAGES - 2>();
-          join<EACH>(slice);
+          join<TOGETHER>(team);
         }
         const int following = (term + 1) % RUN;
         next_x(following);
         next_y(following);
         if (term == 0) {
-          // Into the stage that was read last: the barrier since then says that this slice has read it.
+          // Into the stage that was read last: the barrier since then says that this team has read it.
           if (unsent > 0) {
             from_a.fetch(before);
             from_b.fetch(before + StageA::FLOATS);
@@ -221,17 +232,23 @@ __device__ __forceinline__ void matmul_slices(const matmul_args& a) {
   }
 
   // Each slice leaves its sums where its terms were; then all threads add up, in the order of slices.
-  join<EACH>(slice);
+  join<TOGETHER>(team);
 #pragma unroll
-  for (int v = 0; v < VECTORS; ++v) store(region + (v * EACH + thread) * FOUR, run_of(sums, v));
+  for (int v = 0; v < VECTORS; ++v) store(region + in_team * SUMS + (v * EACH + thread) * FOUR, exchanged(run_of(sums, v)));
   __syncthreads();
   float own[OWN][FOUR] = {};
 #pragma unroll
   for (int s = 0; s < SLICES; ++s) {
 #pragma unroll
     for (int v = 0; v < OWN; ++v) {
-      add_run(own, v, load<FOUR>(shared + s * REGION + ((slice * OWN + v) * EACH + thread) * FOUR));
+      add_run(own, v, load<FOUR>(shared + s / TEAM * REGION + s % TEAM * SUMS + ((slice * OWN + v) * EACH + thread) * FOUR));
     }
+  }
+#pragma unroll
+  for (int v = 0; v < OWN; ++v) {
+    const auto run = exchanged(run_of(own, v));
+#pragma unroll
+    for (int e = 0; e < FOUR; ++e) own[v][e] = run[e];
   }
   if (gridDim.y > 1 && !combine(a, own, threadIdx.x, ALL, true)) return;
   float* const out = a.out + (one ? 0 : locate(blockIdx.z, a.batch, a.out_batch));
