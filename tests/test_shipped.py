@@ -6,11 +6,14 @@ import json
 import os
 
 import pytest
+import torch
 
 from nxcore import session
 from nxcore.offline import shipped
-from nxcore.store import transfer
-from nxcore.store.wisdom import is_pair
+from nxcore.spec.problem import Problem
+from nxcore.store import transfer, wisdom
+from nxcore.store.files import Store
+from nxcore.store.wisdom import Wisdom, is_pair
 
 
 @pytest.mark.parametrize("path", shipped.files(), ids=lambda path: path.name)
@@ -49,3 +52,16 @@ def test_a_file_of_the_package_is_read_once_for_all_sessions(tmp_path, monkeypat
     path.write_text(json.dumps({"format": 1, "environments": [{"facts": facts, "entries": []}]}), "utf-8")
     os.utime(path, ns=(1, 1))
     assert list(transfer.shipped("cuda", tmp_path)[0].values()) == [facts]
+
+
+def test_pages_of_the_package_are_looked_at_when_they_are_asked_for(tmp_path, monkeypatch):
+    """A process asks for a few, and to look at all takes longer than to read the file."""
+    x = torch.ones(3)
+    problem = Problem.of(session.default().registry.ops["add"], (x, x, 1, None))
+    broken = {"key": wisdom.key(problem), "page": {"date": 0.0}}
+    parts = [{"facts": problem.machine.to_dict(), "entries": [broken]}]
+    (tmp_path / "cpu-x.json").write_text(json.dumps({"format": 1, "environments": parts}), encoding="utf-8")
+    asked = Wisdom(Store(), lambda kind: transfer.shipped(kind, tmp_path))
+    monkeypatch.setattr(transfer, "page", None)
+    assert asked.environments("cpu") == [parts[0]["facts"]]
+    assert asked.read(problem) is None

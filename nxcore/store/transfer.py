@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nxcore.errors import InvalidInputError
+from nxcore.measure.collection import no_collection
 from nxcore.measure.decision import NOISY
 from nxcore.store.files import Document, Store, StoreWarning
 from nxcore.store.pages import FOREIGN, page
@@ -58,8 +59,15 @@ def exported(store: Store) -> Document:
     }
 
 
-def read(path: Path) -> tuple[dict[str, Document], Pages]:
+def read(path: Path, *, checked: bool = True) -> tuple[dict[str, Document], Pages]:
     """Return the environments and pages of an exported file.
+
+    Parameters
+    ----------
+    path : Path
+    checked : bool, default True
+        Whether every page is looked at. That takes longer than all else, and ``Wisdom`` looks at each that
+        it is asked for.
 
     Raises
     ------
@@ -78,7 +86,11 @@ def read(path: Path) -> tuple[dict[str, Document], Pages]:
         environments[name] = part["facts"]
         for entry in part.get("entries", ()):
             key, document = (entry.get(what) if isinstance(entry, dict) else None for what in ("key", "page"))
-            if not isinstance(key, dict) or not isinstance(document, dict) or page(document) is None:
+            if (
+                not isinstance(key, dict)
+                or not isinstance(document, dict)
+                or (checked and page(document) is None)
+            ):
                 raise InvalidInputError(f"{path}: an entry is invalid: {str(entry)[:80]}")
             pages[name, digest(key)] = key, document
     return environments, pages
@@ -102,9 +114,10 @@ def shipped(kind: str, folder: Path | None = None) -> tuple[dict[str, Document],
 def _kept(path: Path, _changed: int) -> tuple[dict[str, Document], Pages]:
     """Return what ``read`` does, once for all sessions: a file of the package has megabytes.
 
-    ``_changed`` is when it was written last.
+    ``_changed`` is when it was written last. A test looks at its pages.
     """
-    return read(path)
+    with no_collection():  # which hundreds of thousands of new objects would cause again and again
+        return read(path, checked=False)
 
 
 def merged(sources: Iterable[tuple[Mapping[str, Document], Pages]]) -> tuple[dict[str, Document], Pages]:
