@@ -37,6 +37,7 @@ Stage = tuple[str, Call, Call | None]
 
 def least_us(call: Call, cuda: bool, rounds: int = ROUNDS) -> float:
     """Return the least mean of some rounds, each begun with an idle device."""
+    _round_us(call, 20, cuda)  # which may compile: a round of few calls is the clock's time too
     count = max(2, min(500, int(ROUND_US / _round_us(call, 20, cuda))))
     clock = time.perf_counter_ns if cuda else time.thread_time_ns
     found = []
@@ -161,6 +162,7 @@ def main() -> None:
     usual = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("device", nargs="?", default=usual, choices=("cpu", "cuda"))
     parser.add_argument("backend", nargs="?", help="by default cuda on a GPU, numba on a CPU")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"of each call; {ROUNDS} by default")
     parser.add_argument("--threads", action="store_true", help="how threads scale too")
     args = parser.parse_args()
     device, cuda = args.device, args.device == "cuda"
@@ -170,7 +172,7 @@ def main() -> None:
     path = "Python" if native.of(nxcore.op("add")) is None else "compiled"
     print(f"torch {torch.__version__}, {device}, {backend}, {path} path: microseconds, and torch's own")
     for what, ours, theirs in stages(device, backend):
-        least = least_us(ours, cuda), theirs and least_us(theirs, cuda)
+        least = least_us(ours, cuda, args.rounds), theirs and least_us(theirs, cuda, args.rounds)
         print(f"{what:48}" + "".join(f"{us:9.2f}" for us in least if us), flush=True)
     if args.threads:
         for line in rates(device, backend):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
-from benchmarks import claims, memory
+from benchmarks import claims, memory, stages
 
 
 def test_memory_that_stays_is_seen_by_both_measures_and_what_is_freed_by_none():
@@ -32,3 +34,15 @@ def test_a_sum_that_computes_nothing_has_a_node_with_the_same_leaves(count):
     for _ in range(2):
         grads = torch.autograd.grad(nothing(xs, logits), [*xs, logits], torch.ones(2, 3))
         assert [g.shape for g in grads] == [t.shape for t in (*xs, logits)]
+
+
+def test_what_a_first_call_prepares_makes_no_round_short():
+    calls = []
+
+    def call():
+        calls.append(1)
+        if len(calls) == 1:
+            time.sleep(0.1)
+
+    stages.least_us(call, cuda=False, rounds=2)
+    assert len(calls) > 2 * 100
