@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
 
@@ -27,6 +28,7 @@ import nxcore_triton
 from nxcore_cuda import conv2d, matmul, matmul_split
 from nxcore_cuda.direct import Layer, candidates, choose
 from nxcore_cuda.machine.compile import NVCC_FLAGS, compiled
+from nxcore_cuda.machine.instance import Instance, unit
 
 import nxcore
 from nxcore.plugin import Problem
@@ -39,10 +41,14 @@ OPCODE = re.compile(r"^\s+/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P\d+ )?([A-Z][A-Z0-9_.]*
 TENSOR_CORE = re.compile(r"(?:UTC)?[A-Z]{1,2}MMA\b")
 
 
+def disassembled(image: Path) -> str:
+    command = [cuobjdump(), "-sass", image]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
 def opcodes(image: Path) -> Counter[str]:
     """Return the instructions of an image, with their modifiers, and how many of each there are."""
-    command = [cuobjdump(), "-sass", image]
-    return Counter(OPCODE.findall(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+    return Counter(OPCODE.findall(disassembled(image)))
 
 
 def unlike_strict(found: Counter[str]) -> str:
@@ -70,10 +76,15 @@ def test_what_is_unlike_is_found() -> None:
         assert unlike_strict(Counter(other)).startswith(why)
 
 
-def of_cuda(instance, folder: Path) -> Counter[str]:
+def of_cuda(instances: Iterable[Instance], folder: Path) -> dict[str, Counter[str]]:
+    """Return the instructions of each instance of one source, by symbol: nvcc starts once for all."""
+    different = {i.symbol: i for i in instances}
     image = folder / "image.cubin"
-    image.write_bytes(compiled(instance.text, (9, 0), instance.symbol))
-    return opcodes(image)
+    image.write_bytes(compiled(unit(different.values()), (9, 0), next(iter(different.values())).source))
+    _, *parts = re.split(r"^\s+Function : (\S+)$", disassembled(image), flags=re.MULTILINE)
+    found = {name: Counter(OPCODE.findall(text)) for name, text in zip(parts[::2], parts[1::2], strict=True)}
+    assert found.keys() == different.keys()
+    return found
 
 
 def test_every_strict_kernel_is_looked_at() -> None:
@@ -93,9 +104,8 @@ def test_every_strict_kernel_is_looked_at() -> None:
 @pytest.mark.parametrize("name", TILES)
 def test_products_in_cuda(name, tmp_path) -> None:
     every = product(WAYS, WAYS) if name == "least" else zip(WAYS, reversed(WAYS), strict=True)
-    for a, b in every:
-        found = of_cuda(TILES[name].instance(a, b), tmp_path)
-        assert unlike_strict(found) == "", (a, b)
+    found = of_cuda((TILES[name].instance(a, b) for a, b in every), tmp_path)
+    assert {symbol: why for symbol, one in found.items() if (why := unlike_strict(one))} == {}
 
 
 @needs_nvcc
@@ -106,15 +116,14 @@ def test_convolutions_in_cuda(name, tmp_path) -> None:
     spec = nxcore.op("conv2d").spec
     args = spec.bind(torch.empty(2, 4, 64, 64), torch.empty(8, 4, size, size), None, *window)
     layer = Layer.of(Problem.of(spec, args))
-    for tile in candidates(layer):
-        found = of_cuda(conv2d.instance(torch.float32, layer, tile), tmp_path)
-        assert unlike_strict(found) == "", tile
+    found = of_cuda((conv2d.instance(torch.float32, layer, t) for t in candidates(layer)), tmp_path)
+    assert {symbol: why for symbol, one in found.items() if (why := unlike_strict(one))} == {}
 
 
 @needs_nvcc
 @pytest.mark.slow
 def test_a_kernel_of_split_factors_is_told_from_a_strict_one(tmp_path) -> None:
-    found = of_cuda(matmul_split.SMALL.instance(WAYS[0], WAYS[0]), tmp_path)
+    (found,) = of_cuda([matmul_split.SMALL.instance(WAYS[0], WAYS[0])], tmp_path).values()
     assert unlike_strict(found).startswith("tensor cores")
 
 
