@@ -208,6 +208,21 @@ def test_a_spin_that_was_too_short_is_repeated_and_longer_from_then_on(monkeypat
     assert lane.device_us == [500, 500]
 
 
+@pytest.mark.parametrize(
+    ("us", "warm", "calls"), [(60, 16, 5 + 3), (150, 7, 3 + 2), (300, 4, 1), (4000, 2, 1)]
+)
+def test_a_race_in_a_call_makes_few_calls(monkeypatch, us, warm, calls):
+    """Half of a search network's first minute on an unknown device went to such races."""
+    clock, log = Clock(), []
+    Gpu(monkeypatch, clock)
+    monkeypatch.setattr(module, "synchronize", lambda _: None)
+    lane = _Lane(clock.costing(us, lambda: log.append(1)))
+    module._warm_up(lane, torch.device("cuda"), 0.9e-3, clock, IN_CALL.gpu_samples)
+    assert len(log) == warm
+    _cuda_block(torch.device("cuda"), lane, clock, IN_CALL.host_s)
+    assert len(log) - warm == calls
+
+
 def test_torchs_own_calls_are_not_suspected_of_another_stream(monkeypatch):
     clock, suspected = Clock(), []
     Gpu(monkeypatch, clock)
