@@ -16,7 +16,7 @@ Run = Callable[..., Any]
 
 
 class Replayed(Protocol):
-    """What a node needs of a capture."""
+    """A capture, as a node sees it."""
 
     run: Run
     inside: Inside

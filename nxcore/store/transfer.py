@@ -66,8 +66,8 @@ def read(path: Path, *, checked: bool = True) -> tuple[dict[str, Document], Page
     ----------
     path : Path
     checked : bool, default True
-        Whether every page is looked at. That takes longer than all else, and ``Wisdom`` looks at each that
-        it is asked for.
+        Whether every page is looked at. That takes longer than all else, and ``Wisdom`` looks at each page
+        that it returns.
 
     Raises
     ------
