@@ -15,6 +15,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 
+NOT_OF_MEMORY = (
+    "tests/null/call/test_leaks.py::test_calls_leave_no_object_behind",
+    "tests/null/choose/learn/test_watch.py::test_the_reference_is_never_convicted",
+    "tests/null/interop/test_autograd.py::test_nothing_is_kept_after_backward",
+    "tests/null/interop/test_library.py::test_an_operator_is_one_node_and_its_kernel_runs",
+)
+"""Tests that take long to count Python's objects, to compile with torch, or to add up errors.
+
+The same calls are in others, and the suite runs these without sanitizers.
+"""
+
 
 def main() -> int:
     """Return the exit status of the tests."""
@@ -51,7 +62,8 @@ def main() -> int:
             "no:benchmark",
             "-q",
             "-m",
-            "not slow",
+            "not slow and not gpu",
+            *(f"--deselect={test}" for test in NOT_OF_MEMORY),
             *sys.argv[1:],
             *BOTH,
         )
