@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import importlib.util
 import re
@@ -79,9 +80,15 @@ def folder_of(module: str) -> str:
     return module.split(".")[1] if "." in module else FACADE
 
 
-ARROWS = {
-    (module, other) for module, path in MODULES.items() for other in named(parsed(path)) if other != module
-}
+@functools.cache
+def arrows() -> frozenset[tuple[str, str]]:
+    """Return who imports whom: a second's work, which only these tests' process is to do."""
+    return frozenset(
+        (module, other)
+        for module, path in MODULES.items()
+        for other in named(parsed(path))
+        if other != module
+    )
 
 
 def height(layers: list[list[str]], name: str) -> int:
@@ -91,7 +98,7 @@ def height(layers: list[list[str]], name: str) -> int:
 def test_no_import_runs_upwards():
     up = [
         f"{module} -> {other}"
-        for module, other in sorted(ARROWS)
+        for module, other in sorted(arrows())
         if FACADE not in (module, other)
         and folder_of(module) != folder_of(other)
         and height(LAYERS, folder_of(module)) <= height(LAYERS, folder_of(other))
@@ -101,13 +108,13 @@ def test_no_import_runs_upwards():
 
 def test_only_the_command_line_imports_the_package_itself():
     """Below it stands what the package hands out: that would be a circle."""
-    above = {module for module, other in ARROWS if other == FACADE}
+    above = {module for module, other in arrows() if other == FACADE}
     assert {folder_of(module) for module in above} <= {"cli"}
 
 
 def test_no_circle_closes_between_folders():
     graph: dict[str, set[str]] = {}
-    for module, other in ARROWS:
+    for module, other in arrows():
         if folder_of(module) != folder_of(other):
             graph.setdefault(folder_of(module), set()).add(folder_of(other))
     assert len(graph) > 20
@@ -115,7 +122,7 @@ def test_no_circle_closes_between_folders():
 
 
 def test_no_import_runs_upwards_within_choose():
-    inside = {(a.split(".")[2], b.split(".")[2]) for a, b in ARROWS if _inside(a) and _inside(b)}
+    inside = {(a.split(".")[2], b.split(".")[2]) for a, b in arrows() if _inside(a) and _inside(b)}
     layers = CONTRACTS["nxcore.choose"]
     assert [p for p in sorted(inside) if p[0] != p[1] and height(layers, p[0]) <= height(layers, p[1])] == []
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import wilcoxon
 
 from nxcore.measure.decision import (
     Candidate,
@@ -284,6 +283,8 @@ def test_an_interval_covers_the_median_as_often_as_it_says(n):
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(-(10**6), 10**6).filter(bool), min_size=1, max_size=25, unique_by=abs))
 def test_signed_rank_is_scipys(values):
+    from scipy.stats import wilcoxon  # a second, which other tests' processes needn't wait for
+
     assert signed_rank(values) == pytest.approx(wilcoxon(values, alternative="less", method="exact").pvalue)
 
 
