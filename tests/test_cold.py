@@ -1,0 +1,51 @@
+"""``benchmarks/cold.py`` and ``benchmarks/stacks.py``: what they say of a process that begins cold."""
+
+from __future__ import annotations
+
+import functools
+import threading
+
+import pytest
+import torch
+
+from benchmarks import cold
+from benchmarks.stacks import EVERY_S, Stacks
+from nxcore.graphs.capture import Capture
+
+
+def test_speed_is_full_after_the_last_eleven_slow_steps():
+    steps = [(float(i), 1.0 if i in (0, 3, 40) else 0.1) for i in range(60)]
+    assert cold.full_speed_s(steps, 0.1) == 40, "its own group is slow on average"
+    steps = [(float(i), 0.12 if i == 40 else 0.1) for i in range(60)]
+    assert cold.full_speed_s(steps, 0.1) == 0, "one step may be slow by chance"
+
+
+def test_a_measured_problem_is_named_by_its_operator_and_its_first_shapes():
+    x = {"dtype": "float32", "shape": [64, 16, 8, 8], "strides": [1024, 64, 8, 1]}
+    assert cold.named({"op": "batch_norm", "x": x, "weight": None}) == "batch_norm(64x16x8x8)"
+    key = {"op": "a sum", "weights": x, "xs": [x, x, x]}
+    assert cold.named(key) == "a sum(64x16x8x8, 64x16x8x8, 64x16x8x8, ...)"
+
+
+def test_without_a_device_nothing_is_measured_on_one(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert cold.measured() == []
+
+
+@pytest.mark.parametrize("within", [True, False])
+def test_lines_are_those_of_captures(within, monkeypatch):
+    ends = threading.Event()
+
+    def waits(*_):
+        ends.wait(30 * EVERY_S)
+        raise LookupError
+
+    monkeypatch.setattr("nxcore.graphs.capture.Inside", waits)
+    call = functools.partial(Capture, None, torch.nn.Identity(), [], None) if within else waits
+    with Stacks() as stacks, pytest.raises(LookupError):
+        call()
+    assert set(stacks.phases) <= ({"capture", "else"} if within else {"else"})
+    assert sum(stacks.lines.values()) == stacks.phases["capture"]
+    assert bool(stacks.lines) is within
+    assert not within or "threading.py" in next(iter(stacks.lines))
+    assert stacks.table()["lines"].keys() == stacks.lines.keys()
