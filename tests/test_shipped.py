@@ -65,3 +65,16 @@ def test_pages_of_the_package_are_looked_at_when_they_are_asked_for(tmp_path, mo
     monkeypatch.setattr(transfer, "page", None)
     assert asked.environments("cpu") == [parts[0]["facts"]]
     assert asked.read(problem) is None
+
+
+def test_a_shelf_looks_at_the_pages_of_one_operator(tmp_path, monkeypatch):
+    path = next(path for path in shipped.files() if path.name.startswith("cuda-"))
+    environments, pages = transfer.read(path, checked=False)
+    name, facts = next(iter(environments.items()))
+    ops = [key["op"] for (of, _), (key, _) in pages.items() if of == name]
+    looks, page = [], wisdom.page
+    monkeypatch.setattr(wisdom, "page", lambda document: looks.append(1) or page(document))
+    held = Wisdom(Store(), lambda kind: (environments, pages))
+    for _ in range(2):
+        assert len(held.shelf(facts, ops[0])) == ops.count(ops[0]) == len(looks)
+    assert held.shelf(facts, "none") == {}

@@ -55,6 +55,7 @@ class Wisdom:
     def __init__(self, store: Store, shipped: Callable[[str], Shipped] = lambda _: ({}, {})) -> None:
         self.store, self._shipped = store, functools.cache(shipped)
         self._shelves: dict[str, dict[str, Shelf]] = {}
+        self._complete: set[tuple[str, str]] = set()  # (environment, operator): with the package's pages
         self._doubted: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
 
@@ -138,14 +139,19 @@ class Wisdom:
     def shelf(self, facts: Mapping[str, Any], op: str) -> Shelf:
         """Return the pages of an operator in an environment.
 
-        They are read from disk once a process; pages that this process writes are added, and beyond ``SHELF``
-        the oldest are dropped.
+        They are read from disk once a process, those of the package once an operator; pages that this process
+        writes are added, and beyond ``SHELF`` the oldest are dropped.
         """
         environment = digest(facts)
         with self._lock:
             if environment not in self._shelves:
-                self._shelves[environment] = self._read(environment, str(facts.get("type")))
-            found = self._shelves[environment].get(op, {})
+                self._shelves[environment] = self._read(environment)
+            shelves = self._shelves[environment]
+            if (environment, op) not in self._complete:
+                self._complete.add((environment, op))
+                own = self._of_package(environment, str(facts.get("type")), op)
+                shelves[op] = _newest(own | shelves.get(op, {}))
+            found = shelves[op]
             wrong = {name for folder, name in self._doubted if folder == f"{environment}/entries"}
             return {name: entry for name, entry in found.items() if name not in wrong}
 
@@ -153,10 +159,16 @@ class Wisdom:
         """Return whether the pages of an environment were read already."""
         return digest(facts) in self._shelves
 
-    def _read(self, environment: str, kind: str) -> dict[str, Shelf]:
+    def _of_package(self, environment: str, kind: str, op: str) -> Shelf:
+        """Return the package's pages of an operator in an environment."""
+        entries = ((n, e) for (of, n), e in self._shipped(kind)[1].items() if of == environment)
+        pages = ((n, key, page(document)) for n, (key, document) in entries if key.get("op") == op)
+        return {name: (of, known) for name, of, known in pages if known is not None}
+
+    def _read(self, environment: str) -> dict[str, Shelf]:
+        """Return the stored pages of an environment by operator."""
         found: dict[str, Shelf] = {}
-        shipped = (entry for (name, _), entry in self._shipped(kind)[1].items() if name == environment)
-        for of, document in (*shipped, *self.store.items(f"{environment}/entries")):
+        for of, document in self.store.items(f"{environment}/entries"):
             if (known := page(document)) is not None:
                 op = str(of.get("op"))
                 found.setdefault(op, {})[digest(of)] = of, known
