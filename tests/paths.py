@@ -36,6 +36,7 @@ BOTH = (
     "tests/null/trust/test_gate.py",
     "tests/null/trust/test_quarantine.py",
     "tests/ops/test_surroundings.py",
+    "tests/plugins/test_ending.py",
 )
 """Folders and files whose tests run on both paths."""
 
