@@ -160,7 +160,7 @@ class Loop(nn.Module):
 
 
 def mixed(only: str = "") -> list[Claim]:
-    """Return whole mixed operations, forward and backward; those of such names, since a graph takes seconds."""
+    """Return whole mixed operations, forward and backward, of such names: their graphs take seconds."""
     found = []
     x, grad = _randn(64, 16, 32, 32).requires_grad_(), _randn(64, 16, 32, 32)
     for n, claimed in MIXED.items():
