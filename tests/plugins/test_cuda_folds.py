@@ -77,3 +77,30 @@ def test_a_warp_compares_keys_by_two_instructions(dim, shuffles, tmp_path):
     assert sum(n for op, n in found.items() if op.startswith("SHFL")) == shuffles
     assert not [op for op in found if op.startswith(("LDL", "STL"))]
     assert any(op.startswith("REDUX") for op in found) is walk.inner
+
+
+@pytest.mark.parametrize("op", ["argmax", "amax"])
+@pytest.mark.parametrize("shape", [(4096, 16384), (65536, 1024), (1 << 22, 12)])
+def test_a_large_fold_over_rows_is_one_wave_of_blocks(op, shape):
+    """Each further wave would leave its shares, and wait for memory once more."""
+    from nxcore_cuda import fold
+    from nxcore_cuda import sum as sums
+
+    import nxcore
+
+    spec = nxcore.op(op).spec
+    problem = Problem.of(spec, spec.bind(torch.empty(shape, device="meta"), 0))
+    walk = fold.walk_of(problem).widest(4)
+    assert not walk.inner
+    _, tiles, parts = sums.grid(walk, fold.choose(walk, 4, places=op == "argmax"))
+    assert parts > 1
+    assert sums.FILL < tiles * parts <= 2 * sums.FILL
+    assert fold.branch(problem)
+
+
+def test_blocks_of_the_highest_number_alone_read_and_clear_slots(device):
+    """Launches in a row find slots empty, whichever of them came before: other sizes, other keys."""
+    calls = [(op, n) for n in (40_001, 1_000_000, 70_000) for op in ("argmax", "amax", "any")]
+    for op, n in calls + calls[::-1]:
+        x = torch.randn(n, generator=torch.Generator().manual_seed(n)).to(device)
+        assert torch.equal(operator(op, "cuda")(x), getattr(torch, op)(x)), (op, n)

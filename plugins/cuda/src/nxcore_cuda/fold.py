@@ -48,8 +48,16 @@ def walk_of(problem: Problem) -> Walk:
 
 
 def choose(walk: Walk, itemsize: int, *, places: bool) -> Tile:
-    """Return the tile for a walk: that of a sum."""
-    return replace(sums.choose(walk, itemsize), unroll=_unroll(walk.width, places=places))
+    """Return the tile for a walk: that of a sum.
+
+    Of a large input with outputs for neighbours it has half the parts: more would leave more shares, of 64
+    bits with places, and be a second wave of blocks.
+    """
+    tile = sums.choose(walk, itemsize)
+    parts = tile.parts
+    if not walk.inner and walk.columns * walk.terms * walk.width * itemsize >= sums.LARGE:
+        parts = max(parts // 2, 1)
+    return replace(tile, parts=parts, unroll=_unroll(walk.width, places=places))
 
 
 def _unroll(width: int, *, places: bool) -> int:
@@ -146,9 +154,9 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Any]:
 
 def branch(problem: Problem) -> bool:
     """Return whether blocks share outputs."""
-    x, by_one = problem["x"], walk_of(problem)
+    x, by_one, places = problem["x"], walk_of(problem), problem.op in NUMBERED
     walks = (by_one, by_one.widest(x.element_size()))
-    return any(grid(walk, sums.choose(walk, x.element_size()))[2] > 1 for walk in walks)
+    return any(grid(walk, choose(walk, x.element_size(), places=places))[2] > 1 for walk in walks)
 
 
 def sweep(problem: Problem) -> Iterator[Tile]:
