@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -61,6 +62,10 @@ class Whole(Part):
     def takes(self) -> bool:
         """Whether it is or may be captured in place of the parts inside."""
         return self.called and not self._refusal
+
+    def _bookkeeping(self, _module: nn.Module) -> contextlib.AbstractContextManager[Any]:
+        """Return nothing to wait in: the parts inside have theirs, whose sums kernels can take."""
+        return contextlib.nullcontext()
 
     def suits(self, module: nn.Module) -> bool:
         """Return whether the modules inside have the classes that are captured, or that are to be.

@@ -11,6 +11,7 @@ from nxcore import nas
 from nxcore.graphs import branches, graphed, together
 from nxcore.graphs.late import late
 from nxcore.graphs.part import MET
+from nxcore.nas import whole
 from nxcore.nas.mixed import PART
 from nxcore.nn import sequential
 from nxcore.nn.served import Served
@@ -308,14 +309,15 @@ def test_a_compiler_sees_a_patched_cell_as_it_is():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("own", [None, {}, {"checkpoint": True}], ids=["patched", "own", "checkpoints"])
+@pytest.mark.parametrize("own", [None, "whole", {}, {"checkpoint": True}])
 def test_a_captured_step_has_the_bookkeeping_of_each_cell_together(ours, own, monkeypatch):
     tape = Tape()
+    monkeypatch.setattr(whole, "ON", own == "whole")
     monkeypatch.setattr(graphed, "_device", lambda fn, leaves, spec: torch.device("cpu"))
     monkeypatch.setattr(graphed, "recorder_of", lambda device: tape)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     plain, net = networks()
-    if own is not None:
+    if isinstance(own, dict):
         net = nas.SearchNetwork(**SMALL, **own).double()
         net.load_state_dict(plain.state_dict())
     logits = torch.randn(2, 5, 8).double().requires_grad_()
@@ -332,7 +334,7 @@ def test_a_captured_step_has_the_bookkeeping_of_each_cell_together(ours, own, mo
             torch.testing.assert_close(got, want)
         torch.testing.assert_close(net.state_dict(), plain.state_dict())
     assert tape.captured == 1
-    if own:  # under hooks on saved tensors torch serves
+    if own == {"checkpoint": True}:  # under hooks on saved tensors torch serves
         return
     stem = launches(tape, "aten.add_.Tensor")
     assert stem <= 1, "the one norm outside of cells"
