@@ -59,3 +59,60 @@ def test_regret_is_computed_without_a_run(
     assert float(held[4]) < 1.1
     assert int(held[6].rstrip(";")) > 0, "what lies above is numba's"
     assert int(learnt[1]) > 20
+
+
+def test_a_record_of_expressions_is_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import regret_expressions
+    import replay
+
+    family = next(regret_expressions.families("cpu"))
+    learnt = [
+        {"elements": n, "us": {"torch": us(n, "torch"), "numba": us(n, "numba")}} for n in family.learnt
+    ]
+    rows = [
+        {
+            "text": family.text,
+            "elements": n,
+            "learnt": learnt,
+            "row": {"us": [{"torch": us(n, "torch"), "numba": us(n, "numba")}] * 2},
+        }
+        for n in family.held
+    ]
+    path = tmp_path / "found.json"
+    path.write_text(json.dumps({"device": {"type": "cpu"}, "rows": rows}), encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", ["replay.py", str(path)])
+    replay.main()
+    total, *worst = capsys.readouterr().out.splitlines()[1:]
+    assert total.split()[:4] == ["all", "3", "1.000", "1.000"]
+    assert len(worst) == 3
+
+
+@pytest.mark.parametrize(("noises", "races"), [((0.01,), 1), ((0.5, 0.1), 2), ((0.5, 0.5, 0.5, 0.5), 3)])
+def test_an_unclear_size_is_raced_again_as_the_next_processes_would(
+    noises: tuple[float, ...], races: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import regret_expressions
+
+    seen = iter(noises)
+    held = []
+
+    class Chooser:
+        lock = settings = None
+
+        def hold(self, *_: object) -> None:
+            held.append(True)
+
+    class Raced:
+        chooser = Chooser()
+
+    def learn(*_: object) -> Decision:
+        return Decision("torch", "reference", "", noise=next(seen))
+
+    monkeypatch.setattr(regret_expressions.audit, "learn", learn)
+    found = regret_expressions.learnt(Raced(), "add", ())  # type: ignore[arg-type]
+    assert len(held) == races - 1
+    assert found.noise == noises[races - 1]

@@ -242,7 +242,7 @@ def test_an_unclear_race_is_no_end_of_a_family(world):
     session = world.process(fast=50)
     record(session, torch=100, fast=50)
     page = session.wisdom.read(problem(2048))
-    session.wisdom.write(problem(2048), fakes.replace(page, decision=fakes.replace(page.decision, noise=0.3)))
+    session.wisdom.write(problem(2048), fakes.replace(page, decision=fakes.replace(page.decision, noise=0.9)))
     assert called(session, 1024, RARE + 1).decision.rule == "exploring"
 
 
