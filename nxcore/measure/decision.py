@@ -3,7 +3,7 @@
 A candidate replaces torch's own only if the one-sided Wilcoxon signed-rank test (Wilcoxon 1945) on the
 paired log ratios, shifted by the margin, gives p < 0.01 after Holm's correction (Holm 1979). The margin is
 the larger of 2% and twice the A/A noise: the half-width of the A/A row, in which torch's fastest way races
-itself. A race with more than 20% A/A noise is unclear, whatever its result.
+itself. A race with more than 20% A/A noise is unclear, unless a kernel wins by far.
 
 There are two regimes, each with its own winner. An eager call costs the slower of host and device, a replay
 of a CUDA graph only the device's time. Kernels that don't claim to be graph-safe are left out of the second.
@@ -149,8 +149,8 @@ class Decision:
 
     @property
     def unclear(self) -> bool:
-        """Whether the race had too much noise for a verdict."""
-        return self.noise > NOISY
+        """Whether the race had too much noise for a verdict, and no winner by far."""
+        return self.noise > NOISY and not (self.rule == "measured" and _by_far(self[self.chosen], self.noise))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the decision as plain data."""
@@ -261,21 +261,24 @@ def settled(
 ) -> bool:
     """Return whether every verdict is clear: a win, no win by its interval, or it ``left`` the race.
 
-    None is while the A/A noise is above ``NOISY``: the margin grows with it and would exclude every win.
-    ``by_far``, wins count from ``FAR`` on, and the fastest must lead the others by more than a tie.
+    ``by_far``, or above ``NOISY``, wins count from ``FAR`` on, and the fastest must lead by more than a tie.
     """
     for regime in regimes:
         judged, noise = compare(_admitted(candidates, regime), again, regime)
-        won, least = winners(judged), 1 + max(MARGIN, 2 * noise)
-        clear = {c.label for c in won if not by_far or (c.ratio and c.ratio.low >= FAR)} | set(left)
+        won, least, far = winners(judged), 1 + max(MARGIN, 2 * noise), by_far or noise > NOISY
+        clear = {c.label for c in won if not far or _by_far(c, noise)} | set(left)
         open_ = (c.ratio for c in judged if c.p_value is not None and c.label not in clear)
-        if noise > NOISY or any(ratio and ratio.high >= least for ratio in open_):
-            return False
         fast = sorted((c for c in won if not c.native), key=functools.partial(_median, regime))
-        tie = 1 + max(TIE, noise)
-        if by_far and any(_ratio_to(fast[0], other, regime).low <= tie for other in fast[1:]):
+        if (noise > NOISY and not fast) or any(ratio and ratio.high >= least for ratio in open_):
+            return False
+        if far and any(_ratio_to(fast[0], c, regime).low <= 1 + max(TIE, noise) for c in fast[1:]):
             return False
     return True
+
+
+def _by_far(candidate: Candidate, noise: float) -> bool:
+    """Return whether even the low end of its interval is far from torch's speed, and beyond the margin."""
+    return candidate.ratio is not None and candidate.ratio.low >= max(FAR, 1 + 2 * noise)
 
 
 UNSAFE = Refusal(Code.CLAIM, "doesn't claim to be graph_safe")
@@ -373,12 +376,9 @@ def _median(regime: Regime, candidate: Candidate) -> float:
 
 
 def _why_none(judged: Sequence[Candidate], noise: float) -> str:
-    found = _closest(judged, noise)
-    return (
-        f"no kernel is measurably faster than torch; {found}"
-        if found
-        else "no kernel of another backend can run this call"
-    )
+    if found := _closest(judged, noise):
+        return f"no kernel is measurably faster than torch; {found}"
+    return "no kernel of another backend can run this call"
 
 
 def _closest(judged: Sequence[Candidate], noise: float, above: float = 0.0) -> str:

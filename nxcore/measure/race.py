@@ -30,7 +30,6 @@ SAMPLE_S = 40e-6  # five samples make a block of at least 200 us
 EVENT_S = 50e-6  # shorter intervals suffer from the resolution of CUDA events
 HOST_CALLS = 200
 STUTTERS = 10  # attempts: a busy machine disturbs some of them, a side stream all
-LONG_S = 1e-3  # a call that takes longer is warm after one, and its time is known from another
 HOST_S = 1.5e-3  # enough calls in a row, where each takes long
 DROP = 2.0  # a candidate this much slower than the fastest after DROP_AFTER blocks is dropped
 DROP_AFTER = 3
@@ -243,7 +242,7 @@ def _warm_up(
         synchronize(device)
         calls += 1
         spent = (clock() - started) * 1e-9
-        if spent >= seconds and calls >= (1 if spent > LONG_S else 2):
+        if spent >= seconds and calls >= 2:
             break
     each = max(spent / calls, 1e-9)
     lane.each_s = each

@@ -370,6 +370,22 @@ def test_above_a_fifth_of_noise_a_race_is_unclear_and_goes_on():
     assert not decide(candidates, again()).unclear
 
 
+def test_noise_does_not_hide_a_win_by_far():
+    """A kernel 16 times as fast was learnt anew in the next process, which captured nothing until then."""
+    noisy = fakes.timing([85.0, 140.0] * 10)
+    torchs = one("torch", 100)
+    far, near = [torchs, one("a", 6)], [torchs, one("a", 40)]
+    found = decide(far, noisy)
+    assert found.noise > 0.2
+    assert not found.unclear
+    assert settled(far, noisy)
+    assert decide([torchs, one("a", 100 / 1.4)], noisy).unclear, "within the margin, which grows with noise"
+    assert not settled([torchs, one("a", 100 / 1.4)], noisy)
+    assert settled(near, noisy)
+    assert not settled([*far, one("b", 6.1)], noisy), "which of two winners is the faster isn't known"
+    assert decide([torchs, one("torch-idiom", 20)], fakes.timing([85.0, 140.0] * 10)).unclear
+
+
 def test_where_no_kernel_wins_torchs_fastest_verified_way_serves():
     """1.5% faster: too little for a kernel, and torch's own is asked no margin."""
     found = decide([one("torch", 100), one("torch-idiom", 98.5), one("kernel", 98.4)], again())

@@ -209,7 +209,7 @@ def test_a_spin_that_was_too_short_is_repeated_and_longer_from_then_on(monkeypat
 
 
 @pytest.mark.parametrize(
-    ("us", "warm", "calls"), [(60, 16, 5 + 3), (150, 7, 3 + 2), (300, 4, 1), (4000, 2, 1)]
+    ("us", "warm", "calls"), [(60, 16, 5 + 3), (150, 7, 3 + 2), (300, 4, 1), (4000, 3, 1)]
 )
 def test_a_race_in_a_call_makes_few_calls(monkeypatch, us, warm, calls):
     """Half of a search network's first minute on an unknown device went to such races."""
