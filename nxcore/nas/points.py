@@ -91,7 +91,7 @@ def _is_point(layer: Any) -> bool:
 
 def convolved(layers: Layers, x: Any) -> Tensor | None:
     """Return the result of an operation in training, its first layers by a kernel; None without one."""
-    if type(x) not in PLAIN or x.ndim != 4 or saving() or torch.is_autocast_enabled(x.device.type):
+    if type(x) not in PLAIN or x.ndim != 4 or saving():
         return None
     weights = weights_of(*(one.weight for one in layers.convolutions))
     try:

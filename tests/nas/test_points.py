@@ -180,15 +180,28 @@ def test_sizes_that_the_operator_does_not_take_raise_torchs_own_message(calls):
     assert calls == []
 
 
-def test_torch_serves_under_autocast_with_hooks_on_what_is_saved_and_where_no_kernel_was_chosen(
-    calls, monkeypatch
-):
+@pytest.mark.parametrize("op", [darts.entry(4, 6), darts.Reduce(4, 6)])
+def test_under_autocast_results_and_gradients_are_those_of_the_layers_or_better(calls, op):
+    plain = Held(copy.deepcopy(op))
+    exact, patched = copy.deepcopy(plain).double(), copy.deepcopy(plain)
+    nas.patch(patched, watch=False)
+    x = image().float()
+    want = outcome(exact, x.double())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert calls == []
+        ran, found = outcome(plain, x), outcome(patched, x)
+    assert len(calls) == 1
+    assert [t.dtype for t in found] == [t.dtype for t in ran]
+    assert found[0].dtype is torch.bfloat16
+    for got, by_layers, right in zip(found, ran, want, strict=True):
+        off, allowed = (torch.linalg.vector_norm(t.double() - right) for t in (got, by_layers))
+        assert off <= 2 * allowed + 1e-6
+
+
+def test_torch_serves_with_hooks_on_what_is_saved_and_where_no_kernel_was_chosen(calls, monkeypatch):
     plain, patched, _ = pair(darts.entry(4, 6))
     with torch.autograd.graph.save_on_cpu():
         patched(image())
-    with torch.autocast("cpu", torch.bfloat16):
-        patched.float()(image().float())
-    patched.double()
     assert calls == []
     monkeypatch.setattr(points, "_operator", lambda: SimpleNamespace(by_kernel=lambda *_: None))
     plain.load_state_dict(patched.state_dict())

@@ -96,12 +96,8 @@ KERNELS = kernels(
         "entropy_backward": {"accepts": accepts.rows, "target": "entropy:plan_backward"},
         "gumbel_softmax": accepts.rows,
         "gumbel_softmax_backward": {"accepts": accepts.rows, "target": "gumbel_softmax:plan_backward"},
-        "pointwise_conv2d": {"accepts": accepts.points, "dtypes": (torch.float32,), "verified_on": POINTS},
-        "pointwise_conv2d_backward": {
-            "accepts": accepts.points,
-            "dtypes": (torch.float32,),
-            "verified_on": POINTS,
-        },
+        "pointwise_conv2d": {"accepts": accepts.points, "verified_on": POINTS},
+        "pointwise_conv2d_backward": {"accepts": accepts.points, "verified_on": POINTS},
         "sep_conv2d": {"accepts": accepts.separable_convolution, "verified_on": PLANES},
         "sep_conv2d_backward": {"accepts": accepts.separable_convolution, "verified_on": PLANES},
         "sep_conv2d_batch_norm": {

@@ -300,11 +300,7 @@ matrices = takes(
 )
 convolution = takes(distinct=True)
 direct_convolution = takes(few_channels(CHANNELS, TAPS), _shared)
-points = takes(
-    at_most(NARROW - 1, "pixels", _pixels),
-    _weights_of_points,
-    dtypes=(torch.float32,),
-)
+points = takes(at_most(NARROW - 1, "pixels", _pixels), _weights_of_points)
 separable_convolution = takes(_separable, distinct=True)
 convolutions = takes(
     at_most(MOST, "channels out", lambda problem: problem["pw_weights"][0].shape[0]),

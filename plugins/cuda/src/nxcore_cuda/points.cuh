@@ -1,6 +1,6 @@
 // 1x1 convolutions, forward and to the image's gradient: products of channels, pixel by pixel.
 //
-// Each term is one fused multiply-add; no tensor core.
+// Each term is one fused multiply-add in float32, of elements of any type; no tensor core.
 //
 // A thread has PIXELS neighbours and MADE channels out. It loads the pixels of eight channels at once, and reads
 // their weights, which the block keeps in shared memory, four at a time. SLICES warps share the channels of one
@@ -20,11 +20,11 @@ struct points_filters {
 };
 
 struct points_args {
-  const float* x;  // what is multiplied: the image, or the gradient of the output
-  const float* weight;
-  const float* shifted;  // or null
-  const float* seen;     // of the gradient of ReLU: the image, or null
-  float* out;
+  const void* x;  // what is multiplied: the image, or the gradient of the output
+  const void* weight;
+  const void* shifted;  // or null
+  const void* seen;     // of the gradient of ReLU: the image, or null
+  void* out;
   points_steps x_step, out_step, seen_step;
   points_filters filters[2];
   long long x_start, out_start;  // where the channels of shifted filters begin, in x and in out
@@ -44,19 +44,21 @@ constexpr int SPARE = 4;     // floats between the weights of two terms, so that
 __device__ __forceinline__ float positive(float x) { return x < 0.0f ? 0.0f : x; }  // NaN stays
 
 // PIXELS elements, STEP apart, of which the first is the one numbered `shift`.
-template <int PIXELS, int STEP>
-__device__ __forceinline__ void load_apart(const float* from, int shift, float (&to)[PIXELS]) {
+template <int PIXELS, int STEP, typename T>
+__device__ __forceinline__ void load_apart(const T* from, int shift, float (&to)[PIXELS]) {
   static_assert(STEP == 1 || (STEP == 2 && PIXELS > 1), "vectors of neighbours, or of every other one");
   if constexpr (STEP == 1) {
-    const Vector<float, PIXELS> some = load<PIXELS>(from);
+    const Vector<T, PIXELS> some = load<PIXELS>(from);
 #pragma unroll
-    for (int p = 0; p < PIXELS; ++p) to[p] = some[p];
+    for (int p = 0; p < PIXELS; ++p) to[p] = widen(some[p]);
   } else {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const Vector<float, PIXELS> some = load<PIXELS>(from + half * PIXELS);
+      const Vector<T, PIXELS> some = load<PIXELS>(from + half * PIXELS);
 #pragma unroll
-      for (int p = 0; p < PIXELS / 2; ++p) to[half * (PIXELS / 2) + p] = shift ? some[2 * p + 1] : some[2 * p];
+      for (int p = 0; p < PIXELS / 2; ++p) {
+        to[half * (PIXELS / 2) + p] = widen(shift ? some[2 * p + 1] : some[2 * p]);
+      }
     }
   }
 }
@@ -77,7 +79,7 @@ __device__ __forceinline__ place locate(int item, int items, int of_image, int w
 }  // namespace points
 
 // TURNED: the image's gradient. STRIDE: 1 or 2 where vectors of PIXELS are whole, 0 for any other layout and stride.
-template <bool TURNED, int STRIDE, int PIXELS, int MADE, int SLICES>
+template <typename T, bool TURNED, int STRIDE, int PIXELS, int MADE, int SLICES>
 __device__ __forceinline__ void points_product(const points_args& a) {
   using namespace points;
   constexpr int PITCH = MADE + SPARE, STEP = TURNED || STRIDE == 0 ? 1 : STRIDE;
@@ -88,7 +90,7 @@ __device__ __forceinline__ void points_product(const points_args& a) {
   const int lot = blockIdx.x % a.lots, shift = lot >= a.lots_of_weight;
   const int first = (lot - shift * a.lots_of_weight) * MADE;
   const points_filters& f = a.filters[shift];
-  const float* const weight = (shift ? a.shifted : a.weight) + first * f.made;
+  const T* const weight = static_cast<const T*>(shift ? a.shifted : a.weight) + first * f.made;
   float* const weights = dynamic_shared<float>();
   const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
 
@@ -111,7 +113,7 @@ __device__ __forceinline__ void points_product(const points_args& a) {
     row = at.row * a.stride + shift;
     column = at.column * a.stride + (STRIDE == 0 ? shift : 0);
   }
-  const float* const x = a.x + at.image * a.x_step.image + (TURNED && shift ? a.x_start : 0) + row * a.x_step.row +
+  const T* const x = static_cast<const T*>(a.x) + at.image * a.x_step.image + (TURNED && shift ? a.x_start : 0) + row * a.x_step.row +
                          column * a.x_step.column;
 
   // The first pixels are on their way while weights are.
@@ -127,13 +129,13 @@ __device__ __forceinline__ void points_product(const points_args& a) {
   if (f.term == 1) {
     for (int o = warp; o < MADE; o += WARPS) {
       for (int t = lane; t < f.terms; t += WARP) {
-        weights[t * PITCH + o] = first + o < f.outs ? weight[o * f.made + t] : 0.0f;
+        weights[t * PITCH + o] = first + o < f.outs ? widen(weight[o * f.made + t]) : 0.0f;
       }
     }
   } else {
     for (int i = threadIdx.x; i < f.terms * MADE; i += THREADS) {
       const int t = i / MADE, o = i % MADE;
-      weights[t * PITCH + o] = first + o < f.outs ? weight[o * f.made + t * f.term] : 0.0f;
+      weights[t * PITCH + o] = first + o < f.outs ? widen(weight[o * f.made + t * f.term]) : 0.0f;
     }
   }
   __syncthreads();
@@ -168,11 +170,11 @@ __device__ __forceinline__ void points_product(const points_args& a) {
 
   constexpr bool SPREADS = TURNED && STRIDE == 2;  // every other pixel of every other row; the rest are zeros
   const int out_row = SPREADS ? 2 * at.row + shift : at.row, out_column = SPREADS ? 2 * at.column : at.column;
-  float* const out = a.out + at.image * a.out_step.image + (!TURNED && shift ? a.out_start : 0) +
+  T* const out = static_cast<T*>(a.out) + at.image * a.out_step.image + (!TURNED && shift ? a.out_start : 0) +
                      out_row * a.out_step.row + out_column * a.out_step.column;
-  const float* const given = !TURNED || a.seen == nullptr
+  const T* const given = !TURNED || a.seen == nullptr
                                  ? nullptr
-                                 : a.seen + at.image * a.seen_step.image + out_row * a.seen_step.row +
+                                 : static_cast<const T*>(a.seen) + at.image * a.seen_step.image + out_row * a.seen_step.row +
                                        out_column * a.seen_step.column;
   // COUNT channels from the one numbered `o` on. What ReLU saw is loaded for all of them before any is stored.
   const auto emit = [&](auto& made, int o) {
@@ -189,24 +191,26 @@ __device__ __forceinline__ void points_product(const points_args& a) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
       if (first + o + i >= f.outs) break;
-      float* const to = out + (first + o + i) * a.out_step.channel;
+      T* const to = out + (first + o + i) * a.out_step.channel;
       if constexpr (TURNED) {
 #pragma unroll
         for (int p = 0; p < PIXELS; ++p) {
           if (!meets || (given != nullptr && own[i][p] <= 0.0f)) made[i][p] = 0.0f;
         }
       }
-      Vector<float, PIXELS> some;
+      Vector<T, PIXELS> some;
       if constexpr (SPREADS) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
 #pragma unroll
-          for (int p = 0; p < PIXELS; ++p) some[p] = p % 2 == shift ? made[i][half * (PIXELS / 2) + p / 2] : 0.0f;
+          for (int p = 0; p < PIXELS; ++p) {
+            some[p] = narrow<T>(p % 2 == shift ? made[i][half * (PIXELS / 2) + p / 2] : 0.0f);
+          }
           store(to + half * PIXELS, some);
         }
       } else {
 #pragma unroll
-        for (int p = 0; p < PIXELS; ++p) some[p] = made[i][p];
+        for (int p = 0; p < PIXELS; ++p) some[p] = narrow<T>(made[i][p]);
         store(to, some);
       }
     }

@@ -5,7 +5,7 @@
 
 using pointwise_conv2d_args = points_args;
 
-template <int STRIDE, int PIXELS, int MADE, int SLICES>
+template <typename T, int STRIDE, int PIXELS, int MADE, int SLICES>
 __device__ __forceinline__ void pointwise_conv2d(const pointwise_conv2d_args& a) {
-  points_product<false, STRIDE, PIXELS, MADE, SLICES>(a);
+  points_product<T, false, STRIDE, PIXELS, MADE, SLICES>(a);
 }

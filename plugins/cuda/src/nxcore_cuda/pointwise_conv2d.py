@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import product
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from nxcore.plugin import Problem
+from nxcore.plugin import FLOATS, Problem
 from nxcore_cuda import points
+from nxcore_cuda.candidates import TYPES
 from nxcore_cuda.machine.instance import Instance
 from nxcore_cuda.machine.launch import Guarded, Launch, Launcher
 from nxcore_cuda.points import LAYOUT, THREADS, Points, Tile
@@ -17,13 +19,13 @@ from nxcore_cuda.points import LAYOUT, THREADS, Points, Tile
 SOURCE = "pointwise_conv2d"
 
 
-def instance(layout: Points, tile: Tile) -> Instance:
+def instance(dtype: torch.dtype, layout: Points, tile: Tile) -> Instance:
     """Return the kernel of a tile."""
     stride = layout.sizes.stride if tile.pixels > 1 else 0
     back = layout.turned
     return Instance(
         "pointwise_conv2d_image" if back else SOURCE,
-        (stride, tile.pixels, tile.made, tile.slices),
+        (TYPES[dtype], stride, tile.pixels, tile.made, tile.slices),
         source=f"{SOURCE}_backward" if back else SOURCE,
         blocks=2 if tile.pixels > 1 else 0,
     )
@@ -34,7 +36,7 @@ def bind(problem: Problem, layout: Points, tile: Tile | None = None) -> Launcher
 
     def launch(tile: Tile) -> Launcher:
         return Launch(
-            instance(layout, tile),
+            instance(problem.dtype, layout, tile),
             problem.device,
             layout.blocks(tile),
             THREADS,
@@ -79,7 +81,8 @@ def instances() -> Iterator[Instance]:
 
 
 def products(entry: str, vectors: Iterable[tuple[int, int]]) -> Iterator[Instance]:
-    """Yield kernels of all channels and slices, for some strides and pixels of a thread."""
+    """Yield kernels of all dtypes, channels and slices, for some strides and pixels of a thread."""
     source = SOURCE if entry == SOURCE else f"{SOURCE}_backward"
-    for (stride, pixels), made, slices in product(vectors, (8, 16), (1, 2, 4, 8)):
-        yield Instance(entry, (stride, pixels, made, slices), source=source, blocks=2 if pixels > 1 else 0)
+    for dtype, (stride, pixels), made, slices in product(FLOATS, vectors, (8, 16), (1, 2, 4, 8)):
+        arguments = (TYPES[dtype], stride, pixels, made, slices)
+        yield Instance(entry, arguments, source=source, blocks=2 if pixels > 1 else 0)

@@ -9,14 +9,14 @@
 
 using pointwise_conv2d_image_args = points_args;
 
-template <int STRIDE, int PIXELS, int MADE, int SLICES>
+template <typename T, int STRIDE, int PIXELS, int MADE, int SLICES>
 __device__ __forceinline__ void pointwise_conv2d_image(const pointwise_conv2d_image_args& a) {
-  points_product<true, STRIDE, PIXELS, MADE, SLICES>(a);
+  points_product<T, true, STRIDE, PIXELS, MADE, SLICES>(a);
 }
 
 struct pointwise_conv2d_filters_args {
-  const float* grad;
-  const float* x;
+  const void* grad;
+  const void* x;
   float* shares;  // [part][channel out, then shifted ones'][channel in]
   points_steps grad_step, x_step;
   int channels, made, made_shifted;
@@ -27,7 +27,7 @@ struct pointwise_conv2d_filters_args {
 };
 
 // STRIDE: 1 or 2 where quads are whole, 0 for any other layout and stride.
-template <int STRIDE, int OUTS, int INS, int OWN_OUTS, int OWN_INS>
+template <typename T, int STRIDE, int OUTS, int INS, int OWN_OUTS, int OWN_INS>
 __device__ __forceinline__ void pointwise_conv2d_filters(const pointwise_conv2d_filters_args& a) {
   using namespace points;
   constexpr int QUAD = 4, QUADS = 16, CHUNK = QUAD * QUADS, PITCH = CHUNK + 4;  // rows begin in other banks
@@ -55,9 +55,9 @@ __device__ __forceinline__ void pointwise_conv2d_filters(const pointwise_conv2d_
       const bool inside = begin < a.pixels;
       const int known = inside ? begin : 0, number = known / a.of_image, pixel = known % a.of_image;
       const int row = pixel / a.out_width, column = pixel % a.out_width;
-      const float* const g = a.grad + number * a.grad_step.image + row * a.grad_step.row + column +
+      const T* const g = static_cast<const T*>(a.grad) + number * a.grad_step.image + row * a.grad_step.row + column +
                              (long long)(top + shift * a.made) * a.grad_step.channel;
-      const float* const x = a.x + number * a.x_step.image + (row * STRIDE + (STRIDE == 2 ? shift : 0)) * a.x_step.row +
+      const T* const x = static_cast<const T*>(a.x) + number * a.x_step.image + (row * STRIDE + (STRIDE == 2 ? shift : 0)) * a.x_step.row +
                              column * STRIDE + left * a.x_step.channel;
 #pragma unroll
       for (int r = 0; r < ROUNDS; ++r) {
@@ -77,18 +77,18 @@ __device__ __forceinline__ void pointwise_conv2d_filters(const pointwise_conv2d_
         const bool inside = begin + p < a.pixels;
         const int known = inside ? begin + p : 0, number = known / a.of_image, pixel = known % a.of_image;
         const int row = pixel / a.out_width, column = pixel % a.out_width;
-        const float* const g = a.grad + number * a.grad_step.image + row * a.grad_step.row +
+        const T* const g = static_cast<const T*>(a.grad) + number * a.grad_step.image + row * a.grad_step.row +
                                column * a.grad_step.column + (long long)(top + shift * a.made) * a.grad_step.channel;
-        const float* const x = a.x + number * a.x_step.image + (row * a.stride + shift) * a.x_step.row +
+        const T* const x = static_cast<const T*>(a.x) + number * a.x_step.image + (row * a.stride + shift) * a.x_step.row +
                                (column * a.stride + shift) * a.x_step.column + left * a.x_step.channel;
 #pragma unroll
         for (int r = 0; r < ROUNDS; ++r) {
           const int own = r * LINES + line, channel = own - OUTS;
           float found = 0.0f;
           if (r * LINES < OUTS) {
-            if (inside && top + own < made) found = g[own * a.grad_step.channel];
+            if (inside && top + own < made) found = widen(g[own * a.grad_step.channel]);
           } else if (inside && left + channel < a.channels) {
-            found = x[channel * a.x_step.channel];
+            found = widen(x[channel * a.x_step.channel]);
           }
           some[r][p] = found;
         }
@@ -161,12 +161,13 @@ __device__ __forceinline__ void pointwise_conv2d_filters(const pointwise_conv2d_
 
 struct pointwise_conv2d_totals_args {
   const float* shares;
-  float* weight_grad;   // or null
-  float* shifted_grad;  // or null
+  void* weight_grad;   // or null
+  void* shifted_grad;  // or null
   int rows, columns, split;  // columns from `split` on are those of shifted filters
 };
 
 // Adds up what blocks left: 16 threads a column, each every 16th row, then their sums in order, as column_sums does.
+template <typename T>
 __device__ __forceinline__ void pointwise_conv2d_totals(const pointwise_conv2d_totals_args& a) {
   constexpr int COLUMNS = 16, PARTS = points::THREADS / COLUMNS;
   __shared__ float found[PARTS][COLUMNS];
@@ -178,9 +179,9 @@ __device__ __forceinline__ void pointwise_conv2d_totals(const pointwise_conv2d_t
   }
   found[part][lane] = total;
   __syncthreads();
-  float* const to = column < a.split ? a.weight_grad : a.shifted_grad;
+  T* const to = static_cast<T*>(column < a.split ? a.weight_grad : a.shifted_grad);
   if (part || column >= a.columns || to == nullptr) return;
 #pragma unroll
   for (int p = 1; p < PARTS; ++p) total += found[p][lane];
-  to[column < a.split ? column : column - a.split] = total;
+  to[column < a.split ? column : column - a.split] = narrow<T>(total);
 }

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nxcore.plugin import Problem, sums_of
+from nxcore.plugin import FLOATS, Problem, sums_of
 from nxcore_cuda import points, pointwise_conv2d
+from nxcore_cuda.candidates import TYPES
 from nxcore_cuda.depthwise import FILL, STEPS, Image, ceil_div
 from nxcore_cuda.machine.instance import Instance
 from nxcore_cuda.machine.launch import Guarded, Launch, Launcher
@@ -19,7 +20,7 @@ from nxcore_cuda.points import FOUR, THREADS, Points, Sizes
 
 SOURCE = "pointwise_conv2d_backward"
 CHUNK, PITCH = 64, 68  # pixels that a block has at once, and floats from one channel's to the next one's
-TOTALS, COLUMNS = Instance("pointwise_conv2d_totals", source=SOURCE), 16
+COLUMNS = 16  # of a block that adds up shares
 
 
 @dataclass(frozen=True)
@@ -95,10 +96,15 @@ def choose(problem: Problem) -> Sums:
     return min(SUMS, key=wasted)
 
 
-def instance(stride: int, sums: Sums) -> Instance:
+def instance(dtype: torch.dtype, stride: int, sums: Sums) -> Instance:
     """Return the kernel of the filters' shares."""
-    arguments = (stride, sums.outs, sums.ins, sums.own_outs, sums.own_ins)
+    arguments = (TYPES[dtype], stride, sums.outs, sums.ins, sums.own_outs, sums.own_ins)
     return Instance("pointwise_conv2d_filters", arguments, source=SOURCE, blocks=sums.blocks)
+
+
+def totals(dtype: torch.dtype) -> Instance:
+    """Return the kernel that adds up shares."""
+    return Instance("pointwise_conv2d_totals", (TYPES[dtype],), source=SOURCE)
 
 
 def plan(problem: Problem, tiles: Tiles | None = None) -> Callable[..., tuple[Tensor | None, ...]]:
@@ -148,7 +154,7 @@ def _bind_sums(problem: Problem, sums: Sums) -> Callable[..., tuple[Tensor, Call
 
     def launch(stride: int) -> Launcher:
         return Launch(
-            instance(stride, sums),
+            instance(problem.dtype, stride, sums),
             device,
             grid.blocks,
             THREADS,
@@ -167,7 +173,7 @@ def _bind_sums(problem: Problem, sums: Sums) -> Callable[..., tuple[Tensor, Call
     quads = FOUR in sizes_of.whole(Image.of(grad), Image.of(x))
     shared = Guarded(launch(stride), launch(0)) if quads else launch(0)
     add_up = Launch(
-        TOTALS,
+        totals(problem.dtype),
         device,
         ceil_div(width, COLUMNS),
         THREADS,
@@ -204,6 +210,7 @@ def sweep(problem: Problem) -> Iterator[Tiles]:
 def instances() -> Iterator[Instance]:
     """Yield the kernels that ``choose`` takes, to compile ahead of time."""
     yield from pointwise_conv2d.products("pointwise_conv2d_image", ((1, 4), (2, 2), (0, 1)))
-    yield TOTALS
-    for stride, sums in product((1, 2, 0), SUMS):
-        yield instance(stride, sums)
+    for dtype in FLOATS:
+        yield totals(dtype)
+        for stride, sums in product((1, 2, 0), SUMS):
+            yield instance(dtype, stride, sums)
