@@ -218,7 +218,7 @@ def main() -> int:
             run(given.device, given.seconds, steps, shipped=shipped, quick=given.quick)
         if given.export:
             export(given.export)
-    told()
+        told()  # while the folder has what was measured
     return 0
 
 

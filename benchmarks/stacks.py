@@ -105,7 +105,9 @@ class Stacks:
             main = _seen(frames[self._main]) if self._main in frames else ("", "", "", "")
             phases, operator, backend, _ = next((found for found in busy if found[1]), main)
             if "capture" in main[0]:
-                self.lines[next((found[3] for found in busy if "nxcore" in found[3]), main[3])] += 1
+                phases = phases if phases.startswith("capture") else f"capture > backward > {phases}"
+                others = (frame for ident, frame in frames.items() if ident not in (own, self._main))
+                self.lines[next((_line(frame) for frame in others if _differentiates(frame)), main[3])] += 1
             self._looks += 1
             self.phases[phases or "else"] += 1
             self.operators[operator or "none"] += 1
@@ -139,9 +141,26 @@ def _seen(frame: FrameType | None) -> tuple[str, str, str, str]:
 
 
 def _line(frame: FrameType) -> str:
+    """Return the innermost line of a stack, and the innermost of nxcore."""
+    own, inner = _place(frame), frame.f_back
+    if "nxcore" in own:
+        return own
+    while inner is not None and "/nxcore" not in inner.f_code.co_filename:
+        inner = inner.f_back
+    return own if inner is None else f"{_place(inner)} > {own}"
+
+
+def _place(frame: FrameType) -> str:
     """Return the end of a file's path, the line, and the function."""
     name = "/".join(frame.f_code.co_filename.split("/")[-3:])
     return f"{name}:{frame.f_lineno} {frame.f_code.co_name}"
+
+
+def _differentiates(frame: FrameType | None) -> bool:
+    """Return whether a stack is that of a backward pass."""
+    while frame is not None and not frame.f_code.co_filename.endswith("torch/autograd/function.py"):
+        frame = frame.f_back
+    return frame is not None
 
 
 def _named(value: Any, attribute: str) -> str:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import functools
+import json
+import os
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -47,5 +51,18 @@ def test_lines_are_those_of_captures(within, monkeypatch):
     assert set(stacks.phases) <= ({"capture", "else"} if within else {"else"})
     assert sum(stacks.lines.values()) == stacks.phases["capture"]
     assert bool(stacks.lines) is within
-    assert not within or "threading.py" in next(iter(stacks.lines))
+    assert not within or next(iter(stacks.lines)).endswith(" wait")
     assert stacks.table()["lines"].keys() == stacks.lines.keys()
+
+
+def test_what_was_measured_is_told_while_its_folder_exists(monkeypatch, capsys):
+    monkeypatch.setattr(cold, "run", lambda *_, **__: None)
+    monkeypatch.setattr(cold, "measured", lambda: [str(Path(os.environ["NXCORE_CACHE"]).parent.is_dir())])
+    monkeypatch.setattr(sys, "argv", ["cold.py", "--device", "cpu"])
+    monkeypatch.syspath_prepend(Path(cold.__file__).parent)
+    for variable in ("POLICY", "CACHE", "CUDA_CACHE"):
+        monkeypatch.setenv(f"NXCORE_{variable}", "")
+    for variable in ("TRITON_CACHE_DIR", "CUPY_CACHE_DIR"):
+        monkeypatch.setenv(variable, "")
+    assert cold.main() == 0
+    assert json.loads(capsys.readouterr().out)["measured"] == ["True"]
