@@ -34,8 +34,8 @@ TILES = {
     "ahead": matmul.AHEAD,
     "three_stages": replace(matmul.SLICED, stages=3),
     "own_stages": OWN,
-    "own_of_a_warp": replace(OWN, team=1, rehearsed=True),
-    "own_by_term": matmul.Slices(64, 128, 8, 16, 32, 4, by_line=False, order=1, team=2),
+    "own_of_a_warp": replace(OWN, team=1),
+    "own_by_term": matmul.Slices(64, 128, 8, 16, 64, 4, by_line=False, order=1, turn=2),
     "own_of_all": matmul.Slices(64, 64, 8, 8, 16, 1, by_line=False, order=2, stages=3),
 }
 
@@ -97,13 +97,13 @@ def test_terms_go_around_the_stages(stages, terms):
 
 
 @needs_emulator
-@pytest.mark.parametrize("rehearsed", [True, False])
 @pytest.mark.parametrize("stages", [2, 3, 8])
-def test_terms_go_around_the_stages_of_each_slice(stages, rehearsed):
-    tile = replace(OWN, stages=stages, rehearsed=rehearsed)
-    for terms in (3, 64, 65, 300):
+def test_terms_go_around_the_stages_of_each_slice(stages):
+    tile = replace(OWN, stages=stages)
+    twice = replace(tile, depth=128, turn=2)
+    for terms, one in ((3, tile), (64, tile), (65, twice), (300, tile), (300, twice)):
         a, b = (torch.randint(-8, 9, shape).float() for shape in ((3, terms), (terms, 5)))
-        assert torch.equal(multiplied(a, b, tile), a @ b)
+        assert torch.equal(multiplied(a, b, one), a @ b)
 
 
 @needs_emulator

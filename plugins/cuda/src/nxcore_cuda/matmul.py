@@ -96,22 +96,21 @@ class Slices(Tile):
     ----------
     team : int
         Slices that share stages of shared memory.
+    turn : int
+        Stages that are read in one turn of the loop.
     whole : bool
         Whether no row, column or term of a tile lies outside of the product.
-    rehearsed : bool
-        Whether the loop runs once for nothing while the first terms are on their way, so that its code is
-        at hand when they arrive.
     """
 
     stages: int = 4
     team: int = 1
+    turn: int = 1
     whole: bool = False
-    rehearsed: bool = False
 
     @property
     def run(self) -> int:
         """Terms of a slice in one stage of its team."""
-        return self.depth // self.slices
+        return self.depth // self.slices // self.turn
 
     @property
     def shared(self) -> int:
@@ -127,10 +126,11 @@ class Slices(Tile):
 
     def instance(self, a: Way, b: Way) -> Instance:
         """Return its kernel."""
-        sizes = (self.tall, self.wide, self.rows, self.columns, self.run, self.slices, self.team, self.stages)
+        sizes = (self.tall, self.wide, self.rows, self.columns, self.run, self.slices)
+        sizes += (self.team, self.stages, self.turn)
         by_line = self.by_line and a.inner and a.vectors
         ways = (by_line, a.inner, a.vectors, b.inner, b.vectors)
-        arguments = (*sizes, *ways, self.whole, self.order, self.rehearsed)
+        arguments = (*sizes, *ways, self.whole, self.order)
         return Instance("matmul_slices", arguments, threads=self.threads, blocks=self.resident)
 
 

@@ -102,8 +102,8 @@ __device__ __forceinline__ Vector<float, FOUR> exchanged(const Vector<float, FOU
 
 }  // namespace product
 
-template <int TALL, int WIDE, int ROWS, int COLUMNS, int RUN, int SLICES, int TEAM, int STAGES, bool BY_LINE, bool A_INNER,
-          bool A_VECTORS, bool B_INNER, bool B_VECTORS, bool WHOLE, int ORDER, bool REHEARSED>
+template <int TALL, int WIDE, int ROWS, int COLUMNS, int RUN, int SLICES, int TEAM, int STAGES, int TURN, bool BY_LINE, bool A_INNER,
+          bool A_VECTORS, bool B_INNER, bool B_VECTORS, bool WHOLE, int ORDER>
 __device__ __forceinline__ void matmul_slices(const matmul_args& a) {
   using namespace product;
   using Threads = Lie<TALL, WIDE, ROWS, COLUMNS, BY_LINE>;
@@ -138,7 +138,7 @@ __device__ __forceinline__ void matmul_slices(const matmul_args& a) {
   SenderA from_a(a.a + (one ? 0 : locate(blockIdx.z, a.batch, a.a_batch)), a.of_a, of_team, row, a.rows, begin, last);
   SenderB from_b(a.b + (one ? 0 : locate(blockIdx.z, a.batch, a.b_batch)), a.of_b, of_team, column, a.columns, begin, last);
 
-  float sums[ROWS][COLUMNS];
+  float sums[ROWS][COLUMNS] = {};
   // Factors on their way: of two terms; or four terms of a's rows, each row's next four after its last use.
   float x[BY_LINE ? FOUR : 2][ROWS], y[2][COLUMNS];
   // Where this thread's factors lie in the stage that is read. By line, rows are a multiple of eight apart, and have one
@@ -146,7 +146,7 @@ __device__ __forceinline__ void matmul_slices(const matmul_args& a) {
   constexpr int TURNS = BY_LINE ? RUN / FOUR : 1;
   const typename StageA::Own lines(lie.row, 0);
   float* const end = region + (STAGES - 1) * STAGE;
-  float* at = REHEARSED ? end : region;
+  float* at = region;
   const float* at_x[TURNS];
   const float* at_y = at + StageA::FLOATS + StageB::at(lie.column, in_team * RUN);
 #pragma unroll
@@ -161,10 +161,11 @@ __device__ __forceinline__ void matmul_slices(const matmul_args& a) {
     for (int e = 0; e < FOUR; ++e) x[BY_LINE ? e : 0][r] = four[e];
   };
 
-  constexpr int BEFORE = STAGES - 1 - REHEARSED;  // stages that are sent before the loop
-  int unsent = last - first;
-#pragma unroll
-  for (int ahead = 0; ahead < BEFORE; ++ahead) {
+  // TURN stages are one turn of the loop: at its ends sums move to other registers, and wait for factors of one parity.
+  const int terms = (last - first + TURN * STEP - 1) / (TURN * STEP) * (TURN * STEP);
+  int unsent = terms;
+#pragma unroll 1  // code that runs once is waited for
+  for (int ahead = 0; ahead < STAGES - 1; ++ahead) {
     if (unsent > 0) {
       from_a.fetch(region + ahead * STAGE);
       from_b.fetch(region + ahead * STAGE + StageA::FLOATS);
@@ -172,61 +173,50 @@ __device__ __forceinline__ void matmul_slices(const matmul_args& a) {
     unsent -= STEP;
     operand::close_group();
   }
-  if (!REHEARSED) {
-    operand::arrive_but<STAGES - 2>();
-    join<TOGETHER>(team);
-  }
+  operand::arrive_but<STAGES - 2>();
+  join<TOGETHER>(team);
   next_x(0);
   next_y(0);
   if (BY_LINE) {
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) next_four(0, r);
   }
-  // The first pass is for nothing: while the first terms are on their way the loop runs once, so that its code is there
-  // with them. It reads the stage into which nothing is sent yet.
 #pragma unroll 1
-  for (int pass = REHEARSED ? 0 : 1; pass < 2; ++pass) {
+  for (int left = terms; left > 0; left -= TURN * STEP) {
 #pragma unroll
-    for (int r = 0; r < ROWS; ++r) {
+    for (int step = 0; step < TURN * RUN; ++step) {
+      const int term = step % RUN;
+      float* const before = at == region ? end : at - STAGE;
+      if (term == RUN - 1) {
+        const int by = at == end ? -(STAGES - 1) * STAGE : STAGE;
+        at += by;
+        at_y += by;
 #pragma unroll
-      for (int c = 0; c < COLUMNS; ++c) sums[r][c] = 0.0f;
-    }
-#pragma unroll 1
-    for (int left = pass ? last - first : STEP; left > 0; left -= STEP) {
-#pragma unroll
-      for (int term = 0; term < RUN; ++term) {
-        float* const before = at == region ? end : at - STAGE;
-        if (term == RUN - 1) {
-          const int by = at == end ? -(STAGES - 1) * STAGE : STAGE;
-          at += by;
-          at_y += by;
-#pragma unroll
-          for (int t = 0; t < TURNS; ++t) at_x[t] += by;
-          operand::arrive_but<STAGES - 2>();
-          join<TOGETHER>(team);
+        for (int t = 0; t < TURNS; ++t) at_x[t] += by;
+        operand::arrive_but<STAGES - 2>();
+        join<TOGETHER>(team);
+      }
+      const int following = (term + 1) % RUN;
+      next_x(following);
+      next_y(following);
+      if (term == 0) {
+        // Into the stage that was read last: the barrier since then says that this team has read it.
+        if (unsent > 0) {
+          from_a.fetch(before);
+          from_b.fetch(before + StageA::FLOATS);
         }
-        const int following = (term + 1) % RUN;
-        next_x(following);
-        next_y(following);
-        if (term == 0) {
-          // Into the stage that was read last: the barrier since then says that this team has read it.
-          if (unsent > 0) {
-            from_a.fetch(before);
-            from_b.fetch(before + StageA::FLOATS);
-          }
-          unsent -= STEP;
-          operand::close_group();  // an empty one too: which groups are waited for is a number from the last
-        }
+        unsent -= STEP;
+        operand::close_group();  // an empty one too: which groups are waited for is a number from the last
+      }
 #pragma unroll
-        for (int r = 0; r < ROWS; ++r) {
+      for (int r = 0; r < ROWS; ++r) {
 #pragma unroll
-          for (int c = 0; c < COLUMNS; ++c) {
-            const int row_of = Order::row(r * COLUMNS + c), column_of = Order::column(r * COLUMNS + c);
-            float& sum = sums[row_of][column_of];
-            sum = __fmaf_rn(x[term % (BY_LINE ? FOUR : 2)][row_of], y[term % 2][column_of], sum);
-          }
-          if (BY_LINE && term % FOUR == FOUR - 1) next_four(following, r);
+        for (int c = 0; c < COLUMNS; ++c) {
+          const int row_of = Order::row(r * COLUMNS + c), column_of = Order::column(r * COLUMNS + c);
+          float& sum = sums[row_of][column_of];
+          sum = __fmaf_rn(x[term % (BY_LINE ? FOUR : 2)][row_of], y[term % 2][column_of], sum);
         }
+        if (BY_LINE && term % FOUR == FOUR - 1) next_four(following, r);
       }
     }
   }
@@ -256,9 +246,9 @@ __device__ __forceinline__ void matmul_slices(const matmul_args& a) {
   for (int v = 0; v < OWN; ++v) {
     const int r = (slice * OWN + v) / (COLUMNS / FOUR), c = (slice * OWN + v) % (COLUMNS / FOUR) * FOUR;
     const int at = row + lie.row + Threads::to_row(r), along = column + lie.column + Threads::to_column(c);
-    if (at >= a.rows) continue;
+    if (!WHOLE && at >= a.rows) continue;
     float* const line = out + at * a.out_row;
-    if (a.whole && along + FOUR <= a.columns) {
+    if (a.whole && (WHOLE || along + FOUR <= a.columns)) {
       store(line + along, run_of(own, v));
     } else {
 #pragma unroll
