@@ -127,10 +127,10 @@ class Slices(Tile):
     def instance(self, a: Way, b: Way) -> Instance:
         """Return its kernel."""
         sizes = (self.tall, self.wide, self.rows, self.columns, self.run, self.slices)
-        sizes += (self.team, self.stages, self.turn)
+        shared = (self.team, self.stages, self.turn)
         by_line = self.by_line and a.inner and a.vectors
         ways = (by_line, a.inner, a.vectors, b.inner, b.vectors)
-        arguments = (*sizes, *ways, self.whole, self.order)
+        arguments = (*sizes, *shared, *ways, self.whole, self.order)
         return Instance("matmul_slices", arguments, threads=self.threads, blocks=self.resident)
 
 
