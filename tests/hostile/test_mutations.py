@@ -86,13 +86,14 @@ def test_every_mutation_finds_its_text(backend, tmp_path):
         mutated(mutation, plugin.folder, tmp_path / str(i))
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("backend", PLUGINS)
-def test_every_operator_is_broken_in_every_way_that_there_is(backend, op, kind):
-    there = any(m.kind == kind and op in m.ops for m in PLUGINS[backend].mutations)
+def test_every_operator_is_broken_in_every_way_that_there_is(backend, op):
     reasons = NONE_SUCH | NONE_SUCH_IN.get(backend, {})
-    assert there != ((op, kind) in reasons), reasons.get((op, kind), "it isn't broken in that way")
+    for kind in KINDS:
+        there = any(m.kind == kind and op in m.ops for m in PLUGINS[backend].mutations)
+        why = reasons.get((op, kind), "it isn't broken in that way")
+        assert there != ((op, kind) in reasons), f"{kind}: {why}"
 
 
 @pytest.mark.parametrize("backend", PLUGINS)
