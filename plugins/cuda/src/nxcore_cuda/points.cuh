@@ -113,8 +113,8 @@ __device__ __forceinline__ void points_product(const points_args& a) {
     row = at.row * a.stride + shift;
     column = at.column * a.stride + (STRIDE == 0 ? shift : 0);
   }
-  const T* const x = static_cast<const T*>(a.x) + at.image * a.x_step.image + (TURNED && shift ? a.x_start : 0) + row * a.x_step.row +
-                         column * a.x_step.column;
+  const T* const x = static_cast<const T*>(a.x) + at.image * a.x_step.image + (TURNED && shift ? a.x_start : 0) +
+                     row * a.x_step.row + column * a.x_step.column;
 
   // The first pixels are on their way while weights are.
   int begin = slice * BATCH;
@@ -173,9 +173,9 @@ __device__ __forceinline__ void points_product(const points_args& a) {
   T* const out = static_cast<T*>(a.out) + at.image * a.out_step.image + (!TURNED && shift ? a.out_start : 0) +
                      out_row * a.out_step.row + out_column * a.out_step.column;
   const T* const given = !TURNED || a.seen == nullptr
-                                 ? nullptr
-                                 : static_cast<const T*>(a.seen) + at.image * a.seen_step.image + out_row * a.seen_step.row +
-                                       out_column * a.seen_step.column;
+                             ? nullptr
+                             : static_cast<const T*>(a.seen) + at.image * a.seen_step.image +
+                                   out_row * a.seen_step.row + out_column * a.seen_step.column;
   // COUNT channels from the one numbered `o` on. What ReLU saw is loaded for all of them before any is stored.
   const auto emit = [&](auto& made, int o) {
     constexpr int COUNT = sizeof(made) / sizeof(made[0]);

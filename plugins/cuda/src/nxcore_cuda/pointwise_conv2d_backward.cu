@@ -57,8 +57,9 @@ __device__ __forceinline__ void pointwise_conv2d_filters(const pointwise_conv2d_
       const int row = pixel / a.out_width, column = pixel % a.out_width;
       const T* const g = static_cast<const T*>(a.grad) + number * a.grad_step.image + row * a.grad_step.row + column +
                              (long long)(top + shift * a.made) * a.grad_step.channel;
-      const T* const x = static_cast<const T*>(a.x) + number * a.x_step.image + (row * STRIDE + (STRIDE == 2 ? shift : 0)) * a.x_step.row +
-                             column * STRIDE + left * a.x_step.channel;
+      const T* const x = static_cast<const T*>(a.x) + number * a.x_step.image +
+                         (row * STRIDE + (STRIDE == 2 ? shift : 0)) * a.x_step.row + column * STRIDE +
+                         left * a.x_step.channel;
 #pragma unroll
       for (int r = 0; r < ROUNDS; ++r) {
         const int own = r * LINES + line, channel = own - OUTS;
