@@ -26,6 +26,8 @@ from nxcore.graphs.hooks import saving
 from nxcore.graphs.late import late
 from nxcore.graphs.recorder import MAKING, Recorder, recorder_of
 from nxcore.graphs.replay import Run, replay
+from nxcore.interop import autocast
+from nxcore.interop.internals import any_autocast
 from nxcore.session import default
 
 MET = 12
@@ -245,7 +247,7 @@ class Part:
         else:
             self._made += 1
             try:
-                with torch.enable_grad(), deciding():
+                with torch.enable_grad(), deciding(), autocast.uncached():
                     made = self._made_of(module, tensors, recorder, ran_s)
             except Exception as error:  # noqa: BLE001  a call that can't be captured runs as before
                 self._refusal = f"{type(error).__name__}: {error}"
@@ -276,8 +278,10 @@ def _unfit(module: nn.Module, tensors: Sequence[Tensor]) -> str:
         return "its operators are being recorded or profiled"
     if reason := unusual():
         return reason
-    if torch._C._is_any_autocast_enabled() or torch.is_anomaly_enabled() or saving():
-        return "autocast, anomaly detection or a hook on saved tensors is in force"
+    if torch.is_anomaly_enabled() or saving():
+        return "anomaly detection or a hook on saved tensors is in force"
+    if any_autocast() and tensors[0].device.type not in autocast.DEVICES:
+        return "autocast is on"
     device = tensors[0].device
     for t in tensors:
         if (why := unusual_tensor(t)) or t.device != device:
@@ -290,6 +294,7 @@ def _signature(tensors: Sequence[Tensor]) -> Any:
     return (
         *((t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in tensors),
         PREFERENCE.get(),
+        autocast.state() if any_autocast() else None,
         torch.are_deterministic_algorithms_enabled(),
         torch.get_float32_matmul_precision(),
         torch.backends.cudnn.allow_tf32,

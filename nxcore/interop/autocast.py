@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -21,6 +22,20 @@ DEVICES = ("cpu", "cuda")
 def state() -> tuple[torch.dtype | None, ...]:
     """Return the dtype of autocast for the CPU and for CUDA; None where it is off."""
     return tuple([torch.get_autocast_dtype(d) if torch.is_autocast_enabled(d) else None for d in DEVICES])
+
+
+@contextlib.contextmanager
+def uncached() -> Iterator[None]:
+    """Let torch cast each tensor anew within the block, and use no cast that it made before.
+
+    What a graph replays casts parameters as they are then.
+    """
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
 
 
 def uncast(spec: OpSpec, args: tuple[Any, ...], plan: Callable[..., Any]) -> Callable[..., Any]:

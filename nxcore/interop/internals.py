@@ -62,7 +62,11 @@ def gradients(
     """Return what ``torch.autograd.grad`` does for gradients of the results' own shapes.
 
     That function compares them as symbolic sizes, and imports SymPy for it: 1 to 3 s, once a process.
+    Autocast is off, as it is where a caller's backward pass follows the block.
     """
+    if any_autocast():
+        with autocast_disabled():
+            return gradients(outs, wanted, grads, retain_graph=retain_graph)
     found: tuple[Tensor | None, ...] = torch.autograd.graph._engine_run_backward(
         tuple(outs),
         tuple(grads),

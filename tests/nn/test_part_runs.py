@@ -61,8 +61,6 @@ def test_what_is_no_call_in_training_is_run_and_says_why(pair):
         pair.part(pair.module, x, pair.weight)
     pair.part(pair.module.eval(), x, pair.weight)
     pair.module.train()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        pair.part(pair.module, x, pair.weight)
     with torch.autograd.graph.save_on_cpu():
         pair.part(pair.module, x, pair.weight)
     with nxcore.profile():
@@ -210,3 +208,31 @@ def test_on_the_cpu_there_are_no_graphs():
     for _ in range(SETTLED):
         part(module, x, weight)
     assert part.state == "runs: there are no graphs on 'cpu'"
+
+
+def test_under_autocast_a_replay_has_its_dtypes_and_the_parameters_of_its_time():
+    """A cast that torch kept from before the capture would be one of older parameters."""
+    pair = Pair(lambda: nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 3, 1)).train())
+    pair.module.load_state_dict(pair.plain.state_dict())
+
+    def compare():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found = pair.step(torch.randn(2, 3, 5, 5))
+        for got, want in zip(*found, strict=True):
+            assert got.dtype is want.dtype
+            torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+
+    for _ in range(SETTLED):
+        compare()
+    assert pair.part.captured == 1, pair.part.state
+    before = pair.tape.replayed
+    with torch.no_grad():
+        for module in (pair.plain, pair.module):
+            for parameter in module.parameters():
+                parameter.add_(0.5)
+    compare()
+    assert pair.tape.replayed > before
+    replayed = pair.tape.replayed
+    pair.met()
+    assert pair.part.captured == 2, "of calls without autocast"
+    assert pair.tape.replayed >= replayed
