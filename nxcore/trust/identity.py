@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from nxcore.measure.collection import no_collection
 from nxcore.spec.kernel import Backend, Kernel
 from nxcore.spec.launched import repeats
 from nxcore.spec.spec import OpSpec
@@ -99,7 +100,8 @@ class Identities:
         roots = {top: str(self._sources.root(top)) for top in tops}  # two installations may share a store
         key = {"kernel": backend.label(kernel), "op": kernel.op, "targets": targets, "roots": roots}
         if (found := _kept(self._store.read("identities", key))) is None:
-            found, files = self._computed(backend, kernel, spec, targets)
+            with no_collection():  # parsing makes so many objects that half of its time would go there
+                found, files = self._computed(backend, kernel, spec, targets)
             states = {str(path): _state(path) for path in files}
             value = {"format": FORMAT, "files": states, "kernel": found.kernel, "verified": found.verified}
             self._store.write("identities", key, value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 
 import pytest
 
@@ -31,3 +32,15 @@ def test_a_verdict_is_that_of_the_path_where_launches_are_repeated(replay, tmp_p
     assert all(made.verified and made.kernel for made in found.values())
     assert found["python"].kernel == found["compiled"].kernel
     assert (found["python"].verified != found["compiled"].verified) is replay
+
+
+def test_garbage_is_not_collected_while_sources_are_parsed(tmp_path, monkeypatch):
+    """Half of the time that a cold process takes for identities went there."""
+    made, enabled = Identities(Store(tmp_path)), []
+    closure = made._sources.closure
+    monkeypatch.setattr(
+        made._sources, "closure", lambda *args, **how: enabled.append(gc.isenabled()) or closure(*args, **how)
+    )
+    assert made.of(BACKEND, KERNEL, fakes.SPECS["add"]).kernel
+    assert enabled == [False, False]
+    assert gc.isenabled()
