@@ -49,6 +49,11 @@ def product(case):
     return Product.of(*map(TensorMeta.of, (a, b, torch.matmul(a, b))))
 
 
+def without_teams(matmul, described):
+    """Return the tile that would be chosen if slices had no stages of their own."""
+    return matmul.in_one_round(described) or matmul.of_least_cost(described)
+
+
 def entrant(matmul, tile):
     """Return the name of a tile in the record."""
     names = {
@@ -86,7 +91,7 @@ def test_a_tile_of_four_stages_is_chosen_where_it_was_ahead():
     for record in STAGES["cases"]:
         times = {row["entrant"]: row["us"] for row in record["rows"] if row["entrant"].startswith("cuda")}
         described = product(record["case"])
-        tile, before = matmul.choose(described), matmul.of_least_cost(described)
+        tile, before = without_teams(matmul, described), matmul.of_least_cost(described)
         taken = times["cuda chosen"] if tile == before else times[entrant(matmul, tile)]
         assert taken <= times["cuda chosen"]
         assert min(times.values()) / taken >= (0.95 if tile.stages > 2 else 0.93)
@@ -96,7 +101,7 @@ def test_a_tile_of_four_stages_is_chosen_where_it_was_ahead():
 
 def test_tiles_of_four_stages_are_chosen_only_where_they_were_timed():
     matmul = pytest.importorskip("nxcore_cuda.matmul")
-    taken = {r["case"]["name"] for r in CHOSEN if matmul.choose(product(r["case"])).stages > 2}
+    taken = {r["case"]["name"] for r in CHOSEN if without_teams(matmul, product(r["case"])).stages > 2}
     assert taken == AHEAD_OF_TWO | NEAR
 
 
@@ -106,8 +111,8 @@ def near_rows(matmul):
         times = {row["entrant"].removeprefix("cuda "): row["us"] for row in record["rows"]}
         described = product(record["case"])
         now, before = (
-            entrant(matmul, way(described)).removeprefix("cuda ")
-            for way in (matmul.choose, matmul.of_least_cost)
+            entrant(matmul, tile).removeprefix("cuda ")
+            for tile in (without_teams(matmul, described), matmul.of_least_cost(described))
         )
         two = {name: us for name, us in times.items() if name[0] in "TUY" and "s4" not in name}
         best = min(two, key=two.__getitem__)
@@ -192,7 +197,7 @@ def stage_rows(matmul):
         more = [name for name in times if name.split("/")[0].endswith(("s3", "s4"))]
         two = min(us for name, us in {**times, "chosen": before}.items() if name not in more)
         best = min(more, key=times.__getitem__)
-        tile = entrant(matmul, matmul.choose(product(record["case"]))).removeprefix("cuda ")
+        tile = entrant(matmul, without_teams(matmul, product(record["case"]))).removeprefix("cuda ")
         now = f"{base / times[tile]:.2f}, `{tile}`" if tile in more else ""
         cells = [record["case"]["name"], f"{base:.1f} us", f"{two:.1f} us", f"{before:.1f} us"]
         yield [*cells, f"{times[best]:.1f} us, `{best}`", f"{base / times[best]:.2f}", now]
@@ -202,6 +207,19 @@ def test_the_pages_table_of_stages_is_the_record():
     page = PAGE.read_text(encoding="utf-8")
     for row in stage_rows(pytest.importorskip("nxcore_cuda.matmul")):
         assert f"| {' | '.join(row)} |" in page
+
+
+def test_the_pages_table_of_teams_is_the_record():
+    page = PAGE.read_text(encoding="utf-8")
+    for record in json.loads((RESULTS / "2026-11-26-matmul-teams.json").read_text())["cases"]:
+        times = {row["entrant"].removeprefix("cuda "): row["us"] for row in record["rows"]}
+        base, chosen = times["cublas"], times["chosen"]
+        best = min((n for n in times if n[0] in "LMNPQR" or n[:2] == "W4"), key=times.__getitem__)
+        cells = [record["case"]["name"], f"{base:.1f} us", f"{chosen:.1f} us", f"{base / chosen:.2f}"]
+        assert (
+            f"| {' | '.join([*cells, f'{times[best]:.1f} us, `{best}`', f'{base / times[best]:.2f}'])} |"
+            in page
+        )
 
 
 CALLS = {
