@@ -8,8 +8,9 @@ were valid, and in the present ones. No kernel runs: a trace lists the operation
 launch, the device code, grid, block, shared memory and values. Where both traces agree, the entry takes the
 kernel's new identity. The others are measured again, or removed by `nxcore wisdom shipped --prune`.
 
-Device code is compared as text. That of the sources named after `--compiled`, such as `sep_conv2d`, is
-compiled by nvcc for an H200 instead, and its machine code is compared.
+Device code is compared as text, with all that it includes. That of the sources named after `--compiled`, such
+as `sep_conv2d`, is compiled by nvcc for an H200 instead, and its machine code is compared, whatever the
+kernel's name is.
 
 It needs no GPU: CPU tensors stand in, and torch's references run on the meta device. Whether the host takes
 as long as before is not compared.
@@ -91,6 +92,7 @@ def recorded(current, compiled=()):
     import nxcore_triton.launch
     from nxcore_cuda.emulator.emulate import EmulatedHandle
     from nxcore_cuda.machine.compile import compiled as nvcc
+    from nxcore_cuda.machine.compile import sources_digest
 
     from nxcore.trust.closure import digest
     from nxcore.trust.identity import installed
@@ -101,16 +103,17 @@ def recorded(current, compiled=()):
     @functools.cache
     def device_code(instance):
         if instance.source not in compiled:
-            return code(f"nxcore_cuda:{instance.source}.cu")
-        return sections(nvcc(instance.text, H200, instance.symbol))
+            return sources_digest(f'#include "{instance.source}.cu"\n')
+        found = sections(nvcc(instance.text, H200, instance.symbol))
+        return {name.replace(instance.symbol, ""): code for name, code in found.items()}
 
     def of(kernel):
         function = getattr(kernel, "fn", None) or kernel.py_func
         return code(f"{function.__module__}:{function.__name__}")
 
     def prepared(self, instance, shape, shared, pointers, layout, values):
-        declared = digest([instance.declaration])
-        self.what = [instance.symbol, declared, device_code(instance), shape, shared, layout]
+        named = [] if instance.source in compiled else [instance.symbol, digest([instance.declaration])]
+        self.what = [*named, device_code(instance), shape, shared, layout]
         self.values, self.pointers, self.instance = values, pointers, instance
 
     def launched(self, pointers, tail):

@@ -13,7 +13,7 @@ _SPLICE = re.compile(r"\\\r?\n")
 _TOKEN = re.compile(
     r"""(?P<skip>//[^\n]*|/\*.*?\*/|[^\S\n]+)
     |(?P<line>\n)
-    |(?P<text>"(?:\\.|[^"\\n])*"|'(?:\\.|[^'\\n])*'
+    |(?P<text>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'
       |[A-Za-z_]\w*|\.?\d(?:[eEpP][+-]|['.\w])*
       |<<=|>>=|<=>|\.\.\.|->\*?|::|\+\+|--|<<|>>|<=|>=|==|!=|&&|\|\||\#\#|[-+*/%&|^]=|.)""",
     re.VERBOSE | re.DOTALL,
@@ -47,7 +47,7 @@ def _begins_line(found: re.Match[str]) -> bool:
 def includes(text: str) -> list[str]:
     r"""Return the files that a normalised text includes by names in quotes.
 
-    >>> includes('# include "rows.cuh"\n# include < cuda_fp16 . h >')
-    ['rows.cuh']
+    >>> includes(normalised('#include "channel.cuh"\n#include <cuda_fp16.h>'))
+    ['channel.cuh']
     """
     return [found[1] for line in text.split("\n") if (found := _INCLUDE.match(line))]

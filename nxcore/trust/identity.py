@@ -30,6 +30,9 @@ from nxcore.trust.syntax import APART
 FORMAT = 1
 """The version of these rules: under another one, all kernels are new."""
 
+KEPT = 2
+"""The version of what a store keeps: identities that another one left are computed again."""
+
 CONTRACT = (
     "nxcore.context",
     "nxcore.errors",
@@ -103,7 +106,7 @@ class Identities:
             with no_collection():  # parsing makes so many objects that half of its time would go there
                 found, files = self._computed(backend, kernel, spec, targets)
             states = {str(path): _state(path) for path in files}
-            value = {"format": FORMAT, "files": states, "kernel": found.kernel, "verified": found.verified}
+            value = {"format": KEPT, "files": states, "kernel": found.kernel, "verified": found.verified}
             self._store.write("identities", key, value)
         return _on_this_path(found, kernel)
 
@@ -198,7 +201,7 @@ def _parts(value: Any) -> Iterator[str]:
 def _kept(document: Document | None) -> Identity | None:
     """Return the identity of a document, unless a file has changed since it was written."""
     try:
-        if document is None or document["format"] != FORMAT or not document["files"]:
+        if document is None or document["format"] != KEPT or not document["files"]:
             return None
         if any(_state(Path(path)) != state for path, state in document["files"].items()):
             return None

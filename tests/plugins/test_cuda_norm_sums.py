@@ -1,8 +1,5 @@
 """nxcore-cuda's batch_norm_sum: every tile, and as many tensors as a launch takes."""
 
-import re
-import subprocess
-
 import pytest
 import torch
 
@@ -14,11 +11,7 @@ from nxcore.trust.truth import agreement
 pytest.importorskip("nxcore_cuda")
 
 from nxcore_cuda import batch_norm_sum
-from nxcore_cuda.batch_norm_sum import Pass
-from nxcore_cuda.channel import CACHED, Channels
-from nxcore_cuda.machine.compile import compiled
-
-from tests.plugins.test_cuda_products import cuobjdump, needs_nvcc
+from nxcore_cuda.channel import Channels
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SPECS = {spec.name: spec for spec in nxcore.ops.nxcore_ops()}
@@ -86,20 +79,3 @@ def test_places_of_more_than_30_bits_are_not_near():
 @pytest.mark.parametrize(("channels", "side"), [(16, 32), (32, 16), (64, 8)])
 def test_nodes_of_a_search_agree(op, channels, side):
     judge(op, arguments(op, 35, (64, channels, side, side)))
-
-
-@needs_nvcc
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["bfloat16", "float16"])
-def test_machine_code_of_half_types_keeps_the_terms_of_a_sum_in_registers(name, tmp_path):
-    """A thread has 16 of them: loops over halves of so many aren't unrolled by themselves."""
-    entry, own = batch_norm_sum.ENTRIES_BACKWARD[0], Pass(1024, 256, 2, CACHED)
-    source = "batch_norm_sum_backward"
-    instance = batch_norm_sum._instance(entry, source, getattr(torch, name), 16, 8, own, near=True)
-    (tmp_path / "image.cubin").write_bytes(compiled(instance.text, (9, 0), instance.symbol))
-    code = subprocess.run(
-        [cuobjdump(), "-sass", tmp_path / "image.cubin"], capture_output=True, text=True, check=True
-    ).stdout
-    found = re.findall(r"^\s+/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P\d+ )?([A-Z][A-Z0-9]*)", code, re.MULTILINE)
-    assert "LDG" in found
-    assert not {"LDL", "STL"} & set(found)

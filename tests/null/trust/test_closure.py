@@ -44,8 +44,8 @@ FILES = {
         """,
     "tables.py": "BLOCKS = (1, 2)\nOTHER = 3\n",
     "late.py": "def rounded(x):\n    return round(x)\n",
-    "kernel.cu": '#include "shared.cuh"\n__global__ void kernel() { shared(); }  // launched by plan\n',
-    "shared.cuh": "/* both */\n#pragma once\n__device__ void shared() { }\n",
+    "kernel.cu": '#include "common.cuh"\n__global__ void kernel() { shared(); }  // launched by plan\n',
+    "common.cuh": "/* both */\n#pragma once\n__device__ void shared() { }\n",
     "other.cu": "__global__ void other() { }\n",
 }
 
@@ -61,7 +61,7 @@ ALIKE = {
     "a constant that isn't reached": ("tables.py", "OTHER = 3", "OTHER = 4"),
     "a comment of device code": ("kernel.cu", "// launched by plan", "// and more\n"),
     "formatting of device code": ("kernel.cu", "{ shared(); }", "{\n  shared ( ) ;\n}"),
-    "a comment of a header": ("shared.cuh", "/* both */", "/* one,\n two */"),
+    "a comment of a header": ("common.cuh", "/* both */", "/* one,\n two */"),
     "device code that isn't named": ("other.cu", "other()", "another()"),
 }
 
@@ -74,8 +74,8 @@ OTHERS = {
     "a module that is imported late": ("late.py", "round(x)", "int(x)"),
     "where an import is from": ("planner.py", "from external import", "from elsewhere import"),
     "device code": ("kernel.cu", "shared();", "shared(); shared();"),
-    "a header of device code": ("shared.cuh", "{ }", "{ int x; }"),
-    "a directive": ("shared.cuh", "#pragma once", "#pragma unroll"),
+    "a header of device code": ("common.cuh", "{ }", "{ int x; }"),
+    "a directive": ("common.cuh", "#pragma once", "#pragma unroll"),
     "a file of device code": ("planner.py", 'launch("kernel")', 'launch("other")'),
 }
 

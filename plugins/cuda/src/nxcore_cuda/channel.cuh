@@ -173,17 +173,15 @@ __device__ __forceinline__ void walk(I at, I last, Step step) {
   }
 }
 
-// Adds up values as a tree: short chains, small errors. The loops over halves are templates, since nvcc doesn't unroll
-// those of 16 values, which would be in local memory.
-template <int N, int HALF = N / 2>
+// Adds up values as a tree: short chains, small errors.
+template <int N>
 __device__ __forceinline__ float tree(float (&values)[N]) {
 #pragma unroll
-  for (int i = 0; i < HALF; ++i) values[i] += values[i + HALF];
-  if constexpr (HALF > 1) {
-    return tree<N, HALF / 2>(values);
-  } else {
-    return values[0];
+  for (int half = N / 2; half > 0; half /= 2) {
+#pragma unroll
+    for (int i = 0; i < half; ++i) values[i] += values[i + half];
   }
+  return values[0];
 }
 
 // The sum over a block of any number of whole warps, in every thread, in one fixed order. It ends with a barrier.

@@ -19,12 +19,13 @@ struct points_filters {
   int terms, outs;       // channels in, and channels out
 };
 
+template <typename T>
 struct points_args {
-  const void* x;  // what is multiplied: the image, or the gradient of the output
-  const void* weight;
-  const void* shifted;  // or null
-  const void* seen;     // of the gradient of ReLU: the image, or null
-  void* out;
+  const T* x;  // what is multiplied: the image, or the gradient of the output
+  const T* weight;
+  const T* shifted;  // or null
+  const T* seen;     // of the gradient of ReLU: the image, or null
+  T* out;
   points_steps x_step, out_step, seen_step;
   points_filters filters[2];
   long long x_start, out_start;  // where the channels of shifted filters begin, in x and in out
@@ -80,7 +81,7 @@ __device__ __forceinline__ place locate(int item, int items, int of_image, int w
 
 // TURNED: the image's gradient. STRIDE: 1 or 2 where vectors of PIXELS are whole, 0 for any other layout and stride.
 template <typename T, bool TURNED, int STRIDE, int PIXELS, int MADE, int SLICES>
-__device__ __forceinline__ void points_product(const points_args& a) {
+__device__ __forceinline__ void points_product(const points_args<T>& a) {
   using namespace points;
   constexpr int PITCH = MADE + SPARE, STEP = TURNED || STRIDE == 0 ? 1 : STRIDE;
   constexpr int BATCH = STEP * PIXELS > 4 ? 4 : 8;  // channels whose pixels are on their way at once
@@ -90,7 +91,7 @@ __device__ __forceinline__ void points_product(const points_args& a) {
   const int lot = blockIdx.x % a.lots, shift = lot >= a.lots_of_weight;
   const int first = (lot - shift * a.lots_of_weight) * MADE;
   const points_filters& f = a.filters[shift];
-  const T* const weight = static_cast<const T*>(shift ? a.shifted : a.weight) + first * f.made;
+  const T* const weight = (shift ? a.shifted : a.weight) + first * f.made;
   float* const weights = dynamic_shared<float>();
   const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
 
@@ -113,8 +114,8 @@ __device__ __forceinline__ void points_product(const points_args& a) {
     row = at.row * a.stride + shift;
     column = at.column * a.stride + (STRIDE == 0 ? shift : 0);
   }
-  const T* const x = static_cast<const T*>(a.x) + at.image * a.x_step.image + (TURNED && shift ? a.x_start : 0) +
-                     row * a.x_step.row + column * a.x_step.column;
+  const T* const x = a.x + at.image * a.x_step.image + (TURNED && shift ? a.x_start : 0) + row * a.x_step.row +
+                     column * a.x_step.column;
 
   // The first pixels are on their way while weights are.
   int begin = slice * BATCH;
@@ -170,12 +171,12 @@ __device__ __forceinline__ void points_product(const points_args& a) {
 
   constexpr bool SPREADS = TURNED && STRIDE == 2;  // every other pixel of every other row; the rest are zeros
   const int out_row = SPREADS ? 2 * at.row + shift : at.row, out_column = SPREADS ? 2 * at.column : at.column;
-  T* const out = static_cast<T*>(a.out) + at.image * a.out_step.image + (!TURNED && shift ? a.out_start : 0) +
-                     out_row * a.out_step.row + out_column * a.out_step.column;
+  T* const out = a.out + at.image * a.out_step.image + (!TURNED && shift ? a.out_start : 0) +
+                 out_row * a.out_step.row + out_column * a.out_step.column;
   const T* const given = !TURNED || a.seen == nullptr
                              ? nullptr
-                             : static_cast<const T*>(a.seen) + at.image * a.seen_step.image +
-                                   out_row * a.seen_step.row + out_column * a.seen_step.column;
+                             : a.seen + at.image * a.seen_step.image + out_row * a.seen_step.row +
+                                   out_column * a.seen_step.column;
   // COUNT channels from the one numbered `o` on. What ReLU saw is loaded for all of them before any is stored.
   const auto emit = [&](auto& made, int o) {
     constexpr int COUNT = sizeof(made) / sizeof(made[0]);

@@ -3,9 +3,7 @@
 
 #include "points.cuh"
 
-using pointwise_conv2d_args = points_args;
-
 template <typename T, int STRIDE, int PIXELS, int MADE, int SLICES>
-__device__ __forceinline__ void pointwise_conv2d(const pointwise_conv2d_args& a) {
+__device__ __forceinline__ void pointwise_conv2d(const points_args<T>& a) {
   points_product<T, false, STRIDE, PIXELS, MADE, SLICES>(a);
 }

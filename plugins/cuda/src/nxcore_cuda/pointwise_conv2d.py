@@ -22,11 +22,15 @@ SOURCE = "pointwise_conv2d"
 def instance(dtype: torch.dtype, layout: Points, tile: Tile) -> Instance:
     """Return the kernel of a tile."""
     stride = layout.sizes.stride if tile.pixels > 1 else 0
-    back = layout.turned
+    return _product("pointwise_conv2d_image" if layout.turned else SOURCE, dtype, stride, tile)
+
+
+def _product(entry: str, dtype: torch.dtype, stride: int, tile: Tile) -> Instance:
     return Instance(
-        "pointwise_conv2d_image" if back else SOURCE,
+        entry,
         (TYPES[dtype], stride, tile.pixels, tile.made, tile.slices),
-        source=f"{SOURCE}_backward" if back else SOURCE,
+        source=SOURCE if entry == SOURCE else f"{SOURCE}_backward",
+        args=f"points_args<{TYPES[dtype]}>",
         blocks=2 if tile.pixels > 1 else 0,
     )
 
@@ -82,7 +86,5 @@ def instances() -> Iterator[Instance]:
 
 def products(entry: str, vectors: Iterable[tuple[int, int]]) -> Iterator[Instance]:
     """Yield kernels of all dtypes, channels and slices, for some strides and pixels of a thread."""
-    source = SOURCE if entry == SOURCE else f"{SOURCE}_backward"
     for dtype, (stride, pixels), made, slices in product(FLOATS, vectors, (8, 16), (1, 2, 4, 8)):
-        arguments = (TYPES[dtype], stride, pixels, made, slices)
-        yield Instance(entry, arguments, source=source, blocks=2 if pixels > 1 else 0)
+        yield _product(entry, dtype, stride, Tile(pixels=pixels, made=made, slices=slices))

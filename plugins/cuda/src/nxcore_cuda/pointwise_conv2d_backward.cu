@@ -7,10 +7,8 @@
 
 #include "points.cuh"
 
-using pointwise_conv2d_image_args = points_args;
-
 template <typename T, int STRIDE, int PIXELS, int MADE, int SLICES>
-__device__ __forceinline__ void pointwise_conv2d_image(const pointwise_conv2d_image_args& a) {
+__device__ __forceinline__ void pointwise_conv2d_image(const points_args<T>& a) {
   points_product<T, true, STRIDE, PIXELS, MADE, SLICES>(a);
 }
 
