@@ -148,7 +148,7 @@ def test_the_program_on_a_cpu_has_its_kernels_when_the_page_says() -> None:
 
 
 def test_the_gains_of_expressions_are_those_of_the_record() -> None:
-    record = ROOT / "benchmarks/results/amd-epyc-2-cores/2026-11-23-pointwise.json"
+    record = ROOT / "benchmarks/results/amd-epyc-2-cores/2026-11-26-pointwise.json"
     page = (ROOT / "docs" / "pointwise.md").read_text(encoding="utf-8")
     gains = defaultdict(list)
     for row in json.loads(record.read_text(encoding="utf-8"))["rows"]:
@@ -182,7 +182,7 @@ def test_the_numbered_reductions_on_an_h100_are_those_of_the_record() -> None:
         assert f"| `{row['op']}` | {shapes[shape]}, {axes} | {times} | {share} | {met} |" in page
 
 
-@pytest.mark.parametrize("name", ["nvidia-h200/2026-11-23", "nvidia-h100/2026-11-25"])
+@pytest.mark.parametrize("name", ["nvidia-h200/2026-11-26", "nvidia-h100/2026-11-25"])
 def test_the_regret_of_expressions_is_the_records(name: str) -> None:
     record = f"benchmarks/results/{name}-regret-expressions.json"
     found = json.loads((ROOT / record).read_text(encoding="utf-8"))["summary"]

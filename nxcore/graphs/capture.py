@@ -135,7 +135,7 @@ class Capture:
                 _check("a run with its bookkeeping together", recorder.aside(run_once), ran)
             self._recorded = self._record(module, held, recorder, functools.partial(late, module))
             _check("a replay after two runs", recorder.aside(replay_once), ran)
-        except Exception as error:  # noqa: BLE001  what fails together may not fail one by one
+        except Exception as error:  # what fails together may not fail one by one
             for _ in range(2):  # some calls alternate
                 with as_captured():
                     _check("a second run", recorder.aside(run_once), ran)
@@ -150,7 +150,7 @@ class Capture:
         record = functools.partial(self._record, module, held, recorder, contextlib.nullcontext, undone=True)
         try:
             self._recorded = record()
-        except Exception:  # noqa: BLE001  a library may prepare something at its second call
+        except Exception:  # a library may prepare something at its second call
             with as_captured():
                 recorder.aside(run_once)
             self._recorded = record()
@@ -302,7 +302,7 @@ class Capture:
                 with late(module):  # libraries have memory for each stream, which a capture should find there
                     recorder.aside(run_once)
                 other = self._record(module, held, recorder, functools.partial(late, module))
-        except Exception as error:  # noqa: BLE001  what can't be captured this way was captured the other way
+        except Exception as error:  # what can't be captured this way was captured the other way
             self.how = f"; on one stream: {type(error).__name__}: {error}"
             return
         finally:

@@ -249,7 +249,7 @@ class Part:
             try:
                 with torch.enable_grad(), deciding(), autocast.uncached():
                     made = self._made_of(module, tensors, recorder, ran_s)
-            except Exception as error:  # noqa: BLE001  a call that can't be captured runs as before
+            except Exception as error:  # a call that can't be captured runs as before
                 self._refusal = f"{type(error).__name__}: {error}"
                 return ""
             finally:

@@ -79,7 +79,8 @@ class Preset:
     skips : int, optional
         The search ends once a cell of the genotype has more skip connections than this, and the genotype of
         the epoch before is kept. Weights that have little left to learn make skip connections win over
-        convolutions, though a network of them generalises worse: Liang et al. 2019, "DARTS+", who allow one.
+        convolutions, though a network of them generalises worse. The rule is that of "DARTS+" (Liang et al.
+        2019), with one skip connection.
     budget_s : float
         Seconds for everything. The search takes at most half of them. The learning rates end their cosine in
         that time, and an epoch that has begun is finished.

@@ -179,7 +179,7 @@ def current(device: torch.device) -> contextlib.AbstractContextManager[Any]:
 CAPTURES = threading.RLock()
 """Held while nxcore captures a CUDA graph, and while a thread waits for a whole device.
 
-Such a wait ends every capture on the device, whichever thread makes it; one for a stream or an event doesn't.
+A wait for a whole device ends every capture on it, whichever thread waits; one for a stream doesn't.
 """
 
 CAPTURE_S = 60.0

@@ -24,7 +24,7 @@ from nxcore.measure.decision import (
     signed_rank,
     winners,
 )
-from nxcore.measure.timing import REGIMES, Timing, duration
+from nxcore.measure.timing import REGIMES, Timing
 from nxcore.spec.kernel import Code, Refusal
 from tests.null import fakes
 
@@ -396,16 +396,3 @@ def test_where_no_kernel_wins_torchs_fastest_verified_way_serves():
     assert decide([one("torch", 100), scattered], again()).chosen == "torch", "its interval says nothing"
     refused = one("torch-idiom", 50, refusal=NO)
     assert decide([one("torch", 100), refused], again()).chosen == "torch"
-
-
-@pytest.mark.parametrize(
-    ("us", "text"),
-    [(0.96, "1.0 us"), (63.94, "63.9 us"), (61_150, "61.15 ms"), (63_940, "63.94 ms"), (2.5e6, "2.50 s")],
-)
-def test_times_are_written_in_one_way(us, text):
-    assert duration(us) == text
-    if us > 1:
-        assert (
-            f"{text} against torch's "
-            in decide([one("torch", 2 * us, noise=0), one("a", us, noise=0)]).reason
-        )
