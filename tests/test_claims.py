@@ -76,7 +76,7 @@ def test_the_table_of_depthwise_convolutions_is_the_records(filters: str, sample
 
 
 def test_the_search_step_is_the_records() -> None:
-    text = (RESULTS / "2026-11-22-search-step-parts.json").read_text(encoding="utf-8")
+    text = (RESULTS / "2026-11-26-search-step.json").read_text(encoding="utf-8")
     plain, ours = (json.loads(text)["rows"][name] for name in ("plain", "patched"))
     took, torchs = f"{ours['eager_ms']:.0f}", f"{plain['eager_ms']:.0f}"
     assert f"takes {took} ms on an H200 where torch's takes {torchs}, once its problems are measured" in PROSE
