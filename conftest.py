@@ -78,7 +78,7 @@ LATER = (
     "tests/null/interop/test_library.py",
     "tests/null/spec/test_pointwise.py",
     "tests/null/test_distributed.py::test_two_ranks_agree_on_the_firsts_choices",
-    "tests/outside/test_bad_input.py::test_several_odd_arguments",
+    "tests/outside/test_bad_input.py",
 )
 """Files and tests of the rest: they start processes, train, compile, differentiate, search for leaks, or draw
 calls."""
@@ -195,11 +195,11 @@ def _takes_long(item: pytest.Item) -> bool:
     """Return whether a test belongs to the rest: slow ones, files of ``LATER``, long cells of the kit.
 
     Where there is no GPU, the kernels of a GPU run in interpreters, a tenth of a second and more a sample,
-    and Numba compiles for seconds. One smoke sample in float32 is in the first part for an interpreter, all
-    smoke samples for the CUDA emulator, all samples for compiled kernels, and all others in the rest. So are
-    the rules in Numba's simulator, which is the slowest, and the samples that take it seconds, the backends
-    that take part on request, and operators whose kernels mirror another's. Gradients of convolutions take
-    Triton's interpreter seconds, too.
+    and Numba compiles for seconds; the CUDA emulator compiles each kernel for a quarter. One smoke sample in
+    float32 is in the first part for these, all samples for torch's kernels, and all others in the rest. So
+    are the rules in Numba's simulator, which is the slowest, and the samples that take it seconds, the
+    backends that take part on request, and operators whose kernels mirror another's. Gradients of
+    convolutions take Triton's interpreter and the emulator seconds, too.
     """
     if item.get_closest_marker("slow") or item.get_closest_marker("browser") or item.nodeid.startswith(LATER):
         return True
@@ -207,7 +207,7 @@ def _takes_long(item: pytest.Item) -> bool:
         return False
     if not _of_the_kit(item):
         given = item.callspec.params if hasattr(item, "callspec") else {}
-        return given.get("backend") == "triton" and "gradients_are_torchs" in item.name
+        return given.get("backend") in ("triton", "cuda") and "gradients_are_torchs" in item.name
     cell = item.callspec.params["cell"]
     if cell.backend.on_request or cell.spec.name in MIRRORED:
         return True
@@ -219,7 +219,7 @@ def _takes_long(item: pytest.Item) -> bool:
     if cell.backend.name == "numba" and cell.sample.name in LONG:
         return True
     smoke = cell.spec.tagged("smoke")
-    return cell.sample not in (smoke[:1] if cell.backend.name in ("triton", "numba") else smoke)
+    return cell.sample not in (smoke if cell.backend.name == "torch" else smoke[:1])
 
 
 def _of_the_kit(item: pytest.Function) -> bool:

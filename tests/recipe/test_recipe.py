@@ -76,7 +76,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     left_out = shutil.ignore_patterns("__pycache__", "*.so", "images", "build", "dist")
     for part in ("nxcore", "plugins"):
         shutil.copytree(ROOT / part, copy / part, ignore=left_out)
-    shutil.copy(ROOT / "pyproject.toml", copy)
+    for name in ("pyproject.toml", ".gitignore"):  # Python's bytecode is no part of the cost
+        shutil.copy(ROOT / name, copy)
     git("init", "--quiet", of=copy)
     git("add", "--all", of=copy)
     git("commit", "--quiet", "--message", "before", of=copy)
