@@ -201,6 +201,7 @@ def test_a_compiled_part_is_not_compared(make: Make) -> None:
 
 
 def test_a_compiled_model_is_not_watched(make: Make) -> None:
+    torch._dynamo.reset()  # other tests' modules count for its limit of recompilations
     model = make(BatchNorm2d=(0.05, 0.01))
     compiled = torch.compile(model.mean, backend="eager")
     compiled(X)
