@@ -196,10 +196,10 @@ def _takes_long(item: pytest.Item) -> bool:
 
     Where there is no GPU, the kernels of a GPU run in interpreters, a tenth of a second and more a sample,
     and Numba compiles for seconds; the CUDA emulator compiles each kernel for a quarter. One smoke sample in
-    float32 is in the first part for these, all samples for torch's kernels, and all others in the rest. So
-    are the rules in Numba's simulator, which is the slowest, and the samples that take it seconds, the
-    backends that take part on request, and operators whose kernels mirror another's. Gradients of
-    convolutions take Triton's interpreter and the emulator seconds, too.
+    float32 is in the first part for these, all smoke samples for torch's kernels, all samples for Numba's on
+    the CPU, and all others in the rest. So are the rules in Numba's simulator, which is the slowest, and the
+    samples that take it seconds, the backends that take part on request, and operators whose kernels mirror
+    another's. Gradients of convolutions take Triton's interpreter and the emulator seconds, too.
     """
     if item.get_closest_marker("slow") or item.get_closest_marker("browser") or item.nodeid.startswith(LATER):
         return True

@@ -41,9 +41,7 @@ def genotype(given: argparse.Namespace) -> Genotype:
         return drawn(darts.primitives, darts.steps, darts.multiplier, draw)
     text = Path(given.genotype).read_text(encoding="utf-8")
     rows = [json.loads(line) for line in text.splitlines()] if given.epoch else [json.loads(text)]
-    held = next(row["genotype"] for row in rows if given.epoch in (None, row.get("epoch")))
-    normal, reduce = (tuple((name, state) for name, state in held[cell]) for cell in ("normal", "reduce"))
-    return Genotype(normal, tuple(held["normal_concat"]), reduce, tuple(held["reduce_concat"]))
+    return Genotype.of(next(row["genotype"] for row in rows if given.epoch in (None, row.get("epoch"))))
 
 
 def main() -> int:

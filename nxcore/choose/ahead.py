@@ -187,13 +187,17 @@ def _without_code(tuner: Tuner, problem: Problem, labels: Collection[str]) -> li
     """
     if problem.device.type == "cpu":
         return list(labels)
-    owned = {b.label(k): (b, k) for b, k in tuner.taking_part(problem.op)}
+    owned = _by_label(tuner, problem.op)
     return [label for label in labels if from_disk(tuner, *owned[label], problem) is None]
+
+
+def _by_label(tuner: Tuner, op: str) -> dict[str, tuple[Backend, Kernel]]:
+    return {backend.label(kernel): (backend, kernel) for backend, kernel in tuner.taking_part(op)}
 
 
 def tasks(tuner: Tuner, problem: Problem, labels: Iterable[str]) -> Tasks:
     """Return what workers are to compile of kernels of a problem; see ``uncompiled``."""
-    owned = {b.label(k): (b, k) for b, k in tuner.taking_part(problem.op)}
+    owned = _by_label(tuner, problem.op)
     found: Tasks = {}
     for label in labels:
         for step in steps(tuner, *owned[label], problem):

@@ -80,12 +80,7 @@ def entrant(asked: dict[str, Any], preset: Preset) -> Genotype:
         draw = torch.Generator().manual_seed(asked["seed"])
         return drawn(preset.primitives, preset.steps, preset.multiplier, draw)
     try:
-        held = _json.loads(Path(asked["genotype"]).read_text(encoding="utf-8"))["genotype"]
-        cells = (
-            tuple((str(name), int(state)) for name, state in held[cell]) for cell in ("normal", "reduce")
-        )
-        normal, reduce = cells
-        return Genotype(normal, tuple(held["normal_concat"]), reduce, tuple(held["reduce_concat"]))
+        return Genotype.of(_json.loads(Path(asked["genotype"]).read_text(encoding="utf-8"))["genotype"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidInputError(
             f"genotype must be random or a search's {RESULT}, got {asked['genotype']}: {error}",

@@ -105,7 +105,7 @@ class Capture:
                     raise CaptureError("it writes into its arguments or parameters")
                 self._of_whole(module, held, recorder, run_once)
                 _check("a replay after a run", recorder.aside(replay_once), ran)
-            self.ran_ms, self.replayed_ms = self._compared(recorder, run_once, replay_once, 1e3 * least_s)
+            self.ran_ms, self.replayed_ms = self._times(recorder, run_once, replay_once, 1e3 * least_s)
             self.gain = self.ran_ms / self.replayed_ms
             if self.gain > 1 and not self.how and names is None and (lanes := recorder.lanes()) is not None:
                 self._spread(lanes, module, held, recorder, run_once, replay_once, ran)
@@ -155,7 +155,7 @@ class Capture:
                 recorder.aside(run_once)
             self._recorded = record()
 
-    def _compared(
+    def _times(
         self,
         recorder: Recorder,
         run_once: Callable[[], object],

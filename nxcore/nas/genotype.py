@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,6 +35,20 @@ class Genotype(NamedTuple):
     normal_concat: tuple[int, ...]
     reduce: tuple[Gene, ...]
     reduce_concat: tuple[int, ...]
+
+    @classmethod
+    def of(cls, held: Mapping[str, Any]) -> Genotype:
+        """Return the genotype of plain data, such as a search's ``result.json`` holds.
+
+        Raises
+        ------
+        KeyError, TypeError, ValueError
+            If it isn't one.
+        """
+        normal, reduce = (
+            tuple((str(name), int(state)) for name, state in held[cell]) for cell in ("normal", "reduce")
+        )
+        return cls(normal, tuple(held["normal_concat"]), reduce, tuple(held["reduce_concat"]))
 
     def skips(self) -> int:
         """Return the number of skip connections of the cell that has more of them."""

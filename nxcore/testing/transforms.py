@@ -270,9 +270,8 @@ def under(transform: Transform, cell: Cell) -> None:
         with session.use(cell.backend.name):
             try:
                 function, xs = _differentiated(_Called(session.op(one.spec.name)), args)
-                function(
-                    *xs
-                )  # its plan is known by now, and a transform must not find it where it doesn't fit
+                # Its plan is known from here on, and a transform must not find it where it doesn't fit.
+                function(*xs)
                 got = list(_flat(transform(function, xs)))
             except Exception as error:
                 raise Broken(name, f"raised {type(error).__name__}: {_first_line(error)}") from error

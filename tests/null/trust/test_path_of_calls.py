@@ -13,6 +13,7 @@ import nxcore_numba
 
 from nxcore.spec import launched
 from nxcore.store.files import Store
+from nxcore.trust import identity
 from nxcore.trust.identity import Identities
 from tests.null import fakes
 
@@ -44,3 +45,17 @@ def test_garbage_is_not_collected_while_sources_are_parsed(tmp_path, monkeypatch
     assert made.of(BACKEND, KERNEL, fakes.SPECS["add"]).kernel
     assert enabled == [False, False]
     assert gc.isenabled()
+
+
+def test_what_other_rules_left_in_a_store_is_computed_again(tmp_path, monkeypatch):
+    for rules, parsed in ((identity.KEPT, True), (identity.KEPT, False), (identity.KEPT + 1, True)):
+        monkeypatch.setattr(identity, "KEPT", rules)
+        made, asked = Identities(Store(tmp_path)), []
+        closure = made._sources.closure
+        monkeypatch.setattr(
+            made._sources,
+            "closure",
+            lambda *a, asked=asked, of=closure, **how: asked.append(a) or of(*a, **how),
+        )
+        assert made.of(BACKEND, KERNEL, fakes.SPECS["add"]).kernel
+        assert bool(asked) is parsed, rules
