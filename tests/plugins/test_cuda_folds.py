@@ -80,7 +80,7 @@ def test_a_warp_compares_keys_by_two_instructions(dim, shuffles, tmp_path):
 
 
 @pytest.mark.parametrize("op", ["argmax", "amax"])
-@pytest.mark.parametrize("shape", [(4096, 16384), (65536, 1024), (1 << 22, 12)])
+@pytest.mark.parametrize("shape", [(65536, 1024), (1 << 22, 12)])
 def test_a_large_fold_over_rows_is_one_wave_of_blocks(op, shape):
     """Each further wave would leave its shares, and wait for memory once more."""
     from nxcore_cuda import fold
@@ -96,6 +96,25 @@ def test_a_large_fold_over_rows_is_one_wave_of_blocks(op, shape):
     assert parts > 1
     assert sums.FILL < tiles * parts <= 2 * sums.FILL
     assert fold.branch(problem)
+
+
+@pytest.mark.parametrize("op", ["argmax", "amax", "sum"])
+@pytest.mark.parametrize(("shape", "parts"), [((4096, 16384), 1), ((4096, 8192), None), ((2048, 4096), None)])
+def test_blocks_share_no_output_where_larger_blocks_fill_the_device(op, shape, parts):
+    """Of 16,384 outputs 256 blocks have 64 each, and no shares; 8,192 would leave half of the device idle."""
+    from nxcore_cuda import fold
+    from nxcore_cuda import sum as sums
+
+    import nxcore
+
+    spec = nxcore.op(op).spec
+    problem = Problem.of(spec, spec.bind(torch.empty(shape, device="meta"), 0))
+    walk = fold.walk_of(problem).widest(4)
+    tile = sums.choose(walk, 4) if op == "sum" else fold.choose(walk, 4, places=op == "argmax")
+    assert (sums.grid(walk, tile)[1:] == (256, 1)) is (parts == 1)
+    assert (tile.threads == sums.WIDE) is (parts == 1)
+    module = sums if op == "sum" else fold
+    assert module.branch(problem) is (parts is None)
 
 
 def test_blocks_of_the_highest_number_alone_read_and_clear_slots(device):

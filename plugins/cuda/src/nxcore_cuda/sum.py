@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ FILL = 264
 A constant, not the device's own count, so that a sum has the same bits on every device.
 """
 
+WAVE = FILL * 9 // 10  # blocks that are nearly as many
 LARGE = 1 << 26  # bytes from which more blocks than that are worth their shares
 CACHED = 1 << 24  # bytes up to which a sum is a matter of latency
 WIDE = 512  # threads of a block that has all terms of its outputs
@@ -193,6 +195,9 @@ def choose(walk: Walk, itemsize: int) -> Tile:
     lanes = max(lanes, threads // _power_above(min(walk.columns, threads)))
     tiles = -(-walk.columns * lanes // threads)
     parts = min((FILL if nbytes < LARGE else 4 * FILL) // tiles, walk.terms // (lanes * unroll))
+    # Blocks of twice the threads leave no shares, if they are a wave of their own.
+    if parts > 1 and nbytes >= LARGE and walk.columns >= WAVE * WIDE // WARP:
+        return Tile(WARP, threads=WIDE, resident=resident // 2)
     return Tile(lanes, max(parts, 1), resident=resident)
 
 
@@ -223,6 +228,13 @@ def candidates(walk: Walk, itemsize: int) -> Iterator[Tile]:
         found += [
             replace(first, lanes=lanes) for lanes in (first.lanes // 2, first.lanes * 2) if 1 <= lanes <= most
         ]
+    if not walk.inner and walk.columns * walk.terms * walk.width * itemsize >= LARGE:
+        wide = ((WIDE, 2), (WIDE, 1), (2 * WIDE, 1))
+        found += [
+            Tile(lanes, threads=threads, resident=resident)
+            for (threads, resident), lanes in product(wide, (16, 32, 64))
+        ]
+        found += [Tile(lanes, parts) for lanes, parts in ((8, 4), (8, 8), (16, 2), (16, 4))]
     yield from dict.fromkeys(found)
 
 
