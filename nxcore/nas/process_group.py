@@ -30,14 +30,20 @@ def mean(value: Tensor) -> Tensor:
     return total(value) / place()[1]
 
 
-def means(gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-    """Return the means of gradients of one dtype over all ranks, in one message; None stays None."""
-    if place()[1] == 1:
-        return gradients
+def joined(gradients: Sequence[Tensor | None]) -> tuple[Tensor, list[Tensor | None]]:
+    """Return this rank's part of the mean gradients as one tensor, and the gradients as views of it.
+
+    ``total`` of the tensor makes all of them means over the ranks, by one message.
+
+    Parameters
+    ----------
+    gradients : sequence of Tensor or None
+        At least one tensor, all of one dtype; None stays None.
+    """
     known = [g for g in gradients if g is not None]
-    flat = mean(torch.cat([g.flatten() for g in known]))
+    flat = torch.cat([g.flatten() for g in known]).div_(place()[1])
     parts = iter(flat.split([g.numel() for g in known]))
-    return [g if g is None else next(parts).view_as(g) for g in gradients]
+    return flat, [None if g is None else next(parts).view_as(g) for g in gradients]
 
 
 def agreed(seconds: float, device: torch.device) -> float:

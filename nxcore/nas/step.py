@@ -15,7 +15,7 @@ from nxcore.nas.architecture import ArchitectureParameters
 from nxcore.nas.bilevel import Descent, first_order, second_order
 from nxcore.nas.data import Split
 from nxcore.nas.networks import EvalNetwork, SearchNetwork
-from nxcore.nas.process_group import means, shared
+from nxcore.nas.process_group import joined, place, shared, total
 
 
 class Passes:
@@ -60,8 +60,10 @@ class Passes:
             return loss.detach(), scores.detach()
         # Values that are not tensors are fixed in a graph: each share of dropped paths has its own graph.
         drop = self.net.drop_path_prob if isinstance(self.net, EvalNetwork) else 0.0
-        loss, scores, gradients = self._replay(*batch, drop)
-        for parameter, gradient in zip(self.net.parameters(), means(gradients), strict=True):
+        loss, scores, flat, gradients = self._replay(*batch, drop)
+        if flat is not None:
+            total(flat)
+        for parameter, gradient in zip(self.net.parameters(), gradients, strict=True):
             parameter.grad = gradient
         return loss, scores
 
@@ -92,7 +94,9 @@ class Passes:
         del drop  # set in the network already; here it distinguishes graphs
         loss, scores = self._forward(self.net, images, labels)
         gradients = torch.autograd.grad(loss, list(self.net.parameters()), allow_unused=True)
-        return loss.detach(), scores.detach(), gradients
+        # What joins them is replayed too: by single calls it takes the host longer than the message does.
+        alone = place()[1] == 1
+        return loss.detach(), scores.detach(), *((None, gradients) if alone else joined(gradients))
 
     def _first_order(self, images: Tensor, labels: Tensor) -> Descent:
         return first_order(self.net, self.arch, Split(images, labels))
