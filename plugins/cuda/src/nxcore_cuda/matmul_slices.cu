@@ -116,6 +116,7 @@ __device__ __forceinline__ void matmul_slices(const matmul_args& a) {
   constexpr int STAGE = StageA::FLOATS + StageB::FLOATS;
   constexpr int VECTORS = ROWS * COLUMNS / FOUR;
   constexpr int OWN = VECTORS / SLICES;  // vectors that a thread adds up
+  static_assert(!BY_LINE || DEPTH <= WARP, "vectors of a line have an order within a warp");
   static_assert(RUN % FOUR == 0 && OWN * SLICES == VECTORS && SLICES % TEAM == 0, "whole vectors");
   using Order = Path<ROWS, COLUMNS, ORDER>;
   static_assert(!BY_LINE || ORDER != COLUMNS_AND_BACK, "a row's next four terms are loaded after the row");
@@ -144,7 +145,8 @@ __device__ __forceinline__ void matmul_slices(const matmul_args& a) {
   // Where this thread's factors lie in the stage that is read. By line, rows are a multiple of eight apart, and have one
   // order of vectors.
   constexpr int TURNS = BY_LINE ? RUN / FOUR : 1;
-  const typename StageA::Own lines(lie.row, 0);
+  // (Where terms aren't by line, a stage's depth doesn't say where they lie.)
+  const typename operand::Stage<TALL, BY_LINE ? DEPTH : FOUR, BY_LINE>::Own lines(lie.row, 0);
   float* const end = region + (STAGES - 1) * STAGE;
   float* at = region;
   const float* at_x[TURNS];
