@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import os
 import re
 import sys
 import tempfile
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.simulator import take_turns
 from tests.skips import by_reason
 
 CUDA = torch.cuda.is_available()
@@ -50,9 +48,6 @@ FIRST = (
 
 MIRRORED = ("amin", "min", "argmin", "all")
 """Operators that run the kernels of amax, max, argmax and any, with elements turned round."""
-
-LONG = ("dilated_five", "several_slices")
-"""Samples that take Numba's simulator five seconds and more."""
 
 OF_CUDA = "square_planes"
 """How samples are called that are there for kernels of CUDA C++: interpreters take ten seconds each."""
@@ -104,7 +99,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     # which is tested too.
     torch.set_num_threads(THREADS if CUDA or "numba" in item.nodeid else 1)
     _remap_once()
-    _swap_for_all_threads()
+    take_turns()
 
 
 def _remap_once() -> None:
@@ -124,40 +119,6 @@ def _remap_once() -> None:
         return interpreter._LangPatchScope() if done else remap(function)  # noqa: SLF001  an empty one
 
     interpreter._patch_lang = once  # noqa: SLF001  there is no other way
-
-
-def _swap_for_all_threads() -> None:
-    """Have Numba's simulator, once it is there, keep ``cuda`` swapped while any thread of a block needs it.
-
-    It swaps the module in a function's globals at every call of a device function, and swaps it back at the
-    end: another thread that is inside of that function then finds no ``cuda.blockIdx``.
-    """
-    simulator: Any = sys.modules.get("numba.cuda.simulator.kernel")
-    if simulator is None or simulator.swapped_cuda_module.__module__ == __name__:
-        return
-    lock, inside = threading.Lock(), dict[int, tuple[int, dict[str, Any]]]()
-
-    @contextlib.contextmanager
-    def swapped(function: Any, fake: Any) -> Iterator[None]:
-        names = function.__globals__
-        with lock:
-            count, original = inside.get(id(names), (0, {}))
-            if not count:
-                original = {
-                    name: value for name, value in names.items() if value is sys.modules["numba.cuda"]
-                }
-            names.update(dict.fromkeys(original, fake))
-            inside[id(names)] = count + 1, original
-        try:
-            yield
-        finally:
-            with lock:
-                count, original = inside[id(names)]
-                inside[id(names)] = count - 1, original
-                if count == 1:
-                    names.update(original)
-
-    simulator.swapped_cuda_module = swapped
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -216,8 +177,6 @@ def _takes_long(item: pytest.Item) -> bool:
     compiled = cell.backend.name == "numba" and not cell.kernel.variant  # for the CPU
     if compiled or cell.sample is None:
         return cell.backend.name == "numba" and not compiled
-    if cell.backend.name == "numba" and cell.sample.name in LONG:
-        return True
     smoke = cell.spec.tagged("smoke")
     return cell.sample not in (smoke if cell.backend.name == "torch" else smoke[:1])
 
@@ -235,8 +194,7 @@ def _runs_here(item: pytest.Item, *, whole: bool) -> bool:
     differs from bfloat16 by a cast. Triton's interpreter and Numba's
     simulator take a tenth of a second and more for each: the smoke samples alone in 16 bits, and of an
     operator whose kernels are another's, without its softmax; a device gets all. They run no samples
-    that are there for kernels of another backend. The simulator, which is the slowest, leaves out in
-    16 bits what takes it seconds: long samples, and kernels that mirror another's.
+    that are there for kernels of another backend.
     A report of the whole has all of this, but for inductor, which is held to its smoke samples.
     """
     if not isinstance(item, pytest.Function) or not _of_the_kit(item):
@@ -261,8 +219,4 @@ def _runs_here(item: pytest.Item, *, whole: bool) -> bool:
         return False
     if cell.dtype is torch.float32:
         return telling or cell.spec.name not in ("weighted_sum", "weighted_sum_backward")
-    if cell.backend.name == "numba" and (
-        cell.spec.name in MIRRORED or (cell.sample is not None and cell.sample.name in LONG)
-    ):
-        return False
     return cell.sample in smoke
