@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from nxcore.errors import InvalidInputError
+from nxcore.graphs.whole import Whole
 from nxcore.nas.cells import Cell, EvalCell, InsertedCell, check_rows
 from nxcore.nas.genotype import Genotype, edges
-from nxcore.nas.mixed import MixedOp
+from nxcore.nas.mixed import PART, MixedOp
 from nxcore.nas.operations import PRIMITIVES
 from nxcore.nas.rule import Mode, Rule, Selection, as_rule, read
 from nxcore.nn import AdaptiveAvgPool2d, BatchNorm2d
@@ -90,6 +91,9 @@ class SearchNetwork(Network):
     takes it. So weights and architecture have separate optimizers, and a published supernet's state_dict
     loads unchanged.
 
+    On a CUDA device, in mode ``exact`` and without ``checkpoint``, training replays two CUDA graphs of the
+    whole network after a few calls of a signature; ``nxcore.nas.replays`` reports whether it does.
+
     Examples
     --------
     >>> net = nas.SearchNetwork(2, num_classes=3, layers=1, steps=1, multiplier=1)
@@ -139,6 +143,10 @@ class SearchNetwork(Network):
         self.register_buffer("kept", None, persistent=False)
         self.register_buffer("choices", torch.zeros(shape, dtype=torch.int64), persistent=False)
         self.register_buffer("counted", torch.zeros((), dtype=torch.int64), persistent=False)
+        whole = Whole(SearchNetwork.run, lambda _: [])  # its code reads its modules alone
+        setattr(self, PART, whole)
+        for cell in self.cells:
+            getattr(cell, PART).outer = whole
         for after in inserted:
             self.insert(after)
 
@@ -159,6 +167,13 @@ class SearchNetwork(Network):
         """
         check_rows(normal, "normal", self._rows, len(self.primitives))
         check_rows(reduce, "reduce", self._rows, len(self.primitives))
+        if self.rule.mode != "exact" or self.checkpoint or torch.compiler.is_compiling():
+            return self.run(x, normal, reduce)
+        replayed: Tensor = getattr(self, PART)(self, x, normal, reduce)
+        return replayed
+
+    def run(self, x: Tensor, normal: Tensor, reduce: Tensor) -> Tensor:
+        """Return the result of ``forward`` without a graph of the network; arguments are not checked."""
         kinds = (normal, reduce)
         plans = self._plans(kinds)
         return self._scores(
@@ -198,6 +213,7 @@ class SearchNetwork(Network):
             self.rule,
         )
         cell.to(self.classifier.weight).train(self.training)
+        getattr(cell, PART).outer = getattr(self, PART)
         self.cells.insert(after + 1, cell)
         self.inserted = (*self.inserted, after)
         return cell

@@ -109,13 +109,19 @@ def test_without_graphs_nothing_is_replayed():
 
 
 @pytest.mark.slow
-def test_cells_of_our_own_network_are_replayed_until_another_rule_is_set():
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_our_own_network_is_replayed_until_another_rule_is_set(one_by_one):
     torch.manual_seed(0)
     plain, own = darts.Network().double(), nas.SearchNetwork(**SMALL).double()
     own.load_state_dict(plain.state_dict())
     tape = taped(own)
+    if one_by_one:
+        vars(own)[PART].leave("cells are replayed one by one")
     agree(plain, own, MET + 2)
-    assert all(state.startswith("replays") for state in nas.replays(own).values())
+    states = nas.replays(own)
+    assert states.pop("").startswith("runs" if one_by_one else "replays")
+    said = "replays" if one_by_one else "runs: an enclosing part is captured"
+    assert all(state.startswith(said) for state in states.values())
     before = tape.replayed
     own.set_rule("argmax")
     x, logits = torch.randn(2, 3, 8, 8).double(), torch.randn(2, 5, 8).double()
@@ -146,6 +152,7 @@ def test_a_replayed_cell_has_one_update_of_all_statistics_and_one_sum_a_tensor(o
     if own:
         net = nas.SearchNetwork(**SMALL).double()
         net.load_state_dict(plain.state_dict())
+        vars(net)[PART].leave("cells are replayed one by one")
     tape = taped(net)
     agree(plain, net, MET + 2)
     assert all(nas.replays(net)[f"cells.{i}"].startswith("replays") for i in range(3))
@@ -296,7 +303,7 @@ def test_a_mixed_operation_by_itself_is_replayed():
     own(x, weights=logits.softmax(0))
     own(x, logits, outputs={1: x})
     assert tape.replayed == before, "a replay is of logits alone"
-    assert nas.replays(nas.SearchNetwork(**SMALL)).keys() == {"cells.0", "cells.1", "cells.2"}
+    assert nas.replays(nas.SearchNetwork(**SMALL)).keys() == {"", "cells.0", "cells.1", "cells.2"}
 
 
 @pytest.mark.slow
