@@ -30,6 +30,11 @@ PHASES = (
     ("nxcore/choose/recall.py", "", "record"),
     ("nxcore/trust/gate.py", "built", "truth"),
     ("nxcore/trust/gate.py", "_run", "gate"),
+    ("nxcore/choose/learn/watch.py", "inspected", "audit"),
+    ("nxcore/choose/learn/watch.py", "_copies", "copies"),
+    ("nxcore/choose/learn/watch.py", "_reference", "reference"),
+    ("nxcore/trust/truth.py", "strays", "distance"),
+    ("nxcore_cuda/machine/load.py", "kernel", "load"),
     ("nxcore/trust/identity.py", "", "identity"),
     ("nxcore/trust/closure.py", "", "identity"),
     ("nxcore/store/", "", "store"),
@@ -103,7 +108,8 @@ class Stacks:
             frames = sys._current_frames()  # noqa: SLF001  there is no other way to see all stacks
             busy = [_seen(frame) for ident, frame in frames.items() if ident not in (own, self._main)]
             main = _seen(frames[self._main]) if self._main in frames else ("", "", "", "")
-            phases, operator, backend, _ = next((found for found in busy if found[1]), main)
+            at_work = (found for found in busy if found[1] or "audit" in found[0])
+            phases, operator, backend, _ = next(at_work, main)
             if "capture" in main[0]:
                 phases = phases if phases.startswith("capture") else f"capture > backward > {phases}"
                 others = (frame for ident, frame in frames.items() if ident not in (own, self._main))

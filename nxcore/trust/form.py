@@ -71,27 +71,43 @@ def meet(some: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]) -> 
     return any(a < d and c < b for a, b in some for c, d in others)
 
 
-def twin(value: Any, known: dict[Any, Tensor] | None = None) -> Any:
+def twin(value: Any) -> Any:
     """Return a copy of nested tensors in new memory, with the same strides.
 
     A tensor that occurs twice does so in the copy too: a kernel may get its ``out`` as an input.
     """
-    known = {} if known is None else known
+    later: Later = {}
+    found = _twin(value, {}, later)
+    for new, old in later.values():  # an operator over many tensors has dozens, and each launch takes time
+        torch._foreach_copy_(new, old)
+    return found
+
+
+Later = dict[Any, tuple[list[Tensor], list[Tensor]]]
+"""Dtype and device -> new tensors, and those that they are to be copies of."""
+
+
+def _twin(value: Any, known: dict[Any, Tensor], later: Later) -> Any:
     if isinstance(value, tuple | list):
-        return tuple(twin(v, known) for v in value)
+        return tuple(_twin(v, known, later) for v in value)
     if not isinstance(value, Tensor):
         return value
     place = (value.data_ptr(), value.shape, value.stride(), value.dtype)
     if place not in known:
-        known[place] = _copied(value.detach())
+        known[place] = _copied(value.detach(), later)
     return known[place]
 
 
-def _copied(tensor: Tensor) -> Tensor:
+def _copied(tensor: Tensor, later: Later) -> Tensor:
     if not tensor.numel() or TensorMeta.of(tensor).is_dense():
-        return torch.empty_strided(
-            tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
-        ).copy_(tensor)
+        new = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+        if tensor.is_neg() or tensor.is_conj():
+            return new.copy_(tensor)
+        for held, one in zip(
+            later.setdefault((tensor.dtype, tensor.device), ([], [])), (new, tensor), strict=True
+        ):
+            held.append(one)
+        return new
     # Copies the gaps between elements too; some elements may share memory.
     flat = tensor.as_strided((_extent(tensor),), (1,)).clone()
     return flat.as_strided(tensor.shape, tensor.stride(), 0)

@@ -18,7 +18,7 @@ Many outputs may share few roundings, for example of one weight: u32 rms(S) allo
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -252,26 +252,35 @@ def strays(spec: OpSpec, args: tuple[Any, ...], native: Any, result: Any, slack:
         A factor on the allowed distance.
     """
     pairs = list(zip(leaves(result), leaves(native), strict=True))
-    rounded = [not spec.exact and t.dtype.is_floating_point for _, t in pairs]
     found = torch.zeros((), dtype=torch.bool, device=pairs[0][1].device)
-    scales = leaves(spec.magnitude(*_widen(args, half=True))) if any(rounded) else iter(())
-    terms = max(spec.terms(*args), 1)
-    for (y, t), rounds in zip(pairs, rounded, strict=True):
+    rounds = not spec.exact and any(t.dtype.is_floating_point for _, t in pairs)
+    scales = leaves(spec.magnitude(*_widen(args, half=True))) if rounds else iter(())
+    terms, share = max(spec.terms(*args), 1), _share(spec, args)
+    alike: dict[torch.dtype, list[tuple[Tensor, Tensor, Tensor]]] = {}
+    for y, t in pairs:
         scale = next(scales, t)
-        if not t.numel():
-            continue
+        if t.numel():
+            alike.setdefault(t.dtype, []).append((y, t, scale))
+    for dtype, group in alike.items():
+        # An operator over many tensors has dozens of outputs, and each launch takes the host microseconds.
+        y, t = (_joined([row[i] for row in group]) for i in range(2))
         fine = y == t
-        if t.dtype.is_floating_point:
+        if dtype.is_floating_point:
             fine |= y.isnan() & t.isnan()
-        if rounds:
-            info, u = torch.finfo(t.dtype), ROUNDOFF[t.dtype]
+        if not spec.exact and dtype.is_floating_point:
+            scale = _joined([row[2].broadcast_to(row[1].shape) for row in group])
+            info, u = torch.finfo(dtype), ROUNDOFF[dtype]
             quantum = info.smallest_normal * info.eps + terms * torch.finfo(torch.float32).smallest_normal
             wide, own = _widen(y, half=True), _widen(t, half=True)
-            unit = ACCUMULATOR * terms**0.5 + _share(spec, args) / 4
-            bound = (own.abs() * u).add(scale.broadcast_to(own.shape), alpha=unit)
+            bound = (own.abs() * u).add(scale, alpha=ACCUMULATOR * terms**0.5 + share / 4)
             fine |= (wide - own).abs() <= bound.mul_(8 * slack).add_(2 * quantum * slack)
         found |= ~fine.all()
     return found
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the elements of several tensors in one row; a single tensor as it is."""
+    return tensors[0] if len(tensors) == 1 else torch.cat([t.reshape(-1) for t in tensors])
 
 
 def _relative(error: float, norm: float, allowed: float) -> float:

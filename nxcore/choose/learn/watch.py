@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from nxcore.choose.learn.exploration import Switch
+from nxcore.context import REGIME, capturing
 from nxcore.errors import VerificationError
 from nxcore.spec.kernel import Backend, Kernel
 from nxcore.spec.problem import Problem, leaves
@@ -36,7 +37,7 @@ AUDITED = (1, 2, 4, 8, 16)
 """Those of them that are audited, by index."""
 
 ALWAYS = 2
-"""The last of these that is audited even beyond the share of time."""
+"""The last of these that is audited beyond the share of time too; in a run for a capture it is the first."""
 
 SAMPLE = 2
 """Calls of a later sample: one is audited, and the memory of the other is compared with its memory."""
@@ -181,7 +182,7 @@ class Watch:
         self._switch.to(self._steps[1])
 
     def _watched(self, *args: Any) -> Any:
-        if self._capturing() or not self._lock.acquire(blocking=False):
+        if capturing(self.problem) or not self._lock.acquire(blocking=False):
             return self.planned(*args)
         try:
             self._owner.harvest()
@@ -201,10 +202,8 @@ class Watch:
         """Whether this watched call must be audited."""
         if self._sampled:
             return self._left == SAMPLE
-        return self._audits < bisect(AUDITED, self._calls) and (self._calls <= ALWAYS or self._owner.affords)
-
-    def _capturing(self) -> bool:
-        return self.problem.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        always = 1 if REGIME.captured else ALWAYS
+        return self._audits < bisect(AUDITED, self._calls) and (self._calls <= always or self._owner.affords)
 
     def _instead(self, *args: Any) -> Any:
         if self.strict:
@@ -376,7 +375,8 @@ class Watch:
 
     def _apart(self, result: Any) -> Any:
         """Return a copy of a kept result: a reused buffer must not reach the caller."""
-        known = {id(t): twin(t) for t in self._alone(result) if t.untyped_storage().nbytes() <= HELD}
+        small = [t for t in self._alone(result) if t.untyped_storage().nbytes() <= HELD]
+        known = dict(zip(map(id, small), twin(small), strict=True))
 
         def copied(value: Any) -> Any:
             if isinstance(value, tuple | list):

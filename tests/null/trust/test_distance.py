@@ -1,0 +1,82 @@
+"""Comparisons of an audit, over operators of many tensors: nothing is missed, and launches are few."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from nxcore.spec.problem import leaves
+from nxcore.trust.form import twin
+from nxcore.trust.suspicion import differ
+from nxcore.trust.truth import strays, without_out
+from tests.null.fakes import SPECS
+
+OP = "foreach_sep_conv2d_batch_norm_backward"
+NEAR = 1.5
+"""A factor that no rounding explains."""
+
+
+class Launches(TorchDispatchMode):
+    """Counts the operations of torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+def sample():
+    """Return the arguments of a sample of many tensors, and the reference's results."""
+    spec = SPECS[OP]
+    samples = [s for s in spec.samples if not s.tags & {"bench", "huge", "degenerate"}]
+    made = [without_out(spec, s.build(spec, "cpu", torch.float32)) for s in samples]
+    args = max(made, key=lambda given: len(list(leaves(given))))
+    return spec, args, spec.reference(*args)
+
+
+def test_one_wrong_element_of_any_output_strays():
+    spec, args, native = sample()
+    assert not strays(spec, args, native, twin(native))
+    for i in range(len(list(leaves(native)))):
+        result = twin(native)
+        wrong = list(leaves(result))[i]
+        at = wrong.abs().argmax()
+        wrong.view(-1)[at] *= NEAR
+        assert strays(spec, args, native, result), i
+
+
+def test_a_bit_of_any_input_is_a_change():
+    spec, args, _ = sample()
+    own = twin(args)
+    assert not differ(spec, args, own)
+    for t in leaves(own):
+        t.view(-1)[-1:] += 1
+        assert differ(spec, args, own)
+        t.view(-1)[-1:] -= 1
+        t.copy_(next(a for a, b in zip(leaves(args), leaves(own), strict=True) if b is t))
+
+
+@pytest.mark.parametrize("what", ["strays", "differ", "twin"])
+def test_launches_do_not_grow_with_the_tensors(what):
+    """A comparison by tensors took 15 launches an output, 4 an input; a copy took one a tensor."""
+    spec, args, native = sample()
+    result, own = twin(native), twin(args)
+    with Launches() as magnitude:
+        spec.magnitude(*args)
+    with Launches() as launches:
+        if what == "strays":
+            strays(spec, args, native, result)
+        elif what == "differ":
+            differ(spec, args, own)
+        else:
+            twin(args)
+    views = 5 * len(list(leaves(native))) if what == "strays" else 2 * len(list(leaves(args)))
+    most = views + 30 + magnitude.count * (what == "strays")
+    assert len(list(leaves(native))) >= 10
+    assert launches.count <= most, "views and empty tensors launch nothing"
