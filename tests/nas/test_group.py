@@ -9,7 +9,7 @@ from torch import nn
 
 import nxcore
 from nxcore import nas
-from nxcore.choose.learn.watch import Watch
+from nxcore.choose.learn import watch
 from nxcore.graphs import together
 from nxcore.graphs.late import late
 from nxcore.graphs.part import MET
@@ -158,7 +158,7 @@ def test_kernels_have_the_error_of_torch_and_leave_weights_gradients_to_one_sum(
     monkeypatch.setattr(group, "ON", True)
     monkeypatch.setattr(level, "_operator", operator)
     monkeypatch.setattr(together, "_sums", lambda: SimpleNamespace(by_kernel=nxcore.op("column_sums")))
-    monkeypatch.setattr(Watch, "_capturing", lambda self: True)  # nothing is compared with torch's there
+    monkeypatch.setattr(watch, "capturing", lambda problem: True)  # nothing is compared with torch's there
     first, args = ([t.float().to(device) for t in given(2, 8, 2)] for _ in range(2))
     for net in (patched, plain):
         outcome(net[0], *first)

@@ -18,6 +18,9 @@ OP = "foreach_sep_conv2d_batch_norm_backward"
 NEAR = 1.5
 """A factor that no rounding explains."""
 
+MANY = 10
+"""Results of the sample, at least."""
+
 
 class Launches(TorchDispatchMode):
     """Counts the operations of torch."""
@@ -32,12 +35,14 @@ class Launches(TorchDispatchMode):
 
 
 def sample():
-    """Return the arguments of a sample of many tensors, and the reference's results."""
+    """Return the arguments of a sample with ten results or more, and the reference's."""
     spec = SPECS[OP]
-    samples = [s for s in spec.samples if not s.tags & {"bench", "huge", "degenerate"}]
-    made = [without_out(spec, s.build(spec, "cpu", torch.float32)) for s in samples]
-    args = max(made, key=lambda given: len(list(leaves(given))))
-    return spec, args, spec.reference(*args)
+    for one in spec.samples:
+        args = without_out(spec, one.build(spec, "cpu", torch.float32))
+        native = spec.reference(*args)
+        if len(list(leaves(native))) >= MANY:
+            return spec, args, native
+    raise LookupError
 
 
 def test_one_wrong_element_of_any_output_strays():
@@ -78,5 +83,4 @@ def test_launches_do_not_grow_with_the_tensors(what):
             twin(args)
     views = 5 * len(list(leaves(native))) if what == "strays" else 2 * len(list(leaves(args)))
     most = views + 30 + magnitude.count * (what == "strays")
-    assert len(list(leaves(native))) >= 10
     assert launches.count <= most, "views and empty tensors launch nothing"
