@@ -98,6 +98,8 @@ class Slices(Tile):
         Slices that share stages of shared memory.
     turn : int
         Stages that are read in one turn of the loop.
+    pieces : int
+        Of what a thread sends to a stage: one each term, between reads of shared memory.
     whole : bool
         Whether no row, column or term of a tile lies outside of the product.
     """
@@ -105,6 +107,7 @@ class Slices(Tile):
     stages: int = 4
     team: int = 1
     turn: int = 1
+    pieces: int = 1
     whole: bool = False
 
     @property
@@ -127,7 +130,7 @@ class Slices(Tile):
     def instance(self, a: Way, b: Way) -> Instance:
         """Return its kernel."""
         sizes = (self.tall, self.wide, self.rows, self.columns, self.run, self.slices)
-        shared = (self.team, self.stages, self.turn)
+        shared = (self.team, self.stages, self.turn, self.pieces)
         by_line = self.by_line and a.inner and a.vectors
         ways = (by_line, a.inner, a.vectors, b.inner, b.vectors)
         arguments = (*sizes, *shared, *ways, self.whole, self.order)

@@ -62,19 +62,22 @@ struct Sender {
   ~Sender() { nxcore_emulator::end_sends(); }
 #endif
 
-  // Sends this team's next DEPTH terms. Steps of vectors' own dimension are 1, and known to the compiler.
-  __device__ __forceinline__ void fetch(float* stage) {
+  // Sends this team's next DEPTH terms, or one piece of what a thread sends; the last piece goes on to the terms after
+  // them. Where there are no more, zeros. Steps of vectors' own dimension are 1, and known to the compiler.
+  __device__ __forceinline__ void fetch(float* stage, int piece = 0, int pieces = 1, bool more = true) {
     const long long by_line = VECTORS && !INNER ? 1 : line_step, by_term = VECTORS && INNER ? 1 : term_step;
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
+      if (i * pieces / COUNT != piece) continue;
       const float* const at = from + down(i) * by_line + along(i) * by_term;
-      const bool inside = WHOLE || (down(i) < lines_left && along(i) < terms_left);
+      const bool inside = more && (WHOLE || (down(i) < lines_left && along(i) < terms_left));
       if (SENT) {
         operand::send(stage + to + down(i) * (BY_LINE ? DEPTH : 1), at, inside);
       } else {
         operand::send_one(stage + to + along(i) * (LINES + operand::PAD) + down(i), at, inside);
       }
     }
+    if (piece < pieces - 1) return;
     from += STEP * by_term;
     terms_left -= STEP;
   }
@@ -102,8 +105,8 @@ __device__ __forceinline__ Vector<float, FOUR> exchanged(const Vector<float, FOU
 
 }  // namespace product
 
-template <int TALL, int WIDE, int ROWS, int COLUMNS, int RUN, int SLICES, int TEAM, int STAGES, int TURN, bool BY_LINE, bool A_INNER,
-          bool A_VECTORS, bool B_INNER, bool B_VECTORS, bool WHOLE, int ORDER>
+template <int TALL, int WIDE, int ROWS, int COLUMNS, int RUN, int SLICES, int TEAM, int STAGES, int TURN, int PIECES, bool BY_LINE,
+          bool A_INNER, bool A_VECTORS, bool B_INNER, bool B_VECTORS, bool WHOLE, int ORDER>
 __device__ __forceinline__ void matmul_slices(const matmul_args& a) {
   using namespace product;
   using Threads = Lie<TALL, WIDE, ROWS, COLUMNS, BY_LINE>;
@@ -116,6 +119,7 @@ __device__ __forceinline__ void matmul_slices(const matmul_args& a) {
   constexpr int STAGE = StageA::FLOATS + StageB::FLOATS;
   constexpr int VECTORS = ROWS * COLUMNS / FOUR;
   constexpr int OWN = VECTORS / SLICES;  // vectors that a thread adds up
+  static_assert(PIECES < RUN, "all are sent before the next stage is waited for");
   static_assert(!BY_LINE || DEPTH <= WARP, "vectors of a line have an order within a warp");
   static_assert(RUN % FOUR == 0 && OWN * SLICES == VECTORS && SLICES % TEAM == 0, "whole vectors");
   using Order = Path<ROWS, COLUMNS, ORDER>;
@@ -201,12 +205,13 @@ __device__ __forceinline__ void matmul_slices(const matmul_args& a) {
       const int following = (term + 1) % RUN;
       next_x(following);
       next_y(following);
-      if (term == 0) {
+      const bool more = unsent > 0;
+      if (term < PIECES && (PIECES > 1 || more)) {  // a branch at every piece would cost more than zeros
         // Into the stage that was read last: the barrier since then says that this team has read it.
-        if (unsent > 0) {
-          from_a.fetch(before);
-          from_b.fetch(before + StageA::FLOATS);
-        }
+        from_a.fetch(before, term, PIECES, PIECES == 1 || more);
+        from_b.fetch(before + StageA::FLOATS, term, PIECES, PIECES == 1 || more);
+      }
+      if (term == PIECES - 1) {
         unsent -= STEP;
         operand::close_group();  // an empty one too: which groups are waited for is a number from the last
       }
@@ -223,6 +228,7 @@ __device__ __forceinline__ void matmul_slices(const matmul_args& a) {
     }
   }
 
+  if (PIECES > 1) operand::arrive();  // zeros
   // Each slice leaves its sums where its terms were; then all threads add up, in the order of slices.
   join<TOGETHER>(team);
 #pragma unroll
