@@ -67,11 +67,13 @@ class Stacks:
         Looks by phases; by the operator and the backend that is looked at in nxcore's choice.
     lines : Counter
         Looks at lines of captures, each the innermost one of the stack.
+    functions : Counter
+        Looks at functions of nxcore in the main thread, each the innermost one of the stack.
     """
 
     def __init__(self) -> None:
         self.phases, self.operators, self.backends = Counter[str](), Counter[str](), Counter[str]()
-        self.lines = Counter[str]()
+        self.lines, self.functions = Counter[str](), Counter[str]()
         self._ends = threading.Event()
         self._main = threading.main_thread().ident
         self._thread = threading.Thread(target=self._watch, daemon=True, name="stacks")
@@ -96,6 +98,7 @@ class Stacks:
             "operators": self.operators,
             "backends": self.backends,
             "lines": self.lines,
+            "functions": self.functions,
         }
         return {
             name: {what: round(n * each_s, 2) for what, n in counts.most_common(most)}
@@ -115,6 +118,7 @@ class Stacks:
                 others = (frame for ident, frame in frames.items() if ident not in (own, self._main))
                 self.lines[next((_line(frame) for frame in others if _differentiates(frame)), main[3])] += 1
             self._looks += 1
+            self.functions[_function(frames.get(self._main or 0))] += 1
             self.phases[phases or "else"] += 1
             self.operators[operator or "none"] += 1
             self.backends[backend or "none"] += 1
@@ -154,6 +158,17 @@ def _line(frame: FrameType) -> str:
     while inner is not None and "/nxcore" not in inner.f_code.co_filename:
         inner = inner.f_back
     return own if inner is None else f"{_place(inner)} > {own}"
+
+
+def _function(frame: FrameType | None) -> str:
+    """Return the innermost function of nxcore on a stack, and the operation of torch that it waits for."""
+    own = "none" if frame is None else frame.f_code.co_name
+    while frame is not None and "/nxcore" not in frame.f_code.co_filename:
+        frame = frame.f_back
+    if frame is None:
+        return own
+    name, inner = "/".join(frame.f_code.co_filename.split("/")[-2:]), frame.f_code.co_name
+    return f"{name} {inner}" + f" > {own}" * (own != inner)
 
 
 def _place(frame: FrameType) -> str:

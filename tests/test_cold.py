@@ -53,6 +53,7 @@ def test_lines_are_those_of_captures(within, monkeypatch):
     assert bool(stacks.lines) is within
     assert not within or next(iter(stacks.lines)).endswith(" wait")
     assert stacks.table()["lines"].keys() == stacks.lines.keys()
+    assert any(name.endswith("capture.py __init__ > wait") for name in stacks.functions) is within
 
 
 def test_what_was_measured_is_told_while_its_folder_exists(monkeypatch, capsys):
