@@ -227,6 +227,15 @@ SAMPLES = (
         "square_planes_of_16_channels", (rand(1, 16, 32, 32), rand(16, 1, 3, 3), rand(16, 16, 1, 1), 1, 1)
     ),
     Sample("square_planes_dilated", (rand(1, 32, 16, 16), rand(32, 1, 5, 5), rand(32, 32, 1, 1), 1, 4, 2)),
+    Sample(
+        "square_planes_of_36_channels", (rand(1, 36, 32, 32), rand(36, 1, 5, 5), rand(36, 36, 1, 1), 1, 2)
+    ),
+    Sample(
+        "square_planes_of_72_channels", (rand(1, 72, 16, 16), rand(72, 1, 3, 3), rand(72, 72, 1, 1), 1, 2, 2)
+    ),
+    Sample(
+        "square_planes_of_144_channels", (rand(1, 144, 8, 8), rand(144, 1, 3, 3), rand(144, 144, 1, 1), 1, 1)
+    ),
     Sample("square_planes_strided", (rand(2, 64, 16, 16), rand(64, 1, 3, 3), rand(64, 64, 1, 1), 2, 1)),
     Sample(
         "square_planes_strided_of_32_channels",

@@ -210,6 +210,9 @@ SAMPLES = (
     Sample(
         "square_planes_of_16_channels", (rand(1, 16, 32, 32), rand(16, 1, 3, 3), rand(16, 16, 1, 1), 1, 1)
     ),
+    Sample(
+        "square_planes_of_36_channels", (rand(1, 36, 32, 32), rand(36, 1, 3, 3), rand(36, 36, 1, 1), 1, 1)
+    ),
     Sample("square_planes_strided", (rand(2, 64, 16, 16), rand(64, 1, 3, 3), rand(64, 64, 1, 1), 2, 1)),
     Sample(
         "square_planes_strided_of_32_channels",

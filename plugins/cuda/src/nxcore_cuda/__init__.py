@@ -21,6 +21,9 @@ PLANES = (
     "square_planes",
     "square_planes_dilated",
     "square_planes_of_16_channels",
+    "square_planes_of_36_channels",
+    "square_planes_of_72_channels",
+    "square_planes_of_144_channels",
     "square_planes_strided",
     "square_planes_strided_of_32_channels",
 )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nxcore.plugin import Problem
-from nxcore_cuda import foreach, planes_forward, separable, strided_planes_forward
+from nxcore_cuda import foreach, parts_forward, planes_forward, separable, strided_planes_forward
 from nxcore_cuda.candidates import TYPES
 from nxcore_cuda.channel import CHANNELS, FINISHED, Channels
 from nxcore_cuda.channel import Tile as Span
@@ -57,12 +57,14 @@ def plan(problem: Problem, group: Group | None = None) -> Callable[..., tuple[An
         for i, layer in enumerate(layers)
         if chosen.planes is not None and planes_forward.fits(layer, device)
     ]
-    strided = [
-        i
+    others: list[Any] = [parts_forward, strided_planes_forward]
+    of_others = {
+        i: planner
         for i, layer in enumerate(layers)
-        if chosen.planes is not None and strided_planes_forward.fits(layer, device, relu=problem["relu"])
-    ]
-    some = [i for i in range(len(layers)) if i not in (*known, *strided)]
+        for planner in others
+        if chosen.planes is not None and planner.fits(layer, device, relu=problem["relu"])
+    }
+    some = [i for i in range(len(layers)) if i not in (*known, *of_others)]
     works = []
     for layer, tile in zip(layers, tiles(problem, chosen), strict=True):
         floats = separable.forward(layer, tile)
@@ -82,10 +84,12 @@ def plan(problem: Problem, group: Group | None = None) -> Callable[..., tuple[An
         for i in batch:
             blocks[i] = planes_forward.blocks(layers[i], own)
     of_planes = [(batch, launch) for batch, launch, _ in by_planes]
-    for batch, launch, lines in strided_planes_forward.launches(layers, strided, chosen.planes or (), device):
-        of_planes.append((batch, launch))
-        for i in batch:
-            blocks[i] = strided_planes_forward.blocks(layers[i], lines)
+    for planner in others:
+        which = [i for i in of_others if of_others[i] is planner]
+        for batch, launch, own in planner.launches(layers, which, chosen.planes or (), device):
+            of_planes.append((batch, launch))
+            for i in batch:
+                blocks[i] = planner.blocks(layers[i], own)
     leaves = [norm or (any(normed) and i in some) for i, norm in enumerate(normed)]
     left = [
         shares_of(out.shape[1], count, device) if moments else None
@@ -157,6 +161,7 @@ def choose(problem: Problem) -> Group:
     group = foreach.choose(layers, problem.device, back=False)
     known = any(
         planes_forward.fits(layer, problem.device)
+        or parts_forward.fits(layer, problem.device, relu=problem["relu"])
         or strided_planes_forward.fits(layer, problem.device, relu=problem["relu"])
         for layer in layers
     )
@@ -177,6 +182,7 @@ def instances() -> Iterator[Instance]:
         for moments in (False, True):
             yield instance(windows, 256, moments=moments)
     yield from planes_forward.instances(planes_forward.FOREACH)
+    yield from parts_forward.instances(parts_forward.FOREACH)
     yield from strided_planes_forward.instances(strided_planes_forward.FOREACH)
     yield from norms(NORM, (FINISH,))
 

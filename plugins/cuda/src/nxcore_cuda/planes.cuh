@@ -11,15 +11,17 @@ using Strip = Vector<float, STRIP>;
 
 // What a block has. Lines are rows as shared memory has them: where the window is dilated, the even rows and then the
 // odd ones, which never see each other. A half of an image is its upper or lower rows, with those beyond that its
-// windows see, or its even or odd rows.
+// windows see, or its even or odd rows. A quarter is one of four bands of rows, with as many beyond as a band between
+// two others sees, or the upper or lower ones of the even or of the odd rows.
 template <int SIZE_, int DILATION_, int CHANNELS_, int SIDE_, int BAND_, int THREADS_>
 struct Shape {
   static constexpr int SIZE = SIZE_, DILATION = DILATION_, CHANNELS = CHANNELS_, SIDE = SIDE_;
   static constexpr int BAND = BAND_, THREADS = THREADS_;  // a block's own lines
-  static constexpr int TAPS = SIZE * SIZE, HALF = SIZE / 2, REACH = HALF * DILATION, HALVES = SIDE / BAND;
+  static constexpr int TAPS = SIZE * SIZE, HALF = SIZE / 2, REACH = HALF * DILATION, PIECES = SIDE / BAND;
   static constexpr int PLANE = SIDE * SIDE, IMAGE = CHANNELS * PLANE, STRIPS = SIDE / STRIP;
-  static constexpr int HELD = BAND + (HALVES == 2 && DILATION == 1 ? HALF : 0);
-  static constexpr int PART = DILATION == 2 ? SIDE / 2 : HELD;  // lines that see each other
+  static constexpr int BANDS = PIECES > DILATION ? PIECES / DILATION : 1;  // of rows that see each other
+  static constexpr int HELD = BAND + (BANDS == 1 ? 0 : BANDS == 2 ? HALF : 2 * HALF);
+  static constexpr int PART = DILATION > PIECES ? SIDE / DILATION : HELD;  // lines that see each other
   // Neighbouring planes begin four banks apart, so that a load of eight of them has no conflict.
   static constexpr int PITCH = (HELD * SIDE + 31) / 32 * 32 + STRIP, PLANES = CHANNELS * PITCH;
   static constexpr int GROUPS = BAND * STRIPS;  // of four neighbouring pixels, in a plane's own lines
@@ -28,15 +30,28 @@ struct Shape {
   static constexpr int SPREAD = 8 / STRIPS;  // planes of a quarter of a warp
   static constexpr unsigned OF_PLANE = STRIPS - 1 + 8 * (SEGMENTS - 1);  // bits of a lane: the same plane
   static constexpr bool ENDS = ROWS == PART && HELD == BAND;  // a thread sees no lines but its own
-  static_assert(HALVES == 1 || HALVES == 2, "a block has an image or half of one");
+  static_assert(PIECES == 1 || PIECES == 2 || PIECES == 4, "a block has an image, or a half or quarter of one");
   static_assert(SIDE >= 8 && SIDE <= 32 && ROWS * SEGMENTS == BAND && 8 * SEGMENTS <= WARP && ROWS <= PART,
                 "a warp has whole planes");
 
+  // `half`: the number of the piece.
   static __device__ __forceinline__ int row(int line, int half) {
-    if (DILATION == 1) return HALVES == 2 && half ? line + BAND - HALF : line;
-    return HALVES == 2 ? 2 * line + half : line % PART * 2 + line / PART;
+    if constexpr (PIECES == 4) {
+      const int band = half / DILATION;
+      return (band * BAND - before(band) + line) * DILATION + half % DILATION;
+    }
+    if (DILATION == 1) return PIECES == 2 && half ? line + BAND - HALF : line;
+    return PIECES == 2 ? 2 * line + half : line % PART * 2 + line / PART;
   }
-  static __device__ __forceinline__ int own(int half) { return HELD > BAND && half ? HALF : 0; }
+  // The line at which a block's own begin.
+  static __device__ __forceinline__ int own(int half) {
+    if constexpr (PIECES == 4) return before(half / DILATION);
+    return HELD > BAND && half ? HALF : 0;
+  }
+  // Lines that a block holds before its own: the first and the last band hold more on their other side.
+  static __device__ __forceinline__ int before(int band) {
+    return band == 0 ? 0 : band == BANDS - 1 ? HELD - BAND : HALF;
+  }
 };
 
 template <int FLOATS>
@@ -80,8 +95,9 @@ __device__ __forceinline__ void send_strip(float* to, const float* from, bool ve
 template <typename S, int LINES>
 __device__ __forceinline__ void send_part(float* to, const float* image, int half, int first) {
   constexpr int OF_PLANE = LINES * S::STRIPS, STEP = S::THREADS / OF_PLANE;  // planes at a time
-  static_assert(STEP * OF_PLANE == S::THREADS, "threads have whole planes");
+  static_assert(STEP > 0, "threads have whole planes");
   const int channel = threadIdx.x / OF_PLANE, place = threadIdx.x % OF_PLANE;
+  if (STEP * OF_PLANE < S::THREADS && channel >= STEP) return;  // fewer than have a plane
   const int line = first + place / S::STRIPS, strip = place % S::STRIPS * STRIP;
   to += channel * S::PITCH + line * S::SIDE + strip;
   image += channel * S::PLANE + S::row(line, half) * S::SIDE + strip;
@@ -188,14 +204,15 @@ __device__ __forceinline__ void walk(const float* plane, const Place<S>& place, 
   for (int k = UNTIL - (S::SIZE - 1); k < S::ROWS; ++k) done(k);
 }
 
-// The depthwise convolution of what is positive: us gets the block's own lines.
-template <typename S>
-__device__ __forceinline__ void convolve(float* us, const float* xs, const float* filters, int half) {
+// The depthwise convolution of what is positive: us, whose planes are U_PITCH apart, gets the block's own lines, behind
+// `before` others.
+template <typename S, int U_PITCH = S::PITCH>
+__device__ __forceinline__ void convolve(float* us, const float* xs, const float* filters, int half, int before) {
   const Place<S> place;
   float weight[S::TAPS], sum[S::ROWS][STRIP] = {};
 #pragma unroll
   for (int t = 0; t < S::TAPS; ++t) weight[t] = __ldg(filters + place.channel * S::TAPS + t);
-  float* const to = us + place.channel * S::PITCH + (S::own(half) + place.first) * S::SIDE + place.strip * STRIP;
+  float* const to = us + place.channel * U_PITCH + (before + place.first) * S::SIDE + place.strip * STRIP;
   walk<S, true>(xs + place.channel * S::PITCH, place, half, [&](int i, const auto& seen) {
 #pragma unroll
     for (int a = 0; a < S::SIZE; ++a) {

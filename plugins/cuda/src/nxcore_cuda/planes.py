@@ -19,6 +19,8 @@ STRIP, BANKS = 4, 32  # as in planes.cuh
 ROOM = 32  # convolutions of a launch, as in foreach.cuh
 MOST_BLOCKS = 528  # each of which leaves shares
 FULL = 15 * FILL // 8  # blocks that fill a large GPU, of which two have room on a multiprocessor
+HALF = 113 * 1024  # bytes of shared memory of a block, of which two have room on a multiprocessor
+BEGIN = 0.25  # of the time of an item: what a block takes to begin, whose copies nothing hides
 BACKWARD = "sep_conv2d_planes_backward"
 
 
@@ -38,19 +40,19 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True)
 class Planes:
-    """The work of one block that has all channels of images, or of halves of them.
+    """The work of one block that has all channels of images, or of halves or quarters of them.
 
     Attributes
     ----------
     band : int
-        Rows of a block: all of an image, or half.
+        Rows of a block: all of an image, or a part.
     threads : int
     over, across : int
         Elements of the 1x1 filters' gradient that a thread adds up: outputs, channels.
     splits : int
         Lanes of a warp that share these.
     items : int
-        Images or halves that a block computes, one after the other.
+        Images, or parts of them, that a block computes, one after the other.
     """
 
     band: int
@@ -74,20 +76,24 @@ TILES = {
         *(Planes(8, 256, 4, 8, 8), Planes(8, 128, 8, 8, 8)),
     ),
     (64, 8): (Planes(8, 256, 4, 8, 2), Planes(8, 128, 8, 8, 2)),
+    (36, 32): (Planes(8, 576, 6, 3, 8), Planes(8, 288, 6, 6, 8)),
+    (72, 16): (Planes(8, 576, 6, 3, 2), Planes(8, 288, 6, 6, 2)),
+    (144, 8): (Planes(8, 576, 6, 6, 1), Planes(8, 288, 12, 6, 1)),
 }
 """Of a number of channels and a side, what blocks may be; the first is the usual one."""
 WINDOWS = ((3, 1), (5, 1), (3, 2), (5, 2))  # size, dilation
 
 
-def halo(shape: Shape, tile: Planes) -> int:
+def halo(shape: Shape, band: int) -> int:
     """Return how many lines beyond its own a block holds."""
-    return shape.size // 2 if tile.band < shape.side and shape.dilation == 1 else 0
+    bands = shape.side // band // shape.dilation  # of rows that see each other
+    return shape.size // 2 * min(max(bands - 1, 0), 2)
 
 
 def memory(shape: Shape, tile: Planes) -> int:
     """Return the bytes of shared memory of a block."""
     channels = shape.channels
-    pitch = round_up((tile.band + halo(shape, tile)) * shape.side, BANKS) + STRIP
+    pitch = round_up((tile.band + halo(shape, tile.band)) * shape.side, BANKS) + STRIP
     return 4 * (3 * channels * pitch + channels * channels + tile.scratch(channels))
 
 
@@ -134,14 +140,30 @@ def choose(layer: Layer, count: int = 1) -> Planes:
 
     It is the usual one, except halves of images where whole ones are few, if a window sees more than the next
     pixels: 1.04 to 1.08 times as fast on an H100. A block computes two items where enough blocks are left:
-    up to 1.04 times as fast.
+    up to 1.04 times as fast. One that has a multiprocessor to itself computes as many as `shared_out` says.
     """
     shape = Shape.of(layer)
     usual, half = next(tiles(shape)), halves(shape)
+    if memory(shape, usual) > HALF:
+        return replace(usual, items=shared_out(items(layer, usual), count))
     far = (shape.size - 1) * shape.dilation > 2
     if half and far and 2 * count * layer.x.images <= FILL:
         return half
     return replace(usual, items=2 if count * items(layer, usual) >= 2 * FULL else 1)
+
+
+def shared_out(work: int, count: int, resident: int = 1) -> int:
+    """Return how many items a block computes, of which a launch has ``count`` times ``work``.
+
+    Blocks of one wave, of which ``resident`` have room on a multiprocessor, end together: the number of
+    blocks is that for which all waves take least, and the lowest of these, since each block leaves shares.
+    """
+    slots = FILL * resident
+
+    def cost(blocks: int) -> float:
+        return ceil_div(blocks * count, slots) * (ceil_div(work, blocks) + BEGIN)
+
+    return ceil_div(work, min(range(1, min(work, MOST_BLOCKS) + 1), key=cost, default=1))
 
 
 def arguments(shape: Shape, tile: Planes) -> tuple[int, ...]:
@@ -151,7 +173,7 @@ def arguments(shape: Shape, tile: Planes) -> tuple[int, ...]:
 
 def instance(entry: str, shape: Shape, tile: Planes) -> Instance:
     """Return a kernel; of the smaller ones two blocks are to have room."""
-    blocks = 2 if memory(shape, tile) <= 113 * 1024 else 1
+    blocks = 2 if memory(shape, tile) <= HALF else 1
     return Instance(entry, arguments(shape, tile), threads=tile.threads, blocks=blocks)
 
 
@@ -165,7 +187,7 @@ def instances(entry: str) -> Iterator[Instance]:
 
 
 def items(layer: Layer, tile: Planes) -> int:
-    """Return how many images or halves there are."""
+    """Return how many images, or parts of them, there are."""
     return layer.x.images * (layer.x.height // tile.band)
 
 

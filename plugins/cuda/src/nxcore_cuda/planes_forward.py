@@ -91,7 +91,8 @@ def of_layer(layer: Layer) -> int:
 
 def fits(layer: Layer, device: torch.device) -> bool:
     """Return whether kernels know a layer's shapes, its tensors lie as required, and a device has room."""
-    return planes.fits(layer, device, relu=True)  # which is a number to these kernels
+    known = Images.of(layer) in TILES
+    return known and planes.fits(layer, device, relu=True)  # which is a number to these kernels
 
 
 def memory(shape: Images, tile: Outputs, size: int) -> int:

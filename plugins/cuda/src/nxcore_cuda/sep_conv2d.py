@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from nxcore.plugin import FLOATS, Problem
-from nxcore_cuda import planes_forward, separable, strided_planes_forward
+from nxcore_cuda import parts_forward, planes_forward, separable, strided_planes_forward
 from nxcore_cuda.candidates import TYPES
 from nxcore_cuda.machine.instance import Instance
 from nxcore_cuda.machine.launch import Launch
+from nxcore_cuda.parts_forward import Part
 from nxcore_cuda.planes_forward import Outputs
 from nxcore_cuda.separable import Layer, Tile
 from nxcore_cuda.strided_planes_forward import Lines
@@ -29,28 +30,32 @@ def instance(
     return Instance(SOURCE, arguments, threads=threads, blocks=512 // threads if window[0] < 7 else 0)
 
 
-def choose(problem: Problem) -> Tile | Outputs | Lines | None:
+def choose(problem: Problem) -> Tile | Outputs | Part | Lines | None:
     """Return the tile for a problem, None where none fits."""
     layer = Layer.of(problem, problem.outputs)
     if planes_forward.fits(layer, problem.device):
         return planes_forward.choose(layer)
+    if parts_forward.fits(layer, problem.device, relu=problem["relu"]):
+        return parts_forward.choose(layer)
     if strided_planes_forward.fits(layer, problem.device, relu=problem["relu"]):
         return strided_planes_forward.choose(layer)
     return separable.choose(layer, problem.device, back=False)
 
 
-def sweep(problem: Problem) -> Iterator[Tile | Outputs | Lines]:
+def sweep(problem: Problem) -> Iterator[Tile | Outputs | Part | Lines]:
     """Yield the tiles worth timing, the chosen one first."""
     layer = Layer.of(problem, problem.outputs)
     if planes_forward.fits(layer, problem.device):
         yield from planes_forward.tiles(layer)
+    if parts_forward.fits(layer, problem.device, relu=problem["relu"]):
+        yield from parts_forward.tiles(layer)
     if strided_planes_forward.fits(layer, problem.device, relu=problem["relu"]):
         yield from strided_planes_forward.tiles(layer)
     if chosen := separable.choose(layer, problem.device, back=False):
         yield from separable.candidates(layer, chosen, back=False)
 
 
-def plan(problem: Problem, tile: Tile | Outputs | Lines | None = None) -> Callable[..., Tensor]:
+def plan(problem: Problem, tile: Tile | Outputs | Part | Lines | None = None) -> Callable[..., Tensor]:
     """Return the launch for one problem.
 
     Returns
@@ -70,7 +75,7 @@ def plan(problem: Problem, tile: Tile | Outputs | Lines | None = None) -> Callab
 
 
 def launched(
-    problem: Problem, tile: Tile | Outputs | Lines | None = None, *, moments: bool = False
+    problem: Problem, tile: Tile | Outputs | Part | Lines | None = None, *, moments: bool = False
 ) -> tuple[Any, int]:
     """Return the launch of ``(x, dw_weight, pw_weight, out, shares)``, and how many blocks it has.
 
@@ -82,6 +87,9 @@ def launched(
     if isinstance(chosen, Outputs):
         of_planes = planes_forward.launch(layer, chosen, problem.device, relu=problem["relu"])
         return of_planes, planes_forward.blocks(layer, chosen)
+    if isinstance(chosen, Part):
+        of_parts = parts_forward.launch(layer, chosen, problem.device)
+        return of_parts, parts_forward.blocks(layer, chosen)
     if isinstance(chosen, Lines):
         at_stride = strided_planes_forward.launch(layer, chosen, problem.device)
         return at_stride, strided_planes_forward.blocks(layer, chosen)
@@ -109,4 +117,5 @@ def instances() -> Iterator[Instance]:
     for dtype, window in product(FLOATS, WINDOWS):
         yield instance(dtype, window)
     yield from planes_forward.instances(planes_forward.FORWARD)
+    yield from parts_forward.instances(parts_forward.FORWARD)
     yield from strided_planes_forward.instances(strided_planes_forward.FORWARD)

@@ -12,12 +12,15 @@ from nxcore.plugin import Problem
 from nxcore_cuda import batch_norm, sep_conv2d
 from nxcore_cuda.machine.instance import Instance
 from nxcore_cuda.moments import shares_of
+from nxcore_cuda.parts_forward import Part
 from nxcore_cuda.planes_forward import Outputs
 from nxcore_cuda.separable import Tile
 from nxcore_cuda.strided_planes_forward import Lines
 
 
-def plan(problem: Problem, tile: Tile | Outputs | Lines | None = None) -> Callable[..., tuple[Tensor, ...]]:
+def plan(
+    problem: Problem, tile: Tile | Outputs | Part | Lines | None = None
+) -> Callable[..., tuple[Tensor, ...]]:
     """Return the launches for one problem.
 
     Returns
@@ -53,7 +56,7 @@ def plan(problem: Problem, tile: Tile | Outputs | Lines | None = None) -> Callab
     return call
 
 
-def sweep(problem: Problem) -> Iterator[Tile | Outputs | Lines]:
+def sweep(problem: Problem) -> Iterator[Tile | Outputs | Part | Lines]:
     """Yield the tiles worth timing."""
     if (first := problem.parts[0]) is not None:
         yield from sep_conv2d.sweep(first)

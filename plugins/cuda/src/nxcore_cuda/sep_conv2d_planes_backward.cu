@@ -1,4 +1,4 @@
-// sep_conv2d_backward of square planes: all three gradients of an image or of half of one in one block, all channels.
+// sep_conv2d_backward of square planes: all three gradients of an image or of a part of one in one block, all channels.
 // Blocks leave shares as sep_conv2d_backward does, and the same launch adds them up.
 #pragma once
 #include "planes.cuh"
@@ -10,7 +10,7 @@ struct sep_conv2d_planes_backward_args {
   const void* points;
   void* x_grad;
   float* shares;  // [block][filters, then points]
-  int items;      // images, or halves of them
+  int items;      // images, or parts of them
 };
 
 namespace planes {
@@ -26,13 +26,13 @@ __device__ __forceinline__ void leave(float* share, float value, bool first) {
 template <typename S, int OVER, int ACROSS, int SPLITS>
 struct Points {
   static constexpr int CHANNELS = S::CHANNELS, WARPS = S::THREADS / WARP, TILES = WARP / SPLITS;
-  static constexpr int LANES_OVER = TILES == 16 ? 4 : 2, LANES_ACROSS = TILES / LANES_OVER;
+  static constexpr int LANES_OVER = TILES >= 16 ? 4 : 2, LANES_ACROSS = TILES / LANES_OVER;
   static constexpr int TILES_OVER = CHANNELS / OVER, TILES_ACROSS = CHANNELS / ACROSS;
   static constexpr int WARPS_OVER = TILES_OVER / LANES_OVER, WARPS_ACROSS = TILES_ACROSS / LANES_ACROSS;
   static constexpr int TURNS = WARPS / (WARPS_OVER * WARPS_ACROSS);  // warps that share the same sums
   static constexpr int SCRATCH = TURNS > 1 ? TURNS * CHANNELS * CHANNELS : 0;
   static constexpr unsigned MASK = (WARP - 1) & ~(TILES - 1);
-  static_assert(SPLITS == 2 || SPLITS == 8, "16 or 4 tiles of a warp");
+  static_assert(SPLITS == 1 || SPLITS == 2 || SPLITS == 8, "32, 16 or 4 tiles of a warp");
   static_assert(TURNS * WARPS_OVER * WARPS_ACROSS == WARPS && WARPS_OVER * LANES_OVER == TILES_OVER &&
                     WARPS_ACROSS * LANES_ACROSS == TILES_ACROSS && S::GROUPS % (SPLITS * TURNS) == 0,
                 "warps share the tiles");
@@ -43,8 +43,8 @@ struct Points {
     const int tile = lane % TILES, split = lane / TILES, turn = warp / (WARPS_OVER * WARPS_ACROSS);
     const int of_warp = warp % (WARPS_OVER * WARPS_ACROSS);
     // Of four neighbouring lanes two read the same: such a load takes half the time.
-    const int over = of_warp / WARPS_ACROSS * LANES_OVER + (tile & 1) + (TILES == 16 ? tile >> 2 & 1 : 0) * 2;
-    const int across = of_warp % WARPS_ACROSS * LANES_ACROSS + (tile >> 1 & 1) + (TILES == 16 ? tile >> 3 & 1 : 0) * 2;
+    const int over = of_warp / WARPS_ACROSS * LANES_OVER + (tile & 1) + (TILES >= 16 ? tile >> 2 & 1 : 0) * 2;
+    const int across = of_warp % WARPS_ACROSS * LANES_ACROSS + (tile >> 1 & 1) + (TILES >= 16 ? tile >> 3 : 0) * 2;
     const int begin = S::own(half) * S::SIDE + (SPLITS == 8 ? 2 * (split & 3) + (split >> 2) : split) * STRIP;
     const float* const y = ys + over * S::PITCH + begin;
     const float* const u = us + across * S::PITCH + begin;
@@ -86,31 +86,40 @@ struct Points {
   }
 };
 
+// Whether the channels are no power of two.
+template <typename S>
+constexpr bool ODD = (S::CHANNELS & (S::CHANNELS - 1)) != 0;
+
+// How many channels of a group of pixels a thread has in `inner`.
+template <typename S>
+constexpr int EACH = !ODD<S> ? (S::CHANNELS * S::GROUPS / S::THREADS < 8 ? 4 : 8)
+                             : (S::CHANNELS * S::HELD * S::STRIPS <= 4 * S::THREADS ? 4 : 6);
+
 // The inner gradient of COUNT groups of four pixels from `first` on: zs = ws turned, times ys. A thread has EACH
-// channels of a group, in fours; two neighbouring lanes have the same pixels.
+// channels of a group, in fours or in twos; two neighbouring lanes have the same pixels.
 template <typename S, int EACH, int COUNT>
 __device__ __forceinline__ void inner(float* zs, const float* ws, const float* ys, int first) {
-  constexpr int TILES = S::CHANNELS / EACH, PAIR = TILES > 1 ? 2 : 1, FOURS = EACH / STRIP;
-  static_assert(EACH % STRIP == 0 && TILES % PAIR == 0, "pairs of lanes share a group");
+  constexpr int TILES = S::CHANNELS / EACH, PAIR = TILES > 1 ? 2 : 1, UNIT = EACH % STRIP ? 2 : STRIP;
+  static_assert(EACH % UNIT == 0 && TILES % PAIR == 0, "pairs of lanes share a group");
   for (int task = threadIdx.x; task < COUNT * TILES; task += S::THREADS) {
     const int outer = task / (PAIR * COUNT), group = first + task / PAIR % COUNT;
-    const int channel = outer * PAIR * EACH + task % PAIR * STRIP;
+    const int channel = outer * PAIR * EACH + task % PAIR * UNIT;
     float sum[EACH][STRIP] = {};
 #pragma unroll 4
     for (int made = 0; made < S::CHANNELS; ++made) {
       const Strip y = load<STRIP>(ys + made * S::PITCH + group * STRIP);
 #pragma unroll
-      for (int v = 0; v < FOURS; ++v) {
-        const Strip w = load<STRIP>(ws + made * S::CHANNELS + channel + v * PAIR * STRIP);
+      for (int v = 0; v < EACH / UNIT; ++v) {
+        const Vector<float, UNIT> w = load<UNIT>(ws + made * S::CHANNELS + channel + v * PAIR * UNIT);
 #pragma unroll
-        for (int e = 0; e < STRIP; ++e)
+        for (int e = 0; e < UNIT; ++e)
 #pragma unroll
-          for (int j = 0; j < STRIP; ++j) sum[v * STRIP + e][j] = fmaf(w[e], y[j], sum[v * STRIP + e][j]);
+          for (int j = 0; j < STRIP; ++j) sum[v * UNIT + e][j] = fmaf(w[e], y[j], sum[v * UNIT + e][j]);
       }
     }
 #pragma unroll
     for (int i = 0; i < EACH; ++i)
-      store(zs + (channel + i / STRIP * PAIR * STRIP + i % STRIP) * S::PITCH + group * STRIP,
+      store(zs + (channel + i / UNIT * PAIR * UNIT + i % UNIT) * S::PITCH + group * STRIP,
             Strip{sum[i][0], sum[i][1], sum[i][2], sum[i][3]});
   }
 }
@@ -194,7 +203,7 @@ template <typename S, typename P, typename A>
 __device__ __forceinline__ void sep_conv2d_planes_backward_items(const A& a, int items, unsigned block,
                                                                  unsigned blocks) {
   using namespace planes;
-  constexpr int EACH = S::CHANNELS * S::GROUPS / S::THREADS < 8 ? 4 : 8, BEYOND = (S::HELD - S::BAND) * S::STRIPS;
+  constexpr int BEYOND = (S::HELD - S::BAND) * S::STRIPS;
   float* const xs = dynamic_shared<float>();
   float* const ys = xs + S::PLANES;
   float* const ts = ys + S::PLANES;
@@ -207,41 +216,45 @@ __device__ __forceinline__ void sep_conv2d_planes_backward_items(const A& a, int
   float* const of_filters = a.shares + (long long)block * S::CHANNELS * (S::TAPS + S::CHANNELS);
   float* const of_points = of_filters + S::CHANNELS * S::TAPS;
 
-  const auto image = [](int item) { return (long long)(item / S::HALVES) * S::IMAGE; };
+  const auto image = [](int item) { return (long long)(item / S::PIECES) * S::IMAGE; };
   int item = block;
-  send_lines<S>(xs, x + image(item), item % S::HALVES);
+  send_lines<S>(xs, x + image(item), item % S::PIECES);
   depart();
-  send_lines<S>(ys, grad + image(item), item % S::HALVES);
+  send_lines<S>(ys, grad + image(item), item % S::PIECES);
   const bool vectors = aligned(points);
   for (int i = threadIdx.x * STRIP; i < S::CHANNELS * S::CHANNELS; i += S::THREADS * STRIP)
     send_strip(ws + i, points + i, vectors);
   depart();
   for (bool first = true; item < items; first = false) {
-    const int half = item % S::HALVES, next = item + blocks;
+    const int half = item % S::PIECES, next = item + blocks;
     if (first) {
       arrive<1>();
     } else {
       arrive<0>();
     }
     __syncthreads();
-    convolve<S>(ts, xs, filters, half);
+    convolve<S>(ts, xs, filters, half, S::own(half));
     arrive<0>();
     __syncthreads();
     P::sum(of_points, scratch, ys, ts, half, first);
     __syncthreads();
     P::finish(of_points, scratch, first);
-    inner<S, EACH, S::GROUPS>(ts, ws, ys, S::own(half) * S::STRIPS);
-    if constexpr (BEYOND > 0) inner<S, STRIP, BEYOND>(ts, ws, ys, half ? 0 : S::GROUPS);
+    if constexpr (ODD<S>) {  // all lines at once, as threads are many
+      inner<S, EACH<S>, S::GROUPS + BEYOND>(ts, ws, ys, 0);
+    } else {
+      inner<S, EACH<S>, S::GROUPS>(ts, ws, ys, S::own(half) * S::STRIPS);
+      if constexpr (BEYOND > 0) inner<S, STRIP, BEYOND>(ts, ws, ys, half ? 0 : S::GROUPS);
+    }
     __syncthreads();
     if (next < items) {
-      send_lines<S>(ys, grad + image(next), next % S::HALVES);
+      send_lines<S>(ys, grad + image(next), next % S::PIECES);
       depart();
     }
     gradients<S>(static_cast<float*>(a.x_grad) + image(item), of_filters, ts, xs, filters, half, first);
     item = next;
     if (item >= items) break;
     __syncthreads();
-    send_lines<S>(xs, x + image(item), item % S::HALVES);
+    send_lines<S>(xs, x + image(item), item % S::PIECES);
     depart();
   }
 }

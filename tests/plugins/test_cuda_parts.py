@@ -1,0 +1,109 @@
+"""Outputs of separable convolutions on parts of square planes in CUDA C++: tiles, and calls that have them."""
+
+import importlib
+
+import pytest
+import torch
+
+import nxcore.ops
+from nxcore.spec.problem import Problem
+from nxcore.trust.truth import agreement
+
+pytest.importorskip("nxcore_cuda")
+
+from nxcore_cuda import parts_forward, planes, sep_conv2d
+from nxcore_cuda.parts_forward import TILES, Part
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+SPECS = {spec.name: spec for spec in nxcore.ops.nxcore_ops()}
+SINGLE, BLOCK = "sep_conv2d", "sep_conv2d_batch_norm"
+WINDOWS = ((3, 1, 1, 1), (5, 1, 4, 2), (5, 1, 2, 1), (3, 1, 2, 2))
+"""Size, stride, padding and dilation."""
+
+
+def arguments(images, channels, side, size, *window, relu=True):
+    """Return a call of one convolution."""
+    x = torch.randn(images, channels, side, side, device=DEVICE)
+    filters = torch.randn(channels, 1, size, size, device=DEVICE)
+    return x, filters, torch.randn(channels, channels, 1, 1, device=DEVICE), *window, relu
+
+
+def judge(op, args, tile=None):
+    """Run an operator and compare it with float64."""
+    call = importlib.import_module(f"nxcore_cuda.{op}").plan(Problem.of(SPECS[op], args), tile)
+    found = agreement(call, SPECS[op], args)
+    assert found.ok, (tile, found.reason)
+
+
+def tiles_of(args):
+    """Return the tiles of parts for a call; none where its kernels don't take it."""
+    found = sep_conv2d.sweep(Problem.of(SPECS[SINGLE], args))
+    return [tile for tile in found if isinstance(tile, Part)]
+
+
+@pytest.mark.parametrize("plane", TILES, ids=str)
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+def test_every_tile_agrees_and_leaves_moments(plane, window):
+    args = arguments(2, *plane, *window)
+    tiles = tiles_of(args)
+    assert tiles == list(TILES[plane])
+    for tile in tiles:
+        judge(BLOCK, (*args, None, None, 1e-5), tile)
+
+
+@pytest.mark.parametrize("plane", TILES, ids=str)
+def test_a_block_computes_several_parts(monkeypatch, plane):
+    """Three blocks, of which the last has fewer."""
+    monkeypatch.setattr(parts_forward, "shared_out", lambda work, count, resident: -(-work // 3))
+    judge(BLOCK, (*arguments(4, *plane, *WINDOWS[0]), None, None, 1e-5))
+
+
+def test_moments_far_from_0():
+    x, *rest = arguments(4, 144, 8, *WINDOWS[0])
+    judge(BLOCK, (x + 1000.0, *rest, None, None, 1e-5))
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), -float("inf")])
+def test_pixels_that_are_not_finite_count_where_a_window_sees_them(value):
+    args = arguments(1, 72, 16, *WINDOWS[0])
+    args[0][0, 3, 0, 0] = args[0][0, 5, 15, 7] = args[0][0, 31, 8, 15] = value
+    judge(SINGLE, args, tiles_of(args)[0])
+
+
+def test_tensors_that_begin_anywhere():
+    args = list(arguments(1, 72, 16, *WINDOWS[0]))
+    for i in range(3):
+        moved = torch.empty(args[i].numel() + 1, device=DEVICE)[1:].view(args[i].shape)
+        args[i] = moved.copy_(args[i])
+    problem = Problem.of(SPECS[SINGLE], tuple(args))
+    out = torch.empty(args[0].numel() + 1, device=DEVICE)[1:].view(args[0].shape)
+    launch, _ = sep_conv2d.launched(problem, tiles_of(args)[0])
+    launch(*args[:3], out, None)
+    want = SPECS[SINGLE].reference(*(t.double() if isinstance(t, torch.Tensor) else t for t in args))
+    torch.testing.assert_close(out.double(), want, rtol=1e-5, atol=1e-4)
+
+
+def test_only_calls_that_the_kernels_know_have_them():
+    x, *rest = usual = arguments(1, 36, 32, *WINDOWS[0])
+    assert isinstance(sep_conv2d.choose(Problem.of(SPECS[SINGLE], usual)), Part)
+    odd = [
+        arguments(1, 36, 31, *WINDOWS[0]),
+        arguments(1, 36, 32, *WINDOWS[0], relu=False),
+        arguments(1, 36, 32, 3, 2, 1, 1),
+        arguments(1, 36, 32, 7, 1, 3, 1),
+        (x.to(memory_format=torch.channels_last), *rest),
+        tuple(t.half() if isinstance(t, torch.Tensor) else t for t in usual),
+    ]
+    assert [tiles_of(args) for args in odd] == [[]] * len(odd)
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 14, 32])
+@pytest.mark.parametrize("work", [1, 96, 384, 3000])
+def test_waves_of_blocks_take_the_least(work, count):
+    """What a block takes to begin counts too."""
+
+    def cost(blocks):
+        return -(-blocks * count // planes.FILL) * (-(-work // blocks) + planes.BEGIN)
+
+    each = planes.shared_out(work, count)
+    assert cost(-(-work // each)) <= min(cost(blocks) for blocks in range(1, min(work, 528) + 1)) + 1e-9
