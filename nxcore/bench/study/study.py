@@ -32,7 +32,10 @@ BUDGETS = {False: 300.0, True: 60.0}
 """Seconds of a whole run and of a fast one."""
 
 GRACE_S = 5.0
-"""Seconds after the budget in which a shape that was begun may end."""
+"""Seconds of the budget's end in which no shape begins, so that one that was begun may end."""
+
+PAGES_S = 3.0
+"""Of these, seconds that are kept for the command's own start and its pages."""
 
 RACE_S = {False: 2.5, True: 2.0}
 """Seconds of the race that are kept for each shape."""
@@ -133,7 +136,7 @@ class _Run:
             }
             record = self._joined(unasked, list(self._raced()), beside=False)
             return record | {"notes": ["first calls were not requested", *record["notes"]]}
-        left = self.budget_s - START_S - RACE_S[self.fast] * len(self.shapes)
+        left = self.budget_s - GRACE_S - START_S - RACE_S[self.fast] * len(self.shapes)
         left = min(left, COMPILING * self.budget_s)
         beside = (os.cpu_count() or 1) >= SPARE_CORES
         found: dict[str, list[Line]] = {}
@@ -164,9 +167,9 @@ class _Run:
             "shapes": [shape.key for shape in self.shapes],
             "entrants": [e.label for e in self.which],
             "effort": [effort.blocks, effort.block_s],
-            "until": self.began + self.budget_s - RACE_S[self.fast],
+            "until": self.began + self.budget_s - GRACE_S - RACE_S[self.fast],
         }
-        return self._lines("race", job, self.began + self.budget_s + GRACE_S - time.time())
+        return self._lines("race", job, self.began + self.budget_s - PAGES_S - time.time())
 
     def _lines(self, title: str, job: Line, seconds: float) -> Iterator[Line]:
         """Yield the lines of a process; its last one says what ended it, unless it came to its end."""

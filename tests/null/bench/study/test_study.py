@@ -149,6 +149,7 @@ def test_the_budget_ends_processes_and_says_so(worker, monkeypatch):
     monkeypatch.setattr(study, "START_S", 0.0)
     worker("import time\ntime.sleep(60)")
     monkeypatch.setattr(study, "GRACE_S", 0.0)
+    monkeypatch.setattr(study, "PAGES_S", 0.0)
     record = run("torch-conv2d", budget_s=study.RACE_S[False] + 1.0)
     spent = "not measured: the budget of 3.5 s was spent"
     assert record["notes"] == [
@@ -157,6 +158,27 @@ def test_the_budget_ends_processes_and_says_so(worker, monkeypatch):
         f"not raced: 32 x 32, filter 3, padding 1: {spent}",
     ]
     assert record["head"]["seconds"] < 30
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_the_budget_holds_a_shape_that_was_begun_and_the_pages(worker, monkeypatch, fast):
+    """A shape begins early enough to end, and what has not ended is ended before the budget is spent."""
+    jobs, given = [], []
+
+    class Timer(study.threading.Timer):
+        def __init__(self, seconds, stop):
+            given.append(seconds)
+            super().__init__(seconds, stop)
+
+    monkeypatch.setattr(study.threading, "Timer", Timer)
+    monkeypatch.setattr(study._Run, "_tell", lambda _, title, line: jobs.append(line.get("job")))
+    worker(CANNED + "\nprint(json.dumps({'job': job}), flush=True)")
+    study.run(CPU, Wanted((32,), (3,), ("torch-conv2d",), fast=fast, first_calls=False))
+    (job,) = (job for job in jobs if job)
+    last = job["until"] - job["began"]
+    assert given[-1] <= study.BUDGETS[fast] - study.PAGES_S
+    assert last + study.RACE_S[fast] + 1.0 <= given[-1]
+    assert last >= study.BUDGETS[fast] - 10
 
 
 def test_toolkits_compile_side_by_side_only_with_cores_to_spare(worker, monkeypatch):
