@@ -6,7 +6,8 @@ norms. Prints a line a case, writes all figures after each.
 
     python benchmarks/planes.py --output FILE.json [--forward] [--seconds 60] [--part single grouped]
 
-Gradients are timed, or outputs with ``--forward``. ``--profile`` runs one launch of each of a few kernels,
+Gradients are timed, or outputs with ``--forward``, of cells that begin with 16 or, by ``--channels``, with 36
+channels. ``--profile`` runs one launch of each of a few kernels,
 for a profiler. On the emulator, ``--tiny`` shows that the script works.
 
     NXCORE_CUDA_EMULATOR=1 python benchmarks/planes.py --output FILE.json --tiny
@@ -28,8 +29,9 @@ import torch
 from foreach import OP, backward_of, timed
 from nxcore_cuda import foreach_sep_conv2d_batch_norm as grouped_forward
 from nxcore_cuda import foreach_sep_conv2d_batch_norm_backward as grouped
-from nxcore_cuda import planes, planes_forward, sep_conv2d, sep_conv2d_backward
+from nxcore_cuda import parts_forward, planes, planes_forward, sep_conv2d, sep_conv2d_backward
 from nxcore_cuda.foreach import Group
+from nxcore_cuda.parts_forward import Part
 from nxcore_cuda.planes import Planes, Shape
 from nxcore_cuda.planes_forward import Outputs
 from nxcore_cuda.strided_planes_forward import Lines
@@ -40,7 +42,8 @@ from nxcore.trust.truth import agreement
 
 FORWARD, SINGLE = "sep_conv2d", "sep_conv2d_backward"
 MODULES = {FORWARD: sep_conv2d, SINGLE: sep_conv2d_backward, OP: grouped_forward, f"{OP}_backward": grouped}
-SHAPES = ((16, 32), (32, 16), (64, 8))
+SHAPES = {16: ((16, 32), (32, 16), (64, 8)), 36: ((36, 32), (72, 16), (144, 8))}
+"""Channels and side of a search's cells, by the channels of the first."""
 WINDOWS = ((3, 1), (5, 1), (3, 2), (5, 2))  # size, dilation
 COUNTS = (16, 8, 4)
 
@@ -83,7 +86,7 @@ def single_case(
     if forward:
         given, op = given[1:-1], FORWARD
     tiles = list(MODULES[op].sweep(Problem.of(nxcore.op(op).spec, given)))
-    own = [tile for tile in tiles if isinstance(tile, (Planes, Outputs))]
+    own = [tile for tile in tiles if isinstance(tile, (Planes, Outputs, Part))]
     today = next(tile for tile in tiles if tile not in own)
     return f"{shape[0]}x{shape[1]} k{window[0]}d{window[1]}", op, given, [today, *own]
 
@@ -96,7 +99,8 @@ def grouped_case(
     problem = Problem.of(nxcore.op(f"{OP}_backward").spec, given)
     first = replace(grouped.choose(problem), planes=None)
     known = len(list(planes.tiles(Shape(*windows[0], *shape))))
-    tiles = [first, *(replace(first, planes=numbers) for numbers in planes.numbers() if numbers[0] < known)]
+    all_numbers = ((), *(numbers for numbers in planes.numbers() if numbers[0] < known))
+    tiles = [first, *(replace(first, planes=numbers) for numbers in all_numbers)]
     name = "mixed" if len(windows) > 1 else f"k{windows[0][0]}d{windows[0][1]}"
     return f"{shape[0]}x{shape[1]} {count} {name}", f"{OP}_backward", given, tiles
 
@@ -112,15 +116,18 @@ def forward_case(
     """Return a case of the outputs of several convolutions: as today, then by planes."""
     given = several(images, *shape, count, windows, device, normed)
     first = replace(grouped_forward.choose(Problem.of(nxcore.op(OP).spec, given)), planes=None)
-    known = len(planes_forward.TILES[shape])
+    known = len((planes_forward.TILES | parts_forward.TILES)[shape])
     tiles = [first, *(replace(first, planes=(i,)) for i in range(known))]
     name = "mixed" if len(windows) > 2 else "second"
     return f"{shape[0]}x{shape[1]} {count} {name}{' normed' * normed}", OP, given, tiles
 
 
-def forward_cases(parts: list[str], images: int, device: str, *, tiny: bool) -> Iterator[Callable[[], Case]]:
+def forward_cases(
+    parts: list[str], images: int, channels: int, device: str, *, tiny: bool
+) -> Iterator[Callable[[], Case]]:
     """Yield what makes each case of the outputs, the most telling first: all windows, and second halves."""
-    shapes, windows = ((SHAPES[2],), ((3, 1),)) if tiny else (SHAPES, (WINDOWS[0], WINDOWS[3]))
+    every = SHAPES[channels]
+    shapes, windows = (every[2:], ((3, 1),)) if tiny else (every, (WINDOWS[0], WINDOWS[3]))
     halves = WINDOWS[:2]
     groups = ((16, WINDOWS, False), (16, WINDOWS, True), (8, WINDOWS, False), (4, WINDOWS, False))
     groups = ((4, WINDOWS, True),) if tiny else (*groups, (8, halves, False), (2, halves, False))
@@ -136,9 +143,11 @@ def forward_cases(parts: list[str], images: int, device: str, *, tiny: bool) -> 
                 )
 
 
-def cases(parts: list[str], images: int, device: str, *, tiny: bool) -> Iterator[Callable[[], Case]]:
+def cases(
+    parts: list[str], images: int, channels: int, device: str, *, tiny: bool
+) -> Iterator[Callable[[], Case]]:
     """Yield what makes each case, the most telling first."""
-    shapes, windows = ((SHAPES[2],), ((3, 1),)) if tiny else (SHAPES, WINDOWS)
+    shapes, windows = (SHAPES[channels][2:], ((3, 1),)) if tiny else (SHAPES[channels], WINDOWS)
     if "grouped" in parts:
         for shape in shapes:
             yield lambda shape=shape: grouped_case(images, shape, 4 if tiny else 16, WINDOWS, device)
@@ -166,9 +175,9 @@ def spelt(tile: Any) -> str:
     """Return a tile's numbers."""
     if isinstance(tile, Group):
         if not tile.planes:
-            return "today"
+            return "today" if tile.planes is None else "planes as chosen"
         return f"planes {tile.planes[0]}" + "".join(f" items {items}" for items in tile.planes[1:])
-    if isinstance(tile, (Outputs, Lines)):
+    if isinstance(tile, (Outputs, Part, Lines)):
         return "planes " + " ".join(map(str, astuple(tile)))
     if isinstance(tile, Planes):
         return "planes " + " ".join(map(str, (tile.band, tile.threads, tile.over, tile.across, tile.splits)))
@@ -215,9 +224,9 @@ def line(row: dict[str, Any]) -> str:
 def profile(images: int, device: str, *, forward: bool) -> None:
     """Launch a few kernels once each, the first beside today's."""
     if forward:
-        for shape in SHAPES:
+        for shape in SHAPES[16]:
             _, op, given, (today, *own) = forward_case(images, shape, 8, WINDOWS, True, device)
-            for tile in (*own, *(today for _ in range(shape == SHAPES[0]))):
+            for tile in (*own, *(today for _ in range(shape == SHAPES[16][0]))):
                 plan(op, given, tile)(*given)
         torch.cuda.synchronize()
         return
@@ -237,6 +246,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60, help="start no case after so many")
     parser.add_argument("--part", nargs="+", default=["single", "grouped"], choices=("single", "grouped"))
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--channels", type=int, default=16, choices=tuple(SHAPES), help="of the first cells")
+    parser.add_argument("--images", type=int, default=64)
     parser.add_argument("--forward", action="store_true", help="time outputs, not gradients")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--compile", action="store_true", help="compile all kernels, many at a time, and end")
@@ -245,17 +256,17 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu" and not given.tiny:
         parser.error("needs a CUDA device; on the emulator, pass --tiny")
-    images = 3 if given.tiny else 64
+    images = 3 if given.tiny else given.images
     if given.profile:
         return profile(images, device, forward=given.forward)
     choose = forward_cases if given.forward else cases
     if given.compile:
-        compile_all(choose(["single", "grouped"], images, device, tiny=given.tiny))
+        compile_all(choose(["single", "grouped"], images, given.channels, device, tiny=given.tiny))
         return None
     about = {"device": torch.cuda.get_device_name() if device == "cuda" else "emulator"}
-    about |= {"torch": str(torch.__version__), "repeats": given.repeats}
+    about |= {"torch": str(torch.__version__), "repeats": given.repeats, "images": images}
     ends, rows = time.monotonic() + given.seconds, []
-    for make in choose(given.part, images, device, tiny=given.tiny):
+    for make in choose(given.part, images, given.channels, device, tiny=given.tiny):
         if time.monotonic() >= ends:
             break
         rows.append(row_of(make(), given.repeats))

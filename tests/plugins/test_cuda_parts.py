@@ -1,4 +1,4 @@
-"""Outputs of separable convolutions on parts of square planes in CUDA C++: tiles, and calls that have them."""
+"""Outputs of separable convolutions on parts of square planes in CUDA C++: tiles, and calls with them."""
 
 import importlib
 
