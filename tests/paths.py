@@ -50,7 +50,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if not metafunc.definition.nodeid.startswith(BOTH):
         return
     given = [m.args[0] for m in metafunc.definition.iter_markers("parametrize")]
-    if "path" in given:
+    if any("path" in names for names in given):  # names: one, or a tuple of them
         return
     late = [pytest.mark.slow] if len(PATHS) > 1 else []  # Python's path is in the rest
     python, *others = PATHS

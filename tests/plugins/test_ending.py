@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.paths import PATHS
+
 CALLING = """
 import random, sys, threading, time
 import torch, nxcore
@@ -83,6 +85,7 @@ def test_a_process_ends_in_order_while_threads_are_at_work(kind: str, tmp_path: 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("path", PATHS[-1:], indirect=True)  # what could end late is of the compiled one
 def test_ten_processes_end_in_order(tmp_path: Path) -> None:
     pytest.importorskip("numba")
     for seed in range(1, 11):  # 0 is the test above
