@@ -75,21 +75,25 @@ class Recorded:
         (given, out), self._there = recorder.capture(there, pool)
         leaves = {i: t for i, t in enumerate([*given, *held[count:]]) if t.requires_grad}
 
-        def back() -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
+        def back() -> tuple[Tensor, dict[int, Tensor], list[Tensor]]:
             (grad,), found = backward_of([out], list(leaves.values()), keeps=not alone)
             gradients = {i: g for i, g in zip(leaves, found, strict=True) if g is not None}
-            flat = [gradients[i].reshape(-1) for i in _small(gradients, out.dtype)]
-            return grad, gradients, torch.cat(flat) if flat else None
+            small = _small(gradients)
+            return grad, gradients, [torch.cat([gradients[i].reshape(-1) for i in own]) for own in small]
 
-        (grad, gradients, flat), self._back = recorder.capture(back, pool)
-        small = _small(gradients, out.dtype)
+        (grad, gradients, flats), self._back = recorder.capture(back, pool)
+        small = _small(gradients)
         self._nodes = out.grad_fn
         self.given, self.out = [recorder.lying(t) for t in given], recorder.lying(out)
-        self.gradient, self._flat = recorder.lying(grad), None if flat is None else recorder.lying(flat)
-        single = {i: recorder.lying(g) for i, g in gradients.items() if i not in small}
+        self.gradient = recorder.lying(grad)
+        copied = {i for own in small for i in own}
+        single = {i: recorder.lying(g) for i, g in gradients.items() if i not in copied}
         self._single = [single.get(i) for i in range(len(held))]
-        groups = itertools.groupby(small, key=lambda i: tuple(gradients[i].shape))
-        self._alike = [(list(group), shape, math.prod(shape)) for shape, group in groups]
+        self._flats = []
+        for own, flat in zip(small, flats, strict=True):
+            groups = itertools.groupby(own, key=lambda i: tuple(gradients[i].shape))
+            alike = [(list(group), shape, math.prod(shape)) for shape, group in groups]
+            self._flats.append((recorder.lying(flat), alike))
 
     def begin(self, tensors: Sequence[Tensor]) -> None:
         """Replay the forward graph, which writes the result to ``out``."""
@@ -107,9 +111,9 @@ class Recorded:
         self.gradient.copy_(grad)
         self._back()
         found = [g if g is None else g.clone() for g in self._single]
-        if self._flat is not None:
-            begin, flat = 0, self._flat.clone()
-            for places, shape, size in self._alike:
+        for lying, alike in self._flats:
+            begin, flat = 0, lying.clone()
+            for places, shape, size in alike:
                 end = begin + len(places) * size
                 owned = flat[begin:end].view(len(places), *shape).unbind(0)
                 for place, own in zip(places, owned, strict=True):
@@ -122,9 +126,13 @@ def _kind(tensor: Tensor) -> str:
     return str(tensor.dtype)
 
 
-def _small(gradients: Mapping[int, Tensor], dtype: torch.dtype) -> list[int]:
-    """Return the indices of gradients that are copied together, grouped by shape."""
-    return sorted(
-        (i for i, g in gradients.items() if g.dtype is dtype and g.nbytes <= SMALL),
-        key=lambda i: (tuple(gradients[i].shape), i),
-    )
+def _small(gradients: Mapping[int, Tensor]) -> list[list[int]]:
+    """Return the indices of gradients that are copied together, by dtype, grouped by shape.
+
+    Their dtype needn't be that of the result: under autocast a result of a half type has parameters, and so
+    gradients, in float32.
+    """
+    small = [i for i, g in gradients.items() if g.nbytes <= SMALL]
+    small.sort(key=lambda i: (_kind(gradients[i]), tuple(gradients[i].shape), i))
+    kinds = itertools.groupby(small, key=lambda i: _kind(gradients[i]))
+    return [list(group) for _, group in kinds]

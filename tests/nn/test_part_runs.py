@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import nxcore
@@ -236,3 +237,30 @@ def test_under_autocast_a_replay_has_its_dtypes_and_the_parameters_of_its_time()
     pair.met()
     assert pair.part.captured == 2, "of calls without autocast"
     assert pair.tape.replayed >= replayed
+
+
+def test_gradients_of_another_dtype_than_the_result_are_copied_together_too():
+    """A copy costs a launch, and a network has a thousand parameters."""
+    pair = Pair(lambda: nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 3, 1)).train())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for _ in range(SETTLED):
+            pair.step(torch.randn(2, 3, 5, 5))
+    (capture,) = (c for captures in pair.part._captures.values() for c in captures)
+    recorded = capture._recorded
+    assert recorded.out.dtype is torch.bfloat16
+    recorded._back = lambda: None
+    with Clones() as clones:
+        found = recorded.backward(torch.zeros_like(recorded.out))
+    assert {g.dtype for g in found} == {torch.float32}
+    assert len(found) == 2 + 4
+    assert clones.count == 1
+
+
+class Clones(TorchDispatchMode):
+    """Counts copies into new memory."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten.clone.default
+        return func(*args, **(kwargs or {}))
