@@ -77,7 +77,9 @@ def of_networks(device: torch.device, wrap: Callable[[nn.Module], nn.Module]) ->
     plain = Blend().to(device)
     ours = Ours().to(device)
     ours.load_state_dict(plain.state_dict())
-    assert len(nxcore.accelerate(ours).replaced) == 3
+    assert {"depthwise", "pools.0", "pools.1"} <= set(
+        nxcore.accelerate(ours).replaced
+    )  # on a GPU the head too
     x = image(BATCH, 4, 8, 8).to(device)
     half = x.chunk(RANKS)[distributed.get_rank()]
     alone = trained(copy.deepcopy(plain), x)
