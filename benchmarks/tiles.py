@@ -60,24 +60,22 @@ CUDA = {
     "Y32x4s3": replace(cuda.SLICED, slices=4, stages=3),
     "Y16s4": cuda.AHEAD,
     "P1s4u2": cuda.Slices(64, 32, 8, 8, 128, 8, by_line=False, order=1, turn=2),
-    "P4s4u2": cuda.Slices(64, 32, 8, 8, 128, 8, by_line=False, order=1, team=4, turn=2),
-    "P4s3u2": cuda.Slices(64, 32, 8, 8, 128, 8, by_line=False, order=1, team=4, turn=2, stages=3),
-    "P8s4u2": cuda.Slices(64, 32, 8, 8, 128, 8, by_line=False, order=1, team=8, turn=2),
-    "P4r16s3": cuda.Slices(64, 32, 8, 8, 128, 8, by_line=False, order=1, team=4, stages=3),
-    "P8r16s3": cuda.Slices(64, 32, 8, 8, 128, 8, by_line=False, order=1, team=8, stages=3),
     "P4s4u2i4": cuda.Slices(64, 32, 8, 8, 128, 8, by_line=False, order=1, team=4, turn=2, pieces=4),
+    "P8s4u2i6": cuda.Slices(64, 32, 8, 8, 128, 8, by_line=False, order=1, team=8, turn=2, pieces=6),
     "P8s4u2i7": cuda.Slices(64, 32, 8, 8, 128, 8, by_line=False, order=1, team=8, turn=2, pieces=7),
-    "P4r16s3i8": cuda.Slices(64, 32, 8, 8, 128, 8, by_line=False, order=1, team=4, stages=3, pieces=8),
-    "Q1s4u2": cuda.Slices(64, 128, 8, 16, 64, 4, by_line=False, order=1, turn=2),
-    "Q1r16s3": cuda.Slices(64, 128, 8, 16, 64, 4, by_line=False, order=1, stages=3),
-    "Q2r16s4": cuda.Slices(64, 128, 8, 16, 64, 4, by_line=False, order=1, team=2),
-    "Q4r16s3": cuda.Slices(64, 128, 8, 16, 64, 4, by_line=False, order=1, team=4, stages=3),
+    "P16s4u2i3": cuda.Slices(64, 32, 8, 8, 256, 16, by_line=False, order=1, team=16, turn=2, pieces=3),
     "R2s4u2": cuda.Slices(64, 128, 8, 8, 32, 2, by_line=False, order=1, team=2, turn=2),
-    "R2r16s3": cuda.Slices(64, 128, 8, 8, 32, 2, by_line=False, order=1, team=2, stages=3),
-    "L1r32s3": cuda.Slices(256, 128, 8, 16, 32, 1, by_line=False, order=1, stages=3),
-    "M1s3u2": cuda.Slices(128, 128, 8, 16, 32, 1, by_line=False, order=1, stages=3, turn=2, resident=2),
-    "M1r32s3": cuda.Slices(128, 128, 8, 16, 32, 1, by_line=False, order=1, stages=3, resident=2),
-    "N1s4u2": cuda.Slices(64, 128, 8, 8, 32, 1, by_line=False, order=1, turn=2, resident=3),
+    "R2s4u2i7x2": cuda.Slices(
+        64, 128, 8, 8, 32, 2, by_line=False, order=1, team=2, turn=2, pieces=7, resident=2
+    ),
+    "R2r16s3x2": cuda.Slices(64, 128, 8, 8, 32, 2, by_line=False, order=1, team=2, stages=3, resident=2),
+    "R4s4u2i3": cuda.Slices(64, 128, 8, 8, 64, 4, by_line=False, order=1, team=4, turn=2, pieces=3),
+    "R4r16s3": cuda.Slices(64, 128, 8, 8, 64, 4, by_line=False, order=1, team=4, stages=3),
+    "N1s4u2x4": cuda.Slices(64, 128, 8, 8, 32, 1, by_line=False, order=1, turn=2, resident=4),
+    "N1r32s2x4": cuda.Slices(64, 128, 8, 8, 32, 1, by_line=False, order=1, stages=2, resident=4),
+    "K1r16s4": cuda.Slices(256, 128, 8, 8, 16, 1, by_line=False, order=1),
+    "K1r32s3": cuda.Slices(256, 128, 8, 8, 32, 1, by_line=False, order=1, stages=3),
+    "J2r16s4": cuda.Slices(128, 128, 8, 8, 32, 2, by_line=False, order=1, team=2),
 }
 """Tiles by name: large to tiny, the depth, the slices, and the stages where there are more than two."""
 
@@ -132,12 +130,15 @@ def _tiles(case: Case, product: Product) -> Iterator[tuple[str, Any]]:
     """Yield the entrants of a case: all that don't waste most of a tile or of a slice."""
     square = case.name.isdigit()
     outputs = product.rows * product.columns * math.prod(product.batch)
+    vectors = all(way.vectors for way in cuda.Way.both(product))
     for name, tile in CUDA.items():
+        if isinstance(tile, cuda.Slices) and not vectors:
+            continue
         if (tile.tall > 64 and tile.tall >= 2 * product.rows) or (
             tile.wide > 64 and tile.wide >= 2 * product.columns
         ):
             continue
-        if tile.slices > 1 and outputs > 640 * tile.tall * tile.wide:
+        if tile.slices > 2 and outputs > 640 * tile.tall * tile.wide:
             continue
         if not square and name.endswith(("by-term", "L8", "L32", "M32x2")):
             continue
