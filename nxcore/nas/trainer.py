@@ -272,12 +272,14 @@ class Trainer:
 
     def _row(self, phase: str, started: float, **more: Any) -> dict[str, Any]:
         """Append a row for the time since ``started``."""
+        with torch.no_grad():  # a node of the logits on this stream would end a later capture on another
+            entropy = self.arch.entropy().item()
         row = {
             "phase": phase,
             "epoch": self.epoch,
             "epochs": self._epochs(),
             **more,
-            "entropy": self.arch.entropy().item(),
+            "entropy": entropy,
             "genotype": self.genotype._asdict(),
             "seconds": agreed(time.perf_counter() - started, self.device),
         }

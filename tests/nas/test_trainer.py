@@ -11,6 +11,7 @@ import torch
 import nxcore
 from nxcore.errors import InvalidInputError
 from nxcore.nas import trainer as trainers
+from nxcore.nas.architecture import ArchitectureParameters
 from nxcore.nas.data import Data, Split
 from nxcore.nas.genotype import Genotype, drawn
 from nxcore.nas.preset import PRESETS, Mutation, Preset
@@ -312,3 +313,15 @@ def test_a_random_genotype_reads_distinct_states_by_any_operation_but_none():
                 assert first != second
                 assert max(first, second) < node + 2
     assert len(set(genotypes)) == 50
+
+
+def test_a_row_leaves_no_node_of_the_logits(monkeypatch):
+    """A node on the default stream would end the capture of the architecture's pass, on another stream."""
+    asked = []
+    entropy = ArchitectureParameters.entropy
+    monkeypatch.setattr(
+        ArchitectureParameters, "entropy", lambda arch: asked.append(torch.is_grad_enabled()) or entropy(arch)
+    )
+    row = Trainer(images(), LEAST).advance()
+    assert row["entropy"] > 0
+    assert asked == [False]
