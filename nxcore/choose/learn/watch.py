@@ -37,7 +37,7 @@ AUDITED = (1, 2, 4, 8, 16)
 """Those of them that are audited, by index."""
 
 ALWAYS = 2
-"""The last of these that is audited beyond the share of time too; in a run for a capture it is the first."""
+"""The last of these that is audited even beyond the share of time, except in a run for a capture."""
 
 SAMPLE = 2
 """Calls of a later sample: one is audited, and the memory of the other is compared with its memory."""
@@ -48,9 +48,6 @@ HELD = 2**22
 COPIES = 12
 """Memory of an audit, in multiples of the problem's own."""
 
-MOST = 2**31
-"""The most bytes of an audit on the CPU; on CUDA the limit is a quarter of the free memory."""
-
 
 class Owner(Protocol):
     """Determines when audits are affordable, and handles convictions; see ``Watches``."""
@@ -59,9 +56,11 @@ class Owner(Protocol):
     def affords(self) -> bool:
         """Whether an audit is within its share of the time."""
 
-    @property
-    def room(self) -> bool:
-        """Whether another audit may wait for CUDA."""
+    def tries(self, watch: Watch) -> bool:
+        """Return whether a call in a run for a capture is audited even beyond the share."""
+
+    def room(self, nbytes: int, device: torch.device) -> bool:
+        """Return whether an audit may take so many bytes."""
 
     def charge(self, seconds: float) -> None:
         """Count the extra cost of a watched call."""
@@ -150,6 +149,7 @@ class Watch:
         self.problem, self.strict, self.reason, self.cost = problem, strict, "", 0.0
         self._calls, self._audits, self._left, self._sampled, self._able = 0, 0, FIRST, False, True
         self._like: Any = None
+        self._rough = True  # whether the size of a result tells how far another one may be
         self._shared: frozenset[int] = frozenset()  # results that are views of inputs, as the reference's
         self._last: list[tuple[Any, tuple[int, int]]] = []  # storages and addresses of the last result
         self._lock = threading.Lock()
@@ -202,8 +202,10 @@ class Watch:
         """Whether this watched call must be audited."""
         if self._sampled:
             return self._left == SAMPLE
-        always = 1 if REGIME.captured else ALWAYS
-        return self._audits < bisect(AUDITED, self._calls) and (self._calls <= always or self._owner.affords)
+        if self._audits >= bisect(AUDITED, self._calls):
+            return False
+        always = self._owner.tries(self) if REGIME.captured else self._calls <= ALWAYS
+        return always or self._owner.affords
 
     def _instead(self, *args: Any) -> Any:
         if self.strict:
@@ -276,18 +278,14 @@ class Watch:
             with torch.no_grad():
                 spec = self.problem.spec
                 found = confirmed(self.planned, spec, pending.own, pending.result, changed=changed)
+                self._rough = changed  # its numbers may cancel, so that they are far apart and right
                 return self._put(found)
         except Exception:  # noqa: BLE001  for example out of memory: the check failed, not the kernel
             return ""
 
     def _copies(self, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Return copies of the arguments; None where an audit would take too much memory."""
-        need = COPIES * sum(t.nbytes for t in leaves(args))
-        if self.problem.device.type == "cuda":
-            free, _ = torch.cuda.mem_get_info(self.problem.device)
-            if need > free // 4 or not self._owner.room:
-                return None
-        elif need > MOST:
+        if not self._owner.room(COPIES * sum(t.nbytes for t in leaves(args)), self.problem.device):
             return None
         try:
             copies: tuple[Any, ...] = twin(args)
@@ -302,12 +300,13 @@ class Watch:
         malformed = bool(reason)
         if not reason and own is not None:
             native = self._reference(own) if native is None else native
-            strayed = strays(spec, self._inputs(own), native, result)
+            strayed = strays(spec, self._inputs(own), native, result, rough=self._rough)
             flags = torch.stack([strayed, differ(spec, args, own)])
             if flags.is_cuda:
                 self._later(own, result, flags)
             elif bool(flags.any()):
                 reason = confirmed(self.planned, spec, own, result, changed=bool(flags[1]))
+                self._rough = bool(flags[1])
         if reason:
             if own is not None and (malformed or reason == INPUTS):
                 restore(args, own)
@@ -332,10 +331,12 @@ class Watch:
             same = isinstance(result, Tensor) and result.data_ptr() == out.data_ptr()
             return misformed(result, form(out)) if same else "out must be written and returned", None
         native = None
-        if self._like is None:
-            native = self._reference(own or args)
+        if self._like is None and own is not None:
+            native = self._reference(own)
+        elif self._like is None:
+            self._like = form(self.problem.outputs)
         reason = misformed(result, self._like) or self._misplaced(args, result)
-        if reason and native is None:  # torch's own form may differ with other values or inputs
+        if reason and native is None:  # torch's own form may differ with other values, or from what is told
             native = self._reference(own or args)
             reason = misformed(result, self._like) or self._misplaced(args, result)
         return reason, native

@@ -7,6 +7,7 @@ sample, as often as audits stay within their share of the time.
 from __future__ import annotations
 
 import threading
+import time
 import warnings
 import weakref
 from collections import OrderedDict, deque
@@ -14,10 +15,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from nxcore.choose.contenders import Choice
 from nxcore.choose.learn.budget import Pace, until_the_end
 from nxcore.choose.learn.watch import Pending, Watch
-from nxcore.context import KernelWarning
+from nxcore.context import REGIME, KernelWarning
 from nxcore.spec.kernel import Backend, Kernel
 from nxcore.spec.problem import Problem
 
@@ -26,6 +29,15 @@ SHARE = 0.005
 
 GAP_S = 0.25
 """The least seconds between two samples."""
+
+TRIED_S = 0.5
+"""Seconds of audits in runs for captures beyond the share of time, each kernel's first one left out."""
+
+FREE_S = 1.0
+"""Seconds for which the free memory of a device counts: to ask for it takes milliseconds."""
+
+MOST = 2**31
+"""The most bytes of an audit on the CPU; on CUDA the limit is a quarter of the free memory."""
 
 KEPT = 4096
 """The most watches that are kept; beyond it the least recently planned one is dropped."""
@@ -65,6 +77,8 @@ class Watches:
         self._known: OrderedDict[Any, Watch] = OrderedDict()
         self._resting: deque[weakref.ref[Watch]] = deque()
         self._pending: deque[Pending] = deque()
+        self._tried, self._tried_s = set[Any](), 0.0
+        self._free: dict[torch.device, tuple[int, float]] = {}
         self._lock = threading.RLock()
         self.thread: threading.Thread | None = None
 
@@ -105,6 +119,7 @@ class Watches:
 
     def charge(self, seconds: float) -> None:
         """Count the extra cost of a watched call."""
+        self._tried_s += seconds * REGIME.captured
         self.pace.charge(seconds)
         self._within().charge(seconds)
 
@@ -129,10 +144,26 @@ class Watches:
             stacklevel=6,
         )
 
-    @property
-    def room(self) -> bool:
-        """Whether another audit may wait for CUDA."""
-        return sum(p.nbytes for p in tuple(self._pending)) < ROOM
+    def tries(self, watch: Watch) -> bool:
+        """Return whether a call in a run for a capture is audited even beyond the share.
+
+        No caller gets its result, and a search network asks for 130 problems there.
+        """
+        kind = (watch.kernel, watch.problem.dtype)
+        first = kind not in self._tried
+        self._tried.add(kind)
+        return first or self._tried_s < TRIED_S
+
+    def room(self, nbytes: int, device: torch.device) -> bool:
+        """Return whether an audit may take so many bytes; on CUDA, whether another one may wait too."""
+        if device.type != "cuda":
+            return nbytes <= MOST
+        now = time.monotonic()
+        free, asked = self._free.get(device, (0, -FREE_S))
+        if now - asked >= FREE_S:
+            free, _ = torch.cuda.mem_get_info(device)
+            self._free[device] = free, now
+        return nbytes <= free // 4 and sum(p.nbytes for p in tuple(self._pending)) < ROOM
 
     def later(self, pending: Pending) -> None:
         """Keep an audit until CUDA has completed it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -45,15 +46,44 @@ def sample():
     raise LookupError
 
 
-def test_one_wrong_element_of_any_output_strays():
+@pytest.mark.parametrize("rough", [False, True])
+def test_one_wrong_element_of_any_output_strays(rough):
     spec, args, native = sample()
-    assert not strays(spec, args, native, twin(native))
+    assert not strays(spec, args, native, twin(native), rough=rough)
     for i in range(len(list(leaves(native)))):
         result = twin(native)
         wrong = list(leaves(result))[i]
         at = wrong.abs().argmax()
         wrong.view(-1)[at] *= NEAR
-        assert strays(spec, args, native, result), i
+        assert strays(spec, args, native, result, rough=rough), i
+
+
+def test_a_rough_distance_needs_no_magnitude():
+    spec, args, native = sample()
+    none = replace(spec, magnitude=None)
+    assert not strays(none, args, native, twin(native), rough=True)
+    with pytest.raises(TypeError):
+        strays(none, args, native, twin(native))
+
+
+@pytest.mark.parametrize("special", [torch.inf, torch.nan])
+def test_special_values_hide_no_other_element(special):
+    spec, x = SPECS["add"], torch.arange(1.0, 9.0)
+    native = x + x
+    native[0] = special
+    result = native.clone()
+    args = (x, x, 1, None)
+    assert not strays(spec, args, native, result, rough=True)
+    result[5] *= NEAR
+    assert strays(spec, args, native, result, rough=True)
+
+
+def test_terms_that_cancel_stray_by_a_rough_distance_alone():
+    spec = SPECS["sum"]
+    x = torch.tensor([1e8, 1.0, -1e8])
+    native, other = torch.tensor(0.0), torch.tensor(1.0)
+    assert not strays(spec, (x, None, False), native, other)
+    assert strays(spec, (x, None, False), native, other, rough=True)
 
 
 def test_a_bit_of_any_input_is_a_change():

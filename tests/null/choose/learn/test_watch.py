@@ -16,7 +16,7 @@ import torch
 from nxcore.choose.contenders import Choice
 from nxcore.choose.learn import watch, watches
 from nxcore.choose.learn.budget import Pace
-from nxcore.context import KernelWarning, as_captured
+from nxcore.context import KernelWarning
 from nxcore.session import Session
 from nxcore.settings import Settings
 from nxcore.spec.problem import Problem
@@ -78,15 +78,6 @@ def test_what_the_share_does_not_afford_is_not_audited_after_the_first_calls():
         for _ in range(watch.FIRST):
             session.op("add")(X, X)
     assert only(session)._audits == watch.ALWAYS
-
-
-def test_a_run_for_a_capture_is_audited_once():
-    session, _ = watching()
-    session.chooser.watches.pace = Pace(share=1e-9)
-    with session.use("watched"), as_captured():
-        for _ in range(watch.FIRST):
-            session.op("add")(X, X)
-    assert only(session)._audits == 1
 
 
 def test_audits_are_charged_to_both_shares():
@@ -340,7 +331,7 @@ def test_a_look_that_fails_fails_no_call(monkeypatch):
 
 
 def test_what_would_take_too_much_memory_is_not_audited(monkeypatch):
-    monkeypatch.setattr(watch, "MOST", 100)
+    monkeypatch.setattr(watches, "MOST", 100)
     session, _ = watching()
     with session.use("watched"):
         assert torch.equal(session.op("add")(X, X), 2 * X)
