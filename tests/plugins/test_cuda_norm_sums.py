@@ -1,5 +1,8 @@
 """nxcore-cuda's batch_norm_sum: every tile, and as many tensors as a launch takes."""
 
+import re
+import subprocess
+
 import pytest
 import torch
 
@@ -10,8 +13,12 @@ from nxcore.trust.truth import agreement
 
 pytest.importorskip("nxcore_cuda")
 
-from nxcore_cuda import batch_norm_sum
-from nxcore_cuda.channel import Channels
+from nxcore_cuda import batch_norm_sum, channel
+from nxcore_cuda.batch_norm_sum import Pass
+from nxcore_cuda.channel import CACHED, Channels, Tile
+from nxcore_cuda.machine.compile import compiled
+
+from tests.plugins.test_cuda_products import cuobjdump, needs_nvcc
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SPECS = {spec.name: spec for spec in nxcore.ops.nxcore_ops()}
@@ -79,3 +86,35 @@ def test_places_of_more_than_30_bits_are_not_near():
 @pytest.mark.parametrize(("channels", "side"), [(16, 32), (32, 16), (64, 8)])
 def test_nodes_of_a_search_agree(op, channels, side):
     judge(op, arguments(op, 35, (64, channels, side, side)))
+
+
+def own_instance(entry, dtype):
+    """The kernel of a search's cells, whose threads have 16 values of a half type each."""
+    source = entry.removesuffix("_sums").removesuffix("_moments").removesuffix("_whole")
+    if source == "batch_norm_sum_backward":
+        return batch_norm_sum._instance(entry, source, dtype, 64, 8, Pass(1024, 256, 2, CACHED), near=True)
+    tile = Tile(2048, 1024, whole=True) if entry.endswith("_whole") else Tile(512)
+    return channel.instance(entry, source, dtype, 8, tile)
+
+
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("entry", "dtype"),
+    [
+        ("batch_norm_sum_backward_sums", torch.bfloat16),
+        ("batch_norm_backward_sums", torch.float16),
+        ("batch_norm_moments", torch.bfloat16),
+        ("batch_norm_whole", torch.float16),
+    ],
+)
+def test_machine_code_keeps_the_values_of_a_thread_in_registers(entry, dtype, tmp_path):
+    """Loops over halves of 16 values aren't unrolled by themselves."""
+    instance = own_instance(entry, dtype)
+    (tmp_path / "image.cubin").write_bytes(compiled(instance.text, (9, 0), instance.symbol))
+    code = subprocess.run(
+        [cuobjdump(), "-sass", tmp_path / "image.cubin"], capture_output=True, text=True, check=True
+    ).stdout
+    found = re.findall(r"^\s+/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P\d+ )?([A-Z][A-Z0-9]*)", code, re.MULTILINE)
+    assert "LDG" in found
+    assert not {"LDL", "STL"} & set(found)

@@ -36,13 +36,13 @@ __device__ __forceinline__ Moments of_values(const Vector<T, VECTOR> (&x)[N]) {
   float terms[COUNT];
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) terms[i] = widen(x[i / VECTOR][i % VECTOR]);
-  const float mean = channel::tree(terms) / (float)COUNT;
+  const float mean = channel::total<T>(terms) / (float)COUNT;
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) {
     const float off = widen(x[i / VECTOR][i % VECTOR]) - mean;
     terms[i] = off * off;
   }
-  return {(float)COUNT, mean, channel::tree(terms)};
+  return {(float)COUNT, mean, channel::total<T>(terms)};
 }
 
 // Those of a share of a channel whose first element is at `base`, in every thread of the block.
@@ -175,13 +175,13 @@ __device__ __forceinline__ void batch_norm_whole(const batch_norm_args& a) {
   float terms[N];
 #pragma unroll
   for (int i = 0; i < N; ++i) terms[i] = widen(x[i / VECTOR][i % VECTOR]);  // 0 behind the last
-  const float mean = channel::of_block(channel::tree(terms)) / (float)a.c.count;
+  const float mean = channel::of_block(channel::total<T>(terms)) / (float)a.c.count;
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     const float off = widen(x[i / VECTOR][i % VECTOR]) - mean;
     terms[i] = at + i / VECTOR * stride < last ? off * off : 0.0f;
   }
-  const float squares = channel::of_block(channel::tree(terms));
+  const float squares = channel::of_block(channel::total<T>(terms));
   if (threadIdx.x == 0) {
     a.mean[blockIdx.y] = mean;
     a.var[blockIdx.y] = squares / (float)(a.c.count - 1);

@@ -47,8 +47,8 @@ __device__ __forceinline__ void sums(const A& a) {
       terms[i] = widen(g[i / VECTOR][i % VECTOR]);
       products[i] = terms[i] * (widen(x[i / VECTOR][i % VECTOR]) - mean);
     }
-    sum += channel::tree(terms);
-    product += channel::tree(products);
+    sum += channel::total<T>(terms);
+    product += channel::total<T>(products);
   });
   __shared__ float warps[2][WARP];
   sum = warp_sum(sum);
@@ -150,13 +150,13 @@ __device__ __forceinline__ void batch_norm_backward_whole(const batch_norm_backw
   float terms[N];
 #pragma unroll
   for (int i = 0; i < N; ++i) terms[i] = widen(g[i / VECTOR][i % VECTOR]);  // 0 behind the last
-  const float sum = channel::of_block(channel::tree(terms));
+  const float sum = channel::of_block(channel::total<T>(terms));
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     const float product = widen(g[i / VECTOR][i % VECTOR]) * (widen(x[i / VECTOR][i % VECTOR]) - mean);
     terms[i] = at + i / VECTOR * stride < last ? product : 0.0f;  // the mean may be infinite
   }
-  const float product = channel::of_block(channel::tree(terms));
+  const float product = channel::of_block(channel::total<T>(terms));
   if (threadIdx.x == 0) {
     if (a.weight_grad) write(a.weight_grad, a.kind, blockIdx.y, product * inverse);
     if (a.bias_grad) write(a.bias_grad, a.kind, blockIdx.y, sum);

@@ -84,7 +84,7 @@ __device__ __forceinline__ void batch_norm_sum_backward_sums(const batch_norm_su
     float terms[N];
 #pragma unroll
     for (int i = 0; i < N; ++i) terms[i] = widen(g[i / VECTOR][i % VECTOR]);
-    found[GROUP] += channel::tree(terms);
+    found[GROUP] += channel::total<T>(terms);
 #pragma unroll
     for (int k = 0; k < GROUP; ++k) {
       if (first + k >= a.count) break;
@@ -93,7 +93,7 @@ __device__ __forceinline__ void batch_norm_sum_backward_sums(const batch_norm_su
       for (int i = 0; i < N; ++i) {
         products[i] = widen(g[i / VECTOR][i % VECTOR]) * (widen(x[k][i / VECTOR][i % VECTOR]) - means[k]);
       }
-      found[k] += channel::tree(products);
+      found[k] += channel::total<T>(products);
     }
   });
   __shared__ float warps[GROUP + 1][WARP], sums[GROUP + 1];

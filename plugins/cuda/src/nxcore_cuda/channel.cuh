@@ -184,6 +184,28 @@ __device__ __forceinline__ float tree(float (&values)[N]) {
   return values[0];
 }
 
+template <int N, int HALF>
+__device__ __forceinline__ float halved(float (&values)[N]) {
+#pragma unroll
+  for (int i = 0; i < HALF; ++i) values[i] += values[i + HALF];
+  if constexpr (HALF > 1) {
+    return halved<N, HALF / 2>(values);
+  } else {
+    return values[0];
+  }
+}
+
+// The same sum of what vectors of T have. A thread has 16 values of a half type, whose loop over halves nvcc doesn't
+// unroll: they would be in local memory. Other types keep that loop, and so the machine code that is on record.
+template <typename T, int N>
+__device__ __forceinline__ float total(float (&values)[N]) {
+  if constexpr (sizeof(T) == 2) {
+    return halved<N, N / 2>(values);
+  } else {
+    return tree(values);
+  }
+}
+
 // The sum over a block of any number of whole warps, in every thread, in one fixed order. It ends with a barrier.
 __device__ __forceinline__ float of_block(float x) {
   __shared__ float warps[WARP];
