@@ -116,7 +116,7 @@ def forward_case(
     """Return a case of the outputs of several convolutions: as today, then by planes."""
     given = several(images, *shape, count, windows, device, normed)
     first = replace(grouped_forward.choose(Problem.of(nxcore.op(OP).spec, given)), planes=None)
-    known = len((planes_forward.TILES | parts_forward.TILES)[shape])
+    known = len(planes_forward.TILES.get(shape) or parts_forward.TILES[*shape, 1])
     tiles = [first, *(replace(first, planes=(i,)) for i in range(known))]
     name = "mixed" if len(windows) > 2 else "second"
     return f"{shape[0]}x{shape[1]} {count} {name}{' normed' * normed}", OP, given, tiles

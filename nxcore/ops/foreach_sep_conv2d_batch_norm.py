@@ -302,6 +302,10 @@ SAMPLES = (
         "square_planes_strided_of_32_channels",
         convolutions((1, 32, 32, 32), 32, (3, 2, 1, 1), (5, 2, 2, 1), (5, 2, 2, 1)),
     ),
+    Sample(
+        "square_planes_strided_of_72_channels",
+        convolutions((1, 72, 32, 32), 72, (5, 2, 2, 1), (3, 2, 2, 2)),
+    ),
     Sample("many_channels", convolutions((2, 37, 4, 4), 70, *THREES)),
     Sample("no_padding", convolutions((2, 2, 6, 7), 2, (3, 1, 0, 1), (3, 1, 0, 1))),
     Sample("nan", convolutions((2, 2, 3, 14), 3, *THREES, values="nan")),

@@ -242,6 +242,14 @@ SAMPLES = (
         (rand(1, 32, 32, 32), rand(32, 1, 5, 5), rand(32, 32, 1, 1), 2, 4, 2),
     ),
     Sample(
+        "square_planes_strided_of_72_channels",
+        (rand(1, 72, 32, 32), rand(72, 1, 3, 3), rand(72, 72, 1, 1), 2, 1),
+    ),
+    Sample(
+        "square_planes_strided_of_144_channels",
+        (rand(1, 144, 16, 16), rand(144, 1, 5, 5), rand(144, 144, 1, 1), 2, 2),
+    ),
+    Sample(
         "square_planes_nan",
         (rand(1, 64, 8, 8, values="lone_nan"), rand(64, 1, 3, 3), rand(64, 64, 1, 1), 1, 1),
     ),

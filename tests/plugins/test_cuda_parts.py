@@ -1,6 +1,7 @@
 """Outputs of separable convolutions on parts of square planes in CUDA C++: tiles, and calls with them."""
 
 import importlib
+import math
 
 import pytest
 import torch
@@ -17,15 +18,15 @@ from nxcore_cuda.parts_forward import TILES, Part
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SPECS = {spec.name: spec for spec in nxcore.ops.nxcore_ops()}
 SINGLE, BLOCK = "sep_conv2d", "sep_conv2d_batch_norm"
-WINDOWS = ((3, 1, 1, 1), (5, 1, 4, 2), (5, 1, 2, 1), (3, 1, 2, 2))
-"""Size, stride, padding and dilation."""
+WINDOWS = ((3, 1, 1), (5, 4, 2), (5, 2, 1), (3, 2, 2))
+"""Size, padding and dilation."""
 
 
-def arguments(images, channels, side, size, *window, relu=True):
+def arguments(images, channels, side, stride, size, *window, relu=True):
     """Return a call of one convolution."""
     x = torch.randn(images, channels, side, side, device=DEVICE)
     filters = torch.randn(channels, 1, size, size, device=DEVICE)
-    return x, filters, torch.randn(channels, channels, 1, 1, device=DEVICE), *window, relu
+    return x, filters, torch.randn(channels, channels, 1, 1, device=DEVICE), stride, *window, relu
 
 
 def judge(op, args, tile=None):
@@ -59,24 +60,26 @@ def test_a_block_computes_several_parts(monkeypatch, plane):
 
 
 def test_moments_far_from_0():
-    x, *rest = arguments(4, 144, 8, *WINDOWS[0])
+    x, *rest = arguments(4, 144, 8, 1, *WINDOWS[0])
     judge(BLOCK, (x + 1000.0, *rest, None, None, 1e-5))
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), -float("inf")])
 def test_pixels_that_are_not_finite_count_where_a_window_sees_them(value):
-    args = arguments(1, 72, 16, *WINDOWS[0])
+    args = arguments(1, 72, 16, 1, *WINDOWS[0])
     args[0][0, 3, 0, 0] = args[0][0, 5, 15, 7] = args[0][0, 31, 8, 15] = value
     judge(SINGLE, args, tiles_of(args)[0])
 
 
-def test_tensors_that_begin_anywhere():
-    args = list(arguments(1, 72, 16, *WINDOWS[0]))
+@pytest.mark.parametrize("plane", [(72, 16, 1), (144, 16, 2)], ids=str)
+def test_tensors_that_begin_anywhere(plane):
+    args = list(arguments(1, *plane, *WINDOWS[0]))
     for i in range(3):
         moved = torch.empty(args[i].numel() + 1, device=DEVICE)[1:].view(args[i].shape)
         args[i] = moved.copy_(args[i])
     problem = Problem.of(SPECS[SINGLE], tuple(args))
-    out = torch.empty(args[0].numel() + 1, device=DEVICE)[1:].view(args[0].shape)
+    shape = problem.outputs.shape
+    out = torch.empty(math.prod(shape) + 1, device=DEVICE)[1:].view(shape)
     launch, _ = sep_conv2d.launched(problem, tiles_of(args)[0])
     launch(*args[:3], out, None)
     want = SPECS[SINGLE].reference(*(t.double() if isinstance(t, torch.Tensor) else t for t in args))
@@ -84,13 +87,13 @@ def test_tensors_that_begin_anywhere():
 
 
 def test_only_calls_that_the_kernels_know_have_them():
-    x, *rest = usual = arguments(1, 36, 32, *WINDOWS[0])
+    x, *rest = usual = arguments(1, 36, 32, 1, *WINDOWS[0])
     assert isinstance(sep_conv2d.choose(Problem.of(SPECS[SINGLE], usual)), Part)
     odd = [
-        arguments(1, 36, 31, *WINDOWS[0]),
-        arguments(1, 36, 32, *WINDOWS[0], relu=False),
-        arguments(1, 36, 32, 3, 2, 1, 1),
-        arguments(1, 36, 32, 7, 1, 3, 1),
+        arguments(1, 36, 31, 1, *WINDOWS[0]),
+        arguments(1, 36, 32, 1, *WINDOWS[0], relu=False),
+        arguments(1, 36, 32, 2, *WINDOWS[0]),
+        arguments(1, 36, 32, 1, 7, 3, 1),
         (x.to(memory_format=torch.channels_last), *rest),
         tuple(t.half() if isinstance(t, torch.Tensor) else t for t in usual),
     ]

@@ -26,6 +26,8 @@ PLANES = (
     "square_planes_of_144_channels",
     "square_planes_strided",
     "square_planes_strided_of_32_channels",
+    "square_planes_strided_of_72_channels",
+    "square_planes_strided_of_144_channels",
 )
 """Samples of shapes that have kernels of their own."""
 

@@ -182,7 +182,7 @@ def instances() -> Iterator[Instance]:
         for moments in (False, True):
             yield instance(windows, 256, moments=moments)
     yield from planes_forward.instances(planes_forward.FOREACH)
-    yield from parts_forward.instances(parts_forward.FOREACH)
+    yield from parts_forward.instances("foreach_")
     yield from strided_planes_forward.instances(strided_planes_forward.FOREACH)
     yield from norms(NORM, (FINISH,))
 

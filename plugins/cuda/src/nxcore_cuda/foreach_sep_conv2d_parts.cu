@@ -13,10 +13,15 @@ struct foreach_sep_conv2d_parts_args {
 };
 
 // Neighbouring blocks have the same part of an image in several convolutions: those that share x meet in the cache.
-template <int SIZE, int DILATION, int CHANNELS, int SIDE, int BAND, int THREADS, int EACH, int MANY>
-__device__ __forceinline__ void foreach_sep_conv2d_parts(const foreach_sep_conv2d_parts_args& a) {
-  using S = parts::Part<SIZE, DILATION, CHANNELS, SIDE, BAND, THREADS, EACH, MANY>;
+template <typename S>
+__device__ __forceinline__ void foreach_sep_conv2d_parts_items(const foreach_sep_conv2d_parts_args& a) {
   const int block = blockIdx.x / a.count, i = blockIdx.x - block * a.count;
   const sep_conv2d_parts_args own = {a.xs[i], a.filters[i], a.points[i], a.outs[i], a.shares[i], a.items};
   sep_conv2d_parts_items<S>(own, a.items, block, gridDim.x / a.count);
+}
+
+template <int SIZE, int DILATION, int CHANNELS, int SIDE, int BAND, int THREADS, int EACH, int MANY>
+__device__ __forceinline__ void foreach_sep_conv2d_parts(const foreach_sep_conv2d_parts_args& a) {
+  using S = parts::Square<planes::Shape<SIZE, DILATION, CHANNELS, SIDE, BAND, THREADS>, EACH, MANY>;
+  foreach_sep_conv2d_parts_items<S>(a);
 }

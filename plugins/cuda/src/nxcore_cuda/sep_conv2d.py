@@ -117,5 +117,5 @@ def instances() -> Iterator[Instance]:
     for dtype, window in product(FLOATS, WINDOWS):
         yield instance(dtype, window)
     yield from planes_forward.instances(planes_forward.FORWARD)
-    yield from parts_forward.instances(parts_forward.FORWARD)
+    yield from parts_forward.instances("")
     yield from strided_planes_forward.instances(strided_planes_forward.FORWARD)

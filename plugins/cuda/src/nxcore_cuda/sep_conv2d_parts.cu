@@ -21,14 +21,27 @@ using separable::aligned;
 using separable::STRIP;
 
 // A thread has EACH outputs' channels of four pixels, at each of MANY places; LANES neighbouring lanes have the same
-// channels, of all pixels of a block.
-template <int SIZE, int DILATION, int CHANNELS, int SIDE, int BAND, int THREADS, int EACH_, int MANY_>
-struct Part : planes::Shape<SIZE, DILATION, CHANNELS, SIDE, BAND, THREADS> {
-  using S = planes::Shape<SIZE, DILATION, CHANNELS, SIDE, BAND, THREADS>;
+// channels, of all pixels of a block. S: a Shape.
+template <typename S, int EACH_, int MANY_>
+struct Part : S {
   static constexpr int EACH = EACH_, MANY = MANY_, LANES = S::GROUPS / MANY, PIXELS = S::GROUPS * STRIP;
-  static constexpr int U_PITCH = PIXELS + STRIP;  // neighbouring planes begin four banks apart
-  static_assert(EACH % STRIP == 0 && CHANNELS % EACH == 0 && LANES * MANY == S::GROUPS, "whole vectors of channels");
-  static_assert(CHANNELS / EACH * LANES == THREADS && WARP % LANES == 0, "a warp has all pixels of its channels");
+  static constexpr int UNIT = EACH % STRIP ? 2 : STRIP;  // channels of a load
+  static constexpr int U_PITCH = PIXELS + STRIP;         // neighbouring planes begin four banks apart
+  static_assert(EACH % UNIT == 0 && S::CHANNELS % EACH == 0 && LANES * MANY == S::GROUPS, "whole vectors of channels");
+  static_assert(S::CHANNELS / EACH * LANES == S::THREADS && WARP % LANES == 0, "a warp has all pixels of its channels");
+};
+
+// At stride 1: how a block gets its part of an image, and makes the depthwise result.
+template <typename S_, int EACH, int MANY>
+struct Square : Part<S_, EACH, MANY> {
+  using S = S_;
+  static constexpr int X_IMAGE = S::IMAGE, X_PLANES = S::PLANES;
+  static __device__ __forceinline__ void send(float* xs, const float* image, int part) {
+    planes::send_lines<S>(xs, image, part);
+  }
+  static __device__ __forceinline__ void convolve(float* us, const float* xs, const float* filters, int part) {
+    planes::convolve<S, Square::U_PITCH>(us, xs, filters, part, 0);
+  }
 };
 
 // The 1x1 filters, turned: the outputs' channels of an inner channel are neighbours.
@@ -56,10 +69,10 @@ __device__ __forceinline__ void multiply(float (&sum)[S::EACH][S::MANY * STRIP],
     for (int m = 0; m < S::MANY; ++m)
       u[m] = load<STRIP>(us + inner * S::U_PITCH + (group + m * S::LANES) * STRIP);
 #pragma unroll
-    for (int o = 0; o < S::EACH; o += STRIP) {
-      const Strip w = load<STRIP>(ws + inner * S::CHANNELS + channel + o);
+    for (int o = 0; o < S::EACH; o += S::UNIT) {
+      const Vector<float, S::UNIT> w = load<S::UNIT>(ws + inner * S::CHANNELS + channel + o);
 #pragma unroll
-      for (int e = 0; e < STRIP; ++e)
+      for (int e = 0; e < S::UNIT; ++e)
 #pragma unroll
         for (int p = 0; p < S::MANY * STRIP; ++p)
           sum[o + e][p] = fmaf(w[e], u[p / STRIP][p % STRIP], sum[o + e][p]);
@@ -116,19 +129,20 @@ __device__ __forceinline__ void find_moments(float* means, const float (&sum)[S:
 }  // namespace parts
 
 // The work of the block with number `block` of `blocks`. A: a struct with x, filters, points, out and shares.
-// `shared`: xs (the lines of x), us (what lies between the convolutions), ws (the points) and means.
+// S: a Square, or what stands for it at a stride. `shared`: xs (the lines of x), us (what lies between the
+// convolutions), ws (the points) and means.
 template <typename S, typename A>
 __device__ __forceinline__ void sep_conv2d_parts_items(const A& a, int items, unsigned block, unsigned blocks) {
   using namespace parts;
   float* const xs = dynamic_shared<float>();
-  float* const us = xs + S::PLANES;
+  float* const us = xs + S::X_PLANES;
   float* const ws = us + S::CHANNELS * S::U_PITCH;
   float* const means = ws + S::CHANNELS * S::CHANNELS;
   const float* const x = static_cast<const float*>(a.x);
   float* const out = static_cast<float*>(a.out);
-  const auto image = [](int item) { return (long long)(item / S::PIECES) * S::IMAGE; };
+  const auto image = [](int item) { return (long long)(item / S::PIECES); };
   const auto send = [&](int item) {
-    if (item < items) planes::send_lines<typename S::S>(xs, x + image(item), item % S::PIECES);
+    if (item < items) S::send(xs, x + image(item) * S::X_IMAGE, item % S::PIECES);
     planes::depart();
   };
   send(block);
@@ -138,12 +152,12 @@ __device__ __forceinline__ void sep_conv2d_parts_items(const A& a, int items, un
     const int part = item % S::PIECES;
     planes::arrive<0>();
     __syncthreads();
-    planes::convolve<typename S::S, S::U_PITCH>(us, xs, static_cast<const float*>(a.filters), part, 0);
+    S::convolve(us, xs, static_cast<const float*>(a.filters), part);
     __syncthreads();
     send(item + blocks);
     float sum[S::EACH][S::MANY * STRIP] = {};
     multiply<S>(sum, us, ws, channel, group);
-    leave_pixels<S>(out + image(item), sum, channel, group, part, aligned(out));
+    leave_pixels<S>(out + image(item) * S::IMAGE, sum, channel, group, part, aligned(out));
     if (a.shares) {
       find_moments<S>(means, sum, channel, [&](int made, const Moments& found) {
         moments::leave(a.shares, (long long)made * items + item, found);
@@ -154,6 +168,6 @@ __device__ __forceinline__ void sep_conv2d_parts_items(const A& a, int items, un
 
 template <int SIZE, int DILATION, int CHANNELS, int SIDE, int BAND, int THREADS, int EACH, int MANY>
 __device__ __forceinline__ void sep_conv2d_parts(const sep_conv2d_parts_args& a) {
-  using S = parts::Part<SIZE, DILATION, CHANNELS, SIDE, BAND, THREADS, EACH, MANY>;
+  using S = parts::Square<planes::Shape<SIZE, DILATION, CHANNELS, SIDE, BAND, THREADS>, EACH, MANY>;
   sep_conv2d_parts_items<S>(a, a.items, blockIdx.x, gridDim.x);
 }

@@ -78,15 +78,15 @@ __device__ __forceinline__ void sep_conv2d_strided_planes_item(const A& a, unsig
   float* const ws = us + S::PLANES;
   float* const means = xs;
   float* const squares = means + PARTS * S::CHANNELS;
-  const int half = block % S::HALVES;
-  const long long image = block / S::HALVES;
+  const int half = block % S::PIECES;
+  const long long image = block / S::PIECES;
   send_x<S>(xs, static_cast<const float*>(a.x) + image * S::X_IMAGE, half);
   depart();
   copy_points<S>(ws, static_cast<const float*>(a.points));
   const Taps<S> taps(static_cast<const float*>(a.filters));
   planes::arrive<0>();
   __syncthreads();
-  convolve<S>(us, xs, taps, half);
+  convolve<S>(us, xs, taps, half, S::own(half));
   __syncthreads();
 
   const int group = threadIdx.x / 2 % S::GROUPS;

@@ -1,5 +1,5 @@
-// sep_conv2d_backward of square planes at stride 2: all three gradients of an image or of half of one in one block,
-// all channels. Blocks leave shares as sep_conv2d_backward does, and the same launch adds them up.
+// sep_conv2d_backward of square planes at stride 2: all three gradients of an image or of a part of one in one
+// block, all channels. Blocks leave shares as sep_conv2d_backward does, and the same launch adds them up.
 #pragma once
 #include "sep_conv2d_planes_backward.cu"
 #include "strided_planes.cuh"
@@ -166,19 +166,19 @@ __device__ __forceinline__ void sep_conv2d_strided_planes_backward_items(const A
   float* const of_filters = a.shares + (long long)block * S::CHANNELS * (S::TAPS + S::CHANNELS);
   float* const of_points = of_filters + S::CHANNELS * S::TAPS;
 
-  const auto of_x = [&](int item) { return (long long)(item / S::HALVES) * S::X_IMAGE; };
+  const auto of_x = [&](int item) { return (long long)(item / S::PIECES) * S::X_IMAGE; };
   const auto send_ys = [&](int item) {
-    send_grad<S>(ys, grad + (long long)(item / S::HALVES) * S::IMAGE, item % S::HALVES);
+    send_grad<S>(ys, grad + (long long)(item / S::PIECES) * S::IMAGE, item % S::PIECES);
   };
   int item = block;
-  send_x<S>(xs, x + of_x(item), item % S::HALVES);
+  send_x<S>(xs, x + of_x(item), item % S::PIECES);
   depart();
   send_ys(item);
   const bool vectors = aligned(points);
   for (int i = threadIdx.x * STRIP; i < HAVE; i += S::THREADS * STRIP) planes::send_strip(ws + i, points + i, vectors);
   depart();
   for (bool first = true; item < items; first = false) {
-    const int half = item % S::HALVES, next = item + blocks;
+    const int half = item % S::PIECES, next = item + blocks;
     const Taps<S> taps(filters);  // on their way while x is
     if (first) {
       planes::arrive<1>();
@@ -186,14 +186,18 @@ __device__ __forceinline__ void sep_conv2d_strided_planes_backward_items(const A
       planes::arrive<0>();
     }
     __syncthreads();
-    convolve<S>(ts, xs, taps, half);
+    convolve<S>(ts, xs, taps, half, S::own(half));
     planes::arrive<0>();
     __syncthreads();
     P::sum(of_points, scratch, ys, ts, half, first);
     __syncthreads();
     P::finish(of_points, scratch, first);
-    inner<S, S::GROUPS, LEFT>(ts, ws, points, ys, S::own(half) * S::STRIPS);
-    if constexpr (BEYOND > 0) {  // a lower half may see nothing above it
+    if constexpr (planes::ODD<S>) {  // all lines at once, as threads are many
+      inner<S, S::GROUPS + BEYOND, LEFT>(ts, ws, points, ys, 0);
+    } else {
+      inner<S, S::GROUPS, LEFT>(ts, ws, points, ys, S::own(half) * S::STRIPS);
+    }
+    if constexpr (BEYOND > 0 && !planes::ODD<S>) {  // a lower half may see nothing above it
       static_assert(LEFT == 0, "ws has all points");
       if (S::BEFORE > 0 || !half) inner_beyond<S, BEYOND>(ts, ws, ys, half ? 0 : S::GROUPS);
     }
@@ -206,7 +210,7 @@ __device__ __forceinline__ void sep_conv2d_strided_planes_backward_items(const A
     item = next;
     if (item >= items) break;
     __syncthreads();
-    send_x<S>(xs, x + of_x(item), item % S::HALVES);
+    send_x<S>(xs, x + of_x(item), item % S::PIECES);
     depart();
   }
 }

@@ -1,6 +1,6 @@
 // Separable convolutions of stride 2 on square planes whose side, number of channels and window the compiler knows.
-// A block has all channels of whole images, or of halves of them, in shared memory; a thread has two neighbouring
-// outputs in each of ROWS lines, and the pixels of x below them: a vector of four in each line of x.
+// A block has all channels of whole images, or of halves or quarters of them, in shared memory; a thread has two
+// neighbouring outputs in each of ROWS lines, and the pixels of x below them: a vector of four in each line of x.
 #pragma once
 #include "planes.cuh"
 
@@ -22,37 +22,48 @@ template <int SIZE_, int DILATION_, int CHANNELS_, int SIDE_, int BAND_, int THR
 struct Shape {
   static constexpr int SIZE = SIZE_, DILATION = DILATION_, CHANNELS = CHANNELS_, SIDE = SIDE_;
   static constexpr int BAND = BAND_, THREADS = THREADS_;
-  static constexpr int TAPS = SIZE * SIZE, PAD = SIZE / 2, FINE = 2 / DILATION, HALVES = SIDE / BAND;
+  static constexpr int TAPS = SIZE * SIZE, PAD = SIZE / 2, FINE = 2 / DILATION, PIECES = SIDE / BAND;
   // What x's pixels see of the inner gradient: lines above that of their output, and below; columns likewise.
   static constexpr int BEFORE = PAD / FINE, AFTER = (FINE - 1 + PAD) / FINE;
-  static constexpr int HELD = BAND + (HALVES == 2 ? AFTER : 0), PLANE = SIDE * SIDE, IMAGE = CHANNELS * PLANE;
+  static constexpr int HELD = BAND + (PIECES == 1 ? 0 : PIECES == 2 ? AFTER : BEFORE + AFTER);
+  static constexpr int PLANE = SIDE * SIDE, IMAGE = CHANNELS * PLANE;
   static constexpr int STRIPS = SIDE / STRIP, GROUPS = BAND * STRIPS;
   // Neighbouring planes begin 4 or 20 banks apart, those that are four apart 16.
   static constexpr int PITCH = (HELD * SIDE + 15) / 16 * 16 + STRIP, PLANES = CHANNELS * PITCH;
 
   static constexpr int X_SIDE = 2 * SIDE, X_PLANE = X_SIDE * X_SIDE, X_IMAGE = CHANNELS * X_PLANE;
   static constexpr int X_BAND = FINE * BAND, BELOW = PAD + 1 - FINE;  // lines that a half sees beyond its own
-  static constexpr int X_HELD = X_BAND + (HALVES == 2 ? PAD : 0);
+  static constexpr int X_HELD = X_BAND + (PIECES == 1 ? 0 : PIECES == 2 ? PAD : PAD + BELOW);
   // A quarter of a warp reads a line of 32, or a line of two planes that are four apart.
   static constexpr int X_PITCH = X_HELD * X_SIDE + (X_SIDE < 32 ? STRIP : 0), X_PLANES = CHANNELS * X_PITCH;
 
-  static constexpr int ROWS = 8, SEGMENTS = BAND / ROWS, LANES = SIDE / 2;
+  static constexpr int LANES = SIDE / 2, ROWS = CHANNELS * LANES * BAND / THREADS, SEGMENTS = BAND / ROWS;
   static constexpr unsigned OF_PLANE = LANES - 1 + (SEGMENTS == 2 ? WARP / 2 : 0);  // bits of a lane: the same plane
-  static constexpr bool ENDS = HALVES == 1 && SEGMENTS == 1;  // a thread sees no lines but its own
+  static constexpr bool ENDS = PIECES == 1 && SEGMENTS == 1;  // a thread sees no lines but its own
   static_assert(DILATION == 1 || DILATION == 2, "windows see all of x, or a quarter");
-  static_assert(HALVES == 1 || HALVES == 2, "a block has an image or half of one");
+  static_assert(PIECES == 1 || PIECES == 2 || PIECES == 4, "a block has an image, or a half or quarter of one");
   static_assert(SEGMENTS * ROWS == BAND && CHANNELS * LANES * SEGMENTS == THREADS, "a thread has two outputs a line");
-  static_assert((LANES == 8 && SEGMENTS <= 2 && CHANNELS == 32) || (LANES == 4 && SEGMENTS == 1 && CHANNELS == 64),
+  static_assert((LANES == 8 && SEGMENTS == 2 && CHANNELS == 32) || (LANES == 8 && SEGMENTS == 1 && CHANNELS % 8 == 0) ||
+                    (LANES == 4 && SEGMENTS == 1 && CHANNELS % 16 == 0),
                 "Place has planes of these");
 
+  // `half`: the number of the piece.
   static __device__ __forceinline__ int row(int line, int half) {
-    return HALVES == 2 && half ? line + BAND - AFTER : line;
+    if constexpr (PIECES == 4) return line + half * BAND - own(half);
+    return PIECES == 2 && half ? line + BAND - AFTER : line;
   }
-  static __device__ __forceinline__ int own(int half) { return HALVES == 2 && half ? AFTER : 0; }
+  static __device__ __forceinline__ int own(int half) {
+    if constexpr (PIECES == 4) return half == 0 ? 0 : half == PIECES - 1 ? HELD - BAND : BEFORE;
+    return PIECES == 2 && half ? AFTER : 0;
+  }
   static __device__ __forceinline__ int x_row(int line, int half) {
-    return DILATION * (HALVES == 2 && half ? line + X_BAND - PAD : line);
+    if constexpr (PIECES == 4) return DILATION * (line + half * X_BAND - x_own(half));
+    return DILATION * (PIECES == 2 && half ? line + X_BAND - PAD : line);
   }
-  static __device__ __forceinline__ int x_own(int half) { return HALVES == 2 && half ? PAD : 0; }
+  static __device__ __forceinline__ int x_own(int half) {
+    if constexpr (PIECES == 4) return half == 0 ? 0 : half == PIECES - 1 ? X_HELD - X_BAND : PAD;
+    return PIECES == 2 && half ? PAD : 0;
+  }
 };
 
 // Which outputs of which plane a thread has. Planes of a half of a warp are four apart, or two: a vector that a
@@ -64,7 +75,10 @@ struct Place {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     strip = lane % S::LANES;
     first = S::SEGMENTS == 2 ? lane / (WARP / 2) * S::ROWS : 0;
-    if (S::LANES == 8) {
+    if (S::LANES == 8 && S::CHANNELS % 32 != 0) {
+      const int pair = 2 * warp + lane / 16;
+      channel = lane / 8 % 2 * 4 + pair % 4 + pair / 4 * 8;
+    } else if (S::LANES == 8) {
       channel = lane / 8 % 2 * 4 + warp % 4 + 8 * (S::SEGMENTS == 2 ? warp / 4 : lane / 16 + 2 * (warp / 4));
     } else {
       channel = lane / 4 % 2 * 4 + lane / 8 % 2 * 2 + lane / 16 * 8 + warp % 2 + warp / 2 * 16;
@@ -77,10 +91,10 @@ struct Place {
 template <typename S, int LINES, int WIDTH>
 __device__ __forceinline__ void send_part(float* to, int pitch, const float* from, int plane, int step, int many) {
   constexpr int OF_LINE = WIDTH / STRIP, OF_PLANE = LINES * OF_LINE, STEP = S::THREADS / OF_PLANE;
-  static_assert(STEP * OF_PLANE == S::THREADS, "threads have whole planes");
+  static_assert(STEP > 0, "threads have whole planes");
   const int channel = threadIdx.x / OF_PLANE, line = threadIdx.x % OF_PLANE / OF_LINE;
   const int column = threadIdx.x % OF_LINE * STRIP;
-  if (line >= many) return;
+  if (line >= many || (STEP * OF_PLANE < S::THREADS && channel >= STEP)) return;
   const bool vectors = aligned(from);
   to += channel * pitch + line * WIDTH + column;
   from += channel * plane + line * step + column;
@@ -100,10 +114,15 @@ __device__ __forceinline__ void send_part(float* to, int pitch, const float* fro
 template <typename S>
 __device__ __forceinline__ void send_x(float* to, const float* image, int half) {
   constexpr int STEP = S::DILATION * S::X_SIDE;
+  if constexpr (S::PIECES == 4) {
+    send_part<S, S::X_HELD, S::X_SIDE>(to, S::X_PITCH, image + S::x_row(0, half) * S::X_SIDE, S::X_PLANE, STEP,
+                                       S::X_HELD);
+    return;
+  }
   const int own = S::x_own(half);
   send_part<S, S::X_BAND, S::X_SIDE>(to + own * S::X_SIDE, S::X_PITCH, image + S::x_row(own, half) * S::X_SIDE,
                                      S::X_PLANE, STEP, S::X_BAND);
-  if constexpr (S::HALVES == 2) {
+  if constexpr (S::PIECES == 2) {
     const int beyond = half ? 0 : S::X_BAND;
     send_part<S, S::PAD, S::X_SIDE>(to + beyond * S::X_SIDE, S::X_PITCH, image + S::x_row(beyond, half) * S::X_SIDE,
                                     S::X_PLANE, STEP, half ? S::PAD : S::BELOW);
@@ -113,10 +132,14 @@ __device__ __forceinline__ void send_x(float* to, const float* image, int half) 
 // The lines of the gradient that a block holds of one image.
 template <typename S>
 __device__ __forceinline__ void send_grad(float* to, const float* image, int half) {
+  if constexpr (S::PIECES == 4) {
+    send_part<S, S::HELD, S::SIDE>(to, S::PITCH, image + S::row(0, half) * S::SIDE, S::PLANE, S::SIDE, S::HELD);
+    return;
+  }
   const int own = S::own(half);
   send_part<S, S::BAND, S::SIDE>(to + own * S::SIDE, S::PITCH, image + S::row(own, half) * S::SIDE, S::PLANE, S::SIDE,
                                  S::BAND);
-  if constexpr (S::HALVES == 2) {
+  if constexpr (S::PIECES == 2) {
     const int beyond = half ? 0 : S::BAND;
     send_part<S, S::AFTER, S::SIDE>(to + beyond * S::SIDE, S::PITCH, image + S::row(beyond, half) * S::SIDE, S::PLANE,
                                     S::SIDE, half ? S::BEFORE : S::AFTER);
@@ -154,13 +177,14 @@ struct Taps {
   }
 };
 
-// The depthwise convolution of what is positive: us gets the block's own lines.
-template <typename S>
-__device__ __forceinline__ void convolve(float* us, const float* xs, const Taps<S>& taps, int half) {
+// The depthwise convolution of what is positive: us, whose planes are U_PITCH apart, gets the block's own lines, behind
+// `before` others.
+template <typename S, int U_PITCH = S::PITCH>
+__device__ __forceinline__ void convolve(float* us, const float* xs, const Taps<S>& taps, int half, int before) {
   constexpr int FINE = S::FINE, SEEN = FINE * (S::ROWS - 1) + S::SIZE, OWN = FINE * S::ROWS;
   const Place<S> place;
   float sum[S::ROWS][2] = {};
-  float* const to = us + place.channel * S::PITCH + (S::own(half) + place.first) * S::SIDE + place.strip * 2;
+  float* const to = us + place.channel * U_PITCH + (before + place.first) * S::SIDE + place.strip * 2;
   const int first = S::x_own(half) + FINE * place.first - S::PAD;
   const float* const from = xs + place.channel * S::X_PITCH + first * S::X_SIDE + place.strip * STRIP;
   const auto owns = [](int i) { return i >= S::PAD && i < S::PAD + OWN; };  // else the line may be beyond the plane

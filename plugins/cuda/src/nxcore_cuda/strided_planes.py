@@ -16,12 +16,16 @@ from nxcore_cuda.planes import BANKS, MOST_BLOCKS, ROOM, STRIP, WINDOWS, Planes,
 from nxcore_cuda.separable import Layer, round_up
 
 BACKWARD = "sep_conv2d_strided_planes_backward"
-FULL = 113 * 1024  # bytes of shared memory of a block, of which two have room on a multiprocessor
-FEW = 8  # outputs whose points a block may read from global memory
+FULL, ALL = 113 * 1024, 227 * 1024
+"""Bytes of shared memory of a block, of which two have room on a multiprocessor, or one."""
+
+FEW = 9  # outputs whose points a block may read from global memory
 
 TILES = {
     (32, 32): (Planes(8, 256, 4, 8, 8), Planes(16, 512, 4, 4, 8), Planes(16, 512, 4, 8, 8)),
     (64, 16): (Planes(8, 256, 4, 8, 2),),
+    (72, 32): (Planes(4, 576, 6, 3, 2),),
+    (144, 16): (Planes(4, 576, 6, 6, 1),),
 }
 """Of a number of channels and x's side, what blocks may be; ``band`` is in rows of the output."""
 
@@ -29,9 +33,15 @@ TILES = {
 def pitches(shape: Shape, band: int) -> tuple[int, int]:
     """Return the floats of a plane of x in shared memory, and of one of what has the output's size."""
     size, dilation, _, side = shape
-    pad, fine, half = size // 2, 2 // dilation, 2 * band < side
-    x_pitch = (fine * band + half * pad) * side + (STRIP if side < BANKS else 0)
-    return x_pitch, round_up((band + half * ((fine - 1 + pad) // fine)) * side // 2, 16) + STRIP
+    pad, fine, pieces = size // 2, 2 // dilation, side // 2 // band
+    before, after = (
+        pad // fine,
+        (fine - 1 + pad) // fine,
+    )  # lines of the output, that pixels see beyond their own
+    x_more = (0, pad, pad + pad + 1 - fine)[min(pieces, 3) - 1]
+    more = (0, after, before + after)[min(pieces, 3) - 1]
+    x_pitch = (fine * band + x_more) * side + (STRIP if side < BANKS else 0)
+    return x_pitch, round_up((band + more) * side // 2, 16) + STRIP
 
 
 def _whole(shape: Shape, tile: Planes) -> int:
@@ -41,9 +51,10 @@ def _whole(shape: Shape, tile: Planes) -> int:
 
 
 def left(shape: Shape, tile: Planes) -> int:
-    """Return of how many outputs the points stay in global memory, that two blocks may have room."""
-    rows = ceil_div(max(_whole(shape, tile) - FULL, 0), 4 * shape.channels)
-    return rows if rows <= FEW else 0
+    """Return of how many outputs the points stay in global memory, that two blocks may have room, or one."""
+    whole = _whole(shape, tile)
+    rows = (ceil_div(max(whole - most, 0), 4 * shape.channels) for most in (FULL, ALL))
+    return next((few for few in rows if few <= FEW), 0)
 
 
 def memory(shape: Shape, tile: Planes) -> int:
@@ -79,9 +90,15 @@ def tiles(shape: Shape) -> Iterator[Planes]:
 
 
 def choose(layer: Layer, count: int = 1) -> Planes:
-    """Return what a block is where a launch has so many convolutions of a layer's shape: the usual one."""
-    del count
-    return next(tiles(Shape.of(layer)))
+    """Return what a block is where a launch has so many convolutions of a layer's shape: the usual one.
+
+    One that has a multiprocessor to itself computes as many items as ``planes.shared_out`` says.
+    """
+    shape = Shape.of(layer)
+    usual = next(tiles(shape))
+    if usual.threads <= 512 and memory(shape, usual) <= FULL:
+        return usual
+    return replace(usual, items=planes.shared_out(items(layer, usual), count))
 
 
 def instance(entry: str, shape: Shape, tile: Planes) -> Instance:
@@ -100,7 +117,7 @@ def instances(entry: str) -> Iterator[Instance]:
 
 
 def items(layer: Layer, tile: Planes) -> int:
-    """Return how many images or halves there are."""
+    """Return how many images, or parts of them, there are."""
     return layer.x.images * (layer.y.height // tile.band)
 
 

@@ -40,7 +40,7 @@ TILES = {(32, 32): (Lines(8, 256), Lines(16, 512)), (64, 16): (Lines(8, 256),)}
 
 def fits(layer: Layer, device: torch.device, *, relu: bool) -> bool:
     """Return whether kernels know a layer's shapes, its tensors lie as required, and a device has room."""
-    return strided_planes.fits(layer, device, relu=relu)
+    return Shape.of(layer)[2:] in TILES and strided_planes.fits(layer, device, relu=relu)
 
 
 def memory(shape: Shape, tile: Lines) -> int:
