@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
-import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
+from tests.interpreter import keep_bookkeeping
 from tests.simulator import take_turns
 from tests.skips import by_reason
 
@@ -98,27 +96,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     # Several workers' threads on few numbers wait for one another. Numba's kernels have a way for several,
     # which is tested too.
     torch.set_num_threads(THREADS if CUDA or "numba" in item.nodeid else 1)
-    _remap_once()
+    keep_bookkeeping()
     take_turns()
-
-
-def _remap_once() -> None:
-    """Have Triton's interpreter, once it is there, remap its language once a launch.
-
-    It does so again at every call of a function that a kernel makes.
-    """
-    interpreter: Any = sys.modules.get("triton.runtime.interpreter")
-    remap = getattr(interpreter, "_patch_lang", None)  # private: another release may have none
-    if remap is None or remap.__module__ == __name__:
-        return
-    language = interpreter.tl
-
-    def once(function: Any) -> Any:
-        known = [m for m in function.__globals__.values() if inspect.ismodule(m) and m is language.core]
-        done = not any(language.core.is_builtin(module.load) for module in (language, *known))
-        return interpreter._LangPatchScope() if done else remap(function)  # noqa: SLF001  an empty one
-
-    interpreter._patch_lang = once  # noqa: SLF001  there is no other way
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
