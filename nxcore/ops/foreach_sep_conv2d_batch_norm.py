@@ -295,7 +295,7 @@ SAMPLES = (
     Sample("large_eps", convolutions((3, 2, 6, 6), 2, *THREES), {"eps": 3.0}),
     Sample("square_planes", edges(1, (2, 64, 8, 8))),
     Sample("square_planes_of_16_channels", convolutions((1, 16, 32, 32), 16, *THREES)),
-    Sample("square_planes_of_36_channels", convolutions((1, 36, 32, 32), 36, (5, 1, 2, 1), (3, 1, 2, 2))),
+    Sample("square_planes_of_36_channels", convolutions((1, 36, 32, 32), 36, (5, 1, 2, 1), (5, 1, 2, 1))),
     Sample("square_planes_of_144_channels", convolutions((2, 144, 8, 8), 144, (3, 1, 1, 1), (5, 1, 4, 2))),
     Sample("square_planes_strided", edges(1, (2, 64, 16, 16), 2)),
     Sample(

@@ -187,8 +187,8 @@ MUTATIONS = (
         STRIDE,
         "strided_planes.cuh",
         SEPARABLE[1:],
-        "return DILATION * (",
-        "return (",
+        "return DILATION * (PIECES == 2",
+        "return (PIECES == 2",
         likely="square_planes_strided_of_32",
     ),
     one(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.hostile.mutations import BITS, FOREACH, MASK, NAN, SEPARABLE, STRIDE, one
 from tests.hostile.of_cuda import half
 
-SOURCE = "sep_conv2d_planes.cu"
+SOURCE, PARTS = "sep_conv2d_planes.cu", "sep_conv2d_parts.cu"
 SINGLE, BLOCK, LIST = SEPARABLE[:1], ("sep_conv2d_batch_norm",), FOREACH[:1]
 
 MUTATIONS = (
@@ -42,6 +42,38 @@ MUTATIONS = (
         "squares[split * B::OUTS + o] = total;",
         f"squares[split * B::OUTS + o] = {half('total')};",
         likely="square",
+    ),
+    one(
+        MASK,
+        "planes.cuh",
+        SINGLE,
+        "return band == 0 ? 0 : band == BANDS - 1 ? HELD - BAND : HALF;",
+        "return band == 0 ? 0 : HALF;",
+        likely="square_planes_of_36_channels",
+    ),
+    one(
+        BITS,
+        PARTS,
+        LIST,
+        "fmaf(w[e], u[p / STRIP][p % STRIP], sum[o + e][p])",
+        half("fmaf(w[e], u[p / STRIP][p % STRIP], sum[o + e][p])"),
+        likely="square_planes_of_36_channels",
+    ),
+    one(
+        BITS,
+        PARTS,
+        BLOCK,
+        "Moments{(float)S::PIXELS, means[channel + o], total}",
+        "Moments{(float)S::PIXELS, means[channel + o], 0.5f * total}",
+        likely="square_planes_of_36_channels",
+    ),
+    one(
+        STRIDE,
+        "foreach_sep_conv2d_parts.cu",
+        LIST,
+        "a.points[i]",
+        "a.points[0]",
+        likely="square_planes_of_36",
     ),
     one(STRIDE, "foreach_sep_conv2d_planes.cu", LIST, "a.points[i]", "a.points[0]", likely="square"),
     one(
