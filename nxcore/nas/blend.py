@@ -17,8 +17,10 @@ from nxcore.graphs.branches import branched
 from nxcore.graphs.hooks import hooked, saving
 from nxcore.graphs.late import LATE
 from nxcore.graphs.raw import Raw
-from nxcore.nas.group import Given
+from nxcore.nas.casts import alike
+from nxcore.nas.group import Given, wide_of
 from nxcore.nas.group import outputs as grouped
+from nxcore.nas.points import layers_of
 from nxcore.nn import BatchNorm2d
 from nxcore.nn.exchange import awake
 from nxcore.nn.modules import track
@@ -86,12 +88,15 @@ class Edge:
         The norm that each is still to be normalised by, or None.
     weights : Tensor
         One for each.
+    half : torch.dtype, optional
+        The dtype that the sum is rounded to; None for that of the results.
     """
 
     mixed: nn.Module
     outputs: list[Tensor]
     norms: list[Any]
     weights: Tensor
+    half: torch.dtype | None = None
 
     def normalised(self) -> list[Tensor]:
         """Return the outputs after their norms."""
@@ -128,9 +133,23 @@ def edge_of(
     """
     own = [op for op, output in zip(operations, known, strict=True) if output is None]
     norms = {} if written else _norms(mixed, own, ends)
-    given = {} if written else grouped(own, x, _plain if norms else None)
+    wide = state_of(mixed, x, written=written)
+    given = {} if written else grouped(own, x, _plain if norms else None, wide=wide is not x)
     run = [Raw(op, norms[op]) if op in norms else op for op in own if op not in given]
-    rest = iter(zip(run, branched(run, x, written=written, read=bool(given)), strict=True))
+    if wide is x:
+        made = branched(run, x, written=written, read=bool(given))
+    else:  # 1x1 convolutions have kernels for half types, so they read what was rounded
+        points = [layers_of(op) is not None for op in own if op not in given]
+        made = _each(
+            points,
+            *(
+                branched(
+                    [op for op, point in zip(run, points, strict=True) if point is narrow], state, read=True
+                )
+                for narrow, state in ((True, x), (False, wide))
+            ),
+        )
+    rest = iter(zip(run, made, strict=True))
     found: list[Given] = []
     for op, output in zip(operations, known, strict=True):
         if output is not None:
@@ -140,7 +159,22 @@ def edge_of(
         else:
             ran, out = next(rest)
             found.append(Given(out, ran.norm if isinstance(ran, Raw) and ran.left is not None else None))
-    return Edge(mixed, [one.out for one in found], [one.norm for one in found], weights)
+    outs = [one.out for one in found]
+    half = None if wide is x else x.dtype
+    return Edge(
+        mixed, outs if half is None else alike(outs, wide.dtype), [one.norm for one in found], weights, half
+    )
+
+
+def state_of(mixed: nn.Module, x: Tensor, *, written: bool = False) -> Tensor:
+    """Return the state that the operations of an edge read: in float32 where it is under autocast."""
+    return x if written or saving() or not joining([mixed]) else wide_of(x)
+
+
+def _each(flags: Sequence[bool], those: Iterable[Any], others: Iterable[Any]) -> list[Any]:
+    """Return an element of ``those`` for each true flag, of ``others`` for each other one."""
+    a, b = iter(those), iter(others)
+    return [next(a) if flag else next(b) for flag in flags]
 
 
 def _whole(given: Given) -> Given:

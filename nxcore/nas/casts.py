@@ -1,8 +1,9 @@
-"""Casts: separable convolutions of a state under autocast, which compute in float32 between two casts.
+"""Casts: the edges of a cell under autocast, which compute in float32 between two casts.
 
-Layers under autocast round each result to the half type. Here the state is read as float32, the steps between
+Layers under autocast round each result to the half type. Here a state is read as float32, the steps between
 are float32, and what leaves is rounded: to the dtype that the layers return, with a smaller error. Weights
-are read as they are.
+are read as they are. What leaves is a convolution, or a whole node where the sums of its edges take their
+norms; then the other edges read the node as it was before it was rounded.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nxcore.graphs.branches import reader_of
 from nxcore.interop.internals import any_autocast, functorch
+from nxcore.nas.pending import version
 
 
 def half_of(x: Tensor) -> torch.dtype | None:
@@ -29,6 +32,38 @@ def rounded(tensors: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]
     """Return tensors of one dtype in another, with gradients, by one call each way."""
     found: tuple[Tensor, ...] = _rounded(dtype, *tensors)
     return found
+
+
+class Widened:
+    """The states of a call of a cell in float32, by the tensors that its own code has."""
+
+    def __init__(self) -> None:
+        self._wide: dict[Any, tuple[Tensor, Tensor]] = {}
+
+    def of(self, x: Tensor) -> Tensor:
+        """Return a state in float32: as it was before it was rounded, or widened, once."""
+        if _place(x) not in self._wide:
+            self._wide[_place(x)] = x, reader_of(x).float()  # the tensor too: its id must stay its own
+        return self._wide[_place(x)][1]
+
+    def rounded(self, wide: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return a state in another dtype, and note which it was."""
+        (x,) = rounded([reader_of(wide)], dtype)
+        self._wide[_place(x)] = x, wide
+        return x
+
+
+def _place(x: Tensor) -> Any:
+    return id(x), version(x), torch.is_grad_enabled()
+
+
+def alike(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Return tensors, those of other dtypes in this one."""
+    others = [t for t in tensors if t.dtype is not dtype]
+    if len({t.dtype for t in others}) > 1:
+        return [t.to(dtype) for t in tensors]
+    found = iter(rounded(others, dtype) if others else ())
+    return [t if t.dtype is dtype else next(found) for t in tensors]
 
 
 class _Rounded(torch.autograd.Function):

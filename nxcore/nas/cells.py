@@ -13,7 +13,7 @@ from torch.nn import functional
 from nxcore.errors import InvalidInputError
 from nxcore.nas.blend import joining
 from nxcore.nas.genotype import Gene, edges
-from nxcore.nas.group import reading
+from nxcore.nas.group import reading, wide_of
 from nxcore.nas.mixed import PART, MixedOp
 from nxcore.nas.node import value_of, waiting
 from nxcore.nas.operations import OPS, PRIMITIVES, FactorizedReduce, Identity, ReLUConvBN
@@ -144,8 +144,9 @@ class Cell(nn.Module):
         rows = [node[state] for node in edges(self._steps) if state < len(node)] if self.training else []
         every = range(len(self.primitives))
         mixed: list[Any] = list(self._ops)
+        joins = plan is None and not torch.compiler.is_compiling() and all(joining([op]) for op in self._ops)
         return pooled(
-            x,
+            wide_of(x) if joins else x,
             [
                 ((row, i), mixed[row].candidates[i])
                 for row in rows

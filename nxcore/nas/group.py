@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from nxcore import session
 from nxcore.call.unusual import PLAIN
 from nxcore.errors import InvalidInputError
-from nxcore.graphs.branches import reader_of
+from nxcore.graphs.branches import differentiated, reader_of
 from nxcore.graphs.hooks import saving
 from nxcore.graphs.late import LATE, Late
 from nxcore.interop import internals
-from nxcore.nas.casts import half_of, rounded
+from nxcore.nas.casts import Widened, alike, half_of, rounded
 from nxcore.nas.chains import Block, Chain, chain_of, try_out
 from nxcore.nas.level import Convolution, convolved
 from nxcore.nas.pending import version
@@ -113,7 +113,7 @@ class _Scope:
     """
 
     def __init__(self, cell: nn.Module) -> None:
-        self.cell, self._before = cell, _known.get(cell)
+        self.cell, self._before, self.wide = cell, _known.get(cell), Widened()
         self._asked: set[nn.Module] = set()
         self._reads: dict[Any, tuple[Tensor, list[nn.Module]]] = {}
         self._results: dict[Any, dict[nn.Module, _Result]] = {}
@@ -128,8 +128,10 @@ class _Scope:
         """The operations that read each state in this call."""
         return tuple(tuple(map(weakref.ref, ops)) for _, ops in self._reads.values())
 
-    def outputs(self, ops: Sequence[nn.Module], x: Tensor, raw: Raw | None) -> dict[nn.Module, Given]:
-        """Return the results of some operations on a state."""
+    def outputs(
+        self, ops: Sequence[nn.Module], x: Tensor, raw: Raw | None, *, wide: bool
+    ) -> dict[nn.Module, Given]:
+        """Return the results of some operations on a state; under autocast in float32 where ``wide``."""
         place = id(x), version(x), torch.is_grad_enabled(), half_of(x)
         for op in ops:
             try_out(op)
@@ -142,14 +144,19 @@ class _Scope:
             waiting.alone = waiting.alone or why
             return {}
         if place not in self._results:
-            self._results[place] = self._computed(chains[0], x, raw, waiting)
+            self._results[place] = self._computed(chains[0], x, raw, waiting, wide=wide)
         self._asked.update(chains)
         results = self._results[place]
         found = [results.pop(op) for op in chains if op in results]
-        return {result.op: result.given() for result in found if result.valid()}
+        valid = [result for result in found if result.valid()]
+        if (half := half_of(x)) is not None:
+            outs = alike([result.out for result in valid], torch.float32 if wide else half)
+            for result, out in zip(valid, outs, strict=True):
+                result.out = out
+        return {result.op: result.given() for result in valid}
 
     def _computed(
-        self, first: nn.Module, x: Tensor, raw: Raw | None, waiting: Late
+        self, first: nn.Module, x: Tensor, raw: Raw | None, waiting: Late, *, wide: bool
     ) -> dict[nn.Module, _Result]:
         """Return the results of all operations that will read the state of ``first``."""
         states = ([op for ref in state if (op := ref()) is not None] for state in self._before or ())
@@ -158,9 +165,8 @@ class _Scope:
         if not chains:
             waiting.alone = waiting.alone or "the readers of a state are not known from an earlier call"
             return {}
-        state, half = reader_of(x), half_of(x)
-        if half is not None:
-            state = state.float()
+        half = half_of(x)
+        state = reader_of(x if half is None else self.wide.of(x))
         results = [_Result(op, chain, state) for op, chain in chains.items()]
         level = 0
         while level < max(len(result.chain) for result in results):
@@ -170,7 +176,7 @@ class _Scope:
                     waiting.alone = waiting.alone or why
             level += 1
         made = [result for result in results if result.done]
-        if half is not None and made:
+        if half is not None and made and not wide:
             for result, out in zip(made, rounded([result.out for result in made], half), strict=True):
                 result.out = out
         return {result.op: result for result in made}
@@ -198,7 +204,9 @@ def reading(cell: nn.Module | None) -> Iterator[None]:
         _known[scope.cell] = scope.states
 
 
-def outputs(ops: Iterable[nn.Module], x: Tensor, raw: Raw | None = None) -> dict[nn.Module, Given]:
+def outputs(
+    ops: Iterable[nn.Module], x: Tensor, raw: Raw | None = None, *, wide: bool = False
+) -> dict[nn.Module, Given]:
     """Return the results of those operations on ``x`` that are computed together with those of other edges.
 
     Parameters
@@ -209,6 +217,8 @@ def outputs(ops: Iterable[nn.Module], x: Tensor, raw: Raw | None = None) -> dict
         The state that they read: the same tensor for all edges that leave it.
     raw : callable, optional
         Whether the last norm of an operation is left to the edge's sum. None leaves none.
+    wide : bool
+        Whether results are float32 under autocast, as the edge's sum takes them.
 
     Returns
     -------
@@ -219,7 +229,27 @@ def outputs(ops: Iterable[nn.Module], x: Tensor, raw: Raw | None = None) -> dict
     if scope is None or not scope.notes or type(x) not in PLAIN or not torch.is_grad_enabled():
         return {}
     run = list(ops)
-    return {} if len(set(run)) < len(run) else scope.outputs(run, x, raw)
+    return {} if len(set(run)) < len(run) else scope.outputs(run, x, raw, wide=wide)
+
+
+def wide_of(x: Tensor) -> Tensor:
+    """Return a state of a half type under autocast in float32, for operations whose sum is rounded.
+
+    ``x`` itself where the operations of its readers aren't computed together.
+    """
+    scope = None if torch.compiler.is_compiling() else SCOPE.get()
+    waiting = LATE.get()
+    if scope is None or waiting is None or waiting.apart or not scope.notes or not differentiated(x):
+        return x
+    return x if half_of(x) is not x.dtype or _refusal(x) else scope.wide.of(x)
+
+
+def rounded_state(wide: Tensor, half: torch.dtype | None) -> Tensor:
+    """Return a node in the dtype that the layers return; None is its own. Edges read it as it was."""
+    if half is None or wide.dtype is half:
+        return wide
+    scope = SCOPE.get()
+    return wide.to(half) if scope is None else scope.wide.rounded(wide, half)
 
 
 def _refusal(x: Tensor) -> str:

@@ -8,7 +8,7 @@ their values.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map_only
 
 from nxcore.errors import CaptureError
 from nxcore.nas.blend import Edge, total
+from nxcore.nas.group import rounded_state
 from nxcore.nas.pending import ADDS, version
 
 ON = True
@@ -47,7 +48,7 @@ class Node(Tensor):
 def summed(edge: Edge) -> Tensor:
     """Return the sum of an edge's results; within a cell, it may wait for the other edges of its node."""
     if all(norm is None for norm in edge.norms) or not (ON and _within.get()):
-        return total([edge])
+        return _rounded([edge])
     return _made((edge,))
 
 
@@ -67,7 +68,7 @@ def value_of(x: Any) -> Any:
         if held["_versions"] != _versions(edges):
             raise CaptureError("the result of an operation was written to before the sum of its node")
         with torch.set_grad_enabled(held["_graded"]):
-            held["_value"] = total(edges)
+            held["_value"] = _rounded(edges)
         held["_edges"] = ()
     return held["_value"]
 
@@ -86,6 +87,11 @@ def computed(call: Callable[[], Any]) -> Any:
     """Return the result of ``call``, of a cell, with its nodes computed by one operator each."""
     with waiting():
         return tree_map_only(Node, value_of, call())
+
+
+def _rounded(edges: Sequence[Edge]) -> Tensor:
+    """Return the sum in the dtype that the layers return."""
+    return rounded_state(total(edges), next((edge.half for edge in edges if edge.half is not None), None))
 
 
 def _made(edges: tuple[Edge, ...]) -> Node:

@@ -20,7 +20,7 @@ from nxcore.graphs.rows import span_of
 from nxcore.graphs.snapshot import as_they_are, attributes
 from nxcore.graphs.structure import structure
 from nxcore.nas import group, node, points, shared_pools, taking, whole
-from nxcore.nas.blend import ENDS, edge_of, ends_of, last_of
+from nxcore.nas.blend import ENDS, edge_of, ends_of, last_of, state_of
 from nxcore.nas.lists import LISTS, WRITES, ZEROS, lists_of
 from nxcore.nas.mixed import PART
 from nxcore.nas.pending import version
@@ -251,7 +251,8 @@ def _blended(self: Any, x: Tensor, weights: Tensor) -> Tensor:
     else:
         weights = span_of(weights, 0, len(operations))
     written = WRITES in vars(self)
-    known = [None if written else shared(x, op) for op in operations]
+    state = state_of(self, x, written=written)
+    known = [None if written else shared(state, op) for op in operations]
     norms = dict(vars(self).get(ENDS, ()))
     return node.summed(edge_of(self, operations, known, x, weights, norms, written=written))
 

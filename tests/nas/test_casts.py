@@ -5,11 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import nxcore
 from nxcore import nas
 from nxcore.graphs.late import late
 from nxcore.nas import blend, casts, group
+from tests.nas import darts
 from tests.nas.grouped import COUNTS, cell, cells, given
 
 pytestmark = pytest.mark.usefixtures("decided")
@@ -17,9 +19,10 @@ pytestmark = pytest.mark.usefixtures("decided")
 HALVES = (torch.bfloat16, torch.float16)
 
 
-def single():
+def single(reduction=False):
     """A cell and a patched copy, in float32, whose readers are noted; and the arguments of a call."""
-    plain, patched = (net.float() for net in cells(cell))
+    made = cells(lambda: darts.Cell(2, 4, 4, 4, reduction, False))
+    plain, patched = (net.float() for net in made)
     states = [t.float() for t in given(5, 8)]
     for net in (plain, patched):
         net[0](*states)
@@ -47,18 +50,22 @@ def near(got, plain, exact):
     assert sum(off) <= 2 * sum(usual)
 
 
-@pytest.mark.parametrize("half", HALVES, ids=str)
-@pytest.mark.parametrize("sums", [False, True])
-def test_a_cell_computes_convolutions_and_sums_together_under_autocast(served, monkeypatch, half, sums):
-    norms = []
+@pytest.fixture
+def summed(monkeypatch):
+    """Norms are computed with sums, as by a kernel; the dtypes of what each sum takes."""
+    found = []
 
     def by_kernel(xs, weights, normed, eps):
-        norms.append(sum(normed))
-        assert {x.dtype for x in xs} == {half}
+        found.append({x.dtype for x in xs})
         return nxcore.op("batch_norm_sum")(xs, weights, normed, eps)
 
-    monkeypatch.setattr(blend, "ON", sums)
+    monkeypatch.setattr(blend, "ON", True)
     monkeypatch.setattr(blend, "_sum", lambda: SimpleNamespace(by_kernel=by_kernel))
+    return found
+
+
+@pytest.mark.parametrize("half", HALVES, ids=str)
+def test_a_cell_computes_convolutions_together_under_autocast(served, half):
     plain, patched, args = single()
     exact = outcome(copy.deepcopy(plain).double(), [t.double() for t in args])
     want = outcome(plain, args, half)
@@ -67,8 +74,53 @@ def test_a_cell_computes_convolutions_and_sums_together_under_autocast(served, m
     assert waiting.alone == ""
     assert served.forward == COUNTS
     assert sorted(served.backward) == sorted(COUNTS)
-    assert bool(norms) is sums
     near(got, want, exact)
+
+
+@pytest.mark.parametrize("half", HALVES, ids=str)
+@pytest.mark.parametrize("reduction", [False, True])
+def test_with_norms_in_sums_only_nodes_are_rounded(served, summed, half, reduction):
+    """Each cast of a result, or of its gradient, is a launch."""
+    plain, patched, args = single(reduction)
+    exact = outcome(copy.deepcopy(plain).double(), [t.double() for t in args])
+    want = outcome(plain, args, half)
+    with late(patched[0]) as waiting, Casts() as made:
+        got = outcome(patched, args, half)
+    assert waiting.alone == ""
+    assert waiting.norms
+    assert summed == [{torch.float32}] * 2, "a sum for each node"
+    assert served.forward == COUNTS
+    nodes, skips = 2, 4 * reduction  # what skips a reduction's edge is a 1x1 convolution
+    assert made.count == 2 * (nodes + skips)
+    near(got, want, exact)
+
+
+def test_our_own_cell_with_norms_in_sums_shares_pools_in_float32(served, summed, monkeypatch):
+    torch.manual_seed(0)
+    plain, s0, logits = nas.Cell(2, 2, 4, 4, 4, True, False), torch.randn(2, 4, 8, 8), torch.randn(5, 8)
+    args = [s0, s0 + 1, logits]
+    own = copy.deepcopy(plain)
+    for net in (plain, own):
+        net(*args)
+    exact = outcome([copy.deepcopy(plain).double()], [t.double() for t in args])
+    with monkeypatch.context() as patch:
+        patch.setattr(blend, "ON", False)
+        want = outcome([plain], args, torch.bfloat16)
+    with late(own), Casts() as made:
+        got = outcome([own], args, torch.bfloat16)
+    assert summed == [{torch.float32}] * 2
+    assert made.count == 2 * (2 + 4)
+    near(got, want, exact)
+
+
+class Casts(TorchDispatchMode):
+    """Counts the calls that round results together, or widen gradients."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten._foreach_copy_.default
+        return func(*args, **(kwargs or {}))
 
 
 def test_convolutions_of_a_state_in_float64_are_as_without_autocast(served):
