@@ -62,9 +62,9 @@ CUDA = {
     "P1s4u2": cuda.Slices(64, 32, 8, 8, 128, 8, by_line=False, order=1, turn=2),
     "P4s4u2i4": cuda.Slices(64, 32, 8, 8, 128, 8, by_line=False, order=1, team=4, turn=2, pieces=4),
     "P8s4u2i6": cuda.Slices(64, 32, 8, 8, 128, 8, by_line=False, order=1, team=8, turn=2, pieces=6),
-    "P8s4u2i7": cuda.Slices(64, 32, 8, 8, 128, 8, by_line=False, order=1, team=8, turn=2, pieces=7),
+    "P8s4u2i7": cuda.OCTET,
     "P16s4u2i3": cuda.Slices(64, 32, 8, 8, 256, 16, by_line=False, order=1, team=16, turn=2, pieces=3),
-    "R2s4u2": cuda.Slices(64, 128, 8, 8, 32, 2, by_line=False, order=1, team=2, turn=2),
+    "R2s4u2": cuda.DUET,
     "R2s4u2i7x2": cuda.Slices(
         64, 128, 8, 8, 32, 2, by_line=False, order=1, team=2, turn=2, pieces=7, resident=2
     ),

@@ -18,8 +18,6 @@ from nxcore_cuda.machine.compile import NVCC_FLAGS, SOURCES, compiled
 from nxcore_cuda.machine.instance import Instance, unit
 
 PLUGIN = Path(__file__).parents[2] / "plugins" / "cuda"
-SWEPT = {"matmul_slices"}
-"""Sources of a sweep's entrants, which no wheel holds; ``test_strict.py`` compiles them."""
 SHARED = 49152
 """Bytes of shared memory that a block may declare."""
 needs_nvcc = pytest.mark.skipif(toolkit.nvcc() is None, reason=f"no nvcc {toolkit.PLACES}")
@@ -34,7 +32,7 @@ def instances():
 @needs_emulator
 class TestAhead:
     def test_every_source_has_instances(self, instances):
-        assert set(instances) == {path.stem for path in SOURCES.glob("*.cu")} - SWEPT
+        assert set(instances) == {path.stem for path in SOURCES.glob("*.cu")}
 
     def test_symbols_differ(self, instances):
         found = [instance for each in instances.values() for instance in each]
@@ -55,7 +53,7 @@ class TestAhead:
 
     @needs_nvcc
     @pytest.mark.slow
-    @pytest.mark.parametrize("source", sorted({path.stem for path in SOURCES.glob("*.cu")} - SWEPT))
+    @pytest.mark.parametrize("source", sorted({path.stem for path in SOURCES.glob("*.cu")}))
     def test_nvcc_compiles_every_instance(self, instances, source, monkeypatch):
         """Kept from another time where nothing changed; PTX without an optimizer, since nothing runs it."""
         monkeypatch.setattr(toolkit, "target", lambda *_: ("compute_90", "ptx"))

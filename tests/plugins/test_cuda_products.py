@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import types
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,12 +33,15 @@ TILES = {
     "ordered": replace(matmul.LEAST, order=1),
     "deep": matmul.DEEP,
     "ahead": matmul.AHEAD,
+    "octet": matmul.OCTET,
+    "duet": matmul.DUET,
     "three_stages": replace(matmul.SLICED, stages=3),
     "own_stages": OWN,
     "own_of_a_warp": replace(OWN, team=1),
     "own_by_term": matmul.Slices(64, 128, 8, 16, 64, 4, by_line=False, order=1, turn=2),
     "own_of_all": matmul.Slices(64, 64, 8, 8, 16, 1, by_line=False, order=2, stages=3),
 }
+QUICK = ("small", "least", "one_by_one", "deep", "octet", "duet")
 
 
 def cuobjdump():
@@ -72,18 +76,16 @@ def operand(rows, columns, turned):
 )
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(
-            n, marks=[] if n in ("small", "least", "one_by_one", "deep", "own_stages") else pytest.mark.slow
-        )
-        for n in TILES
-    ],
+    [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in TILES],
 )
 def test_every_tile_is_right_inside_and_at_its_edges(name, a_turned, b_turned):
+    """Of whole numbers, whose many sums are exact, then of few terms."""
     tile = TILES[name]
-    for rows, terms, columns in ((tile.tall + 4, 2 * tile.depth + 4, tile.wide + 8), (5, 3, 7)):
-        a, b = operand(rows, terms, a_turned), operand(terms, columns, b_turned)
-        torch.testing.assert_close(multiplied(a, b, tile), a @ b, rtol=1e-5, atol=1e-5)
+    rows, terms, columns = tile.tall + 4, 2 * tile.depth + 4, tile.wide + 8
+    a, b = operand(rows, terms, a_turned).mul(4).round(), operand(terms, columns, b_turned).mul(4).round()
+    assert torch.equal(multiplied(a, b, tile), a @ b)
+    a, b = operand(5, 3, a_turned), operand(3, 7, b_turned)
+    torch.testing.assert_close(multiplied(a, b, tile), a @ b, rtol=1e-5, atol=1e-5)
 
 
 @needs_emulator
@@ -154,20 +156,24 @@ def test_every_tile_of_split_factors_has_the_error_of_float32(tile, a_turned, b_
 @pytest.mark.parametrize(
     ("shape", "tile", "parts"),
     [
-        ((4096, 4096, 4096), matmul.STRAIGHT, 1),
+        ((4096, 4096, 4096), matmul.DUET, 1),
         ((4097, 4097, 4097), matmul.STRAIGHT, 1),
         ((4096, 64, 4096), matmul.LARGE, 1),
         ((1536, 1536, 1536), matmul.LARGE, 3),
-        ((1024, 1024, 1024), matmul.AHEAD, 3),
-        ((768, 768, 768), matmul.AHEAD, 5),
-        ((1024, 2048, 1024), matmul.STRAIGHT, 2),
+        ((1024, 1024, 1024), matmul.DUET, 1),
+        ((768, 768, 768), matmul.DUET, 3),
+        ((1000, 1000, 1000), matmul.DUET, 1),
         ((1023, 1023, 1023), matmul.SLICED, 1),
-        ((512, 512, 512), matmul.DEEP, 1),
+        ((512, 512, 512), matmul.OCTET, 1),
+        ((384, 384, 384), matmul.OCTET, 1),
         ((512, 512, 511), matmul.SLICED, 4),
-        ((64, 1024, 1024), matmul.DEEP, 4),
+        ((64, 1024, 1024), matmul.OCTET, 4),
         ((64, 16384, 64), matmul.DEEP, 33),
-        ((256, 256, 256), matmul.LEAST, 4),
-        ((16, 4096, 4096), matmul.SLICED, 4),
+        ((256, 256, 256), matmul.OCTET, 2),
+        ((300, 256, 256), matmul.OCTET, 1),
+        ((256, 256, 255), matmul.LEAST, 4),
+        ((16, 4096, 4096), matmul.DUET, 4),
+        ((16, 4096, 4095), matmul.SLICED, 4),
         ((5, 6, 7), matmul.LEAST, 1),
         ((1, 64, 70000), matmul.MIDDLE, 1),
         ((4, 0, 3), matmul.LEAST, 1),
@@ -178,7 +184,26 @@ def test_the_shape_alone_chooses_the_tile(shape, tile, parts):
     rows, terms, columns = shape
     metas = (torch.empty(s, device="meta") for s in ((rows, terms), (terms, columns), (rows, columns)))
     found = matmul.choose(Product.of(*map(TensorMeta.of, metas)))
-    assert found == replace(tile, parts=parts)
+    assert found == replace(tile, parts=parts) or (
+        isinstance(tile, matmul.Slices) and found == replace(tile, parts=parts, whole=True)
+    )
+
+
+def test_a_device_of_less_shared_memory_has_another_tile():
+    metas = (torch.empty(512, 512, device="meta") for _ in range(3))
+    product = Product.of(*map(TensorMeta.of, metas))
+    for most in (232448, 101376, 65536, 49152):
+        assert matmul.choose(product, most).shared <= max(most, matmul.DEEP.shared)
+    assert isinstance(matmul.choose(product, matmul.DUET.shared), matmul.Slices)
+    assert matmul.choose(product, matmul.DUET.shared - 1) == matmul.DEEP
+
+
+def test_the_shared_memory_of_a_block_is_the_devices(monkeypatch):
+    assert matmul.memory(torch.device("cpu")) >= max(tile.shared for tile in matmul.TEAMS)
+    for facts, most in (({"shared_memory_per_block_optin": 101376}, 101376), ({}, 0)):
+        found = types.SimpleNamespace(**facts)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, found=found: found)
+        assert matmul.memory(torch.device("cuda", 0)) == most
 
 
 @needs_nvcc

@@ -21,9 +21,10 @@ PLAIN = (
     "3072x3072x3072",
     "4097x4097x4097",
 )
+TEAMS = "2026-11-26-matmul-turns"
 RECORDS = tuple(
-    json.loads((RESULTS / f"2026-11-23-{name}.json").read_text())["cases"]
-    for name in ("matmul", "matmul-tiles", "matmul-fp32x")
+    json.loads((RESULTS / f"{name}.json").read_text())["cases"]
+    for name in ("2026-11-23-matmul", "2026-11-23-matmul-tiles", "2026-11-23-matmul-fp32x", TEAMS)
 )
 CASES, LATER = RECORDS[:2]
 STAGES = json.loads((RESULTS.parent / "nvidia-h100/2026-11-25-matmul-stages.json").read_text())
@@ -65,8 +66,11 @@ def entrant(matmul, tile):
         matmul.SLICED: "Y32x2",
         matmul.DEEP: "U32x4s4",
         matmul.AHEAD: "Y16s4",
+        matmul.OCTET: "P8s4u2i7",
+        matmul.DUET: "R2s4u2",
     }
-    return f"cuda {names[replace(tile, parts=1)]}" + (f"/{tile.parts}" if tile.parts > 1 else "")
+    bare = replace(tile, parts=1, whole=False) if isinstance(tile, matmul.Slices) else replace(tile, parts=1)
+    return f"cuda {names[bare]}" + (f"/{tile.parts}" if tile.parts > 1 else "")
 
 
 @pytest.mark.parametrize(("cases", "timed"), [(CASES, 35), (LATER, 17)], ids=["first", "later"])
@@ -159,6 +163,22 @@ def test_the_pages_table_of_an_h100_is_the_record():
         ]
         assert f"| {' | '.join(cells)} |" in page
     assert f"slower than cuBLAS by more than 2% in {slower} of {len(CHOSEN)} shapes" in " ".join(page.split())
+
+
+def test_what_is_chosen_is_near_the_fastest_of_the_record_of_teams():
+    """Of entrants that were timed; a tile of teams is chosen where it is ahead of what was chosen before."""
+    matmul = pytest.importorskip("nxcore_cuda.matmul")
+    shares = []
+    for record in RECORDS[-1]:
+        times = {row["entrant"]: row["us"] for row in record["rows"] if row["entrant"] != "cublas"}
+        tile = matmul.choose(product(record["case"]))
+        name = entrant(matmul, tile)
+        if isinstance(tile, matmul.Slices) and name in times:
+            assert times[name] <= times["cuda chosen"]
+            shares.append(min(times.values()) / times[name])
+    assert len(shares) >= 17
+    assert min(shares) >= 0.95
+    assert statistics.median(shares) >= 0.99
 
 
 def test_the_chosen_tile_of_triton_is_near_the_fastest_of_the_squares():

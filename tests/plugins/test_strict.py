@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -96,7 +97,8 @@ def test_every_strict_kernel_is_looked_at() -> None:
         made = plugin.nxcore_backend().kernels
         strict = [k for k in made if k.op in OPS and k.precision == "ieee32"]
         assert {k.target.partition(".")[2] for k in strict} == rows
-    assert set(TILES.values()) >= {*matmul.ALONE_AND_EACH, matmul.PAIR, matmul.DEEP, matmul.AHEAD}
+    chosen = {*matmul.ALONE_AND_EACH, matmul.PAIR, matmul.DEEP, matmul.AHEAD, *matmul.TEAMS}
+    assert set(TILES.values()) >= chosen
 
 
 @needs_nvcc
@@ -104,7 +106,10 @@ def test_every_strict_kernel_is_looked_at() -> None:
 @pytest.mark.parametrize("name", TILES)
 def test_products_in_cuda(name, tmp_path) -> None:
     every = product(WAYS, WAYS) if name == "least" else zip(WAYS, reversed(WAYS), strict=True)
-    found = of_cuda((TILES[name].instance(a, b) for a, b in every), tmp_path)
+    tiles = [TILES[name]]
+    if isinstance(tiles[0], matmul.Slices):
+        tiles.append(replace(tiles[0], whole=True))
+    found = of_cuda((tile.instance(a, b) for a, b in every for tile in tiles), tmp_path)
     assert {symbol: why for symbol, one in found.items() if (why := unlike_strict(one))} == {}
 
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,272 +16,70 @@ from nxcore.plugin import Problem, Product, TensorMeta
 from nxcore_cuda.layout import DIMS, STRIDES, dims, steps
 from nxcore_cuda.machine.instance import Instance
 from nxcore_cuda.machine.launch import Guarded, Launch, Launcher, ticket
+from nxcore_cuda.matmul_tiles import (
+    AHEAD,
+    ALONE_AND_EACH,
+    DEEP,
+    DUET,
+    FILL,
+    FOUR,
+    LARGE,
+    LEAST,
+    MIDDLE,
+    OCTET,
+    PAIR,
+    SLICED,
+    SMALL,
+    STRAIGHT,
+    TEAMS,
+    Slices,
+    Tile,
+    Way,
+    candidates,
+    choose,
+    in_one_round,
+    memory,
+    of_least_cost,
+)
 
-FOUR = 4  # floats of a vector, and of the padding of a stage
-FILL = 132
-"""Blocks that fill a large GPU, one for each of 132 multiprocessors.
-
-A constant, not the device's own count, so that a product has the same bits on every device.
-"""
-
-
-@dataclass(frozen=True)
-class Tile:
-    """How a block and its threads share a product.
-
-    Attributes
-    ----------
-    tall, wide : int
-        Rows and columns of a block.
-    rows, columns : int
-        Of a thread.
-    depth : int
-        Terms of one stage of shared memory.
-    slices : int
-        Parts of a block that share the terms of a stage.
-    parts : int
-        Blocks that share a tile, at most.
-    resident : int
-        Blocks that a multiprocessor is to hold, for the compiler.
-    by_line : bool
-        Whether ``a``'s terms stay neighbours in shared memory where they are in memory.
-    straight : bool
-        Whether numbers that fill no vector of shared memory go there one by one, past the registers.
-    order : int
-        Of a term's multiply-adds: 0 row after row, 1 rows back and forth, 2 columns back and forth.
-    stages : int
-        Of shared memory: one is read, the others are on their way. More than two need ``straight``.
-    """
-
-    tall: int
-    wide: int
-    rows: int
-    columns: int
-    depth: int
-    slices: int = 1
-    parts: int = 1
-    resident: int = 1
-    by_line: bool = True
-    straight: bool = False
-    order: int = 0
-    stages: int = 2
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return self.tall * self.wide // (self.rows * self.columns) * self.slices
-
-    @property
-    def shared(self) -> int:
-        """Bytes of shared memory: all stages, or what slices leave for the first of them."""
-        stages = self.stages * self.depth * (self.tall + self.wide + 2 * FOUR)
-        return 4 * max(stages, (self.slices - 1) * self.tall * self.wide)
-
-    def instance(self, a: Way, b: Way) -> Instance:
-        """Return its kernel."""
-        sizes = (self.tall, self.wide, self.rows, self.columns, self.depth, self.slices)
-        by_line = self.by_line and a.inner and a.vectors
-        rest: tuple[int | bool, ...] = (self.straight, self.order) if self.straight or self.order else ()
-        rest += (self.stages,) if self.stages > 2 else ()
-        arguments = (*sizes, by_line, a.inner, a.vectors, b.inner, b.vectors, *rest)
-        return Instance("matmul", arguments, threads=self.threads, blocks=self.resident)
-
-
-@dataclass(frozen=True)
-class Slices(Tile):
-    """How a block and its threads share a product, where no team of slices waits for another in the loop.
-
-    Attributes
-    ----------
-    team : int
-        Slices that share stages of shared memory.
-    turn : int
-        Stages that are read in one turn of the loop.
-    pieces : int
-        Of what a thread sends to a stage: one each term, between reads of shared memory.
-    whole : bool
-        Whether no row, column or term of a tile lies outside of the product.
-    """
-
-    stages: int = 4
-    team: int = 1
-    turn: int = 1
-    pieces: int = 1
-    whole: bool = False
-
-    @property
-    def run(self) -> int:
-        """Terms of a slice in one stage of its team."""
-        return self.depth // self.slices // self.turn
-
-    @property
-    def shared(self) -> int:
-        """Bytes of shared memory: of each slice all stages, or its sums."""
-        stages = self.stages * self.run * (self.tall + self.wide + 2 * FOUR)
-        return 4 * self.slices * max(stages, self.tall * self.wide)
-
-    def for_product(self, product: Product) -> Self:
-        """Return the tile that checks no bound where a product needs no check."""
-        p = product
-        whole = not (p.rows % self.tall or p.columns % self.wide or p.terms % self.depth)
-        return replace(self, whole=whole)
-
-    def instance(self, a: Way, b: Way) -> Instance:
-        """Return its kernel."""
-        sizes = (self.tall, self.wide, self.rows, self.columns, self.run, self.slices)
-        shared = (self.team, self.stages, self.turn, self.pieces)
-        by_line = self.by_line and a.inner and a.vectors
-        ways = (by_line, a.inner, a.vectors, b.inner, b.vectors)
-        arguments = (*sizes, *shared, *ways, self.whole, self.order)
-        return Instance("matmul_slices", arguments, threads=self.threads, blocks=self.resident)
-
-
-LARGE = Tile(128, 128, 8, 8, 16, resident=2, by_line=False)
-MIDDLE = Tile(64, 128, 8, 8, 16, resident=2)
-SMALL = Tile(64, 64, 8, 8, 32, slices=2, resident=2)
-LEAST = Tile(64, 32, 8, 8, 32, slices=4, resident=2)
-STRAIGHT = Tile(64, 128, 8, 8, 16, resident=3, by_line=False, straight=True, order=2)
-SLICED = Tile(64, 128, 8, 8, 32, slices=2, by_line=False, straight=True, order=2)
-PAIR = Tile(128, 128, 8, 16, 32, resident=2, by_line=False, straight=True, order=2)
-DEEP = replace(LEAST, straight=True, stages=4)
-AHEAD = replace(STRAIGHT, stages=4)
-
-# What a product takes on an H200, in microseconds, fitted to its records 2026-11-23-matmul.json and, for
-# straight tiles, 2026-11-23-matmul-tiles.json.
-ALONE_AND_EACH = {
-    LARGE: (1.0, 5.1),
-    MIDDLE: (1.3, 5.1),
-    SMALL: (1.0, 5.8),
-    LEAST: (8.3, 3.2),
-    STRAIGHT: (1.5, 4.75),
-    SLICED: (0.75, 4.9),
-}
-"""A million multiply-adds of a block: alone, and what each block on the same multiprocessor adds."""
-EARLIER = (LARGE, MIDDLE, SMALL, LEAST)
-SMALLEST = 1 << 24  # multiply-adds of the least product of the second record
-ROUND = 3.5  # a block's beginning and end
-LOAD, LOAD_ONE = 5.0, 145.0  # a million numbers to shared memory: in vectors, one by one
-LOAD_STRAIGHT, LOAD_TURNED = 7.0, 34.0  # past the registers: one by one; of a second factor by terms
-FILLS = (0, FILL // 2, FILL, 2 * FILL, 4 * FILL)  # blocks that are to share the terms; 0: none
-SHARE = 0.22  # 4096 outputs that a block leaves for others, or adds up
-
-# Tiles of four stages, fitted to nvidia-h100/2026-11-25-matmul-stages.json. They are ahead of all others if
-# all blocks run at once and have few terms: then few other blocks cover what a block waits for its loads.
-DEEP_STAGE, DEEP_PART = 0.44, 0.31  # microseconds of DEEP for a stage, and for each block that shares a tile
-DEEP_TERMS = (256, 512)  # of a block: where DEEP was ahead
-AHEAD_PARTS, AHEAD_TERMS = 3, 512  # blocks that share a tile, at least, and terms of each, at most
-ONCE = 1 << 26  # multiply-adds of the least product in which they were ahead
-
-
-def _cost(terms: int, tiles: int, tile: Tile, parts: int, load: float) -> float:
-    """Estimate what depends on the tile and on how many blocks share it, in microseconds."""
-    span = -(-terms // parts)
-    span = -(-span // tile.depth) * tile.depth
-    parts = -(-terms // span)
-    rounds, rest = divmod(tiles * parts, FILL * tile.resident)
-    rest = -(-rest // FILL)  # blocks of a multiprocessor in the last round
-    million, outputs = span / 1e6, tile.tall * tile.wide
-    alone, each = (million * outputs * micros for micros in ALONE_AND_EACH[tile])
-    each += million * (tile.tall + tile.wide) * load
-    found = rounds * (ROUND + alone + tile.resident * each)
-    if rest:
-        found += ROUND + alone + rest * each
-    if parts > 1:
-        found += SHARE * (parts + 2) * outputs / 4096
-    return found
-
-
-def _load(tile: Tile, a: Way, b: Way) -> float:
-    """Estimate what a million numbers take on their way to shared memory, in microseconds."""
-    if not (a.vectors and b.vectors):
-        return LOAD_STRAIGHT if tile.straight else LOAD_ONE
-    return LOAD_TURNED if tile.straight and b.inner else LOAD
-
-
-def choose(product: Product) -> Tile:
-    """Return a tile of four stages where one was ahead on record, else the tile of the least cost."""
-    return in_one_round(product) or of_least_cost(product)
-
-
-def in_one_round(product: Product) -> Tile | None:
-    """Return ``DEEP``, a block for each multiprocessor, or ``AHEAD``, three, where all run at once."""
-    p, (a, b) = product, Way.both(product)
-    count = math.prod(p.batch)
-    if count * p.rows * p.columns * p.terms < ONCE or not (a.vectors and b.vectors):
-        return None
-    tiles = count * -(-p.rows // DEEP.tall) * -(-p.columns // DEEP.wide)
-    few, many = DEEP_TERMS
-    found = {}
-    for fill in (FILL // 2, FILL):
-        parts = max(fill // tiles, 1)
-        if tiles * parts <= FILL and few * parts <= p.terms <= many * parts:
-            found[parts] = DEEP_STAGE * p.terms / parts / DEEP.depth + DEEP_PART * (parts > 1) * (parts + 2)
-    if found:
-        return replace(DEEP, parts=min(found, key=found.__getitem__))
-    tiles = count * -(-p.rows // AHEAD.tall) * -(-p.columns // AHEAD.wide)
-    parts = FILL * AHEAD.resident // tiles
-    if tiles >= FILL // 2 and parts >= AHEAD_PARTS and p.terms <= AHEAD_TERMS * parts and not b.inner:
-        return replace(AHEAD, parts=parts)
-    return None
-
-
-def of_least_cost(product: Product) -> Tile:
-    """Return the tile of the least cost; as many blocks share one as fill half a GPU to four."""
-    p = product
-    terms, count = max(p.terms, 1), math.prod(p.batch)
-    most = terms // (2 * LEAST.depth)
-    ways, found = Way.both(p), {}
-    measured = count * p.rows * p.columns * terms >= SMALLEST
-    for tile in ALONE_AND_EACH if measured else EARLIER:
-        load = _load(tile, *ways)
-        tiles = max(count * -(-p.rows // tile.tall) * -(-p.columns // tile.wide), 1)
-        for parts in sorted({max(min(fill // tiles, most), 1) for fill in FILLS}):
-            found[tile, parts] = _cost(terms, tiles, tile, parts, load)
-    tile, parts = min(found, key=found.__getitem__)
-    return replace(tile, parts=parts)
-
-
-def candidates(product: Product) -> Iterator[Tile]:
-    """Yield the tiles worth timing."""
-    first = choose(product)
-    yield from dict.fromkeys((first, *ALONE_AND_EACH, PAIR, DEEP, AHEAD))
-
-
-def _vectors(inner: int, extent: int, others: tuple[int, ...], step: int) -> bool:
-    """Return whether vectors of four along a dimension are whole and aligned."""
-    return inner == 1 and extent % FOUR == 0 and all(s % FOUR == 0 for s in (step, *others))
-
-
-@dataclass(frozen=True)
-class Way:
-    """How an operand is loaded: along its terms or its lines, in vectors or one by one."""
-
-    inner: bool
-    vectors: bool
-
-    @classmethod
-    def of(cls, lines: int, terms: int, strides: tuple[int, int], batch: tuple[int, ...]) -> Self:
-        """Choose the way for an operand."""
-        line, term = strides
-        if _vectors(term, terms, batch, line if lines > 1 else 0):
-            return cls(inner=True, vectors=True)
-        if _vectors(line, lines, batch, term if terms > 1 else 0):
-            return cls(inner=False, vectors=True)
-        return cls(inner=abs(term) < abs(line) or lines == 1, vectors=False)
-
-    @classmethod
-    def both(cls, product: Product) -> tuple[Self, Self]:
-        """Choose the ways for both operands."""
-        p = product
-        return cls.of(p.rows, p.terms, p.a, p.a_batch), cls.of(p.columns, p.terms, p.b, p.b_batch)
-
+__all__ = [
+    "AHEAD",
+    "ALONE_AND_EACH",
+    "DEEP",
+    "DUET",
+    "FILL",
+    "FOUR",
+    "LARGE",
+    "LEAST",
+    "MIDDLE",
+    "OCTET",
+    "PAIR",
+    "SLICED",
+    "SMALL",
+    "STRAIGHT",
+    "TEAMS",
+    "Run",
+    "Slices",
+    "Tile",
+    "Way",
+    "branch",
+    "candidates",
+    "choose",
+    "in_one_round",
+    "instances",
+    "memory",
+    "of_least_cost",
+    "plan",
+    "plan_product",
+    "sweep",
+]
 
 Run = Callable[[Tensor, Tensor, Tensor], None]
 
 
 def instances() -> Iterator[Instance]:
     """Yield the kernels of common calls, to compile ahead of time: rows by columns, rows by rows."""
-    for tile in (*ALONE_AND_EACH, DEEP, AHEAD):
+    for tile in (*ALONE_AND_EACH, DEEP, AHEAD, *TEAMS, *(replace(tile, whole=True) for tile in TEAMS)):
         for vectors in (True, False):
             for inner in (False, True):
                 yield tile.instance(Way(inner=True, vectors=vectors), Way(inner, vectors))
@@ -296,7 +93,7 @@ def plan_product(product: Product, device: torch.device, tile: Tile | None = Non
     callable
         ``run(a, b, out)``, with the operands of ``product``.
     """
-    chosen, p = tile or choose(product), product
+    chosen, p = tile or choose(product, memory(device)), product
     span = -(-p.terms // chosen.parts)
     span = -(-span // chosen.depth) * chosen.depth
     parts = -(-p.terms // span)
@@ -360,13 +157,14 @@ def plan(problem: Problem, tile: Tile | None = None) -> Callable[..., Tensor]:
     return call
 
 
-def branch(problem: Problem) -> tuple[int, int, int, bool]:
-    """Return the size of a tile, its stages, and whether blocks share it."""
-    tile = choose(Product.of(problem["a"], problem["b"], problem.outputs))
-    return tile.tall, tile.wide, tile.stages, tile.parts > 1
+def branch(problem: Problem) -> tuple[int, int, int, int, bool]:
+    """Return the size of a tile, its slices and stages, and whether blocks share it."""
+    tile = choose(Product.of(problem["a"], problem["b"], problem.outputs), memory(problem.device))
+    return tile.tall, tile.wide, tile.slices, tile.stages, tile.parts > 1
 
 
 def sweep(problem: Problem) -> Iterator[Tile]:
     """Yield the tiles worth timing."""
     if problem.outputs.numel():
-        yield from candidates(Product.of(problem["a"], problem["b"], problem.outputs))
+        product = Product.of(problem["a"], problem["b"], problem.outputs)
+        yield from candidates(product, memory(problem.device))
