@@ -168,12 +168,15 @@ def test_several_odd_arguments(name: str, data: st.DataObject) -> None:
 def test_odd_tensors_on_real_kernels(name: str) -> None:
     """What the checks let through runs, or is declined with a reason, and the result is torch's."""
     judge, seen = court(name), 0
+    # Triton's interpreter takes seconds, and kernels of these are calls of others, or mirror another's.
+    others = bool(judge.spec.parts) or name in ("amin", "min", "argmin", "all")
+    run = [backend for backend in RUN if not (others and backend == "triton")]
     for args in bases(judge.spec):
         for what, call in odd_calls(judge.spec, args):
             of_tensor = any(f"={kind}_" in what for kind in ("tensor", "last"))
             if not of_tensor or isinstance(want := judge.outcome("torch", call), Exception):
                 continue
-            for backend in RUN[:1] if "float16" in what else RUN:  # an interpreter would verify it first
+            for backend in RUN[:1] if "float16" in what else run:  # an interpreter would verify it first
                 got = judge.outcome(backend, call)
                 if isinstance(got, Exception):
                     assert isinstance(got, UnsupportedProblemError), f"{what} on {backend}: {words(got)}"

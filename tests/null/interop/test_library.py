@@ -17,8 +17,11 @@ from nxcore.plugin import Param
 from nxcore.session import Session
 from nxcore.settings import Settings
 from tests.null import fakes
+from tests.paths import PATHS
 
 SPECS = fakes.SPECS
+ONE_PATH = pytest.mark.parametrize("path", PATHS[-1:], indirect=True)
+"""What a compiler sees is the same on both."""
 
 
 @pytest.fixture
@@ -59,6 +62,7 @@ def nodes(counter) -> list[str]:
     return [str(n.target) for n in counter.graphs[-1].graph.nodes if str(n.target).startswith("nxcore.")]
 
 
+@ONE_PATH
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SPECS)
 def test_torchs_own_checks_pass(session, name):
@@ -138,6 +142,7 @@ SIZES = {name: grown(SPECS[name]) for name in fakes.DIFFERENTIABLE} | {
 }
 
 
+@ONE_PATH
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "dynamic"), [*((name, True) for name in SIZES), ("softmax_sum", None)])
 def test_ten_sizes_are_one_graph(session, name, dynamic):
