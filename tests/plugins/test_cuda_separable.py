@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import nxcore.ops
-from nxcore.choose.learn.watch import Watch
+from nxcore.choose.learn import watch
 from nxcore.graphs import together
 from nxcore.graphs.late import late
 from nxcore.nn import sequential
@@ -164,7 +164,7 @@ def test_the_gradients_of_all_weights_of_a_captured_call_are_one_launch_with_the
 
     monkeypatch.setattr(sequential, "_block", nxcore.op(BLOCK, backend="cuda"))
     monkeypatch.setattr(together, "_sums", lambda: SimpleNamespace(by_kernel=by_kernel))
-    monkeypatch.setattr(Watch, "_capturing", lambda self: True)
+    monkeypatch.setattr(watch, "capturing", lambda problem: True)
     torch.manual_seed(0)
     net, x = Blocks().to(DEVICE), torch.randn(3, 4, 7, 9, device=DEVICE, requires_grad=True)
 
