@@ -1,6 +1,7 @@
 """Models as a user trains them: plain and accelerated in turns, and what the watch over steps has found.
 
-    python benchmarks/steps.py [--seconds 60] [--half] [--eval] [--cache DIR] [--json FILE] [NAME ...]
+    python benchmarks/steps.py [--seconds 60] [--limit SECONDS] [--half] [--eval] [--cache DIR] [--json FILE]
+                               [NAME ...]
 
 The accelerated model runs in another process, from an empty cache, or from that of ``--cache``. Each turn
 runs it for a second, or 24 steps, and the plain one for half of that, on the same
@@ -172,8 +173,14 @@ def serve(how: How) -> None:
         print(json.dumps(row), flush=True)
 
 
-def turns(how: How, seconds: float, cache: str) -> Iterator[tuple[float, Turn, Turn]]:
-    """Yield the accelerated model's seconds so far, and a turn of both models; the first is one step."""
+def turns(
+    how: How, seconds: float, cache: str, limit: float = math.inf
+) -> Iterator[tuple[float, Turn, Turn]]:
+    """Yield the accelerated model's seconds so far, and a turn of both models; the first is one step.
+
+    No turn begins after ``limit`` seconds.
+    """
+    until = time.perf_counter() + limit
     given = ["--half"] * how.half + ["--eval"] * how.evaluation
     child = subprocess.Popen(
         [sys.executable, __file__, "--serve", *given, how.name],
@@ -188,7 +195,7 @@ def turns(how: How, seconds: float, cache: str) -> Iterator[tuple[float, Turn, T
     turn(model, x, how, PLAIN_S)
     spent, wanted = 0.0, 0.0
     try:
-        while spent < seconds:
+        while spent < seconds and time.perf_counter() < until:
             child.stdin.write(f"{wanted}\n")
             child.stdin.flush()
             own = Turn(**json.loads(child.stdout.readline()))
@@ -238,6 +245,7 @@ def main() -> None:
     )
     parser.add_argument("names", nargs="*", default=[*MODELS], metavar="NAME", help=f"of {', '.join(MODELS)}")
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--limit", type=float, default=math.inf, help="begin no turn after so many seconds")
     parser.add_argument("--half", action="store_true", help="bfloat16 autocast, channels_last")
     parser.add_argument("--eval", action="store_true", help="forward alone, in evaluation and inference mode")
     parser.add_argument("--cache", help="nxcore's folder; without it, a new one a model")
@@ -250,7 +258,7 @@ def main() -> None:
             serve(how)
             return
         with tempfile.TemporaryDirectory(prefix="nxcore-steps-") as folder:
-            found = list(turns(how, given.seconds, given.cache or folder))
+            found = list(turns(how, given.seconds, given.cache or folder, given.limit))
         print(line(how, found), *(f"    {row}" for row in found[-1][2].report), sep="\n", flush=True)
         if given.json:
             row = asdict(how) | {"turns": [(at, asdict(p), asdict(o)) for at, p, o in found]}
