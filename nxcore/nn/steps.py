@@ -38,6 +38,7 @@ from nxcore.nn.marks import (
     saved_s,
     unfit,
 )
+from nxcore.nn.patience import Patience
 from nxcore.nn.served import ROAM, Changes
 from nxcore.nn.shapes import ROAMED, Shapes
 from nxcore.nn.trial import Mode, Trial
@@ -45,15 +46,6 @@ from nxcore.session import Session, default
 
 SHARE = 0.01
 """The share of the time that blocks may cost."""
-
-SETTLED_S, PATIENCE_S = 1.0, 30.0
-"""Seconds without a new choice before a trial: where nothing is being learnt, and where something is."""
-
-POLL_S = 0.25
-"""Seconds between two looks at the choices."""
-
-AGAIN_S = 300.0
-"""Seconds until the next trial, where the last one ended while problems were in exploration."""
 
 FIRST = 0.5
 """The cost that the first block is taken to have at least, as a share of the time of its steps."""
@@ -101,8 +93,7 @@ class Steps:
         self._lock, self._dice = threading.Lock(), random.Random(0)
         self._thread, self._strangers, self._disturbed = 0, 0, False
         self._woken, self._moved = Changes.woken, Changes.moved
-        self._began, self._spent = -math.inf, 0.0
-        self._made, self._since, self._poll = -1, 0.0, -math.inf
+        self._patience, self._spent = Patience(session), 0.0
         self._shapes = Shapes(self._groups.look)
         self._pair: Pair | None = None
         self._pending: deque[Pair] = deque()
@@ -184,7 +175,7 @@ class Steps:
         if Changes.moved != self._moved or Changes.woken != self._woken or (mode.given and requested()):
             return False
         if not mode.over:
-            return mode.trial is None and self._now() < self._poll
+            return mode.trial is None and self._now() < self._patience.poll
         return mode.made == self._chooser.made and (mode.again == math.inf or self._now() <= mode.again)
 
     def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -243,29 +234,23 @@ class Steps:
         if not (groups or mode.given):
             self._close(mode, TORCHS)
             return False
-        mode.begin(Trial(mode.given, frozenset() if mode.given else groups), self._chooser.made)
+        other, margin = (frozenset[str](), 0.0) if mode.given else (groups, self._patience.margin)
+        mode.begin(Trial(mode.given, other, margin=margin), self._chooser.made)
         return True
 
     def _ready(self, model: nn.Module, mode: Mode) -> bool:
-        now = self._now()
-        self._began = now if self._began < 0 else self._began
-        if now < self._poll:
+        if not self._patience.look(now := self._now()):
             return False
-        self._poll = now + POLL_S
-        if self._chooser.made != self._made:
-            self._made, self._since = self._chooser.made, now
         if not mode.over:
             mode.state = f"waits: {ROAMED if self._shapes.roam else 'choices are still being made'}"
-        waited = now - self._since
-        if waited < PATIENCE_S and (self._session.learning or capture_is_due(model)):
-            return False
-        return waited >= SETTLED_S and not self._shapes.roam
+        due = capture_is_due(model)
+        return self._patience.over(now, capture_is_due=due) and not self._shapes.roam
 
     def _close(self, mode: Mode, state: str) -> None:
         """End the mode's trials."""
+        mode.again = self._patience.again(self._now(), mode.trial)
         mode.end(state)
         mode.made = self._chooser.made
-        mode.again = self._now() + AGAIN_S if mode.given and self._session.learning else math.inf
         self._drop()
 
     def _drop(self) -> None:
@@ -330,6 +315,7 @@ class Steps:
         elif not (mode.given or self._groups.present(model)):
             self._close(mode, TORCHS)  # its modules have come to rest since the trial began
         else:
+            self._patience.aside((WARM + WITHIN) * self._step_s(pair, clock))
             self._apply(model, trial.other)
             pair.enter()
             TURNS.take(self, self._now())
@@ -337,9 +323,12 @@ class Steps:
     def _affords(self, model: nn.Module, mode: Mode, pair: Pair, clock: Clock) -> bool:
         """Return whether a block is within the share; at first a plain step lacks what replays save."""
         if (extra := mode.extra) is None:
-            step_s = (self._now() - clock.wall(pair.steps[0].began)) / len(pair.steps)
-            extra = (WARM + WITHIN) * max(FIRST * step_s, saved_s(model))
-        return self._spent + max(extra, 0.0) <= SHARE * (self._now() - self._began)
+            extra = (WARM + WITHIN) * max(FIRST * self._step_s(pair, clock), saved_s(model))
+        return self._spent + max(extra, 0.0) <= SHARE * (self._now() - self._patience.began)
+
+    def _step_s(self, pair: Pair, clock: Clock) -> float:
+        """Return the seconds of a step, as the host sees them."""
+        return (self._now() - clock.wall(pair.steps[0].began)) / len(pair.steps)
 
     def _judge(self, model: nn.Module, mode: Mode, trial: Trial, clock: Clock) -> None:
         """Judge the pairs that are complete, and follow a verdict."""
@@ -351,6 +340,8 @@ class Steps:
             if trial.verdict:
                 self._follow(model, mode, trial)
                 return
+            if self._patience.paused(self._now(), trial):
+                mode.trial = trial = Trial(trial.present, trial.other, margin=trial.margin)
 
     def _follow(self, model: nn.Module, mode: Mode, trial: Trial) -> None:
         """Give back or take back what a verdict says; after all were given back, try each group alone."""

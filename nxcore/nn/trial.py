@@ -21,6 +21,9 @@ LOOKS = (12, 20, 40)
 CLEAR, CLEARLY = 1.25, 3
 """The trial also ends after so many pairs, if one set is so much faster in each."""
 
+LOSS, LAST = 0.02, 3
+"""The loss of steps, relative to plain ones, that is too much; the number of pairs that show it at once."""
+
 FRUITLESS = 12
 """Pairs in a row without alike steps, after which the trial ends."""
 
@@ -83,12 +86,15 @@ class Trial:
         The groups of modules that run nxcore's operators; all others run torch's.
     ratios : list of float
         The time with the other set over that with the present set, a value a pair.
+    margin : float
+        The gain that the other set must exceed.
     """
 
     present: frozenset[str]
     other: frozenset[str]
     ratios: list[float] = field(default_factory=list)
     fruitless: int = 0
+    margin: float = 0.0
 
     def add(self, found: Found) -> None:
         """Add a pair."""
@@ -102,6 +108,12 @@ class Trial:
         return interval(self.ratios)
 
     @property
+    def loses(self) -> bool:
+        """Whether something is learnt, and the last pairs show too great a loss of it."""
+        last = self.ratios[-LAST:]
+        return self.margin > 0 and len(last) == LAST and statistics.median(last) < 1 - LOSS
+
+    @property
     def verdict(self) -> Verdict:
         """The verdict as of now."""
         n = len(self.ratios)
@@ -110,7 +122,7 @@ class Trial:
         if n >= CLEARLY and max(self.ratios) < 1 / CLEAR:
             return "other"
         logs = [math.log(ratio) for ratio in self.ratios]
-        if n in LOOKS and signed_rank(logs) < SIGNIFICANCE:
+        if n in LOOKS and signed_rank([v + math.log1p(self.margin) for v in logs]) < SIGNIFICANCE:
             return "other"
         if n in LOOKS and signed_rank([-v for v in logs]) < SIGNIFICANCE:
             return "present"

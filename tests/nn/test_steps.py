@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import nxcore
-from nxcore.nn import exchange, shapes, steps
+from nxcore.nn import exchange, patience, shapes, steps
 from nxcore.nn.exchange import AWAKE, RESTING, kind
 from nxcore.nn.groups import GIVEN_BACK
 from nxcore.nn.served import AFTER, ROAMS, Served
@@ -44,7 +44,7 @@ def test_blocks_cost_at_most_a_hundredth_of_the_time(make: Make, monkeypatch: py
     watch, clock = over(model), model.clock[0]
     assert watch._spent == pytest.approx(model.plain * ticks(0.08), rel=0.01)
     # The cost of the first block isn't known before it.
-    assert watch._spent <= steps.SHARE * (clock.now - watch._began) + 3 * 0.08
+    assert watch._spent <= steps.SHARE * (clock.now - watch._patience.began) + 3 * 0.08
     assert model.plain == 3 * 12
 
 
@@ -136,7 +136,7 @@ def test_a_new_choice_asks_again(make: Make, session: Session) -> None:
 def test_choices_that_are_being_made_are_waited_for(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Session, "learning", property(lambda self: True))
     model = make(BatchNorm2d=(0.05, 0.01))
-    while model.clock[0].now < steps.PATIENCE_S - 1:
+    while model.clock[0].now < patience.EARLY_S - 1:
         train(model, 1)
     assert over(model).report == ["training: waits: choices are still being made"]
     assert model.plain == 0

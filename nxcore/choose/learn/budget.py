@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 import threading
@@ -123,7 +124,7 @@ class Pace:
         self.busy = threading.RLock()
         self._began: float | None = None
         _paces.add(self)
-        self._mark, self.spent, self.charged = 0.0, 0.0, 0.0
+        self._mark, self.spent, self.charged, self._held = 0.0, 0.0, 0.0, -math.inf
         self._sum = threading.Lock()
 
     def begin(self) -> float:
@@ -137,6 +138,10 @@ class Pace:
         with self._sum:
             self.spent += seconds
             self.charged += seconds
+
+    def hold(self, seconds: float) -> None:
+        """Have nothing be affordable for so many seconds from now."""
+        self._held = max(self._held, self._clock() + seconds)
 
     @property
     def affords(self) -> bool:
@@ -175,7 +180,7 @@ class Pace:
         """Return the seconds until ``ahead`` more seconds are within the share; negative if they are."""
         began = self.begin()
         due = max((self.spent + ahead - self.allowance) / self.share, self.grace)
-        return due - (self._clock() - began)
+        return max(began + due, self._held) - self._clock()
 
     def anew(self) -> Pace:
         """Return a pace of the same limits that has spent nothing."""
