@@ -100,7 +100,7 @@ class Part:
     def saved_ms(self) -> float:
         """The milliseconds that a replay saves a call, at most; 0 where nothing is captured."""
         captures = [c for found in self._captures.values() for c in found]
-        return max((c.ran_ms - c.replayed_ms for c in captures), default=0.0)
+        return max((c.saved_ms for c in captures), default=0.0)
 
     @property
     def state(self) -> str:

@@ -75,6 +75,7 @@ def test_a_network_runs_once_before_it_is_recorded():
     assert module.count == 2
     assert made.gain > 1
     assert "at least 6e+04 ms run" in made.state
+    assert made.saved_ms == 3 * 6e4 - made.replayed_ms, "the bound is of the call without its backward pass"
 
 
 def test_a_run_is_timed_where_it_may_not_be_slower_than_a_replay():
@@ -82,6 +83,7 @@ def test_a_run_is_timed_where_it_may_not_be_slower_than_a_replay():
     made = captured(module, names=[], least_s=1e-9)
     assert module.count - 2 in CLEAR
     assert "at least" not in made.state
+    assert made.saved_ms == made.ran_ms - made.replayed_ms
 
 
 def test_a_network_whose_calls_alternate_is_not_captured():
