@@ -30,6 +30,9 @@ from tests.null.fakes import SPECS
 # The suite's own; a user has not set them.
 TOOLKITS = ("TRITON_INTERPRET", "NUMBA_ENABLE_CUDASIM", "NXCORE_CUDA_EMULATOR")
 
+# Beside other tests, threads that wait for one another take most of the time.
+ALONE = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+
 
 @pytest.mark.slow
 def test_the_demonstration(tmp_path: Path) -> None:
@@ -69,7 +72,7 @@ def test_ceilings_that_a_row_beats_are_measured_again(monkeypatch: pytest.Monkey
 
 def _run(target: Path) -> tuple[str, dict[str, Any]]:
     """Return what the demo printed and the JSON that it wrote."""
-    environment = {k: v for k, v in os.environ.items() if k not in TOOLKITS}
+    environment = {k: v for k, v in os.environ.items() if k not in TOOLKITS} | ALONE
     command = [sys.executable, "-m", "nxcore", "demo", "--json", str(target)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
