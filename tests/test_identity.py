@@ -16,6 +16,7 @@ import nxcore
 from nxcore import session
 from nxcore.spec.problem import Problem
 from nxcore.store.files import Store
+from nxcore.trust import identity
 from nxcore.trust.closure import Sources
 from nxcore.trust.identity import Identities, Identity, _targets, installed
 
@@ -271,3 +272,16 @@ def test_the_next_process_reads_an_identity_while_no_file_has_changed(tmp_path, 
     states = {path: [0, *state[1:]] for path, state in document["files"].items()}
     store.write("identities", key, document | {"files": states, "kernel": "another"})
     assert Identities(store).of(*owned, registry.spec("add")) == first
+
+
+@pytest.mark.parametrize("computed", [True, False])
+def test_a_file_is_asked_about_once_for_all_kernels(computed, tmp_path, monkeypatch):
+    asked, state, registry, store = [], identity._state, session.default().registry, Store(tmp_path)
+    monkeypatch.setattr(identity, "_state", lambda path: asked.append(path) or state(path))
+    for _ in range(1 if computed else 2):
+        asked.clear()
+        found = Identities(store)
+        for op in ("add", "sum"):
+            for backend, kernel in registry.kernels(op):
+                found.of(backend, kernel, registry.spec(op))
+    assert len(asked) == len(set(asked)) > 0

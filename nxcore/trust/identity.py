@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType
@@ -87,6 +87,8 @@ class Identities:
     def __init__(self, store: Store, sources: Sources | None = None) -> None:
         self._store, self._sources = store, sources or installed()
         self._known: dict[tuple[str, str], Identity] = {}
+        # A file is read once for all kernels, and asked about once: most of them are in every identity.
+        self._state = functools.cache(_state)
         self._lock = threading.Lock()
 
     def of(self, backend: Backend, kernel: Kernel, spec: OpSpec) -> Identity:
@@ -102,10 +104,11 @@ class Identities:
         tops = sorted({target.partition(".")[0].partition(":")[0] for target in ("nxcore", *targets)})
         roots = {top: str(self._sources.root(top)) for top in tops}  # two installations may share a store
         key = {"kernel": backend.label(kernel), "op": kernel.op, "targets": targets, "roots": roots}
-        if (found := _kept(self._store.read("identities", key))) is None:
+        state = self._state
+        if (found := _kept(self._store.read("identities", key), state)) is None:
             with no_collection():  # parsing makes so many objects that half of its time would go there
                 found, files = self._computed(backend, kernel, spec, targets)
-            states = {str(path): _state(path) for path in files}
+            states = {str(path): state(str(path)) for path in files}
             value = {"format": KEPT, "files": states, "kernel": found.kernel, "verified": found.verified}
             self._store.write("identities", key, value)
         return _on_this_path(found, kernel)
@@ -198,22 +201,22 @@ def _parts(value: Any) -> Iterator[str]:
         yield f"{type(value).__module__}:{type(value).__qualname__}"
 
 
-def _kept(document: Document | None) -> Identity | None:
+def _kept(document: Document | None, state: Callable[[str], list[int]]) -> Identity | None:
     """Return the identity of a document, unless a file has changed since it was written."""
     try:
         if document is None or document["format"] != KEPT or not document["files"]:
             return None
-        if any(_state(Path(path)) != state for path, state in document["files"].items()):
+        if any(state(path) != then for path, then in document["files"].items()):
             return None
         return Identity(str(document["kernel"]), str(document["verified"]))
     except (KeyError, TypeError, AttributeError):
         return None
 
 
-def _state(path: Path) -> list[int]:
+def _state(path: str) -> list[int]:
     """Return a file's times, size and number; a file put in its place has others, whatever its date says."""
     try:
-        found = path.stat()
+        found = Path(path).stat()
     except OSError:
         return []
     return [found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino]
