@@ -83,6 +83,60 @@ struct Sender {
   }
 };
 
+// An operand whose terms are neighbours in memory, and whose lines are to be in shared memory: vectors that were loaded
+// into registers a stage ago are stored one by one. A vector that is sent one by one takes the queue of loads four times.
+template <int LINES, int DEPTH, int EACH, int STEP, bool WHOLE>
+struct Holder {
+  using To = operand::Stage<LINES, DEPTH, false>;
+  static constexpr int COUNT = LINES * DEPTH / FOUR / EACH;
+  static constexpr int LANES = DEPTH % 16 == 0 ? 4 : 2;  // neighbouring threads have as many vectors of a line
+  static constexpr int FAR = EACH / LANES;               // lines from a thread's vector to its next
+  static_assert(COUNT * FOUR * EACH == LINES * DEPTH && (FAR % LINES == 0 || LINES % FAR == 0), "whole lines");
+
+  const float* from;
+  long long line_step;
+  int lines_left, terms_left, to;
+  Vector<float, FOUR> held[COUNT];
+
+  __device__ __forceinline__ static constexpr int down(int i) { return i * FAR % LINES; }
+  __device__ __forceinline__ static constexpr int along(int i) { return i * FAR / LINES * (LANES * FOUR); }
+
+  __device__ __forceinline__ Holder(const float* data, const operand::Steps& steps, int thread, int first_line, int lines,
+                                    int first_term, int last_term)
+      : line_step(steps.line) {
+    const int own_line = thread / LANES % LINES;
+    const int own_term = thread / LANES / LINES * (LANES * FOUR) + thread % LANES * FOUR;
+    lines_left = lines - first_line - own_line;
+    terms_left = last_term - first_term - own_term;
+    from = data + (first_line + own_line) * line_step + first_term + own_term;
+    to = To::at(own_line, own_term);
+  }
+
+  // Begins loading this team's next DEPTH terms, or one piece of them, if there are more.
+  __device__ __forceinline__ void load_next(int piece, int pieces, bool more) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      if (i * pieces / COUNT != piece) continue;
+      const bool inside = more && (WHOLE || (down(i) < lines_left && along(i) < terms_left));
+      if (!WHOLE) held[i] = Vector<float, FOUR>{};
+      if (inside) held[i] = load<FOUR>(from + down(i) * line_step + along(i));
+    }
+    if (piece < pieces - 1) return;
+    from += STEP;
+    terms_left -= STEP;
+  }
+  // Stores what was loaded before, and begins loading what comes after it.
+  __device__ __forceinline__ void pass(float* stage, int piece, int pieces, bool more) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      if (i * pieces / COUNT != piece) continue;
+#pragma unroll
+      for (int e = 0; e < FOUR; ++e) stage[to + (along(i) + e) * (LINES + operand::PAD) + down(i)] = held[i][e];
+    }
+    load_next(piece, pieces, more);
+  }
+};
+
 // A barrier of the EACH threads of a team.
 template <int EACH>
 __device__ __forceinline__ void join(int team) {
@@ -105,8 +159,8 @@ __device__ __forceinline__ Vector<float, FOUR> exchanged(const Vector<float, FOU
 
 }  // namespace product
 
-template <int TALL, int WIDE, int ROWS, int COLUMNS, int RUN, int SLICES, int TEAM, int STAGES, int TURN, int PIECES, bool BY_LINE,
-          bool A_INNER, bool A_VECTORS, bool B_INNER, bool B_VECTORS, bool WHOLE, int ORDER>
+template <int TALL, int WIDE, int ROWS, int COLUMNS, int RUN, int SLICES, int TEAM, int STAGES, int TURN, int PIECES, bool HELD,
+          bool BY_LINE, bool A_INNER, bool A_VECTORS, bool B_INNER, bool B_VECTORS, bool WHOLE, int ORDER>
 __device__ __forceinline__ void matmul_slices(const matmul_args& a) {
   using namespace product;
   using Threads = Lie<TALL, WIDE, ROWS, COLUMNS, BY_LINE>;
@@ -142,6 +196,13 @@ __device__ __forceinline__ void matmul_slices(const matmul_args& a) {
   const int begin = first + team * DEPTH, of_team = threadIdx.x % TOGETHER;
   SenderA from_a(a.a + (one ? 0 : locate(blockIdx.z, a.batch, a.a_batch)), a.of_a, of_team, row, a.rows, begin, last);
   SenderB from_b(a.b + (one ? 0 : locate(blockIdx.z, a.batch, a.b_batch)), a.of_b, of_team, column, a.columns, begin, last);
+  constexpr bool HOLDS_A = HELD && A_INNER && A_VECTORS && !BY_LINE, HOLDS_B = HELD && B_INNER && B_VECTORS;
+  // Where an operand isn't held, its holder is of another that could be, and unused.
+  using HolderA = Holder<TALL, DEPTH, TOGETHER, STEP, WHOLE>;
+  using HolderB = Holder<WIDE, DEPTH, TOGETHER, STEP, WHOLE>;
+  const int held = begin + (STAGES - 1) * STEP;
+  HolderA held_a(a.a + (one ? 0 : locate(blockIdx.z, a.batch, a.a_batch)), a.of_a, of_team, row, a.rows, held, last);
+  HolderB held_b(a.b + (one ? 0 : locate(blockIdx.z, a.batch, a.b_batch)), a.of_b, of_team, column, a.columns, held, last);
 
   float sums[ROWS][COLUMNS] = {};
   // Factors on their way: of two terms; or four terms of a's rows, each row's next four after its last use.
@@ -179,6 +240,8 @@ __device__ __forceinline__ void matmul_slices(const matmul_args& a) {
     unsent -= STEP;
     operand::close_group();
   }
+  if (HOLDS_A) held_a.load_next(0, 1, unsent > 0);
+  if (HOLDS_B) held_b.load_next(0, 1, unsent > 0);
   operand::arrive_but<STAGES - 2>();
   join<TOGETHER>(team);
   next_x(0);
@@ -208,9 +271,11 @@ __device__ __forceinline__ void matmul_slices(const matmul_args& a) {
       const bool more = unsent > 0;
       if (term < PIECES && (PIECES > 1 || more)) {  // a branch at every piece would cost more than zeros
         // Into the stage that was read last: the barrier since then says that this team has read it.
-        from_a.fetch(before, term, PIECES, PIECES == 1 || more);
-        from_b.fetch(before + StageA::FLOATS, term, PIECES, PIECES == 1 || more);
+        if (!HOLDS_A) from_a.fetch(before, term, PIECES, PIECES == 1 || more);
+        if (!HOLDS_B) from_b.fetch(before + StageA::FLOATS, term, PIECES, PIECES == 1 || more);
       }
+      if (HOLDS_A && term < PIECES) held_a.pass(before, term, PIECES, unsent > STEP);
+      if (HOLDS_B && term < PIECES) held_b.pass(before + StageA::FLOATS, term, PIECES, unsent > STEP);
       if (term == PIECES - 1) {
         unsent -= STEP;
         operand::close_group();  // an empty one too: which groups are waited for is a number from the last

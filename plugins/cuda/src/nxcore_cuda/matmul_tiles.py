@@ -95,6 +95,9 @@ class Slices(Tile):
         Stages that are read in one turn of the loop.
     pieces : int
         Of what a thread sends to a stage: one each term, between reads of shared memory.
+    held : bool
+        Whether vectors whose terms are neighbours in memory come through registers, loaded a stage ahead, else
+        they are sent one number after another.
     whole : bool
         Whether no row, column or term of a tile lies outside of the product.
     """
@@ -103,6 +106,7 @@ class Slices(Tile):
     team: int = 1
     turn: int = 1
     pieces: int = 1
+    held: bool = False
     whole: bool = False
 
     @property
@@ -125,7 +129,7 @@ class Slices(Tile):
     def instance(self, a: Way, b: Way) -> Instance:
         """Return its kernel."""
         sizes = (self.tall, self.wide, self.rows, self.columns, self.run, self.slices)
-        shared = (self.team, self.stages, self.turn, self.pieces)
+        shared = (self.team, self.stages, self.turn, self.pieces, self.held)
         by_line = self.by_line and a.inner and a.vectors
         ways = (by_line, a.inner, a.vectors, b.inner, b.vectors)
         arguments = (*sizes, *shared, *ways, self.whole, self.order)
