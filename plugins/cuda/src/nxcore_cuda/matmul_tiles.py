@@ -96,8 +96,8 @@ class Slices(Tile):
     pieces : int
         Of what a thread sends to a stage: one each term, between reads of shared memory.
     held : bool
-        Whether vectors whose terms are neighbours in memory come through registers, loaded a stage ahead, else
-        they are sent one number after another.
+        Whether vectors whose terms are neighbours in memory come through registers, loaded a stage ahead,
+        else they are sent one number after another.
     whole : bool
         Whether no row, column or term of a tile lies outside of the product.
     """
