@@ -8,6 +8,7 @@ and the kernel's identity. It ends after its term, or when the kernel changes.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
 import os
@@ -213,7 +214,7 @@ class Quarantine:
         key = {
             "host": platform.node(),
             "pid": os.getpid(),
-            "born": _born(os.getpid()),
+            "born": _own_birth(os.getpid()),
             "turn": next(self._turn),
         }
         note = {"what": what, "since": started, "suspect": asdict(suspect), "for": self._master}
@@ -285,6 +286,12 @@ def _born(pid: int) -> str:
         return "" if fields[0] == "Z" else fields[19]  # a zombie has ended
     except (OSError, IndexError, ValueError):
         return ""
+
+
+@functools.cache
+def _own_birth(pid: int) -> str:
+    """Return when this process started: a note is written at each sample of a verification."""
+    return _born(pid)
 
 
 def _alive(key: Mapping[str, Any], note: Mapping[str, Any]) -> bool:

@@ -203,3 +203,15 @@ def test_a_note_that_says_nothing_is_dropped(store, note):
     store.write("journal", {"host": os.uname().nodename, "pid": 2**22 + 1, "born": "", "turn": 0}, note)
     assert list(Quarantine(store)) == []
     assert list(store.items("journal")) == []
+
+
+def test_the_birth_of_this_process_is_read_once_and_that_of_a_child_anew(store, monkeypatch):
+    found, asked, own = Quarantine(store), [], os.getpid()
+    monkeypatch.setattr(quarantine, "_born", lambda pid: asked.append(pid) or "7")
+    quarantine._own_birth.cache_clear()
+    for pid in (own, own, own + 1):
+        monkeypatch.setattr(os, "getpid", lambda pid=pid: pid)
+        with found.watched(SUSPECT, "its verification"):
+            pass
+    quarantine._own_birth.cache_clear()
+    assert asked == [own, own + 1]
