@@ -22,6 +22,7 @@ from nxcore.graphs.hooks import hooked, saving
 from nxcore.graphs.late import LATE
 from nxcore.graphs.structure import structure
 from nxcore.graphs.together import weights_of
+from nxcore.nas.casts import half_of, rounded
 from nxcore.nas.chains import MOST, TRIAL, Form, form_of, holds
 from nxcore.nn.exchange import PATCHED
 from nxcore.nn.normed import NORMS
@@ -94,6 +95,9 @@ def convolved(layers: Layers, x: Any) -> Tensor | None:
     if type(x) not in PLAIN or x.ndim != 4 or saving():
         return None
     weights = weights_of(*(one.weight for one in layers.convolutions))
+    half = half_of(x) if len(weights) > 1 and LATE.get() is not None else None
+    if half is not None and {weight.dtype for weight in weights} == {torch.float32}:
+        weights = rounded(weights, half)  # in one launch, where autocast takes one for each
     try:
         y = _operator().by_kernel(x, *(*weights, None)[:2], layers.convolutions[0].stride[0], True)
     except InvalidInputError:

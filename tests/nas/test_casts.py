@@ -90,8 +90,8 @@ def test_with_norms_in_sums_only_nodes_are_rounded(served, summed, half, reducti
     assert waiting.norms
     assert summed == [{torch.float32}] * 2, "a sum for each node"
     assert served.forward == COUNTS
-    nodes, skips = 2, 4 * reduction  # what skips a reduction's edge is a 1x1 convolution
-    assert made.count == 2 * (nodes + skips)
+    nodes, skips = 2, 4 * reduction  # what skips a reduction's edge is two 1x1 convolutions
+    assert made.count == 2 * (nodes + 2 * skips), "each way, and of these the weights together"
     near(got, want, exact)
 
 
@@ -109,7 +109,7 @@ def test_our_own_cell_with_norms_in_sums_shares_pools_in_float32(served, summed,
     with late(own), Casts() as made:
         got = outcome([own], args, torch.bfloat16)
     assert summed == [{torch.float32}] * 2
-    assert made.count == 2 * (2 + 4)
+    assert made.count == 2 * (2 + 2 * 4)
     near(got, want, exact)
 
 

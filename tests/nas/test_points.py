@@ -11,7 +11,7 @@ import nxcore
 from nxcore import nas
 from nxcore.graphs.late import late
 from nxcore.graphs.part import MET
-from nxcore.nas import points
+from nxcore.nas import casts, points
 from nxcore.nas.operations import FactorizedReduce, ReLUConvBN
 from tests.nas import darts
 from tests.nas.test_network import SMALL, step
@@ -196,6 +196,22 @@ def test_under_autocast_results_and_gradients_are_those_of_the_layers_or_better(
     for got, by_layers, right in zip(found, ran, want, strict=True):
         off, allowed = (torch.linalg.vector_norm(t.double() - right) for t in (got, by_layers))
         assert off <= 2 * allowed + 1e-6
+
+
+def test_a_captured_call_under_autocast_casts_both_weights_together(calls, monkeypatch):
+    _, patched, _ = pair(darts.Reduce(4, 6))
+    cast = []
+    monkeypatch.setattr(points, "rounded", lambda *args: cast.append(args) or casts.rounded(*args))
+    patched, x = patched.float(), image().float()
+    with torch.autocast("cpu", torch.bfloat16):
+        patched(x)
+        assert cast == []
+        with late(patched):
+            out = patched(x)
+    assert out.dtype is torch.bfloat16
+    assert [(len(weights), dtype) for weights, dtype in cast] == [(2, torch.bfloat16)]
+    out.float().sum().backward()
+    assert {weight.grad.dtype for weight in patched.parameters()} == {torch.float32}
 
 
 def test_torch_serves_with_hooks_on_what_is_saved_and_where_no_kernel_was_chosen(calls, monkeypatch):
