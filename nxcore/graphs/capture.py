@@ -32,8 +32,9 @@ ROUNDS = 7
 CLEAR = {1: 4.0, 2: 1.5}
 """Number of pairs -> the ratio of speeds that is clear if each of so many shows it."""
 
-BOTH = 3.0
-"""The time of a call and its backward pass, relative to that of the call."""
+BOTH, ALONE = 3.0, 2.0
+"""The time of a call and its backward pass, relative to that of the call; how many replays of both the call
+alone must take, so that no run has to be timed."""
 
 AGREES = 1e-2
 """The allowed relative difference of gradients, since runs may add in another order."""
@@ -167,7 +168,7 @@ class Capture:
     ) -> list[float]:
         """Return the times of a run and a replay, in ms; no run is timed where ``least_ms`` is enough."""
         replayed = 1e3 * recorder.seconds(functools.partial(recorder.aside, replay_once))
-        if least_ms > CLEAR[1] * replayed:
+        if least_ms > ALONE * replayed:
             self._bound = "at least "
             return [least_ms, replayed]
         return _compared(recorder, run_once, replay_once)

@@ -78,6 +78,12 @@ def test_a_network_runs_once_before_it_is_recorded():
     assert made.saved_ms == 3 * 6e4 - made.replayed_ms, "the bound is of the call without its backward pass"
 
 
+def test_a_forward_pass_of_two_replays_is_clear(monkeypatch):
+    monkeypatch.setattr(Tape, "seconds", lambda *_: 1.0)
+    assert captured(Counts(3, 3), names=[], least_s=2.1).ran_ms == 2100
+    assert captured(Counts(3, 3), names=[], least_s=1.9).ran_ms == 1000
+
+
 def test_a_run_is_timed_where_it_may_not_be_slower_than_a_replay():
     module = Counts(3, 3)
     made = captured(module, names=[], least_s=1e-9)
