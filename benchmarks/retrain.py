@@ -1,9 +1,10 @@
 """Train a found genotype, or a random one of the same space, for a given time.
 
     python benchmarks/retrain.py FOLDER --root cifar10.npz [--genotype FILE [--epoch 21]] [--seconds 300]
+                                 [--channels 36] [--cutout 16] [--autocast]
 
 The network is smaller than the paper's, so that minutes tell something: 8 cells from 24 channels, and
-batches of 256.
+batches of 256. ``--autocast`` runs its forward passes under autocast to bfloat16.
 Of a search's ``metrics.jsonl``, ``--epoch`` gives the epoch whose genotype is trained. FOLDER gets a row for
 each epoch and the checkpoint; the file of the figures is FOLDER/retrain.json.
 """
@@ -60,11 +61,16 @@ def main() -> int:
     )
     parser.add_argument("--epoch", type=int, help="of the search, whose genotype is trained")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--channels", type=int, default=SMALLER["retrain_C"], help="of the first cell")
+    parser.add_argument("--cutout", type=int, default=SMALLER["cutout"], help="side of what is cut out")
+    parser.add_argument("--autocast", action="store_true", help="forward passes in bfloat16")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     at = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    own = {"retrain_C": given.channels, "cutout": given.cutout, "retrain_autocast": given.autocast}
+    settings = {**SMALLER, **own}
     preset = dataclasses.replace(
-        PRESETS["darts"], budget_s=given.seconds, retrain_epochs=given.epochs, **SMALLER
+        PRESETS["darts"], budget_s=given.seconds, retrain_epochs=given.epochs, **settings
     )
     trainer = Trainer(
         data.load("cifar10", given.root, seed=given.seed).to(at), preset, seed=given.seed, device=at
@@ -74,7 +80,7 @@ def main() -> int:
         "device": describe(at).name,
         "torch": torch.__version__,
         "genotype": trainer.genotype._asdict(),
-        "settings": {**SMALLER, "seconds": given.seconds},
+        "settings": {**settings, "seconds": given.seconds},
         "parameters": sum(p.numel() for p in trainer.net.parameters()),
         "held_out_images": len(trainer.data.held_out.labels),
         "epochs": [],

@@ -86,6 +86,8 @@ class Preset:
         that time, and an epoch that has begun is finished.
     retrain_epochs, retrain_batch, retrain_C, retrain_layers, retrain_lr, retrain_lr_min
         The found network's training, from new weights, on all images that are not held out.
+    retrain_autocast : bool
+        Whether the forward passes of retraining run under autocast to bfloat16.
     drop_path : float
         The final share of paths that are dropped in retraining; it grows from 0.
     pad, flip, cutout
@@ -131,6 +133,7 @@ class Preset:
     retrain_layers: int = 20
     retrain_lr: float = 0.025
     retrain_lr_min: float = 0.0
+    retrain_autocast: bool = False
     drop_path: float = 0.2
     pad: int = 4
     flip: bool = True

@@ -32,6 +32,8 @@ class Passes:
         The order of the architecture's gradient; the second order is not replayed.
     unused : bool
         Whether some parameters may be unused in a call.
+    autocast : bool
+        Whether the forward passes of a found network run under autocast to bfloat16.
     """
 
     def __init__(
@@ -42,8 +44,10 @@ class Passes:
         graphed: bool,
         order: int = 1,
         unused: bool = False,
+        autocast: bool = False,
     ) -> None:
         self.net, self.arch, self.order = net, arch, order
+        self.autocast = autocast and isinstance(net, EvalNetwork)
         reads = isinstance(net, SearchNetwork) and net.rule.mode != "exact"
         self.graphed = graphed and not reads
         self._shared = net if self.graphed else shared(net, unused=unused)
@@ -87,8 +91,9 @@ class Passes:
 
     def _forward(self, net: nn.Module, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         found = isinstance(self.net, EvalNetwork)  # its architecture is fixed
-        scores = net(images, *([] if found else [row.detach() for row in self.arch()]))
-        return functional.cross_entropy(scores, labels), scores
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.autocast):
+            scores = net(images, *([] if found else [row.detach() for row in self.arch()]))
+            return functional.cross_entropy(scores, labels), scores
 
     def _gradients(self, images: Tensor, labels: Tensor, drop: float) -> tuple[Any, ...]:
         del drop  # set in the network already; here it distinguishes graphs

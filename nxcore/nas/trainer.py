@@ -177,9 +177,7 @@ class Trainer:
         """
         state = checkpoint.read(path)
         checkpoint.require(state, path, data, torch.device(device or data.train.images.device))
-        preset = dict(state["preset"])
-        if budget_s is not None:
-            preset["budget_s"] = budget_s
+        preset = state["preset"] | ({} if budget_s is None else {"budget_s": budget_s})
         trainer = cls(data, Preset(**preset), seed=state["seed"], device=device)
         trainer.load_state_dict(state)
         return trainer
@@ -217,16 +215,15 @@ class Trainer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a ``state_dict`` of the same preset."""
         self.genotype = Genotype(**state["genotype"])
-        trained = state["phase"] == "retraining" or (
-            state["phase"] == "done" and state["preset"]["retrain_epochs"] > 0
-        )
-        grown = state["grown"]
-        self._mutated = grown["mutated"]
-        if self._mutated:
+        phase, trains = state["phase"], state["preset"]["retrain_epochs"] > 0
+        trained = phase == "retraining" or (phase == "done" and trains)
+        grown, mutated = state["grown"], state["grown"]["mutated"]
+        if mutated:
             self._architecture(grown["steps"], grown["multiplier"])
+        self._mutated = mutated
         if trained:
             self._enter("retraining")
-        elif self._mutated:
+        elif mutated:
             self._enter("search", grown["C"], grown["inserted"])
         self.phase, self.epoch, self.history = state["phase"], state["epoch"], list(state["history"])
         self.spent_s, self._began_s, self._best, self._waited = state["stops"]
@@ -310,9 +307,10 @@ class Trainer:
 
     def _renew_passes(self) -> None:
         """Make the passes of the current network: graphs hold the tensors of one network."""
-        unused = self.preset.mode != "exact" or self.arch.multiplier < self.arch.steps
-        graphed = self.preset.graphed and self.device.type == "cuda"
-        self.passes = Passes(self.net, self.arch, order=self.preset.order, graphed=graphed, unused=unused)
+        p = self.preset
+        unused = p.mode != "exact" or self.arch.multiplier < self.arch.steps
+        how: dict[str, Any] = {"order": p.order, "unused": unused, "autocast": p.retrain_autocast}
+        self.passes = Passes(self.net, self.arch, graphed=p.graphed and self.device.type == "cuda", **how)
 
     def _epochs(self) -> int:
         p = self.preset

@@ -16,7 +16,7 @@ FOUND = Genotype([("dil_conv_3x3", 0), ("skip_connect", 1)], [2], [("max_pool_3x
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
-def built(kind, graphed, device="cpu"):
+def built(kind, graphed, device="cpu", **how):
     torch.manual_seed(0)
     arch = ArchitectureParameters(steps=2, multiplier=1).to(device)
     if kind == "found":
@@ -24,7 +24,7 @@ def built(kind, graphed, device="cpu"):
     else:
         sizes = {"C": 2, "num_classes": 2, "layers": 2, "steps": 2, "multiplier": 1}
         net = SearchNetwork(**sizes, mode=kind, in_channels=1)
-    return Passes(net.to(device), arch, graphed=graphed, unused=True)
+    return Passes(net.to(device), arch, graphed=graphed, unused=True, **how)
 
 
 def left(passes, part, calls=3):
@@ -49,6 +49,27 @@ def test_a_replay_leaves_what_a_call_does(kind, device):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
     tracked = dict(replayed.net.named_buffers())["stem.1.num_batches_tracked"]
     assert int(tracked) == (6 if kind == "exact" else 3), "warm-ups count for nothing"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_under_autocast_scores_are_bfloat16_and_gradients_are_not(device):
+    part = images().to(device).train
+    loss, grads = [], []
+    for half in (False, True):
+        passes = built("found", True, device, autocast=half)
+        *own, _ = found = passes.of_weights(part)
+        assert [t.dtype for t in found] == [torch.float32, torch.bfloat16 if half else torch.float32]
+        loss = [*loss, *own]
+        grads.append([p.grad for p in passes.net.parameters() if p.grad is not None])
+    torch.testing.assert_close(*loss, rtol=2e-2, atol=2e-2)
+    assert {g.dtype for g in grads[1]} == {torch.float32}
+    assert any(not a.equal(b) for a, b in zip(*grads, strict=True))
+
+
+def test_only_retraining_is_under_autocast():
+    preset = dataclasses.replace(LEAST, retrain_autocast=True)
+    seen = [trainer.passes.autocast for trainer in [Trainer(images(), preset)] for _ in trainer.run()]
+    assert seen == [False, False, True, True, True]
 
 
 def test_what_has_no_part_has_no_gradient():
