@@ -11,7 +11,6 @@ from typing import Any
 
 from nxcore.errors import InvalidInputError
 from nxcore.measure.collection import no_collection
-from nxcore.measure.decision import NOISY
 from nxcore.store.files import Document, Store, StoreWarning
 from nxcore.store.pages import FOREIGN, page
 from nxcore.store.wisdom import Pages, digest
@@ -153,8 +152,12 @@ def imported(
 
 
 def _rank(document: Document) -> tuple[bool, float]:
-    """Return the rank of a page among those of one problem: a clear race first, then the date."""
-    return document["decision"]["noise"] <= NOISY, document["date"]
+    """Return the rank of a page among those of one problem: a clear race first, then the date.
+
+    A win by far is clear, whatever the noise.
+    """
+    found = page(document)
+    return found is not None and not found.decision.unclear, document["date"]
 
 
 def write(path: Path, document: Mapping[str, Any]) -> None:

@@ -103,3 +103,15 @@ def test_of_two_pages_a_clear_one_stays(machine):
     for order in ((clear, {place: (at, later)}), ({place: (at, later)}, clear)):
         assert transfer.merged((of, pages) for pages in order)[1][place][1] == document
     assert transfer.imported(Store(machine.folder), of, {place: (at, later)}) == 0
+
+
+def test_a_win_by_far_replaces_an_earlier_page_whatever_its_noise(machine):
+    """A kernel of another toolkit, which won years ago, would be compiled in its place."""
+    machine.chosen(fast=50)
+    of, clear = transfer.gathered(Store(machine.folder))
+    ((place, (at, document)),) = clear.items()
+    assert document["decision"]["rule"] == "measured"
+    noisy = document | {"decision": document["decision"] | {"noise": 0.3}, "date": document["date"] + 60}
+    assert not pages.page(noisy).decision.unclear
+    for order in ((clear, {place: (at, noisy)}), ({place: (at, noisy)}, clear)):
+        assert transfer.merged((of, each) for each in order)[1][place][1] == noisy
