@@ -8,6 +8,7 @@ pauses; where they are so without it, torch serves the modules.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from nxcore.nn.trial import LOSS, Trial
@@ -76,14 +77,14 @@ class Patience:
             self._made, self._since = made, now
         return True
 
-    def over(self, now: float, *, capture_is_due: bool) -> bool:
+    def over(self, now: float, capture_is_due: Callable[[], bool]) -> bool:
         """Return whether steps may be compared, as of the last look."""
-        waited = now - self._since
-        if capture_is_due:  # plain steps instead of a cell's would keep it from its capture
-            return waited >= PATIENCE_S
-        if self._session.learning:
-            return now - self.began >= EARLY_S
-        return waited >= SETTLED_S
+        waited, learning = now - self._since, self._session.learning
+        if waited >= PATIENCE_S:
+            return True
+        if now - self.began < EARLY_S if learning else waited < SETTLED_S:
+            return False
+        return not capture_is_due()  # plain steps instead of a cell's would keep it from its capture
 
     def again(self, now: float, trial: Trial | None) -> float:
         """Return when the next trial is, although no choice may be made until then."""

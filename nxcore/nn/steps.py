@@ -243,8 +243,7 @@ class Steps:
             return False
         if not mode.over:
             mode.state = f"waits: {ROAMED if self._shapes.roam else 'choices are still being made'}"
-        due = capture_is_due(model)
-        return self._patience.over(now, capture_is_due=due) and not self._shapes.roam
+        return not self._shapes.roam and self._patience.over(now, lambda: capture_is_due(model))
 
     def _close(self, mode: Mode, state: str) -> None:
         """End the mode's trials."""
@@ -322,9 +321,9 @@ class Steps:
 
     def _affords(self, model: nn.Module, mode: Mode, pair: Pair, clock: Clock) -> bool:
         """Return whether a block is within the share; at first a plain step lacks what replays save."""
-        if (extra := mode.extra) is None:
-            extra = (WARM + WITHIN) * max(FIRST * self._step_s(pair, clock), saved_s(model))
-        return self._spent + max(extra, 0.0) <= SHARE * (self._now() - self._patience.began)
+        if mode.extra is None:  # once: to look at all modules takes milliseconds
+            mode.extra = (WARM + WITHIN) * max(FIRST * self._step_s(pair, clock), saved_s(model))
+        return self._spent + max(mode.extra, 0.0) <= SHARE * (self._now() - self._patience.began)
 
     def _step_s(self, pair: Pair, clock: Clock) -> float:
         """Return the seconds of a step, as the host sees them."""

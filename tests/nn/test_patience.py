@@ -9,7 +9,7 @@ import pytest
 
 import nxcore
 from nxcore.choose.learn.budget import Pace
-from nxcore.nn import patience
+from nxcore.nn import patience, steps
 from nxcore.nn.blocks import TURNS
 from nxcore.nn.patience import Patience
 from nxcore.nn.trial import LOSS, Trial
@@ -111,13 +111,13 @@ def test_what_becomes_fast_is_taken_back_though_learning_goes_on(learnt: Any) ->
 
 def test_plain_steps_of_a_fast_model_cost_a_hundredth(learnt: Any) -> None:
     model = learnt(0.2 * STEP_S - 0.01 + 0.01, 0.0)
-    steps = 0
+    count = 0
     while model.clock[0].now < 120:
         train(model, 1)
-        steps += 1
+        count += 1
     usual = 0.2 * STEP_S + 0.01
     assert model.plain > 3
-    assert model.clock[0].now / steps <= 1.015 * usual
+    assert model.clock[0].now / count <= 1.015 * usual
 
 
 def test_nothing_is_learnt_beside_plain_steps(learnt: Any, session: Session) -> None:
@@ -137,6 +137,19 @@ def test_a_cell_that_is_about_to_be_captured_is_waited_for(learnt: Any) -> None:
     while model.clock[0].now < patience.PATIENCE_S - 1:
         train(model, 1)
     assert model.plain == 0
+
+
+def test_modules_are_looked_at_rarely(learnt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network has thousands, and a replayed step takes as long as a look at all of them."""
+    looks: list[int] = []
+    for name in ("saved_s", "capture_is_due"):
+        look = getattr(steps, name)
+        monkeypatch.setattr(steps, name, lambda model, look=look: looks.append(1) or look(model))
+    monkeypatch.setattr(steps, "SHARE", 1e-6)
+    model = learnt(0.2 * STEP_S, 0.0)
+    slowest(model, 30)
+    assert model.plain == 0
+    assert len(looks) <= 3
 
 
 def waiting(learning: bool) -> tuple[Patience, list[float], Any]:
@@ -181,6 +194,6 @@ def test_new_choices_are_waited_for_only_where_nothing_is_learnt() -> None:
         for now in (0.0, patience.EARLY_S):
             session.chooser.made += 1
             assert found.look(now)
-            seen.append(found.over(now, capture_is_due=False))
+            seen.append(found.over(now, lambda: False))
         assert seen == expected
         assert not found.look(patience.EARLY_S), "the choices are looked at a few times a second"
