@@ -76,9 +76,9 @@ TILES = {
         *(Planes(8, 256, 4, 8, 8), Planes(8, 128, 8, 8, 8)),
     ),
     (64, 8): (Planes(8, 256, 4, 8, 2), Planes(8, 128, 8, 8, 2)),
-    (36, 32): (Planes(8, 576, 6, 3, 8), Planes(8, 288, 6, 6, 8)),
-    (72, 16): (Planes(8, 576, 6, 3, 2), Planes(8, 288, 6, 6, 2)),
-    (144, 8): (Planes(8, 576, 6, 6, 1), Planes(8, 288, 12, 6, 1)),
+    (36, 32): (Planes(8, 576, 6, 3, 8),),
+    (72, 16): (Planes(8, 576, 6, 3, 2),),
+    (144, 8): (Planes(8, 576, 6, 6, 1),),
 }
 """Of a number of channels and a side, what blocks may be; the first is the usual one."""
 WINDOWS = ((3, 1), (5, 1), (3, 2), (5, 2))  # size, dilation
