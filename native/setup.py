@@ -17,11 +17,10 @@ SANITIZE = os.environ.get("NXCORE_NATIVE_SANITIZE", "")
 """Sanitizers of the compiler, such as ``address,undefined``; empty for none."""
 
 UNITS = {
-    "calls": ("guard", "table", "rare", "lookup"),
-    "joins": ("join", "module"),
-    "programs": ("program", "direct"),
+    "calls": ("guard", "table", "rare", "lookup", "module"),
+    "programs": ("join", "program", "direct"),
 }
-"""Files that are compiled as one: torch's headers take longer than they do."""
+"""Files that are compiled as one, on a core each: torch's headers take longer than they do."""
 
 flags = ["-O2", "-g0", "-Wall", "-fvisibility=hidden"]
 link: list[str] = []

@@ -8,6 +8,7 @@
 #include "types.h"
 
 namespace nxcore {
+namespace direct {
 namespace {
 
 struct Plan {
@@ -70,9 +71,10 @@ PyMethodDef methods[] = {
     {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace
+}  // namespace direct
 
 PyTypeObject DirectType =
-    Direct::type("nxcore_native.Direct", "A plan that runs machine code without the interpreter's lock.", create,
-                 Py_TPFLAGS_HAVE_VECTORCALL, methods);
+    direct::Direct::type("nxcore_native.Direct", "A plan that runs machine code without the interpreter's lock.",
+                         direct::create, Py_TPFLAGS_HAVE_VECTORCALL, direct::methods);
 
 }  // namespace nxcore
