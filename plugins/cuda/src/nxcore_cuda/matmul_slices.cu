@@ -20,7 +20,7 @@ struct Sender {
   static constexpr int COUNT = LINES * DEPTH / SIZE / EACH;
   static_assert(COUNT * SIZE * EACH == LINES * DEPTH, "every thread has as many");
   static constexpr int BESIDE = EACH / DEPTH;  // so many threads have a term that doesn't lie by line
-  static constexpr int EIGHTS = DEPTH / 8;     // one by one, eight threads have eight terms of a line: a sector of memory
+  static constexpr int FAR = EACH / 8;  // one by one, eight threads have eight terms of a line: a sector of memory
   static_assert(!SENT || BY_LINE || (BESIDE >= 2 && COUNT * BESIDE * FOUR == LINES), "a thread has one term");
 
   const float* from;
@@ -33,21 +33,21 @@ struct Sender {
   }
   // From this thread's first element (vector) to its i-th: lines, and terms.
   __device__ __forceinline__ static constexpr int down(int i) {
-    if (!SENT) return INNER ? i / EIGHTS * (EACH / 8) : i * EACH % LINES;
+    if (!SENT) return INNER ? i * FAR % LINES : i * EACH % LINES;
     return BY_LINE ? i * (EACH / To::CHUNKS) : i * BESIDE * FOUR;
   }
   __device__ __forceinline__ static constexpr int along(int i) {
-    return SENT ? 0 : INNER ? i % EIGHTS * 8 : i * EACH / LINES;
+    return SENT ? 0 : INNER ? i * FAR / LINES * 8 : i * EACH / LINES;
   }
-  static_assert(SENT || (INNER ? EACH % 8 == 0 : EACH % LINES == 0 || LINES % EACH == 0), "whole lines");
+  static_assert(SENT || (INNER ? FAR % LINES == 0 || LINES % FAR == 0 : EACH % LINES == 0 || LINES % EACH == 0), "whole lines");
   static_assert(!BY_LINE || EACH / To::CHUNKS % 8 == 0, "a thread's lines have one order");
 
   __device__ __forceinline__ Sender(const float* data, const operand::Steps& steps, int thread, int first_line, int lines,
                                     int first_term, int last_term)
       : line_step(steps.line), term_step(steps.term) {
-    const int own_line = !SENT ? INNER ? thread / 8 : thread % LINES
+    const int own_line = !SENT ? INNER ? thread / 8 % LINES : thread % LINES
                                : BY_LINE ? thread / To::CHUNKS : thread % BESIDE * FOUR;
-    const int own_term = !SENT ? INNER ? thread % 8 : thread / LINES
+    const int own_term = !SENT ? INNER ? thread / 8 / LINES * 8 + thread % 8 : thread / LINES
                                : BY_LINE ? thread % To::CHUNKS * FOUR : spread(thread / BESIDE);
     const int line = first_line + own_line, term = first_term + own_term;
     lines_left = lines - line;
