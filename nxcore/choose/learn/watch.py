@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from nxcore.choose.learn.exploration import Switch
-from nxcore.context import REGIME, capturing
+from nxcore.context import capturing
 from nxcore.errors import VerificationError
 from nxcore.spec.kernel import Backend, Kernel
 from nxcore.spec.problem import Problem, leaves
@@ -37,7 +37,7 @@ AUDITED = (1, 2, 4, 8, 16)
 """Those of them that are audited, by index."""
 
 ALWAYS = 2
-"""The last of these that is audited even beyond the share of time, except in a run for a capture."""
+"""The last of these that may be audited even beyond the share of time."""
 
 SAMPLE = 2
 """Calls of a later sample: one is audited, and the memory of the other is compared with its memory."""
@@ -56,8 +56,8 @@ class Owner(Protocol):
     def affords(self) -> bool:
         """Whether an audit is within its share of the time."""
 
-    def tries(self, watch: Watch) -> bool:
-        """Return whether a call in a run for a capture is audited even beyond the share."""
+    def must(self, watch: Watch, calls: int) -> bool:
+        """Return whether this call, of so many of its problem, is audited even beyond the share."""
 
     def room(self, nbytes: int, device: torch.device) -> bool:
         """Return whether an audit may take so many bytes."""
@@ -204,8 +204,7 @@ class Watch:
             return self._left == SAMPLE
         if self._audits >= bisect(AUDITED, self._calls):
             return False
-        always = self._owner.tries(self) if REGIME.captured else self._calls <= ALWAYS
-        return always or self._owner.affords
+        return self._owner.affords or self._owner.must(self, self._calls)
 
     def _instead(self, *args: Any) -> Any:
         if self.strict:

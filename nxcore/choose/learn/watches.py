@@ -19,7 +19,7 @@ import torch
 
 from nxcore.choose.contenders import Choice
 from nxcore.choose.learn.budget import Pace, until_the_end
-from nxcore.choose.learn.watch import Pending, Watch
+from nxcore.choose.learn.watch import ALWAYS, Pending, Watch
 from nxcore.context import REGIME, KernelWarning
 from nxcore.spec.kernel import Backend, Kernel
 from nxcore.spec.problem import Problem
@@ -29,6 +29,9 @@ SHARE = 0.005
 
 GAP_S = 0.25
 """The least seconds between two samples."""
+
+EARLY_S = 0.5
+"""Seconds of all audits after which a problem's second one waits for the share of time."""
 
 TRIED_S = 0.5
 """Seconds of audits in runs for captures beyond the share of time, each kernel's first one left out."""
@@ -144,11 +147,14 @@ class Watches:
             stacklevel=6,
         )
 
-    def tries(self, watch: Watch) -> bool:
-        """Return whether a call in a run for a capture is audited even beyond the share.
+    def must(self, watch: Watch, calls: int) -> bool:
+        """Return whether this call, of so many of its problem, is audited even beyond the share.
 
-        No caller gets its result, and a search network asks for 130 problems there.
+        A network has a hundred problems in its first step. It asks for more in a run for a capture, whose
+        result no caller gets.
         """
+        if not REGIME.captured:
+            return calls == 1 or (calls <= ALWAYS and self.pace.spent < EARLY_S)
         kind = (watch.kernel, watch.problem.dtype)
         first = kind not in self._tried
         self._tried.add(kind)

@@ -29,6 +29,19 @@ def test_a_run_for_a_capture_is_audited_once_a_kernel_and_for_some_time(monkeypa
     assert audits([6, 7]) == [2, 1, 1, 0, 0, 1, 0], "the first of each kernel"
 
 
+def test_the_second_audit_is_certain_only_while_audits_are_early():
+    session, _ = watching()
+    pace = session.chooser.watches.pace = Pace(share=1e-9)
+    audits = []
+    with session.use("watched"):
+        for spent, n in ((0.0, 3), (watches.EARLY_S, 4)):
+            pace.charge(spent)
+            for _ in range(3):
+                session.op("add")(X[:n], X[:n])
+            audits.append([w._audits for w in session.chooser.watches._known.values()][-1])
+    assert audits == [2, 1]
+
+
 def test_numbers_that_cancel_are_acquitted_and_compared_closely_from_then_on(monkeypatch):
     def backwards(x, dim, keepdim):
         return SPECS["sum"].reference(x.flip(0) if x.ndim == 1 else x, dim, keepdim)
@@ -44,7 +57,7 @@ def test_numbers_that_cancel_are_acquitted_and_compared_closely_from_then_on(mon
 
 def test_a_call_that_is_not_audited_runs_no_reference(monkeypatch):
     session, kernel = watching()
-    monkeypatch.setattr(watches.Watches, "tries", lambda self, watch: False)
+    monkeypatch.setattr(watches.Watches, "must", lambda self, watch, calls: False)
     session.chooser.watches.pace.charge(float("inf"))
     runs, run = [], watch.Watch._reference
     monkeypatch.setattr(watch.Watch, "_reference", lambda self, args: runs.append(1) or run(self, args))
