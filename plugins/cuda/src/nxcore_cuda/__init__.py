@@ -22,14 +22,12 @@ PLANES = (
     "square_planes_dilated",
     "square_planes_of_16_channels",
     "square_planes_of_36_channels",
-    "square_planes_of_72_channels",
     "square_planes_of_144_channels",
     "square_planes_strided",
     "square_planes_strided_of_32_channels",
     "square_planes_strided_of_72_channels",
-    "square_planes_strided_of_144_channels",
 )
-"""Samples of shapes that have kernels of their own."""
+"""Samples of shapes that have kernels of their own, one of each way through the code."""
 
 POINTS = ("square_planes", "many_channels", "square_reduction")
 """Samples of whole vectors, and of channels that several warps share."""
