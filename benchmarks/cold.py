@@ -211,7 +211,7 @@ def main() -> int:
         timer = threading.Timer(given.limit, late)
         timer.daemon = True
         timer.start()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # a thread may still write
         empty_caches(Path(folder))
         shipped = Path(folder) / "none" if given.unknown else given.shipped
         with stacks if given.stacks else contextlib.nullcontext():
