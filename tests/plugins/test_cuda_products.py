@@ -20,7 +20,7 @@ from nxcore_cuda.machine.compile import compiled
 needs_emulator = pytest.mark.skipif(not toolkit.EMULATED, reason="NXCORE_CUDA_EMULATOR=1 was not set")
 needs_nvcc = pytest.mark.skipif(toolkit.nvcc() is None, reason=f"no nvcc {toolkit.PLACES}")
 
-OWN = matmul.Slices(64, 32, 8, 8, 64, 8, order=1, team=4)
+OWN = matmul.Slices(64, 32, 8, 8, 64, 8, team=4)
 TILES = {
     "large": matmul.LARGE,
     "middle": matmul.MIDDLE,
@@ -38,8 +38,9 @@ TILES = {
     "three_stages": replace(matmul.SLICED, stages=3),
     "own_stages": OWN,
     "own_of_a_warp": replace(OWN, team=1),
-    "own_by_term": matmul.Slices(64, 128, 8, 16, 64, 4, by_line=False, order=1, turn=2),
-    "own_of_all": matmul.Slices(64, 64, 8, 8, 16, 1, by_line=False, order=2, stages=3),
+    "own_of_pairs": matmul.Slices(64, 128, 8, 16, 64, 4, turn=2),
+    "own_of_all": matmul.Slices(64, 64, 8, 8, 16, 1, stages=3, held=True),
+    "own_held": replace(OWN, team=8, held=True, pieces=2),
 }
 QUICK = ("small", "least", "one_by_one", "deep", "octet", "duet")
 

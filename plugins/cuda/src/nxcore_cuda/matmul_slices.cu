@@ -12,16 +12,16 @@ namespace product {
 
 // LINES x DEPTH elements of an operand, sent to shared memory by the EACH threads of a team, in vectors where 16 bytes of
 // memory fit as they are, else one by one. STEP: terms from one stage of a team to its next. WHOLE: nothing lies outside.
-template <int LINES, int DEPTH, int EACH, int STEP, bool INNER, bool VECTORS, bool BY_LINE, bool WHOLE>
+template <int LINES, int DEPTH, int EACH, int STEP, bool INNER, bool VECTORS, bool WHOLE>
 struct Sender {
-  using To = operand::Stage<LINES, DEPTH, BY_LINE>;
-  static constexpr bool SENT = VECTORS && INNER == BY_LINE;
+  using To = operand::Stage<LINES, DEPTH, false>;
+  static constexpr bool SENT = VECTORS && !INNER;
   static constexpr int SIZE = SENT ? FOUR : 1;
   static constexpr int COUNT = LINES * DEPTH / SIZE / EACH;
   static_assert(COUNT * SIZE * EACH == LINES * DEPTH, "every thread has as many");
-  static constexpr int BESIDE = EACH / DEPTH;  // so many threads have a term that doesn't lie by line
-  static constexpr int FAR = EACH / 8;  // one by one, eight threads have eight terms of a line: a sector of memory
-  static_assert(!SENT || BY_LINE || (BESIDE >= 2 && COUNT * BESIDE * FOUR == LINES), "a thread has one term");
+  static constexpr int BESIDE = EACH / DEPTH;  // in vectors, so many threads have a term
+  static constexpr int FAR = EACH / 8;         // one by one, eight threads have eight terms of a line: a sector of memory
+  static_assert(!SENT || (BESIDE >= 2 && COUNT * BESIDE * FOUR == LINES), "a thread has one term");
 
   const float* from;
   long long line_step, term_step;
@@ -33,22 +33,20 @@ struct Sender {
   }
   // From this thread's first element (vector) to its i-th: lines, and terms.
   __device__ __forceinline__ static constexpr int down(int i) {
-    if (!SENT) return INNER ? i * FAR % LINES : i * EACH % LINES;
-    return BY_LINE ? i * (EACH / To::CHUNKS) : i * BESIDE * FOUR;
+    return SENT ? i * BESIDE * FOUR : INNER ? i * FAR % LINES : i * EACH % LINES;
   }
   __device__ __forceinline__ static constexpr int along(int i) {
     return SENT ? 0 : INNER ? i * FAR / LINES * 8 : i * EACH / LINES;
   }
   static_assert(SENT || (INNER ? FAR % LINES == 0 || LINES % FAR == 0 : EACH % LINES == 0 || LINES % EACH == 0), "whole lines");
-  static_assert(!BY_LINE || EACH / To::CHUNKS % 8 == 0, "a thread's lines have one order");
 
   __device__ __forceinline__ Sender(const float* data, const operand::Steps& steps, int thread, int first_line, int lines,
                                     int first_term, int last_term)
       : line_step(steps.line), term_step(steps.term) {
-    const int own_line = !SENT ? INNER ? thread / 8 % LINES : thread % LINES
-                               : BY_LINE ? thread / To::CHUNKS : thread % BESIDE * FOUR;
-    const int own_term = !SENT ? INNER ? thread / 8 / LINES * 8 + thread % 8 : thread / LINES
-                               : BY_LINE ? thread % To::CHUNKS * FOUR : spread(thread / BESIDE);
+    const int own_line = SENT ? thread % BESIDE * FOUR : INNER ? thread / 8 % LINES : thread % LINES;
+    const int own_term = SENT    ? spread(thread / BESIDE)
+                         : INNER ? thread / 8 / LINES * 8 + thread % 8
+                                 : thread / LINES;
     const int line = first_line + own_line, term = first_term + own_term;
     lines_left = lines - line;
     terms_left = last_term - term;
@@ -72,7 +70,7 @@ struct Sender {
       const float* const at = from + down(i) * by_line + along(i) * by_term;
       const bool inside = more && (WHOLE || (down(i) < lines_left && along(i) < terms_left));
       if (SENT) {
-        operand::send(stage + to + down(i) * (BY_LINE ? DEPTH : 1), at, inside);
+        operand::send(stage + to + down(i), at, inside);
       } else {
         operand::send_one(stage + to + along(i) * (LINES + operand::PAD) + down(i), at, inside);
       }
@@ -160,12 +158,12 @@ __device__ __forceinline__ Vector<float, FOUR> exchanged(const Vector<float, FOU
 }  // namespace product
 
 template <int TALL, int WIDE, int ROWS, int COLUMNS, int RUN, int SLICES, int TEAM, int STAGES, int TURN, int PIECES, bool HELD,
-          bool BY_LINE, bool A_INNER, bool A_VECTORS, bool B_INNER, bool B_VECTORS, bool WHOLE, int ORDER>
+          bool A_INNER, bool A_VECTORS, bool B_INNER, bool B_VECTORS, bool WHOLE>
 __device__ __forceinline__ void matmul_slices(const matmul_args& a) {
   using namespace product;
-  using Threads = Lie<TALL, WIDE, ROWS, COLUMNS, BY_LINE>;
+  using Threads = Lie<TALL, WIDE, ROWS, COLUMNS, false>;
   constexpr int DEPTH = RUN * TEAM;  // terms of a stage, RUN for each slice of the team
-  using StageA = operand::Stage<TALL, DEPTH, BY_LINE>;
+  using StageA = operand::Stage<TALL, DEPTH, false>;
   using StageB = operand::Stage<WIDE, DEPTH, false>;
   constexpr int EACH = Threads::WARPS * WARP;  // threads of a slice
   constexpr int TOGETHER = EACH * TEAM, ALL = EACH * SLICES;
@@ -174,10 +172,8 @@ __device__ __forceinline__ void matmul_slices(const matmul_args& a) {
   constexpr int VECTORS = ROWS * COLUMNS / FOUR;
   constexpr int OWN = VECTORS / SLICES;  // vectors that a thread adds up
   static_assert(PIECES < RUN, "all are sent before the next stage is waited for");
-  static_assert(!BY_LINE || DEPTH <= WARP, "vectors of a line have an order within a warp");
   static_assert(RUN % FOUR == 0 && OWN * SLICES == VECTORS && SLICES % TEAM == 0, "whole vectors");
-  using Order = Path<ROWS, COLUMNS, ORDER>;
-  static_assert(!BY_LINE || ORDER != COLUMNS_AND_BACK, "a row's next four terms are loaded after the row");
+  using Order = Path<ROWS, COLUMNS, ROWS_AND_BACK>;
   constexpr int SUMS = EACH * VECTORS * FOUR;
   constexpr int REGION = STAGE * STAGES > TEAM * SUMS ? STAGE * STAGES : TEAM * SUMS;  // of a team
 
@@ -189,14 +185,14 @@ __device__ __forceinline__ void matmul_slices(const matmul_args& a) {
   const int down = blockIdx.x / a.across;
   const int row = down * TALL, column = (blockIdx.x - down * a.across) * WIDE;
   const int first = blockIdx.y * a.span, last = min(first + a.span, a.terms);
-  using SenderA = Sender<TALL, DEPTH, TOGETHER, STEP, A_INNER, A_VECTORS, BY_LINE, WHOLE>;
-  using SenderB = Sender<WIDE, DEPTH, TOGETHER, STEP, B_INNER, B_VECTORS, false, WHOLE>;
+  using SenderA = Sender<TALL, DEPTH, TOGETHER, STEP, A_INNER, A_VECTORS, WHOLE>;
+  using SenderB = Sender<WIDE, DEPTH, TOGETHER, STEP, B_INNER, B_VECTORS, WHOLE>;
   // Most products are no batch: what locates one is much code, which a cold instruction cache waits for.
   const bool one = blockIdx.z == 0;
   const int begin = first + team * DEPTH, of_team = threadIdx.x % TOGETHER;
   SenderA from_a(a.a + (one ? 0 : locate(blockIdx.z, a.batch, a.a_batch)), a.of_a, of_team, row, a.rows, begin, last);
   SenderB from_b(a.b + (one ? 0 : locate(blockIdx.z, a.batch, a.b_batch)), a.of_b, of_team, column, a.columns, begin, last);
-  constexpr bool HOLDS_A = HELD && A_INNER && A_VECTORS && !BY_LINE, HOLDS_B = HELD && B_INNER && B_VECTORS;
+  constexpr bool HOLDS_A = HELD && A_INNER && A_VECTORS, HOLDS_B = HELD && B_INNER && B_VECTORS;
   // Where an operand isn't held, its holder is of another that could be, and unused.
   using HolderA = Holder<TALL, DEPTH, TOGETHER, STEP, WHOLE>;
   using HolderB = Holder<WIDE, DEPTH, TOGETHER, STEP, WHOLE>;
@@ -205,27 +201,15 @@ __device__ __forceinline__ void matmul_slices(const matmul_args& a) {
   HolderB held_b(a.b + (one ? 0 : locate(blockIdx.z, a.batch, a.b_batch)), a.of_b, of_team, column, a.columns, held, last);
 
   float sums[ROWS][COLUMNS] = {};
-  // Factors on their way: of two terms; or four terms of a's rows, each row's next four after its last use.
-  float x[BY_LINE ? FOUR : 2][ROWS], y[2][COLUMNS];
-  // Where this thread's factors lie in the stage that is read. By line, rows are a multiple of eight apart, and have one
-  // order of vectors.
-  constexpr int TURNS = BY_LINE ? RUN / FOUR : 1;
-  // (Where terms aren't by line, a stage's depth doesn't say where they lie.)
-  const typename operand::Stage<TALL, BY_LINE ? DEPTH : FOUR, BY_LINE>::Own lines(lie.row, 0);
+  float x[2][ROWS], y[2][COLUMNS];  // factors of two terms, on their way
+  // Where this thread's factors lie in the stage that is read.
   float* const end = region + (STAGES - 1) * STAGE;
   float* at = region;
-  const float* at_x[TURNS];
+  const float* at_x = at + StageA::at(lie.row, in_team * RUN);
   const float* at_y = at + StageA::FLOATS + StageB::at(lie.column, in_team * RUN);
-#pragma unroll
-  for (int t = 0; t < TURNS; ++t) at_x[t] = at + lines.at_after(0, in_team * RUN + t * FOUR);
-  const auto next_y = [&](int term) { read<COLUMNS, Threads::ALONG * FOUR>(at_y + StageB::at(0, term), y[term % 2]); };
-  const auto next_x = [&](int term) {
-    if (!BY_LINE) read<ROWS, Threads::DOWN * FOUR>(at_x[0] + StageA::at(0, term), x[term % 2]);
-  };
-  const auto next_four = [&](int term, int r) {
-    const auto four = load<FOUR>(at_x[BY_LINE ? term / FOUR : 0] + Threads::to_row(r) * DEPTH);
-#pragma unroll
-    for (int e = 0; e < FOUR; ++e) x[BY_LINE ? e : 0][r] = four[e];
+  const auto next = [&](int term) {
+    read<ROWS, Threads::DOWN * FOUR>(at_x + StageA::at(0, term), x[term % 2]);
+    read<COLUMNS, Threads::ALONG * FOUR>(at_y + StageB::at(0, term), y[term % 2]);
   };
 
   // TURN stages are one turn of the loop: at its ends sums move to other registers, and wait for factors of one parity.
@@ -244,12 +228,7 @@ __device__ __forceinline__ void matmul_slices(const matmul_args& a) {
   if (HOLDS_B) held_b.load_next(0, 1, unsent > 0);
   operand::arrive_but<STAGES - 2>();
   join<TOGETHER>(team);
-  next_x(0);
-  next_y(0);
-  if (BY_LINE) {
-#pragma unroll
-    for (int r = 0; r < ROWS; ++r) next_four(0, r);
-  }
+  next(0);
 #pragma unroll 1
   for (int left = terms; left > 0; left -= TURN * STEP) {
 #pragma unroll
@@ -259,15 +238,12 @@ __device__ __forceinline__ void matmul_slices(const matmul_args& a) {
       if (term == RUN - 1) {
         const int by = at == end ? -(STAGES - 1) * STAGE : STAGE;
         at += by;
+        at_x += by;
         at_y += by;
-#pragma unroll
-        for (int t = 0; t < TURNS; ++t) at_x[t] += by;
         operand::arrive_but<STAGES - 2>();
         join<TOGETHER>(team);
       }
-      const int following = (term + 1) % RUN;
-      next_x(following);
-      next_y(following);
+      next((term + 1) % RUN);
       const bool more = unsent > 0;
       if (term < PIECES && (PIECES > 1 || more)) {  // a branch at every piece would cost more than zeros
         // Into the stage that was read last: the barrier since then says that this team has read it.
@@ -286,9 +262,8 @@ __device__ __forceinline__ void matmul_slices(const matmul_args& a) {
         for (int c = 0; c < COLUMNS; ++c) {
           const int row_of = Order::row(r * COLUMNS + c), column_of = Order::column(r * COLUMNS + c);
           float& sum = sums[row_of][column_of];
-          sum = __fmaf_rn(x[term % (BY_LINE ? FOUR : 2)][row_of], y[term % 2][column_of], sum);
+          sum = __fmaf_rn(x[term % 2][row_of], y[term % 2][column_of], sum);
         }
-        if (BY_LINE && term % FOUR == FOUR - 1) next_four(following, r);
       }
     }
   }

@@ -102,6 +102,8 @@ class Slices(Tile):
         Whether no row, column or term of a tile lies outside of the product.
     """
 
+    by_line: bool = False
+    order: int = 1
     stages: int = 4
     team: int = 1
     turn: int = 1
@@ -130,9 +132,7 @@ class Slices(Tile):
         """Return its kernel."""
         sizes = (self.tall, self.wide, self.rows, self.columns, self.run, self.slices)
         shared = (self.team, self.stages, self.turn, self.pieces, self.held)
-        by_line = self.by_line and a.inner and a.vectors
-        ways = (by_line, a.inner, a.vectors, b.inner, b.vectors)
-        arguments = (*sizes, *shared, *ways, self.whole, self.order)
+        arguments = (*sizes, *shared, a.inner, a.vectors, b.inner, b.vectors, self.whole)
         return Instance("matmul_slices", arguments, threads=self.threads, blocks=self.resident)
 
 
@@ -145,8 +145,8 @@ SLICED = Tile(64, 128, 8, 8, 32, slices=2, by_line=False, straight=True, order=2
 PAIR = Tile(128, 128, 8, 16, 32, resident=2, by_line=False, straight=True, order=2)
 DEEP = replace(LEAST, straight=True, stages=4)
 AHEAD = replace(STRAIGHT, stages=4)
-OCTET = Slices(64, 32, 8, 8, 128, 8, by_line=False, order=1, team=8, turn=2, pieces=7)
-DUET = Slices(64, 128, 8, 8, 32, 2, by_line=False, order=1, team=2, turn=2, resident=2)
+OCTET = Slices(64, 32, 8, 8, 128, 8, team=8, turn=2, pieces=7)
+DUET = Slices(64, 128, 8, 8, 32, 2, team=2, turn=2, resident=2)
 
 # What a product takes on an H200, in microseconds, fitted to its records 2026-11-23-matmul.json and, for
 # straight tiles, 2026-11-23-matmul-tiles.json.
