@@ -192,3 +192,15 @@ def test_the_regret_of_expressions_is_the_records(name: str) -> None:
     (line,) = (line for line in page.splitlines() if line.startswith("|") and f"`{record}`" in line)
     figures = " | ".join(f"{found[key]:.3f}" for key in ("p50", "p95", "max"))
     assert line.endswith(f"| {figures} | {found['slower'] or 'none'} |")
+
+
+def test_the_claims_of_others_are_those_of_the_record() -> None:
+    record = json.loads((RESULTS / "2026-11-26-claims.json").read_text(encoding="utf-8"))
+    rows = {row["name"]: row for row in record["rows"]}
+    page = (ROOT / "docs/performance/claims.md").read_text(encoding="utf-8")
+    places = {"small": "first with gradients", "medium": "second", "large": "third", "xlarge": "fourth"}
+    for name, words in places.items():
+        row = rows[f"softmax_sum {name} with gradients"]
+        mark = "**" if row["met"] else ""
+        figures = f"{row['claimed']} | {mark}{row['first']['ratio']:.2f}{mark} | {row['us']['ours']:.0f} | "
+        assert f"| the {words} | {figures}{row['us']['stacked']:.0f} | {row['bound']['ratio']:.2f} |" in page
