@@ -11,8 +11,9 @@ from torch import Tensor
 
 from nxcore.spec.problem import leaves
 from nxcore.spec.spec import OpSpec
+from nxcore.trust.distance import strays
 from nxcore.trust.form import meet, same_bits, spans, twin
-from nxcore.trust.truth import Truth, strays, without_out
+from nxcore.trust.truth import Truth, without_out
 
 CLEAR = 4.0
 """The factor on the allowed distance beyond which a result convicts even if it can't be reproduced."""

@@ -18,6 +18,7 @@ Many outputs may share few roundings, for example of one weight: u32 rms(S) allo
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -97,7 +98,7 @@ class Truth:
         With ``exactly``, nothing rounds in any order of the sums, so a result must be equal bit for bit.
         """
         args = without_out(spec, args)
-        wide = tuple(_widen(a) for a in args)
+        wide = tuple(widened(a) for a in args)
         with torch.no_grad():
             native = tuple(leaves(spec.reference(*args)))
             # If values are only moved, nothing rounds, and the call's own dtype is exact.
@@ -108,7 +109,7 @@ class Truth:
                 scale=native if spec.exact else tuple(leaves(spec.magnitude(*wide))),
                 terms=max(spec.terms(*args), 1),
                 bitwise=spec.exact or exactly,
-                share=_share(spec, args),
+                share=share_of(spec, args),
             )
 
     def judge(self, result: Any, *, laid_out: bool = True) -> Agreement:
@@ -120,7 +121,7 @@ class Truth:
         if len(got) != len(self.exact):
             return Agreement(False, float("inf"), f"expected {len(self.exact)} outputs, got {len(got)}")
         worst = 0.0
-        for i, (y, like) in enumerate(zip(got, self.torch, strict=True)):
+        for y, like in zip(got, self.torch, strict=True):
             for what, wanted, came in (
                 ("dtype", like.dtype, y.dtype),
                 ("shape", tuple(like.shape), tuple(y.shape)),
@@ -129,7 +130,8 @@ class Truth:
             ):
                 if wanted != came and (laid_out or what != "strides"):
                     return Agreement(False, float("inf"), f"{what} must be torch's {wanted}, got {came}")
-            found = self._passed(i, y) or self._gates(y, self.exact[i], like, self.scale[i])
+        for i, (y, like, passed) in enumerate(zip(got, self.torch, self._passed(got), strict=True)):
+            found = passed or self._gates(y, self.exact[i], like, self.scale[i])
             worst = max(worst, found.error)
             if not found.ok:
                 return Agreement(False, worst, found.reason)
@@ -138,33 +140,46 @@ class Truth:
     @functools.cached_property
     def _tame(self) -> tuple[tuple[Tensor, float, float] | None, ...]:
         """For each output without special values, the bounds of gates (a) and (b), and the norm."""
-        return tuple(map(self._bounds, self.exact, self.torch, self.scale))
+        found = [self._bounds(*row) for row in zip(self.exact, self.torch, self.scale, strict=True)]
+        numbers = iter(_numbers([n for _, *row in found for n in row]))
+        tame: list[tuple[Tensor, float, float] | None] = []
+        for like, (bound, *row) in zip(self.torch, found, strict=True):
+            largest, allowed, norm = (next(numbers) for _ in row) if row else (math.nan,) * 3
+            fits = bound is not None and largest < torch.finfo(like.dtype).max / 2  # false for NaN too
+            tame.append((bound, allowed, norm) if bound is not None and fits else None)
+        return tuple(tame)
 
-    def _bounds(self, y64: Tensor, like: Tensor, scale: Tensor) -> tuple[Tensor, float, float] | None:
+    def _bounds(self, y64: Tensor, like: Tensor, scale: Tensor) -> tuple[Tensor | None, *tuple[Tensor, ...]]:
+        """Return the bound of gate (a), the largest number, the bound of gate (b) and the norm, if wanted."""
         if self.bitwise or not like.dtype.is_floating_point or not like.numel():
-            return None
-        if not float(y64.abs().amax()) < torch.finfo(like.dtype).max / 2:  # also false for NaN
-            return None
+            return (None,)
         bound, allowed, norm = self._allowed(y64, like, scale.broadcast_to(like.shape))
-        return bound, float(allowed), float(norm)
+        return bound, y64.abs().amax(), allowed, norm
 
     def agrees(self, result: tuple[Tensor, ...]) -> bool:
         """Return whether outputs of the right dtype and shape pass both gates; ``judge`` gives the reason."""
         tame = all(bounds is not None for bounds in self._tame)
         if tame:
-            return all(self._passed(i, y) is not None for i, y in enumerate(result))
+            return all(self._passed([y], i)[0] is not None for i, y in enumerate(result))
         return self.judge(result).ok
 
-    def _passed(self, i: int, y: Tensor) -> Agreement | None:
-        """Return the agreement of output ``i`` by a quick test; None if the full test is needed."""
-        if (bounds := self._tame[i]) is None:
-            return None
-        bound, allowed, norm = bounds
-        error = (y.double() - self.exact[i]).abs()
-        rms = float(_rms(error))
-        if rms <= allowed and bool((error <= bound).all()):
-            return Agreement(True, _relative(rms, norm, allowed))
-        return None
+    def _passed(self, result: Sequence[Tensor], first: int = 0) -> list[Agreement | None]:
+        """Return the agreement of outputs from the ``first`` on by a quick test; None where it isn't enough.
+
+        The host waits for the device once, whatever their number.
+        """
+        rows = [(y, self.exact[i], self._tame[i]) for i, y in enumerate(result, first)]
+        errors = [None if tame is None else (y.double() - y64).abs() for y, y64, tame in rows]
+        wanted: list[Tensor] = []
+        for error, (_, _, tame) in zip(errors, rows, strict=True):
+            if error is not None and tame is not None:
+                wanted += [_rms(error), (error <= tame[0]).all().double()]
+        numbers, found = iter(_numbers(wanted)), list[Agreement | None]()
+        for _, _, tame in rows:
+            rms, within = (next(numbers), next(numbers)) if tame else (math.nan, 0.0)
+            fine = tame is not None and rms <= tame[1] and bool(within)
+            found.append(Agreement(True, _relative(rms, tame[2], tame[1])) if tame and fine else None)
+        return found
 
     def _allowed(self, y64: Tensor, like: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the bounds of gates (a) and (b), and the norm, for finite outputs."""
@@ -217,87 +232,26 @@ class Truth:
         return Agreement(True, relative)
 
 
-def _share(spec: OpSpec, args: tuple[Any, ...]) -> float:
+def _numbers(values: Sequence[Tensor]) -> list[float]:
+    """Return numbers that may be on a device, which the host waits for once."""
+    if len({v.device for v in values}) > 1:
+        return [float(v) for v in values]
+    return torch.stack([v.double() for v in values]).tolist() if values else []
+
+
+def share_of(spec: OpSpec, args: tuple[Any, ...]) -> float:
     """Return the share of each term that the precision class of a float32 call allows as its error."""
     single = any(t.dtype is torch.float32 for t in leaves(args))
     return SHARE[spec.precision(args)] if single else 0.0
 
 
-def _widen(value: Any, half: bool = False) -> Any:
+def widened(value: Any, half: bool = False) -> Any:
+    """Return nested tensors in float64; with ``half``, those of 16 bits in float32 and others as they are."""
     if isinstance(value, Tensor):
         if half:
             return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
         return value.double() if value.dtype.is_floating_point else value
-    return tuple(_widen(v, half) for v in value) if isinstance(value, tuple | list) else value
-
-
-def strays(
-    spec: OpSpec, args: tuple[Any, ...], native: Any, result: Any, slack: float = 1.0, *, rough: bool = False
-) -> Tensor:
-    """Return a tensor of one bool: whether a result is too far from torch's own for both to be right.
-
-    The allowed distance is twice the bound of gate (a). It is computed in the call's own dtype or in float32,
-    on the call's own device, without waiting for it. A result that passes gate (a), as torch's own does,
-    never strays. NaN strays where torch has a number, and infinity where torch has none.
-
-    Parameters
-    ----------
-    spec : OpSpec
-        The operator.
-    args : tuple
-        The arguments of both calls, without an ``out``.
-    native : Any
-        The reference's result.
-    result : Any
-        The result to compare, of the same form.
-    slack : float
-        A factor on the allowed distance.
-    rough : bool
-        Take torch's result and its root mean square, added, for the magnitude, which takes as long as the
-        call. Then a result may stray that passes the gate, where terms cancel.
-    """
-    pairs = list(zip(leaves(result), leaves(native), strict=True))
-    found = torch.zeros((), dtype=torch.bool, device=pairs[0][1].device)
-    rounds = not (spec.exact or rough) and any(t.dtype.is_floating_point for _, t in pairs)
-    scales = leaves(spec.magnitude(*_widen(args, half=True))) if rounds else iter(())
-    terms, share = max(spec.terms(*args), 1), _share(spec, args)
-    alike: dict[torch.dtype, list[tuple[Tensor, Tensor, Tensor]]] = {}
-    for y, t in pairs:
-        scale = next(scales, t)
-        if t.numel():
-            alike.setdefault(t.dtype, []).append((y, t, scale))
-    for dtype, group in alike.items():
-        # An operator over many tensors has dozens of outputs, and each launch takes the host microseconds.
-        y, t = (_joined([row[i] for row in group]) for i in range(2))
-        fine = y == t
-        if dtype.is_floating_point:
-            fine |= y.isnan() & t.isnan()
-        if not spec.exact and dtype.is_floating_point:
-            info, u = torch.finfo(dtype), ROUNDOFF[dtype]
-            quantum = info.smallest_normal * info.eps + terms * torch.finfo(torch.float32).smallest_normal
-            wide, own = _widen(y, half=True), _widen(t, half=True)
-            scale = (
-                _sizes(own, [row[1].numel() for row in group])
-                if rough
-                else _joined([row[2].broadcast_to(row[1].shape) for row in group])
-            )
-            bound = (own.abs() * u).add(scale, alpha=ACCUMULATOR * terms**0.5 + share / 4)
-            fine |= (wide - own).abs() <= bound.mul_(8 * slack).add_(2 * quantum * slack)
-        found |= ~fine.all()
-    return found
-
-
-def _sizes(joined: Tensor, counts: Sequence[int]) -> Tensor:
-    """Return absolute values, to each of which the root mean square of its output is added."""
-    finite = joined.nan_to_num(0.0, 0.0, 0.0).abs_()
-    parts = finite.split(list(counts)) if len(counts) > 1 else (finite,)
-    sizes = [part + part.norm() / part.numel() ** 0.5 for part in parts]
-    return sizes[0] if len(sizes) == 1 else torch.cat(sizes)
-
-
-def _joined(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the elements of several tensors in one row; a single tensor as it is."""
-    return tensors[0] if len(tensors) == 1 else torch.cat([t.reshape(-1) for t in tensors])
+    return tuple(widened(v, half) for v in value) if isinstance(value, tuple | list) else value
 
 
 def _relative(error: float, norm: float, allowed: float) -> float:

@@ -25,10 +25,11 @@ from nxcore.context import capturing
 from nxcore.errors import VerificationError
 from nxcore.spec.kernel import Backend, Kernel
 from nxcore.spec.problem import Problem, leaves
+from nxcore.trust.distance import strays
 from nxcore.trust.form import form, meet, misformed, spans, twin
 from nxcore.trust.state import State, disturbance
 from nxcore.trust.suspicion import INPUTS, confirmed, differ, out_of, restore
-from nxcore.trust.truth import strays, without_out
+from nxcore.trust.truth import without_out
 
 FIRST = 16
 """The number of first calls of a problem that are watched."""

@@ -10,9 +10,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nxcore.spec.problem import leaves
+from nxcore.trust.distance import strays
 from nxcore.trust.form import twin
 from nxcore.trust.suspicion import differ
-from nxcore.trust.truth import strays, without_out
+from nxcore.trust.truth import Truth, without_out
 from tests.null.fakes import SPECS
 
 OP = "foreach_sep_conv2d_batch_norm_backward"
@@ -114,3 +115,18 @@ def test_launches_do_not_grow_with_the_tensors(what):
     views = 5 * len(list(leaves(native))) if what == "strays" else 2 * len(list(leaves(args)))
     most = views + 30 + magnitude.count * (what == "strays")
     assert launches.count <= most, "views and empty tensors launch nothing"
+
+
+def test_a_judgement_waits_for_the_device_once_and_not_for_each_output():
+    spec, args, native = sample()
+    truth, waits = Truth.of(spec, args), []
+
+    class Waits(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            waits.extend([1] * (function is torch.ops.aten._local_scalar_dense.default))
+            return function(*args, **(kwargs or {}))
+
+    with Waits():
+        assert truth.judge(native).ok
+    assert len(waits) <= 2, "tolist waits once for the bounds and once for the errors"
+    assert len(list(leaves(native))) >= MANY

@@ -20,10 +20,11 @@ from nxcore.context import KernelWarning
 from nxcore.session import Session
 from nxcore.settings import Settings
 from nxcore.spec.problem import Problem
+from nxcore.trust.distance import strays
 from nxcore.trust.form import form, meet, misformed, spans, twin
 from nxcore.trust.state import State, disturbance
 from nxcore.trust.suspicion import confirmed
-from nxcore.trust.truth import strays, without_out
+from nxcore.trust.truth import without_out
 from tests.null import fakes
 from tests.null.fakes import SPECS
 
