@@ -33,7 +33,7 @@ PHASES = (
     ("nxcore/choose/learn/watch.py", "inspected", "audit"),
     ("nxcore/choose/learn/watch.py", "_copies", "copies"),
     ("nxcore/choose/learn/watch.py", "_reference", "reference"),
-    ("nxcore/trust/truth.py", "strays", "distance"),
+    ("nxcore/trust/distance.py", "strays", "distance"),
     ("nxcore_cuda/machine/load.py", "kernel", "load"),
     ("nxcore/trust/identity.py", "", "identity"),
     ("nxcore/trust/closure.py", "", "identity"),
