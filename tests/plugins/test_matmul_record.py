@@ -261,19 +261,24 @@ CALLS = {
 """Calls of the records of counters: their number, their shape, what they are, and their tiles."""
 
 
+def counters(path):
+    """Return the counters of a record, by the number of a call."""
+    found = {}
+    for line in csv.DictReader(line for line in path.read_text().splitlines() if line.startswith('"')):
+        short = line["Metric Name"].replace("smsp__average_warps_issue_stalled_", "")
+        value = float(line["Metric Value"].replace(",", ""))
+        if short == "smsp__inst_executed.sum":
+            short = "instructions"
+        found.setdefault(int(line["ID"]), {})[short.split(".")[0].replace("_per_issue_active", "")] = value
+    return found
+
+
 def counter_rows():
     """Yield the rows of the page's table of counters."""
     for name, calls in CALLS.items():
-        lines = (RESULTS.parent / f"{name}-matmul-ncu.csv").read_text().splitlines()
-        counters = {}
-        for line in csv.DictReader(line for line in lines if line.startswith('"')):
-            short = line["Metric Name"].replace("smsp__average_warps_issue_stalled_", "")
-            value = float(line["Metric Value"].replace(",", ""))
-            counters.setdefault(int(line["ID"]), {})[short.split(".")[0].replace("_per_issue_active", "")] = (
-                value
-            )
+        of_calls = counters(RESULTS.parent / f"{name}-matmul-ncu.csv")
         for call, n, kernel, tiles in calls:
-            of = counters[call]
+            of = of_calls[call]
             duration, issued = of.get("gpu__time_duration"), of["smsp__inst_executed"]
             yield [
                 *(n, kernel, str(tiles)),
@@ -293,6 +298,33 @@ def test_the_pages_table_of_counters_is_the_records():
     page = PAGE.read_text(encoding="utf-8")
     for row in counter_rows():
         assert f"| {' | '.join(row)} |" in page
+
+
+BOUNDS = {2: ("512", 512, 0.176), 4: ("1024", 1024, 0.169)}
+"""Calls of the record of teams: case, extent, and the share of multiply-adds that reads two of one parity."""
+
+
+def test_the_pages_table_of_bounds_is_the_counters():
+    """Of a scheduler; 128 of 132 multiprocessors have a block."""
+    page = PAGE.read_text(encoding="utf-8")
+    found = counters(RESULTS / "2026-11-26-matmul-turns-ncu.csv")
+    times = {r["case"]["name"]: r["rows"][0]["us"] for r in RECORDS[3]}
+    rows = {}
+    for call, (case, n, share) in BOUNDS.items():
+        active, issued = found[call]["sm__cycles_active"] * 132 / 128, found[call]["instructions"] / 512
+        products = n**3 / 32 / 512
+        parts = {
+            "active": active,
+            "multiply-adds": products,
+            "other instructions": issued - products,
+            "reads of one parity": share * products,
+            "the rest: the first load, waits, sums and stores at the end": active - issued - share * products,
+            "active cycles of the aim": (times[case] / 1.5 - 4.35) * 1980,
+        }
+        for what, cycles in parts.items():
+            rows.setdefault(what, []).append(f"{cycles / 1000:.1f}")
+    for what, cells in rows.items():
+        assert f"| {what} | {' | '.join(cells)} |" in page
 
 
 def test_numbas_times_on_the_page_are_the_records():
